@@ -1,0 +1,5 @@
+"""python -m demur."""
+
+from demur.cli import main
+
+main()

@@ -1,0 +1,49 @@
+"""What every attack is: a frozen value that turns images into attacked images.
+
+    x_adv = PGD(Linf(8/255), steps=10, step=2/255)(model, x, y)
+
+The call leaves the model's weights, gradients and mode and the global generator untouched. `index`
+is each image's place in its data set; noise depends on it, never on the place in the batch.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from demur.batch import check_batch
+from demur.gradient import Model
+from demur.output import output_of
+from demur.spec import Spec
+
+
+@dataclass(frozen=True)
+class Attack(Spec, ABC):
+    """attack(model, x, y) -> x_adv."""
+
+    def __call__(self, model: Model, x: Tensor, y: Tensor, index: Tensor | None = None) -> Tensor:
+        """Attacked images, after checking what was given."""
+        check_batch(x, y)
+        if not getattr(model, "training", False):  # in train mode a look would move batch norm
+            with torch.no_grad():
+                check_batch(x, y, classes=output_of(model(x[:1])).logits.shape[-1])
+        index = torch.arange(len(x), device=x.device) if index is None else index
+        return self.perturbed(model, x, y, index)
+
+    @abstractmethod
+    def perturbed(
+        self, model: Model, x: Tensor, y: Tensor, index: Tensor, stream: int = 0
+    ) -> Tensor:
+        """Attacked images; `stream` gives each training step its own noise."""
+
+
+@dataclass(frozen=True)
+class Clean(Attack):
+    """No attack: the images as they are."""
+
+    def perturbed(
+        self, model: Model, x: Tensor, y: Tensor, index: Tensor, stream: int = 0
+    ) -> Tensor:
+        """The images themselves."""
+        return x

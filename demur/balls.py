@@ -1,0 +1,98 @@
+"""The sets an attacker may choose from: Linf and L2 balls cut by the pixel range [0, 1].
+
+ball = Linf(8/255)
+x_adv = ball.start(x, noise_seed, index, stream)
+x_adv = ball.step(x, x_adv, grad, 2/255)     # ascend, then back into the ball and the box
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from demur import noise
+from demur.declared import NonNegative
+from demur.spec import Spec
+
+
+@dataclass(frozen=True)
+class Ball(Spec, ABC):
+    """All images within `eps` of x in some norm."""
+
+    eps: NonNegative
+
+    @abstractmethod
+    def start(self, x: Tensor, seed: int, index: Tensor, stream: int) -> Tensor:
+        """A random image in the ball around each x."""
+
+    @abstractmethod
+    def direction(self, grad: Tensor) -> Tensor:
+        """The steepest ascent direction of unit size."""
+
+    @abstractmethod
+    def project(self, x: Tensor, x_adv: Tensor) -> Tensor:
+        """x_adv brought back into the ball around x and into [0, 1]."""
+
+    @abstractmethod
+    def size(self, delta: Tensor) -> Tensor:
+        """The norm of each perturbation."""
+
+    def step(self, x: Tensor, x_adv: Tensor, grad: Tensor, length: float) -> Tensor:
+        """x_adv after one projected ascent step."""
+        return self.project(x, x_adv + length * self.direction(grad))
+
+
+@dataclass(frozen=True)
+class Linf(Ball):
+    """Every pixel may change by eps."""
+
+    def start(self, x: Tensor, seed: int, index: Tensor, stream: int) -> Tensor:
+        """Uniform in the ball."""
+        u = noise.uniform(seed, index, stream, tuple(x.shape[1:])).to(x.dtype)
+        return self.project(x, x + self.eps * (2 * u - 1))
+
+    def direction(self, grad: Tensor) -> Tensor:
+        """The gradient's sign."""
+        return grad.sign()
+
+    def project(self, x: Tensor, x_adv: Tensor) -> Tensor:
+        """Clamped to x +- eps and to [0, 1]."""
+        low, high = (x - self.eps).clamp(0, 1), (x + self.eps).clamp(0, 1)
+        return x_adv.clamp(low, high)
+
+    def size(self, delta: Tensor) -> Tensor:
+        """The largest change of a pixel."""
+        return delta.flatten(1).abs().amax(1)
+
+
+@dataclass(frozen=True)
+class L2(Ball):
+    """The change as a vector may have length eps."""
+
+    def start(self, x: Tensor, seed: int, index: Tensor, stream: int) -> Tensor:
+        """A uniform direction at a uniform radius."""
+        # reference code: radius eps * U(0, 1), which favours the centre over uniform in volume
+        shape = tuple(x.shape[1:])
+        away = self.direction(noise.normal(seed, index, 2 * stream, shape).to(x.dtype))
+        radius = noise.uniform(seed, index, 2 * stream + 1, (1,) * len(shape)).to(x.dtype)
+        return self.project(x, x + self.eps * radius * away)
+
+    def direction(self, grad: Tensor) -> Tensor:
+        """The gradient scaled to length one."""
+        return grad / (_length(grad) + 1e-10)
+
+    def project(self, x: Tensor, x_adv: Tensor) -> Tensor:
+        """Shortened to length eps, then clamped to [0, 1], which only shortens it further."""
+        delta = x_adv - x
+        shrink = (self.eps / _length(delta).clamp_min(1e-12)).clamp(max=1)
+        return (x + delta * shrink).clamp(0, 1)
+
+    def size(self, delta: Tensor) -> Tensor:
+        """The Euclidean length."""
+        return _length(delta).flatten()
+
+
+def _length(delta: Tensor) -> Tensor:
+    """Euclidean lengths, shaped to broadcast over images."""
+    length: Tensor = delta.flatten(1).norm(dim=1)
+    return length.view(-1, *([1] * (delta.ndim - 1)))

@@ -1,0 +1,50 @@
+"""The application object, and what happens when a request is wrong.
+
+Exit codes: 0 done, 1 a fault of ours, 2 what was asked for is wrong, 130 stopped by the user.
+"""
+
+import errno
+import sys
+from typing import Annotated
+
+import typer
+
+from demur.errors import BadInput
+
+app = typer.Typer(
+    name="demur",
+    help='Adversarially robust image classifiers that may answer "don\'t know".',
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+DataFolder = Annotated[
+    str | None, typer.Option("--data", help="Where named data sets live.", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def main() -> None:
+    """Run the command; a wrong request is one sentence and exit code 2."""
+    try:
+        app()
+    except BadInput as error:
+        stop(str(error))
+    except KeyboardInterrupt:
+        sys.stderr.write("\ndemur: stopped; the same command goes on where this one left off\n")
+        sys.exit(130)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        stop("the disk is full; what was finished is kept: make room and give the command again")
+
+
+def stop(sentence: str) -> None:
+    """Say what is wrong and leave with exit code 2."""
+    sys.stderr.write(f"demur: {sentence}\n")
+    sys.exit(2)

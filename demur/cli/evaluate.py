@@ -1,0 +1,114 @@
+"""demur attack and demur score."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from demur.cli.app import AsJson, DataFolder, Device, app
+from demur.errors import BadInput, suggestion
+
+if TYPE_CHECKING:
+    from demur.evaluate import Order, Scored, Source
+
+
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")]
+
+
+@app.command()
+def attack(
+    run: RunName,
+    attacks: Annotated[
+        list[str], typer.Argument(metavar="ATTACK...", help="NAME, NAME:key=value,... or @FILE.")
+    ],
+    split: Annotated[str, typer.Option(help="fit, val, cal or test.")] = "test",
+    n: Annotated[int | None, typer.Option(help="The first N images.", show_default="all")] = None,
+    batch_size: Annotated[int, typer.Option(help="Images at a time.")] = 256,
+    keep_images: Annotated[int, typer.Option(help="Attacked images to keep.")] = 256,
+    keep_features: Annotated[bool, typer.Option(help="Keep features too.")] = False,
+    device: Device = "auto",
+    data: DataFolder = None,
+) -> None:
+    """Attack a trained run and keep one record an attack; goes on where it was stopped.
+
+    Example: demur attack digits-pgdat-rr clean pgd-20 pgd-20:eps=0.2,restarts=5
+    """
+    from demur.evaluate import Order
+
+    source = source_of(run, device, data)
+    order = Order(split, n, batch_size, keep_images, keep_features)
+    attack_all(source, attacks, order)
+
+
+def source_of(run: str, device: str, data: str | None) -> "Source":
+    """A run opened for evaluation."""
+    from demur.device import device_named
+    from demur.evaluate import Source
+    from demur.runs import Run
+
+    found = Run.open(run)
+    _ = found.chosen  # an unfinished run is refused before anything else
+    return Source(found, device_named(device), Path(data) if data else None)
+
+
+def attack_all(source: "Source", attacks: list[str], order: "Order") -> None:
+    """Make the record of each attack, with a progress bar; names are checked before any work."""
+    from demur.cli.progress import AttackBar, console
+    from demur.evaluate import attacked
+    from demur.recipes import attack as attack_named
+    from demur.report.text import percent
+
+    meant = [(text, attack_named(text, source.run.recipe.data)[1]) for text in attacks]
+    with source.run.writing():
+        for label, spec in meant:
+            with AttackBar(label) as bar:
+                record = attacked(source, label, spec, order, bar.count)
+            console.print(
+                f"{label}: {percent(record.correct.mean())}% of {len(record.y)} answered rightly; "
+                f"record {record.digest[:12]}"
+            )
+
+
+@app.command()
+def score(
+    run: RunName,
+    protocol: Annotated[str, typer.Option(help="paper, deploy or both.")] = "both",
+    as_json: AsJson = False,
+    device: Device = "auto",
+    data: DataFolder = None,
+) -> None:
+    """Score every rejector on every record of a run, in both protocols.
+
+    Example: demur score digits-pgdat-rr --protocol deploy
+    """
+    from rich.console import Console
+
+    from demur.evaluate import PROTOCOLS
+    from demur.report.text import score_table
+
+    if protocol not in (*PROTOCOLS, "both"):
+        known = suggestion(protocol, (*PROTOCOLS, "both"))
+        raise BadInput(f"no protocol is called {protocol!r}; {known}")
+    asked = PROTOCOLS if protocol == "both" else tuple(p for p in PROTOCOLS if p == protocol)
+    scored = scored_run(source_of(run, device, data))
+    if as_json:
+        rows = [r.plain() for each in scored for r in each.rows if r.protocol in asked]
+        summaries = [vars(each.summary) for each in scored]
+        typer.echo(json.dumps({"attacks": summaries, "rows": rows}, indent=2))
+        return
+    for name in asked:
+        Console().print(score_table(scored, name))
+
+
+def scored_run(source: "Source") -> list["Scored"]:
+    """Every test record of the run, scored."""
+    from demur.evaluate import Scoring
+
+    with source.run.writing():
+        records = source.run.records("test")
+        if not records:
+            name = source.run.path.name
+            raise BadInput(f"{name} has no record yet; make one with demur attack {name} pgd-20")
+        scoring = Scoring.of(source.clean)
+    return [scoring.scored(record) for record in records]

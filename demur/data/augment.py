@@ -1,0 +1,61 @@
+"""Random crop and flip, on the device, one draw per image, seeded.
+
+CropFlip(pad=4)(x, seed, index, stream)     # the paper's CIFAR augmentation
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad as padded
+
+from demur import noise
+from demur.declared import Natural
+from demur.spec import Spec
+
+
+@dataclass(frozen=True)
+class Augment(Spec, ABC):
+    """A random change of a training image that keeps its label."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor, seed: int, index: Tensor, stream: int) -> Tensor:
+        """The changed images."""
+
+
+@dataclass(frozen=True)
+class Unchanged(Augment):
+    """No augmentation."""
+
+    def __call__(self, x: Tensor, seed: int, index: Tensor, stream: int) -> Tensor:
+        """The images themselves."""
+        return x
+
+
+@dataclass(frozen=True)
+class CropFlip(Augment):
+    """A crop of the padded image at a random place, then perhaps a mirror image."""
+
+    pad: Natural = 4
+    flip: bool = True
+    fill: Literal["zero", "reflect"] = "zero"
+
+    def __call__(self, x: Tensor, seed: int, index: Tensor, stream: int) -> Tensor:
+        """The cropped and perhaps mirrored images."""
+        draw = noise.uniform(seed, index, stream, (3,))  # N, 3: down, across, mirror
+        if self.pad:
+            x = self._cropped(x, (draw[:, :2] * (2 * self.pad + 1)).long())
+        if self.flip:
+            x = torch.where((draw[:, 2] < 0.5)[:, None, None, None], x.flip(-1), x)
+        return x
+
+    def _cropped(self, x: Tensor, corner: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        wide = padded(x, [self.pad] * 4, mode="constant" if self.fill == "zero" else "reflect")
+        rows = corner[:, :1] + torch.arange(height, device=x.device)  # N, H
+        columns = corner[:, 1:] + torch.arange(width, device=x.device)  # N, W
+        image = torch.arange(len(x), device=x.device)[:, None, None]
+        cut = wide.movedim(1, -1)[image, rows[:, :, None], columns[:, None, :]]  # N, H, W, C
+        return cut.movedim(-1, 1)

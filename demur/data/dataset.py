@@ -1,0 +1,32 @@
+"""What every data set says of itself, so that nets, recipes and attacks need not ask which it is.
+
+Digits().domain.classes, Digits().threat.linf
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from demur.batch import Domain
+from demur.data.images import Splits
+from demur.spec import Spec
+
+
+class Threat(NamedTuple):
+    """The radii at which a data set is usually attacked."""
+
+    linf: float
+    l2: float
+
+
+@dataclass(frozen=True)
+class Dataset(Spec, ABC):
+    """A named source of splits."""
+
+    domain: ClassVar[Domain]
+    threat: ClassVar[Threat]
+
+    @abstractmethod
+    def load(self, folder: Path | None = None) -> Splits:
+        """The four splits; `folder` is where named data sets live."""

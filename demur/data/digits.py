@@ -1,0 +1,40 @@
+"""The embedded data: 1,797 real handwritten digits of 8x8 pixels that scikit-learn carries.
+
+No download. The order is one fixed shuffle; the first 1,050 images are fit, then 147 val, 200
+cal and 400 test. Every record keeps the places of its images in the published order.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from demur.batch import Domain
+from demur.data.dataset import Dataset, Threat
+from demur.data.images import SPLITS, Images, Splits
+from demur.noise import permutation
+
+SIZES = (1050, 147, 200, 400)
+SHUFFLE_SEED = 0
+
+
+@dataclass(frozen=True)
+class Digits(Dataset):
+    """Handwritten digits, ten classes, 17 grey levels."""
+
+    domain = Domain(classes=10, shape=(1, 8, 8), mean=(0.305,), std=(0.376,))
+    threat = Threat(linf=0.15, l2=0.75)
+
+    def load(self, folder: Path | None = None) -> Splits:
+        """The four splits, from scikit-learn's own files."""
+        from sklearn.datasets import load_digits  # a second of import, for digits alone
+
+        bundle = load_digits()
+        pixels = torch.from_numpy(bundle.images.astype(np.uint8))[:, None]  # N, 1, 8, 8
+        y = torch.from_numpy(bundle.target.astype(np.int64))
+        places = permutation(SHUFFLE_SEED, len(y), stream=0).split(SIZES)
+        return {
+            name: Images(pixels[place], y[place], place, levels=16)
+            for name, place in zip(SPLITS, places, strict=True)
+        }

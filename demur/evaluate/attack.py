@@ -1,0 +1,183 @@
+"""Run an attack on a run's net and keep what came of it as a record.
+
+    record = attacked(Source(run, device), "pgd-20", PGD(Linf(0.15), steps=20))
+
+Every finished batch is kept, so a killed attack goes on where it stopped. The verdicts are taken
+at the end, in fp32 and at one fixed batch size, on exactly the images that were made.
+"""
+
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import cast, get_args
+
+import torch
+from safetensors.torch import load as tensors_of
+from safetensors.torch import save as bytes_of
+from torch import Tensor
+
+from demur.attacks import Attack, Clean
+from demur.balls import L2, Linf
+from demur.batch import check_batch
+from demur.data import Images, SplitName, Splits
+from demur.errors import BadInput, suggestion
+from demur.evaluate.bind import bind
+from demur.nets import RejectingNet
+from demur.output import Output
+from demur.runs import Record, Run, provenance
+from demur.runs.files import content_digest, write_bytes
+from demur.runs.record import identity, read_record, record_exists, record_path, write_record
+from demur.spec import digest, show
+
+VERDICT_BATCH = 256
+
+Watch = Callable[[int, int], None]  # images done, images in all
+
+
+def unwatched(done: int, total: int) -> None:
+    """Nobody looks."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which images an attack is run on, how many at a time, and what is kept."""
+
+    split: str = "test"
+    n: int | None = None
+    batch_size: int = 256
+    keep_images: int = 256
+    keep_features: bool = False
+
+
+class Source:
+    """A finished run opened for evaluation: its net and splits, loaded once."""
+
+    def __init__(self, run: Run, device: torch.device, data_folder: Path | None = None) -> None:
+        self.run, self.device, self.data_folder = run, device, data_folder
+
+    @cached_property
+    def net(self) -> RejectingNet:
+        """The trained net in eval mode."""
+        return self.run.net(self.device)
+
+    @cached_property
+    def splits(self) -> Splits:
+        """The data, on the CPU."""
+        return self.run.recipe.data.load(self.data_folder)
+
+    def images(self, order: Order) -> Images:
+        """The images that were ordered, on the device."""
+        if order.split not in get_args(SplitName):
+            known = suggestion(order.split, get_args(SplitName))
+            raise BadInput(f"no split is called {order.split!r}; {known}")
+        whole = self.splits[cast(SplitName, order.split)]
+        return (whole if order.n is None else whole.first(order.n)).to(self.device)
+
+    def clean(self, split: str) -> Record:
+        """The clean record of a split, made if it is not there."""
+        return attacked(self, "clean", Clean(), Order(split, keep_images=0, keep_features=True))
+
+
+def attacked(
+    source: Source,
+    label: str,
+    attack: Attack,
+    order: Order = Order(),
+    watch: Watch = unwatched,
+) -> Record:
+    """The record of an attack, read if it exists, else made."""
+    if order.batch_size < 1:
+        raise BadInput("--batch-size must be at least 1")
+    images = source.images(order)
+    bound = bind(attack, source.clean)
+    asked = {
+        "attack": digest(attack),
+        "thresholds": bound.thresholds,
+        "weights": source.run.chosen["weights"],
+        "data": images.digest(),
+        "split": order.split,
+        "features": order.keep_features,
+        "images": min(order.keep_images, len(images)),
+    }
+    key = identity(**asked)
+    path = record_path(source.run.records_folder, _file_name(label), order.split, key)
+    if record_exists(path):
+        return read_record(path)
+    x, y = images.batch(slice(None))
+    check_batch(x, y, source.run.recipe.data.domain.classes)
+    parts = source.run.records_folder / f".parts-{key[:12]}"
+    x_adv = _all_batches(source.net, bound.spec, images, order.batch_size, parts, watch)
+    arrays = _answers(source.net, x, x_adv, images, order)
+    about = {
+        "label": label,
+        "spec": show(attack),
+        "digest": key,
+        **asked,
+        "n": len(images),
+        "seed": getattr(attack, "seed", None),
+        "epoch": source.run.chosen["epoch"],
+        "recipe": show(source.run.recipe),
+        **provenance(source.device),
+    }
+    record = Record(arrays, about)
+    write_record(path, record)
+    shutil.rmtree(parts, ignore_errors=True)
+    return record
+
+
+def _all_batches(
+    net: RejectingNet, attack: Attack, images: Images, batch_size: int, parts: Path, watch: Watch
+) -> Tensor:
+    """Attacked images of the whole order; each batch is kept on disk as soon as it is done."""
+    made = []
+    for chosen in images.slices(batch_size):
+        name = f"{chosen.start}-{chosen.stop}"
+        x_adv = _kept(parts, name)
+        if x_adv is None:
+            x, y = images.batch(chosen)
+            x_adv = attack.perturbed(net, x, y, images.index[chosen]).cpu()
+            content = bytes_of({"x_adv": x_adv.contiguous()})
+            write_bytes(parts / f"{name}-{content_digest(content)[:16]}", content)
+        made.append(x_adv)
+        watch(chosen.stop, len(images))
+    return torch.cat(made)
+
+
+def _kept(parts: Path, name: str) -> Tensor | None:
+    """A batch that an earlier call finished, if it is there and undamaged."""
+    for path in parts.glob(f"{name}-*"):
+        content = path.read_bytes()
+        if path.name == f"{name}-{content_digest(content)[:16]}":
+            return tensors_of(content)["x_adv"]
+    return None
+
+
+def _answers(
+    net: RejectingNet, x: Tensor, x_adv: Tensor, images: Images, order: Order
+) -> dict[str, Tensor]:
+    """The per-image arrays of a record."""
+    with torch.no_grad():
+        batches = [net(batch.to(x.device)) for batch in x_adv.split(VERDICT_BATCH)]
+    out = Output(*(torch.cat(part).cpu() for part in zip(*batches, strict=True)))
+    delta = x_adv - x.cpu()
+    arrays = {
+        "y": images.y.cpu(),
+        "index": images.index.cpu(),
+        "logits": out.logits,
+        "aux": out.aux,
+        "size_linf": Linf(0).size(delta),
+        "size_l2": L2(0).size(delta),
+    }
+    if order.keep_features:
+        arrays["feature"] = out.feature
+    if order.keep_images:
+        arrays["x_adv"] = x_adv[: order.keep_images].clone()
+    return arrays
+
+
+def _file_name(label: str) -> str:
+    """The label with letters, digits, dots, dashes and underscores only."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", label)

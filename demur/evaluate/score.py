@@ -1,0 +1,190 @@
+"""Records to rows: every rejector under every attack, in both protocols, with intervals.
+
+paper: the TPR-95 threshold is chosen with labels on each scored set, strict >, as the paper did.
+deploy: the threshold comes from clean cal images and is frozen before an attack is seen, >=.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from demur import metrics
+from demur.calibrate import TPR
+from demur.evaluate.bind import Binding, CleanRecord
+from demur.metrics import BoolArray, Difference, FloatArray, Interval, Operating
+from demur.output import con, tcon
+from demur.recipes import NAMED_REJECTORS
+from demur.rule import Score
+from demur.runs import Record
+
+Protocol = Literal["paper", "deploy"]
+PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
+ORACLE = "T-Con (oracle)"
+BASELINE = "Con"
+RESAMPLES = 500
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rejector under one attack in one protocol."""
+
+    attack: str
+    rejector: str
+    protocol: Protocol
+    point: Operating
+    accuracy_interval: Interval
+    coverage_interval: Interval
+    accepted_wrong_interval: Interval
+    auroc: float
+    auroc_interval: Interval
+    auroc_vs_con: Difference
+    aurc: float
+    eaurc: float
+    augrc: float
+    fpr_at_tpr: float
+    threshold_from: str
+    record: str
+
+    def plain(self) -> dict[str, Any]:
+        """The row as JSON values; an infinite threshold is written as text."""
+        row = asdict(self) | {"point": self.point._asdict()}
+        for name, value in row.items():
+            row[name] = value._asdict() if hasattr(value, "_asdict") else value
+        if not np.isfinite(self.point.threshold):
+            row["point"]["threshold"] = str(self.point.threshold)
+        return row
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the classifier alone does under one attack."""
+
+    attack: str
+    spec: str
+    n: int
+    accuracy: float
+    accuracy_interval: Interval
+    ece: float
+    largest_linf: float
+    largest_l2: float
+    record: str
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One record with everything a table or a picture needs of it."""
+
+    record: Record
+    summary: Summary
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Fitted rejectors and frozen thresholds of a run, ready for any record of it."""
+
+    scores: dict[str, Score]
+    thresholds: dict[str, float]
+    level: float
+    cal_n: int
+
+    @staticmethod
+    def of(clean: CleanRecord, level: float = 0.95) -> "Scoring":
+        """Every standard rejector that the run's head allows, calibrated on clean cal images."""
+        cal = clean("cal")
+        with_aux = cal.output.aux.shape[-1] > 0
+        binding = Binding(clean)
+        scores = {
+            name: binding.bound(rejector)
+            for name, rejector in NAMED_REJECTORS.items()
+            if with_aux or not rejector.needs_aux
+        }
+        thresholds = {name: binding.threshold(score, TPR(level)) for name, score in scores.items()}
+        return Scoring(scores, thresholds, level, len(cal.y))
+
+    def scored(self, record: Record, protocols: Iterable[Protocol] = PROTOCOLS) -> Scored:
+        """The record's rows, oracle last; the oracle has no deployable threshold."""
+        asked = tuple(protocols)
+        base = values(self.scores[BASELINE], record)
+        rows = []
+        for name, score in self.scores.items():
+            ranked = values(score, record)
+            for protocol in asked:
+                accepted = None
+                if protocol == "deploy":
+                    accepted = score.rule(self.thresholds[name]).accepted(record.output).numpy()
+                rows.append(self._row(record, name, protocol, ranked, accepted, base))
+        if "paper" in asked:
+            oracle = tcon(record.output, record.y).double().numpy()
+            rows.append(self._row(record, ORACLE, "paper", oracle, None, base))
+        return Scored(record, summary(record), rows)
+
+    def _row(
+        self,
+        record: Record,
+        name: str,
+        protocol: Protocol,
+        score: FloatArray,
+        accepted: BoolArray | None,
+        base: FloatArray,
+    ) -> Row:
+        correct, level = record.correct, self.level
+        if accepted is None:
+            point = metrics.paper_operating_point(score, correct, level)
+            # the threshold moves with the sample, so the whole procedure is resampled
+            accuracy = _bootstrap(
+                lambda s, c: metrics.paper_operating_point(s, c, level).accuracy, score, correct
+            )
+            threshold_from = "this set, with its labels"
+        else:
+            point = metrics.verdict_point(accepted, correct, self.thresholds[name])
+            accuracy = point.accuracy_interval
+            threshold_from = f"cal, clean, n={self.cal_n}"
+        return Row(
+            attack=record.label,
+            rejector=name,
+            protocol=protocol,
+            point=point,
+            accuracy_interval=accuracy,
+            coverage_interval=point.coverage_interval,
+            accepted_wrong_interval=point.accepted_wrong_interval,
+            auroc=metrics.auroc(score, correct),
+            auroc_interval=_bootstrap(metrics.auroc, score, correct),
+            auroc_vs_con=metrics.paired_difference(
+                metrics.auroc, score, base, correct, resamples=RESAMPLES
+            ),
+            aurc=metrics.aurc(score, correct),
+            eaurc=metrics.eaurc(score, correct),
+            augrc=metrics.augrc(score, correct),
+            fpr_at_tpr=metrics.fpr_at_tpr(score, correct, level) if correct.any() else 0.0,
+            threshold_from=threshold_from,
+            record=record.digest,
+        )
+
+
+def _bootstrap(statistic: Callable[..., float], score: FloatArray, correct: BoolArray) -> Interval:
+    return metrics.bootstrap(statistic, score, correct, resamples=RESAMPLES)
+
+
+def values(score: Score, record: Record) -> FloatArray:
+    """The score of every image of a record."""
+    return score(record.output).double().numpy()
+
+
+def summary(record: Record) -> Summary:
+    """The classifier without any rejector on one record."""
+    correct = record.correct
+    confidence = con(record.output).double().numpy().clip(0, 1)
+    return Summary(
+        attack=record.label,
+        spec=record.about["spec"],
+        n=len(correct),
+        accuracy=metrics.accuracy(correct),
+        accuracy_interval=metrics.wilson(int(correct.sum()), len(correct)),
+        ece=metrics.ece(confidence, correct),
+        largest_linf=float(record.arrays["size_linf"].max()),
+        largest_l2=float(record.arrays["size_l2"].max()),
+        record=record.digest,
+    )

@@ -1,0 +1,47 @@
+"""The one place where an attack asks a model for a gradient.
+
+    grad, value, out = gradient(model, goal, x, y)
+
+A model that brings a faster way offers it as `model.gradient(goal, x, y)`; any other callable
+that returns an Output or logits goes through autograd. No weight gradient is computed.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from demur.output import Output, output_of
+
+Model = Callable[[Tensor], Output | Tensor]
+GoalFunction = Callable[[Output, Tensor], Tensor]
+
+
+class Gradient(NamedTuple):
+    """The gradient of a goal at x, with the goal's value and the output there."""
+
+    grad: Tensor  # like x
+    value: Tensor  # N
+    out: Output
+
+
+def gradient(model: Model, goal: GoalFunction, x: Tensor, y: Tensor) -> Gradient:
+    """The goal's gradient with respect to each image."""
+    own = getattr(model, "gradient", None)
+    if own is not None:
+        found: Gradient = own(goal, x, y)
+        return found
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        out = output_of(model(x))
+        value = goal(out, y)  # N
+        (grad,) = torch.autograd.grad(value.sum(), x)
+    return Gradient(grad, value.detach(), out.detached())
+
+
+def value_at(model: Model, goal: GoalFunction, x: Tensor, y: Tensor) -> tuple[Tensor, Output]:
+    """The goal's value at x and the output there, without a gradient."""
+    with torch.no_grad():
+        out = output_of(model(x))
+        return goal(out, y), out

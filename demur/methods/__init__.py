@@ -1,0 +1,15 @@
+"""Methods of training: frames, heads and schedules."""
+
+from demur.methods.frames import PGDAT, Frame, Standard, batch_norm_mode
+from demur.methods.heads import RR, Head, Plain
+from demur.methods.method import Method
+from demur.methods.schedules import OneCycle, Piecewise, Schedule
+
+FRAMES: tuple[type[Frame], ...] = (Standard, PGDAT)
+HEADS: tuple[type[Head], ...] = (Plain, RR)
+SCHEDULES: tuple[type[Schedule], ...] = (Piecewise, OneCycle)
+
+__all__ = [
+    "FRAMES", "HEADS", "PGDAT", "RR", "SCHEDULES", "Frame", "Head", "Method", "OneCycle",
+    "Piecewise", "Plain", "Schedule", "Standard", "batch_norm_mode",
+]  # fmt: skip

@@ -1,0 +1,86 @@
+"""Adversarial training frames: which images the net sees and how they teach the classifier.
+
+    PGDAT(PGD(Linf(8/255), steps=10, step=2/255))       # Madry et al. 2018, as in the paper
+
+A frame crafts images and returns what both terms of the loss may need; the head adds its own.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from demur.attacks import CE, PGD, Attack
+from demur.balls import Linf
+from demur.output import Output
+from demur.spec import Spec
+
+BatchNorm = Literal["train", "eval"]
+
+
+class Views(NamedTuple):
+    """What the net made of a batch: of the images as they are, where asked, and attacked."""
+
+    x: Tensor
+    x_adv: Tensor
+    clean: Output | None
+    attacked: Output
+
+
+@dataclass(frozen=True)
+class Frame(Spec, ABC):
+    """How images are crafted and what the classifier learns from them."""
+
+    @abstractmethod
+    def views(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: int) -> Views:
+        """The outputs the losses look at."""
+
+    @abstractmethod
+    def term(self, views: Views, y: Tensor) -> Tensor:
+        """The classification loss of each image."""
+
+
+@dataclass(frozen=True)
+class Standard(Frame):
+    """Cross-entropy on the images as they are."""
+
+    def views(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: int) -> Views:
+        """One look at the clean images."""
+        out = net(x)
+        return Views(x, x, out, out)
+
+    def term(self, views: Views, y: Tensor) -> Tensor:
+        """Cross-entropy."""
+        return CE()(views.attacked, y)
+
+
+@dataclass(frozen=True)
+class PGDAT(Frame):
+    """Cross-entropy on attacked images; `bn` is the batch-norm mode while they are crafted."""
+
+    attack: Attack = PGD(Linf(8 / 255), steps=10, step=2 / 255)
+    bn: BatchNorm = "train"  # reference code: train mode, so crafting moves running statistics
+
+    def views(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: int) -> Views:
+        """Craft, then look at the attacked images in train mode."""
+        with batch_norm_mode(net, self.bn):
+            x_adv = self.attack.perturbed(net, x, y, index, stream)
+        return Views(x, x_adv, None, net(x_adv))
+
+    def term(self, views: Views, y: Tensor) -> Tensor:
+        """Cross-entropy."""
+        return CE()(views.attacked, y)
+
+
+@contextmanager
+def batch_norm_mode(net: nn.Module, mode: BatchNorm) -> Iterator[None]:
+    """The net in train or eval mode for a while, then as it was."""
+    before = net.training
+    net.train(mode == "train")
+    try:
+        yield
+    finally:
+        net.train(before)

@@ -1,0 +1,48 @@
+"""Measures of a rejector; NumPy only, exact under ties, defined for empty groups."""
+
+from demur.metrics.checks import BoolArray, FloatArray
+from demur.metrics.intervals import Difference, Interval, bootstrap, paired_difference, wilson
+from demur.metrics.rejection import (
+    Curve,
+    Operating,
+    accuracy,
+    augrc,
+    aurc,
+    auroc,
+    eaurc,
+    ece,
+    fpr_at_tpr,
+    gated,
+    operating_point,
+    paper_operating_point,
+    paper_threshold,
+    risk_coverage,
+    threshold_at_tpr,
+    verdict_point,
+)
+
+__all__ = [
+    "BoolArray",
+    "Curve",
+    "Difference",
+    "FloatArray",
+    "Interval",
+    "Operating",
+    "accuracy",
+    "augrc",
+    "aurc",
+    "auroc",
+    "bootstrap",
+    "eaurc",
+    "ece",
+    "fpr_at_tpr",
+    "gated",
+    "operating_point",
+    "paired_difference",
+    "paper_operating_point",
+    "paper_threshold",
+    "risk_coverage",
+    "threshold_at_tpr",
+    "verdict_point",
+    "wilson",
+]

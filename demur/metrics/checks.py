@@ -1,0 +1,73 @@
+"""What every measure asks of its arrays: one value per image, none of them NaN."""
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from demur.errors import BadInput
+
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
+
+
+def as_written(share: float) -> Fraction:
+    """The decimal a user wrote: 0.1 of 10 is 1, although the double nearest 0.1 is larger."""
+    return Fraction(repr(float(share)))
+
+
+def check_share(name: str, share: float, whole: bool = False) -> None:
+    """Nothing; a share outside (0, 1) is refused, 1 as well unless `whole`."""
+    if not (0 < share < 1 or (whole and share == 1)):
+        raise BadInput(f"{name} is {share}; give a share between 0 and 1, such as 0.95")
+
+
+def check_shape(array: NDArray[Any], name: str) -> None:
+    """Nothing; an array that is not one value per image is refused."""
+    if array.ndim != 1:
+        raise BadInput(f"{name} has shape {array.shape}; give one value per image in one dimension")
+    if array.size == 0:
+        raise BadInput(f"{name} is empty; give at least one image")
+
+
+def same_length(**arrays: NDArray[Any]) -> int:
+    """The common number of images."""
+    if len({len(array) for array in arrays.values()}) > 1:
+        sizes = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
+        raise BadInput(f"the numbers of images differ ({sizes}); give the same images in all")
+    return len(next(iter(arrays.values())))
+
+
+def floats(values: ArrayLike, name: str) -> FloatArray:
+    """The values as doubles, one per image, none NaN."""
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{name} cannot be read; give one number per image") from error
+    check_shape(array, name)
+    if np.isnan(array).any():
+        raise BadInput(f"{name} has a NaN; use -inf for an image that is never to be trusted")
+    return array
+
+
+def flags(values: ArrayLike, name: str) -> BoolArray:
+    """The values as booleans, one per image."""
+    if isinstance(values, np.ndarray) and values.dtype == np.bool_:
+        check_shape(values, name)
+        return values
+    array = floats(values, name)
+    flags: BoolArray = array == 1
+    if not (flags | (array == 0)).all():
+        raise BadInput(f"{name} has values other than true and false; compare labels first")
+    return flags
+
+
+def scored_pair(
+    score: ArrayLike, correct: ArrayLike, name: str = "score"
+) -> tuple[FloatArray, BoolArray]:
+    """The score and the correctness of the same images, checked."""
+    values, right = floats(score, name), flags(correct, "correct")
+    same_length(**{name: values, "correct": right})
+    return values, right

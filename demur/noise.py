@@ -1,0 +1,66 @@
+"""Random numbers that depend on (seed, image index, stream) and on nothing else.
+
+    uniform(0, index, stream=3, shape=(3, 32, 32))    # N, 3, 32, 32 in [0, 1)
+
+A counter-based generator: each number is a hash of its own address, so batch size, sharding and
+resuming change nothing, no generator state is kept, and CPU and GPU agree. The global generator
+is never touched.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+_GOLDEN = 0x9E3779B9
+
+
+def uniform(seed: int, index: Tensor, stream: int, shape: tuple[int, ...]) -> Tensor:
+    """Numbers in [0, 1) of the given shape for each image index."""
+    count = math.prod(shape)
+    first, second = _keys(seed, index, stream)
+    place = torch.arange(count, device=index.device)[None, :] * _GOLDEN & _MASK  # 1, count
+    bits = _mixed((_mixed((place + first[:, None]) & _MASK) + second[:, None]) & _MASK)
+    return ((bits >> 8).float() / 2**24).view(len(index), *shape)  # 24 bits fill a float exactly
+
+
+def normal(seed: int, index: Tensor, stream: int, shape: tuple[int, ...]) -> Tensor:
+    """Standard normal numbers of the given shape for each image index."""
+    pairs = uniform(seed, index, stream, (2, *shape))
+    radius = (-2 * torch.log1p(-pairs[:, 0])).sqrt()
+    return radius * torch.cos(2 * math.pi * pairs[:, 1])
+
+
+def permutation(seed: int, count: int, stream: int) -> Tensor:
+    """The numbers 0 ... count-1 in a random order."""
+    first, second = _keys(seed, torch.arange(count), stream)
+    return ((first << 31) + second).argsort(stable=True)
+
+
+def derived(seed: int, *words: int) -> int:
+    """A seed of its own for each purpose: a hash of a seed and some whole numbers."""
+    first, second = _keys(seed, torch.tensor([len(words)]), 0)
+    key = int(first) << 31 ^ int(second)
+    for word in words:
+        first, second = _keys(key, torch.tensor([word]), 0)
+        key = int(first) << 31 ^ int(second)
+    return key
+
+
+def _keys(seed: int, index: Tensor, stream: int) -> tuple[Tensor, Tensor]:
+    """Two independent 32-bit hashes of (seed, index, stream)."""
+    keys = []
+    for salt in (1, 2):
+        key = torch.full_like(index, (salt * _GOLDEN) & _MASK, dtype=torch.int64)
+        for word in (seed & _MASK, seed >> 32 & _MASK, index, stream):
+            key = _mixed((key * 5 + word + 1) & _MASK)
+        keys.append(key)
+    return keys[0], keys[1]
+
+
+def _mixed(h: Tensor) -> Tensor:
+    """A 32-bit integer hash held in int64; no product overflows."""
+    h = (h ^ (h >> 16)) * 0x21F0AAAD & _MASK
+    h = (h ^ (h >> 15)) * 0x735A2D97 & _MASK
+    return h ^ (h >> 15)

@@ -1,0 +1,67 @@
+"""Scores that need no fitting: they are read off the net's own output.
+
+score = RCon()           # confidence times A
+score(model(x))          # one value per image, higher = more trusted
+"""
+
+from abc import ABC
+from dataclasses import dataclass
+from typing import Self
+
+from torch import Tensor
+
+from demur.declared import Positive
+from demur.output import Output, con, energy, log_con, log_rcon, rcon
+from demur.rule import Rejector, Score
+from demur.spec import Spec
+
+
+@dataclass(frozen=True)
+class Direct(Spec, Score, Rejector, ABC):
+    """A rejector that already is its score; tau divides the logits."""
+
+    tau: Positive = 1.0
+
+    def fit(self, out: Output, y: Tensor) -> Self:
+        """The score itself."""
+        return self
+
+
+@dataclass(frozen=True)
+class Con(Direct):
+    """Confidence: the largest class probability."""
+
+    def __call__(self, out: Output) -> Tensor:
+        """The confidence."""
+        return con(out, self.tau)
+
+    def trust(self, out: Output) -> Tensor:
+        """Its log."""
+        return log_con(out, self.tau)
+
+
+@dataclass(frozen=True)
+class RCon(Direct):
+    """Rectified confidence: the paper's estimate of the probability of the true label."""
+
+    @property
+    def needs_aux(self) -> bool:
+        """It is made of the auxiliary output."""
+        return True
+
+    def __call__(self, out: Output) -> Tensor:
+        """Confidence times A."""
+        return rcon(out, self.tau)
+
+    def trust(self, out: Output) -> Tensor:
+        """Its log."""
+        return log_rcon(out, self.tau)
+
+
+@dataclass(frozen=True)
+class Energy(Direct):
+    """Log-sum-exp of the logits: energy-based detection with the sign turned."""
+
+    def __call__(self, out: Output) -> Tensor:
+        """The negative free energy."""
+        return energy(out, self.tau)

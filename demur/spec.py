@@ -1,0 +1,256 @@
+"""Frozen dataclasses written as text: the constructor is the configuration language.
+
+    attack = read("PGD(Linf(8/255), steps=20, goal=Evade(RCon(), eta=10))", VOCABULARY)
+    show(attack)                                  # the same text again; 8/255 stays 8/255
+    edit(attack, "eps", "16/255", VOCABULARY)     # a key that is no field is looked for below
+    digest(attack)                                # every field counts, defaults too
+
+Text is parsed with `ast` and never evaluated: only numbers, strings, tuples and known names.
+"""
+
+import ast
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, replace
+from fractions import Fraction
+from typing import Any, ClassVar, Literal, get_args, get_origin
+from typing import get_type_hints as type_hints
+
+from demur.declared import as_declared, takes_specs, words
+from demur.errors import BadInput, suggestion
+
+Vocabulary = Mapping[str, type["Spec"]]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A frozen value whose fields are checked against their declared types when it is made."""
+
+    VERSION: ClassVar[int] = 1  # raised when the class comes to mean something else
+
+    def __post_init__(self) -> None:
+        for name, kind in field_types(type(self)).items():
+            value = as_declared(getattr(self, name), kind, f"{type(self).__name__}.{name}")
+            object.__setattr__(self, name, value)
+
+
+def later(neutral: Any) -> dict[str, Any]:
+    """Metadata of a field added after a release: at `neutral` it leaves digests as they were."""
+    return {"neutral": neutral}
+
+
+_FIELD_TYPES: dict[type, dict[str, Any]] = {}
+
+
+def field_types(cls: type[Spec]) -> dict[str, Any]:
+    """The declared type of each field."""
+    if cls not in _FIELD_TYPES:
+        hints = type_hints(cls, include_extras=True)
+        _FIELD_TYPES[cls] = {f.name: hints[f.name] for f in fields(cls)}
+    return _FIELD_TYPES[cls]
+
+
+# ---------------------------------------------------------------------------------- writing
+
+
+def show(value: Any, full: bool = False) -> str:
+    """`value` as text that `read` turns back into it; `full` writes defaults too."""
+    if isinstance(value, Spec):
+        parts = []
+        for f in fields(value):
+            held = getattr(value, f.name)
+            required = f.default is MISSING and f.default_factory is MISSING
+            if required and not full:
+                parts.append(show(held))
+            elif full or held != _default(f):
+                parts.append(f"{f.name}={show(held, full)}")
+        return f"{type(value).__name__}({', '.join(parts)})"
+    if isinstance(value, tuple):
+        inside = ", ".join(show(v, full) for v in value)
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
+    if isinstance(value, float):
+        return _number(value)
+    return repr(value)
+
+
+def lines(value: Spec) -> str:
+    """`value` with every field named on a line of its own, defaults too; `read` takes it back."""
+    inside = "".join(
+        f"    {f.name}={show(getattr(value, f.name), full=True)},\n" for f in fields(value)
+    )
+    return f"{type(value).__name__}(\n{inside})\n"
+
+
+def _default(f: "Field[Any]") -> Any:
+    return f.default_factory() if f.default_factory is not MISSING else f.default
+
+
+def _number(value: float) -> str:
+    """The shorter of the decimal and the fraction that give exactly this float."""
+    ratio = Fraction(value).limit_denominator(1000)
+    fraction = f"{ratio.numerator}/{ratio.denominator}"
+    exact = ratio.numerator / ratio.denominator == value
+    return fraction if exact and len(fraction) < len(repr(value)) else repr(value)
+
+
+def digest(value: Spec) -> str:
+    """64 hex digits over the class names, versions and every field."""
+    return hashlib.sha256(_canonical(value).encode()).hexdigest()
+
+
+def _canonical(value: Any) -> str:
+    if isinstance(value, Spec):
+        counted = [f for f in fields(value) if not _is_neutral(f, getattr(value, f.name))]
+        inside = [f"{f.name}={_canonical(getattr(value, f.name))}" for f in counted]
+        return f"{type(value).__name__}.{value.VERSION}({','.join(sorted(inside))})"
+    if isinstance(value, tuple):
+        return f"({','.join(_canonical(v) for v in value)})"
+    return repr(value)
+
+
+def _is_neutral(f: "Field[Any]", value: Any) -> bool:
+    return "neutral" in f.metadata and bool(value == f.metadata["neutral"])
+
+
+def differences(asked: Spec, found: Spec) -> list[str]:
+    """One phrase for each field in which two specs differ."""
+    if type(asked) is not type(found):
+        return [f"{show(asked)} asked, {show(found)} found"]
+    phrases = []
+    for f in fields(asked):
+        a, b = getattr(asked, f.name), getattr(found, f.name)
+        if isinstance(a, Spec) and isinstance(b, Spec):
+            phrases += [
+                f"{f.name}.{p}" if type(a) is type(b) else f"{f.name}: {p}"
+                for p in differences(a, b)
+            ]
+        elif a != b:
+            phrases.append(f"{f.name}: {show(a)} asked, {show(b)} found")
+    return phrases
+
+
+# ---------------------------------------------------------------------------------- reading
+
+
+def read(text: str, vocabulary: Vocabulary) -> Any:
+    """The value that `text` spells, made of numbers, strings, tuples and known classes."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise BadInput(
+            f"cannot read {text!r}; write it like PGD(Linf(8/255), steps=10, step=2/255)"
+        ) from None
+    return _value(tree, vocabulary, text)
+
+
+def _value(node: ast.expr, vocabulary: Vocabulary, text: str) -> Any:
+    match node:
+        case ast.Constant(value=int() | float() | str() | None as value):
+            return value
+        case ast.Name(id=name):
+            return _class(name, vocabulary)()
+        case ast.Tuple(elts=elements):
+            return tuple(_value(e, vocabulary, text) for e in elements)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand, vocabulary, text)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
+            return _combined(type(op), left, right, vocabulary, text)
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
+            values = [_value(a, vocabulary, text) for a in args]
+            named = {k.arg: _value(k.value, vocabulary, text) for k in keywords if k.arg}
+            return _made(_class(name, vocabulary), values, named)
+    raise BadInput(f"{ast.unparse(node)!r} in {text!r} is neither a value nor a known name")
+
+
+_OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a / b,
+}
+
+
+def _combined(
+    op: type[ast.operator], left: ast.expr, right: ast.expr, vocabulary: Vocabulary, text: str
+) -> Any:
+    a, b = _value(left, vocabulary, text), _value(right, vocabulary, text)
+    if not all(isinstance(v, int | float | Spec) for v in (a, b)):
+        raise BadInput(f"only numbers and goals can be combined in {text!r}")
+    try:
+        return _OPERATIONS[op](a, b)
+    except (TypeError, ZeroDivisionError, OverflowError) as error:
+        raise BadInput(f"cannot work out {text!r}: {error}") from None
+
+
+def _class(name: str, vocabulary: Vocabulary) -> type[Spec]:
+    if name not in vocabulary:
+        raise BadInput(f"nothing is called {name!r}; {suggestion(name, vocabulary)}")
+    return vocabulary[name]
+
+
+def _made(cls: type[Spec], values: list[Any], named: dict[str, Any]) -> Spec:
+    known = field_types(cls)
+    for key in named:
+        if key not in known:
+            raise BadInput(f"{cls.__name__} has no {key!r}; {suggestion(key, known)}")
+    try:
+        return cls(*values, **named)
+    except TypeError:
+        needed = ", ".join(known)
+        raise BadInput(f"{cls.__name__} takes {needed or 'no values'}; see 'demur list'") from None
+
+
+# ---------------------------------------------------------------------------------- editing
+
+
+def edit(value: Spec, key: str, text: str, vocabulary: Vocabulary) -> Any:
+    """`value` with the field at dotted `key` replaced by what `text` spells for its type."""
+    path = _path(value, key)
+    owners: list[Any] = [value]
+    for name in path[:-1]:
+        owners.append(getattr(owners[-1], name))
+    new: Any = _parsed(text, field_types(type(owners[-1]))[path[-1]], key, vocabulary)
+    for owner, name in zip(reversed(owners), reversed(path), strict=True):
+        new = replace(owner, **{name: new})
+    return new
+
+
+def _parsed(text: str, kind: Any, key: str, vocabulary: Vocabulary) -> Any:
+    """`text` read for a field of this type, so that a word needs no quotes."""
+    choices = [a for k in (kind, *get_args(kind)) if get_origin(k) is Literal for a in get_args(k)]
+    if text in choices or kind is str:
+        return text
+    if choices:
+        raise BadInput(f"{key} must be {words(kind)}, not {text!r}")
+    try:
+        return read(text, vocabulary)
+    except BadInput as error:
+        if str(error).startswith("nothing is called") and not takes_specs(kind):
+            raise BadInput(f"{key} must be {words(kind)}, not {text!r}") from None
+        raise
+
+
+def _path(value: Spec, key: str) -> list[str]:
+    """The names that lead to `key`; a name that is no field is looked for below, if unique."""
+    path: list[str] = []
+    owner: Any = value
+    for name in key.split("."):
+        found = [p for p in _paths(owner) if p == [name]]
+        found = found or [p for p in _paths(owner) if p[-1] == name]
+        if not found:
+            known = {p[-1] for p in _paths(owner)}
+            inside = f" in {'.'.join(path)}" if path else ""
+            raise BadInput(f"no key {name!r}{inside}; {suggestion(name, known)}")
+        if len(found) > 1:
+            places = " or ".join(".".join(path + p) for p in found)
+            raise BadInput(f"{key!r} could mean {places}; write it out")
+        path += found[0]
+        for step in found[0]:
+            owner = getattr(owner, step)
+    return path
+
+
+def _paths(value: Any) -> Iterator[list[str]]:
+    if isinstance(value, Spec):
+        for f in fields(value):
+            yield [f.name]
+            yield from ([f.name, *below] for below in _paths(getattr(value, f.name)))

@@ -1,0 +1,595 @@
+"""Every metric against a hand-computed case, a brute-force oracle or scikit-learn."""
+
+import itertools
+import math
+import time
+import warnings
+from collections.abc import Callable
+from fractions import Fraction
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import ArrayLike
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from demur import metrics
+from demur.errors import BadInput
+from demur.metrics import BoolArray, FloatArray, Interval
+
+INF = math.inf
+LEVELS = st.sampled_from([0.05, 0.1, 0.5, 0.7, 0.9, 0.95, 0.99, 1.0])
+TIED = st.sampled_from([-2.0, -1.0, 0.0, 0.5, 3.0])
+SPREAD = st.floats(-10, 10)
+Set = tuple[FloatArray, BoolArray]
+Statistic = Callable[[ArrayLike, ArrayLike], float]
+RANKED: list[Statistic] = [
+    metrics.auroc,
+    metrics.aurc,
+    metrics.eaurc,
+    metrics.augrc,
+    metrics.fpr_at_tpr,
+]
+
+MANY, SOME, FEW = (settings(deadline=None, max_examples=most) for most in (400, 80, 25))
+
+
+def as_set(rows: list[tuple[float, bool]]) -> Set:
+    scores, flags = zip(*rows, strict=True)
+    return np.array(scores, dtype=np.float64), np.array(flags, dtype=np.bool_)
+
+
+def sets(score: st.SearchStrategy[float], most: int = 40) -> st.SearchStrategy[Set]:
+    return st.lists(st.tuples(score, st.booleans()), min_size=1, max_size=most).map(as_set)
+
+
+FINITE = st.one_of(sets(TIED), sets(SPREAD))
+WITH_NEVER = st.one_of(sets(st.one_of(TIED, st.just(-INF))), FINITE)
+
+
+def images(n: int, seed: int = 0, step: float = 0.0) -> Set:
+    generator = np.random.default_rng(seed)
+    score = generator.normal(size=n)
+    correct = generator.random(n) < 1 / (1 + np.exp(-2 * score))
+    return (np.round(score / step) * step if step else score), correct
+
+
+def pairs_won(score: FloatArray, correct: BoolArray) -> Fraction:
+    pairs = list(itertools.product(score[correct], score[~correct]))
+    won = sum((Fraction(1) if a > b else Fraction(int(a == b), 2)) for a, b in pairs)
+    return Fraction(won, len(pairs)) if pairs else Fraction(1, 2)
+
+
+def sklearn_threshold(score: FloatArray, correct: BoolArray, level: float) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _, tpr, thresholds = roc_curve(correct, score)
+    return float(thresholds[np.argmin(np.abs(tpr - level))])
+
+
+def mean_risks(order: tuple[int, ...], correct: BoolArray) -> tuple[Fraction, Fraction]:
+    n, wrong, selective, generalized = len(order), 0, Fraction(0), Fraction(0)
+    for k, image in enumerate(order, 1):
+        wrong += not correct[image]
+        selective += Fraction(wrong, k)
+        generalized += Fraction(wrong, n)
+    return selective / n, generalized / n
+
+
+def brute_risks(score: FloatArray, correct: BoolArray) -> tuple[Fraction, Fraction, Fraction]:
+    everything = list(itertools.permutations(range(len(score))))
+    ranked = [o for o in everything if all(score[a] >= score[b] for a, b in itertools.pairwise(o))]
+    risks = [mean_risks(order, correct) for order in ranked]
+    selective = sum((risk[0] for risk in risks), Fraction(0)) / len(risks)
+    generalized = sum((risk[1] for risk in risks), Fraction(0)) / len(risks)
+    best = min(mean_risks(order, correct)[0] for order in everything)
+    return selective, selective - best, generalized
+
+
+class TestRanking:
+    @pytest.mark.parametrize(
+        ("score", "correct", "expected"),
+        [
+            ([3, 2, 1], [1, 1, 0], 1.0),
+            ([1, 2, 3], [1, 1, 0], 0.0),
+            ([3, 2, 2, 1], [1, 1, 0, 0], 3.5 / 4),
+            ([-INF, 1, -INF, -INF], [1, 1, 0, 0], 3 / 4),
+            ([7, 7, 7], [1, 0, 0], 0.5),
+            ([1, 2], [1, 1], 0.5),
+            ([1, 2], [0, 0], 0.5),
+            ([-INF], [1], 0.5),
+        ],
+    )
+    def test_auroc_by_hand(self, score: list[float], correct: list[int], expected: float) -> None:
+        assert metrics.auroc(score, correct) == expected
+
+    @SOME
+    @given(WITH_NEVER)
+    def test_auroc_counts_pairs(self, data: Set) -> None:
+        assert metrics.auroc(*data) == float(pairs_won(*data))
+
+    @pytest.mark.parametrize("step", [0.0, 0.01, 0.5, 2.0])
+    def test_auroc_is_sklearns(self, step: float) -> None:
+        for seed in range(5):
+            score, correct = images(500, seed, step)
+            expected = roc_auc_score(correct, score)
+            assert metrics.auroc(score, correct) == pytest.approx(expected, abs=1e-12)
+
+    @SOME
+    @given(FINITE)
+    def test_auroc_mirrors(self, data: Set) -> None:
+        score, correct = data
+        assert metrics.auroc(-score, correct) == pytest.approx(1 - metrics.auroc(score, correct))
+
+    @pytest.mark.parametrize("statistic", RANKED)
+    @SOME
+    @given(data=sets(st.integers(-20, 20).map(float)))
+    def test_only_the_order_counts(self, statistic: Statistic, data: Set) -> None:
+        score, correct = data
+        correct[0] = True
+        expected = statistic(score, correct)
+        for other in (score**3, np.exp(score / 4), 5 * score - 3):
+            assert statistic(other, correct) == expected
+
+    @SOME
+    @given(WITH_NEVER, st.randoms(use_true_random=False))
+    def test_image_order_does_not_count(self, data: Set, random: Random) -> None:
+        score, correct = data
+        rows = list(range(len(score)))
+        random.shuffle(rows)
+        for statistic in (metrics.auroc, metrics.aurc, metrics.augrc, metrics.paper_threshold):
+            assert statistic(score[rows], correct[rows]) == statistic(score, correct)
+
+    def test_float32_and_lists_read_alike(self) -> None:
+        score, correct = images(200)
+        narrow = score.astype(np.float32)
+        assert metrics.auroc(narrow, correct) == metrics.auroc(
+            narrow.astype(np.float64).tolist(), correct.astype(int).tolist()
+        )
+        threshold = metrics.threshold_at_tpr(narrow, correct)
+        assert metrics.operating_point(narrow, correct, threshold).tpr >= 0.95
+
+
+class TestGate:
+    def test_refused_images_rank_last(self) -> None:
+        score = metrics.gated([0.9, 0.8, 0.1], [False, True, True])
+        assert score.tolist() == [-INF, 0.8, 0.1]
+
+    def test_gate_helps_when_it_stops_wrong_answers(self) -> None:
+        score, correct = np.array([0.9, 0.8, 0.7, 0.6]), np.array([False, True, True, False])
+        coupled = metrics.gated(score, [False, True, True, True])
+        assert metrics.auroc(score, correct) == 0.5
+        assert metrics.auroc(coupled, correct) == 1.0
+        point = metrics.paper_operating_point(coupled, correct)
+        assert (point.accepted, point.accuracy) == (1, 1.0)
+
+    @SOME
+    @given(WITH_NEVER, st.data())
+    def test_any_threshold_is_the_conjunction(self, data: Set, draw: st.DataObject) -> None:
+        score, correct = data
+        n = len(score)
+        gate = np.array(draw.draw(st.lists(st.booleans(), min_size=n, max_size=n)), dtype=np.bool_)
+        coupled = metrics.operating_point(metrics.gated(score, gate), correct, 0.0)
+        assert coupled == metrics.verdict_point((score >= 0) & gate, correct, 0.0)
+
+
+class TestOperatingPoint:
+    SCORE = (0.9, 0.8, 0.8, 0.4, 0.1)
+    CORRECT = (1, 1, 0, 1, 0)
+
+    def test_by_hand(self) -> None:
+        point = metrics.operating_point(self.SCORE, self.CORRECT, 0.8)
+        assert point == (0.8, 2 / 3, 3 / 5, 2 / 3, 1 / 2, 1 / 5, 5, 3)
+        assert metrics.accuracy(self.CORRECT) == 3 / 5
+
+    def test_strict_drops_the_threshold(self) -> None:
+        point = metrics.operating_point(self.SCORE, self.CORRECT, 0.8, strict=True)
+        assert point == (0.8, 1.0, 1 / 5, 1 / 3, 0.0, 0.0, 5, 1)
+
+    def test_never_is_refused_unless_all_are_accepted(self) -> None:
+        score, correct = [-INF, -INF, 1.0], [0, 0, 1]
+        assert metrics.operating_point(score, correct, -INF).accepted == 3
+        assert metrics.operating_point(score, correct, -INF, strict=True).accepted == 1
+
+    def test_refusing_all_earns_nothing(self) -> None:
+        point = metrics.operating_point(self.SCORE, self.CORRECT, INF)
+        assert point == (INF, 0.0, 0.0, 0.0, 0.0, 0.0, 5, 0)
+        assert point.accuracy_interval == (0, 1)
+
+    def test_empty_groups(self) -> None:
+        wrong = metrics.operating_point([1, 2], [0, 0], 2)
+        assert (wrong.tpr, wrong.fpr, wrong.accuracy) == (1.0, 0.5, 0.0)
+        right = metrics.operating_point([1, 2], [1, 1], 2)
+        assert (right.tpr, right.fpr, right.accuracy) == (0.5, 0.0, 1.0)
+
+    def test_verdicts_without_a_threshold(self) -> None:
+        point = metrics.verdict_point([1, 1, 1, 0, 0], self.CORRECT)
+        assert math.isnan(point.threshold)
+        assert point[1:] == metrics.operating_point(self.SCORE, self.CORRECT, 0.8)[1:]
+
+    @SOME
+    @given(WITH_NEVER, st.one_of(TIED, st.just(-INF), st.just(INF)), st.booleans())
+    def test_intervals_are_those_of_the_counts(
+        self, data: Set, threshold: float, strict: bool
+    ) -> None:
+        score, correct = data
+        taken = score > threshold if strict else score >= threshold
+        right, n = int((taken & correct).sum()), len(score)
+        point = metrics.operating_point(score, correct, threshold, strict)
+        accepted = int(taken.sum())
+        assert (point.accepted, point.n) == (accepted, n)
+        assert point.accuracy_interval == metrics.wilson(right, accepted)
+        assert point.coverage_interval == metrics.wilson(accepted, n)
+        assert point.accepted_wrong_interval == metrics.wilson(accepted - right, n)
+
+
+class TestPaperProtocol:
+    @MANY
+    @given(FINITE, LEVELS)
+    def test_threshold_and_accuracy_are_sklearns(self, data: Set, level: float) -> None:
+        score, correct = data
+        expected = sklearn_threshold(score, correct, level)
+        assert metrics.paper_threshold(score, correct, level) == expected
+        point = metrics.paper_operating_point(score, correct, level)
+        answered = correct[score > expected]
+        assert point.accepted == len(answered)
+        assert point.accuracy == (answered.mean() if len(answered) else 0.0)
+
+    @pytest.mark.parametrize("step", [0.0, 0.02, 0.3])
+    @pytest.mark.parametrize("n", [10, 100, 3000])
+    def test_larger_sets(self, n: int, step: float) -> None:
+        for seed in range(10):
+            score, correct = images(n, seed, step)
+            for level in (0.95, 0.99):
+                expected = sklearn_threshold(score, correct, level)
+                assert metrics.paper_threshold(score, correct, level) == expected
+
+    @SOME
+    @given(sets(st.one_of(TIED, st.just(-INF))), LEVELS)
+    def test_never_is_the_lowest_score(self, data: Set, level: float) -> None:
+        score, correct = data
+        lowest = np.where(np.isneginf(score), -9.0, score)
+        expected = sklearn_threshold(lowest, correct, level)
+        threshold = metrics.paper_threshold(score, correct, level)
+        assert threshold == (-INF if expected == -9 else expected)
+
+    def test_collinear_points_are_dropped(self) -> None:
+        score = np.arange(40.0)
+        correct = score >= 20
+        assert metrics.threshold_at_tpr(score, correct) == 21
+        assert metrics.paper_threshold(score, correct) == 20
+        assert metrics.paper_operating_point(score, correct).tpr == 19 / 20
+
+    def test_nearest_may_keep_less_than_asked(self) -> None:
+        score, correct = np.arange(44.0), np.arange(44) % 2 == 0
+        assert metrics.paper_threshold(score, correct, 0.93) == 4
+        assert metrics.operating_point(score, correct, 4).tpr == 20 / 22
+        assert metrics.threshold_at_tpr(score, correct, 0.93) == 2
+
+    def test_without_right_answers_nothing_is_accepted(self) -> None:
+        assert metrics.paper_threshold([1, 2, 3], [0, 0, 0]) == INF
+        point = metrics.paper_operating_point([1, 2, 3], [0, 0, 0])
+        assert point == (INF, 0.0, 0.0, 1.0, 0.0, 0.0, 3, 0)
+
+    def test_without_wrong_answers_the_last_threshold_is_taken(self) -> None:
+        assert metrics.paper_threshold(np.arange(100.0), np.ones(100)) == 0
+        assert metrics.paper_operating_point(np.arange(100.0), np.ones(100)).accepted == 99
+
+    @pytest.mark.parametrize("correct", [[0], [1]])
+    def test_one_image_is_refused(self, correct: list[int]) -> None:
+        point = metrics.paper_operating_point([0.3], correct)
+        assert (point.accepted, point.accuracy, point.coverage) == (0, 0.0, 0.0)
+
+
+class TestDeployProtocol:
+    @pytest.mark.parametrize(
+        ("n", "level", "kept"),
+        [(20, 0.95, 19), (10, 0.1, 1), (100, 0.07, 7), (30, 0.7, 21), (3, 0.95, 3), (7, 1.0, 7)],
+    )
+    def test_exact_count(self, n: int, level: float, kept: int) -> None:
+        score = np.arange(float(n))
+        assert metrics.threshold_at_tpr(score, np.ones(n), level) == n - kept
+
+    @SOME
+    @given(WITH_NEVER, LEVELS)
+    def test_largest_threshold_that_keeps_enough(self, data: Set, level: float) -> None:
+        score, correct = data
+        correct[0] = True
+        threshold = metrics.threshold_at_tpr(score, correct, level)
+        right = score[correct]
+        asked = Fraction(str(level)) * len(right)
+        assert np.sum(right >= threshold) >= asked
+        assert all(np.sum(right >= t) < asked for t in score if t > threshold)
+        assert metrics.operating_point(score, correct, threshold).tpr >= level
+
+    def test_ties_at_the_threshold_are_kept(self) -> None:
+        score, correct = [2, 1, 1, 1, 0], [1, 1, 1, 0, 0]
+        assert metrics.threshold_at_tpr(score, correct, 0.5) == 1
+        assert metrics.fpr_at_tpr(score, correct, 0.5) == 1 / 2
+        assert metrics.fpr_at_tpr([2, 1], [1, 1]) == 0.0
+
+    def test_needs_right_answers(self) -> None:
+        with pytest.raises(BadInput, match="calibration needs right answers"):
+            metrics.threshold_at_tpr([1, 2], [0, 0])
+
+
+class TestRisk:
+    def test_curve_by_hand(self) -> None:
+        curve = metrics.risk_coverage([3, 2, 2, -INF], [1, 0, 1, 0])
+        assert curve.coverage.tolist() == [1 / 4, 3 / 4, 1]
+        assert curve.risk.tolist() == [0, 1 / 3, 1 / 2]
+        assert curve.threshold.tolist() == [3, 2, -INF]
+
+    @SOME
+    @given(WITH_NEVER)
+    def test_curve_is_made_of_operating_points(self, data: Set) -> None:
+        score, correct = data
+        curve = metrics.risk_coverage(score, correct)
+        assert curve.threshold.tolist() == sorted(set(score.tolist()), reverse=True)
+        for coverage, risk, threshold in zip(*curve, strict=True):
+            point = metrics.operating_point(score, correct, threshold)
+            assert point.coverage == coverage
+            assert 1 - point.accuracy == pytest.approx(risk)
+
+    def test_areas_by_hand(self) -> None:
+        score, correct = [4, 3, 2, 1], [1, 0, 1, 0]
+        assert metrics.aurc(score, correct) == pytest.approx((0 + 1 / 2 + 1 / 3 + 1 / 2) / 4)
+        assert metrics.eaurc(score, correct) == pytest.approx((1 / 2 + 1 / 3 - 1 / 3) / 4)
+        assert metrics.augrc(score, correct) == pytest.approx((0 + 1 + 1 + 2) / 16)
+
+    @SOME
+    @given(sets(st.sampled_from([-INF, 0.0, 1.0]), most=6))
+    def test_areas_by_brute_force(self, data: Set) -> None:
+        selective, excess, generalized = brute_risks(*data)
+        assert metrics.aurc(*data) == pytest.approx(float(selective), abs=1e-12)
+        assert metrics.eaurc(*data) == pytest.approx(float(excess), abs=1e-12)
+        assert metrics.augrc(*data) == pytest.approx(float(generalized), abs=1e-12)
+
+    @SOME
+    @given(WITH_NEVER)
+    def test_right_answers_first_is_ideal(self, data: Set) -> None:
+        _, correct = data
+        assert metrics.eaurc(correct, correct) == 0.0
+
+    @pytest.mark.parametrize(("correct", "risk"), [([1, 1, 1], 0.0), ([0, 0, 0], 1.0)])
+    def test_one_group_only(self, correct: list[int], risk: float) -> None:
+        assert metrics.aurc([1, 2, 2], correct) == risk
+        assert metrics.eaurc([1, 2, 2], correct) == 0.0
+        assert metrics.augrc([1, 2, 2], correct) == pytest.approx(risk * 2 / 3)
+
+    def test_all_ties_keep_the_error_rate(self) -> None:
+        assert metrics.aurc(np.zeros(8), [1, 1, 0, 1, 1, 1, 0, 1]) == pytest.approx(1 / 4)
+
+
+class TestCalibration:
+    def test_by_hand(self) -> None:
+        confidence, correct = [0.1, 0.3, 0.6, 0.9], [0, 1, 1, 1]
+        assert metrics.ece(confidence, correct, bins=2) == pytest.approx((0.6 + 0.5) / 4)
+        assert metrics.ece(confidence, correct, bins=1) == pytest.approx(1.1 / 4)
+
+    def test_an_edge_belongs_to_the_bin_below(self) -> None:
+        below = metrics.ece([0.2, 0.19], [1, 0], bins=15)
+        above = metrics.ece([0.2, 0.21], [1, 0], bins=15)
+        assert below == pytest.approx(abs(0.39 - 1) / 2)
+        assert above == pytest.approx((0.8 + 0.21) / 2)
+
+    def test_edges_are_the_nearest_doubles(self) -> None:
+        edge = 23 / 30
+        assert metrics.ece([edge, 0.76], [1, 0], bins=30) == pytest.approx((edge - 0.24) / 2)
+
+    @pytest.mark.parametrize("bins", [1, 10, 15])
+    def test_both_ends_are_inside(self, bins: int) -> None:
+        assert metrics.ece([0.0, 1.0, 1.0], [0, 1, 1], bins) == 0.0
+        assert metrics.ece([0.0, 1.0], [1, 0], bins) == (0.0 if bins == 1 else 1.0)
+
+    @SOME
+    @given(sets(st.floats(0, 1)), st.integers(1, 20))
+    def test_against_a_loop(self, data: Set, bins: int) -> None:
+        confidence, correct = data
+        total = 0.0
+        for b in range(bins):
+            inside = (confidence > b / bins) & (confidence <= (b + 1) / bins)
+            if b == 0:
+                inside |= confidence == 0
+            if inside.any():
+                gap = abs(confidence[inside].mean() - correct[inside].mean())
+                total += inside.mean() * gap
+        assert metrics.ece(confidence, correct, bins) == pytest.approx(total, abs=1e-12)
+
+
+class TestIntervals:
+    def test_wilson_textbook(self) -> None:
+        # Newcombe (1998), Statistics in Medicine 17:857, table I, method 3: 81/263 and 15/148.
+        assert metrics.wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+        assert metrics.wilson(15, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
+        assert metrics.wilson(0, 20) == pytest.approx((0, 0.1611), abs=5e-5)
+
+    def test_wilson_without_trials(self) -> None:
+        assert metrics.wilson(0, 0) == Interval(0.0, 1.0)
+
+    @SOME
+    @given(st.integers(1, 500), st.data(), st.sampled_from([0.5, 0.9, 0.95, 0.999]))
+    def test_wilson_ends_solve_the_score_equation(
+        self, n: int, draw: st.DataObject, level: float
+    ) -> None:
+        k = draw.draw(st.integers(0, n))
+        lo, hi = metrics.wilson(k, n, level)
+        assert 0 <= lo <= k / n <= hi <= 1
+        assert metrics.wilson(n - k, n, level) == pytest.approx((1 - hi, 1 - lo))
+        for end in (lo, hi):
+            if 0 < end < 1:
+                deviation = abs(k / n - end) / math.sqrt(end * (1 - end) / n)
+                assert math.erf(deviation / math.sqrt(2)) == pytest.approx(level)
+        assert (lo == 0) == (k == 0)
+        assert (hi == 1) == (k == n)
+
+    def test_bootstrap_repeats_and_contains(self) -> None:
+        score, correct = images(300)
+        found = metrics.bootstrap(metrics.auroc, score, correct, resamples=300)
+        assert found == metrics.bootstrap(metrics.auroc, score, correct, resamples=300)
+        assert found != metrics.bootstrap(metrics.auroc, score, correct, resamples=300, seed=1)
+        assert found.lo < metrics.auroc(score, correct) < found.hi
+        assert found.hi - found.lo < 0.2
+
+    def test_bootstrap_leaves_the_global_generator_alone(self) -> None:
+        state = np.random.get_state(legacy=False)["state"]["key"].copy()
+        metrics.bootstrap(metrics.accuracy, [0, 1, 1], resamples=10)
+        assert np.array_equal(state, np.random.get_state(legacy=False)["state"]["key"])
+
+    def test_bootstrap_of_a_mean_is_the_normal_interval(self) -> None:
+        correct = np.arange(400) % 4 != 0
+        lo, hi = metrics.bootstrap(metrics.accuracy, correct, resamples=2000)
+        half = 1.96 * math.sqrt(0.75 * 0.25 / 400)
+        assert (lo, hi) == pytest.approx((0.75 - half, 0.75 + half), abs=0.008)
+
+    def test_bootstrap_draws_images_jointly(self) -> None:
+        def mismatch(a: FloatArray, b: FloatArray) -> float:
+            assert len(a) == 50
+            return float(np.abs(a + b).max())
+
+        left = np.arange(50.0)
+        assert metrics.bootstrap(mismatch, left, -left, resamples=20) == (0, 0)
+
+    def test_bootstrap_cuts_equal_tails(self) -> None:
+        draws = iter(range(100))
+        found = metrics.bootstrap(
+            lambda _: float(next(draws)), [0.0, 1.0], level=0.9, resamples=100
+        )
+        assert found == (5, 94)
+
+    def test_bootstrap_takes_infinite_thresholds(self) -> None:
+        found = metrics.bootstrap(metrics.paper_threshold, [1.0, 2.0], [0, 1], resamples=200)
+        assert found.hi == INF
+
+    @FEW
+    @given(WITH_NEVER)
+    def test_a_score_does_not_differ_from_itself(self, data: Set) -> None:
+        score, correct = data
+        found = metrics.paired_difference(metrics.auroc, score, score, correct, resamples=20)
+        assert found == (0, 0, 0, 1)
+
+    def test_a_clear_difference(self) -> None:
+        score, correct = images(400)
+        noise = np.random.default_rng(9).normal(size=400)
+        found = metrics.paired_difference(metrics.auroc, score, noise, correct, resamples=400)
+        assert found.value == metrics.auroc(score, correct) - metrics.auroc(noise, correct)
+        assert 0 < found.lo < found.value < found.hi
+        assert found.p == 2 / 401
+        back = metrics.paired_difference(metrics.auroc, noise, score, correct, resamples=400)
+        assert back == (-found.value, -found.hi, -found.lo, found.p)
+
+    def test_no_difference_between_two_noises(self) -> None:
+        generator = np.random.default_rng(3)
+        a, b, correct = generator.normal(size=300), generator.normal(size=300), images(300)[1]
+        found = metrics.paired_difference(metrics.auroc, a, b, correct, resamples=200)
+        assert found.lo < 0 < found.hi
+        assert 0.05 < found.p <= 1
+
+    def test_pairing_is_tighter_than_two_samples(self) -> None:
+        score, correct = images(400)
+        near = score + 0.01 * np.random.default_rng(1).normal(size=400)
+        paired = metrics.paired_difference(metrics.auroc, score, near, correct, resamples=200)
+        alone = metrics.bootstrap(metrics.auroc, score, correct, resamples=200)
+        assert paired.hi - paired.lo < (alone.hi - alone.lo) / 5
+
+    def test_ten_thousand_images_are_quick(self) -> None:
+        score, correct = images(10_000)
+        start = time.perf_counter()
+        metrics.bootstrap(metrics.auroc, score, correct, resamples=100)
+        assert time.perf_counter() - start < 2
+
+
+PAIRED: list[Callable[[ArrayLike, ArrayLike], object]] = [
+    *RANKED,
+    metrics.paper_threshold,
+    metrics.paper_operating_point,
+    metrics.threshold_at_tpr,
+    metrics.risk_coverage,
+    metrics.ece,
+    metrics.gated,
+    lambda score, correct: metrics.operating_point(score, correct, 0.5),
+    lambda score, correct: metrics.paired_difference(metrics.auroc, score, score, correct),
+]
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("function", PAIRED)
+    @pytest.mark.parametrize(
+        ("score", "correct", "sentence"),
+        [
+            ([0.1, math.nan], [1, 0], "has a NaN"),
+            ([0.1, 0.2], [1, 0, 1], "numbers of images differ"),
+            ([], [], "is empty"),
+            ([[0.1, 0.2]], [1, 0], "shape"),
+            ([0.1, 0.2], [[1, 0]], "shape"),
+            (0.1, 1, "shape"),
+            ([0.1, 0.2], [3, 7], "other than true and false"),
+            ([0.1, 0.2], [1, math.nan], "has a NaN"),
+            (["cat", "dog"], [1, 0], "cannot be read"),
+            ([[0.1], [0.2, 0.3]], [1, 0], "cannot be read"),
+        ],
+    )
+    def test_bad_sets(
+        self,
+        function: Callable[[ArrayLike, ArrayLike], object],
+        score: ArrayLike,
+        correct: ArrayLike,
+        sentence: str,
+    ) -> None:
+        with pytest.raises(BadInput, match=sentence):
+            function(score, correct)
+
+    @pytest.mark.parametrize("tpr", [0.0, -0.1, 1.01, 95, math.nan])
+    def test_bad_rates(self, tpr: float) -> None:
+        for function in (metrics.paper_threshold, metrics.threshold_at_tpr, metrics.fpr_at_tpr):
+            with pytest.raises(BadInput, match="tpr is"):
+                function([1, 2], [0, 1], tpr)
+
+    @pytest.mark.parametrize("level", [0.0, 1.0, 95, math.nan])
+    def test_bad_levels(self, level: float) -> None:
+        with pytest.raises(BadInput, match="level is"):
+            metrics.wilson(1, 2, level)
+        with pytest.raises(BadInput, match="level is"):
+            metrics.bootstrap(metrics.accuracy, [0, 1], level=level, resamples=2)
+
+    @pytest.mark.parametrize(("k", "n"), [(-1, 2), (3, 2), (0, -1)])
+    def test_impossible_counts(self, k: int, n: int) -> None:
+        with pytest.raises(BadInput, match="impossible"):
+            metrics.wilson(k, n)
+
+    @pytest.mark.parametrize("confidence", [1.1, -0.1, -INF, INF])
+    def test_confidence_outside_the_unit_interval(self, confidence: float) -> None:
+        with pytest.raises(BadInput, match="confidence leaves"):
+            metrics.ece([0.5, confidence], [1, 0])
+
+    def test_single_arguments(self) -> None:
+        with pytest.raises(BadInput, match="bins is 0"):
+            metrics.ece([0.5], [1], bins=0)
+        with pytest.raises(BadInput, match="threshold is NaN"):
+            metrics.operating_point([0.5], [1], math.nan)
+        with pytest.raises(BadInput, match="is empty"):
+            metrics.accuracy([])
+        with pytest.raises(BadInput, match="accepted 1, correct 2"):
+            metrics.verdict_point([True], [True, False])
+
+    def test_bad_bootstraps(self) -> None:
+        with pytest.raises(BadInput, match="at least one"):
+            metrics.bootstrap(metrics.accuracy)
+        with pytest.raises(BadInput, match="at least one"):
+            metrics.bootstrap(metrics.accuracy, [0, 1], resamples=0)
+        with pytest.raises(BadInput, match="array 1 2, array 2 3"):
+            metrics.bootstrap(metrics.auroc, [0, 1], [0, 1, 1])
+        with pytest.raises(BadInput, match="NaN on a resample"):
+            metrics.bootstrap(lambda _: math.nan, [0, 1], resamples=2)
+        with pytest.raises(BadInput, match="numbers of images differ"):
+            metrics.paired_difference(metrics.auroc, [1, 2], [1, 2, 3], [0, 1])
+
+    @pytest.mark.parametrize("correct", [0, 1])
+    @pytest.mark.parametrize("score", [-INF, 0.5])
+    def test_one_image_gives_finite_answers(self, score: float, correct: int) -> None:
+        for statistic in (metrics.auroc, metrics.aurc, metrics.eaurc, metrics.augrc):
+            assert 0 <= statistic([score], [correct]) <= 1
+        found = metrics.bootstrap(metrics.auroc, [score], [correct], resamples=5)
+        assert found == (0.5, 0.5)
