@@ -1,3 +1,49 @@
-"""Adversarially robust image classifiers that may answer "don't know"."""
+"""Adversarially robust image classifiers that may answer "don't know".
+
+    from demur import PGD, Linf, RCon, Run
+
+The names below load what they need when they are first used, so `import demur` is instant.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from demur.attacks import CE, PGD, Clean, Evade, Margin, Refused, Slips, Wrong
+    from demur.balls import L2, Linf
+    from demur.calibrate import TPR
+    from demur.evaluate import Order, Scoring, Source, attacked, bind
+    from demur.output import Output
+    from demur.recipes import recipe
+    from demur.rejectors import Con, Coupled, Energy, RCon
+    from demur.runs import Run
+
+_HOMES = {
+    "attacks": ("CE", "PGD", "Clean", "Evade", "Margin", "Refused", "Slips", "Wrong"),
+    "balls": ("L2", "Linf"),
+    "calibrate": ("TPR",),
+    "evaluate": ("Order", "Scoring", "Source", "attacked", "bind"),
+    "output": ("Output",),
+    "recipes": ("recipe",),
+    "rejectors": ("Con", "Coupled", "Energy", "RCon"),
+    "runs": ("Run",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "CE", "L2", "PGD", "TPR", "Clean", "Con", "Coupled", "Energy", "Evade", "Linf", "Margin",
+    "Order", "Output", "RCon", "Refused", "Run", "Scoring", "Slips", "Source", "Wrong", "attacked",
+    "bind", "recipe",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"demur.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'demur' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -55,7 +55,7 @@ class Recipe(Spec):
 def _digits(method: Method) -> Recipe:
     radius = Digits.threat.linf
     return Recipe(
-        Digits(), Small(), method, OneCycle(0.2), epochs=16, judge=PGD(Linf(radius), steps=10),
+        Digits(), Small(), method, OneCycle(0.3), epochs=18, judge=PGD(Linf(radius), steps=10),
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ Text is parsed with `ast` and never evaluated: only numbers, strings, tuples and
 
 import ast
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from fractions import Fraction
@@ -70,7 +71,7 @@ def show(value: Any, full: bool = False) -> str:
         return f"({inside},)" if len(value) == 1 else f"({inside})"
     if isinstance(value, float):
         return _number(value)
-    return repr(value)
+    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def lines(value: Spec) -> str:

@@ -10,7 +10,7 @@ from demur.cli.app import AsJson, DataFolder, Device, app
 from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
-    from demur.evaluate import Order, Scored, Source
+    from demur.evaluate import Order, Scored, Scoring, Source
 
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")]
@@ -82,27 +82,24 @@ def score(
 
     Example: demur score digits-pgdat-rr --protocol deploy
     """
-    from rich.console import Console
-
     from demur.evaluate import PROTOCOLS
-    from demur.report.text import score_table
+    from demur.report.text import show_scores
 
     if protocol not in (*PROTOCOLS, "both"):
         known = suggestion(protocol, (*PROTOCOLS, "both"))
         raise BadInput(f"no protocol is called {protocol!r}; {known}")
     asked = PROTOCOLS if protocol == "both" else tuple(p for p in PROTOCOLS if p == protocol)
-    scored = scored_run(source_of(run, device, data))
+    _, scored = scored_run(source_of(run, device, data))
     if as_json:
         rows = [r.plain() for each in scored for r in each.rows if r.protocol in asked]
         summaries = [vars(each.summary) for each in scored]
         typer.echo(json.dumps({"attacks": summaries, "rows": rows}, indent=2))
         return
-    for name in asked:
-        Console().print(score_table(scored, name))
+    show_scores(scored, asked)
 
 
-def scored_run(source: "Source") -> list["Scored"]:
-    """Every test record of the run, scored."""
+def scored_run(source: "Source") -> tuple["Scoring", list["Scored"]]:
+    """The run's thresholds, and every test record of it scored."""
     from demur.evaluate import Scoring
 
     with source.run.writing():
@@ -111,4 +108,4 @@ def scored_run(source: "Source") -> list["Scored"]:
             name = source.run.path.name
             raise BadInput(f"{name} has no record yet; make one with demur attack {name} pgd-20")
         scoring = Scoring.of(source.clean)
-    return [scoring.scored(record) for record in records]
+    return scoring, [scoring.scored(record) for record in records]

@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import cast, get_args
@@ -24,7 +25,7 @@ from demur.balls import L2, Linf
 from demur.batch import check_batch
 from demur.data import Images, SplitName, Splits
 from demur.errors import BadInput, suggestion
-from demur.evaluate.bind import bind
+from demur.evaluate.binding import bind
 from demur.nets import RejectingNet
 from demur.output import Output
 from demur.runs import Record, Run, provenance
@@ -50,6 +51,13 @@ class Order:
     batch_size: int = 256
     keep_images: int = 256
     keep_features: bool = False
+
+    def check(self) -> None:
+        """Refuse numbers that make no sense."""
+        if self.batch_size < 1:
+            raise BadInput(f"--batch-size must be at least 1, not {self.batch_size}")
+        if self.keep_images < 0:
+            raise BadInput(f"--keep-images must be 0 or more, not {self.keep_images}")
 
 
 class Source:
@@ -89,8 +97,7 @@ def attacked(
     watch: Watch = unwatched,
 ) -> Record:
     """The record of an attack, read if it exists, else made."""
-    if order.batch_size < 1:
-        raise BadInput("--batch-size must be at least 1")
+    order.check()
     images = source.images(order)
     bound = bind(attack, source.clean)
     asked = {
@@ -113,13 +120,14 @@ def attacked(
     arrays = _answers(source.net, x, x_adv, images, order)
     about = {
         "label": label,
-        "spec": show(attack),
+        "spec": show(attack, full=True),
         "digest": key,
         **asked,
         "n": len(images),
         "seed": getattr(attack, "seed", None),
         "epoch": source.run.chosen["epoch"],
-        "recipe": show(source.run.recipe),
+        "recipe": show(source.run.recipe, full=True),
+        "made": datetime.now(UTC).isoformat(timespec="microseconds"),
         **provenance(source.device),
     }
     record = Record(arrays, about)

@@ -4,16 +4,15 @@ paper: the TPR-95 threshold is chosen with labels on each scored set, strict >, 
 deploy: the threshold comes from clean cal images and is frozen before an attack is seen, >=.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from demur import metrics
 from demur.calibrate import TPR
-from demur.evaluate.bind import Binding, CleanRecord
-from demur.metrics import BoolArray, Difference, FloatArray, Interval, Operating
+from demur.evaluate.binding import Binding, CleanRecord
+from demur.metrics import Difference, FloatArray, Interval, Operating
 from demur.output import con, tcon
 from demur.recipes import NAMED_REJECTORS
 from demur.rule import Score
@@ -27,6 +26,19 @@ RESAMPLES = 500
 
 
 @dataclass(frozen=True)
+class Ranking:
+    """How well a score orders right before wrong, whatever the threshold."""
+
+    auroc: float
+    auroc_interval: Interval
+    auroc_vs_con: Difference
+    aurc: float
+    eaurc: float
+    augrc: float
+    fpr_at_tpr: float
+
+
+@dataclass(frozen=True)
 class Row:
     """One rejector under one attack in one protocol."""
 
@@ -37,21 +49,14 @@ class Row:
     accuracy_interval: Interval
     coverage_interval: Interval
     accepted_wrong_interval: Interval
-    auroc: float
-    auroc_interval: Interval
-    auroc_vs_con: Difference
-    aurc: float
-    eaurc: float
-    augrc: float
-    fpr_at_tpr: float
+    tpr_interval: Interval | None  # None where that share itself set the threshold
+    ranking: Ranking
     threshold_from: str
     record: str
 
     def plain(self) -> dict[str, Any]:
         """The row as JSON values; an infinite threshold is written as text."""
-        row = asdict(self) | {"point": self.point._asdict()}
-        for name, value in row.items():
-            row[name] = value._asdict() if hasattr(value, "_asdict") else value
+        row: dict[str, Any] = _plain(self)
         if not np.isfinite(self.point.threshold):
             row["point"]["threshold"] = str(self.point.threshold)
         return row
@@ -104,68 +109,66 @@ class Scoring:
         thresholds = {name: binding.threshold(score, TPR(level)) for name, score in scores.items()}
         return Scoring(scores, thresholds, level, len(cal.y))
 
-    def scored(self, record: Record, protocols: Iterable[Protocol] = PROTOCOLS) -> Scored:
+    def scored(self, record: Record) -> Scored:
         """The record's rows, oracle last; the oracle has no deployable threshold."""
-        asked = tuple(protocols)
         base = values(self.scores[BASELINE], record)
         rows = []
         for name, score in self.scores.items():
-            ranked = values(score, record)
-            for protocol in asked:
-                accepted = None
-                if protocol == "deploy":
-                    accepted = score.rule(self.thresholds[name]).accepted(record.output).numpy()
-                rows.append(self._row(record, name, protocol, ranked, accepted, base))
-        if "paper" in asked:
-            oracle = tcon(record.output, record.y).double().numpy()
-            rows.append(self._row(record, ORACLE, "paper", oracle, None, base))
+            value = values(score, record)
+            ranking = self._ranking(value, base, record)
+            rows.append(self._paper_row(name, value, ranking, record))
+            rows.append(self._deploy_row(name, ranking, record))
+        oracle = tcon(record.output, record.y).double().numpy()
+        ranking = self._ranking(oracle, base, record)
+        rows.append(self._paper_row(ORACLE, oracle, ranking, record))
         return Scored(record, summary(record), rows)
 
-    def _row(
-        self,
-        record: Record,
-        name: str,
-        protocol: Protocol,
-        score: FloatArray,
-        accepted: BoolArray | None,
-        base: FloatArray,
-    ) -> Row:
-        correct, level = record.correct, self.level
-        if accepted is None:
-            point = metrics.paper_operating_point(score, correct, level)
-            # the threshold moves with the sample, so the whole procedure is resampled
-            accuracy = _bootstrap(
-                lambda s, c: metrics.paper_operating_point(s, c, level).accuracy, score, correct
-            )
-            threshold_from = "this set, with its labels"
-        else:
-            point = metrics.verdict_point(accepted, correct, self.thresholds[name])
-            accuracy = point.accuracy_interval
-            threshold_from = f"cal, clean, n={self.cal_n}"
-        return Row(
-            attack=record.label,
-            rejector=name,
-            protocol=protocol,
-            point=point,
-            accuracy_interval=accuracy,
-            coverage_interval=point.coverage_interval,
-            accepted_wrong_interval=point.accepted_wrong_interval,
+    def _ranking(self, score: FloatArray, base: FloatArray, record: Record) -> Ranking:
+        correct = record.correct
+        return Ranking(
             auroc=metrics.auroc(score, correct),
-            auroc_interval=_bootstrap(metrics.auroc, score, correct),
+            auroc_interval=metrics.bootstrap(metrics.auroc, score, correct, resamples=RESAMPLES),
             auroc_vs_con=metrics.paired_difference(
                 metrics.auroc, score, base, correct, resamples=RESAMPLES
             ),
             aurc=metrics.aurc(score, correct),
             eaurc=metrics.eaurc(score, correct),
             augrc=metrics.augrc(score, correct),
-            fpr_at_tpr=metrics.fpr_at_tpr(score, correct, level) if correct.any() else 0.0,
-            threshold_from=threshold_from,
-            record=record.digest,
+            fpr_at_tpr=metrics.fpr_at_tpr(score, correct, self.level) if correct.any() else 0.0,
         )
 
+    def _paper_row(self, name: str, score: FloatArray, ranking: Ranking, record: Record) -> Row:
+        point = metrics.paper_operating_point(score, record.correct, self.level)
+        # the threshold moves with the sample, so the whole procedure is resampled
+        interval = metrics.bootstrap(
+            lambda s, c: metrics.paper_operating_point(s, c, self.level).accuracy,
+            score,
+            record.correct,
+            resamples=RESAMPLES,
+        )
+        return Row(
+            record.label, name, "paper", point, interval, point.coverage_interval,
+            point.accepted_wrong_interval, None, ranking, "this set, with its labels",
+            record.digest,
+        )  # fmt: skip
 
-def _bootstrap(statistic: Callable[..., float], score: FloatArray, correct: BoolArray) -> Interval:
-    return metrics.bootstrap(statistic, score, correct, resamples=RESAMPLES)
+    def _deploy_row(self, name: str, ranking: Ranking, record: Record) -> Row:
+        rule = self.scores[name].rule(self.thresholds[name])
+        accepted = rule.accepted(record.output).numpy()
+        point = metrics.verdict_point(accepted, record.correct, self.thresholds[name])
+        kept = metrics.wilson(int(accepted[record.correct].sum()), int(record.correct.sum()))
+        return Row(
+            record.label, name, "deploy", point, point.accuracy_interval, point.coverage_interval,
+            point.accepted_wrong_interval, kept, ranking, f"cal, clean, n={self.cal_n}",
+            record.digest,
+        )  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses and named tuples as dictionaries, all the way down."""
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    return value._asdict() if hasattr(value, "_asdict") else value
 
 
 def values(score: Score, record: Record) -> FloatArray:

@@ -1,4 +1,4 @@
-"""A pre-activation ResNet-8 for small images: three stages of one block, 76 thousand weights."""
+"""A pre-activation ResNet-8 for small images: three stages of one block, 78 thousand weights."""
 
 from dataclasses import dataclass
 

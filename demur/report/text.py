@@ -1,8 +1,14 @@
 """Scores as tables for the terminal.
 
-console.print(score_table(scored, "deploy"))
+    show_scores(scored, ["deploy"])
+
+Piped output is as wide as the table; on a narrow terminal the intervals go below their figures.
 """
 
+from collections.abc import Iterable
+
+from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from demur.evaluate import Protocol, Row, Scored
@@ -12,47 +18,64 @@ CAPTIONS: dict[Protocol, str] = {
     "paper": "paper: TPR-95 threshold chosen with labels on each scored set (strict >)",
     "deploy": "deploy: TPR-95 threshold frozen on clean cal images before any attack (>=)",
 }
+COLUMNS = ("right of accepted", "coverage", "accepted & wrong", "right kept", "AUROC")
+FULL_WIDTH = 126
 
 
-def percent(value: float, interval: Interval | None = None) -> str:
-    """A share as a percentage, with its 95% interval."""
-    span = "" if interval is None else f" [{100 * interval.lo:.1f}, {100 * interval.hi:.1f}]"
-    return f"{100 * value:.1f}{span}"
+def show_scores(scored: list[Scored], protocols: Iterable[Protocol]) -> None:
+    """Print one table a protocol."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(console.width, FULL_WIDTH))
+    for protocol in protocols:
+        console.print(score_table(scored, protocol, narrow=console.width < FULL_WIDTH))
 
 
-def score_table(scored: list[Scored], protocol: Protocol) -> Table:
+def score_table(scored: list[Scored], protocol: Protocol, narrow: bool = False) -> Table:
     """Rejectors under attacks in one protocol; shares in percent with 95% intervals."""
-    table = Table(title=CAPTIONS[protocol], title_justify="left", header_style="bold")
-    table.add_column("attack", no_wrap=True)
-    table.add_column("rejector", no_wrap=True)
-    for name in ("right of accepted", "coverage", "accepted & wrong", "right kept", "AUROC"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = Table(
+        title=CAPTIONS[protocol], title_justify="left", header_style="bold", box=box.SIMPLE_HEAD,
+        caption="percent, with 95% intervals; the first line of each attack answers everything",
+        caption_justify="left", padding=(0, 1, 0, 0), title_style="bold",
+    )  # fmt: skip
+    table.add_column("attack, rejector", no_wrap=True)
+    for name in COLUMNS:
+        least = 11 if name == "AUROC" else 9
+        table.add_column(name, justify="right", no_wrap=not narrow, min_width=least)
     for each in scored:
-        summary = each.summary
-        table.add_row(
-            f"{summary.attack} (n={summary.n})",
-            "none",
-            percent(summary.accuracy, summary.accuracy_interval),
-            "100.0",
-            percent(1 - summary.accuracy),
-            "100.0",
-            "",
-            style="dim",
-        )
+        everything = each.summary.accuracy, each.summary.accuracy_interval
+        wrong = 1 - each.summary.accuracy
+        cells = (percent(*everything, narrow), "100.0", percent(wrong), "100.0", "")
+        table.add_row(f"{each.summary.attack}, n={each.summary.n}", *cells, style="bold")
         for row in each.rows:
             if row.protocol == protocol:
-                table.add_row("", *_cells(row))
+                table.add_row(f"  {row.rejector}", *_cells(row, narrow))
         table.add_section()
     return table
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    point = row.point
+def percent(value: float, interval: Interval | None = None, narrow: bool = False) -> str:
+    """A share as a percentage, with its 95% interval beside or below it."""
+    return _with(f"{100 * value:.1f}", _ends(interval, 100, 1), narrow)
+
+
+def _cells(row: Row, narrow: bool) -> tuple[str, ...]:
+    point, ranking = row.point, row.ranking
+    area = _ends(ranking.auroc_interval, 1, 3)
     return (
-        row.rejector,
-        percent(point.accuracy, row.accuracy_interval),
-        percent(point.coverage, row.coverage_interval),
-        percent(point.accepted_wrong, row.accepted_wrong_interval),
-        percent(point.tpr),
-        f"{row.auroc:.3f} [{row.auroc_interval.lo:.3f}, {row.auroc_interval.hi:.3f}]",
+        percent(point.accuracy, row.accuracy_interval, narrow),
+        percent(point.coverage, row.coverage_interval, narrow),
+        percent(point.accepted_wrong, row.accepted_wrong_interval, narrow),
+        percent(point.tpr, row.tpr_interval, narrow),
+        _with(f"{ranking.auroc:.3f}", area, narrow),
     )
+
+
+def _ends(interval: Interval | None, scale: float, decimals: int) -> list[str]:
+    return [] if interval is None else [f"{scale * end:.{decimals}f}" for end in interval]
+
+
+def _with(value: str, ends: list[str], narrow: bool) -> str:
+    if not ends:
+        return value
+    return f"{value}\n{'-'.join(ends)}" if narrow else f"{value} [{', '.join(ends)}]"

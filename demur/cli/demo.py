@@ -1,0 +1,63 @@
+"""demur demo and demur report: from nothing, or from a run, to a page to look at."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from demur.cli.app import DataFolder, Device, app
+from demur.cli.evaluate import RunName, attack_all, scored_run, source_of
+from demur.cli.train import trained
+
+if TYPE_CHECKING:
+    from demur.evaluate import Source
+
+RECIPE = "digits-pgdat-rr"
+ATTACKS = ["clean", "pgd-20", "adaptive-rcon"]
+
+
+@app.command()
+def demo(
+    out: Annotated[str, typer.Option(help="The run folder.")] = "runs/demo",
+    device: Device = "auto",
+) -> None:
+    """Train, attack, calibrate and report on the embedded digits; prints where the page is.
+
+    Example: demur demo --device cpu
+    """
+    from demur.evaluate import Order
+    from demur.recipes import recipe
+
+    run = trained(recipe(RECIPE), Path(out), device, None)
+    source = source_of(str(run.path), device, None)
+    attack_all(source, ATTACKS, Order())
+    page = _page(source, Path(out) / "report.html", tables=True)
+    typer.echo(f"the page: {page.resolve()}")
+
+
+@app.command()
+def report(
+    run: RunName,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", help="The page.", show_default="RUN/report.html")
+    ] = None,
+    device: Device = "auto",
+    data: DataFolder = None,
+) -> None:
+    """Write one self-contained page about everything a run has records of.
+
+    Example: demur report digits-pgdat-rr -o report.html
+    """
+    source = source_of(run, device, data)
+    page = _page(source, Path(out) if out else source.run.path / "report.html", tables=False)
+    typer.echo(f"the page: {page.resolve()}")
+
+
+def _page(source: "Source", path: Path, tables: bool) -> Path:
+    from demur.report.page import write_page
+    from demur.report.text import show_scores
+
+    scoring, scored = scored_run(source)
+    if tables:
+        show_scores(scored, ["deploy"])
+    return write_page(source, scored, scoring, path)

@@ -1,0 +1,246 @@
+"""Pictures of scored records: answers by certainty, and errors against coverage.
+
+    svg = certainty_svg(scored[0], scoring)         # one panel, for a page
+    png = overview_figure(scored, scoring)          # both panels of the hardest attack
+
+Colours are safe for colour-blind readers and never carry meaning alone. The same records give the
+same bytes, whatever style the user's matplotlib is set to.
+"""
+
+import base64
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from demur.errors import BadInput
+from demur.evaluate import BASELINE, ORACLE, Row, Scored, Scoring, values
+from demur.metrics import FloatArray, risk_coverage
+from demur.output import tcon
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+RECTIFIED = "R-Con"
+RIGHT, WRONG, INK, FAINT = "#0072B2", "#D55E00", "#1f2933", "#6b7280"
+# Lines and dashes of the rejectors in order; Okabe and Ito's colours.
+STROKES = (
+    ("#56B4E9", (0, (5, 2))),
+    ("#0072B2", (0, ())),
+    ("#CC79A7", (0, (1, 1))),
+    ("#009E73", (0, (6, 2, 1, 2))),
+    ("#E69F00", (0, (3, 1, 1, 1, 1, 1))),
+    ("#D55E00", (0, (8, 3))),
+)
+MOST_POINTS = 2000  # above this a scatter is drawn as pixels, so that the page stays small
+LEFT_END = 0.1  # below this coverage a curve rests on few images and does not set the scale
+STYLE = {
+    "svg.hashsalt": "demur",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlecolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+}
+MISSING = "the page needs matplotlib and jinja2; install them with pip install 'demur[report]'"
+
+Draw = Callable[["Axes", Scored, Scoring], None]
+
+
+def check_installed() -> None:
+    """Nothing where the report extra is installed, else BadInput."""
+    try:
+        for name in ("matplotlib", "jinja2"):
+            import_module(name)
+    except ImportError:
+        raise BadInput(MISSING) from None
+
+
+def decider(scoring: Scoring) -> str:
+    """The rejector whose verdicts a report tells: R-Con where the net has it, else Con."""
+    return RECTIFIED if RECTIFIED in scoring.scores else BASELINE
+
+
+def deploy_row(each: Scored, rejector: str) -> Row:
+    """The row of a rejector at its frozen threshold."""
+    return next(r for r in each.rows if (r.rejector, r.protocol) == (rejector, "deploy"))
+
+
+def certainty_svg(each: Scored, scoring: Scoring) -> bytes:
+    """Con against R-Con for right and wrong answers; con alone where the net has no R-Con."""
+    return _panel(_certainty(scoring), each, scoring)
+
+
+def risk_coverage_svg(each: Scored, scoring: Scoring) -> bytes:
+    """The errors among the answered at every coverage, a line for each rejector and the oracle."""
+    return _panel(_risk_coverage, each, scoring)
+
+
+def overview_figure(scored: list[Scored], scoring: Scoring) -> bytes:
+    """A PNG of both panels for the attack that gets most wrong answers past the rejector."""
+    check_installed()
+    name = decider(scoring)
+    hardest = max(scored, key=lambda each: deploy_row(each, name).point.accepted_wrong)
+    with _figure(9.0, 3.5) as figure:
+        left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
+        _certainty(scoring)(left, hardest, scoring)
+        _risk_coverage(right, hardest, scoring)
+        figure.suptitle(_heading(hardest), x=0.01, ha="left", fontsize=11, fontweight="bold")
+        return _saved(figure, "png")
+
+
+def attacked_images(each: Scored) -> bool:
+    """Whether any image of the record was changed."""
+    return each.summary.largest_linf > 0
+
+
+def data_uri(content: bytes, kind: Literal["svg+xml", "png"]) -> str:
+    """A picture as the address of an img."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def pixel_png(picture: FloatArray) -> bytes:
+    """An image of C, H, W in [0, 1] as a PNG of as many pixels."""
+    from matplotlib.image import imsave
+
+    channels = np.moveaxis(np.round(picture.clip(0, 1) * 255).astype(np.uint8), 0, -1)  # H, W, C
+    colours = np.repeat(channels, 3, -1) if channels.shape[-1] == 1 else channels
+    buffer = io.BytesIO()
+    imsave(buffer, colours, format="png", metadata={"Software": None})  # type: ignore[dict-item]
+    return buffer.getvalue()
+
+
+@contextmanager
+def _figure(width: float, height: float) -> Iterator["Figure"]:
+    """A white figure in the house style; neither pyplot nor the user's settings are touched."""
+    from matplotlib import style
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with style.context(["default", STYLE]):
+        figure = Figure((width, height), dpi=400 / 3, layout="constrained", facecolor="white")
+        FigureCanvasAgg(figure)
+        yield figure
+
+
+def _panel(draw: Draw, each: Scored, scoring: Scoring) -> bytes:
+    with _figure(3.8, 3.5) as figure:
+        draw(figure.subplots(), each, scoring)
+        return _saved(figure, "svg")
+
+
+def _saved(figure: "Figure", kind: Literal["svg", "png"]) -> bytes:
+    buffer = io.BytesIO()
+    undated = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}[kind]
+    figure.savefig(buffer, format=kind, metadata=undated)
+    return buffer.getvalue()
+
+
+def _heading(each: Scored) -> str:
+    summary = each.summary
+    how = f"attacked with {summary.attack}" if attacked_images(each) else "as they are"
+    return f"{summary.n} images {how}: how sure the net is, and what refusing saves"
+
+
+def _certainty(scoring: Scoring) -> Draw:
+    return _scatter if RECTIFIED in scoring.scores else _histogram
+
+
+def _scatter(axes: "Axes", each: Scored, scoring: Scoring) -> None:
+    record, correct = each.record, each.record.correct
+    x, y = (values(scoring.scores[name], record) for name in (BASELINE, RECTIFIED))
+    as_pixels = len(correct) > MOST_POINTS
+    axes.fill([0, 0, 1], [0, 1, 1], color="#f1f3f5", linewidth=0, zorder=0)
+    axes.text(0.03, 0.97, "cannot happen:\nR-Con is never above con", va="top", fontsize=8,
+              color=FAINT)  # fmt: skip
+    for chosen, words, marker, colour, size in (
+        (correct, "right", "o", RIGHT, 13),
+        (~correct, "wrong", "x", WRONG, 20),
+    ):
+        axes.scatter(
+            x[chosen], y[chosen], s=size, marker=marker, color=colour, alpha=0.7, linewidths=1.1,
+            label=f"{words} ({chosen.sum()})", rasterized=as_pixels, zorder=2,
+        )  # fmt: skip
+    _half_lines(axes)
+    at_con, at_rcon = (scoring.thresholds[name] for name in (BASELINE, RECTIFIED))
+    axes.axhline(at_rcon, color=INK, linewidth=1.3, zorder=3)
+    axes.axvline(at_con, color=INK, linewidth=1.3, linestyle=(0, (5, 2)), zorder=3)
+    _note(axes, 0.01, at_rcon, f"R-Con threshold {at_rcon:.2f}", ha="left", va="bottom")
+    _note(axes, at_con, 0.02, f"Con threshold {at_con:.2f}", ha="right", va="bottom", rotation=90)
+    axes.set(xlim=(0, 1.02), ylim=(0, 1.02), xlabel="confidence (con)",
+             ylabel="rectified confidence (R-Con)")  # fmt: skip
+    axes.legend(loc="lower right", handletextpad=0.2, borderaxespad=0.2)
+
+
+def _half_lines(axes: "Axes") -> None:
+    """The theorem's lines: con = 1/2 and R-Con = 1/2."""
+    for line in (axes.axhline(0.5), axes.axvline(0.5)):
+        line.set(color=FAINT, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
+    _note(axes, 0.01, 0.5, "1/2", ha="left", va="top", color=FAINT)
+    _note(axes, 0.5, 0.02, "1/2", ha="right", va="bottom", color=FAINT)
+
+
+def _note(axes: "Axes", x: float, y: float, words: str, **placed: str | float) -> None:
+    axes.text(x, y, words, fontsize=8, zorder=4, **placed)  # type: ignore[arg-type]
+
+
+def _histogram(axes: "Axes", each: Scored, scoring: Scoring) -> None:
+    correct = each.record.correct
+    x = values(scoring.scores[BASELINE], each.record)
+    bins = np.linspace(0, 1, 26).tolist()
+    axes.hist(x[correct], bins, color=RIGHT, alpha=0.55, label=f"right ({correct.sum()})")
+    axes.hist(x[~correct], bins, histtype="step", hatch="////", edgecolor=WRONG, linewidth=1.4,
+              label=f"wrong ({(~correct).sum()})")  # fmt: skip
+    at = scoring.thresholds[BASELINE]
+    axes.axvline(at, color=INK, linewidth=1.3, linestyle=(0, (5, 2)))
+    top = axes.get_ylim()[1]
+    _note(axes, at - 0.01, top, f"Con threshold {at:.2f}", ha="right", va="top", rotation=90)
+    axes.set(xlim=(0, 1.02), xlabel="confidence (con)", ylabel="images")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.3)
+
+
+def _risk_coverage(axes: "Axes", each: Scored, scoring: Scoring) -> None:
+    record, correct = each.record, each.record.correct
+    highest = 0.0
+    for place, (name, score) in enumerate(scoring.scores.items()):
+        colour, dashes = STROKES[place % len(STROKES)]
+        highest = max(highest, _curve(axes, values(score, record), each, name, colour, dashes))
+        point = deploy_row(each, name).point
+        if point.accepted:
+            axes.plot(100 * point.coverage, 100 * (1 - point.accuracy), "o", color=colour,
+                      markeredgecolor="white", markersize=7, zorder=4)  # fmt: skip
+    oracle = tcon(record.output, record.y).double().numpy()
+    highest = max(highest, _curve(axes, oracle, each, ORACLE, INK, (0, (2, 2))))
+    highest = max(highest, float(1 - correct.mean()), 0.01)
+    axes.set(xlim=(0, 101), ylim=(-3 * highest, 112 * highest), ylabel="wrong among answered (%)",
+             xlabel="coverage: share answered (%)")  # fmt: skip
+    axes.legend(loc="upper left", handlelength=3.4, labelspacing=0.3, frameon=True, framealpha=0.85,
+                edgecolor="none")  # fmt: skip
+
+
+def _curve(
+    axes: "Axes",
+    score: FloatArray,
+    each: Scored,
+    name: str,
+    colour: str,
+    dashes: tuple[int, tuple[int, ...]],
+) -> float:
+    """The largest risk that should set the scale; the line is drawn."""
+    curve = risk_coverage(score, each.record.correct)
+    axes.plot(100 * curve.coverage, 100 * curve.risk, color=colour, linestyle=dashes,
+              linewidth=1.8, label=name)  # fmt: skip
+    return float(curve.risk[curve.coverage >= LEFT_END].max())

@@ -1,0 +1,243 @@
+"""The report of a run: one HTML file that needs no network and no other file.
+
+write_page(source, [scoring.scored(r) for r in run.records("test")], scoring, Path("report.html"))
+
+It tells what was answered, what was refused and why; all figures come from rows and records.
+"""
+
+import math
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from demur.evaluate import ORACLE, Protocol, Row, Scored, Scoring, Source, Summary
+from demur.metrics import Interval
+from demur.report.again import attack_command, still_named, train_command
+from demur.report.figures import (
+    RECTIFIED,
+    attacked_images,
+    certainty_svg,
+    check_installed,
+    data_uri,
+    decider,
+    risk_coverage_svg,
+)
+from demur.report.gallery import GROUPS, PER_GROUP, Gallery, Group, Verdicts, gallery
+from demur.report.text import percent
+from demur.runs import Record
+from demur.runs.files import write_text
+from demur.spec import lines, show
+
+WORDS = {
+    "Con": "Confidence (con): the probability the net gives to its own answer, from 0 to 1.",
+    "R-Con": "Rectified confidence: con times A, where A is the net's second output. "
+    "It has learned to guess T-Con without knowing the true label.",
+    "Energy": "How strongly the net reacts to the image at all (log-sum-exp of its outputs).",
+    "Con+R-Con": "Two conditions in sequence: con must reach 1/2, then R-Con its threshold.",
+    "T-Con": "True confidence: the probability the net gives to the true label. It needs that "
+    "label, so nobody can use it; it is an oracle that shows what is possible.",
+}
+TOLD = {
+    "digest": "record digest",
+    "attack": "attack digest",
+    "data": "data digest",
+    "weights": "weights digest",
+    "code": "code version",
+    "file_digest": "file digest",
+    "images": "images kept",
+    "features": "features kept",
+}
+
+
+class Cell(NamedTuple):
+    """A figure and its 95% interval."""
+
+    value: str
+    interval: str = ""
+
+
+class Line(NamedTuple):
+    """One row of a table."""
+
+    rejector: str
+    remark: str
+    kind: str  # "none", "oracle", "decides" or "rejector"
+    cells: list[Cell]
+    threshold: str
+    threshold_from: str
+
+
+class AttackView(NamedTuple):
+    """What the page tells of one record."""
+
+    name: str
+    words: str
+    summary: Summary
+    counts: list[tuple[Group, int, str]]  # images and their share in percent
+    total: dict[str, int]
+    lines: dict[Protocol, list[Line]]
+    certainty: str
+    risk_coverage: str
+    gallery: Gallery | None
+    told: list[tuple[str, str]]
+    still_named: bool
+    command: str
+
+
+def write_page(source: Source, scored: list[Scored], scoring: Scoring, path: Path) -> Path:
+    """Where the page was put."""
+    check_installed()
+    write_text(path, page_text(source, scored, scoring))
+    return path
+
+
+def page_text(source: Source, scored: list[Scored], scoring: Scoring) -> str:
+    """The whole page; images as they are come before attacked ones."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    here = files("demur.report")
+    css = Markup((here / "page.css").read_text(encoding="utf-8"))
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string((here / "page.html.j2").read_text(encoding="utf-8"))
+    ordered = sorted(scored, key=attacked_images)
+    views = [_attack_view(each, source, scoring) for each in ordered]
+    return template.render(
+        css=css,
+        attacks=views,
+        hardest=max(views, key=lambda view: view.total["answered-wrong"]),
+        groups=GROUPS,
+        per_group=PER_GROUP,
+        decider=decider(scoring),
+        rectified=RECTIFIED in scoring.scores,
+        threshold=number(scoring.thresholds[decider(scoring)]),
+        level=f"{100 * scoring.level:g}%",
+        cal_n=scoring.cal_n,
+        words=_words(scoring),
+        **_run_view(source),
+    )
+
+
+def number(value: float) -> str:
+    """A threshold with three decimals, or the sign of infinity."""
+    if math.isfinite(value):
+        return f"{value:.3f}"
+    return "∞" if value > 0 else "-∞"
+
+
+def _words(scoring: Scoring) -> list[tuple[str, str]]:
+    """The names on the page and what they mean."""
+    names = [*scoring.scores, "T-Con"]
+    return [(name, WORDS[name]) for name in names if name in WORDS]
+
+
+def _run_view(source: Source) -> dict[str, Any]:
+    """What the page tells of the run itself."""
+    run = source.run
+    recipe = run.recipe
+    channels, height, width = recipe.data.domain.shape
+    crafted = getattr(recipe.method.frame, "attack", None)
+    return {
+        "run": run.name,
+        "data": show(recipe.data),
+        "sizes": {name: len(images) for name, images in source.splits.items()},
+        "picture": f"{width} by {height} pixels, {'grey' if channels == 1 else 'in colour'}",
+        "classes": recipe.data.domain.classes,
+        "net": show(recipe.net),
+        "parameters": f"{sum(p.numel() for p in source.net.parameters()):,}",
+        "epochs": recipe.epochs,
+        "crafted": show(crafted) if crafted is not None else "",
+        "recipe": lines(recipe),
+        "chosen": run.chosen,
+        "train_command": train_command(run),
+    }
+
+
+def _attack_view(each: Scored, source: Source, scoring: Scoring) -> AttackView:
+    verdicts = Verdicts.of(each, scoring, decider(scoring))
+    total, n = verdicts.counts(), each.summary.n
+    kept = attacked_images(each) and "x_adv" in each.record.arrays
+    label = each.summary.attack
+    return AttackView(
+        name=label if attacked_images(each) else f"{label} (no attack)",
+        words=f"Attacked with {label}" if attacked_images(each) else "Images as they are",
+        summary=each.summary,
+        counts=[(g, total[g.key], f"{100 * total[g.key] / n:.2f}") for g in GROUPS],
+        total=total | {"answered": int(verdicts.answered.sum())},
+        lines={"deploy": _table(each, scoring, "deploy"), "paper": _table(each, scoring, "paper")},
+        certainty=data_uri(certainty_svg(each, scoring), "svg+xml"),
+        risk_coverage=data_uri(risk_coverage_svg(each, scoring), "svg+xml"),
+        gallery=gallery(verdicts, source) if kept else None,
+        told=_told(each.record),
+        still_named=still_named(each.record, source),
+        command=attack_command(each.record, source),
+    )
+
+
+def _table(each: Scored, scoring: Scoring, protocol: Protocol) -> list[Line]:
+    """The rows of one attack in one protocol, the net without a rejector first."""
+    summary = each.summary
+    wrong = Interval(1 - summary.accuracy_interval.hi, 1 - summary.accuracy_interval.lo)
+    alone = [
+        share(summary.accuracy, summary.accuracy_interval),
+        Cell("100.0%"),
+        share(1 - summary.accuracy, wrong),
+        Cell("100.0%"),
+        Cell("n/a"),
+    ]
+    rows = [_line(r, scoring) for r in each.rows if r.protocol == protocol]
+    return [Line("none", "all are answered", "none", alone, "always", ""), *rows]
+
+
+def _line(row: Row, scoring: Scoring) -> Line:
+    point, area = row.point, row.ranking.auroc_interval
+    cells = [
+        share(point.accuracy, row.accuracy_interval) if point.accepted else Cell("none answered"),
+        share(point.coverage, row.coverage_interval),
+        share(point.accepted_wrong, row.accepted_wrong_interval),
+        share(point.tpr, row.tpr_interval),
+        Cell(f"{row.ranking.auroc:.3f}", f"{area.lo:.3f} to {area.hi:.3f}"),
+    ]
+    kind = {ORACLE: "oracle", decider(scoring): "decides"}.get(row.rejector, "rejector")
+    remark = "needs the true label" if kind == "oracle" else ""
+    return Line(row.rejector, remark, kind, cells, _conditions(row, scoring), row.threshold_from)
+
+
+def share(value: float, interval: Interval | None = None) -> Cell:
+    """A share in percent with its interval."""
+    if interval is None:
+        return Cell(f"{percent(value)}%")
+    return Cell(f"{percent(value)}%", f"{percent(interval.lo)} to {percent(interval.hi)}")
+
+
+def _conditions(row: Row, scoring: Scoring) -> str:
+    """What must hold for an answer; the paper's own threshold is strict."""
+    score = scoring.scores.get(row.rejector)
+    sign = "≥" if row.protocol == "deploy" else ">"
+    last = f"{sign} {number(row.point.threshold)}"
+    if score is None:
+        return f"{row.rejector.split()[0]} {last}"
+    pairs = score.rule(row.point.threshold).pairs
+    gates = [f"{_score_name(gate, scoring)} ≥ {number(at)}" for gate, at in pairs[:-1]]
+    return ", then ".join([*gates, f"{_score_name(pairs[-1][0], scoring)} {last}"])
+
+
+def _score_name(score: object, scoring: Scoring) -> str:
+    """The name under which the page lists a score."""
+    names = (name for name, known in scoring.scores.items() if repr(known) == repr(score))
+    return next(names, type(score).__name__)
+
+
+def _told(record: Record) -> list[tuple[str, str]]:
+    """All that a record tells of itself, as text."""
+    return [(TOLD.get(k, k), _plain(v)) for k, v in record.about.items() if k != "recipe"]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{k}: {v}" for k, v in value.items()) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)

@@ -1,0 +1,54 @@
+"""One small trained net for the whole test run, and linear nets with known distances."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from demur.data import Images
+from demur.evaluate import Source
+from demur.nets import RejectingNet
+from demur.recipes import Recipe, recipe
+from demur.runs import Run
+from demur.train import train
+
+TINY = ["epochs=4", "width=8", "attack.steps=3", "judge.steps=3", "attack.eps=0.1"]
+
+
+@pytest.fixture(scope="session")
+def tiny_recipe() -> Recipe:
+    return recipe("digits-pgdat-rr", TINY)
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A digits run trained for a few seconds; treat it as read-only."""
+    return train(tiny_recipe, tmp_path_factory.mktemp("tiny") / "run")
+
+
+@pytest.fixture(scope="session")
+def tiny_source(tiny_run: Run) -> Source:
+    return Source(tiny_run, torch.device("cpu"))
+
+
+@pytest.fixture(scope="session")
+def tiny_net(tiny_source: Source) -> RejectingNet:
+    return tiny_source.net
+
+
+@pytest.fixture(scope="session")
+def test_images(tiny_source: Source) -> Images:
+    return tiny_source.splits["test"]
+
+
+@pytest.fixture
+def batch(test_images: Images) -> tuple[Tensor, Tensor]:
+    return test_images.batch(slice(0, 24))
+
+
+@pytest.fixture
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path

@@ -1,0 +1,291 @@
+"""Contracts of every attack, the closed-form distance on linear nets, and the two ways to keep."""
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from demur.attacks import (
+    ATTACKS,
+    CE,
+    CRITERIA,
+    GOALS,
+    PGD,
+    Attack,
+    Clean,
+    Evade,
+    Goal,
+    Margin,
+    Refused,
+    Scaled,
+    Slips,
+    Sum,
+    Wrong,
+)  # fmt: skip
+from demur.balls import L2, Ball, Linf
+from demur.data import Digits, Images
+from demur.errors import BadInput
+from demur.gradient import gradient
+from demur.nets import RejectingNet
+from demur.output import Output, output_of, prediction
+from demur.recipes import NAMED_ATTACKS
+from demur.rejectors import Con, Coupled, Energy, RCon
+from demur.spec import show
+from tests.linear import LinearNet, centred_images, distance
+
+EXAMPLES: dict[str, Attack] = {
+    **{name: make(Digits()) for name, make in NAMED_ATTACKS.items()},
+    "adaptive-rcon": PGD(
+        Linf(0.15), steps=8, goal=Evade(RCon(), eta=0.1), keep="criterion",
+        criterion=Slips(RCon(), 0.6),
+    ),
+    "restarts": PGD(L2(0.5), steps=4, restarts=3),
+    "survivors": PGD(Linf(0.1), steps=4, restarts=3, keep="criterion", goal=Margin()),
+    "from-clean": PGD(Linf(0.1), steps=4, start="clean"),
+    "sum": PGD(Linf(0.1), steps=4, goal=CE() + 0.5 * Evade(Coupled(), eta=2.0, fool=Margin())),
+}  # fmt: skip
+GOAL_EXAMPLES: list[Goal] = [
+    CE(), Margin(), Evade(Energy()), Sum((CE(), Margin())), Scaled(-2.0, CE()),
+]  # fmt: skip
+SHORT = {
+    name: replace(a, steps=min(a.steps, 10)) if isinstance(a, PGD) else a
+    for name, a in EXAMPLES.items()
+}
+
+
+def test_every_attack_goal_and_criterion_has_an_example() -> None:
+    assert {type(a) for a in EXAMPLES.values()} == set(ATTACKS)
+    assert {type(g) for g in GOAL_EXAMPLES} == set(GOALS)
+    assert set(CRITERIA) == {Wrong, Slips, Refused}
+
+
+@pytest.mark.parametrize("name", SHORT)
+class TestContract:
+    def test_stays_in_its_ball_and_in_the_box(
+        self, name: str, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    ) -> None:
+        attack, (x, y) = SHORT[name], batch
+        x_adv = attack(tiny_net, x, y)
+        assert x_adv.shape == x.shape
+        assert x_adv.min() >= 0
+        assert x_adv.max() <= 1
+        ball = getattr(attack, "ball", Linf(0))
+        assert ball.size(x_adv - x).max() <= ball.eps * (1 + 1e-6) + 1e-7
+
+    def test_is_repeatable_and_leaves_everything_untouched(
+        self, name: str, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    ) -> None:
+        attack, (x, y) = SHORT[name], batch
+        weights = {k: v.clone() for k, v in tiny_net.state_dict().items()}
+        images, generator = x.clone(), torch.get_rng_state()
+        first = attack(tiny_net, x, y)
+        assert torch.equal(first, attack(tiny_net, x, y))
+        assert torch.equal(x, images)
+        assert torch.equal(generator, torch.get_rng_state())
+        assert not tiny_net.training
+        assert all(p.grad is None for p in tiny_net.parameters())
+        assert all(torch.equal(v, weights[k]) for k, v in tiny_net.state_dict().items())
+
+    def test_does_not_depend_on_the_batch_an_image_is_in(
+        self, name: str, test_images: Images
+    ) -> None:
+        net, attack = LinearNet().eval(), SHORT[name]
+        x, y = centred_images(9), torch.arange(9) % 4
+        index = torch.arange(40, 49)
+        whole = attack(net, x, y, index)
+        one = attack(net, x[4:5], y[4:5], index[4:5])
+        assert torch.allclose(whole[4:5], one, atol=1e-12)
+
+    def test_takes_a_batch_of_one(
+        self, name: str, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    ) -> None:
+        x, y = batch
+        assert SHORT[name](tiny_net, x[:1], y[:1]).shape == x[:1].shape
+
+    def test_works_on_any_module_that_returns_logits(
+        self, name: str, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    ) -> None:
+        x, y = batch
+        foreign = tiny_net.classifier().eval()
+        if "rcon" in name or name == "sum":
+            with pytest.raises(BadInput, match="auxiliary head"):
+                SHORT[name](foreign, x, y)
+            return
+        assert torch.equal(SHORT[name](foreign, x, y), SHORT[name](tiny_net, x, y))
+
+    @pytest.mark.parametrize(
+        ("spoil", "words"),
+        [
+            (lambda x, y: (x * 2 - 1, y), r"pixels must lie in \[0, 1\]"),
+            (lambda x, y: (x * 255, y), r"pixels must lie in \[0, 1\]"),
+            (lambda x, y: (x * torch.nan, y), r"pixels must lie in \[0, 1\]"),
+            (lambda x, y: (x[0], y), "shape N, C, H, W"),
+            (lambda x, y: ((x * 255).byte(), y), "x.float"),
+            (lambda x, y: (x[:0], y[:0]), "empty"),
+            (lambda x, y: (x, y[:-1]), "one whole number per image"),
+            (lambda x, y: (x, y.float()), "y.long"),
+            (lambda x, y: (x, y + 10), "labels must run from 0 to 9"),
+            (lambda x, y: (x, y - 10), "labels must run from 0"),
+        ],
+    )
+    def test_refuses_what_it_cannot_attack(
+        self, name: str, spoil: object, words: str, tiny_net: RejectingNet,
+        batch: tuple[Tensor, Tensor],
+    ) -> None:  # fmt: skip
+        assert callable(spoil)
+        with pytest.raises(BadInput, match=words):
+            SHORT[name](tiny_net, *spoil(*batch))
+
+
+def test_a_classifier_of_one_class_is_refused(batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    with pytest.raises(BadInput, match="one class only"):
+        PGD(Linf(0.1))(lambda images: images.flatten(1)[:, :1], x, y * 0)
+
+
+@pytest.mark.parametrize("kind", [Linf, L2])
+@pytest.mark.parametrize("goal", [CE(), Margin()], ids=show)
+@pytest.mark.parametrize("keep", ["largest", "criterion"])
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_breaks_a_linear_net_exactly_when_the_budget_allows(
+    kind: type[Ball], goal: Goal, keep: Literal["largest", "criterion"], seed: int
+) -> None:
+    net, x = LinearNet(seed, classes=2), centred_images(32, seed)
+    y = prediction(net(x))
+    reach = distance(net, x, y, kind.__name__)
+    for eps in reach.quantile(torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)).tolist():
+        if eps > 0.35:
+            continue  # the ball would touch the pixel range, where the closed form ends
+        attack = PGD(kind(eps), steps=30, goal=goal, keep=keep)
+        broken = prediction(net(attack(net, x, y))) != y
+        assert broken[1.05 * reach <= eps].all()
+        assert not broken[0.95 * reach >= eps].any()
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_never_breaks_a_linear_net_of_many_classes_below_its_distance(seed: int) -> None:
+    net, x = LinearNet(seed), centred_images(16, seed)
+    y = prediction(net(x))
+    for ball in (Linf, L2):
+        eps = 0.99 * float(distance(net, x, y, ball.__name__).min())
+        for attack in (PGD(ball(eps)), PGD(ball(eps), restarts=3, keep="criterion")):
+            assert torch.equal(prediction(net(attack(net, x, y))), y)
+
+
+def test_a_larger_ball_breaks_no_fewer(tiny_net: RejectingNet, test_images: Images) -> None:
+    x, y = test_images.batch(slice(0, 100))
+    right = []
+    for eps in (0.0, 0.05, 0.15, 0.5, 1.0):
+        attack = PGD(Linf(eps), steps=20, keep="criterion")
+        right.append(int((prediction(tiny_net(attack(tiny_net, x, y))) == y).sum()))
+    assert right == sorted(right, reverse=True)
+    assert right[0] > 80
+    assert right[-1] == 0
+
+
+def test_largest_keeps_the_largest_last_iterate(
+    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
+    x, y = batch
+    attack = PGD(Linf(0.1), steps=3, restarts=3)
+    index = torch.arange(len(x))
+    singles = [
+        replace(attack, restarts=1).perturbed(tiny_net, x, y, index, stream=r) for r in range(3)
+    ]
+    values = torch.stack([CE()(tiny_net(one), y) for one in singles])
+    kept = CE()(tiny_net(attack(tiny_net, x, y)), y)
+    assert torch.allclose(kept, values.amax(0), atol=1e-6)
+
+
+def test_criterion_returns_broken_images_wherever_an_iterate_broke(
+    tiny_net: RejectingNet, test_images: Images
+) -> None:
+    x, y = test_images.batch(slice(0, 100))
+    rule = RCon().rule(0.5)
+    attack = PGD(Linf(0.15), steps=10, goal=CE(), keep="criterion", criterion=Slips(RCon(), 0.5))
+    out = tiny_net(attack(tiny_net, x, y))
+    slips = (prediction(out) != y) & rule.accepted(out)
+    largest = tiny_net(replace(attack, keep="largest")(tiny_net, x, y))
+    slips_at_the_end = (prediction(largest) != y) & rule.accepted(largest)
+    assert slips.sum() >= slips_at_the_end.sum()
+    assert slips[slips_at_the_end].all()  # whatever the last iterate breaks, some iterate broke
+
+
+def test_an_image_that_is_broken_as_it_stands_is_returned_as_it_is(
+    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
+    x, y = batch
+    y = (prediction(tiny_net(x)) + 1) % 10
+    assert torch.equal(PGD(Linf(0.1), keep="criterion")(tiny_net, x, y), x)
+
+
+def test_adaptive_attack_gets_more_past_the_rejector_than_plain_noise(
+    tiny_net: RejectingNet, test_images: Images
+) -> None:
+    x, y = test_images.batch(slice(0, 150))
+    criterion = Slips(RCon(), 0.5)
+    adaptive = PGD(
+        Linf(0.15), steps=20, goal=Evade(RCon(), eta=0.1), keep="criterion", criterion=criterion
+    )
+    noise = Linf(0.15).start(x, 0, torch.arange(len(x)), 0)
+    past = int(criterion(tiny_net(adaptive(tiny_net, x, y)), y).sum())
+    assert past > int(criterion(tiny_net(noise), y).sum()) + 5
+
+
+def _random_output(seed: int) -> tuple[Output, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(40, 5, generator=g)
+    out = Output(logits, logits[:, :0], torch.randn(40, 1, generator=g))
+    return out, torch.randint(0, 5, (40,), generator=g)
+
+
+@given(st.integers(0, 10**6))
+def test_criteria_partition_the_images(seed: int) -> None:
+    out, y = _random_output(seed)
+    wrong, slips, refused = Wrong()(out, y), Slips(Con(), 0.5)(out, y), Refused(Con(), 0.5)(out, y)
+    accepted = Con().rule(0.5).accepted(out)
+    assert torch.equal(wrong & accepted, slips)
+    assert torch.equal(~wrong & ~accepted, refused)
+    assert torch.equal(Margin()(out, y) > 0, wrong)
+
+
+@given(st.integers(0, 10**6))
+def test_goals_add_and_scale(seed: int) -> None:
+    out, y = _random_output(seed)
+    mixed = CE() + 3.0 * Margin() + Evade(Con(), eta=0.5)
+    by_hand = CE()(out, y) + 3 * Margin()(out, y) + CE()(out, y) + 0.5 * Con()(out).log()
+    assert torch.allclose(mixed(out, y), by_hand, atol=1e-5)
+    assert torch.equal(Scaled(-1.0, CE())(out, y), -CE()(out, y))
+
+
+def test_gradient_matches_the_linear_net_by_hand() -> None:
+    net, x = LinearNet(), centred_images(3)
+    y = torch.tensor([0, 1, 2])
+    grad, value, out = gradient(net, Margin(), x, y)
+    runner_up = out.logits.scatter(1, y[:, None], -torch.inf).argmax(1)
+    assert torch.allclose(grad.flatten(1), net.weight[runner_up] - net.weight[y])
+    assert torch.allclose(value, Margin()(output_of(net(x)), y))
+    assert net.weight.grad is None
+
+
+def test_a_model_may_bring_its_own_gradient() -> None:
+    class Quick(LinearNet):
+        calls = 0
+
+        def gradient(self, goal: Goal, x: Tensor, y: Tensor) -> object:
+            Quick.calls += 1
+            return gradient(super().forward, goal, x, y)
+
+    net, x = Quick(), centred_images(2)
+    PGD(Linf(0.1), steps=5)(net, x, torch.zeros(2, dtype=torch.long))
+    assert Quick.calls == 5
+
+
+def test_clean_changes_nothing(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> None:
+    assert Clean()(tiny_net, *batch) is batch[0]

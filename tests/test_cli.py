@@ -1,0 +1,198 @@
+"""The command: verbs frozen, bad input answered in one sentence with exit code 2, quick help."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from demur.cli import app, main
+from demur.runs import Run
+from tests.test_runs import spoil
+
+VERBS = {"attack", "demo", "list", "report", "score", "show", "train"}
+Answer = tuple[int, str, str]
+Command = Callable[..., Answer]
+
+
+@pytest.fixture
+def command(
+    in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Call the command as the shell would; exit code, stdout, stderr."""
+
+    def call(*words: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["demur", *words])
+        monkeypatch.setenv("COLUMNS", "200")
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+@pytest.fixture
+def run_here(tiny_run: Run, in_empty_folder: Path) -> Path:
+    """The shared run under runs/tiny."""
+    return Path(shutil.copytree(tiny_run.path, in_empty_folder / "runs" / "tiny"))
+
+
+def test_verbs_are_frozen() -> None:
+    """A new verb is a decision: the design names them all."""
+    assert {c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands} == VERBS
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_every_verb_has_help_with_an_example(verb: str, command: Command) -> None:
+    code, out, _ = command(verb, "--help")
+    assert code == 0
+    assert f"Example: demur {verb}" in " ".join(out.split())
+
+
+def test_help_is_quick_and_imports_no_torch() -> None:
+    script = "import sys, demur.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "demur", "--help"], check=True, capture_output=True)
+        times.append(time.perf_counter() - began)
+    assert min(times) < 0.4, f"--help takes {min(times):.2f} s"
+
+
+def refused(answer: Answer, *words: str) -> None:
+    code, out, err = answer
+    assert code == 2, (out, err)
+    sentence = " ".join(err.split())
+    for word in words:
+        assert word in sentence, sentence
+    assert "Traceback" not in err
+    assert out == ""
+
+
+def test_wrong_names_get_the_nearest_known_ones(command: Command, run_here: Path) -> None:
+    refused(command("train", "digits-pgdat-r"), "no recipe is called", "digits-pgdat-rr")
+    refused(command("train", "digits-pgdat-rr", "epoch=3"), "no key 'epoch'", "epochs")
+    refused(command("train", "digits-pgdat-rr", "epochs"), "write key=value")
+    refused(command("train", "@missing.txt"), "there is no file missing.txt")
+    refused(command("attack", "tiny", "pdg-20"), "no attack is called", "pgd-20")
+    refused(command("attack", "tiny", "pgd-20:epz=0.1"), "no key 'epz'", "eps")
+    refused(command("attack", "tinny", "pgd-20"), "there is no run 'tinny'", "tiny")
+    refused(command("score", "nothing"), "there is no run")
+    refused(command("score", "tiny", "--protocol", "papr"), "did you mean paper")
+    refused(command("list", "recipe"), "did you mean recipes")
+    refused(command("show", "digits"), "no recipe is called")
+    refused(command("attack", "tiny", "pgd-20", "--split", "tests"), "did you mean test")
+
+
+def test_wrong_values_are_named_with_what_they_should_be(command: Command) -> None:
+    for change, words in (
+        ("epochs=ten", "epochs must be a whole number of at least 1, not 'ten'"),
+        ("epochs=0", "Recipe.epochs must be a whole number of at least 1, not 0"),
+        ("epochs=2.5", "Recipe.epochs must be a whole number of at least 1, not 2.5"),
+        ("momentum=2", "Recipe.momentum must be a number between 0 and 1"),
+        ("head.stop_con=some", "must be one of correct, all, none"),
+        ("peak=-1", "peak must be a number above 0"),
+        ("head=Linf(1)", "must be a Head"),
+        ("weight_decay=1/0", "cannot work out"),
+    ):
+        refused(command("train", "digits-pgdat-rr", change), words)
+    assert not Path("runs").exists(), "something was written"
+
+
+def test_a_missing_gpu_is_said_before_anything_is_written(command: Command) -> None:
+    refused(command("train", "digits-pgdat", "--device", "cuda:99"), "cuda:99", "--device cpu")
+    refused(command("train", "digits-pgdat", "--device", "gpu"), "use auto, cpu or cuda")
+    assert not Path("runs").exists()
+
+
+def test_a_run_of_another_recipe_is_refused(command: Command, run_here: Path) -> None:
+    before = sorted(p.name for p in run_here.iterdir())
+    answer = command("train", "digits-pgdat-rr", "epochs=2", "--out", "runs/tiny")
+    refused(answer, "another recipe", "epochs: 2 asked, 4 found")
+    assert sorted(p.name for p in run_here.iterdir()) == before
+
+
+def test_damage_is_named_with_both_digests(command: Command, run_here: Path) -> None:
+    assert command("attack", "tiny", "clean", "--n", "30")[0] == 0
+    (record,) = (run_here / "records").glob("clean-test-*.npz")
+    spoil(record, 50)
+    refused(command("score", "tiny"), record.name, "expected digest", "found")
+    spoil(run_here / "model.safetensors")
+    refused(command("attack", "tiny", "pgd-10"), "model.safetensors", "expected digest", "found")
+
+
+def test_an_unfinished_run_is_refused(command: Command, run_here: Path) -> None:
+    (run_here / "chosen.json").unlink()
+    refused(command("attack", "tiny", "clean"), "not trained to the end", "demur train")
+    refused(command("score", "tiny"), "not trained to the end")
+
+
+def test_scoring_without_records_says_what_to_do(command: Command, run_here: Path) -> None:
+    refused(command("score", "tiny"), "no record yet", "demur attack tiny pgd-20")
+
+
+def test_bad_counts_are_refused(command: Command, run_here: Path) -> None:
+    refused(command("attack", "tiny", "clean", "--n", "0"), "asked for 0 images")
+    refused(command("attack", "tiny", "clean", "--n", "9999"), "has 400")
+    refused(command("attack", "tiny", "clean", "--batch-size", "0"), "at least 1")
+    refused(command("attack", "tiny", "clean", "--keep-images", "-1"), "0 or more")
+
+
+def test_show_resolves_and_lists_list(command: Command, run_here: Path) -> None:
+    code, out, _ = command("show", "digits-pgdat-rr", "head.weight=0.5", "attack.eps=8/255")
+    assert code == 0
+    assert "weight=0.5" in out
+    assert "Linf(eps=8/255)" in out
+    assert "momentum=0.9" in out, "defaults are shown too"
+    code, out, _ = command("show", "tiny")
+    assert code == 0
+    assert "# chosen:" in out
+    for kind in ("recipes", "attacks", "goals", "criteria", "rejectors", "nets", "data", "methods"):
+        code, out, _ = command("list", kind)
+        assert code == 0
+        assert out.strip()
+        assert json.loads(command("list", kind, "--json")[1])
+
+
+def test_attack_and_score_end_to_end(command: Command, run_here: Path) -> None:
+    code, out, err = command("attack", "tiny", "clean", "pgd-10:eps=0.1,restarts=2", "--n", "60")
+    assert code == 0, err
+    assert out == ""
+    assert "pgd-10:eps=0.1,restarts=2" in err
+    code, out, _ = command("score", "tiny")
+    assert code == 0
+    for word in ("paper:", "deploy:", "coverage", "accepted & wrong", "R-Con", "T-Con", "n=60"):
+        assert word in out, word
+    code, out, _ = command("score", "tiny", "--json", "--protocol", "deploy")
+    answer = json.loads(out)
+    assert [a["attack"] for a in answer["attacks"]] == ["clean", "pgd-10:eps=0.1,restarts=2"]
+    assert {row["protocol"] for row in answer["rows"]} == {"deploy"}
+    assert all(row["point"]["n"] == 60 for row in answer["rows"])
+
+
+def test_a_spec_in_a_file_is_an_attack(command: Command, run_here: Path) -> None:
+    Path("mine.txt").write_text("PGD(Linf(0.05),\n    steps=2, goal=CE() + Evade(Energy()))\n")
+    code, _, err = command("attack", "tiny", "@mine.txt", "--n", "20")
+    assert code == 0, err
+    Path("wrong.txt").write_text("RCon()")
+    refused(command("attack", "tiny", "@wrong.txt"), "does not hold an attack")
+
+
+def test_training_twice_by_name_lands_in_the_same_folder(command: Command) -> None:
+    words = ("train", "digits-standard", "epochs=1", "width=4", "judge=Clean")
+    code, _, err = command(*words)
+    assert code == 0, err
+    (folder,) = Path("runs").iterdir()
+    assert folder.name.startswith("digits-standard-")
+    code, _, err = command(*words)
+    assert code == 0
+    assert "trained already" in err

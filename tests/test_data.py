@@ -1,0 +1,111 @@
+"""Digits and their splits; augmentation."""
+
+import numpy as np
+import pytest
+import torch
+
+from demur.batch import check_batch
+from demur.data import AUGMENTS, DATASETS, SPLITS, CropFlip, Dataset, Digits, Unchanged
+from demur.errors import BadInput
+
+INDEX = torch.arange(6)
+
+
+@pytest.mark.parametrize("kind", DATASETS)
+def test_contract_of_every_data_set(kind: type[Dataset]) -> None:
+    data = kind()
+    splits = data.load()
+    assert tuple(splits) == SPLITS
+    places = torch.cat([split.index for split in splits.values()])
+    assert len(places.unique()) == len(places), "splits share images"
+    for split in splits.values():
+        x, y = split.batch(slice(None))
+        check_batch(x, y, data.domain.classes)
+        assert x.shape[1:] == data.domain.shape
+        assert len(y.unique()) == data.domain.classes
+    fit = splits["fit"].batch(slice(None))[0]
+    assert fit.mean((0, 2, 3)).tolist() == pytest.approx(list(data.domain.mean), abs=0.01)
+    assert fit.std((0, 2, 3)).tolist() == pytest.approx(list(data.domain.std), abs=0.01)
+    assert splits["test"].digest() == data.load()["test"].digest()
+
+
+def test_digits_are_scikit_learns() -> None:
+    from sklearn.datasets import load_digits
+
+    bundle, splits = load_digits(), Digits().load()
+    assert sum(len(s) for s in splits.values()) == len(bundle.target) == 1797
+    assert {name: len(split) for name, split in splits.items()} == {
+        "fit": 1050, "val": 147, "cal": 200, "test": 400,
+    }  # fmt: skip
+    split = splits["cal"]
+    x, y = split.batch(slice(None))
+    assert np.allclose(x[:, 0] * 16, bundle.images[split.index])
+    assert np.array_equal(y, bundle.target[split.index])
+
+
+def test_splits_are_frozen() -> None:
+    """Old runs and records were made with these images; they may never change."""
+    found = {name: split.digest()[:8] for name, split in Digits().load().items()}
+    assert found == GOLDEN
+
+
+def test_first_cuts_and_refuses() -> None:
+    test = Digits().load()["test"]
+    assert len(test.first(7)) == 7
+    assert torch.equal(test.first(7).index, test.index[:7])
+    for count in (0, 401):
+        with pytest.raises(BadInput, match="400"):
+            test.first(count)
+
+
+def test_every_augmentation_is_covered() -> None:
+    assert set(AUGMENTS) == {Unchanged, CropFlip}
+
+
+def test_unchanged() -> None:
+    x = torch.rand(6, 1, 8, 8)
+    assert Unchanged()(x, 0, INDEX, 0) is x
+
+
+def test_crop_moves_the_image_by_at_most_pad_and_fills_with_zero() -> None:
+    x = torch.zeros(500, 1, 9, 9)
+    x[:, :, 4, 4] = 1
+    index = torch.arange(500)
+    moved = CropFlip(pad=2, flip=False)(x, 0, index, 0)
+    places = moved.flatten(1).argmax(1)
+    offsets = torch.stack([places // 9 - 4, places % 9 - 4], 1)
+    assert offsets.abs().max() == 2
+    assert len(offsets.unique(dim=0)) == 25
+    assert torch.equal(moved.sum((1, 2, 3)), torch.ones(500))
+
+
+def test_flip_mirrors_about_half_of_the_images() -> None:
+    x = torch.rand(1000, 3, 4, 4)
+    out = CropFlip(pad=0, flip=True)(x, 0, torch.arange(1000), 0)
+    mirrored = (out == x.flip(-1)).flatten(1).all(1)
+    same = (out == x).flatten(1).all(1)
+    assert (mirrored | same).all()
+    assert 400 < int(mirrored.sum()) < 600
+
+
+def test_reflect_fill_has_no_black_border() -> None:
+    x = torch.ones(50, 1, 8, 8)
+    index = torch.arange(50)
+    assert CropFlip(pad=2, flip=False, fill="reflect")(x, 0, index, 0).min() == 1
+    assert CropFlip(pad=2, flip=False)(x, 0, index, 0).min() == 0
+
+
+def test_augmentation_is_seeded_per_image() -> None:
+    x, augment = torch.rand(6, 1, 8, 8), CropFlip(pad=2)
+    whole = augment(x, 3, INDEX, 1)
+    assert torch.equal(whole, augment(x, 3, INDEX, 1))
+    assert torch.equal(whole[2:4], augment(x[2:4], 3, INDEX[2:4], 1))
+    assert not torch.equal(whole, augment(x, 3, INDEX, 2))
+
+
+GOLDEN: dict[str, str] = {
+    "fit": "4869ee62",
+    "val": "90d0e04a",
+    "cal": "a3ca5dc0",
+    "test": "3c8905fe",
+}

@@ -1,0 +1,277 @@
+"""Binding, records that resume, rows that agree with the definitions."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import demur.evaluate.attack as evaluation
+from demur import metrics
+from demur.attacks import CE, PGD, Clean, Evade, Slips, Sum
+from demur.balls import Linf
+from demur.calibrate import TPR
+from demur.errors import BadInput
+from demur.evaluate import Order, Scoring, Source, attacked, bind
+from demur.methods import Plain
+from demur.nets import RejectingNet
+from demur.output import Output, con, prediction, rcon, tcon
+from demur.recipes import recipe
+from demur.rejectors import Con, Coupled, RCon
+from demur.rule import Rejector, Score
+from demur.runs import Run
+from demur.spec import Spec
+from demur.train import train
+
+ATTACK = PGD(Linf(0.1), steps=3)
+
+
+@pytest.fixture
+def source(tiny_run: Run, tmp_path: Path) -> Source:
+    """A private copy of the shared run."""
+    copy = shutil.copytree(tiny_run.path, tmp_path / "run")
+    return Source(Run(Path(copy)), torch.device("cpu"))
+
+
+# ------------------------------------------------------------------ binding
+
+
+def test_bind_freezes_thresholds_on_clean_cal_images(source: Source) -> None:
+    attack = PGD(Linf(0.1), goal=Evade(RCon()), criterion=Slips(RCon(), TPR(0.9)))
+    bound = bind(attack, source.clean)
+    cal = source.clean("cal")
+    expected = metrics.threshold_at_tpr(rcon(cal.output).double().numpy(), cal.correct, 0.9)
+    assert isinstance(bound.spec.criterion, Slips)
+    assert bound.spec.criterion.at == expected
+    assert bound.thresholds == {"RCon() at TPR(0.9)": expected}
+    assert attack.criterion == Slips(RCon(), TPR(0.9)), "the spec itself is frozen"
+
+
+def test_a_fixed_threshold_needs_no_data() -> None:
+    def no_data(split: str) -> object:
+        raise AssertionError("looked at data")
+
+    attack = PGD(Linf(0.1), goal=CE() + Evade(Coupled()), criterion=Slips(Coupled(), 0.5))
+    assert bind(attack, no_data).spec == attack  # type: ignore[arg-type]
+
+
+class Centroid(Score):
+    def __init__(self, centre: Tensor) -> None:
+        self.centre = centre
+
+    def __call__(self, out: Output) -> Tensor:
+        away: Tensor = (out.feature - self.centre).norm(dim=1)
+        return -away
+
+
+class NearCentre(Spec, Rejector):
+    """A rejector that must be fitted, to test binding with."""
+
+    def fit(self, out: Output, y: Tensor) -> Score:
+        return Centroid(out.feature.mean(0))
+
+
+def test_rejectors_are_fitted_wherever_they_stand_in_a_spec(source: Source) -> None:
+    goal = Sum((CE(), Evade(NearCentre()), Evade(Coupled(gate=Con(), then=NearCentre()))))
+    bound = bind(PGD(Linf(0.1), steps=2, goal=goal), source.clean).spec
+    fit = source.clean("fit")
+    assert isinstance(bound.goal, Sum)
+    single, coupled = bound.goal.goals[1:]
+    assert isinstance(single, Evade)
+    assert isinstance(coupled, Evade)
+    assert isinstance(single.rejector, Centroid)
+    assert torch.allclose(single.rejector.centre, fit.output.feature.mean(0))
+    assert isinstance(coupled.rejector, Coupled)
+    assert isinstance(coupled.rejector.then, Centroid)
+    x, y = source.splits["test"].batch(slice(0, 4))
+    assert bound(source.net, x, y).shape == x.shape
+    with pytest.raises(TypeError, match="not fitted"):
+        PGD(Linf(0.1), goal=goal)(source.net, x, y)
+
+
+# ------------------------------------------------------------------ records
+
+
+def test_a_record_holds_the_verdicts_of_exactly_the_images_made(source: Source) -> None:
+    record = attacked(source, "pgd-3", ATTACK, Order(n=50, keep_images=50, keep_features=True))
+    x, y = source.splits["test"].batch(slice(0, 50))
+    x_adv = record.arrays["x_adv"]
+    out = source.net(x_adv)
+    assert torch.equal(record.y, y)
+    assert torch.allclose(record.output.logits, out.logits, atol=1e-5)
+    assert torch.allclose(record.output.feature, out.feature, atol=1e-5)
+    assert record.arrays["size_linf"].max() <= 0.1 * (1 + 1e-6)
+    assert torch.allclose(record.arrays["size_linf"], (x_adv - x).abs().flatten(1).amax(1))
+    assert record.correct.tolist() == (prediction(record.output) == y).tolist()
+
+
+def test_a_record_tells_its_story(source: Source) -> None:
+    record = attacked(source, "adaptive", PGD(Linf(0.1), steps=2, keep="criterion",
+                      criterion=Slips(RCon(), TPR(0.95)), seed=3), Order(n=20))  # fmt: skip
+    about = record.about
+    assert about["spec"].startswith("PGD(ball=Linf(eps=0.1), steps=2, step=None")
+    assert about["weights"] == source.run.chosen["weights"]
+    assert about["seed"] == 3
+    assert about["n"] == 20
+    assert list(about["thresholds"]) == ["RCon() at TPR(0.95)"]
+    for key in ("data", "code", "torch", "numpy", "device", "recipe", "epoch", "digest"):
+        assert about[key], key
+
+
+def test_batch_size_does_not_change_a_record(source: Source) -> None:
+    whole = attacked(source, "a", ATTACK, Order(n=60, batch_size=60))
+    shutil.rmtree(source.run.records_folder)
+    parts = attacked(source, "a", ATTACK, Order(n=60, batch_size=7))
+    assert whole.digest == parts.digest
+    assert torch.allclose(whole.arrays["x_adv"], parts.arrays["x_adv"], atol=1e-6)
+
+
+def test_a_killed_attack_goes_on_where_it_stopped(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = Order(n=60, batch_size=20)
+    whole = attacked(source, "a", ATTACK, order)
+    shutil.rmtree(source.run.records_folder)
+    calls: list[int] = []
+    real = PGD.perturbed
+
+    def counted(self: PGD, *args: object, **kwargs: object) -> Tensor:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(self, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PGD, "perturbed", counted)
+    with pytest.raises(KeyboardInterrupt):
+        attacked(source, "a", ATTACK, order)
+    assert source.run.records() == []
+    resumed = attacked(source, "a", ATTACK, order)
+    assert len(calls) == 4  # two done, one killed, one left
+    assert torch.equal(whole.output.logits, resumed.output.logits)
+    assert not list(source.run.records_folder.glob(".parts*"))
+
+
+def test_a_damaged_part_is_made_again(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.test_runs import spoil
+
+    order = Order(n=40, batch_size=20)
+    whole = attacked(source, "a", ATTACK, order)
+    shutil.rmtree(source.run.records_folder)
+
+    def stop(*args: object) -> dict[str, Tensor]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluation, "_answers", stop)
+        with pytest.raises(KeyboardInterrupt):
+            attacked(source, "a", ATTACK, order)
+    (part,) = source.run.records_folder.glob(".parts*/0-20-*")
+    spoil(part)
+    assert torch.equal(whole.output.logits, attacked(source, "a", ATTACK, order).output.logits)
+
+
+def test_an_existing_record_is_read_not_made(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = attacked(source, "a", ATTACK, Order(n=20))
+    monkeypatch.setattr(PGD, "perturbed", None)
+    again = attacked(source, "a", ATTACK, Order(n=20))
+    assert torch.equal(first.output.logits, again.output.logits)
+
+
+def test_bad_orders_are_refused(source: Source) -> None:
+    for order, words in (
+        (Order(split="tset"), "did you mean test"),
+        (Order(n=0), "asked for 0"),
+        (Order(n=4000), "has 400"),
+        (Order(batch_size=0), "at least 1"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            attacked(source, "a", ATTACK, order)
+
+
+# ------------------------------------------------------------------ scoring
+
+
+@pytest.fixture(scope="module")
+def scored_source(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Source:
+    copy = shutil.copytree(tiny_run.path, tmp_path_factory.mktemp("scored") / "run")
+    source = Source(Run(Path(copy)), torch.device("cpu"))
+    attacked(source, "clean", Clean())
+    attacked(source, "pgd-3", PGD(Linf(0.15), steps=3))
+    return source
+
+
+def test_rows_agree_with_the_definitions(scored_source: Source) -> None:
+    scoring = Scoring.of(scored_source.clean)
+    assert set(scoring.scores) == {"Con", "R-Con", "Energy", "Con+R-Con"}
+    for record in scored_source.run.records():
+        scored = scoring.scored(record)
+        rows = {(row.rejector, row.protocol): row for row in scored.rows}
+        assert len(rows) == 2 * 4 + 1
+        correct = record.correct
+        score = rcon(record.output).double().numpy()
+        deploy, paper = rows["R-Con", "deploy"], rows["R-Con", "paper"]
+        accepted = score >= scoring.thresholds["R-Con"]
+        assert deploy.point.coverage == accepted.mean()
+        assert deploy.point.accuracy == correct[accepted].mean()
+        assert deploy.point.accepted_wrong == (accepted & ~correct).mean()
+        assert deploy.point.tpr == accepted[correct].mean()
+        assert paper.point == metrics.paper_operating_point(score, correct)
+        assert deploy.ranking.auroc == paper.ranking.auroc == metrics.auroc(score, correct)
+        assert deploy.accuracy_interval.lo <= deploy.point.accuracy <= deploy.accuracy_interval.hi
+        assert paper.threshold_from != deploy.threshold_from
+        oracle = rows["T-Con (oracle)", "paper"]
+        truth = tcon(record.output, record.y).double().numpy()
+        assert oracle.ranking.auroc == metrics.auroc(truth, correct)
+        assert oracle.ranking.auroc > paper.ranking.auroc
+        assert ("T-Con (oracle)", "deploy") not in rows
+        assert rows["Con", "paper"].ranking.auroc_vs_con.value == 0
+
+
+def test_the_coupled_row_ranks_those_past_the_gate_and_puts_others_last(
+    scored_source: Source,
+) -> None:
+    scoring = Scoring.of(scored_source.clean)
+    record = scored_source.run.records()[-1]
+    row = next(r for r in scoring.scored(record).rows if r.rejector == "Con+R-Con")
+    out = record.output
+    ranked = metrics.gated(rcon(out).double().numpy(), (con(out) >= 0.5).numpy())
+    assert np.isneginf(ranked).any()
+    assert row.ranking.auroc == metrics.auroc(ranked, record.correct)
+
+
+def test_rows_are_json(scored_source: Source) -> None:
+    import json
+
+    scoring = Scoring.of(scored_source.clean)
+    for row in scoring.scored(scored_source.run.records()[0]).rows:
+        plain = json.loads(json.dumps(row.plain(), allow_nan=False))
+        assert plain["point"]["n"] == 400
+        assert set(plain["ranking"]["auroc_interval"]) == {"lo", "hi"}
+
+
+def test_only_records_of_these_weights_are_scored(scored_source: Source, tmp_path: Path) -> None:
+    copy = Run(Path(shutil.copytree(scored_source.run.path, tmp_path / "run")))
+    import json
+
+    story = json.loads((copy.path / "chosen.json").read_text())
+    (copy.path / "chosen.json").write_text(json.dumps(story | {"weights": "0" * 64}))
+    assert copy.records() == []
+
+
+def test_a_net_without_a_head_is_scored_without_rcon(tmp_path: Path) -> None:
+    spec = recipe("digits-standard", ["epochs=1", "width=4", "judge=Clean"])
+    assert spec.method.head == Plain()
+    source = Source(train(spec, tmp_path / "run"), torch.device("cpu"))
+    attacked(source, "clean", Clean(), Order(n=60))
+    scoring = Scoring.of(source.clean)
+    assert set(scoring.scores) == {"Con", "Energy"}
+    assert len(scoring.scored(source.run.records()[0]).rows) == 5
+
+
+def test_verdicts_in_eval_mode(tiny_net: RejectingNet) -> None:
+    assert not tiny_net.training
+    assert not any(p.requires_grad for p in tiny_net.parameters())

@@ -1,0 +1,200 @@
+"""The house: floors, sizes, habits, and that what is shipped can be installed and run."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import demur
+
+PACKAGE = Path(demur.__file__).parent
+ROOT = PACKAGE.parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+FLOORS = [
+    ["errors", "noise", "declared", "spec", "batch", "output", "rule", "device"],
+    ["balls", "gradient", "data", "nets", "metrics"],
+    ["attacks", "rejectors", "calibrate"],
+    ["methods"],
+    ["recipes"],
+    ["runs"],
+    ["evaluate"],
+    ["train"],
+    ["report"],
+    ["cli"],
+]
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """The rooms of the house that a file imports from."""
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("demur"):
+            parts = node.module.split(".")
+            rooms |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.startswith("demur.")]
+            rooms |= {name.split(".")[1] for name in names}
+    return rooms
+
+
+def test_every_file_lives_on_a_floor() -> None:
+    rooms = {room_of(path) for path in SOURCES} - {"__init__", "__main__"}
+    assert rooms == set(FLOOR)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_down(path: Path) -> None:
+    room = room_of(path)
+    if room in ("__init__", "__main__"):
+        return
+    for other in imported_rooms(path) - {room}:
+        lower = FLOOR[other] < FLOOR[room]
+        ground = FLOOR[other] == FLOOR[room] == 0
+        assert lower or ground, f"{room} (floor {FLOOR[room]}) imports {other} ({FLOOR[other]})"
+
+
+def test_the_ground_floor_has_no_cycles() -> None:
+    needs = {room: imported_rooms(PACKAGE / f"{room}.py") for room in FLOORS[0]}
+    built: set[str] = set()
+    while len(built) < len(needs):
+        ready = {room for room, wants in needs.items() if wants <= built} - built
+        assert ready, f"a cycle among {set(needs) - built}"
+        built |= ready
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_files_and_functions_are_short_and_described(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 300
+    tree = ast.parse(text)
+    doc = ast.get_docstring(tree)
+    assert doc, "a module says what it is"
+    assert len(doc.splitlines()) <= 8
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= 60, f"{node.name} has {length} lines"
+
+
+HABITS = {
+    r"(?<![.\w])print\(": "print",
+    r"\.cuda\(": ".cuda()",
+    r"\bimport pickle|torch\.load\(|allow_pickle=True": "pickle",
+    r"(?<![.\w])(eval|exec)\(": "eval of text",
+    r"(torch|np\.random)\.(manual_)?seed\(": "the global generator",
+    r"np\.random\.(rand|randn|permutation|shuffle)\(": "the global generator",
+}
+ALLOWED = {("nets/net.py", "the global generator")}  # inside fork_rng: layers know no other
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_no_bad_habits(path: Path) -> None:
+    text = path.read_text()
+    for pattern, habit in HABITS.items():
+        if (path.relative_to(PACKAGE).as_posix(), habit) not in ALLOWED:
+            assert not re.search(pattern, text), f"{habit} in {path.name}"
+
+
+def test_numpy_floors_import_no_torch() -> None:
+    for path in (PACKAGE / "metrics").glob("*.py"):
+        assert "torch" not in path.read_text()
+
+
+def test_vocabulary_names_are_unique() -> None:
+    from demur.recipes import _LISTS, VOCABULARY
+
+    assert len(VOCABULARY) == sum(len(group) for group in _LISTS)
+
+
+def readme_commands() -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    lines = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+def test_the_readme_shows_the_two_commands_and_the_tour() -> None:
+    commands = readme_commands()
+    assert "make demo" in commands
+    assert "make test" in commands
+    assert sum(c.startswith("demur ") for c in commands) >= 6
+
+
+def test_the_readmes_commands_and_code_run(
+    in_empty_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Every demur command of the README in order, with a short training, then its Python."""
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    brief = ["epochs=2", "width=4", "attack.steps=2", "judge.steps=1", "--out"]
+    for line in readme_commands():
+        words = line.split()
+        if words[0] != "demur":
+            continue
+        extra = [*brief, f"runs/{words[2]}"] if words[1] == "train" else []
+        command = [sys.executable, "-m", *words, *extra]
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=200, check=False
+        )
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    exec(compile(code, "README.md", "exec"), {})
+    assert re.search(r"\d+ of 64 wrong answers got past R-Con", capfd.readouterr().out)
+
+
+def test_links_in_the_docs_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_no_large_files_in_the_checkout() -> None:
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("needs a git checkout and git")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    sizes = [(ROOT / name).stat().st_size for name in listed.stdout.split("\0") if name]
+    assert sum(sizes) < 25e6
+
+
+def test_a_built_wheel_installs_and_runs(tmp_path: Path) -> None:
+    """The wheel holds everything the command needs, templates too."""
+    build = [
+        sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
+        "--disable-pip-version-check", "-w", str(tmp_path), str(ROOT),
+    ]  # fmt: skip
+    subprocess.run(build, check=True, capture_output=True, timeout=200)
+    (wheel,) = tmp_path.glob("demur-*.whl")
+    target = tmp_path / "site"
+    install = [
+        sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target),
+        "--disable-pip-version-check", str(wheel),
+    ]  # fmt: skip
+    subprocess.run(install, check=True, capture_output=True, timeout=200)
+    shipped = {
+        p.relative_to(target / "demur") for p in (target / "demur").rglob("*") if p.is_file()
+    }
+    here = {p.relative_to(PACKAGE) for p in PACKAGE.rglob("*") if p.is_file()}
+    needed = {p for p in here if "__pycache__" not in p.parts}
+    assert needed <= shipped, needed - shipped
+    env = os.environ | {"PYTHONPATH": str(target)}
+    script = "import demur; print(demur.__file__)"
+    where = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert where.stdout.startswith(str(target))
+    listing = [sys.executable, "-m", "demur", "list", "recipes"]
+    done = subprocess.run(
+        listing, cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    assert "digits-pgdat-rr" in done.stdout

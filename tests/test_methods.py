@@ -1,0 +1,248 @@
+"""Losses by hand, gradients exactly where they belong, schedules, batch-norm modes."""
+
+import itertools
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from demur.attacks import PGD
+from demur.balls import Linf
+from demur.data import Digits, Images
+from demur.methods import (
+    FRAMES,
+    HEADS,
+    PGDAT,
+    RR,
+    SCHEDULES,
+    Frame,
+    Head,
+    Method,
+    OneCycle,
+    Piecewise,
+    Plain,
+    Standard,
+)  # fmt: skip
+from demur.methods.frames import Views
+from demur.nets import RejectingNet, Small
+from demur.output import Output, prediction
+
+FRAME_EXAMPLES: tuple[Frame, ...] = (Standard(), PGDAT(PGD(Linf(0.1), steps=2)))
+HEAD_EXAMPLES: tuple[Head, ...] = (Plain(), RR())
+Stop = Literal["correct", "all", "none"]
+
+
+def test_every_frame_head_and_schedule_has_an_example() -> None:
+    assert {type(f) for f in FRAME_EXAMPLES} == set(FRAMES)
+    assert {type(h) for h in HEAD_EXAMPLES} == set(HEADS)
+    assert set(SCHEDULES) == {Piecewise, OneCycle}
+
+
+# ------------------------------------------------------------------ RR by hand
+
+
+def by_hand(
+    logits: Tensor, a: Tensor, y: int, stop_tcon: bool, stop_con: Stop
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss and its derivatives with respect to logits and the auxiliary logit, on paper."""
+    p = logits.softmax(0)
+    m, big_a = int(logits.argmax()), a.sigmoid()
+    con, t = p[m], p[y]
+    r = con * big_a
+    loss = -t * r.log() - (1 - t) * (1 - r).log()
+    by_r = (r - t) / (r * (1 - r))
+    eye = torch.eye(len(p), dtype=p.dtype)
+    through_con = by_r * big_a * con * (eye[m] - p)
+    through_tcon = ((1 - r).log() - r.log()) * t * (eye[y] - p)
+    stopped = stop_con == "all" or (stop_con == "correct" and m == y)
+    by_logits = torch.zeros_like(p)
+    by_logits += 0 if stopped else through_con
+    by_logits += 0 if stop_tcon else through_tcon
+    return loss, by_logits, by_r * con * big_a * (1 - big_a)
+
+
+@pytest.mark.parametrize("stop_tcon", [True, False])
+@pytest.mark.parametrize("stop_con", ["correct", "all", "none"])
+@given(
+    logits=st.lists(st.floats(-6, 6), min_size=3, max_size=3, unique=True),
+    aux=st.floats(-6, 6),
+    y=st.integers(0, 2),
+)
+def test_rr_loss_and_gradients_equal_those_derived_by_hand(
+    stop_tcon: bool, stop_con: Stop, logits: list[float], aux: float, y: int
+) -> None:
+    table = torch.tensor([logits], dtype=torch.float64, requires_grad=True)
+    a = torch.tensor([[aux]], dtype=torch.float64, requires_grad=True)
+    head = RR(stop_tcon=stop_tcon, stop_con=stop_con)
+    loss = head.loss(Output(table, table[:, :0], a), torch.tensor([y]))
+    by_logits, by_aux = torch.autograd.grad(loss.sum(), (table, a), materialize_grads=True)
+    expected = by_hand(table[0].detach(), a[0, 0].detach(), y, stop_tcon, stop_con)
+    assert loss.item() == pytest.approx(expected[0].item(), rel=1e-9, abs=1e-12)
+    assert by_logits[0].tolist() == pytest.approx(expected[1].tolist(), rel=1e-7, abs=1e-9)
+    assert by_aux.item() == pytest.approx(expected[2].item(), rel=1e-7, abs=1e-9)
+
+
+def test_the_papers_defaults() -> None:
+    assert RR() == RR(weight=1.0, tau=1.0, stop_tcon=True, stop_con="correct")
+    assert PGDAT() == PGDAT(PGD(Linf(8 / 255), steps=10, step=2 / 255), bn="train")
+
+
+def test_rr_equals_torch_bce_where_that_is_exact() -> None:
+    g = torch.Generator().manual_seed(0)
+    logits, a = torch.randn(50, 10, generator=g), torch.randn(50, 1, generator=g)
+    y = torch.randint(0, 10, (50,), generator=g)
+    out = Output(logits, logits[:, :0], a)
+    p = logits.softmax(1)
+    rcon = p.amax(1) * a[:, 0].sigmoid()
+    tcon = p.gather(1, y[:, None])[:, 0]
+    reference = torch.nn.functional.binary_cross_entropy(rcon, tcon, reduction="none")
+    assert torch.allclose(RR().loss(out, y), reference, atol=1e-5)
+
+
+@pytest.mark.parametrize("y", [0, 1])
+@pytest.mark.parametrize("aux", [-500.0, 0.0, 500.0])
+def test_rr_survives_a_saturated_softmax(y: int, aux: float) -> None:
+    logits = torch.tensor([[1000.0, 0.0, -1000.0]], requires_grad=True)
+    a = torch.tensor([[aux]], requires_grad=True)
+    loss = RR(stop_con="none", stop_tcon=False).loss(
+        Output(logits, logits[:, :0], a), torch.tensor([y])
+    )
+    grads = torch.autograd.grad(loss.sum(), (logits, a))
+    assert loss.isfinite().all()
+    assert all(g.isfinite().all() for g in grads)
+
+
+def test_the_best_a_is_tcon_over_con() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64)
+    y = torch.tensor([1])
+    p = logits.softmax(1)[0]
+    best = p[1] / p[0]
+    values = torch.linspace(0.01, 0.99, 99, dtype=torch.float64)
+    out = Output(logits.expand(99, 3), logits.new_zeros(99, 0), values.logit()[:, None])
+    losses = RR().loss(out, y.expand(99))
+    assert values[losses.argmin()].item() == pytest.approx(best.item(), abs=0.01)
+
+
+def test_tau_acts_on_the_rr_term_alone(batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    net = Small(4).build(Digits().domain, RR()).eval()
+    out = net(x)
+    views = Views(x, x, out, out)
+    cooler = RR(tau=0.5)
+    assert torch.allclose(
+        cooler.term(views, y), RR().loss(out._replace(logits=2 * out.logits), y), atol=1e-6
+    )
+    assert torch.equal(RR(weight=3.0).term(views, y), 3 * RR().loss(out, y))
+
+
+# ------------------------------------------------------------------ contracts
+
+
+@pytest.mark.parametrize(
+    ("frame", "head"), list(itertools.product(FRAME_EXAMPLES, HEAD_EXAMPLES)),
+    ids=lambda part: type(part).__name__,
+)  # fmt: skip
+class TestContract:
+    @pytest.fixture
+    def net(self, head: Head) -> RejectingNet:
+        return Small(4).build(Digits().domain, head).train()
+
+    def test_loss_is_finite_and_gradients_reach_every_parameter(
+        self, frame: Frame, head: Head, net: RejectingNet, batch: tuple[Tensor, Tensor]
+    ) -> None:
+        x, y = batch
+        loss = Method(frame, head).loss(net, x, y, torch.arange(len(x)), 0)
+        assert loss.shape == ()
+        assert loss.isfinite()
+        loss.backward()
+        for name, parameter in net.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+        assert net.training
+
+    def test_the_same_step_gives_the_same_loss(
+        self, frame: Frame, head: Head, batch: tuple[Tensor, Tensor]
+    ) -> None:
+        x, y = batch
+        method, index = Method(frame, head), torch.arange(len(x))
+        nets = [Small(4).build(Digits().domain, head).train() for _ in range(2)]
+        losses = [method.loss(net, x, y, index, 5) for net in nets]
+        assert torch.equal(*losses)
+
+    @pytest.mark.parametrize("kind", ["right", "wrong"])
+    def test_one_sided_batches_are_fine(
+        self, frame: Frame, head: Head, net: RejectingNet, kind: str, test_images: Images
+    ) -> None:
+        x, _ = test_images.batch(slice(0, 8))
+        with torch.no_grad():
+            y = prediction(net(x))
+        y = y if kind == "right" else (y + 1) % 10
+        assert Method(frame, head).loss(net, x, y, torch.arange(8), 0).isfinite()
+
+    def test_aux_width_is_the_heads(
+        self, frame: Frame, head: Head, net: RejectingNet, batch: tuple[Tensor, Tensor]
+    ) -> None:
+        assert net.eval()(batch[0]).aux.shape == (len(batch[0]), 1 if isinstance(head, RR) else 0)
+
+
+def test_rr_with_con_stopped_teaches_the_classifier_nothing(batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    net = Small(4).build(Digits().domain, RR()).train()
+    RR(stop_con="all").loss(net(x), y).mean().backward()
+    assert net.classify.weight.grad is None or not net.classify.weight.grad.any()
+    stem = next(net.trunk.parameters())
+    assert stem.grad is not None
+    assert stem.grad.any()  # A's gradient does reach the backbone
+
+
+@pytest.mark.parametrize(("bn", "updates"), [("train", 4), ("eval", 1)])
+def test_batch_norm_mode_while_crafting(
+    bn: Literal["train", "eval"], updates: int, batch: tuple[Tensor, Tensor]
+) -> None:
+    x, y = batch
+    net = Small(4).build(Digits().domain, RR()).train()
+    frame = replace(PGDAT(PGD(Linf(0.1), steps=3)), bn=bn)
+    Method(frame, RR()).loss(net, x, y, torch.arange(len(x)), 0)
+    counted = {int(v) for k, v in net.state_dict().items() if k.endswith("num_batches_tracked")}
+    assert counted == {updates}
+
+
+def test_each_step_draws_its_own_start(batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    net = Small(4).build(Digits().domain, Plain()).eval()
+    frame = PGDAT(PGD(Linf(0.1), steps=1), bn="eval")
+    index = torch.arange(len(x))
+    first = frame.views(net, x, y, index, stream=0).x_adv
+    assert not torch.equal(first, frame.views(net, x, y, index, stream=1).x_adv)
+    assert torch.equal(first, frame.views(net, x, y, index, stream=0).x_adv)
+
+
+# ------------------------------------------------------------------ schedules
+
+
+def test_the_papers_schedule_at_its_own_length() -> None:
+    rate, batches, epochs = Piecewise(), 391, 110
+
+    def after(epoch: int, step: int) -> float:
+        return rate((epoch * batches + step + 1) / (epochs * batches))
+
+    assert after(0, 0) == pytest.approx(0.1)
+    assert after(99, 389) == pytest.approx(0.1)
+    assert after(99, 390) == pytest.approx(0.01)  # the step that completes epoch 100
+    assert after(104, 389) == pytest.approx(0.01)
+    assert after(104, 390) == pytest.approx(0.001)
+    assert after(109, 390) == pytest.approx(0.001)
+
+
+@settings(max_examples=50)
+@given(st.floats(0.01, 0.99), st.floats(0, 1))
+def test_one_cycle_is_a_triangle(warm: float, progress: float) -> None:
+    rate = OneCycle(0.2, warm=warm)
+    assert 0 <= rate(progress) <= 0.2 * (1 + 1e-9)
+    assert rate(warm) == pytest.approx(0.2)
+    assert rate(1.0) == pytest.approx(0)
+    assert rate(warm / 2) == pytest.approx(0.1)

@@ -1,0 +1,66 @@
+"""Noise depends on (seed, index, stream) alone, and looks random."""
+
+import pytest
+import torch
+
+from demur import noise
+
+
+def test_uniform_is_uniform_and_uncorrelated() -> None:
+    u = noise.uniform(0, torch.arange(500), 0, (8, 8)).flatten(1)
+    assert u.min() >= 0
+    assert u.max() < 1
+    ranked = u.flatten().sort().values
+    distance = (ranked - torch.linspace(0, 1, len(ranked))).abs().max()
+    assert distance < 1.63 / len(ranked) ** 0.5  # Kolmogorov-Smirnov at 1%
+    for a, b in ((u[:-1], u[1:]), (u[:, :-1], u[:, 1:])):
+        assert abs(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1]) < 0.02
+
+
+def test_streams_and_seeds_are_unrelated() -> None:
+    index = torch.arange(300)
+    first = noise.uniform(0, index, 0, (32,))
+    for other in (noise.uniform(0, index, 1, (32,)), noise.uniform(1, index, 0, (32,)),
+                  noise.uniform(2**32, index, 0, (32,))):  # fmt: skip
+        pair = torch.stack([first.flatten(), other.flatten()])
+        assert abs(torch.corrcoef(pair)[0, 1]) < 0.03
+
+
+def test_batch_composition_does_not_matter() -> None:
+    whole = noise.uniform(5, torch.arange(10), 2, (3, 4))
+    assert torch.equal(whole[[7, 3]], noise.uniform(5, torch.tensor([7, 3]), 2, (3, 4)))
+
+
+def test_normal_has_the_right_moments() -> None:
+    z = noise.normal(0, torch.arange(400), 0, (64,))
+    assert z.isfinite().all()
+    assert z.mean().item() == pytest.approx(0, abs=0.02)
+    assert z.std().item() == pytest.approx(1, abs=0.02)
+    assert (z**4).mean().item() == pytest.approx(3, abs=0.2)
+
+
+def test_permutation_is_one() -> None:
+    order = noise.permutation(0, 1000, 0)
+    assert order.sort().values.tolist() == list(range(1000))
+    assert not torch.equal(order, noise.permutation(0, 1000, 1))
+    assert (order == torch.arange(1000)).sum() < 10
+
+
+def test_the_global_generator_is_untouched() -> None:
+    before = torch.get_rng_state()
+    noise.uniform(0, torch.arange(4), 0, (3,))
+    noise.permutation(0, 10, 0)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_values_are_frozen() -> None:
+    """Records and splits depend on these numbers; they may never change."""
+    u = noise.uniform(0, torch.tensor([0, 12345]), 7, (2,))
+    assert u.flatten().tolist() == pytest.approx(FROZEN_UNIFORM, abs=1e-7)
+    assert noise.permutation(0, 6, 0).tolist() == FROZEN_ORDER
+    assert noise.derived(3, 1, 2) == FROZEN_SEED
+
+
+FROZEN_UNIFORM = [0.7473207116127014, 0.10973328351974487, 0.9174631237983704, 0.48730188608169556]
+FROZEN_ORDER = [2, 0, 4, 5, 3, 1]
+FROZEN_SEED = 4615628235067071456

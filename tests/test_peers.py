@@ -1,0 +1,45 @@
+"""Our PGD beside the field's implementations, on the same net and images."""
+
+import pytest
+import torch
+
+from demur.attacks import PGD
+from demur.balls import L2, Ball, Linf
+from demur.data import Images
+from demur.nets import RejectingNet
+from demur.output import prediction
+
+N, STEPS = 200, 20
+
+
+def _right(net: RejectingNet, x_adv: torch.Tensor, y: torch.Tensor) -> int:
+    return int((prediction(net(x_adv)) == y).sum())
+
+
+@pytest.mark.parametrize("ball", [Linf(0.1), L2(0.5)], ids=["Linf", "L2"])
+def test_at_least_as_strong_as_foolbox(
+    ball: Ball, tiny_net: RejectingNet, test_images: Images
+) -> None:
+    foolbox = pytest.importorskip("foolbox", reason="pip install foolbox")
+    x, y = test_images.batch(slice(0, N))
+    peer = foolbox.attacks.LinfPGD if isinstance(ball, Linf) else foolbox.attacks.L2PGD
+    model = foolbox.PyTorchModel(tiny_net.classifier().eval(), bounds=(0, 1), device="cpu")
+    step = ball.eps / 4
+    _, theirs, _ = peer(steps=STEPS, abs_stepsize=step)(model, x, y, epsilons=ball.eps)
+    ours = PGD(ball, steps=STEPS, step=step)(tiny_net, x, y)
+    assert _right(tiny_net, ours, y) <= _right(tiny_net, theirs, y) + 2
+
+
+@pytest.mark.parametrize("ball", [Linf(0.1), L2(0.5)], ids=["Linf", "L2"])
+def test_at_least_as_strong_as_torchattacks(
+    ball: Ball, tiny_net: RejectingNet, test_images: Images
+) -> None:
+    torchattacks = pytest.importorskip(
+        "torchattacks", reason="pip install --no-deps torchattacks", exc_type=ImportError
+    )
+    x, y = test_images.batch(slice(0, N))
+    peer = torchattacks.PGD if isinstance(ball, Linf) else torchattacks.PGDL2
+    step = ball.eps / 4
+    theirs = peer(tiny_net.classifier().eval(), eps=ball.eps, alpha=step, steps=STEPS)(x, y)
+    ours = PGD(ball, steps=STEPS, step=step)(tiny_net, x, y)
+    assert _right(tiny_net, ours, y) <= _right(tiny_net, theirs, y) + 2

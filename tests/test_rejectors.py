@@ -1,0 +1,99 @@
+"""Contracts of every rejector."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from demur.calibrate import TPR
+from demur.nets import RejectingNet
+from demur.output import Output
+from demur.recipes import NAMED_REJECTORS
+from demur.rejectors import REJECTORS, Con, RCon
+from demur.rule import Rejector, Score
+
+
+def test_every_rejector_has_a_name() -> None:
+    named: set[type] = {type(r) for r in NAMED_REJECTORS.values()}
+    assert named == set(REJECTORS)
+
+
+@pytest.fixture
+def fit_output(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> tuple[Output, Tensor]:
+    x, y = batch
+    return tiny_net(x), y
+
+
+@pytest.mark.parametrize("name", NAMED_REJECTORS)
+class TestContract:
+    @pytest.fixture
+    def score(self, name: str, fit_output: tuple[Output, Tensor]) -> Score:
+        rejector: Rejector = NAMED_REJECTORS[name]
+        return rejector.fit(*fit_output)
+
+    def test_one_value_per_image_and_never_nan(
+        self, score: Score, fit_output: tuple[Output, Tensor]
+    ) -> None:
+        out, y = fit_output
+        assert score(out).shape == y.shape
+        assert not score(out).isnan().any()
+        assert score(out.at(torch.tensor([0]))).shape == (1,)
+
+    def test_an_image_scores_the_same_in_any_batch(
+        self, score: Score, fit_output: tuple[Output, Tensor]
+    ) -> None:
+        out, _ = fit_output
+        order = torch.randperm(len(out.logits), generator=torch.Generator().manual_seed(0))
+        assert torch.equal(score(out)[order], score(out.at(order)))
+
+    def test_the_gradient_reaches_the_pixels(
+        self, score: Score, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    ) -> None:
+        x = batch[0].clone().requires_grad_()
+        (grad,) = torch.autograd.grad(score.trust(tiny_net(x)).sum(), x)
+        assert grad.isfinite().all()
+        assert (grad.flatten(1).abs().amax(1) > 0).all()
+
+    def test_climbing_trust_raises_the_score(
+        self, score: Score, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    ) -> None:
+        x = batch[0].clone().requires_grad_()
+        (grad,) = torch.autograd.grad(score.trust(tiny_net(x)).sum(), x)
+        with torch.no_grad():
+            before = score.trust(tiny_net(x))
+            after = score.trust(tiny_net((x + 0.01 * grad.sign()).clamp(0, 1)))
+        assert (after >= before).float().mean() > 0.9
+
+    def test_net_images_score_higher_than_noise(
+        self, score: Score, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    ) -> None:
+        g = torch.Generator().manual_seed(0)
+        noise = torch.rand(len(batch[0]), *batch[0].shape[1:], generator=g)
+        assert score(tiny_net(batch[0])).median() > score(tiny_net(noise)).median()
+
+    def test_needs_aux_is_true_to_its_word(
+        self, name: str, fit_output: tuple[Output, Tensor]
+    ) -> None:
+        out, y = fit_output
+        bare = out._replace(aux=out.aux[:, :0])
+        rejector = NAMED_REJECTORS[name]
+        if rejector.needs_aux:
+            with pytest.raises(ValueError, match="auxiliary head"):
+                rejector.fit(bare, y)(bare)
+        else:
+            assert torch.equal(rejector.fit(bare, y)(bare), rejector.fit(out, y)(out))
+
+
+def test_rcon_is_con_times_a(fit_output: tuple[Output, Tensor]) -> None:
+    out, _ = fit_output
+    assert torch.allclose(RCon()(out), Con()(out) * out.aux[:, 0].sigmoid(), atol=1e-6)
+
+
+def test_tpr_keeps_its_share_and_survives_a_closed_gate() -> None:
+    rng = np.random.default_rng(0)
+    score, correct = rng.random(200), rng.random(200) < 0.8
+    t = TPR(0.95).threshold(score, correct)
+    assert (score[correct] >= t).mean() >= 0.95
+    assert (score[correct] > t).mean() < 0.95
+    half_shut = np.where(np.arange(200) % 2 == 0, score, -np.inf)
+    assert TPR(0.95).threshold(half_shut, correct) == half_shut[np.isfinite(half_shut)].min()

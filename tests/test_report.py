@@ -1,0 +1,340 @@
+"""The page and its pictures, made from a small run that is trained for a second."""
+
+import html
+import os
+import re
+import shutil
+import struct
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from demur.attacks import PGD, Clean
+from demur.balls import Linf
+from demur.errors import BadInput
+from demur.evaluate import Order, Row, Scored, Scoring, Source, attacked
+from demur.evaluate import score as score_module
+from demur.methods import RR
+from demur.metrics import Interval
+from demur.output import prediction
+from demur.recipes import recipe
+from demur.report.figures import certainty_svg, decider, overview_figure, risk_coverage_svg
+from demur.report.gallery import GROUPS, PER_GROUP, Verdicts
+from demur.report.page import page_text, write_page
+from demur.runs import Run
+from demur.runs.files import write_json, write_tensors
+
+N, KEPT = 120, 90
+VOID = {"meta", "link", "img", "br"}
+CHROMIUM = shutil.which("chromium")
+REQUIRED = os.environ.get("DEMUR_REQUIRE_BROWSER") == "1"
+
+
+class Made(NamedTuple):
+    source: Source
+    scoring: Scoring
+    scored: list[Scored]
+    path: Path
+    text: str
+
+
+def small_run(path: Path, name: str) -> Run:
+    """A run whose net has seen the fit images a few times, enough to be right and wrong."""
+    made = recipe(name)
+    run = Run.prepare(path, made)
+    net = made.net.build(made.data.domain, made.method.head)
+    fit = made.data.load()["fit"]
+    weights = list(net.parameters())
+    for begin in range(0, 900, 60):
+        x, y = fit.batch(slice(begin, begin + 60))
+        out = net(x)
+        loss = torch.nn.functional.cross_entropy(out.logits, y)
+        if isinstance(made.method.head, RR):
+            loss = loss + made.method.head.loss(out, y).mean()
+        slopes = torch.autograd.grad(loss, weights)
+        with torch.no_grad():
+            for weight, slope in zip(weights, slopes, strict=True):
+                weight.sub_(0.3 * slope)
+    digest = write_tensors(run.path / "model.safetensors", net.state_dict())
+    story = {"epoch": 1, "value": 0.5, "why": "made for a test", "weights": digest}
+    write_json(run.path / "chosen.json", story)
+    return run
+
+
+def made_page(run: Run, path: Path) -> Made:
+    source = Source(run, torch.device("cpu"))
+    order = Order(n=N, keep_images=KEPT)
+    records = [
+        attacked(source, "pgd-20:steps=3", PGD(Linf(0.15), steps=3), order),
+        attacked(source, "clean", Clean(), order),
+    ]
+    scoring = Scoring.of(source.clean)
+    scored = [scoring.scored(record) for record in records]
+    write_page(source, scored, scoring, path)
+    return Made(source, scoring, scored, path, path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
+    """A net with R-Con, its folder named to break out of HTML, and a net without."""
+    folder = tmp_path_factory.mktemp("report")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(score_module, "RESAMPLES", 20)
+        return {
+            name: made_page(small_run(folder / folder_name, name), folder / f"{name}.html")
+            for name, folder_name in (("digits-pgdat-rr", "<b>x"), ("digits-pgdat", "plain"))
+        }
+
+
+@pytest.fixture(scope="module")
+def rectified(pages: dict[str, Made]) -> Made:
+    return pages["digits-pgdat-rr"]
+
+
+@pytest.fixture(scope="module", params=["digits-pgdat-rr", "digits-pgdat"])
+def page(pages: dict[str, Made], request: pytest.FixtureRequest) -> Made:
+    return pages[request.param]
+
+
+class Reader(HTMLParser):
+    """Checks that tags balance; keeps addresses, ids and the cells of every table row."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.addresses: list[str] = []
+        self.ids: list[str] = []
+        self.tables: list[list[list[str]]] = []
+        self.feed(text)
+        self.close()
+        assert self.stack == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.addresses += [given[k] or "" for k in ("src", "href") if k in given]
+        self.ids += [given["id"] or ""] if "id" in given else []
+        if tag == "img":
+            assert given.get("alt")
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if {"td", "th"} & set(self.stack) and data.strip():
+            cells = self.tables[-1][-1]
+            cells[-1] = f"{cells[-1]} {data.strip()}".strip()
+
+
+def plain(text: str) -> str:
+    """The words of a page."""
+    body = re.sub(r"<style>.*?</style>", "", text, flags=re.S)
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", body)))
+
+
+def cards(text: str, key: str, attack: int = 0) -> list[str]:
+    """The words of every card of a group."""
+    section = re.findall(r'<section class="gallery".*?</section>', text, flags=re.S)[attack]
+    whole = re.findall(rf'<li class="card {key}">(.*?)<p class="place">(.*?)</p>', section, re.S)
+    return [plain(" ".join(parts)) for parts in whole]
+
+
+def test_page_is_whole_and_needs_no_other_file(page: Made) -> None:
+    read = Reader(page.text)
+    assert page.text.startswith("<!doctype html>")
+    assert read.addresses
+    assert all(address.startswith("data:") for address in read.addresses)
+    assert not re.search(r"https?://|url\(|@import", page.text)
+    assert len(set(read.ids)) == len(read.ids)
+    assert "<script" not in page.text
+
+
+def test_figures_of_the_tables_are_those_of_the_rows(page: Made) -> None:
+    tables = Reader(page.text).tables
+    ordered = [page.scored[1], page.scored[0]]  # images as they are come first
+    for table, protocol in zip(tables, ("deploy", "paper"), strict=True):
+        found = [
+            cells for cells in table[1:] if len(cells) > 1 and cells[0] != "none all are answered"
+        ]
+        rows = [row for each in ordered for row in each.rows if row.protocol == protocol]
+        assert len(found) == len(rows)
+        for cells, row in zip(found, rows, strict=True):
+            check_cells(cells, row)
+        alone = [cells for cells in table if cells[0] == "none all are answered"]
+        assert [cells[1].split()[0] for cells in alone] == [
+            f"{100 * each.summary.accuracy:.1f}%" for each in ordered
+        ]
+
+
+def check_cells(cells: list[str], row: Row) -> None:
+    def said(value: float, interval: Interval) -> str:
+        return f"{100 * value:.1f}% {100 * interval.lo:.1f} to {100 * interval.hi:.1f}"
+
+    point = row.point
+    assert cells[0].startswith(row.rejector)
+    if point.accepted:
+        assert cells[1] == said(point.accuracy, row.accuracy_interval)
+    assert cells[2] == said(point.coverage, row.coverage_interval)
+    assert cells[3] == said(point.accepted_wrong, row.accepted_wrong_interval)
+    assert cells[4].startswith(f"{100 * point.tpr:.1f}%")
+    area = row.ranking.auroc_interval
+    assert cells[5] == f"{row.ranking.auroc:.3f} {area.lo:.3f} to {area.hi:.3f}"
+    assert cells[6].endswith(f"from {row.threshold_from}")
+    if np.isfinite(point.threshold):
+        assert f"{point.threshold:.3f}" in cells[6]
+
+
+def test_sentences_say_what_the_rows_say(page: Made) -> None:
+    name = decider(page.scoring)
+    for each in page.scored:
+        row = next(r for r in each.rows if (r.rejector, r.protocol) == (name, "deploy"))
+        point, refused = row.point, row.point.n - row.point.accepted
+        wrong = round((1 - each.summary.accuracy) * point.n - point.accepted_wrong * point.n)
+        rightly = round(point.accuracy * point.accepted)
+        assert (
+            f"of {point.n} images it answered {point.accepted}, {rightly} of them rightly; "
+            f"it refused {refused}, of which {wrong} would have been wrong."
+        ) in plain(page.text)
+
+
+def test_every_group_that_exists_is_shown_and_no_more(page: Made) -> None:
+    verdicts = Verdicts.of(page.scored[0], page.scoring, decider(page.scoring))
+    seen = 0
+    for group in GROUPS:
+        count = int(verdicts.members(group)[:KEPT].sum())
+        assert len(cards(page.text, group.key)) == min(count, PER_GROUP)
+        seen += count > 0
+    assert seen >= 3, "the small net should be right and wrong, sure and unsure"
+    assert page.text.count('<section class="gallery"') == 1, "nothing was done to clean images"
+
+
+def test_verdicts_agree_with_the_rule(page: Made) -> None:
+    record, name = page.scored[0].record, decider(page.scoring)
+    accepted = page.scoring.scores[name].rule(page.scoring.thresholds[name]).accepted(record.output)
+    said = prediction(record.output)
+    places = {int(index): place for place, index in enumerate(record.arrays["index"])}
+    for group in GROUPS:
+        for words in cards(page.text, group.key):
+            place = places[int(words.split("image ")[1])]
+            label = int(said[place])
+            assert f"true label {int(record.y[place])}, net says {label}" in words
+            if accepted[place]:
+                assert group.answered
+                assert f"answered {label}" in words
+            else:
+                assert not group.answered
+                reason = re.search(rf"refused: {name} (\S+) < (\S+)", words)
+                assert reason
+                assert float(reason[1]) < float(reason[2])
+
+
+def test_names_cannot_break_out_of_the_page(pages: dict[str, Made]) -> None:
+    text = pages["digits-pgdat-rr"].text
+    assert "&lt;b&gt;x" in text
+    assert "<b>x" not in text
+
+
+def test_net_without_second_output_has_no_rcon(pages: dict[str, Made]) -> None:
+    assert "R-Con" in plain(pages["digits-pgdat-rr"].text)
+    text = pages["digits-pgdat"].text
+    assert "R-Con" not in text
+    assert "Histogram of confidence" in text
+
+
+def test_same_records_give_the_same_bytes_and_leave_matplotlib_alone(rectified: Made) -> None:
+    import matplotlib
+
+    def settings() -> dict[str, object]:  # looking the backend up would itself choose one
+        return {
+            name: matplotlib.rcParams[name] for name in matplotlib.rcParams if name != "backend"
+        }
+
+    before = settings()
+    with matplotlib.rc_context({"font.size": 31, "axes.facecolor": "red"}):
+        again = rectified.path.with_name("again.html")
+        assert write_page(rectified.source, rectified.scored, rectified.scoring, again) == again
+    assert again.read_bytes() == rectified.path.read_bytes()
+    assert settings() == before
+
+
+def test_foot_tells_how_to_make_every_record_again(page: Made) -> None:
+    words = plain(page.text)
+    name = "'<b>x'" if page.source.run.path.name == "<b>x" else "plain"
+    assert f"demur attack {name} pgd-20:steps=3 --n {N} --keep-images {KEPT}" in words
+    assert page.source.run.chosen["weights"] in words
+    assert "demur train digits-pgdat" in words
+    for each in page.scored:
+        assert each.record.digest in words
+        assert str(each.record.about["code"]) in words
+
+
+def test_label_that_means_another_attack_today_is_not_offered(rectified: Made) -> None:
+    each = rectified.scored[0]
+    about = each.record.about | {"label": "pgd-100"}
+    renamed = Scored(type(each.record)(each.record.arrays, about), each.summary, each.rows)
+    words = plain(page_text(rectified.source, [renamed], rectified.scoring))
+    assert "demur attack" in words
+    assert "@attack.txt" in words
+    assert f"echo '{about['spec']}' > attack.txt" in words
+
+
+def test_changed_data_are_refused(rectified: Made) -> None:
+    each = rectified.scored[0]
+    about = each.record.about | {"data": "0" * 64}
+    other = Scored(type(each.record)(each.record.arrays, about), each.summary, each.rows)
+    with pytest.raises(BadInput, match="made of other images"):
+        page_text(rectified.source, [other], rectified.scoring)
+
+
+def test_pictures_have_the_right_kind_and_size(page: Made) -> None:
+    png = overview_figure(page.scored, page.scoring)
+    width, height = struct.unpack(">II", png[16:24])
+    assert png.startswith(b"\x89PNG")
+    assert 1100 <= width <= 1300
+    assert 400 <= height <= 500
+    for draw in (certainty_svg, risk_coverage_svg):
+        assert b"<svg" in draw(page.scored[0], page.scoring)
+
+
+@pytest.mark.parametrize("absent", ["matplotlib", "jinja2"])
+def test_missing_extra_is_named(
+    rectified: Made, monkeypatch: pytest.MonkeyPatch, absent: str
+) -> None:
+    monkeypatch.setitem(sys.modules, absent, None)
+    path = rectified.path.with_name("never.html")
+    with pytest.raises(BadInput, match=r"pip install 'demur\[report\]'"):
+        write_page(rectified.source, rectified.scored, rectified.scoring, path)
+    assert not path.exists()
+
+
+@pytest.mark.skipif(CHROMIUM is None and not REQUIRED, reason="needs chromium")
+def test_page_fits_a_phone_and_fetches_nothing(pages: dict[str, Made]) -> None:
+    from playwright.sync_api import sync_playwright
+
+    assert CHROMIUM is not None, "DEMUR_REQUIRE_BROWSER=1, but no chromium is installed"
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    asked: list[str] = []
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=quiet)
+        tab = browser.new_page(viewport={"width": 390, "height": 800})
+        tab.on("request", lambda request: asked.append(request.url))
+        for page in pages.values():
+            tab.goto(page.path.as_uri())
+            tab.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+            assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+            assert tab.evaluate("[...document.images].filter(i => !i.naturalWidth).length") == 0
+        browser.close()
+    files = [page.path.as_uri() for page in pages.values()]
+    assert [url for url in asked if not url.startswith("data:")] == files
