@@ -156,14 +156,22 @@ def test_links_in_the_docs_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_no_large_files_in_the_checkout() -> None:
+def git_files(*options: str) -> list[Path]:
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("needs a git checkout and git")
     listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "-z", *options], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    sizes = [(ROOT / name).stat().st_size for name in listed.stdout.split("\0") if name]
-    assert sum(sizes) < 25e6
+    return [ROOT / name for name in listed.stdout.split("\0") if name]
+
+
+def test_no_large_files_in_the_checkout() -> None:
+    assert sum(path.stat().st_size for path in git_files() if path.exists()) < 25e6
+
+
+def test_git_ignores_no_source() -> None:
+    ignored = git_files("--others", "--ignored", "--exclude-standard", "demur", "tests", "docs")
+    assert [path for path in ignored if "__pycache__" not in path.parts] == []
 
 
 def test_a_built_wheel_installs_and_runs(tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""A record: what a net answered to every image of one attack, and where that came from.
+
+    record.output          # logits, features, aux as an Output
+    record.correct         # N, bool
+    record.about["spec"]   # the attack as text
+
+Attacks cost hours, scores cost seconds: every rejector, metric and figure reads records.
+"""
+
+import hashlib
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from demur.errors import BadInput
+from demur.output import Output, prediction
+from demur.runs.files import read_checked, read_json, write_bytes, write_json
+
+
+@dataclass(frozen=True)
+class Record:
+    """Per-image arrays in data-set order, and the record's own story."""
+
+    arrays: dict[str, Tensor]
+    about: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """The attack as the user named it."""
+        return str(self.about["label"])
+
+    @property
+    def digest(self) -> str:
+        """The digest of what was asked: attack, thresholds, weights, data, count."""
+        return str(self.about["digest"])
+
+    @property
+    def y(self) -> Tensor:
+        """The true labels."""
+        return self.arrays["y"]
+
+    @property
+    def output(self) -> Output:
+        """The net's answers; features have width 0 unless they were kept."""
+        logits = self.arrays["logits"]
+        none = logits.new_zeros(len(logits), 0)
+        return Output(logits, self.arrays.get("feature", none), self.arrays["aux"])
+
+    @property
+    def correct(self) -> NDArray[np.bool_]:
+        """Which answers are right."""
+        return (prediction(self.output) == self.y).numpy()
+
+
+def record_path(folder: Path, name: str, split: str, digest: str) -> Path:
+    """Where a record of this attack on this split lives."""
+    return folder / f"{name}-{split}-{digest[:12]}.npz"
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Put arrays and story in place; the story is written last and makes the record count."""
+    buffer = io.BytesIO()
+    arrays: dict[str, Any] = {k: v.numpy() for k, v in record.arrays.items()}
+    np.savez_compressed(buffer, **arrays)
+    file_digest = write_bytes(path, buffer.getvalue())
+    write_json(path.with_suffix(".json"), record.about | {"file_digest": file_digest})
+
+
+def read_record(path: Path) -> Record:
+    """The record at path, after checking its digest; BadInput when it is damaged."""
+    about = read_json(path.with_suffix(".json"))
+    if not isinstance(about, dict) or "file_digest" not in about:
+        raise BadInput(f"{path.with_suffix('.json')} is damaged: it names no digest; delete it")
+    content = io.BytesIO(read_checked(path, about["file_digest"]))
+    with np.load(content, allow_pickle=False) as arrays:
+        return Record({name: torch.from_numpy(arrays[name]) for name in arrays.files}, about)
+
+
+def record_exists(path: Path) -> bool:
+    """Whether a record was finished here."""
+    return path.with_suffix(".json").exists()
+
+
+def identity(**parts: Any) -> str:
+    """64 hex digits over named parts."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,91 @@
+"""What a killed training resumes from: weights and momentum after the last whole epoch.
+
+state/now.json names the files and their digests and is written last, so it always describes a
+state that is whole. All randomness is a function of (seed, step), so nothing else is kept.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from demur.runs.files import read_json, read_tensors, write_json, write_tensors, write_text
+from demur.runs.run import Run
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The weights chosen so far."""
+
+    epoch: int
+    value: float
+    file: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a training has come; epoch 0 is a fresh start."""
+
+    epoch: int = 0
+    best: Best | None = None
+    lines: tuple[str, ...] = ()  # of metrics.jsonl
+
+
+def load_state(run: Run) -> tuple[State, Tensors]:
+    """The last whole state and its tensors; a fresh state and none where there is no file."""
+    now = run.path / "state" / "now.json"
+    if not now.exists():
+        return State(), {}
+    story = read_json(now)
+    best = Best(**story["best"])
+    state = State(story["epoch"], best, tuple(story["lines"]))
+    read_tensors(run.path / "state" / best.file, best.digest)
+    return state, read_tensors(run.path / "state" / story["file"], story["digest"])
+
+
+def advanced(run: Run, state: State, tensors: Tensors, weights: Tensors, value: float,
+             line: dict[str, Any]) -> State:  # fmt: skip
+    """The state after one more epoch, on disk before it is returned."""
+    folder, epoch = run.path / "state", state.epoch + 1
+    best = state.best
+    if best is None or value > best.value:
+        file = f"best-{epoch:04d}.safetensors"
+        best = Best(epoch, value, file, write_tensors(folder / file, weights))
+    line = {"epoch": epoch, **line, "chosen_so_far": best.epoch}
+    state = replace(state, epoch=epoch, best=best, lines=(*state.lines, json.dumps(line)))
+    file = f"epoch-{epoch:04d}.safetensors"
+    story = {
+        "epoch": epoch,
+        "file": file,
+        "digest": write_tensors(folder / file, tensors),
+        "best": vars(best),
+        "lines": state.lines,
+    }
+    write_json(folder / "now.json", story)
+    write_text(run.path / "metrics.jsonl", "\n".join(state.lines) + "\n")
+    _forget(folder, keep={file, best.file, "now.json"})
+    return state
+
+
+def finish(run: Run, state: State, why: str) -> None:
+    """Put the chosen weights in place; chosen.json is written last and ends the run."""
+    best = state.best
+    assert best is not None, "a run has at least one epoch"
+    weights = read_tensors(run.path / "state" / best.file, best.digest)
+    digest = write_tensors(run.path / "model.safetensors", weights)
+    story = {"epoch": best.epoch, "value": best.value, "why": why, "weights": digest}
+    write_json(run.path / "chosen.json", story)
+    shutil.rmtree(run.path / "state", ignore_errors=True)
+
+
+def _forget(folder: Path, keep: set[str]) -> None:
+    """Drop files of earlier epochs and of writes that were cut short."""
+    for path in folder.iterdir():
+        if path.name not in keep:
+            path.unlink(missing_ok=True)
