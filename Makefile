@@ -17,14 +17,15 @@ test: $(VENV)/test.stamp
 clean:
 	rm -rf $(VENV) build dist *.egg-info runs/demo
 
-$(PY):
+$(VENV)/made.stamp:
 	@sh tools/find-python.sh $(VENV)
+	@touch $@
 
-$(VENV)/demo.stamp: $(PY) pyproject.toml constraints.txt
+$(VENV)/demo.stamp: $(VENV)/made.stamp pyproject.toml constraints.txt
 	$(PIP) -e '.[report]'
 	@touch $@
 
-$(VENV)/test.stamp: $(PY) pyproject.toml constraints.txt
+$(VENV)/test.stamp: $(VENV)/made.stamp pyproject.toml constraints.txt
 	$(PIP) -e '.[dev]'
 	$(PIP) --no-deps torchattacks
 	@touch $@ $(VENV)/demo.stamp

@@ -14,6 +14,8 @@ from demur import noise
 from demur.declared import NonNegative
 from demur.spec import Spec
 
+RADIUS = 1  # its own purpose of random numbers
+
 
 @dataclass(frozen=True)
 class Ball(Spec, ABC):
@@ -48,7 +50,7 @@ class Linf(Ball):
 
     def start(self, x: Tensor, seed: int, index: Tensor, stream: int) -> Tensor:
         """Uniform in the ball."""
-        u = noise.uniform(seed, index, stream, tuple(x.shape[1:])).to(x.dtype)
+        u = noise.uniform(seed, index, stream, tuple(x.shape[1:])).to(x)
         return self.project(x, x + self.eps * (2 * u - 1))
 
     def direction(self, grad: Tensor) -> Tensor:
@@ -73,8 +75,9 @@ class L2(Ball):
         """A uniform direction at a uniform radius."""
         # reference code: radius eps * U(0, 1), which favours the centre over uniform in volume
         shape = tuple(x.shape[1:])
-        away = self.direction(noise.normal(seed, index, 2 * stream, shape).to(x.dtype))
-        radius = noise.uniform(seed, index, 2 * stream + 1, (1,) * len(shape)).to(x.dtype)
+        away = self.direction(noise.normal(seed, index, stream, shape).to(x))
+        apart = noise.derived(stream, RADIUS)
+        radius = noise.uniform(seed, index, apart, (1,) * len(shape)).to(x)
         return self.project(x, x + self.eps * radius * away)
 
     def direction(self, grad: Tensor) -> Tensor:

@@ -20,8 +20,9 @@ class Where(NamedTuple):
     words: str
 
 
-Count = Annotated[int, Where(lambda v: v >= 1, "of at least 1")]
-Natural = Annotated[int, Where(lambda v: v >= 0, "of at least 0")]
+_STORABLE = Where(lambda v: v < 2**63, "below 2^63")
+Count = Annotated[int, Where(lambda v: v >= 1, "of at least 1"), _STORABLE]
+Natural = Annotated[int, Where(lambda v: v >= 0, "of at least 0"), _STORABLE]
 Positive = Annotated[float, Where(lambda v: v > 0, "above 0")]
 NonNegative = Annotated[float, Where(lambda v: v >= 0, "of at least 0")]
 Share = Annotated[float, Where(lambda v: 0 <= v <= 1, "between 0 and 1")]
@@ -32,7 +33,7 @@ def as_declared(value: Any, kind: Any, where: str) -> Any:
     try:
         return _as(value, kind)
     except TypeError:
-        raise BadInput(f"{where} must be {words(kind)}, not {_brief(value)}") from None
+        raise BadInput(f"{where} must be {words(kind, value)}, not {_brief(value)}") from None
 
 
 def _as(value: Any, kind: Any) -> Any:
@@ -50,8 +51,8 @@ def _as(value: Any, kind: Any) -> Any:
     elif origin is tuple:
         return _as_tuple(value, args)
     elif kind is float:
-        ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        value = float(value) if ok else value
+        value = _float(value)
+        ok = math.isfinite(value)
     elif kind is int:
         ok = isinstance(value, int) and not isinstance(value, bool)
     else:
@@ -59,6 +60,15 @@ def _as(value: Any, kind: Any) -> Any:
     if not ok:
         raise TypeError
     return value
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _first_fit(value: Any, kinds: tuple[Any, ...]) -> Any:
@@ -80,19 +90,26 @@ def _as_tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(_as(v, k) for v, k in zip(value, kinds, strict=True))
 
 
-def words(kind: Any) -> str:
-    """A type as a user would say it."""
+def words(kind: Any, value: Any = None) -> str:
+    """A type as a user would say it, with the condition that a value breaks."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return " ".join([words(args[0]), *(condition.words for condition in args[1:])])
+        return f"{words(args[0])} {args[1 if value is None else _broken(args, value)].words}"
     if origin in (Union, UnionType):
-        return " or ".join(words(arg) for arg in args)
+        return " or ".join(words(arg, value) for arg in args)
     if origin is Literal:
         return "one of " + ", ".join(str(arg) for arg in args)
     if origin is tuple:
         return "a tuple of " + ", ".join(words(a) for a in args if a is not Ellipsis)
     plain = {float: "a number", int: "a whole number", str: "a word", bool: "True or False"}
     return plain.get(kind, "None" if kind is NoneType else f"a {kind.__name__}")
+
+
+def _broken(annotated: tuple[Any, ...], value: Any) -> int:
+    """The place of the first condition that a value of the right type breaks."""
+    places = range(1, len(annotated))
+    numeric = isinstance(value, int | float)
+    return next((i for i in places if numeric and not annotated[i].holds(value)), 1)
 
 
 def _brief(value: Any) -> str:

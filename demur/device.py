@@ -1,4 +1,7 @@
-"""Choosing a device by name, and saying what to do when it is not there."""
+"""Choosing a device by name, and its arithmetic."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -18,3 +21,15 @@ def device_named(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BadInput(f"{name} was asked for but this machine shows none; use --device cpu")
     return device
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Real fp32 for a while: no TF32 in convolutions and matrix products on a GPU."""
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = convolutions.allow_tf32, products.allow_tf32
+    convolutions.allow_tf32 = products.allow_tf32 = False
+    try:
+        yield
+    finally:
+        convolutions.allow_tf32, products.allow_tf32 = before

@@ -16,6 +16,8 @@ class BadInput(ValueError):
 def suggestion(word: str, known: Iterable[str]) -> str:
     """The known words nearest to `word`, as the end of a sentence."""
     words = sorted(known)
+    if not words:
+        return "there is nothing to choose from"
     near = difflib.get_close_matches(word, words, n=3, cutoff=0.5)
     if near:
         return "did you mean " + " or ".join(near) + "?"

@@ -3,8 +3,8 @@
     uniform(0, index, stream=3, shape=(3, 32, 32))    # N, 3, 32, 32 in [0, 1)
 
 A counter-based generator: each number is a hash of its own address, so batch size, sharding and
-resuming change nothing, no generator state is kept, and CPU and GPU agree. The global generator
-is never touched.
+resuming change nothing, no generator state is kept, and uniform numbers are the same on any
+device. The global generator is never touched.
 """
 
 import math
@@ -53,10 +53,14 @@ def _keys(seed: int, index: Tensor, stream: int) -> tuple[Tensor, Tensor]:
     keys = []
     for salt in (1, 2):
         key = torch.full_like(index, (salt * _GOLDEN) & _MASK, dtype=torch.int64)
-        for word in (seed & _MASK, seed >> 32 & _MASK, index, stream):
+        for word in (*_halves(seed), index, *_halves(stream)):
             key = _mixed((key * 5 + word + 1) & _MASK)
         keys.append(key)
     return keys[0], keys[1]
+
+
+def _halves(number: int) -> tuple[int, int]:
+    return number & _MASK, number >> 32 & _MASK
 
 
 def _mixed(h: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ attack("pgd-20:eps=0.2,restarts=5", Digits())
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import TypeVar
@@ -29,7 +29,7 @@ from demur.methods import (
     Standard,
 )
 from demur.nets import NETS, NetSpec, Small
-from demur.rejectors import REJECTORS, Con, Coupled, Energy, RCon, Rejector
+from demur.rejectors import REJECTORS, Con, Energy, Rejector
 from demur.spec import Spec, Vocabulary, edit, read
 
 S = TypeVar("S", bound=Spec)
@@ -51,40 +51,50 @@ class Recipe(Spec):
     judge: Attack = Clean()  # the val accuracy that chooses the epoch is under this attack
     seed: Natural = 0
 
+    def rejectors(self) -> dict[str, Rejector]:
+        """What the trained net can be scored with: for any net, then the head's own."""
+        return {"Con": Con(), "Energy": Energy(), **self.method.head.rejectors()}
 
-def _digits(method: Method) -> Recipe:
-    radius = Digits.threat.linf
-    return Recipe(
-        Digits(), Small(), method, OneCycle(0.3), epochs=18, judge=PGD(Linf(radius), steps=10),
+
+def _linf(data: Dataset, steps: int) -> PGD:
+    return PGD(Linf(data.threat.linf), steps=steps, step=data.threat.linf_step)
+
+
+def _l2(data: Dataset, steps: int) -> PGD:
+    return PGD(L2(data.threat.l2), steps=steps, step=data.threat.l2_step)
+
+
+def _adaptive(recipe: "Recipe") -> PGD:
+    """PGD that is wrong and trusted by the head's own score, kept by what gets past it."""
+    own = next(iter(recipe.method.head.rejectors().values()), Con())
+    return replace(
+        _linf(recipe.data, 50), goal=Evade(own, eta=0.1), keep="criterion",
+        criterion=Slips(own, TPR(0.95)),
     )  # fmt: skip
 
 
-_DIGITS_PGD = PGDAT(PGD(Linf(Digits.threat.linf), steps=10))
+NAMED_ATTACKS: dict[str, Callable[[Recipe], Attack]] = {
+    "clean": lambda recipe: Clean(),
+    "pgd-10": lambda recipe: _linf(recipe.data, 10),
+    "pgd-20": lambda recipe: _linf(recipe.data, 20),
+    "pgd-100": lambda recipe: _linf(recipe.data, 100),
+    "pgd-10-l2": lambda recipe: _l2(recipe.data, 10),
+    "pgd-100-l2": lambda recipe: _l2(recipe.data, 100),
+    "adaptive": _adaptive,
+}
+
+
+def _digits(method: Method) -> Recipe:
+    return Recipe(Digits(), Small(), method, OneCycle(0.3), epochs=24, judge=_linf(Digits(), 10))
+
+
+# crafted a little beyond the radius of the attacks to come, which so few images need
+_DIGITS_PGDAT = PGDAT(replace(_linf(Digits(), 10), ball=Linf(0.17)))
 
 RECIPES: dict[str, Recipe] = {
     "digits-standard": _digits(Method(Standard(), Plain())),
-    "digits-pgdat": _digits(Method(_DIGITS_PGD, Plain())),
-    "digits-pgdat-rr": _digits(Method(_DIGITS_PGD, RR())),
-}
-
-NAMED_ATTACKS: dict[str, Callable[[Dataset], Attack]] = {
-    "clean": lambda data: Clean(),
-    "pgd-10": lambda data: PGD(Linf(data.threat.linf), steps=10),
-    "pgd-20": lambda data: PGD(Linf(data.threat.linf), steps=20),
-    "pgd-100": lambda data: PGD(Linf(data.threat.linf), steps=100),
-    "pgd-10-l2": lambda data: PGD(L2(data.threat.l2), steps=10),
-    "pgd-100-l2": lambda data: PGD(L2(data.threat.l2), steps=100),
-    "adaptive-rcon": lambda data: PGD(
-        Linf(data.threat.linf), steps=50, goal=Evade(RCon(), eta=0.1),
-        keep="criterion", criterion=Slips(RCon(), TPR(0.95)),
-    ),
-}  # fmt: skip
-
-NAMED_REJECTORS: dict[str, Rejector] = {
-    "Con": Con(),
-    "R-Con": RCon(),
-    "Energy": Energy(),
-    "Con+R-Con": Coupled(),
+    "digits-pgdat": _digits(Method(_DIGITS_PGDAT, Plain())),
+    "digits-pgdat-rr": _digits(Method(_DIGITS_PGDAT, RR())),
 }
 
 _LISTS: tuple[tuple[type[Spec], ...], ...] = (
@@ -98,10 +108,7 @@ VOCABULARY: Vocabulary = {cls.__name__: cls for group in _LISTS for cls in group
 def recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
     """A named recipe, or one in an @file, with `key=value` changes."""
     if name.startswith("@"):
-        held = _from_file(name)
-        if not isinstance(held, Recipe):
-            raise BadInput(f"{name[1:]} does not hold a Recipe")
-        found = held
+        found = recipe_in(Path(name[1:]))
     elif name in RECIPES:
         found = RECIPES[name]
     else:
@@ -109,32 +116,56 @@ def recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
     return reduce(_changed, changes, found)
 
 
-def attack(text: str, data: Dataset) -> tuple[str, Attack]:
-    """The short name and the attack that `name:key=value,...` or an @file means for this data."""
+def attack(text: str, recipe: Recipe) -> Attack:
+    """The attack that `name:key=value,...` or an @file means for a run of this recipe."""
     name, _, changes = text.partition(":")
     if name.startswith("@"):
-        held = _from_file(name)
+        held = _from_file(Path(name[1:]))
         if not isinstance(held, Attack):
             raise BadInput(f"{name[1:]} does not hold an attack")
-        found, name = held, Path(name[1:]).stem
+        found = held
     elif name in NAMED_ATTACKS:
-        found = NAMED_ATTACKS[name](data)
+        found = NAMED_ATTACKS[name](recipe)
     else:
         raise BadInput(f"no attack is called {name!r}; {suggestion(name, NAMED_ATTACKS)}")
-    return name, reduce(_changed, filter(None, changes.split(",")), found)
+    return reduce(_changed, _parts(changes), found)
+
+
+def recipe_in(path: Path) -> Recipe:
+    """The recipe that a file holds."""
+    held = _from_file(path)
+    if not isinstance(held, Recipe):
+        raise BadInput(f"{path} does not hold a recipe")
+    return held
+
+
+def _parts(changes: str) -> list[str]:
+    """The changes between commas that stand outside all brackets."""
+    parts, depth = [""], 0
+    for letter in changes:
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part for part in parts if part]
 
 
 def _changed(spec: S, change: str) -> S:
     key, equals, text = change.partition("=")
     if not equals or not key or not text:
         raise BadInput(f"{change!r} is not a change; write key=value")
-    changed: S = edit(spec, key, text, VOCABULARY)
+    changed: S = edit(spec, key.strip(), text.strip(), VOCABULARY)
     return changed
 
 
-def _from_file(name: str) -> Spec:
-    path = Path(name[1:])
+def _from_file(path: Path) -> Spec:
     if not path.is_file():
         raise BadInput(f"there is no file {path}; @FILE names a file that holds a spec")
-    found: Spec = read(path.read_text(), VOCABULARY)
+    try:
+        found: Spec = read(path.read_text(encoding="utf-8"), VOCABULARY)
+    except UnicodeDecodeError:
+        raise BadInput(f"{path} is not a text file") from None
+    except BadInput as error:
+        raise BadInput(f"{path} cannot be read: {error}") from None
     return found

@@ -9,7 +9,6 @@ A Score is a torch function of an Output, so whatever decides can also be attack
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -38,11 +37,6 @@ class Score(ABC):
 class Rejector(ABC):
     """A frozen spec that learns its Score from clean outputs of the fit split."""
 
-    @property
-    def needs_aux(self) -> bool:
-        """Whether it reads the net's auxiliary output, which not every net has."""
-        return False
-
     @abstractmethod
     def fit(self, out: Output, y: Tensor) -> Score:
         """The fitted score."""
@@ -54,14 +48,6 @@ class OperatingPoint(ABC):
     @abstractmethod
     def threshold(self, score: NDArray[np.float64], correct: NDArray[np.bool_]) -> float:
         """The threshold; accepted is score >= threshold."""
-
-
-class Binder(Protocol):
-    """What freezes the thresholds that a spec only names."""
-
-    def threshold(self, score: Score, at: OperatingPoint | float) -> float:
-        """The frozen threshold of a fitted score."""
-        ...
 
 
 def fitted(rejector: Rejector | Score) -> Score:

@@ -149,16 +149,16 @@ def _value(node: ast.expr, vocabulary: Vocabulary, text: str) -> Any:
         case ast.Constant(value=int() | float() | str() | None as value):
             return value
         case ast.Name(id=name):
-            return _class(name, vocabulary)()
+            return _made(_class(name, vocabulary), [], [])
         case ast.Tuple(elts=elements):
             return tuple(_value(e, vocabulary, text) for e in elements)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand, vocabulary, text)
+            return _negative(_value(operand, vocabulary, text), text)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
             return _combined(type(op), left, right, vocabulary, text)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
             values = [_value(a, vocabulary, text) for a in args]
-            named = {k.arg: _value(k.value, vocabulary, text) for k in keywords if k.arg}
+            named = [(k.arg, _value(k.value, vocabulary, text)) for k in keywords]
             return _made(_class(name, vocabulary), values, named)
     raise BadInput(f"{ast.unparse(node)!r} in {text!r} is neither a value nor a known name")
 
@@ -188,13 +188,21 @@ def _class(name: str, vocabulary: Vocabulary) -> type[Spec]:
     return vocabulary[name]
 
 
-def _made(cls: type[Spec], values: list[Any], named: dict[str, Any]) -> Spec:
+def _negative(value: Any, text: str) -> Any:
+    if isinstance(value, int | float):
+        return -value
+    raise BadInput(f"only a number can be negative in {text!r}; write -1*CE() for a goal")
+
+
+def _made(cls: type[Spec], values: list[Any], named: list[tuple[str | None, Any]]) -> Spec:
     known = field_types(cls)
-    for key in named:
-        if key not in known:
-            raise BadInput(f"{cls.__name__} has no {key!r}; {suggestion(key, known)}")
+    for key, _ in named:
+        if key is None or key not in known:
+            raise BadInput(f"{cls.__name__} has no {key!r}; {suggestion(str(key), known)}")
+    if len(dict(named)) < len(named):
+        raise BadInput(f"{cls.__name__} is given the same field twice")
     try:
-        return cls(*values, **named)
+        return cls(*values, **{key: value for key, value in named if key})
     except TypeError:
         needed = ", ".join(known)
         raise BadInput(f"{cls.__name__} takes {needed or 'no values'}; see 'demur list'") from None
@@ -218,8 +226,9 @@ def edit(value: Spec, key: str, text: str, vocabulary: Vocabulary) -> Any:
 def _parsed(text: str, kind: Any, key: str, vocabulary: Vocabulary) -> Any:
     """`text` read for a field of this type, so that a word needs no quotes."""
     choices = [a for k in (kind, *get_args(kind)) if get_origin(k) is Literal for a in get_args(k)]
-    if text in choices or kind is str:
-        return text
+    bare = text.strip("'\"")
+    if bare in choices or kind is str:
+        return bare
     if choices:
         raise BadInput(f"{key} must be {words(kind)}, not {text!r}")
     try:

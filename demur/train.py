@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +20,12 @@ from demur import noise
 from demur.attacks import Attack, Clean
 from demur.data import Images, Splits
 from demur.errors import BadInput
+from demur.methods import crafting
 from demur.output import prediction
 from demur.recipes import Recipe
-from demur.runs import Run
+from demur.runs import Run, provenance
 from demur.runs.state import Tensors, advanced, finish, load_state
-from demur.spec import show
+from demur.spec import digest, show
 
 ORDER, AUGMENT, CRAFT = 1, 2, 3  # purposes of random numbers
 JUDGE_BATCH = 256
@@ -57,10 +59,10 @@ def train(
     watch: Watch = unwatched,
 ) -> Run:
     """The finished run of a recipe in a folder, resumed where an earlier call stopped."""
+    Run.check(folder, recipe)
     splits = recipe.data.load(data_folder)
     check_trainable(recipe, splits)
-    run = Run.prepare(folder, recipe)
-    with run.writing():
+    with Run.claim(folder, recipe) as run:
         if not run.finished:
             Training(recipe, run, splits, device or torch.device("cpu"), watch).go()
     return run
@@ -116,8 +118,18 @@ class Training:
             state = advanced(self.run, state, self._tensors(), self.net.state_dict(), robust, line)
             seen = Progress(state.epoch, self.recipe.epochs, 0, self.batches, loss, robust, clean)
             self.watch(seen)
-        why = f"largest val accuracy under {show(self.recipe.judge)}"
-        finish(self.run, state, why)
+        finish(self.run, state, self._about())
+
+    def _about(self) -> dict[str, Any]:
+        """How the chosen weights came to be."""
+        return {
+            "why": f"largest val accuracy under {show(self.recipe.judge)}",
+            "recipe_digest": digest(self.recipe),
+            "fit_data": self.fit.digest(),
+            "val_data": self.val.digest(),
+            "seed": self.recipe.seed,
+            **provenance(self.fit.y.device),
+        }
 
     def _epoch(self, epoch: int, seen: Progress) -> float:
         """One pass over the fit split; the mean loss."""
@@ -184,13 +196,13 @@ class Training:
 
 def accuracy_under(attack: Attack, net: nn.Module, images: Images) -> float:
     """The share of images answered rightly under an attack, in eval mode."""
-    net.eval()
     right = 0
-    for chosen in images.slices(JUDGE_BATCH):
-        x, y = images.batch(chosen)
-        x_adv = attack.perturbed(net, x, y, images.index[chosen])
-        with torch.no_grad():
-            right += int((prediction(net(x_adv)) == y).sum())
+    with crafting(net, "eval"):
+        for chosen in images.slices(JUDGE_BATCH):
+            x, y = images.batch(chosen)
+            x_adv = attack.perturbed(net, x, y, images.index[chosen])
+            with torch.no_grad():
+                right += int((prediction(net(x_adv)) == y).sum())
     return right / len(images)
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from demur import noise
 from demur.attacks import (
     ATTACKS,
     CE,
@@ -27,19 +28,19 @@ from demur.attacks import (
     Wrong,
 )  # fmt: skip
 from demur.balls import L2, Ball, Linf
-from demur.data import Digits, Images
+from demur.data import Images
 from demur.errors import BadInput
 from demur.gradient import gradient
 from demur.nets import RejectingNet
 from demur.output import Output, output_of, prediction
-from demur.recipes import NAMED_ATTACKS
+from demur.recipes import NAMED_ATTACKS, RECIPES
 from demur.rejectors import Con, Coupled, Energy, RCon
 from demur.spec import show
 from tests.linear import LinearNet, centred_images, distance
 
 EXAMPLES: dict[str, Attack] = {
-    **{name: make(Digits()) for name, make in NAMED_ATTACKS.items()},
-    "adaptive-rcon": PGD(
+    **{name: make(RECIPES["digits-pgdat-rr"]) for name, make in NAMED_ATTACKS.items()},
+    "adaptive": PGD(
         Linf(0.15), steps=8, goal=Evade(RCon(), eta=0.1), keep="criterion",
         criterion=Slips(RCon(), 0.6),
     ),
@@ -111,7 +112,7 @@ class TestContract:
     ) -> None:
         x, y = batch
         foreign = tiny_net.classifier().eval()
-        if "rcon" in name or name == "sum":
+        if name in ("adaptive", "sum"):
             with pytest.raises(BadInput, match="auxiliary head"):
                 SHORT[name](foreign, x, y)
             return
@@ -130,6 +131,9 @@ class TestContract:
             (lambda x, y: (x, y.float()), "y.long"),
             (lambda x, y: (x, y + 10), "labels must run from 0 to 9"),
             (lambda x, y: (x, y - 10), "labels must run from 0"),
+            (lambda x, y: (x.double(), y), "torch.float32, not .* torch.float64"),
+            (lambda x, y: (x.repeat(1, 3, 1, 1), y), "N, 1, 8, 8"),
+            (lambda x, y: (x.repeat(1, 1, 2, 2), y), "N, 1, 8, 8"),
         ],
     )
     def test_refuses_what_it_cannot_attack(
@@ -139,6 +143,11 @@ class TestContract:
         assert callable(spoil)
         with pytest.raises(BadInput, match=words):
             SHORT[name](tiny_net, *spoil(*batch))
+
+
+def test_index_must_fit_the_batch(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> None:
+    with pytest.raises(BadInput, match="one place per image"):
+        PGD(Linf(0.1))(tiny_net, *batch, index=torch.arange(3))
 
 
 def test_a_classifier_of_one_class_is_refused(batch: tuple[Tensor, Tensor]) -> None:
@@ -195,9 +204,12 @@ def test_largest_keeps_the_largest_last_iterate(
     x, y = batch
     attack = PGD(Linf(0.1), steps=3, restarts=3)
     index = torch.arange(len(x))
-    singles = [
-        replace(attack, restarts=1).perturbed(tiny_net, x, y, index, stream=r) for r in range(3)
-    ]
+    singles = []
+    for restart in range(3):
+        x_adv = Linf(0.1).start(x, 0, index, noise.derived(0, restart))
+        for _ in range(3):
+            x_adv = Linf(0.1).step(x, x_adv, gradient(tiny_net, CE(), x_adv, y).grad, 0.1 / 4)
+        singles.append(x_adv)
     values = torch.stack([CE()(tiny_net(one), y) for one in singles])
     kept = CE()(tiny_net(attack(tiny_net, x, y)), y)
     assert torch.allclose(kept, values.amax(0), atol=1e-6)
@@ -233,9 +245,9 @@ def test_adaptive_attack_gets_more_past_the_rejector_than_plain_noise(
     adaptive = PGD(
         Linf(0.15), steps=20, goal=Evade(RCon(), eta=0.1), keep="criterion", criterion=criterion
     )
-    noise = Linf(0.15).start(x, 0, torch.arange(len(x)), 0)
+    random = Linf(0.15).start(x, 0, torch.arange(len(x)), 0)
     past = int(criterion(tiny_net(adaptive(tiny_net, x, y)), y).sum())
-    assert past > int(criterion(tiny_net(noise), y).sum()) + 5
+    assert past > int(criterion(tiny_net(random), y).sum()) + 5
 
 
 def _random_output(seed: int) -> tuple[Output, Tensor]:

@@ -593,3 +593,33 @@ class TestRefusals:
             assert 0 <= statistic([score], [correct]) <= 1
         found = metrics.bootstrap(metrics.auroc, [score], [correct], resamples=5)
         assert found == (0.5, 0.5)
+
+
+class TestStrata:
+    def test_a_perfect_score_with_few_errors_keeps_its_interval(self) -> None:
+        correct = np.arange(400) >= 2
+        score = correct + np.linspace(0, 0.1, 400)
+        plain = metrics.bootstrap(metrics.auroc, score, correct, resamples=200)
+        kept = metrics.bootstrap(metrics.auroc, score, correct, within=correct, resamples=200)
+        assert plain.lo == 0.5, "a draw without errors is undefined and counts as a coin"
+        assert kept == (1.0, 1.0)
+
+    def test_each_group_keeps_its_size(self) -> None:
+        groups = np.arange(30) % 3
+        sizes: set[tuple[int, ...]] = set()
+
+        def count(values: metrics.FloatArray) -> float:
+            sizes.add(tuple(np.bincount(values.astype(int), minlength=3)))
+            return 0.0
+
+        metrics.bootstrap(count, groups.astype(float), within=groups, resamples=50)
+        assert sizes == {(10, 10, 10)}
+
+    def test_opposite_rankings_differ_even_with_two_errors(self) -> None:
+        correct = np.arange(400) >= 2
+        score = correct + np.linspace(0, 0.1, 400)
+        gap = metrics.paired_difference(
+            metrics.auroc, score, -score, correct, within=correct, resamples=200
+        )
+        assert gap.value == 1.0
+        assert gap.p < 0.02

@@ -7,6 +7,7 @@ from torch import Tensor
 from demur.data import Digits
 from demur.methods import RR, Plain
 from demur.nets import NETS, NetSpec, Small
+from demur.nets.conv import Conv3x3
 from demur.output import Output
 
 DOMAIN = Digits().domain
@@ -62,3 +63,23 @@ def test_the_rr_head_is_the_papers() -> None:
     plain, rr = (Small().build(DOMAIN, head) for head in (Plain(), RR()))
     extra = sum(p.numel() for p in rr.parameters()) - sum(p.numel() for p in plain.parameters())
     assert extra == (64 * 32 + 32) + 2 * 32 + (32 + 1)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("side", [2, 5, 8])
+def test_conv3x3_is_the_ordinary_convolution_and_so_are_its_gradients(
+    stride: int, side: int
+) -> None:
+    g = torch.Generator().manual_seed(0)
+    layer = Conv3x3(3, 4, stride).double()
+    x = torch.randn(2, 3, side, side, generator=g, dtype=torch.float64, requires_grad=True)
+    ours, theirs = layer(x), torch.nn.functional.conv2d(x, layer.weight, stride=stride, padding=1)
+    weighting = torch.randn(ours.shape, generator=g, dtype=torch.float64)
+    assert torch.equal(ours, theirs)
+    for one, other in zip(
+        torch.autograd.grad((ours * weighting).sum(), (x, layer.weight)),
+        torch.autograd.grad((theirs * weighting).sum(), (x, layer.weight)),
+        strict=True,
+    ):
+        assert torch.allclose(one, other, atol=1e-12)
+    assert torch.autograd.gradgradcheck(layer, (x,))

@@ -5,16 +5,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from demur.attacks import PGD, Slips
 from demur.calibrate import TPR
+from demur.errors import BadInput
+from demur.methods import RR, Plain
 from demur.nets import RejectingNet
 from demur.output import Output
-from demur.recipes import NAMED_REJECTORS
-from demur.rejectors import REJECTORS, Con, RCon
+from demur.recipes import RECIPES, attack, recipe
+from demur.rejectors import REJECTORS, Con, Coupled, RCon
 from demur.rule import Rejector, Score
 
+EXAMPLES: dict[str, Rejector] = RECIPES["digits-pgdat-rr"].rejectors()
 
-def test_every_rejector_has_a_name() -> None:
-    named: set[type] = {type(r) for r in NAMED_REJECTORS.values()}
+
+def test_every_rejector_has_an_example() -> None:
+    named: set[type] = {type(r) for r in EXAMPLES.values()}
     assert named == set(REJECTORS)
 
 
@@ -24,11 +29,11 @@ def fit_output(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> tuple[Ou
     return tiny_net(x), y
 
 
-@pytest.mark.parametrize("name", NAMED_REJECTORS)
+@pytest.mark.parametrize("name", EXAMPLES)
 class TestContract:
     @pytest.fixture
     def score(self, name: str, fit_output: tuple[Output, Tensor]) -> Score:
-        rejector: Rejector = NAMED_REJECTORS[name]
+        rejector: Rejector = EXAMPLES[name]
         return rejector.fit(*fit_output)
 
     def test_one_value_per_image_and_never_nan(
@@ -71,17 +76,26 @@ class TestContract:
         noise = torch.rand(len(batch[0]), *batch[0].shape[1:], generator=g)
         assert score(tiny_net(batch[0])).median() > score(tiny_net(noise)).median()
 
-    def test_needs_aux_is_true_to_its_word(
-        self, name: str, fit_output: tuple[Output, Tensor]
-    ) -> None:
-        out, y = fit_output
-        bare = out._replace(aux=out.aux[:, :0])
-        rejector = NAMED_REJECTORS[name]
-        if rejector.needs_aux:
-            with pytest.raises(ValueError, match="auxiliary head"):
-                rejector.fit(bare, y)(bare)
-        else:
-            assert torch.equal(rejector.fit(bare, y)(bare), rejector.fit(out, y)(out))
+
+def test_a_head_names_its_scores_at_its_own_temperature() -> None:
+    assert Plain().rejectors() == {}
+    named = RR(tau=0.25).rejectors()
+    expected: dict[str, Rejector] = {
+        "R-Con": RCon(0.25), "Con+R-Con": Coupled(Con(0.25), then=RCon(0.25)),
+    }  # fmt: skip
+    assert named == expected
+    cool = recipe("digits-pgdat-rr", ["head.tau=0.25"])
+    assert cool.rejectors()["R-Con"] == RCon(0.25)
+    adaptive = attack("adaptive", cool)
+    assert isinstance(adaptive, PGD)
+    assert adaptive.criterion == Slips(RCon(0.25), TPR(0.95))
+
+
+def test_rcon_on_a_net_without_a_head_is_refused(fit_output: tuple[Output, Tensor]) -> None:
+    out, _ = fit_output
+    for score in (RCon(), Coupled()):
+        with pytest.raises(BadInput, match="auxiliary head"):
+            score(out._replace(aux=out.aux[:, :0]))
 
 
 def test_rcon_is_con_times_a(fit_output: tuple[Output, Tensor]) -> None:

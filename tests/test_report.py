@@ -27,7 +27,8 @@ from demur.report.figures import certainty_svg, decider, overview_figure, risk_c
 from demur.report.gallery import GROUPS, PER_GROUP, Verdicts
 from demur.report.page import page_text, write_page
 from demur.runs import Run
-from demur.runs.files import write_json, write_tensors
+from demur.runs.files import write_story, write_tensors
+from demur.spec import digest as spec_digest
 
 N, KEPT = 120, 90
 VOID = {"meta", "link", "img", "br"}
@@ -46,7 +47,8 @@ class Made(NamedTuple):
 def small_run(path: Path, name: str) -> Run:
     """A run whose net has seen the fit images a few times, enough to be right and wrong."""
     made = recipe(name)
-    run = Run.prepare(path, made)
+    with Run.claim(path, made) as run:
+        pass
     net = made.net.build(made.data.domain, made.method.head)
     fit = made.data.load()["fit"]
     weights = list(net.parameters())
@@ -62,7 +64,7 @@ def small_run(path: Path, name: str) -> Run:
                 weight.sub_(0.3 * slope)
     digest = write_tensors(run.path / "model.safetensors", net.state_dict())
     story = {"epoch": 1, "value": 0.5, "why": "made for a test", "weights": digest}
-    write_json(run.path / "chosen.json", story)
+    write_story(run.path / "chosen.json", story | {"recipe_digest": spec_digest(made)})
     return run
 
 
@@ -70,10 +72,10 @@ def made_page(run: Run, path: Path) -> Made:
     source = Source(run, torch.device("cpu"))
     order = Order(n=N, keep_images=KEPT)
     records = [
-        attacked(source, "pgd-20:steps=3", PGD(Linf(0.15), steps=3), order),
+        attacked(source, "pgd-20:steps=3", PGD(Linf(0.15), steps=3, step=0.0375), order),
         attacked(source, "clean", Clean(), order),
     ]
-    scoring = Scoring.of(source.clean)
+    scoring = Scoring.of(source)
     scored = [scoring.scored(record) for record in records]
     write_page(source, scored, scoring, path)
     return Made(source, scoring, scored, path, path.read_text(encoding="utf-8"))
@@ -86,7 +88,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(score_module, "RESAMPLES", 20)
         return {
-            name: made_page(small_run(folder / folder_name, name), folder / f"{name}.html")
+            name: made_page(small_run(folder / "runs" / folder_name, name), folder / f"{name}.html")
             for name, folder_name in (("digits-pgdat-rr", "<b>x"), ("digits-pgdat", "plain"))
         }
 

@@ -1,24 +1,32 @@
 """Run folders: atomic files, damage noticed, one writer, another recipe refused."""
 
 import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
+import demur.runs.run as run_module
 from demur.errors import BadInput
 from demur.recipes import Recipe, recipe
 from demur.runs import Run, code_version, provenance, run_folder
 from demur.runs.files import (
     only_writer,
-    read_json,
+    read_story,
     read_tensors,
     write_bytes,
-    write_json,
+    write_story,
     write_tensors,
-)  # fmt: skip
+)
 from demur.runs.record import Record, read_record, write_record
-from demur.spec import digest
+from demur.spec import digest, lines
+
+MEND = "mend it"
 
 
 def spoil(path: Path, place: int = -1) -> None:
@@ -53,35 +61,42 @@ def test_files_have_the_users_usual_permissions(tmp_path: Path) -> None:
 def test_a_changed_bit_is_noticed_and_both_digests_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     expected = write_tensors(path, {"w": torch.ones(3)})
-    assert torch.equal(read_tensors(path, expected)["w"], torch.ones(3))
+    assert torch.equal(read_tensors(path, expected, MEND)["w"], torch.ones(3))
     spoil(path)
     with pytest.raises(BadInput) as error:
-        read_tensors(path, expected)
+        read_tensors(path, expected, MEND)
     assert str(path) in str(error.value)
     assert f"expected digest {expected[:16]}" in str(error.value)
     assert "found " in str(error.value)
     path.unlink()
     with pytest.raises(BadInput, match="missing"):
-        read_tensors(path, expected)
+        read_tensors(path, expected, MEND)
 
 
-def test_damaged_json_is_refused(tmp_path: Path) -> None:
-    write_json(tmp_path / "a.json", {"a": 1})
-    assert read_json(tmp_path / "a.json") == {"a": 1}
-    (tmp_path / "a.json").write_text("{")
+def test_a_story_carries_its_own_digest(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_story(path, {"epoch": 1, "why": "b"})
+    assert read_story(path, MEND) == {"epoch": 1, "why": "b"}
+    path.write_text(path.read_text().replace('"epoch": 1', '"epoch": 2'))
+    with pytest.raises(BadInput, match=r"a\.json is damaged: expected digest .*, found .*; mend"):
+        read_story(path, MEND)
+    for content in ("{", "{}", "[]", "3", '"x"'):
+        path.write_text(content)
+        with pytest.raises(BadInput, match="damaged: it carries no digest; mend it"):
+            read_story(path, MEND)
+    path.write_bytes(b"\xff\xfe")
     with pytest.raises(BadInput, match="damaged"):
-        read_json(tmp_path / "a.json")
+        read_story(path, MEND)
 
 
-def test_a_second_writer_is_refused_and_the_first_unharmed(tmp_path: Path) -> None:
-    with (
-        only_writer(tmp_path),
-        pytest.raises(BadInput, match="another process is writing"),
-        only_writer(tmp_path),
-    ):
-        raise AssertionError("two writers")
-    with only_writer(tmp_path):
-        pass
+def test_a_second_process_is_refused_and_the_first_unharmed(tmp_path: Path) -> None:
+    script = "from pathlib import Path; from demur.runs.files import only_writer\n"
+    script += f"with only_writer(Path({str(tmp_path)!r})): pass"
+    second = [sys.executable, "-c", script]
+    with only_writer(tmp_path), only_writer(tmp_path):  # one process may hold it twice
+        refused = subprocess.run(second, capture_output=True, text=True, check=False)
+        assert "another process is writing" in refused.stderr
+    assert subprocess.run(second, check=False).returncode == 0
 
 
 def test_a_record_survives_the_disk_and_notices_damage(tmp_path: Path) -> None:
@@ -98,24 +113,60 @@ def test_a_record_survives_the_disk_and_notices_damage(tmp_path: Path) -> None:
         read_record(path)
 
 
+def claimed(path: Path, wanted: Recipe) -> Run:
+    with Run.claim(path, wanted) as run:
+        return run
+
+
 def test_a_run_of_another_recipe_is_refused_with_the_differing_fields(tmp_path: Path) -> None:
     first = recipe("digits-pgdat-rr")
-    run = Run.prepare(tmp_path / "run", first)
-    assert run.recipe == first
-    assert Run.prepare(tmp_path / "run", first).recipe == first
+    assert claimed(tmp_path / "run", first).recipe == first
+    assert claimed(tmp_path / "run", first).recipe == first
     other = recipe("digits-pgdat-rr", ["epochs=3", "head.weight=0.5"])
     with pytest.raises(BadInput) as error:
-        Run.prepare(tmp_path / "run", other)
+        claimed(tmp_path / "run", other)
     assert "method.head.weight: 0.5 asked, 1.0 found" in str(error.value)
     assert "epochs: 3 asked" in str(error.value)
     assert Run(tmp_path / "run").recipe == first
 
 
+def test_a_recipe_that_changes_while_the_lock_is_awaited_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process makes the folder its own between our look and our lock."""
+    folder, real = tmp_path / "run", only_writer
+
+    @contextmanager
+    def late(path: Path) -> Iterator[None]:
+        path.mkdir()
+        (path / "recipe.txt").write_text(lines(recipe("digits-standard")))
+        with real(path):
+            yield
+
+    monkeypatch.setattr(run_module, "only_writer", late)
+    with pytest.raises(BadInput, match="another recipe"):
+        claimed(folder, recipe("digits-pgdat-rr"))
+    assert Run(folder).recipe == recipe("digits-standard")
+
+
 def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(BadInput, match="not empty and not a run"):
-        Run.prepare(tmp_path, recipe("digits-pgdat-rr"))
+    for path in (tmp_path, tmp_path / "thesis.tex"):
+        with pytest.raises(BadInput, match="in the way"):
+            claimed(path, recipe("digits-pgdat-rr"))
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_damaged_recipes_are_refused(tiny_run: Run, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tiny_run.path, tmp_path / "copy"))
+    text = (copy / "recipe.txt").read_text()
+    (copy / "recipe.txt").write_text(text.replace("epochs=4", "epochs=5"))
+    with pytest.raises(BadInput, match=r"recipe\.txt is not what .* expected digest .* found"):
+        _ = Run(copy).chosen
+    for content in (b"\xff\xfe\x00", b"Recipe(", b"Small()"):
+        (copy / "recipe.txt").write_bytes(content)
+        with pytest.raises(BadInput, match=r"recipe\.txt"):
+            _ = Run(copy).recipe
 
 
 def test_changed_recipes_get_their_own_folder() -> None:
@@ -126,18 +177,19 @@ def test_changed_recipes_get_their_own_folder() -> None:
 
 
 def test_damaged_weights_are_refused(tiny_run: Run, tmp_path: Path) -> None:
-    import shutil
-
     copy = Run(Path(shutil.copytree(tiny_run.path, tmp_path / "copy")))
     spoil(copy.path / "model.safetensors")
     with pytest.raises(BadInput, match=r"model\.safetensors is damaged: expected digest"):
+        copy.net(torch.device("cpu"))
+    (copy.path / "model.safetensors").unlink()
+    with pytest.raises(BadInput, match="not trained to the end"):
         copy.net(torch.device("cpu"))
 
 
 def test_an_unknown_or_unfinished_run_says_what_to_do(tmp_path: Path, tiny_recipe: Recipe) -> None:
     with pytest.raises(BadInput, match="demur train"):
         Run.open("nowhere", home=tmp_path)
-    Run.prepare(tmp_path / "digits-a", tiny_recipe)
+    claimed(tmp_path / "digits-a", tiny_recipe)
     with pytest.raises(BadInput, match="did you mean digits-a"):
         Run.open("digits-b", home=tmp_path)
     with pytest.raises(BadInput, match="not trained to the end"):

@@ -19,6 +19,7 @@ from demur.methods import Piecewise
 from demur.recipes import Recipe, recipe
 from demur.runs import Run
 from demur.runs.files import only_writer
+from demur.spec import digest
 from demur.train import Progress, check_trainable, train
 from tests.conftest import TINY
 from tests.test_runs import spoil
@@ -66,36 +67,32 @@ def test_interrupted_training_ends_with_the_same_bits(
     assert not (run.path / "state").exists()
 
 
-def test_kill_9_at_any_moment_then_the_same_command(
-    brief: Recipe, whole: Run, tmp_path: Path
-) -> None:
-    """A real process, killed twice at moments nobody chose, ends with the same bits."""
+def test_kill_9_then_the_same_command(whole: Run, tmp_path: Path) -> None:
+    """A real process, killed early, killed in the middle of its second epoch, then left alone."""
     out = tmp_path / "run"
     command = [sys.executable, "-m", "demur", "train", "digits-pgdat-rr", *BRIEF, "--out", str(out)]
     threads = str(torch.get_num_threads())
     env = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    kills = 0
-    for patience in (0.3, 1.3):
+    for sign in ("recipe.txt", "state/now.json"):
         process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
-        while not (out / "recipe.txt").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        time.sleep(patience)
+        while not (out / sign).exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
-        kills += process.wait() == -signal.SIGKILL
-    assert kills >= 1
+        assert process.wait() == -signal.SIGKILL
+    assert json.loads((out / "state" / "now.json").read_text())["epoch"] < 3
     done = subprocess.run(
         command, env=env, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     assert weights(Run(out)) == weights(whole)
-    leftovers = [p.name for p in out.rglob(".writing-*")]
-    assert leftovers == []
+    assert [p.name for p in out.rglob(".*.tmp")] == []
 
 
 def test_two_processes_cannot_write_one_run(brief: Recipe, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    Run.prepare(out, brief)
+    with Run.claim(out, brief):
+        pass
     command = [sys.executable, "-m", "demur", "train", "digits-pgdat-rr", *BRIEF, "--out", str(out)]
     with only_writer(out):
         second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -171,13 +168,13 @@ def test_a_full_disk_ends_in_one_sentence_and_loses_nothing(
     assert done.returncode == 2, done.stderr
     assert "disk is full" in done.stderr
     assert "Traceback" not in done.stderr
-    assert [p.name for p in out.rglob(".writing-*")] == []
+    assert [p.name for p in out.rglob(".*.tmp")] == []
     assert weights(train(brief, out)) == weights(whole)
 
 
 def test_what_would_fail_after_an_hour_is_refused_at_once(brief: Recipe, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"batch of one image out of 1050.*batch_size=1050"):
-        train(replace(brief, batch_size=1049), tmp_path / "run")
+    with pytest.raises(BadInput, match=r"batch of one image out of 1150.*batch_size=1150"):
+        train(replace(brief, batch_size=1149), tmp_path / "run")
     with pytest.raises(BadInput, match="batch norm needs two"):
         train(replace(brief, batch_size=1), tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -189,6 +186,34 @@ def test_what_would_fail_after_an_hour_is_refused_at_once(brief: Recipe, tmp_pat
     }
     with pytest.raises(BadInput, match="one class only"):
         check_trainable(brief, one_class)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["attack.restarts=5"],
+        ["attack.ball=L2(0.5)", "attack.restarts=3"],
+        ["bn=eval", "attack.keep=criterion"],
+    ],
+)
+def test_any_attack_can_craft(changes: list[str], tmp_path: Path) -> None:
+    spec = recipe(
+        "digits-pgdat-rr", ["epochs=1", "width=4", "attack.steps=1", "judge=Clean", *changes]
+    )
+    assert train(spec, tmp_path / "run").finished
+
+
+def test_survivors_and_train_mode_batch_norm_are_refused() -> None:
+    with pytest.raises(BadInput, match="use bn=eval or keep=largest"):
+        recipe("digits-pgdat-rr", ["attack.keep=criterion"])
+
+
+def test_the_weights_tell_where_they_come_from(whole: Run, brief: Recipe) -> None:
+    story = whole.chosen
+    assert story["recipe_digest"] == digest(brief)
+    assert story["fit_data"] == brief.data.load()["fit"].digest()
+    for key in ("code", "torch", "numpy", "device", "threads", "seed", "why", "val_data"):
+        assert key in story
 
 
 def test_tiny_run_learns(tiny_run: Run) -> None:

@@ -2,8 +2,9 @@
 
     x_adv = PGD(Linf(8/255), steps=10, step=2/255)(model, x, y)
 
-The call leaves the model's weights, gradients and mode and the global generator untouched. `index`
-is each image's place in its data set; noise depends on it, never on the place in the batch.
+The call leaves the model's weights, gradients and mode and the global generator untouched (batch
+norm in train mode moves its running statistics, as any look does). `index` is each image's place
+in its data set; noise depends on it, never on the place in the batch.
 """
 
 from abc import ABC, abstractmethod
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from demur.batch import check_batch
+from demur.errors import BadInput
 from demur.gradient import Model
 from demur.output import output_of
 from demur.spec import Spec
@@ -29,6 +31,8 @@ class Attack(Spec, ABC):
             with torch.no_grad():
                 check_batch(x, y, classes=output_of(model(x[:1])).logits.shape[-1])
         index = torch.arange(len(x), device=x.device) if index is None else index
+        if index.shape != y.shape:
+            raise BadInput(f"index must be one place per image ({len(x)}), not {len(index)}")
         return self.perturbed(model, x, y, index)
 
     @abstractmethod

@@ -6,13 +6,12 @@ Refused(RCon(), 0.5)           # right but refused: the attacker denies the serv
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from demur.output import Output, prediction
-from demur.rule import Binder, OperatingPoint, Rejector, Rule, Score, fitted
+from demur.rule import OperatingPoint, Rejector, Rule, Score, fitted
 from demur.spec import Spec
 
 
@@ -40,10 +39,6 @@ class Ruled(Criterion):
 
     rejector: Rejector | Score
     at: float | OperatingPoint
-
-    def bound(self, binder: Binder) -> Self:
-        """The same criterion with its threshold frozen; the rejector is fitted already."""
-        return replace(self, at=binder.threshold(fitted(self.rejector), self.at))
 
     @property
     def rule(self) -> Rule:

@@ -4,7 +4,7 @@
     PGD(Linf(8/255), steps=100, step=2/255, goal=Evade(RCon()), keep="criterion",
         criterion=Slips(RCon(), TPR(0.95)))                               # an honest worst case
 
-Without `step` it is eps/4, the paper's 2/255 for 8/255.
+Without `step` it is a quarter of eps, as the paper's 2/255 is of 8/255.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from demur import noise
 from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
 from demur.attacks.goals import CE, Goal
@@ -51,7 +52,7 @@ class PGD(Attack):
     def _largest(self, model: Model, x: Tensor, y: Tensor, index: Tensor, stream: int) -> Tensor:
         best, best_value = x, torch.full(y.shape, -torch.inf, device=x.device, dtype=x.dtype)
         for restart in range(self.restarts):
-            x_adv = self._start(x, index, stream * self.restarts + restart)
+            x_adv = self._start(x, index, noise.derived(stream, restart))
             for _ in range(self.steps):
                 x_adv = self._ascended(x, x_adv, gradient(model, self.goal, x_adv, y).grad)
             if self.restarts == 1:
@@ -68,7 +69,7 @@ class PGD(Attack):
         whole = ~self.criterion(out, y)  # an image that is broken as it stands needs no attack
         for restart in range(self.restarts):
             alive = whole.nonzero()[:, 0]
-            x_adv = self._start(x[alive], index[alive], stream * self.restarts + restart)
+            x_adv = self._start(x[alive], index[alive], noise.derived(stream, restart))
             for step in range(self.steps + 1):
                 if len(alive) == 0:
                     return best

@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 a fault of ours, 2 what was asked for is wrong, 130 stoppe
 """
 
 import errno
+import signal
 import sys
 from typing import Annotated
 
@@ -26,22 +27,37 @@ DataFolder = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
+INTERRUPTED = 130
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main() -> None:
     """Run the command; a wrong request is one sentence and exit code 2."""
+    signal.signal(signal.SIGINT, lambda number, frame: sys.exit(INTERRUPTED))
     try:
         app()
     except BadInput as error:
         stop(str(error))
-    except KeyboardInterrupt:
-        sys.stderr.write("\ndemur: stopped; the same command goes on where this one left off\n")
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            sys.stderr.write("demur: stopped; the same command goes on where this one left off\n")
+        raise
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read the output has left
+        sys.exit(1)
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        stop(_refusal_of_the_system(error))
+    except (MemoryError, RuntimeError) as error:
+        if "allocate memory" not in str(error) and "out of memory" not in str(error).lower():
             raise
-        stop("the disk is full; what was finished is kept: make room and give the command again")
+        stop("there is not enough memory for this; make the batch or the net smaller")
+
+
+def _refusal_of_the_system(error: OSError) -> str:
+    if error.errno in _NO_ROOM:
+        return "the disk is full; what was finished is kept: make room and give the command again"
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{(error.strerror or str(error)).lower()}; name another place or allow this one"
 
 
 def stop(sentence: str) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from demur.evaluate import Source
 
 RECIPE = "digits-pgdat-rr"
-ATTACKS = ["clean", "pgd-20", "adaptive-rcon"]
+ATTACKS = ["clean", "pgd-20", "adaptive"]
 
 
 @app.command()

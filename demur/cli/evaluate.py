@@ -59,15 +59,14 @@ def attack_all(source: "Source", attacks: list[str], order: "Order") -> None:
     from demur.recipes import attack as attack_named
     from demur.report.text import percent
 
-    meant = [(text, attack_named(text, source.run.recipe.data)[1]) for text in attacks]
-    with source.run.writing():
-        for label, spec in meant:
-            with AttackBar(label) as bar:
-                record = attacked(source, label, spec, order, bar.count)
-            console.print(
-                f"{label}: {percent(record.correct.mean())}% of {len(record.y)} answered rightly; "
-                f"record {record.digest[:12]}"
-            )
+    meant = [(text, attack_named(text, source.run.recipe)) for text in attacks]
+    for label, spec in meant:
+        with AttackBar(f"attack {label}") as bar:
+            record = attacked(source, label, spec, order, bar.watch)
+        console.print(
+            f"{label}: {percent(record.correct.mean())}% of {len(record.y)} answered rightly; "
+            f"record {record.digest[:12]}"
+        )
 
 
 @app.command()
@@ -92,7 +91,7 @@ def score(
     _, scored = scored_run(source_of(run, device, data))
     if as_json:
         rows = [r.plain() for each in scored for r in each.rows if r.protocol in asked]
-        summaries = [vars(each.summary) for each in scored]
+        summaries = [each.summary.plain() for each in scored]
         typer.echo(json.dumps({"attacks": summaries, "rows": rows}, indent=2))
         return
     show_scores(scored, asked)
@@ -102,10 +101,9 @@ def scored_run(source: "Source") -> tuple["Scoring", list["Scored"]]:
     """The run's thresholds, and every test record of it scored."""
     from demur.evaluate import Scoring
 
-    with source.run.writing():
-        records = source.run.records("test")
-        if not records:
-            name = source.run.path.name
-            raise BadInput(f"{name} has no record yet; make one with demur attack {name} pgd-20")
-        scoring = Scoring.of(source.clean)
+    records = source.run.records("test")
+    if not records:
+        name = source.run.path.name
+        raise BadInput(f"{name} has no record yet; make one with demur attack {name} pgd-20")
+    scoring = Scoring.of(source)
     return scoring, [scoring.scored(record) for record in records]

@@ -11,23 +11,19 @@ from demur.train import Progress as TrainingProgress
 console = Console(stderr=True, highlight=False)
 
 
-def _bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"),
-        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"), console=console,
-    )  # fmt: skip
+class Bar:
+    """A bar that appears with the first thing there is to show."""
 
-
-class TrainingBar:
-    """Epochs done, time left, loss and val accuracy."""
-
-    def __init__(self, name: str) -> None:
-        self.bar = _bar()
-        self.task = self.bar.add_task(f"train {name}", total=None, note="")
+    def __init__(self, words: str) -> None:
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"),
+            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"), console=console,
+        )  # fmt: skip
+        self.task = self.bar.add_task(words, total=None, note="")
+        self.shown = False
 
     def __enter__(self) -> Self:
-        self.bar.start()
         return self
 
     def __exit__(
@@ -36,7 +32,19 @@ class TrainingBar:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.bar.stop()
+        if self.shown:
+            self.bar.stop()
+
+    def update(self, done: int, total: int, note: str) -> None:
+        """Show how much is done."""
+        if not self.shown:
+            self.bar.start()
+            self.shown = True
+        self.bar.update(self.task, total=total, completed=done, note=note)
+
+
+class TrainingBar(Bar):
+    """Epochs done, time left, loss and val accuracy."""
 
     def watch(self, seen: TrainingProgress) -> None:
         """Show how far the training has come."""
@@ -44,21 +52,13 @@ class TrainingBar:
         if seen.loss is not None and seen.val_robust is not None and seen.val_clean is not None:
             note += f"  loss {seen.loss:.3f}  val {100 * seen.val_clean:.1f}% clean"
             note += f" {100 * seen.val_robust:.1f}% attacked"
-        self.bar.update(
-            self.task,
-            total=seen.epochs * seen.steps,
-            completed=seen.epoch * seen.steps + seen.step,
-            note=note,
-        )
+        done = seen.epoch * seen.steps + seen.step
+        self.update(done, seen.epochs * seen.steps, note)
 
 
-class AttackBar(TrainingBar):
+class AttackBar(Bar):
     """Images attacked and time left."""
 
-    def __init__(self, name: str) -> None:
-        self.bar = _bar()
-        self.task = self.bar.add_task(f"attack {name}", total=None, note="")
-
-    def count(self, done: int, total: int) -> None:
+    def watch(self, done: int, total: int) -> None:
         """Show how many images are done."""
-        self.bar.update(self.task, total=total, completed=done, note=f"{done}/{total} images")
+        self.update(done, total, f"{done}/{total} images")

@@ -68,9 +68,10 @@ def list_names(
 
 def _tables() -> dict[str, Callable[[], dict[str, str]]]:
     from demur import attacks, data, methods, nets, recipes, rejectors
-    from demur.data import Digits
     from demur.spec import Spec
     from demur.spec import show as text_of
+
+    example = recipes.RECIPES["digits-pgdat-rr"]
 
     def described(classes: tuple[type[Spec], ...]) -> dict[str, str]:
         return {cls.__name__: (cls.__doc__ or "").splitlines()[0] for cls in classes}
@@ -78,7 +79,7 @@ def _tables() -> dict[str, Callable[[], dict[str, str]]]:
     return {
         "recipes": lambda: {name: text_of(spec) for name, spec in recipes.RECIPES.items()},
         "attacks": lambda: {
-            name: text_of(make(Digits())) for name, make in recipes.NAMED_ATTACKS.items()
+            name: text_of(make(example)) for name, make in recipes.NAMED_ATTACKS.items()
         },
         "goals": lambda: described(attacks.GOALS),
         "criteria": lambda: described(attacks.CRITERIA),

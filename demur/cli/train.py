@@ -41,10 +41,11 @@ def trained(recipe: "Recipe", folder: Path, device: str, data: Path | None) -> "
     from demur.runs import Run
     from demur.train import train as train_recipe
 
+    Run.check(folder, recipe)
     if Run(folder).finished:
         console.print(f"{folder} is trained already")
-        return Run.prepare(folder, recipe)
-    with TrainingBar(folder.name) as bar:
+        return Run(folder)
+    with TrainingBar(f"train {folder.name}") as bar:
         run = train_recipe(recipe, folder, device_named(device), data, bar.watch)
     chosen = run.chosen
     console.print(

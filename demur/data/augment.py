@@ -13,6 +13,7 @@ from torch.nn.functional import pad as padded
 
 from demur import noise
 from demur.declared import Natural
+from demur.errors import BadInput
 from demur.spec import Spec
 
 
@@ -53,6 +54,8 @@ class CropFlip(Augment):
 
     def _cropped(self, x: Tensor, corner: Tensor) -> Tensor:
         height, width = x.shape[-2:]
+        if self.fill == "reflect" and self.pad >= min(height, width):
+            raise BadInput(f"reflect padding of {self.pad} needs images larger than that")
         wide = padded(x, [self.pad] * 4, mode="constant" if self.fill == "zero" else "reflect")
         rows = corner[:, :1] + torch.arange(height, device=x.device)  # N, H
         columns = corner[:, 1:] + torch.arange(width, device=x.device)  # N, W

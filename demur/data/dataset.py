@@ -14,10 +14,12 @@ from demur.spec import Spec
 
 
 class Threat(NamedTuple):
-    """The radii at which a data set is usually attacked."""
+    """The radii at which a data set is usually attacked, with PGD's step for each."""
 
     linf: float
+    linf_step: float
     l2: float
+    l2_step: float
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The embedded data: 1,797 real handwritten digits of 8x8 pixels that scikit-learn carries.
 
-No download. The order is one fixed shuffle; the first 1,050 images are fit, then 147 val, 200
-cal and 400 test. Every record keeps the places of its images in the published order.
+No download. The order is one fixed shuffle; the first 1,150 images are fit, then 150 val, 197
+cal and 300 test. Every record keeps the places of its images in the published order.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from demur.data.dataset import Dataset, Threat
 from demur.data.images import SPLITS, Images, Splits
 from demur.noise import permutation
 
-SIZES = (1050, 147, 200, 400)
+SIZES = (1150, 150, 197, 300)
 SHUFFLE_SEED = 0
 
 
@@ -24,7 +24,7 @@ class Digits(Dataset):
     """Handwritten digits, ten classes, 17 grey levels."""
 
     domain = Domain(classes=10, shape=(1, 8, 8), mean=(0.305,), std=(0.376,))
-    threat = Threat(linf=0.15, l2=0.75)
+    threat = Threat(linf=0.15, linf_step=0.0375, l2=0.8, l2_step=0.1)
 
     def load(self, folder: Path | None = None) -> Splits:
         """The four splits, from scikit-learn's own files."""

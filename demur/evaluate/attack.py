@@ -24,13 +24,14 @@ from demur.attacks import Attack, Clean
 from demur.balls import L2, Linf
 from demur.batch import check_batch
 from demur.data import Images, SplitName, Splits
+from demur.device import full_precision
 from demur.errors import BadInput, suggestion
 from demur.evaluate.binding import bind
 from demur.nets import RejectingNet
 from demur.output import Output
-from demur.runs import Record, Run, provenance
+from demur.runs import Record, Run, code_version, provenance
 from demur.runs.files import content_digest, write_bytes
-from demur.runs.record import identity, read_record, record_exists, record_path, write_record
+from demur.runs.record import finished_record, identity, read_record, record_path, write_record
 from demur.spec import digest, show
 
 VERDICT_BATCH = 256
@@ -103,6 +104,7 @@ def attacked(
     asked = {
         "attack": digest(attack),
         "thresholds": bound.thresholds,
+        "fitted": bound.fitted,
         "weights": source.run.chosen["weights"],
         "data": images.digest(),
         "split": order.split,
@@ -110,14 +112,12 @@ def attacked(
         "images": min(order.keep_images, len(images)),
     }
     key = identity(**asked)
-    path = record_path(source.run.records_folder, _file_name(label), order.split, key)
-    if record_exists(path):
-        return read_record(path)
+    folder = source.run.records_folder
+    made = finished_record(folder, order.split, key)
+    if made is not None:
+        return read_record(made)
     x, y = images.batch(slice(None))
     check_batch(x, y, source.run.recipe.data.domain.classes)
-    parts = source.run.records_folder / f".parts-{key[:12]}"
-    x_adv = _all_batches(source.net, bound.spec, images, order.batch_size, parts, watch)
-    arrays = _answers(source.net, x, x_adv, images, order)
     about = {
         "label": label,
         "spec": show(attack, full=True),
@@ -130,9 +130,12 @@ def attacked(
         "made": datetime.now(UTC).isoformat(timespec="microseconds"),
         **provenance(source.device),
     }
-    record = Record(arrays, about)
-    write_record(path, record)
-    shutil.rmtree(parts, ignore_errors=True)
+    parts = folder / f".parts-{identity(asked=key, code=code_version())[:12]}"
+    with source.run.writing():
+        x_adv = _all_batches(source.net, bound.spec, images, order.batch_size, parts, watch)
+        record = Record(_answers(source.net, x, x_adv, images, order), about)
+        write_record(record_path(folder, _file_name(label), order.split, key), record)
+        shutil.rmtree(parts, ignore_errors=True)
     return record
 
 
@@ -167,9 +170,7 @@ def _answers(
     net: RejectingNet, x: Tensor, x_adv: Tensor, images: Images, order: Order
 ) -> dict[str, Tensor]:
     """The per-image arrays of a record."""
-    with torch.no_grad():
-        batches = [net(batch.to(x.device)) for batch in x_adv.split(VERDICT_BATCH)]
-    out = Output(*(torch.cat(part).cpu() for part in zip(*batches, strict=True)))
+    out = _verdicts(net, x_adv, x.device)
     delta = x_adv - x.cpu()
     arrays = {
         "y": images.y.cpu(),
@@ -186,6 +187,15 @@ def _answers(
     return arrays
 
 
+def _verdicts(net: RejectingNet, x_adv: Tensor, device: torch.device) -> Output:
+    """The net's answers in fp32 at one batch size, the last batch padded to it."""
+    missing = -len(x_adv) % VERDICT_BATCH
+    padded = torch.cat([x_adv, x_adv.new_zeros(missing, *x_adv.shape[1:])])
+    with torch.no_grad(), full_precision():
+        batches = [net(batch.to(device)) for batch in padded.split(VERDICT_BATCH)]
+    return Output(*(torch.cat(part)[: len(x_adv)].cpu() for part in zip(*batches, strict=True)))
+
+
 def _file_name(label: str) -> str:
-    """The label with letters, digits, dots, dashes and underscores only."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", label)
+    """The label with letters, digits, dots, dashes and underscores only, and not too long."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", label)[:80]

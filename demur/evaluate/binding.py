@@ -1,6 +1,6 @@
 """From a spec that names rejectors and operating points to a callable with frozen thresholds.
 
-    bound = bind(PGD(Linf(8/255), goal=Evade(RCon()), criterion=Slips(RCon(), TPR(0.95))), source)
+    bound = bind(PGD(Linf(8/255), goal=Evade(RCon()), criterion=Slips(RCon(), TPR(0.95))), clean)
     bound.spec(model, x, y);  bound.thresholds
 
 Rejectors are fitted on clean fit images, thresholds chosen on clean cal images: no attacked image
@@ -8,10 +8,11 @@ and no test image is looked at.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
-from demur.rule import OperatingPoint, Rejector, Score
+from demur.attacks.criteria import Ruled
+from demur.rule import OperatingPoint, Rejector, Score, fitted
 from demur.runs import Record
 from demur.spec import Spec, show
 
@@ -22,44 +23,47 @@ CleanRecord = Callable[[str], Record]  # a split's name to its clean record, fea
 
 @dataclass(frozen=True)
 class Bound(Generic[S]):
-    """A callable spec and what was frozen to make it so."""
+    """A callable spec, the thresholds frozen for it, and what its rejectors were fitted on."""
 
     spec: S
     thresholds: dict[str, float]
+    fitted: dict[str, str]
 
 
 @dataclass
 class Binding:
-    """One pass over a spec; remembers the thresholds it froze."""
+    """One pass over a spec; remembers what it froze and fitted, by the text that asked for it."""
 
     clean: CleanRecord
     thresholds: dict[str, float] = field(default_factory=dict)
+    fitted: dict[str, str] = field(default_factory=dict)
 
-    def threshold(self, score: Score, at: OperatingPoint | float) -> float:
+    def threshold(self, score: Score, at: OperatingPoint) -> float:
         """The threshold of a fitted score on the clean cal images."""
-        if isinstance(at, OperatingPoint):
-            cal = self.clean("cal")
-            chosen = at.threshold(score(cal.output).double().numpy(), cal.correct)
-            self.thresholds[f"{show(score)} at {show(at)}"] = chosen
-            return chosen
-        return at
+        cal = self.clean("cal")
+        return at.threshold(score(cal.output).double().numpy(), cal.correct)
 
     def bound(self, value: Any) -> Any:
         """`value` with every rejector below it fitted and every threshold frozen."""
         if isinstance(value, tuple):
             return tuple(self.bound(v) for v in value)
-        if not (isinstance(value, Spec) and is_dataclass(value)):
+        if not isinstance(value, Spec):
             return value
+        text = show(value)
         below = {f.name: self.bound(getattr(value, f.name)) for f in fields(value)}
         value = replace(value, **below)
         if isinstance(value, Rejector) and not isinstance(value, Score):
             fit = self.clean("fit")
+            self.fitted[text] = fit.digest
             return value.fit(fit.output, fit.y)
-        freeze = getattr(value, "bound", None)
-        return freeze(self) if freeze else value
+        if isinstance(value, Ruled) and isinstance(value.at, OperatingPoint):
+            chosen = self.threshold(fitted(value.rejector), value.at)
+            self.thresholds[text] = chosen
+            return replace(value, at=chosen)
+        return value
 
 
 def bind(spec: S, clean: CleanRecord) -> Bound[S]:
     """The spec made callable with what the clean fit and cal records teach."""
     binding = Binding(clean)
-    return Bound(binding.bound(spec), binding.thresholds)
+    return Bound(binding.bound(spec), binding.thresholds, binding.fitted)

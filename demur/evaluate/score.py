@@ -11,10 +11,10 @@ import numpy as np
 
 from demur import metrics
 from demur.calibrate import TPR
-from demur.evaluate.binding import Binding, CleanRecord
+from demur.evaluate.attack import Source
+from demur.evaluate.binding import Binding
 from demur.metrics import Difference, FloatArray, Interval, Operating
 from demur.output import con, tcon
-from demur.recipes import NAMED_REJECTORS
 from demur.rule import Score
 from demur.runs import Record
 
@@ -76,6 +76,11 @@ class Summary:
     largest_l2: float
     record: str
 
+    def plain(self) -> dict[str, Any]:
+        """The summary as JSON values."""
+        summary: dict[str, Any] = _plain(self)
+        return summary
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -96,17 +101,13 @@ class Scoring:
     cal_n: int
 
     @staticmethod
-    def of(clean: CleanRecord, level: float = 0.95) -> "Scoring":
-        """Every standard rejector that the run's head allows, calibrated on clean cal images."""
-        cal = clean("cal")
-        with_aux = cal.output.aux.shape[-1] > 0
-        binding = Binding(clean)
-        scores = {
-            name: binding.bound(rejector)
-            for name, rejector in NAMED_REJECTORS.items()
-            if with_aux or not rejector.needs_aux
-        }
-        thresholds = {name: binding.threshold(score, TPR(level)) for name, score in scores.items()}
+    def of(source: Source, level: float = 0.95) -> "Scoring":
+        """Every rejector that the run's recipe names, calibrated on clean cal images."""
+        binding, cal = Binding(source.clean), source.clean("cal")
+        rejectors = source.run.recipe.rejectors()
+        scores: dict[str, Score] = {name: binding.bound(r) for name, r in rejectors.items()}
+        at = TPR(level)
+        thresholds = {name: binding.threshold(score, at) for name, score in scores.items()}
         return Scoring(scores, thresholds, level, len(cal.y))
 
     def scored(self, record: Record) -> Scored:
@@ -127,9 +128,11 @@ class Scoring:
         correct = record.correct
         return Ranking(
             auroc=metrics.auroc(score, correct),
-            auroc_interval=metrics.bootstrap(metrics.auroc, score, correct, resamples=RESAMPLES),
+            auroc_interval=metrics.bootstrap(
+                metrics.auroc, score, correct, within=correct, resamples=RESAMPLES
+            ),
             auroc_vs_con=metrics.paired_difference(
-                metrics.auroc, score, base, correct, resamples=RESAMPLES
+                metrics.auroc, score, base, correct, within=correct, resamples=RESAMPLES
             ),
             aurc=metrics.aurc(score, correct),
             eaurc=metrics.eaurc(score, correct),

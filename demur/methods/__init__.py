@@ -1,6 +1,6 @@
 """Methods of training: frames, heads and schedules."""
 
-from demur.methods.frames import PGDAT, Frame, Standard, batch_norm_mode
+from demur.methods.frames import PGDAT, Frame, Standard, crafting
 from demur.methods.heads import RR, Head, Plain
 from demur.methods.method import Method
 from demur.methods.schedules import OneCycle, Piecewise, Schedule
@@ -11,5 +11,5 @@ SCHEDULES: tuple[type[Schedule], ...] = (Piecewise, OneCycle)
 
 __all__ = [
     "FRAMES", "HEADS", "PGDAT", "RR", "SCHEDULES", "Frame", "Head", "Method", "OneCycle",
-    "Piecewise", "Plain", "Schedule", "Standard", "batch_norm_mode",
+    "Piecewise", "Plain", "Schedule", "Standard", "crafting",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from demur.attacks import CE, PGD, Attack
 from demur.balls import Linf
+from demur.errors import BadInput
 from demur.output import Output
 from demur.spec import Spec
 
@@ -64,9 +65,17 @@ class PGDAT(Frame):
     attack: Attack = PGD(Linf(8 / 255), steps=10, step=2 / 255)
     bn: BatchNorm = "train"  # reference code: train mode, so crafting moves running statistics
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bn == "train" and getattr(self.attack, "keep", "") == "criterion":
+            raise BadInput(
+                "an attack with keep=criterion drops images from the batch, which batch norm in "
+                "train mode would feel; use bn=eval or keep=largest"
+            )
+
     def views(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: int) -> Views:
         """Craft, then look at the attacked images in train mode."""
-        with batch_norm_mode(net, self.bn):
+        with crafting(net, self.bn):
             x_adv = self.attack.perturbed(net, x, y, index, stream)
         return Views(x, x_adv, None, net(x_adv))
 
@@ -76,11 +85,15 @@ class PGDAT(Frame):
 
 
 @contextmanager
-def batch_norm_mode(net: nn.Module, mode: BatchNorm) -> Iterator[None]:
-    """The net in train or eval mode for a while, then as it was."""
-    before = net.training
-    net.train(mode == "train")
+def crafting(net: nn.Module, bn: BatchNorm) -> Iterator[None]:
+    """The net in a batch-norm mode and with its weights held still, then as it was."""
+    mode, learning = net.training, [p for p in net.parameters() if p.requires_grad]
+    net.train(bn == "train")
+    for parameter in learning:
+        parameter.requires_grad_(False)  # no gradient is computed for what no attack may change
     try:
         yield
     finally:
-        net.train(before)
+        net.train(mode)
+        for parameter in learning:
+            parameter.requires_grad_(True)

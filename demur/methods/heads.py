@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from demur.declared import NonNegative, Positive
 from demur.methods.frames import Views
 from demur.output import Output, log_not_rcon, log_rcon, prediction, tcon
+from demur.rejectors import Con, Coupled, RCon, Rejector
 from demur.spec import Spec
 
 
@@ -28,6 +29,10 @@ class Head(Spec, ABC):
     @abstractmethod
     def term(self, views: Views, y: Tensor) -> Tensor | None:
         """The weighted loss of each image; None where there is nothing to learn."""
+
+    def rejectors(self) -> dict[str, Rejector]:
+        """The rejectors that this head is for, by name, its own score first."""
+        return {}
 
 
 class NoAux(nn.Module):
@@ -70,8 +75,9 @@ class Plain(Head):
 class RR(Head):
     """Rectified rejection: binary cross-entropy of R-Con against the true confidence.
 
-    tau is the temperature of this term only. The stop-gradients are the paper's: always on T-Con,
-    and on the confidence where the prediction is right.
+    tau is the temperature of this term and of the score it teaches, not of the classifier. The
+    stop-gradients are the paper's: always on T-Con, and on the confidence where the prediction is
+    right.
     """
 
     weight: NonNegative = 1.0
@@ -86,6 +92,11 @@ class RR(Head):
     def term(self, views: Views, y: Tensor) -> Tensor:
         """The weighted RR loss of each attacked image."""
         return self.weight * self.loss(views.attacked, y)
+
+    def rejectors(self) -> dict[str, Rejector]:
+        """R-Con at the temperature it was trained with, alone and behind confidence."""
+        rectified = RCon(self.tau)
+        return {"R-Con": rectified, "Con+R-Con": Coupled(Con(self.tau), then=rectified)}
 
     def loss(self, out: Output, y: Tensor) -> Tensor:
         """-tcon log(rcon) - (1 - tcon) log(1 - rcon); in log space, so nothing saturates."""

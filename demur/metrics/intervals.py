@@ -58,12 +58,17 @@ def wilson(k: int, n: int, level: float = 0.95) -> Interval:
 def bootstrap(
     statistic: Callable[..., float],
     *arrays: ArrayLike,
+    within: ArrayLike | None = None,
     level: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
-    """The percentile interval of statistic(*arrays), the images redrawn jointly in all arrays."""
-    return _percentiles(_resampled(statistic, arrays, resamples, seed), level)
+    """The percentile interval of statistic(*arrays), the images redrawn jointly in all arrays.
+
+    With `within` each of its groups is redrawn by itself and keeps its size: for a statistic that
+    compares the groups, such as AUROC, which a draw without a wrong answer would not define.
+    """
+    return _percentiles(_resampled(statistic, arrays, within, resamples, seed), level)
 
 
 def paired_difference(
@@ -72,6 +77,7 @@ def paired_difference(
     score_b: ArrayLike,
     correct: ArrayLike,
     *,
+    within: ArrayLike | None = None,
     level: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
@@ -83,7 +89,7 @@ def paired_difference(
 
     a, right = scored_pair(score_a, correct, "score_a")
     b, _ = scored_pair(score_b, correct, "score_b")
-    gaps = _resampled(gap, (a, b, right), resamples, seed)
+    gaps = _resampled(gap, (a, b, right), within, resamples, seed)
     # Counting the sample itself as one draw more keeps p above 0.
     against = 1 + min(int((gaps <= 0).sum()), int((gaps >= 0).sum()))
     p = min(1.0, 2 * against / (1 + resamples))
@@ -91,7 +97,11 @@ def paired_difference(
 
 
 def _resampled(
-    statistic: Callable[..., float], arrays: tuple[ArrayLike, ...], resamples: int, seed: int
+    statistic: Callable[..., float],
+    arrays: tuple[ArrayLike, ...],
+    within: ArrayLike | None,
+    resamples: int,
+    seed: int,
 ) -> FloatArray:
     """The statistic on each resample of the images."""
     samples = {f"array {place}": np.asarray(array) for place, array in enumerate(arrays, 1)}
@@ -99,11 +109,13 @@ def _resampled(
         raise BadInput("a bootstrap needs an array and a resample; give at least one of each")
     for name, sample in samples.items():
         check_shape(sample, name)
-    n = same_length(**samples)
+    groups = np.zeros(len(next(iter(samples.values())))) if within is None else np.asarray(within)
+    same_length(**samples, within=groups)
+    members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
     generator = np.random.default_rng(seed)
     values = np.empty(resamples)
     for place in range(resamples):
-        rows = generator.integers(n, size=n)
+        rows = np.concatenate([m[generator.integers(len(m), size=len(m))] for m in members])
         values[place] = statistic(*(sample[rows] for sample in samples.values()))
     if np.isnan(values).any():
         raise BadInput("the statistic is NaN on a resample; use one defined for every draw")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.batch import Domain
+from demur.errors import BadInput
 from demur.output import Output
 from demur.spec import Spec
 
@@ -57,15 +58,21 @@ class Normalise(nn.Module):
 class RejectingNet(nn.Module):
     """A classifier with a second, auxiliary output."""
 
-    def __init__(self, normalise: Normalise, trunk: Trunk, classes: int, aux: nn.Module) -> None:
+    def __init__(self, domain: Domain, trunk: Trunk, aux: nn.Module) -> None:
         super().__init__()
-        self.normalise = normalise
+        self.domain = domain
+        self.normalise = Normalise(domain.mean, domain.std)
         self.trunk = trunk
-        self.classify = nn.Linear(trunk.dims[-1], classes)
+        self.classify = nn.Linear(trunk.dims[-1], domain.classes)
         self.aux = aux
 
     def forward(self, x: Tensor) -> Output:
         """Logits, the last pooled feature, and the auxiliary output."""
+        if x.shape[1:] != self.domain.shape or x.dtype != self.normalise.mean.dtype:
+            raise BadInput(
+                f"this net takes images of shape N, {', '.join(map(str, self.domain.shape))} in "
+                f"{self.normalise.mean.dtype}, not {tuple(x.shape)} in {x.dtype}"
+            )
         stages = self.trunk(self.normalise(x))
         return Output(self.classify(stages[-1]), stages[-1], self.aux(stages))
 
@@ -98,8 +105,7 @@ class NetSpec(Spec, ABC):
     def build(self, domain: Domain, head: AuxiliaryHead, seed: int = 0) -> RejectingNet:
         """A fresh net for a kind of images, with the auxiliary module of a head."""
         with torch.random.fork_rng(devices=[]):  # layers draw from the global generator only
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             trunk = self.trunk(domain.shape[0])
             aux = head.build(trunk.dims, domain.classes)
-            normalise = Normalise(domain.mean, domain.std)
-            return RejectingNet(normalise, trunk, domain.classes, aux)
+            return RejectingNet(domain, trunk, aux)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from demur.declared import Count
+from demur.nets.conv import Conv3x3
 from demur.nets.net import NetSpec, Trunk
 
 
@@ -15,9 +16,9 @@ class Block(nn.Module):
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
         self.norm1 = nn.BatchNorm2d(width_in)
-        self.conv1 = nn.Conv2d(width_in, width, 3, stride, padding=1, bias=False)
+        self.conv1 = Conv3x3(width_in, width, stride)
         self.norm2 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.conv2 = Conv3x3(width, width)
         same = stride == 1 and width_in == width
         self.shortcut = None if same else nn.Conv2d(width_in, width, 1, stride, bias=False)
 
@@ -35,7 +36,7 @@ class SmallTrunk(Trunk):
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
         self.dims = (width, 2 * width, 4 * width)
-        self.stem = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        self.stem = Conv3x3(channels, width)
         self.stages = nn.ModuleList(
             [
                 Block(width, width, stride=1),

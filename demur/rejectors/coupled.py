@@ -26,11 +26,6 @@ class Coupled(Spec, Score, Rejector):
     at: float = 1 / 2
     then: Rejector | Score = RCon()
 
-    @property
-    def needs_aux(self) -> bool:
-        """Where one of its parts does."""
-        return any(isinstance(p, Rejector) and p.needs_aux for p in (self.gate, self.then))
-
     def fit(self, out: Output, y: Tensor) -> Self:
         """The same pair with both parts fitted."""
         gate, then = (

@@ -44,11 +44,6 @@ class Con(Direct):
 class RCon(Direct):
     """Rectified confidence: the paper's estimate of the probability of the true label."""
 
-    @property
-    def needs_aux(self) -> bool:
-        """It is made of the auxiliary output."""
-        return True
-
     def __call__(self, out: Output) -> Tensor:
         """Confidence times A."""
         return rcon(out, self.tau)

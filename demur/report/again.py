@@ -15,7 +15,7 @@ from demur.spec import digest
 def still_named(record: Record, source: Source) -> bool:
     """Whether the record's label means the same attack today."""
     try:
-        _, meant = attack(record.label, source.run.recipe.data)
+        meant = attack(record.label, source.run.recipe)
     except BadInput:
         return False
     return digest(meant) == str(record.about["attack"])
@@ -35,15 +35,20 @@ def attack_command(record: Record, source: Source) -> str:
     if about["features"]:
         options += ["--keep-features"]
     if still_named(record, source):
-        return shlex.join(["demur", "attack", source.run.name, record.label, *options])
+        return shlex.join(["demur", "attack", said(source.run), record.label, *options])
     written = f"echo {shlex.quote(about['spec'])} > attack.txt"
-    made = shlex.join(["demur", "attack", source.run.name, "@attack.txt", *options])
+    made = shlex.join(["demur", "attack", said(source.run), "@attack.txt", *options])
     return f"{written}\n{made}"
 
 
 def train_command(run: Run) -> str:
     """The command that trains the run again: by its recipe's name, or by the file in its folder."""
     named = next((name for name, known in RECIPES.items() if known == run.recipe), None)
-    folder = f"runs/{run.name}"
-    words = ["demur", "train", named or f"@{folder}/recipe.txt"]
-    return shlex.join(words if named == run.name else [*words, "--out", folder])
+    words = ["demur", "train", named or f"@{run.path}/recipe.txt"]
+    usual = run.path.parent.name == "runs" and named == run.name
+    return shlex.join(words if usual else [*words, "--out", str(run.path)])
+
+
+def said(run: Run) -> str:
+    """The run as a command names it: by name inside a runs folder, else by its path."""
+    return run.name if run.path.parent.name == "runs" else str(run.path)

@@ -19,16 +19,18 @@ CAPTIONS: dict[Protocol, str] = {
     "deploy": "deploy: TPR-95 threshold frozen on clean cal images before any attack (>=)",
 }
 COLUMNS = ("right of accepted", "coverage", "accepted & wrong", "right kept", "AUROC")
-FULL_WIDTH = 126
 
 
 def show_scores(scored: list[Scored], protocols: Iterable[Protocol]) -> None:
     """Print one table a protocol."""
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=max(console.width, FULL_WIDTH))
     for protocol in protocols:
-        console.print(score_table(scored, protocol, narrow=console.width < FULL_WIDTH))
+        table = score_table(scored, protocol)
+        whole = console.measure(table, options=console.options.update(width=10_000)).maximum
+        if not console.is_terminal:
+            Console(width=whole).print(table)
+        else:
+            console.print(score_table(scored, protocol, narrow=console.width < whole))
 
 
 def score_table(scored: list[Scored], protocol: Protocol, narrow: bool = False) -> Table:

@@ -1,7 +1,8 @@
 """Files that are whole or absent: atomic writes, digests, and one writer at a time.
 
-    digest = write_tensors(path, tensors)      # a kill at any moment leaves the old file or the new
-    tensors = read_tensors(path, digest)       # a changed byte is noticed and named
+digest = write_tensors(path, tensors)      # a kill at any moment leaves the old file or the new
+tensors = read_tensors(path, digest)       # a changed byte is noticed and named
+write_story(path, {"epoch": 3});  read_story(path)       # JSON that carries its own digest
 """
 
 import hashlib
@@ -19,11 +20,14 @@ from torch import Tensor
 
 from demur.errors import BadInput
 
+HALF_WRITTEN = ".*.tmp"
+_held: set[Path] = set()  # folders this process is the writer of
+
 
 def write_bytes(path: Path, content: bytes) -> str:
     """Put content at path in one move; its digest."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".writing-{os.getpid()}-{path.name}")
+    half = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with half.open("wb") as file:
             file.write(content)
@@ -34,6 +38,7 @@ def write_bytes(path: Path, content: bytes) -> str:
         with suppress(OSError):
             half.unlink()
         raise
+    _sync_folder(path.parent)
     return content_digest(content)
 
 
@@ -47,54 +52,88 @@ def write_text(path: Path, text: str) -> str:
     return write_bytes(path, text.encode())
 
 
-def write_json(path: Path, value: Any) -> str:
-    """Put a JSON document at path in one move; its digest."""
-    return write_text(path, json.dumps(value, indent=2) + "\n")
-
-
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
     """Put tensors at path as safetensors in one move; the file's digest."""
     return write_bytes(path, bytes_of({k: v.contiguous().cpu() for k, v in tensors.items()}))
 
 
-def read_checked(path: Path, digest: str) -> bytes:
+def write_story(path: Path, story: dict[str, Any]) -> None:
+    """Put a JSON document at path in one move, with a digest of itself inside."""
+    write_text(path, json.dumps(story | {"story_digest": _story_digest(story)}, indent=2) + "\n")
+
+
+def read_checked(path: Path, digest: str, mend: str) -> bytes:
     """The file's bytes, refused when they are not those that were written."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise BadInput(f"{path} is missing; make it again with the command that made it") from None
-    found = content_digest(content)
-    if found != digest:
-        raise BadInput(
-            f"{path} is damaged: expected digest {digest[:16]}, found {found[:16]}; "
-            "delete it and make it again"
-        )
+        raise BadInput(f"{path} is missing; {mend}") from None
+    _compare(path, digest, content_digest(content), mend)
     return content
 
 
-def read_tensors(path: Path, digest: str) -> dict[str, Tensor]:
+def read_tensors(path: Path, digest: str, mend: str) -> dict[str, Tensor]:
     """The tensors of a safetensors file, after checking its digest."""
-    return tensors_of(read_checked(path, digest))
+    return tensors_of(read_checked(path, digest, mend))
 
 
-def read_json(path: Path) -> Any:
-    """A JSON document; BadInput when it is missing or damaged."""
+def read_story(path: Path, mend: str) -> dict[str, Any]:
+    """A JSON document, after checking the digest it carries."""
     try:
-        return json.loads(path.read_text())
+        story = json.loads(path.read_text(encoding="utf-8"))
+        expected = story.pop("story_digest")
     except FileNotFoundError:
-        raise BadInput(f"{path} is missing") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise BadInput(f"{path} is damaged: it is not JSON; delete it and make it again") from None
+        raise BadInput(f"{path} is missing; {mend}") from None
+    except (ValueError, AttributeError, KeyError, TypeError):
+        raise BadInput(f"{path} is damaged: it carries no digest; {mend}") from None
+    _compare(path, str(expected), _story_digest(story), mend)
+    checked: dict[str, Any] = story
+    return checked
+
+
+def sweep(folder: Path) -> None:
+    """Delete what writes that were cut short have left in a folder."""
+    for half in folder.glob(HALF_WRITTEN):
+        half.unlink(missing_ok=True)
 
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, or refuse at once; the system drops it if the process dies."""
     folder.mkdir(parents=True, exist_ok=True)
+    place = folder.resolve()
+    if place in _held:
+        yield
+        return
     with (folder / ".lock").open("a+") as file:
         if not _locked(file.fileno()):
-            raise BadInput(f"another process is writing {folder}; wait for it or use --out")
-        yield
+            raise BadInput(f"another process is writing {folder}; wait until it has ended")
+        _held.add(place)
+        try:
+            yield
+        finally:
+            _held.discard(place)
+
+
+def _compare(path: Path, expected: str, found: str, mend: str) -> None:
+    if found != expected:
+        raise BadInput(
+            f"{path} is damaged: expected digest {expected[:16]}, found {found[:16]}; {mend}"
+        )
+
+
+def _story_digest(story: dict[str, Any]) -> str:
+    return content_digest(json.dumps(story, sort_keys=True).encode())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a move outlast a power cut, before anything that relied on the old name is deleted."""
+    if sys.platform != "win32":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _locked(handle: int) -> bool:

@@ -19,9 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from demur.errors import BadInput
 from demur.output import Output, prediction
-from demur.runs.files import read_checked, read_json, write_bytes, write_json
+from demur.runs.files import read_checked, read_story, write_bytes, write_story
+
+MEND = "delete it and make the record again with demur attack"
 
 
 @dataclass(frozen=True)
@@ -70,22 +71,23 @@ def write_record(path: Path, record: Record) -> None:
     arrays: dict[str, Any] = {k: v.numpy() for k, v in record.arrays.items()}
     np.savez_compressed(buffer, **arrays)
     file_digest = write_bytes(path, buffer.getvalue())
-    write_json(path.with_suffix(".json"), record.about | {"file_digest": file_digest})
+    write_story(path.with_suffix(".json"), record.about | {"file_digest": file_digest})
 
 
 def read_record(path: Path) -> Record:
     """The record at path, after checking its digest; BadInput when it is damaged."""
-    about = read_json(path.with_suffix(".json"))
-    if not isinstance(about, dict) or "file_digest" not in about:
-        raise BadInput(f"{path.with_suffix('.json')} is damaged: it names no digest; delete it")
-    content = io.BytesIO(read_checked(path, about["file_digest"]))
+    about = read_story(path.with_suffix(".json"), MEND)
+    content = io.BytesIO(read_checked(path, about["file_digest"], MEND))
     with np.load(content, allow_pickle=False) as arrays:
         return Record({name: torch.from_numpy(arrays[name]) for name in arrays.files}, about)
 
 
-def record_exists(path: Path) -> bool:
-    """Whether a record was finished here."""
-    return path.with_suffix(".json").exists()
+def finished_record(folder: Path, split: str, digest: str) -> Path | None:
+    """Where a record of exactly this was finished, under whatever name."""
+    for path in folder.glob(f"*-{split}-{digest[:12]}.npz"):
+        if path.with_suffix(".json").is_file():
+            return path
+    return None
 
 
 def identity(**parts: Any) -> str:

@@ -1,12 +1,13 @@
 """A run folder: the recipe, the chosen weights, and the records made with them.
 
-    runs/NAME/recipe.txt         every field, defaults too
-             model.safetensors   the chosen weights; chosen.json says which epoch and why
-             metrics.jsonl       one line an epoch
-             records/            one record an attack
-             state/              what a killed training resumes from; gone when it is done
+runs/NAME/recipe.txt         every field, defaults too
+         model.safetensors   the chosen weights; chosen.json says which epoch and why
+         metrics.jsonl       one line an epoch
+         records/            one record an attack
+         state/              what a killed training resumes from; gone when it is done
 """
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ import torch
 
 from demur.errors import BadInput, suggestion
 from demur.nets import RejectingNet
-from demur.recipes import VOCABULARY, Recipe
-from demur.runs.files import only_writer, read_json, read_tensors, write_text
+from demur.recipes import Recipe, recipe_in
+from demur.runs.files import HALF_WRITTEN, only_writer, read_story, read_tensors, sweep, write_text
 from demur.runs.record import Record, read_record
-from demur.spec import differences, digest, lines, read
+from demur.spec import differences, digest, lines
 
 
 @dataclass(frozen=True)
@@ -46,48 +47,74 @@ class Run:
         raise BadInput(f"there is no run {name!r}; {hint}")
 
     @staticmethod
-    def prepare(path: Path, recipe: Recipe) -> "Run":
-        """The run at path for this recipe, new or to be resumed; another recipe's is refused."""
-        run = Run(path)
-        if not (path / "recipe.txt").exists():
-            if path.exists() and any(p.name != ".lock" for p in path.iterdir()):
-                raise BadInput(f"{path} is not empty and not a run; choose another with --out")
-            write_text(path / "recipe.txt", lines(recipe))
-        elif differing := differences(recipe, run.recipe):
-            raise BadInput(
-                f"{path} holds a run of another recipe ({'; '.join(differing)}); "
-                "choose another folder with --out"
-            )
-        return run
+    def check(path: Path, recipe: Recipe) -> None:
+        """Refuse a folder that holds another recipe's run, or something that is no run."""
+        if (path / "recipe.txt").exists():
+            if differing := differences(recipe, Run(path).recipe):
+                raise BadInput(
+                    f"{path} holds a run of another recipe ({'; '.join(differing)}); "
+                    "choose another folder with --out"
+                )
+        elif path.exists():
+            ours = {path / ".lock", *path.glob(HALF_WRITTEN)} if path.is_dir() else set()
+            if not path.is_dir() or set(path.iterdir()) - ours:
+                raise BadInput(f"{path} is in the way: it is no run; choose another with --out")
+
+    @staticmethod
+    @contextmanager
+    def claim(path: Path, recipe: Recipe) -> "Iterator[Run]":
+        """The run for this recipe, new or to be resumed, held for writing."""
+        Run.check(path, recipe)  # before a lock file is put into somebody's folder
+        with only_writer(path):
+            Run.check(path, recipe)  # whoever held the lock may have made the run another's
+            run = Run(path)
+            run.tidy()
+            if not (path / "recipe.txt").exists():
+                write_text(path / "recipe.txt", lines(recipe))
+            yield run
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the run for writing; a second process is refused."""
+        with only_writer(self.path):
+            self.tidy()
+            yield
+
+    def tidy(self) -> None:
+        """Remove what killed processes have left behind."""
+        for folder in (self.path, self.records_folder):
+            sweep(folder)
+        if self.finished:
+            shutil.rmtree(self.path / "state", ignore_errors=True)
 
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe the folder was made for."""
-        path = self.path / "recipe.txt"
-        try:
-            found = read(path.read_text(), VOCABULARY)
-        except BadInput as error:
-            raise BadInput(f"{path} cannot be read: {error}") from None
-        if not isinstance(found, Recipe):
-            raise BadInput(f"{path} does not hold a recipe")
-        return found
+        return recipe_in(self.path / "recipe.txt")
 
     @property
     def finished(self) -> bool:
         """Whether training has ended and the weights are chosen."""
-        return (self.path / "chosen.json").exists()
+        return all((self.path / name).exists() for name in ("chosen.json", "model.safetensors"))
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """Which epoch's weights were taken, on which split, why, and their digest."""
+        """Which epoch's weights were taken, on which split, why, and where they were made."""
         if not self.finished:
             raise BadInput(f"{self.path} is not trained to the end; resume it with demur train")
-        story: dict[str, Any] = read_json(self.path / "chosen.json")
+        story = read_story(self.path / "chosen.json", mend="delete it and train again")
+        expected, found = str(story["recipe_digest"]), digest(self.recipe)
+        if expected != found:
+            raise BadInput(
+                f"{self.path / 'recipe.txt'} is not what these weights were trained by: "
+                f"expected digest {expected[:16]}, found {found[:16]}; restore it or train again"
+            )
         return story
 
     def net(self, device: torch.device) -> RejectingNet:
         """The trained net in eval mode."""
-        weights = read_tensors(self.path / "model.safetensors", self.chosen["weights"])
+        path, expected = self.path / "model.safetensors", self.chosen["weights"]
+        weights = read_tensors(path, expected, mend="delete it and train again with demur train")
         net = self.recipe.net.build(self.recipe.data.domain, self.recipe.method.head)
         net.load_state_dict(weights)
         return net.to(device).eval().requires_grad_(False)
@@ -98,18 +125,12 @@ class Run:
         return self.path / "records"
 
     def records(self, split: str = "test") -> list[Record]:
-        """All finished records of these weights on a split, oldest attack first."""
-        stories = self.records_folder.glob("*.json")
-        found = [read_record(path.with_suffix(".npz")) for path in stories]
+        """All finished records of these weights on a split, oldest first."""
+        arrays = [p for p in self.records_folder.glob("*.npz") if p.with_suffix(".json").is_file()]
+        found = [read_record(path) for path in arrays]
         found.sort(key=lambda record: str(record.about["made"]))
         weights = self.chosen["weights"]
         return [r for r in found if r.about["split"] == split and r.about["weights"] == weights]
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Hold the run for writing; a second writer is refused."""
-        with only_writer(self.path):
-            yield
 
 
 def run_folder(name: str, recipe: Recipe, changed: bool, home: Path = Path("runs")) -> Path:

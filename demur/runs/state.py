@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from demur.runs.files import read_json, read_tensors, write_json, write_tensors, write_text
+from demur.runs.files import read_story, read_tensors, write_story, write_tensors, write_text
 from demur.runs.run import Run
 
 Tensors = dict[str, Tensor]
@@ -42,11 +42,12 @@ def load_state(run: Run) -> tuple[State, Tensors]:
     now = run.path / "state" / "now.json"
     if not now.exists():
         return State(), {}
-    story = read_json(now)
+    mend = f"delete the folder {now.parent} to train from the start"
+    story = read_story(now, mend)
     best = Best(**story["best"])
     state = State(story["epoch"], best, tuple(story["lines"]))
-    read_tensors(run.path / "state" / best.file, best.digest)
-    return state, read_tensors(run.path / "state" / story["file"], story["digest"])
+    read_tensors(now.parent / best.file, best.digest, mend)
+    return state, read_tensors(now.parent / story["file"], story["digest"], mend)
 
 
 def advanced(run: Run, state: State, tensors: Tensors, weights: Tensors, value: float,
@@ -65,23 +66,26 @@ def advanced(run: Run, state: State, tensors: Tensors, weights: Tensors, value: 
         "file": file,
         "digest": write_tensors(folder / file, tensors),
         "best": vars(best),
-        "lines": state.lines,
+        "lines": list(state.lines),
     }
-    write_json(folder / "now.json", story)
+    write_story(folder / "now.json", story)
     write_text(run.path / "metrics.jsonl", "\n".join(state.lines) + "\n")
     _forget(folder, keep={file, best.file, "now.json"})
     return state
 
 
-def finish(run: Run, state: State, why: str) -> None:
+def finish(run: Run, state: State, about: dict[str, Any]) -> None:
     """Put the chosen weights in place; chosen.json is written last and ends the run."""
-    best = state.best
+    best, folder = state.best, run.path / "state"
     assert best is not None, "a run has at least one epoch"
-    weights = read_tensors(run.path / "state" / best.file, best.digest)
+    mend = f"delete the folder {folder} to train from the start"
+    weights = read_tensors(folder / best.file, best.digest, mend)
+    write_text(run.path / "metrics.jsonl", "\n".join(state.lines) + "\n")
+    (run.path / "chosen.json").unlink(missing_ok=True)  # of weights that have been deleted
     digest = write_tensors(run.path / "model.safetensors", weights)
-    story = {"epoch": best.epoch, "value": best.value, "why": why, "weights": digest}
-    write_json(run.path / "chosen.json", story)
-    shutil.rmtree(run.path / "state", ignore_errors=True)
+    story = {"epoch": best.epoch, "value": best.value, "weights": digest, **about}
+    write_story(run.path / "chosen.json", story)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _forget(folder: Path, keep: set[str]) -> None:
