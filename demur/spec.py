@@ -20,6 +20,7 @@ from typing import get_type_hints as type_hints
 from demur.declared import as_declared, takes_specs, words
 from demur.errors import BadInput, suggestion
 
+LONG = 8  # a decimal of more characters is better read as a fraction, if it is one
 Vocabulary = Mapping[str, type["Spec"]]
 
 
@@ -87,11 +88,11 @@ def _default(f: "Field[Any]") -> Any:
 
 
 def _number(value: float) -> str:
-    """The shorter of the decimal and the fraction that give exactly this float."""
+    """The decimal, or where that is long the small fraction that gives exactly this float."""
     ratio = Fraction(value).limit_denominator(1000)
     fraction = f"{ratio.numerator}/{ratio.denominator}"
     exact = ratio.numerator / ratio.denominator == value
-    return fraction if exact and len(fraction) < len(repr(value)) else repr(value)
+    return fraction if exact and len(repr(value)) > LONG else repr(value)
 
 
 def digest(value: Spec) -> str:

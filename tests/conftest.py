@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from torch import Tensor
 
 from demur.data import Images
@@ -13,6 +14,10 @@ from demur.nets import RejectingNet
 from demur.recipes import Recipe, recipe
 from demur.runs import Run
 from demur.train import train
+
+# a busy machine is slow, not wrong
+settings.register_profile("demur", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("demur")
 
 TINY = ["epochs=4", "width=8", "attack.steps=3", "judge.steps=3", "attack.eps=0.1"]
 

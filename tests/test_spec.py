@@ -49,6 +49,8 @@ def test_every_class_in_the_vocabulary_is_documented_and_frozen() -> None:
 def test_fractions_stay_fractions() -> None:
     assert show(Linf(8 / 255)) == "Linf(8/255)"
     assert show(Linf(0.15)) == "Linf(0.15)"
+    assert show(Linf(0.0375)) == "Linf(0.0375)"
+    assert show(Linf(1 / 3)) == "Linf(1/3)"
     assert read("Linf(8/255)", VOCABULARY).eps == 8 / 255
 
 

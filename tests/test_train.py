@@ -24,7 +24,7 @@ from demur.train import Progress, check_trainable, train
 from tests.conftest import TINY
 from tests.test_runs import spoil
 
-BRIEF = ["epochs=3", "width=4", "attack.steps=2", "judge.steps=1"]
+BRIEF = ["epochs=4", "width=4", "attack.steps=2", "judge.steps=1"]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_interrupted_training_ends_with_the_same_bits(
     run = train(brief, tmp_path / "run")
     assert weights(run) == weights(whole)
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["epoch"] for line in lines] == [1, 2, 3]
+    assert [line["epoch"] for line in lines] == [1, 2, 3, 4]
     assert not (run.path / "state").exists()
 
 
@@ -80,7 +80,7 @@ def test_kill_9_then_the_same_command(whole: Run, tmp_path: Path) -> None:
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
-    assert json.loads((out / "state" / "now.json").read_text())["epoch"] < 3
+    assert json.loads((out / "state" / "now.json").read_text())["epoch"] < 4
     done = subprocess.run(
         command, env=env, capture_output=True, text=True, timeout=120, check=False
     )
@@ -130,7 +130,7 @@ def test_seeds_differ_and_the_global_generator_is_untouched(
 def test_nan_stops_and_names_the_step_and_keeps_the_last_good_state(
     brief: Recipe, tmp_path: Path
 ) -> None:
-    bomb = replace(brief, schedule=Piecewise(0.01, drops=(0.5,), factor=1e30))
+    bomb = replace(brief, epochs=3, schedule=Piecewise(0.01, drops=(0.5,), factor=1e30))
     with pytest.raises(BadInput) as error:
         train(bomb, tmp_path / "run")
     assert "epoch 2, step " in str(error.value)
