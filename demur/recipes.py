@@ -52,8 +52,8 @@ class Recipe(Spec):
     seed: Natural = 0
 
     def rejectors(self) -> dict[str, Rejector]:
-        """What the trained net can be scored with: for any net, then the head's own."""
-        return {"Con": Con(), "Energy": Energy(), **self.method.head.rejectors()}
+        """What the trained net can be scored with: confidence, the head's own, and the rest."""
+        return {"Con": Con(), **self.method.head.rejectors(), "Energy": Energy()}
 
 
 def _linf(data: Dataset, steps: int) -> PGD:

@@ -250,7 +250,7 @@ def test_the_coupled_row_ranks_those_past_the_gate_and_puts_others_last(
     record = scored_source.run.records()[-1]
     row = next(r for r in scoring.scored(record).rows if r.rejector == "Con+R-Con")
     out = record.output
-    ranked = metrics.gated(rcon(out).double().numpy(), (con(out) >= 0.5).numpy())
+    ranked = np.where(con(out) >= 0.5, rcon(out).double(), -np.inf)
     assert np.isneginf(ranked).any()
     assert row.ranking.auroc == metrics.auroc(ranked, record.correct)
 

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import time
 import warnings
 from collections.abc import Callable
 from fractions import Fraction
@@ -10,20 +9,27 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from demur import metrics
 from demur.errors import BadInput
-from demur.metrics import BoolArray, FloatArray, Interval
+from demur.metrics import BoolArray, FloatArray
+from tests.scored_sets import (
+    FINITE,
+    INF,
+    MANY,
+    SOME,
+    TIED,
+    WITH_NEVER,
+    Set,
+    images,
+    sets,
+)
 
-INF = math.inf
 LEVELS = st.sampled_from([0.05, 0.1, 0.5, 0.7, 0.9, 0.95, 0.99, 1.0])
-TIED = st.sampled_from([-2.0, -1.0, 0.0, 0.5, 3.0])
-SPREAD = st.floats(-10, 10)
-Set = tuple[FloatArray, BoolArray]
 Statistic = Callable[[ArrayLike, ArrayLike], float]
 RANKED: list[Statistic] = [
     metrics.auroc,
@@ -32,28 +38,6 @@ RANKED: list[Statistic] = [
     metrics.augrc,
     metrics.fpr_at_tpr,
 ]
-
-MANY, SOME, FEW = (settings(deadline=None, max_examples=most) for most in (400, 80, 25))
-
-
-def as_set(rows: list[tuple[float, bool]]) -> Set:
-    scores, flags = zip(*rows, strict=True)
-    return np.array(scores, dtype=np.float64), np.array(flags, dtype=np.bool_)
-
-
-def sets(score: st.SearchStrategy[float], most: int = 40) -> st.SearchStrategy[Set]:
-    return st.lists(st.tuples(score, st.booleans()), min_size=1, max_size=most).map(as_set)
-
-
-FINITE = st.one_of(sets(TIED), sets(SPREAD))
-WITH_NEVER = st.one_of(sets(st.one_of(TIED, st.just(-INF))), FINITE)
-
-
-def images(n: int, seed: int = 0, step: float = 0.0) -> Set:
-    generator = np.random.default_rng(seed)
-    score = generator.normal(size=n)
-    correct = generator.random(n) < 1 / (1 + np.exp(-2 * score))
-    return (np.round(score / step) * step if step else score), correct
 
 
 def pairs_won(score: FloatArray, correct: BoolArray) -> Fraction:
@@ -153,13 +137,11 @@ class TestRanking:
 
 
 class TestGate:
-    def test_refused_images_rank_last(self) -> None:
-        score = metrics.gated([0.9, 0.8, 0.1], [False, True, True])
-        assert score.tolist() == [-INF, 0.8, 0.1]
+    """A coupled score is minus infinity where its gate is shut."""
 
     def test_gate_helps_when_it_stops_wrong_answers(self) -> None:
         score, correct = np.array([0.9, 0.8, 0.7, 0.6]), np.array([False, True, True, False])
-        coupled = metrics.gated(score, [False, True, True, True])
+        coupled = np.array([-INF, 0.8, 0.7, 0.6])
         assert metrics.auroc(score, correct) == 0.5
         assert metrics.auroc(coupled, correct) == 1.0
         point = metrics.paper_operating_point(coupled, correct)
@@ -171,7 +153,7 @@ class TestGate:
         score, correct = data
         n = len(score)
         gate = np.array(draw.draw(st.lists(st.booleans(), min_size=n, max_size=n)), dtype=np.bool_)
-        coupled = metrics.operating_point(metrics.gated(score, gate), correct, 0.0)
+        coupled = metrics.operating_point(np.where(gate, score, -INF), correct, 0.0)
         assert coupled == metrics.verdict_point((score >= 0) & gate, correct, 0.0)
 
 
@@ -399,108 +381,6 @@ class TestCalibration:
         assert metrics.ece(confidence, correct, bins) == pytest.approx(total, abs=1e-12)
 
 
-class TestIntervals:
-    def test_wilson_textbook(self) -> None:
-        # Newcombe (1998), Statistics in Medicine 17:857, table I, method 3: 81/263 and 15/148.
-        assert metrics.wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
-        assert metrics.wilson(15, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
-        assert metrics.wilson(0, 20) == pytest.approx((0, 0.1611), abs=5e-5)
-
-    def test_wilson_without_trials(self) -> None:
-        assert metrics.wilson(0, 0) == Interval(0.0, 1.0)
-
-    @SOME
-    @given(st.integers(1, 500), st.data(), st.sampled_from([0.5, 0.9, 0.95, 0.999]))
-    def test_wilson_ends_solve_the_score_equation(
-        self, n: int, draw: st.DataObject, level: float
-    ) -> None:
-        k = draw.draw(st.integers(0, n))
-        lo, hi = metrics.wilson(k, n, level)
-        assert 0 <= lo <= k / n <= hi <= 1
-        assert metrics.wilson(n - k, n, level) == pytest.approx((1 - hi, 1 - lo))
-        for end in (lo, hi):
-            if 0 < end < 1:
-                deviation = abs(k / n - end) / math.sqrt(end * (1 - end) / n)
-                assert math.erf(deviation / math.sqrt(2)) == pytest.approx(level)
-        assert (lo == 0) == (k == 0)
-        assert (hi == 1) == (k == n)
-
-    def test_bootstrap_repeats_and_contains(self) -> None:
-        score, correct = images(300)
-        found = metrics.bootstrap(metrics.auroc, score, correct, resamples=300)
-        assert found == metrics.bootstrap(metrics.auroc, score, correct, resamples=300)
-        assert found != metrics.bootstrap(metrics.auroc, score, correct, resamples=300, seed=1)
-        assert found.lo < metrics.auroc(score, correct) < found.hi
-        assert found.hi - found.lo < 0.2
-
-    def test_bootstrap_leaves_the_global_generator_alone(self) -> None:
-        state = np.random.get_state(legacy=False)["state"]["key"].copy()
-        metrics.bootstrap(metrics.accuracy, [0, 1, 1], resamples=10)
-        assert np.array_equal(state, np.random.get_state(legacy=False)["state"]["key"])
-
-    def test_bootstrap_of_a_mean_is_the_normal_interval(self) -> None:
-        correct = np.arange(400) % 4 != 0
-        lo, hi = metrics.bootstrap(metrics.accuracy, correct, resamples=2000)
-        half = 1.96 * math.sqrt(0.75 * 0.25 / 400)
-        assert (lo, hi) == pytest.approx((0.75 - half, 0.75 + half), abs=0.008)
-
-    def test_bootstrap_draws_images_jointly(self) -> None:
-        def mismatch(a: FloatArray, b: FloatArray) -> float:
-            assert len(a) == 50
-            return float(np.abs(a + b).max())
-
-        left = np.arange(50.0)
-        assert metrics.bootstrap(mismatch, left, -left, resamples=20) == (0, 0)
-
-    def test_bootstrap_cuts_equal_tails(self) -> None:
-        draws = iter(range(100))
-        found = metrics.bootstrap(
-            lambda _: float(next(draws)), [0.0, 1.0], level=0.9, resamples=100
-        )
-        assert found == (5, 94)
-
-    def test_bootstrap_takes_infinite_thresholds(self) -> None:
-        found = metrics.bootstrap(metrics.paper_threshold, [1.0, 2.0], [0, 1], resamples=200)
-        assert found.hi == INF
-
-    @FEW
-    @given(WITH_NEVER)
-    def test_a_score_does_not_differ_from_itself(self, data: Set) -> None:
-        score, correct = data
-        found = metrics.paired_difference(metrics.auroc, score, score, correct, resamples=20)
-        assert found == (0, 0, 0, 1)
-
-    def test_a_clear_difference(self) -> None:
-        score, correct = images(400)
-        noise = np.random.default_rng(9).normal(size=400)
-        found = metrics.paired_difference(metrics.auroc, score, noise, correct, resamples=400)
-        assert found.value == metrics.auroc(score, correct) - metrics.auroc(noise, correct)
-        assert 0 < found.lo < found.value < found.hi
-        assert found.p == 2 / 401
-        back = metrics.paired_difference(metrics.auroc, noise, score, correct, resamples=400)
-        assert back == (-found.value, -found.hi, -found.lo, found.p)
-
-    def test_no_difference_between_two_noises(self) -> None:
-        generator = np.random.default_rng(3)
-        a, b, correct = generator.normal(size=300), generator.normal(size=300), images(300)[1]
-        found = metrics.paired_difference(metrics.auroc, a, b, correct, resamples=200)
-        assert found.lo < 0 < found.hi
-        assert 0.05 < found.p <= 1
-
-    def test_pairing_is_tighter_than_two_samples(self) -> None:
-        score, correct = images(400)
-        near = score + 0.01 * np.random.default_rng(1).normal(size=400)
-        paired = metrics.paired_difference(metrics.auroc, score, near, correct, resamples=200)
-        alone = metrics.bootstrap(metrics.auroc, score, correct, resamples=200)
-        assert paired.hi - paired.lo < (alone.hi - alone.lo) / 5
-
-    def test_ten_thousand_images_are_quick(self) -> None:
-        score, correct = images(10_000)
-        start = time.perf_counter()
-        metrics.bootstrap(metrics.auroc, score, correct, resamples=100)
-        assert time.perf_counter() - start < 2
-
-
 PAIRED: list[Callable[[ArrayLike, ArrayLike], object]] = [
     *RANKED,
     metrics.paper_threshold,
@@ -508,7 +388,6 @@ PAIRED: list[Callable[[ArrayLike, ArrayLike], object]] = [
     metrics.threshold_at_tpr,
     metrics.risk_coverage,
     metrics.ece,
-    metrics.gated,
     lambda score, correct: metrics.operating_point(score, correct, 0.5),
     lambda score, correct: metrics.paired_difference(metrics.auroc, score, score, correct),
 ]
@@ -593,33 +472,3 @@ class TestRefusals:
             assert 0 <= statistic([score], [correct]) <= 1
         found = metrics.bootstrap(metrics.auroc, [score], [correct], resamples=5)
         assert found == (0.5, 0.5)
-
-
-class TestStrata:
-    def test_a_perfect_score_with_few_errors_keeps_its_interval(self) -> None:
-        correct = np.arange(400) >= 2
-        score = correct + np.linspace(0, 0.1, 400)
-        plain = metrics.bootstrap(metrics.auroc, score, correct, resamples=200)
-        kept = metrics.bootstrap(metrics.auroc, score, correct, within=correct, resamples=200)
-        assert plain.lo == 0.5, "a draw without errors is undefined and counts as a coin"
-        assert kept == (1.0, 1.0)
-
-    def test_each_group_keeps_its_size(self) -> None:
-        groups = np.arange(30) % 3
-        sizes: set[tuple[int, ...]] = set()
-
-        def count(values: metrics.FloatArray) -> float:
-            sizes.add(tuple(np.bincount(values.astype(int), minlength=3)))
-            return 0.0
-
-        metrics.bootstrap(count, groups.astype(float), within=groups, resamples=50)
-        assert sizes == {(10, 10, 10)}
-
-    def test_opposite_rankings_differ_even_with_two_errors(self) -> None:
-        correct = np.arange(400) >= 2
-        score = correct + np.linspace(0, 0.1, 400)
-        gap = metrics.paired_difference(
-            metrics.auroc, score, -score, correct, within=correct, resamples=200
-        )
-        assert gap.value == 1.0
-        assert gap.p < 0.02

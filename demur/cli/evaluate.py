@@ -54,14 +54,14 @@ def source_of(run: str, device: str, data: str | None) -> "Source":
 
 def attack_all(source: "Source", attacks: list[str], order: "Order") -> None:
     """Make the record of each attack, with a progress bar; names are checked before any work."""
-    from demur.cli.progress import AttackBar, console
+    from demur.cli.progress import CountBar, console
     from demur.evaluate import attacked
     from demur.recipes import attack as attack_named
     from demur.report.text import percent
 
     meant = [(text, attack_named(text, source.run.recipe)) for text in attacks]
     for label, spec in meant:
-        with AttackBar(f"attack {label}") as bar:
+        with CountBar(f"attack {label}", "images") as bar:
             record = attacked(source, label, spec, order, bar.watch)
         console.print(
             f"{label}: {percent(record.correct.mean())}% of {len(record.y)} answered rightly; "
@@ -99,6 +99,7 @@ def score(
 
 def scored_run(source: "Source") -> tuple["Scoring", list["Scored"]]:
     """The run's thresholds, and every test record of it scored."""
+    from demur.cli.progress import CountBar
     from demur.evaluate import Scoring
 
     records = source.run.records("test")
@@ -106,4 +107,10 @@ def scored_run(source: "Source") -> tuple["Scoring", list["Scored"]]:
         name = source.run.path.name
         raise BadInput(f"{name} has no record yet; make one with demur attack {name} pgd-20")
     scoring = Scoring.of(source)
-    return scoring, [scoring.scored(record) for record in records]
+    scored = []
+    with CountBar(f"score {source.run.name}", "records") as bar:
+        for done, record in enumerate(records):
+            bar.watch(done, len(records))
+            scored.append(scoring.scored(record))
+        bar.watch(len(records), len(records))
+    return scoring, scored

@@ -56,9 +56,13 @@ class TrainingBar(Bar):
         self.update(done, seen.epochs * seen.steps, note)
 
 
-class AttackBar(Bar):
-    """Images attacked and time left."""
+class CountBar(Bar):
+    """Things done of how many, and time left."""
+
+    def __init__(self, words: str, things: str) -> None:
+        super().__init__(words)
+        self.things = things
 
     def watch(self, done: int, total: int) -> None:
-        """Show how many images are done."""
-        self.update(done, total, f"{done}/{total} images")
+        """Show how many are done."""
+        self.update(done, total, f"{done}/{total} {self.things}")

@@ -56,9 +56,9 @@ class Order:
     def check(self) -> None:
         """Refuse numbers that make no sense."""
         if self.batch_size < 1:
-            raise BadInput(f"--batch-size must be at least 1, not {self.batch_size}")
+            raise BadInput(f"the batch size must be at least 1, not {self.batch_size}")
         if self.keep_images < 0:
-            raise BadInput(f"--keep-images must be 0 or more, not {self.keep_images}")
+            raise BadInput(f"the number of images kept must be 0 or more, not {self.keep_images}")
 
 
 class Source:
@@ -66,6 +66,7 @@ class Source:
 
     def __init__(self, run: Run, device: torch.device, data_folder: Path | None = None) -> None:
         self.run, self.device, self.data_folder = run, device, data_folder
+        self._clean: dict[str, Record] = {}
 
     @cached_property
     def net(self) -> RejectingNet:
@@ -86,8 +87,11 @@ class Source:
         return (whole if order.n is None else whole.first(order.n)).to(self.device)
 
     def clean(self, split: str) -> Record:
-        """The clean record of a split, made if it is not there."""
-        return attacked(self, "clean", Clean(), Order(split, keep_images=0, keep_features=True))
+        """The clean record of a split, made if it is not there and read only once."""
+        if split not in self._clean:
+            order = Order(split, keep_images=0, keep_features=True)
+            self._clean[split] = attacked(self, "clean", Clean(), order)
+        return self._clean[split]
 
 
 def attacked(

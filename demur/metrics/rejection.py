@@ -21,7 +21,6 @@ from demur.metrics.checks import (
     as_written,
     check_share,
     flags,
-    floats,
     same_length,
     scored_pair,
 )
@@ -195,13 +194,6 @@ def ece(confidence: ArrayLike, correct: ArrayLike, bins: int = 15) -> float:
     edges = np.arange(1, bins + 1) / bins
     gaps = np.bincount(np.searchsorted(edges, values), weights=values - right)
     return float(np.abs(gaps).sum() / len(values))
-
-
-def gated(score: ArrayLike, passed: ArrayLike) -> FloatArray:
-    """The ranking of a coupled rule: the score where the gate passed, -inf elsewhere."""
-    values, gate = floats(score, "score"), flags(passed, "passed")
-    same_length(score=values, passed=gate)
-    return np.where(gate, values, -math.inf)
 
 
 def _ladder(score: FloatArray, correct: BoolArray) -> tuple[FloatArray, IntArray, IntArray]:

@@ -179,10 +179,13 @@ def _scatter(axes: "Axes", each: Scored, scoring: Scoring) -> None:
     axes.axhline(at_rcon, color=INK, linewidth=1.3, zorder=3)
     axes.axvline(at_con, color=INK, linewidth=1.3, linestyle=(0, (5, 2)), zorder=3)
     _note(axes, 0.01, at_rcon, f"R-Con threshold {at_rcon:.2f}", ha="left", va="bottom")
-    _note(axes, at_con, 0.02, f"Con threshold {at_con:.2f}", ha="right", va="bottom", rotation=90)
+    _note(axes, at_con, 0.22, f"Con threshold {at_con:.2f}", ha="right", va="bottom", rotation=90)
     axes.set(xlim=(0, 1.02), ylim=(0, 1.02), xlabel="confidence (con)",
              ylabel="rectified confidence (R-Con)")  # fmt: skip
-    axes.legend(loc="lower right", handletextpad=0.2, borderaxespad=0.2)
+    axes.legend(
+        loc="lower right", handletextpad=0.2, borderaxespad=0.2, frameon=True, framealpha=1,
+        edgecolor="none",
+    ).set_zorder(5)  # fmt: skip
 
 
 def _half_lines(axes: "Axes") -> None:

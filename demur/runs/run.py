@@ -126,8 +126,8 @@ class Run:
 
     def records(self, split: str = "test") -> list[Record]:
         """All finished records of these weights on a split, oldest first."""
-        arrays = [p for p in self.records_folder.glob("*.npz") if p.with_suffix(".json").is_file()]
-        found = [read_record(path) for path in arrays]
+        named = self.records_folder.glob(f"*-{split}-*.npz")
+        found = [read_record(path) for path in named if path.with_suffix(".json").is_file()]
         found.sort(key=lambda record: str(record.about["made"]))
         weights = self.chosen["weights"]
         return [r for r in found if r.about["split"] == split and r.about["weights"] == weights]
