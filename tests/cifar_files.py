@@ -1,0 +1,125 @@
+"""Small CIFAR sets in every published form, made up from a fixed seed."""
+
+import hashlib
+import pickle
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from demur.data.published import Layout, Part, Published
+
+BATCH = 20
+
+
+class Content(NamedTuple):
+    """The images of one file."""
+
+    pixels: NDArray[np.uint8]  # N, 3072
+    coarse: NDArray[np.uint8]
+    y: NDArray[np.uint8]
+
+
+Writer = Callable[[Content, Layout], bytes]
+
+
+def contents(published: Published) -> list[Content]:
+    """What the files of a small set hold, in order; the same whatever the form."""
+    made = []
+    for part in range(len(published.layouts[0].parts)):
+        noise = hashlib.shake_256(f"{published.name} {part}".encode()).digest(BATCH * 3073)
+        records = np.frombuffer(noise, np.uint8).reshape(BATCH, 3073)
+        y = records[:, 0] % published.classes
+        y[:2] = 0, published.classes - 1
+        made.append(Content(records[:, 1:], y // 5, y))
+    return made
+
+
+def as_binary(content: Content, layout: Layout) -> bytes:
+    labels = np.stack([content.coarse, content.y], 1)[:, -layout.label_bytes :]
+    return np.concatenate([labels, content.pixels], 1).tobytes()
+
+
+def as_python3(content: Content, layout: Layout) -> bytes:
+    """As a Python 3 that read the published file and wrote it again."""
+    held = {layout.label_key: content.y.tolist(), "data": content.pixels, "batch_label": b"1 of 5"}
+    return pickle.dumps(held, protocol=2)
+
+
+def as_python3_with_bytes(content: Content, layout: Layout) -> bytes:
+    """The same, read with encoding="bytes" and written with a newer protocol."""
+    held = {layout.label_key.encode(): content.y.tolist(), b"data": content.pixels}
+    return pickle.dumps(held, protocol=4)
+
+
+def as_python2(content: Content, layout: Layout) -> bytes:
+    """As published: the opcodes that Python 2 and the numpy of its day wrote."""
+    count, raw = len(content.y), content.pixels.tobytes()
+    return b"".join([
+        b"\x80\x02}(", _string(b"data"),
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n", _tuple(0), _string(b"b"),
+        b"\x87R(K\x01", _tuple(count, 3072),
+        b"cnumpy\ndtype\n", _string(b"u1"), b"K\x00K\x01\x87R(K\x03", _string(b"|"),
+        b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T", struct.pack("<i", len(raw)), raw,
+        b"tb", _string(layout.label_key.encode()),
+        b"](", b"".join(b"K" + bytes([label]) for label in content.y.tolist()), b"eu.",
+    ])  # fmt: skip
+
+
+def _string(text: bytes) -> bytes:
+    return b"U" + bytes([len(text)]) + text
+
+
+def _tuple(*numbers: int) -> bytes:
+    return b"(" + b"".join(b"J" + struct.pack("<i", number) for number in numbers) + b"t"
+
+
+WRITERS: dict[str, Writer] = {
+    "binary": as_binary,
+    "python": as_python2,
+    "python3": as_python3,
+    "python3 bytes": as_python3_with_bytes,
+}
+
+
+def small(published: Published) -> Published:
+    """The set with 20 images a file and the checksums of what `write` writes."""
+    held = contents(published)
+
+    def shrunk(layout: Layout) -> Layout:
+        files = [WRITERS[layout.form](content, layout) for content in held]
+        parts = [
+            Part(part.name, BATCH, hashlib.md5(file).hexdigest() if part.md5 else None)
+            for part, file in zip(layout.parts, files, strict=True)
+        ]
+        return replace(layout, train=tuple(parts[:-1]), test=parts[-1])
+
+    layouts = tuple(shrunk(layout) for layout in published.layouts)
+    count = BATCH * len(layouts[0].train)
+    return replace(
+        published,
+        layouts=layouts,
+        held_out=(count - 10, 4, 6),
+        archive=published.archive._replace(layout=layouts[0]),
+    )
+
+
+def write(published: Published, place: Path, form: str) -> Path:
+    """Write a small set in one form; the folder of its files."""
+    (layout,) = (held for held in published.layouts if form.startswith(held.form))
+    folder = place / layout.folder
+    folder.mkdir(parents=True)
+    for part, content in zip(layout.parts, contents(published), strict=True):
+        (folder / part.name).write_bytes(WRITERS[form](content, layout))
+    return folder
+
+
+def use_small_set(kind: Any, monkeypatch: Any, place: Path) -> None:
+    """Let a data set class read a small set, written to `place`."""
+    made = small(kind.published)
+    monkeypatch.setattr(kind, "published", made)
+    write(made, place, made.layouts[0].form)
