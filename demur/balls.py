@@ -12,6 +12,8 @@ from torch import Tensor
 
 from demur import noise
 from demur.declared import NonNegative
+from demur.fused import fused
+from demur.noise import Stream
 from demur.spec import Spec
 
 RADIUS = 1  # its own purpose of random numbers
@@ -24,7 +26,7 @@ class Ball(Spec, ABC):
     eps: NonNegative
 
     @abstractmethod
-    def start(self, x: Tensor, seed: int, index: Tensor, stream: int) -> Tensor:
+    def start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
         """A random image in the ball around each x."""
 
     @abstractmethod
@@ -39,6 +41,7 @@ class Ball(Spec, ABC):
     def size(self, delta: Tensor) -> Tensor:
         """The norm of each perturbation."""
 
+    @fused
     def step(self, x: Tensor, x_adv: Tensor, grad: Tensor, length: float) -> Tensor:
         """x_adv after one projected ascent step."""
         return self.project(x, x_adv + length * self.direction(grad))
@@ -48,7 +51,7 @@ class Ball(Spec, ABC):
 class Linf(Ball):
     """Every pixel may change by eps."""
 
-    def start(self, x: Tensor, seed: int, index: Tensor, stream: int) -> Tensor:
+    def start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
         """Uniform in the ball."""
         u = noise.uniform(seed, index, stream, tuple(x.shape[1:])).to(x)
         return self.project(x, x + self.eps * (2 * u - 1))
@@ -71,7 +74,7 @@ class Linf(Ball):
 class L2(Ball):
     """The change as a vector may have length eps."""
 
-    def start(self, x: Tensor, seed: int, index: Tensor, stream: int) -> Tensor:
+    def start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
         """A uniform direction at a uniform radius."""
         # reference code: radius eps * U(0, 1), which favours the centre over uniform in volume
         shape = tuple(x.shape[1:])

@@ -5,15 +5,26 @@ attack("pgd-20:eps=0.2,restarts=5", Digits())
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from demur.attacks import ATTACKS, CRITERIA, GOALS, PGD, Attack, Clean, Evade, Slips
 from demur.balls import L2, Linf
 from demur.calibrate import OPERATING_POINTS, TPR
-from demur.data import AUGMENTS, DATASETS, Augment, Dataset, Digits, Unchanged
+from demur.data import (
+    AUGMENTS,
+    CIFAR10,
+    CIFAR100,
+    DATASETS,
+    Augment,
+    CropFlip,
+    Dataset,
+    Digits,
+    SplitName,
+    Unchanged,
+)
 from demur.declared import Count, Natural, NonNegative, Share
 from demur.errors import BadInput, suggestion
 from demur.methods import (
@@ -24,13 +35,15 @@ from demur.methods import (
     SCHEDULES,
     Method,
     OneCycle,
+    Piecewise,
     Plain,
     Schedule,
     Standard,
 )
-from demur.nets import NETS, NetSpec, Small
+from demur.nets import NETS, NetSpec, ResNet18, Small, WideResNet
+from demur.precision import Precision
 from demur.rejectors import REJECTORS, Con, Energy, Rejector
-from demur.spec import Spec, Vocabulary, edit, read
+from demur.spec import Spec, Vocabulary, edit, later, read
 
 S = TypeVar("S", bound=Spec)
 
@@ -50,6 +63,15 @@ class Recipe(Spec):
     augment: Augment = Unchanged()
     judge: Attack = Clean()  # the val accuracy that chooses the epoch is under this attack
     seed: Natural = 0
+    precision: Precision = field(default="fp32", metadata=later(neutral="fp32"))
+    choose: Literal["val", "test", "last"] | None = field(default=None, metadata=later(None))
+
+    @property
+    def chosen_on(self) -> SplitName | None:
+        """The split that chooses the epoch; None where the last is taken."""
+        if self.choose is None:
+            return "val" if "val" in self.data.splits else None
+        return None if self.choose == "last" else self.choose
 
     def rejectors(self) -> dict[str, Rejector]:
         """What the trained net can be scored with: confidence, the head's own, and the rest."""
@@ -91,10 +113,41 @@ def _digits(method: Method) -> Recipe:
 # crafted a little beyond the radius of the attacks to come, which so few images need
 _DIGITS_PGDAT = PGDAT(replace(_linf(Digits(), 10), ball=Linf(0.17)))
 
+_METHODS = {
+    "standard": Method(Standard(), Plain()),
+    "pgdat": Method(PGDAT(), Plain()),
+    "pgdat-rr": Method(PGDAT(), RR()),
+}
+_CIFARS: dict[str, Dataset] = {"cifar10": CIFAR10(), "cifar100": CIFAR100()}
+_NETS: dict[str, NetSpec] = {"": ResNet18(), "-wrn": WideResNet()}
+
+
+def _cifar(data: Dataset, net: NetSpec, method: Method) -> Recipe:
+    """The paper's 110 epochs; bf16 is ours."""
+    return Recipe(
+        data, net, method, Piecewise(0.1), epochs=110, augment=CropFlip(), judge=_linf(data, 10),
+        precision="bf16",
+    )  # fmt: skip
+
+
+def _short(recipe: Recipe) -> Recipe:
+    """A third of the epochs, for almost the same robustness."""
+    return replace(recipe, epochs=36, schedule=OneCycle(0.2))
+
+
+_PAPER: dict[str, Recipe] = {
+    f"{data}-{method}{net}": _cifar(_CIFARS[data], _NETS[net], _METHODS[method])
+    for data in _CIFARS
+    for method in _METHODS
+    for net in _NETS
+}
+
 RECIPES: dict[str, Recipe] = {
     "digits-standard": _digits(Method(Standard(), Plain())),
     "digits-pgdat": _digits(Method(_DIGITS_PGDAT, Plain())),
     "digits-pgdat-rr": _digits(Method(_DIGITS_PGDAT, RR())),
+    **_PAPER,
+    **{f"{name}-short": _short(recipe) for name, recipe in _PAPER.items()},
 }
 
 _LISTS: tuple[tuple[type[Spec], ...], ...] = (

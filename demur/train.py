@@ -2,33 +2,30 @@
 
     run = train(recipe("digits-pgdat-rr"), Path("runs/digits-pgdat-rr"))
 
-SGD with momentum; the epoch is chosen on the val split by accuracy under the recipe's judge. Kill
-it at any moment and call it again: it goes on after the last whole epoch and, on a CPU with the
-same number of threads, ends with bit-identical weights.
+SGD with momentum; the recipe says which epoch's weights are kept. Kill it at any moment and call
+it again: it goes on after the last whole epoch and, on a CPU with the same number of threads, ends
+with bit-identical weights. Under torchrun all processes call it and the leading one writes.
 """
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from demur import noise
-from demur.attacks import Attack, Clean
+from demur import world
+from demur.attacks import Clean
 from demur.data import Images, Splits
+from demur.engine import Judge, Plan, plan_for
 from demur.errors import BadInput
-from demur.methods import crafting
-from demur.output import prediction
 from demur.recipes import Recipe
 from demur.runs import Run, provenance
-from demur.runs.state import Tensors, advanced, finish, load_state
+from demur.runs.state import State, advanced, finish, load_state
 from demur.spec import digest, show
-
-ORDER, AUGMENT, CRAFT = 1, 2, 3  # purposes of random numbers
-JUDGE_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -40,15 +37,20 @@ class Progress:
     step: int
     steps: int
     loss: float | None = None
-    val_robust: float | None = None
-    val_clean: float | None = None
+    robust: float | None = None  # accuracy on the images that choose the epoch, if any do
+    clean: float | None = None
 
 
 Watch = Callable[[Progress], None]
+Say = Callable[[str], None]
 
 
 def unwatched(progress: Progress) -> None:
     """Nobody looks."""
+
+
+def unheard(sentence: str) -> None:
+    """Nobody listens."""
 
 
 def train(
@@ -57,154 +59,158 @@ def train(
     device: torch.device | None = None,
     data_folder: Path | None = None,
     watch: Watch = unwatched,
+    engine: str = "auto",
+    own_statistics: bool = False,
+    say: Say = unheard,
 ) -> Run:
     """The finished run of a recipe in a folder, resumed where an earlier call stopped."""
+    here = world.current()
     Run.check(folder, recipe)
     splits = recipe.data.load(data_folder)
-    check_trainable(recipe, splits)
-    with Run.claim(folder, recipe) as run:
-        if not run.finished:
-            Training(recipe, run, splits, device or torch.device("cpu"), watch).go()
+    check_trainable(recipe, splits, here.size)
+    device = device or torch.device("cpu")
+    with Run.claim(folder, recipe) if here.leads else nullcontext(Run(folder)) as run:
+        if not here.told(run.finished):
+            plan = plan_for(engine, recipe, device, here, own_statistics, say)
+            Training(recipe, run, splits, device, plan, watch, say).go()
+    here.wait()
     return run
 
 
-def check_trainable(recipe: Recipe, splits: Splits) -> None:
+def check_trainable(recipe: Recipe, splits: Splits, processes: int = 1) -> None:
     """Refuse what would fail after an hour."""
     fit = splits["fit"]
+    if recipe.chosen_on not in (None, *splits):
+        raise BadInput(f"{show(recipe.data)} has no {recipe.chosen_on} images; use choose=last")
     if len(fit.y.unique()) < 2:
         raise BadInput("the fit split holds one class only; a classifier needs at least two")
-    if len(fit) % recipe.batch_size == 1 or recipe.batch_size == 1:
+    last = len(fit) % recipe.batch_size or recipe.batch_size
+    if last == 1 or recipe.batch_size == 1:
         raise BadInput(
             f"batch_size={recipe.batch_size} leaves a batch of one image out of {len(fit)}, and "
             f"batch norm needs two; try batch_size={recipe.batch_size + 1}"
         )
+    if last < 2 * processes:
+        raise BadInput(
+            f"the last batch has {last} images, too few for {processes} processes of two each; "
+            "start fewer processes or change batch_size"
+        )
 
 
 class Training:
-    """One run under way: the net, its optimiser, and the loop over epochs."""
+    """One run under way: the learner, its steps, and the loop over epochs."""
 
     def __init__(
-        self, recipe: Recipe, run: Run, splits: Splits, device: torch.device, watch: Watch
+        self,
+        recipe: Recipe,
+        run: Run,
+        splits: Splits,
+        device: torch.device,
+        plan: Plan,
+        watch: Watch,
+        say: Say,
     ) -> None:
-        self.recipe, self.run, self.watch = recipe, run, watch
-        self.fit, self.val = splits["fit"].to(device), splits["val"].to(device)
-        self.batches = -(-len(self.fit) // recipe.batch_size)
-        self.net = recipe.net.build(recipe.data.domain, recipe.method.head, recipe.seed).to(device)
-        self.optimiser = torch.optim.SGD(
-            self.net.parameters(),
-            lr=recipe.schedule.peak,
-            momentum=recipe.momentum,
-            weight_decay=recipe.weight_decay,
-        )
+        self.recipe, self.run, self.watch, self.plan = recipe, run, watch, plan
+        self.world = world.current()
+        self.fit = splits["fit"].to(device)
+        self.choosing = _choosing(recipe, splits, device)
+        self.learner = plan.learner(recipe, device, self.world)
+        self.steps = plan.steps(recipe, self.learner, self.fit, say)
+        self.judge = Judge(self.learner, plan.engine)
 
     def go(self) -> None:
         """Train from the last whole epoch to the end and choose the weights."""
-        state, tensors = load_state(self.run)
-        if tensors:
-            self._restore(tensors)
-        seen = Progress(state.epoch, self.recipe.epochs, 0, self.batches)
+        state = self._resumed()
+        seen = Progress(state.epoch, self.recipe.epochs, 0, self.steps.batches)
         while state.epoch < self.recipe.epochs:
             began = time.monotonic()
             loss = self._epoch(state.epoch, seen)
-            robust = accuracy_under(self.recipe.judge, self.net, self.val)
-            clean = accuracy_under(Clean(), self.net, self.val)
+            robust, clean = self._judged()
+            on = self.recipe.chosen_on
+            judged = {} if on is None else {f"{on}_robust": robust, f"{on}_clean": clean}
             line = {
                 "loss": loss,
-                "val_robust": robust,
-                "val_clean": clean,
+                **judged,
                 "lr": self.recipe.schedule((state.epoch + 1) / self.recipe.epochs),
                 "seconds": round(time.monotonic() - began, 3),
             }
-            state = advanced(self.run, state, self._tensors(), self.net.state_dict(), robust, line)
-            seen = Progress(state.epoch, self.recipe.epochs, 0, self.batches, loss, robust, clean)
+            state = self._kept(state, robust, line)
+            seen = Progress(
+                state.epoch, self.recipe.epochs, 0, self.steps.batches, loss, robust, clean
+            )
             self.watch(seen)
-        finish(self.run, state, self._about())
+        if self.world.leads:
+            finish(self.run, state, self._about())
+
+    def _resumed(self) -> State:
+        """The state of the leading process, with its tensors in every process's learner."""
+        state = State()
+        if self.world.leads:
+            state, tensors = load_state(self.run)
+            if tensors:
+                self.learner.restore(tensors)
+        self.world.agree(list(self.learner.tensors().values()))
+        return self.world.told(state)
+
+    def _kept(self, state: State, value: float | None, line: dict[str, Any]) -> State:
+        """The state after one more epoch, on disk before anybody goes on."""
+        if self.world.leads:
+            weights = self.learner.net.state_dict()
+            state = advanced(self.run, state, self.learner.tensors(), weights, value, line)
+        return self.world.told(state)
+
+    def _judged(self) -> tuple[float | None, float | None]:
+        """Accuracy of the images that choose the epoch, under the judge and as they are."""
+        if self.choosing is None:
+            return None, None
+        return (
+            self.judge.accuracy(self.recipe.judge, self.choosing),
+            self.judge.accuracy(Clean(), self.choosing),
+        )
 
     def _about(self) -> dict[str, Any]:
         """How the chosen weights came to be."""
+        on, judge = self.recipe.chosen_on, show(self.recipe.judge)
         return {
-            "why": f"largest val accuracy under {show(self.recipe.judge)}",
+            "why": "the last epoch" if on is None else f"largest {on} accuracy under {judge}",
+            "chosen_on": on,
             "recipe_digest": digest(self.recipe),
             "fit_data": self.fit.digest(),
-            "val_data": self.val.digest(),
+            "choosing_data": None if self.choosing is None else self.choosing.digest(),
             "seed": self.recipe.seed,
+            "processes": self.world.size,
+            **self.plan.words(),
             **provenance(self.fit.y.device),
         }
 
     def _epoch(self, epoch: int, seen: Progress) -> float:
         """One pass over the fit split; the mean loss."""
-        recipe = self.recipe
-        self.net.train()
-        order = noise.permutation(noise.derived(recipe.seed, ORDER), len(self.fit), epoch)
-        losses = []
-        for i, chosen in enumerate(order.to(self.fit.y.device).split(recipe.batch_size)):
-            step = epoch * self.batches + i
-            losses.append(self._step(chosen, step))
+        self.steps.begin(epoch)
+        for i in range(self.steps.batches):
+            self.steps(i)
             self.watch(
                 Progress(
-                    epoch, recipe.epochs, i + 1, self.batches,
-                    seen.loss, seen.val_robust, seen.val_clean,
+                    epoch, self.recipe.epochs, i + 1, self.steps.batches,
+                    seen.loss, seen.robust, seen.clean,
                 )
             )  # fmt: skip
-        self._check_finite(torch.stack(losses), epoch)
-        return float(torch.stack(losses).mean())
-
-    def _step(self, chosen: Tensor, step: int) -> Tensor:
-        recipe = self.recipe
-        x, y = self.fit.batch(chosen)
-        index = self.fit.index[chosen]
-        x = recipe.augment(x, noise.derived(recipe.seed, AUGMENT), index, step)
-        rate = recipe.schedule((step + 1) / (recipe.epochs * self.batches))
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
-        stream = noise.derived(recipe.seed, CRAFT, step)
-        loss = recipe.method.loss(self.net, x, y, index, stream)
-        self.optimiser.zero_grad()
-        loss.backward()
-        self.optimiser.step()
-        return loss.detach()
+        self.world.add_up([self.steps.losses])
+        self._check_finite(self.steps.losses, epoch)
+        return float(self.steps.losses.mean())
 
     def _check_finite(self, losses: Tensor, epoch: int) -> None:
         """Stop on a loss that is no number; the state of the last whole epoch stays."""
         bad = (~losses.isfinite()).nonzero()
-        sound = all(bool(p.isfinite().all()) for p in self.net.parameters())
+        sound = all(bool(p.isfinite().all()) for p in self.learner.net.parameters())
         if len(bad) or not sound:
-            step = int(bad[0]) if len(bad) else self.batches - 1
+            step = int(bad[0]) if len(bad) else self.steps.batches - 1
             raise BadInput(
                 f"the loss is no longer a number at epoch {epoch + 1}, step {step + 1} of "
-                f"{self.batches}; the state after epoch {epoch} is kept; "
+                f"{self.steps.batches}; the state after epoch {epoch} is kept; "
                 "lower the learning rate, for example schedule.peak=0.05"
             )
 
-    def _tensors(self) -> Tensors:
-        """Weights and momentum, by name."""
-        held = {f"net.{name}": value for name, value in self.net.state_dict().items()}
-        for name, parameter in self.net.named_parameters():
-            momentum = self.optimiser.state[parameter].get("momentum_buffer")
-            if momentum is not None:
-                held[f"momentum.{name}"] = momentum
-        return held
 
-    def _restore(self, tensors: Tensors) -> None:
-        part = {kind: _under(tensors, kind) for kind in ("net.", "momentum.")}
-        self.net.load_state_dict(part["net."])
-        for name, parameter in self.net.named_parameters():
-            if name in part["momentum."]:
-                buffer = part["momentum."][name].to(parameter.device)
-                self.optimiser.state[parameter]["momentum_buffer"] = buffer
-
-
-def accuracy_under(attack: Attack, net: nn.Module, images: Images) -> float:
-    """The share of images answered rightly under an attack, in eval mode."""
-    right = 0
-    with crafting(net, "eval"):
-        for chosen in images.slices(JUDGE_BATCH):
-            x, y = images.batch(chosen)
-            x_adv = attack.perturbed(net, x, y, images.index[chosen])
-            with torch.no_grad():
-                right += int((prediction(net(x_adv)) == y).sum())
-    return right / len(images)
-
-
-def _under(tensors: Tensors, prefix: str) -> Tensors:
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+def _choosing(recipe: Recipe, splits: Splits, device: torch.device) -> Images | None:
+    """The images that choose the epoch, if any do."""
+    return None if recipe.chosen_on is None else splits[recipe.chosen_on].to(device)

@@ -8,15 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from demur.cli import app, main
+from demur.data.published import PUBLISHED, Published
 from demur.runs import Run
+from tests.cifar_files import small, write
 from tests.test_runs import spoil
 
-VERBS = {"attack", "demo", "list", "report", "score", "show", "train"}
+VERBS = {"attack", "bench", "data", "demo", "list", "report", "score", "show", "train"}
 Answer = tuple[int, str, str]
 Command = Callable[..., Answer]
 
@@ -49,7 +52,9 @@ def run_here(tiny_run: Run, in_empty_folder: Path) -> Path:
 
 def test_verbs_are_frozen() -> None:
     """A new verb is a decision: the design names them all."""
-    assert {c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands} == VERBS
+    commands = {c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands}
+    groups = [group.typer_instance for group in app.registered_groups]
+    assert commands | {group.info.name for group in groups if group} == VERBS
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
@@ -277,3 +282,63 @@ def test_ctrl_c_says_how_to_go_on(in_empty_folder: Path) -> None:
     assert process.returncode == 130
     assert "the same command goes on" in said
     assert "Traceback" not in said
+
+
+# ---------------------------------------------------------------------------------- demur data
+
+
+@pytest.fixture
+def small_sets(monkeypatch: pytest.MonkeyPatch, in_empty_folder: Path) -> dict[str, Published]:
+    """CIFAR in small files that have no address to be got from."""
+    sets = {name: small(published) for name, published in PUBLISHED.items()}
+    for name, published in sets.items():
+        nowhere = published.archive._replace(url="http://127.0.0.1:9/nowhere")
+        monkeypatch.setitem(PUBLISHED, name, replace(published, archive=nowhere))
+    monkeypatch.setenv("PATH", str(in_empty_folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(in_empty_folder / "cache"))
+    monkeypatch.delenv("DEMUR_DATA", raising=False)
+    return sets
+
+
+@pytest.mark.parametrize("verb", ["get", "check"])
+def test_the_verbs_of_data_have_help_with_an_example(verb: str, command: Command) -> None:
+    code, out, _ = command("data", verb, "--help")
+    assert code == 0
+    assert f"Example: demur data {verb} cifar10" in " ".join(out.split())
+
+
+def test_data_check_says_what_is_there(command: Command, small_sets: dict[str, Published]) -> None:
+    refused(command("data", "check"), "no published data set is in", "demur data get cifar10")
+    refused(command("data", "check", "cifar10"), "CIFAR-10 is not in", "cache/demur;", "--data DIR")
+    refused(command("data", "check", "cifar"), "no data set to get is called", "cifar10")
+    folder = write(small_sets["cifar10"], Path("cache/demur"), "python")
+    write(small_sets["cifar100"], Path("cache/demur"), "binary")
+    code, out, _ = command("data", "check")
+    assert code == 0
+    ten, hundred = out.splitlines()
+    place = Path("cache/demur").resolve()
+    assert ten.startswith(f"CIFAR-10: 120 images, python, in {place}/cifar-10-batches-py: every")
+    assert "40 images, binary" in hundred
+    assert "no md5 of these files was published" in hundred
+    (folder / "data_batch_3").write_bytes(b"damaged")
+    (folder / "test_batch").unlink()
+    words = ("data_batch_3 (its md5 is", "test_batch (it is missing)", "demur data get cifar10'")
+    refused(command("data", "check", "cifar10"), *words)
+    again = "run 'demur data get cifar10 --data cache/demur'"
+    refused(command("data", "check", "cifar10", "--data", "cache/demur"), again)
+    code, out, _ = command("data", "check", "cifar10", "--json")
+    assert code == 2
+    (entry,) = json.loads(out)["data"]
+    assert (entry["format"], entry["images"], entry["whole"]) == ("python", 80, False)
+    assert set(entry["damaged"]) == {"data_batch_3", "test_batch"}
+
+
+def test_data_get_does_nothing_twice(command: Command, small_sets: dict[str, Published]) -> None:
+    refused(command("data", "get", "digits"), "no data set to get is called 'digits'")
+    refused(
+        command("data", "get", "cifar10", "--data", "here"), "could not be fetched", "npm is not"
+    )
+    write(small_sets["cifar10"], Path("here"), "binary")
+    code, out, err = command("data", "get", "cifar10", "--data", "here")
+    assert (code, out) == (0, "")
+    assert "CIFAR-10 is in here/cifar-10-batches-bin: there already and whole" in err

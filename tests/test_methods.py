@@ -216,9 +216,9 @@ def test_each_step_draws_its_own_start(batch: tuple[Tensor, Tensor]) -> None:
     net = Small(4).build(Digits().domain, Plain()).eval()
     frame = PGDAT(PGD(Linf(0.1), steps=1), bn="eval")
     index = torch.arange(len(x))
-    first = frame.views(net, x, y, index, stream=0).x_adv
-    assert not torch.equal(first, frame.views(net, x, y, index, stream=1).x_adv)
-    assert torch.equal(first, frame.views(net, x, y, index, stream=0).x_adv)
+    first = frame.crafted(net, x, y, index, stream=0)
+    assert not torch.equal(first, frame.crafted(net, x, y, index, stream=1))
+    assert torch.equal(first, frame.crafted(net, x, y, index, stream=0))
 
 
 # ------------------------------------------------------------------ schedules

@@ -4,23 +4,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from demur.data import Digits
+from demur.data import CIFAR10, Digits
+from demur.errors import BadInput
 from demur.methods import RR, Plain
-from demur.nets import NETS, NetSpec, Small
-from demur.nets.conv import Conv3x3
+from demur.nets import NETS, NetSpec, ResNet18, Small, WideResNet
+from demur.nets.conv import Conv3x3, _OfFewChannels, places_times
 from demur.output import Output
 
 DOMAIN = Digits().domain
+EXAMPLES = (Small(), ResNet18(width=4), WideResNet(depth=10, widen=1))
 
 
-@pytest.mark.parametrize("kind", NETS)
+def test_every_net_has_an_example() -> None:
+    assert tuple(type(spec) for spec in EXAMPLES) == NETS
+
+
+@pytest.mark.parametrize("spec", EXAMPLES, ids=lambda spec: type(spec).__name__)
 class TestContract:
     def test_returns_an_output_of_the_right_shapes(
-        self, kind: type[NetSpec], batch: tuple[Tensor, Tensor]
+        self, spec: NetSpec, batch: tuple[Tensor, Tensor]
     ) -> None:
         x, _ = batch
         for head, width in ((Plain(), 0), (RR(), 1)):
-            net = kind().build(DOMAIN, head).eval()
+            net = spec.build(DOMAIN, head).eval()
             out = net(x)
             assert isinstance(out, Output)
             assert out.logits.shape == (len(x), DOMAIN.classes)
@@ -29,23 +35,23 @@ class TestContract:
             assert torch.equal(net.classifier()(x), out.logits)
 
     def test_the_seed_decides_the_weights_and_the_global_generator_is_untouched(
-        self, kind: type[NetSpec]
+        self, spec: NetSpec
     ) -> None:
         before = torch.get_rng_state()
-        nets = [kind().build(DOMAIN, RR(), seed).state_dict() for seed in (0, 0, 1)]
+        nets = [spec.build(DOMAIN, RR(), seed).state_dict() for seed in (0, 0, 1)]
         assert torch.equal(before, torch.get_rng_state())
         assert all(torch.equal(nets[0][k], nets[1][k]) for k in nets[0])
         assert any(not torch.equal(nets[0][k], nets[2][k]) for k in nets[0])
 
-    def test_normalisation_is_the_first_layer(self, kind: type[NetSpec]) -> None:
-        net = kind().build(DOMAIN, Plain())
+    def test_normalisation_is_the_first_layer(self, spec: NetSpec) -> None:
+        net = spec.build(DOMAIN, Plain())
         mean = torch.full((1, *DOMAIN.shape), DOMAIN.mean[0])
         assert torch.allclose(net.normalise(mean), torch.zeros_like(mean), atol=1e-6)
 
     def test_an_image_is_answered_the_same_in_any_batch(
-        self, kind: type[NetSpec], batch: tuple[Tensor, Tensor]
+        self, spec: NetSpec, batch: tuple[Tensor, Tensor]
     ) -> None:
-        net = kind().build(DOMAIN, RR()).eval()
+        net = spec.build(DOMAIN, RR()).eval()
         x, _ = batch
         assert torch.allclose(net(x).logits[3:4], net(x[3:4]).logits, atol=1e-5)
 
@@ -57,6 +63,39 @@ def test_small_is_a_resnet_8_of_width_16() -> None:
     assert len(main) == 8
     assert sum(p.numel() for p in net.parameters()) == 77_562  # added up by hand, layer by layer
     assert net.trunk.dims == (16, 32, 64)
+
+
+@pytest.mark.parametrize(
+    ("spec", "plain", "rectified", "dim"),
+    [(ResNet18(), 11_172_170, 11_304_267, 512), (WideResNet(), 46_160_474, 46_366_555, 640)],
+)
+def test_the_papers_nets_have_the_papers_sizes(
+    spec: NetSpec, plain: int, rectified: int, dim: int
+) -> None:
+    for head, expected in ((Plain(), plain), (RR(), rectified)):
+        net = spec.build(CIFAR10().domain, head)
+        assert sum(p.numel() for p in net.parameters()) == expected
+        assert net.trunk.dims[-1] == dim
+
+
+def test_wide_resnets_start_as_the_reference_code() -> None:
+    net = WideResNet(depth=10, widen=4).build(CIFAR10().domain, RR())
+    convolution = net.trunk.get_submodule("stages.1.0.conv2")
+    assert isinstance(convolution, Conv3x3)
+    assert float(convolution.weight.std()) == pytest.approx((2 / (9 * 128)) ** 0.5, rel=0.02)
+    linear = [m for m in net.modules() if isinstance(m, torch.nn.Linear)]
+    assert all(float(m.bias.abs().max()) == 0 for m in linear)
+    with pytest.raises(BadInput, match="depth of 6n"):
+        WideResNet(depth=30)
+
+
+def test_heads_stay_in_fp32_when_the_trunk_does_not() -> None:
+    net = Small().build(DOMAIN, RR()).eval()
+    x = torch.rand(4, *DOMAIN.shape)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = net(x)
+    assert {part.dtype for part in rough} == {torch.float32}
+    assert torch.allclose(rough.logits, net(x).logits, atol=0.05)
 
 
 def test_the_rr_head_is_the_papers() -> None:
@@ -83,3 +122,27 @@ def test_conv3x3_is_the_ordinary_convolution_and_so_are_its_gradients(
     ):
         assert torch.allclose(one, other, atol=1e-12)
     assert torch.autograd.gradgradcheck(layer, (x,))
+
+
+def test_convolutions_of_few_channels_and_of_single_places_are_the_ordinary_ones() -> None:
+    """What a GPU is given in their place, checked where it is exact."""
+    g = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=g, dtype=torch.float64, requires_grad=True)
+
+    x, weight, single = random(2, 3, 6, 5), random(4, 3, 3, 3), random(4, 3, 1, 1)
+    pairs = [
+        (_OfFewChannels.apply(x, weight), weight, {"padding": 1}),  # type: ignore[no-untyped-call]
+        (places_times(x, single, (2, 1)), single, {"stride": (2, 1)}),
+    ]
+    for ours, kernel, how in pairs:
+        theirs = torch.nn.functional.conv2d(x, kernel, **how)  # type: ignore[arg-type]
+        assert torch.allclose(ours, theirs, atol=1e-12)
+        weighting = random(*ours.shape).detach()
+        for one, other in zip(
+            torch.autograd.grad((ours * weighting).sum(), (x, kernel)),
+            torch.autograd.grad((theirs * weighting).sum(), (x, kernel)),
+            strict=True,
+        ):
+            assert torch.allclose(one, other, atol=1e-12)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from demur.attacks import CE, PGD, Evade, Margin, Refused, Scaled, Slips, Sum
 from demur.balls import L2, Linf
 from demur.calibrate import TPR
-from demur.data import CropFlip
+from demur.data import CIFAR10, CIFAR100, CropFlip
 from demur.declared import Count, Positive
 from demur.errors import BadInput
 from demur.methods import Piecewise
@@ -28,6 +28,8 @@ NAMED: dict[str, Spec] = {
     "goals": CE() + -2.0 * Margin(),
     "piecewise": Piecewise(),
     "crop": CropFlip(),
+    "cifar10": CIFAR10(),
+    "cifar100": CIFAR100(split="paper"),
 }
 
 
@@ -192,6 +194,30 @@ GOLDEN: dict[str, str] = {
     "digits-standard": "07a7f3cb",
     "digits-pgdat": "6a52ef21",
     "digits-pgdat-rr": "bb2d4b1b",
+    "cifar10-standard": "1a059fe9",
+    "cifar10-standard-wrn": "3790bf12",
+    "cifar10-pgdat": "ee46e87d",
+    "cifar10-pgdat-wrn": "75821339",
+    "cifar10-pgdat-rr": "a545aa57",
+    "cifar10-pgdat-rr-wrn": "75b1b951",
+    "cifar100-standard": "a05b5d0f",
+    "cifar100-standard-wrn": "94304323",
+    "cifar100-pgdat": "3c3284f5",
+    "cifar100-pgdat-wrn": "dba5e304",
+    "cifar100-pgdat-rr": "e50f82d2",
+    "cifar100-pgdat-rr-wrn": "acfe5dcc",
+    "cifar10-standard-short": "cb9bbad9",
+    "cifar10-standard-wrn-short": "ada62bba",
+    "cifar10-pgdat-short": "859078d4",
+    "cifar10-pgdat-wrn-short": "7e6913c5",
+    "cifar10-pgdat-rr-short": "73164861",
+    "cifar10-pgdat-rr-wrn-short": "15787007",
+    "cifar100-standard-short": "0b7c2526",
+    "cifar100-standard-wrn-short": "53c62ac0",
+    "cifar100-pgdat-short": "e08e18be",
+    "cifar100-pgdat-wrn-short": "0ca1b4c6",
+    "cifar100-pgdat-rr-short": "0e99da07",
+    "cifar100-pgdat-rr-wrn-short": "efc7485f",
     "clean": "d02a4cc7",
     "pgd-10": "fad07944",
     "pgd-20": "c6def910",
@@ -206,4 +232,6 @@ GOLDEN: dict[str, str] = {
     "goals": "37890277",
     "piecewise": "12f20b83",
     "crop": "a8c86774",
+    "cifar10": "369bc955",
+    "cifar100": "9d8c50b8",
 }

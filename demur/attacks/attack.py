@@ -16,6 +16,7 @@ from torch import Tensor
 from demur.batch import check_batch
 from demur.errors import BadInput
 from demur.gradient import Model
+from demur.noise import Stream
 from demur.output import output_of
 from demur.spec import Spec
 
@@ -37,7 +38,7 @@ class Attack(Spec, ABC):
 
     @abstractmethod
     def perturbed(
-        self, model: Model, x: Tensor, y: Tensor, index: Tensor, stream: int = 0
+        self, model: Model, x: Tensor, y: Tensor, index: Tensor, stream: Stream = 0
     ) -> Tensor:
         """Attacked images; `stream` gives each training step its own noise."""
 
@@ -47,7 +48,7 @@ class Clean(Attack):
     """No attack: the images as they are."""
 
     def perturbed(
-        self, model: Model, x: Tensor, y: Tensor, index: Tensor, stream: int = 0
+        self, model: Model, x: Tensor, y: Tensor, index: Tensor, stream: Stream = 0
     ) -> Tensor:
         """The images themselves."""
         return x

@@ -20,6 +20,8 @@ from demur.attacks.goals import CE, Goal
 from demur.balls import Ball
 from demur.declared import Count, Natural, Positive
 from demur.gradient import Model, gradient, value_at
+from demur.noise import Stream
+from demur.output import output_of
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,14 @@ class PGD(Attack):
     seed: Natural = 0
 
     def perturbed(
-        self, model: Model, x: Tensor, y: Tensor, index: Tensor, stream: int = 0
+        self, model: Model, x: Tensor, y: Tensor, index: Tensor, stream: Stream = 0
     ) -> Tensor:
         """Attacked images, kept by the largest goal or by the criterion."""
         if self.keep == "largest":
             return self._largest(model, x, y, index, stream)
         return self._breaking(model, x, y, index, stream)
 
-    def _largest(self, model: Model, x: Tensor, y: Tensor, index: Tensor, stream: int) -> Tensor:
+    def _largest(self, model: Model, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
         best, best_value = x, torch.full(y.shape, -torch.inf, device=x.device, dtype=x.dtype)
         for restart in range(self.restarts):
             x_adv = self._start(x, index, noise.derived(stream, restart))
@@ -63,7 +65,9 @@ class PGD(Attack):
             best_value = torch.where(better, value, best_value)
         return best
 
-    def _breaking(self, model: Model, x: Tensor, y: Tensor, index: Tensor, stream: int) -> Tensor:
+    def _breaking(
+        self, model: Model, x: Tensor, y: Tensor, index: Tensor, stream: Stream
+    ) -> Tensor:
         best = x.clone()
         best_value, out = value_at(model, self.goal, x, y)
         whole = ~self.criterion(out, y)  # an image that is broken as it stands needs no attack
@@ -77,7 +81,7 @@ class PGD(Attack):
                     grad, value, out = gradient(model, self.goal, x_adv, y[alive])
                 else:
                     value, out = value_at(model, self.goal, x_adv, y[alive])
-                broken = self.criterion(out, y[alive])
+                broken = self._confirmed(model, x_adv, y[alive], self.criterion(out, y[alive]))
                 better = broken | (value > best_value[alive])
                 best[alive[better]] = x_adv[better]
                 best_value[alive[better]] = value[better]
@@ -87,7 +91,16 @@ class PGD(Attack):
                     x_adv = self._ascended(x[alive], x_adv, grad[~broken])
         return best
 
-    def _start(self, x: Tensor, index: Tensor, stream: int) -> Tensor:
+    def _confirmed(self, model: Model, x_adv: Tensor, y: Tensor, broken: Tensor) -> Tensor:
+        """What is broken; a gradient in rough arithmetic is not taken at its word."""
+        if getattr(model, "exact", True) or not broken.any():
+            return broken
+        claimed = broken.nonzero()[:, 0]
+        with torch.no_grad():
+            found = self.criterion(output_of(model(x_adv[claimed])), y[claimed])
+        return broken.index_put((claimed,), found)
+
+    def _start(self, x: Tensor, index: Tensor, stream: Stream) -> Tensor:
         if self.start == "clean":
             return x
         return self.ball.start(x, self.seed, index, stream)

@@ -25,6 +25,9 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 DataFolder = Annotated[
     str | None, typer.Option("--data", help="Where named data sets live.", show_default=False)
 ]
+Engine = Annotated[
+    str, typer.Option(help="auto, plain (the reference) or fast (compiled, recorded on a GPU).")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 INTERRUPTED = 130
@@ -40,7 +43,7 @@ def main() -> None:
         stop(str(error))
     except SystemExit as end:
         if end.code == INTERRUPTED:
-            sys.stderr.write("demur: stopped; the same command goes on where this one left off\n")
+            sys.stderr.write("demur: stopped; the same command goes on from what was finished\n")
         raise
     except BrokenPipeError:
         sys.stderr.close()  # whoever read the output has left

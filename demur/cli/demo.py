@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from demur.cli.app import DataFolder, Device, app
-from demur.cli.evaluate import RunName, attack_all, scored_run, source_of
+from demur.cli.evaluate import RunName, attack_all, available, scored_run, source_of
 from demur.cli.train import trained
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def _page(source: "Source", path: Path, tables: bool) -> Path:
     from demur.report.text import show_scores
 
     scoring, scored = scored_run(source)
+    available(scoring, ("deploy",))
     if tables:
         show_scores(scored, ["deploy"])
     return write_page(source, scored, scoring, path)

@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, app
+from demur.cli.app import AsJson, DataFolder, Device, Engine, app
 from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
-    from demur.evaluate import Order, Scored, Scoring, Source
+    from demur.evaluate import Order, Protocol, Scored, Scoring, Source
 
 
+NO_CAL = (
+    "no cal images were held out for this run, so no threshold can be deployed; train with "
+    "split=held-out for that, or see --protocol paper"
+)
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")]
 
 
@@ -24,24 +28,33 @@ def attack(
     ],
     split: Annotated[str, typer.Option(help="fit, val, cal or test.")] = "test",
     n: Annotated[int | None, typer.Option(help="The first N images.", show_default="all")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images at a time.")] = 256,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="Images at a time.", show_default="as many as suit the device"),
+    ] = None,
     keep_images: Annotated[int, typer.Option(help="Attacked images to keep.")] = 256,
     keep_features: Annotated[bool, typer.Option(help="Keep features too.")] = False,
     device: Device = "auto",
     data: DataFolder = None,
+    engine: Engine = "auto",
 ) -> None:
     """Attack a trained run and keep one record an attack; goes on where it was stopped.
 
     Example: demur attack digits-pgdat-rr clean pgd-20 pgd-20:eps=0.2,restarts=5
     """
+    from demur.cli.progress import quiet_unless_leading
+    from demur.device import device_named
     from demur.evaluate import Order
+    from demur.world import joined
 
-    source = source_of(run, device, data)
-    order = Order(split, n, batch_size, keep_images, keep_features)
-    attack_all(source, attacks, order)
+    with joined(device_named(device)) as place:
+        quiet_unless_leading()
+        source = source_of(run, str(place), data, engine)
+        order = Order(split, n, batch_size, keep_images, keep_features)
+        attack_all(source, attacks, order)
 
 
-def source_of(run: str, device: str, data: str | None) -> "Source":
+def source_of(run: str, device: str, data: str | None, engine: str = "auto") -> "Source":
     """A run opened for evaluation."""
     from demur.device import device_named
     from demur.evaluate import Source
@@ -49,7 +62,7 @@ def source_of(run: str, device: str, data: str | None) -> "Source":
 
     found = Run.open(run)
     _ = found.chosen  # an unfinished run is refused before anything else
-    return Source(found, device_named(device), Path(data) if data else None)
+    return Source(found, device_named(device), Path(data) if data else None, engine)
 
 
 def attack_all(source: "Source", attacks: list[str], order: "Order") -> None:
@@ -88,13 +101,24 @@ def score(
         known = suggestion(protocol, (*PROTOCOLS, "both"))
         raise BadInput(f"no protocol is called {protocol!r}; {known}")
     asked = PROTOCOLS if protocol == "both" else tuple(p for p in PROTOCOLS if p == protocol)
-    _, scored = scored_run(source_of(run, device, data))
+    scoring, scored = scored_run(source_of(run, device, data))
+    asked = available(scoring, asked)
     if as_json:
         rows = [r.plain() for each in scored for r in each.rows if r.protocol in asked]
         summaries = [each.summary.plain() for each in scored]
         typer.echo(json.dumps({"attacks": summaries, "rows": rows}, indent=2))
         return
     show_scores(scored, asked)
+
+
+def available(scoring: "Scoring", asked: tuple["Protocol", ...]) -> tuple["Protocol", ...]:
+    """The protocols that can be shown; deploy needs images that were held out for it."""
+    if scoring.thresholds or "deploy" not in asked:
+        return asked
+    if asked == ("deploy",):
+        raise BadInput(NO_CAL)
+    typer.echo(f"demur: {NO_CAL}", err=True)
+    return tuple(protocol for protocol in asked if protocol != "deploy")
 
 
 def scored_run(source: "Source") -> tuple["Scoring", list["Scored"]]:

@@ -6,9 +6,15 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from demur import world
 from demur.train import Progress as TrainingProgress
 
 console = Console(stderr=True, highlight=False)
+
+
+def quiet_unless_leading() -> None:
+    """Under torchrun only one process shows bars and says sentences."""
+    console.quiet = not world.current().leads
 
 
 class Bar:
@@ -44,14 +50,15 @@ class Bar:
 
 
 class TrainingBar(Bar):
-    """Epochs done, time left, loss and val accuracy."""
+    """Epochs done, time left, loss, and accuracy on the images that choose the epoch."""
 
     def watch(self, seen: TrainingProgress) -> None:
         """Show how far the training has come."""
         note = f"epoch {min(seen.epoch + 1, seen.epochs)}/{seen.epochs}"
-        if seen.loss is not None and seen.val_robust is not None and seen.val_clean is not None:
-            note += f"  loss {seen.loss:.3f}  val {100 * seen.val_clean:.1f}% clean"
-            note += f" {100 * seen.val_robust:.1f}% attacked"
+        if seen.loss is not None:
+            note += f"  loss {seen.loss:.3f}"
+        if seen.robust is not None and seen.clean is not None:
+            note += f"  {100 * seen.clean:.1f}% clean {100 * seen.robust:.1f}% attacked"
         done = seen.epoch * seen.steps + seen.step
         self.update(done, seen.epochs * seen.steps, note)
 

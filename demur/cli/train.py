@@ -1,11 +1,11 @@
 """demur train."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from demur.cli.app import DataFolder, Device, app
+from demur.cli.app import DataFolder, Device, Engine, app
 
 if TYPE_CHECKING:
     from demur.recipes import Recipe
@@ -21,8 +21,13 @@ def train(
     ] = None,
     device: Device = "auto",
     data: DataFolder = None,
+    engine: Engine = "auto",
+    own_statistics: Annotated[
+        bool,
+        typer.Option(help="Under torchrun: batch norm by each process's part of the batch alone."),
+    ] = False,
 ) -> None:
-    """Train a recipe, or go on with a run that was stopped.
+    """Train a recipe, or go on with a run that was stopped; under torchrun in all its processes.
 
     Example: demur train digits-pgdat-rr epochs=30 head.weight=0.5
     """
@@ -31,25 +36,41 @@ def train(
 
     resolved = recipe_named(recipe, changes or [])
     folder = Path(out) if out else run_folder(recipe, resolved, changed=bool(changes))
-    trained(resolved, folder, device, Path(data) if data else None)
+    trained(resolved, folder, device, Path(data) if data else None, engine, own_statistics)
 
 
-def trained(recipe: "Recipe", folder: Path, device: str, data: Path | None) -> "Run":
+def trained(
+    recipe: "Recipe",
+    folder: Path,
+    device: str,
+    data: Path | None,
+    engine: str = "auto",
+    own_statistics: bool = False,
+) -> "Run":
     """The finished run, with a progress bar while it trains."""
-    from demur.cli.progress import TrainingBar, console
+    from demur.cli.progress import TrainingBar, console, quiet_unless_leading
     from demur.device import device_named
+    from demur.engine import check_engine
     from demur.runs import Run
     from demur.train import train as train_recipe
+    from demur.world import joined
 
     Run.check(folder, recipe)
+    check_engine(engine)
     if Run(folder).finished:
         console.print(f"{folder} is trained already")
         return Run(folder)
-    with TrainingBar(f"train {folder.name}") as bar:
-        run = train_recipe(recipe, folder, device_named(device), data, bar.watch)
-    chosen = run.chosen
-    console.print(
-        f"{folder}: epoch {chosen['epoch']} of {recipe.epochs} chosen, "
-        f"val accuracy {100 * chosen['value']:.1f}% under the judge"
-    )
+    with joined(device_named(device)) as place, TrainingBar(f"train {folder.name}") as bar:
+        quiet_unless_leading()
+        run = train_recipe(
+            recipe, folder, place, data, bar.watch, engine, own_statistics, console.print
+        )
+    console.print(f"{folder}: {_choice(run.chosen, recipe.epochs)}")
     return run
+
+
+def _choice(chosen: dict[str, Any], epochs: int) -> str:
+    if chosen["chosen_on"] is None:
+        return f"the last of {epochs} epochs is kept"
+    value = f"{100 * chosen['value']:.1f}% of {chosen['chosen_on']} images right under the judge"
+    return f"epoch {chosen['epoch']} of {epochs} chosen, {value}"

@@ -2,41 +2,41 @@
 
     record = attacked(Source(run, device), "pgd-20", PGD(Linf(0.15), steps=20))
 
-Every finished batch is kept, so a killed attack goes on where it stopped. The verdicts are taken
-at the end, in fp32 and at one fixed batch size, on exactly the images that were made.
+The images are made by the fast engine where there is one. The verdicts are taken at the end, in
+fp32 and at one fixed batch size, on exactly the images that were made.
 """
 
 import re
 import shutil
-from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import cast, get_args
+from typing import get_args
 
 import torch
-from safetensors.torch import load as tensors_of
-from safetensors.torch import save as bytes_of
 from torch import Tensor
 
+from demur import world
 from demur.attacks import Attack, Clean
 from demur.balls import L2, Linf
 from demur.batch import check_batch
 from demur.data import Images, SplitName, Splits
 from demur.device import full_precision
+from demur.engine import Crafter, check_engine, tuned
 from demur.errors import BadInput, suggestion
 from demur.evaluate.binding import bind
+from demur.evaluate.crafting import Watch, all_batches, usual_batch
+from demur.fused import fusing
 from demur.nets import RejectingNet
 from demur.output import Output
+from demur.precision import Precision, arithmetic
 from demur.runs import Record, Run, code_version, provenance
-from demur.runs.files import content_digest, write_bytes
 from demur.runs.record import finished_record, identity, read_record, record_path, write_record
 from demur.spec import digest, show
 
 VERDICT_BATCH = 256
-
-Watch = Callable[[int, int], None]  # images done, images in all
 
 
 def unwatched(done: int, total: int) -> None:
@@ -49,13 +49,13 @@ class Order:
 
     split: str = "test"
     n: int | None = None
-    batch_size: int = 256
+    batch_size: int | None = None  # None: what suits the device
     keep_images: int = 256
     keep_features: bool = False
 
     def check(self) -> None:
         """Refuse numbers that make no sense."""
-        if self.batch_size < 1:
+        if self.batch_size is not None and self.batch_size < 1:
             raise BadInput(f"the batch size must be at least 1, not {self.batch_size}")
         if self.keep_images < 0:
             raise BadInput(f"the number of images kept must be 0 or more, not {self.keep_images}")
@@ -64,14 +64,42 @@ class Order:
 class Source:
     """A finished run opened for evaluation: its net and splits, loaded once."""
 
-    def __init__(self, run: Run, device: torch.device, data_folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        device: torch.device,
+        data_folder: Path | None = None,
+        engine: str = "auto",
+    ) -> None:
         self.run, self.device, self.data_folder = run, device, data_folder
+        self.fast = check_engine(engine) != "plain" and device.type == "cuda"
         self._clean: dict[str, Record] = {}
 
     @cached_property
     def net(self) -> RejectingNet:
         """The trained net in eval mode."""
         return self.run.net(self.device)
+
+    @property
+    def precision(self) -> Precision:
+        """The arithmetic in which attacks are made."""
+        return self.run.recipe.precision if self.fast else "fp32"
+
+    @cached_property
+    def crafter(self) -> Crafter:
+        """The net as the fast engine hands it to attacks."""
+        return Crafter(self.net, self.precision)
+
+    def crafted(self, attack: Attack, images: Images, piece: slice, batch_size: int) -> Tensor:
+        """Attacked images of one piece; nothing in it depends on the rest of the order."""
+        x, y = images.batch(piece)
+        if not self.fast:
+            with full_precision():
+                return attack.perturbed(self.net, x, y, images.index[piece])
+        self.crafter.fixed = batch_size
+        with arithmetic(self.precision, self.device), fusing(), tuned():
+            x = x.contiguous(memory_format=torch.channels_last)
+            return attack.perturbed(self.crafter, x, y, images.index[piece]).contiguous()
 
     @cached_property
     def splits(self) -> Splits:
@@ -83,7 +111,10 @@ class Source:
         if order.split not in get_args(SplitName):
             known = suggestion(order.split, get_args(SplitName))
             raise BadInput(f"no split is called {order.split!r}; {known}")
-        whole = self.splits[cast(SplitName, order.split)]
+        if order.split not in self.run.recipe.data.splits:
+            name = show(self.run.recipe.data)
+            raise BadInput(f"{name} keeps no {order.split} images; train with split=held-out")
+        whole = self.splits[order.split]
         return (whole if order.n is None else whole.first(order.n)).to(self.device)
 
     def clean(self, split: str) -> Record:
@@ -103,7 +134,7 @@ def attacked(
 ) -> Record:
     """The record of an attack, read if it exists, else made."""
     order.check()
-    images = source.images(order)
+    here, images = world.current(), source.images(order)
     bound = bind(attack, source.clean)
     asked = {
         "attack": digest(attack),
@@ -115,9 +146,11 @@ def attacked(
         "features": order.keep_features,
         "images": min(order.keep_images, len(images)),
     }
+    if source.precision != "fp32" and not isinstance(attack, Clean):
+        asked["precision"] = source.precision
     key = identity(**asked)
     folder = source.run.records_folder
-    made = finished_record(folder, order.split, key)
+    made = here.told(finished_record(folder, order.split, key))
     if made is not None:
         return read_record(made)
     x, y = images.batch(slice(None))
@@ -132,42 +165,21 @@ def attacked(
         "epoch": source.run.chosen["epoch"],
         "recipe": show(source.run.recipe, full=True),
         "made": datetime.now(UTC).isoformat(timespec="microseconds"),
+        "engine": "fast" if source.fast else "plain",
+        "processes": here.size,
         **provenance(source.device),
     }
     parts = folder / f".parts-{identity(asked=key, code=code_version())[:12]}"
-    with source.run.writing():
-        x_adv = _all_batches(source.net, bound.spec, images, order.batch_size, parts, watch)
-        record = Record(_answers(source.net, x, x_adv, images, order), about)
-        write_record(record_path(folder, _file_name(label), order.split, key), record)
-        shutil.rmtree(parts, ignore_errors=True)
-    return record
-
-
-def _all_batches(
-    net: RejectingNet, attack: Attack, images: Images, batch_size: int, parts: Path, watch: Watch
-) -> Tensor:
-    """Attacked images of the whole order; each batch is kept on disk as soon as it is done."""
-    made = []
-    for chosen in images.slices(batch_size):
-        name = f"{chosen.start}-{chosen.stop}"
-        x_adv = _kept(parts, name)
-        if x_adv is None:
-            x, y = images.batch(chosen)
-            x_adv = attack.perturbed(net, x, y, images.index[chosen]).cpu()
-            content = bytes_of({"x_adv": x_adv.contiguous()})
-            write_bytes(parts / f"{name}-{content_digest(content)[:16]}", content)
-        made.append(x_adv)
-        watch(chosen.stop, len(images))
-    return torch.cat(made)
-
-
-def _kept(parts: Path, name: str) -> Tensor | None:
-    """A batch that an earlier call finished, if it is there and undamaged."""
-    for path in parts.glob(f"{name}-*"):
-        content = path.read_bytes()
-        if path.name == f"{name}-{content_digest(content)[:16]}":
-            return tensors_of(content)["x_adv"]
-    return None
+    path = record_path(folder, _file_name(label), order.split, key)
+    with source.run.writing() if here.leads else nullcontext():
+        size = order.batch_size or usual_batch(len(images), source.device)
+        craft = partial(source.crafted, bound.spec, images)
+        x_adv = all_batches(craft, images, size, parts, watch)
+        if here.leads:
+            write_record(path, Record(_answers(source.net, x, x_adv, images, order), about))
+            shutil.rmtree(parts, ignore_errors=True)
+    here.wait()
+    return read_record(path)
 
 
 def _answers(

@@ -40,7 +40,7 @@ class Binding:
 
     def threshold(self, score: Score, at: OperatingPoint) -> float:
         """The threshold of a fitted score on the clean cal images."""
-        cal = self.clean("cal")
+        cal = self.clean("cal")  # refused in words where no cal images were held out
         return at.threshold(score(cal.output).double().numpy(), cal.correct)
 
     def bound(self, value: Any) -> Any:

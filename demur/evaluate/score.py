@@ -93,7 +93,10 @@ class Scored:
 
 @dataclass(frozen=True)
 class Scoring:
-    """Fitted rejectors and frozen thresholds of a run, ready for any record of it."""
+    """Fitted rejectors and frozen thresholds of a run, ready for any record of it.
+
+    A run that held out no cal images has no thresholds, and its rows are the paper's alone.
+    """
 
     scores: dict[str, Score]
     thresholds: dict[str, float]
@@ -103,9 +106,11 @@ class Scoring:
     @staticmethod
     def of(source: Source, level: float = 0.95) -> "Scoring":
         """Every rejector that the run's recipe names, calibrated on clean cal images."""
-        binding, cal = Binding(source.clean), source.clean("cal")
-        rejectors = source.run.recipe.rejectors()
+        binding, rejectors = Binding(source.clean), source.run.recipe.rejectors()
         scores: dict[str, Score] = {name: binding.bound(r) for name, r in rejectors.items()}
+        if "cal" not in source.run.recipe.data.splits:
+            return Scoring(scores, {}, level, 0)
+        cal = source.clean("cal")
         at = TPR(level)
         thresholds = {name: binding.threshold(score, at) for name, score in scores.items()}
         return Scoring(scores, thresholds, level, len(cal.y))
@@ -118,7 +123,8 @@ class Scoring:
             value = values(score, record)
             ranking = self._ranking(value, base, record)
             rows.append(self._paper_row(name, value, ranking, record))
-            rows.append(self._deploy_row(name, ranking, record))
+            if name in self.thresholds:
+                rows.append(self._deploy_row(name, ranking, record))
         oracle = tcon(record.output, record.y).double().numpy()
         ranking = self._ranking(oracle, base, record)
         rows.append(self._paper_row(ORACLE, oracle, ranking, record))

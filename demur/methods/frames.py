@@ -2,7 +2,8 @@
 
     PGDAT(PGD(Linf(8/255), steps=10, step=2/255))       # Madry et al. 2018, as in the paper
 
-A frame crafts images and returns what both terms of the loss may need; the head adds its own.
+A frame crafts images, looks at them, and says how they teach the classifier; the head adds its
+own term. Crafting and teaching are apart, so that an engine may do each in its own fast way.
 """
 
 from abc import ABC, abstractmethod
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from demur.attacks import CE, PGD, Attack
 from demur.balls import Linf
 from demur.errors import BadInput
+from demur.noise import Stream
 from demur.output import Output
 from demur.spec import Spec
 
@@ -36,7 +38,13 @@ class Frame(Spec, ABC):
     """How images are crafted and what the classifier learns from them."""
 
     @abstractmethod
-    def views(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: int) -> Views:
+    def crafted(
+        self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream
+    ) -> Tensor:
+        """The images to teach with."""
+
+    @abstractmethod
+    def views(self, net: nn.Module, x: Tensor, x_adv: Tensor) -> Views:
         """The outputs the losses look at."""
 
     @abstractmethod
@@ -48,7 +56,13 @@ class Frame(Spec, ABC):
 class Standard(Frame):
     """Cross-entropy on the images as they are."""
 
-    def views(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: int) -> Views:
+    def crafted(
+        self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream
+    ) -> Tensor:
+        """The images themselves."""
+        return x
+
+    def views(self, net: nn.Module, x: Tensor, x_adv: Tensor) -> Views:
         """One look at the clean images."""
         out = net(x)
         return Views(x, x, out, out)
@@ -73,10 +87,15 @@ class PGDAT(Frame):
                 "train mode would feel; use bn=eval or keep=largest"
             )
 
-    def views(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: int) -> Views:
-        """Craft, then look at the attacked images in train mode."""
+    def crafted(
+        self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream
+    ) -> Tensor:
+        """Attacked images, with batch norm in the frame's mode."""
         with crafting(net, self.bn):
-            x_adv = self.attack.perturbed(net, x, y, index, stream)
+            return self.attack.perturbed(net, x, y, index, stream)
+
+    def views(self, net: nn.Module, x: Tensor, x_adv: Tensor) -> Views:
+        """One look at the attacked images, in train mode."""
         return Views(x, x_adv, None, net(x_adv))
 
     def term(self, views: Views, y: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from demur.declared import NonNegative, Positive
 from demur.methods.frames import Views
+from demur.nets.norm import Norm1d
 from demur.output import Output, log_not_rcon, log_rcon, prediction, tcon
 from demur.rejectors import Con, Coupled, RCon, Rejector
 from demur.spec import Spec
@@ -50,7 +51,7 @@ class DenseAux(nn.Module):
         super().__init__()
         half = dim // 2
         self.layers = nn.Sequential(
-            nn.Linear(dim, half), nn.BatchNorm1d(half), nn.ReLU(), nn.Linear(half, 1)
+            nn.Linear(dim, half), Norm1d(half), nn.ReLU(), nn.Linear(half, 1)
         )
 
     def forward(self, stages: list[Tensor]) -> Tensor:

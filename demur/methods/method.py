@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from demur.methods.frames import Frame
 from demur.methods.heads import Head, Plain
+from demur.noise import Stream
 from demur.spec import Spec
 
 
@@ -19,9 +20,13 @@ class Method(Spec):
     frame: Frame
     head: Head = Plain()
 
-    def loss(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: int) -> Tensor:
-        """The mean loss of a batch, in fp32; `stream` gives every step its own noise."""
-        views = self.frame.views(net, x, y, index, stream)
+    def loss(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
+        """The mean loss of a batch; `stream` gives every step its own noise."""
+        return self.taught(net, x, self.frame.crafted(net, x, y, index, stream), y)
+
+    def taught(self, net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Tensor:
+        """The mean loss of a batch whose images are crafted already, in fp32 or better."""
+        views = self.frame.views(net, x, x_adv)
         each = self.frame.term(views, y)  # N
         extra = self.head.term(views, y)  # N, or None
         return (each if extra is None else each + extra).mean()

@@ -74,7 +74,8 @@ class RejectingNet(nn.Module):
                 f"{self.normalise.mean.dtype}, not {tuple(x.shape)} in {x.dtype}"
             )
         stages = self.trunk(self.normalise(x))
-        return Output(self.classify(stages[-1]), stages[-1], self.aux(stages))
+        with torch.autocast(x.device.type, enabled=False):  # heads are cheap: never below fp32
+            return Output(self.classify(stages[-1]), stages[-1], self.aux(stages))
 
     def classifier(self) -> nn.Module:
         """The net as other libraries want it: images to logits alone."""
@@ -108,4 +109,9 @@ class NetSpec(Spec, ABC):
             torch.default_generator.manual_seed(seed)
             trunk = self.trunk(domain.shape[0])
             aux = head.build(trunk.dims, domain.classes)
-            return RejectingNet(domain, trunk, aux)
+            net = RejectingNet(domain, trunk, aux)
+            self.initialise(net)
+            return net
+
+    def initialise(self, net: RejectingNet) -> None:
+        """Weights to begin with, where they are not each layer's own."""

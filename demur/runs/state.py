@@ -23,7 +23,7 @@ class Best:
     """The weights chosen so far."""
 
     epoch: int
-    value: float
+    value: float | None  # None where the last epoch is taken, whatever it can do
     file: str
     digest: str
 
@@ -50,12 +50,12 @@ def load_state(run: Run) -> tuple[State, Tensors]:
     return state, read_tensors(now.parent / story["file"], story["digest"], mend)
 
 
-def advanced(run: Run, state: State, tensors: Tensors, weights: Tensors, value: float,
+def advanced(run: Run, state: State, tensors: Tensors, weights: Tensors, value: float | None,
              line: dict[str, Any]) -> State:  # fmt: skip
-    """The state after one more epoch, on disk before it is returned."""
+    """The state after one more epoch, on disk before it is returned; without a value it is best."""
     folder, epoch = run.path / "state", state.epoch + 1
     best = state.best
-    if best is None or value > best.value:
+    if best is None or best.value is None or value is None or value > best.value:
         file = f"best-{epoch:04d}.safetensors"
         best = Best(epoch, value, file, write_tensors(folder / file, weights))
     line = {"epoch": epoch, **line, "chosen_so_far": best.epoch}

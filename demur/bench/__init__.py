@@ -1,0 +1,1 @@
+"""Speed and equality of the engines, measured on the machine at hand."""

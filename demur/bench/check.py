@@ -1,0 +1,142 @@
+"""Proof that the fast step is the plain step: the same weights after twenty steps.
+
+In fp64 both agree to rounding. In fp32 a sign of a tiny gradient may turn, and one turned pixel
+moves everything after it a little; how much is shown by the plain step itself, started from
+weights that differ by one rounding. The fast step may stray no more than a few times that.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from demur import noise
+from demur.data import Images
+from demur.engine import FastSteps, Learner, PlainSteps
+from demur.engine.crafter import Compiler
+from demur.methods import FRAMES, HEADS, PGDAT, Frame, Method
+from demur.precision import Precision
+from demur.recipes import RECIPES, Recipe
+from demur.runs import provenance
+from demur.spec import show
+
+STEPS = 20
+CLOSE = 1e-9  # of the way the weights went, in fp64
+STRAY = 3.0  # times the way that one rounding of the first weights makes, in fp32
+LEAST = 1e-3
+
+
+@dataclass(frozen=True)
+class Equality:
+    """How far two engines end from each other, as a share of the way the weights went."""
+
+    frame: str
+    head: str
+    precision: Precision
+    apart: float
+    allowed: float
+    recorded: bool  # whether the step ran as a graph
+
+    @property
+    def holds(self) -> bool:
+        """Whether they may be called the same."""
+        return self.apart <= self.allowed
+
+
+def frames() -> list[Frame]:
+    """Every frame, with both modes of batch norm where it has them."""
+    usual = RECIPES["digits-pgdat-rr"].method.frame
+    assert isinstance(usual, PGDAT)
+    modes: list[Frame] = [usual, replace(usual, bn="eval")]
+    return [frame() for frame in FRAMES if frame is not PGDAT] + modes
+
+
+def recipe_of(frame: Frame, head: type, precision: Precision) -> Recipe:
+    """A short training on the digits by this frame and head."""
+    base = RECIPES["digits-pgdat-rr"]
+    return replace(base, method=Method(frame, head()), precision=precision)
+
+
+def equality(recipe: Recipe, device: torch.device, compiler: Compiler) -> Equality:
+    """The fast engine beside the plain one on a recipe."""
+    fit = recipe.data.load()["fit"].to(device)
+    plain, start = _trained(recipe, fit, PlainSteps)
+    refusals: list[str] = []
+
+    def fast_steps(recipe: Recipe, learner: Learner, fit: Images) -> FastSteps:
+        return FastSteps(recipe, learner, fit, compiler, refusals.append)
+
+    fast, _ = _trained(recipe, fit, fast_steps, channels_last=True)
+    way = distance(plain, start)
+    allowed = CLOSE
+    if recipe.precision != "fp64":
+        nudged, _ = _trained(recipe, fit, PlainSteps, nudge=True)
+        allowed = max(LEAST, STRAY * distance(plain, nudged) / way)
+    method = recipe.method
+    return Equality(
+        show(method.frame), show(method.head), recipe.precision, distance(plain, fast) / way,
+        allowed, device.type == "cuda" and not refusals,
+    )  # fmt: skip
+
+
+def check(device: torch.device, compiler: Compiler, say: Callable[[str], None]) -> dict[str, Any]:
+    """Every frame with every head, in fp64 and fp32, as JSON values."""
+    found = []
+    for precision in ("fp64", "fp32"):
+        for frame in frames():
+            for head in HEADS:
+                recipe = recipe_of(frame, head, precision)  # type: ignore[arg-type]
+                say(f"comparing: {precision} {show(recipe.method)}")
+                found.append(equality(recipe, device, compiler))
+    return {
+        "machine": provenance(device),
+        "steps": STEPS,
+        "noise_is_the_same": noise_is_the_same(device),
+        "pairs": [asdict(each) | {"holds": each.holds} for each in found],
+    }
+
+
+def noise_is_the_same(device: torch.device) -> bool:
+    """Whether the device draws the numbers that the CPU draws."""
+    index, seed, stream = torch.tensor([0, 7, 2**40 + 3]), 2**61 + 5, 2**45 + 9
+    here = noise.uniform(seed, index, stream, (3, 700))
+    held = torch.full((1,), stream, dtype=torch.int64, device=device)
+    there = noise.uniform(seed, index.to(device), held, (3, 700))
+    derived = noise.derived(seed, 4, held)
+    assert isinstance(derived, Tensor)
+    return torch.equal(here, there.cpu()) and int(derived) == noise.derived(seed, 4, stream)
+
+
+def _trained(
+    recipe: Recipe,
+    fit: Images,
+    make: Callable[[Recipe, Learner, Images], PlainSteps],
+    channels_last: bool = False,
+    nudge: bool = False,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Weights after some steps, and before."""
+    learner = Learner(recipe, fit.y.device, channels_last)
+    start = {name: value.clone() for name, value in learner.tensors().items()}
+    if nudge:
+        with torch.no_grad():
+            for parameter in learner.net.parameters():
+                parameter.mul_(1 + torch.finfo(parameter.dtype).eps)
+    steps = make(recipe, learner, fit)
+    for step in range(STEPS):
+        epoch, i = divmod(step, steps.batches)
+        if i == 0:
+            steps.begin(epoch)
+        steps(i)
+    return {name: value.clone() for name, value in learner.tensors().items()}, start
+
+
+def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """The length of the difference of all weights and statistics."""
+    squares = [
+        float((one[name].double() - other[name].double()).square().sum())
+        for name in one
+        if name.startswith("net.") and one[name].is_floating_point()
+    ]
+    return float(sum(squares)) ** 0.5

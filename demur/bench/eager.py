@@ -1,0 +1,53 @@
+"""PGD adversarial training the way it is usually written, to measure the engines against.
+
+Eager, fp32 with TF32 products, batch norm in train mode while crafting, and `loss.backward()` at
+every attack step, which computes weight gradients that nobody uses. Its time is what matters
+here; recipes are trained by `demur.engine`.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from demur.data import Images
+from demur.output import con, rcon, tcon
+from demur.recipes import Recipe
+
+
+class EagerLoop:
+    """loop(i) takes one step on the i-th batch of the images in order."""
+
+    def __init__(self, recipe: Recipe, fit: Images, eps: float, length: float, looks: int) -> None:
+        self.recipe, self.fit = recipe, fit
+        self.eps, self.length, self.looks = eps, length, looks
+        net = recipe.net.build(recipe.data.domain, recipe.method.head, recipe.seed)
+        self.net: nn.Module = net.to(fit.y.device).train()
+        self.optimiser = torch.optim.SGD(
+            self.net.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4
+        )
+
+    def __call__(self, i: int) -> None:
+        """One step."""
+        size = self.recipe.batch_size
+        first = i * size % (len(self.fit) - size + 1)
+        x, y = self.fit.batch(slice(first, first + size))
+        out = self.net((x + self._crafted(x, y)).clamp(0, 1))
+        loss = cross_entropy(out.logits, y)
+        if out.aux.shape[1]:
+            held = torch.where(out.logits.argmax(-1) == y, con(out).detach(), con(out))
+            rectified = (held * rcon(out) / con(out)).clamp(1e-6, 1 - 1e-6)
+            loss = loss + nn.functional.binary_cross_entropy(rectified, tcon(out, y).detach())
+        self.optimiser.zero_grad()
+        loss.backward()
+        self.optimiser.step()
+
+    def _crafted(self, x: Tensor, y: Tensor) -> Tensor:
+        delta = torch.empty_like(x).uniform_(-self.eps, self.eps)
+        delta = ((x + delta).clamp(0, 1) - x).requires_grad_()
+        for _ in range(self.looks):
+            cross_entropy(self.net(x + delta).logits, y).backward()
+            grad = delta.grad
+            assert grad is not None
+            moved = (delta + self.length * grad.sign()).clamp(-self.eps, self.eps)
+            delta = ((x + moved).clamp(0, 1) - x).detach().requires_grad_()
+        return delta.detach()

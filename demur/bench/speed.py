@@ -1,0 +1,237 @@
+"""How fast a recipe trains and is attacked here: our engines beside the usual eager loop.
+
+    report = speed("cifar10-pgdat-rr", device)
+
+Everything is measured in one run on made-up images of the data's shape, whose content costs no
+time. An epoch is 50,000 images; compilation is reported apart.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from demur.attacks import PGD, Attack
+from demur.bench.clock import best_of, copy_rate, matrix_peak, seconds_each, wait
+from demur.bench.eager import EagerLoop
+from demur.bench.where import where_time_goes
+from demur.data import Images
+from demur.engine import Crafter, FastSteps, Learner, PlainSteps, tuned
+from demur.errors import BadInput, suggestion
+from demur.fused import fusing
+from demur.methods import PGDAT, Plain
+from demur.precision import arithmetic
+from demur.recipes import Recipe
+from demur.runs import provenance
+from demur.spec import show
+
+EPOCH = 50_000  # images
+LARGE = 1024  # a batch that fills a large GPU
+ATTACKED = 10_000
+ROWS = ("eager", "plain", "fast", "eval", "overhead", "large", "attack")
+ON_CPU = ("eager", "plain")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One way to train, measured."""
+
+    what: str
+    batch_size: int
+    crafting: str  # batch norm's mode
+    precision: str
+    step_ms: float
+    epoch_s: float
+    images_per_s: float
+    share_of_peak: float | None
+    memory_gib: float | None
+    prepare_s: float
+
+
+class Bench:
+    """A recipe under the clock on one device."""
+
+    def __init__(self, recipe: Recipe, device: torch.device, steps: int) -> None:
+        frame = recipe.method.frame
+        if not isinstance(frame, PGDAT) or not isinstance(frame.attack, PGD):
+            raise BadInput("demur bench measures recipes trained on PGD; try cifar10-pgdat-rr")
+        self.recipe, self.device, self.steps = recipe, device, steps
+        self.attack = frame.attack
+        self.peak = matrix_peak(device)
+        self.lines: list[Line] = []
+
+    def images(self, count: int) -> Images:
+        """Made-up images of the data's shape."""
+        domain, g = self.recipe.data.domain, torch.Generator().manual_seed(0)
+        pixels = torch.randint(0, 256, (count, *domain.shape), dtype=torch.uint8, generator=g)
+        y = torch.randint(0, domain.classes, (count,), generator=g)
+        return Images(pixels, y, torch.arange(count), 255).to(self.device)
+
+    def eager(self) -> None:
+        """The usual loop."""
+        attack, threat = self.attack, self.recipe.data.threat
+        fit = self.images(max(4 * self.recipe.batch_size, 1024))
+        loop = EagerLoop(
+            self.recipe, fit, attack.ball.eps, attack.step or threat.linf_step, attack.steps
+        )
+        with arithmetic("tf32", self.device):
+            self._line("eager loop", replace(self.recipe, precision="tf32"), loop, self._few)
+
+    def plain(self) -> None:
+        """Our reference step."""
+        learner = Learner(self.recipe, self.device)
+        steps = PlainSteps(self.recipe, learner, self.images(self._few * self.recipe.batch_size))
+        steps.begin(0)
+        self._line("plain step", self.recipe, steps, self._few)
+
+    def fast(self, recipe: Recipe, what: str, where: bool = False) -> dict[str, float]:
+        """The fast engine on a recipe; where its time goes, if asked."""
+        steps, prepared = self._prepared(recipe)
+        took = self._line(what, recipe, lambda i: _again(steps, i), steps.batches, prepared)
+        return where_time_goes(lambda i: _again(steps, i), took) if where else {}
+
+    def overhead(self, one: Recipe, other: Recipe) -> float:
+        """By what share one recipe's step takes longer than another's, measured in turns."""
+        a, b = (self._prepared(recipe)[0] for recipe in (one, other))
+        ratios = []
+        for _ in range(5):
+            times = [
+                seconds_each(lambda i, s=s: _again(s, i), s.batches, self.device)  # type: ignore[misc]
+                for s in (a, b)
+            ]
+            ratios.append(times[0] / times[1] - 1)
+        return sorted(ratios)[2]
+
+    def attacked(self, attack: Attack, count: int, batch_size: int) -> dict[str, Any]:
+        """Seconds of an attack on a net in eval mode."""
+        net = self.recipe.net.build(self.recipe.data.domain, self.recipe.method.head)
+        net.to(self.device).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+        crafter = Crafter(net.requires_grad_(False), self.recipe.precision)
+        images = self.images(count)
+
+        def batch(i: int) -> Tensor:
+            piece = slice(i * batch_size, (i + 1) * batch_size)
+            x, y = images.batch(piece)
+            x = x.contiguous(memory_format=torch.channels_last)
+            return attack.perturbed(crafter, x, y, images.index[piece])
+
+        began = time.perf_counter()
+        with arithmetic(self.recipe.precision, self.device), fusing(), tuned():
+            batch(0)
+            wait(self.device)
+            prepared = time.perf_counter() - began
+            took = seconds_each(batch, count // batch_size, self.device) * count / batch_size
+        return {
+            "images": count, "batch_size": batch_size, "seconds": took,
+            "images_per_s": count / took, "prepare_s": prepared,
+        }  # fmt: skip
+
+    @property
+    def _few(self) -> int:
+        return max(3, self.steps // 10)
+
+    def _prepared(self, recipe: Recipe) -> tuple[FastSteps, float]:
+        """The fast engine, compiled and recorded, and how long that took."""
+        if self.device.type != "cuda":
+            raise BadInput("the fast engine needs a GPU; on a CPU use --only eager,plain")
+        began = time.perf_counter()
+        count = max(3, self.steps * self.recipe.batch_size // recipe.batch_size)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        learner = Learner(recipe, self.device, channels_last=True)
+        steps = FastSteps(recipe, learner, self.images(count * recipe.batch_size), say=_refuse)
+        steps.begin(0)
+        wait(self.device)
+        return steps, time.perf_counter() - began
+
+    def _line(
+        self,
+        what: str,
+        recipe: Recipe,
+        action: Callable[[int], object],
+        times: int,
+        prepared: float = 0.0,
+    ) -> float:
+        frame = recipe.method.frame
+        assert isinstance(frame, PGDAT)
+        took = best_of(action, times, self.device)
+        rate = recipe.batch_size / took
+        flops = rate * (2 * self.attack.steps + 3) * _forward_flops(recipe)
+        memory = torch.cuda.max_memory_allocated(self.device) / 2**30 if self.peak else None
+        self.lines.append(
+            Line(
+                what, recipe.batch_size, frame.bn, recipe.precision, 1000 * took, EPOCH / rate,
+                rate, flops / self.peak if self.peak else None, memory, prepared,
+            )
+        )  # fmt: skip
+        return took
+
+
+def speed(
+    recipe: Recipe,
+    device: torch.device,
+    steps: int,
+    only: tuple[str, ...],
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """The whole report as JSON values."""
+    for name in only:
+        if name not in ROWS:
+            raise BadInput(f"no measurement is called {name!r}; {suggestion(name, ROWS)}")
+    bench = Bench(recipe, device, steps)
+    frame = bench.recipe.method.frame
+    method = recipe.method
+    evaluated = replace(recipe, method=replace(method, frame=replace(frame, bn="eval")))  # type: ignore[call-arg]
+    bare = replace(evaluated, method=replace(evaluated.method, head=Plain()))
+    large = replace(evaluated, batch_size=LARGE)
+    found: dict[str, Any] = {}
+    work: dict[str, Callable[[], None]] = {
+        "eager": bench.eager,
+        "plain": bench.plain,
+        "fast": lambda: found.update(where=bench.fast(recipe, "fast", where=True)),
+        "eval": lambda: found.update(where_eval=bench.fast(evaluated, "fast", where=True)),
+        "overhead": lambda: found.update(head_overhead=bench.overhead(evaluated, bare)),
+        "large": lambda: found.update(_=bench.fast(large, "fast, large batch")),
+        "attack": lambda: found.update(
+            attack=bench.attacked(replace(bench.attack, steps=100), ATTACKED, 1000)
+        ),
+    }
+    for name in only:
+        say(f"measuring: {name}")
+        work[name]()
+    found.pop("_", None)
+    return {
+        "recipe": show(recipe, full=True),
+        "machine": provenance(device),
+        "matrix_peak_tflops": bench.peak and bench.peak / 1e12,
+        "copy_gb_per_s": (rate := copy_rate(device)) and rate / 1e9,
+        "epoch_images": EPOCH,
+        "lines": [asdict(line) for line in bench.lines],
+        **found,
+    }
+
+
+def _again(steps: FastSteps, i: int) -> None:
+    """Step i of an epoch that begins anew by itself."""
+    if i == 0:
+        steps.cursor.zero_()
+    steps(i)
+
+
+def _refuse(sentence: str) -> None:
+    raise BadInput(sentence)
+
+
+def _forward_flops(recipe: Recipe) -> float:
+    """Operations of one image's forward pass."""
+    domain = recipe.data.domain
+    with torch.device("meta"):
+        net = recipe.net.trunk(domain.shape[0])
+        x = torch.empty(1, *domain.shape)
+    with FlopCounterMode(display=False) as counter:
+        net(x)
+    return float(counter.get_total_flops())

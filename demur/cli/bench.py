@@ -1,0 +1,91 @@
+"""demur bench."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from demur.cli.app import AsJson, Device, app
+from demur.errors import BadInput
+
+
+@app.command()
+def bench(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(help="A recipe.", show_default="cifar10-pgdat-rr; digits on a CPU"),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Prove that the fast step is the plain step.")
+    ] = False,
+    only: Annotated[
+        str, typer.Option(help="Some of: eager,plain,fast,eval,overhead,large,attack.")
+    ] = "",
+    steps: Annotated[int, typer.Option(min=3, help="Fast steps a measurement takes.")] = 100,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", help="Also write the report to this JSON file.")
+    ] = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+) -> None:
+    """Measure this machine: our engines beside a plain eager loop; or check their equality.
+
+    Example: demur bench cifar10-pgdat-rr --only fast,attack
+    """
+    from demur.cli.progress import console
+    from demur.device import device_named
+
+    place = device_named(device)
+    names = tuple(name for name in only.split(",") if name)
+    if check:
+        report = _checked(place, console.print)
+    else:
+        report = _measured(recipe, place, names, steps, console.print)
+    text = json.dumps(report, indent=2)
+    if out:
+        from demur.runs.files import write_text
+
+        write_text(Path(out), text + "\n")
+    if as_json:
+        typer.echo(text)
+    elif check:
+        _show_check(report)
+    else:
+        _show_speed(report)
+    if check and not (report["noise_is_the_same"] and all(p["holds"] for p in report["pairs"])):
+        raise BadInput("the engines differ by more than is allowed; do not trust the fast one here")
+
+
+def _checked(device: Any, say: Any) -> dict[str, Any]:
+    from demur.bench.check import check
+
+    return check(device, "inductor" if device.type == "cuda" else "aot_eager", say)
+
+
+def _measured(
+    recipe: str | None, device: Any, only: tuple[str, ...], steps: int, say: Any
+) -> dict[str, Any]:
+    from demur.bench.speed import ON_CPU, ROWS, speed
+    from demur.recipes import recipe as recipe_named
+
+    on_gpu = device.type == "cuda"
+    chosen = recipe or ("cifar10-pgdat-rr" if on_gpu else "digits-pgdat-rr")
+    return speed(recipe_named(chosen), device, steps, only or (ROWS if on_gpu else ON_CPU), say)
+
+
+def _show_speed(report: dict[str, Any]) -> None:
+    from demur.report.speed import show_speed
+
+    show_speed(report)
+
+
+def _show_check(report: dict[str, Any]) -> None:
+    for pair in report["pairs"]:
+        verdict = "same" if pair["holds"] else "DIFFERENT"
+        how = "recorded" if pair["recorded"] else "eager"
+        typer.echo(
+            f"{verdict:9} {pair['precision']}  {pair['apart']:.1e} of {pair['allowed']:.1e} "
+            f"allowed, {how}: {pair['frame']}, {pair['head']}"
+        )
+    typer.echo(f"noise is the same on CPU and device: {report['noise_is_the_same']}")

@@ -1,0 +1,123 @@
+"""The fast engine: a whole training step recorded once as a CUDA graph and replayed.
+
+Attack, loss, optimiser and batch choice lie on the device with fixed addresses, so an epoch is a
+row of replays with no word from the host. Gradients while crafting come from compiled code that
+never computes a weight gradient. The last, partial batch takes the plain step.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from demur.data import Images
+from demur.engine.crafter import Compiler, Crafter, compiled
+from demur.engine.learner import Learner
+from demur.engine.steps import PlainSteps
+from demur.engine.update import Update
+from demur.fused import fusing
+from demur.recipes import Recipe
+
+WARM_UP = 3  # steps before recording, in which kernels are compiled and chosen
+
+
+class FastSteps(PlainSteps):
+    """Compiled steps, recorded as a graph on a GPU."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        learner: Learner,
+        fit: Images,
+        compiler: Compiler = "inductor",
+        say: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        super().__init__(recipe, learner, fit)
+        device, self.compiler, self.say = fit.y.device, compiler, say
+        self.crafter = Crafter(learner.net, learner.precision, compiler)
+        taught = compiled(recipe.method.taught, compiler)
+        self.quick = Update(recipe, learner, fit, self.crafter, taught)
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)  # the step to come
+        self.opening = torch.zeros(1, dtype=torch.int64, device=device)  # `first`, on the device
+        self.rates_there = torch.zeros(self.batches, device=device)
+        everyone = torch.arange(recipe.batch_size, device=device)
+        self.within = learner.world.part(everyone)  # places of a batch that are this process's
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.refused = False  # whether the step could not be compiled or recorded
+
+    def begin(self, epoch: int) -> None:
+        """Draw the order of an epoch and its learning rates."""
+        super().begin(epoch)
+        self.cursor.zero_()
+        self.opening.fill_(self.first)
+        self.rates_there.copy_(self.rates)
+        whole_batches = len(self.fit) >= self.recipe.batch_size
+        if self.order.is_cuda and self.graph is None and whole_batches and not self.refused:
+            self._try_to_record()
+
+    def __call__(self, i: int) -> None:
+        """Take step i of the epoch."""
+        if self.refused or (i + 1) * self.recipe.batch_size > len(self.fit):
+            super().__call__(i)
+        elif self.graph is None:
+            self.learner.set_rate(float(self.rates[i]))
+            self._step()
+        else:
+            self.graph.replay()
+
+    def _step(self) -> None:
+        """The step at the cursor; nothing in it depends on the host."""
+        chosen = self.order[self.cursor * self.recipe.batch_size + self.within]
+        self.learner.rate.copy_(self.rates_there.gather(0, self.cursor)[0])
+        with fusing(self.compiler == "inductor"):
+            self.crafter.refresh()
+            share = len(self.within) / self.recipe.batch_size
+            loss = self.quick(chosen, self.opening + self.cursor, share)
+        self.losses.index_copy_(0, self.cursor, loss[None])
+        self.cursor += 1
+
+    def _try_to_record(self) -> None:
+        try:
+            self._record()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of the compiler or the recorder: the plain step always works
+            self.graph, self.refused = None, True
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            self.say(f"the fast step cannot be had here, going on with the plain one: {reason}")
+
+    def _record(self) -> None:
+        """Record the step; what the warm-up changed is put back."""
+        with self._unchanged(), tuned():
+            aside = torch.cuda.Stream()
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                for _ in range(WARM_UP):
+                    self._step()
+                    self.cursor.zero_()
+            torch.cuda.current_stream().wait_stream(aside)
+            self.learner.optimiser.zero_grad()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self._step()
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        before = {name: value.clone() for name, value in self.learner.tensors().items()}
+        try:
+            yield
+        finally:
+            self.learner.restore(before)
+            self.cursor.zero_()
+            self.losses.zero_()
+
+
+@contextmanager
+def tuned() -> Iterator[None]:
+    """Let the convolution library try its kernels and keep the fastest."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

@@ -1,0 +1,53 @@
+"""A speed report as a table, for the terminal and for docs/speed.md."""
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+COLUMNS = ("what", "batch", "batch norm", "arithmetic", "s / epoch", "images / s", "of peak",
+           "GiB", "to prepare, s")  # fmt: skip
+
+
+def cells(line: dict[str, Any]) -> tuple[str, ...]:
+    """One line of the report as text."""
+    share, memory = line["share_of_peak"], line["memory_gib"]
+    return (
+        line["what"], str(line["batch_size"]), line["crafting"], line["precision"],
+        f"{line['epoch_s']:.2f}", f"{line['images_per_s']:,.0f}",
+        "" if share is None else f"{100 * share:.0f}%",
+        "" if memory is None else f"{memory:.1f}", f"{line['prepare_s']:.0f}",
+    )  # fmt: skip
+
+
+def sentences(report: dict[str, Any]) -> list[str]:
+    """What is not in the table."""
+    found = []
+    if "head_overhead" in report:
+        found.append(f"the head costs {100 * report['head_overhead']:+.2f}% of a step")
+    if "attack" in report:
+        held = report["attack"]
+        found.append(
+            f"PGD-100 on {held['images']:,} images: {held['seconds']:.2f} s at batch "
+            f"{held['batch_size']} ({held['prepare_s']:.0f} s to prepare)"
+        )
+    for key, mode in (("where", "train"), ("where_eval", "eval")):
+        if key in report:
+            parts = ", ".join(f"{kind} {ms:.2f} ms" for kind, ms in report[key].items())
+            found.append(f"a fast step with batch norm in {mode} mode: {parts}")
+    return found
+
+
+def show_speed(report: dict[str, Any]) -> None:
+    """Print the report."""
+    machine = report["machine"]
+    table = Table(box=box.SIMPLE_HEAD, title=f"{machine['device']}, torch {machine['torch']}")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == "what" else "right")
+    for line in report["lines"]:
+        table.add_row(*cells(line))
+    console = Console()
+    console.print(table)
+    for sentence in sentences(report):
+        console.print(sentence, highlight=False)
