@@ -40,7 +40,7 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
         if torch.compiler.is_compiling() or _depth == 0:
             return function(*args, **kwargs)
         if not compiled:
-            compiled.append(torch.compile(function, dynamic=False))
+            compiled.append(torch.compile(function))
         return compiled[0](*args, **kwargs)
 
     return chosen

@@ -2,9 +2,9 @@
 
     run = train(recipe("digits-pgdat-rr"), Path("runs/digits-pgdat-rr"))
 
-SGD with momentum; the recipe says which epoch's weights are kept. Kill it at any moment and call
-it again: it goes on after the last whole epoch and, on a CPU with the same number of threads, ends
-with bit-identical weights. Under torchrun all processes call it and the leading one writes.
+SGD with momentum; the recipe says which epoch's weights are chosen. Kill it at any moment and call
+it again: it goes on after the last epoch that was kept and, on a CPU with the same number of
+threads, ends with bit-identical weights. Under torchrun the leading process writes.
 """
 
 import time
@@ -20,11 +20,11 @@ from torch import Tensor
 from demur import world
 from demur.attacks import Clean
 from demur.data import Images, Splits
-from demur.engine import Judge, Plan, plan_for
+from demur.engine import Judge, Plan, Tensors, plan_for
 from demur.errors import BadInput
 from demur.recipes import Recipe
 from demur.runs import Run, provenance
-from demur.runs.state import State, advanced, finish, load_state
+from demur.runs.state import State, finish, keep, load_state, write_metrics
 from demur.spec import digest, show
 
 
@@ -40,6 +40,8 @@ class Progress:
     robust: float | None = None  # accuracy on the images that choose the epoch, if any do
     clean: float | None = None
 
+
+KEEPING = 0.02  # the share of the time that may go into keeping states on disk
 
 Watch = Callable[[Progress], None]
 Say = Callable[[str], None]
@@ -117,6 +119,9 @@ class Training:
         self.learner = plan.learner(recipe, device, self.world)
         self.steps = plan.steps(recipe, self.learner, self.fit, say)
         self.judge = Judge(self.learner, plan.engine)
+        self.best: Tensors = {}  # the weights chosen so far
+        self.kept = 0  # the epoch whose state is on disk
+        self.next_keep = 0.0  # when keeping another will be worth its time
 
     def go(self) -> None:
         """Train from the last whole epoch to the end and choose the weights."""
@@ -134,30 +139,39 @@ class Training:
                 "lr": self.recipe.schedule((state.epoch + 1) / self.recipe.epochs),
                 "seconds": round(time.monotonic() - began, 3),
             }
-            state = self._kept(state, robust, line)
+            state = state.after(robust, line)
+            self._keep(state)
             seen = Progress(
                 state.epoch, self.recipe.epochs, 0, self.steps.batches, loss, robust, clean
             )
             self.watch(seen)
         if self.world.leads:
-            finish(self.run, state, self._about())
+            finish(self.run, state, self.best, self._about())
 
     def _resumed(self) -> State:
         """The state of the leading process, with its tensors in every process's learner."""
         state = State()
         if self.world.leads:
-            state, tensors = load_state(self.run)
+            state, tensors, self.best = load_state(self.run)
             if tensors:
                 self.learner.restore(tensors)
         self.world.agree(list(self.learner.tensors().values()))
-        return self.world.told(state)
+        state = self.world.told(state)
+        self.kept = state.epoch
+        return state
 
-    def _kept(self, state: State, value: float | None, line: dict[str, Any]) -> State:
-        """The state after one more epoch, on disk before anybody goes on."""
-        if self.world.leads:
-            weights = self.learner.net.state_dict()
-            state = advanced(self.run, state, self.learner.tensors(), weights, value, line)
-        return self.world.told(state)
+    def _keep(self, state: State) -> None:
+        """Remember the best weights, and put the state on disk unless that was just done."""
+        if not self.world.leads:
+            return
+        if state.is_best:
+            self.best = {k: v.clone() for k, v in self.learner.net.state_dict().items()}
+        write_metrics(self.run, state)
+        began = time.monotonic()
+        if began >= self.next_keep and state.epoch < self.recipe.epochs:
+            keep(self.run, state, self.learner.tensors(), self.best)
+            self.kept, ended = state.epoch, time.monotonic()
+            self.next_keep = ended + (ended - began) / KEEPING
 
     def _judged(self) -> tuple[float | None, float | None]:
         """Accuracy of the images that choose the epoch, under the judge and as they are."""
@@ -206,7 +220,7 @@ class Training:
             step = int(bad[0]) if len(bad) else self.steps.batches - 1
             raise BadInput(
                 f"the loss is no longer a number at epoch {epoch + 1}, step {step + 1} of "
-                f"{self.steps.batches}; the state after epoch {epoch} is kept; "
+                f"{self.steps.batches}; the state after epoch {self.kept} is kept; "
                 "lower the learning rate, for example schedule.peak=0.05"
             )
 

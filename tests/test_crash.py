@@ -17,7 +17,7 @@ import torch
 from demur.recipes import recipe
 from demur.runs import Record, Run
 from demur.runs.record import finished_record, read_record, record_path, write_record
-from demur.runs.state import advanced, finish, load_state
+from demur.runs.state import finish, keep, load_state, write_metrics
 from demur.spec import digest
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
@@ -58,12 +58,15 @@ def train_with_made_up_epochs(folder: Path) -> None:
     with Run.claim(folder, RECIPE) as run:
         if run.finished:
             return
-        state, _ = load_state(run)
+        state, _, best = load_state(run)
         while state.epoch < len(VALUES):
             tensors = {"w": torch.full((4,), float(state.epoch + 1))}
             value = VALUES[state.epoch]
-            state = advanced(run, state, tensors, tensors, value, {"value": value})
-        finish(run, state, {"why": "test", "recipe_digest": digest(RECIPE)})
+            state = state.after(value, {"value": value})
+            best = tensors if state.is_best else best
+            write_metrics(run, state)
+            keep(run, state, tensors, best)
+        finish(run, state, best, {"why": "test", "recipe_digest": digest(RECIPE)})
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -38,6 +38,7 @@ FLOORS = [
     ["evaluate"],
     ["train"],
     ["report"],
+    ["bench"],
     ["cli"],
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -5,9 +5,10 @@ moves everything after it a little; how much is shown by the plain step itself, 
 weights that differ by one rounding. The fast step may stray no more than a few times that.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -15,8 +16,8 @@ from torch import Tensor
 from demur import noise
 from demur.data import Images
 from demur.engine import FastSteps, Learner, PlainSteps
-from demur.engine.crafter import Compiler
-from demur.methods import FRAMES, HEADS, PGDAT, Frame, Method
+from demur.engine.copies import Compiler
+from demur.methods import FRAMES, HEADS, PGDAT, BatchNorm, Frame, Method
 from demur.precision import Precision
 from demur.recipes import RECIPES, Recipe
 from demur.runs import provenance
@@ -49,7 +50,7 @@ def frames() -> list[Frame]:
     """Every frame, with both modes of batch norm where it has them."""
     usual = RECIPES["digits-pgdat-rr"].method.frame
     assert isinstance(usual, PGDAT)
-    modes: list[Frame] = [usual, replace(usual, bn="eval")]
+    modes: list[Frame] = [replace(usual, bn=mode) for mode in get_args(BatchNorm)]
     return [frame() for frame in FRAMES if frame is not PGDAT] + modes
 
 
@@ -87,7 +88,7 @@ def check(device: torch.device, compiler: Compiler, say: Callable[[str], None]) 
     for precision in ("fp64", "fp32"):
         for frame in frames():
             for head in HEADS:
-                recipe = recipe_of(frame, head, precision)  # type: ignore[arg-type]
+                recipe = recipe_of(frame, head, precision)
                 say(f"comparing: {precision} {show(recipe.method)}")
                 found.append(equality(recipe, device, compiler))
     return {
@@ -139,4 +140,4 @@ def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
         for name in one
         if name.startswith("net.") and one[name].is_floating_point()
     ]
-    return float(sum(squares)) ** 0.5
+    return math.sqrt(sum(squares))

@@ -2,19 +2,13 @@
 
 from demur.engine.choice import ENGINES, Plan, check_engine, plan_for
 from demur.engine.crafter import Crafter, filled_up
-from demur.engine.fast import FastSteps, tuned
+from demur.engine.fast import FastSteps
 from demur.engine.judge import Judge
-from demur.engine.learner import Learner
+from demur.engine.learner import Learner, Tensors
+from demur.engine.recording import tuned
 from demur.engine.steps import PlainSteps
 
 __all__ = [
-    "ENGINES",
-    "Crafter",
-    "FastSteps",
-    "Judge",
-    "Learner",
-    "PlainSteps",
-    "Plan",
-    "check_engine",
-    "filled_up", "plan_for", "tuned",
+    "ENGINES", "Crafter", "FastSteps", "Judge", "Learner", "PlainSteps", "Plan", "Tensors",
+    "check_engine", "filled_up", "plan_for", "tuned",
 ]  # fmt: skip

@@ -3,29 +3,27 @@
     crafter = Crafter(net, "bf16")
     attack.perturbed(crafter, x, y, index)      # gradients come from compiled code
 
-In eval mode batch norm is folded into the weights; in train mode running statistics are the
+In eval mode batch norm is folded into scales and shifts; in train mode running statistics are the
 net's own and move with every look. `refresh` follows the net after it has learned.
 """
 
-import copy
-from collections.abc import Callable
-from typing import Literal, ParamSpec, TypeVar
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from demur.device import full_precision
+from demur.engine.copies import Compiler, Copy, Look, Moving
 from demur.engine.folding import Folded
+from demur.engine.quick import Quick, quick_suits
+from demur.engine.recording import Recording
 from demur.gradient import GoalFunction, Gradient
 from demur.nets import RejectingNet
 from demur.output import Output
-from demur.precision import Precision, lowered, products_dtype
+from demur.precision import Precision, lowered
 
-P = ParamSpec("P")
-R = TypeVar("R")
 SMALLEST = 16  # images: below that a padded batch costs no more
-Compiler = Literal["inductor", "aot_eager", "none"]
-Look = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Output]]
 
 
 class Crafter(nn.Module):
@@ -40,10 +38,12 @@ class Crafter(nn.Module):
     ) -> None:
         super().__init__()
         self.precision, self.compiler = precision, compiler
-        self.fixed = fixed  # the largest batch there will be; smaller ones are padded to buckets
+        # the largest batch there will be: smaller ones are padded to buckets, each recorded;
+        # None where batches are all alike and recorded by whoever crafts
+        self.fixed = fixed
         self._source = (net,)  # in a tuple, so that its weights are not this module's
-        self._still: Folded | None = None
-        self._moving: Moving | None = None
+        self._copies: dict[bool, Copy] = {}  # by mode
+        self._recordings: dict[tuple[GoalFunction, bool, int], Recording[Gradient]] = {}
         self._looks: dict[tuple[GoalFunction, bool], Look] = {}
         self.train(net.training)
 
@@ -56,7 +56,7 @@ class Crafter(nn.Module):
         """The net's own answer in full precision; in train mode that of the moving copy."""
         if self.training:
             with lowered(self.precision, x.device):
-                moving: Output = self._copy()(x)
+                moving: Output = self._copy().net(x)
             return moving
         with full_precision(), torch.autocast(x.device.type, enabled=False):
             out: Output = self._source[0](x)
@@ -65,13 +65,28 @@ class Crafter(nn.Module):
     def gradient(self, goal: GoalFunction, x: Tensor, y: Tensor) -> Gradient:
         """The goal's gradient with respect to each image."""
         count, room = len(x), self._bucket(len(x))
-        x = filled_up(x, room).detach().requires_grad_()
+        x, y = filled_up(x, room), filled_up(y, room)
+        if self.fixed is None or not x.is_cuda:
+            return self._gradient(goal, x, y)
+        grad, value, out = self._recording(goal, x, y)(x, y)
+        return Gradient(  # copies, since the next replay writes over what this one made
+            grad[:count].clone(), value[:count].clone(),
+            Output(*(part[:count].clone() for part in out)),
+        )  # fmt: skip
+
+    def _gradient(self, goal: GoalFunction, x: Tensor, y: Tensor) -> Gradient:
+        x = x.detach().requires_grad_()
         with torch.enable_grad():
-            total, value, out = self._look(goal)(x, filled_up(y, room))
+            total, value, out = self._look(goal)(x, y)
             (grad,) = torch.autograd.grad(total, x)
-        if room == count:
-            return Gradient(grad, value, out)
-        return Gradient(grad[:count], value[:count], Output(*(part[:count] for part in out)))
+        return Gradient(grad, value, out)
+
+    def _recording(self, goal: GoalFunction, x: Tensor, y: Tensor) -> Recording[Gradient]:
+        """The gradient of a goal for one batch size, recorded when first asked for."""
+        key = (goal, self.training, len(x))
+        if key not in self._recordings:
+            self._recordings[key] = Recording(partial(self._gradient, goal), x, y)
+        return self._recordings[key]
 
     def _bucket(self, count: int) -> int:
         """The compiled batch size that takes so many images: the largest one, or it halved."""
@@ -82,35 +97,32 @@ class Crafter(nn.Module):
             room //= 2
         return room
 
+    def batch_norms(self) -> list[_BatchNorm]:
+        """Those of the copy for this mode; a frame may hold their momentum."""
+        return [m for m in self._copy().net.modules() if isinstance(m, _BatchNorm)]
+
     def refresh(self) -> None:
         """Take over what the net has learned."""
-        for part in (self._still, self._moving):
-            if part is not None:
-                part.refresh()
+        for held in self._copies.values():
+            held.refresh()
 
-    def _copy(self) -> RejectingNet:
-        """The net to look at in this mode, made when first asked for."""
-        (source,) = self._source
-        dtype = products_dtype(self.precision)
-        if self.training:
-            self._moving = self._moving or Moving(source, dtype)
-            return self._moving.net
-        self._still = self._still or Folded(source, dtype)
-        return self._still.net
+    def _copy(self) -> Copy:
+        """The copy to look at in this mode, made when first asked for."""
+        train = self.training
+        if train not in self._copies:
+            (source,) = self._source
+            if quick_suits(source, self.precision):
+                self._copies[train] = Quick(source, train, self.precision, self.compiler)
+            else:
+                kind = Moving if train else Folded
+                self._copies[train] = kind(source, self.precision, self.compiler)
+        return self._copies[train]
 
     def _look(self, goal: GoalFunction) -> Look:
         """One look at images for a goal, compiled when first asked for."""
         key = (goal, self.training)
         if key not in self._looks:
-            net, precision = self._copy(), self.precision
-
-            def look(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Output]:
-                with lowered(precision, x.device):
-                    out = net(x)
-                value = goal(out, y)
-                return value.sum(), value.detach(), out.detached()
-
-            self._looks[key] = compiled(look, self.compiler)
+            self._looks[key] = self._copy().look(goal)
         return self._looks[key]
 
 
@@ -119,29 +131,3 @@ def filled_up(batch: Tensor, room: int) -> Tensor:
     if len(batch) == room:
         return batch
     return torch.cat([batch, batch.new_zeros(room - len(batch), *batch.shape[1:])])
-
-
-class Moving:
-    """A copy in train mode with its own weights but the source's running statistics."""
-
-    def __init__(self, source: RejectingNet, dtype: torch.dtype) -> None:
-        self.net = copy.deepcopy(source).requires_grad_(False).train()
-        for name, module in source.named_modules():
-            twin = self.net.get_submodule(name)
-            twin._buffers = module._buffers
-            if isinstance(twin, nn.Conv2d):
-                twin.weight.data = twin.weight.data.to(dtype)
-        self.pairs = list(zip(self.net.parameters(), source.parameters(), strict=True))
-
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Take over the source's weights as they are now."""
-        torch._foreach_copy_([twin for twin, _ in self.pairs], [own for _, own in self.pairs])
-
-
-def compiled(function: Callable[P, R], compiler: Compiler) -> Callable[P, R]:
-    """The function compiled for fixed shapes, or as it is."""
-    if compiler == "none":
-        return function
-    made: Callable[P, R] = torch.compile(function, dynamic=False, fullgraph=True, backend=compiler)
-    return made

@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor, nn
 
 from demur.data import Images
-from demur.engine.crafter import Compiler, Crafter, compiled
+from demur.engine.copies import Compiler, compiled
+from demur.engine.crafter import Crafter
 from demur.engine.learner import Learner
+from demur.engine.quick import QuickNet, quick_suits
+from demur.engine.recording import recorded
 from demur.engine.steps import PlainSteps
 from demur.engine.update import Update
 from demur.fused import fusing
 from demur.recipes import Recipe
-
-WARM_UP = 3  # steps before recording, in which kernels are compiled and chosen
 
 
 class FastSteps(PlainSteps):
@@ -35,8 +37,7 @@ class FastSteps(PlainSteps):
         super().__init__(recipe, learner, fit)
         device, self.compiler, self.say = fit.y.device, compiler, say
         self.crafter = Crafter(learner.net, learner.precision, compiler)
-        taught = compiled(recipe.method.taught, compiler)
-        self.quick = Update(recipe, learner, fit, self.crafter, taught)
+        self.quick = Update(recipe, learner, fit, self.crafter, self._taught())
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)  # the step to come
         self.opening = torch.zeros(1, dtype=torch.int64, device=device)  # `first`, on the device
         self.rates_there = torch.zeros(self.batches, device=device)
@@ -44,6 +45,19 @@ class FastSteps(PlainSteps):
         self.within = learner.world.part(everyone)  # places of a batch that are this process's
         self.graph: torch.cuda.CUDAGraph | None = None
         self.refused = False  # whether the step could not be compiled or recorded
+
+    def _taught(self) -> Callable[..., Tensor]:
+        """The loss of crafted images, compiled; a net that can be made quick is."""
+        method, net = self.recipe.method, self.learner.net
+        if not quick_suits(net, self.learner.precision):
+            return compiled(method.taught, self.compiler)
+        quick = QuickNet(net, self.learner.precision, self.compiler)
+        reduced = compiled(method.reduced, self.compiler)
+
+        def taught(net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Tensor:
+            return reduced(method.frame.views(quick, x, x_adv), y)
+
+        return taught
 
     def begin(self, epoch: int) -> None:
         """Draw the order of an epoch and its learning rates."""
@@ -88,18 +102,8 @@ class FastSteps(PlainSteps):
 
     def _record(self) -> None:
         """Record the step; what the warm-up changed is put back."""
-        with self._unchanged(), tuned():
-            aside = torch.cuda.Stream()
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):
-                for _ in range(WARM_UP):
-                    self._step()
-                    self.cursor.zero_()
-            torch.cuda.current_stream().wait_stream(aside)
-            self.learner.optimiser.zero_grad()
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self._step()
+        with self._unchanged():
+            self.graph, _ = recorded(self._step, prepare=self.cursor.zero_)
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
@@ -110,14 +114,3 @@ class FastSteps(PlainSteps):
             self.learner.restore(before)
             self.cursor.zero_()
             self.losses.zero_()
-
-
-@contextmanager
-def tuned() -> Iterator[None]:
-    """Let the convolution library try its kernels and keep the fastest."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before

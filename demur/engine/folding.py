@@ -4,13 +4,13 @@ Batch norm that stands still is a scale and a shift of each channel: behind a co
 scale goes into its weights, elsewhere both become one multiplication and one addition.
 """
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
+from demur.engine.copies import Compiler, Copy
 from demur.nets import RejectingNet
 from demur.nets.block import Block
+from demur.precision import Precision
 
 
 class Affine(nn.Module):
@@ -43,11 +43,11 @@ class Shift(nn.Module):
         return x + self.shift
 
 
-class Folded:
-    """`net` answers as `source` does in eval mode; `refresh` follows the source's weights."""
+class Folded(Copy):
+    """A copy that answers as its source does in eval mode."""
 
-    def __init__(self, source: RejectingNet, dtype: torch.dtype) -> None:
-        self.net = copy.deepcopy(source).requires_grad_(False).eval()
+    def __init__(self, source: RejectingNet, precision: Precision, compiler: Compiler) -> None:
+        super().__init__(source, False, precision, compiler)
         self.folds: list[tuple[nn.Conv2d, nn.BatchNorm2d, nn.Conv2d, Shift]] = []
         self.affines: list[tuple[nn.BatchNorm2d, Affine]] = []
         self.casts: list[tuple[Tensor, Tensor]] = []
@@ -62,14 +62,11 @@ class Folded:
                 affine = Affine(module)
                 replace_module(self.net, name, affine)
                 self.affines.append((module, affine))
-        self._hold(source, dtype)
+        self._hold(source)
         self.refresh()
 
-    def _hold(self, source: RejectingNet, dtype: torch.dtype) -> None:
-        """Convolutions in their own dtype; whatever is not folded is copied as it is."""
-        for module in self.net.modules():
-            if isinstance(module, nn.Conv2d):
-                module.weight.data = module.weight.data.to(dtype)
+    def _hold(self, source: RejectingNet) -> None:
+        """Whatever is not folded is copied as it is."""
         folded = {id(conv.weight) for conv, *_ in self.folds}
         held = dict(self.net.named_parameters()) | dict(self.net.named_buffers())
         given = dict(source.named_parameters()) | dict(source.named_buffers())

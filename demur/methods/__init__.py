@@ -1,6 +1,6 @@
 """Methods of training: frames, heads and schedules."""
 
-from demur.methods.frames import PGDAT, Frame, Standard, crafting
+from demur.methods.frames import PGDAT, BatchNorm, Frame, Standard, crafting
 from demur.methods.heads import RR, Head, Plain
 from demur.methods.method import Method
 from demur.methods.schedules import OneCycle, Piecewise, Schedule
@@ -10,6 +10,6 @@ HEADS: tuple[type[Head], ...] = (Plain, RR)
 SCHEDULES: tuple[type[Schedule], ...] = (Piecewise, OneCycle)
 
 __all__ = [
-    "FRAMES", "HEADS", "PGDAT", "RR", "SCHEDULES", "Frame", "Head", "Method", "OneCycle",
-    "Piecewise", "Plain", "Schedule", "Standard", "crafting",
+    "FRAMES", "HEADS", "PGDAT", "RR", "SCHEDULES", "BatchNorm", "Frame", "Head", "Method",
+    "OneCycle", "Piecewise", "Plain", "Schedule", "Standard", "crafting",
 ]  # fmt: skip

@@ -8,11 +8,12 @@ own term. Crafting and teaching are apart, so that an engine may do each in its 
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from demur.attacks import CE, PGD, Attack
 from demur.balls import Linf
@@ -21,7 +22,7 @@ from demur.noise import Stream
 from demur.output import Output
 from demur.spec import Spec
 
-BatchNorm = Literal["train", "eval"]
+BatchNorm = Literal["train", "batch", "eval"]
 
 
 class Views(NamedTuple):
@@ -74,17 +75,22 @@ class Standard(Frame):
 
 @dataclass(frozen=True)
 class PGDAT(Frame):
-    """Cross-entropy on attacked images; `bn` is the batch-norm mode while they are crafted."""
+    """Cross-entropy on attacked images; `bn` is the batch-norm mode while they are crafted.
+
+    train: by the batch's statistics, and running statistics move with every look of the attack;
+    batch: by the batch's statistics, but running statistics learn from the finished images alone;
+    eval: by the running statistics.
+    """
 
     attack: Attack = PGD(Linf(8 / 255), steps=10, step=2 / 255)
     bn: BatchNorm = "train"  # reference code: train mode, so crafting moves running statistics
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.bn == "train" and getattr(self.attack, "keep", "") == "criterion":
+        if self.bn != "eval" and getattr(self.attack, "keep", "") == "criterion":
             raise BadInput(
-                "an attack with keep=criterion drops images from the batch, which batch norm in "
-                "train mode would feel; use bn=eval or keep=largest"
+                "an attack with keep=criterion drops images from the batch, which batch norm by "
+                "its statistics would feel; use bn=eval or keep=largest"
             )
 
     def crafted(
@@ -107,12 +113,36 @@ class PGDAT(Frame):
 def crafting(net: nn.Module, bn: BatchNorm) -> Iterator[None]:
     """The net in a batch-norm mode and with its weights held still, then as it was."""
     mode, learning = net.training, [p for p in net.parameters() if p.requires_grad]
-    net.train(bn == "train")
+    net.train(bn != "eval")
     for parameter in learning:
         parameter.requires_grad_(False)  # no gradient is computed for what no attack may change
     try:
-        yield
+        with _statistics_held(net) if bn == "batch" else nullcontext():
+            yield
     finally:
         net.train(mode)
         for parameter in learning:
             parameter.requires_grad_(True)
+
+
+def _batch_norms(net: nn.Module) -> list[_BatchNorm]:
+    """Those of a net, or those that an engine's stand-in for it names."""
+    named = getattr(net, "batch_norms", None)
+    if named is not None:
+        found: list[_BatchNorm] = named()
+        return found
+    return [module for module in net.modules() if isinstance(module, _BatchNorm)]
+
+
+@contextmanager
+def _statistics_held(net: nn.Module) -> Iterator[None]:
+    """Batch norm by the batch's statistics, of which nothing is remembered."""
+    norms = _batch_norms(net)
+    before = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, before, strict=True):
+            norm.momentum = momentum

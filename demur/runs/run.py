@@ -100,7 +100,7 @@ class Run:
     @property
     def chosen(self) -> dict[str, Any]:
         """Which epoch's weights were taken, on which split, why, and where they were made."""
-        if not self.finished:
+        if not (self.path / "chosen.json").exists():
             raise BadInput(f"{self.path} is not trained to the end; resume it with demur train")
         story = read_story(self.path / "chosen.json", mend="delete it and train again")
         expected, found = str(story["recipe_digest"]), digest(self.recipe)
@@ -114,6 +114,11 @@ class Run:
     def net(self, device: torch.device) -> RejectingNet:
         """The trained net in eval mode."""
         path, expected = self.path / "model.safetensors", self.chosen["weights"]
+        if not path.exists():
+            raise BadInput(
+                f"{self.path} keeps records alone, without weights; train it again elsewhere with "
+                f"demur train @{self.path / 'recipe.txt'}"
+            )
         weights = read_tensors(path, expected, mend="delete it and train again with demur train")
         net = self.recipe.net.build(self.recipe.data.domain, self.recipe.method.head)
         net.load_state_dict(weights)

@@ -1,4 +1,4 @@
-"""What a killed training resumes from: weights and momentum after the last whole epoch.
+"""What a killed training resumes from: weights and momentum after a whole epoch.
 
 state/now.json names the files and their digests and is written last, so it always describes a
 state that is whole. All randomness is a function of (seed, step), so nothing else is kept.
@@ -6,7 +6,7 @@ state that is whole. All randomness is a function of (seed, step), so nothing el
 
 import json
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,10 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Best:
-    """The weights chosen so far."""
+    """The epoch chosen so far; without a value it is the last one, whatever it can do."""
 
     epoch: int
-    value: float | None  # None where the last epoch is taken, whatever it can do
-    file: str
-    digest: str
+    value: float | None
 
 
 @dataclass(frozen=True)
@@ -36,56 +34,67 @@ class State:
     best: Best | None = None
     lines: tuple[str, ...] = ()  # of metrics.jsonl
 
+    def after(self, value: float | None, line: dict[str, Any]) -> "State":
+        """The state after one more epoch, which is the best one if its value says so."""
+        epoch, best = self.epoch + 1, self.best
+        if best is None or best.value is None or value is None or value > best.value:
+            best = Best(epoch, value)
+        line = {"epoch": epoch, **line, "chosen_so_far": best.epoch}
+        return State(epoch, best, (*self.lines, json.dumps(line)))
 
-def load_state(run: Run) -> tuple[State, Tensors]:
-    """The last whole state and its tensors; a fresh state and none where there is no file."""
+    @property
+    def is_best(self) -> bool:
+        """Whether the last epoch is the one chosen so far."""
+        return self.best is not None and self.best.epoch == self.epoch
+
+
+def write_metrics(run: Run, state: State) -> None:
+    """One line an epoch."""
+    write_text(run.path / "metrics.jsonl", "\n".join(state.lines) + "\n")
+
+
+def load_state(run: Run) -> tuple[State, Tensors, Tensors]:
+    """The last kept state, its tensors and the best weights; a fresh state and none of either."""
     now = run.path / "state" / "now.json"
     if not now.exists():
-        return State(), {}
+        return State(), {}, {}
     mend = f"delete the folder {now.parent} to train from the start"
     story = read_story(now, mend)
-    best = Best(**story["best"])
-    state = State(story["epoch"], best, tuple(story["lines"]))
-    read_tensors(now.parent / best.file, best.digest, mend)
-    return state, read_tensors(now.parent / story["file"], story["digest"], mend)
+    state = State(story["epoch"], Best(**story["best"]), tuple(story["lines"]))
+    best = read_tensors(now.parent / story["best_file"], story["best_digest"], mend)
+    return state, read_tensors(now.parent / story["file"], story["digest"], mend), best
 
 
-def advanced(run: Run, state: State, tensors: Tensors, weights: Tensors, value: float | None,
-             line: dict[str, Any]) -> State:  # fmt: skip
-    """The state after one more epoch, on disk before it is returned; without a value it is best."""
-    folder, epoch = run.path / "state", state.epoch + 1
-    best = state.best
-    if best is None or best.value is None or value is None or value > best.value:
-        file = f"best-{epoch:04d}.safetensors"
-        best = Best(epoch, value, file, write_tensors(folder / file, weights))
-    line = {"epoch": epoch, **line, "chosen_so_far": best.epoch}
-    state = replace(state, epoch=epoch, best=best, lines=(*state.lines, json.dumps(line)))
-    file = f"epoch-{epoch:04d}.safetensors"
+def keep(run: Run, state: State, tensors: Tensors, best: Tensors) -> None:
+    """Put a state on disk; an earlier one stays until it is whole."""
+    assert state.best is not None
+    folder = run.path / "state"
+    file, best_file = (
+        f"{kind}-{epoch:04d}.safetensors"
+        for kind, epoch in (("epoch", state.epoch), ("best", state.best.epoch))
+    )
     story = {
-        "epoch": epoch,
+        "epoch": state.epoch,
         "file": file,
         "digest": write_tensors(folder / file, tensors),
-        "best": vars(best),
+        "best": vars(state.best),
+        "best_file": best_file,
+        "best_digest": write_tensors(folder / best_file, best),
         "lines": list(state.lines),
     }
     write_story(folder / "now.json", story)
-    write_text(run.path / "metrics.jsonl", "\n".join(state.lines) + "\n")
-    _forget(folder, keep={file, best.file, "now.json"})
-    return state
+    _forget(folder, keep={file, best_file, "now.json"})
 
 
-def finish(run: Run, state: State, about: dict[str, Any]) -> None:
+def finish(run: Run, state: State, best: Tensors, about: dict[str, Any]) -> None:
     """Put the chosen weights in place; chosen.json is written last and ends the run."""
-    best, folder = state.best, run.path / "state"
-    assert best is not None, "a run has at least one epoch"
-    mend = f"delete the folder {folder} to train from the start"
-    weights = read_tensors(folder / best.file, best.digest, mend)
-    write_text(run.path / "metrics.jsonl", "\n".join(state.lines) + "\n")
+    assert state.best is not None, "a run has at least one epoch"
+    write_metrics(run, state)
     (run.path / "chosen.json").unlink(missing_ok=True)  # of weights that have been deleted
-    digest = write_tensors(run.path / "model.safetensors", weights)
-    story = {"epoch": best.epoch, "value": best.value, "weights": digest, **about}
+    digest = write_tensors(run.path / "model.safetensors", best)
+    story = {"epoch": state.best.epoch, "value": state.best.value, "weights": digest, **about}
     write_story(run.path / "chosen.json", story)
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(run.path / "state", ignore_errors=True)
 
 
 def _forget(folder: Path, keep: set[str]) -> None:

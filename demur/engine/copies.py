@@ -1,0 +1,87 @@
+"""Copies of a net that attacks look at: weights held still, in the arithmetic of crafting.
+
+    copy = Moving(net, "bf16", "inductor")      # train mode: statistics are the net's and move
+    total, value, out = copy.look(goal)(x, y)   # differentiable in x
+
+`refresh` follows the net after it has learned. Which kind serves best is the crafter's to say.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Literal, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from demur.gradient import GoalFunction
+from demur.nets import RejectingNet
+from demur.output import Output
+from demur.precision import Precision, lowered, products_dtype
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Compiler = Literal["inductor", "aot_eager", "none"]
+Look = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Output]]
+
+
+class Copy(ABC):
+    """A copy of `source` in one mode of batch norm."""
+
+    def __init__(
+        self, source: RejectingNet, train: bool, precision: Precision, compiler: Compiler
+    ) -> None:
+        self.source, self.precision, self.compiler = source, precision, compiler
+        self.net = copy.deepcopy(source).requires_grad_(False).train(train)
+        for module in self.net.modules():
+            if isinstance(module, nn.Conv2d):
+                module.weight.data = module.weight.data.to(products_dtype(precision))
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Take over what the source has learned."""
+
+    def look(self, goal: GoalFunction) -> Look:
+        """One look at images: the goal's sum, its values, and the output."""
+
+        def looked(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Output]:
+            with lowered(self.precision, x.device):
+                out = self.net(x)
+            return judged(goal, out, y)
+
+        return compiled(looked, self.compiler)
+
+
+class Moving(Copy):
+    """A copy in train mode with its own weights but the source's running statistics."""
+
+    def __init__(self, source: RejectingNet, precision: Precision, compiler: Compiler) -> None:
+        super().__init__(source, True, precision, compiler)
+        for name, module in source.named_modules():
+            self.net.get_submodule(name)._buffers = module._buffers
+        self.pairs = list(zip(self.net.parameters(), source.parameters(), strict=True))
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take over the source's weights as they are now."""
+        torch._foreach_copy_([twin for twin, _ in self.pairs], [own for _, own in self.pairs])
+
+
+def judged(goal: GoalFunction, out: Output, y: Tensor) -> tuple[Tensor, Tensor, Output]:
+    """What a look returns; only the sum has a history."""
+    value = goal(out, y)
+    return value.sum(), value.detach(), out.detached()
+
+
+def compiled(function: Callable[P, R], compiler: Compiler) -> Callable[P, R]:
+    """The function compiled for fixed shapes, or as it is."""
+    if compiler == "none":
+        return function
+
+    def own(*args: P.args, **kwargs: P.kwargs) -> R:
+        return function(*args, **kwargs)
+
+    # the compiler allows a piece of code eight versions: each function has code of its own
+    own.__code__ = own.__code__.replace()
+    made: Callable[P, R] = torch.compile(own, dynamic=False, fullgraph=True, backend=compiler)
+    return made

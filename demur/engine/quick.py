@@ -1,0 +1,160 @@
+"""Residual nets on a GPU with batch norm, ReLU and residual sums by our own kernels.
+
+Convolutions are the library's. Only the ends are compiled, the image side and the answer side, so
+a step is ready in seconds; the middle is recorded into its graph.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from demur.engine import norm_kernels
+from demur.engine.copies import Compiler, Copy, Look, compiled, judged
+from demur.engine.folding import scales_and_shifts
+from demur.engine.quick_norm import QuickNorm
+from demur.gradient import GoalFunction
+from demur.nets import RejectingNet
+from demur.nets.block import Block, ResidualTrunk, pooled
+from demur.output import Output
+from demur.precision import Precision, lowered
+
+
+def quick_suits(net: RejectingNet, precision: Precision) -> bool:
+    """Whether the kernels can serve a net here; fp64 is beyond them."""
+    on_gpu = next(net.parameters()).is_cuda and norm_kernels.AVAILABLE
+    return on_gpu and precision != "fp64" and isinstance(net.trunk, ResidualTrunk)
+
+
+class Middle:
+    """The trunk between its first and last maps: its convolutions, the source's norms."""
+
+    def __init__(self, trunk: nn.Module, source: nn.Module, train: bool, learn: bool) -> None:
+        norms, twins = _norms(source), _norms(trunk)
+        sizes = [4 * norm.num_features for norm in norms]
+        self.train = train
+        self.sums = torch.zeros(sum(sizes), device=norms[0].weight.device)
+        self.norms = [
+            QuickNorm(norm, twin, part.view(2, 2, -1), train, learn)
+            for norm, twin, part in zip(norms, twins, self.sums.split(sizes), strict=True)
+        ]
+        self.blocks = [module for module in trunk.modules() if isinstance(module, Block)]
+
+    def __call__(self, maps: Tensor) -> Tensor:
+        """The last active maps; each block's sum waits for the norm of the next one."""
+        self._begin()
+        norms = iter(self.norms)
+        waiting: Tensor | None = None
+        for block in self.blocks:
+            total, active = _total(next(norms), maps, waiting)
+            waiting = total if block.shortcut is None else block.shortcut(active)
+            maps = block.conv2(next(norms)(block.conv1(active)))
+        return _total(next(norms), maps, waiting)[1]
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        """Forget the last look and count this one."""
+        if self.train:
+            self.sums.zero_()
+            sources = [norm.source for norm in self.norms]
+            means = [source.get_buffer("running_mean") for source in sources]
+            torch._foreach_copy_([norm.near for norm in self.norms], means)
+            torch._foreach_add_([s.get_buffer("num_batches_tracked") for s in sources], 1)
+
+    def settle(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Where scales and shifts of eval mode are held, and what they are now."""
+        scales, shifts = scales_and_shifts([norm.source for norm in self.norms])
+        places = [norm.last.kept[norm_kernels.SCALE] for norm in self.norms]
+        return places + [norm.last.kept[norm_kernels.SHIFT] for norm in self.norms], scales + shifts
+
+
+class Quick(Copy):
+    """A copy in either mode; in train mode the source's running statistics move."""
+
+    def __init__(
+        self, source: RejectingNet, train: bool, precision: Precision, compiler: Compiler
+    ) -> None:
+        super().__init__(source, train, precision, compiler)
+        self.middle = Middle(self.net.trunk, source.trunk, train, learn=False)
+        own = source.named_parameters()
+        twins = dict(self.net.named_parameters())
+        self.pairs: list[tuple[Tensor, Tensor]] = [
+            (twins[name], weight) for name, weight in own if ".norm" not in name
+        ]
+        for name, module in source.aux.named_modules():
+            twin = self.net.aux.get_submodule(name)
+            if train:
+                twin._buffers = module._buffers
+            else:
+                self.pairs += zip(twin.buffers(False), module.buffers(False), strict=True)
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take over the source's weights, and in eval mode its statistics, as they are now."""
+        held, given = [twin for twin, _ in self.pairs], [own for _, own in self.pairs]
+        if not self.middle.train:
+            places, values = self.middle.settle()
+            held, given = held + places, given + values
+        torch._foreach_copy_(held, given)
+
+    def look(self, goal: GoalFunction) -> Look:
+        """One look at images: the goal's sum, its values, and the output."""
+        ends = Ends(self.net, self.precision)
+        opened = compiled(ends.opened, self.compiler)
+
+        def closed(maps: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Output]:
+            return judged(goal, ends.closed(maps), y)
+
+        ended = compiled(closed, self.compiler)
+
+        def looked(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Output]:
+            with lowered(self.precision, x.device):
+                maps = self.middle(opened(x))
+            return ended(maps, y)
+
+        return looked
+
+
+class QuickNet(nn.Module):
+    """The learner's net itself in train mode, made quick; its weights get gradients."""
+
+    def __init__(self, net: RejectingNet, precision: Precision, compiler: Compiler) -> None:
+        super().__init__()
+        self.precision = precision
+        self.middle = Middle(net.trunk, net.trunk, train=True, learn=True)
+        ends = Ends(net, precision)
+        self.opened = compiled(ends.opened, compiler)
+        self.closed = compiled(ends.closed, compiler)
+
+    def forward(self, x: Tensor) -> Output:
+        """Logits, the last pooled feature, and the auxiliary output."""
+        with lowered(self.precision, x.device):
+            maps = self.middle(self.opened(x))
+        return self.closed(maps)
+
+
+class Ends:
+    """What comes before and behind the middle of a net."""
+
+    def __init__(self, net: RejectingNet, precision: Precision) -> None:
+        assert isinstance(net.trunk, ResidualTrunk)
+        self.net, self.stem, self.precision = net, net.trunk.stem, precision
+
+    def opened(self, x: Tensor) -> Tensor:
+        """From images to the first maps."""
+        with lowered(self.precision, x.device):
+            maps: Tensor = self.stem(self.net.normalise(x))
+        return maps
+
+    def closed(self, maps: Tensor) -> Output:
+        """From the last active maps to the answer."""
+        feature = pooled(maps)
+        with torch.autocast(maps.device.type, enabled=False):
+            return Output(self.net.classify(feature), feature, self.net.aux([feature]))
+
+
+def _norms(trunk: nn.Module) -> list[nn.BatchNorm2d]:
+    return [module for module in trunk.modules() if isinstance(module, nn.BatchNorm2d)]
+
+
+def _total(norm: QuickNorm, maps: Tensor, waiting: Tensor | None) -> tuple[Tensor, Tensor]:
+    return (maps, norm(maps)) if waiting is None else norm.of_sum(maps, waiting)

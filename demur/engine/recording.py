@@ -1,0 +1,58 @@
+"""Work recorded once as a CUDA graph and replayed without a word from the host."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+R = TypeVar("R")
+WARM_UP = 3  # times before recording, in which kernels are compiled and chosen
+
+
+def recorded(
+    work: Callable[[], R], prepare: Callable[[], object] = lambda: None
+) -> tuple[torch.cuda.CUDAGraph, R]:
+    """The graph of some work and what it returns, at addresses that every replay fills anew.
+
+    `prepare` is done before each of the trials and before the recording, and is no part of it.
+    """
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with tuned(), torch.cuda.stream(aside):
+        for _ in range(WARM_UP):
+            prepare()
+            work()
+    torch.cuda.current_stream().wait_stream(aside)
+    prepare()
+    graph = torch.cuda.CUDAGraph()
+    with tuned(), torch.cuda.graph(graph):
+        made = work()
+    return graph, made
+
+
+class Recording(Generic[R]):
+    """recording(a, b) is function(a, b), recorded at the first call, for one shape of each."""
+
+    def __init__(self, function: Callable[..., R], *examples: Tensor) -> None:
+        self.inputs = [example.clone() for example in examples]
+        self.graph, self.made = recorded(lambda: function(*self.inputs))
+
+    def __call__(self, *inputs: Tensor) -> R:
+        """What the function makes of the inputs, until the next call."""
+        for own, given in zip(self.inputs, inputs, strict=True):
+            own.copy_(given)
+        self.graph.replay()
+        return self.made
+
+
+@contextmanager
+def tuned() -> Iterator[None]:
+    """Let the convolution library try its kernels and keep the fastest."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
