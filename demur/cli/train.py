@@ -53,11 +53,11 @@ def trained(
     from demur.engine import check_engine
     from demur.runs import Run
     from demur.train import train as train_recipe
-    from demur.world import joined
+    from demur.world import current, joined, launched
 
     Run.check(folder, recipe)
     check_engine(engine)
-    if Run(folder).finished:
+    if Run(folder).finished and not launched():
         console.print(f"{folder} is trained already")
         return Run(folder)
     with joined(device_named(device)) as place, TrainingBar(f"train {folder.name}") as bar:
@@ -65,7 +65,9 @@ def trained(
         run = train_recipe(
             recipe, folder, place, data, bar.watch, engine, own_statistics, console.print
         )
-    console.print(f"{folder}: {_choice(run.chosen, recipe.epochs)}")
+        leads = current().leads
+    if leads:  # the others may be on machines that do not see the folder
+        console.print(f"{folder}: {_choice(run.chosen, recipe.epochs)}")
     return run
 
 

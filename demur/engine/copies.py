@@ -41,13 +41,17 @@ class Copy(ABC):
     def refresh(self) -> None:
         """Take over what the source has learned."""
 
+    def answer(self, x: Tensor) -> Output:
+        """What the copy makes of images."""
+        with lowered(self.precision, x.device):
+            out: Output = self.net(x)
+        return out
+
     def look(self, goal: GoalFunction) -> Look:
         """One look at images: the goal's sum, its values, and the output."""
 
         def looked(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Output]:
-            with lowered(self.precision, x.device):
-                out = self.net(x)
-            return judged(goal, out, y)
+            return judged(goal, self.answer(x), y)
 
         return compiled(looked, self.compiler)
 

@@ -21,7 +21,7 @@ from demur.engine.recording import Recording
 from demur.gradient import GoalFunction, Gradient
 from demur.nets import RejectingNet
 from demur.output import Output
-from demur.precision import Precision, lowered
+from demur.precision import Precision
 
 SMALLEST = 16  # images: below that a padded batch costs no more
 
@@ -53,11 +53,9 @@ class Crafter(nn.Module):
         return self.precision in ("fp32", "fp64")
 
     def forward(self, x: Tensor) -> Output:
-        """The net's own answer in full precision; in train mode that of the moving copy."""
-        if self.training:
-            with lowered(self.precision, x.device):
-                moving: Output = self._copy().net(x)
-            return moving
+        """The net's own answer in full precision; that of the copy while the net is learning."""
+        if self._source[0].training:
+            return self._copy().answer(x)
         with full_precision(), torch.autocast(x.device.type, enabled=False):
             out: Output = self._source[0](x)
         return out
@@ -66,9 +64,10 @@ class Crafter(nn.Module):
         """The goal's gradient with respect to each image."""
         count, room = len(x), self._bucket(len(x))
         x, y = filled_up(x, room), filled_up(y, room)
-        if self.fixed is None or not x.is_cuda:
+        if self.fixed is None:
             return self._gradient(goal, x, y)
-        grad, value, out = self._recording(goal, x, y)(x, y)
+        look = self._recording(goal, x, y) if x.is_cuda else partial(self._gradient, goal)
+        grad, value, out = look(x, y)
         return Gradient(  # copies, since the next replay writes over what this one made
             grad[:count].clone(), value[:count].clone(),
             Output(*(part[:count].clone() for part in out)),
@@ -96,6 +95,12 @@ class Crafter(nn.Module):
         while room // 2 >= max(count, SMALLEST):
             room //= 2
         return room
+
+    def size_to(self, largest: int) -> None:
+        """Expect batches of at most this size; what was recorded for others is dropped."""
+        if largest != self.fixed:
+            self.fixed = largest
+            self._recordings.clear()
 
     def batch_norms(self) -> list[_BatchNorm]:
         """Those of the copy for this mode; a frame may hold their momentum."""

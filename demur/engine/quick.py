@@ -74,6 +74,7 @@ class Quick(Copy):
     ) -> None:
         super().__init__(source, train, precision, compiler)
         self.middle = Middle(self.net.trunk, source.trunk, train, learn=False)
+        self.ends = Ends(self.net, precision)
         own = source.named_parameters()
         twins = dict(self.net.named_parameters())
         self.pairs: list[tuple[Tensor, Tensor]] = [
@@ -96,13 +97,18 @@ class Quick(Copy):
             held, given = held + places, given + values
         torch._foreach_copy_(held, given)
 
+    def answer(self, x: Tensor) -> Output:
+        """What the copy makes of images."""
+        with lowered(self.precision, x.device):
+            maps = self.middle(self.ends.opened(x))
+        return self.ends.closed(maps)
+
     def look(self, goal: GoalFunction) -> Look:
         """One look at images: the goal's sum, its values, and the output."""
-        ends = Ends(self.net, self.precision)
-        opened = compiled(ends.opened, self.compiler)
+        opened = compiled(self.ends.opened, self.compiler)
 
         def closed(maps: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Output]:
-            return judged(goal, ends.closed(maps), y)
+            return judged(goal, self.ends.closed(maps), y)
 
         ended = compiled(closed, self.compiler)
 

@@ -25,10 +25,16 @@ def recorded(
             prepare()
             work()
     torch.cuda.current_stream().wait_stream(aside)
+    torch.cuda.empty_cache()  # a graph has memory of its own
     prepare()
     graph = torch.cuda.CUDAGraph()
-    with tuned(), torch.cuda.graph(graph):
-        made = work()
+    try:
+        with tuned(), torch.cuda.graph(graph):
+            made = work()
+    except RuntimeError as error:  # ending a recording that ran out of memory fails too
+        if isinstance(error.__context__, torch.OutOfMemoryError):
+            raise error.__context__ from None
+        raise
     return graph, made
 
 

@@ -96,7 +96,7 @@ class Source:
         if not self.fast:
             with full_precision():
                 return attack.perturbed(self.net, x, y, images.index[piece])
-        self.crafter.fixed = batch_size
+        self.crafter.size_to(batch_size)
         with arithmetic(self.precision, self.device), fusing(), tuned():
             x = x.contiguous(memory_format=torch.channels_last)
             return attack.perturbed(self.crafter, x, y, images.index[piece]).contiguous()
