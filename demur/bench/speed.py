@@ -73,6 +73,7 @@ class Bench:
 
     def eager(self) -> None:
         """The usual loop."""
+        self._forget_memory()
         attack, threat = self.attack, self.recipe.data.threat
         fit = self.images(max(4 * self.recipe.batch_size, 1024))
         loop = EagerLoop(
@@ -83,6 +84,7 @@ class Bench:
 
     def plain(self) -> None:
         """Our reference step."""
+        self._forget_memory()
         learner = Learner(self.recipe, self.device)
         steps = PlainSteps(self.recipe, learner, self.images(self._few * self.recipe.batch_size))
         steps.begin(0)
@@ -110,7 +112,7 @@ class Bench:
         """Seconds of an attack on a net in eval mode."""
         net = self.recipe.net.build(self.recipe.data.domain, self.recipe.method.head)
         net.to(self.device).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
-        crafter = Crafter(net.requires_grad_(False), self.recipe.precision)
+        crafter = Crafter(net.requires_grad_(False), self.recipe.precision, fixed=batch_size)
         images = self.images(count)
 
         def batch(i: int) -> Tensor:
@@ -140,13 +142,17 @@ class Bench:
             raise BadInput("the fast engine needs a GPU; on a CPU use --only eager,plain")
         began = time.perf_counter()
         count = max(3, self.steps * self.recipe.batch_size // recipe.batch_size)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self.device)
+        self._forget_memory()
         learner = Learner(recipe, self.device, channels_last=True)
         steps = FastSteps(recipe, learner, self.images(count * recipe.batch_size), say=_refuse)
         steps.begin(0)
         wait(self.device)
         return steps, time.perf_counter() - began
+
+    def _forget_memory(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
 
     def _line(
         self,

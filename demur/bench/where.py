@@ -8,11 +8,15 @@ from torch.profiler import ProfilerActivity, profile
 
 STEPS = 3
 KINDS = {  # the first kind with a word in a kernel's name takes it
+    "batch norm, ReLU, residual sums": (
+        "sums_kernel", "normalise_kernel", "affine_kernel", "grad_kernel", "batch_norm",
+    ),
+    "compiled, element by element": ("triton_poi",),
+    "compiled reductions": ("triton_red", "triton_per"),
     "convolutions and matrix products": ("gemm", "fprop", "dgrad", "wgrad", "conv", "cutlass"),
-    "batch norm and other reductions": ("triton_red", "triton_per", "reduce", "batch_norm"),
-    "element by element": ("triton_poi", "elementwise", "copy", "Memcpy", "index"),
     "optimiser": ("multi_tensor",),
-}
+    "copies and fills": ("copy", "Memcpy", "Memset", "fill"),
+}  # fmt: skip
 
 
 def where_time_goes(action: Callable[[int], object], seconds: float) -> dict[str, float]:

@@ -5,6 +5,7 @@ from torch import nn
 
 from demur.attacks import Attack
 from demur.data import Images
+from demur.device import full_precision
 from demur.engine.crafter import Crafter
 from demur.engine.learner import Learner
 from demur.methods import crafting
@@ -30,11 +31,13 @@ class Judge:
             self.crafter.refresh()
             model = self.crafter.eval()
         right = torch.zeros((), dtype=torch.int64, device=images.y.device)
-        with crafting(net, "eval"), arithmetic(self.learner.precision, images.y.device):
+        with crafting(net, "eval"):
             for chosen in list(images.slices(BATCH))[world.rank :: world.size]:
                 x, y = images.batch(chosen)
-                x_adv = attack.perturbed(model, x.to(self.learner.dtype), y, images.index[chosen])
-                with torch.no_grad():
+                x = x.to(self.learner.dtype)
+                with arithmetic(self.learner.precision, x.device):
+                    x_adv = attack.perturbed(model, x, y, images.index[chosen])
+                with torch.no_grad(), full_precision():
                     right += (prediction(net(x_adv)) == y).sum()
         world.add_up([right])
         return int(right) / len(images)
