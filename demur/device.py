@@ -1,7 +1,4 @@
-"""Choosing a device by name, and its arithmetic."""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
+"""Choosing a device by name."""
 
 import torch
 
@@ -20,16 +17,6 @@ def device_named(name: str) -> torch.device:
         raise BadInput(f"demur does not run on {name!r}; use auto, cpu or cuda")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BadInput(f"{name} was asked for but this machine shows none; use --device cpu")
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # kernels and graphs go to the current one
     return device
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Real fp32 for a while: no TF32 in convolutions and matrix products on a GPU."""
-    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = convolutions.allow_tf32, products.allow_tf32
-    convolutions.allow_tf32 = products.allow_tf32 = False
-    try:
-        yield
-    finally:
-        convolutions.allow_tf32, products.allow_tf32 = before

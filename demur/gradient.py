@@ -36,7 +36,8 @@ def gradient(model: Model, goal: GoalFunction, x: Tensor, y: Tensor) -> Gradient
     with torch.enable_grad():
         out = output_of(model(x))
         value = goal(out, y)  # N
-        (grad,) = torch.autograd.grad(value.sum(), x)
+        with torch.autocast(x.device.type, enabled=False):  # a backward pass has its own dtypes
+            (grad,) = torch.autograd.grad(value.sum(), x)
     return Gradient(grad, value.detach(), out.detached())
 
 

@@ -33,14 +33,25 @@ def lowered(precision: Precision, device: torch.device) -> torch.autocast:
     )
 
 
+def unlowered(device: torch.device) -> torch.autocast:
+    """No lowering for a while: for what is never computed in 16 bits, and for backward passes."""
+    return torch.autocast(device.type, enabled=False)
+
+
+@contextmanager
+def rounded(precision: Precision) -> Iterator[None]:
+    """The factors of fp32 products rounded to TF32 for a while, or not, by the precision."""
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = convolutions.allow_tf32, products.allow_tf32
+    convolutions.allow_tf32 = products.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        convolutions.allow_tf32, products.allow_tf32 = before
+
+
 @contextmanager
 def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
     """This precision and no other for a while."""
-    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = convolutions.allow_tf32, products.allow_tf32
-    convolutions.allow_tf32 = products.allow_tf32 = precision in ("tf32", "bf16")
-    try:
-        with lowered(precision, device):
-            yield
-    finally:
-        convolutions.allow_tf32, products.allow_tf32 = before
+    with rounded(precision), lowered(precision, device):
+        yield

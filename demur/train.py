@@ -24,7 +24,7 @@ from demur.engine import Judge, Plan, Tensors, plan_for
 from demur.errors import BadInput
 from demur.recipes import Recipe
 from demur.runs import Run, provenance
-from demur.runs.state import State, finish, keep, load_state, write_metrics
+from demur.runs.state import State, finish, keep, kept_plan, load_state, write_metrics
 from demur.spec import digest, show
 
 
@@ -67,13 +67,15 @@ def train(
 ) -> Run:
     """The finished run of a recipe in a folder, resumed where an earlier call stopped."""
     here = world.current()
-    Run.check(folder, recipe)
+    if here.leads:
+        Run.check(folder, recipe)
     splits = recipe.data.load(data_folder)
     check_trainable(recipe, splits, here.size)
     device = device or torch.device("cpu")
     with Run.claim(folder, recipe) if here.leads else nullcontext(Run(folder)) as run:
         if not here.told(run.finished):
             plan = plan_for(engine, recipe, device, here, own_statistics, say)
+            plan = here.told(plan.after(kept_plan(run)) if here.leads else plan)
             Training(recipe, run, splits, device, plan, watch, say).go()
     here.wait()
     return run
@@ -169,7 +171,7 @@ class Training:
         write_metrics(self.run, state)
         began = time.monotonic()
         if began >= self.next_keep and state.epoch < self.recipe.epochs:
-            keep(self.run, state, self.learner.tensors(), self.best)
+            keep(self.run, state, self.learner.tensors(), self.best, self.plan.words())
             self.kept, ended = state.epoch, time.monotonic()
             self.next_keep = ended + (ended - began) / KEEPING
 
@@ -209,6 +211,7 @@ class Training:
                 )
             )  # fmt: skip
         self.world.add_up([self.steps.losses])
+        self.world.agree(list(self.learner.net.buffers()))  # statistics of their own have parted
         self._check_finite(self.steps.losses, epoch)
         return float(self.steps.losses.mean())
 

@@ -49,7 +49,9 @@ class World:
     def agree(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by those of the leading process."""
         for tensor in tensors if self.size > 1 else ():
-            dist.broadcast(tensor, 0)
+            held = tensor.detach().contiguous()  # a message has no layout
+            dist.broadcast(held, 0)
+            tensor.detach().copy_(held)
 
     def told(self, thing: T) -> T:
         """What the leading process says; its word is small and plain."""
@@ -60,12 +62,13 @@ class World:
         return words[0]
 
     def gathered(self, tensor: Tensor) -> list[Tensor]:
-        """One tensor of the same shape from every process, in order of rank."""
+        """To the leading process, one tensor of the same shape from each; none to the others."""
         if self.size == 1:
             return [tensor]
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(parts, tensor.contiguous())
-        return parts
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(self.size)] if self.leads else None
+        dist.gather(tensor, parts, dst=0)
+        return parts or []
 
     def wait(self) -> None:
         """Go on when every process has come this far."""
@@ -102,7 +105,5 @@ def joined(device: torch.device) -> Iterator[torch.device]:
         torch.cuda.set_device(device)
     options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **options)
-    try:
-        yield device
-    finally:
-        dist.destroy_process_group()
+    yield device
+    dist.destroy_process_group()  # not after an error: it would wait for processes that wait too

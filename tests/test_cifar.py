@@ -198,6 +198,13 @@ def test_impossible_labels_are_named(kind: type[Cifar], tmp_path: Path) -> None:
         assert refusal(tmp_path / form, kind) == words
 
 
+class Raw:
+    """Pickled as an array of objects over raw memory, which would crash whoever touches it."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return np.ndarray, ((1,), np.dtype("O"), b"A" * 8)
+
+
 PIXELS = np.zeros((BATCH, 3072), np.uint8)
 LABELS = [1] * BATCH
 
@@ -208,7 +215,9 @@ LABELS = [1] * BATCH
         ([1, 2], "no batch of images"),
         ({"data": PIXELS}, "whole numbers under 'labels'"),
         ({"data": PIXELS.tolist(), "labels": LABELS}, "bytes under 'data'"),
-        ({"data": PIXELS.astype(float), "labels": LABELS}, "bytes under 'data'"),
+        ({"data": PIXELS.astype(float), "labels": LABELS}, "numpy.dtype('f8')"),
+        ({"data": np.array([None]), "labels": LABELS}, "numpy.dtype('O8')"),
+        ({"data": Raw(), "labels": LABELS}, "numpy.dtype('O8')"),
         ({"data": PIXELS, "labels": [1.5] * BATCH}, "whole numbers"),
         ({"data": PIXELS, "labels": ["1"] * BATCH}, "whole numbers"),
         ({"data": PIXELS, "labels": [LABELS] * BATCH}, "whole numbers"),

@@ -2,8 +2,12 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from demur import noise
+from demur.balls import L2, Linf
+from demur.data import CropFlip
 
 
 def test_uniform_is_uniform_and_uncorrelated() -> None:
@@ -52,6 +56,35 @@ def test_the_global_generator_is_untouched() -> None:
     noise.uniform(0, torch.arange(4), 0, (3,))
     noise.permutation(0, 10, 0)
     assert torch.equal(before, torch.get_rng_state())
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**62), st.integers(0, 2**62))
+def test_seeds_and_streams_held_in_tensors_are_the_same_numbers(seed: int, stream: int) -> None:
+    index = torch.tensor([0, 3, 2**40])
+    held_seed, held = torch.tensor([seed]), torch.tensor([stream])
+    for draw in (noise.uniform, noise.normal):
+        plain = draw(seed, index, stream, (2, 3))
+        assert torch.equal(draw(seed, index, held, (2, 3)), plain)
+        assert torch.equal(draw(held_seed, index, held, (2, 3)), plain)
+    assert torch.equal(noise.permutation(seed, 9, held), noise.permutation(seed, 9, stream))
+    for words in ((), (5,), (5, 2**33)):
+        derived = noise.derived(seed, *words, stream)
+        assert isinstance(derived, int)
+        assert int(noise.derived(seed, *words, held)) == derived
+        assert int(noise.derived(held_seed, *words, stream)) == derived
+
+
+def test_starts_and_crops_take_a_stream_from_a_tensor() -> None:
+    x = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    index, stream = torch.tensor([4, 0, 9]), 2**35 + 1
+    held = torch.tensor([stream])
+    for ball in (Linf(0.2), L2(0.7)):
+        assert torch.equal(ball.start(x, 1, index, held), ball.start(x, 1, index, stream))
+        assert not torch.equal(ball.start(x, 1, index, held + 1), ball.start(x, 1, index, held))
+    crop = CropFlip(pad=2)
+    assert torch.equal(crop(x, 1, index, held), crop(x, 1, index, stream))
+    assert not torch.equal(crop(x, 1, index, held + 1), crop(x, 1, index, held))
 
 
 def test_values_are_frozen() -> None:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from demur.cli.app import AsJson, Device, app
-from demur.errors import BadInput
 
 
 @app.command()
@@ -54,7 +53,8 @@ def bench(
     else:
         _show_speed(report)
     if check and not (report["noise_is_the_same"] and all(p["holds"] for p in report["pairs"])):
-        raise BadInput("the engines differ by more than is allowed; do not trust the fast one here")
+        typer.echo("demur: the fast engine is not the plain one here; use --engine plain", err=True)
+        raise typer.Exit(1)
 
 
 def _checked(device: Any, say: Any) -> dict[str, Any]:
@@ -86,6 +86,6 @@ def _show_check(report: dict[str, Any]) -> None:
         how = "recorded" if pair["recorded"] else "eager"
         typer.echo(
             f"{verdict:9} {pair['precision']}  {pair['apart']:.1e} of {pair['allowed']:.1e} "
-            f"allowed, {how}: {pair['frame']}, {pair['head']}"
+            f"allowed, {how}: {pair['frame']}, {pair['head']} {pair['refusal']}"
         )
     typer.echo(f"noise is the same on CPU and device: {report['noise_is_the_same']}")

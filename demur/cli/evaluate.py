@@ -56,13 +56,15 @@ def attack(
 
 def source_of(run: str, device: str, data: str | None, engine: str = "auto") -> "Source":
     """A run opened for evaluation."""
+    from demur.cli.progress import console
     from demur.device import device_named
     from demur.evaluate import Source
     from demur.runs import Run
 
     found = Run.open(run)
     _ = found.chosen  # an unfinished run is refused before anything else
-    return Source(found, device_named(device), Path(data) if data else None, engine)
+    where = Path(data) if data else None
+    return Source(found, device_named(device), where, engine, console.print)
 
 
 def attack_all(source: "Source", attacks: list[str], order: "Order") -> None:

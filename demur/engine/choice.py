@@ -7,7 +7,8 @@ memory layout and arithmetic that a short trial there finds fastest.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -47,6 +48,12 @@ class Plan:
         if self.engine == "fast" and fit.y.device.type == "cuda":
             return FastSteps(recipe, learner, fit, say=say)
         return PlainSteps(recipe, learner, fit)
+
+    def after(self, kept: dict[str, Any] | None) -> "Plan":
+        """The plan a kept state was computed by, if it was this engine: trials may vary."""
+        if kept is None or kept["engine"] != self.engine:
+            return self
+        return replace(self, precision=kept["arithmetic"], channels_last=kept["channels_last"])
 
     def words(self) -> dict[str, str | bool]:
         """The plan as provenance."""

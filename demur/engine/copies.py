@@ -1,7 +1,7 @@
 """Copies of a net that attacks look at: weights held still, in the arithmetic of crafting.
 
-    copy = Moving(net, "bf16", "inductor")      # train mode: statistics are the net's and move
-    total, value, out = copy.look(goal)(x, y)   # differentiable in x
+    copy = Moving(net, "bf16")                            # train mode: statistics are the net's
+    total, value, out = copy.look(goal, "inductor")(x, y) # differentiable in x
 
 `refresh` follows the net after it has learned. Which kind serves best is the crafter's to say.
 """
@@ -28,14 +28,15 @@ Look = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Output]]
 class Copy(ABC):
     """A copy of `source` in one mode of batch norm."""
 
-    def __init__(
-        self, source: RejectingNet, train: bool, precision: Precision, compiler: Compiler
-    ) -> None:
-        self.source, self.precision, self.compiler = source, precision, compiler
+    def __init__(self, source: RejectingNet, train: bool, precision: Precision) -> None:
+        self.source, self.precision = source, precision
         self.net = copy.deepcopy(source).requires_grad_(False).train(train)
+        on_gpu = next(source.parameters()).is_cuda
+        layout = torch.channels_last if on_gpu else torch.preserve_format
         for module in self.net.modules():
             if isinstance(module, nn.Conv2d):
-                module.weight.data = module.weight.data.to(products_dtype(precision))
+                weight = module.weight.data.to(products_dtype(precision), memory_format=layout)
+                module.weight.data = weight
 
     @abstractmethod
     def refresh(self) -> None:
@@ -47,20 +48,20 @@ class Copy(ABC):
             out: Output = self.net(x)
         return out
 
-    def look(self, goal: GoalFunction) -> Look:
+    def look(self, goal: GoalFunction, compiler: Compiler) -> Look:
         """One look at images: the goal's sum, its values, and the output."""
 
         def looked(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Output]:
             return judged(goal, self.answer(x), y)
 
-        return compiled(looked, self.compiler)
+        return compiled(looked, compiler)
 
 
 class Moving(Copy):
     """A copy in train mode with its own weights but the source's running statistics."""
 
-    def __init__(self, source: RejectingNet, precision: Precision, compiler: Compiler) -> None:
-        super().__init__(source, True, precision, compiler)
+    def __init__(self, source: RejectingNet, precision: Precision) -> None:
+        super().__init__(source, True, precision)
         for name, module in source.named_modules():
             self.net.get_submodule(name)._buffers = module._buffers
         self.pairs = list(zip(self.net.parameters(), source.parameters(), strict=True))

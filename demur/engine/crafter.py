@@ -7,23 +7,24 @@ In eval mode batch norm is folded into scales and shifts; in train mode running 
 net's own and move with every look. `refresh` follows the net after it has learned.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from demur.device import full_precision
 from demur.engine.copies import Compiler, Copy, Look, Moving
 from demur.engine.folding import Folded
 from demur.engine.quick import Quick, quick_suits
-from demur.engine.recording import Recording
+from demur.engine.recording import Recording, first_line
 from demur.gradient import GoalFunction, Gradient
 from demur.nets import RejectingNet
 from demur.output import Output
-from demur.precision import Precision
+from demur.precision import Precision, rounded, unlowered
 
 SMALLEST = 16  # images: below that a padded batch costs no more
+HALVINGS = 64  # the smallest bucket is this part of the largest; each is compiled for itself
 
 
 class Crafter(nn.Module):
@@ -35,15 +36,17 @@ class Crafter(nn.Module):
         precision: Precision,
         compiler: Compiler = "inductor",
         fixed: int | None = None,
+        say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         super().__init__()
-        self.precision, self.compiler = precision, compiler
+        self.precision, self.compiler, self.say = precision, compiler, say
         # the largest batch there will be: smaller ones are padded to buckets, each recorded;
         # None where batches are all alike and recorded by whoever crafts
         self.fixed = fixed
         self._source = (net,)  # in a tuple, so that its weights are not this module's
         self._copies: dict[bool, Copy] = {}  # by mode
         self._recordings: dict[tuple[GoalFunction, bool, int], Recording[Gradient]] = {}
+        self._unrecorded: set[GoalFunction] = set()  # goals that no compiler or recorder takes
         self._looks: dict[tuple[GoalFunction, bool], Look] = {}
         self.train(net.training)
 
@@ -56,32 +59,46 @@ class Crafter(nn.Module):
         """The net's own answer in full precision; that of the copy while the net is learning."""
         if self._source[0].training:
             return self._copy().answer(x)
-        with full_precision(), torch.autocast(x.device.type, enabled=False):
+        with rounded("fp32"), unlowered(x.device):
             out: Output = self._source[0](x)
         return out
 
     def gradient(self, goal: GoalFunction, x: Tensor, y: Tensor) -> Gradient:
         """The goal's gradient with respect to each image."""
-        count, room = len(x), self._bucket(len(x))
-        x, y = filled_up(x, room), filled_up(y, room)
         if self.fixed is None:
             return self._gradient(goal, x, y)
-        look = self._recording(goal, x, y) if x.is_cuda else partial(self._gradient, goal)
-        grad, value, out = look(x, y)
+        count, room = len(x), self._bucket(len(x))
+        grad, value, out = self._taken(goal, filled_up(x, room), filled_up(y, room))
         return Gradient(  # copies, since the next replay writes over what this one made
             grad[:count].clone(), value[:count].clone(),
             Output(*(part[:count].clone() for part in out)),
         )  # fmt: skip
 
+    def _taken(self, goal: GoalFunction, x: Tensor, y: Tensor) -> Gradient:
+        """The gradient by a recording if there can be one, else as it comes."""
+        if goal in self._unrecorded or not x.is_cuda:
+            return self._gradient(goal, x, y)
+        try:
+            return self._recording(goal, x, y)(x, y)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # of the compiler or the recorder
+            self._unrecorded.add(goal)
+            self._looks.clear()
+            self.say(f"this goal cannot be compiled and is attacked slowly: {first_line(error)}")
+            return self._gradient(goal, x, y)
+
     def _gradient(self, goal: GoalFunction, x: Tensor, y: Tensor) -> Gradient:
         x = x.detach().requires_grad_()
         with torch.enable_grad():
             total, value, out = self._look(goal)(x, y)
-            (grad,) = torch.autograd.grad(total, x)
+            with unlowered(x.device):
+                (grad,) = torch.autograd.grad(total, x)
         return Gradient(grad, value, out)
 
     def _recording(self, goal: GoalFunction, x: Tensor, y: Tensor) -> Recording[Gradient]:
         """The gradient of a goal for one batch size, recorded when first asked for."""
+        assert not self.training, "trying it out would move running statistics"
         key = (goal, self.training, len(x))
         if key not in self._recordings:
             self._recordings[key] = Recording(partial(self._gradient, goal), x, y)
@@ -92,7 +109,7 @@ class Crafter(nn.Module):
         if self.fixed is None or self.training or count > self.fixed:
             return count
         room = self.fixed
-        while room // 2 >= max(count, SMALLEST):
+        while room // 2 >= max(count, SMALLEST, self.fixed // HALVINGS):
             room //= 2
         return room
 
@@ -100,7 +117,11 @@ class Crafter(nn.Module):
         """Expect batches of at most this size; what was recorded for others is dropped."""
         if largest != self.fixed:
             self.fixed = largest
-            self._recordings.clear()
+            self.forget()
+
+    def forget(self) -> None:
+        """Drop all recordings, which hold memory, as when another attack begins."""
+        self._recordings.clear()
 
     def batch_norms(self) -> list[_BatchNorm]:
         """Those of the copy for this mode; a frame may hold their momentum."""
@@ -117,17 +138,18 @@ class Crafter(nn.Module):
         if train not in self._copies:
             (source,) = self._source
             if quick_suits(source, self.precision):
-                self._copies[train] = Quick(source, train, self.precision, self.compiler)
+                self._copies[train] = Quick(source, train, self.precision)
             else:
                 kind = Moving if train else Folded
-                self._copies[train] = kind(source, self.precision, self.compiler)
+                self._copies[train] = kind(source, self.precision)
         return self._copies[train]
 
     def _look(self, goal: GoalFunction) -> Look:
         """One look at images for a goal, compiled when first asked for."""
         key = (goal, self.training)
         if key not in self._looks:
-            self._looks[key] = self._copy().look(goal)
+            compiler = "none" if goal in self._unrecorded else self.compiler
+            self._looks[key] = self._copy().look(goal, compiler)
         return self._looks[key]
 
 

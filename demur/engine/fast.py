@@ -16,9 +16,10 @@ from demur.engine.copies import Compiler, compiled
 from demur.engine.crafter import Crafter
 from demur.engine.learner import Learner
 from demur.engine.quick import QuickNet, quick_suits
-from demur.engine.recording import recorded
+from demur.engine.recording import first_line, recorded
 from demur.engine.steps import PlainSteps
 from demur.engine.update import Update
+from demur.errors import BadInput
 from demur.fused import fusing
 from demur.recipes import Recipe
 
@@ -91,17 +92,25 @@ class FastSteps(PlainSteps):
         self.cursor += 1
 
     def _try_to_record(self) -> None:
+        """Record the step, or go on with the plain one, which always works, in every process."""
+        reason = ""
         try:
             self._record()
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # of the compiler or the recorder: the plain step always works
+        except Exception as error:  # of the compiler or the recorder
+            reason = first_line(error)
+        refusals = torch.tensor([float(bool(reason))], device=self.order.device)
+        self.learner.world.add_up([refusals])
+        if bool(refusals):
             self.graph, self.refused = None, True
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             self.say(f"the fast step cannot be had here, going on with the plain one: {reason}")
 
     def _record(self) -> None:
         """Record the step; what the warm-up changed is put back."""
+        attack = getattr(self.recipe.method.frame, "attack", None)
+        if getattr(attack, "keep", None) == "criterion":
+            raise BadInput("an attack with keep=criterion drops images as it goes")
         with self._unchanged():
             self.graph, _ = recorded(self._step, prepare=self.cursor.zero_)
 
@@ -111,6 +120,8 @@ class FastSteps(PlainSteps):
         try:
             yield
         finally:
+            if self.order.is_cuda:
+                torch.cuda.synchronize()
             self.learner.restore(before)
             self.cursor.zero_()
             self.losses.zero_()

@@ -7,7 +7,7 @@ scale goes into its weights, elsewhere both become one multiplication and one ad
 import torch
 from torch import Tensor, nn
 
-from demur.engine.copies import Compiler, Copy
+from demur.engine.copies import Copy
 from demur.nets import RejectingNet
 from demur.nets.block import Block
 from demur.precision import Precision
@@ -46,8 +46,8 @@ class Shift(nn.Module):
 class Folded(Copy):
     """A copy that answers as its source does in eval mode."""
 
-    def __init__(self, source: RejectingNet, precision: Precision, compiler: Compiler) -> None:
-        super().__init__(source, False, precision, compiler)
+    def __init__(self, source: RejectingNet, precision: Precision) -> None:
+        super().__init__(source, False, precision)
         self.folds: list[tuple[nn.Conv2d, nn.BatchNorm2d, nn.Conv2d, Shift]] = []
         self.affines: list[tuple[nn.BatchNorm2d, Affine]] = []
         self.casts: list[tuple[Tensor, Tensor]] = []
@@ -96,7 +96,9 @@ class Folded(Copy):
 def scales_and_shifts(norms: list[nn.BatchNorm2d]) -> tuple[list[Tensor], list[Tensor]]:
     """What each batch norm in eval mode does to its channels; few launches for all of them."""
     means = [norm.get_buffer("running_mean") for norm in norms]
-    variances = torch._foreach_add([norm.get_buffer("running_var") for norm in norms], norms[0].eps)
+    variances = torch._foreach_add(
+        [norm.get_buffer("running_var") for norm in norms], [norm.eps for norm in norms]
+    )
     scales = torch._foreach_mul(torch._foreach_rsqrt(variances), [n.weight.detach() for n in norms])
     moved = torch._foreach_mul(means, scales)
     return list(scales), list(torch._foreach_sub([norm.bias.detach() for norm in norms], moved))

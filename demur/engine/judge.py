@@ -5,12 +5,11 @@ from torch import nn
 
 from demur.attacks import Attack
 from demur.data import Images
-from demur.device import full_precision
 from demur.engine.crafter import Crafter
 from demur.engine.learner import Learner
 from demur.methods import crafting
 from demur.output import prediction
-from demur.precision import arithmetic
+from demur.precision import arithmetic, rounded
 
 BATCH = 250
 
@@ -37,7 +36,7 @@ class Judge:
                 x = x.to(self.learner.dtype)
                 with arithmetic(self.learner.precision, x.device):
                     x_adv = attack.perturbed(model, x, y, images.index[chosen])
-                with torch.no_grad(), full_precision():
+                with torch.no_grad(), rounded("fp32"):
                     right += (prediction(net(x_adv)) == y).sum()
         world.add_up([right])
         return int(right) / len(images)

@@ -15,7 +15,7 @@ from demur.gradient import GoalFunction
 from demur.nets import RejectingNet
 from demur.nets.block import Block, ResidualTrunk, pooled
 from demur.output import Output
-from demur.precision import Precision, lowered
+from demur.precision import Precision, lowered, unlowered
 
 
 def quick_suits(net: RejectingNet, precision: Precision) -> bool:
@@ -54,10 +54,8 @@ class Middle:
         """Forget the last look and count this one."""
         if self.train:
             self.sums.zero_()
-            sources = [norm.source for norm in self.norms]
-            means = [source.get_buffer("running_mean") for source in sources]
-            torch._foreach_copy_([norm.near for norm in self.norms], means)
-            torch._foreach_add_([s.get_buffer("num_batches_tracked") for s in sources], 1)
+            seen = [norm.source.get_buffer("num_batches_tracked") for norm in self.norms]
+            torch._foreach_add_(seen, 1)
 
     def settle(self) -> tuple[list[Tensor], list[Tensor]]:
         """Where scales and shifts of eval mode are held, and what they are now."""
@@ -69,16 +67,15 @@ class Middle:
 class Quick(Copy):
     """A copy in either mode; in train mode the source's running statistics move."""
 
-    def __init__(
-        self, source: RejectingNet, train: bool, precision: Precision, compiler: Compiler
-    ) -> None:
-        super().__init__(source, train, precision, compiler)
+    def __init__(self, source: RejectingNet, train: bool, precision: Precision) -> None:
+        super().__init__(source, train, precision)
         self.middle = Middle(self.net.trunk, source.trunk, train, learn=False)
         self.ends = Ends(self.net, precision)
-        own = source.named_parameters()
-        twins = dict(self.net.named_parameters())
+        by_kernels = {id(w) for norm in _norms(source.trunk) for w in norm.parameters()}
         self.pairs: list[tuple[Tensor, Tensor]] = [
-            (twins[name], weight) for name, weight in own if ".norm" not in name
+            (twin, own)
+            for twin, own in zip(self.net.parameters(), source.parameters(), strict=True)
+            if id(own) not in by_kernels
         ]
         for name, module in source.aux.named_modules():
             twin = self.net.aux.get_submodule(name)
@@ -101,21 +98,23 @@ class Quick(Copy):
         """What the copy makes of images."""
         with lowered(self.precision, x.device):
             maps = self.middle(self.ends.opened(x))
-        return self.ends.closed(maps)
+        with unlowered(x.device):
+            return self.ends.closed(maps)
 
-    def look(self, goal: GoalFunction) -> Look:
+    def look(self, goal: GoalFunction, compiler: Compiler) -> Look:
         """One look at images: the goal's sum, its values, and the output."""
-        opened = compiled(self.ends.opened, self.compiler)
+        opened = compiled(self.ends.opened, compiler)
 
         def closed(maps: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Output]:
             return judged(goal, self.ends.closed(maps), y)
 
-        ended = compiled(closed, self.compiler)
+        ended = compiled(closed, compiler)
 
         def looked(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Output]:
             with lowered(self.precision, x.device):
                 maps = self.middle(opened(x))
-            return ended(maps, y)
+            with unlowered(x.device):  # outside what is compiled, so that its backward is too
+                return ended(maps, y)
 
         return looked
 
@@ -135,7 +134,8 @@ class QuickNet(nn.Module):
         """Logits, the last pooled feature, and the auxiliary output."""
         with lowered(self.precision, x.device):
             maps = self.middle(self.opened(x))
-        return self.closed(maps)
+        with unlowered(x.device):
+            return self.closed(maps)
 
 
 class Ends:
@@ -154,8 +154,7 @@ class Ends:
     def closed(self, maps: Tensor) -> Output:
         """From the last active maps to the answer."""
         feature = pooled(maps)
-        with torch.autocast(maps.device.type, enabled=False):
-            return Output(self.net.classify(feature), feature, self.net.aux([feature]))
+        return Output(self.net.classify(feature), feature, self.net.aux([feature]))
 
 
 def _norms(trunk: nn.Module) -> list[nn.BatchNorm2d]:

@@ -35,8 +35,7 @@ class QuickNorm:
         self, source: nn.BatchNorm2d, twin: nn.BatchNorm2d, sums: Tensor, train: bool, learn: bool
     ) -> None:
         self.source, self.twin, self.train, self.learn = source, twin, train, learn
-        self.near = source.get_buffer("running_mean").clone()  # a point near the mean
-        self.last = Look(self.near.new_zeros(4, source.num_features), sums)
+        self.last = Look(sums.new_zeros(4, source.num_features), sums)
 
     def __call__(self, maps: Tensor) -> Tensor:
         """The active maps."""
@@ -65,12 +64,12 @@ class QuickNorm:
             )  # fmt: skip
             return total, active, look
         kernels.sums_kernel[grid.spans](
-            a, beside, total, look.sums[0], self.near, grid.rows, grid.channels,
+            a, beside, total, look.sums[0], grid.rows, grid.channels,
             grid.span, added, ROWS, grid.columns,
         )  # fmt: skip
         source = self.source
         kernels.normalise_kernel[grid.tiles](
-            total, active, look.sums[0], self.near, source.weight, source.bias,
+            total, active, look.sums[0], source.weight, source.bias,
             source.running_mean, source.running_var, look.kept, grid.rows, grid.channels,
             self.twin.momentum, source.eps, ROWS, grid.columns,
         )  # fmt: skip

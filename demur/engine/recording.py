@@ -20,11 +20,13 @@ def recorded(
     """
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
-    with tuned(), torch.cuda.stream(aside):
-        for _ in range(WARM_UP):
-            prepare()
-            work()
-    torch.cuda.current_stream().wait_stream(aside)
+    try:
+        with tuned(), torch.cuda.stream(aside):
+            for _ in range(WARM_UP):
+                prepare()
+                work()
+    finally:
+        torch.cuda.current_stream().wait_stream(aside)
     torch.cuda.empty_cache()  # a graph has memory of its own
     prepare()
     graph = torch.cuda.CUDAGraph()
@@ -36,6 +38,11 @@ def recorded(
             raise error.__context__ from None
         raise
     return graph, made
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 class Recording(Generic[R]):

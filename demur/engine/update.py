@@ -12,7 +12,7 @@ from demur import noise
 from demur.data import Images
 from demur.engine.learner import Learner
 from demur.noise import Stream
-from demur.precision import arithmetic
+from demur.precision import lowered, rounded
 from demur.recipes import Recipe
 
 AUGMENT, CRAFT = 2, 3  # purposes of random numbers
@@ -40,8 +40,9 @@ class Update:
         index = self.fit.index[chosen]
         x = recipe.augment(x.to(learner.dtype), noise.derived(recipe.seed, AUGMENT), index, step)
         stream = noise.derived(recipe.seed, CRAFT, step)
-        with arithmetic(learner.precision, x.device):
-            x_adv = recipe.method.frame.crafted(self.model, x, y, index, stream)
-            loss = share * self.taught(learner.net, x, x_adv, y)
-        learner.learn_from(loss)
+        with rounded(learner.precision):
+            with lowered(learner.precision, x.device):
+                x_adv = recipe.method.frame.crafted(self.model, x, y, index, stream)
+                loss = share * self.taught(learner.net, x, x_adv, y)
+            learner.learn_from(loss)
         return loss.detach()

@@ -8,6 +8,7 @@ fp32 and at one fixed batch size, on exactly the images that were made.
 
 import re
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,7 +24,6 @@ from demur.attacks import Attack, Clean
 from demur.balls import L2, Linf
 from demur.batch import check_batch
 from demur.data import Images, SplitName, Splits
-from demur.device import full_precision
 from demur.engine import Crafter, check_engine, tuned
 from demur.errors import BadInput, suggestion
 from demur.evaluate.binding import bind
@@ -31,7 +31,7 @@ from demur.evaluate.crafting import Watch, all_batches, usual_batch
 from demur.fused import fusing
 from demur.nets import RejectingNet
 from demur.output import Output
-from demur.precision import Precision, arithmetic
+from demur.precision import Precision, arithmetic, rounded
 from demur.runs import Record, Run, code_version, provenance
 from demur.runs.record import finished_record, identity, read_record, record_path, write_record
 from demur.spec import digest, show
@@ -70,8 +70,9 @@ class Source:
         device: torch.device,
         data_folder: Path | None = None,
         engine: str = "auto",
+        say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        self.run, self.device, self.data_folder = run, device, data_folder
+        self.run, self.device, self.data_folder, self.say = run, device, data_folder, say
         self.fast = check_engine(engine) != "plain" and device.type == "cuda"
         self._clean: dict[str, Record] = {}
 
@@ -83,18 +84,19 @@ class Source:
     @property
     def precision(self) -> Precision:
         """The arithmetic in which attacks are made."""
-        return self.run.recipe.precision if self.fast else "fp32"
+        trained_in = self.run.recipe.precision  # a net is evaluated in fp32 at most
+        return trained_in if self.fast and trained_in != "fp64" else "fp32"
 
     @cached_property
     def crafter(self) -> Crafter:
         """The net as the fast engine hands it to attacks."""
-        return Crafter(self.net, self.precision)
+        return Crafter(self.net, self.precision, say=self.say)
 
     def crafted(self, attack: Attack, images: Images, piece: slice, batch_size: int) -> Tensor:
         """Attacked images of one piece; nothing in it depends on the rest of the order."""
         x, y = images.batch(piece)
         if not self.fast:
-            with full_precision():
+            with rounded("fp32"):
                 return attack.perturbed(self.net, x, y, images.index[piece])
         self.crafter.size_to(batch_size)
         with arithmetic(self.precision, self.device), fusing(), tuned():
@@ -172,6 +174,8 @@ def attacked(
     parts = folder / f".parts-{identity(asked=key, code=code_version())[:12]}"
     path = record_path(folder, _file_name(label), order.split, key)
     with source.run.writing() if here.leads else nullcontext():
+        if source.fast:
+            source.crafter.forget()
         size = order.batch_size or usual_batch(len(images), source.device)
         craft = partial(source.crafted, bound.spec, images)
         x_adv = all_batches(craft, images, size, parts, watch)
@@ -207,7 +211,7 @@ def _verdicts(net: RejectingNet, x_adv: Tensor, device: torch.device) -> Output:
     """The net's answers in fp32 at one batch size, the last batch padded to it."""
     missing = -len(x_adv) % VERDICT_BATCH
     padded = torch.cat([x_adv, x_adv.new_zeros(missing, *x_adv.shape[1:])])
-    with torch.no_grad(), full_precision():
+    with torch.no_grad(), rounded("fp32"):
         batches = [net(batch.to(device)) for batch in padded.split(VERDICT_BATCH)]
     return Output(*(torch.cat(part)[: len(x_adv)].cpu() for part in zip(*batches, strict=True)))
 

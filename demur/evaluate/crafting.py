@@ -5,6 +5,7 @@ batch is halved and nothing done is lost. Under torchrun the processes take turn
 borders; noise depends on the image alone, so the record is the one that one process makes.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,9 +49,8 @@ def all_batches(craft: Craft, images: Images, size: int, parts: Path, watch: Wat
             continue
         crafted = here.gathered(mine)
         for (start, stop), x_adv in zip(turn, crafted, strict=False):
-            if here.leads:
-                made[start, stop] = x_adv[: stop - start].cpu()
-                _keep(parts, (start, stop), made[start, stop])
+            made[start, stop] = x_adv[: stop - start].cpu()
+            _keep(parts, (start, stop), made[start, stop])
         done = sorted([*done, *turn])
         watch(sum(stop - start for start, stop in done), len(images))
     return torch.cat([made[piece] for piece in done]) if here.leads else torch.empty(0)
@@ -101,11 +101,11 @@ def _keep(parts: Path, piece: Piece, x_adv: Tensor) -> None:
 def _kept(parts: Path) -> dict[Piece, Tensor]:
     """Batches that earlier calls finished, as far as they are undamaged and do not overlap."""
     found: dict[Piece, Tensor] = {}
-    for path in parts.glob("*-*-*") if parts.is_dir() else ():
-        start, stop, digest = path.name.split("-")
-        content = path.read_bytes()
-        if digest == content_digest(content)[:16]:
-            found[int(start), int(stop)] = tensors_of(content)["x_adv"]
+    for path in parts.iterdir() if parts.is_dir() else ():
+        if named := re.fullmatch(r"(\d+)-(\d+)-([0-9a-f]{16})", path.name):
+            content = path.read_bytes()
+            if named[3] == content_digest(content)[:16]:
+                found[int(named[1]), int(named[2])] = tensors_of(content)["x_adv"]
     kept: dict[Piece, Tensor] = {}
     first = 0
     for piece in sorted(found):

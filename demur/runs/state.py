@@ -58,15 +58,26 @@ def load_state(run: Run) -> tuple[State, Tensors, Tensors]:
     now = run.path / "state" / "now.json"
     if not now.exists():
         return State(), {}, {}
-    mend = f"delete the folder {now.parent} to train from the start"
+    mend = _mend(now)
     story = read_story(now, mend)
     state = State(story["epoch"], Best(**story["best"]), tuple(story["lines"]))
     best = read_tensors(now.parent / story["best_file"], story["best_digest"], mend)
     return state, read_tensors(now.parent / story["file"], story["digest"], mend), best
 
 
-def keep(run: Run, state: State, tensors: Tensors, best: Tensors) -> None:
-    """Put a state on disk; an earlier one stays until it is whole."""
+def kept_plan(run: Run) -> dict[str, Any] | None:
+    """How the kept state was computed, if there is one."""
+    now = run.path / "state" / "now.json"
+    if not now.exists():
+        return None
+    plan: dict[str, Any] | None = read_story(now, _mend(now)).get("plan")
+    return plan
+
+
+def keep(
+    run: Run, state: State, tensors: Tensors, best: Tensors, plan: dict[str, Any] | None = None
+) -> None:
+    """Put a state on disk, with how it was computed; an earlier one stays until it is whole."""
     assert state.best is not None
     folder = run.path / "state"
     file, best_file = (
@@ -81,6 +92,7 @@ def keep(run: Run, state: State, tensors: Tensors, best: Tensors) -> None:
         "best_file": best_file,
         "best_digest": write_tensors(folder / best_file, best),
         "lines": list(state.lines),
+        "plan": plan,
     }
     write_story(folder / "now.json", story)
     _forget(folder, keep={file, best_file, "now.json"})
@@ -95,6 +107,10 @@ def finish(run: Run, state: State, best: Tensors, about: dict[str, Any]) -> None
     story = {"epoch": state.best.epoch, "value": state.best.value, "weights": digest, **about}
     write_story(run.path / "chosen.json", story)
     shutil.rmtree(run.path / "state", ignore_errors=True)
+
+
+def _mend(now: Path) -> str:
+    return f"delete the folder {now.parent} to train from the start"
 
 
 def _forget(folder: Path, keep: set[str]) -> None:

@@ -1,0 +1,217 @@
+"""The bench measures what it says, and its check can fail."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from demur.bench import check, clock, speed
+from demur.bench.eager import EagerLoop
+from demur.bench.where import _kind
+from demur.cli import main
+from demur.engine import Crafter
+from demur.errors import BadInput
+from demur.methods import PGDAT, RR
+from demur.output import Output
+from demur.recipes import recipe
+from demur.report.speed import COLUMNS, cells, sentences, show_speed
+from demur.spec import lines, show
+
+CPU = torch.device("cpu")
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(
+    in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Call the command as the shell would; exit code, stdout, stderr."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["demur", *words])
+        monkeypatch.setenv("COLUMNS", "200")
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["digits-pgdat", "digits-pgdat-rr"])
+def test_the_eager_loop_trains(name: str) -> None:
+    made = recipe(name, ["width=4"])
+    fit = made.data.load()["fit"]
+    loop = EagerLoop(made, fit, eps=0.1, length=0.1, looks=1)
+    x, y = fit.batch(slice(0, 256))
+
+    def loss() -> float:
+        with torch.no_grad():
+            out: Output = loop.net.eval()(x)
+        loop.net.train()
+        return float(cross_entropy(out.logits, y))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for i in range(4):  # until batch norm has seen something
+            loop(i)
+        early = loss()
+        for i in range(4, 34):
+            loop(i)
+        assert loss() < 0.92 * early
+        delta = loop._crafted(x, y)
+    assert float(delta.abs().max()) <= 0.1 + 1e-6
+    assert float((x + delta).min()) >= 0
+    assert float((x + delta).max()) <= 1
+
+
+def test_operations_of_the_papers_net_are_counted() -> None:
+    """0.556 billion multiply-adds an image of 32x32."""
+    made = recipe("cifar10-pgdat-rr")
+    assert speed._forward_flops(made) == pytest.approx(1.11e9, rel=0.02)
+
+
+def test_a_clock_measures_one_action() -> None:
+    calls: list[int] = []
+    took = clock.best_of(calls.append, 5, CPU)
+    assert calls == [0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
+    assert 0 < took < 0.1
+    assert clock.matrix_peak(CPU) is None
+    assert clock.copy_rate(CPU) is None
+
+
+def test_the_report_is_json_with_hardware_versions_and_figures(command: Command) -> None:
+    brief = recipe("digits-pgdat-rr", ["width=4", "attack.steps=1"])
+    Path("brief.txt").write_text(lines(brief))
+    words = ("--only", "eager,plain", "--steps", "3", "--json", "-o", "out.json")
+    code, out, err = command("bench", "@brief.txt", *words)
+    assert code == 0, err
+    report = json.loads(out)
+    assert report == json.loads(Path("out.json").read_text())
+    assert {"device", "torch", "code", "threads"} <= report["machine"].keys()
+    assert report["recipe"] == show(brief, full=True)
+    assert [line["what"] for line in report["lines"]] == ["eager loop", "plain step"]
+    for line in report["lines"]:
+        rate = line["batch_size"] / (line["step_ms"] / 1000)
+        assert line["images_per_s"] == pytest.approx(rate)
+        assert line["epoch_s"] == pytest.approx(report["epoch_images"] / rate)
+        assert 10 < rate < 1e6
+        assert line["share_of_peak"] is None, "nobody knows a CPU's peak"
+        assert line["crafting"] == "train"
+
+
+def test_what_cannot_be_measured_is_refused(command: Command) -> None:
+    code, _, err = command("bench", "--only", "eagre")
+    assert code == 2
+    assert "no measurement is called 'eagre'; did you mean eager" in err
+    code, _, err = command("bench", "--only", "fast", "--steps", "3")
+    assert code == 2
+    assert "the fast engine needs a GPU; on a CPU use --only eager,plain" in err
+    with pytest.raises(BadInput, match="measures recipes trained on PGD"):
+        speed.Bench(recipe("digits-standard"), CPU, 3)
+
+
+@pytest.fixture
+def one_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that takes a second: one frame, one head, two steps, nothing compiled."""
+    frame = recipe("digits-pgdat-rr", ["attack.steps=1", "bn=eval"]).method.frame
+    assert isinstance(frame, PGDAT)
+    monkeypatch.setattr(check, "frames", lambda: [frame])
+    monkeypatch.setattr(check, "HEADS", (RR,))
+    monkeypatch.setattr(check, "STEPS", 2)
+    equality = check.equality
+    monkeypatch.setattr(check, "equality", lambda made, device, compiler: equality(
+        replace(made, net=replace(made.net, width=4)), device, "none"))  # fmt: skip
+    monkeypatch.setattr(check, "LEAST", 0.1)  # two steps of few images are no statistics
+
+
+def test_engines_that_agree_pass_the_check(command: Command, one_pair: None) -> None:
+    code, out, err = command("bench", "--check")
+    assert code == 0, err
+    assert [line.split()[:2] for line in out.splitlines()[:2]] == [
+        ["same", "fp64"],
+        ["same", "fp32"],
+    ]
+    assert "noise is the same on CPU and device: True" in out
+
+
+def test_engines_that_differ_fail_the_check(
+    command: Command, one_pair: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Crafter, "refresh", lambda self: None)
+    code, out, err = command("bench", "--check", "--json")
+    assert code == 1
+    assert "the fast engine is not the plain one here" in err
+    report = json.loads(out)
+    assert {"machine", "steps"} <= report.keys()
+    (double, _) = report["pairs"]
+    assert (double["precision"], double["holds"]) == ("fp64", False)
+
+
+def test_other_noise_on_the_device_fails_the_check(
+    command: Command, one_pair: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check.noise_is_the_same(CPU)
+    monkeypatch.setattr(check, "noise_is_the_same", lambda device: False)
+    assert command("bench", "--check")[0] == 1
+
+
+def test_a_fast_engine_that_gave_way_proves_nothing() -> None:
+    same = check.Equality("frame", "head", "fp64", apart=0.0, allowed=1e-9, recorded=True)
+    assert same.holds
+    assert not replace(same, refusal="no compiler").holds
+    assert not replace(same, apart=2e-9).holds
+    assert not replace(same, apart=float("nan")).holds
+
+
+def line(what: str, **other: Any) -> dict[str, Any]:
+    return {"what": what, "batch_size": 128, "crafting": "eval", "precision": "bf16",
+            "step_ms": 15.0, "epoch_s": 5.9, "images_per_s": 8533.3, "share_of_peak": 0.273,
+            "memory_gib": 1.04, "prepare_s": 41.0, **other}  # fmt: skip
+
+
+def test_every_measurement_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    report = {
+        "machine": {"device": "Some GPU", "torch": "2.0"},
+        "lines": [line("fast"), line("eager loop", share_of_peak=None, memory_gib=None)],
+        "head_overhead": 0.0071,
+        "attack": {"images": 10_000, "batch_size": 1000, "seconds": 5.5, "prepare_s": 12.0},
+        "where": {"convolutions and matrix products": 9.5, "between kernels": 0.25},
+    }
+    assert cells(report["lines"][0]) == (  # type: ignore[index]
+        "fast", "128", "eval", "bf16", "5.90", "8,533", "27%", "1.0", "41"
+    )  # fmt: skip
+    assert len(cells(report["lines"][1])) == len(COLUMNS)  # type: ignore[index]
+    assert sentences(report) == [
+        "the head costs +0.71% of a step",
+        "PGD-100 on 10,000 images: 5.50 s at batch 1000 (12 s to prepare)",
+        "a fast step with batch norm in train mode: convolutions and matrix products 9.50 ms, "
+        "between kernels 0.25 ms",
+    ]
+    show_speed(report)
+    out = " ".join(capsys.readouterr().out.split())
+    for words in ("Some GPU, torch 2.0", "eager loop", "+0.71%", "PGD-100 on 10,000 images"):
+        assert words in out
+
+
+def test_kernels_are_told_apart() -> None:
+    named = {
+        "sm90_xmma_fprop_implicit_gemm_bf16": "convolutions",
+        "triton_red_fused_native_batch_norm": "batch norm",
+        "multi_tensor_apply_kernel": "optimiser",
+        "nothing known": "other",
+    }
+    for name, kind in named.items():
+        assert _kind(name).startswith(kind)

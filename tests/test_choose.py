@@ -1,0 +1,220 @@
+"""Which epoch is kept, the paper's split with nothing held out, and runs kept slim."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from demur.attacks import Clean
+from demur.cli import main
+from demur.data import CIFAR10
+from demur.errors import BadInput
+from demur.evaluate import Order, Scoring, Source, attacked
+from demur.evaluate import score as score_module
+from demur.methods import RR, OneCycle, Piecewise, Standard
+from demur.nets import ResNet18, WideResNet
+from demur.recipes import RECIPES, Recipe, recipe
+from demur.runs import Run
+from demur.train import train
+from tests.cifar_files import use_small_set
+
+BRIEF = ["width=2", "epochs=3", "batch_size=50", "precision=fp32", "attack.steps=1",
+         "judge.steps=1", "schedule.peak=0.05"]  # fmt: skip
+Command = Callable[..., tuple[int, str, str]]
+
+
+class Place(NamedTuple):
+    """Where a small CIFAR-10 lies and a run trained on all of it."""
+
+    data: Path
+    run: Run
+
+
+@pytest.fixture(scope="module")
+def paper(tmp_path_factory: pytest.TempPathFactory) -> "Place":
+    """Trained with nothing held out; made-up photographs, so nothing is learned."""
+    folder = tmp_path_factory.mktemp("paper")
+    with pytest.MonkeyPatch.context() as patch:
+        use_small_set(CIFAR10, patch, folder / "data")
+        run = train(cifar("split=paper"), folder / "run", data_folder=folder / "data")
+        source = Source(run, torch.device("cpu"), folder / "data")
+        attacked(source, "clean", Clean(), Order(keep_images=0))
+    return Place(folder / "data", run)
+
+
+@pytest.fixture
+def small_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    use_small_set(CIFAR10, monkeypatch, tmp_path / "data")
+    monkeypatch.setattr(score_module, "RESAMPLES", 10)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def command(
+    small_set: Path,
+    in_empty_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Command:
+    """Call the command as the shell would, where the small set is; exit code, stdout, stderr."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["demur", *words, "--data", str(small_set)])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def cifar(*changes: str) -> Recipe:
+    return recipe("cifar10-pgdat-rr", [*BRIEF, *changes])
+
+
+def lines_of(run: Run) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+
+
+# ------------------------------------------------------------------ which epoch
+
+
+@pytest.mark.parametrize("changes", [["choose=last"], ["split=paper"]])
+def test_the_last_epoch_is_kept_where_nothing_chooses(
+    changes: list[str], small_set: Path, tmp_path: Path
+) -> None:
+    run = train(cifar(*changes), tmp_path / "run", data_folder=small_set)
+    assert (run.chosen["epoch"], run.chosen["value"]) == (3, None)
+    assert run.chosen["chosen_on"] is None
+    assert run.chosen["why"] == "the last epoch"
+    assert run.chosen["choosing_data"] is None
+    assert not any(key.endswith(("robust", "clean")) for line in lines_of(run) for key in line)
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_the_best_epoch_is_chosen_on_the_split_that_is_named(
+    split: str, small_set: Path, tmp_path: Path
+) -> None:
+    made = cifar(f"choose={split}")
+    run = train(made, tmp_path / "run", data_folder=small_set)
+    values = [line[f"{split}_robust"] for line in lines_of(run)]
+    assert run.chosen["value"] == max(values)
+    assert run.chosen["epoch"] == values.index(max(values)) + 1
+    assert run.chosen["chosen_on"] == split
+    assert run.chosen["why"].startswith(f"largest {split} accuracy under PGD(")
+    images = made.data.load(small_set)[split]  # type: ignore[index]
+    assert run.chosen["choosing_data"] == images.digest()
+
+
+def test_val_chooses_unless_nothing_was_held_out() -> None:
+    made = cifar()
+    assert made.chosen_on == "val"
+    assert replace(made, data=CIFAR10(split="paper")).chosen_on is None
+    assert replace(made, choose="last").chosen_on is None
+
+
+def test_a_split_that_is_not_there_cannot_choose(small_set: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"has no val images; use choose=last"):
+        train(cifar("split=paper", "choose=val"), tmp_path / "run", data_folder=small_set)
+    assert not (tmp_path / "run").exists()
+
+
+# ------------------------------------------------------------------ nothing held out
+
+
+def test_everything_trains_where_nothing_is_held_out(paper: Place, small_set: Path) -> None:
+    splits = paper.run.recipe.data.load(small_set)
+    assert {name: len(images) for name, images in splits.items()} == {"fit": 100, "test": 20}
+    assert paper.run.chosen["fit_data"] == splits["fit"].digest()
+
+
+def test_without_cal_images_only_the_papers_protocol_is_scored(
+    paper: Place, command: Command
+) -> None:
+    shutil.copytree(paper.run.path, "runs/paper")
+    code, out, err = command("score", "paper", "--json")
+    assert code == 0, err
+    assert {row["protocol"] for row in json.loads(out)["rows"]} == {"paper"}
+    assert "no cal images were held out for this run" in " ".join(err.split())
+    for words in (("score", "paper", "--protocol", "deploy"), ("report", "paper")):
+        code, _, err = command(*words)
+        assert code == 2
+        assert "so no threshold can be deployed; train with split=held-out" in " ".join(err.split())
+        assert "Traceback" not in err
+
+
+def test_attacks_that_need_a_threshold_or_a_missing_split_are_refused(
+    paper: Place, command: Command
+) -> None:
+    shutil.copytree(paper.run.path, "runs/paper")
+    for words in (("adaptive",), ("clean", "--split", "cal")):
+        code, _, err = command("attack", "paper", *words)
+        assert code == 2
+        assert "keeps no cal images; train with split=held-out" in " ".join(err.split())
+
+
+# ------------------------------------------------------------------ runs without weights
+
+
+def test_a_run_without_weights_can_be_scored_but_not_attacked(
+    paper: Place, tiny_run: Run, command: Command
+) -> None:
+    slim = Path(shutil.copytree(tiny_run.path, "runs/slim"))
+    source = Source(Run(slim), torch.device("cpu"))
+    attacked(source, "clean", Clean(), Order(n=40))
+    whole = Scoring.of(source)
+    (slim / "model.safetensors").unlink()
+    again = Scoring.of(Source(Run(slim), torch.device("cpu")))
+    assert again.thresholds == whole.thresholds
+    code, out, err = command("score", "slim", "--protocol", "deploy", "--json")
+    assert code == 0, err
+    assert {row["protocol"] for row in json.loads(out)["rows"]} == {"deploy"}
+    code, _, err = command("attack", "slim", "pgd-20")
+    assert code == 2
+    assert "keeps records alone, without weights; train it again" in " ".join(err.split())
+
+
+# ------------------------------------------------------------------ recipes of the issue
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
+@pytest.mark.parametrize("method", ["standard", "pgdat", "pgdat-rr"])
+@pytest.mark.parametrize("net", ["", "-wrn"])
+def test_every_recipe_of_the_paper_is_there_in_two_lengths(
+    data: str, method: str, net: str
+) -> None:
+    full, short = RECIPES[f"{data}-{method}{net}"], RECIPES[f"{data}-{method}{net}-short"]
+    assert (full.epochs, short.epochs) == (110, 36)
+    assert full.schedule == Piecewise(0.1)
+    assert short.schedule == OneCycle(0.2)
+    assert replace(short, epochs=110, schedule=full.schedule) == full
+    assert full.data.domain.classes == (10 if data == "cifar10" else 100)
+    assert full.net == (WideResNet(34, 10) if net else ResNet18())
+    assert isinstance(full.method.frame, Standard) == (method == "standard")
+    assert isinstance(full.method.head, RR) == (method == "pgdat-rr")
+    assert (full.batch_size, full.weight_decay, full.momentum) == (128, 5e-4, 0.9)
+
+
+def test_the_rate_drops_at_the_papers_epochs() -> None:
+    """By ten for epochs 100 to 104, by a hundred from 105 on, counted from zero."""
+    schedule, batches = RECIPES["cifar10-pgdat-rr"].schedule, 391
+    total = 110 * batches
+
+    def rate(epoch: int, step: int) -> float:
+        return schedule((epoch * batches + step + 1) / total)
+
+    assert rate(0, 0) == rate(99, batches - 2) == 0.1
+    assert rate(100, 0) == rate(104, batches - 2) == pytest.approx(0.01)
+    assert rate(105, 0) == rate(109, batches - 1) == pytest.approx(0.001)
+    short = RECIPES["cifar10-pgdat-rr-short"].schedule
+    assert max(short(k / 1000) for k in range(1001)) == pytest.approx(0.2)
+    assert short(1.0) == 0

@@ -1,0 +1,159 @@
+"""A crafter answers as the net it stands for, in both modes, and follows it."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from demur.attacks import CE, PGD, Evade, Margin
+from demur.balls import Linf
+from demur.engine import Crafter
+from demur.engine.crafter import SMALLEST
+from demur.gradient import GoalFunction, Gradient, gradient
+from demur.methods import crafting
+from demur.nets import RejectingNet
+from demur.nets.norm import Norm2d
+from demur.recipes import recipe
+from demur.rejectors import RCon
+
+GOALS: tuple[GoalFunction, ...] = (CE(), Margin(), Evade(RCon()), 0.5 * CE() + Margin())
+
+
+@pytest.fixture
+def net() -> RejectingNet:
+    """A net in fp64 whose statistics and scales are those of nobody's first day."""
+    made = recipe("digits-pgdat-rr", ["width=4"])
+    net = made.net.build(made.data.domain, made.method.head).double().train()
+    g = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=g, dtype=torch.float64))
+        for _ in range(3):
+            net(torch.rand(32, 1, 8, 8, generator=g, dtype=torch.float64))
+    return net
+
+
+@pytest.fixture
+def digits() -> tuple[Tensor, Tensor]:
+    x, y = recipe("digits-pgdat-rr").data.load()["test"].batch(slice(0, 20))
+    return x.double(), y
+
+
+def learned(net: RejectingNet) -> None:
+    """Something that changes weights and statistics."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(1.1)
+        for name, buffer in net.named_buffers():
+            if name.endswith(("running_mean", "running_var")):
+                buffer.mul_(1.3).add_(0.05)
+
+
+def same(ours: Gradient, plain: Gradient) -> bool:
+    return close((ours.grad, ours.value, *ours.out), (plain.grad, plain.value, *plain.out))
+
+
+def close(one: Any, other: Any) -> bool:
+    return all(torch.allclose(a, b, rtol=0, atol=1e-10) for a, b in zip(one, other, strict=True))
+
+
+def test_folded_answers_as_the_net_in_eval_mode_and_follows_it(
+    net: RejectingNet, digits: tuple[Tensor, Tensor]
+) -> None:
+    x, _ = digits
+    crafter = Crafter(net.eval(), "fp64", "none").eval()
+    folded = crafter._copy().net
+    assert not any(isinstance(module, Norm2d) for module in folded.modules())
+    assert close(folded(x), net(x))
+    learned(net)
+    assert not close(folded(x), net(x)), "weights are held still until refreshed"
+    crafter.refresh()
+    assert close(folded(x), net(x))
+
+
+def test_moving_answers_as_the_net_in_train_mode_and_shares_its_statistics(
+    net: RejectingNet, digits: tuple[Tensor, Tensor]
+) -> None:
+    x, y = digits
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    expected = net(x)
+    after = {name: value.clone() for name, value in net.state_dict().items()}
+    net.load_state_dict(before)
+    crafter = Crafter(net, "fp64", "none")
+    assert close(crafter.gradient(CE(), x, y).out, expected)
+    for name, value in net.state_dict().items():
+        assert torch.allclose(value.double(), after[name].double(), atol=1e-12)
+    learned(net)
+    crafter.refresh()
+    assert close(crafter(x), net(x))
+
+
+@pytest.mark.parametrize("goal", GOALS, ids=repr)
+@pytest.mark.parametrize("train", [True, False])
+def test_a_crafters_gradient_is_the_nets(
+    net: RejectingNet, digits: tuple[Tensor, Tensor], train: bool, goal: GoalFunction
+) -> None:
+    crafter = Crafter(net.train(train), "fp64", "none")
+    assert same(gradient(crafter, goal, *digits), gradient(net, goal, *digits))
+
+
+def test_compiled_looks_are_the_nets_however_many_there_are(
+    net: RejectingNet, digits: tuple[Tensor, Tensor]
+) -> None:
+    """The compiler allows one piece of code so many versions; every look has its own."""
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for train, goal in ((True, CE()), (False, Evade(RCon()))):
+            crafter = Crafter(net.train(train), "fp64", "aot_eager")
+            assert same(gradient(crafter, goal, *digits), gradient(net, goal, *digits))
+
+
+def test_no_weight_gradient_is_computed(net: RejectingNet, digits: tuple[Tensor, Tensor]) -> None:
+    for train in (True, False):
+        crafter = Crafter(net.train(train), "fp64", "none")
+        crafter.gradient(CE(), *digits)
+        assert not any(p.requires_grad for p in crafter._copy().net.parameters())
+        assert all(p.grad is None for p in net.parameters())
+    assert list(crafter.parameters()) == [], "what crafts is nothing to learn"
+
+
+@given(st.integers(1, 2000), st.integers(1, 2000))
+def test_buckets_are_few_and_large_enough(fixed: int, count: int) -> None:
+    made = recipe("digits-pgdat-rr", ["width=4"])
+    net = made.net.build(made.data.domain, made.method.head).eval()
+    crafter = Crafter(net, "fp32", "none", fixed)
+    room = crafter._bucket(count)
+    assert room >= count
+    if count <= fixed:
+        assert room in {fixed >> halvings for halvings in range(11)}
+        assert room < 2 * max(count, SMALLEST, fixed // 64) + 2 or room == fixed
+    else:
+        assert room == count
+    assert crafter.train()._bucket(count) == count, "padding would move the statistics"
+
+
+def test_padding_changes_nothing(net: RejectingNet, digits: tuple[Tensor, Tensor]) -> None:
+    x, y = digits
+    net.eval()
+    ours = Crafter(net, "fp64", "none", fixed=64).gradient(Margin(), x, y)
+    assert same(ours, gradient(net, Margin(), x, y))
+    attack = PGD(Linf(0.2), steps=4, keep="criterion")
+    index = torch.arange(len(x))
+    padded = attack.perturbed(Crafter(net, "fp64", "none", fixed=64), x, y, index)
+    assert torch.allclose(padded, attack.perturbed(net, x, y, index), atol=1e-12)
+
+
+def test_held_statistics_stay_though_the_batchs_own_are_used(
+    net: RejectingNet, digits: tuple[Tensor, Tensor]
+) -> None:
+    before = {name: value.clone() for name, value in net.named_buffers() if "running" in name}
+    moving = gradient(Crafter(net, "fp64", "none"), CE(), *digits)
+    net.load_state_dict(before, strict=False)
+    crafter = Crafter(net, "fp64", "none")
+    with crafting(crafter, "batch"):
+        held = gradient(crafter, CE(), *digits)
+    assert same(held, moving)
+    assert all(torch.equal(net.get_buffer(name), value) for name, value in before.items())
