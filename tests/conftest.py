@@ -1,6 +1,7 @@
 """One small trained net for the whole test run, and linear nets with known distances."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
+from demur.cli import main
 from demur.data import Images
 from demur.evaluate import Source
 from demur.nets import RejectingNet
@@ -19,6 +21,8 @@ from demur.train import train
 settings.register_profile("demur", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("demur")
 
+Answer = tuple[int, str, str]
+Command = Callable[..., Answer]
 TINY = ["epochs=4", "width=8", "attack.steps=3", "judge.steps=3", "attack.eps=0.1"]
 
 
@@ -57,3 +61,23 @@ def batch(test_images: Images) -> tuple[Tensor, Tensor]:
 def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     yield tmp_path
+
+
+@pytest.fixture
+def command(
+    in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Call the command as the shell would; exit code, stdout, stderr."""
+
+    def call(*words: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["demur", *words])
+        monkeypatch.setenv("COLUMNS", "200")
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call

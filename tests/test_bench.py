@@ -1,8 +1,6 @@
 """The bench measures what it says, and its check can fail."""
 
 import json
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ from torch.nn.functional import cross_entropy
 from demur.bench import check, clock, speed
 from demur.bench.eager import EagerLoop
 from demur.bench.where import _kind
-from demur.cli import main
 from demur.engine import Crafter
 from demur.errors import BadInput
 from demur.methods import PGDAT, RR
@@ -22,29 +19,9 @@ from demur.output import Output
 from demur.recipes import recipe
 from demur.report.speed import COLUMNS, cells, sentences, show_speed
 from demur.spec import lines, show
+from tests.conftest import Command
 
 CPU = torch.device("cpu")
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(
-    in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Command:
-    """Call the command as the shell would; exit code, stdout, stderr."""
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["demur", *words])
-        monkeypatch.setenv("COLUMNS", "200")
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
 
 
 @pytest.mark.parametrize("name", ["digits-pgdat", "digits-pgdat-rr"])

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +10,6 @@ import pytest
 import torch
 
 from demur.attacks import Clean
-from demur.cli import main
 from demur.data import CIFAR10
 from demur.errors import BadInput
 from demur.evaluate import Order, Scoring, Source, attacked
@@ -23,10 +20,10 @@ from demur.recipes import RECIPES, Recipe, recipe
 from demur.runs import Run
 from demur.train import train
 from tests.cifar_files import use_small_set
+from tests.conftest import Command
 
 BRIEF = ["width=2", "epochs=3", "batch_size=50", "precision=fp32", "attack.steps=1",
          "judge.steps=1", "schedule.peak=0.05"]  # fmt: skip
-Command = Callable[..., tuple[int, str, str]]
 
 
 class Place(NamedTuple):
@@ -56,25 +53,9 @@ def small_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def command(
-    small_set: Path,
-    in_empty_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Command:
-    """Call the command as the shell would, where the small set is; exit code, stdout, stderr."""
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["demur", *words, "--data", str(small_set)])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
+def command_there(command: Command, small_set: Path) -> Command:
+    """Call the command as the shell would, where the small set is."""
+    return lambda *words: command(*words, "--data", str(small_set))
 
 
 def cifar(*changes: str) -> Recipe:
@@ -138,26 +119,26 @@ def test_everything_trains_where_nothing_is_held_out(paper: Place, small_set: Pa
 
 
 def test_without_cal_images_only_the_papers_protocol_is_scored(
-    paper: Place, command: Command
+    paper: Place, command_there: Command
 ) -> None:
     shutil.copytree(paper.run.path, "runs/paper")
-    code, out, err = command("score", "paper", "--json")
+    code, out, err = command_there("score", "paper", "--json")
     assert code == 0, err
     assert {row["protocol"] for row in json.loads(out)["rows"]} == {"paper"}
     assert "no cal images were held out for this run" in " ".join(err.split())
     for words in (("score", "paper", "--protocol", "deploy"), ("report", "paper")):
-        code, _, err = command(*words)
+        code, _, err = command_there(*words)
         assert code == 2
         assert "so no threshold can be deployed; train with split=held-out" in " ".join(err.split())
         assert "Traceback" not in err
 
 
 def test_attacks_that_need_a_threshold_or_a_missing_split_are_refused(
-    paper: Place, command: Command
+    paper: Place, command_there: Command
 ) -> None:
     shutil.copytree(paper.run.path, "runs/paper")
     for words in (("adaptive",), ("clean", "--split", "cal")):
-        code, _, err = command("attack", "paper", *words)
+        code, _, err = command_there("attack", "paper", *words)
         assert code == 2
         assert "keeps no cal images; train with split=held-out" in " ".join(err.split())
 
@@ -166,7 +147,7 @@ def test_attacks_that_need_a_threshold_or_a_missing_split_are_refused(
 
 
 def test_a_run_without_weights_can_be_scored_but_not_attacked(
-    paper: Place, tiny_run: Run, command: Command
+    paper: Place, tiny_run: Run, command_there: Command
 ) -> None:
     slim = Path(shutil.copytree(tiny_run.path, "runs/slim"))
     source = Source(Run(slim), torch.device("cpu"))
@@ -175,10 +156,10 @@ def test_a_run_without_weights_can_be_scored_but_not_attacked(
     (slim / "model.safetensors").unlink()
     again = Scoring.of(Source(Run(slim), torch.device("cpu")))
     assert again.thresholds == whole.thresholds
-    code, out, err = command("score", "slim", "--protocol", "deploy", "--json")
+    code, out, err = command_there("score", "slim", "--protocol", "deploy", "--json")
     assert code == 0, err
     assert {row["protocol"] for row in json.loads(out)["rows"]} == {"deploy"}
-    code, _, err = command("attack", "slim", "pgd-20")
+    code, _, err = command_there("attack", "slim", "pgd-20")
     assert code == 2
     assert "keeps records alone, without weights; train it again" in " ".join(err.split())
 

@@ -7,41 +7,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from demur.cli import app, main
+from demur.cli import app
 from demur.data.published import PUBLISHED, Published
 from demur.runs import Run
 from tests.cifar_files import small, write
+from tests.conftest import Answer, Command
 from tests.test_runs import spoil
 
 VERBS = {"attack", "bench", "data", "demo", "list", "report", "score", "show", "train"}
-Answer = tuple[int, str, str]
-Command = Callable[..., Answer]
-
-
-@pytest.fixture
-def command(
-    in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Command:
-    """Call the command as the shell would; exit code, stdout, stderr."""
-
-    def call(*words: str) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["demur", *words])
-        monkeypatch.setenv("COLUMNS", "200")
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
 
 
 @pytest.fixture
