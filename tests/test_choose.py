@@ -14,7 +14,7 @@ from demur.data import CIFAR10
 from demur.errors import BadInput
 from demur.evaluate import Order, Scoring, Source, attacked
 from demur.evaluate import score as score_module
-from demur.methods import RR, OneCycle, Piecewise, Standard
+from demur.methods import PGDAT, RR, OneCycle, Piecewise, Standard
 from demur.nets import ResNet18, WideResNet
 from demur.recipes import RECIPES, Recipe, recipe
 from demur.runs import Run
@@ -177,7 +177,11 @@ def test_every_recipe_of_the_paper_is_there_in_two_lengths(
     assert (full.epochs, short.epochs) == (110, 36)
     assert full.schedule == Piecewise(0.1)
     assert short.schedule == OneCycle(0.2)
-    assert replace(short, epochs=110, schedule=full.schedule) == full
+    assert replace(short, epochs=110, schedule=full.schedule, method=full.method) == full
+    assert short.method.head == full.method.head
+    if isinstance(full.method.frame, PGDAT):
+        assert full.method.frame == PGDAT(), "as in the reference code"
+        assert short.method.frame == PGDAT(bn="batch")
     assert full.data.domain.classes == (10 if data == "cifar10" else 100)
     assert full.net == (WideResNet(34, 10) if net else ResNet18())
     assert isinstance(full.method.frame, Standard) == (method == "standard")

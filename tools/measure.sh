@@ -1,0 +1,31 @@
+#!/bin/sh
+# Makes the figures of docs/speed.md, benchmarks/ and results/ again, one stage at a time, on a GPU.
+#
+#   sh tools/measure.sh check OUT                    fast and plain engine end with the same weights
+#   sh tools/measure.sh speed OUT                    ResNet-18: engines, batch sizes, head, attack
+#   sh tools/measure.sh wide OUT                     WideResNet-34-10: seconds an epoch and memory
+#   sh tools/measure.sh run OUT DATA NAME RECIPE [KEY=VALUE ...]     train, attack, keep it slim
+set -eu
+stage=$1 out=$2
+shift 2
+demur() { ${PYTHON:-python3} -m demur "$@"; }
+mkdir -p "$out"
+
+case $stage in
+check) demur bench --check -o "$out/check.json" ;;
+speed) demur bench -o "$out/resnet18.json" ;;
+wide) demur bench cifar10-pgdat-rr-wrn --only fast,eval --steps 30 -o "$out/wideresnet.json" ;;
+run)
+  data=$1 run=$out/$2
+  shift 2
+  demur train "$@" --data "$data" --out "$run"
+  demur attack "$run" clean pgd-10 pgd-100 pgd-100:restarts=10 --keep-images 0 --data "$data"
+  mkdir -p "$out/slim"
+  tar -C "$out" -cf - --exclude model.safetensors --exclude .lock "$(basename "$run")" |
+    tar -C "$out/slim" -xf -
+  ;;
+*)
+  echo "no stage is called $stage; use check, speed, wide or run" >&2
+  exit 2
+  ;;
+esac
