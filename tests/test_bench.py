@@ -143,11 +143,12 @@ def test_other_noise_on_the_device_fails_the_check(
 
 
 def test_a_fast_engine_that_gave_way_proves_nothing() -> None:
-    same = check.Equality("frame", "head", "fp64", apart=0.0, allowed=1e-9, recorded=True)
+    same = check.Equality("frame", "head", "fp64", 0.0, 1e-9, 0.0, 1e-9, recorded=True)
     assert same.holds
     assert not replace(same, refusal="no compiler").holds
     assert not replace(same, apart=2e-9).holds
     assert not replace(same, apart=float("nan")).holds
+    assert not replace(same, apart_in_one=2e-9).holds
 
 
 def line(what: str, **other: Any) -> dict[str, Any]:

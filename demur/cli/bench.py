@@ -85,7 +85,8 @@ def _show_check(report: dict[str, Any]) -> None:
         verdict = "same" if pair["holds"] else "DIFFERENT"
         how = "recorded" if pair["recorded"] else "eager"
         typer.echo(
-            f"{verdict:9} {pair['precision']}  {pair['apart']:.1e} of {pair['allowed']:.1e} "
-            f"allowed, {how}: {pair['frame']}, {pair['head']} {pair['refusal']}"
+            f"{verdict:9} {pair['precision']}  apart {pair['apart']:.1e} of {pair['allowed']:.1e}, "
+            f"in one step {pair['apart_in_one']:.1e} of {pair['allowed_in_one']:.1e}, "
+            f"{how}: {pair['frame']}, {pair['head']} {pair['refusal']}"
         )
     typer.echo(f"noise is the same on CPU and device: {report['noise_is_the_same']}")
