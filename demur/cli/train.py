@@ -55,11 +55,12 @@ def trained(
     from demur.train import train as train_recipe
     from demur.world import current, joined, launched
 
-    Run.check(folder, recipe)
     check_engine(engine)
-    if Run(folder).finished and not launched():
-        console.print(f"{folder} is trained already")
-        return Run(folder)
+    if not launched():  # else the leading process looks, and the others may not see the folder
+        Run.check(folder, recipe)
+        if Run(folder).finished:
+            console.print(f"{folder} is trained already")
+            return Run(folder)
     with joined(device_named(device)) as place, TrainingBar(f"train {folder.name}") as bar:
         quiet_unless_leading()
         run = train_recipe(

@@ -1,6 +1,6 @@
 """Which engine a training gets, and what it says when the fast one cannot be had.
 
-    plan = plan_for("auto", recipe, device)      # plain or fast, layout and arithmetic
+    plan = plan_for("auto", recipe, device, world, False, say)      # engine, layout, arithmetic
 
 auto is fast on a GPU and wherever a recipe allows bf16, else plain. On a CPU fast means the
 memory layout and arithmetic that a short trial there finds fastest.

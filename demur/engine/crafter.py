@@ -24,7 +24,7 @@ from demur.output import Output
 from demur.precision import Precision, rounded, unlowered
 
 SMALLEST = 16  # images: below that a padded batch costs no more
-HALVINGS = 64  # the smallest bucket is this part of the largest; each is compiled for itself
+WIDEST = 64  # times the smallest bucket is the largest; each is compiled for itself
 
 
 class Crafter(nn.Module):
@@ -45,7 +45,7 @@ class Crafter(nn.Module):
         self.fixed = fixed
         self._source = (net,)  # in a tuple, so that its weights are not this module's
         self._copies: dict[bool, Copy] = {}  # by mode
-        self._recordings: dict[tuple[GoalFunction, bool, int], Recording[Gradient]] = {}
+        self._recordings: dict[tuple[GoalFunction, int], Recording[Gradient]] = {}
         self._unrecorded: set[GoalFunction] = set()  # goals that no compiler or recorder takes
         self._looks: dict[tuple[GoalFunction, bool], Look] = {}
         self.train(net.training)
@@ -99,7 +99,7 @@ class Crafter(nn.Module):
     def _recording(self, goal: GoalFunction, x: Tensor, y: Tensor) -> Recording[Gradient]:
         """The gradient of a goal for one batch size, recorded when first asked for."""
         assert not self.training, "trying it out would move running statistics"
-        key = (goal, self.training, len(x))
+        key = (goal, len(x))
         if key not in self._recordings:
             self._recordings[key] = Recording(partial(self._gradient, goal), x, y)
         return self._recordings[key]
@@ -109,7 +109,7 @@ class Crafter(nn.Module):
         if self.fixed is None or self.training or count > self.fixed:
             return count
         room = self.fixed
-        while room // 2 >= max(count, SMALLEST, self.fixed // HALVINGS):
+        while room // 2 >= max(count, SMALLEST, self.fixed // WIDEST):
             room //= 2
         return room
 
