@@ -1,9 +1,11 @@
 """The one place where an attack asks a model for a gradient.
 
     grad, value, out = gradient(model, goal, x, y)
+    grad = slope(model, goal, x, y)                     # where nobody looks at the rest
 
-A model that brings a faster way offers it as `model.gradient(goal, x, y)`; any other callable
-that returns an Output or logits goes through autograd. No weight gradient is computed.
+A model that brings a faster way offers it as `model.gradient(goal, x, y)`, and as `model.slope`
+where that is faster still; any other callable that returns an Output or logits goes through
+autograd. No weight gradient is computed.
 """
 
 from collections.abc import Callable
@@ -39,6 +41,15 @@ def gradient(model: Model, goal: GoalFunction, x: Tensor, y: Tensor) -> Gradient
         with torch.autocast(x.device.type, enabled=False):  # a backward pass has its own dtypes
             (grad,) = torch.autograd.grad(value.sum(), x)
     return Gradient(grad, value.detach(), out.detached())
+
+
+def slope(model: Model, goal: GoalFunction, x: Tensor, y: Tensor) -> Tensor:
+    """The goal's gradient with respect to each image, and nothing else."""
+    own = getattr(model, "slope", None)
+    if own is not None:
+        found: Tensor = own(goal, x, y)
+        return found
+    return gradient(model, goal, x, y).grad
 
 
 def value_at(model: Model, goal: GoalFunction, x: Tensor, y: Tensor) -> tuple[Tensor, Output]:

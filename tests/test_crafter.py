@@ -13,9 +13,11 @@ from demur.attacks import CE, PGD, Evade, Margin
 from demur.balls import Linf
 from demur.engine import Crafter
 from demur.engine.crafter import SMALLEST
-from demur.gradient import GoalFunction, Gradient, gradient
+from demur.engine.fork import forked
+from demur.gradient import GoalFunction, Gradient, gradient, slope
 from demur.methods import crafting
 from demur.nets import RejectingNet
+from demur.nets.conv import Conv1x1, Conv3x3
 from demur.nets.norm import Norm2d
 from demur.recipes import recipe
 from demur.rejectors import RCon
@@ -109,6 +111,32 @@ def test_compiled_looks_are_the_nets_however_many_there_are(
         for train, goal in ((True, CE()), (False, Evade(RCon()))):
             crafter = Crafter(net.train(train), "fp64", "aot_eager")
             assert same(gradient(crafter, goal, *digits), gradient(net, goal, *digits))
+
+
+def test_a_slope_is_the_gradient_alone(net: RejectingNet, digits: tuple[Tensor, Tensor]) -> None:
+    for train, fixed in ((True, None), (False, 64)):
+        for goal in (CE(), Evade(RCon())):
+            crafter = Crafter(net.train(train), "fp64", "none", fixed)
+            assert torch.equal(slope(crafter, goal, *digits), gradient(crafter, goal, *digits).grad)
+            assert torch.allclose(
+                slope(crafter, goal, *digits), gradient(net, goal, *digits).grad, atol=1e-12
+            )
+    assert torch.equal(slope(net, CE(), *digits), gradient(net, CE(), *digits).grad)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_fork_is_both_convolutions_and_so_are_its_gradients(stride: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 6, 5, generator=g, dtype=torch.float64, requires_grad=True)
+    conv, single = Conv3x3(3, 4, stride).double(), Conv1x1(3, 4, stride).double()
+    ours, theirs = forked(x, single, conv), (single(x), conv(x))
+    weights = [torch.randn(out.shape, generator=g, dtype=torch.float64) for out in theirs]
+    found = []
+    for outs in (ours, theirs):
+        total = torch.stack([(out * w).sum() for out, w in zip(outs, weights, strict=True)]).sum()
+        found.append(torch.autograd.grad(total, (x, single.weight, conv.weight)))
+    assert close(ours, theirs)
+    assert close(*found)
 
 
 def test_no_weight_gradient_is_computed(net: RejectingNet, digits: tuple[Tensor, Tensor]) -> None:

@@ -19,7 +19,7 @@ from demur.attacks.criteria import Criterion, Wrong
 from demur.attacks.goals import CE, Goal
 from demur.balls import Ball
 from demur.declared import Count, Natural, Positive
-from demur.gradient import Model, gradient, value_at
+from demur.gradient import Model, gradient, slope, value_at
 from demur.noise import Stream
 from demur.output import output_of
 
@@ -56,7 +56,7 @@ class PGD(Attack):
         for restart in range(self.restarts):
             x_adv = self._start(x, index, noise.derived(stream, restart))
             for _ in range(self.steps):
-                x_adv = self._ascended(x, x_adv, gradient(model, self.goal, x_adv, y).grad)
+                x_adv = self._ascended(x, x_adv, slope(model, self.goal, x_adv, y))
             if self.restarts == 1:
                 return x_adv  # reference code: looks at the loss once more, to no effect
             value, _ = value_at(model, self.goal, x_adv, y)

@@ -13,9 +13,11 @@ KINDS = {  # the first kind with a word in a kernel's name takes it
     ),
     "compiled, element by element": ("triton_poi",),
     "compiled reductions": ("triton_red", "triton_per"),
-    "convolutions and matrix products": ("gemm", "fprop", "dgrad", "wgrad", "conv", "cutlass"),
+    "convolutions and matrix products": (
+        "gemm", "gemv", "nvjet", "splitK", "fprop", "dgrad", "wgrad", "conv", "cutlass",
+    ),
     "optimiser": ("multi_tensor",),
-    "copies and fills": ("copy", "Memcpy", "Memset", "fill"),
+    "copies and fills": ("copy", "Memcpy", "Memset", "fill", "Fill", "elementwise_kernel"),
 }  # fmt: skip
 
 

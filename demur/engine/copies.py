@@ -48,11 +48,11 @@ class Copy(ABC):
             out: Output = self.net(x)
         return out
 
-    def look(self, goal: GoalFunction, compiler: Compiler) -> Look:
-        """One look at images: the goal's sum, its values, and the output."""
+    def look(self, goal: GoalFunction, compiler: Compiler, bare: bool = False) -> Look:
+        """One look at images: the goal's sum, its values, and the output, or bare logits."""
 
         def looked(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Output]:
-            return judged(goal, self.answer(x), y)
+            return judged(goal, self.answer(x), y, bare)
 
         return compiled(looked, compiler)
 
@@ -72,10 +72,11 @@ class Moving(Copy):
         torch._foreach_copy_([twin for twin, _ in self.pairs], [own for _, own in self.pairs])
 
 
-def judged(goal: GoalFunction, out: Output, y: Tensor) -> tuple[Tensor, Tensor, Output]:
-    """What a look returns; only the sum has a history."""
+def judged(goal: GoalFunction, out: Output, y: Tensor, bare: bool) -> tuple[Tensor, Tensor, Output]:
+    """What a look returns; only the sum has a history. A bare one costs no auxiliary output."""
     value = goal(out, y)
-    return value.sum(), value.detach(), out.detached()
+    shown = out._replace(feature=out.feature[:, :0], aux=out.aux[:, :0]) if bare else out
+    return value.sum(), value.detach(), shown.detached()
 
 
 def compiled(function: Callable[P, R], compiler: Compiler) -> Callable[P, R]:

@@ -45,9 +45,9 @@ class Crafter(nn.Module):
         self.fixed = fixed
         self._source = (net,)  # in a tuple, so that its weights are not this module's
         self._copies: dict[bool, Copy] = {}  # by mode
-        self._recordings: dict[tuple[GoalFunction, int], Recording[Gradient]] = {}
+        self._recordings: dict[tuple[GoalFunction, bool, int], Recording[Gradient]] = {}
         self._unrecorded: set[GoalFunction] = set()  # goals that no compiler or recorder takes
-        self._looks: dict[tuple[GoalFunction, bool], Look] = {}
+        self._looks: dict[tuple[GoalFunction, bool, bool], Look] = {}  # by bareness and mode
         self.train(net.training)
 
     @property
@@ -65,43 +65,53 @@ class Crafter(nn.Module):
 
     def gradient(self, goal: GoalFunction, x: Tensor, y: Tensor) -> Gradient:
         """The goal's gradient with respect to each image."""
+        return self._sized(goal, False, x, y)
+
+    def slope(self, goal: GoalFunction, x: Tensor, y: Tensor) -> Tensor:
+        """The goal's gradient alone."""
+        return self._sized(goal, True, x, y).grad
+
+    def _sized(self, goal: GoalFunction, bare: bool, x: Tensor, y: Tensor) -> Gradient:
+        """The gradient, taken in a batch of a compiled size."""
         if self.fixed is None:
-            return self._gradient(goal, x, y)
+            return self._gradient(goal, bare, x, y)
         count, room = len(x), self._bucket(len(x))
-        grad, value, out = self._taken(goal, filled_up(x, room), filled_up(y, room))
+        grad, value, out = self._taken(goal, bare, filled_up(x, room), filled_up(y, room))
         return Gradient(  # copies, since the next replay writes over what this one made
             grad[:count].clone(), value[:count].clone(),
             Output(*(part[:count].clone() for part in out)),
         )  # fmt: skip
 
-    def _taken(self, goal: GoalFunction, x: Tensor, y: Tensor) -> Gradient:
+    def _taken(self, goal: GoalFunction, bare: bool, x: Tensor, y: Tensor) -> Gradient:
         """The gradient by a recording if there can be one, else as it comes."""
         if goal in self._unrecorded or not x.is_cuda:
-            return self._gradient(goal, x, y)
+            return self._gradient(goal, bare, x, y)
         try:
-            return self._recording(goal, x, y)(x, y)
+            return self._recording(goal, bare, x, y)(x, y)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # of the compiler or the recorder
             self._unrecorded.add(goal)
             self._looks.clear()
             self.say(f"this goal cannot be compiled and is attacked slowly: {first_line(error)}")
-            return self._gradient(goal, x, y)
+            return self._gradient(goal, bare, x, y)
 
-    def _gradient(self, goal: GoalFunction, x: Tensor, y: Tensor) -> Gradient:
+    def _gradient(self, goal: GoalFunction, bare: bool, x: Tensor, y: Tensor) -> Gradient:
         x = x.detach().requires_grad_()
         with torch.enable_grad():
-            total, value, out = self._look(goal)(x, y)
+            total, value, out = self._look(goal, bare)(x, y)
             with unlowered(x.device):
                 (grad,) = torch.autograd.grad(total, x)
         return Gradient(grad, value, out)
 
-    def _recording(self, goal: GoalFunction, x: Tensor, y: Tensor) -> Recording[Gradient]:
+    def _recording(
+        self, goal: GoalFunction, bare: bool, x: Tensor, y: Tensor
+    ) -> Recording[Gradient]:
         """The gradient of a goal for one batch size, recorded when first asked for."""
         assert not self.training, "trying it out would move running statistics"
-        key = (goal, len(x))
+        key = (goal, bare, len(x))
         if key not in self._recordings:
-            self._recordings[key] = Recording(partial(self._gradient, goal), x, y)
+            self._recordings[key] = Recording(partial(self._gradient, goal, bare), x, y)
         return self._recordings[key]
 
     def _bucket(self, count: int) -> int:
@@ -144,12 +154,12 @@ class Crafter(nn.Module):
                 self._copies[train] = kind(source, self.precision)
         return self._copies[train]
 
-    def _look(self, goal: GoalFunction) -> Look:
+    def _look(self, goal: GoalFunction, bare: bool) -> Look:
         """One look at images for a goal, compiled when first asked for."""
-        key = (goal, self.training)
+        key = (goal, bare, self.training)
         if key not in self._looks:
             compiler = "none" if goal in self._unrecorded else self.compiler
-            self._looks[key] = self._copy().look(goal, compiler)
+            self._looks[key] = self._copy().look(goal, compiler, bare)
         return self._looks[key]
 
 

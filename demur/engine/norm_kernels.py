@@ -40,8 +40,8 @@ if AVAILABLE:
             more = tl.load(b + column, mask=inside, other=0.0)
             point = (point.to(tl.float32) + more.to(tl.float32)).to(point.dtype)
         point = point.to(tl.float32)
-        first = tl.zeros((wide,), tl.float32)
-        second = tl.zeros((wide,), tl.float32)
+        first = tl.zeros((tall, wide), tl.float32)
+        second = tl.zeros((tall, wide), tl.float32)
         for step in range(0, span, tall):
             at, there = _place(tl.program_id(0) * span + step, channels, count, tall, wide)
             x = tl.load(a + at, mask=there, other=0.0)
@@ -50,10 +50,10 @@ if AVAILABLE:
                 x = (x.to(tl.float32) + y.to(tl.float32)).to(x.dtype)
                 tl.store(total + at, x, mask=there)
             away = tl.where(there, x.to(tl.float32) - point[None, :], 0.0)
-            first += tl.sum(away, 0)
-            second += tl.sum(away * away, 0)
-        tl.atomic_add(sums + column, first, mask=inside)
-        tl.atomic_add(sums + channels + column, second, mask=inside)
+            first += away
+            second += away * away
+        tl.atomic_add(sums + column, tl.sum(first, 0), mask=inside)
+        tl.atomic_add(sums + channels + column, tl.sum(second, 0), mask=inside)
 
     @triton.jit
     def normalise_kernel(
@@ -116,18 +116,18 @@ if AVAILABLE:
         shift = tl.load(kept + channels + column, mask=inside, other=0.0)
         mean = tl.load(kept + 2 * channels + column, mask=inside, other=0.0)
         spread = tl.load(kept + 3 * channels + column, mask=inside, other=0.0)
-        first = tl.zeros((wide,), tl.float32)
-        second = tl.zeros((wide,), tl.float32)
+        first = tl.zeros((tall, wide), tl.float32)
+        second = tl.zeros((tall, wide), tl.float32)
         for step in range(0, span, tall):
             at, there = _place(tl.program_id(0) * span + step, channels, count, tall, wide)
             held = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
             given = tl.load(grad + at, mask=there, other=0.0).to(tl.float32)
             live = held * scale[None, :] + shift[None, :] > 0
             given = tl.where(live & there, given, 0.0)
-            first += tl.sum(given, 0)
-            second += tl.sum(given * (held - mean[None, :]) * spread[None, :], 0)
-        tl.atomic_add(sums + column, first, mask=inside)
-        tl.atomic_add(sums + channels + column, second, mask=inside)
+            first += given
+            second += given * (held - mean[None, :])
+        tl.atomic_add(sums + column, tl.sum(first, 0), mask=inside)
+        tl.atomic_add(sums + channels + column, tl.sum(second, 0) * spread, mask=inside)
 
     @triton.jit
     def grad_kernel(

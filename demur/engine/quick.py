@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from demur.engine import norm_kernels
 from demur.engine.copies import Compiler, Copy, Look, compiled, judged
 from demur.engine.folding import scales_and_shifts
+from demur.engine.fork import forked
 from demur.engine.quick_norm import QuickNorm
 from demur.gradient import GoalFunction
 from demur.nets import RejectingNet
@@ -44,10 +45,13 @@ class Middle:
         norms = iter(self.norms)
         waiting: Tensor | None = None
         for block in self.blocks:
-            total, active = _total(next(norms), maps, waiting)
-            waiting = total if block.shortcut is None else block.shortcut(active)
-            maps = block.conv2(next(norms)(block.conv1(active)))
-        return _total(next(norms), maps, waiting)[1]
+            total, active = next(norms)(maps, waiting)
+            if block.shortcut is None:
+                waiting, maps = total, block.conv1(active)
+            else:
+                waiting, maps = forked(active, block.shortcut, block.conv1)
+            maps = block.conv2(next(norms)(maps)[1])
+        return next(norms)(maps, waiting)[1]
 
     @torch.no_grad()
     def _begin(self) -> None:
@@ -101,12 +105,12 @@ class Quick(Copy):
         with unlowered(x.device):
             return self.ends.closed(maps)
 
-    def look(self, goal: GoalFunction, compiler: Compiler) -> Look:
-        """One look at images: the goal's sum, its values, and the output."""
+    def look(self, goal: GoalFunction, compiler: Compiler, bare: bool = False) -> Look:
+        """One look at images: the goal's sum, its values, and the output, or bare logits."""
         opened = compiled(self.ends.opened, compiler)
 
         def closed(maps: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Output]:
-            return judged(goal, self.ends.closed(maps), y)
+            return judged(goal, self.ends.closed(maps), y, bare)
 
         ended = compiled(closed, compiler)
 
@@ -159,7 +163,3 @@ class Ends:
 
 def _norms(trunk: nn.Module) -> list[nn.BatchNorm2d]:
     return [module for module in trunk.modules() if isinstance(module, nn.BatchNorm2d)]
-
-
-def _total(norm: QuickNorm, maps: Tensor, waiting: Tensor | None) -> tuple[Tensor, Tensor]:
-    return (maps, norm(maps)) if waiting is None else norm.of_sum(maps, waiting)

@@ -30,7 +30,7 @@ class Conv3x3(nn.Conv2d):
             out: Tensor = _Convolution.apply(x, self.weight, self.stride[0])  # type: ignore[no-untyped-call]
             return out
         if x.is_cuda and self.in_channels < FEW and self.stride == (1, 1):
-            few: Tensor = _OfFewChannels.apply(*_cast(x, self.weight))  # type: ignore[no-untyped-call]
+            few: Tensor = _OfFewChannels.apply(*autocast_like(x, self.weight))  # type: ignore[no-untyped-call]
             return few
         return super().forward(x)
 
@@ -88,13 +88,12 @@ def _spread(grad: Tensor, x: Tensor, stride: int) -> Tensor:
 
 
 class _OfFewChannels(torch.autograd.Function):
-    """A 3x3 convolution of images: channels are padded forwards; backwards it is a product."""
+    """A 3x3 convolution of images as products with each place's nine neighbours."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        missing = [0, 0, 0, 0, 0, ALIGNED - x.shape[1]]
-        return conv2d(pad(x, missing), pad(weight, missing), padding=1)
+        return (_neighbours(x) @ _taps(weight).t()).movedim(-1, 1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -103,8 +102,18 @@ class _OfFewChannels(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             by_x = _gathered(grad.movedim(1, -1) @ _taps(weight), x.shape[1])
         if ctx.needs_input_grad[1]:
-            by_weight = conv2d_weight(x, weight.shape, grad, padding=1)
+            taps = grad.movedim(1, -1).flatten(0, 2).t() @ _neighbours(x).flatten(0, 2)
+            by_weight = taps[:, : 9 * x.shape[1]].unflatten(1, (3, 3, -1)).movedim(-1, 1)
         return by_x, by_weight
+
+
+def _neighbours(x: Tensor) -> Tensor:
+    """N, H, W, 9 C: the channels of each place's nine neighbours, padded for the product."""
+    height, width = x.shape[2:]
+    wide = pad(x.movedim(1, -1), [0, 0, 1, 1, 1, 1])
+    parts = [wide[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
+    missing = -9 * x.shape[1] % ALIGNED
+    return torch.cat([*parts, x.new_zeros(1).expand(len(x), height, width, missing)], -1)
 
 
 def _taps(weight: Tensor) -> Tensor:
@@ -129,7 +138,7 @@ def _gathered(given: Tensor, channels: int) -> Tensor:
     )
 
 
-def _cast(*tensors: Tensor) -> tuple[Tensor, ...]:
+def autocast_like(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Tensors as autocast would have them, for functions that it does not know."""
     if not torch.is_autocast_enabled("cuda"):
         return tensors

@@ -1,0 +1,57 @@
+"""Where a residual block forks: a 3x3 and a 1x1 convolution of the same maps, differentiated once.
+
+    skip, maps = forked(active, block.shortcut, block.conv1)
+
+Automatic differentiation would spread the shortcut's gradient over zeros and add that up; here it
+is added where it belongs, onto what the other convolution gives back.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d
+
+from demur.nets.conv import autocast_like
+
+
+def forked(active: Tensor, shortcut: nn.Conv2d, conv: nn.Conv2d) -> tuple[Tensor, Tensor]:
+    """Both convolutions of the maps."""
+    assert shortcut.stride == conv.stride
+    weights = autocast_like(active, shortcut.weight, conv.weight)
+    skip, maps = _Fork.apply(*weights, conv.stride[0])  # type: ignore[no-untyped-call]
+    return skip, maps
+
+
+class _Fork(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, active: Tensor, single: Tensor, weight: Tensor, stride: int
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(active, single, weight)
+        ctx.stride = stride
+        skip = (_places(active, stride) @ single[:, :, 0, 0].t()).movedim(-1, 1)
+        return skip, conv2d(active, weight, stride=stride, padding=1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        active, single, weight = ctx.saved_tensors
+        by_skip, by_maps = grads
+        wanted, stride = ctx.needs_input_grad, ctx.stride
+        before, by_weight, _ = torch.ops.aten.convolution_backward(
+            by_maps, active, weight, None, [stride] * 2, [1, 1], [1, 1], False, [0, 0], 1,
+            [wanted[0], wanted[2], False],
+        )  # fmt: skip
+        given = by_skip.movedim(1, -1)  # N, H, W, K
+        if wanted[0]:
+            _places(before, stride).add_(given @ single[:, :, 0, 0])
+        by_single = None
+        if wanted[1]:
+            seen = _places(active, stride)
+            by_single = (given.flatten(0, 2).t() @ seen.flatten(0, 2))[:, :, None, None]
+        return before, by_single, by_weight, None
+
+
+def _places(maps: Tensor, stride: int) -> Tensor:
+    """N, H, W, C: the places a strided single-place convolution looks at."""
+    return maps[:, :, ::stride, ::stride].movedim(1, -1)
