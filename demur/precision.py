@@ -2,8 +2,8 @@
 
     with arithmetic("bf16", device): ...
 
-fp64 and fp32 are what they say, tf32 rounds the factors of products on a GPU, bf16 computes
-convolutions in 16 bits.
+fp64 and fp32 are what they say, tf32 rounds the factors of products on a GPU, bf16 does too and
+computes convolutions in 16 bits.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def rounded(precision: Precision) -> Iterator[None]:
     """The factors of fp32 products rounded to TF32 for a while, or not, by the precision."""
     convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
     before = convolutions.allow_tf32, products.allow_tf32
-    convolutions.allow_tf32 = products.allow_tf32 = precision == "tf32"
+    convolutions.allow_tf32 = products.allow_tf32 = precision in ("tf32", "bf16")
     try:
         yield
     finally:
