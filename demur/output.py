@@ -28,6 +28,10 @@ class Output(NamedTuple):
         """The outputs of the chosen images."""
         return Output(*(part[chosen] for part in self))
 
+    def to(self, device: torch.device) -> "Output":
+        """The same outputs on a device."""
+        return Output(*(part.to(device) for part in self))
+
     def detached(self) -> "Output":
         """The same values without their history."""
         return Output(*(part.detach() for part in self))
@@ -71,13 +75,13 @@ def log_tcon(out: Output, y: Tensor, tau: float = 1.0) -> Tensor:
 
 def log_rcon(out: Output, tau: float = 1.0) -> Tensor:
     """Log of the rectified confidence."""
-    return log_con(out, tau) + logsigmoid(_rectifier(out))  # N
+    return log_con(out, tau) + logsigmoid(rectifier(out))  # N
 
 
 def log_not_rcon(out: Output, tau: float = 1.0) -> Tensor:
     """Log of one minus the rectified confidence."""
     return torch.logaddexp(
-        log_doubt(out, tau), log_con(out, tau) + logsigmoid(-_rectifier(out))
+        log_doubt(out, tau), log_con(out, tau) + logsigmoid(-rectifier(out))
     )  # N
 
 
@@ -101,15 +105,16 @@ def energy(out: Output, tau: float = 1.0) -> Tensor:
     return tau * (_wide(out.logits) / tau).logsumexp(-1)  # N
 
 
+def rectifier(out: Output) -> Tensor:
+    """The logit of A."""
+    if out.aux.shape[-1] == 0:
+        raise BadInput("R-Con needs a net with an auxiliary head; train with head=RR() or use Con")
+    return _wide(out.aux[:, 0])
+
+
 def _wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _of(table: Tensor, label: Tensor) -> Tensor:
     return table.gather(-1, label[:, None])[:, 0]
-
-
-def _rectifier(out: Output) -> Tensor:
-    if out.aux.shape[-1] == 0:
-        raise BadInput("R-Con needs a net with an auxiliary head; train with head=RR() or use Con")
-    return _wide(out.aux[:, 0])

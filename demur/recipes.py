@@ -10,7 +10,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from demur.attacks import ATTACKS, CRITERIA, GOALS, PGD, Attack, Clean, Evade, Slips
+from demur.attacks import ATTACKS, CRITERIA, GOALS, PGD, Attack, Clean, Evade, Slips, Xi
 from demur.balls import L2, Linf
 from demur.calibrate import OPERATING_POINTS, TPR
 from demur.data import (
@@ -42,7 +42,7 @@ from demur.methods import (
 )
 from demur.nets import NETS, NetSpec, ResNet18, Small, WideResNet
 from demur.precision import Precision
-from demur.rejectors import REJECTORS, Con, Energy, Rejector
+from demur.rejectors import READ_OFF, REJECTORS, Con, Rejector, learned_from
 from demur.spec import Spec, Vocabulary, edit, later, read
 
 S = TypeVar("S", bound=Spec)
@@ -75,7 +75,8 @@ class Recipe(Spec):
 
     def rejectors(self) -> dict[str, Rejector]:
         """What the trained net can be scored with: confidence, the head's own, and the rest."""
-        return {"Con": Con(), **self.method.head.rejectors(), "Energy": Energy()}
+        own = self.method.head.rejectors()
+        return {"Con": Con(), **own, **READ_OFF, **learned_from(self.data)}
 
 
 def _linf(data: Dataset, steps: int) -> PGD:
@@ -95,6 +96,12 @@ def _adaptive(recipe: "Recipe") -> PGD:
     )  # fmt: skip
 
 
+def _xi(recipe: "Recipe") -> PGD:
+    """PGD that takes A away from A*, at the temperature that A was trained for."""
+    head = recipe.method.head
+    return replace(_linf(recipe.data, 50), goal=Xi(head.tau if isinstance(head, RR) else 1.0))
+
+
 NAMED_ATTACKS: dict[str, Callable[[Recipe], Attack]] = {
     "clean": lambda recipe: Clean(),
     "pgd-10": lambda recipe: _linf(recipe.data, 10),
@@ -103,6 +110,7 @@ NAMED_ATTACKS: dict[str, Callable[[Recipe], Attack]] = {
     "pgd-10-l2": lambda recipe: _l2(recipe.data, 10),
     "pgd-100-l2": lambda recipe: _l2(recipe.data, 100),
     "adaptive": _adaptive,
+    "xi": _xi,
 }
 
 

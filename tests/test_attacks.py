@@ -26,6 +26,7 @@ from demur.attacks import (
     Slips,
     Sum,
     Wrong,
+    Xi,
 )  # fmt: skip
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
@@ -50,7 +51,7 @@ EXAMPLES: dict[str, Attack] = {
     "sum": PGD(Linf(0.1), steps=4, goal=CE() + 0.5 * Evade(Coupled(), eta=2.0, fool=Margin())),
 }  # fmt: skip
 GOAL_EXAMPLES: list[Goal] = [
-    CE(), Margin(), Evade(Energy()), Sum((CE(), Margin())), Scaled(-2.0, CE()),
+    CE(), Margin(), Evade(Energy()), Xi(), Sum((CE(), Margin())), Scaled(-2.0, CE()),
 ]  # fmt: skip
 SHORT = {
     name: replace(a, steps=min(a.steps, 10)) if isinstance(a, PGD) else a
@@ -112,7 +113,7 @@ class TestContract:
     ) -> None:
         x, y = batch
         foreign = tiny_net.classifier().eval()
-        if name in ("adaptive", "sum"):
+        if name in ("adaptive", "sum", "xi"):
             with pytest.raises(BadInput, match="auxiliary head"):
                 SHORT[name](foreign, x, y)
             return

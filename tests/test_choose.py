@@ -13,7 +13,6 @@ from demur.attacks import Clean
 from demur.data import CIFAR10
 from demur.errors import BadInput
 from demur.evaluate import Order, Scoring, Source, attacked
-from demur.evaluate import score as score_module
 from demur.methods import PGDAT, RR, OneCycle, Piecewise, Standard
 from demur.nets import ResNet18, WideResNet
 from demur.recipes import RECIPES, Recipe, recipe
@@ -48,7 +47,6 @@ def paper(tmp_path_factory: pytest.TempPathFactory) -> "Place":
 @pytest.fixture
 def small_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     use_small_set(CIFAR10, monkeypatch, tmp_path / "data")
-    monkeypatch.setattr(score_module, "RESAMPLES", 10)
     return tmp_path / "data"
 
 

@@ -19,7 +19,10 @@ from tests.cifar_files import small, write
 from tests.conftest import Answer, Command
 from tests.test_runs import spoil
 
-VERBS = {"attack", "bench", "data", "demo", "list", "report", "score", "show", "train"}
+VERBS = {
+    "attack", "bench", "calibrate", "data", "demo", "list", "report", "score", "show", "slim",
+    "theory", "train",
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -13,13 +13,14 @@ from demur import metrics
 from demur.attacks import CE, PGD, Clean, Evade, Slips, Sum
 from demur.balls import Linf
 from demur.calibrate import TPR
+from demur.data import Digits, Splits
 from demur.errors import BadInput
-from demur.evaluate import Order, Scoring, Source, attacked, bind
+from demur.evaluate import Order, Scoring, Source, attacked, bind, slim
 from demur.methods import Plain
 from demur.nets import RejectingNet
 from demur.output import Output, con, prediction, rcon, tcon
 from demur.recipes import recipe
-from demur.rejectors import Con, Coupled, RCon
+from demur.rejectors import Con, Coupled, RCon, tried_on
 from demur.rule import Rejector, Score
 from demur.runs import Run
 from demur.runs.files import write_story
@@ -218,11 +219,11 @@ def scored_source(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> So
 
 def test_rows_agree_with_the_definitions(scored_source: Source) -> None:
     scoring = Scoring.of(scored_source)
-    assert set(scoring.scores) == {"Con", "R-Con", "Energy", "Con+R-Con"}
+    assert list(scoring.scores) == list(scored_source.run.recipe.rejectors())
     for record in scored_source.run.records():
         scored = scoring.scored(record)
         rows = {(row.rejector, row.protocol): row for row in scored.rows}
-        assert len(rows) == 2 * 4 + 1
+        assert len(rows) == 2 * len(scoring.scores) + 1
         correct = record.correct
         score = rcon(record.output).double().numpy()
         deploy, paper = rows["R-Con", "deploy"], rows["R-Con", "paper"]
@@ -241,6 +242,12 @@ def test_rows_agree_with_the_definitions(scored_source: Source) -> None:
         assert oracle.ranking.auroc > paper.ranking.auroc
         assert ("T-Con (oracle)", "deploy") not in rows
         assert rows["Con", "paper"].ranking.auroc_vs_con.value == 0
+        for protocol in ("paper", "deploy"):
+            own, base = rows["R-Con", protocol], rows["Con", protocol]
+            gap = own.accuracy_vs_con
+            assert gap.value == own.point.accuracy - base.point.accuracy
+            assert gap.lo <= gap.value <= gap.hi
+            assert base.accuracy_vs_con[:3] == (0, 0, 0)
 
 
 def test_the_coupled_row_ranks_those_past_the_gate_and_puts_others_last(
@@ -281,8 +288,59 @@ def test_a_net_without_a_head_is_scored_without_rcon(tmp_path: Path) -> None:
     source = Source(train(spec, tmp_path / "run"), torch.device("cpu"))
     attacked(source, "clean", Clean(), Order(n=60))
     scoring = Scoring.of(source)
-    assert set(scoring.scores) == {"Con", "Energy"}
-    assert len(scoring.scored(source.run.records()[0]).rows) == 5
+    assert not {"R-Con", "Con+R-Con", "A"} & set(scoring.scores)
+    assert {"Con", "Energy", "KD", "GDA"} <= set(scoring.scores)
+
+
+def test_records_without_features_are_scored_by_what_they_have(
+    scored_source: Source, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(scored_source.run.path, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "records")
+    source = Source(Run(Path(copy)), torch.device("cpu"))
+    record = attacked(source, "clean", Clean(), Order(keep_features=False))
+    scoring = Scoring.of(source)
+    assert "KD" not in scoring.scores, "nothing is learned that nothing can use"
+    assert {row.rejector for row in scoring.scored(record).rows} >= {"Con", "R-Con", "Entropy"}
+    attacked(source, "pgd-3", PGD(Linf(0.15), steps=3), Order(n=20))
+    scoring = Scoring.of(source)
+    assert "KD" in scoring.scores
+    assert "KD" not in {row.rejector for row in scoring.scored(record).rows}
+
+
+def test_a_slim_copy_gives_the_same_tables_without_weights_or_data(
+    scored_source: Source, tmp_path: Path
+) -> None:
+    target = tmp_path / "kept" / "slim"
+    thin = slim(scored_source, target)
+    assert not (target / "model.safetensors").exists()
+    assert all("feature" not in r.arrays and "x_adv" not in r.arrays for r in thin.records())
+    for wanted in (None, tried_on(Digits())):
+        whole = Scoring.of(scored_source, rejectors=wanted)
+        again = Scoring.of(NoData(thin, torch.device("cpu")), rejectors=wanted)
+        assert again.thresholds == whole.thresholds
+        for one, other in zip(scored_source.run.records(), thin.records(), strict=True):
+            pairs = ((whole, one), (again, other))
+            rows = [[row.plain() for row in s.scored(record).rows] for s, record in pairs]
+            assert rows[0] == rows[1]
+
+
+class NoData(Source):
+    """A source on a machine that has no data set."""
+
+    @property
+    def splits(self) -> Splits:
+        """None."""
+        raise AssertionError("a slim run was asked for images")
+
+
+def test_a_slim_copy_never_writes_over_anything(scored_source: Source, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "mine.txt").write_text("mine")
+    with pytest.raises(BadInput, match="is in the way"):
+        slim(scored_source, tmp_path / "there")
+    assert [p.name for p in (tmp_path / "there").iterdir()] == ["mine.txt"]
+    assert not (tmp_path / ".there.half").exists()
 
 
 def test_verdicts_in_eval_mode(tiny_net: RejectingNet) -> None:

@@ -8,11 +8,12 @@ from torch import Tensor
 from demur.attacks import PGD, Slips
 from demur.calibrate import TPR
 from demur.errors import BadInput
+from demur.evaluate import Source
 from demur.methods import RR, Plain
 from demur.nets import RejectingNet
 from demur.output import Output
 from demur.recipes import RECIPES, attack, recipe
-from demur.rejectors import REJECTORS, Con, Coupled, RCon
+from demur.rejectors import REJECTORS, Aux, Con, Coupled, RCon
 from demur.rule import Rejector, Score
 
 EXAMPLES: dict[str, Rejector] = RECIPES["digits-pgdat-rr"].rejectors()
@@ -29,12 +30,20 @@ def fit_output(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> tuple[Ou
     return tiny_net(x), y
 
 
+@pytest.fixture(scope="module")
+def taught(tiny_source: Source) -> tuple[Output, Tensor]:
+    """What the tiny net answers to images it was fitted on."""
+    x, y = tiny_source.splits["fit"].batch(slice(0, 500))
+    with torch.no_grad():
+        return tiny_source.net(x), y
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 class TestContract:
     @pytest.fixture
-    def score(self, name: str, fit_output: tuple[Output, Tensor]) -> Score:
+    def score(self, name: str, taught: tuple[Output, Tensor]) -> Score:
         rejector: Rejector = EXAMPLES[name]
-        return rejector.fit(*fit_output)
+        return rejector.fit(*taught)
 
     def test_one_value_per_image_and_never_nan(
         self, score: Score, fit_output: tuple[Output, Tensor]
@@ -50,6 +59,40 @@ class TestContract:
         out, _ = fit_output
         order = torch.randperm(len(out.logits), generator=torch.Generator().manual_seed(0))
         assert torch.equal(score(out)[order], score(out.at(order)))
+        alone = torch.cat([score(out.at(place)) for place in torch.arange(len(order)).split(1)])
+        assert torch.allclose(alone, score(out), rtol=1e-4, atol=1e-4)
+
+    def test_many_images_are_scored_a_piece_at_a_time(
+        self, score: Score, taught: tuple[Output, Tensor], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        out, _ = taught
+        whole = score(out)
+        monkeypatch.setattr("demur.rejectors.fitted.PIECE", 64)
+        assert torch.allclose(score(out), whole, rtol=1e-4, atol=1e-4)
+
+    def test_it_survives_export_with_the_net(
+        self, score: Score, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    ) -> None:
+        class Guarded(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net, self.score = tiny_net, score
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.score(self.net(x))
+
+        x = batch[0][:4]
+        program = torch.export.export(Guarded(), (x,))
+        assert torch.equal(program.module()(x), score(tiny_net(x)))
+
+    def test_it_is_computed_in_full_precision_under_autocast(
+        self, score: Score, taught: tuple[Output, Tensor]
+    ) -> None:
+        out, _ = taught
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(score(out), score(out).float())
+            lowered = score(out)
+        assert torch.equal(lowered, score(out))
 
     def test_the_gradient_reaches_the_pixels(
         self, score: Score, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
@@ -58,6 +101,7 @@ class TestContract:
         (grad,) = torch.autograd.grad(score.trust(tiny_net(x)).sum(), x)
         assert grad.isfinite().all()
         assert (grad.flatten(1).abs().amax(1) > 0).all()
+        assert all(p.grad is None for p in tiny_net.parameters())
 
     def test_climbing_trust_raises_the_score(
         self, score: Score, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
@@ -66,7 +110,7 @@ class TestContract:
         (grad,) = torch.autograd.grad(score.trust(tiny_net(x)).sum(), x)
         with torch.no_grad():
             before = score.trust(tiny_net(x))
-            after = score.trust(tiny_net((x + 0.01 * grad.sign()).clamp(0, 1)))
+            after = score.trust(tiny_net((x + 0.001 * grad.sign()).clamp(0, 1)))
         assert (after >= before).float().mean() > 0.9
 
     def test_net_images_score_higher_than_noise(
@@ -81,7 +125,7 @@ def test_a_head_names_its_scores_at_its_own_temperature() -> None:
     assert Plain().rejectors() == {}
     named = RR(tau=0.25).rejectors()
     expected: dict[str, Rejector] = {
-        "R-Con": RCon(0.25), "Con+R-Con": Coupled(Con(0.25), then=RCon(0.25)),
+        "R-Con": RCon(0.25), "Con+R-Con": Coupled(Con(0.25), then=RCon(0.25)), "A": Aux(),
     }  # fmt: skip
     assert named == expected
     cool = recipe("digits-pgdat-rr", ["head.tau=0.25"])

@@ -18,7 +18,6 @@ from demur.attacks import PGD, Clean
 from demur.balls import Linf
 from demur.errors import BadInput
 from demur.evaluate import Order, Row, Scored, Scoring, Source, attacked
-from demur.evaluate import score as score_module
 from demur.methods import RR
 from demur.metrics import Interval
 from demur.output import prediction
@@ -85,12 +84,10 @@ def made_page(run: Run, path: Path) -> Made:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
     """A net with R-Con, its folder named to break out of HTML, and a net without."""
     folder = tmp_path_factory.mktemp("report")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(score_module, "RESAMPLES", 20)
-        return {
-            name: made_page(small_run(folder / "runs" / folder_name, name), folder / f"{name}.html")
-            for name, folder_name in (("digits-pgdat-rr", "<b>x"), ("digits-pgdat", "plain"))
-        }
+    return {
+        name: made_page(small_run(folder / "runs" / folder_name, name), folder / f"{name}.html")
+        for name, folder_name in (("digits-pgdat-rr", "<b>x"), ("digits-pgdat", "plain"))
+    }
 
 
 @pytest.fixture(scope="module")
@@ -188,14 +185,17 @@ def check_cells(cells: list[str], row: Row) -> None:
     assert cells[0].startswith(row.rejector)
     if point.accepted:
         assert cells[1] == said(point.accuracy, row.accuracy_interval)
-    assert cells[2] == said(point.coverage, row.coverage_interval)
-    assert cells[3] == said(point.accepted_wrong, row.accepted_wrong_interval)
-    assert cells[4].startswith(f"{100 * point.tpr:.1f}%")
+    gap = [f"{round(100 * v, 1) + 0.0:+.1f}" for v in row.accuracy_vs_con[:3]]
+    beside = f"{gap[0]} {gap[1]} to {gap[2]}"
+    assert cells[2] == ("n/a" if row.rejector == "Con" else beside)
+    assert cells[3] == said(point.coverage, row.coverage_interval)
+    assert cells[4] == said(point.accepted_wrong, row.accepted_wrong_interval)
+    assert cells[5].startswith(f"{100 * point.tpr:.1f}%")
     area = row.ranking.auroc_interval
-    assert cells[5] == f"{row.ranking.auroc:.3f} {area.lo:.3f} to {area.hi:.3f}"
-    assert cells[6].endswith(f"from {row.threshold_from}")
+    assert cells[6] == f"{row.ranking.auroc:.3f} {area.lo:.3f} to {area.hi:.3f}"
+    assert cells[7].endswith(f"from {row.threshold_from}")
     if np.isfinite(point.threshold):
-        assert f"{point.threshold:.3f}" in cells[6]
+        assert f"{point.threshold:.3f}" in cells[7]
 
 
 def test_sentences_say_what_the_rows_say(page: Made) -> None:

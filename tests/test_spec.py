@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from demur.attacks import CE, PGD, Evade, Margin, Refused, Scaled, Slips, Sum
 from demur.balls import L2, Linf
-from demur.calibrate import TPR
+from demur.calibrate import TPR, Coverage, Risk
 from demur.data import CIFAR10, CIFAR100, CropFlip
 from demur.declared import Count, Positive
 from demur.errors import BadInput
@@ -24,12 +24,21 @@ NAMED: dict[str, Spec] = {
     "adaptive on a plain net": NAMED_ATTACKS["adaptive"](RECIPES["digits-pgdat"]),
     "slips": Slips(RCon(), TPR(0.95)),
     "refused": Refused(Coupled(at=0.6), 0.5),
+    "slips at a risk": Slips(RCon(), Risk(0.05)),
+    "refused at a coverage": Refused(RCon(), Coverage(0.9)),
     "energy": Energy(tau=2.0),
     "goals": CE() + -2.0 * Margin(),
     "piecewise": Piecewise(),
     "crop": CropFlip(),
     "cifar10": CIFAR10(),
     "cifar100": CIFAR100(split="paper"),
+    **{
+        name: r
+        for name, r in RECIPES["cifar10-pgdat-rr"].rejectors().items()
+        if isinstance(r, Spec)
+    },
+    "coverage": Refused(Coupled(), Coverage(0.9)),
+    "risk": Slips(RCon(), Risk(0.05)),
 }
 
 
@@ -225,13 +234,33 @@ GOLDEN: dict[str, str] = {
     "pgd-10-l2": "859caa11",
     "pgd-100-l2": "7dea4c66",
     "adaptive": "c7f2f0e6",
+    "xi": "a629ce37",
     "adaptive on a plain net": "e60a6d20",
     "slips": "fb97ce09",
     "refused": "b4407105",
+    "slips at a risk": "344e5d56",
+    "refused at a coverage": "d80e8490",
     "energy": "2f9a3efb",
     "goals": "37890277",
     "piecewise": "12f20b83",
     "crop": "a8c86774",
     "cifar10": "369bc955",
     "cifar100": "9d8c50b8",
+    "Con": "0883908e",
+    "R-Con": "f34ba368",
+    "Con+R-Con": "b50310c5",
+    "A": "cf1bf3bf",
+    "Energy": "6aa36b4b",
+    "Margin": "f3655b01",
+    "Entropy": "0a044fb9",
+    "MaxLogit": "b7db7f80",
+    "KD": "7ffefbfc",
+    "LID": "92f49c00",
+    "kNN": "6dce35c2",
+    "GDA": "f7b2e7f1",
+    "GDA*": "244f1e7e",
+    "GMM": "25221b02",
+    "ViM": "69ac00f3",
+    "coverage": "56af9254",
+    "risk": "344e5d56",
 }

@@ -20,9 +20,7 @@ run)
   shift 2
   demur train "$@" --data "$data" --out "$run"
   demur attack "$run" clean pgd-10 pgd-100 pgd-100:restarts=10 --keep-images 0 --data "$data"
-  mkdir -p "$out/slim"
-  tar -C "$out" -cf - --exclude model.safetensors --exclude .lock "$(basename "$run")" |
-    tar -C "$out/slim" -xf -
+  demur slim "$run" --data "$data" -o "$out/slim/$(basename "$run")"
   ;;
 *)
   echo "no stage is called $stage; use check, speed, wide or run" >&2

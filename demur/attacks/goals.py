@@ -2,9 +2,11 @@
 
 CE()                                    # the usual: make the true label improbable
 Evade(RCon(), eta=10)                   # be wrong and be trusted: CE + 10 log R-Con
+Xi()                                    # take A far from what would make R-Con right
 Margin() + 0.5 * Evade(Energy())        # any sum
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -12,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from demur.declared import NonNegative
-from demur.output import Output, log_tcon
+from demur.declared import NonNegative, Positive
+from demur.output import Output, log_con, log_tcon, rectifier
 from demur.rule import Rejector, Score, fitted
 from demur.spec import Spec
 
@@ -66,6 +68,22 @@ class Evade(Goal):
     def __call__(self, out: Output, y: Tensor) -> Tensor:
         """The weighted sum of both aims."""
         return self.fool(out, y) + self.eta * fitted(self.rejector).trust(out)
+
+
+@dataclass(frozen=True)
+class Xi(Goal):
+    """The xi-error 2|A - A*|: how far A is from making R-Con the true confidence."""
+
+    tau: Positive = 1.0
+
+    def __call__(self, out: Output, y: Tensor) -> Tensor:
+        """The least xi of Definition 1."""
+        log_a_star = log_tcon(out, y, self.tau) - log_con(out, self.tau)
+        logit = rectifier(out)
+        # near 1 both are counted from 1: what is left keeps its digits and its gradient
+        from_one = log_a_star.expm1() + (-logit).sigmoid()
+        from_zero = log_a_star.exp() - logit.sigmoid()
+        return 2 * torch.where(log_a_star > -math.log(2), from_one, from_zero).abs()
 
 
 @dataclass(frozen=True)

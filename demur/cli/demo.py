@@ -31,6 +31,7 @@ def demo(
     run = trained(recipe(RECIPE), Path(out), device, None)
     source = source_of(str(run.path), device, None)
     attack_all(source, ATTACKS, Order())
+    _promise(source)
     page = _page(source, Path(out) / "report.html", tables=True)
     typer.echo(f"the page: {page.resolve()}")
 
@@ -53,7 +54,21 @@ def report(
     typer.echo(f"the page: {page.resolve()}")
 
 
+def _promise(source: "Source") -> None:
+    """A threshold with a guarantee, or the reason why there is none."""
+    from demur.calibrate import Risk, Uncertified
+    from demur.evaluate.certificates import issue
+    from demur.report.certificates import certificate_words
+
+    try:
+        typer.echo(certificate_words(issue(source, "R-Con", Risk(0.05))))
+    except Uncertified as reason:
+        typer.echo(f"no certificate: {reason}")
+
+
 def _page(source: "Source", path: Path, tables: bool) -> Path:
+    from demur.evaluate.certificates import issued, retests
+    from demur.report.certificates import show_retests
     from demur.report.page import write_page
     from demur.report.text import show_scores
 
@@ -61,4 +76,5 @@ def _page(source: "Source", path: Path, tables: bool) -> Path:
     available(scoring, ("deploy",))
     if tables:
         show_scores(scored, ["deploy"])
+        show_retests(retests(issued(source.run), scoring.scores, [s.record for s in scored]))
     return write_page(source, scored, scoring, path)

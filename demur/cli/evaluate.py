@@ -11,6 +11,7 @@ from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
     from demur.evaluate import Order, Protocol, Scored, Scoring, Source
+    from demur.rejectors import Rejector
 
 
 NO_CAL = (
@@ -33,7 +34,9 @@ def attack(
         typer.Option(help="Images at a time.", show_default="as many as suit the device"),
     ] = None,
     keep_images: Annotated[int, typer.Option(help="Attacked images to keep.")] = 256,
-    keep_features: Annotated[bool, typer.Option(help="Keep features too.")] = False,
+    keep_features: Annotated[
+        bool, typer.Option(help="Keep features, which many rejectors need.")
+    ] = True,
     device: Device = "auto",
     data: DataFolder = None,
     engine: Engine = "auto",
@@ -88,6 +91,9 @@ def attack_all(source: "Source", attacks: list[str], order: "Order") -> None:
 def score(
     run: RunName,
     protocol: Annotated[str, typer.Option(help="paper, deploy or both.")] = "both",
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="KD and LID at all settings the paper tried.")
+    ] = False,
     as_json: AsJson = False,
     device: Device = "auto",
     data: DataFolder = None,
@@ -97,20 +103,31 @@ def score(
     Example: demur score digits-pgdat-rr --protocol deploy
     """
     from demur.evaluate import PROTOCOLS
+    from demur.evaluate.certificates import issued, retests
+    from demur.rejectors import tried_on
+    from demur.report.certificates import show_retests
     from demur.report.text import show_scores
 
     if protocol not in (*PROTOCOLS, "both"):
         known = suggestion(protocol, (*PROTOCOLS, "both"))
         raise BadInput(f"no protocol is called {protocol!r}; {known}")
     asked = PROTOCOLS if protocol == "both" else tuple(p for p in PROTOCOLS if p == protocol)
-    scoring, scored = scored_run(source_of(run, device, data))
+    source = source_of(run, device, data)
+    scoring, scored = scored_run(source, tried_on(source.run.recipe.data) if sweep else None)
     asked = available(scoring, asked)
+    tested = retests(issued(source.run), scoring.scores, [each.record for each in scored])
     if as_json:
         rows = [r.plain() for each in scored for r in each.rows if r.protocol in asked]
         summaries = [each.summary.plain() for each in scored]
-        typer.echo(json.dumps({"attacks": summaries, "rows": rows}, indent=2))
+        told = [
+            {"certificate": made.story, "retests": [line.plain() for line in lines]}
+            for made, lines in tested
+        ]
+        whole = {"attacks": summaries, "rows": rows, "certificates": told}
+        typer.echo(json.dumps(whole, indent=2))
         return
     show_scores(scored, asked)
+    show_retests(tested)
 
 
 def available(scoring: "Scoring", asked: tuple["Protocol", ...]) -> tuple["Protocol", ...]:
@@ -123,7 +140,17 @@ def available(scoring: "Scoring", asked: tuple["Protocol", ...]) -> tuple["Proto
     return tuple(protocol for protocol in asked if protocol != "deploy")
 
 
-def scored_run(source: "Source") -> tuple["Scoring", list["Scored"]]:
+def tell_of_missing(scoring: "Scoring") -> None:
+    """Say which rejectors are not shown, and why."""
+    reasons = sorted(set(scoring.without.values()))
+    for reason in reasons:
+        names = [name for name, why in scoring.without.items() if why == reason]
+        typer.echo(f"demur: without {', '.join(names)}: {reason}", err=True)
+
+
+def scored_run(
+    source: "Source", rejectors: "dict[str, Rejector] | None" = None
+) -> tuple["Scoring", list["Scored"]]:
     """The run's thresholds, and every test record of it scored."""
     from demur.cli.progress import CountBar
     from demur.evaluate import Scoring
@@ -132,7 +159,8 @@ def scored_run(source: "Source") -> tuple["Scoring", list["Scored"]]:
     if not records:
         name = source.run.path.name
         raise BadInput(f"{name} has no record yet; make one with demur attack {name} pgd-20")
-    scoring = Scoring.of(source)
+    scoring = Scoring.of(source, rejectors=rejectors, records=records)
+    tell_of_missing(scoring)
     scored = []
     with CountBar(f"score {source.run.name}", "records") as bar:
         for done, record in enumerate(records):
@@ -140,3 +168,24 @@ def scored_run(source: "Source") -> tuple["Scoring", list["Scored"]]:
             scored.append(scoring.scored(record))
         bar.watch(len(records), len(records))
     return scoring, scored
+
+
+@app.command()
+def slim(
+    run: RunName,
+    out: Annotated[str, typer.Option("-o", "--out", help="A folder that is not there yet.")],
+    device: Device = "auto",
+    data: DataFolder = None,
+) -> None:
+    """Copy a run without weights, features and images; all its tables can be made from the copy.
+
+    Example: demur slim digits-pgdat-rr -o results/digits
+    """
+    from demur.cli.progress import CountBar, console
+    from demur.evaluate import slim as slimmed
+
+    source = source_of(run, device, data)
+    with CountBar(f"slim {source.run.name}", "records") as bar:
+        made = slimmed(source, Path(out), bar.watch)
+    size = sum(path.stat().st_size for path in made.path.rglob("*") if path.is_file())
+    console.print(f"{out}: {size / 1e6:.1f} MB; demur score {out} reads it")

@@ -12,10 +12,11 @@ from demur.evaluate.score import (
     Scored,
     Scoring,
     Summary,
-    values,
 )
+from demur.evaluate.slim import slim
+from demur.evaluate.values import Kept, accepted, values
 
 __all__ = [
-    "BASELINE", "ORACLE", "PROTOCOLS", "Bound", "Order", "Protocol", "Ranking", "Row", "Scored",
-    "Scoring", "Source", "Summary", "attacked", "bind", "values",
+    "BASELINE", "ORACLE", "PROTOCOLS", "Bound", "Kept", "Order", "Protocol", "Ranking", "Row",
+    "Scored", "Scoring", "Source", "Summary", "accepted", "attacked", "bind", "slim", "values",
 ]  # fmt: skip

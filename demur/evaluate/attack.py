@@ -6,7 +6,6 @@ The images are made by the fast engine where there is one. The verdicts are take
 fp32 and at one fixed batch size, on exactly the images that were made.
 """
 
-import re
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -51,7 +50,7 @@ class Order:
     n: int | None = None
     batch_size: int | None = None  # None: what suits the device
     keep_images: int = 256
-    keep_features: bool = False
+    keep_features: bool = True
 
     def check(self) -> None:
         """Refuse numbers that make no sense."""
@@ -121,10 +120,20 @@ class Source:
 
     def clean(self, split: str) -> Record:
         """The clean record of a split, made if it is not there and read only once."""
+        if split not in self._clean and (kept := self._slim(split)) is not None:
+            self._clean[split] = kept
         if split not in self._clean:
             order = Order(split, keep_images=0, keep_features=True)
             self._clean[split] = attacked(self, "clean", Clean(), order)
         return self._clean[split]
+
+    def _slim(self, split: str) -> Record | None:
+        """The clean record of a slim run, which has no weights to make another."""
+        if self.run.finished:
+            return None
+        known = digest(Clean())
+        records = (r for r in self.run.records(split) if r.about.get("slim"))
+        return next((r for r in records if r.about["attack"] == known), None)
 
 
 def attacked(
@@ -137,7 +146,7 @@ def attacked(
     """The record of an attack, read if it exists, else made."""
     order.check()
     here, images = world.current(), source.images(order)
-    bound = bind(attack, source.clean)
+    bound = bind(attack, source.clean, source.device)
     asked = {
         "attack": digest(attack),
         "thresholds": bound.thresholds,
@@ -172,7 +181,7 @@ def attacked(
         **provenance(source.device),
     }
     parts = folder / f".parts-{identity(asked=key, code=code_version())[:12]}"
-    path = record_path(folder, _file_name(label), order.split, key)
+    path = record_path(folder, label, order.split, key)
     with source.run.writing() if here.leads else nullcontext():
         if source.fast:
             source.crafter.forget()
@@ -214,8 +223,3 @@ def _verdicts(net: RejectingNet, x_adv: Tensor, device: torch.device) -> Output:
     with torch.no_grad(), rounded("fp32"):
         batches = [net(batch.to(device)) for batch in padded.split(VERDICT_BATCH)]
     return Output(*(torch.cat(part)[: len(x_adv)].cpu() for part in zip(*batches, strict=True)))
-
-
-def _file_name(label: str) -> str:
-    """The label with letters, digits, dots, dashes and underscores only, and not too long."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", label)[:80]

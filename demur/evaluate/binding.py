@@ -11,7 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
+import torch
+
 from demur.attacks.criteria import Ruled
+from demur.evaluate.values import values
+from demur.rejectors import Fitted
 from demur.rule import OperatingPoint, Rejector, Score, fitted
 from demur.runs import Record
 from demur.spec import Spec, show
@@ -35,13 +39,14 @@ class Binding:
     """One pass over a spec; remembers what it froze and fitted, by the text that asked for it."""
 
     clean: CleanRecord
+    device: torch.device = torch.device("cpu")  # where fitted scores are to answer
     thresholds: dict[str, float] = field(default_factory=dict)
     fitted: dict[str, str] = field(default_factory=dict)
 
     def threshold(self, score: Score, at: OperatingPoint) -> float:
         """The threshold of a fitted score on the clean cal images."""
         cal = self.clean("cal")  # refused in words where no cal images were held out
-        return at.threshold(score(cal.output).double().numpy(), cal.correct)
+        return at.threshold(values(score, cal), cal.correct)
 
     def bound(self, value: Any) -> Any:
         """`value` with every rejector below it fitted and every threshold frozen."""
@@ -55,7 +60,8 @@ class Binding:
         if isinstance(value, Rejector) and not isinstance(value, Score):
             fit = self.clean("fit")
             self.fitted[text] = fit.digest
-            return value.fit(fit.output, fit.y)
+            score = value.fit(fit.output, fit.y)
+            return score.to(self.device) if isinstance(score, Fitted) else score
         if isinstance(value, Ruled) and isinstance(value.at, OperatingPoint):
             chosen = self.threshold(fitted(value.rejector), value.at)
             self.thresholds[text] = chosen
@@ -63,7 +69,7 @@ class Binding:
         return value
 
 
-def bind(spec: S, clean: CleanRecord) -> Bound[S]:
+def bind(spec: S, clean: CleanRecord, device: torch.device = torch.device("cpu")) -> Bound[S]:
     """The spec made callable with what the clean fit and cal records teach."""
-    binding = Binding(clean)
+    binding = Binding(clean, device)
     return Bound(binding.bound(spec), binding.thresholds, binding.fitted)

@@ -4,7 +4,8 @@ paper: the TPR-95 threshold is chosen with labels on each scored set, strict >, 
 deploy: the threshold comes from clean cal images and is frozen before an attack is seen, >=.
 """
 
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -13,16 +14,19 @@ from demur import metrics
 from demur.calibrate import TPR
 from demur.evaluate.attack import Source
 from demur.evaluate.binding import Binding
-from demur.metrics import Difference, FloatArray, Interval, Operating
+from demur.evaluate.values import Kept, accepted, can_score, values
+from demur.metrics import Difference, FloatArray, Interval, Operating, Redraws
 from demur.output import con, tcon
-from demur.rule import Score
+from demur.rejectors import TooFew
+from demur.rule import Rejector, Score
 from demur.runs import Record
+from demur.spec import show
 
 Protocol = Literal["paper", "deploy"]
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 ORACLE = "T-Con (oracle)"
 BASELINE = "Con"
-RESAMPLES = 500
+NO_FEATURES = "the records have no features; make them again with demur attack"
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Row:
     protocol: Protocol
     point: Operating
     accuracy_interval: Interval
+    accuracy_vs_con: Difference  # each at its own threshold, on the same images
     coverage_interval: Interval
     accepted_wrong_interval: Interval
     tpr_interval: Interval | None  # None where that share itself set the threshold
@@ -102,75 +107,119 @@ class Scoring:
     thresholds: dict[str, float]
     level: float
     cal_n: int
+    without: dict[str, str] = field(default_factory=dict)  # rejectors that are not there, and why
 
     @staticmethod
-    def of(source: Source, level: float = 0.95) -> "Scoring":
-        """Every rejector that the run's recipe names, calibrated on clean cal images."""
-        binding, rejectors = Binding(source.clean), source.run.recipe.rejectors()
-        scores: dict[str, Score] = {name: binding.bound(r) for name, r in rejectors.items()}
+    def of(
+        source: Source,
+        level: float = 0.95,
+        rejectors: Mapping[str, Rejector] | None = None,
+        records: Iterable[Record] | None = None,
+    ) -> "Scoring":
+        """Rejectors, those of the recipe if not said, calibrated on clean cal images.
+
+        What has to be learned is learned if one of the records has features, else read from them.
+        """
+        asked = source.run.recipe.rejectors() if rejectors is None else rejectors
+        there = source.run.records("test") if records is None else list(records)
+        binding, scores, without = Binding(source.clean, source.device), dict[str, Score](), {}
+        featured = any(record.about["features"] for record in there)
+        for name, rejector in asked.items():
+            if featured or isinstance(rejector, Score):
+                try:
+                    scores[name] = binding.bound(rejector)
+                except TooFew as reason:
+                    without[name] = str(reason)
+            elif any(show(rejector) in record.kept for record in there):
+                scores[name] = Kept(show(rejector))
+            else:
+                without[name] = NO_FEATURES
         if "cal" not in source.run.recipe.data.splits:
-            return Scoring(scores, {}, level, 0)
+            return Scoring(scores, {}, level, 0, without)
         cal = source.clean("cal")
         at = TPR(level)
-        thresholds = {name: binding.threshold(score, at) for name, score in scores.items()}
-        return Scoring(scores, thresholds, level, len(cal.y))
+        thresholds = {
+            name: binding.threshold(score, at)
+            for name, score in scores.items()
+            if can_score(score, cal)
+        }
+        return Scoring(scores, thresholds, level, len(cal.y), without)
 
     def scored(self, record: Record) -> Scored:
         """The record's rows, oracle last; the oracle has no deployable threshold."""
-        base = values(self.scores[BASELINE], record)
+        base = Baseline(self, record)
         rows = []
         for name, score in self.scores.items():
+            if not can_score(score, record):
+                continue
             value = values(score, record)
-            ranking = self._ranking(value, base, record)
-            rows.append(self._paper_row(name, value, ranking, record))
+            ranking = self._ranking(value, base)
+            rows.append(self._paper_row(name, value, ranking, base))
             if name in self.thresholds:
-                rows.append(self._deploy_row(name, ranking, record))
+                rows.append(self._deploy_row(name, ranking, base))
         oracle = tcon(record.output, record.y).double().numpy()
-        ranking = self._ranking(oracle, base, record)
-        rows.append(self._paper_row(ORACLE, oracle, ranking, record))
+        rows.append(self._paper_row(ORACLE, oracle, self._ranking(oracle, base), base))
         return Scored(record, summary(record), rows)
 
-    def _ranking(self, score: FloatArray, base: FloatArray, record: Record) -> Ranking:
-        correct = record.correct
+    def _ranking(self, score: FloatArray, base: "Baseline") -> Ranking:
+        correct = base.record.correct
         return Ranking(
             auroc=metrics.auroc(score, correct),
-            auroc_interval=metrics.bootstrap(
-                metrics.auroc, score, correct, within=correct, resamples=RESAMPLES
-            ),
-            auroc_vs_con=metrics.paired_difference(
-                metrics.auroc, score, base, correct, within=correct, resamples=RESAMPLES
-            ),
+            auroc_interval=metrics.auroc_interval(score, correct),
+            auroc_vs_con=metrics.auroc_difference(score, base.value, correct),
             aurc=metrics.aurc(score, correct),
             eaurc=metrics.eaurc(score, correct),
             augrc=metrics.augrc(score, correct),
             fpr_at_tpr=metrics.fpr_at_tpr(score, correct, self.level) if correct.any() else 0.0,
         )
 
-    def _paper_row(self, name: str, score: FloatArray, ranking: Ranking, record: Record) -> Row:
+    def _paper_row(self, name: str, score: FloatArray, ranking: Ranking, base: "Baseline") -> Row:
+        record = base.record
         point = metrics.paper_operating_point(score, record.correct, self.level)
-        # the threshold moves with the sample, so the whole procedure is resampled
-        interval = metrics.bootstrap(
-            lambda s, c: metrics.paper_operating_point(s, c, self.level).accuracy,
-            score,
-            record.correct,
-            resamples=RESAMPLES,
+        # the threshold moves with the sample, so the whole procedure is redrawn
+        redrawn = base.redraws.paper_accuracies(score, record.correct, self.level)
+        gap = metrics.redrawn_difference(
+            point.accuracy - base.paper.accuracy, redrawn - base.paper_redrawn
         )
         return Row(
-            record.label, name, "paper", point, interval, point.coverage_interval,
-            point.accepted_wrong_interval, None, ranking, "this set, with its labels",
-            record.digest,
+            record.label, name, "paper", point, metrics.percentiles(redrawn, 0.95), gap,
+            point.coverage_interval, point.accepted_wrong_interval, None, ranking,
+            "this set, with its labels", record.digest,
         )  # fmt: skip
 
-    def _deploy_row(self, name: str, ranking: Ranking, record: Record) -> Row:
-        rule = self.scores[name].rule(self.thresholds[name])
-        accepted = rule.accepted(record.output).numpy()
-        point = metrics.verdict_point(accepted, record.correct, self.thresholds[name])
-        kept = metrics.wilson(int(accepted[record.correct].sum()), int(record.correct.sum()))
+    def _deploy_row(self, name: str, ranking: Ranking, base: "Baseline") -> Row:
+        record = base.record
+        taken = self.taken(name, record)
+        point = metrics.verdict_point(taken, record.correct, self.thresholds[name])
+        kept = metrics.wilson(int(taken[record.correct].sum()), int(record.correct.sum()))
+        redrawn = base.redraws.shares(record.correct, taken)
+        gap = metrics.redrawn_difference(
+            point.accuracy - base.deploy.accuracy, redrawn - base.deploy_redrawn
+        )
         return Row(
-            record.label, name, "deploy", point, point.accuracy_interval, point.coverage_interval,
-            point.accepted_wrong_interval, kept, ranking, f"cal, clean, n={self.cal_n}",
-            record.digest,
+            record.label, name, "deploy", point, point.accuracy_interval, gap,
+            point.coverage_interval, point.accepted_wrong_interval, kept, ranking,
+            f"cal, clean, n={self.cal_n}", record.digest,
         )  # fmt: skip
+
+    def taken(self, name: str, record: Record) -> metrics.BoolArray:
+        """Which images a rejector accepts at its frozen threshold."""
+        return accepted(self.scores[name].rule(self.thresholds[name]), record)
+
+
+class Baseline:
+    """Confidence on one record: what every other rejector is compared with, image by image."""
+
+    def __init__(self, scoring: Scoring, record: Record) -> None:
+        self.record, correct = record, record.correct
+        self.value = values(scoring.scores[BASELINE], record)
+        self.redraws = Redraws.of(len(correct))
+        self.paper = metrics.paper_operating_point(self.value, correct, scoring.level)
+        self.paper_redrawn = self.redraws.paper_accuracies(self.value, correct, scoring.level)
+        if BASELINE in scoring.thresholds:
+            taken = scoring.taken(BASELINE, record)
+            self.deploy = metrics.verdict_point(taken, correct)
+            self.deploy_redrawn = self.redraws.shares(correct, taken)
 
 
 def _plain(value: Any) -> Any:
@@ -178,11 +227,6 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     return value._asdict() if hasattr(value, "_asdict") else value
-
-
-def values(score: Score, record: Record) -> FloatArray:
-    """The score of every image of a record."""
-    return score(record.output).double().numpy()
 
 
 def summary(record: Record) -> Summary:

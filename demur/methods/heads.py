@@ -15,7 +15,7 @@ from demur.declared import NonNegative, Positive
 from demur.methods.frames import Views
 from demur.nets.norm import Norm1d
 from demur.output import Output, log_not_rcon, log_rcon, prediction, tcon
-from demur.rejectors import Con, Coupled, RCon, Rejector
+from demur.rejectors import Aux, Con, Coupled, RCon, Rejector
 from demur.spec import Spec
 
 
@@ -95,9 +95,10 @@ class RR(Head):
         return self.weight * self.loss(views.attacked, y)
 
     def rejectors(self) -> dict[str, Rejector]:
-        """R-Con at the temperature it was trained with, alone and behind confidence."""
+        """R-Con at the temperature it was trained with, alone and behind confidence; A alone."""
         rectified = RCon(self.tau)
-        return {"R-Con": rectified, "Con+R-Con": Coupled(Con(self.tau), then=rectified)}
+        coupled = Coupled(Con(self.tau), then=rectified)
+        return {"R-Con": rectified, "Con+R-Con": coupled, "A": Aux()}
 
     def loss(self, out: Output, y: Tensor) -> Tensor:
         """-tcon log(rcon) - (1 - tcon) log(1 - rcon); in log space, so nothing saturates."""

@@ -1,7 +1,17 @@
 """Measures of a rejector; NumPy only, exact under ties, defined for empty groups."""
 
+from demur.metrics.areas import auroc_difference, auroc_interval
 from demur.metrics.checks import BoolArray, FloatArray
-from demur.metrics.intervals import Difference, Interval, bootstrap, paired_difference, wilson
+from demur.metrics.intervals import (
+    Difference,
+    Interval,
+    bootstrap,
+    paired_difference,
+    percentiles,
+    redrawn_difference,
+    wilson,
+)
+from demur.metrics.redraws import Redraws
 from demur.metrics.rejection import (
     Curve,
     Operating,
@@ -27,10 +37,13 @@ __all__ = [
     "FloatArray",
     "Interval",
     "Operating",
+    "Redraws",
     "accuracy",
     "augrc",
     "aurc",
     "auroc",
+    "auroc_difference",
+    "auroc_interval",
     "bootstrap",
     "eaurc",
     "ece",
@@ -39,6 +52,8 @@ __all__ = [
     "paired_difference",
     "paper_operating_point",
     "paper_threshold",
+    "percentiles",
+    "redrawn_difference",
     "risk_coverage",
     "threshold_at_tpr",
     "verdict_point",

@@ -68,7 +68,7 @@ def bootstrap(
     With `within` each of its groups is redrawn by itself and keeps its size: for a statistic that
     compares the groups, such as AUROC, which a draw without a wrong answer would not define.
     """
-    return _percentiles(_resampled(statistic, arrays, within, resamples, seed), level)
+    return percentiles(_resampled(statistic, arrays, within, resamples, seed), level)
 
 
 def paired_difference(
@@ -90,10 +90,15 @@ def paired_difference(
     a, right = scored_pair(score_a, correct, "score_a")
     b, _ = scored_pair(score_b, correct, "score_b")
     gaps = _resampled(gap, (a, b, right), within, resamples, seed)
+    return redrawn_difference(float(gap(a, b, right)), gaps, level)
+
+
+def redrawn_difference(value: float, gaps: FloatArray, level: float = 0.95) -> Difference:
+    """A difference with the interval and p-value that redrawing it gave."""
     # Counting the sample itself as one draw more keeps p above 0.
     against = 1 + min(int((gaps <= 0).sum()), int((gaps >= 0).sum()))
-    p = min(1.0, 2 * against / (1 + resamples))
-    return Difference(float(gap(a, b, right)), *_percentiles(gaps, level), p)
+    p = min(1.0, 2 * against / (1 + len(gaps)))
+    return Difference(value, *percentiles(gaps, level), p)
 
 
 def _resampled(
@@ -122,7 +127,7 @@ def _resampled(
     return values
 
 
-def _percentiles(values: FloatArray, level: float) -> Interval:
+def percentiles(values: FloatArray, level: float) -> Interval:
     """The interval left after cutting the same number of values off both ends."""
     check_share("level", level)
     ranked = np.sort(values)

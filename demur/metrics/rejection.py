@@ -68,6 +68,15 @@ class Curve(NamedTuple):
     threshold: FloatArray
 
 
+def ladder(score: FloatArray, correct: BoolArray) -> tuple[FloatArray, IntArray, IntArray]:
+    """The distinct scores, best first, with the right and the wrong answers at or above each."""
+    order = np.argsort(-score)
+    ranked = score[order]
+    last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
+    right = np.cumsum(correct[order], dtype=np.int64)[last]
+    return ranked[last], right, last + 1 - right
+
+
 def accuracy(correct: ArrayLike) -> float:
     """The share of right answers when every image is answered."""
     return float(flags(correct, "correct").mean())
@@ -75,7 +84,7 @@ def accuracy(correct: ArrayLike) -> float:
 
 def auroc(score: ArrayLike, correct: ArrayLike) -> float:
     """The chance that a right answer outranks a wrong one, ties half; 0.5 if a group is empty."""
-    _, right, wrong = _ladder(*scored_pair(score, correct))
+    _, right, wrong = ladder(*scored_pair(score, correct))
     pairs = int(right[-1]) * int(wrong[-1])
     if pairs == 0:
         return 0.5
@@ -120,19 +129,26 @@ def verdict_point(
 def paper_threshold(score: ArrayLike, correct: ArrayLike, tpr: float = 0.95) -> float:
     """The threshold of the paper's TPR-95 columns; +inf, accepting none, without right answers."""
     check_share("tpr", tpr, whole=True)
-    threshold, right, wrong = _ladder(*scored_pair(score, correct))
+    threshold, right, wrong = ladder(*scored_pair(score, correct))
+    place = paper_place(right, wrong, tpr)
+    return math.inf if place is None else float(threshold[place])
+
+
+def paper_place(right: IntArray, wrong: IntArray, tpr: float) -> int | None:
+    """Where on a ladder the paper's threshold stands; None above all of it."""
     if right[-1] == 0:
         # reference code: every TPR is NaN, argmin takes the first point, whose threshold is +inf.
-        return math.inf
+        return None
     # reference code: scikit-learn's roc_curve drops points midway between their neighbours, which
     # moves the nearest TPR: a perfect ranking keeps only its first and last right answers.
-    corner = np.ones(len(threshold), dtype=np.bool_)
+    corner = np.ones(len(right), dtype=np.bool_)
     corner[1:-1] = (np.diff(right, 2) != 0) | (np.diff(wrong, 2) != 0)
+    places = np.flatnonzero(corner)
     # reference code: scikit-learn >= 1.3 opens the curve at +inf, where nothing is accepted.
-    candidates = np.append(math.inf, threshold[corner])
-    kept = np.append(0, right[corner]) / right[-1]
+    kept = np.append(0, right[places]) / right[-1]
     # reference code: the nearest TPR may lie below the level, and the first of equals wins.
-    return float(candidates[np.argmin(np.abs(kept - tpr))])
+    best = int(np.argmin(np.abs(kept - tpr)))
+    return None if best == 0 else int(places[best - 1])
 
 
 def paper_operating_point(score: ArrayLike, correct: ArrayLike, tpr: float = 0.95) -> Operating:
@@ -159,7 +175,7 @@ def fpr_at_tpr(score: ArrayLike, correct: ArrayLike, tpr: float = 0.95) -> float
 
 def risk_coverage(score: ArrayLike, correct: ArrayLike) -> Curve:
     """The selective risk at every coverage that a threshold can reach."""
-    threshold, right, wrong = _ladder(*scored_pair(score, correct))
+    threshold, right, wrong = ladder(*scored_pair(score, correct))
     accepted = right + wrong
     return Curve(accepted / accepted[-1], wrong / accepted, threshold)
 
@@ -196,18 +212,9 @@ def ece(confidence: ArrayLike, correct: ArrayLike, bins: int = 15) -> float:
     return float(np.abs(gaps).sum() / len(values))
 
 
-def _ladder(score: FloatArray, correct: BoolArray) -> tuple[FloatArray, IntArray, IntArray]:
-    """The distinct scores, best first, with the right and the wrong answers at or above each."""
-    order = np.argsort(-score)
-    ranked = score[order]
-    last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
-    right = np.cumsum(correct[order], dtype=np.int64)[last]
-    return ranked[last], right, last + 1 - right
-
-
 def _expected_errors(score: FloatArray, correct: BoolArray) -> FloatArray:
     """The expected wrong answers among the k most trusted, k = 1..n, tied images shuffled."""
-    _, right, wrong = _ladder(score, correct)
+    _, right, wrong = ladder(score, correct)
     # Shuffling spreads a tied group's errors evenly: the expectation is linear inside the group.
     knots = np.append(0, right + wrong)
     errors: FloatArray = np.interp(np.arange(1, len(score) + 1), knots, np.append(0, wrong))

@@ -1,10 +1,31 @@
 """Rejectors: how far an answer can be trusted."""
 
 from demur.rejectors.coupled import Coupled
-from demur.rejectors.direct import Con, Energy, RCon
+from demur.rejectors.density import KD, KNN, LID
+from demur.rejectors.direct import (
+    Aux,
+    Con,
+    Energy,
+    Entropy,
+    MaxLogit,
+    ProbabilityMargin,
+    RCon,
+)
+from demur.rejectors.fitted import Fitted, TooFew
+from demur.rejectors.gaussian import GDA, GMM, GDAStar
+from demur.rejectors.usual import READ_OFF, learned_from, tried_on
+from demur.rejectors.vim import ViM
 from demur.rule import Rejector
 from demur.spec import Spec
 
-REJECTORS: tuple[type[Spec], ...] = (Con, RCon, Energy, Coupled)
+REJECTORS: tuple[type[Spec], ...] = (
+    Con, RCon, Aux, Energy, ProbabilityMargin, Entropy, MaxLogit, Coupled,
+    KD, LID, KNN, GDA, GDAStar, GMM, ViM,
+)  # fmt: skip
 
-__all__ = ["REJECTORS", "Con", "Coupled", "Energy", "RCon", "Rejector"]
+__all__ = [
+    "GDA", "GMM", "KD", "KNN", "LID", "READ_OFF", "REJECTORS", "Aux", "Con", "Coupled", "Energy",
+    "Entropy", "Fitted", "GDAStar", "MaxLogit", "ProbabilityMargin", "RCon", "Rejector", "TooFew",
+    "ViM",
+    "learned_from", "tried_on",
+]  # fmt: skip

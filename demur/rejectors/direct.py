@@ -9,9 +9,19 @@ from dataclasses import dataclass
 from typing import Self
 
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from demur.declared import Positive
-from demur.output import Output, con, energy, log_con, log_rcon, rcon
+from demur.output import (
+    Output,
+    con,
+    energy,
+    log_con,
+    log_probabilities,
+    log_rcon,
+    rcon,
+    rectifier,
+)
 from demur.rule import Rejector, Score
 from demur.spec import Spec
 
@@ -51,6 +61,52 @@ class RCon(Direct):
     def trust(self, out: Output) -> Tensor:
         """Its log."""
         return log_rcon(out, self.tau)
+
+
+@dataclass(frozen=True)
+class Aux(Spec, Score, Rejector):
+    """A alone: what rectifies the confidence, without it."""
+
+    def fit(self, out: Output, y: Tensor) -> Self:
+        """The score itself."""
+        return self
+
+    def __call__(self, out: Output) -> Tensor:
+        """A, between 0 and 1."""
+        return rectifier(out).sigmoid()
+
+    def trust(self, out: Output) -> Tensor:
+        """Its log."""
+        return logsigmoid(rectifier(out))
+
+
+@dataclass(frozen=True)
+class ProbabilityMargin(Direct):
+    """The largest class probability less the second."""
+
+    def __call__(self, out: Output) -> Tensor:
+        """The margin."""
+        first, second = log_probabilities(out, self.tau).exp().topk(2, dim=-1).values.unbind(-1)
+        return first - second
+
+
+@dataclass(frozen=True)
+class Entropy(Direct):
+    """Minus the entropy of the class probabilities."""
+
+    def __call__(self, out: Output) -> Tensor:
+        """The sum of p log p."""
+        logs = log_probabilities(out, self.tau)
+        return (logs.exp() * logs).sum(-1)
+
+
+@dataclass(frozen=True)
+class MaxLogit(Direct):
+    """The largest logit, over tau."""
+
+    def __call__(self, out: Output) -> Tensor:
+        """The logit of the answer."""
+        return out.logits.amax(-1) / self.tau
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ def attack_command(record: Record, source: Source) -> str:
         options += ["--n", str(n)]
     if images != min(usual.keep_images, n):
         options += ["--keep-images", str(images)]
-    if about["features"]:
-        options += ["--keep-features"]
+    if not about["features"]:
+        options += ["--no-keep-features"]
     if still_named(record, source):
         return shlex.join(["demur", "attack", said(source.run), record.label, *options])
     written = f"echo {shlex.quote(about['spec'])} > attack.txt"

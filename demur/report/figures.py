@@ -36,6 +36,7 @@ STROKES = (
     ("#E69F00", (0, (3, 1, 1, 1, 1, 1))),
     ("#D55E00", (0, (8, 3))),
 )
+DRAWN = (BASELINE, RECTIFIED, "Con+R-Con", "Energy", "KD", "GDA")  # more would hide each other
 MOST_POINTS = 2000  # above this a scatter is drawn as pixels, so that the page stays small
 LEFT_END = 0.1  # below this coverage a curve rests on few images and does not set the scale
 STYLE = {
@@ -94,12 +95,12 @@ def overview_figure(scored: list[Scored], scoring: Scoring) -> bytes:
     check_installed()
     name = decider(scoring)
     hardest = max(scored, key=lambda each: deploy_row(each, name).point.accepted_wrong)
-    with _figure(9.0, 3.5) as figure:
+    with drawing(9.0, 3.5) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
         _certainty(scoring)(left, hardest, scoring)
         _risk_coverage(right, hardest, scoring)
         figure.suptitle(_heading(hardest), x=0.01, ha="left", fontsize=11, fontweight="bold")
-        return _saved(figure, "png")
+        return saved(figure, "png")
 
 
 def attacked_images(each: Scored) -> bool:
@@ -124,7 +125,7 @@ def pixel_png(picture: FloatArray) -> bytes:
 
 
 @contextmanager
-def _figure(width: float, height: float) -> Iterator["Figure"]:
+def drawing(width: float, height: float) -> Iterator["Figure"]:
     """A white figure in the house style; neither pyplot nor the user's settings are touched."""
     from matplotlib import style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -137,12 +138,13 @@ def _figure(width: float, height: float) -> Iterator["Figure"]:
 
 
 def _panel(draw: Draw, each: Scored, scoring: Scoring) -> bytes:
-    with _figure(3.8, 3.5) as figure:
+    with drawing(3.8, 3.5) as figure:
         draw(figure.subplots(), each, scoring)
-        return _saved(figure, "svg")
+        return saved(figure, "svg")
 
 
-def _saved(figure: "Figure", kind: Literal["svg", "png"]) -> bytes:
+def saved(figure: "Figure", kind: Literal["svg", "png"]) -> bytes:
+    """The figure as a file's bytes, without a date."""
     buffer = io.BytesIO()
     undated = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}[kind]
     figure.savefig(buffer, format=kind, metadata=undated)
@@ -218,8 +220,8 @@ def _histogram(axes: "Axes", each: Scored, scoring: Scoring) -> None:
 def _risk_coverage(axes: "Axes", each: Scored, scoring: Scoring) -> None:
     record, correct = each.record, each.record.correct
     highest = 0.0
-    for place, (name, score) in enumerate(scoring.scores.items()):
-        colour, dashes = STROKES[place % len(STROKES)]
+    drawn = {name: scoring.scores[name] for name in DRAWN if name in scoring.thresholds}
+    for (name, score), (colour, dashes) in zip(drawn.items(), STROKES, strict=False):
         highest = max(highest, _curve(axes, values(score, record), each, name, colour, dashes))
         point = deploy_row(each, name).point
         if point.accepted:

@@ -92,8 +92,7 @@ class Verdicts:
     @staticmethod
     def of(each: Scored, scoring: Scoring, rejector: str) -> "Verdicts":
         """The verdicts of the deploy protocol."""
-        rule = scoring.scores[rejector].rule(scoring.thresholds[rejector])
-        answered = rule.accepted(each.record.output).numpy()
+        answered = scoring.taken(rejector, each.record)
         return Verdicts(each.record, scoring, rejector, answered, each.record.correct)
 
     def members(self, group: Group) -> BoolArray:

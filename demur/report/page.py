@@ -10,9 +10,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from demur.evaluate import ORACLE, Protocol, Row, Scored, Scoring, Source, Summary
+from demur.evaluate import BASELINE, ORACLE, Protocol, Row, Scored, Scoring, Source, Summary
+from demur.evaluate.certificates import issued, retests
 from demur.metrics import Interval
 from demur.report.again import attack_command, still_named, train_command
+from demur.report.certificates import cells
 from demur.report.figures import (
     RECTIFIED,
     attacked_images,
@@ -23,20 +25,13 @@ from demur.report.figures import (
     risk_coverage_svg,
 )
 from demur.report.gallery import GROUPS, PER_GROUP, Gallery, Group, Verdicts, gallery
-from demur.report.text import percent
+from demur.report.promises_figure import promises_svg
+from demur.report.text import percent, signed
+from demur.report.words import WORDS
 from demur.runs import Record
 from demur.runs.files import write_text
 from demur.spec import lines, show
 
-WORDS = {
-    "Con": "Confidence (con): the probability the net gives to its own answer, from 0 to 1.",
-    "R-Con": "Rectified confidence: con times A, where A is the net's second output. "
-    "It has learned to guess T-Con without knowing the true label.",
-    "Energy": "How strongly the net reacts to the image at all (log-sum-exp of its outputs).",
-    "Con+R-Con": "Two conditions in sequence: con must reach 1/2, then R-Con its threshold.",
-    "T-Con": "True confidence: the probability the net gives to the true label. It needs that "
-    "label, so nobody can use it; it is an oracle that shows what is possible.",
-}
 TOLD = {
     "digest": "record digest",
     "attack": "attack digest",
@@ -116,6 +111,7 @@ def page_text(source: Source, scored: list[Scored], scoring: Scoring) -> str:
         level=f"{100 * scoring.level:g}%",
         cal_n=scoring.cal_n,
         words=_words(scoring),
+        **_promises(source, scoring, [each.record for each in ordered]),
         **_run_view(source),
     )
 
@@ -131,6 +127,14 @@ def _words(scoring: Scoring) -> list[tuple[str, str]]:
     """The names on the page and what they mean."""
     names = [*scoring.scores, "T-Con"]
     return [(name, WORDS[name]) for name in names if name in WORDS]
+
+
+def _promises(source: Source, scoring: Scoring, records: list[Record]) -> dict[str, Any]:
+    """Certificates with what each record shows of them, and a picture."""
+    tested = retests(issued(source.run), scoring.scores, records)
+    told = [(made, [(line.attack, cells(line)) for line in lines]) for made, lines in tested]
+    picture = data_uri(promises_svg(tested), "svg+xml") if told else ""
+    return {"promises": told, "promises_picture": picture}
 
 
 def _run_view(source: Source) -> dict[str, Any]:
@@ -182,6 +186,7 @@ def _table(each: Scored, scoring: Scoring, protocol: Protocol) -> list[Line]:
     wrong = Interval(1 - summary.accuracy_interval.hi, 1 - summary.accuracy_interval.lo)
     alone = [
         share(summary.accuracy, summary.accuracy_interval),
+        Cell("n/a"),
         Cell("100.0%"),
         share(1 - summary.accuracy, wrong),
         Cell("100.0%"),
@@ -195,6 +200,7 @@ def _line(row: Row, scoring: Scoring) -> Line:
     point, area = row.point, row.ranking.auroc_interval
     cells = [
         share(point.accuracy, row.accuracy_interval) if point.accepted else Cell("none answered"),
+        _beside(row),
         share(point.coverage, row.coverage_interval),
         share(point.accepted_wrong, row.accepted_wrong_interval),
         share(point.tpr, row.tpr_interval),
@@ -203,6 +209,15 @@ def _line(row: Row, scoring: Scoring) -> Line:
     kind = {ORACLE: "oracle", decider(scoring): "decides"}.get(row.rejector, "rejector")
     remark = "needs the true label" if kind == "oracle" else ""
     return Line(row.rejector, remark, kind, cells, _conditions(row, scoring), row.threshold_from)
+
+
+def _beside(row: Row) -> Cell:
+    """How much more is right than with confidence on the same images."""
+    if row.rejector == BASELINE:
+        return Cell("n/a")
+    gap = row.accuracy_vs_con
+    value, lo, hi = (signed(v, 100, 1) for v in (gap.value, gap.lo, gap.hi))
+    return Cell(value, f"{lo} to {hi}")
 
 
 def share(value: float, interval: Interval | None = None) -> Cell:

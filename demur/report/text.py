@@ -11,14 +11,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from demur.evaluate import Protocol, Row, Scored
-from demur.metrics import Interval
+from demur.evaluate import BASELINE, Protocol, Row, Scored
+from demur.metrics import Difference, Interval
 
 CAPTIONS: dict[Protocol, str] = {
     "paper": "paper: TPR-95 threshold chosen with labels on each scored set (strict >)",
     "deploy": "deploy: TPR-95 threshold frozen on clean cal images before any attack (>=)",
 }
-COLUMNS = ("right of accepted", "coverage", "accepted & wrong", "right kept", "AUROC")
+COLUMNS = (
+    "right of accepted", "vs Con", "coverage", "accepted & wrong", "right kept", "AUROC", "vs Con",
+)  # fmt: skip
 
 
 def show_scores(scored: list[Scored], protocols: Iterable[Protocol]) -> None:
@@ -37,7 +39,8 @@ def score_table(scored: list[Scored], protocol: Protocol, narrow: bool = False) 
     """Rejectors under attacks in one protocol; shares in percent with 95% intervals."""
     table = Table(
         title=CAPTIONS[protocol], title_justify="left", header_style="bold", box=box.SIMPLE_HEAD,
-        caption="percent, with 95% intervals; the first line of each attack answers everything",
+        caption="percent, with 95% intervals; the first line of each attack answers everything; "
+        "vs Con is the difference to confidence on the same images",
         caption_justify="left", padding=(0, 1, 0, 0), title_style="bold",
     )  # fmt: skip
     table.add_column("attack, rejector", no_wrap=True)
@@ -47,7 +50,7 @@ def score_table(scored: list[Scored], protocol: Protocol, narrow: bool = False) 
     for each in scored:
         everything = each.summary.accuracy, each.summary.accuracy_interval
         wrong = 1 - each.summary.accuracy
-        cells = (percent(*everything, narrow), "100.0", percent(wrong), "100.0", "")
+        cells = (percent(*everything, narrow), "", "100.0", percent(wrong), "100.0", "", "")
         table.add_row(f"{each.summary.attack}, n={each.summary.n}", *cells, style="bold")
         for row in each.rows:
             if row.protocol == protocol:
@@ -63,14 +66,26 @@ def percent(value: float, interval: Interval | None = None, narrow: bool = False
 
 def _cells(row: Row, narrow: bool) -> tuple[str, ...]:
     point, ranking = row.point, row.ranking
-    area = _ends(ranking.auroc_interval, 1, 3)
+    area, gap = _ends(ranking.auroc_interval, 1, 3), ranking.auroc_vs_con
     return (
         percent(point.accuracy, row.accuracy_interval, narrow),
+        "" if row.rejector == BASELINE else _gap(row.accuracy_vs_con, 100, 1, narrow),
         percent(point.coverage, row.coverage_interval, narrow),
         percent(point.accepted_wrong, row.accepted_wrong_interval, narrow),
         percent(point.tpr, row.tpr_interval, narrow),
         _with(f"{ranking.auroc:.3f}", area, narrow),
+        "" if row.rejector == BASELINE else _gap(gap, 1, 3, narrow),
     )
+
+
+def signed(value: float, scale: float, decimals: int) -> str:
+    """A difference with its sign; nothing has a plus."""
+    return f"{round(scale * value, decimals) + 0.0:+.{decimals}f}"
+
+
+def _gap(gap: Difference, scale: float, decimals: int, narrow: bool) -> str:
+    value, *ends = (signed(v, scale, decimals) for v in gap[:3])
+    return _with(value, ends, narrow)
 
 
 def _ends(interval: Interval | None, scale: float, decimals: int) -> list[str]:

@@ -10,6 +10,7 @@ Attacks cost hours, scores cost seconds: every rejector, metric and figure reads
 import hashlib
 import io
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,13 +56,20 @@ class Record:
         return Output(logits, self.arrays.get("feature", none), self.arrays["aux"])
 
     @property
+    def kept(self) -> dict[str, Tensor]:
+        """Scores that were worked out before features were dropped, by their rejector's text."""
+        names = self.about.get("scores", [])
+        return dict(zip(names, self.arrays["scores"], strict=True)) if names else {}
+
+    @property
     def correct(self) -> NDArray[np.bool_]:
         """Which answers are right."""
         return (prediction(self.output) == self.y).numpy()
 
 
-def record_path(folder: Path, name: str, split: str, digest: str) -> Path:
+def record_path(folder: Path, label: str, split: str, digest: str) -> Path:
     """Where a record of this attack on this split lives."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", label)[:80]  # what every file system takes
     return folder / f"{name}-{split}-{digest[:12]}.npz"
 
 

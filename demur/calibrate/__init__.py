@@ -1,0 +1,12 @@
+"""Thresholds chosen on held-out clean images and frozen before any attacked image is seen."""
+
+from demur.calibrate.binomial import at_least, at_most, lower_bound, upper_bound
+from demur.calibrate.certificate import Certificate, certify
+from demur.calibrate.points import OPERATING_POINTS, TPR, Coverage, Risk
+from demur.calibrate.promise import Promise
+from demur.calibrate.shortfall import Shortfall, Uncertified
+
+__all__ = [
+    "OPERATING_POINTS", "TPR", "Certificate", "Coverage", "Promise", "Risk", "Shortfall",
+    "Uncertified", "at_least", "at_most", "certify", "lower_bound", "upper_bound",
+]  # fmt: skip

@@ -1,0 +1,113 @@
+"""Operating points: the promises a threshold can be chosen for.
+
+TPR(0.95).threshold(score, correct)     # the largest that keeps 95% of these right answers
+Risk(0.05).threshold(score, correct)    # certified: at most 5% wrong, with 95% confidence
+
+TPR and Coverage choose on the images they are given; certify makes a promise of them.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from demur.calibrate.certificate import certify
+from demur.calibrate.paths import Counts
+from demur.calibrate.promise import Promise, percent
+from demur.declared import Share, Where
+from demur.metrics import BoolArray, FloatArray, threshold_at_tpr
+from demur.metrics.checks import IntArray
+from demur.spec import Spec
+
+Inside = Annotated[float, Where(lambda v: 0 < v < 1, "above 0 and below 1")]
+
+
+@dataclass(frozen=True)
+class TPR(Spec, Promise):
+    """Keep at least this share of the right answers.
+
+    Where a gate refuses more than the rest by itself, the threshold is the lowest score past it:
+    the gate then decides alone and the share it keeps stands in the row.
+    """
+
+    level: Share
+    about = "tpr"
+
+    @property
+    def claim(self) -> str:
+        """The promise in words."""
+        return f"at least {percent(self.level)} of the right answers accepted"
+
+    def told(self, hits: int, trials: int) -> str:
+        """Counts of the share in words."""
+        return f"{hits:,} of {trials:,} right answers accepted"
+
+    def tested(self, counts: Counts) -> tuple[IntArray, IntArray]:
+        """The accepted among the right."""
+        return counts.kept, np.full_like(counts.kept, counts.right)
+
+    def threshold(self, score: FloatArray, correct: BoolArray) -> float:
+        """The largest threshold that keeps `level` of the right answers."""
+        return _past_the_gate(threshold_at_tpr(score, correct, self.level), score)
+
+
+@dataclass(frozen=True)
+class Coverage(Spec, Promise):
+    """Answer at least this share of the images; a gate that refuses more decides alone."""
+
+    level: Share
+    about = "coverage"
+
+    @property
+    def claim(self) -> str:
+        """The promise in words."""
+        return f"at least {percent(self.level)} of the images accepted"
+
+    def told(self, hits: int, trials: int) -> str:
+        """Counts of the share in words."""
+        return f"{hits:,} of {trials:,} images accepted"
+
+    def tested(self, counts: Counts) -> tuple[IntArray, IntArray]:
+        """The accepted among all."""
+        return counts.accepted, np.full_like(counts.accepted, counts.n)
+
+    def threshold(self, score: FloatArray, correct: BoolArray) -> float:
+        """The largest threshold that `level` of the images reach."""
+        everyone = np.ones(len(correct), dtype=np.bool_)
+        return _past_the_gate(threshold_at_tpr(score, everyone, self.level), score)
+
+
+@dataclass(frozen=True)
+class Risk(Spec, Promise):
+    """At most this share wrong among the accepted, with this confidence."""
+
+    level: Inside
+    confidence: Inside = 0.95
+    about = "risk"
+    ceiling = True
+
+    @property
+    def claim(self) -> str:
+        """The promise in words."""
+        return f"at most {percent(self.level)} wrong among the accepted"
+
+    def told(self, hits: int, trials: int) -> str:
+        """Counts of the share in words."""
+        return f"{hits:,} of {trials:,} accepted answers wrong"
+
+    def tested(self, counts: Counts) -> tuple[IntArray, IntArray]:
+        """The wrong among the accepted."""
+        return counts.wrong, counts.accepted
+
+    def threshold(self, score: FloatArray, correct: BoolArray) -> float:
+        """The certified threshold of the largest coverage; Uncertified if there is none."""
+        return certify(score, correct, self).thresholds[0]
+
+
+def _past_the_gate(found: float, score: FloatArray) -> float:
+    """The threshold, but never one that lets in what a gate has refused."""
+    finite = score[np.isfinite(score)]
+    return found if np.isfinite(found) or len(finite) == 0 else float(finite.min())
+
+
+OPERATING_POINTS: tuple[type[Spec], ...] = (TPR, Coverage, Risk)

@@ -1,0 +1,93 @@
+"""The worst xi that attacks found in a ball.
+
+    throughout(records, gammas, tau)    # who keeps xi below 2 - 1/gamma in the whole ball
+
+While an answer is right A* is 1 and flat, so an attack on xi alone seldom finds the way to a
+wrong answer with a large A. Every record in the ball is therefore looked at, not this one alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from demur.attacks import Xi
+from demur.balls import Ball, Linf
+from demur.evaluate.theory.shares import Share, seen_at
+from demur.metrics import FloatArray
+from demur.recipes import VOCABULARY
+from demur.runs import Record
+from demur.spec import read, show
+from demur.theory import confident, xi_below
+
+
+@dataclass(frozen=True)
+class StaysLow:
+    """The share of images whose xi stays below 2 - 1/gamma, before and after the attacks."""
+
+    gamma: float
+    xi: float
+    clean: Share | None
+    attacked: Share
+
+
+@dataclass(frozen=True)
+class Throughout:
+    """Who keeps xi low in a whole ball: at most that many, since an attack may miss the worst."""
+
+    ball: str
+    n: int
+    records: tuple[str, ...]
+    stays_low: tuple[StaysLow, ...]
+
+
+def throughout(
+    records: Sequence[Record], gammas: Sequence[float], tau: float
+) -> tuple[Throughout, ...]:
+    """One for each ball in which some record raised xi, by the worst of all records in it."""
+    aimed = dict.fromkeys((_ball(record), record.about["data"]) for record in records)
+    return tuple(
+        _in_ball(ball, [r for r in records if r.about["data"] == images], gammas, tau)
+        for ball, images in aimed
+        if ball is not None
+    )
+
+
+def _in_ball(ball: Ball, records: list[Record], gammas: Sequence[float], tau: float) -> Throughout:
+    worst: FloatArray = np.zeros(len(records[0].y))
+    clean: FloatArray | None = None
+    labels = []
+    for record in records:
+        size = _sizes(ball, record)
+        inside = size <= ball.eps * (1 + 1e-5) + 1e-6  # sizes are kept in fp32
+        if not inside.any():
+            continue
+        xi = seen_at(record, tau).xi
+        worst = np.maximum(worst, np.where(inside, xi, 0.0))
+        labels.append(record.label)
+        if not size.any():
+            clean = xi
+    stays_low = tuple(
+        StaysLow(
+            gamma,
+            xi_below(gamma),
+            None if clean is None else Share.of(confident(gamma, clean)),
+            Share.of(confident(gamma, worst)),
+        )
+        for gamma in gammas
+    )
+    return Throughout(show(ball), len(worst), tuple(labels), stays_low)
+
+
+def _sizes(ball: Ball, record: Record) -> FloatArray:
+    name = "size_linf" if isinstance(ball, Linf) else "size_l2"
+    return record.arrays[name].double().numpy()
+
+
+def _ball(record: Record) -> Ball | None:
+    """The ball in which a record's attack raised xi; None for any other attack."""
+    text = str(record.about["spec"])
+    if f"{Xi.__name__}(" not in text:
+        return None
+    ball = getattr(read(text, VOCABULARY), "ball", None)
+    return ball if isinstance(ball, Ball) else None

@@ -1,0 +1,55 @@
+"""Scores and verdicts of a record's images, computed from its outputs or read where they are kept.
+
+values(score, record)            # N, double
+accepted(score.rule(t), record)  # N, bool
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from demur.metrics import BoolArray, FloatArray
+from demur.output import Output
+from demur.rejectors import Fitted
+from demur.rule import Rule, Score
+from demur.runs import Record
+
+
+@dataclass(frozen=True)
+class Kept(Score):
+    """A score that slim records keep, since they have no features to compute it from."""
+
+    text: str  # of the rejector
+
+    def __call__(self, out: Output) -> Tensor:
+        """Never: only a record knows."""
+        raise TypeError(f"{self.text} is kept in records and cannot be computed from an output")
+
+
+def values(score: Score, record: Record) -> FloatArray:
+    """The score of every image of a record."""
+    if isinstance(score, Kept):
+        kept: FloatArray = record.kept[score.text].double().numpy()
+        return kept
+    here = next(score.buffers()).device if isinstance(score, Fitted) else record.y.device
+    with torch.no_grad():
+        found: FloatArray = score(record.output.to(here)).double().cpu().numpy()
+    return found
+
+
+def accepted(rule: Rule, record: Record) -> BoolArray:
+    """Which images of a record are answered."""
+    verdicts: BoolArray = np.all([values(score, record) >= t for score, t in rule.pairs], axis=0)
+    return verdicts
+
+
+def can_score(score: Score, record: Record) -> bool:
+    """Whether a record holds what a score looks at."""
+    for part, _ in score.rule(0.0).pairs:
+        if isinstance(part, Kept) and part.text not in record.kept:
+            return False
+        if isinstance(part, Fitted) and record.output.feature.shape[-1] == 0:
+            return False
+    return True

@@ -1,0 +1,244 @@
+"""The theory of a run as tables for the terminal.
+
+    show_theory(theory(run))
+
+One table a subject; every share is in percent, and its interval is in the JSON.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from demur.evaluate.theory import RHO, SMALL, RecordTheory, Share, TheoryReport, Throughout
+from demur.metrics import wilson
+from demur.report.text import percent
+from demur.theory import n_sub
+
+
+class Section(NamedTuple):
+    """A table with a sentence before it and perhaps one after it."""
+
+    title: str
+    table: Table
+    caption: str = ""
+
+
+def show_theory(report: TheoryReport) -> None:
+    """Print every table, and what is missing for the one on a whole ball."""
+    console = Console(highlight=False)
+    for title, table, caption in theory_tables(report):
+        whole = console.measure(table, options=console.options.update(width=10_000)).maximum
+        console.print(title, style="bold", soft_wrap=True)
+        Console(width=whole).print(table, end="")
+        console.print(f"{caption}\n" if caption else "", soft_wrap=True)
+    if report.how_throughout is not None:
+        console.print(missing(report.how_throughout), soft_wrap=True)
+
+
+def missing(how: str) -> str:
+    """What to do where no attack has raised xi yet."""
+    return (
+        "who keeps xi below 2 - 1/gamma throughout the ball: there is no record of the attack on "
+        f"xi; make one with {how}"
+    )
+
+
+def theory_tables(report: TheoryReport) -> list[Section]:
+    """All tables of a report."""
+    return [
+        _checks(report),
+        _xi(report),
+        _inside(report),
+        _fixed(report),
+        _behind(report),
+        *(_throughout(each) for each in report.throughout),
+        _randomised(report),
+        _calibrated(report),
+        _difficulty(report),
+        _toys(report),
+    ]
+
+
+def _table(*columns: str) -> Table:
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place else "left", no_wrap=True)
+    return table
+
+
+def _per_record(
+    table: Table,
+    report: TheoryReport,
+    lines: Callable[[RecordTheory], Sequence[tuple[str, Sequence[str]]]],
+) -> Table:
+    """The table with a group of lines for each record, the first under the record's name."""
+    for record in report.records:
+        first, *rest = lines(record)
+        table.add_row(f"{record.attack}: {first[0]}", *first[1])
+        for words, cells in rest:
+            table.add_row(f"  {words}", *cells)
+        table.add_section()
+    return table
+
+
+def _checks(report: TheoryReport) -> Section:
+    names = [check.statement for check in report.records[0].checks]
+    table = _table("failed / applied", *names)
+    for record in report.records:
+        counts = [f"{check.violated} / {check.applied:,}" for check in record.checks]
+        table.add_row(f"{record.attack}, n={record.n}", *counts)
+    return Section(
+        f"{report.run}: statements tried on every image, at every temperature, xi and gamma",
+        table,
+        "a failure would be a bug of ours, since the statements are proven",
+    )
+
+
+def _xi(report: TheoryReport) -> Section:
+    bins = n_sub(SMALL, RHO)
+    table = _table(
+        "", "median (i)", "median (ii)", "least A", "xi < 1", "better than A = 1/2",
+        f"xi <= {SMALL}", "of right", "of wrong", f"same of {bins} bins",
+    )  # fmt: skip
+    for record in report.records:
+        xi = record.xi
+        shares = (xi.below_one, xi.better_than_guess, xi.small, xi.small_of_right,
+                  xi.small_of_wrong, xi.same_bin)  # fmt: skip
+        numbers = (xi.median_geometric, xi.median_arithmetic, xi.smallest_a)
+        table.add_row(record.attack, *(f"{number:.3f}" for number in numbers), *_shares(shares))
+    return Section(
+        f"xi-error by both bounds, at tau = {_tau(report.tau)}",
+        table,
+        "A = 1/2 has xi = 1 wherever the answer is right, and nowhere more\n"
+        f"Theorem 2: xi <= {SMALL} is a task of {bins} classes; the paper expects 70 to 90%",
+    )
+
+
+def _inside(report: TheoryReport) -> Section:
+    table = _table("tau", *(_tau(at.tau) for at in report.records[0].at_tau))
+
+    def lines(record: RecordTheory) -> list[tuple[str, list[str]]]:
+        return [
+            ("all", _shares(at.inside for at in record.at_tau)),
+            ("of right", _shares(at.of_right for at in record.at_tau)),
+            ("of wrong", _shares(at.of_wrong for at in record.at_tau)),
+            ("all, if A were 1", _shares(at.without_head for at in record.at_tau)),
+        ]
+
+    return Section(
+        "inside Theorem 1: con > 1/(2 - xi), each image at its own xi",
+        _per_record(table, report, lines),
+        f"the paper: about 50% of the attacked images\n{_widest(report)}",
+    )
+
+
+def _fixed(report: TheoryReport) -> Section:
+    table = _table("xi", *(f"{at.xi:g}" for at in report.records[0].at_xi))
+
+    def lines(record: RecordTheory) -> list[tuple[str, list[str]]]:
+        return [
+            ("con > 1/(2 - xi)", _shares(at.confident for at in record.at_xi)),
+            ("A is xi-error", _shares(at.accurate for at in record.at_xi)),
+            ("inside: both", _shares(at.inside for at in record.at_xi)),
+        ]
+
+    return Section("inside Theorem 1 at one xi for all", _per_record(table, report, lines))
+
+
+def _behind(report: TheoryReport) -> Section:
+    at_gamma = report.records[0].at_gamma
+    table = _table("gamma (xi below)", *(f"{at.gamma:g} ({at.xi_below:.2f})" for at in at_gamma))
+
+    def lines(record: RecordTheory) -> list[tuple[str, list[str]]]:
+        return [
+            ("con >= gamma", _shares(at.past for at in record.at_gamma)),
+            ("and inside the theorem", _shares(at.inside for at in record.at_gamma)),
+            ("inside, of those past", _shares(at.inside_of_past for at in record.at_gamma)),
+            ("past, and R-Con > 1/2", _shares(at.accepted for at in record.at_gamma)),
+            ("right, of these", _shares(at.right_of_accepted for at in record.at_gamma)),
+        ]
+
+    return Section(
+        "inside Theorem 1 behind a confidence threshold: con >= gamma and xi < 2 - 1/gamma",
+        _per_record(table, report, lines),
+    )
+
+
+def _throughout(found: Throughout) -> Section:
+    table = _table("gamma", "xi below", "clean", "in the whole ball, at most")
+    for at in found.stays_low:
+        clean = "" if at.clean is None else percent(at.clean.value)
+        share = percent(at.attacked.value, at.attacked.interval)
+        table.add_row(f"{at.gamma:g}", f"{at.xi:.3f}", clean, share)
+    return Section(
+        f"xi stays below 2 - 1/gamma throughout {found.ball}, n={found.n}",
+        table,
+        f"by the worst of {', '.join(found.records)}",
+    )
+
+
+def _randomised(report: TheoryReport) -> Section:
+    table = _table("tau", *(_tau(at.tau) for at in report.records[0].at_tau))
+
+    def lines(record: RecordTheory) -> list[tuple[str, list[str]]]:
+        drawn = [f"{100 * at.sampled:.2f} ±{100 * at.sampling_error:.2f}" for at in record.at_tau]
+        mean = [f"{100 * at.randomised:.2f}" for at in record.at_tau]
+        return [("mean T-Con", mean), ("labels drawn", drawn)]
+
+    return Section(
+        "A_tau: the accuracy of labels drawn from the probabilities",
+        _per_record(table, report, lines),
+        "at tau -> 0 this is the accuracy; drawn labels with their standard error",
+    )
+
+
+def _calibrated(report: TheoryReport) -> Section:
+    thresholds = report.records[0].calibration
+    table = _table("t", *(f"{at.t:g}" for at in thresholds), "T-Con > 1/2")
+
+    def lines(record: RecordTheory) -> list[tuple[str, list[str]]]:
+        at_all, oracle = record.calibration, record.oracle
+        return [
+            ("coverage", _shares([*(at.coverage for at in at_all), oracle.coverage])),
+            ("calibrated", [percent(at.calibrated) for at in at_all]),
+            ("measured", _shares([*(at.measured for at in at_all), oracle.accuracy])),
+        ]
+
+    return Section(
+        "accuracy after rejection by confidence at t, and by T-Con above 1/2",
+        _per_record(table, report, lines),
+        "calibrated: what a calibrated confidence would give, never below t; T-Con needs the label",
+    )
+
+
+def _difficulty(report: TheoryReport) -> Section:
+    table = _table("xi", "N1", "N2", "N_sub")
+    for at in report.difficulty:
+        table.add_row(f"{at.xi:g}", f"{at.n1:.1f}", f"{at.n2:.1f}", str(at.n_sub))
+    rho = report.difficulty[0].rho
+    return Section(f"Theorem 2: the classes that a xi-error A is worth, rho = {rho:g}", table)
+
+
+def _toys(report: TheoryReport) -> Section:
+    table = _table("", "x1, tau = 1", "x2, tau = 1", "x1, tau = 2", "x2, tau = 2")
+    for toy in report.toys:
+        table.add_row(toy.measure, *(f"{value:.4f}" for value in (*toy.at_one, *toy.at_two)))
+    return Section("the temperature can turn an order round: the paper's two toy examples", table)
+
+
+def _shares(shares: Iterable[Share]) -> list[str]:
+    return [percent(share.value) if share.n else "-" for share in shares]
+
+
+def _tau(tau: float) -> str:
+    return "-> 0" if tau == 0 else str(Fraction(tau).limit_denominator(1000))
+
+
+def _widest(report: TheoryReport) -> str:
+    n = min(record.n for record in report.records)
+    half = (wilson(n // 2, n).hi - wilson(n // 2, n).lo) / 2
+    return f"95% intervals of shares of all reach at most {100 * half:.1f} points to either side"

@@ -1,0 +1,249 @@
+"""Rejectors that learn from features: by hand on small cases, and beside scikit-learn."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.covariance import EmpiricalCovariance
+from sklearn.neighbors import KernelDensity, NearestNeighbors
+from torch import Tensor
+
+from demur.data import CIFAR10, CIFAR100, Digits
+from demur.errors import BadInput
+from demur.output import Output, energy
+from demur.rejectors import GDA, GMM, KD, KNN, LID, GDAStar, ViM, learned_from, tried_on
+from demur.rejectors.fitted import first_of_each
+from demur.rule import Rejector
+
+CLASSES = 3
+
+
+def answered(z: Tensor, label: Tensor, classes: int = CLASSES) -> Output:
+    """Features with an answer each."""
+    logits = 5 * torch.nn.functional.one_hot(label, classes).to(z.dtype)
+    return Output(logits, z, z.new_zeros(len(z), 0))
+
+
+@pytest.fixture
+def cloud() -> tuple[Output, Tensor]:
+    """Three classes in eight dimensions; a tenth of the answers is wrong."""
+    g = torch.Generator().manual_seed(0)
+    y = torch.arange(300) % CLASSES
+    centres = 4 * torch.randn(CLASSES, 8, generator=g, dtype=torch.float64)
+    spread = torch.randn(8, 8, generator=g, dtype=torch.float64)
+    z = centres[y] + torch.randn(300, 8, generator=g, dtype=torch.float64) @ spread
+    said = torch.where(torch.rand(300, generator=g) < 0.1, (y + 1) % CLASSES, y)
+    return answered(z, said), y
+
+
+def right(cloud: tuple[Output, Tensor]) -> tuple[Tensor, Tensor]:
+    out, y = cloud
+    chosen = out.logits.argmax(1) == y
+    return out.feature[chosen], y[chosen]
+
+
+def test_kd_by_hand() -> None:
+    bank = torch.tensor([[0.0], [2.0], [10.0]], dtype=torch.float64)
+    y = torch.tensor([0, 0, 1])
+    score = KD(sigma=0.5).fit(answered(bank, y, 2), y)
+    asked = answered(torch.tensor([[1.0], [1.0]], dtype=torch.float64), torch.tensor([0, 1]), 2)
+    by_hand = [math.log((math.exp(-0.5) + math.exp(-0.5)) / 2), -0.5 * 81]
+    assert torch.allclose(score(asked), torch.tensor(by_hand, dtype=torch.float64))
+
+
+def test_kd_is_scikit_learns_with_its_own_bandwidth(cloud: tuple[Output, Tensor]) -> None:
+    out, _ = cloud
+    z, y = right(cloud)
+    sigma = 0.02
+    theirs = np.empty(len(out.logits))
+    said = out.logits.argmax(1)
+    for label in range(CLASSES):
+        estimator = KernelDensity(bandwidth=math.sqrt(1 / (2 * sigma))).fit(z[y == label].numpy())
+        own = (said == label).numpy()
+        theirs[own] = estimator.score_samples(out.feature[said == label].numpy())
+    volume = -4 * math.log(math.pi / sigma)  # of the kernel, which scikit-learn divides by
+    assert np.allclose(KD(sigma).fit(*cloud)(out).numpy() + volume, theirs, atol=1e-9)
+
+
+def test_kd_takes_the_first_right_answers_of_each_class() -> None:
+    y = torch.tensor([0, 1, 0, 0, 1, 2])
+    assert first_of_each(y, 2).tolist() == [True, True, True, False, True, True]
+    z = torch.arange(6, dtype=torch.float64)[:, None]
+    said = torch.tensor([1, 1, 0, 0, 1, 2])  # the first is answered wrongly and left out
+    score = KD(sigma=1.0, per_class=1).fit(answered(z, said), y)
+    assert torch.equal(score(answered(z[2:3], said[2:3])), torch.zeros(1, dtype=torch.float64))
+
+
+def test_kd_far_away_still_has_an_order() -> None:
+    y = torch.zeros(2, dtype=torch.long)
+    bank = torch.zeros(2, 1, dtype=torch.float32)
+    score = KD(sigma=1.0).fit(answered(bank, y, 1), y)
+    far = torch.tensor([[1e3], [2e3]])
+    near, further = score(answered(far, y, 1))
+    assert near > further
+    assert further.isfinite()
+
+
+def test_lid_by_hand() -> None:
+    bank = torch.tensor([[1.0], [2.0], [4.0], [100.0]], dtype=torch.float64)
+    y = torch.zeros(4, dtype=torch.long)
+    score = LID(k=3).fit(answered(bank, y, 1), y)
+    asked = answered(torch.zeros(1, 1, dtype=torch.float64), y[:1], 1)
+    logs = [math.log(r) for r in (1, 2, 4)]
+    assert score(asked).item() == pytest.approx(1 / (sum(logs) / 3 - logs[-1]))
+
+
+def test_lid_finds_the_dimension_of_a_ball() -> None:
+    g = torch.Generator().manual_seed(0)
+    y = torch.zeros(4000, dtype=torch.long)
+    for dimension in (2, 8):
+        z = torch.rand(4000, dimension, generator=g, dtype=torch.float64)
+        score = LID(k=50, size=4000).fit(answered(z, y, 1), y)
+        middle = answered(0.4 + 0.2 * z[:100], y[:100], 1)
+        assert -score(middle).mean().item() == pytest.approx(dimension, rel=0.15)
+
+
+def test_an_image_of_the_bank_has_a_finite_score(cloud: tuple[Output, Tensor]) -> None:
+    for rejector in (LID(5), KNN(5), KD()):
+        out = cloud[0]._replace(feature=cloud[0].feature.clone().requires_grad_())
+        score = rejector.fit(*cloud)(out)
+        assert score.isfinite().all()
+        (grad,) = torch.autograd.grad(score.sum(), out.feature)
+        assert grad.isfinite().all()
+
+
+def test_knn_is_scikit_learns(cloud: tuple[Output, Tensor]) -> None:
+    out, _ = cloud
+    z, _ = right(cloud)
+    unit = [t / t.norm(dim=1, keepdim=True) for t in (z, out.feature)]
+    theirs = NearestNeighbors(n_neighbors=7).fit(unit[0].numpy()).kneighbors(unit[1].numpy())[0]
+    assert np.allclose(KNN(7).fit(*cloud)(out).numpy(), -theirs[:, -1], atol=1e-7)
+
+
+def test_gda_by_hand() -> None:
+    z = torch.tensor([[-3.0], [-1.0], [1.0], [5.0]], dtype=torch.float64)
+    y = torch.tensor([0, 0, 1, 1])  # means -2 and 3, tied variance (1 + 1 + 4 + 4) / 4
+    asked = answered(torch.tensor([[0.0], [4.0]], dtype=torch.float64), torch.tensor([0, 1]), 2)
+    taught = answered(z, y, 2), y
+    tied = GDA(ridge=1e-12).fit(*taught)(asked)
+    assert torch.allclose(tied, torch.tensor([-4 / 2.5, -1 / 2.5], dtype=torch.float64))
+    star = GDAStar(ridge=1e-12).fit(*taught)(asked)  # variances 1 and 4
+    assert torch.allclose(star, torch.tensor([-9 / 4, -1 / 4], dtype=torch.float64))
+    predicted = GMM(ridge=1e-12).fit(*taught)(asked)
+    assert torch.allclose(predicted, torch.tensor([-4.0, -1 / 4], dtype=torch.float64))
+    dense = GMM(ridge=1e-12, log_det=True).fit(*taught)(asked)
+    assert torch.allclose(dense, predicted - torch.tensor([0, math.log(4)], dtype=torch.float64))
+
+
+def test_gaussians_are_scikit_learns(cloud: tuple[Output, Tensor]) -> None:
+    out, _ = cloud
+    z, y = right(cloud)
+    means = torch.stack([z[y == label].mean(0) for label in range(CLASSES)])
+    tied = EmpiricalCovariance(assume_centered=True).fit((z - means[y]).numpy())
+    apart = [tied.mahalanobis((out.feature - mean).numpy()) for mean in means]
+    for inverse in ("ridge", "pseudo"):
+        ours = GDA(inverse, ridge=1e-12).fit(*cloud)(out)
+        assert np.allclose(ours.numpy(), -np.min(apart, axis=0), rtol=1e-6)
+    each = []
+    for label in range(CLASSES):
+        own = EmpiricalCovariance().fit(z[y == label].numpy())
+        each.append(own.mahalanobis(out.feature.numpy()))
+    assert np.allclose(GDAStar(ridge=1e-12).fit(*cloud)(out).numpy(), -np.min(each, axis=0))
+    said = out.logits.argmax(1).numpy()
+    own = np.array(each)[said, np.arange(len(said))]
+    assert np.allclose(GMM(ridge=1e-12).fit(*cloud)(out).numpy(), -own)
+
+
+@pytest.mark.parametrize("rejector", [GDAStar(), GMM(), GMM("pseudo"), GDA("pseudo"), GDA()])
+def test_fewer_images_than_dimensions_stay_sane(rejector: Rejector) -> None:
+    """A hundred classes with five images each in 64 dimensions, in the fp32 of records."""
+    g = torch.Generator().manual_seed(0)
+    y = torch.arange(500) % 100
+    z = (3 * torch.randn(100, 64, generator=g))[y] + torch.randn(500, 64, generator=g)
+    score = rejector.fit(answered(z, y, 100), y)
+    inside = score(answered(z, y, 100))
+    away = score(answered(z + 20 * torch.randn(500, 64, generator=g), y, 100))
+    assert inside.isfinite().all()
+    assert (inside <= 0).all(), "a distance below nothing"
+    assert inside.median() > away.median()
+
+
+def test_a_ridge_of_nothing_is_refused() -> None:
+    with pytest.raises(BadInput, match="use inverse=pseudo"):
+        GMM(ridge=0.0)
+
+
+def test_vim_is_energy_less_what_lies_outside() -> None:
+    g = torch.Generator().manual_seed(0)
+    z = torch.linalg.qr(torch.randn(200, 4, generator=g, dtype=torch.float64)).Q
+    z = z * torch.tensor([20.0, 15.0, 10.0, 0.1])  # the last direction is the least
+    weight = torch.randn(3, 4, generator=g, dtype=torch.float64)
+    out = Output(z @ weight.t(), z, z.new_zeros(200, 0))
+    y = out.logits.argmax(1)
+    score = ViM(principal=3).fit(out, y)
+    taken_off = energy(out) - score(out)
+    scale = out.logits.amax(1).mean() / z[:, 3].abs().mean()
+    assert torch.allclose(taken_off, scale * z[:, 3].abs(), atol=1e-6)
+    with pytest.raises(BadInput, match="nothing is left outside"):
+        ViM(principal=4).fit(out, y)
+
+
+@given(st.integers(0, 2**32))
+def test_every_density_is_highest_in_the_middle(seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(60) % CLASSES
+    z = (10 * torch.eye(CLASSES, 5))[y] + 0.3 * torch.randn(60, 5, generator=g)
+    far = z + 30 * torch.nn.functional.normalize(torch.randn(60, 5, generator=g))
+    for rejector in (KD(0.1), KNN(3), GDA(), GDAStar(), GMM()):
+        score = rejector.fit(answered(z, y), y)
+        assert score(answered(z, y)).mean() > score(answered(far, y)).mean()
+
+
+def test_bad_lessons_are_refused_in_words(cloud: tuple[Output, Tensor]) -> None:
+    out, y = cloud
+    with pytest.raises(BadInput, match="needs more than 600 right answers"):
+        LID(600).fit(out, y)
+    with pytest.raises(BadInput, match="class 2 has no image"):
+        GDA().fit(out, y.clamp_max(1))
+    with pytest.raises(BadInput, match="needs features"):
+        KD().fit(out._replace(feature=out.feature[:, :0]), y)
+    with pytest.raises(BadInput, match="needs features"):
+        KD().fit(out, y)(out._replace(feature=out.feature[:, :0]))
+
+
+def test_a_class_never_answered_rightly_is_taught_by_all_its_images() -> None:
+    y = torch.tensor([0, 0, 1, 1])
+    z = torch.tensor([[0.0], [1.0], [5.0], [6.0]])
+    score = KD(1.0).fit(answered(z, torch.zeros(4, dtype=torch.long), 2), y)
+    assert score(answered(z, y, 2)).isfinite().all()
+
+
+def test_ten_thousand_against_ten_thousand_takes_seconds() -> None:
+    g = torch.Generator().manual_seed(0)
+    z = torch.randn(10_000, 512, generator=g)
+    y = torch.arange(10_000) % 10
+    out = answered(z, y, 10)
+    for rejector in (KD(), LID(), KNN()):
+        score = rejector.fit(out, y)
+        began = time.perf_counter()
+        score(out)
+        assert time.perf_counter() - began < 30
+
+
+def test_the_papers_settings_are_there() -> None:
+    assert learned_from(CIFAR10())["KD"] == KD(1e-3, 1000)
+    assert learned_from(CIFAR10())["LID"] == LID(600, 10_000)
+    assert learned_from(CIFAR100())["LID"] == LID(20, 10_000)
+    assert {KD(1.0, 100), KD(1e-2, 100)} < set(learned_from(CIFAR100()).values())
+    ten, hundred = tried_on(CIFAR10()), tried_on(CIFAR100())
+    assert {r.sigma for r in ten.values() if isinstance(r, KD)} == {1e-1, 1e-2, 1e-3}
+    assert {r.sigma for r in hundred.values() if isinstance(r, KD)} == {10, 1, 1e-1, 1e-2, 1e-3}
+    counts = [r.k for r in ten.values() if isinstance(r, LID)]
+    assert counts == [100, 200, 300, 400, 500, 600, 700, 800, 1000, 2000]
+    counts = [r.k for r in hundred.values() if isinstance(r, LID)]
+    assert counts == [10, 20, 40, 60, 80, 100, 200, 300, 400, 500]
+    assert "KD" in learned_from(Digits())

@@ -1,0 +1,568 @@
+"""The paper's statements by hand, on random tables, on every kept record, and in the command."""
+
+import json
+import math
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import Phase, find, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from demur import theory
+from demur.attacks import PGD, Xi
+from demur.balls import Linf
+from demur.data import Images
+from demur.errors import BadInput
+from demur.evaluate.theory import TheoryReport, seen_at
+from demur.evaluate.theory import theory as theory_of
+from demur.nets import RejectingNet
+from demur.output import Output
+from demur.recipes import NAMED_ATTACKS, RECIPES, recipe
+from demur.runs import Run
+from demur.spec import lines
+from demur.theory import Answers, BoolArray, FloatArray
+from tests.conftest import Command
+from tests.test_cli import refused
+
+ROOT = Path(__file__).parent.parent
+KEPT = sorted(path.parent for path in (ROOT / "results").glob("*/recipe.txt"))
+SLIM = ROOT / "results" / "cifar10-pgdat-rr-short-seed0"
+MANY, SOME = (settings(deadline=None, max_examples=most) for most in (300, 60))
+# the first counterexample will do: making it small takes longer than finding it
+FIRST = settings(max_examples=5000, phases=[Phase.generate], database=None, deadline=None)
+
+
+class Case(NamedTuple):
+    """Random answers, with a xi and a gamma to hold against them."""
+
+    seen: Answers
+    xi: float
+    gamma: float
+
+
+# Whole weights give ties, zeros and exact halves; the rest is anywhere.
+WEIGHTS = st.one_of(
+    st.lists(st.integers(0, 8), min_size=2, max_size=5),
+    st.lists(st.floats(1e-6, 1), min_size=2, max_size=5),
+).filter(lambda row: sum(row) > 0)
+SHARES = st.one_of(st.fractions(0, 1, max_denominator=8).map(float), st.floats(0, 1))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    weights = np.array(draw(WEIGHTS), dtype=np.float64)
+    p = weights / weights.sum()
+    y = draw(st.integers(0, len(p) - 1))
+    a = draw(st.one_of(SHARES, st.just(min(1.0, p[y] / p.max()))))
+    xi = draw(SHARES.filter(lambda value: value < 1))
+    gamma = draw(SHARES.map(lambda value: 0.5 + value / 2).filter(lambda value: value > 0.5))
+    return Case(theory.answers(p[None], [y], [a]), xi, gamma)
+
+
+def by_hand(p: list[list[float]], y: list[int], a: list[float]) -> Answers:
+    return theory.answers(np.array(p), np.array(y), np.array(a))
+
+
+class TestAnswers:
+    def test_by_hand(self) -> None:
+        seen = by_hand([[0.8, 0.2], [0.25, 0.75]], [0, 0], [0.9, 0.5])
+        assert seen.correct.tolist() == [True, False]
+        assert seen.con.tolist() == [0.8, 0.75]
+        assert seen.tcon.tolist() == [0.8, 0.25]
+        assert seen.a_star == pytest.approx([1, 1 / 3])
+        assert seen.rcon == pytest.approx([0.72, 0.375])
+        assert seen.xi == pytest.approx([0.2, 1 / 3])
+
+    @SOME
+    @given(st.lists(st.floats(-30, 30), min_size=2, max_size=6), st.floats(0.05, 20))
+    def test_the_temperature_leaves_labels_alone(self, logits: list[float], tau: float) -> None:
+        for y in range(len(logits)):
+            seen = theory.answers_at([logits], [y], [0.5], tau)
+            assert seen.correct[0] == (int(np.argmax(logits)) == y)
+            assert 0 <= seen.a_star[0] <= 1
+
+    def test_the_limit_of_no_temperature(self) -> None:
+        logits = [[1.0, 3.0, 2.0], [4.0, 4.0, 0.0]]
+        assert theory.probabilities(logits, 0.0).tolist() == [[0, 1, 0], [0.5, 0.5, 0]]
+        assert theory.probabilities(logits, 1e-3) == pytest.approx(theory.probabilities(logits, 0))
+        seen = theory.answers_at(logits, [0, 1], [0.3, 0.3], 0.0)
+        assert seen.a_star.tolist() == [0, 1], "A* is binary but for ties"
+
+    @pytest.mark.parametrize(
+        ("p", "y", "a", "words"),
+        [
+            ([[0.5, 0.4]], [0], [0.5], "add up to 1"),
+            ([[1.5, -0.5]], [0], [0.5], "add up to 1"),
+            ([[math.nan, 1]], [0], [0.5], "add up to 1"),
+            ([[0.5, 0.5]], [2], [0.5], "labels 0 to 1"),
+            ([[0.5, 0.5]], [0], [3.0], "not its logit"),
+            ([[0.5, 0.5]], [0, 1], [0.5], "for every image"),
+            ([[0.5, 0.5]], [0.5], [0.5], "whole number"),
+            ([0.5, 0.5], [0], [0.5], "for every image"),
+        ],
+    )
+    def test_refuses_what_is_no_table(self, p: object, y: object, a: object, words: str) -> None:
+        with pytest.raises(BadInput, match=words):
+            theory.answers(np.array(p), np.array(y), np.array(a))
+
+    def test_refuses_a_negative_temperature(self) -> None:
+        with pytest.raises(BadInput, match="tau is -1"):
+            theory.probabilities([[0.0, 1.0]], -1)
+
+    def test_takes_tables_in_single_precision(self) -> None:
+        p = torch.randn(50, 10).softmax(-1).numpy()
+        seen = theory.answers(p, p.argmax(-1), np.full(50, 0.5))
+        assert seen.correct.all()
+        assert not theory.lemma1(seen).violated.any()
+
+
+class TestXi:
+    def test_both_bounds_by_hand(self) -> None:
+        a, a_star = np.array([0.5, 0.9, 0.0, 0.0, 0.4]), np.array([1.0, 0.6, 0.0, 0.5, 0.4])
+        assert theory.xi_geometric(a, a_star) == pytest.approx([1.0, 2 / 3, 0, 2, 0])
+        assert theory.xi_arithmetic(a, a_star) == pytest.approx([1.0, 0.6, 0, 1, 0])
+
+    @SOME
+    @given(SHARES, SHARES)
+    def test_the_least_is_always_the_second(self, a: float, a_star: float) -> None:
+        pair = np.array([a]), np.array([a_star])
+        assert theory.xi_arithmetic(*pair) <= theory.xi_geometric(*pair) + 1e-15
+        assert theory.point_xi(*pair) == pytest.approx(2 * abs(a - a_star))
+
+    @SOME
+    @given(st.floats(0.01, 1), st.floats(0.01, 1))
+    def test_the_first_solves_its_inequality(self, a: float, a_star: float) -> None:
+        (xi,) = theory.xi_geometric(np.array([a]), np.array([a_star]))
+        assert abs(math.log(a / a_star)) == pytest.approx(math.log(2 / (2 - xi)), abs=1e-9)
+
+    @SOME
+    @given(cases())
+    def test_the_remark_a_guess_has_xi_one(self, case: Case) -> None:
+        guess = replace(case.seen, a=np.array([0.5]))
+        assert guess.xi[0] <= 1
+        at_the_end = guess.a_star[0] in (0, 1)
+        assert (guess.xi[0] == 1) == at_the_end or guess.a_star[0] < 1e-15
+        if case.seen.correct[0]:
+            assert guess.xi[0] == 1
+            assert not theory.theorem1(guess).premise.any(), "xi must be below 1"
+
+    def test_thresholds_turn_into_each_other(self) -> None:
+        assert theory.con_above(0.0) == 0.5
+        assert theory.con_above(0.75) == 0.8
+        assert theory.xi_below(0.8) == pytest.approx(0.75)
+        assert theory.xi_below(1.0) == 1.0
+        for xi in (0.1, 0.37, 0.99):
+            assert theory.xi_below(theory.con_above(xi)) == pytest.approx(xi)
+        with pytest.raises(BadInput, match=r"gamma is 0\.5"):
+            theory.xi_below(0.5)
+        with pytest.raises(BadInput, match="xi is 1"):
+            theory.con_above(1.0)
+        with pytest.raises(BadInput, match="xi is nan"):
+            theory.theorem1(by_hand([[1, 0]], [0], [1]), math.nan)
+
+
+class TestSeparability:
+    """The statements are proven: whatever violates one is a bug in this library."""
+
+    BUG = "a violation of a proven statement is a bug"
+
+    @MANY
+    @given(cases())
+    def test_no_counterexample(self, case: Case) -> None:
+        seen = case.seen
+        for claim in (
+            theory.lemma1(seen),
+            theory.theorem1(seen, case.xi),
+            theory.theorem1(seen),
+            theory.theorem1_behind(seen, case.gamma),
+            theory.oracle(seen),
+        ):
+            assert not claim.violated.any(), self.BUG
+
+    @SOME
+    @given(cases())
+    def test_whoever_is_inside_at_some_xi_is_inside_at_its_own(self, case: Case) -> None:
+        own = theory.theorem1(case.seen).premise
+        assert not (theory.theorem1(case.seen, case.xi).premise & ~own).any()
+        assert not (theory.theorem1_behind(case.seen, case.gamma).premise & ~own).any()
+        assert not (own & (case.seen.xi >= 1)).any()
+
+    @SOME
+    @given(cases())
+    def test_without_a_head_only_t_con_above_a_half_is_inside(self, case: Case) -> None:
+        trusting = replace(case.seen, a=np.ones(1))
+        inside = theory.theorem1(trusting).premise
+        assert inside == theory.oracle(case.seen).premise
+
+    @pytest.mark.parametrize("right", [True, False])
+    @pytest.mark.parametrize("statement", [theory.lemma1, theory.theorem1])
+    def test_random_tables_reach_both_sides(
+        self, statement: Callable[[Answers], theory.Claim], right: bool
+    ) -> None:
+        def reached(case: Case) -> bool:
+            return bool((statement(case.seen).premise & (case.seen.correct == right)).any())
+
+        assert find(cases(), reached, settings=FIRST, random=random.Random(0))
+
+    def test_pairs_are_apart_on_a_large_table(self) -> None:
+        g = np.random.default_rng(0)
+        p, y = theory.probabilities(3 * g.normal(size=(20_000, 4))), g.integers(0, 4, 20_000)
+        ideal = theory.answers(p, y, np.ones(len(y))).a_star
+        seen = theory.answers(p, y, np.clip(ideal + g.normal(0, 0.2, len(y)), 0, 1))
+        for xi in (0.0, 0.1, 0.5, 0.9):
+            claim = theory.theorem1(seen, xi)
+            right, wrong = claim.premise & seen.correct, claim.premise & ~seen.correct
+            if xi > 0:
+                assert seen.rcon[right].min() > 0.5 > seen.rcon[wrong].max()
+        lemma = theory.lemma1(seen).premise
+        right, wrong = lemma & seen.correct, lemma & ~seen.correct
+        assert seen.tcon[right].min() > 0.5 > seen.tcon[wrong].max()
+
+    def test_a_violation_would_be_seen(self) -> None:
+        seen = by_hand([[0.9, 0.1]], [0], [1.0])
+        lie = replace(seen, correct=np.array([False]))
+        for statement in (theory.lemma1, theory.theorem1, theory.oracle):
+            assert not statement(seen).violated.any()
+            assert statement(lie).violated.all()
+
+    def test_the_borders_are_open(self) -> None:
+        half = by_hand([[0.5, 0.5], [0.5, 0.5]], [0, 1], [1.0, 1.0])
+        for statement in (theory.lemma1, theory.theorem1, theory.oracle):
+            assert not statement(half).premise.any()
+        on_the_line = by_hand([[0.8, 0.2]], [0], [1 - 0.75 / 2])  # con = 1/(2 - xi), R-Con = 1/2
+        assert on_the_line.rcon == pytest.approx(0.5)
+        assert not theory.theorem1(on_the_line, 0.75).premise.any()
+
+
+def fails(condition: Callable[[Case], BoolArray], score: Callable[[Answers], FloatArray]) -> Case:
+    """A case that meets the condition and whose score is on the wrong side of 1/2."""
+
+    def against(case: Case) -> bool:
+        seen = case.seen
+        return bool((condition(case) & ~theory.separated(score(seen), seen.correct)).any())
+
+    return find(cases(), against, settings=FIRST, random=random.Random(0))
+
+
+class TestEveryConditionIsNeeded:
+    """Hypothesis finds a counterexample as soon as a condition is dropped."""
+
+    def test_lemma_1_without_confidence(self) -> None:
+        found = fails(lambda case: np.ones(1, dtype=np.bool_), lambda seen: seen.tcon)
+        assert found.seen.con[0] <= 0.5
+
+    def test_theorem_1_without_the_larger_confidence(self) -> None:
+        found = fails(
+            lambda case: theory.accurate(case.seen, case.xi) & theory.confident(case.seen.con, 0.0),
+            lambda seen: seen.rcon,
+        )
+        assert 0.5 < found.seen.con[0] <= theory.con_above(found.xi) + 1e-9
+
+    def test_theorem_1_without_an_accurate_head(self) -> None:
+        found = fails(lambda case: theory.confident(case.seen.con, case.xi), lambda seen: seen.rcon)
+        assert found.seen.xi[0] > found.xi
+
+    def test_theorem_1_with_a_closed_border(self) -> None:
+        found = fails(
+            lambda case: (
+                theory.accurate(case.seen, case.xi) & (case.seen.con >= theory.con_above(case.xi))
+            ),
+            lambda seen: seen.rcon,
+        )
+        assert found.seen.con[0] == pytest.approx(theory.con_above(found.xi))
+
+    def test_the_threshold_gamma_without_room_for_xi(self) -> None:
+        found = fails(lambda case: case.seen.con >= case.gamma, lambda seen: seen.rcon)
+        assert found.seen.xi[0] >= theory.xi_below(found.gamma) - 1e-9
+
+    def test_t_con_at_exactly_a_half(self) -> None:
+        found = find(
+            cases(), lambda case: bool((case.seen.tcon >= 0.5) & ~case.seen.correct),
+            settings=FIRST, random=random.Random(0),
+        )  # fmt: skip
+        assert found.seen.con[0] == found.seen.tcon[0] == 0.5
+
+
+class TestDifficulty:
+    def test_the_papers_twenty_classes(self) -> None:
+        assert theory.n_sub(0.1, 0.01) == 20
+        assert theory.class_counts(0.5, 1 / 16) == pytest.approx(
+            (math.log(16) / math.log(4 / 3) + 1, 4)
+        )
+
+    @pytest.mark.parametrize("whole", [2, 3, 6, 7, 10, 20, 30, 49, 100, 300])
+    def test_whole_counts_are_not_rounded_up(self, whole: int) -> None:
+        if whole > 2:
+            assert theory.n_sub(2 / whole, 0.01) == whole
+        assert theory.n_sub(1.999 / whole, 0.01) == whole + 1
+
+    @SOME
+    @given(st.floats(0.005, 0.999), st.floats(0.001, 0.999))
+    def test_rounding_before_or_after_the_minimum_is_the_same(self, xi: float, rho: float) -> None:
+        n1, n2 = theory.class_counts(xi, rho)
+        if min(abs(n - round(n)) for n in (n1, n2)) > 1e-6:
+            assert theory.n_sub(xi, rho) == min(math.ceil(n1), math.ceil(n2))
+        if rho <= 1 / math.e:
+            assert n2 <= n1 + 1e-9, "the first count matters for no sensible rho"
+
+    @SOME
+    @given(SHARES, SHARES, st.floats(0.02, 0.99), st.floats(0.001, 0.5))
+    def test_two_values_in_one_bin_satisfy_the_bound(
+        self, a: float, b: float, xi: float, rho: float
+    ) -> None:
+        pair = np.array([a, b])
+        n1, n2 = theory.class_counts(xi, rho)
+        first, second = theory.arithmetic_bin(pair, xi).tolist()
+        assert 0 <= min(first, second) <= max(first, second) < math.ceil(n2)
+        if first == second:
+            assert 2 * abs(a - b) <= xi + 1e-9
+        first, second = theory.geometric_bin(pair, xi, rho).tolist()
+        assert 0 <= min(first, second) <= max(first, second) < math.ceil(n1)
+        if first == second and min(a, b) >= rho:
+            assert theory.xi_geometric(pair[:1], pair[1:])[0] <= xi + 1e-9
+
+    def test_below_rho_the_first_bound_fails(self) -> None:
+        a, b = np.array([0.001]), np.array([0.009])
+        assert theory.geometric_bin(a, 0.1, 0.01) == theory.geometric_bin(b, 0.1, 0.01)
+        assert theory.xi_geometric(a, b)[0] > 0.1
+
+    @pytest.mark.parametrize(("xi", "rho"), [(0, 0.1), (1, 0.1), (0.1, 0), (0.1, 1), (2, 0.1)])
+    def test_refusals(self, xi: float, rho: float) -> None:
+        with pytest.raises(BadInput, match="between 0 and 1"):
+            theory.n_sub(xi, rho)
+
+
+class TestTemperatureAndChance:
+    def test_toy_examples_by_hand(self) -> None:
+        e = math.e
+        wrong, confidence = theory.TOYS
+        assert theory.toy_values(wrong, 1) == pytest.approx((1 / (1 + e**3), 1 / (1 + 2 * e**2)))
+        assert theory.toy_values(wrong, 2) == pytest.approx((1 / (1 + e**1.5), 1 / (1 + 2 * e)))
+        for toy in (wrong, confidence):
+            (low, high), (more, less) = (theory.toy_values(toy, tau) for tau in (1, 2))
+            assert low < high
+            assert more > less
+
+    @settings(max_examples=20, deadline=None)
+    @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.1, 1.0, 4.0]))
+    def test_drawn_labels_are_as_often_right_as_the_formula_says(
+        self, seed: int, tau: float
+    ) -> None:
+        g = np.random.default_rng(seed)
+        p, y = theory.probabilities(2 * g.normal(size=(300, 5)), tau), g.integers(0, 5, 300)
+        tcon = p[np.arange(300), y]
+        gap = theory.sampled_accuracy(p, y, 40, seed) - theory.randomised_accuracy(tcon)
+        assert abs(gap) <= 6 * theory.sampling_error(tcon, 40)
+
+    def test_without_temperature_it_is_the_accuracy(self) -> None:
+        logits = np.random.default_rng(0).normal(size=(200, 6))
+        y = np.arange(200) % 6
+        seen = theory.answers_at(logits, y, np.ones(200), 0.0)
+        assert theory.randomised_accuracy(seen.tcon) == seen.correct.mean()
+        warm = theory.answers_at(logits, y, np.ones(200), 1e-6)
+        assert theory.randomised_accuracy(warm.tcon) == pytest.approx(seen.correct.mean())
+
+    def test_chance_may_be_right_where_the_best_guess_never_is(self) -> None:
+        logits = [[1.0, 0.0, 0.0]] * 3
+        cold, warm = (theory.answers_at(logits, [1, 2, 1], np.ones(3), tau) for tau in (0.0, 1.0))
+        assert theory.randomised_accuracy(cold.tcon) == 0
+        assert theory.randomised_accuracy(warm.tcon) > 0.2
+
+    def test_calibrated_accuracy_by_hand(self) -> None:
+        con = np.array([0.4, 0.6, 0.8])
+        assert theory.calibrated_accuracy(con, 0.0) == pytest.approx(0.6)
+        assert theory.calibrated_accuracy(con, 0.6) == pytest.approx(0.7)
+        assert theory.calibrated_accuracy(con, 0.9) == 0.0
+
+    @SOME
+    @given(st.lists(st.floats(0.1, 1), min_size=1, max_size=30), st.floats(0, 1))
+    def test_calibrated_accuracy_is_no_worse_than_t(self, con: list[float], t: float) -> None:
+        found = theory.calibrated_accuracy(np.array(con), t)
+        assert found >= t - 1e-12 or max(con) < t
+
+    def test_a_calibrated_classifier_is_as_accurate_as_that(self) -> None:
+        g = np.random.default_rng(1)
+        con = g.uniform(0.2, 1, 100_000)
+        correct = g.random(len(con)) < con
+        for t in (0.3, 0.6, 0.9):
+            measured = correct[con >= t].mean()
+            assert measured == pytest.approx(theory.calibrated_accuracy(con, t), abs=0.01)
+
+
+def output_and_labels(seed: int, spread: float = 2.0) -> tuple[Output, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    logits, aux = (spread * torch.randn(40, width, generator=g) for width in (5, 1))
+    return Output(logits, logits[:, :0], aux), torch.randint(0, 5, (40,), generator=g)
+
+
+class TestGoal:
+    @SOME
+    @given(st.integers(0, 10**6), st.sampled_from([0.25, 1.0, 3.0]))
+    def test_is_the_xi_of_the_theory(self, seed: int, tau: float) -> None:
+        out, y = output_and_labels(seed)
+        a = out.aux[:, 0].double().sigmoid().numpy()
+        seen = theory.answers_at(out.logits.numpy(), y.numpy(), a, tau)
+        assert Xi(tau)(out, y).numpy() == pytest.approx(seen.xi, abs=2e-6)
+
+    @pytest.mark.parametrize(("logit", "wrong"), [(18.0, False), (-18.0, True)])
+    def test_keeps_digits_and_slope_where_a_has_nearly_arrived(
+        self, logit: float, wrong: bool
+    ) -> None:
+        logits = torch.tensor([[30.0, 0.0]])
+        aux = torch.tensor([[logit]], requires_grad=True)
+        value = Xi()(Output(logits, logits[:, :0], aux), torch.tensor([int(wrong)]))
+        (slope,) = torch.autograd.grad(value.sum(), aux)
+        value = value.detach()
+        assert float(value) == pytest.approx(2 / (1 + math.exp(18)), rel=1e-4)
+        assert float(slope) == pytest.approx((1 if wrong else -1) * float(value), rel=1e-4)
+
+    def test_a_right_answer_gives_no_slope_to_the_logits(self) -> None:
+        logits = torch.tensor([[2.0, 0.0, 1.0]], requires_grad=True)
+        out = Output(logits, logits[:, :0], torch.zeros(1, 1))
+        (slope,) = torch.autograd.grad(Xi()(out, torch.tensor([0])).sum(), logits)
+        assert not slope.any(), "A* is 1 and flat while the answer is right"
+
+    def test_the_attack_raises_it(self, tiny_net: RejectingNet, test_images: Images) -> None:
+        x, y = test_images.batch(slice(0, 60))
+        goal, attack = Xi(), PGD(Linf(0.15), steps=10, goal=Xi())
+        before, after = (goal(tiny_net(images), y) for images in (x, attack(tiny_net, x, y)))
+        assert after.mean() > before.mean() + 0.1
+        assert (after >= before - 1e-3).float().mean() > 0.9
+
+    def test_a_net_without_a_head_is_refused(
+        self, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    ) -> None:
+        with pytest.raises(BadInput, match="needs a net with an auxiliary head"):
+            PGD(Linf(0.1), goal=Xi())(tiny_net.classifier().eval(), *batch)
+
+    def test_the_named_attack_takes_the_temperature_of_the_head(self) -> None:
+        named = NAMED_ATTACKS["xi"](recipe("digits-pgdat-rr", ["head.tau=0.5"]))
+        assert isinstance(named, PGD)
+        assert (named.steps, named.keep, named.goal) == (50, "largest", Xi(0.5))
+        assert NAMED_ATTACKS["xi"](RECIPES["digits-pgdat"]).goal == Xi()  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def slim_report() -> TheoryReport:
+    return theory_of(Run(SLIM))
+
+
+class TestRecords:
+    @pytest.mark.parametrize("folder", KEPT, ids=lambda path: path.name)
+    def test_no_image_of_any_kept_record_violates_a_statement(self, folder: Path) -> None:
+        for record in Run(folder).records():
+            for tau in (0.0, 0.25, 1.0, 2.0):
+                seen = seen_at(record, tau)
+                for name, claim in (
+                    ("Lemma 1", theory.lemma1(seen)),
+                    ("Theorem 1", theory.theorem1(seen)),
+                    ("Theorem 1 at 1/2", theory.theorem1(seen, 0.5)),
+                    ("Theorem 1 behind 0.8", theory.theorem1_behind(seen, 0.8)),
+                    ("the oracle", theory.oracle(seen)),
+                ):
+                    where = f"{name} fails on {record.label} of {folder.name}: a bug"
+                    assert not claim.violated.any(), where
+                    assert claim.premise.sum() >= 100, f"{name} is hardly tried"
+
+    def test_the_report_agrees_with_the_record(self, slim_report: TheoryReport) -> None:
+        clean, attacked = slim_report.records[:2]
+        assert (clean.attack, attacked.attack, clean.n) == ("clean", "pgd-10", 10_000)
+        record = Run(SLIM).records()[1]
+        at_zero, *_, at_one, _ = attacked.at_tau
+        assert (at_zero.tau, at_one.tau) == (0, 1)
+        assert at_zero.randomised == at_zero.sampled == record.correct.mean()
+        seen = seen_at(record, 1.0)
+        assert at_one.inside.value == (seen.con * (2 - 2 * abs(seen.a - seen.a_star)) > 1).mean()
+        assert at_one.without_head.value == attacked.oracle.coverage.value
+        assert attacked.oracle.accuracy.value == 1
+        assert attacked.xi.small.value == (seen.xi <= 0.1).mean()
+        assert all(t.calibrated >= t.t for t in attacked.calibration)
+        for at in attacked.at_tau:
+            assert abs(at.sampled - at.randomised) <= 6 * at.sampling_error
+
+    def test_shares_are_consistent(self, slim_report: TheoryReport) -> None:
+        for record in slim_report.records:
+            for at in record.at_gamma:
+                assert at.inside.value == pytest.approx(at.past.value * at.inside_of_past.value)
+                assert at.right_of_accepted.value >= at.inside_of_past.value - 1e-12
+            for fixed in record.at_xi:
+                assert fixed.inside.value <= min(fixed.confident.value, fixed.accurate.value)
+        assert slim_report.violations == 0
+
+
+@pytest.fixture
+def run_here(tiny_run: Run, in_empty_folder: Path) -> Path:
+    return Path(shutil.copytree(tiny_run.path, in_empty_folder / "runs" / "tiny"))
+
+
+class TestCommand:
+    def test_a_run_without_weights_or_data(self, command: Command) -> None:
+        code, out, err = command("theory", str(SLIM), "--gamma", "0.8", "-o", "theory.svg")
+        assert code == 0, err
+        for words in ("Lemma 1", "0 / ", "same of 20 bins", "-> 0", "0.8 (0.75)", "T-Con > 1/2",
+                      "A_tau", "0.0474", "about 50%", "pgd-100:restarts=10"):  # fmt: skip
+            assert words in out, words
+        assert "…" not in out, "a figure was cut"
+        sentence = " ".join(out.split())
+        assert "no record of the attack on xi" in sentence
+        assert "demur train @" in sentence
+        assert Path("theory.svg").read_text().startswith("<?xml")
+
+    def test_json_has_everything(self, command: Command) -> None:
+        code, out, _ = command("theory", str(SLIM), "--json", "--rho", "0.4")
+        found = json.loads(out)
+        assert code == 0
+        assert found["violations"] == 0
+        assert found["difficulty"][0] | {"n1": 0} == {
+            "xi": 0.1, "rho": 0.4, "n1": 0, "n2": 20.0, "n_sub": 19,
+        }  # fmt: skip
+        assert [record["n"] for record in found["records"]] == [10_000] * 4
+        assert set(found["records"][0]["at_tau"][0]["inside"]["interval"]) == {"lo", "hi"}
+
+    def test_the_whole_ball(self, command: Command, run_here: Path) -> None:
+        refused(command("theory", "tiny"), "no record yet", "demur attack tiny clean pgd-10")
+        few = ("--n", "60", "--device", "cpu")
+        assert command("attack", "tiny", "clean", "pgd-10", *few)[0] == 0
+        code, out, _ = command("theory", "tiny")
+        assert code == 0
+        assert "demur attack runs/tiny xi" in " ".join(out.split())
+        other = "pgd-10:eps=0.5"
+        assert command("attack", "tiny", "xi:steps=10", other, *few)[0] == 0
+        code, out, _ = command("theory", "tiny")
+        assert code == 0
+        assert "throughout Linf(0.15), n=60" in out
+        found = json.loads(command("theory", "tiny", "--json")[1])
+        (ball,) = found["throughout"]
+        assert ball["records"] == ["clean", "pgd-10", "xi:steps=10"], "eps=0.5 leaves the ball"
+        for low in ball["stays_low"]:
+            assert low["attacked"]["value"] <= low["clean"]["value"]
+        assert ball["stays_low"][0]["attacked"]["value"] < ball["stays_low"][0]["clean"]["value"]
+
+    def test_refusals(self, command: Command, in_empty_folder: Path) -> None:
+        refused(command("theory", "nothing"), "there is no run")
+        refused(command("theory", str(SLIM), "--gamma", "0.5"), "gamma is 0.5", "above 0.5")
+        refused(command("theory", str(SLIM), "--rho", "0"), "rho is 0")
+        Path("plain").mkdir()
+        Path("plain/recipe.txt").write_text(lines(recipe("digits-pgdat")))
+        refused(command("theory", "plain"), "auxiliary head", "train with head=RR()")
+
+    def test_a_violation_ends_with_code_1(
+        self, command: Command, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        claim = theory.Claim(np.array([True]), np.array([False]))
+        monkeypatch.setattr(theory, "lemma1", lambda seen: claim)
+        code, _, err = command("theory", str(SLIM))
+        assert code == 1
+        assert "a bug" in err
+
+
+def test_the_theory_needs_no_torch() -> None:
+    assert "torch" not in (ROOT / "demur" / "theory.py").read_text()
