@@ -13,29 +13,29 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from demur.attacks import CE, PGD, Clean, Evade, Margin, Refused, Slips, Wrong
     from demur.balls import L2, Linf
-    from demur.calibrate import TPR
+    from demur.calibrate import TPR, Coverage, Risk, certify
     from demur.evaluate import Order, Scoring, Source, attacked, bind
     from demur.output import Output
     from demur.recipes import recipe
-    from demur.rejectors import Con, Coupled, Energy, RCon
+    from demur.rejectors import GDA, KD, LID, Con, Coupled, Energy, RCon
     from demur.runs import Run
 
 _HOMES = {
     "attacks": ("CE", "PGD", "Clean", "Evade", "Margin", "Refused", "Slips", "Wrong"),
     "balls": ("L2", "Linf"),
-    "calibrate": ("TPR",),
+    "calibrate": ("TPR", "Coverage", "Risk", "certify"),
     "evaluate": ("Order", "Scoring", "Source", "attacked", "bind"),
     "output": ("Output",),
     "recipes": ("recipe",),
-    "rejectors": ("Con", "Coupled", "Energy", "RCon"),
+    "rejectors": ("GDA", "KD", "LID", "Con", "Coupled", "Energy", "RCon"),
     "runs": ("Run",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "CE", "L2", "PGD", "TPR", "Clean", "Con", "Coupled", "Energy", "Evade", "Linf", "Margin",
-    "Order", "Output", "RCon", "Refused", "Run", "Scoring", "Slips", "Source", "Wrong", "attacked",
-    "bind", "recipe",
+    "CE", "GDA", "KD", "L2", "LID", "PGD", "TPR", "Clean", "Con", "Coupled", "Coverage", "Energy",
+    "Evade", "Linf", "Margin", "Order", "Output", "RCon", "Refused", "Risk", "Run", "Scoring",
+    "Slips", "Source", "Wrong", "attacked", "bind", "certify", "recipe",
 ]  # fmt: skip
 
 

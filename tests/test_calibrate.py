@@ -134,12 +134,7 @@ class TestPath:
             assert counts.wrong[place] == (accepted & ~correct).sum()
             assert counts.kept[place] == (accepted & correct).sum()
 
-    def test_two_scores_take_the_way_of_the_best_area(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(paths, "KNOTS", 4)
-        monkeypatch.setattr(paths, "PARTS", 1)
-
+    def test_two_scores_take_the_way_of_the_best_area(self) -> None:
         def area(way: list[tuple[int, int]]) -> float:
             at = [[rungs[0][i], rungs[1][j]] for i, j in way]
             accepted = [reached(scores, t) for t in at]
@@ -236,7 +231,9 @@ class Population:
 ONE = Population((0.9,), (8,))  # 90% right; a risk of 5% allows to answer 92%
 TWO = Population((0.45, 0.45), (8, 8))  # neither score alone is enough: 84%
 FLAT = Population((0.0505,), (0,))  # a score that says nothing, a risk just above 5%
-TIED_ONE, TIED_TWO = replace(ONE, ties=9), replace(TWO, ties=7)
+# with ties: one step below full coverage the risk is 5.2%, and 86.9% of the right answers are kept
+TIED_ONE = Population((0.64,), (4,), ties=5)
+TIED_TWO = Population((0.32, 0.32), (4, 4), ties=5)
 Sorting = Callable[[Draw], IntArray]
 
 
@@ -276,7 +273,7 @@ def mean_coverage(population: Population, found: list[Certificate | None]) -> fl
 
 class TestGuarantees:
     @pytest.mark.parametrize(
-        ("population", "n"), [(ONE, 4000), (TWO, 4000), (TIED_ONE, 1000), (TIED_TWO, 1000)]
+        ("population", "n"), [(ONE, 4000), (TWO, 4000), (TIED_ONE, 1000), (TIED_TWO, 2000)]
     )
     def test_a_risk_is_kept_and_not_by_refusing(self, population: Population, n: int) -> None:
         found = certificates(population, Risk(0.05), n, 2000)
@@ -287,14 +284,17 @@ class TestGuarantees:
         assert ratio >= (0.9 if n == 4000 else 0.75)
 
     @pytest.mark.parametrize(
-        ("population", "n", "runs"), [(ONE, 1000, 500), (TIED_ONE, 1000, 500), (TWO, 1500, 1000)]
+        ("population", "level", "n", "runs"),
+        [(ONE, 0.95, 1000, 500), (TIED_ONE, 0.873, 1000, 1000), (TWO, 0.95, 1500, 600)],
     )
-    def test_a_tpr_is_kept_and_barely_more(self, population: Population, n: int, runs: int) -> None:
-        found = certificates(population, TPR(0.95), n, runs)
+    def test_a_tpr_is_kept_and_barely_more(
+        self, population: Population, level: float, n: int, runs: int
+    ) -> None:
+        found = certificates(population, TPR(level), n, runs)
         assert None not in found
         assert broken(population, found) <= allowed(runs)
-        kept = [population.truth("tpr", f.thresholds) for f in found if f]
-        assert 0.955 < np.mean(kept) < (0.975 if not population.ties else 1)
+        kept = np.mean([population.truth("tpr", f.thresholds) for f in found if f])
+        assert level < kept < (level + 0.025 if not population.ties else 1)
 
     def test_a_coverage_is_kept(self) -> None:
         found = certificates(TWO, Coverage(0.8), 1000, 500)
@@ -318,8 +318,8 @@ class TestGuarantees:
     def test_a_score_that_says_nothing_cannot_be_tried_until_it_passes(self, columns: int) -> None:
         """Every certificate is false here; without the order of testing many are given."""
         flat = Population(tuple(0.0505 / columns for _ in range(columns)), (0,) * columns)
-        found = certificates(flat, Risk(0.05), 900, 1000)
-        assert broken(flat, found) <= allowed(1000)
+        found = certificates(flat, Risk(0.05), 900, 600)
+        assert broken(flat, found) <= allowed(600)
         rng, careless = np.random.default_rng(0), 0
         for _ in range(200):
             scores, correct = flat.draw(900, rng)

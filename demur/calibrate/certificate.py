@@ -27,7 +27,8 @@ from demur.spec import Spec, show
 
 PROMISED = 0.9  # of the error allowed; the ends of the intervals have the rest
 INTERVALS = 3
-PILOT = 5  # times the root of n for each score, and at most a fifth of the images
+PILOT = 5  # times the root of n for each score: more costs tests, less leaves a poor path
+MOST_PILOT = 5  # one image in five
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,11 @@ class Certificate:
     @property
     def sentence(self) -> str:
         """The promise as it may be repeated."""
+        start = f"{self.promise.claim} with {percent(self.confidence)} confidence"
+        if all(t == ANY_SCORE for t in self.thresholds):
+            return f"{start}, accepting every score"
         at = " and ".join("any" if t == ANY_SCORE else f"{t:.6g}" for t in self.thresholds)
-        sure = percent(self.confidence)
-        return f"{self.promise.claim} with {sure} confidence, accepting scores from {at} up"
+        return f"{start}, accepting scores from {at} up"
 
     def plain(self) -> dict[str, Any]:
         """The certificate as JSON values."""
@@ -135,7 +138,7 @@ def certify(
 
 def _drawn(n: int, scores: int, seed: int) -> BoolArray:
     """Which of n images are the pilot; the number and the seed alone decide."""
-    size = max(1, min(n // 5, math.ceil(PILOT * scores * math.sqrt(n))))
+    size = max(1, min(n // MOST_PILOT, math.ceil(PILOT * scores * math.sqrt(n))))
     pilot = np.zeros(n, dtype=np.bool_)
     pilot[np.random.default_rng(seed).permutation(n)[:size]] = True
     return pilot

@@ -7,6 +7,7 @@ Two scores span a grid. One nested path through it, along which the pilot's righ
 before its wrong ones, leaves a single order to test and no correction for how many pairs there are.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,10 @@ from demur.metrics.checks import IntArray
 ANY_SCORE = -float(np.finfo(np.float32).max)
 
 STEPS = 240  # on the path of one score
-KNOTS, PARTS = 12, 10  # of each of two scores: few knots to choose a path by, finer steps on it
+# Of each of two scores: few knots to choose a path by, lest it follow single images; finer steps
+# on it. A chain for each gate, with the error divided between them, gave less in every simulation:
+# 1 to 4% of the oracle's coverage where both scores count, 18% where the gate alone does.
+KNOTS, PARTS = 12, 10
 TOWARDS_LOOSE = 1.5  # more than 1: closer steps where few are refused, as a TPR of 95% needs
 
 
@@ -77,33 +81,38 @@ def _staircase(
 ) -> list[tuple[int, int]]:
     """The places of the pairs of knots on the best way from strictest to loosest."""
     right, wrong = _table(knots, scores[correct]), _table(knots, scores[~correct])
-    area = [[0.0] * KNOTS for _ in range(KNOTS)]
+    size = len(knots[0])
+    area = {(0, 0): 0}
     looser: dict[tuple[int, int], tuple[int, int]] = {}
-    for i in range(KNOTS):
-        for j in range(KNOTS):
-            ways = [(a, b) for a, b in ((i - 1, j - 1), (i - 1, j), (i, j - 1)) if min(a, b) >= 0]
-            # the area under the wrong answers let in, over the right ones: 1 - AUROC of the path
-            areas = [
-                area[a][b] + (right[a][b] - right[i][j]) * (wrong[a][b] + wrong[i][j])
-                for a, b in ways
-            ]
-            if ways:
-                area[i][j] = min(areas)
-                looser[i, j] = ways[areas.index(area[i][j])]
-    way = [(KNOTS - 1, KNOTS - 1)]
-    while way[-1] in looser:
+    for here, ways in _ways(size):
+        kept, let_in = right[here[0]][here[1]], wrong[here[0]][here[1]]
+        # the area under the wrong answers let in, over the right ones: 1 - AUROC of the path
+        area[here], looser[here] = min(
+            (area[a, b] + (right[a][b] - kept) * (wrong[a][b] + let_in), (a, b)) for a, b in ways
+        )
+    way = [(size - 1, size - 1)]
+    while way[-1] != (0, 0):
         way.append(looser[way[-1]])
     return way
 
 
+@cache
+def _ways(size: int) -> list[tuple[tuple[int, int], list[tuple[int, int]]]]:
+    """Every pair of knots but the loosest with the next looser ones, these always before it."""
+    pairs = [(i, j) for i in range(size) for j in range(size)][1:]
+    steps = [[(i - 1, j - 1), (i - 1, j), (i, j - 1)] for i, j in pairs]
+    inside = [[way for way in ways if min(way) >= 0] for ways in steps]
+    return list(zip(pairs, inside, strict=True))
+
+
 def _table(knots: list[FloatArray], scores: FloatArray) -> list[list[int]]:
     """How many images reach both thresholds, for each pair of knots."""
+    side = len(knots[0]) + 1
     first, second = (
         np.searchsorted(knot, column, side="right")
         for knot, column in zip(knots, scores.T, strict=True)
     )
-    cells = np.bincount(first * (KNOTS + 1) + second, minlength=(KNOTS + 1) ** 2)
-    cells = cells.reshape(KNOTS + 1, KNOTS + 1)[1:, 1:]
+    cells = np.bincount(first * side + second, minlength=side**2).reshape(side, side)[1:, 1:]
     table: list[list[int]] = cells[::-1, ::-1].cumsum(0).cumsum(1)[::-1, ::-1].tolist()
     return table
 

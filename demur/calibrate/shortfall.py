@@ -35,7 +35,7 @@ class Shortfall:
 
     @property
     def needed(self) -> int | None:
-        """About how many images would do if the rate stayed as it is; None: no number would."""
+        """About how many images would do if the rate stayed as it is; None: no sensible number."""
         if self.trials == 0:
             return None
         enough = self.trials
