@@ -29,6 +29,11 @@ class Ball(Spec, ABC):
     def start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
         """A random image in the ball around each x."""
 
+    def corner(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
+        """Every pixel at one end, by a coin, then back into the ball."""
+        u = noise.uniform(seed, index, stream, tuple(x.shape[1:])).to(x)
+        return self.project(x, x + self.eps * self.direction(u - 0.5))
+
     @abstractmethod
     def direction(self, grad: Tensor) -> Tensor:
         """The steepest ascent direction of unit size."""

@@ -10,7 +10,21 @@ from functools import reduce
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from demur.attacks import ATTACKS, CRITERIA, GOALS, PGD, Attack, Clean, Evade, Slips, Xi
+from demur.attacks import (
+    ATTACKS,
+    CRITERIA,
+    GOALS,
+    PGD,
+    Attack,
+    Clean,
+    EachTarget,
+    Evade,
+    FrankWolfe,
+    Relaxed,
+    Slips,
+    Toward,
+    Xi,
+)
 from demur.balls import L2, Linf
 from demur.calibrate import OPERATING_POINTS, TPR
 from demur.data import (
@@ -102,14 +116,38 @@ def _xi(recipe: "Recipe") -> PGD:
     return replace(_linf(recipe.data, 50), goal=Xi(head.tau if isinstance(head, RR) else 1.0))
 
 
+def _gama_pgd(recipe: Recipe) -> PGD:
+    """The authors' constants; broken by any iterate, where theirs looks at the last."""
+    eps = recipe.data.threat.linf
+    return PGD(
+        Linf(eps), steps=100, step=2 * eps, restarts=5, start="signs", goal=Relaxed(),
+        keep="criterion", drops=(60, 85),
+    )  # fmt: skip
+
+
+def _gama_fw(recipe: Recipe) -> FrankWolfe:
+    """The authors' constants; the same departure."""
+    return FrankWolfe(
+        Linf(recipe.data.threat.linf), steps=100, restarts=5, start="signs", goal=Relaxed(),
+        keep="criterion", drops=(60, 85), factor=0.2,
+    )  # fmt: skip
+
+
 NAMED_ATTACKS: dict[str, Callable[[Recipe], Attack]] = {
     "clean": lambda recipe: Clean(),
     "pgd-10": lambda recipe: _linf(recipe.data, 10),
     "pgd-20": lambda recipe: _linf(recipe.data, 20),
     "pgd-100": lambda recipe: _linf(recipe.data, 100),
+    "pgd-500": lambda recipe: _linf(recipe.data, 500),
+    "pgd-1000": lambda recipe: _linf(recipe.data, 1000),
     "pgd-10-l2": lambda recipe: _l2(recipe.data, 10),
     "pgd-100-l2": lambda recipe: _l2(recipe.data, 100),
     "adaptive": _adaptive,
+    "multi-target": lambda recipe: EachTarget(
+        replace(_linf(recipe.data, 100), goal=Toward(), restarts=20)
+    ),
+    "gama-pgd": _gama_pgd,
+    "gama-fw": _gama_fw,
     "xi": _xi,
 }
 

@@ -14,18 +14,27 @@ from demur.attacks import (
     ATTACKS,
     CE,
     CRITERIA,
+    DLR,
     GOALS,
     PGD,
     Attack,
     Clean,
+    EachTarget,
     Evade,
     Goal,
     Margin,
+    Raise,
     Refused,
+    Relaxed,
+    RRLoss,
     Scaled,
     Slips,
     Sum,
+    Toward,
+    TowardCon,
+    TowardDLR,
     Wrong,
+    WrongCon,
     Xi,
 )  # fmt: skip
 from demur.balls import L2, Ball, Linf
@@ -49,14 +58,29 @@ EXAMPLES: dict[str, Attack] = {
     "survivors": PGD(Linf(0.1), steps=4, restarts=3, keep="criterion", goal=Margin()),
     "from-clean": PGD(Linf(0.1), steps=4, start="clean"),
     "sum": PGD(Linf(0.1), steps=4, goal=CE() + 0.5 * Evade(Coupled(), eta=2.0, fool=Margin())),
+    "relaxed sum": PGD(L2(0.5), steps=4, start="signs", goal=CE() + 0.1 * Relaxed(), restarts=2),
+    "targets": EachTarget(
+        PGD(Linf(0.1), steps=3, goal=Evade(RCon(), fool=TowardCon()) + TowardDLR()), targets=3,
+        keep="criterion", criterion=Slips(Con(), 0.5),
+    ),
+    "dlr": PGD(Linf(0.1), steps=4, goal=DLR() + WrongCon() + Raise(Con()) + RRLoss()),
 }  # fmt: skip
 GOAL_EXAMPLES: list[Goal] = [
-    CE(), Margin(), Evade(Energy()), Xi(), Sum((CE(), Margin())), Scaled(-2.0, CE()),
+    CE(), Margin(), Evade(Energy()), Xi(), Sum((CE(), Margin())), Scaled(-2.0, CE()), DLR(),
+    WrongCon(), Toward(), TowardDLR(), TowardCon(), Raise(RCon()), RRLoss(), Relaxed(),
 ]  # fmt: skip
-SHORT = {
-    name: replace(a, steps=min(a.steps, 10)) if isinstance(a, PGD) else a
-    for name, a in EXAMPLES.items()
-}
+
+
+def short(attack: Attack) -> Attack:
+    """The same attack with few steps and restarts."""
+    if isinstance(attack, PGD):
+        return replace(attack, steps=min(attack.steps, 10), restarts=min(attack.restarts, 3))
+    if isinstance(attack, EachTarget):
+        return replace(attack, attack=short(attack.attack), targets=3)
+    return attack
+
+
+SHORT = {name: short(attack) for name, attack in EXAMPLES.items()}
 
 
 def test_every_attack_goal_and_criterion_has_an_example() -> None:
@@ -75,7 +99,7 @@ class TestContract:
         assert x_adv.shape == x.shape
         assert x_adv.min() >= 0
         assert x_adv.max() <= 1
-        ball = getattr(attack, "ball", Linf(0))
+        ball = getattr(getattr(attack, "attack", attack), "ball", Linf(0))
         assert ball.size(x_adv - x).max() <= ball.eps * (1 + 1e-6) + 1e-7
 
     def test_is_repeatable_and_leaves_everything_untouched(
@@ -113,7 +137,7 @@ class TestContract:
     ) -> None:
         x, y = batch
         foreign = tiny_net.classifier().eval()
-        if name in ("adaptive", "sum", "xi"):
+        if name in ("adaptive", "sum", "xi", "targets", "dlr"):
             with pytest.raises(BadInput, match="auxiliary head"):
                 SHORT[name](foreign, x, y)
             return

@@ -7,7 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from demur.attacks import CE, PGD, Evade, Margin, Refused, Scaled, Slips, Sum
+from demur.attacks import (
+    CE,
+    DLR,
+    PGD,
+    Evade,
+    Margin,
+    Raise,
+    Refused,
+    RRLoss,
+    Scaled,
+    Slips,
+    Sum,
+    TowardCon,
+    TowardDLR,
+    WrongCon,
+)
 from demur.balls import L2, Linf
 from demur.calibrate import TPR, Coverage, Risk
 from demur.data import CIFAR10, CIFAR100, CropFlip
@@ -39,6 +54,7 @@ NAMED: dict[str, Spec] = {
     },
     "coverage": Refused(Coupled(), Coverage(0.9)),
     "risk": Slips(RCon(), Risk(0.05)),
+    "dlr sum": DLR() + WrongCon() + TowardDLR() + TowardCon() + Raise(RCon()) + RRLoss(),
 }
 
 
@@ -231,9 +247,14 @@ GOLDEN: dict[str, str] = {
     "pgd-10": "fad07944",
     "pgd-20": "c6def910",
     "pgd-100": "0d282e50",
+    "pgd-500": "678b5dd4",
+    "pgd-1000": "dd396320",
     "pgd-10-l2": "859caa11",
     "pgd-100-l2": "7dea4c66",
     "adaptive": "c7f2f0e6",
+    "multi-target": "ce09abaa",
+    "gama-pgd": "a46d1db6",
+    "gama-fw": "4e5dbd1f",
     "xi": "a629ce37",
     "adaptive on a plain net": "e60a6d20",
     "slips": "fb97ce09",
@@ -263,4 +284,5 @@ GOLDEN: dict[str, str] = {
     "ViM": "69ac00f3",
     "coverage": "56af9254",
     "risk": "344e5d56",
+    "dlr sum": "ba22a960",
 }

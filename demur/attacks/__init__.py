@@ -2,14 +2,32 @@
 
 from demur.attacks.attack import Attack, Clean
 from demur.attacks.criteria import Criterion, Refused, Slips, Wrong
-from demur.attacks.goals import CE, Evade, Goal, Margin, Scaled, Sum, Xi
-from demur.attacks.pgd import PGD
+from demur.attacks.goals import (
+    CE,
+    DLR,
+    GOALS,
+    Evade,
+    Goal,
+    Margin,
+    Raise,
+    Relaxed,
+    RRLoss,
+    Scaled,
+    Sum,
+    Toward,
+    TowardCon,
+    TowardDLR,
+    WrongCon,
+    Xi,
+)
+from demur.attacks.pgd import PGD, FrankWolfe
+from demur.attacks.targets import EachTarget
 
-ATTACKS: tuple[type[Attack], ...] = (Clean, PGD)
-GOALS: tuple[type[Goal], ...] = (CE, Margin, Evade, Xi, Sum, Scaled)
+ATTACKS: tuple[type[Attack], ...] = (Clean, PGD, FrankWolfe, EachTarget)
 CRITERIA: tuple[type[Criterion], ...] = (Wrong, Slips, Refused)
 
 __all__ = [
-    "ATTACKS", "CE", "CRITERIA", "GOALS", "PGD", "Attack", "Clean", "Criterion", "Evade", "Goal",
-    "Margin", "Refused", "Scaled", "Slips", "Sum", "Wrong", "Xi",
+    "ATTACKS", "CE", "CRITERIA", "DLR", "GOALS", "PGD", "Attack", "Clean", "Criterion",
+    "EachTarget", "Evade", "FrankWolfe", "Goal", "Margin", "RRLoss", "Raise", "Refused", "Relaxed",
+    "Scaled", "Slips", "Sum", "Toward", "TowardCon", "TowardDLR", "Wrong", "WrongCon", "Xi",
 ]  # fmt: skip

@@ -38,9 +38,18 @@ class Attack(Spec, ABC):
 
     @abstractmethod
     def perturbed(
-        self, model: Model, x: Tensor, y: Tensor, index: Tensor, stream: Stream = 0
+        self,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        index: Tensor,
+        stream: Stream = 0,
+        target: Tensor | None = None,
     ) -> Tensor:
-        """Attacked images; `stream` gives each training step its own noise."""
+        """Attacked images; `stream` gives each training step its own noise.
+
+        `target` is a wrong class for each image, for goals that ask for one.
+        """
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,13 @@ class Clean(Attack):
     """No attack: the images as they are."""
 
     def perturbed(
-        self, model: Model, x: Tensor, y: Tensor, index: Tensor, stream: Stream = 0
+        self,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        index: Tensor,
+        stream: Stream = 0,
+        target: Tensor | None = None,
     ) -> Tensor:
         """The images themselves."""
         return x

@@ -7,7 +7,7 @@
 Without `step` it is a quarter of eps, as the paper's 2/255 is of 8/255.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -16,12 +16,29 @@ from torch import Tensor
 from demur import noise
 from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
-from demur.attacks.goals import CE, Goal
+from demur.attacks.goals import CE, Goal, Kept, Moment
 from demur.balls import Ball
-from demur.declared import Count, Natural, Positive
+from demur.declared import Count, Natural, Positive, Share
 from demur.gradient import Model, gradient, slope, value_at
 from demur.noise import Stream
 from demur.output import output_of
+from demur.spec import later
+
+
+@dataclass(frozen=True)
+class Victims:
+    """Images under attack."""
+
+    model: Model
+    x: Tensor
+    y: Tensor
+    index: Tensor
+    target: Tensor | None
+
+    def at(self, chosen: Tensor) -> "Victims":
+        """The chosen ones."""
+        target = None if self.target is None else self.target[chosen]
+        return Victims(self.model, self.x[chosen], self.y[chosen], self.index[chosen], target)
 
 
 @dataclass(frozen=True)
@@ -37,59 +54,84 @@ class PGD(Attack):
     steps: Count = 10
     step: Positive | None = None
     restarts: Count = 1
-    start: Literal["random", "clean"] = "random"
+    start: Literal["random", "clean", "signs"] = "random"
     goal: Goal = CE()
     keep: Literal["largest", "criterion"] = "largest"
     criterion: Criterion = Wrong()
     seed: Natural = 0
+    drops: tuple[Count, ...] = field(default=(), metadata=later(neutral=()))  # of the step length
+    factor: Share = field(default=0.1, metadata=later(neutral=0.1))
 
     def perturbed(
-        self, model: Model, x: Tensor, y: Tensor, index: Tensor, stream: Stream = 0
+        self,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        index: Tensor,
+        stream: Stream = 0,
+        target: Tensor | None = None,
     ) -> Tensor:
         """Attacked images, kept by the largest goal or by the criterion."""
+        victims = Victims(model, x, y, index, target)
         if self.keep == "largest":
-            return self._largest(model, x, y, index, stream)
-        return self._breaking(model, x, y, index, stream)
+            return self._largest(victims, stream)
+        return self._breaking(victims, stream)
 
-    def _largest(self, model: Model, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
-        best, best_value = x, torch.full(y.shape, -torch.inf, device=x.device, dtype=x.dtype)
+    def _largest(self, on: Victims, stream: Stream) -> Tensor:
+        best, best_value = on.x, torch.full_like(on.y, -torch.inf, dtype=on.x.dtype)
         for restart in range(self.restarts):
-            x_adv = self._start(x, index, noise.derived(stream, restart))
-            for _ in range(self.steps):
-                x_adv = self._ascended(x, x_adv, slope(model, self.goal, x_adv, y))
+            x_adv, kept = self._begun(on, noise.derived(stream, restart))
+            for step in range(self.steps):
+                given = self.goal.given(kept, step, self.steps)
+                grad = slope(on.model, self.goal, x_adv, on.y, *given)
+                x_adv = self.moved(on.x, x_adv, grad, step)
             if self.restarts == 1:
                 return x_adv  # reference code: looks at the loss once more, to no effect
-            value, _ = value_at(model, self.goal, x_adv, y)
+            given = self.goal.given(kept, self.steps, self.steps)
+            value, _ = value_at(on.model, self.goal, x_adv, on.y, *given)
             better = value >= best_value
-            best = torch.where(_per_image(better, x), x_adv, best)
+            best = torch.where(_per_image(better, on.x), x_adv, best)
             best_value = torch.where(better, value, best_value)
         return best
 
-    def _breaking(
-        self, model: Model, x: Tensor, y: Tensor, index: Tensor, stream: Stream
-    ) -> Tensor:
-        best = x.clone()
-        best_value, out = value_at(model, self.goal, x, y)
-        whole = ~self.criterion(out, y)  # an image that is broken as it stands needs no attack
+    def _breaking(self, everyone: Victims, stream: Stream) -> Tensor:
+        model, best = everyone.model, everyone.x.clone()
+        best_value, whole = self._unattacked(everyone)
         for restart in range(self.restarts):
             alive = whole.nonzero()[:, 0]
-            x_adv = self._start(x[alive], index[alive], noise.derived(stream, restart))
+            on = everyone.at(alive)
+            x_adv, kept = self._begun(on, noise.derived(stream, restart))
             for step in range(self.steps + 1):
                 if len(alive) == 0:
                     return best
+                given = self.goal.given(kept, step, self.steps)
                 if step < self.steps:
-                    grad, value, out = gradient(model, self.goal, x_adv, y[alive])
+                    grad, value, out = gradient(model, self.goal, x_adv, on.y, *given)
                 else:
-                    value, out = value_at(model, self.goal, x_adv, y[alive])
-                broken = self._confirmed(model, x_adv, y[alive], self.criterion(out, y[alive]))
+                    value, out = value_at(model, self.goal, x_adv, on.y, *given)
+                broken = self._confirmed(model, x_adv, on.y, self.criterion(out, on.y))
                 better = broken | (value > best_value[alive])
                 best[alive[better]] = x_adv[better]
                 best_value[alive[better]] = value[better]
                 whole[alive[broken]] = False
-                alive, x_adv = alive[~broken], x_adv[~broken]
+                left = ~broken
+                alive, x_adv, on = alive[left], x_adv[left], on.at(left)
+                kept = tuple(part[left] for part in kept)
                 if step < self.steps:
-                    x_adv = self._ascended(x[alive], x_adv, grad[~broken])
+                    x_adv = self.moved(on.x, x_adv, grad[left], step)
         return best
+
+    def _unattacked(self, on: Victims) -> tuple[Tensor, Tensor]:
+        """The goal's value on the images themselves, and which need an attack to be broken."""
+        kept = self.goal.begin(Moment(on.model, on.x, on.x, on.y, on.target))
+        given = self.goal.given(kept, self.steps, self.steps)
+        value, out = value_at(on.model, self.goal, on.x, on.y, *given)
+        return value, ~self.criterion(out, on.y)
+
+    def _begun(self, on: Victims, stream: Stream) -> tuple[Tensor, Kept]:
+        """Where a restart begins, and what the goal remembers of it."""
+        x_start = self._start(on.x, on.index, stream)
+        return x_start, self.goal.begin(Moment(on.model, on.x, x_start, on.y, on.target))
 
     def _confirmed(self, model: Model, x_adv: Tensor, y: Tensor, broken: Tensor) -> Tensor:
         """What is broken; a gradient in rough arithmetic is not taken at its word."""
@@ -103,11 +145,31 @@ class PGD(Attack):
     def _start(self, x: Tensor, index: Tensor, stream: Stream) -> Tensor:
         if self.start == "clean":
             return x
+        if self.start == "signs":
+            return self.ball.corner(x, self.seed, index, stream)
         return self.ball.start(x, self.seed, index, stream)
 
-    def _ascended(self, x: Tensor, x_adv: Tensor, grad: Tensor) -> Tensor:
+    def moved(self, x: Tensor, x_adv: Tensor, grad: Tensor, step: int) -> Tensor:
+        """The next iterate."""
         length = self.ball.eps / 4 if self.step is None else self.step
-        return self.ball.step(x, x_adv, grad, length)
+        return self.ball.step(x, x_adv, grad, length * self._dropped(step))
+
+    def _dropped(self, step: int) -> float:
+        """What is left of the step length."""
+        return float(self.factor ** sum(step >= drop for drop in self.drops))
+
+
+@dataclass(frozen=True)
+class FrankWolfe(PGD):
+    """PGD whose step goes a share of the way to the best corner of the ball; `step` is not used."""
+
+    mix: Share = 0.5
+
+    def moved(self, x: Tensor, x_adv: Tensor, grad: Tensor, step: int) -> Tensor:
+        """The next iterate."""
+        share = self.mix * self._dropped(step)
+        corner = self.ball.eps * self.ball.direction(grad)
+        return self.ball.project(x, x + (1 - share) * (x_adv - x) + share * corner)
 
 
 def _per_image(mask: Tensor, x: Tensor) -> Tensor:

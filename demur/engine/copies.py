@@ -22,7 +22,7 @@ from demur.precision import Precision, lowered, products_dtype
 P = ParamSpec("P")
 R = TypeVar("R")
 Compiler = Literal["inductor", "aot_eager", "none"]
-Look = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Output]]
+Look = Callable[..., tuple[Tensor, Tensor, Output]]  # of images, labels, what a goal is given
 
 
 class Copy(ABC):
@@ -51,8 +51,8 @@ class Copy(ABC):
     def look(self, goal: GoalFunction, compiler: Compiler, bare: bool = False) -> Look:
         """One look at images: the goal's sum, its values, and the output, or bare logits."""
 
-        def looked(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Output]:
-            return judged(goal, self.answer(x), y, bare)
+        def looked(x: Tensor, y: Tensor, *given: Tensor) -> tuple[Tensor, Tensor, Output]:
+            return judged(goal(out := self.answer(x), y, *given), out, bare)
 
         return compiled(looked, compiler)
 
@@ -72,9 +72,8 @@ class Moving(Copy):
         torch._foreach_copy_([twin for twin, _ in self.pairs], [own for _, own in self.pairs])
 
 
-def judged(goal: GoalFunction, out: Output, y: Tensor, bare: bool) -> tuple[Tensor, Tensor, Output]:
+def judged(value: Tensor, out: Output, bare: bool) -> tuple[Tensor, Tensor, Output]:
     """What a look returns; only the sum has a history. A bare one costs no auxiliary output."""
-    value = goal(out, y)
     shown = out._replace(feature=out.feature[:, :0], aux=out.aux[:, :0]) if bare else out
     return value.sum(), value.detach(), shown.detached()
 

@@ -63,55 +63,62 @@ class Crafter(nn.Module):
             out: Output = self._source[0](x)
         return out
 
-    def gradient(self, goal: GoalFunction, x: Tensor, y: Tensor) -> Gradient:
+    def gradient(self, goal: GoalFunction, x: Tensor, y: Tensor, *given: Tensor) -> Gradient:
         """The goal's gradient with respect to each image."""
-        return self._sized(goal, False, x, y)
+        return self._sized(goal, False, x, y, *given)
 
-    def slope(self, goal: GoalFunction, x: Tensor, y: Tensor) -> Tensor:
+    def slope(self, goal: GoalFunction, x: Tensor, y: Tensor, *given: Tensor) -> Tensor:
         """The goal's gradient alone."""
-        return self._sized(goal, True, x, y).grad
+        return self._sized(goal, True, x, y, *given).grad
 
-    def _sized(self, goal: GoalFunction, bare: bool, x: Tensor, y: Tensor) -> Gradient:
+    def _sized(
+        self, goal: GoalFunction, bare: bool, x: Tensor, y: Tensor, *given: Tensor
+    ) -> Gradient:
         """The gradient, taken in a batch of a compiled size."""
         if self.fixed is None:
-            return self._gradient(goal, bare, x, y)
+            return self._gradient(goal, bare, x, y, *given)
         count, room = len(x), self._bucket(len(x))
-        grad, value, out = self._taken(goal, bare, filled_up(x, room), filled_up(y, room))
+        whole = (filled_up(part, room) for part in (x, y, *given))
+        grad, value, out = self._taken(goal, bare, *whole)
         return Gradient(  # copies, since the next replay writes over what this one made
             grad[:count].clone(), value[:count].clone(),
             Output(*(part[:count].clone() for part in out)),
         )  # fmt: skip
 
-    def _taken(self, goal: GoalFunction, bare: bool, x: Tensor, y: Tensor) -> Gradient:
+    def _taken(
+        self, goal: GoalFunction, bare: bool, x: Tensor, y: Tensor, *given: Tensor
+    ) -> Gradient:
         """The gradient by a recording if there can be one, else as it comes."""
         if goal in self._unrecorded or not x.is_cuda:
-            return self._gradient(goal, bare, x, y)
+            return self._gradient(goal, bare, x, y, *given)
         try:
-            return self._recording(goal, bare, x, y)(x, y)
+            return self._recording(goal, bare, x, y, *given)(x, y, *given)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # of the compiler or the recorder
             self._unrecorded.add(goal)
             self._looks.clear()
             self.say(f"this goal cannot be compiled and is attacked slowly: {first_line(error)}")
-            return self._gradient(goal, bare, x, y)
+            return self._gradient(goal, bare, x, y, *given)
 
-    def _gradient(self, goal: GoalFunction, bare: bool, x: Tensor, y: Tensor) -> Gradient:
+    def _gradient(
+        self, goal: GoalFunction, bare: bool, x: Tensor, y: Tensor, *given: Tensor
+    ) -> Gradient:
         x = x.detach().requires_grad_()
         with torch.enable_grad():
-            total, value, out = self._look(goal, bare)(x, y)
+            total, value, out = self._look(goal, bare)(x, y, *given)
             with unlowered(x.device):
                 (grad,) = torch.autograd.grad(total, x)
         return Gradient(grad, value, out)
 
     def _recording(
-        self, goal: GoalFunction, bare: bool, x: Tensor, y: Tensor
+        self, goal: GoalFunction, bare: bool, x: Tensor, *more: Tensor
     ) -> Recording[Gradient]:
         """The gradient of a goal for one batch size, recorded when first asked for."""
         assert not self.training, "trying it out would move running statistics"
         key = (goal, bare, len(x))
         if key not in self._recordings:
-            self._recordings[key] = Recording(partial(self._gradient, goal, bare), x, y)
+            self._recordings[key] = Recording(partial(self._gradient, goal, bare), x, *more)
         return self._recordings[key]
 
     def _bucket(self, count: int) -> int:

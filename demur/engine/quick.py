@@ -109,16 +109,16 @@ class Quick(Copy):
         """One look at images: the goal's sum, its values, and the output, or bare logits."""
         opened = compiled(self.ends.opened, compiler)
 
-        def closed(maps: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Output]:
-            return judged(goal, self.ends.closed(maps), y, bare)
+        def closed(maps: Tensor, y: Tensor, *given: Tensor) -> tuple[Tensor, Tensor, Output]:
+            return judged(goal(out := self.ends.closed(maps), y, *given), out, bare)
 
         ended = compiled(closed, compiler)
 
-        def looked(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Output]:
+        def looked(x: Tensor, y: Tensor, *given: Tensor) -> tuple[Tensor, Tensor, Output]:
             with lowered(self.precision, x.device):
                 maps = self.middle(opened(x))
             with unlowered(x.device):  # outside what is compiled, so that its backward is too
-                return ended(maps, y)
+                return ended(maps, y, *given)
 
         return looked
 

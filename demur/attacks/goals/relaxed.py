@@ -1,0 +1,43 @@
+"""GAMA's goal: a margin of probabilities that is first relaxed away from the start.
+
+Sriramanan et al. 2020: the squared distance to the probabilities at the noisy start, whose weight
+falls to nothing over the first steps, gives a gradient where the margin alone has none.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from demur.attacks.goals.goal import Goal, Kept, Moment
+from demur.attacks.goals.untargeted import at, best_wrong
+from demur.declared import Count, NonNegative
+from demur.output import Output, log_probabilities
+
+
+@dataclass(frozen=True)
+class Relaxed(Goal):
+    """The best wrong probability minus the true one, plus a fading distance to the start's."""
+
+    weight: NonNegative = 50.0
+    fade: Count = 25  # steps until nothing is left of it
+
+    @property
+    def arity(self) -> int:
+        """The probabilities at the start, and the weight of the step."""
+        return 2
+
+    def begin(self, moment: Moment) -> Kept:
+        """The probabilities at the noisy start, and room for the weight."""
+        start = log_probabilities(moment.seen(moment.x_start)).exp()
+        return start, start.new_zeros(len(start))
+
+    def given(self, kept: Kept, step: int, steps: int) -> Kept:
+        """The probabilities at the start and how much their distance counts now."""
+        start, room = kept
+        return start, room + self.weight * max(0.0, 1 - step / self.fade)
+
+    def __call__(self, out: Output, y: Tensor, *given: Tensor) -> Tensor:
+        """The margin plus the weighted distance."""
+        start, weight = given
+        now = log_probabilities(out).exp()
+        return best_wrong(now, y) - at(now, y) + weight * ((start - now) ** 2).sum(-1)
