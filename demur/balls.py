@@ -29,6 +29,12 @@ class Ball(Spec, ABC):
     def start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
         """A random image in the ball around each x."""
 
+    def scaled_start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
+        """A random change stretched until it touches the ball's border."""
+        u = noise.normal(seed, index, stream, tuple(x.shape[1:])).to(x)
+        size = self.size(u).view(-1, *([1] * (x.ndim - 1)))
+        return self.project(x, x + self.eps * u / size.clamp_min(1e-12))
+
     def corner(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
         """Every pixel at one end, by a coin, then back into the ball."""
         u = noise.uniform(seed, index, stream, tuple(x.shape[1:])).to(x)
@@ -60,6 +66,12 @@ class Linf(Ball):
         """Uniform in the ball."""
         u = noise.uniform(seed, index, stream, tuple(x.shape[1:])).to(x)
         return self.project(x, x + self.eps * (2 * u - 1))
+
+    def scaled_start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
+        """Uniform in the cube, then stretched until one pixel reaches the border."""
+        u = 2 * noise.uniform(seed, index, stream, tuple(x.shape[1:])).to(x) - 1
+        size = self.size(u).view(-1, *([1] * (x.ndim - 1)))
+        return self.project(x, x + self.eps * u / size.clamp_min(1e-12))
 
     def direction(self, grad: Tensor) -> Tensor:
         """The gradient's sign."""

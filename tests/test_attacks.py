@@ -11,6 +11,7 @@ from torch import Tensor
 
 from demur import noise
 from demur.attacks import (
+    APGD,
     ATTACKS,
     CE,
     CRITERIA,
@@ -63,6 +64,8 @@ EXAMPLES: dict[str, Attack] = {
         PGD(Linf(0.1), steps=3, goal=Evade(RCon(), fool=TowardCon()) + TowardDLR()), targets=3,
         keep="criterion", criterion=Slips(Con(), 0.5),
     ),
+    "apgd": APGD(Linf(0.1), steps=12, goal=DLR(), restarts=2),
+    "apgd-l2": APGD(L2(0.5), steps=12, keep="largest", goal=Margin(), looks=2),
     "dlr": PGD(Linf(0.1), steps=4, goal=DLR() + WrongCon() + Raise(Con()) + RRLoss()),
 }  # fmt: skip
 GOAL_EXAMPLES: list[Goal] = [

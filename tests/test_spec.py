@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from demur.attacks import (
+    APGD,
     CE,
     DLR,
     PGD,
@@ -54,6 +55,7 @@ NAMED: dict[str, Spec] = {
     },
     "coverage": Refused(Coupled(), Coverage(0.9)),
     "risk": Slips(RCon(), Risk(0.05)),
+    "apgd": APGD(Linf(8 / 255), goal=DLR()),
     "dlr sum": DLR() + WrongCon() + TowardDLR() + TowardCon() + Raise(RCon()) + RRLoss(),
 }
 
@@ -284,5 +286,6 @@ GOLDEN: dict[str, str] = {
     "ViM": "69ac00f3",
     "coverage": "56af9254",
     "risk": "344e5d56",
+    "apgd": "dab7bbaa",
     "dlr sum": "ba22a960",
 }

@@ -17,28 +17,12 @@ from demur import noise
 from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
 from demur.attacks.goals import CE, Goal, Kept, Moment
+from demur.attacks.victims import Victims, confirmed, per_image
 from demur.balls import Ball
 from demur.declared import Count, Natural, Positive, Share
 from demur.gradient import Model, gradient, slope, value_at
 from demur.noise import Stream
-from demur.output import output_of
 from demur.spec import later
-
-
-@dataclass(frozen=True)
-class Victims:
-    """Images under attack."""
-
-    model: Model
-    x: Tensor
-    y: Tensor
-    index: Tensor
-    target: Tensor | None
-
-    def at(self, chosen: Tensor) -> "Victims":
-        """The chosen ones."""
-        target = None if self.target is None else self.target[chosen]
-        return Victims(self.model, self.x[chosen], self.y[chosen], self.index[chosen], target)
 
 
 @dataclass(frozen=True)
@@ -90,7 +74,7 @@ class PGD(Attack):
             given = self.goal.given(kept, self.steps, self.steps)
             value, _ = value_at(on.model, self.goal, x_adv, on.y, *given)
             better = value >= best_value
-            best = torch.where(_per_image(better, on.x), x_adv, best)
+            best = torch.where(per_image(better, on.x), x_adv, best)
             best_value = torch.where(better, value, best_value)
         return best
 
@@ -109,7 +93,7 @@ class PGD(Attack):
                     grad, value, out = gradient(model, self.goal, x_adv, on.y, *given)
                 else:
                     value, out = value_at(model, self.goal, x_adv, on.y, *given)
-                broken = self._confirmed(model, x_adv, on.y, self.criterion(out, on.y))
+                broken = confirmed(self.criterion, model, x_adv, on.y, self.criterion(out, on.y))
                 better = broken | (value > best_value[alive])
                 best[alive[better]] = x_adv[better]
                 best_value[alive[better]] = value[better]
@@ -132,15 +116,6 @@ class PGD(Attack):
         """Where a restart begins, and what the goal remembers of it."""
         x_start = self._start(on.x, on.index, stream)
         return x_start, self.goal.begin(Moment(on.model, on.x, x_start, on.y, on.target))
-
-    def _confirmed(self, model: Model, x_adv: Tensor, y: Tensor, broken: Tensor) -> Tensor:
-        """What is broken; a gradient in rough arithmetic is not taken at its word."""
-        if getattr(model, "exact", True) or not broken.any():
-            return broken
-        claimed = broken.nonzero()[:, 0]
-        with torch.no_grad():
-            found = self.criterion(output_of(model(x_adv[claimed])), y[claimed])
-        return broken.index_put((claimed,), found)
 
     def _start(self, x: Tensor, index: Tensor, stream: Stream) -> Tensor:
         if self.start == "clean":
@@ -170,7 +145,3 @@ class FrankWolfe(PGD):
         share = self.mix * self._dropped(step)
         corner = self.ball.eps * self.ball.direction(grad)
         return self.ball.project(x, x + (1 - share) * (x_adv - x) + share * corner)
-
-
-def _per_image(mask: Tensor, x: Tensor) -> Tensor:
-    return mask.view(-1, *([1] * (x.ndim - 1)))

@@ -1,0 +1,43 @@
+"""Images under attack, and what attacks ask of them again and again."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from demur.attacks.criteria import Criterion
+from demur.gradient import Model
+from demur.output import output_of
+
+
+@dataclass(frozen=True)
+class Victims:
+    """Images under attack with all that is known of each."""
+
+    model: Model
+    x: Tensor
+    y: Tensor
+    index: Tensor
+    target: Tensor | None
+
+    def at(self, chosen: Tensor) -> "Victims":
+        """The chosen ones."""
+        target = None if self.target is None else self.target[chosen]
+        return Victims(self.model, self.x[chosen], self.y[chosen], self.index[chosen], target)
+
+
+def confirmed(
+    criterion: Criterion, model: Model, x_adv: Tensor, y: Tensor, broken: Tensor
+) -> Tensor:
+    """What is broken; a gradient in rough arithmetic is not taken at its word."""
+    if getattr(model, "exact", True) or not broken.any():
+        return broken
+    claimed = broken.nonzero()[:, 0]
+    with torch.no_grad():
+        found = criterion(output_of(model(x_adv[claimed])), y[claimed])
+    return broken.index_put((claimed,), found)
+
+
+def per_image(values: Tensor, x: Tensor) -> Tensor:
+    """One value per image, shaped to broadcast over its pixels."""
+    return values.view(-1, *([1] * (x.ndim - 1)))
