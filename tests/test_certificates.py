@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from demur.attacks import PGD, Clean
+from demur.attacks import PGD, Clean, Slips
 from demur.balls import Linf
 from demur.calibrate import TPR, Coverage, Risk, Uncertified
 from demur.errors import BadInput
@@ -16,8 +16,10 @@ from demur.evaluate import Scoring, Source, attacked, slim
 from demur.evaluate.certificates import Issued, issue, issued, retested, retests
 from demur.metrics import Interval
 from demur.output import con, rcon
+from demur.rejectors import Con
 from demur.report.certificates import certificate_words, retest_table
 from demur.runs import Run
+from demur.runs.files import write_story
 from tests.conftest import Command
 
 WEAK = PGD(Linf(0.05), steps=3)
@@ -53,7 +55,8 @@ def test_a_certificate_says_what_it_rests_on(source: Source, coupled: Issued) ->
 def test_it_is_found_again_and_repeated_to_the_letter(source: Source, coupled: Issued) -> None:
     (found,) = [made for made in issued(source.run) if made.rejector == "Con+R-Con"]
     assert {k: v for k, v in found.story.items() if k != "story_digest"} == coupled.story
-    assert issue(source, "Con+R-Con", TPR(0.6), 0.9) == coupled
+    again = issue(source, "Con+R-Con", TPR(0.6), 0.9)
+    assert again.story["made"] == coupled.story["made"], "the same promise is not made twice"
     assert len([m for m in issued(source.run) if m.rejector == "Con+R-Con"]) == 1
 
 
@@ -65,13 +68,15 @@ def test_both_thresholds_of_the_coupled_rule_are_used(source: Source, coupled: I
     taken = ((con(out).double() >= first) & (rcon(out).double() >= second)).numpy()
     assert (line.hits, line.trials) == (taken[record.correct].sum(), record.correct.sum())
     assert line.coverage == taken.mean()
+    assert line.observed is not None
     assert line.interval.lo <= line.observed <= line.interval.hi
 
 
 def test_every_record_is_held_against_the_promise(source: Source, coupled: Issued) -> None:
     records = source.run.records()
-    ((made, lines),) = retests([coupled], Scoring.of(source).scores, records)
-    assert made is coupled
+    tested = retests(source, Scoring.of(source).scores, records)
+    ((made, lines),) = [t for t in tested if t[0].rejector == "Con+R-Con"]
+    assert made.story["sentence"] == coupled.story["sentence"]
     assert [(line.attack, line.covered) for line in lines] == [("clean", True), ("pgd-3", False)]
     assert lines[0].word == "kept"
     table = retest_table([(made, lines)])
@@ -101,7 +106,7 @@ def test_shares_are_those_of_the_promise(
 
 def test_one_made_on_attacked_images_is_for_that_attack_only(source: Source) -> None:
     made = issue(source, "Con", Coverage(0.3), 0.8, "weak", WEAK)
-    assert made.story["valid_for"] == "weak at its radius only"
+    assert made.story["valid_for"].startswith("images attacked by PGD(ball=Linf(eps=0.05)")
     assert made.story["attack_spec"].startswith("PGD(")
     record = attacked(source, "weak", WEAK)
     others = [r for r in source.run.records() if r.digest != record.digest]
@@ -112,11 +117,45 @@ def test_one_made_on_attacked_images_is_for_that_attack_only(source: Source) -> 
 def test_words_follow_the_interval() -> None:
     from demur.evaluate.certificates import _word
 
+    assert _word(None, Interval(0, 1), 0.05, ceiling=True) == "nothing accepted"
     assert _word(0.05, Interval(0.03, 0.08), 0.05, ceiling=True) == "kept"
     assert _word(0.06, Interval(0.04, 0.08), 0.05, ceiling=True) == "within chance"
     assert _word(0.09, Interval(0.06, 0.12), 0.05, ceiling=True) == "broken"
     assert _word(0.94, Interval(0.92, 0.96), 0.95, ceiling=False) == "within chance"
     assert _word(0.9, Interval(0.88, 0.92), 0.95, ceiling=False) == "broken"
+
+
+def test_an_attack_that_knows_the_cal_images_cannot_test_them(source: Source) -> None:
+    knowing = PGD(Linf(0.1), steps=2, keep="criterion", criterion=Slips(Con(), TPR(0.9)))
+    with pytest.raises(BadInput, match="a threshold of its own that was chosen on the cal images"):
+        issue(source, "Con", Coverage(0.3), 0.8, "knowing", knowing)
+
+
+def test_a_promise_with_other_thresholds_is_not_written_over(source: Source) -> None:
+    made = issue(source, "Entropy", Coverage(0.5), 0.8)
+    (path,) = (source.run.path / "certificates").glob("Entropy*")
+    write_story(path, made.story | {"thresholds": [0.125]})
+    with pytest.raises(BadInput, match="promises the same with other thresholds"):
+        issue(source, "Entropy", Coverage(0.5), 0.8)
+    path.unlink()
+
+
+def test_a_promise_about_a_rejector_that_changed_shows_nothing(source: Source) -> None:
+    made = issue(source, "MaxLogit", Coverage(0.5), 0.8)
+    (path,) = (source.run.path / "certificates").glob("MaxLogit*")
+    write_story(path, made.story | {"rejector_spec": "MaxLogit(tau=2.0)"})
+    tested = retests(source, Scoring.of(source).scores, source.run.records())
+    assert [lines for one, lines in tested if one.rejector == "MaxLogit"] == [[]]
+    assert "no record shows it" in str(retest_table(tested).columns[0]._cells)
+    path.unlink()
+
+
+def test_a_rule_that_accepts_nothing_has_no_observed_risk(source: Source) -> None:
+    made = issue(source, "Con", Risk(0.4), 0.8)
+    shut = Issued(made.story | {"thresholds": [2.0]})
+    line = retested(shut, Con(), source.run.records()[0])
+    assert (line.observed, line.word, line.coverage) == (None, "nothing accepted", 0)
+    assert retest_table([(shut, [line])]).row_count == 2
 
 
 def test_what_cannot_be_promised_is_refused_and_nothing_is_written(source: Source) -> None:

@@ -334,6 +334,15 @@ class NoData(Source):
         raise AssertionError("a slim run was asked for images")
 
 
+def test_a_slim_copy_of_a_slim_copy_is_the_same(scored_source: Source, tmp_path: Path) -> None:
+    once = slim(scored_source, tmp_path / "once")
+    twice = slim(NoData(once, torch.device("cpu")), tmp_path / "twice")
+    for one, other in zip(once.records(), twice.records(), strict=True):
+        assert list(one.kept) == list(other.kept) != []
+        assert all(torch.equal(one.kept[text], other.kept[text]) for text in one.kept)
+        assert one.about["scores_fitted"] == other.about["scores_fitted"]
+
+
 def test_a_slim_copy_never_writes_over_anything(scored_source: Source, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine.txt").write_text("mine")

@@ -15,7 +15,7 @@ from torch import Tensor
 from demur.data import CIFAR10, CIFAR100, Digits
 from demur.errors import BadInput
 from demur.output import Output, energy
-from demur.rejectors import GDA, GMM, KD, KNN, LID, GDAStar, ViM, learned_from, tried_on
+from demur.rejectors import GDA, GMM, KD, KNN, LID, GDAStar, TooFew, ViM, learned_from, tried_on
 from demur.rejectors.fitted import first_of_each
 from demur.rule import Rejector
 
@@ -170,6 +170,31 @@ def test_fewer_images_than_dimensions_stay_sane(rejector: Rejector) -> None:
     assert inside.isfinite().all()
     assert (inside <= 0).all(), "a distance below nothing"
     assert inside.median() > away.median()
+
+
+@pytest.mark.parametrize("rejector", [GDAStar(), GMM(), GMM("pseudo")])
+def test_a_class_without_spread_neither_wins_nor_breaks_the_others(rejector: Rejector) -> None:
+    g = torch.Generator().manual_seed(0)
+    y = torch.arange(90) % CLASSES
+    z = (10 * torch.eye(CLASSES, 5))[y] + torch.randn(90, 5, generator=g)
+    z[y == 0] = z[0].clone()  # all images of the first class look the same
+    out = answered(z, y)._replace(feature=z.requires_grad_())
+    score = rejector.fit(out, y)(out)
+    assert score.isfinite().all()
+    (grad,) = torch.autograd.grad(score.sum(), z)
+    assert grad.isfinite().all()
+    with pytest.raises(TooFew, match="class 1 has one image"):
+        rejector.fit(out.at(torch.arange(4)), y[:4])
+    with pytest.raises(TooFew, match="no spread"):
+        rejector.fit(answered(torch.ones(9, 4), y[:9]), y[:9])
+
+
+def test_scores_take_outputs_of_any_precision(cloud: tuple[Output, Tensor]) -> None:
+    out, y = cloud
+    single = Output(*(part.float() for part in out))
+    for rejector in (KD(), LID(5), KNN(5), GDA(), GMM(), ViM()):
+        score = rejector.fit(single, y)
+        assert torch.allclose(score(out).float(), score(single), rtol=1e-3, atol=1e-3)
 
 
 def test_a_ridge_of_nothing_is_refused() -> None:

@@ -25,6 +25,7 @@ from demur.recipes import recipe
 from demur.report.figures import certainty_svg, decider, overview_figure, risk_coverage_svg
 from demur.report.gallery import GROUPS, PER_GROUP, Verdicts
 from demur.report.page import page_text, write_page
+from demur.report.text import comparable
 from demur.runs import Run
 from demur.runs.files import write_story, write_tensors
 from demur.spec import digest as spec_digest
@@ -187,7 +188,7 @@ def check_cells(cells: list[str], row: Row) -> None:
         assert cells[1] == said(point.accuracy, row.accuracy_interval)
     gap = [f"{round(100 * v, 1) + 0.0:+.1f}" for v in row.accuracy_vs_con[:3]]
     beside = f"{gap[0]} {gap[1]} to {gap[2]}"
-    assert cells[2] == ("n/a" if row.rejector == "Con" else beside)
+    assert cells[2] == (beside if comparable(row) else "n/a")
     assert cells[3] == said(point.coverage, row.coverage_interval)
     assert cells[4] == said(point.accepted_wrong, row.accepted_wrong_interval)
     assert cells[5].startswith(f"{100 * point.tpr:.1f}%")

@@ -8,6 +8,7 @@ from torch import Tensor
 from demur.attacks.criteria import Criterion
 from demur.gradient import Model
 from demur.output import output_of
+from demur.precision import arithmetic
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def confirmed(
     if getattr(model, "exact", True) or not broken.any():
         return broken
     claimed = broken.nonzero()[:, 0]
-    with torch.no_grad():
+    with torch.no_grad(), arithmetic("fp32", x_adv.device):
         found = criterion(output_of(model(x_adv[claimed])), y[claimed])
     return broken.index_put((claimed,), found)
 

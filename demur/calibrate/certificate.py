@@ -9,7 +9,7 @@ be tested and where testing starts; the other images test them.
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -82,13 +82,22 @@ class Certificate:
     def plain(self) -> dict[str, Any]:
         """The certificate as JSON values."""
         told = {f.name: getattr(self, f.name) for f in fields(self)} | {
-            "promise": show(self.promise) if isinstance(self.promise, Spec) else self.promise.claim,
+            "promise": self._promised(),
             "thresholds": list(self.thresholds),
             "sentence": self.sentence,
         }
         for share in ("risk", "tpr", "coverage"):
             told[f"{share}_interval"] = getattr(self, f"{share}_interval")._asdict()
         return told
+
+    def _promised(self) -> str:
+        """The promise as text, with the confidence it was made with."""
+        made = self.promise
+        if not isinstance(made, Spec):
+            return made.claim
+        own: dict[str, Any] = {"confidence": self.confidence}
+        sure = "confidence" in {f.name for f in fields(made)}
+        return show(replace(made, **own) if sure else made)
 
     def _interval(self, share: About, hits: int, trials: int) -> Interval:
         """Clopper and Pearson's, with room for every candidate, cut where the promise ends it."""

@@ -67,7 +67,7 @@ def _promise(source: "Source") -> None:
 
 
 def _page(source: "Source", path: Path, tables: bool) -> Path:
-    from demur.evaluate.certificates import issued, retests
+    from demur.evaluate.certificates import retests
     from demur.report.certificates import show_retests
     from demur.report.page import write_page
     from demur.report.text import show_scores
@@ -76,5 +76,5 @@ def _page(source: "Source", path: Path, tables: bool) -> Path:
     available(scoring, ("deploy",))
     if tables:
         show_scores(scored, ["deploy"])
-        show_retests(retests(issued(source.run), scoring.scores, [s.record for s in scored]))
+        show_retests(retests(source, scoring.scores, [s.record for s in scored]))
     return write_page(source, scored, scoring, path)

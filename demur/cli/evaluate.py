@@ -91,6 +91,7 @@ def attack_all(source: "Source", attacks: list[str], order: "Order") -> None:
 def score(
     run: RunName,
     protocol: Annotated[str, typer.Option(help="paper, deploy or both.")] = "both",
+    split: Annotated[str, typer.Option(help="test; or val, to choose a rejector by.")] = "test",
     sweep: Annotated[
         bool, typer.Option("--sweep", help="KD and LID at all settings the paper tried.")
     ] = False,
@@ -103,7 +104,7 @@ def score(
     Example: demur score digits-pgdat-rr --protocol deploy
     """
     from demur.evaluate import PROTOCOLS
-    from demur.evaluate.certificates import issued, retests
+    from demur.evaluate.certificates import retests
     from demur.rejectors import tried_on
     from demur.report.certificates import show_retests
     from demur.report.text import show_scores
@@ -113,9 +114,9 @@ def score(
         raise BadInput(f"no protocol is called {protocol!r}; {known}")
     asked = PROTOCOLS if protocol == "both" else tuple(p for p in PROTOCOLS if p == protocol)
     source = source_of(run, device, data)
-    scoring, scored = scored_run(source, tried_on(source.run.recipe.data) if sweep else None)
+    scoring, scored = scored_run(source, tried_on(source.run.recipe.data) if sweep else None, split)
     asked = available(scoring, asked)
-    tested = retests(issued(source.run), scoring.scores, [each.record for each in scored])
+    tested = retests(source, scoring.scores, [each.record for each in scored])
     if as_json:
         rows = [r.plain() for each in scored for r in each.rows if r.protocol in asked]
         summaries = [each.summary.plain() for each in scored]
@@ -140,33 +141,37 @@ def available(scoring: "Scoring", asked: tuple["Protocol", ...]) -> tuple["Proto
     return tuple(protocol for protocol in asked if protocol != "deploy")
 
 
-def tell_of_missing(scoring: "Scoring") -> None:
+def tell_of_missing(scoring: "Scoring", scored: list["Scored"]) -> None:
     """Say which rejectors are not shown, and why."""
     reasons = sorted(set(scoring.without.values()))
     for reason in reasons:
         names = [name for name, why in scoring.without.items() if why == reason]
         typer.echo(f"demur: without {', '.join(names)}: {reason}", err=True)
+    for each in scored:
+        if each.unseen:
+            unseen, where = ", ".join(each.unseen), f"{each.summary.attack} (n={each.summary.n})"
+            typer.echo(f"demur: {where} without {unseen}: the record has no features", err=True)
 
 
 def scored_run(
-    source: "Source", rejectors: "dict[str, Rejector] | None" = None
+    source: "Source", rejectors: "dict[str, Rejector] | None" = None, split: str = "test"
 ) -> tuple["Scoring", list["Scored"]]:
-    """The run's thresholds, and every test record of it scored."""
+    """The run's thresholds, and every record of a split scored."""
     from demur.cli.progress import CountBar
     from demur.evaluate import Scoring
 
-    records = source.run.records("test")
+    records = source.run.records(split)
     if not records:
-        name = source.run.path.name
-        raise BadInput(f"{name} has no record yet; make one with demur attack {name} pgd-20")
+        name, where = source.run.path.name, "" if split == "test" else f" --split {split}"
+        raise BadInput(f"{name} has no record yet; make one with demur attack {name} pgd-20{where}")
     scoring = Scoring.of(source, rejectors=rejectors, records=records)
-    tell_of_missing(scoring)
     scored = []
     with CountBar(f"score {source.run.name}", "records") as bar:
         for done, record in enumerate(records):
             bar.watch(done, len(records))
             scored.append(scoring.scored(record))
         bar.watch(len(records), len(records))
+    tell_of_missing(scoring, scored)
     return scoring, scored
 
 

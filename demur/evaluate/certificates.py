@@ -1,15 +1,15 @@
 """Promises a run has made about one rejector each, and what became of them on every record.
 
     made = issue(source, "R-Con", Risk(0.05))            # on clean cal images, and nothing else
-    retested(made, scoring, record)                      # observed beside promised
+    retested(made, score, record)                        # observed beside promised
 
 A certificate made on attacked images is valid for that attack at that radius only.
 """
 
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from demur.attacks import Attack, Clean
 from demur.calibrate import Certificate, Promise, certify, lower_bound, upper_bound
 from demur.errors import BadInput, suggestion
 from demur.evaluate.attack import Order, Source, attacked
-from demur.evaluate.binding import Binding
+from demur.evaluate.binding import Binding, bind
 from demur.evaluate.values import Kept, accepted, can_score, values
 from demur.metrics import Interval
 from demur.rule import Rejector, Rule, Score
@@ -29,7 +29,7 @@ from demur.runs.record import identity
 from demur.spec import digest, show
 
 MEND = "delete it and make it again with demur calibrate"
-Word = Literal["kept", "within chance", "broken"]
+Word = Literal["kept", "within chance", "broken", "nothing accepted"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Retest:
     covered: bool  # whether the promise was made for such images
     about: str
     level: float
-    observed: float
+    observed: float | None  # None where nothing is accepted
     interval: Interval
     hits: int
     trials: int
@@ -92,19 +92,29 @@ def issue(
     rejector = _named(run.recipe.rejectors(), name)
     cal = source.clean("cal") if isinstance(attack, Clean) else _attacked_cal(source, label, attack)
     binding = Binding(source.clean, source.device)
-    text = show(rejector)
+    text = show(rejector, full=True)
     score = Kept(text) if text in cal.kept else binding.bound(rejector)
     parts = [part for part, _ in score.rule(0.0).pairs]
     columns = np.stack([values(part, cal) for part in parts], axis=1)
     found = certify(columns, cal.correct, promise, confidence)
     made = Issued(_story(source, name, rejector, found, cal, binding))
     with run.writing():
-        write_story(_path(run, made), made.story)
-    return made
+        return _kept(_path(run, made), made)
+
+
+def _kept(path: Path, made: Issued) -> Issued:
+    """The certificate in its file; one that is there and says otherwise is not written over."""
+    if not path.exists():
+        write_story(path, made.story)
+        return made
+    there = Issued(read_story(path, MEND))
+    if there.thresholds != made.thresholds:
+        raise BadInput(f"{path} promises the same with other thresholds; delete it to make another")
+    return there
 
 
 def issued(run: Run) -> list[Issued]:
-    """Every certificate of these weights, oldest first."""
+    """Every certificate of these weights, by rejector and promise."""
     found = [Issued(read_story(path, MEND)) for path in (run.path / "certificates").glob("*.json")]
     weights = run.chosen["weights"]
     mine = [made for made in found if made.story["weights"] == weights]
@@ -122,7 +132,7 @@ def retested(made: Issued, score: Score, record: Record) -> Retest:
     interval = Interval(
         float(lower_bound(hits, trials, 0.025)), float(upper_bound(hits, trials, 0.025))
     )
-    observed = hits / trials if trials else level
+    observed = hits / trials if trials else None
     return Retest(
         str(made.story["sentence"]), record.label, made.covers(record), about, level, observed,
         interval, hits, trials, float(taken.mean()), _word(observed, interval, level, ceiling),
@@ -130,19 +140,28 @@ def retested(made: Issued, score: Score, record: Record) -> Retest:
 
 
 def retests(
-    made: Iterable[Issued], scores: dict[str, Score], records: list[Record]
+    source: Source, scores: dict[str, Score], records: list[Record]
 ) -> list[tuple[Issued, list[Retest]]]:
-    """All certificates on all records that can show them, clean images first."""
+    """All certificates on all records that can show them, clean images first.
+
+    A certificate whose rejector is not among the scores, or means something else by now, shows no
+    record.
+    """
     ordered = sorted(records, key=lambda record: record.about["attack"] != digest(Clean()))
-    return [
-        (one, [retested(one, scores[one.rejector], r) for r in ordered
-               if can_score(scores[one.rejector], r)])
-        for one in made
-        if one.rejector in scores
-    ]  # fmt: skip
+    today = {name: show(r, full=True) for name, r in source.run.recipe.rejectors().items()}
+    tested = []
+    for made in issued(source.run):
+        lines: list[Retest] = []
+        score = scores.get(made.rejector)
+        if score is not None and today.get(made.rejector) == made.story["rejector_spec"]:
+            lines = [retested(made, score, r) for r in ordered if can_score(score, r)]
+        tested.append((made, lines))
+    return tested
 
 
-def _word(observed: float, interval: Interval, level: float, ceiling: bool) -> Word:
+def _word(observed: float | None, interval: Interval, level: float, ceiling: bool) -> Word:
+    if observed is None:
+        return "nothing accepted"
     if observed <= level if ceiling else observed >= level:
         return "kept"
     return (
@@ -157,6 +176,11 @@ def _named(rejectors: dict[str, Rejector], name: str) -> Rejector:
 
 
 def _attacked_cal(source: Source, label: str, attack: Attack) -> Record:
+    if bind(attack, source.clean).thresholds:
+        raise BadInput(
+            f"{label} has a threshold of its own that was chosen on the cal images, so these "
+            "cannot test a promise under it; calibrate under an attack without one"
+        )
     return attacked(source, label, attack, Order("cal", keep_images=0))
 
 
@@ -165,7 +189,8 @@ def _story(
 ) -> dict[str, Any]:
     """All that a certificate rests on."""
     clean = cal.about["attack"] == digest(Clean())
-    only = "images as they are, drawn like these" if clean else f"{cal.label} at its radius only"
+    attacked_by = f"images attacked by {cal.about['spec']} and no others"
+    only = "images as they are, drawn like these" if clean else attacked_by
     told: dict[str, Any] = json.loads(json.dumps(found.plain()))
     return told | {
         "rejector": name,
@@ -183,6 +208,7 @@ def _story(
         "fitted": binding.fitted,
         "weights": source.run.chosen["weights"],
         "recipe_digest": digest(source.run.recipe),
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
         **provenance(source.device),
     }
 
@@ -192,5 +218,6 @@ def _path(run: Run, made: Issued) -> Path:
     told = made.story
     parts = (told["rejector"], told["promise"], f"{told['confidence']:g}", told["on"])
     name = re.sub(r"[^A-Za-z0-9.]+", "-", "_".join(parts)).strip("-")[:100]
-    apart = identity(parts=parts)[:6]  # names that look alike as files stay two
+    exact = (told["rejector_spec"], told["attack"], told["cal_record"], *parts)
+    apart = identity(parts=exact)[:6]
     return run.path / "certificates" / f"{name}-{apart}.json"

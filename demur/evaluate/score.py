@@ -58,6 +58,7 @@ class Row:
     ranking: Ranking
     threshold_from: str
     record: str
+    level: float  # the TPR that was asked for
 
     def plain(self) -> dict[str, Any]:
         """The row as JSON values; an infinite threshold is written as text."""
@@ -94,6 +95,7 @@ class Scored:
     record: Record
     summary: Summary
     rows: list[Row]
+    unseen: tuple[str, ...] = ()  # rejectors that need features, which this record has not
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,8 @@ class Scoring:
                     scores[name] = binding.bound(rejector)
                 except TooFew as reason:
                     without[name] = str(reason)
-            elif any(show(rejector) in record.kept for record in there):
-                scores[name] = Kept(show(rejector))
+            elif any(show(rejector, full=True) in record.kept for record in there):
+                scores[name] = Kept(show(rejector, full=True))
             else:
                 without[name] = NO_FEATURES
         if "cal" not in source.run.recipe.data.splits:
@@ -148,9 +150,10 @@ class Scoring:
     def scored(self, record: Record) -> Scored:
         """The record's rows, oracle last; the oracle has no deployable threshold."""
         base = Baseline(self, record)
-        rows = []
+        rows, unseen = list[Row](), list[str]()
         for name, score in self.scores.items():
             if not can_score(score, record):
+                unseen.append(name)
                 continue
             value = values(score, record)
             ranking = self._ranking(value, base)
@@ -159,7 +162,7 @@ class Scoring:
                 rows.append(self._deploy_row(name, ranking, base))
         oracle = tcon(record.output, record.y).double().numpy()
         rows.append(self._paper_row(ORACLE, oracle, self._ranking(oracle, base), base))
-        return Scored(record, summary(record), rows)
+        return Scored(record, summary(record), rows, tuple(unseen))
 
     def _ranking(self, score: FloatArray, base: "Baseline") -> Ranking:
         correct = base.record.correct
@@ -184,7 +187,7 @@ class Scoring:
         return Row(
             record.label, name, "paper", point, metrics.percentiles(redrawn, 0.95), gap,
             point.coverage_interval, point.accepted_wrong_interval, None, ranking,
-            "this set, with its labels", record.digest,
+            "this set, with its labels", record.digest, self.level,
         )  # fmt: skip
 
     def _deploy_row(self, name: str, ranking: Ranking, base: "Baseline") -> Row:
@@ -199,7 +202,7 @@ class Scoring:
         return Row(
             record.label, name, "deploy", point, point.accuracy_interval, gap,
             point.coverage_interval, point.accepted_wrong_interval, kept, ranking,
-            f"cal, clean, n={self.cal_n}", record.digest,
+            f"cal, clean, n={self.cal_n}", record.digest, self.level,
         )  # fmt: skip
 
     def taken(self, name: str, record: Record) -> metrics.BoolArray:

@@ -19,7 +19,7 @@ from demur.evaluate.binding import Binding
 from demur.evaluate.values import can_score, values
 from demur.rejectors import Rejector, TooFew, tried_on
 from demur.rule import Score
-from demur.runs import Record, Run
+from demur.runs import Record, Run, code_version
 from demur.runs.record import record_path, write_record
 from demur.spec import show
 
@@ -36,7 +36,8 @@ def slim(source: Source, target: Path, watch: Callable[[int, int], None] = unwat
         raise BadInput(f"{source.run.path} has no record yet; make one with demur attack")
     if "cal" in source.run.recipe.data.splits:
         records.append(source.clean("cal"))
-    scores = learned_scores(source, records)
+    binding = Binding(source.clean, source.device)
+    scores = learned_scores(source, records, binding)
     half = target.with_name(f".{target.name}.half")
     shutil.rmtree(half, ignore_errors=True)
     half.mkdir(parents=True)
@@ -48,7 +49,7 @@ def slim(source: Source, target: Path, watch: Callable[[int, int], None] = unwat
         watch(done, len(records))
         split = str(record.about["split"])
         path = record_path(half / "records", record.label, split, record.digest)
-        write_record(path, _slim(record, scores))
+        write_record(path, _slim(record, scores, binding.fitted))
     watch(len(records), len(records))
     if target.exists():
         target.rmdir()
@@ -56,27 +57,31 @@ def slim(source: Source, target: Path, watch: Callable[[int, int], None] = unwat
     return Run(target)
 
 
-def learned_scores(source: Source, records: list[Record]) -> dict[str, Score]:
-    """Every rejector that has to be learned, fitted, by its text."""
+def learned_scores(source: Source, records: list[Record], binding: Binding) -> dict[str, Score]:
+    """Every rejector that has to be learned, fitted, by its whole text."""
     recipe = source.run.recipe
     asked: list[Rejector] = [*recipe.rejectors().values(), *tried_on(recipe.data).values()]
     learned = [rejector for rejector in asked if not isinstance(rejector, Score)]
     if not any(record.about["features"] for record in records):
         return {}
-    binding = Binding(source.clean, source.device)
     scores = {}
     for rejector in learned:
         with suppress(TooFew):  # the tables leave it out too
-            scores[show(rejector)] = binding.bound(rejector)
+            scores[show(rejector, full=True)] = binding.bound(rejector)
     return scores
 
 
-def _slim(record: Record, scores: dict[str, Score]) -> Record:
+def _slim(record: Record, scores: dict[str, Score], fitted: dict[str, str]) -> Record:
     """The record with scores in place of what they were computed from."""
-    found = {text: torch.from_numpy(values(score, record)).float()
-             for text, score in scores.items() if can_score(score, record)}  # fmt: skip
+    found = record.kept | {
+        text: torch.from_numpy(values(score, record)).float()
+        for text, score in scores.items()
+        if can_score(score, record)
+    }
     arrays = {name: array for name, array in record.arrays.items() if name not in DROPPED}
     if found:
         arrays["scores"] = torch.stack(list(found.values()))
     about = record.about | {"slim": True, "features": False, "images": 0, "scores": list(found)}
+    if scores:
+        about |= {"scores_fitted": sorted(set(fitted.values())), "scored_by": code_version()}
     return Record(arrays, about)

@@ -33,7 +33,9 @@ def values(score: Score, record: Record) -> FloatArray:
     if isinstance(score, Kept):
         kept: FloatArray = record.kept[score.text].double().numpy()
         return kept
-    here = next(score.buffers()).device if isinstance(score, Fitted) else record.y.device
+    parts = [part for part, _ in score.rule(0.0).pairs]
+    homes = [next(part.buffers()).device for part in parts if isinstance(part, Fitted)]
+    here = homes[0] if homes else record.y.device
     with torch.no_grad():
         found: FloatArray = score(record.output.to(here)).double().cpu().numpy()
     return found

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from demur.declared import Count, Positive
+from demur.errors import BadInput
 from demur.output import Output, prediction
 from demur.precision import unlowered
 from demur.rejectors.fitted import (
@@ -128,7 +129,7 @@ class Neighbours(Fitted):
     def trust(self, out: Output) -> Tensor:
         """Minus the mean distance to all k, since who is the k-th changes with every step."""
         with unlowered(out.logits.device):
-            return -self._distances(out).mean(1)
+            return -self._distances(out._replace(feature=out.feature.to(self.kind))).mean(1)
 
     def _distances(self, out: Output) -> Tensor:
         squared = squared_distances(normalize(out.feature), self.bank)
@@ -143,6 +144,8 @@ def nearest(distances: Tensor, k: int) -> Tensor:
 
 def _bank(out: Output, y: Tensor, size: int, k: int, who: str) -> Tensor:
     bank = right_answers(out, y)[0][:size]
+    if size <= k:
+        raise BadInput(f"{who} needs a bank of more than {k} features; its size is {size}")
     if len(bank) <= k:
         raise TooFew(f"{who} needs more than {k} right answers to learn from, not {len(bank)}")
     return bank

@@ -27,6 +27,8 @@ class TooFew(BadInput):
 class Fitted(nn.Module, Score):
     """A score whose numbers were learned; it moves between devices like any module."""
 
+    kind: torch.dtype  # in which it computes
+
     def __call__(self, out: Output) -> Tensor:
         """One value per image."""
         return cast(Tensor, super().__call__(out))
@@ -34,6 +36,7 @@ class Fitted(nn.Module, Score):
     def forward(self, out: Output) -> Tensor:
         """One value per image, a piece at a time."""
         check_features(out)
+        out = out._replace(feature=out.feature.to(self.kind))
         with unlowered(out.logits.device):  # distances in 16 bits would be noise
             if len(out.logits) <= PIECE:
                 return self.scored(out)
@@ -48,6 +51,8 @@ class Fitted(nn.Module, Score):
         """Keep tensors as buffers."""
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor)
+            if tensor.is_floating_point():
+                self.kind = tensor.dtype
 
 
 def check_features(out: Output) -> None:

@@ -18,7 +18,7 @@ from torch.nn.functional import one_hot
 from demur.declared import NonNegative
 from demur.errors import BadInput
 from demur.output import Output, prediction
-from demur.rejectors.fitted import Fitted, right_answers
+from demur.rejectors.fitted import Fitted, TooFew, right_answers
 from demur.rule import Rejector
 from demur.spec import Spec
 
@@ -39,14 +39,17 @@ class Gaussian(Spec, Rejector):
         if self.inverse == "ridge" and self.ridge == 0:
             raise BadInput("a ridge of 0 may have no inverse; use inverse=pseudo")
 
-    def whitening(self, covariance: Tensor) -> tuple[Tensor, Tensor]:
-        """W with W W' the inverse, and the log of the determinant that was inverted."""
+    def whitening(self, covariance: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
+        """W with W W' the inverse, and the log of the determinant that was inverted.
+
+        `usual` is the mean variance of all classes: a class that hardly varies has the same ridge.
+        """
         values, vectors = torch.linalg.eigh(covariance)
         values = values.clamp_min(0)
         if self.inverse == "ridge":
-            values = values + self.ridge * values.mean().clamp_min(torch.finfo(values.dtype).tiny)
+            values = values + self.ridge * usual
             return vectors / values.sqrt(), values.log().sum()
-        there = values > NONE * values.max()
+        there = values > NONE * usual
         roots = torch.where(there, values, torch.inf).rsqrt()
         return vectors * roots, torch.where(there, values, 1).log().sum()
 
@@ -58,8 +61,8 @@ class GDA(Gaussian):
     def fit(self, out: Output, y: Tensor) -> "TiedGaussians":
         """The score of these class means."""
         z, labels = right_answers(out, y)
-        means, centred = _centred(z.double(), labels)
-        whitening, _ = self.whitening(centred.t() @ centred / len(z))
+        means, centred, usual = _centred(z.double(), labels)
+        whitening, _ = self.whitening(centred.t() @ centred / len(z), usual)
         return TiedGaussians(means.to(z.dtype), whitening.to(z.dtype))
 
 
@@ -90,11 +93,13 @@ class ByClass(Gaussian):
     def gaussians(self, out: Output, y: Tensor, nearest: bool) -> "Gaussians":
         """The fitted Gaussians."""
         z, labels = right_answers(out, y)
-        means, centred = _centred(z.double(), labels)
+        means, centred, usual = _centred(z.double(), labels)
         parts = []
         for label in range(len(means)):
             own = centred[labels == label]
-            parts.append(self.whitening(own.t() @ own / len(own)))
+            if len(own) < 2:
+                raise TooFew(f"class {label} has one image to learn a covariance from; give more")
+            parts.append(self.whitening(own.t() @ own / len(own), usual))
         whitenings = torch.stack([whitening for whitening, _ in parts])
         volumes = torch.stack([volume for _, volume in parts]) * float(self.log_det)
         means, whitenings, volumes = (p.to(z.dtype) for p in (means, whitenings, volumes))
@@ -147,8 +152,12 @@ class Gaussians(Fitted):
         return each.gather(1, prediction(out)[:, None])[:, 0]
 
 
-def _centred(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Class means, and features without their own."""
+def _centred(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Class means, features without their own, and the mean variance of what is left."""
     members = one_hot(labels).to(z.dtype)  # N, C
     means = members.t() @ z / members.sum(0)[:, None]
-    return means, z - means[labels]
+    centred = z - means[labels]
+    usual = (centred**2).mean()
+    if usual == 0:
+        raise TooFew("the features of a class are all the same; there is no spread to learn from")
+    return means, centred, usual

@@ -28,7 +28,8 @@ class ViM(Spec, Rejector):
     def fit(self, out: Output, y: Tensor) -> "VirtualLogit":
         """The score of this principal space."""
         right_answers(out, y)  # refuses what no rejector could learn from
-        z, logits = out.feature.detach().double(), out.logits.detach().double()
+        # on the CPU, whose least squares also solve what is rank-deficient
+        z, logits = (part.detach().double().cpu() for part in (out.feature, out.logits))
         width = z.shape[1]
         kept = width // 2 if self.principal is None else self.principal
         if kept >= width:
@@ -38,8 +39,7 @@ class ViM(Spec, Rejector):
         outside = torch.linalg.eigh(moments).eigenvectors[:, : width - kept]  # the least come first
         lengths = ((z - origin) @ outside).norm(dim=1)
         scale = logits.amax(1).mean() / lengths.mean().clamp_min(torch.finfo(z.dtype).tiny)
-        dtype = out.feature.dtype
-        return VirtualLogit(origin.to(dtype), (scale * outside).to(dtype))
+        return VirtualLogit(origin.to(out.feature), (scale * outside).to(out.feature))
 
 
 class VirtualLogit(Fitted):

@@ -54,6 +54,8 @@ def retest_table(tested: Iterable[tuple[Issued, list[Retest]]]) -> Table:
         told = made.story
         sure = f"{made.rejector}, {100 * told['confidence']:g}% confidence, on {told['on']}"
         table.add_row(sure, style="bold")
+        if not lines:
+            table.add_row("  no record shows it: its rejector is not scored here, or changed")
         for line in lines:
             table.add_row(f"  {line.attack}", *cells(line))
         table.add_section()
@@ -66,5 +68,6 @@ def cells(line: Retest) -> tuple[str, str, str, str, str]:
     verdict = line.word if line.covered else f"{line.word}, though not promised here"
     return (
         SHARES[line.about], f"{bound} {percent(line.level)}",
-        percent(line.observed, line.interval), percent(line.coverage), verdict,
+        "" if line.observed is None else percent(line.observed, line.interval),
+        percent(line.coverage), verdict,
     )  # fmt: skip

@@ -220,7 +220,8 @@ def _histogram(axes: "Axes", each: Scored, scoring: Scoring) -> None:
 def _risk_coverage(axes: "Axes", each: Scored, scoring: Scoring) -> None:
     record, correct = each.record, each.record.correct
     highest = 0.0
-    drawn = {name: scoring.scores[name] for name in DRAWN if name in scoring.thresholds}
+    shown = {row.rejector for row in each.rows if row.protocol == "deploy"}
+    drawn = {name: scoring.scores[name] for name in DRAWN if name in shown}
     for (name, score), (colour, dashes) in zip(drawn.items(), STROKES, strict=False):
         highest = max(highest, _curve(axes, values(score, record), each, name, colour, dashes))
         point = deploy_row(each, name).point

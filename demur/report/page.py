@@ -10,8 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from demur.evaluate import BASELINE, ORACLE, Protocol, Row, Scored, Scoring, Source, Summary
-from demur.evaluate.certificates import issued, retests
+from demur.evaluate import ORACLE, Protocol, Row, Scored, Scoring, Source, Summary
+from demur.evaluate.certificates import retests
 from demur.metrics import Interval
 from demur.report.again import attack_command, still_named, train_command
 from demur.report.certificates import cells
@@ -26,7 +26,7 @@ from demur.report.figures import (
 )
 from demur.report.gallery import GROUPS, PER_GROUP, Gallery, Group, Verdicts, gallery
 from demur.report.promises_figure import promises_svg
-from demur.report.text import percent, signed
+from demur.report.text import comparable, percent, signed
 from demur.report.words import WORDS
 from demur.runs import Record
 from demur.runs.files import write_text
@@ -131,7 +131,7 @@ def _words(scoring: Scoring) -> list[tuple[str, str]]:
 
 def _promises(source: Source, scoring: Scoring, records: list[Record]) -> dict[str, Any]:
     """Certificates with what each record shows of them, and a picture."""
-    tested = retests(issued(source.run), scoring.scores, records)
+    tested = [t for t in retests(source, scoring.scores, records) if t[1]]
     told = [(made, [(line.attack, cells(line)) for line in lines]) for made, lines in tested]
     picture = data_uri(promises_svg(tested), "svg+xml") if told else ""
     return {"promises": told, "promises_picture": picture}
@@ -213,7 +213,7 @@ def _line(row: Row, scoring: Scoring) -> Line:
 
 def _beside(row: Row) -> Cell:
     """How much more is right than with confidence on the same images."""
-    if row.rejector == BASELINE:
+    if not comparable(row):
         return Cell("n/a")
     gap = row.accuracy_vs_con
     value, lo, hi = (signed(v, 100, 1) for v in (gap.value, gap.lo, gap.hi))
@@ -241,7 +241,7 @@ def _conditions(row: Row, scoring: Scoring) -> str:
 
 def _score_name(score: object, scoring: Scoring) -> str:
     """The name under which the page lists a score."""
-    names = (name for name, known in scoring.scores.items() if repr(known) == repr(score))
+    names = (name for name, known in scoring.scores.items() if known == score)
     return next(names, type(score).__name__)
 
 

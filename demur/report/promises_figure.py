@@ -27,6 +27,8 @@ def promises_svg(tested: list[tuple[Issued, list[Retest]]]) -> bytes:
 def _panel(axes: "Axes", made: Issued, lines: list[Retest]) -> None:
     level, about = 100 * lines[0].level, lines[0].about
     for place, line in enumerate(lines):
+        if line.observed is None:
+            continue
         marker, colour = MARKS[line.word]
         lo, hi, at = (100 * v for v in (*line.interval, line.observed))
         axes.plot((lo, hi), (place, place), color=colour, linewidth=2)

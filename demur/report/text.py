@@ -14,12 +14,14 @@ from rich.table import Table
 from demur.evaluate import BASELINE, Protocol, Row, Scored
 from demur.metrics import Difference, Interval
 
+SLACK = 0.02  # of a TPR that few images can miss
 CAPTIONS: dict[Protocol, str] = {
     "paper": "paper: TPR-95 threshold chosen with labels on each scored set (strict >)",
     "deploy": "deploy: TPR-95 threshold frozen on clean cal images before any attack (>=)",
 }
 COLUMNS = (
-    "right of accepted", "vs Con", "coverage", "accepted & wrong", "right kept", "AUROC", "vs Con",
+    "right of accepted", "vs Con's", "coverage", "accepted & wrong", "right kept", "AUROC",
+    "AUROC vs Con",
 )  # fmt: skip
 
 
@@ -40,7 +42,7 @@ def score_table(scored: list[Scored], protocol: Protocol, narrow: bool = False) 
     table = Table(
         title=CAPTIONS[protocol], title_justify="left", header_style="bold", box=box.SIMPLE_HEAD,
         caption="percent, with 95% intervals; the first line of each attack answers everything; "
-        "vs Con is the difference to confidence on the same images",
+        "differences to Con are on the same images, at an equal share of right answers kept",
         caption_justify="left", padding=(0, 1, 0, 0), title_style="bold",
     )  # fmt: skip
     table.add_column("attack, rejector", no_wrap=True)
@@ -69,13 +71,19 @@ def _cells(row: Row, narrow: bool) -> tuple[str, ...]:
     area, gap = _ends(ranking.auroc_interval, 1, 3), ranking.auroc_vs_con
     return (
         percent(point.accuracy, row.accuracy_interval, narrow),
-        "" if row.rejector == BASELINE else _gap(row.accuracy_vs_con, 100, 1, narrow),
+        _gap(row.accuracy_vs_con, 100, 1, narrow) if comparable(row) else "",
         percent(point.coverage, row.coverage_interval, narrow),
         percent(point.accepted_wrong, row.accepted_wrong_interval, narrow),
         percent(point.tpr, row.tpr_interval, narrow),
         _with(f"{ranking.auroc:.3f}", area, narrow),
         "" if row.rejector == BASELINE else _gap(gap, 1, 3, narrow),
     )
+
+
+def comparable(row: Row) -> bool:
+    """Whether a row keeps as many right answers as it was asked to, so that shares compare."""
+    asked = row.protocol == "deploy" or row.point.tpr >= row.level - SLACK
+    return row.rejector != BASELINE and asked
 
 
 def signed(value: float, scale: float, decimals: int) -> str:
