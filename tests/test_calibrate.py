@@ -465,7 +465,7 @@ class TestCertificate:
         assert told["thresholds"] == list(found.thresholds)
         assert told["risk_interval"]["hi"] == 0.06
         everything = certify(np.zeros(900), np.ones(900), Risk(0.05))
-        assert everything.sentence.endswith("accepting scores from any up")
+        assert everything.sentence.endswith("accepting every score")
 
 
 class TestShortfall:

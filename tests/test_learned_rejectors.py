@@ -183,8 +183,8 @@ def test_a_class_without_spread_neither_wins_nor_breaks_the_others(rejector: Rej
     assert score.isfinite().all()
     (grad,) = torch.autograd.grad(score.sum(), z)
     assert grad.isfinite().all()
-    with pytest.raises(TooFew, match="class 1 has one image"):
-        rejector.fit(out.at(torch.arange(4)), y[:4])
+    with pytest.raises(TooFew, match="class 2 has one image"):
+        rejector.fit(out.at(torch.arange(5)), y[:5])
     with pytest.raises(TooFew, match="no spread"):
         rejector.fit(answered(torch.ones(9, 4), y[:9]), y[:9])
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from demur.attacks import (
     APGD,
     CE,
+    CW,
     DLR,
+    FAB,
     PGD,
     Evade,
     Margin,
@@ -19,6 +21,7 @@ from demur.attacks import (
     RRLoss,
     Scaled,
     Slips,
+    Square,
     Sum,
     TowardCon,
     TowardDLR,
@@ -56,6 +59,9 @@ NAMED: dict[str, Spec] = {
     "coverage": Refused(Coupled(), Coverage(0.9)),
     "risk": Slips(RCon(), Risk(0.05)),
     "apgd": APGD(Linf(8 / 255), goal=DLR()),
+    "fab": FAB(L2(0.5)),
+    "cw": CW(),
+    "square": Square(Linf(8 / 255)),
     "dlr sum": DLR() + WrongCon() + TowardDLR() + TowardCon() + Raise(RCon()) + RRLoss(),
 }
 
@@ -287,5 +293,8 @@ GOLDEN: dict[str, str] = {
     "coverage": "56af9254",
     "risk": "344e5d56",
     "apgd": "dab7bbaa",
+    "fab": "42becde2",
+    "cw": "dabae53d",
+    "square": "0790c001",
     "dlr sum": "ba22a960",
 }

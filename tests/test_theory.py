@@ -34,7 +34,7 @@ from tests.test_cli import refused
 
 ROOT = Path(__file__).parent.parent
 KEPT = sorted(path.parent for path in (ROOT / "results").glob("*/recipe.txt"))
-SLIM = ROOT / "results" / "cifar10-pgdat-rr-short-seed0"
+SLIM = ROOT / "results" / "cifar10-pgdat-rr-short-seed1"
 MANY, SOME = (settings(deadline=None, max_examples=most) for most in (300, 60))
 # the first counterexample will do: making it small takes longer than finding it
 FIRST = settings(max_examples=5000, phases=[Phase.generate], database=None, deadline=None)
@@ -470,7 +470,7 @@ class TestRecords:
                 ):
                     where = f"{name} fails on {record.label} of {folder.name}: a bug"
                     assert not claim.violated.any(), where
-                    assert claim.premise.sum() >= 100, f"{name} is hardly tried"
+                    assert claim.premise.sum() >= len(record.y) // 100, f"{name} is hardly tried"
 
     def test_the_report_agrees_with_the_record(self, slim_report: TheoryReport) -> None:
         clean, attacked = slim_report.records[:2]
@@ -508,7 +508,7 @@ class TestCommand:
         code, out, err = command("theory", str(SLIM), "--gamma", "0.8", "-o", "theory.svg")
         assert code == 0, err
         for words in ("Lemma 1", "0 / ", "same of 20 bins", "-> 0", "0.8 (0.75)", "T-Con > 1/2",
-                      "A_tau", "0.0474", "about 50%", "pgd-100:restarts=10"):  # fmt: skip
+                      "A_tau", "0.0474", "about 50%"):  # fmt: skip
             assert words in out, words
         assert "…" not in out, "a figure was cut"
         sentence = " ".join(out.split())
@@ -524,7 +524,7 @@ class TestCommand:
         assert found["difficulty"][0] | {"n1": 0} == {
             "xi": 0.1, "rho": 0.4, "n1": 0, "n2": 20.0, "n_sub": 19,
         }  # fmt: skip
-        assert [record["n"] for record in found["records"]] == [10_000] * 4
+        assert [record["n"] for record in found["records"]] == [10_000] * 3
         assert set(found["records"][0]["at_tau"][0]["inside"]["interval"]) == {"lo", "hi"}
 
     def test_the_whole_ball(self, command: Command, run_here: Path) -> None:

@@ -1,0 +1,198 @@
+"""Least changes: closed-form distances, peers beside, and a rule that has to accept."""
+
+import warnings
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from demur.attacks import EachTarget, Refused, Slips
+from demur.attacks.cw import CW, Shortfall, pixels, unbounded
+from demur.data import Images
+from demur.nets import RejectingNet
+from demur.output import prediction
+from demur.rejectors import Con, Coupled, Energy, RCon
+from demur.rule import fitted
+from demur.spec import read, show
+from tests.linear import LinearNet, centred_images, distance
+
+Norm = Literal["L2", "Linf", "Linf-adam"]
+NORMS: tuple[Norm, ...] = ("L2", "Linf", "Linf-adam")
+FAST = CW("L2", searches=3, steps=60, rate=0.04, constant=1.0)
+QUICK = CW("L2", searches=2, steps=50, rate=0.1, constant=20.0)
+EXAMPLES: dict[str, CW] = {
+    **{norm: CW(norm, searches=2, steps=15, rate=0.08, constant=1.0) for norm in NORMS},
+    "slips": CW("L2", 2, 15, 0.08, 1.0, criterion=Slips(RCon(), 0.4)),
+    "sure": CW("L2", 2, 15, 0.08, 1.0, confidence=1.0, abort=False),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+class TestContract:
+    def test_is_repeatable_and_leaves_everything_untouched(
+        self, name: str, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    ) -> None:
+        attack, (x, y) = EXAMPLES[name], batch
+        weights = {k: v.clone() for k, v in tiny_net.state_dict().items()}
+        images, generator = x.clone(), torch.get_rng_state()
+        first = attack(tiny_net, x, y)
+        assert first.shape == x.shape
+        assert first.min() >= 0
+        assert first.max() <= 1
+        assert (first != x).any()
+        assert torch.equal(first, attack(tiny_net, x, y))
+        assert torch.equal(x, images)
+        assert torch.equal(generator, torch.get_rng_state())
+        assert not tiny_net.training
+        assert all(p.grad is None for p in tiny_net.parameters())
+        assert all(torch.equal(v, weights[k]) for k, v in tiny_net.state_dict().items())
+
+    def test_does_not_depend_on_the_batch_an_image_is_in(self, name: str) -> None:
+        net, x = LinearNet().eval(), centred_images(9)
+        y = prediction(net(x))
+        whole = EXAMPLES[name].distances(net, x, y)
+        one = EXAMPLES[name].distances(net, x[4:5], y[4:5])
+        assert torch.allclose(whole.x_adv[4:5], one.x_adv, atol=1e-9)
+        assert torch.allclose(whole.distance[4:5], one.distance)
+
+    def test_a_changed_image_is_broken_and_another_comes_back_as_it_was(
+        self, name: str, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    ) -> None:
+        x, y = batch
+        found = EXAMPLES[name].distances(tiny_net, x, y)
+        changed = (found.x_adv != x).flatten(1).any(1)
+        assert found.broken[changed].all()
+        assert torch.equal(found.distance.isfinite(), found.broken)
+        assert (found.distance[~changed & found.broken] == 0).all()
+
+    def test_its_text_reads_back(self, name: str) -> None:
+        words = {k.__name__: k for k in (CW, Slips, RCon, type(CW().criterion))}
+        assert read(show(EXAMPLES[name]), words) == EXAMPLES[name]
+
+
+@pytest.mark.parametrize(("norm", "slack"), [("L2", 1.01), ("Linf", 1.05), ("Linf-adam", 1.12)])
+def test_it_comes_close_to_a_linear_nets_distance(norm: Norm, slack: float) -> None:
+    net, x = LinearNet(), centred_images(6)
+    y = prediction(net(x))
+    found = CW(norm, steps=150, rate=0.01).distances(net, x, y)
+    least = distance(net, x, y, norm[:4])
+    size = found.distance.sqrt() if norm == "L2" else found.distance
+    assert found.broken.all()
+    assert (size >= least * (1 - 1e-6)).all()
+    assert (size <= slack * least).all(), (size / least).tolist()
+
+
+def test_it_goes_no_further_than_the_best_of_two_peers(
+    tiny_net: RejectingNet, test_images: Images
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torchattacks
+        from foolbox.attacks.carlini_wagner import L2CarliniWagnerAttack
+        from foolbox.models.pytorch import PyTorchModel
+    x, y = test_images.batch(slice(0, 40))
+    model = tiny_net.classifier().eval()
+    box = PyTorchModel(model, bounds=(0, 1))
+    peer = L2CarliniWagnerAttack(3, 60, stepsize=0.04, initial_const=1.0)
+    images = [
+        FAST(tiny_net, x, y),
+        peer(box, x, y, epsilons=None)[0],
+        torchattacks.CW(model, c=1, steps=180, lr=0.04)(x, y),
+    ]
+    broken = torch.stack([prediction(tiny_net(found)) != y for found in images])
+    shared = broken.all(0)
+    ours, *theirs = (float((a - x)[shared].square().sum() / shared.sum()) for a in images)
+    assert broken[0].sum() >= broken[1:].sum(1).max()
+    assert ours <= 1.02 * min(theirs), (ours, theirs)
+
+
+def test_the_change_in_linf_is_smaller_when_linf_is_minimised(
+    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
+    x, y = (part[:6] for part in batch)
+    far, near = (
+        replace(FAST, norm=norm)(tiny_net, x, y).sub(x).flatten(1).abs().amax(1).mean()
+        for norm in ("L2", "Linf")
+    )
+    assert near < 0.9 * far
+
+
+@pytest.mark.parametrize("rejector", [RCon(), Energy(), Coupled()], ids=repr)
+def test_an_adaptive_attack_is_accepted_and_pays_for_it(
+    rejector: RCon | Energy | Coupled, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
+    x, y = (part[:12] for part in batch)
+    with torch.no_grad():
+        t = float(fitted(rejector)(tiny_net(x)).median())  # the paper's threshold
+    normal = QUICK.distances(tiny_net, x, y)
+    slips = Slips(rejector, t)
+    adaptive = replace(QUICK, criterion=slips).distances(tiny_net, x, y)
+    changed = (adaptive.x_adv != x).flatten(1).any(1)
+    assert slips(tiny_net(adaptive.x_adv), y)[changed].all()
+    both = normal.broken & adaptive.broken
+    assert adaptive.broken.float().mean() > 0.5, "most images can be made to slip"
+    assert normal.broken.sum() >= adaptive.broken.sum()
+    assert adaptive.distance[both].mean() >= normal.distance[both].mean()
+
+
+def test_a_rule_that_accepts_nothing_gives_clean_images_back(
+    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
+    x, y = batch
+    attack = replace(FAST, searches=2, steps=20, criterion=Slips(RCon(), 2.0))
+    for norm in NORMS:
+        found = replace(attack, norm=norm).distances(tiny_net, x, y)
+        assert torch.equal(found.x_adv, x)
+        assert not found.broken.any()
+        assert found.distance.isinf().all()
+
+
+def test_a_right_answer_can_be_made_to_be_refused(
+    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
+    x, y = (part[:12] for part in batch)
+    refused = Refused(Con(), 0.6)
+    found = replace(FAST, searches=3, criterion=refused).distances(tiny_net, x, y)
+    right = prediction(tiny_net(x)) == y
+    assert found.broken[right].float().mean() > 0.8
+    assert refused(tiny_net(found.x_adv), y)[found.broken].all()
+
+
+def test_a_target_is_reached_by_the_confidence_asked_for() -> None:
+    net, x = LinearNet(), centred_images(6)
+    y = prediction(net(x))
+    target, index = (y + 1) % 4, torch.arange(6)
+    attack = CW(steps=100, rate=0.02, confidence=0.5, searches=6)
+    logits = net(attack.perturbed(net, x, y, index, target=target)).logits
+    first, second = logits.topk(2).values.unbind(-1)
+    assert torch.equal(logits.argmax(-1), target)
+    assert (first - second >= 0.5).all()
+    each = EachTarget(replace(FAST, steps=40), keep="criterion")
+    assert (prediction(net(each(net, x, y))) != y).all()
+
+
+def test_images_broken_already_are_not_touched() -> None:
+    net, x = LinearNet(), centred_images(4)
+    y = (prediction(net(x)) + 1) % 4
+    found = FAST.distances(net, x, y)
+    assert torch.equal(found.x_adv, x)
+    assert found.broken.all()
+    assert (found.distance == 0).all()
+
+
+def test_pixels_at_the_walls_come_back_from_tanh_space_and_can_move() -> None:
+    x = torch.tensor([0.0, 1e-3, 0.5, 1.0])
+    assert torch.allclose(pixels(unbounded(x)), x, atol=1e-6)
+    assert (pixels(unbounded(x) * 0.98)[[0, 3]] - x[[0, 3]]).abs().min() > 1e-3
+
+
+def test_the_shortfall_counts_the_lead_and_each_score() -> None:
+    net, x = LinearNet(), centred_images(5)
+    out, y = net(x), prediction(net(x))
+    first, second = out.logits.topk(2).values.unbind(-1)
+    slips = Slips(Energy(), 50.0)
+    alone, ruled = (Shortfall(c, 0.0)(out, y) for c in (CW().criterion, slips))
+    assert torch.allclose(alone, first - second, atol=1e-3)
+    assert torch.allclose(ruled - alone, 50 - Energy()(out), atol=1e-3)

@@ -1,0 +1,165 @@
+"""Square: its schedule, its patterns, what it may not break, and its strength beside a peer's."""
+
+import warnings
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from demur import noise
+from demur.attacks import Evade, Margin, Slips
+from demur.attacks.square import Draw, Square, _pattern
+from demur.balls import L2, Ball, Linf
+from demur.data import Images
+from demur.errors import BadInput
+from demur.nets import RejectingNet
+from demur.output import Output, prediction
+from demur.rejectors import RCon
+from tests.linear import LinearNet, centred_images, distance
+
+BALLS = pytest.mark.parametrize("ball", [Linf(0.15), L2(1.0)], ids=repr)
+
+
+def test_squares_shrink_by_a_schedule_that_knows_no_budget() -> None:
+    x = torch.zeros(1, 3, 32, 32)
+    for queries in (100, 5000):
+        attack = Square(Linf(0.1), queries=queries)
+        sides = [attack._side(x, query, 1) for query in (1, 11, 12, 52, 202, 502, 9000)]
+        assert sides == [29, 29, 20, 14, 10, 7, 1]
+        assert [attack._side(x, query, 3) for query in (1, 12, 9000)] == [29, 21, 3]
+
+
+@pytest.mark.parametrize("side", [1, 2, 3, 5, 8])
+def test_a_pattern_is_two_opposite_hills(side: int) -> None:
+    pattern = _pattern(side)
+    assert pattern.shape == (side, side)
+    assert pattern.norm().item() == pytest.approx(1)
+    assert (pattern[: side // 2] > 0).all()
+    assert (pattern[side // 2 :] < 0).all()
+
+
+def test_windows_lie_inside_and_reach_every_pixel() -> None:
+    x = torch.zeros(400, 1, 5, 6)
+    chances = noise.uniform(0, torch.arange(400), 0, (6,))
+    inside, rows, columns = Draw(chances, x).window(1, 3)
+    assert (inside.flatten(1).sum(1) == 9).all()
+    assert inside.any(0).all()
+    assert rows.max() == columns.max() == 2
+
+
+@BALLS
+def test_it_stays_in_its_ball_and_leaves_everything_untouched(
+    ball: Ball, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
+    (x, y), attack = batch, Square(ball, queries=20)
+    weights = {k: v.clone() for k, v in tiny_net.state_dict().items()}
+    images, generator = x.clone(), torch.get_rng_state()
+    x_adv = attack(tiny_net, x, y)
+    assert torch.equal(x_adv, attack(tiny_net, x, y))
+    assert not torch.equal(x_adv, Square(ball, queries=20, seed=1)(tiny_net, x, y))
+    assert x_adv.min() >= 0
+    assert x_adv.max() <= 1
+    assert ball.size(x_adv - x).max() <= ball.eps * (1 + 1e-6)
+    assert torch.equal(x, images)
+    assert torch.equal(generator, torch.get_rng_state())
+    assert not tiny_net.training
+    assert all(p.grad is None for p in tiny_net.parameters())
+    assert all(torch.equal(v, weights[k]) for k, v in tiny_net.state_dict().items())
+    assert attack(tiny_net, x[:1], y[:1]).shape == x[:1].shape
+    assert torch.equal(attack(tiny_net.classifier().eval(), x, y), x_adv)
+
+
+@BALLS
+def test_an_image_is_attacked_alike_in_any_batch_and_order(ball: Ball) -> None:
+    net, x, index = LinearNet(), centred_images(9), torch.arange(40, 49)
+    y = prediction(net(x))
+    attack = Square(replace_eps(ball, 0.3), queries=60)
+    whole, turned = attack(net, x, y, index), attack(net, x.flip(0), y.flip(0), index.flip(0))
+    one = attack(net, x[4:5], y[4:5], index[4:5])
+    assert torch.allclose(whole, turned.flip(0), atol=1e-12)
+    assert torch.allclose(whole[4:5], one, atol=1e-12)
+
+
+def replace_eps(ball: Ball, share: float) -> Ball:
+    return type(ball)(share * ball.eps)
+
+
+@pytest.mark.parametrize("kind", [Linf, L2])
+def test_it_never_breaks_a_linear_net_below_its_distance(kind: type[Ball]) -> None:
+    net, x = LinearNet(), centred_images(12)
+    y = prediction(net(x))
+    least = distance(net, x, y, kind.__name__)
+    eps = 0.99 * float(least.median())
+    broken = prediction(net(Square(kind(eps), queries=200)(net, x, y))) != y
+    assert not broken[least > eps].any()
+    far = Square(kind(5 * float(least.max())), queries=200)
+    assert (prediction(net(far(net, x, y))) != y).float().mean() > 0.7
+
+
+@BALLS
+def test_more_queries_break_no_fewer_and_never_lower_the_goal(
+    ball: Ball, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
+    x, y = batch
+    few, more = (Square(ball, queries=n)(tiny_net, x, y) for n in (10, 60))
+    margins = [Margin()(tiny_net(images), y) for images in (few, more)]
+    assert (margins[1] >= margins[0] - 1e-5).all()
+    assert (margins[1] > margins[0] + 1e-5).any()
+
+
+@dataclass
+class Counting:
+    """A model that counts the images it is shown, and answers without a gradient."""
+
+    net: RejectingNet
+    seen: int = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert not torch.is_grad_enabled()
+        self.seen += len(x)
+        out: Output = self.net(x)
+        return out.logits
+
+
+def test_it_asks_for_values_alone_and_broken_images_leave(
+    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
+    x, y = batch
+    model = Counting(tiny_net)
+    Square(Linf(0.3), queries=30).perturbed(model, x, y, torch.arange(len(x)))
+    assert len(x) < model.seen < 31 * len(x)
+    wrong, model.seen = (prediction(tiny_net(x)) + 1) % 10, 0
+    x_adv = Square(Linf(0.3), queries=30).perturbed(model, x, wrong, torch.arange(len(x)))
+    assert torch.equal(x_adv, x)
+    assert model.seen == len(x)
+
+
+def test_it_takes_any_goal_and_criterion(
+    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
+    x, y = batch
+    slips = Slips(RCon(), 0.3)
+    attack = Square(Linf(0.3), queries=60, goal=Evade(RCon(), eta=0.1), criterion=slips)
+    broken = [int(slips(tiny_net(images), y).sum()) for images in (x, attack(tiny_net, x, y))]
+    assert broken[1] > broken[0]
+
+
+def test_a_ball_it_has_no_squares_for_is_refused() -> None:
+    with pytest.raises(BadInput, match="Linf and L2"):
+        Square(type("Odd", (Ball,), dict.fromkeys(Ball.__abstractmethods__))(0.1))
+
+
+@pytest.mark.parametrize("norm", ["Linf", "L2"])
+def test_it_is_as_strong_as_a_peers(tiny_net: RejectingNet, test_images: Images, norm: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torchattacks
+    x, y = test_images.batch(slice(0, 50))
+    model, ball = tiny_net.classifier().eval(), Linf(0.15) if norm == "Linf" else L2(1.0)
+    peer = torchattacks.Square(model, norm=norm, eps=ball.eps, n_queries=200, resc_schedule=False)
+    with torch.random.fork_rng():
+        theirs = peer(x, y)
+    ours = Square(ball, queries=200)(tiny_net, x, y)
+    broken = [int((prediction(tiny_net(images)) != y).sum()) for images in (ours, theirs)]
+    assert broken[0] >= broken[1] - 2
