@@ -70,8 +70,13 @@ EXAMPLES: dict[str, Attack] = {
     "apgd": APGD(Linf(0.1), steps=12, goal=DLR(), restarts=2),
     "apgd-l2": APGD(L2(0.5), steps=12, keep="largest", goal=Margin(), looks=2),
     "fab": FAB(Linf(0.15), steps=5, restarts=2),
+    "fab-l2": FAB(L2(0.8), steps=5, restarts=2),
     "cw": CW(searches=2, steps=15, rate=0.05, constant=1.0),
-    "square": Square(L2(0.8), queries=30),
+    "cw-linf": CW("Linf", searches=2, steps=15, rate=0.05, constant=1.0),
+    "cw-linf-adam": CW("Linf-adam", searches=2, steps=15, rate=0.05, confidence=1.0, abort=False),
+    "cw-adaptive": CW(searches=2, steps=15, rate=0.05, criterion=Slips(Con(), 0.5)),
+    "square": Square(Linf(0.15), queries=30),
+    "square-l2": Square(L2(0.8), queries=30),
     "dlr": PGD(Linf(0.1), steps=4, goal=DLR() + WrongCon() + Raise(Con()) + RRLoss()),
 }  # fmt: skip
 GOAL_EXAMPLES: list[Goal] = [
@@ -131,11 +136,13 @@ class TestContract:
         self, name: str, test_images: Images
     ) -> None:
         net, attack = LinearNet().eval(), SHORT[name]
-        x, y = centred_images(9), torch.arange(9) % 4
-        index = torch.arange(40, 49)
+        x, index = centred_images(9), torch.arange(40, 49)
+        y = prediction(net(x))
         whole = attack(net, x, y, index)
+        turned = attack(net, x.flip(0), y.flip(0), index.flip(0))
         one = attack(net, x[4:5], y[4:5], index[4:5])
-        assert torch.allclose(whole[4:5], one, atol=1e-12)
+        assert torch.allclose(whole, turned.flip(0), atol=1e-9)
+        assert torch.allclose(whole[4:5], one, atol=1e-9)
 
     def test_takes_a_batch_of_one(
         self, name: str, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]

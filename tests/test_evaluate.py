@@ -242,6 +242,9 @@ def test_rows_agree_with_the_definitions(scored_source: Source) -> None:
         assert oracle.ranking.auroc > paper.ranking.auroc
         assert ("T-Con (oracle)", "deploy") not in rows
         assert rows["Con", "paper"].ranking.auroc_vs_con.value == 0
+        for name in scoring.scores:
+            held = metrics.verdict_point(scoring.taken(name, record), correct)
+            assert rows[name, "deploy"].point._replace(threshold=0) == held._replace(threshold=0)
         for protocol in ("paper", "deploy"):
             own, base = rows["R-Con", protocol], rows["Con", protocol]
             gap = own.accuracy_vs_con

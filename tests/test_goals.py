@@ -28,10 +28,12 @@ from demur.attacks import (
     WrongCon,
 )
 from demur.attacks.goals import Moment
+from demur.attacks.victims import Victims
 from demur.balls import Linf
 from demur.errors import BadInput
 from demur.methods import RR
 from demur.nets import RejectingNet
+from demur.noise import Stream
 from demur.output import Output, output_of, prediction, rcon
 from demur.recipes import RECIPES, attack
 from demur.rejectors import Con, RCon
@@ -122,9 +124,10 @@ def test_each_target_tries_the_best_wrong_class_first_and_all_in_the_end() -> No
     tried: list[Tensor] = []
 
     class Spy(PGD):
-        def perturbed(self, *args: object, **kwargs: object) -> Tensor:
-            tried.append(args[5])  # type: ignore[arg-type]
-            return args[1]  # type: ignore[return-value]
+        def against(self, on: Victims, stream: Stream) -> Tensor:
+            assert on.target is not None
+            tried.append(on.target)
+            return on.x
 
     EachTarget(Spy(Linf(0.1), goal=Toward()))(net, x, y)
     classes = logits.shape[1]

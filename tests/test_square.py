@@ -48,39 +48,6 @@ def test_windows_lie_inside_and_reach_every_pixel() -> None:
     assert rows.max() == columns.max() == 2
 
 
-@BALLS
-def test_it_stays_in_its_ball_and_leaves_everything_untouched(
-    ball: Ball, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
-) -> None:
-    (x, y), attack = batch, Square(ball, queries=20)
-    weights = {k: v.clone() for k, v in tiny_net.state_dict().items()}
-    images, generator = x.clone(), torch.get_rng_state()
-    x_adv = attack(tiny_net, x, y)
-    assert torch.equal(x_adv, attack(tiny_net, x, y))
-    assert not torch.equal(x_adv, Square(ball, queries=20, seed=1)(tiny_net, x, y))
-    assert x_adv.min() >= 0
-    assert x_adv.max() <= 1
-    assert ball.size(x_adv - x).max() <= ball.eps * (1 + 1e-6)
-    assert torch.equal(x, images)
-    assert torch.equal(generator, torch.get_rng_state())
-    assert not tiny_net.training
-    assert all(p.grad is None for p in tiny_net.parameters())
-    assert all(torch.equal(v, weights[k]) for k, v in tiny_net.state_dict().items())
-    assert attack(tiny_net, x[:1], y[:1]).shape == x[:1].shape
-    assert torch.equal(attack(tiny_net.classifier().eval(), x, y), x_adv)
-
-
-@BALLS
-def test_an_image_is_attacked_alike_in_any_batch_and_order(ball: Ball) -> None:
-    net, x, index = LinearNet(), centred_images(9), torch.arange(40, 49)
-    y = prediction(net(x))
-    attack = Square(replace_eps(ball, 0.3), queries=60)
-    whole, turned = attack(net, x, y, index), attack(net, x.flip(0), y.flip(0), index.flip(0))
-    one = attack(net, x[4:5], y[4:5], index[4:5])
-    assert torch.allclose(whole, turned.flip(0), atol=1e-12)
-    assert torch.allclose(whole[4:5], one, atol=1e-12)
-
-
 def replace_eps(ball: Ball, share: float) -> Ball:
     return type(ball)(share * ball.eps)
 

@@ -6,7 +6,7 @@ At checkpoints that come closer and closer, an image whose goal rose too seldom,
 not move, goes back to its best place with half the step.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -16,17 +16,17 @@ from demur import noise
 from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
 from demur.attacks.goals import CE, Goal, Kept, Moment
-from demur.attacks.victims import Victims, confirmed, per_image
+from demur.attacks.victims import Rows, Victims, confirmed, per_image
 from demur.balls import Ball
 from demur.declared import Count, Natural, Share
-from demur.gradient import Gradient, Model, gradient, value_at
+from demur.gradient import Gradient, gradient, value_at
 from demur.noise import Stream
 
 FIRST, SHRINK, LEAST = 0.22, 0.03, 0.06  # of all steps: the first gap between checks, and so on
 
 
 @dataclass
-class Climb:
+class Climb(Rows):
     """Images on their way up; every tensor has one row per image."""
 
     x_adv: Tensor
@@ -40,10 +40,6 @@ class Climb:
     rises: Tensor  # since the last check
     best_at_check: Tensor
     reduced: Tensor  # at the last check
-
-    def at(self, chosen: Tensor) -> "Climb":
-        """The chosen ones."""
-        return Climb(*(getattr(self, f.name)[chosen] for f in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -60,24 +56,15 @@ class APGD(Attack):
     looks: Count = 1  # gradients averaged, for nets that answer at random
     seed: Natural = 0
 
-    def perturbed(
-        self,
-        model: Model,
-        x: Tensor,
-        y: Tensor,
-        index: Tensor,
-        stream: Stream = 0,
-        target: Tensor | None = None,
-    ) -> Tensor:
+    def against(self, on: Victims, stream: Stream) -> Tensor:
         """Attacked images: broken where that was found, else those with the largest goal."""
-        everyone = Victims(model, x, y, index, target)
-        best, best_value = x.clone(), torch.full_like(y, -torch.inf, dtype=x.dtype)
-        whole = self._whole(everyone)
+        best, best_value = on.x.clone(), torch.full_like(on.y, -torch.inf, dtype=on.x.dtype)
+        whole = self._whole(on)
         for restart in range(self.restarts):
             alive = whole.nonzero()[:, 0]
             if len(alive) == 0:
                 break
-            found, value, broken = self._climbed(everyone.at(alive), noise.derived(stream, restart))
+            found, value, broken = self._climbed(on.at(alive), noise.derived(stream, restart))
             better = broken | (value > best_value[alive])
             best[alive[better]] = found[better]
             best_value[alive[better]] = value[better]

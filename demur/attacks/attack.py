@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from demur.attacks.victims import Victims
 from demur.batch import check_batch
 from demur.errors import BadInput
 from demur.gradient import Model
@@ -36,7 +37,6 @@ class Attack(Spec, ABC):
             raise BadInput(f"index must be one place per image ({len(x)}), not {len(index)}")
         return self.perturbed(model, x, y, index)
 
-    @abstractmethod
     def perturbed(
         self,
         model: Model,
@@ -50,20 +50,17 @@ class Attack(Spec, ABC):
 
         `target` is a wrong class for each image, for goals that ask for one.
         """
+        return self.against(Victims(model, x, y, index, target), stream)
+
+    @abstractmethod
+    def against(self, on: Victims, stream: Stream) -> Tensor:
+        """What the attack makes of its victims."""
 
 
 @dataclass(frozen=True)
 class Clean(Attack):
     """No attack: the images as they are."""
 
-    def perturbed(
-        self,
-        model: Model,
-        x: Tensor,
-        y: Tensor,
-        index: Tensor,
-        stream: Stream = 0,
-        target: Tensor | None = None,
-    ) -> Tensor:
+    def against(self, on: Victims, stream: Stream) -> Tensor:
         """The images themselves."""
-        return x
+        return on.x

@@ -16,7 +16,7 @@ from torch import Tensor
 from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Refused, Ruled, Wrong
 from demur.attacks.goals.untargeted import at, best_wrong
-from demur.attacks.victims import Victims, confirmed, per_image
+from demur.attacks.victims import Rows, Victims, confirmed, per_image
 from demur.declared import Count, NonNegative, Positive
 from demur.gradient import Gradient, Model, gradient, value_at
 from demur.noise import Stream
@@ -62,7 +62,7 @@ class Shortfall:
 
 
 @dataclass
-class Descent:
+class Descent(Rows):
     """Images on their way; every tensor has one row per image."""
 
     w: Tensor  # the image before tanh
@@ -82,10 +82,6 @@ class Descent:
     best: Tensor
     distance: Tensor  # of the best
 
-    def at(self, chosen: Tensor) -> "Descent":
-        """The chosen ones."""
-        return Descent(*(getattr(self, f.name)[chosen] for f in fields(self)))
-
 
 @dataclass(frozen=True)
 class CW(Attack):
@@ -104,26 +100,19 @@ class CW(Attack):
     criterion: Criterion = Wrong()
     abort: bool = True  # a search that makes no progress
 
-    def perturbed(
-        self,
-        model: Model,
-        x: Tensor,
-        y: Tensor,
-        index: Tensor,
-        stream: Stream = 0,
-        target: Tensor | None = None,
-    ) -> Tensor:
+    def against(self, on: Victims, stream: Stream) -> Tensor:
         """The nearest broken images; one that is broken as it stands comes back as it is."""
-        goal, best = Shortfall(self.criterion, self.confidence), x.clone()
-        on = Victims(model, x, y, index, self._wanted(y, target))
-        _, out = value_at(model, goal, x, y, *aim(on))
-        broken = self.criterion(out, y) & (lead(out, y, *aim(on)) >= self.confidence)
+        goal, best = Shortfall(self.criterion, self.confidence), on.x.clone()
+        if isinstance(self.criterion, Refused):  # the right class should go on leading
+            on = replace(on, target=on.y)
+        _, out = value_at(on.model, goal, on.x, on.y, *aim(on))
+        broken = self.criterion(out, on.y) & (lead(out, on.y, *aim(on)) >= self.confidence)
         alive = (~broken).nonzero()[:, 0]
         on = on.at(alive)
         d = self._begun(on.x)
         while len(alive):
             x_adv = pixels(d.w)
-            look = gradient(model, goal, x_adv, on.y, *aim(on))
+            look = gradient(on.model, goal, x_adv, on.y, *aim(on))
             d, over = self._noted(d, on, x_adv, look)
             d = self._moved(self._renewed(d, on.x, over), on.x, x_adv, look.grad, ~over)
             left = (d.searches < self.searches) & (d.spent < self.searches * self.steps)
@@ -140,10 +129,6 @@ class CW(Attack):
         with torch.no_grad():
             broken = self.criterion(output_of(model(x_adv)), y)
         return Distortion(x_adv, broken, self._size(x_adv - x).where(broken, torch.inf))
-
-    def _wanted(self, y: Tensor, target: Tensor | None) -> Tensor | None:
-        """The class that should lead, or None where any wrong one may."""
-        return y if isinstance(self.criterion, Refused) else target
 
     def _size(self, delta: Tensor) -> Tensor:
         """The distance as it is reported."""

@@ -19,7 +19,7 @@ from demur.attacks.goals import Margin, Toward
 from demur.attacks.victims import Victims, per_image
 from demur.balls import Ball
 from demur.declared import Count, Natural, Positive, Share
-from demur.gradient import Model, gradient, value_at
+from demur.gradient import gradient, value_at
 from demur.noise import Stream
 
 SEARCHES, BEYOND = 3, 0.05  # the last search, and the share of the margin it leaves
@@ -62,21 +62,14 @@ class FAB(Attack):
     criterion: Criterion = Wrong()
     seed: Natural = 0
 
-    def perturbed(
-        self,
-        model: Model,
-        x: Tensor,
-        y: Tensor,
-        index: Tensor,
-        stream: Stream = 0,
-        target: Tensor | None = None,
-    ) -> Tensor:
+    def against(self, on: Victims, stream: Stream) -> Tensor:
         """The closest broken images within reach, and the others as they are."""
-        margin, out = value_at(model, Margin(), x, y)
-        whole = (~self.criterion(out, y)).nonzero()[:, 0]
+        x = on.x
+        margin, out = value_at(on.model, Margin(), x, on.y)
+        whole = (~self.criterion(out, on.y)).nonzero()[:, 0]
         if len(whole) == 0:
             return x.clone()
-        on = Victims(model, x, y, index, target).at(whole)
+        on = on.at(whole)
         aims, best = _aims(on, out.logits.shape[-1]), Closest.none(on.x)
         for restart in range(self.restarts):
             begin = self._begun(on, best, noise.derived(stream, restart)) if restart else on.x

@@ -20,7 +20,7 @@ from demur.attacks.goals import CE, Goal, Kept, Moment
 from demur.attacks.victims import Victims, confirmed, per_image
 from demur.balls import Ball
 from demur.declared import Count, Natural, Positive, Share
-from demur.gradient import Model, gradient, slope, value_at
+from demur.gradient import gradient, slope, value_at
 from demur.noise import Stream
 from demur.spec import later
 
@@ -46,20 +46,9 @@ class PGD(Attack):
     drops: tuple[Count, ...] = field(default=(), metadata=later(neutral=()))  # of the step length
     factor: Share = field(default=0.1, metadata=later(neutral=0.1))
 
-    def perturbed(
-        self,
-        model: Model,
-        x: Tensor,
-        y: Tensor,
-        index: Tensor,
-        stream: Stream = 0,
-        target: Tensor | None = None,
-    ) -> Tensor:
+    def against(self, on: Victims, stream: Stream) -> Tensor:
         """Attacked images, kept by the largest goal or by the criterion."""
-        victims = Victims(model, x, y, index, target)
-        if self.keep == "largest":
-            return self._largest(victims, stream)
-        return self._breaking(victims, stream)
+        return (self._largest if self.keep == "largest" else self._breaking)(on, stream)
 
     def _largest(self, on: Victims, stream: Stream) -> Tensor:
         best, best_value = on.x, torch.full_like(on.y, -torch.inf, dtype=on.x.dtype)

@@ -21,7 +21,7 @@ from demur.attacks.victims import Victims, per_image
 from demur.balls import L2, Ball, Linf
 from demur.declared import Count, Natural, Share
 from demur.errors import BadInput
-from demur.gradient import Model, value_at
+from demur.gradient import value_at
 from demur.noise import Stream
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # the share p is halved after these
@@ -50,18 +50,10 @@ class Square(Attack):
         if not isinstance(self.ball, Linf | L2):
             raise BadInput(f"Square is made for Linf and L2, not for {self.ball}")
 
-    def perturbed(
-        self,
-        model: Model,
-        x: Tensor,
-        y: Tensor,
-        index: Tensor,
-        stream: Stream = 0,
-        target: Tensor | None = None,
-    ) -> Tensor:
+    def against(self, on: Victims, stream: Stream) -> Tensor:
         """Attacked images: broken where that was found, else with every square that helped."""
-        on, best = Victims(model, x, y, index, target), x.clone()
-        kept = self.goal.begin(Moment(model, x, x, y, target))
+        x, index, best = on.x, on.index, on.x.clone()
+        kept = self.goal.begin(Moment(on.model, x, x, on.y, on.target))
         value, broken = self._seen(on, x, kept, 0)
         alive, left = torch.arange(len(x), device=x.device), ~broken
         x_adv = x

@@ -5,7 +5,7 @@
 Gowal et al. 2019. With `keep="criterion"` only images that are not yet broken go on.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -16,8 +16,9 @@ from demur import noise
 from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
 from demur.attacks.goals import CE, Goal
+from demur.attacks.victims import Victims
 from demur.declared import Count
-from demur.gradient import Model, value_at
+from demur.gradient import value_at
 from demur.noise import Stream
 
 
@@ -34,30 +35,21 @@ class EachTarget(Attack):
     by: Goal = CE()  # reference code: chosen by cross-entropy
     criterion: Criterion = Wrong()
 
-    def perturbed(
-        self,
-        model: Model,
-        x: Tensor,
-        y: Tensor,
-        index: Tensor,
-        stream: Stream = 0,
-        target: Tensor | None = None,
-    ) -> Tensor:
+    def against(self, on: Victims, stream: Stream) -> Tensor:
         """Attacked images, kept over all targets."""
-        best, alive = x.clone(), torch.arange(len(x), device=x.device)
-        best_value, out = value_at(model, self.by, x, y)
+        best, alive = on.x.clone(), torch.arange(len(on.x), device=on.x.device)
+        best_value, out = value_at(on.model, self.by, on.x, on.y)
         if self.keep == "criterion":
-            alive = alive[~self.criterion(out, y)]
+            alive = alive[~self.criterion(out, on.y)]
         else:
             best_value = torch.full_like(best_value, -torch.inf)
-        for place, wanted in enumerate(self._targets(out.logits, y)):
+        for place, wanted in enumerate(self._targets(out.logits, on.y)):
             if len(alive) == 0:
                 break
-            x_adv = self.attack.perturbed(
-                model, x[alive], y[alive], index[alive], noise.derived(stream, place), wanted[alive]
-            )
-            value, out = value_at(model, self.by, x_adv, y[alive])
-            broken = self.criterion(out, y[alive])
+            left = replace(on, target=wanted).at(alive)
+            x_adv = self.attack.against(left, noise.derived(stream, place))
+            value, out = value_at(on.model, self.by, x_adv, left.y)
+            broken = self.criterion(out, left.y)
             ends = broken if self.keep == "criterion" else torch.zeros_like(broken)
             better = ends | (value > best_value[alive])
             best[alive[better]] = x_adv[better]

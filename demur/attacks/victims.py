@@ -1,6 +1,7 @@
 """Images under attack, and what attacks ask of them again and again."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -25,6 +26,15 @@ class Victims:
         """The chosen ones."""
         target = None if self.target is None else self.target[chosen]
         return Victims(self.model, self.x[chosen], self.y[chosen], self.index[chosen], target)
+
+
+@dataclass
+class Rows:
+    """Tensors that all have one row per image."""
+
+    def at(self, chosen: Tensor) -> Self:
+        """The rows of the chosen images."""
+        return type(self)(*(getattr(self, f.name)[chosen] for f in fields(self)))
 
 
 def confirmed(

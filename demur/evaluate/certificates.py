@@ -8,7 +8,7 @@ A certificate made on attacked images is valid for that attack at that radius on
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from demur.calibrate import Certificate, Promise, certify, lower_bound, upper_bo
 from demur.errors import BadInput, suggestion
 from demur.evaluate.attack import Order, Source, attacked
 from demur.evaluate.binding import Binding, bind
+from demur.evaluate.plain import plain
 from demur.evaluate.values import Kept, accepted, can_score, values
 from demur.metrics import Interval
 from demur.rule import Rejector, Rule, Score
@@ -76,7 +77,8 @@ class Retest:
 
     def plain(self) -> dict[str, Any]:
         """The retest as JSON values."""
-        return asdict(self) | {"interval": self.interval._asdict()}
+        told: dict[str, Any] = plain(self)
+        return told
 
 
 def issue(

@@ -5,7 +5,7 @@ deploy: the threshold comes from clean cal images and is frozen before an attack
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,6 +14,7 @@ from demur import metrics
 from demur.calibrate import TPR
 from demur.evaluate.attack import Source
 from demur.evaluate.binding import Binding
+from demur.evaluate.plain import plain
 from demur.evaluate.values import Kept, accepted, can_score, values
 from demur.metrics import Difference, FloatArray, Interval, Operating, Redraws
 from demur.output import con, tcon
@@ -62,7 +63,7 @@ class Row:
 
     def plain(self) -> dict[str, Any]:
         """The row as JSON values; an infinite threshold is written as text."""
-        row: dict[str, Any] = _plain(self)
+        row: dict[str, Any] = plain(self)
         if not np.isfinite(self.point.threshold):
             row["point"]["threshold"] = str(self.point.threshold)
         return row
@@ -84,7 +85,7 @@ class Summary:
 
     def plain(self) -> dict[str, Any]:
         """The summary as JSON values."""
-        summary: dict[str, Any] = _plain(self)
+        summary: dict[str, Any] = plain(self)
         return summary
 
 
@@ -159,7 +160,7 @@ class Scoring:
             ranking = self._ranking(value, base)
             rows.append(self._paper_row(name, value, ranking, base))
             if name in self.thresholds:
-                rows.append(self._deploy_row(name, ranking, base))
+                rows.append(self._deploy_row(name, value, ranking, base))
         oracle = tcon(record.output, record.y).double().numpy()
         rows.append(self._paper_row(ORACLE, oracle, self._ranking(oracle, base), base))
         return Scored(record, summary(record), rows, tuple(unseen))
@@ -190,9 +191,9 @@ class Scoring:
             "this set, with its labels", record.digest, self.level,
         )  # fmt: skip
 
-    def _deploy_row(self, name: str, ranking: Ranking, base: "Baseline") -> Row:
+    def _deploy_row(self, name: str, score: FloatArray, ranking: Ranking, base: "Baseline") -> Row:
         record = base.record
-        taken = self.taken(name, record)
+        taken = score >= self.thresholds[name]  # as the rule has it, without scoring again
         point = metrics.verdict_point(taken, record.correct, self.thresholds[name])
         kept = metrics.wilson(int(taken[record.correct].sum()), int(record.correct.sum()))
         redrawn = base.redraws.shares(record.correct, taken)
@@ -220,16 +221,9 @@ class Baseline:
         self.paper = metrics.paper_operating_point(self.value, correct, scoring.level)
         self.paper_redrawn = self.redraws.paper_accuracies(self.value, correct, scoring.level)
         if BASELINE in scoring.thresholds:
-            taken = scoring.taken(BASELINE, record)
+            taken = self.value >= scoring.thresholds[BASELINE]
             self.deploy = metrics.verdict_point(taken, correct)
             self.deploy_redrawn = self.redraws.shares(correct, taken)
-
-
-def _plain(value: Any) -> Any:
-    """Dataclasses and named tuples as dictionaries, all the way down."""
-    if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    return value._asdict() if hasattr(value, "_asdict") else value
 
 
 def summary(record: Record) -> Summary:

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from demur.evaluate.certificates import Issued, Retest
-from demur.report.text import percent
+from demur.report.text import percent, whole_width
 
 SHARES = {"risk": "wrong of accepted", "tpr": "right kept", "coverage": "coverage"}
 
@@ -35,8 +35,7 @@ def show_retests(tested: Iterable[tuple[Issued, list[Retest]]]) -> None:
     table = retest_table(tested)
     if table.row_count:
         console = Console()
-        whole = console.measure(table, options=console.options.update(width=10_000)).maximum
-        (console if console.is_terminal else Console(width=whole)).print(table)
+        (console if console.is_terminal else Console(width=whole_width(table))).print(table)
 
 
 def retest_table(tested: Iterable[tuple[Issued, list[Retest]]]) -> Table:

@@ -30,11 +30,17 @@ def show_scores(scored: list[Scored], protocols: Iterable[Protocol]) -> None:
     console = Console()
     for protocol in protocols:
         table = score_table(scored, protocol)
-        whole = console.measure(table, options=console.options.update(width=10_000)).maximum
+        whole = whole_width(table)
         if not console.is_terminal:
             Console(width=whole).print(table)
         else:
             console.print(score_table(scored, protocol, narrow=console.width < whole))
+
+
+def whole_width(table: Table) -> int:
+    """How wide a table is where nothing has to be cut."""
+    console = Console()
+    return console.measure(table, options=console.options.update(width=10_000)).maximum
 
 
 def score_table(scored: list[Scored], protocol: Protocol, narrow: bool = False) -> Table:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from demur.evaluate.theory import RHO, SMALL, RecordTheory, Share, TheoryReport, Throughout
 from demur.metrics import wilson
-from demur.report.text import percent
+from demur.report.text import percent, whole_width
 from demur.theory import n_sub
 
 
@@ -31,9 +31,8 @@ def show_theory(report: TheoryReport) -> None:
     """Print every table, and what is missing for the one on a whole ball."""
     console = Console(highlight=False)
     for title, table, caption in theory_tables(report):
-        whole = console.measure(table, options=console.options.update(width=10_000)).maximum
         console.print(title, style="bold", soft_wrap=True)
-        Console(width=whole).print(table, end="")
+        Console(width=whole_width(table)).print(table, end="")
         console.print(f"{caption}\n" if caption else "", soft_wrap=True)
     if report.how_throughout is not None:
         console.print(missing(report.how_throughout), soft_wrap=True)

@@ -8,10 +8,11 @@ Everything is read off records, so a run without weights or data will do.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from demur.errors import BadInput
+from demur.evaluate.plain import plain
 from demur.evaluate.theory.ball import Throughout, throughout
 from demur.evaluate.theory.record import XIS, RecordTheory, of_record
 from demur.methods import RR
@@ -61,7 +62,7 @@ class TheoryReport:
 
     def plain(self) -> dict[str, Any]:
         """The report as JSON values."""
-        found: dict[str, Any] = _plain(self)
+        found: dict[str, Any] = plain(self)
         return found | {"violations": self.violations}
 
 
@@ -105,12 +106,3 @@ def _how(run: Run) -> str:
         f"demur train @{run.path / 'recipe.txt'} --out {again}, since no weights are kept here, "
         f"and demur attack {again} clean xi"
     )
-
-
-def _plain(value: Any) -> Any:
-    """Dataclasses and named tuples as dictionaries, all the way down."""
-    if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if hasattr(value, "_asdict"):
-        return value._asdict()
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value
