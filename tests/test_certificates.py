@@ -211,3 +211,13 @@ def test_bad_requests_get_one_sentence(
     assert code == 2
     assert sentence in " ".join(err.split())
     assert "Traceback" not in err
+
+
+def test_a_split_that_is_not_there_is_refused_by_name(source: Source, command: Command) -> None:
+    shutil.copytree(source.run.path, "runs/mine")
+    code, _, err = command("score", "mine", "--split", "vall")
+    assert code == 2
+    assert "no split is called 'vall'; did you mean val" in " ".join(err.split())
+    code, _, err = command("score", "mine", "--split", "val")
+    assert code == 2
+    assert "demur attack mine pgd-20 --split val" in " ".join(err.split())

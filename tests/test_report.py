@@ -16,8 +16,10 @@ import torch
 
 from demur.attacks import PGD, Clean
 from demur.balls import Linf
+from demur.calibrate import Coverage
 from demur.errors import BadInput
 from demur.evaluate import Order, Row, Scored, Scoring, Source, attacked
+from demur.evaluate.certificates import issue, retests
 from demur.methods import RR
 from demur.metrics import Interval
 from demur.output import prediction
@@ -75,6 +77,7 @@ def made_page(run: Run, path: Path) -> Made:
         attacked(source, "pgd-20:steps=3", PGD(Linf(0.15), steps=3, step=0.0375), order),
         attacked(source, "clean", Clean(), order),
     ]
+    issue(source, "Con", Coverage(0.2), 0.8)
     scoring = Scoring.of(source)
     scored = [scoring.scored(record) for record in records]
     write_page(source, scored, scoring, path)
@@ -162,7 +165,7 @@ def test_page_is_whole_and_needs_no_other_file(page: Made) -> None:
 
 
 def test_figures_of_the_tables_are_those_of_the_rows(page: Made) -> None:
-    tables = Reader(page.text).tables
+    _, *tables = Reader(page.text).tables  # the first is of promises
     ordered = [page.scored[1], page.scored[0]]  # images as they are come first
     for table, protocol in zip(tables, ("deploy", "paper"), strict=True):
         found = [
@@ -197,6 +200,15 @@ def check_cells(cells: list[str], row: Row) -> None:
     assert cells[7].endswith(f"from {row.threshold_from}")
     if np.isfinite(point.threshold):
         assert f"{point.threshold:.3f}" in cells[7]
+
+
+def test_a_promise_is_told_beside_what_every_record_shows(page: Made) -> None:
+    ((made, lines),) = retests(page.source, page.scoring.scores, [s.record for s in page.scored])
+    told = plain(page.text)
+    assert made.story["sentence"] in told
+    for line in lines:
+        assert line.observed is not None
+        assert f"at least 20.0 {100 * line.observed:.1f} [" in told
 
 
 def test_sentences_say_what_the_rows_say(page: Made) -> None:

@@ -160,7 +160,7 @@ def scored_run(
     from demur.cli.progress import CountBar
     from demur.evaluate import Scoring
 
-    records = source.run.records(split)
+    records = source.run.records(source.split_named(split))
     if not records:
         name, where = source.run.path.name, "" if split == "test" else f" --split {split}"
         raise BadInput(f"{name} has no record yet; make one with demur attack {name} pgd-20{where}")

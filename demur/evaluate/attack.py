@@ -107,15 +107,20 @@ class Source:
         """The data, on the CPU."""
         return self.run.recipe.data.load(self.data_folder)
 
+    def split_named(self, name: str) -> SplitName:
+        """The split of that name; one that is not there is refused."""
+        splits: tuple[SplitName, ...] = get_args(SplitName)
+        found = next((split for split in splits if split == name), None)
+        if found is None:
+            raise BadInput(f"no split is called {name!r}; {suggestion(name, splits)}")
+        if found not in self.run.recipe.data.splits:
+            data = show(self.run.recipe.data)
+            raise BadInput(f"{data} keeps no {name} images; train with split=held-out")
+        return found
+
     def images(self, order: Order) -> Images:
         """The images that were ordered, on the device."""
-        if order.split not in get_args(SplitName):
-            known = suggestion(order.split, get_args(SplitName))
-            raise BadInput(f"no split is called {order.split!r}; {known}")
-        if order.split not in self.run.recipe.data.splits:
-            name = show(self.run.recipe.data)
-            raise BadInput(f"{name} keeps no {order.split} images; train with split=held-out")
-        whole = self.splits[order.split]
+        whole = self.splits[self.split_named(order.split)]
         return (whole if order.n is None else whole.first(order.n)).to(self.device)
 
     def clean(self, split: str) -> Record:
