@@ -11,31 +11,55 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from demur.attacks import CE, PGD, Clean, Evade, Margin, Refused, Slips, Wrong
+    from demur.attacks import (
+        APGD,
+        CE,
+        CW,
+        FAB,
+        PGD,
+        AutoAttack,
+        Clean,
+        Evade,
+        ForceRefusal,
+        Margin,
+        Refused,
+        RejectAutoAttack,
+        Slips,
+        Square,
+        Unanswered,
+        Wrong,
+    )
     from demur.balls import L2, Linf
     from demur.calibrate import TPR, Coverage, Risk, certify
     from demur.evaluate import Order, Scoring, Source, attacked, bind
+    from demur.foreign import RejectClass, WithScore
     from demur.output import Output
     from demur.recipes import recipe
-    from demur.rejectors import GDA, KD, LID, Con, Coupled, Energy, RCon
+    from demur.rejectors import GDA, KD, LID, Con, Coupled, Energy, Given, RCon
     from demur.runs import Run
 
 _HOMES = {
-    "attacks": ("CE", "PGD", "Clean", "Evade", "Margin", "Refused", "Slips", "Wrong"),
+    "attacks": (
+        "APGD", "CE", "CW", "FAB", "PGD", "AutoAttack", "Clean", "Evade", "ForceRefusal", "Margin",
+        "Refused", "RejectAutoAttack", "Slips", "Square", "Unanswered", "Wrong",
+    ),
     "balls": ("L2", "Linf"),
     "calibrate": ("TPR", "Coverage", "Risk", "certify"),
     "evaluate": ("Order", "Scoring", "Source", "attacked", "bind"),
+    "foreign": ("RejectClass", "WithScore"),
     "output": ("Output",),
     "recipes": ("recipe",),
-    "rejectors": ("GDA", "KD", "LID", "Con", "Coupled", "Energy", "RCon"),
+    "rejectors": ("GDA", "KD", "LID", "Con", "Coupled", "Energy", "Given", "RCon"),
     "runs": ("Run",),
-}
+}  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "CE", "GDA", "KD", "L2", "LID", "PGD", "TPR", "Clean", "Con", "Coupled", "Coverage", "Energy",
-    "Evade", "Linf", "Margin", "Order", "Output", "RCon", "Refused", "Risk", "Run", "Scoring",
-    "Slips", "Source", "Wrong", "attacked", "bind", "certify", "recipe",
+    "APGD", "CE", "CW", "FAB", "GDA", "KD", "L2", "LID", "PGD", "TPR", "AutoAttack", "Clean", "Con",
+    "Coupled", "Coverage", "Energy", "Evade", "ForceRefusal", "Given", "Linf", "Margin", "Order",
+    "Output", "RCon", "Refused", "RejectAutoAttack", "RejectClass", "Risk", "Run", "Scoring",
+    "Slips", "Source", "Square", "Unanswered", "WithScore", "Wrong", "attacked", "bind", "certify",
+    "recipe",
 ]  # fmt: skip
 
 

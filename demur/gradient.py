@@ -2,10 +2,10 @@
 
     grad, value, out = gradient(model, goal, x, y)
     grad = slope(model, goal, x, y)                     # where nobody looks at the rest
+    value, out = glance(model, goal, x, y)              # without a gradient
 
-A model that brings a faster way offers it as `model.gradient`, and as `model.slope` where that is
-faster still; any other callable that returns an Output or logits goes through autograd. No weight
-gradient is computed. `given` are tensors, one row per image, that the goal looks at besides.
+A model may bring faster ways of its own: `model.gradient`, `.slope`, `.value`. No weight gradient
+is computed. `given` are tensors, one row per image, that the goal looks at besides.
 """
 
 from collections.abc import Callable
@@ -52,10 +52,21 @@ def slope(model: Model, goal: GoalFunction, x: Tensor, y: Tensor, *given: Tensor
     return gradient(model, goal, x, y, *given).grad
 
 
+def glance(
+    model: Model, goal: GoalFunction, x: Tensor, y: Tensor, *given: Tensor
+) -> tuple[Tensor, Output]:
+    """The goal's value at x and the output there, as rough as the model's gradients are."""
+    own = getattr(model, "value", None)
+    if own is not None:
+        found: tuple[Tensor, Output] = own(goal, x, y, *given)
+        return found
+    return value_at(model, goal, x, y, *given)
+
+
 def value_at(
     model: Model, goal: GoalFunction, x: Tensor, y: Tensor, *given: Tensor
 ) -> tuple[Tensor, Output]:
-    """The goal's value at x and the output there, without a gradient."""
+    """The goal's value at x and the output there, by the model's own answer."""
     with torch.no_grad():
         out = output_of(model(x))
         return goal(out, y, *given), out

@@ -29,6 +29,13 @@ class Score(ABC):
         """The score in the form an attacker should climb: its log where that keeps gradients."""
         return self(out)
 
+    def room(self, out: Output, t: float, label: Tensor) -> Tensor:
+        """How far inside the accepted set the answer `label` would be, if it were given.
+
+        For the answer that is given its sign is that of the score less t.
+        """
+        return self(out) - t
+
     def rule(self, t: float) -> "Rule":
         """Accept where the score reaches t."""
         return Rule(((self, t),))
@@ -43,7 +50,9 @@ class Rejector(ABC):
 
 
 class OperatingPoint(ABC):
-    """How a threshold is chosen from scores of calibration images."""
+    """How a threshold is chosen from scores of clean images, of the cal split if not said."""
+
+    split: str = "cal"
 
     @abstractmethod
     def threshold(self, score: NDArray[np.float64], correct: NDArray[np.bool_]) -> float:

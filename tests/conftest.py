@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
@@ -40,6 +41,13 @@ def tiny_run(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> R
 @pytest.fixture(scope="session")
 def tiny_source(tiny_run: Run) -> Source:
     return Source(tiny_run, torch.device("cpu"))
+
+
+@pytest.fixture
+def own_source(tiny_run: Run, tmp_path: Path) -> Source:
+    """A copy of the tiny run that records may be written into."""
+    copytree(tiny_run.path, tmp_path / "own")
+    return Source(Run.open(str(tmp_path / "own")), torch.device("cpu"))
 
 
 @pytest.fixture(scope="session")

@@ -21,13 +21,23 @@ from demur.attacks import (
     GOALS,
     PGD,
     Attack,
+    AutoAttack,
+    Balanced,
+    Chain,
     Clean,
+    Doubt,
     EachTarget,
     Evade,
+    ForceRefusal,
     Goal,
+    Least,
     Margin,
+    One,
+    OrthogonalAPGD,
+    Product,
     Raise,
     Refused,
+    RejectAutoAttack,
     Relaxed,
     RRLoss,
     Scaled,
@@ -37,6 +47,7 @@ from demur.attacks import (
     Toward,
     TowardCon,
     TowardDLR,
+    Unanswered,
     Wrong,
     WrongCon,
     Xi,
@@ -52,12 +63,20 @@ from demur.rejectors import Con, Coupled, Energy, RCon
 from demur.spec import show
 from tests.linear import LinearNet, centred_images, distance
 
+SLIPS = Slips(RCon(), 0.6)
 EXAMPLES: dict[str, Attack] = {
     **{name: make(RECIPES["digits-pgdat-rr"]) for name, make in NAMED_ATTACKS.items()},
     "adaptive": PGD(
         Linf(0.15), steps=8, goal=Evade(RCon(), eta=0.1), keep="criterion",
         criterion=Slips(RCon(), 0.6),
     ),
+    "reject-autoattack": RejectAutoAttack(Linf(0.15), SLIPS),
+    "force-refusal": ForceRefusal(Linf(0.15), Unanswered(RCon(), 0.6)),
+    "reject-coupled": RejectAutoAttack(L2(0.8), Slips(Coupled(at=0.6), 0.5), version="fast"),
+    "orthogonal": OrthogonalAPGD(Linf(0.15), steps=8, goal=Least(SLIPS), criterion=SLIPS),
+    "balanced": Balanced(L2(0.8), Least(SLIPS), SLIPS, steps=8),
+    "autoattack-plus": AutoAttack(Linf(0.1), version="plus"),
+    "chain": Chain((PGD(Linf(0.1), steps=4), Square(Linf(0.1), queries=20)), by=Margin()),
     "restarts": PGD(L2(0.5), steps=4, restarts=3),
     "survivors": PGD(Linf(0.1), steps=4, restarts=3, keep="criterion", goal=Margin()),
     "from-clean": PGD(Linf(0.1), steps=4, start="clean"),
@@ -75,6 +94,9 @@ EXAMPLES: dict[str, Attack] = {
     "cw-linf": CW("Linf", searches=2, steps=15, rate=0.05, constant=1.0),
     "cw-linf-adam": CW("Linf-adam", searches=2, steps=15, rate=0.05, confidence=1.0, abort=False),
     "cw-adaptive": CW(searches=2, steps=15, rate=0.05, criterion=Slips(Con(), 0.5)),
+    "cw-adaptive-linf": CW(
+        "Linf", searches=2, steps=15, rate=0.05, criterion=Unanswered(Con(), 0.5)
+    ),
     "square": Square(Linf(0.15), queries=30),
     "square-l2": Square(L2(0.8), queries=30),
     "dlr": PGD(Linf(0.1), steps=4, goal=DLR() + WrongCon() + Raise(Con()) + RRLoss()),
@@ -82,6 +104,7 @@ EXAMPLES: dict[str, Attack] = {
 GOAL_EXAMPLES: list[Goal] = [
     CE(), Margin(), Evade(Energy()), Xi(), Sum((CE(), Margin())), Scaled(-2.0, CE()), DLR(),
     WrongCon(), Toward(), TowardDLR(), TowardCon(), Raise(RCon()), RRLoss(), Relaxed(),
+    Least(SLIPS), One(SLIPS, 1), Product(SLIPS), Doubt(Unanswered(Con(), 0.5)),
 ]  # fmt: skip
 
 
@@ -90,17 +113,38 @@ def short(attack: Attack) -> Attack:
     if isinstance(attack, PGD):
         return replace(attack, steps=min(attack.steps, 10), restarts=min(attack.restarts, 3))
     if isinstance(attack, EachTarget):
-        return replace(attack, attack=short(attack.attack), targets=3)
-    return attack
+        return replace(attack, attack=short(attack.attack), targets=2)
+    if isinstance(attack, AutoAttack | RejectAutoAttack | ForceRefusal):
+        return short(attack.chain())
+    if isinstance(attack, Chain):
+        return replace(attack, attacks=tuple(short(member) for member in attack.attacks))
+    if isinstance(attack, APGD | FAB | Balanced):
+        return replace(attack, steps=min(attack.steps, 6), restarts=min(attack.restarts, 2))
+    return (
+        replace(attack, queries=min(attack.queries, 20)) if isinstance(attack, Square) else attack
+    )
 
 
+def ball_of(attack: Attack) -> Ball:
+    """Where an attack may go."""
+    inner = attack.attacks[0] if isinstance(attack, Chain) else getattr(attack, "attack", attack)
+    ball = getattr(inner, "ball", Linf(0))
+    assert isinstance(ball, Ball)
+    return ball
+
+
+NEED_A = (
+    "adaptive", "sum", "xi", "targets", "dlr", "reject-autoattack", "force-refusal",
+    "reject-coupled", "orthogonal", "balanced", "adaptive-ce-trust", "adaptive-ce-rr",
+    "adaptive-con-rr", "adaptive-con-trust", "adaptive-targets-rr", "adaptive-ce-score",
+)  # fmt: skip
 SHORT = {name: short(attack) for name, attack in EXAMPLES.items()}
 
 
 def test_every_attack_goal_and_criterion_has_an_example() -> None:
     assert {type(a) for a in EXAMPLES.values()} == set(ATTACKS)
     assert {type(g) for g in GOAL_EXAMPLES} == set(GOALS)
-    assert set(CRITERIA) == {Wrong, Slips, Refused}
+    assert set(CRITERIA) == {Wrong, Slips, Refused, Unanswered}
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -115,7 +159,7 @@ class TestContract:
         assert x_adv.max() <= 1
         if isinstance(attack, CW):
             return  # looks for the nearest, however far
-        ball = getattr(getattr(attack, "attack", attack), "ball", Linf(0))
+        ball = ball_of(attack)
         assert ball.size(x_adv - x).max() <= ball.eps * (1 + 1e-6) + 1e-7
 
     def test_is_repeatable_and_leaves_everything_untouched(
@@ -155,7 +199,7 @@ class TestContract:
     ) -> None:
         x, y = batch
         foreign = tiny_net.classifier().eval()
-        if name in ("adaptive", "sum", "xi", "targets", "dlr"):
+        if name in NEED_A:
             with pytest.raises(BadInput, match="auxiliary head"):
                 SHORT[name](foreign, x, y)
             return

@@ -348,7 +348,7 @@ class TestRefusals:
 
 class TestOperatingPoints:
     def test_all_are_listed_and_read(self) -> None:
-        assert [c.__name__ for c in OPERATING_POINTS] == ["TPR", "Coverage", "Risk"]
+        assert [c.__name__ for c in OPERATING_POINTS] == ["TPR", "Coverage", "Risk", "Median"]
         for text in ("TPR(0.95)", "Coverage(0.9)", "Risk(0.05)", "Risk(0.05, confidence=0.9)"):
             assert show(read(text, VOCABULARY)) == text
 

@@ -20,8 +20,8 @@ from tests.conftest import Answer, Command
 from tests.test_runs import spoil
 
 VERBS = {
-    "attack", "bench", "calibrate", "data", "demo", "list", "report", "score", "show", "slim",
-    "theory", "train",
+    "adaptive", "attack", "bench", "calibrate", "data", "demo", "distortion", "list", "report",
+    "score", "show", "slim", "theory", "train",
 }  # fmt: skip
 
 

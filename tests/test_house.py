@@ -31,12 +31,12 @@ FLOORS = [
         "device",
     ],
     ["balls", "gradient", "data", "nets", "metrics", "theory"],
-    ["attacks", "rejectors", "calibrate"],
+    ["attacks", "rejectors", "calibrate", "foreign"],
     ["methods"],
     ["recipes"],
     ["runs", "engine"],
     ["evaluate"],
-    ["train"],
+    ["train", "sanity", "autoattack"],
     ["report"],
     ["bench"],
     ["cli"],
@@ -165,9 +165,11 @@ def test_the_readmes_commands_and_code_run(
         # a net that hardly learned keeps no promise, and says so
         honest = words[1] == "calibrate" and "no threshold gives" in done.stderr
         assert done.returncode == 0 or honest, f"{line}\n{done.stderr}"
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    exec(compile(code, "README.md", "exec"), {})
-    assert re.search(r"\d+ of 64 wrong answers got past R-Con", capfd.readouterr().out)
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S):
+        exec(compile(code, "README.md", "exec"), {})
+    told = capfd.readouterr().out
+    assert re.search(r"\d+ of 64 wrong answers got past R-Con", told)
+    assert re.search(r"[1-9]\d* of 100 images are answered wrongly and not refused", told)
 
 
 def test_links_in_the_docs_lead_somewhere() -> None:

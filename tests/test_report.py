@@ -30,6 +30,7 @@ from demur.report.page import page_text, write_page
 from demur.report.text import comparable
 from demur.runs import Run
 from demur.runs.files import write_story, write_tensors
+from demur.sanity import flags
 from demur.spec import digest as spec_digest
 
 N, KEPT = 120, 90
@@ -70,13 +71,14 @@ def small_run(path: Path, name: str) -> Run:
     return run
 
 
-def made_page(run: Run, path: Path) -> Made:
+def made_page(run: Run, path: Path, zero_gradients: int = 0) -> Made:
     source = Source(run, torch.device("cpu"))
     order = Order(n=N, keep_images=KEPT)
     records = [
         attacked(source, "pgd-20:steps=3", PGD(Linf(0.15), steps=3, step=0.0375), order),
         attacked(source, "clean", Clean(), order),
     ]
+    records[0].about["probe"] |= {"zero_gradients": zero_gradients}  # as if it had been seen
     issue(source, "Con", Coverage(0.2), 0.8)
     scoring = Scoring.of(source)
     scored = [scoring.scored(record) for record in records]
@@ -86,11 +88,16 @@ def made_page(run: Run, path: Path) -> Made:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
-    """A net with R-Con, its folder named to break out of HTML, and a net without."""
+    """A net with R-Con, its folder named to break out of HTML, and a net without and flagged."""
     folder = tmp_path_factory.mktemp("report")
     return {
-        name: made_page(small_run(folder / "runs" / folder_name, name), folder / f"{name}.html")
-        for name, folder_name in (("digits-pgdat-rr", "<b>x"), ("digits-pgdat", "plain"))
+        name: made_page(
+            small_run(folder / "runs" / folder_name, name), folder / f"{name}.html", flat
+        )
+        for name, folder_name, flat in (
+            ("digits-pgdat-rr", "<b>x", 0),
+            ("digits-pgdat", "plain", 100),
+        )
     }
 
 
@@ -209,6 +216,19 @@ def test_a_promise_is_told_beside_what_every_record_shows(page: Made) -> None:
     for line in lines:
         assert line.observed is not None
         assert f"at least 20.0 {100 * line.observed:.1f} [" in told
+
+
+def test_sanity_is_told_in_the_words_of_its_flags(page: Made) -> None:
+    records = [each.record for each in page.scored]
+    found, told = flags(records, page.scoring), plain(page.text)
+    flat = page.source.run.path.name == "plain"
+    assert ("exactly zero at 100 of 120 clean images" in told) == flat
+    assert len(found) == page.text.count('<div class="flag">')
+    for flag in found:
+        assert f"{flag.kind} {', '.join(flag.attacks)} {flag.seen} Remedy: {flag.remedy}" in told
+    assert "An attack that fails looks like a net that holds." in told
+    name = "plain" if flat else "'<b>x'"
+    assert f"demur attack {name} pgd-100:eps=128/255" in told
 
 
 def test_sentences_say_what_the_rows_say(page: Made) -> None:

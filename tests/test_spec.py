@@ -14,8 +14,17 @@ from demur.attacks import (
     DLR,
     FAB,
     PGD,
+    AutoAttack,
+    Balanced,
+    Chain,
+    Clean,
+    Doubt,
     Evade,
+    Least,
     Margin,
+    One,
+    OrthogonalAPGD,
+    Product,
     Raise,
     Refused,
     RRLoss,
@@ -25,6 +34,7 @@ from demur.attacks import (
     Sum,
     TowardCon,
     TowardDLR,
+    Unanswered,
     WrongCon,
 )
 from demur.balls import L2, Linf
@@ -34,9 +44,10 @@ from demur.declared import Count, Positive
 from demur.errors import BadInput
 from demur.methods import Piecewise
 from demur.recipes import NAMED_ATTACKS, RECIPES, VOCABULARY
-from demur.rejectors import Coupled, Energy, RCon
+from demur.rejectors import Con, Coupled, Energy, Given, RCon
 from demur.spec import Spec, differences, digest, edit, later, lines, read, show
 
+_SLIPS = Slips(RCon(), 0.5)
 NAMED: dict[str, Spec] = {
     **RECIPES,
     **{name: make(RECIPES["digits-pgdat-rr"]) for name, make in NAMED_ATTACKS.items()},
@@ -62,6 +73,10 @@ NAMED: dict[str, Spec] = {
     "fab": FAB(L2(0.5)),
     "cw": CW(),
     "square": Square(Linf(8 / 255)),
+    "chain": Chain((Clean(), AutoAttack(L2(0.5)))),
+    "balanced": Balanced(Linf(0.1), Least(_SLIPS), _SLIPS),
+    "orthogonal": OrthogonalAPGD(Linf(0.1), goal=Least(_SLIPS), criterion=_SLIPS),
+    "passing": One(_SLIPS, 1) + Product(Slips(Given(), 0.0)) + Doubt(Unanswered(Con(), 0.5)),
     "dlr sum": DLR() + WrongCon() + TowardDLR() + TowardCon() + Raise(RCon()) + RRLoss(),
 }
 
@@ -264,6 +279,21 @@ GOLDEN: dict[str, str] = {
     "gama-pgd": "a46d1db6",
     "gama-fw": "4e5dbd1f",
     "xi": "a629ce37",
+    "autoattack": "c9db90e2",
+    "autoattack-l2": "bd4012ea",
+    "reject-autoattack": "faae01f9",
+    "force-refusal": "f9fd78e2",
+    "cw": "dabae53d",
+    "cw-linf": "7ccec47a",
+    "cw-linf-adam": "348e0c41",
+    "cw-adaptive": "ab4a6c59",
+    "cw-adaptive-linf": "007d687a",
+    "adaptive-ce-trust": "d21979f2",
+    "adaptive-ce-rr": "c602ebaf",
+    "adaptive-con-rr": "25e423d9",
+    "adaptive-con-trust": "092dddd5",
+    "adaptive-targets-rr": "4803da41",
+    "adaptive-ce-score": "5d603fc9",
     "adaptive on a plain net": "e60a6d20",
     "slips": "fb97ce09",
     "refused": "b4407105",
@@ -294,7 +324,10 @@ GOLDEN: dict[str, str] = {
     "risk": "344e5d56",
     "apgd": "dab7bbaa",
     "fab": "42becde2",
-    "cw": "dabae53d",
     "square": "0790c001",
+    "chain": "e187d89d",
+    "balanced": "39b78c56",
+    "orthogonal": "73312ffa",
+    "passing": "cb943980",
     "dlr sum": "ba22a960",
 }

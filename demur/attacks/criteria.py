@@ -2,7 +2,8 @@
 
 Wrong()                        # the answer is wrong, whether or not it would be given
 Slips(RCon(), TPR(0.95))       # wrong and accepted: what gets past the rejector
-Refused(RCon(), 0.5)           # right but refused: the attacker denies the service
+Refused(RCon(), 0.5)           # right but refused
+Unanswered(RCon(), 0.5)        # refused, right or not: the attacker denies the service
 """
 
 from abc import ABC, abstractmethod
@@ -64,3 +65,12 @@ class Refused(Ruled):
     def __call__(self, out: Output, y: Tensor) -> Tensor:
         """Which right answers are withheld."""
         return (prediction(out) == y) & ~self.rule.accepted(out)
+
+
+@dataclass(frozen=True)
+class Unanswered(Ruled):
+    """Refused, whatever the answer would have been."""
+
+    def __call__(self, out: Output, y: Tensor) -> Tensor:
+        """Which answers are withheld."""
+        return ~self.rule.accepted(out)

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from demur.attacks.attack import Attack
-from demur.attacks.criteria import Criterion, Refused, Ruled, Wrong
+from demur.attacks.criteria import Criterion, Refused, Ruled, Slips, Unanswered, Wrong
+from demur.attacks.goals.passing import best_wrong_class
 from demur.attacks.goals.untargeted import at, best_wrong
 from demur.attacks.victims import Rows, Victims, confirmed, per_image
 from demur.declared import Count, NonNegative, Positive
 from demur.gradient import Gradient, Model, gradient, value_at
 from demur.noise import Stream
-from demur.output import Output, output_of
+from demur.output import Output, output_of, prediction
 
 WALL = 0.05  # tanh reaches this far beyond the pixel range, else pixels at 0 and 1 cannot move
 SLACK = 1e-5  # of logits and thresholds: a batch of another size rounds differently
@@ -49,16 +50,21 @@ class Shortfall:
         """The missing lead plus what is missing at each threshold."""
         slack = SLACK * out.logits.detach().abs().amax(-1)
         lacking = (self.confidence + slack - lead(out, y, *given)).clamp_min(0)
-        return lacking + self._unruly(out) if isinstance(self.criterion, Ruled) else lacking
+        if not isinstance(self.criterion, Ruled):
+            return lacking
+        if isinstance(self.criterion, Unanswered):  # whatever the answer would be
+            return self._unruly(out, self.criterion, prediction(out))
+        label = given[0] if given else best_wrong_class(out.logits, y)
+        return lacking + self._unruly(out, self.criterion, label)
 
-    def _unruly(self, out: Output) -> Tensor:
+    def _unruly(self, out: Output, criterion: Ruled, label: Tensor) -> Tensor:
         """What is missing for the rule's verdict; to be refused by one score is enough."""
-        if isinstance(self.criterion, Refused):
-            over = [score(out) - t + SLACK * abs(t) for score, t in self.criterion.rule.pairs]
-            return torch.stack(over).amin(0).clamp_min(0)
-        assert isinstance(self.criterion, Ruled)
-        under = [t + SLACK * abs(t) - score(out) for score, t in self.criterion.rule.pairs]
-        return torch.stack(under).clamp_min(0).sum(0)
+        pairs = criterion.rule.pairs
+        if isinstance(criterion, Slips):
+            under = [SLACK * max(1, abs(t)) - score.room(out, t, label) for score, t in pairs]
+            return torch.stack(under).clamp_min(0).sum(0)
+        over = [SLACK * max(1, abs(t)) + score.room(out, t, label) for score, t in pairs]
+        return torch.stack(over).amin(0).clamp_min(0)
 
 
 @dataclass
@@ -106,7 +112,9 @@ class CW(Attack):
         if isinstance(self.criterion, Refused):  # the right class should go on leading
             on = replace(on, target=on.y)
         _, out = value_at(on.model, goal, on.x, on.y, *aim(on))
-        broken = self.criterion(out, on.y) & (lead(out, on.y, *aim(on)) >= self.confidence)
+        broken = self.criterion(out, on.y)
+        if not isinstance(self.criterion, Unanswered):
+            broken &= lead(out, on.y, *aim(on)) >= self.confidence
         alive = (~broken).nonzero()[:, 0]
         on = on.at(alive)
         d = self._begun(on.x)

@@ -2,12 +2,13 @@
 
     FAB(Linf(8/255))                         # broken where an image within 8/255 was found
     FAB(L2(0.5), any_distance=True)          # the closest found, to report distances
-    EachTarget(FAB(Linf(8/255)), targets=9, keep="criterion")
+    FAB(Linf(8/255), goal=Least(rule), criterion=rule)     # into what is wrong and accepted
 
-Each step takes the margin of the nearest wrong class as linear and goes just beyond its zero.
+Each step takes the margin of the nearest wrong class as linear and goes just beyond its zero. A
+`goal` is such a margin itself: positive where an image is broken.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,12 +16,13 @@ from torch import Tensor
 from demur import noise
 from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
-from demur.attacks.goals import Margin, Toward
-from demur.attacks.victims import Victims, per_image
+from demur.attacks.goals import Goal, Kept, Margin, Moment, Toward
+from demur.attacks.victims import Victims, confirmed, per_image
 from demur.balls import Ball
 from demur.declared import Count, Natural, Positive, Share
-from demur.gradient import gradient, value_at
+from demur.gradient import glance, gradient, value_at
 from demur.noise import Stream
+from demur.spec import later
 
 SEARCHES, BEYOND = 3, 0.05  # the last search, and the share of the margin it leaves
 TINY = 1e-12
@@ -46,6 +48,16 @@ class Closest:
 
 
 @dataclass(frozen=True)
+class Border:
+    """Margins that are zero where images begin to be broken, and one margin of all of them."""
+
+    part: Goal
+    each: list[Kept]  # what `part` is given for each of the margins
+    whole: Goal
+    given: Kept
+
+
+@dataclass(frozen=True)
 class FAB(Attack):
     """Fast adaptive boundary; a target makes it walk along the boundary of that class alone.
 
@@ -61,19 +73,20 @@ class FAB(Attack):
     any_distance: bool = False  # return what is broken even outside the ball
     criterion: Criterion = Wrong()
     seed: Natural = 0
+    goal: Goal | None = field(default=None, metadata=later(neutral=None))
 
     def against(self, on: Victims, stream: Stream) -> Tensor:
         """The closest broken images within reach, and the others as they are."""
         x = on.x
-        margin, out = value_at(on.model, Margin(), x, on.y)
+        _, out = value_at(on.model, Margin(), x, on.y)
         whole = (~self.criterion(out, on.y)).nonzero()[:, 0]
         if len(whole) == 0:
             return x.clone()
         on = on.at(whole)
-        aims, best = _aims(on, out.logits.shape[-1]), Closest.none(on.x)
+        border, best = self._border(on, out.logits.shape[-1]), Closest.none(on.x)
         for restart in range(self.restarts):
             begin = self._begun(on, best, noise.derived(stream, restart)) if restart else on.x
-            best = self._searched(on, self._walked(on, begin, aims, best), margin[whole])
+            best = self._searched(on, border, self._walked(on, border, begin, best))
         within = best.far.isfinite() if self.any_distance else best.far <= self.ball.eps
         return x.index_put((whole[within],), best.x_adv[within])
 
@@ -83,10 +96,18 @@ class FAB(Attack):
         share = (best.far / max(self.ball.eps, TINY)).clamp(max=1) / 2
         return on.x + per_image(share, on.x) * away
 
-    def _walked(self, on: Victims, x_adv: Tensor, aims: Tensor, best: Closest) -> Closest:
+    def _border(self, on: Victims, classes: int) -> Border:
+        """What separates the images from those that are broken."""
+        if self.goal is None:
+            return Border(Toward(), [(aim,) for aim in _aims(on, classes)], Margin(), ())
+        kept = self.goal.begin(Moment(on.model, on.x, on.x, on.y, on.target))
+        given = self.goal.given(kept, 0, self.steps)
+        return Border(self.goal, [given], self.goal, given)
+
+    def _walked(self, on: Victims, border: Border, x_adv: Tensor, best: Closest) -> Closest:
         """The closest broken images after one restart."""
         for _ in range(self.steps):
-            slope, margin = self._nearest(on, x_adv, aims)
+            slope, margin = self._nearest(on, border, x_adv)
             ahead = to_plane(self.ball, x_adv, slope, -margin)
             # the same plane, seen from the clean image
             missing = (slope * (x_adv - on.x)).flatten(1).sum(1) - margin
@@ -95,19 +116,21 @@ class FAB(Attack):
             share = per_image((near / (near + far).clamp_min(TINY)).clamp(max=self.alpha), x_adv)
             moved, anew = x_adv + self.overshoot * ahead, on.x + self.overshoot * over
             x_adv = ((1 - share) * moved + share * anew).clamp(0, 1)
-            _, out = value_at(on.model, Margin(), x_adv, on.y)
-            broken = self.criterion(out, on.y)
-            best = best.or_closer(x_adv, self.ball.size(x_adv - on.x), broken)
+            _, out = glance(on.model, border.whole, x_adv, on.y, *border.given)
+            broken, far = self.criterion(out, on.y), self.ball.size(x_adv - on.x)
+            closer = broken & (far < best.far)
+            closer = confirmed(self.criterion, on.model, x_adv, on.y, closer)
+            best = best.or_closer(x_adv, far, closer)
             back = on.x + self.backward * (x_adv - on.x)
             x_adv = torch.where(per_image(broken, x_adv), back, x_adv)
         return best
 
-    def _nearest(self, on: Victims, x_adv: Tensor, aims: Tensor) -> tuple[Tensor, Tensor]:
+    def _nearest(self, on: Victims, border: Border, x_adv: Tensor) -> tuple[Tensor, Tensor]:
         """Slope and value of the margin whose zero is the nearest, taking each as linear."""
         slope, margin = torch.zeros_like(x_adv), x_adv.new_zeros(len(x_adv))
         least = torch.full_like(margin, torch.inf)
-        for aim in aims:
-            grad, value, _ = gradient(on.model, Toward(), x_adv, on.y, aim)
+        for given in border.each:
+            grad, value, _ = gradient(on.model, border.part, x_adv, on.y, *given)
             grad, value = grad.to(x_adv), value.to(x_adv)
             steepest = (grad * self.ball.direction(grad)).flatten(1).sum(1)  # the dual norm
             far = value.abs() / steepest.clamp_min(TINY)
@@ -116,21 +139,22 @@ class FAB(Attack):
             margin, least = torch.where(nearer, value, margin), torch.where(nearer, far, least)
         return slope, margin
 
-    def _searched(self, on: Victims, best: Closest, margin: Tensor) -> Closest:
+    def _searched(self, on: Victims, border: Border, best: Closest) -> Closest:
         """The closest broken images after a search on the line to the clean image."""
         found = best.far.isfinite().nonzero()[:, 0]
         if len(found) == 0:
             return best
-        on, low, low_value = on.at(found), on.x[found], margin[found].to(on.x)
+        on, goal, given = on.at(found), border.whole, [part[found] for part in border.given]
         closest = Closest(best.x_adv[found], best.far[found])
-        high = closest.x_adv
-        high_value = value_at(on.model, Margin(), high, on.y)[0].to(on.x)
+        low, high = on.x, closest.x_adv
+        low_value = value_at(on.model, goal, low, on.y, *given)[0].to(on.x)
+        high_value = value_at(on.model, goal, high, on.y, *given)[0].to(on.x)
         for _ in range(SEARCHES):
             share = (BEYOND * high_value - low_value) / (high_value - low_value)
             crosses = (low_value <= 0) & (high_value > 0)  # other criteria may break elsewhere
             share = torch.where(crosses, share, torch.full_like(share, 0.5))
             between = low + per_image(share, low) * (high - low)
-            value, out = value_at(on.model, Margin(), between, on.y)
+            value, out = value_at(on.model, goal, between, on.y, *given)
             value, broken = value.to(on.x), self.criterion(out, on.y)
             closest = closest.or_closer(between, self.ball.size(between - on.x), broken)
             wide = per_image(broken, low)

@@ -17,11 +17,11 @@ from demur import noise
 from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
 from demur.attacks.goals import Goal, Kept, Margin, Moment
-from demur.attacks.victims import Victims, per_image
+from demur.attacks.victims import Victims, confirmed, exact, per_image
 from demur.balls import L2, Ball, Linf
 from demur.declared import Count, Natural, Share
 from demur.errors import BadInput
-from demur.gradient import value_at
+from demur.gradient import glance
 from demur.noise import Stream
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # the share p is halved after these
@@ -54,12 +54,15 @@ class Square(Attack):
         """Attacked images: broken where that was found, else with every square that helped."""
         x, index, best = on.x, on.index, on.x.clone()
         kept = self.goal.begin(Moment(on.model, x, x, on.y, on.target))
-        value, broken = self._seen(on, x, kept, 0)
-        alive, left = torch.arange(len(x), device=x.device), ~broken
+        value, claimed = self._seen(on, x, kept, 0)
+        left = ~confirmed(self.criterion, on.model, x, on.y, claimed)
+        alive = torch.arange(len(x), device=x.device)
         x_adv = x
         for query in range(self.queries):
-            alive, x_adv, value, on = alive[left], x_adv[left], value[left], on.at(left)
-            kept = tuple(part[left] for part in kept)
+            if not left.all():
+                best[alive] = x_adv
+                alive, x_adv, value, on = alive[left], x_adv[left], value[left], on.at(left)
+                kept = tuple(part[left] for part in kept)
             if len(alive) == 0:
                 break
             if query % BLOCK == 0:
@@ -70,18 +73,22 @@ class Square(Attack):
                 proposal = self._proposed(draw, x_adv, query)
             else:
                 proposal = self._begun(draw, on, noise.derived(stream, 0, PATTERN))
-            raised, broken = self._seen(on, proposal, kept, query)
-            taken = broken | (raised > value) | (query == 0)  # the pattern is where it all begins
+            raised, claimed = self._seen(on, proposal, kept, query)
+            rose = (raised > value) | (query == 0)  # the pattern is where it all begins
+            if not exact(on.model):
+                claimed &= rose  # near a border all would be claimed, again and again
+            broken = confirmed(self.criterion, on.model, proposal, on.y, claimed)
+            taken = broken | rose
             x_adv = torch.where(per_image(taken, x), proposal, x_adv)
             value = torch.where(taken, raised, value)
-            best[alive] = x_adv
             left = ~broken
+        best[alive] = x_adv
         return best
 
     def _seen(self, on: Victims, x_adv: Tensor, kept: Kept, query: int) -> tuple[Tensor, Tensor]:
-        """The goal's value, and what is broken."""
+        """The goal's value, and what seems to be broken."""
         given = self.goal.given(kept, query, self.queries)
-        value, out = value_at(on.model, self.goal, x_adv, on.y, *given)
+        value, out = glance(on.model, self.goal, x_adv, on.y, *given)
         return value, self.criterion(out, on.y)
 
     def _begun(self, draw: "Draw", on: Victims, stream: Stream) -> Tensor:

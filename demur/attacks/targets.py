@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 from demur import noise
 from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
-from demur.attacks.goals import CE, Goal
+from demur.attacks.goals import CE, Goal, Moment
 from demur.attacks.victims import Victims
 from demur.declared import Count
 from demur.gradient import value_at
@@ -38,7 +38,9 @@ class EachTarget(Attack):
     def against(self, on: Victims, stream: Stream) -> Tensor:
         """Attacked images, kept over all targets."""
         best, alive = on.x.clone(), torch.arange(len(on.x), device=on.x.device)
-        best_value, out = value_at(on.model, self.by, on.x, on.y)
+        kept = self.by.begin(Moment(on.model, on.x, on.x, on.y, None))
+        given = self.by.given(kept, 0, 1)
+        best_value, out = value_at(on.model, self.by, on.x, on.y, *given)
         if self.keep == "criterion":
             alive = alive[~self.criterion(out, on.y)]
         else:
@@ -48,7 +50,8 @@ class EachTarget(Attack):
                 break
             left = replace(on, target=wanted).at(alive)
             x_adv = self.attack.against(left, noise.derived(stream, place))
-            value, out = value_at(on.model, self.by, x_adv, left.y)
+            known = (part[alive] for part in given)
+            value, out = value_at(on.model, self.by, x_adv, left.y, *known)
             broken = self.criterion(out, left.y)
             ends = broken if self.keep == "criterion" else torch.zeros_like(broken)
             better = ends | (value > best_value[alive])

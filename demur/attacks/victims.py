@@ -41,12 +41,17 @@ def confirmed(
     criterion: Criterion, model: Model, x_adv: Tensor, y: Tensor, broken: Tensor
 ) -> Tensor:
     """What is broken; a gradient in rough arithmetic is not taken at its word."""
-    if getattr(model, "exact", True) or not broken.any():
+    if exact(model) or not broken.any():
         return broken
     claimed = broken.nonzero()[:, 0]
     with torch.no_grad(), arithmetic("fp32", x_adv.device):
         found = criterion(output_of(model(x_adv[claimed])), y[claimed])
     return broken.index_put((claimed,), found)
+
+
+def exact(model: Model) -> bool:
+    """Whether gradients and values come from the model's own answer, not from rough arithmetic."""
+    return bool(getattr(model, "exact", True))
 
 
 def per_image(values: Tensor, x: Tensor) -> Tensor:

@@ -3,11 +3,12 @@
 TPR(0.95).threshold(score, correct)     # the largest that keeps 95% of these right answers
 Risk(0.05).threshold(score, correct)    # certified: at most 5% wrong, with 95% confidence
 
-TPR and Coverage choose on the images they are given; certify makes a promise of them.
+TPR and Coverage choose on the images they are given; certify makes a promise of them. Median is
+no promise: it is what the paper's C&W has to reach.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from demur.calibrate.promise import Promise, percent
 from demur.declared import Share, Where
 from demur.metrics import BoolArray, FloatArray, threshold_at_tpr
 from demur.metrics.checks import IntArray
+from demur.rule import OperatingPoint
 from demur.spec import Spec
 
 Inside = Annotated[float, Where(lambda v: 0 < v < 1, "above 0 and below 1")]
@@ -104,10 +106,21 @@ class Risk(Spec, Promise):
         return certify(score, correct, self).thresholds[0]
 
 
+@dataclass(frozen=True)
+class Median(Spec, OperatingPoint):
+    """What half of the right answers reach, on the images that were learned from unless told."""
+
+    split: Literal["fit", "cal"] = "fit"
+
+    def threshold(self, score: FloatArray, correct: BoolArray) -> float:
+        """The largest threshold that half of the right answers reach."""
+        return _past_the_gate(threshold_at_tpr(score, correct, 0.5), score)
+
+
 def _past_the_gate(found: float, score: FloatArray) -> float:
     """The threshold, but never one that lets in what a gate has refused."""
     finite = score[np.isfinite(score)]
     return found if np.isfinite(found) or len(finite) == 0 else float(finite.min())
 
 
-OPERATING_POINTS: tuple[type[Spec], ...] = (TPR, Coverage, Risk)
+OPERATING_POINTS: tuple[type[Spec], ...] = (TPR, Coverage, Risk, Median)

@@ -1,8 +1,21 @@
 """The command: one file a group of verbs; torch is imported only inside them."""
 
-from demur.cli import bench, calibrate, data, demo, evaluate, show, theory, train
+from demur.cli import (
+    adaptive,
+    bench,
+    calibrate,
+    data,
+    demo,
+    distortion,
+    evaluate,
+    refusals,
+    show,
+    theory,
+    train,
+)
 from demur.cli.app import app, main
 
 __all__ = [
-    "app", "bench", "calibrate", "data", "demo", "evaluate", "main", "show", "theory", "train",
+    "adaptive", "app", "bench", "calibrate", "data", "demo", "distortion", "evaluate", "main",
+    "refusals", "show", "theory", "train",
 ]  # fmt: skip

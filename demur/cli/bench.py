@@ -1,15 +1,39 @@
-"""demur bench."""
+"""demur bench and demur bench attacks."""
 
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from demur.cli.app import AsJson, Device, app
+from demur.cli.app import AsJson, DataFolder, Device, app
+from demur.cli.evaluate import RunName, source_of
+
+USUAL = "speed"  # what is measured where nothing else is named
 
 
-@app.command()
+class UsuallySpeed(TyperGroup):
+    """A group of commands one of which need not be named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The words, with the usual command before them if they name none."""
+        named = bool(args) and args[0] in self.commands
+        return super().parse_args(ctx, args if named else [USUAL, *args])
+
+
+bench_app = typer.Typer(
+    name="bench",
+    cls=UsuallySpeed,
+    help="Measure this machine: our engines beside a plain eager loop, our attacks beside peers'.",
+)
+app.add_typer(bench_app)
+OutFile = Annotated[
+    str | None, typer.Option("--out", "-o", help="Also write the report to this JSON file.")
+]
+
+
+@bench_app.command(USUAL)
 def bench(
     recipe: Annotated[
         str | None,
@@ -22,13 +46,13 @@ def bench(
         str, typer.Option(help="Some of: eager,plain,fast,eval,overhead,large,attack.")
     ] = "",
     steps: Annotated[int, typer.Option(min=3, help="Fast steps a measurement takes.")] = 100,
-    out: Annotated[
-        str | None, typer.Option("--out", "-o", help="Also write the report to this JSON file.")
-    ] = None,
+    out: OutFile = None,
     as_json: AsJson = False,
     device: Device = "auto",
 ) -> None:
     """Measure this machine: our engines beside a plain eager loop; or check their equality.
+
+    demur bench attacks RUN compares our attacks with other libraries'.
 
     Example: demur bench cifar10-pgdat-rr --only fast,attack
     """
@@ -36,16 +60,12 @@ def bench(
     from demur.device import device_named
 
     place = device_named(device)
-    names = tuple(name for name in only.split(",") if name)
+    names = _names(only)
     if check:
         report = _checked(place, console.print)
     else:
         report = _measured(recipe, place, names, steps, console.print)
-    text = json.dumps(report, indent=2)
-    if out:
-        from demur.runs.files import write_text
-
-        write_text(Path(out), text + "\n")
+    text = _kept(report, out)
     if as_json:
         typer.echo(text)
     elif check:
@@ -55,6 +75,52 @@ def bench(
     if check and not (report["noise_is_the_same"] and all(p["holds"] for p in report["pairs"])):
         typer.echo("demur: the fast engine is not the plain one here; use --engine plain", err=True)
         raise typer.Exit(1)
+
+
+@bench_app.command()
+def attacks(
+    run: RunName,
+    n: Annotated[int | None, typer.Option(help="The first N images.", show_default="all")] = None,
+    only: Annotated[
+        str, typer.Option(help="Some of the attacks in the table, by name: autoattack,cw-l2.")
+    ] = "",
+    out: OutFile = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    data: DataFolder = None,
+) -> None:
+    """Compare our attacks with pyautoattack's, torchattacks' and foolbox's on a trained run.
+
+    Example: demur bench attacks digits-pgdat-rr --only autoattack,cw-l2 -o attacks.json
+    """
+    from demur.bench.pairs import pairs_named
+    from demur.bench.rivals import compared, ground
+    from demur.cli.progress import console
+    from demur.evaluate import Order
+    from demur.report.rivals import show_rivals
+
+    pairs = pairs_named(_names(only))
+    source = source_of(run, device, data)
+    report = compared(source, source.images(Order(n=n)), pairs, ground(source), console.print)
+    text = _kept(report, out)
+    if as_json:
+        typer.echo(text)
+    else:
+        show_rivals(report)
+
+
+def _names(only: str) -> tuple[str, ...]:
+    return tuple(name for name in only.split(",") if name)
+
+
+def _kept(report: dict[str, Any], out: str | None) -> str:
+    """The report as JSON, also in a file if one is named."""
+    text = json.dumps(report, indent=2)
+    if out:
+        from demur.runs.files import write_text
+
+        write_text(Path(out), text + "\n")
+    return text
 
 
 def _checked(device: Any, say: Any) -> dict[str, Any]:

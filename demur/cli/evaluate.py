@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
     from demur.evaluate import Order, Protocol, Scored, Scoring, Source
+    from demur.evaluate.certificates import Issued, Retest
     from demur.rejectors import Rejector
 
 
@@ -107,7 +108,9 @@ def score(
     from demur.evaluate.certificates import retests
     from demur.rejectors import tried_on
     from demur.report.certificates import show_retests
+    from demur.report.sanity import Sanity, show_sanity
     from demur.report.text import show_scores
+    from demur.sanity import checked
 
     if protocol not in (*PROTOCOLS, "both"):
         known = suggestion(protocol, (*PROTOCOLS, "both"))
@@ -116,19 +119,31 @@ def score(
     source = source_of(run, device, data)
     scoring, scored = scored_run(source, tried_on(source.run.recipe.data) if sweep else None, split)
     asked = available(scoring, asked)
-    tested = retests(source, scoring.scores, [each.record for each in scored])
+    records = [each.record for each in scored]
+    tested = retests(source, scoring.scores, records)
+    sanity = Sanity.of(checked(records, scoring), source.run, records)
     if as_json:
-        rows = [r.plain() for each in scored for r in each.rows if r.protocol in asked]
-        summaries = [each.summary.plain() for each in scored]
-        told = [
-            {"certificate": made.story, "retests": [line.plain() for line in lines]}
-            for made, lines in tested
-        ]
-        whole = {"attacks": summaries, "rows": rows, "certificates": told}
-        typer.echo(json.dumps(whole, indent=2))
+        typer.echo(json.dumps(_plain(scored, asked, tested) | sanity.plain(), indent=2))
         return
     show_scores(scored, asked)
     show_retests(tested)
+    show_sanity(sanity)
+
+
+def _plain(
+    scored: list["Scored"],
+    asked: tuple["Protocol", ...],
+    tested: list[tuple["Issued", list["Retest"]]],
+) -> dict[str, Any]:
+    """Tables and promises as JSON values."""
+    return {
+        "attacks": [each.summary.plain() for each in scored],
+        "rows": [r.plain() for each in scored for r in each.rows if r.protocol in asked],
+        "certificates": [
+            {"certificate": made.story, "retests": [line.plain() for line in lines]}
+            for made, lines in tested
+        ],
+    }
 
 
 def available(scoring: "Scoring", asked: tuple["Protocol", ...]) -> tuple["Protocol", ...]:

@@ -9,6 +9,7 @@ net's own and move with every look. `refresh` follows the net after it has learn
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from demur.output import Output
 from demur.precision import Precision, rounded, unlowered
 
 SMALLEST = 16  # images: below that a padded batch costs no more
+Want = Literal["gradient", "slope", "value"]
 WIDEST = 64  # times the smallest bucket is the largest; each is compiled for itself
 
 
@@ -45,9 +47,9 @@ class Crafter(nn.Module):
         self.fixed = fixed
         self._source = (net,)  # in a tuple, so that its weights are not this module's
         self._copies: dict[bool, Copy] = {}  # by mode
-        self._recordings: dict[tuple[GoalFunction, bool, int], Recording[Gradient]] = {}
+        self._recordings: dict[tuple[GoalFunction, Want, int], Recording[Gradient]] = {}
         self._unrecorded: set[GoalFunction] = set()  # goals that no compiler or recorder takes
-        self._looks: dict[tuple[GoalFunction, bool, bool], Look] = {}  # by bareness and mode
+        self._looks: dict[tuple[GoalFunction, Want, bool], Look] = {}  # by mode too
         self.train(net.training)
 
     @property
@@ -65,60 +67,71 @@ class Crafter(nn.Module):
 
     def gradient(self, goal: GoalFunction, x: Tensor, y: Tensor, *given: Tensor) -> Gradient:
         """The goal's gradient with respect to each image."""
-        return self._sized(goal, False, x, y, *given)
+        return self._sized(goal, "gradient", x, y, *given)
 
     def slope(self, goal: GoalFunction, x: Tensor, y: Tensor, *given: Tensor) -> Tensor:
         """The goal's gradient alone."""
-        return self._sized(goal, True, x, y, *given).grad
+        return self._sized(goal, "slope", x, y, *given).grad
+
+    def value(
+        self, goal: GoalFunction, x: Tensor, y: Tensor, *given: Tensor
+    ) -> tuple[Tensor, Output]:
+        """The goal's value and the output, in the arithmetic of the gradient."""
+        found = self._sized(goal, "value", x, y, *given)
+        return found.value, found.out
 
     def _sized(
-        self, goal: GoalFunction, bare: bool, x: Tensor, y: Tensor, *given: Tensor
+        self, goal: GoalFunction, want: Want, x: Tensor, y: Tensor, *given: Tensor
     ) -> Gradient:
         """The gradient, taken in a batch of a compiled size."""
         if self.fixed is None:
-            return self._gradient(goal, bare, x, y, *given)
+            return self._gradient(goal, want, x, y, *given)
         count, room = len(x), self._bucket(len(x))
         whole = (filled_up(part, room) for part in (x, y, *given))
-        grad, value, out = self._taken(goal, bare, *whole)
+        grad, value, out = self._taken(goal, want, *whole)
         return Gradient(  # copies, since the next replay writes over what this one made
             grad[:count].clone(), value[:count].clone(),
             Output(*(part[:count].clone() for part in out)),
         )  # fmt: skip
 
     def _taken(
-        self, goal: GoalFunction, bare: bool, x: Tensor, y: Tensor, *given: Tensor
+        self, goal: GoalFunction, want: Want, x: Tensor, y: Tensor, *given: Tensor
     ) -> Gradient:
         """The gradient by a recording if there can be one, else as it comes."""
         if goal in self._unrecorded or not x.is_cuda:
-            return self._gradient(goal, bare, x, y, *given)
+            return self._gradient(goal, want, x, y, *given)
         try:
-            return self._recording(goal, bare, x, y, *given)(x, y, *given)
+            return self._recording(goal, want, x, y, *given)(x, y, *given)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # of the compiler or the recorder
             self._unrecorded.add(goal)
             self._looks.clear()
             self.say(f"this goal cannot be compiled and is attacked slowly: {first_line(error)}")
-            return self._gradient(goal, bare, x, y, *given)
+            return self._gradient(goal, want, x, y, *given)
 
     def _gradient(
-        self, goal: GoalFunction, bare: bool, x: Tensor, y: Tensor, *given: Tensor
+        self, goal: GoalFunction, want: Want, x: Tensor, y: Tensor, *given: Tensor
     ) -> Gradient:
+        if want == "value":
+            with torch.no_grad():
+                _, value, out = self._look(goal, want)(x, y, *given)
+            return Gradient(x[:, :0], value, out)
         x = x.detach().requires_grad_()
         with torch.enable_grad():
-            total, value, out = self._look(goal, bare)(x, y, *given)
+            total, value, out = self._look(goal, want)(x, y, *given)
             with unlowered(x.device):
                 (grad,) = torch.autograd.grad(total, x)
         return Gradient(grad, value, out)
 
     def _recording(
-        self, goal: GoalFunction, bare: bool, x: Tensor, *more: Tensor
+        self, goal: GoalFunction, want: Want, x: Tensor, *more: Tensor
     ) -> Recording[Gradient]:
         """The gradient of a goal for one batch size, recorded when first asked for."""
         assert not self.training, "trying it out would move running statistics"
-        key = (goal, bare, len(x))
+        key = (goal, want, len(x))
         if key not in self._recordings:
-            self._recordings[key] = Recording(partial(self._gradient, goal, bare), x, *more)
+            self._recordings[key] = Recording(partial(self._gradient, goal, want), x, *more)
         return self._recordings[key]
 
     def _bucket(self, count: int) -> int:
@@ -161,12 +174,12 @@ class Crafter(nn.Module):
                 self._copies[train] = kind(source, self.precision)
         return self._copies[train]
 
-    def _look(self, goal: GoalFunction, bare: bool) -> Look:
+    def _look(self, goal: GoalFunction, want: Want) -> Look:
         """One look at images for a goal, compiled when first asked for."""
-        key = (goal, bare, self.training)
+        key = (goal, want, self.training)
         if key not in self._looks:
             compiler = "none" if goal in self._unrecorded else self.compiler
-            self._looks[key] = self._copy().look(goal, compiler, bare)
+            self._looks[key] = self._copy().look(goal, compiler, bare=want == "slope")
         return self._looks[key]
 
 

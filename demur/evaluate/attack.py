@@ -7,8 +7,8 @@ fp32 and at one fixed batch size, on exactly the images that were made.
 """
 
 import shutil
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -27,7 +27,9 @@ from demur.engine import Crafter, check_engine, tuned
 from demur.errors import BadInput, suggestion
 from demur.evaluate.binding import bind
 from demur.evaluate.crafting import Watch, all_batches, usual_batch
+from demur.evaluate.probing import probe
 from demur.fused import fusing
+from demur.gradient import Model
 from demur.nets import RejectingNet
 from demur.output import Output
 from demur.precision import Precision, arithmetic, rounded
@@ -93,14 +95,25 @@ class Source:
 
     def crafted(self, attack: Attack, images: Images, piece: slice, batch_size: int) -> Tensor:
         """Attacked images of one piece; nothing in it depends on the rest of the order."""
-        x, y = images.batch(piece)
+        with self.crafting(batch_size) as model:
+            return attack.perturbed(model, *self.laid_out(images, piece)).contiguous()
+
+    @contextmanager
+    def crafting(self, batch_size: int) -> Iterator[Model]:
+        """The net as attacks see it, in the arithmetic they are made in."""
         if not self.fast:
             with rounded("fp32"):
-                return attack.perturbed(self.net, x, y, images.index[piece])
+                yield self.net
+            return
         self.crafter.size_to(batch_size)
         with arithmetic(self.precision, self.device), fusing(), tuned():
-            x = x.contiguous(memory_format=torch.channels_last)
-            return attack.perturbed(self.crafter, x, y, images.index[piece]).contiguous()
+            yield self.crafter
+
+    def laid_out(self, images: Images, piece: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Pixels as the engine wants them, labels and indices of one piece."""
+        x, y = images.batch(piece)
+        layout = torch.channels_last if self.fast else torch.contiguous_format
+        return x.contiguous(memory_format=layout), y, images.index[piece]
 
     @cached_property
     def splits(self) -> Splits:
@@ -194,6 +207,7 @@ def attacked(
         craft = partial(source.crafted, bound.spec, images)
         x_adv = all_batches(craft, images, size, parts, watch)
         if here.leads:
+            about["probe"] = probe(source.net, x, y)
             write_record(path, Record(_answers(source.net, x, x_adv, images, order), about))
             shutil.rmtree(parts, ignore_errors=True)
     here.wait()

@@ -3,8 +3,8 @@
     bound = bind(PGD(Linf(8/255), goal=Evade(RCon()), criterion=Slips(RCon(), TPR(0.95))), clean)
     bound.spec(model, x, y);  bound.thresholds
 
-Rejectors are fitted on clean fit images, thresholds chosen on clean cal images: no attacked image
-and no test image is looked at.
+Rejectors are fitted on clean fit images, thresholds chosen on clean cal images, or on those that
+the operating point names as its `split`: no attacked image and no test image is looked at.
 """
 
 from collections.abc import Callable
@@ -44,9 +44,9 @@ class Binding:
     fitted: dict[str, str] = field(default_factory=dict)
 
     def threshold(self, score: Score, at: OperatingPoint) -> float:
-        """The threshold of a fitted score on the clean cal images."""
-        cal = self.clean("cal")  # refused in words where no cal images were held out
-        return at.threshold(values(score, cal), cal.correct)
+        """The threshold of a fitted score on clean images: cal unless the point says another."""
+        seen = self.clean(at.split)  # refused in words where none were held out
+        return at.threshold(values(score, seen), seen.correct)
 
     def bound(self, value: Any) -> Any:
         """`value` with every rejector below it fitted and every threshold frozen."""

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from demur import metrics
+from demur.attacks import Clean
 from demur.calibrate import TPR
 from demur.evaluate.attack import Source
 from demur.evaluate.binding import Binding
@@ -21,7 +22,7 @@ from demur.output import con, tcon
 from demur.rejectors import TooFew
 from demur.rule import Rejector, Score
 from demur.runs import Record
-from demur.spec import show
+from demur.spec import digest, show
 
 Protocol = Literal["paper", "deploy"]
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
@@ -82,6 +83,17 @@ class Summary:
     largest_linf: float
     largest_l2: float
     record: str
+    untouched: float = 0.0  # share of the images that an attack gave up on and returned clean
+
+    @property
+    def artefact(self) -> str:
+        """A warning where rankings are of clean and attacked images together; else nothing."""
+        if self.untouched == 0:
+            return ""
+        return (
+            f"{self.attack} returned {100 * self.untouched:.1f}% of the images as they came, since "
+            "it could not break them: TPR-95 and AUROC on such a mixture are artefacts"
+        )
 
     def plain(self) -> dict[str, Any]:
         """The summary as JSON values."""
@@ -229,6 +241,8 @@ class Baseline:
 def summary(record: Record) -> Summary:
     """The classifier without any rejector on one record."""
     correct = record.correct
+    still = (record.arrays["size_linf"] == 0).numpy() & correct
+    attacked = record.about["attack"] != digest(Clean())
     confidence = con(record.output).double().numpy().clip(0, 1)
     return Summary(
         attack=record.label,
@@ -240,4 +254,5 @@ def summary(record: Record) -> Summary:
         largest_linf=float(record.arrays["size_linf"].max()),
         largest_l2=float(record.arrays["size_l2"].max()),
         record=record.digest,
+        untouched=float(still.mean()) if attacked else 0.0,
     )

@@ -7,6 +7,7 @@ from demur.rejectors.direct import (
     Con,
     Energy,
     Entropy,
+    Given,
     MaxLogit,
     ProbabilityMargin,
     RCon,
@@ -19,13 +20,13 @@ from demur.rule import Rejector
 from demur.spec import Spec
 
 REJECTORS: tuple[type[Spec], ...] = (
-    Con, RCon, Aux, Energy, ProbabilityMargin, Entropy, MaxLogit, Coupled,
+    Con, RCon, Aux, Energy, ProbabilityMargin, Entropy, MaxLogit, Given, Coupled,
     KD, LID, KNN, GDA, GDAStar, GMM, ViM,
 )  # fmt: skip
 
 __all__ = [
     "GDA", "GMM", "KD", "KNN", "LID", "READ_OFF", "REJECTORS", "Aux", "Con", "Coupled", "Energy",
-    "Entropy", "Fitted", "GDAStar", "MaxLogit", "ProbabilityMargin", "RCon", "Rejector", "TooFew",
-    "ViM",
+    "Entropy", "Fitted", "GDAStar", "Given", "MaxLogit", "ProbabilityMargin", "RCon", "Rejector",
+    "TooFew", "ViM",
     "learned_from", "tried_on",
 ]  # fmt: skip

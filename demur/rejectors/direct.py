@@ -4,14 +4,17 @@ score = RCon()           # confidence times A
 score(model(x))          # one value per image, higher = more trusted
 """
 
+import math
 from abc import ABC
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, one_hot
 
 from demur.declared import Positive
+from demur.errors import BadInput
 from demur.output import (
     Output,
     con,
@@ -24,6 +27,8 @@ from demur.output import (
 )
 from demur.rule import Rejector, Score
 from demur.spec import Spec
+
+TINY = 1e-7
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,11 @@ class Con(Direct):
         """Its log."""
         return log_con(out, self.tau)
 
+    def room(self, out: Output, t: float, label: Tensor) -> Tensor:
+        """The logit of the label's probability less that of t."""
+        log_p, log_rest = _shares(out, self.tau, label)
+        return log_p - log_rest - _logit(t)
+
 
 @dataclass(frozen=True)
 class RCon(Direct):
@@ -61,6 +71,13 @@ class RCon(Direct):
     def trust(self, out: Output) -> Tensor:
         """Its log."""
         return log_rcon(out, self.tau)
+
+    def room(self, out: Output, t: float, label: Tensor) -> Tensor:
+        """The logit of the label's rectified probability less that of t."""
+        log_p, log_rest = _shares(out, self.tau, label)
+        a = rectifier(out)
+        without = torch.logaddexp(log_rest, log_p + logsigmoid(-a))  # one less p times A
+        return log_p + logsigmoid(a) - without - _logit(t)
 
 
 @dataclass(frozen=True)
@@ -79,6 +96,25 @@ class Aux(Spec, Score, Rejector):
         """Its log."""
         return logsigmoid(rectifier(out))
 
+    def room(self, out: Output, t: float, label: Tensor) -> Tensor:
+        """Its logit less that of t."""
+        return rectifier(out) - _logit(t)
+
+
+@dataclass(frozen=True)
+class Given(Spec, Score, Rejector):
+    """A score that the model brings itself, as the last of its auxiliary outputs."""
+
+    def fit(self, out: Output, y: Tensor) -> Self:
+        """The score itself."""
+        return self
+
+    def __call__(self, out: Output) -> Tensor:
+        """What the model says."""
+        if out.aux.shape[-1] == 0:
+            raise BadInput("the model brings no score of its own; wrap it as WithScore(model, ...)")
+        return out.aux[:, -1]
+
 
 @dataclass(frozen=True)
 class ProbabilityMargin(Direct):
@@ -88,6 +124,13 @@ class ProbabilityMargin(Direct):
         """The margin."""
         first, second = log_probabilities(out, self.tau).exp().topk(2, dim=-1).values.unbind(-1)
         return first - second
+
+    def room(self, out: Output, t: float, label: Tensor) -> Tensor:
+        """The label's probability less the largest other one and t."""
+        p = log_probabilities(out, self.tau).exp()
+        own = one_hot(label, p.shape[-1]).bool()
+        others = p.masked_fill(own, -torch.inf).amax(-1)
+        return p.gather(1, label[:, None])[:, 0] - others - t
 
 
 @dataclass(frozen=True)
@@ -108,6 +151,10 @@ class MaxLogit(Direct):
         """The logit of the answer."""
         return out.logits.amax(-1) / self.tau
 
+    def room(self, out: Output, t: float, label: Tensor) -> Tensor:
+        """The label's logit, over tau, less t."""
+        return out.logits.gather(1, label[:, None])[:, 0] / self.tau - t
+
 
 @dataclass(frozen=True)
 class Energy(Direct):
@@ -116,3 +163,16 @@ class Energy(Direct):
     def __call__(self, out: Output) -> Tensor:
         """The negative free energy."""
         return energy(out, self.tau)
+
+
+def _shares(out: Output, tau: float, label: Tensor) -> tuple[Tensor, Tensor]:
+    """Log of the probability of a label, and of all others together."""
+    logs = log_probabilities(out, tau)
+    own = one_hot(label, logs.shape[-1]).bool()
+    return logs.gather(1, label[:, None])[:, 0], logs.masked_fill(own, -torch.inf).logsumexp(-1)
+
+
+def _logit(t: float) -> float:
+    """The logit of a threshold; at 0 and 1 that of the nearest number a float can tell apart."""
+    t = min(max(t, TINY), 1 - TINY)
+    return math.log(t) - math.log1p(-t)

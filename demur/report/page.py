@@ -26,10 +26,12 @@ from demur.report.figures import (
 )
 from demur.report.gallery import GROUPS, PER_GROUP, Gallery, Group, Verdicts, gallery
 from demur.report.promises_figure import promises_svg
+from demur.report.sanity import Sanity
 from demur.report.text import comparable, percent, signed
 from demur.report.words import WORDS
 from demur.runs import Record
 from demur.runs.files import write_text
+from demur.sanity import checked
 from demur.spec import lines, show
 
 TOLD = {
@@ -98,6 +100,7 @@ def page_text(source: Source, scored: list[Scored], scoring: Scoring) -> str:
     )
     template = environment.from_string((here / "page.html.j2").read_text(encoding="utf-8"))
     ordered = sorted(scored, key=attacked_images)
+    records = [each.record for each in ordered]
     views = [_attack_view(each, source, scoring) for each in ordered]
     return template.render(
         css=css,
@@ -111,7 +114,8 @@ def page_text(source: Source, scored: list[Scored], scoring: Scoring) -> str:
         level=f"{100 * scoring.level:g}%",
         cal_n=scoring.cal_n,
         words=_words(scoring),
-        **_promises(source, scoring, [each.record for each in ordered]),
+        sanity=Sanity.of(checked(records, scoring), source.run, records),
+        **_promises(source, scoring, records),
         **_run_view(source),
     )
 

@@ -35,6 +35,9 @@ def show_scores(scored: list[Scored], protocols: Iterable[Protocol]) -> None:
             Console(width=whole).print(table)
         else:
             console.print(score_table(scored, protocol, narrow=console.width < whole))
+    for each in scored:
+        if each.summary.artefact:
+            console.print(each.summary.artefact, highlight=False, soft_wrap=True)
 
 
 def whole_width(table: Table) -> int:

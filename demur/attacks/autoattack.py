@@ -1,0 +1,83 @@
+"""AutoAttack: four attacks without a parameter to choose (Croce and Hein 2020).
+
+    AutoAttack(Linf(8/255))                       # standard, as RobustBench reports it
+    AutoAttack(L2(0.5), version="plus")
+    AutoAttack(Linf(8/255), version="older")      # before August 2020, what the paper describes
+
+An image that no attack breaks is returned as it came, so a set attacked like this mixes clean and
+attacked images: rankings and TPR-95 on it are artefacts.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from demur.attacks.apgd import APGD
+from demur.attacks.attack import Attack
+from demur.attacks.chain import Chain
+from demur.attacks.fab import FAB
+from demur.attacks.goals import CE, DLR, TowardDLR
+from demur.attacks.square import Square
+from demur.attacks.targets import EachTarget
+from demur.attacks.victims import Victims
+from demur.balls import Ball
+from demur.declared import Count, Natural
+from demur.errors import BadInput, suggestion
+from demur.noise import Stream
+
+Version = Literal["standard", "plus", "rand", "older"]
+VERSIONS: dict[Version, tuple[tuple[str, int], ...]] = {  # each member with its restarts
+    "standard": (("apgd-ce", 1), ("apgd-t", 1), ("fab-t", 1), ("square", 1)),
+    "plus": (
+        ("apgd-ce", 5), ("apgd-dlr", 5), ("fab", 5), ("square", 1), ("apgd-t", 1), ("fab-t", 1),
+    ),
+    "rand": (("apgd-ce", 1), ("apgd-dlr", 1)),
+    "older": (("apgd-ce", 5), ("apgd-dlr", 5), ("fab", 5), ("square", 1)),
+}  # fmt: skip
+MEMBERS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square")
+LOOKS_AT_RANDOM_NETS = 20
+
+
+@dataclass(frozen=True)
+class AutoAttack(Attack):
+    """The members of a version in turn, each on what the ones before it left whole.
+
+    `targets` are the most promising wrong classes; a net of few classes has fewer.
+    """
+
+    ball: Ball
+    version: Version = "standard"
+    targets: Count = 9
+    seed: Natural = 0
+
+    def against(self, on: Victims, stream: Stream) -> Tensor:
+        """Broken images where there are any, else the images as they came."""
+        return self.chain().against(on, stream)
+
+    def chain(self) -> Chain:
+        """The version spelt out."""
+        members = (self.member(name, restarts) for name, restarts in VERSIONS[self.version])
+        return Chain(tuple(members))
+
+    def member(self, name: str, restarts: int = 1) -> Attack:
+        """One of the attacks by the name that AutoAttack's users know."""
+        ball, seed = self.ball, self.seed
+        looks = LOOKS_AT_RANDOM_NETS if self.version == "rand" else 1
+        match name:
+            case "apgd-ce":
+                return APGD(ball, restarts=restarts, goal=CE(), looks=looks, seed=seed)
+            case "apgd-dlr":
+                return APGD(ball, restarts=restarts, goal=DLR(), looks=looks, seed=seed)
+            case "apgd-t":
+                return self._at_each(APGD(ball, restarts=restarts, goal=TowardDLR(), seed=seed))
+            case "fab":
+                return FAB(ball, restarts=restarts, seed=seed)
+            case "fab-t":
+                return self._at_each(FAB(ball, restarts=restarts, seed=seed))
+            case "square":
+                return Square(ball, seed=seed)
+        raise BadInput(f"AutoAttack has no {name!r}; {suggestion(name, MEMBERS)}")
+
+    def _at_each(self, attack: Attack) -> EachTarget:
+        return EachTarget(attack, targets=self.targets, keep="criterion")

@@ -1,0 +1,151 @@
+"""A search for the image whose least margin is the highest: linear games, one after the other.
+
+    Balanced(Linf(8/255), goal=Least(rule), criterion=rule)
+
+To be wrong and to be accepted pull in different directions. Were the margins linear, the best
+compromise within the ball would be the outcome of a small game between the image and the weights
+of its margins. Each step plays that game on the margins as they look from the best image so far,
+and goes a share of the way to its outcome: a larger share after a success, half after a failure.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from demur import noise
+from demur.attacks.attack import Attack
+from demur.attacks.criteria import Criterion
+from demur.attacks.goals import CE, Goal, Moment
+from demur.attacks.margins import Margins, check_margins, margins_at
+from demur.attacks.victims import Rows, Victims, confirmed, per_image
+from demur.balls import Ball
+from demur.declared import Count, Natural
+from demur.gradient import value_at
+from demur.noise import Stream
+
+ROUNDS = 20  # of a game
+BOLDER, SHYER = 1.5, 0.5  # what becomes of the share of the way
+
+
+@dataclass
+class Search(Rows):
+    """Images on their way; every tensor has one row per image."""
+
+    place: Tensor  # in the batch
+    x_adv: Tensor
+    best: Tensor
+    value: Tensor  # the least margin of the best
+    values: Tensor  # its margins and their gradients
+    grads: Tensor
+    share: Tensor
+    weights: Tensor  # of the margins, as the games so far have left them
+    games: Tensor  # played so far
+
+    def updated(self, margins: Margins) -> Self:
+        """The search after a look at `x_adv`."""
+        value = margins.values.amin(1)
+        rose = value > self.value
+        wide = per_image(rose, self.x_adv)
+        return type(self)(
+            self.place, self.x_adv, torch.where(wide, self.x_adv, self.best),
+            torch.where(rose, value, self.value),
+            torch.where(rose[:, None], margins.values, self.values),
+            torch.where(rose[:, None, None], margins.grads, self.grads),
+            torch.where(rose, (BOLDER * self.share).clamp(max=1), SHYER * self.share),
+            self.weights, self.games,
+        )  # fmt: skip
+
+    def moved(self, ball: Ball, x: Tensor) -> Self:
+        """The search on its way to the outcome of another game."""
+        target, weights = played(ball, x, self)
+        x_adv = self.best + per_image(self.share, x) * (target - self.best)
+        return replace(self, x_adv=x_adv, weights=weights, games=self.games + 1)
+
+
+@dataclass(frozen=True)
+class Balanced(Attack):
+    """Successive linear games; the goal must be `Least`, whose margins they are about."""
+
+    ball: Ball
+    goal: Goal
+    criterion: Criterion
+    steps: Count = 100
+    restarts: Count = 1
+    seed: Natural = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_margins(type(self).__name__, self.goal)
+
+    def against(self, on: Victims, stream: Stream) -> Tensor:
+        """Broken images where they were found, else those with the highest least margin."""
+        _, out = value_at(on.model, CE(), on.x, on.y)
+        whole = ~self.criterion(out, on.y)
+        best, best_value = on.x.clone(), torch.full_like(on.y, -torch.inf, dtype=on.x.dtype)
+        for restart in range(self.restarts):
+            alive = whole.nonzero()[:, 0]
+            if len(alive) == 0:
+                break
+            found, value, broken = self._searched(on.at(alive), noise.derived(stream, restart))
+            better = broken | (value > best_value[alive])
+            best[alive[better]], best_value[alive[better]] = found[better], value[better]
+            whole[alive[broken]] = False
+        return best
+
+    def _searched(self, on: Victims, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+        """One restart: the images to keep, their least margins, and which are broken."""
+        x_adv = self.ball.scaled_start(on.x, self.seed, on.index, stream)
+        kept = self.goal.begin(Moment(on.model, on.x, x_adv, on.y, on.target))
+        search = begun(x_adv, kept[1].shape[1])
+        found, values = on.x.clone(), torch.full_like(search.value, -torch.inf)
+        done = torch.zeros_like(on.y, dtype=torch.bool)
+        for _ in range(self.steps):
+            margins, out = margins_at(on, self.goal, search.x_adv, kept)
+            broken = self.criterion(out, on.y)
+            broken = confirmed(self.criterion, on.model, search.x_adv, on.y, broken)
+            if broken.any():
+                gone = search.place[broken]
+                found[gone], done[gone] = search.x_adv[broken], True
+                left = ~broken
+                search, margins, on = search.at(left), margins.at(left), on.at(left)
+                kept = tuple(part[left] for part in kept)
+            if len(search.place) == 0:
+                break
+            search = search.updated(margins).moved(self.ball, on.x)
+        found[search.place], values[search.place] = search.best, search.value
+        return found, values, done
+
+
+def played(ball: Ball, x: Tensor, search: Search) -> tuple[Tensor, Tensor]:
+    """The image of the ball with about the highest least margin, were they linear from the best.
+
+    Both players answer the other's average so far: the image takes the end of the ball that the
+    weighted gradient points to, the weights take the margin that is the lowest. A later game goes
+    on where the one before it ended, and is the finer for it.
+    """
+    weights, average = search.weights, search.best
+    for turn in range(ROUNDS):
+        share = 2 / (turn + 2 + ROUNDS * search.games)  # N
+        mean = (weights[:, :, None] * search.grads).sum(1).view_as(x)
+        end = ball.project(x, x + ball.eps * ball.direction(mean))
+        average = average + per_image(share, x) * (end - average)
+        step = (average - search.best).flatten(1)
+        ahead = search.values + (search.grads * step[:, None]).sum(2)
+        lowest = one_hot(ahead.argmin(1), weights.shape[1]).to(weights)
+        weights = weights + share[:, None] * (lowest - weights)
+    return average, weights
+
+
+def begun(x_adv: Tensor, count: int) -> Search:
+    """A search that has seen nothing yet."""
+    number, pixels = len(x_adv), x_adv[0].numel()
+    lowest = x_adv.new_full((number,), -torch.inf)
+    return Search(
+        torch.arange(number, device=x_adv.device), x_adv, x_adv, lowest,
+        x_adv.new_zeros(number, count), x_adv.new_zeros(number, count, pixels),
+        x_adv.new_ones(number), x_adv.new_full((number, count), 1 / count),
+        x_adv.new_zeros(number),
+    )  # fmt: skip

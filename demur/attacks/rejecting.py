@@ -1,0 +1,99 @@
+"""An ensemble made for a model that may refuse, and one that makes it refuse.
+
+    RejectAutoAttack(Linf(8/255), Slips(RCon(), TPR(0.95)))       # wrong and accepted
+    ForceRefusal(Linf(8/255), Unanswered(RCon(), TPR(0.95)))      # no answer at all
+
+There is nothing to choose but the ball and the rule, which may be one score or a coupled pair.
+AutoAttack leaves an image once it is wrong, refused or not, and never tries one that is wrong from
+the start; here only what is wrong *and accepted* counts, and everything else is tried.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from demur.attacks.apgd import APGD
+from demur.attacks.attack import Attack
+from demur.attacks.balanced import Balanced
+from demur.attacks.chain import Chain
+from demur.attacks.criteria import Slips, Unanswered
+from demur.attacks.fab import FAB
+from demur.attacks.goals import Doubt, Least, Product
+from demur.attacks.orthogonal import OrthogonalAPGD
+from demur.attacks.square import Square
+from demur.attacks.targets import EachTarget
+from demur.attacks.victims import Victims
+from demur.balls import Ball
+from demur.declared import Count, Natural
+from demur.noise import Stream
+
+RejectVersion = Literal["standard", "fast"]
+FAST_TARGETS = 3
+
+
+@dataclass(frozen=True)
+class RejectAutoAttack(Attack):
+    """Attacks on margins that are positive where an image is wrong and accepted.
+
+    fast: gradients on the product, balanced and orthogonal ones on the margins, the closest such
+    image, and again to the nearest classes. standard: to more classes, and random squares.
+    """
+
+    ball: Ball
+    rule: Slips
+    version: RejectVersion = "standard"
+    targets: Count = 9
+    seed: Natural = 0
+
+    def against(self, on: Victims, stream: Stream) -> Tensor:
+        """Images that slip through where there are any, else the nearest to it."""
+        return self.chain().against(on, stream)
+
+    def chain(self) -> Chain:
+        """The ensemble spelt out."""
+        rule, ball, seed = self.rule, self.ball, self.seed
+        product = APGD(ball, goal=Product(rule), criterion=rule, seed=seed)
+        balanced = Balanced(ball, goal=Least(rule), criterion=rule, seed=seed)
+        across = OrthogonalAPGD(ball, goal=Least(rule), criterion=rule, seed=seed)
+        closest = FAB(ball, goal=Least(rule), criterion=rule, seed=seed)
+        squares = Square(ball, goal=Least(rule), criterion=rule, seed=seed)
+        members = (
+            product, balanced, across, closest, self._at_each(product), self._at_each(balanced),
+        )  # fmt: skip
+        last = (squares,) if self.version == "standard" else ()
+        return Chain((*members, *last), criterion=rule, by=Least(rule))
+
+    def names(self) -> tuple[str, ...]:
+        """What its members are called."""
+        whole = (
+            "product", "balanced", "orthogonal", "closest", "product-t", "balanced-t", "square",
+        )  # fmt: skip
+        return whole[: len(self.chain().attacks)]
+
+    def _at_each(self, attack: Attack) -> EachTarget:
+        targets = self.targets if self.version == "standard" else min(self.targets, FAST_TARGETS)
+        return EachTarget(
+            attack, targets=targets, keep="criterion", by=Least(self.rule), criterion=self.rule
+        )
+
+
+@dataclass(frozen=True)
+class ForceRefusal(Attack):
+    """Attacks that lower the score a model answers by until it refuses."""
+
+    ball: Ball
+    rule: Unanswered
+    restarts: Count = 1
+    seed: Natural = 0
+
+    def against(self, on: Victims, stream: Stream) -> Tensor:
+        """Images that are refused where there are any, else the nearest to it."""
+        return self.chain().against(on, stream)
+
+    def chain(self) -> Chain:
+        """The attacks spelt out."""
+        rule, ball, doubt = self.rule, self.ball, Doubt(self.rule)
+        climb = APGD(ball, restarts=self.restarts, goal=doubt, criterion=rule, seed=self.seed)
+        squares = Square(ball, goal=doubt, criterion=rule, seed=self.seed)
+        return Chain((climb, squares), criterion=rule, by=doubt)

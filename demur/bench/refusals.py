@@ -1,0 +1,180 @@
+"""RejectAutoAttack beside simpler searches that may look ten times as often.
+
+    report = against_refusals(source, images, RULES, Budget(), say)
+
+Each search is a chain, so after each member it is known what has slipped through and what it
+cost. A gradient counts as one look and an answer as a third of one. Thresholds keep 95% of the
+right answers on the clean images that are then attacked: this compares attacks, not rejectors.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from demur.attacks import PGD, Attack, Clean, Evade, Least, RejectAutoAttack, Slips, WrongCon
+from demur.attacks.chain import Chain
+from demur.attacks.goals import Moment
+from demur.attacks.margins import margins_at
+from demur.attacks.orthogonal import orthogonal
+from demur.attacks.rejecting import RejectVersion
+from demur.attacks.victims import Victims, confirmed
+from demur.balls import Ball
+from demur.calibrate import TPR
+from demur.data import Images
+from demur.evaluate import Source
+from demur.evaluate.binding import Binding
+from demur.evaluate.values import values
+from demur.gradient import GoalFunction, Gradient, Model, glance, gradient
+from demur.noise import Stream
+from demur.output import Output, output_of
+from demur.rejectors import GDA, Con, Coupled, Energy, RCon
+from demur.rule import Rejector
+from demur.runs import provenance
+from demur.spec import show
+
+RULES: dict[str, Rejector] = {
+    "Con": Con(), "R-Con": RCon(), "Energy": Energy(), "GDA": GDA(), "Con+R-Con": Coupled(),
+}  # fmt: skip
+STEPS = 100
+Curve = list[tuple[float, int]]  # looks an image, and what has slipped through by then
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Which ensemble, and how many times its looks the others get."""
+
+    version: RejectVersion = "fast"
+    times: float = 10.0
+
+
+class Counted(nn.Module):
+    """A model that counts how often it is looked at."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self._model = (model,)  # in a tuple, so that it is not this module's
+        self.looks = 0.0
+        self.training = bool(getattr(model, "training", False))
+        self.exact = bool(getattr(model, "exact", True))
+
+    def forward(self, x: Tensor) -> Output:
+        """The model's answer, a third of a look."""
+        self.looks += len(x) / 3
+        return output_of(self._model[0](x))
+
+    def gradient(self, goal: GoalFunction, x: Tensor, y: Tensor, *given: Tensor) -> Gradient:
+        """The model's gradient, one look."""
+        self.looks += len(x)
+        return gradient(self._model[0], goal, x, y, *given)
+
+    def value(
+        self, goal: GoalFunction, x: Tensor, y: Tensor, *given: Tensor
+    ) -> tuple[Tensor, Output]:
+        """The model's rough value, a third of a look."""
+        self.looks += len(x) / 3
+        return glance(self._model[0], goal, x, y, *given)
+
+
+@dataclass(frozen=True)
+class OrthogonalPGD(Attack):
+    """Bryniarski et al.'s attack as published: fool first, then please the score, orthogonally."""
+
+    ball: Ball
+    rule: Slips
+    seed: int = 0
+
+    def against(self, on: Victims, stream: Stream) -> Tensor:
+        """The last iterates, or those that slipped through on the way."""
+        x_adv = self.ball.start(on.x, self.seed, on.index, stream)
+        goal = Least(self.rule)
+        kept = goal.begin(Moment(on.model, on.x, x_adv, on.y, None))
+        best = x_adv
+        for _ in range(STEPS):
+            margins, out = margins_at(on, goal, x_adv, kept)
+            broken = self.rule(out, on.y)
+            broken = confirmed(self.rule, on.model, x_adv, on.y, broken)
+            best = torch.where(broken[:, None, None, None], x_adv, best)
+            if broken.all():
+                break
+            behind = margins.values[:, 1:].argmin(1) + 1
+            chosen = torch.where(margins.values[:, 0] > 0, behind, 0)
+            grad = orthogonal(margins.grads, chosen).view_as(x_adv)
+            x_adv = self.ball.step(on.x, x_adv, grad, self.ball.eps / 4)
+        return best
+
+
+def against_refusals(
+    source: Source,
+    images: Images,
+    ball: Ball,
+    rules: Mapping[str, Rejector],
+    budget: Budget,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """The whole report as JSON values."""
+    found = {}
+    for name, rejector in rules.items():
+        rule = _rule(source, rejector, len(images))
+        ensemble = RejectAutoAttack(ball, rule, version=budget.version)
+        say(f"{name}: reject-autoattack")
+        ours = _curve(source, images, rule, iter(ensemble.chain().attacks), None)
+        most = budget.times * ours[-1][0]
+        curves = {"reject-autoattack": ours}
+        for label, searches in _others(ball, rule).items():
+            say(f"{name}: {label}, up to {most:.0f} looks an image")
+            curves[label] = _curve(source, images, rule, searches, most)
+        found[name] = {"rule": show(rejector), "threshold": rule.at, "curves": curves}
+    return {
+        "run": source.run.name,
+        "recipe": show(source.run.recipe, full=True),
+        "weights": source.run.chosen["weights"],
+        "machine": provenance(source.device),
+        "n": len(images),
+        "ball": show(ball),
+        "version": budget.version,
+        "times": budget.times,
+        "rules": found,
+    }
+
+
+def _rule(source: Source, rejector: Rejector, count: int) -> Slips:
+    """The rule at the threshold that keeps 95% of the right answers on the clean images."""
+    clean = source.clean("test")
+    score = Binding(source.clean, source.device).bound(rejector)
+    if isinstance(rejector, Coupled):
+        return Slips(score, 0.5)  # the paper's pair: both scores above a half
+    return Slips(score, TPR(0.95).threshold(values(score, clean)[:count], clean.correct[:count]))
+
+
+def _others(ball: Ball, rule: Slips) -> dict[str, Iterator[Attack]]:
+    """What the ensemble is held against: endless restarts of one attack each."""
+    product = Evade(rule.rejector, fool=WrongCon())
+    return {
+        "orthogonal PGD": (OrthogonalPGD(ball, rule, seed=seed) for seed in count()),
+        "product PGD": (
+            PGD(ball, steps=STEPS, goal=product, keep="criterion", criterion=rule, seed=seed)
+            for seed in count()
+        ),
+    }
+
+
+def _curve(
+    source: Source, images: Images, rule: Slips, searches: Iterator[Attack], most: float | None
+) -> Curve:
+    """What slips through after each attack, until they end or have looked too often."""
+    curve: Curve = []
+    with source.crafting(len(images)) as model:
+        counted = Counted(model)
+        on = Victims(counted, *source.laid_out(images, slice(None)), None)
+        standing = Chain((Clean(),), rule).begun(on)
+        for place, attack in enumerate(searches):
+            left = standing.left(place)
+            Chain((attack,), rule).advance(0, left, on, standing, stream=place)
+            curve.append((counted.looks / len(images), len(images) - len(standing.left(place))))
+            if len(standing.left(place)) == 0 or (most is not None and curve[-1][0] >= most):
+                break
+    return curve

@@ -1,0 +1,115 @@
+"""demur adaptive."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from demur.cli.app import AsJson, DataFolder, Device, Engine, app
+from demur.cli.evaluate import RunName, available, source_of
+from demur.errors import BadInput, suggestion
+
+if TYPE_CHECKING:
+    from demur.attacks import Attack
+    from demur.evaluate import Order, Protocol, Source
+    from demur.evaluate.adaptive import Make, Plan
+    from demur.report.adaptive import Findings
+    from demur.runs import Record
+
+
+@app.command()
+def adaptive(
+    run: RunName,
+    protocol: Annotated[str, typer.Option(help="paper, deploy or both.")] = "both",
+    objectives: Annotated[
+        str | None,
+        typer.Option(help="Names with commas, such as ce-trust,con-rr.", show_default="all"),
+    ] = None,
+    etas: Annotated[str, typer.Option(help="Weights of what is after the rejector.")] = (
+        "0.1,0.3,1,3,10,30,100"
+    ),
+    steps: Annotated[int, typer.Option(help="Of each attack.")] = 500,
+    restarts: Annotated[int, typer.Option(help="Of each attack.")] = 10,
+    n: Annotated[int | None, typer.Option(help="The first N images.", show_default="all")] = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    data: DataFolder = None,
+    engine: Engine = "auto",
+) -> None:
+    """Attack the rejector by every adaptive objective of the paper, at every weight eta.
+
+    paper: one record an objective and eta. deploy: one record of the worst for each image.
+
+    Example: demur adaptive digits-pgdat-rr --steps 50 --restarts 2
+    """
+    from demur.cli.progress import quiet_unless_leading
+    from demur.device import device_named
+    from demur.evaluate import Order
+    from demur.evaluate.adaptive import Plan
+    from demur.report.adaptive import show_adaptive
+    from demur.world import current, joined
+
+    asked = _protocols(protocol)
+    with joined(device_named(device)) as place:
+        quiet_unless_leading()
+        source = source_of(run, str(place), data, engine)
+        named = None if objectives is None else [name.strip() for name in objectives.split(",")]
+        plan = Plan.of(source.run.recipe, named, _numbers(etas), steps, restarts)
+        if named is None and not source.run.recipe.has_a:
+            typer.echo("demur: without L_RR, which needs A: this net has no second head", err=True)
+        found = _found(source, plan, Order(n=n), asked)
+        if not current().leads:
+            return
+    if as_json:
+        typer.echo(json.dumps(found.as_json(), indent=2))
+    else:
+        show_adaptive(found)
+
+
+def _found(
+    source: "Source", plan: "Plan", order: "Order", asked: tuple["Protocol", ...]
+) -> "Findings":
+    """Everything that was asked for, read from records or made."""
+    from demur.evaluate import Scoring
+    from demur.evaluate.adaptive import trials
+    from demur.recipes import attack as attack_named
+    from demur.report.adaptive import Findings
+
+    scoring = Scoring.of(source, rejectors=plan.rejectors, records=[])
+    asked = available(scoring, asked)
+    make = maker(source, order)
+    plain = scoring.scored(make(plan.plain, attack_named(plan.plain, plan.recipe)))
+    tried = trials(plan, make, scoring) if "paper" in asked else []
+    worst = scoring.scored(make(plan.worst_label, plan.worst)) if "deploy" in asked else None
+    return Findings(plan.recipe.own[0], plain, tried, worst)
+
+
+def maker(source: "Source", order: "Order") -> "Make":
+    """A function that makes a record, or finds it, with a progress bar."""
+    from demur.cli.progress import CountBar, console
+    from demur.evaluate import attacked
+
+    def make(label: str, attack: "Attack") -> "Record":
+        with CountBar(f"attack {label}", "images") as bar:
+            record = attacked(source, label, attack, order, bar.watch)
+        console.print(f"{label}: record {record.digest[:12]}")
+        return record
+
+    return make
+
+
+def _protocols(asked: str) -> tuple["Protocol", ...]:
+    from demur.evaluate import PROTOCOLS
+
+    if asked not in (*PROTOCOLS, "both"):
+        known = suggestion(asked, (*PROTOCOLS, "both"))
+        raise BadInput(f"no protocol is called {asked!r}; {known}")
+    return tuple(protocol for protocol in PROTOCOLS if asked in (protocol, "both"))
+
+
+def _numbers(text: str) -> list[float]:
+    """The numbers between commas."""
+    try:
+        return [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise BadInput(f"--etas is {text!r}; give numbers, such as --etas 0.1,1,10") from None

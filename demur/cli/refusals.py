@@ -1,0 +1,61 @@
+"""demur bench refusals."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from demur.cli.app import AsJson, DataFolder, Device
+from demur.cli.bench import OutFile, bench_app
+from demur.cli.evaluate import RunName, source_of
+from demur.errors import BadInput, suggestion
+
+
+@bench_app.command()
+def refusals(
+    run: RunName,
+    n: Annotated[int | None, typer.Option(help="The first N images.", show_default="all")] = None,
+    only: Annotated[str, typer.Option(help="Some of: Con,R-Con,Energy,GDA,Con+R-Con.")] = "",
+    version: Annotated[str, typer.Option(help="Of reject-autoattack: fast or standard.")] = "fast",
+    times: Annotated[
+        float, typer.Option(min=0.0, help="Looks of the others, as a multiple of its own.")
+    ] = 10.0,
+    out: OutFile = None,
+    figure: Annotated[str | None, typer.Option(help="Draw the curves into this SVG file.")] = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    data: DataFolder = None,
+) -> None:
+    """Hold reject-autoattack against simpler attacks that may look ten times as often.
+
+    Example: demur bench refusals digits-pgdat-rr --n 20 --only Con,Energy --times 1
+    """
+    from pathlib import Path
+
+    from demur.balls import Linf
+    from demur.bench.refusals import RULES, Budget, against_refusals
+    from demur.cli.progress import console
+    from demur.evaluate import Order
+    from demur.report.refusals import refusals_svg, show_refusals
+    from demur.runs.files import write_bytes, write_text
+
+    names = [name for name in only.split(",") if name] or list(RULES)
+    for name in names:
+        if name not in RULES:
+            raise BadInput(f"no rule is called {name!r}; {suggestion(name, RULES)}")
+    if version not in ("fast", "standard"):
+        raise BadInput(f"the version must be fast or standard, not {version!r}")
+    source = source_of(run, device, data)
+    budget = Budget("standard" if version == "standard" else "fast", times)
+    ball = Linf(source.run.recipe.data.threat.linf)
+    rules = {name: RULES[name] for name in names}
+    report = against_refusals(source, source.images(Order(n=n)), ball, rules, budget, console.print)
+    text = json.dumps(report, indent=2)
+    if out:
+        write_text(Path(out), text + "\n")
+    if figure:
+        write_bytes(Path(figure), refusals_svg(report))
+    if as_json:
+        typer.echo(text)
+    else:
+        show_refusals(report)

@@ -1,0 +1,108 @@
+"""The sanity check of what attacks climb: has the goal risen on the images they returned?"""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from demur.attacks import APGD, CE, PGD, Attack, Chain, Criterion, EachTarget, Goal, Square, Wrong
+from demur.attacks.criteria import Ruled
+from demur.metrics import BoolArray, FloatArray
+from demur.runs import Record
+from demur.sanity.evidence import (
+    Checked,
+    Evidence,
+    Flag,
+    Seen,
+    share,
+    shared,
+    threshold_of,
+)
+from demur.sanity.order import after, members, wants_wrong
+from demur.spec import Spec, show
+
+STILL = "the goal did not move"
+
+
+def goal_did_not_move(evidence: Evidence) -> Checked:
+    """Whether attacks raised what they climb, on images that were not broken to begin with."""
+    climbing = [(each, goal) for each in evidence.attacked if (goal := _climbed(each.attack))]
+    if not climbing:
+        return Checked(STILL, lacks="an attack that climbs a goal", wants="pgd-100")
+    if evidence.clean is None:
+        return Checked(STILL, lacks="a record of the clean images", wants="clean")
+    flags = (_still(each, goal, evidence.clean) for each, goal in climbing)
+    return Checked(STILL, tuple(flag for flag in flags if flag))
+
+
+def _climbed(attack: Attack | None) -> Goal | None:
+    """What the images that an attack returns have more of, even those that did not break."""
+    if isinstance(attack, PGD | APGD | Square):
+        return attack.goal
+    if isinstance(attack, EachTarget | Chain) and any(map(_climbed, members(attack))):
+        return attack.by
+    return None  # it returns unbroken images as they came
+
+
+def _still(attacked: Seen, goal: Goal, clean: Seen) -> Flag | None:
+    here, there = shared(attacked, clean)
+    whole = ~_broken(attacked, clean)
+    bound = _bound(goal, attacked.record)
+    after_it, before = _value(bound, attacked.record), _value(bound, clean.record)
+    if after_it is None or before is None:  # it remembers something, or has to be fitted
+        goal, whole = CE(), clean.right
+        after_it, before = _value(goal, attacked.record), _value(goal, clean.record)
+        if after_it is None or before is None or not _to_be_wrong(attacked.attack):
+            return None
+    rise = (after_it[here] - before[there])[whole[there]]
+    if len(rise) == 0 or (rise > 0).mean() >= 0.5:
+        return None
+    return Flag(
+        STILL, (attacked.name,),
+        f"{attacked.name} raised {show(goal)} on {share(rise > 0)} of the {len(rise)} images that "
+        f"were not broken as they are; the median change is {np.median(rise):.3g}.",
+        "Look at gradients, step length and eps: climb a goal that does not saturate (DLR, "
+        "Margin), and try an attack that asks for no gradient (Square).",
+    )  # fmt: skip
+
+
+def _to_be_wrong(attack: Attack | None) -> bool:
+    """Whether an attack is after wrong answers, accepted or not."""
+    return attack is not None and (wants_wrong(attack) or bool(after(attack)))
+
+
+def _broken(attacked: Seen, clean: Seen) -> BoolArray:
+    """Which clean images the attack has no need to touch."""
+    criterion: Criterion = getattr(attacked.attack, "criterion", Wrong())
+    try:
+        found: BoolArray = _bound(criterion, attacked.record)(
+            clean.record.output, clean.record.y
+        ).numpy()
+    except TypeError:  # its rejector has to be fitted
+        return ~clean.right
+    return found
+
+
+def _value(goal: Goal, record: Record) -> FloatArray | None:
+    """The goal of every image; None where a record is not enough to tell."""
+    if goal.arity:
+        return None
+    try:
+        with torch.no_grad():
+            found: FloatArray = goal(record.output, record.y).double().numpy()
+    except TypeError:  # its rejector has to be fitted
+        return None
+    return found
+
+
+def _bound(spec: Any, record: Record) -> Any:
+    """A spec with the thresholds that the attack of a record was bound to."""
+    if isinstance(spec, tuple):
+        return tuple(_bound(part, record) for part in spec)
+    if not isinstance(spec, Spec):
+        return spec
+    held = {f.name: _bound(getattr(spec, f.name), record) for f in fields(spec)}
+    if isinstance(spec, Ruled) and (at := threshold_of(spec, record)) is not None:
+        held["at"] = at
+    return replace(spec, **held)

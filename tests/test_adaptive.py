@@ -1,0 +1,266 @@
+"""The paper's adaptive objectives by hand, the worst case over all of them, and the command."""
+
+import json
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from demur import noise
+from demur.attacks import PGD, EachTarget, Slips, WrongCon
+from demur.attacks.victims import Victims
+from demur.data import CIFAR10
+from demur.errors import BadInput
+from demur.evaluate import Source, bind
+from demur.evaluate.adaptive import ETAS, Measure, Plan, Trial, marks, minima
+from demur.output import Output
+from demur.recipes import NAMED_ATTACKS, OBJECTIVES, RECIPES, attack, recipe
+from demur.rejectors import Con, RCon
+from demur.runs import Run
+from demur.spec import show
+from demur.train import train
+from tests.cifar_files import use_small_set
+from tests.conftest import Command
+from tests.test_choose import BRIEF
+from tests.test_cli import refused
+
+RR_RUN, PLAIN_RUN = RECIPES["digits-pgdat-rr"], RECIPES["digits-pgdat"]
+LOGITS, AUX = (2.0, 1.0, 0.0), 0.5
+ETA, TARGET = 10.0, 2
+QUICK = ("--n", "30", "--steps", "2", "--restarts", "1", "--etas", "1,10")
+
+
+def toy() -> Output:
+    logits = torch.tensor([LOGITS], dtype=torch.float64)
+    return Output(logits, logits[:, :0], torch.tensor([[AUX]], dtype=torch.float64))
+
+
+def by_hand(y: int, tau: float = 1.0) -> dict[str, float]:
+    """Each objective at ETA on the toy, from the paper's formulas."""
+    p, warm = (
+        [math.exp(v / t) / sum(math.exp(u / t) for u in LOGITS) for v in LOGITS] for t in (1.0, tau)
+    )
+    rcon = max(warm) / (1 + math.exp(-AUX))
+    rr = -warm[y] * math.log(rcon) - (1 - warm[y]) * math.log(1 - rcon)
+    ce, con = -math.log(p[y]), math.log(max(p[k] for k in range(3) if k != y))
+    return {
+        "ce-trust": ce + ETA * math.log(rcon),
+        "ce-rr": ce + ETA * rr,
+        "con-rr": con + ETA * rr,
+        "con-trust": con + ETA * math.log(rcon),
+        "targets-rr": math.log(p[TARGET]) + ETA * rr,
+        "ce-score": ce + ETA * rcon,
+    }
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("y", [0, 1])
+@pytest.mark.parametrize("tau", [1.0, 0.5])
+def test_objectives_by_hand(name: str, y: int, tau: float) -> None:
+    run = recipe("digits-pgdat-rr", [f"head.tau={tau}"])
+    goal = OBJECTIVES[name].goal(run, ETA)
+    aim = [torch.tensor([TARGET])] * goal.arity
+    value = goal(toy(), torch.tensor([y]), *aim)
+    assert value.item() == pytest.approx(by_hand(y, tau)[name])
+
+
+def test_the_papers_five_and_the_sixth_are_there_under_a_name() -> None:
+    formulas = {name: objective.formula(RR_RUN) for name, objective in OBJECTIVES.items()}
+    assert formulas == {
+        "ce-trust": "CE + eta log R-Con",
+        "ce-rr": "CE + eta L_RR",
+        "con-rr": "L_Con + eta L_RR",
+        "con-trust": "L_Con + eta log R-Con",
+        "targets-rr": "L_Con of each class + eta L_RR",
+        "ce-score": "CE + eta R-Con",
+    }
+    for name in OBJECTIVES:
+        named = attack(f"adaptive-{name}:eta=10", RR_RUN)
+        assert named == OBJECTIVES[name].attack(RR_RUN, 10)
+        inner = named.attack if isinstance(named, EachTarget) else named
+        assert isinstance(inner, PGD)
+        assert (inner.steps, inner.restarts, inner.keep) == (500, 10, "largest")
+
+
+def test_a_weight_is_changed_wherever_it_stands() -> None:
+    named = attack("adaptive-targets-rr:steps=7,eta=3,eps=0.1", RR_RUN)
+    assert isinstance(named, EachTarget)
+    assert isinstance(named.attack, PGD)
+    assert (named.attack.steps, named.attack.ball.eps) == (7, 0.1)
+    assert show(named).count("3.0") == 2, "in the goal and in what keeps the best class"
+    assert named.by == OBJECTIVES["con-rr"].goal(RR_RUN, 3.0)
+    for text, words in (("eta=ten", "eta must be a number"), ("eta=-1", "of at least 0"),
+                        ("etta=1", "no key 'etta'")):  # fmt: skip
+        with pytest.raises(BadInput, match=words):
+            attack(f"adaptive-ce-rr:{text}", RR_RUN)
+
+
+def test_labels_are_what_the_command_takes() -> None:
+    for plan in (Plan.of(RR_RUN), Plan.of(PLAIN_RUN, etas=(0.123456789, 1e-7), steps=3)):
+        for name in plan.objectives:
+            for eta in plan.etas:
+                assert attack(plan.label(name, eta), plan.recipe) == plan.attack(name, eta)
+        plain = attack(plan.plain, plan.recipe)
+        assert isinstance(plain, PGD)
+        assert (plain.steps, plain.restarts) == (plan.steps, plan.restarts)
+    assert Plan.of(RR_RUN).label("ce-trust", 10.0) == "adaptive-ce-trust:eta=10"
+    assert Plan.of(RR_RUN).worst_label == "adaptive-worst"
+    other = Plan.of(RR_RUN, ["con-rr"], (1, 10), steps=5).worst_label
+    assert other == "adaptive-worst:objectives=con-rr,etas=1+10,steps=5"
+
+
+def test_a_net_without_a_is_attacked_through_its_confidence() -> None:
+    plan = Plan.of(PLAIN_RUN)
+    assert plan.objectives == ("ce-trust", "con-trust", "ce-score")
+    assert plan.rejectors == {"Con": Con()}
+    goal = OBJECTIVES["con-trust"].goal(PLAIN_RUN, 2.0)
+    p = torch.tensor(LOGITS, dtype=torch.float64).softmax(0)
+    value = goal(toy(), torch.tensor([0]))
+    assert value.item() == pytest.approx(math.log(p[1]) + 2 * math.log(p[0]))
+    with pytest.raises(BadInput, match="con-rr needs a net with A"):
+        Plan.of(PLAIN_RUN, ["con-rr"])
+
+
+def test_the_worst_case_breaks_whatever_a_member_breaks(tiny_source: Source) -> None:
+    plan = Plan.of(tiny_source.run.recipe, etas=(0.1, 30), steps=3, restarts=1)
+    assert len(plan.worst.attacks) == 6 * 2
+    assert plan.worst.criterion == Slips(RCon(), plan.worst.criterion.at)  # type: ignore[attr-defined]
+    chain = bind(plan.worst, tiny_source.clean).spec
+    net, images = tiny_source.net, tiny_source.splits["test"]
+    x, y = images.batch(slice(0, 60))
+    everyone = Victims(net, x, y, torch.arange(60), None)
+    with torch.no_grad():
+        worst = chain.criterion(net(chain.against(everyone, 0)), y)
+        counts = []
+        for place, member in enumerate(chain.attacks):
+            alone = member.against(everyone, noise.derived(0, place))
+            past = chain.criterion(net(alone), y)
+            assert worst[past].all(), show(member)
+            counts.append(int(past.sum()))
+    assert int(worst.sum()) >= max(counts) > 0
+
+
+@dataclass(frozen=True)
+class Known(Trial):
+    """A trial whose figure is known."""
+
+    figure: float = 0.0
+
+    def value(self, rejector: str, measure: Measure) -> float:
+        return self.figure
+
+
+def known(*figures: tuple[str, float, float]) -> list[Trial]:
+    nothing: Any = None
+    return [Known(name, name, eta, nothing, figure) for name, eta, figure in figures]
+
+
+def test_the_least_is_marked_of_each_objective_and_of_all() -> None:
+    tried = known(
+        ("a", 0.1, 0.7), ("a", 1, 0.6), ("a", 10, 0.9), ("b", 0.1, 0.5), ("b", 1, 0.4),
+        ("b", 10, 0.4), ("c", 0.1, 0.8), ("c", 1, 0.8), ("c", 10, 0.81),
+    )  # fmt: skip
+    objective, everyone = "objective", "all"
+    assert marks(tried, "R-Con", "accuracy") == [
+        "", objective, "", "", everyone, everyone, objective, objective, "",
+    ]  # fmt: skip
+    assert minima(tried, "R-Con")["auroc"] == {"value": 0.4, "objective": "b", "eta": 1}
+
+
+# ---------------------------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def run_here(tiny_run: Run, in_empty_folder: Path) -> Path:
+    return Path(shutil.copytree(tiny_run.path, in_empty_folder / "runs" / "tiny"))
+
+
+def test_both_protocols_end_to_end_and_records_are_used_again(
+    command: Command, run_here: Path
+) -> None:
+    words = ("adaptive", "tiny", *QUICK, "--objectives", "ce-trust,targets-rr")
+    code, out, err = command(*words, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["rejector"] == "R-Con"
+    paper = found["paper"]["trials"]
+    assert [(trial["objective"], trial["eta"]) for trial in paper] == [
+        ("ce-trust", 1), ("ce-trust", 10), ("targets-rr", 1), ("targets-rr", 10),
+    ]  # fmt: skip
+    figures = [
+        row["point"]["accuracy"] for t in paper for row in t["rows"] if row["rejector"] == "R-Con"
+    ]
+    assert found["paper"]["least"]["R-Con"]["accuracy"]["value"] == min(figures)
+    assert set(found["paper"]["least"]) == {"R-Con", "Con"}
+    (worst,) = (
+        r for r in found["deploy"]["rows"] if (r["rejector"], r["protocol"]) == ("R-Con", "deploy")
+    )
+    assert worst["point"]["n"] == 30
+    written = {path: path.stat().st_mtime_ns for path in (run_here / "records").iterdir()}
+    assert sum("adaptive-worst" in path.name for path in written) == 2
+    code, out, _ = command(*words)
+    assert code == 0
+    for word in ("CE + eta log R-Con", "**", "R-Con: AUROC", "deploy:", "wrong and accepted by"):
+        assert word in out, word
+    assert written == {path: path.stat().st_mtime_ns for path in (run_here / "records").iterdir()}
+    typed = "adaptive-ce-trust:eta=10,steps=2,restarts=1"
+    assert command("attack", "tiny", typed, "--n", "30")[0] == 0
+    assert written == {path: path.stat().st_mtime_ns for path in (run_here / "records").iterdir()}
+
+
+def test_one_protocol_makes_only_what_it_shows(command: Command, run_here: Path) -> None:
+    words = ("adaptive", "tiny", *QUICK, "--objectives", "ce-score", "--json")
+    for protocol, other in (("deploy", "paper"), ("paper", "deploy")):
+        code, out, err = command(*words, "--protocol", protocol)
+        assert code == 0, err
+        assert protocol in json.loads(out)
+        assert other not in json.loads(out)
+
+
+def test_what_cannot_be_done_is_said_in_a_sentence(command: Command, run_here: Path) -> None:
+    before = sorted(path.name for path in (run_here / "records").glob("*test*"))
+    refused(command("adaptive", "tinny"), "there is no run 'tinny'")
+    refused(command("adaptive", "tiny", "--protocol", "papr"), "did you mean paper")
+    refused(command("adaptive", "tiny", "--objectives", "ce-rrr"), "no objective", "ce-rr")
+    refused(command("adaptive", "tiny", "--etas", "1,x"), "--etas is '1,x'; give numbers")
+    refused(command("adaptive", "tiny", "--etas=-1"), "eta must be a number of at least 0, not -1")
+    refused(command("adaptive", "tiny", "--etas", "inf"), "eta must be a number")
+    refused(command("adaptive", "tiny", "--etas", ","), "nothing to try")
+    refused(command("adaptive", "tiny", "--steps", "0"), "steps must be a whole number")
+    refused(command("adaptive", "tiny", "--restarts", "0"), "restarts must be a whole number")
+    refused(command("adaptive", "tiny", "--n", "9999"), "has 300")
+    assert before == sorted(path.name for path in (run_here / "records").glob("*test*"))
+
+
+def test_without_cal_images_there_is_only_the_papers_protocol(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use_small_set(CIFAR10, monkeypatch, tmp_path / "data")
+    brief = [*BRIEF, "split=paper", "epochs=1", "head=Plain()"]
+    train(recipe("cifar10-pgdat-rr", brief), Path("runs/paper"), data_folder=tmp_path / "data")
+    words = ("adaptive", "paper", "--data", str(tmp_path / "data"), *QUICK[2:])
+    code, out, err = command(*words, "--n", "10", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert "deploy" not in found
+    assert {trial["objective"] for trial in found["paper"]["trials"]} == {
+        "ce-trust", "con-trust", "ce-score",
+    }  # fmt: skip
+    said = " ".join(err.split())
+    assert "no cal images were held out for this run" in said
+    assert "without L_RR, which needs A" in said
+    refused(command(*words, "--protocol", "deploy"), "no threshold can be deployed")
+
+
+def test_the_default_is_the_papers() -> None:
+    plan = Plan.of(RR_RUN)
+    assert list(plan.etas) == list(ETAS) == [0.1, 0.3, 1, 3, 10, 30, 100]
+    assert (plan.steps, plan.restarts) == (500, 10)
+    assert set(plan.objectives) == set(OBJECTIVES)
+    assert all(f"adaptive-{name}" in NAMED_ATTACKS for name in OBJECTIVES)
+    assert isinstance(plan.worst.attacks[-1], EachTarget)
+    assert OBJECTIVES["con-rr"].fool == WrongCon()

@@ -1,0 +1,148 @@
+"""Least changes as a command: the median they must reach, and means that say what they are of."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from demur.attacks import CW, Clean, Slips
+from demur.calibrate import TPR, Median
+from demur.errors import BadInput
+from demur.evaluate import Order, Source, attacked, bind
+from demur.evaluate.binding import Binding
+from demur.evaluate.distortion import Broken, distances, judged, least_change, usual
+from demur.output import prediction, rcon
+from demur.recipes import RECIPES, attack
+from demur.rejectors import Con, RCon
+from demur.runs import Record, Run
+from tests.conftest import Command
+from tests.test_cli import refused
+
+RR_RUN, PLAIN_RUN = RECIPES["digits-pgdat-rr"], RECIPES["digits-pgdat"]
+FAST = ":searches=3,steps=60,rate=0.05,constant=1"
+COUNT = 24
+
+
+def test_named_attacks_have_the_papers_settings() -> None:
+    for name, norm in (
+        ("cw", "L2"), ("cw-linf", "Linf"), ("cw-linf-adam", "Linf-adam"), ("cw-adaptive", "L2"),
+        ("cw-adaptive-linf", "Linf"),
+    ):  # fmt: skip
+        found = least_change(name, RR_RUN)
+        settings = found.searches, found.steps, found.rate, found.constant
+        assert (*settings, found.norm) == (9, 1000, 0.005, 0.01, norm)
+    assert attack("cw-adaptive", RR_RUN) == CW(criterion=Slips(RCon(), Median()))
+    assert attack("cw-adaptive", PLAIN_RUN) == CW(criterion=Slips(Con(), Median()))
+    assert attack("cw-adaptive:rejector=Con()", RR_RUN) == attack("cw-adaptive", PLAIN_RUN)
+
+
+def test_normal_beside_adaptive_in_both_norms() -> None:
+    assert usual(RR_RUN) == [
+        "cw", "cw-adaptive:rejector=Con()", "cw-adaptive", "cw-linf",
+        "cw-adaptive-linf:rejector=Con()", "cw-adaptive-linf",
+    ]  # fmt: skip
+    assert usual(PLAIN_RUN) == ["cw", "cw-adaptive", "cw-linf", "cw-adaptive-linf"]
+    with pytest.raises(BadInput, match="pgd-20 does not look for the least change; use cw"):
+        least_change("pgd-20", RR_RUN)
+
+
+def test_the_median_is_that_of_right_answers_among_training_images(tiny_source: Source) -> None:
+    fit, cal = (tiny_source.clean(split) for split in ("fit", "cal"))
+    binding = Binding(tiny_source.clean)
+    for at, seen in ((Median(), fit), (Median("cal"), cal), (TPR(0.5), cal)):
+        right = rcon(seen.output)[prediction(seen.output) == seen.y].double()
+        t = binding.threshold(RCon(), at)
+        assert t in right.tolist()
+        assert (right >= t).double().mean() == pytest.approx(0.5, abs=1 / len(right))
+    assert binding.threshold(RCon(), Median()) != binding.threshold(RCon(), Median("cal"))
+
+
+@pytest.fixture(scope="module")
+def found(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Broken]:
+    """Normal and adaptive attacks on a private copy of the shared run."""
+    copy = shutil.copytree(tiny_run.path, tmp_path_factory.mktemp("least") / "run")
+    source = Source(Run(Path(copy)), torch.device("cpu"))
+    made = {}
+    before = attacked(source, "clean", Clean(), Order(n=COUNT)).correct
+    for name in ("cw", "cw-adaptive", "cw-linf", "cw-adaptive-linf"):
+        cw = least_change(name + FAST, source.run.recipe)
+        record = attacked(source, name + FAST, cw, Order(n=COUNT))
+        made[name] = judged(record, cw, source.clean, before)
+    return made
+
+
+@pytest.mark.parametrize("norm", ["", "-linf"])
+def test_success_means_a_score_above_the_median(norm: str, found: dict[str, Broken]) -> None:
+    adaptive = found[f"cw-adaptive{norm}"]
+    output, y = adaptive.record.output, adaptive.record.y
+    assert adaptive.threshold is not None
+    slips = ((prediction(output) != y) & (rcon(output) >= adaptive.threshold)).numpy()
+    assert np.array_equal(adaptive.broken, slips)
+    assert adaptive.broken.mean() > 0.5, "most images can be made to slip"
+    assert np.array_equal(adaptive.distance > 0, adaptive.moved), "what failed is as it came"
+
+
+@pytest.mark.parametrize("norm", ["", "-linf"])
+def test_to_be_accepted_too_costs_more(norm: str, found: dict[str, Broken]) -> None:
+    normal, adaptive = found[f"cw{norm}"], found[f"cw-adaptive{norm}"]
+    both = normal.moved & adaptive.moved
+    assert (adaptive.distance >= normal.distance)[both].mean() > 0.9
+    lines = distances([normal, adaptive], RR_RUN.rejectors())
+    assert [line.against for line in lines] == ["normal", "R-Con"]
+    assert lines[0].beyond_normal is None
+    assert lines[1].beyond_normal is not None
+    assert lines[1].beyond_normal > 1
+
+
+def test_means_by_hand() -> None:
+    """Two broken by a change, one as it came, one not at all."""
+    nothing = torch.zeros(4)
+    arrays = {"size_l2": torch.tensor([2.0, 4.0, 0.0, 0.0]), "y": nothing}
+    record = Record(arrays, {"label": "cw", "digest": "d"})
+    broken = np.array([True, True, True, False])
+    before = np.array([True, True, False, True])
+    one = Broken(record, CW(), None, broken, np.array([4.0, 16.0, 0.0, 0.0]), before)
+    ruled = CW(criterion=Slips(RCon(), 0.5))
+    far = Broken(record, ruled, 0.5, broken, np.array([12.0, 0, 5, 0]), before)
+    never = Broken(record, CW("Linf"), None, ~broken & broken, np.zeros(4), before)
+    normal, adaptive, failed = distances([one, far, never], RR_RUN.rejectors())
+    assert (normal.mean, normal.median, normal.paper_mean) == (10.0, 10.0, 5.0)
+    assert (normal.broken, normal.as_they_came) == (0.75, 0.25)
+    assert (adaptive.mean, adaptive.paper_mean) == (8.5, 3.0), "the wrong one counts for nothing"
+    assert adaptive.beyond_normal == 3.0, "on the one image that a change broke in both"
+    assert (failed.mean, failed.median, failed.paper_mean, failed.broken) == (None, None, 0.0, 0.0)
+    json.dumps([line.plain() for line in (normal, adaptive, failed)])
+
+
+def test_distances_are_squared_in_l2_and_in_255ths_in_linf(found: dict[str, Broken]) -> None:
+    two, largest = found["cw"], found["cw-linf"]
+    assert np.allclose(two.distance, two.record.arrays["size_l2"].numpy() ** 2)
+    assert np.allclose(largest.distance, 255 * largest.record.arrays["size_linf"].numpy())
+
+
+def test_the_command_end_to_end(command: Command, tiny_run: Run, in_empty_folder: Path) -> None:
+    shutil.copytree(tiny_run.path, in_empty_folder / "runs" / "tiny")
+    changes = ":searches=2,steps=20,rate=0.1,constant=5"
+    words = ["distortion", "tiny", "cw" + changes, "cw-adaptive" + changes, "--n", "12"]
+    code, out, err = command(*words, "--json")
+    assert code == 0, err
+    lines: list[dict[str, Any]] = json.loads(out)["distances"]
+    assert [line["against"] for line in lines] == ["normal", "R-Con"]
+    assert (
+        lines[1]["threshold"]
+        == bind(
+            Slips(RCon(), Median()), Source(Run(Path("runs/tiny")), torch.device("cpu")).clean
+        ).spec.at
+    )
+    code, out, _ = command(*words)
+    assert code == 0
+    for word in ("squared L2", "times normal", "paper: mean of all, rest 0", "R-Con (cw-adaptive"):
+        assert word in out, word
+    refused(command("distortion", "tiny", "pgd-20"), "does not look for the least change")
+    refused(command("distortion", "tiny", "cv"), "no attack is called 'cv'", "cw")
+    refused(command("distortion", "tiny", "cw:step=3"), "no key 'step'")
+    refused(command("distortion", "tiny", "--n", "0"), "asked for 0 images")

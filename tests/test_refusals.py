@@ -1,0 +1,72 @@
+"""The ensemble against refusals beside simpler searches, counted and drawn."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from demur.attacks import Margin, Slips
+from demur.balls import Linf
+from demur.bench.refusals import Budget, Counted, OrthogonalPGD, against_refusals
+from demur.cli import app
+from demur.evaluate import Order, Source
+from demur.gradient import glance, gradient
+from demur.output import prediction
+from demur.rejectors import Aux, Con, Coupled
+from demur.report.refusals import refusals_svg
+from demur.rule import Rejector
+from tests.linear import LinearNet, centred_images
+
+
+def test_looks_are_counted() -> None:
+    net = Counted(LinearNet())
+    x, y = centred_images(6), torch.zeros(6, dtype=torch.long)
+    net(x)
+    assert net.looks == pytest.approx(2)
+    found = gradient(net, Margin(), x, y)
+    assert net.looks == pytest.approx(8)
+    assert torch.equal(found.grad, gradient(LinearNet(), Margin(), x, y).grad)
+    glance(net, Margin(), x, y)
+    assert net.looks == pytest.approx(10)
+
+
+def test_orthogonal_pgd_gets_through_where_there_is_room() -> None:
+    net, x = LinearNet(1), centred_images(20, 1)
+    y = (prediction(net(x)) + 1) % 4  # wrong from the start, and to be accepted
+    rule = Slips(Aux(), net(x).aux.max().sigmoid().item() + 0.05)
+    assert not rule(net(x), y).any()
+    assert rule(net(OrthogonalPGD(Linf(0.2), rule)(net, x, y)), y).float().mean() > 0.7
+
+
+def test_the_report_says_what_slipped_and_what_it_cost(own_source: Source) -> None:
+    images = own_source.images(Order(n=16))
+    rules: dict[str, Rejector] = {"Con": Con(), "Con+R-Con": Coupled()}
+    report = against_refusals(
+        own_source, images, Linf(0.15), rules, Budget("fast", 0.2), lambda sentence: None
+    )
+    assert json.loads(json.dumps(report))["n"] == 16
+    for name in rules:
+        curves = report["rules"][name]["curves"]
+        ours = curves["reject-autoattack"]
+        assert len(ours) <= 6
+        for curve in curves.values():
+            looks, slips = zip(*curve, strict=True)
+            assert list(looks) == sorted(looks)
+            assert list(slips) == sorted(slips)
+        assert ours[-1][1] >= ours[0][1]
+        assert (
+            curves["product PGD"][-1][0] >= 0.2 * ours[-1][0] or curves["product PGD"][-1][1] == 16
+        )
+    assert b"<svg" in refusals_svg(report)
+
+
+def test_wrong_words_are_answered(tmp_path: Path) -> None:
+    for words, answer in [
+        (["--only", "Kon"], "no rule is called 'Kon'"),
+        (["--version", "slow"], "fast or standard"),
+    ]:
+        found = CliRunner().invoke(app, ["bench", "refusals", "nothing", *words])
+        assert found.exit_code != 0
+        assert answer in str(found.exception)

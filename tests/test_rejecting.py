@@ -1,0 +1,420 @@
+"""Attacks on models that may refuse: their margins, planted nets, and foreign models."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from torch import Tensor, nn
+
+from demur.attacks import (
+    APGD,
+    CE,
+    PGD,
+    Balanced,
+    Doubt,
+    ForceRefusal,
+    Least,
+    One,
+    OrthogonalAPGD,
+    Product,
+    RejectAutoAttack,
+    Slips,
+    Square,
+    Unanswered,
+)
+from demur.attacks.balanced import begun, played
+from demur.attacks.chain import Chain
+from demur.attacks.goals import Moment
+from demur.attacks.orthogonal import orthogonal
+from demur.autoattack import RejectAutoAttack as RejectDropIn
+from demur.balls import L2, Linf
+from demur.data import Images
+from demur.errors import BadInput
+from demur.foreign import RejectClass, WithScore
+from demur.nets import RejectingNet
+from demur.output import Output, output_of, prediction
+from demur.rejectors import (
+    Aux,
+    Con,
+    Coupled,
+    Energy,
+    Entropy,
+    Given,
+    MaxLogit,
+    ProbabilityMargin,
+    RCon,
+)
+from demur.rule import Score
+from tests.linear import SHAPE, LinearNet, centred_images, distance
+
+DIRECT: list[Score] = [
+    Con(), Con(0.5), RCon(), RCon(2.0), Aux(), Energy(), Entropy(), MaxLogit(2.0),
+    ProbabilityMargin(), Given(),
+]  # fmt: skip
+RULES = [
+    Slips(Con(), 0.4), Slips(RCon(), 0.3), Slips(Energy(), 2.0), Slips(Aux(), 0.5),
+    Slips(Coupled(at=0.4), 0.2),
+]  # fmt: skip
+
+
+def some_output(seed: int, scale: float = 2.0) -> tuple[Output, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(60, 5, generator=g, dtype=torch.float64)
+    aux = torch.randn(60, 1, generator=g, dtype=torch.float64)
+    return Output(logits, logits[:, :0], aux), torch.randint(0, 5, (60,), generator=g)
+
+
+class TestMargins:
+    @pytest.mark.parametrize("score", DIRECT, ids=str)
+    @given(seed=st.integers(0, 10**6))
+    def test_room_has_the_sign_of_the_score_less_the_threshold(
+        self, score: Score, seed: int
+    ) -> None:
+        out, _ = some_output(seed)
+        value = score(out)
+        t = float(value.median()) + 1e-9
+        room = score.room(out, t, prediction(out))
+        assert torch.equal(room > 0, value > t)
+
+    def test_room_of_another_answer_by_hand(self) -> None:
+        out = Output(torch.tensor([[2.0, 0.0]]), torch.zeros(1, 0), torch.tensor([[0.0]]))
+        p = float(out.logits.softmax(-1)[0, 1])
+        label = torch.tensor([1])
+        assert float(Con().room(out, 0.5, label)) == pytest.approx(np.log(p / (1 - p)))
+        half = p / 2  # A is one half
+        assert float(RCon().room(out, 0.2, label)) == pytest.approx(
+            np.log(half / (1 - half)) - np.log(0.25), rel=1e-5
+        )
+        assert float(MaxLogit().room(out, 1.0, label)) == -1.0
+
+    @pytest.mark.parametrize("rule", RULES, ids=str)
+    @given(seed=st.integers(0, 10**6))
+    def test_least_is_positive_exactly_where_an_image_slips(self, rule: Slips, seed: int) -> None:
+        out, y = some_output(seed)
+        g = torch.Generator().manual_seed(seed)
+        parts = 1 + len(rule.rule.pairs)
+        slopes = torch.rand(60, parts, generator=g, dtype=torch.float64) + 0.1
+        any_target = torch.full_like(y, -1)
+        value = Least(rule)(out, y, any_target, slopes)
+        assert torch.equal(value > 0, rule(out, y))
+        each = [One(rule, place)(out, y, any_target, slopes) for place in range(parts)]
+        assert torch.equal(torch.stack(each).amin(0), value)
+
+    @given(seed=st.integers(0, 10**6))
+    def test_what_reaches_its_target_slips(self, seed: int) -> None:
+        out, y = some_output(seed)
+        target = (y + 1) % 5
+        for rule in RULES:
+            slopes = torch.ones(60, 1 + len(rule.rule.pairs), dtype=torch.float64)
+            reached = Least(rule)(out, y, target, slopes) > 0
+            slips = rule(out, y)
+            assert slips[reached].all()
+            assert torch.equal(reached[prediction(out) == target], slips[prediction(out) == target])
+
+    @given(seed=st.integers(0, 10**6))
+    def test_doubt_is_positive_exactly_where_an_answer_is_refused(self, seed: int) -> None:
+        out, y = some_output(seed)
+        for rejector in (Con(), RCon(), Coupled(at=0.4)):
+            rule = Unanswered(rejector, 0.35)
+            assert torch.equal(Doubt(rule)(out, y) > 0, rule(out, y))
+
+    def test_product_by_hand(self) -> None:
+        out = Output(torch.tensor([[2.0, 0.0]]), torch.zeros(1, 0), torch.zeros(1, 0))
+        y, target = torch.tensor([0]), torch.tensor([-1])
+        p = float(out.logits.softmax(-1)[0, 1])
+        slopes = torch.tensor([[3.0, 1.5]])  # a unit of room is worth two of a logit
+        chance = 1 / (1 + np.exp(-2 * (np.log(p / (1 - p)) - np.log(0.7 / 0.3))))
+        assert float(Product(Slips(Con(), 0.7))(out, y, target, slopes)) == pytest.approx(
+            np.log(p) + np.log(chance), rel=1e-5
+        )
+
+    def test_slopes_are_those_of_the_linear_net(self) -> None:
+        net, x = LinearNet(), centred_images(6)
+        y = torch.tensor([0, 1, 2, 3, 0, 1])
+        rule = Slips(MaxLogit(), 1.0)
+        target = (y + 1) % 4
+        _, slopes = Least(rule).begin(Moment(net, x, x, y, target))
+        lead = (net.weight[target] - net.weight[y]).norm(dim=1)
+        assert torch.allclose(slopes[:, 0], lead)
+        assert torch.allclose(slopes[:, 1], net.weight[target].norm(dim=1))
+
+    def test_a_score_without_a_gradient_counts_in_its_own_units(self) -> None:
+        net = WithScore(LinearNet(), lambda x: x.detach().flatten(1).sum(1))
+        x, y = centred_images(4), torch.zeros(4, dtype=torch.long)
+        _, slopes = Least(Slips(Given(), 1.0)).begin(Moment(net, x, x, y, None))
+        assert torch.equal(slopes[:, 1], torch.ones(4, dtype=torch.float64))
+
+
+class TestGames:
+    @pytest.mark.parametrize("margins", [2, 3])
+    @settings(max_examples=20)
+    @given(seed=st.integers(0, 10**6))
+    def test_the_outcome_is_nearly_the_best_of_the_box(self, margins: int, seed: int) -> None:
+        g = torch.Generator().manual_seed(seed)
+        grads = torch.randn(1, margins, 25, generator=g, dtype=torch.float64)
+        values = 0.3 * torch.randn(1, margins, generator=g, dtype=torch.float64)
+        x, ball = centred_images(1, seed), Linf(0.1)
+        now = ball.start(x, 0, torch.zeros(1, dtype=torch.long), seed)
+        found, weights = played(ball, x, replace(begun(now, margins), values=values, grads=grads))
+        assert torch.allclose(weights.sum(1), torch.ones(1, dtype=torch.float64))
+        assert ball.size(found - x) <= ball.eps + 1e-9
+        reached = values + (grads * (found - now).flatten(1)[:, None]).sum(2)
+        rows = np.hstack([-grads[0].numpy(), np.ones((margins, 1))])
+        shift = (grads[0] @ now.flatten()).numpy()
+        box = [(v - 0.1, v + 0.1) for v in x.flatten().tolist()] + [(None, None)]
+        best = linprog(np.append(np.zeros(25), -1), rows, values[0].numpy() - shift, bounds=box)
+        span = 0.1 * float(grads.abs().sum(2).mean())
+        assert -best.fun - 0.15 * span <= float(reached.amin()) <= -best.fun + 1e-9
+
+    def test_needs_margins(self) -> None:
+        with pytest.raises(BadInput, match="goal=Least"):
+            Balanced(Linf(0.1), CE(), Slips(Con(), 0.5))
+
+
+class TestOrthogonal:
+    @given(st.integers(0, 10**6))
+    def test_leaves_the_other_margins_as_they_are(self, seed: int) -> None:
+        g = torch.Generator().manual_seed(seed)
+        grads = torch.randn(7, 3, 16, generator=g, dtype=torch.float64)
+        chosen = torch.randint(0, 3, (7,), generator=g)
+        found = orthogonal(grads, chosen)
+        for place in range(3):
+            along = (found * grads[:, place]).sum(1)
+            assert (along[chosen == place] > 0).all()
+            assert torch.allclose(along[chosen != place], torch.zeros(1, dtype=torch.float64))
+
+    def test_margins_that_are_one_leave_the_gradient_whole(self) -> None:
+        grad = torch.randn(3, 4)
+        found = orthogonal(torch.stack([grad, 2 * grad], 1), torch.tensor([0, 1, 0]))
+        assert torch.allclose(found, torch.stack([grad[0], 2 * grad[1], grad[2]]))
+
+    def test_needs_margins(self) -> None:
+        with pytest.raises(BadInput, match="goal=Least"):
+            OrthogonalAPGD(Linf(0.1))
+
+
+def reachable(net: LinearNet, x: Tensor, y: int, t: float, eps: float) -> float:
+    """The largest m such that some image in the box is wrong by m and accepted by m.
+
+    With a linear net and A's logit as the score that is a linear program for each wrong class.
+    """
+    weight: NDArray[np.float64] = net.weight.detach().numpy()
+    aux: NDArray[np.float64] = net.aux.detach().numpy()[0]
+    best, flat = -np.inf, x.flatten().numpy()
+    box = [(max(0.0, v - eps), min(1.0, v + eps)) for v in flat] + [(None, None)]
+    for label in set(range(len(weight))) - {y}:
+        rows = np.array([np.append(weight[y] - weight[label], 1), np.append(-aux, 1)])
+        found = linprog(np.append(np.zeros(len(flat)), -1), rows, [0.0, -t], bounds=box)
+        best = max(best, -found.fun)
+    return best
+
+
+def margins_at(net: LinearNet, x: Tensor, y: Tensor, t: float, eps: float) -> NDArray[np.float64]:
+    """The same for each image."""
+    pairs = zip(x, y.tolist(), strict=True)
+    return np.array([reachable(net, image, label, t, eps) for image, label in pairs])
+
+
+def halfway(net: LinearNet, x: Tensor, y: Tensor, eps: float) -> tuple[float, NDArray[np.float64]]:
+    """A threshold at which half of the images can slip through, and their margins there."""
+    low, high = (float(end) for end in net(x).aux.detach().aminmax())
+    low, high = low - 10, high + 10
+    for _ in range(12):
+        level = (low + high) / 2
+        margins = margins_at(net, x, y, level, eps)
+        low, high = (level, high) if np.median(margins) > 0 else (low, level)
+    return level, margins
+
+
+class TestPlanted:
+    """Nets whose accepted-and-wrong images are known."""
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_the_whole_reachable_set_is_found_and_nothing_else(self, seed: int) -> None:
+        net, x = LinearNet(seed), centred_images(16, seed)
+        y = prediction(net(x))
+        eps = 1.5 * float(distance(net, x, y, "Linf").max())
+        level, margins = halfway(net, x, y, eps)
+        rule = Slips(Aux(), float(torch.tensor(level, dtype=torch.float64).sigmoid()))
+        attack = RejectAutoAttack(Linf(eps), rule, version="fast")
+        broken = rule(net(attack(net, x, y)), y).numpy()
+        assert broken[margins > 0.01].all()
+        assert not broken[margins < -1e-6].any()
+        assert 3 < (margins > 0.01).sum() < 13
+
+    def test_what_plain_attacks_leave_alone_is_found(self) -> None:
+        """Wrong from the start but refused: AutoAttack would not even look at these."""
+        net, x = LinearNet(1), centred_images(24, 1)
+        y = (prediction(net(x)) + 1) % 4
+        level = float(net(x).aux.max()) + 0.05
+        rule = Slips(Aux(), float(torch.tensor(level, dtype=torch.float64).sigmoid()))
+        assert not rule(net(x), y).any()
+        found = RejectAutoAttack(Linf(0.05), rule, version="fast")(net, x, y)
+        reached = margins_at(net, x, y, level, 0.05) > 0.01
+        assert rule(net(found), y).numpy()[reached].all()
+        assert reached.sum() > 12
+
+    def test_a_narrow_passage_between_two_scores_is_found(self) -> None:
+        """Coupled: the gate and the second score pull in opposite directions."""
+        net, x = LinearNet(2), centred_images(16, 2)
+        y = prediction(net(x))
+        rule = Slips(Coupled(gate=Con(), at=0.5, then=Aux()), 0.45)
+        attack = RejectAutoAttack(Linf(0.25), rule, version="fast")
+        parts = [
+            PGD(Linf(0.25), steps=100, keep="criterion", criterion=rule, goal=goal)
+            for goal in (Product(rule), Least(rule))
+        ]
+        broken = rule(net(attack(net, x, y)), y)
+        for part in parts:
+            assert broken[rule(net(part(net, x, y)), y)].all()
+        assert broken.any()
+
+
+class TestEnsembles:
+    def test_beats_its_parts_and_the_best_try_comes_back(
+        self, tiny_net: RejectingNet, test_images: Images
+    ) -> None:
+        x, y = test_images.batch(slice(0, 60))
+        rule = Slips(RCon(), 0.6)
+        chain = RejectAutoAttack(Linf(0.15), rule, version="fast").chain()
+        short = Chain(
+            tuple(
+                replace(member, steps=20) if isinstance(member, APGD) else member
+                for member in chain.attacks[:3]
+            ),
+            criterion=rule, by=Least(rule),
+        )  # fmt: skip
+        x_adv = short(tiny_net, x, y)
+        broken = rule(tiny_net(x_adv), y)
+        first = Chain(short.attacks[:1], criterion=rule)(tiny_net, x, y)
+        assert broken[rule(tiny_net(first), y)].all()
+        assert broken.sum() > rule(tiny_net(x), y).sum()
+        given = Least(rule).begin(Moment(tiny_net, x, x, y, None))
+        moved = Least(rule)(tiny_net(x_adv), y, *given) - Least(rule)(tiny_net(x), y, *given)
+        assert (moved[~broken] > 0).float().mean() > 0.9
+
+    def test_refusals_are_forced_wherever_the_score_can_be_lowered(self) -> None:
+        net, x = LinearNet(0), centred_images(24, 0)
+        y, eps = prediction(net(x)), 0.1
+        drop = eps * net.aux.detach().abs().sum()
+        level = float(net(x).aux.median() - drop)
+        rule = Unanswered(Aux(), float(torch.tensor(level).sigmoid()))
+        attack = ForceRefusal(Linf(eps), rule)
+        quick = replace(
+            attack.chain(), attacks=(attack.chain().attacks[0], Square(Linf(eps), queries=20))
+        )
+        refused = rule(net(quick(net, x, y)), y)
+        margin = (net(x).aux[:, 0] - drop - level).detach()
+        assert refused[margin < -1e-3].all()
+        assert not refused[margin > 1e-3].any()
+        assert 4 < refused.sum() < 20
+
+
+class Stairs(nn.Module):
+    """A detector without a slope: its score moves in steps."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (20 * x.flatten(1).mean(1)).round() / 20
+
+
+class TestForeign:
+    def k_plus_one(self, seed: int) -> nn.Module:
+        net = LinearNet(seed, classes=5)
+
+        class Logits(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = net
+
+            def forward(self, x: Tensor) -> Tensor:
+                return output_of(self.net(x)).logits
+
+        return Logits().eval()
+
+    def test_a_class_for_refusals_decides_as_its_net_does(self) -> None:
+        net, x = self.k_plus_one(5), centred_images(40, 3)
+        wrapped = RejectClass(net)
+        whole, out = net(x), wrapped(x)
+        refused = whole.argmax(1) == 4
+        assert torch.equal(Given().rule(0.0).accepted(out), ~refused)
+        assert torch.equal(prediction(out)[~refused], whole.argmax(1)[~refused])
+        assert refused.any()
+        assert not refused.all()
+
+    def test_it_is_attacked_like_any_other(self) -> None:
+        wrapped, x = RejectClass(self.k_plus_one(5)), centred_images(40, 3)
+        y = prediction(wrapped(x))
+        rule = Slips(Given(), 0.0)
+        attack = RejectAutoAttack(Linf(0.15), rule, version="fast")
+        x_adv = attack(wrapped, x, y)
+        slipped = rule(wrapped(x_adv), y)
+        whole = output_of(wrapped.model(x_adv)).logits.argmax(1)
+        assert torch.equal(slipped, (whole != y) & (whole != 4))
+        assert slipped.sum() > 5
+
+    def test_a_surrogate_lends_its_slope_and_nothing_else(self) -> None:
+        net, x = LinearNet(0), centred_images(8)
+        flat = WithScore(net, Stairs())
+        lent = WithScore(net, Stairs(), surrogate=lambda images: images.flatten(1).mean(1))
+        assert torch.equal(flat(x).aux, lent(x).aux)
+        x = x.requires_grad_()
+        (slope,) = torch.autograd.grad(lent(x).aux[:, -1].sum(), x)
+        assert torch.allclose(slope, torch.full_like(slope, 1 / 25))
+
+    def test_a_surrogate_finds_what_a_flat_score_hides(self) -> None:
+        net, x = LinearNet(5), centred_images(24, 5)
+        y = (prediction(net(x)) + 1) % 4
+        rule = Slips(Given(), 0.6)  # the mean must rise to 0.575
+        plain, lent = (
+            APGD(Linf(0.15), goal=Least(rule), criterion=rule)(wrapped, x, y)
+            for wrapped in (
+                WithScore(net, Stairs()),
+                WithScore(net, Stairs(), surrogate=lambda images: images.flatten(1).mean(1)),
+            )
+        )
+        judge = WithScore(net, Stairs())
+        assert rule(judge(lent), y).sum() > rule(judge(plain), y).sum() + 5
+
+    def test_what_is_no_score_is_refused(self) -> None:
+        net, x = LinearNet(), centred_images(4)
+        with pytest.raises(BadInput, match="one value per image"):
+            WithScore(net, lambda images: images.flatten(1))(x)
+        with pytest.raises(BadInput, match="at least three logits"):
+            RejectClass(lambda images: images.flatten(1)[:, :2])(x)
+        with pytest.raises(BadInput, match="WithScore"):
+            Given()(Output(torch.zeros(2, 3), torch.zeros(2, 0), torch.zeros(2, 0)))
+
+    def test_modes_follow_the_model(self) -> None:
+        assert not RejectClass(self.k_plus_one(5)).training
+        assert WithScore(LinearNet().train(), Stairs()).training
+
+    def test_the_known_interface_serves_rejecting_models_too(self) -> None:
+        net, x = LinearNet(0), centred_images(20, 4)
+        y = prediction(net(x))
+        rule = Slips(Con(), 0.5)
+        made = RejectDropIn(net, rule, eps=0.1, version="fast", verbose=False)
+        found = made.run_standard_evaluation(x, y, bs=6)
+        index = torch.arange(20)
+        spec = RejectAutoAttack(Linf(0.1), rule, version="fast")
+        assert torch.allclose(torch.as_tensor(found), spec(net, x, y, index), atol=1e-9)
+        with pytest.raises(BadInput, match="a number as its threshold"):
+            from demur.calibrate import TPR
+
+            RejectDropIn(net, Slips(Con(), TPR(0.95)))
+
+
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 1000))
+def test_l2_works_as_well(seed: int) -> None:
+    net, x = LinearNet(seed), centred_images(8, seed)
+    y = prediction(net(x))
+    rule = Slips(Con(), 0.3)
+    x_adv = RejectAutoAttack(L2(0.8), rule, version="fast")(net, x, y)
+    assert (L2(0).size(x_adv - x) <= 0.8 * (1 + 1e-6)).all()
+    assert x_adv.shape[1:] == SHAPE
+    assert rule(output_of(net(x_adv)), y).sum() >= rule(net(x), y).sum()

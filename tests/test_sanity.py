@@ -1,0 +1,491 @@
+"""Sanity flags: each fires on records made for it and keeps silent on their near misses."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from demur.attacks import (
+    APGD,
+    CE,
+    CW,
+    FAB,
+    PGD,
+    Attack,
+    AutoAttack,
+    Chain,
+    Clean,
+    EachTarget,
+    Evade,
+    RejectAutoAttack,
+    Slips,
+    Square,
+    Toward,
+    Xi,
+)
+from demur.balls import L2, Linf
+from demur.calibrate import TPR
+from demur.evaluate import Order, Scoring, Source, attacked, slim
+from demur.evaluate.probing import PROBED, probe
+from demur.nets import RejectingNet
+from demur.output import Output
+from demur.recipes import recipe
+from demur.rejectors import KD, Con, RCon
+from demur.report.sanity import Sanity, show_sanity
+from demur.runs import Record, Run
+from demur.sanity import CHECKS, Flag, checked, flags
+from demur.sanity.goal import STILL
+from demur.sanity.net import FLAT, RANDOM, TIED
+from demur.sanity.order import after, effort, wants_wrong, weaker, weaker_against
+from demur.sanity.pairs import BEATEN
+from demur.sanity.radius import LEFT, RISES, TOO_GOOD
+from demur.spec import digest, show
+from tests.conftest import Command
+
+N = 200
+RECIPE = recipe("digits-pgdat-rr")
+SCORING = Scoring({"Con": Con(), "R-Con": RCon()}, {"Con": 0.6, "R-Con": 0.3}, 0.95, 100)
+NO_THRESHOLDS = Scoring({"Con": Con(), "R-Con": RCon()}, {}, 0.95, 0)
+EPS = 0.15
+PLAIN = PGD(Linf(EPS), steps=20, step=0.04)
+ADAPTIVE = PGD(
+    Linf(EPS), steps=50, goal=Evade(RCon()), keep="criterion", criterion=Slips(RCon(), TPR(0.95))
+)
+
+BOUND = {"Slips(RCon(), TPR(0.95))": 0.3}  # as its record tells
+
+
+def made(
+    attack: Attack,
+    wrong: int,
+    sure: float = 2.0,
+    trusted: int = N,
+    label: str = "",
+    n: int = N,
+    **about: Any,
+) -> Record:
+    """A record of n images: the first are wrong, the first ones trusted; no two scores alike."""
+    y = torch.zeros(n, dtype=torch.long)
+    lead = sure + torch.linspace(0, 1, n)
+    logits = torch.zeros(n, 3)
+    logits[:, 0] = torch.where(torch.arange(n) < wrong, -lead, lead)
+    logits[:, 1] = torch.where(torch.arange(n) < wrong, lead, 0)
+    aux = torch.where(torch.arange(n) < trusted, 3.0, -3.0)[:, None] + lead[:, None] / 100
+    none = torch.zeros(n)
+    arrays = {"y": y, "index": torch.arange(n), "logits": logits, "aux": aux,
+              "size_linf": none, "size_l2": none}  # fmt: skip
+    told = {
+        "label": label or show(attack), "spec": show(attack, full=True), "attack": digest(attack),
+        "digest": digest(attack), "thresholds": {}, "split": "test", "features": False, "n": n,
+        "recipe": show(RECIPE, full=True),
+    }  # fmt: skip
+    return Record(arrays, told | about)
+
+
+def kinds(*records: Record, scoring: Scoring = SCORING) -> list[str]:
+    return [flag.kind for flag in flags(records, scoring)]
+
+
+def the_flag(kind: str, *records: Record, scoring: Scoring = SCORING) -> Flag:
+    (found,) = [flag for flag in flags(records, scoring) if flag.kind == kind]
+    return found
+
+
+def clean(wrong: int = 0, **about: Any) -> Record:
+    return made(Clean(), wrong, sure=3.0, label="clean", **about)
+
+
+# ------------------------------------------------------------------ the goal
+
+
+def test_an_attack_that_leaves_its_goal_where_it_was_is_flagged() -> None:
+    flag = the_flag(STILL, clean(), made(PLAIN, 0, sure=3.0, label="pgd-20"))
+    assert flag.attacks == ("pgd-20",)
+    assert "raised CE() on 0.0% of the 200 images" in flag.seen
+    assert "median change is 0" in flag.seen
+
+
+def test_an_attack_that_moved_more_than_half_is_not() -> None:
+    assert kinds(clean(), made(PLAIN, 101)) == []
+    assert kinds(clean(), made(PLAIN, 0, sure=2.9)) == [], "right, but less surely so"
+
+
+def test_images_broken_from_the_start_do_not_count() -> None:
+    still = made(PLAIN, 150, sure=3.0)
+    assert STILL in kinds(clean(150), still)
+    assert STILL not in kinds(clean(150), made(PLAIN, 180, sure=3.0)), "30 of 50 moved"
+    assert STILL not in kinds(clean(N), made(PLAIN, N, sure=3.0)), "there was nothing to break"
+
+
+def test_attacks_that_return_unbroken_images_as_they_came_are_left_out() -> None:
+    ball = Linf(EPS)
+    each = EachTarget(FAB(ball), keep="criterion")
+    meek: list[Attack] = [FAB(ball), CW(), AutoAttack(ball), Chain((FAB(ball), PLAIN)), each]
+    for attack in meek:
+        assert STILL not in kinds(clean(), made(attack, 0, sure=3.0))
+    each = EachTarget(PGD(ball, goal=Toward()))
+    climbing: list[Attack] = [Square(ball), APGD(ball), Chain((PLAIN,), by=CE()), each]
+    for attack in climbing:
+        assert STILL in kinds(clean(), made(attack, 0, sure=3.0))
+
+
+def test_a_goal_with_a_rejector_is_told_by_the_record_or_by_cross_entropy() -> None:
+    told = the_flag(STILL, clean(), made(ADAPTIVE, 0, sure=3.0))
+    assert "raised Evade(RCon())" in told.seen
+    unfitted = PGD(Linf(EPS), goal=Evade(KD()), keep="criterion", criterion=Slips(KD(), TPR(0.95)))
+    assert "raised CE()" in the_flag(STILL, clean(), made(unfitted, 0, sure=3.0)).seen
+    assert STILL not in kinds(clean(), made(unfitted, 150))
+
+
+# ------------------------------------------------------------------ weaker and stronger
+
+
+def test_fewer_steps_that_break_more_are_flagged() -> None:
+    long = PGD(Linf(EPS), steps=100, step=0.04)
+    flag = the_flag(BEATEN, made(PLAIN, 120, label="pgd-20"), made(long, 100, label="pgd-100"),
+                    scoring=NO_THRESHOLDS)  # fmt: skip
+    assert flag.attacks == ("pgd-20", "pgd-100")
+    assert "pgd-20 leaves 40.0% of 200 images right" in flag.seen
+    assert "50.0%: 20 by the weaker alone, 0 by the stronger alone" in flag.seen
+
+
+def test_a_difference_that_chance_explains_is_not() -> None:
+    long = PGD(Linf(EPS), steps=100, step=0.04)
+    assert kinds(made(PLAIN, 106), made(long, 100), scoring=NO_THRESHOLDS) == []
+    assert BEATEN in kinds(made(PLAIN, 107), made(long, 100), scoring=NO_THRESHOLDS)
+    assert kinds(made(PLAIN, 100), made(long, 120), scoring=NO_THRESHOLDS) == []
+    other = PGD(Linf(EPS), steps=100, step=0.01)
+    assert kinds(made(PLAIN, 120), made(other, 100), scoring=NO_THRESHOLDS) == [], "another step"
+
+
+def test_an_adaptive_attack_that_lets_less_past_than_plain_pgd_is_flagged() -> None:
+    weak = made(ADAPTIVE, 100, trusted=50, label="adaptive", thresholds=BOUND)
+    flag = the_flag(BEATEN, made(PLAIN, 100, trusted=80, label="pgd-20"), weak)
+    assert "pgd-20 gets 80 of 200 images past R-Con" in flag.seen
+    assert "but adaptive, which should be stronger, 50" in flag.seen
+    assert "worst case for R-Con" in flag.remedy
+
+
+def test_an_adaptive_attack_is_judged_by_its_own_aim_alone() -> None:
+    plain = made(PLAIN, 100, trusted=80)
+    assert kinds(plain, made(ADAPTIVE, 90, trusted=80, thresholds=BOUND)) == [], (
+        "more right, as many past"
+    )
+    assert kinds(plain, made(ADAPTIVE, 100, trusted=76, thresholds=BOUND)) == [], (
+        "a difference by chance"
+    )
+    longer = PGD(Linf(EPS), steps=51)
+    assert (
+        kinds(made(longer, 100, trusted=80), made(ADAPTIVE, 100, trusted=50, thresholds=BOUND))
+        == []
+    )
+    elsewhere = {"Slips(RCon(), TPR(0.95))": 0.9}
+    assert kinds(plain, made(ADAPTIVE, 100, trusted=50, thresholds=elsewhere)) == [], (
+        "another threshold"
+    )
+
+
+def test_more_steps_that_let_less_past_a_rejector_are_flagged_once() -> None:
+    long = PGD(Linf(EPS), steps=100, step=0.04)
+    flag = the_flag(BEATEN, made(PLAIN, 100, label="pgd-20"),
+                    made(long, 100, sure=0.0, trusted=20, label="pgd-100"))  # fmt: skip
+    assert "pgd-20 gets 100 of 200 images past Con with a wrong answer" in flag.seen
+    assert "the same with R-Con" in flag.seen
+
+
+def test_clean_images_that_are_wrong_oftener_than_attacked_ones_are_flagged() -> None:
+    assert BEATEN in kinds(clean(20), made(PLAIN, 0, sure=1.0))
+    assert BEATEN not in kinds(clean(20), made(PLAIN, 16, sure=1.0))
+    assert BEATEN not in kinds(clean(20), made(PGD(Linf(EPS), goal=Xi()), 0, sure=1.0))
+
+
+def test_records_of_other_images_are_compared_where_they_overlap() -> None:
+    long = PGD(Linf(EPS), steps=100, step=0.04)
+    few = made(long, 0, n=30)
+    flag = the_flag(BEATEN, made(PLAIN, 120), few, scoring=NO_THRESHOLDS)
+    assert "leaves 0.0% of 30 images right" in flag.seen
+    few.arrays["index"] += 500
+    assert kinds(made(PLAIN, 120), few, scoring=NO_THRESHOLDS) == []
+    elsewhere = made(PGD(Linf(EPS / 2)), 100)
+    elsewhere.arrays["index"] += 500
+    assert kinds(clean(), made(PLAIN, 120), elsewhere) == []
+
+
+BALL = Linf(EPS)
+ORDER: list[tuple[Attack, Attack, bool]] = [
+    (Clean(), PLAIN, True),
+    (PLAIN, Clean(), False),
+    (PLAIN, PLAIN, False),
+    (PGD(BALL, restarts=2), PGD(BALL, restarts=5), True),
+    (PGD(BALL, restarts=5), PGD(BALL, restarts=2), False),
+    (PGD(BALL, restarts=5), PGD(BALL, steps=20), False),
+    (PGD(BALL), PGD(BALL, keep="criterion"), True),
+    (PGD(BALL, seed=1), PGD(BALL, steps=20), True),
+    (PGD(BALL), PGD(Linf(0.2), steps=20), False),
+    (PGD(BALL), PGD(L2(EPS), steps=20), False),
+    (Square(BALL, queries=10), Square(BALL), True),
+    (EachTarget(PGD(BALL), targets=2), EachTarget(PGD(BALL)), True),
+    (EachTarget(PGD(BALL)), EachTarget(PGD(BALL), targets=2), False),
+    (EachTarget(PGD(BALL)), EachTarget(PGD(BALL, steps=20)), True),
+    (PGD(BALL, steps=100), AutoAttack(BALL), True),
+    (APGD(BALL), AutoAttack(BALL), True),
+    (APGD(BALL), Chain((APGD(BALL), PLAIN)), True),
+    (PGD(BALL, steps=5000), AutoAttack(BALL), False),
+    (AutoAttack(BALL), PGD(BALL, steps=100), False),
+    (PGD(BALL), APGD(BALL), False),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "expected"), ORDER)
+def test_the_order_of_attacks_is_explicit(one: Attack, other: Attack, expected: bool) -> None:
+    assert weaker(one, other) == expected
+
+
+def test_what_an_attack_is_after() -> None:
+    ensemble = RejectAutoAttack(BALL, Slips(RCon(), TPR(0.95)))
+    past: list[Attack] = [ADAPTIVE, ensemble, Chain((PLAIN,), criterion=Slips(RCon(), 0.5))]
+    for attack in past:
+        assert {part.rejector for part in after(attack)} == {RCon()}
+        assert not wants_wrong(attack)
+        assert weaker_against(Clean(), attack)
+    assert effort(ensemble) > effort(ADAPTIVE) == 50
+    assert weaker_against(PLAIN, ensemble)
+    each = EachTarget(PGD(BALL, goal=Toward()))
+    wrong: list[Attack] = [PLAIN, AutoAttack(BALL), FAB(BALL), CW(), each]
+    for attack in wrong:
+        assert wants_wrong(attack)
+        assert not after(attack)
+
+
+# ------------------------------------------------------------------ the radius
+
+
+def at_eps(eps: float, wrong: int, **about: Any) -> Record:
+    attack = PGD(Linf(eps), steps=100, step=2 / 255)
+    return made(attack, wrong, label=f"pgd-100:eps={show(eps)}", **about)
+
+
+def test_accuracy_that_rises_with_eps_is_flagged() -> None:
+    flag = the_flag(RISES, at_eps(32 / 255, 100), at_eps(16 / 255, 120))
+    assert "40.0% of 200 images right at eps=16/255 and 50.0% at eps=32/255" in flag.seen
+    assert RISES not in kinds(at_eps(32 / 255, 114), at_eps(16 / 255, 120))
+    assert RISES not in kinds(at_eps(32 / 255, 120), at_eps(16 / 255, 100))
+
+
+def test_the_papers_sweep_is_in_order() -> None:
+    accuracies = {8: 54.40, 16: 33.56, 32: 19.80, 64: 6.71, 128: 0.95}
+    sweep = [at_eps(k / 255, 1000 - round(10 * a), n=1000) for k, a in accuracies.items()]
+    assert kinds(made(Clean(), 180, sure=3.0, label="clean", n=1000), *sweep) == []
+
+
+def test_accuracy_that_is_left_at_a_large_eps_is_flagged() -> None:
+    flag = the_flag(LEFT, at_eps(128 / 255, 160))
+    assert "20.0% of 200 images are still right" in flag.seen
+    assert LEFT not in kinds(at_eps(128 / 255, 185)), "15 of 200 may be chance"
+    assert LEFT not in kinds(at_eps(64 / 255, 100))
+    assert LEFT not in kinds(made(PGD(L2(0.9)), 0)), "an L2 ball of 0.9 is small"
+
+
+def test_a_rejector_that_beats_the_classifier_at_half_the_radius_is_flagged() -> None:
+    bad, half = made(PLAIN, N, trusted=0), made(PGD(Linf(EPS / 2), steps=20, step=0.04), 150)
+    flag = the_flag(TOO_GOOD, clean(), bad, half)
+    assert "With R-Con 100.0% of 200 images seem safe at eps=0.15" in flag.seen
+    assert "this one gets 25.0% right" in flag.seen
+    assert "harder" in flag.remedy
+
+
+def test_a_claim_is_what_the_worst_attack_leaves_of_it() -> None:
+    bad, half = made(PLAIN, N, trusted=0), made(PGD(Linf(EPS / 2), steps=20, step=0.04), 150)
+    strong = made(ADAPTIVE, N, trusted=150, thresholds=BOUND)
+    assert TOO_GOOD not in kinds(clean(), bad, half, strong)
+    held = made(PGD(Linf(EPS / 2), steps=20, step=0.04), 3)
+    assert TOO_GOOD not in kinds(clean(), bad, held), "97% may be 100%"
+    assert TOO_GOOD not in kinds(clean(160), bad, half), "clean images must be right, too"
+    assert TOO_GOOD not in kinds(clean(), bad, half, scoring=NO_THRESHOLDS)
+
+
+# ------------------------------------------------------------------ scores and the net
+
+
+def test_scores_that_many_images_share_are_flagged() -> None:
+    record = made(PLAIN, 100, label="pgd-20")
+    assert kinds(record) == []
+    record.arrays["logits"][:30] *= 1e6
+    record.arrays["aux"][:30] = 100.0
+    flag = the_flag(TIED, record)
+    assert "Con is exactly 1 on 15.0% under pgd-20" in flag.seen
+    assert "R-Con is exactly 1 on 15.0% under pgd-20" in flag.seen
+    at = Scoring({"Con": Con()}, {"Con": 1.0}, 0.95, 100)
+    assert "Con is its threshold, exactly 1" in the_flag(TIED, record, scoring=at).seen
+
+
+def test_a_few_ties_are_not() -> None:
+    record = made(PLAIN, 100)
+    record.arrays["logits"][:15] *= 1e6
+    assert TIED not in kinds(record, scoring=Scoring({"Con": Con()}, {}, 0.95, 0))
+    assert TIED not in kinds(made(PLAIN, 1, n=3)), "one image of three is no tie"
+
+
+@pytest.mark.parametrize(("entry", "kind", "few", "many"),
+                         [("unsteady", RANDOM, 0, 1), ("zero_gradients", FLAT, 6, 30)])  # fmt: skip
+def test_what_was_probed_is_flagged(entry: str, kind: str, few: int, many: int) -> None:
+    probed = {"images": 128, "unsteady": 0, "zero_gradients": 0}
+    assert kinds(made(PLAIN, 100, probe=probed | {entry: few})) == []
+    flag = the_flag(kind, made(PLAIN, 100, label="pgd-20", probe=probed | {entry: many}))
+    assert f"{many} of" in flag.seen
+    assert "128" in flag.seen
+    assert flag.attacks == ("pgd-20",)
+
+
+# ------------------------------------------------------------------ what cannot be checked
+
+
+def test_old_and_unreadable_records_are_no_error() -> None:
+    record = made(PLAIN, 100)
+    record.about["spec"] = "Forgotten(eps=1)"
+    del record.about["recipe"]
+    assert kinds(record, clean()) == []
+
+
+def test_every_check_that_lacks_records_says_which_would_do() -> None:
+    found = {check.kind: check for check in checked([made(PLAIN, 100, label="pgd-20")], SCORING)}
+    assert len(found) == len(CHECKS)
+    assert found[STILL].wants == found[TOO_GOOD].wants == "clean"
+    assert found[RISES].wants == found[LEFT].wants == f"pgd-20:eps={show(128 / 255)}"
+    assert found[BEATEN].wants == "pgd-20:restarts=10"
+    assert found[FLAT].lacks
+    assert found[RANDOM].lacks
+    assert not found[TIED].lacks
+    with_clean = [clean(), made(PLAIN, 100, label="pgd-20:eps=0.15,seed=3")]
+    found = {check.kind: check for check in checked(with_clean, SCORING)}
+    assert found[TOO_GOOD].wants == "pgd-20:seed=3,eps=0.075"
+    assert found[BEATEN].wants == "pgd-20:eps=0.15,seed=3,restarts=10"
+    short = [made(PGD(Linf(8 / 255), steps=10, step=2 / 255), 9, label="pgd-10")]
+    found = {check.kind: check for check in checked(short, SCORING)}
+    assert found[LEFT].wants == "pgd-100:eps=128/255", "ten steps would not get there"
+
+
+def test_flags_are_plain_values() -> None:
+    (flag,) = flags([at_eps(128 / 255, 160)], NO_THRESHOLDS)
+    assert set(json.loads(json.dumps(flag.plain()))) == {"kind", "attacks", "seen", "remedy"}
+    assert flag.seen.endswith(".")
+    assert flag.remedy.endswith(".")
+
+
+# ------------------------------------------------------------------ end to end
+
+
+class Masked(nn.Module):
+    """A net whose logits went through something."""
+
+    def __init__(self, net: RejectingNet, mask: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.net, self.mask = net, mask
+
+    def forward(self, x: Tensor) -> Output:
+        out: Output = self.net(x)
+        return out._replace(logits=self.mask(out.logits))
+
+
+def source_of(run: Run, path: Path, mask: Callable[[Tensor], Tensor] | None = None) -> Source:
+    """A private copy of a run with a net of our making."""
+    source = Source(Run(Path(shutil.copytree(run.path, path))), torch.device("cpu"))
+    if mask is not None:
+        source.__dict__["net"] = Masked(source.net, mask)
+    return source
+
+
+def evaluated(source: Source) -> list[Record]:
+    order = Order(n=100, keep_features=False)
+    long = PGD(Linf(0.1), steps=10)
+    return [
+        attacked(source, "clean", Clean(), order),
+        attacked(source, "pgd-10:eps=0.1", long, order),
+        attacked(source, "pgd-10:eps=0.05", PGD(Linf(0.05), steps=10), order),
+        attacked(source, "pgd-10:eps=0.1,steps=2", PGD(Linf(0.1), steps=2), order),
+        attacked(source, "pgd-20:eps=0.6", PGD(Linf(0.6), steps=10), order),
+    ]
+
+
+def test_an_ordinary_net_is_not_flagged(tiny_run: Run, tmp_path: Path) -> None:
+    source = source_of(tiny_run, tmp_path / "run")
+    records = evaluated(source)
+    found = checked(records, Scoring.of(source))
+    assert [flag for check in found for flag in check.flags] == []
+    assert [check.kind for check in found if check.lacks] == []
+    assert all(record.about["probe"]["images"] == 100 for record in records)
+
+
+@pytest.mark.parametrize("mask", [lambda z: 1e6 * z, torch.round], ids=["scaled", "rounded"])
+def test_a_net_that_hides_its_gradients_is_flagged(
+    tiny_run: Run, tmp_path: Path, mask: Callable[[Tensor], Tensor]
+) -> None:
+    source = source_of(tiny_run, tmp_path / "run", mask)
+    records = evaluated(source)
+    found = {flag.kind for flag in flags(records, Scoring.of(source))}
+    assert {FLAT, LEFT} <= found
+    thin = slim(source, tmp_path / "slim")
+    assert [r.about["probe"] for r in thin.records()] == [r.about["probe"] for r in records]
+    source = Source(thin, torch.device("cpu"))
+    assert {flag.kind for flag in flags(thin.records(), Scoring.of(source))} == found
+
+
+def test_a_net_that_answers_at_random_is_seen(tiny_net: RejectingNet, batch: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    noisy = Masked(tiny_net, lambda z: z + torch.randn(z.shape, generator=generator))
+    x, y = batch
+    assert probe(noisy, x, y)["unsteady"] == len(x)  # type: ignore[arg-type]
+    assert probe(tiny_net, x, y) == {"images": len(x), "unsteady": 0, "zero_gradients": 0}
+    assert probe(tiny_net, x.repeat(9, 1, 1, 1), y.repeat(9))["images"] == PROBED
+
+
+def test_probing_leaves_the_identity_of_a_record_alone(
+    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = Order(n=20, keep_features=False)
+    source = source_of(tiny_run, tmp_path / "one")
+    here = attacked(source, "clean", Clean(), order)
+    monkeypatch.setattr("demur.evaluate.attack.probe", lambda *given: {"other": 1})
+    there = attacked(source_of(tiny_run, tmp_path / "two"), "clean", Clean(), order)
+    assert here.digest == there.digest
+    assert here.about["probe"] != there.about["probe"]
+    assert np.array_equal(here.correct, there.correct)
+
+
+# ------------------------------------------------------------------ told
+
+
+def test_flags_are_told_with_the_command_that_is_missing(
+    tiny_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = [at_eps(64 / 255, 0), at_eps(32 / 255, 100)]
+    told = Sanity.of(checked(records, SCORING), tiny_run, records)
+    show_sanity(told)
+    out = capsys.readouterr().out
+    (flag,) = told.flags
+    assert "Sanity: 1 flag\n" in out
+    assert f"  seen: {flag.seen}\n  remedy: {flag.remedy}\n" in out
+    assert f"looked for and not found: {TIED}\n" in out
+    assert f"demur attack {tiny_run.path} pgd-100:eps=128/255\n" in out
+    assert told.plain()["sanity"] == [flag.plain()]
+    assert {each["kind"] for each in told.plain()["unchecked"]} == {
+        STILL, FLAT, RANDOM, BEATEN, LEFT, TOO_GOOD,
+    }  # fmt: skip
+
+
+def test_score_ends_with_sanity(command: Command, tiny_run: Run, in_empty_folder: Path) -> None:
+    shutil.copytree(tiny_run.path, in_empty_folder / "runs" / "tiny")
+    assert command("attack", "tiny", "clean", "pgd-10:eps=0.1", "--n", "60")[0] == 0
+    _, out, _ = command("score", "tiny", "--protocol", "deploy")
+    assert "Sanity: Nothing was flagged" in out
+    assert "demur attack tiny pgd-10:eps=0.05" in out
+    _, out, _ = command("score", "tiny", "--json")
+    answer = json.loads(out)
+    assert answer["sanity"] == []
+    assert {each["kind"] for each in answer["unchecked"]} == {RISES, LEFT, TOO_GOOD, BEATEN}
