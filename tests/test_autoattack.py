@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from demur import noise
 from demur.attacks import APGD, CE, DLR, FAB, PGD, AutoAttack, Chain, Clean, Margin, Slips, Square
 from demur.attacks.autoattack import VERSIONS
 from demur.attacks.chain import NOBODY, NOTHING
@@ -20,10 +21,11 @@ from demur.data import Images
 from demur.errors import BadInput
 from demur.evaluate import Order, Scoring, Source, attacked
 from demur.evaluate.score import summary
+from demur.foreign import WithScore
 from demur.gradient import Model
 from demur.nets import RejectingNet
 from demur.output import Output, output_of, prediction
-from demur.rejectors import Con
+from demur.rejectors import Con, Given
 from demur.report.text import show_scores
 from tests.linear import LinearNet, centred_images, distance
 
@@ -42,7 +44,7 @@ class TestChain:
         on = victims(tiny_net, test_images, 60)
         chained = prediction(tiny_net(Chain(SMALL).against(on, 0))) != on.y
         for place, member in enumerate(SMALL):
-            alone = Chain((*SMALL[:place], member)).against(on, 0)
+            alone = member.against(on, noise.derived(0, place))  # on all images, with its own noise
             assert chained[prediction(tiny_net(alone)) != on.y].all()
         assert chained.sum() > (prediction(tiny_net(on.x)) != on.y).sum()
 
@@ -186,6 +188,26 @@ class TestDropIn:
         with pytest.raises(BadInput, match="is no state"):
             self.quick(tiny_net).run_standard_evaluation(x, y, state_path=state)
 
+    def test_a_model_is_known_by_its_answers_too(
+        self, tiny_net: RejectingNet, test_images: Images, tmp_path: Path
+    ) -> None:
+        x, y = test_images.batch(slice(0, 8))
+        rule = Slips(Given(), 0.5)
+
+        def run(score: Callable[[Tensor], Tensor]) -> None:
+            made = RejectDropIn(WithScore(tiny_net, score), rule, eps=0.1, verbose=False)
+            made.chain = Chain((PGD(Linf(0.1), steps=2),), rule)
+            made.run_standard_evaluation(x, y, state_path=tmp_path / "state")
+
+        run(lambda images: images.flatten(1).mean(1))
+        run(lambda images: images.flatten(1).mean(1))
+        with pytest.raises(BadInput, match="another model"):
+            run(lambda images: images.flatten(1).amax(1))
+
+    def test_one_member_may_be_named_without_a_list(self, tiny_net: RejectingNet) -> None:
+        made = DropIn(tiny_net, version="custom", attacks_to_run="apgd-ce")
+        assert made.chain.attacks == (APGD(Linf(8 / 255), restarts=5),)  # as the original has it
+
     def test_wrong_words_are_answered(self, tiny_net: RejectingNet) -> None:
         wrong: list[tuple[Callable[[], object], str]] = [
             (lambda: DropIn(tiny_net, norm="L1"), "Linf or L2"),
@@ -239,6 +261,27 @@ class TestWarnings:
         assert "version='rand'" in self.warned(at_random, test_images)
         assert "probabilities" in self.warned(softmax, test_images)
         assert "gradient is zero" in self.warned(saturated, test_images)
+
+    def test_a_score_without_a_slope_is_named(
+        self, tiny_net: RejectingNet, test_images: Images
+    ) -> None:
+        x, y = test_images.batch(slice(0, 16))
+
+        def stairs(images: Tensor) -> Tensor:
+            return (20 * images.flatten(1).mean(1)).round() / 20
+
+        def slope(images: Tensor) -> Tensor:
+            return images.flatten(1).mean(1)
+
+        rule, chain = Slips(Given(), 0.3), Chain((PGD(Linf(0.1), steps=1),), Slips(Given(), 0.3))
+        for surrogate, words in ((None, "surrogate"), (slope, "")):
+            made = RejectDropIn(WithScore(tiny_net, stairs, surrogate), rule, verbose=False)
+            made.chain = chain
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                made.run_standard_evaluation(x, y)
+            assert words in " ".join(str(each.message) for each in caught)
+            assert bool(caught) == bool(words)
 
     def test_squares_that_beat_gradients_are_named(
         self, tiny_net: RejectingNet, test_images: Images

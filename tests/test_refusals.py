@@ -7,9 +7,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from demur.attacks import Margin, Slips
+from demur.attacks import Chain, Margin, RejectAutoAttack, Slips
+from demur.attacks.victims import Victims
 from demur.balls import Linf
-from demur.bench.refusals import Budget, Counted, OrthogonalPGD, against_refusals
+from demur.bench.refusals import Budget, Counted, OrthogonalPGD, _curve, _rule, against_refusals
 from demur.cli import app
 from demur.evaluate import Order, Source
 from demur.gradient import glance, gradient
@@ -50,7 +51,8 @@ def test_the_report_says_what_slipped_and_what_it_cost(own_source: Source) -> No
     for name in rules:
         curves = report["rules"][name]["curves"]
         ours = curves["reject-autoattack"]
-        assert len(ours) <= 6
+        assert 1 < len(ours) <= 6
+        assert 0 < ours[-1][1] < 16
         for curve in curves.values():
             looks, slips = zip(*curve, strict=True)
             assert list(looks) == sorted(looks)
@@ -60,6 +62,21 @@ def test_the_report_says_what_slipped_and_what_it_cost(own_source: Source) -> No
             curves["product PGD"][-1][0] >= 0.2 * ours[-1][0] or curves["product PGD"][-1][1] == 16
         )
     assert b"<svg" in refusals_svg(report)
+
+
+def test_what_the_report_counts_is_what_slips(own_source: Source) -> None:
+    images = own_source.images(Order(n=16))
+    rule = _rule(own_source, Con(), 16)
+    chain = RejectAutoAttack(Linf(0.15), rule, version="fast").chain()
+    curve = _curve(own_source, images, rule, iter(chain.attacks), None)
+    x, y = images.batch(slice(None))
+    x_adv = x
+    for place, attack in enumerate(chain.attacks):
+        whole = ~rule(own_source.net(x_adv), y)
+        on = Victims(own_source.net, x[whole], y[whole], images.index[whole], None)
+        x_adv = x_adv.clone()
+        x_adv[whole] = Chain((attack,), rule).against(on, place)
+        assert curve[place][1] == int(rule(own_source.net(x_adv), y).sum())
 
 
 def test_wrong_words_are_answered(tmp_path: Path) -> None:

@@ -440,7 +440,7 @@ def test_a_net_that_answers_at_random_is_seen(tiny_net: RejectingNet, batch: Any
     generator = torch.Generator().manual_seed(0)
     noisy = Masked(tiny_net, lambda z: z + torch.randn(z.shape, generator=generator))
     x, y = batch
-    assert probe(noisy, x, y)["unsteady"] == len(x)  # type: ignore[arg-type]
+    assert probe(noisy, x, y)["unsteady"] == len(x)
     assert probe(tiny_net, x, y) == {"images": len(x), "unsteady": 0, "zero_gradients": 0}
     assert probe(tiny_net, x.repeat(9, 1, 1, 1), y.repeat(9))["images"] == PROBED
 

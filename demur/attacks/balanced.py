@@ -62,6 +62,7 @@ class Search(Rows):
         """The search on its way to the outcome of another game."""
         target, weights = played(ball, x, self)
         x_adv = self.best + per_image(self.share, x) * (target - self.best)
+        x_adv = ball.project(x, x_adv)  # out of it by a rounding only
         return replace(self, x_adv=x_adv, weights=weights, games=self.games + 1)
 
 

@@ -52,24 +52,24 @@ class RejectAutoAttack(Attack):
 
     def chain(self) -> Chain:
         """The ensemble spelt out."""
-        rule, ball, seed = self.rule, self.ball, self.seed
-        product = APGD(ball, goal=Product(rule), criterion=rule, seed=seed)
-        balanced = Balanced(ball, goal=Least(rule), criterion=rule, seed=seed)
-        across = OrthogonalAPGD(ball, goal=Least(rule), criterion=rule, seed=seed)
-        closest = FAB(ball, goal=Least(rule), criterion=rule, seed=seed)
-        squares = Square(ball, goal=Least(rule), criterion=rule, seed=seed)
-        members = (
-            product, balanced, across, closest, self._at_each(product), self._at_each(balanced),
-        )  # fmt: skip
-        last = (squares,) if self.version == "standard" else ()
-        return Chain((*members, *last), criterion=rule, by=Least(rule))
+        return Chain(tuple(self.members().values()), criterion=self.rule, by=Least(self.rule))
 
-    def names(self) -> tuple[str, ...]:
-        """What its members are called."""
-        whole = (
-            "product", "balanced", "orthogonal", "closest", "product-t", "balanced-t", "square",
-        )  # fmt: skip
-        return whole[: len(self.chain().attacks)]
+    def members(self) -> dict[str, Attack]:
+        """Its attacks by name, in the order they are run in."""
+        rule, ball, seed, least = self.rule, self.ball, self.seed, Least(self.rule)
+        product = APGD(ball, goal=Product(rule), criterion=rule, seed=seed)
+        balanced = Balanced(ball, least, rule, steps=50, restarts=2, seed=seed)
+        members: dict[str, Attack] = {
+            "product": product,
+            "balanced": balanced,
+            "orthogonal": OrthogonalAPGD(ball, goal=least, criterion=rule, seed=seed),
+            "closest": FAB(ball, goal=least, criterion=rule, seed=seed),
+            "product-t": self._at_each(product),
+            "balanced-t": self._at_each(balanced),
+        }
+        if self.version == "standard":
+            members["square"] = Square(ball, goal=least, criterion=rule, seed=seed)
+        return members
 
     def _at_each(self, attack: Attack) -> EachTarget:
         targets = self.targets if self.version == "standard" else min(self.targets, FAST_TARGETS)

@@ -4,7 +4,8 @@
 
 Each search is a chain, so after each member it is known what has slipped through and what it
 cost. A gradient counts as one look and an answer as a third of one. Thresholds keep 95% of the
-right answers on the clean images that are then attacked: this compares attacks, not rejectors.
+right answers on the clean images that are then attacked, the coupled pair has its own: this
+compares attacks, not rejectors.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from demur.attacks import PGD, Attack, Clean, Evade, Least, RejectAutoAttack, Slips, WrongCon
+from demur.attacks import PGD, Attack, Evade, Least, RejectAutoAttack, Slips, WrongCon
 from demur.attacks.chain import Chain
 from demur.attacks.goals import Moment
 from demur.attacks.margins import margins_at
@@ -78,6 +79,10 @@ class Counted(nn.Module):
         self.looks += len(x) / 3
         return glance(self._model[0], goal, x, y, *given)
 
+    def forget(self) -> None:
+        """Let the model drop what it recorded."""
+        getattr(self._model[0], "forget", lambda: None)()
+
 
 @dataclass(frozen=True)
 class OrthogonalPGD(Attack):
@@ -88,23 +93,25 @@ class OrthogonalPGD(Attack):
     seed: int = 0
 
     def against(self, on: Victims, stream: Stream) -> Tensor:
-        """The last iterates, or those that slipped through on the way."""
+        """What slipped through on the way, and the last iterates of all others."""
         x_adv = self.ball.start(on.x, self.seed, on.index, stream)
         goal = Least(self.rule)
         kept = goal.begin(Moment(on.model, on.x, x_adv, on.y, None))
-        best = x_adv
+        found, alive = on.x.clone(), torch.arange(len(on.x), device=on.x.device)
         for _ in range(STEPS):
             margins, out = margins_at(on, goal, x_adv, kept)
-            broken = self.rule(out, on.y)
-            broken = confirmed(self.rule, on.model, x_adv, on.y, broken)
-            best = torch.where(broken[:, None, None, None], x_adv, best)
-            if broken.all():
-                break
+            broken = confirmed(self.rule, on.model, x_adv, on.y, self.rule(out, on.y))
+            found[alive], left = x_adv, ~broken
+            alive, x_adv, on, margins = alive[left], x_adv[left], on.at(left), margins.at(left)
+            kept = tuple(part[left] for part in kept)
+            if len(alive) == 0:
+                return found
             behind = margins.values[:, 1:].argmin(1) + 1
             chosen = torch.where(margins.values[:, 0] > 0, behind, 0)
             grad = orthogonal(margins.grads, chosen).view_as(x_adv)
             x_adv = self.ball.step(on.x, x_adv, grad, self.ball.eps / 4)
-        return best
+        found[alive] = x_adv
+        return found
 
 
 def against_refusals(
@@ -170,11 +177,12 @@ def _curve(
     with source.crafting(len(images)) as model:
         counted = Counted(model)
         on = Victims(counted, *source.laid_out(images, slice(None)), None)
-        standing = Chain((Clean(),), rule).begun(on)
+        left = torch.arange(len(images), device=on.x.device)
         for place, attack in enumerate(searches):
-            left = standing.left(place)
-            Chain((attack,), rule).advance(0, left, on, standing, stream=place)
-            curve.append((counted.looks / len(images), len(images) - len(standing.left(place))))
-            if len(standing.left(place)) == 0 or (most is not None and curve[-1][0] >= most):
+            x_adv = Chain((attack,), rule).against(on.at(left), stream=place)
+            with torch.no_grad():
+                left = left[~rule(counted(x_adv), on.y[left])]
+            curve.append((counted.looks / len(images), len(images) - len(left)))
+            if len(left) == 0 or (most is not None and curve[-1][0] >= most):
                 break
     return curve

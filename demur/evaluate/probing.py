@@ -1,6 +1,6 @@
 """What a few looks at clean images tell of a net, before any attack is believed.
 
-    probe(net, x, y)      # {"images": 128, "unsteady": 0, "zero_gradients": 0}
+    probe(model, x, y)      # {"images": 128, "unsteady": 0, "zero_gradients": 0}
 
 A net that answers at random or gives no gradient can only be attacked by who knows it.
 """
@@ -9,21 +9,21 @@ import torch
 from torch import Tensor
 
 from demur.attacks import CE
-from demur.gradient import gradient
-from demur.nets import RejectingNet
+from demur.gradient import Model, gradient
+from demur.output import Output, output_of
 from demur.precision import rounded
 
 PROBED = 128  # the first images
 ROUNDING = 1e-4  # of the largest output: another kernel may round so much apart
 
 
-def probe(net: RejectingNet, x: Tensor, y: Tensor) -> dict[str, int]:
+def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:
     """How many of the first images get another answer when asked again, and have no gradient."""
     x, y = x[:PROBED], y[:PROBED]
     with rounded("fp32"):
         with torch.no_grad():
-            looks = [torch.cat((out.logits, out.aux), -1) for out in (net(x), net(x))]
-        grad = gradient(net, CE(), x, y).grad
+            looks = [_told(output_of(model(x))) for _ in range(2)]
+        grad = gradient(model, CE(), x, y).grad
     apart = (looks[0] - looks[1]).abs().amax(-1) > ROUNDING * looks[0].abs().amax(-1)
     slope = grad.flatten(1).abs().amax(1) > 0  # also False where it is not a number
     return {
@@ -31,3 +31,7 @@ def probe(net: RejectingNet, x: Tensor, y: Tensor) -> dict[str, int]:
         "unsteady": int(apart.sum()),
         "zero_gradients": int((~slope).sum()),
     }
+
+
+def _told(out: Output) -> Tensor:
+    return torch.cat((out.logits, out.aux.to(out.logits)), -1)

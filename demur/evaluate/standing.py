@@ -2,32 +2,40 @@
 
 import hashlib
 from pathlib import Path
+from time import monotonic
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_of
 from torch import Tensor, nn
 
-from demur.attacks.chain import Standing
+from demur.attacks.chain import Chain, Standing
+from demur.attacks.criteria import Ruled
 from demur.attacks.victims import Victims
 from demur.errors import BadInput
 from demur.gradient import Model
+from demur.output import output_of
 from demur.runs.files import write_tensors
+from demur.spec import digest
 
 GIVEN = "given."
+APART = 20.0  # seconds between two writes
+LOOKED_AT = 64  # images by whose answers a model is known
 
 
 class State:
     """The file of one evaluation: of this chain on these images and this model."""
 
-    def __init__(self, path: str | Path | None, chain: str, on: Victims) -> None:
+    def __init__(self, path: str | Path | None, chain: Chain, on: Victims) -> None:
         self.path, self.device = Path(path) if path else None, on.x.device
         self.key = _key(chain, on) if path else torch.empty(0)
+        self.written = monotonic()
 
-    def keep(self, standing: Standing) -> None:
-        """Write it down, if there is a file."""
-        if self.path is None:
+    def keep(self, standing: Standing, at_once: bool = False) -> None:
+        """Write it down, if there is a file; not too often unless it has to be at once."""
+        if self.path is None or (monotonic() - self.written < APART and not at_once):
             return
+        self.written = monotonic()
         given = {f"{GIVEN}{place}": part for place, part in enumerate(standing.given)}
         named = {name: getattr(standing, name) for name in ("x_adv", "value", "broken_by", "tried")}
         write_tensors(self.path, {"key": self.key, **named, **given})
@@ -62,13 +70,22 @@ def joined(parts: list[Standing]) -> Standing:
     )
 
 
-def _key(chain: str, on: Victims) -> Tensor:
-    """A digest of all that decides the outcome."""
-    whole = hashlib.sha256(chain.encode())
-    for tensor in (on.x, on.y, *_weights(on.model)):
+def _key(chain: Chain, on: Victims) -> Tensor:
+    """A digest of all that decides the outcome; a model is known by what it answers too."""
+    whole = hashlib.sha256(digest(chain).encode())
+    for tensor in (on.x, on.y, *_weights(on.model), *_answers(chain, on)):
         whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return torch.tensor(list(whole.digest()), dtype=torch.uint8)
 
 
 def _weights(model: Model) -> list[Tensor]:
     return list(model.state_dict().values()) if isinstance(model, nn.Module) else []
+
+
+def _answers(chain: Chain, on: Victims) -> list[Tensor]:
+    """What the model and the scores of a rule say to the first images."""
+    with torch.no_grad():
+        out = output_of(on.model(on.x[:LOOKED_AT]))
+        pairs = chain.criterion.rule.pairs if isinstance(chain.criterion, Ruled) else ()
+        told = (out.logits, out.aux, *(score(out) for score, _ in pairs))
+    return [part.double().round(decimals=4) for part in told]

@@ -28,7 +28,7 @@ from demur.output import (
 from demur.rule import Rejector, Score
 from demur.spec import Spec
 
-TINY = 1e-7
+TINY = 1e-300  # a threshold of 0 has no logit
 
 
 @dataclass(frozen=True)
@@ -173,6 +173,6 @@ def _shares(out: Output, tau: float, label: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _logit(t: float) -> float:
-    """The logit of a threshold; at 0 and 1 that of the nearest number a float can tell apart."""
-    t = min(max(t, TINY), 1 - TINY)
+    """The logit of a threshold; at 1 that of all that a 32-bit float takes for 1."""
+    t = max(t, TINY) if t < 1 else 1 - 2**-25
     return math.log(t) - math.log1p(-t)

@@ -6,7 +6,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from demur.attacks import APGD, CE, PGD, Attack, Chain, Criterion, EachTarget, Goal, Square, Wrong
+from demur.attacks import (
+    APGD,
+    CE,
+    PGD,
+    Attack,
+    Chain,
+    Criterion,
+    EachTarget,
+    ForceRefusal,
+    Goal,
+    RejectAutoAttack,
+    Square,
+    Wrong,
+)
 from demur.attacks.criteria import Ruled
 from demur.metrics import BoolArray, FloatArray
 from demur.runs import Record
@@ -40,6 +53,8 @@ def _climbed(attack: Attack | None) -> Goal | None:
     """What the images that an attack returns have more of, even those that did not break."""
     if isinstance(attack, PGD | APGD | Square):
         return attack.goal
+    if isinstance(attack, RejectAutoAttack | ForceRefusal):
+        return attack.chain().by
     if isinstance(attack, EachTarget | Chain) and any(map(_climbed, members(attack))):
         return attack.by
     return None  # it returns unbroken images as they came
