@@ -40,6 +40,11 @@ class Ball(Spec, ABC):
         u = noise.uniform(seed, index, stream, tuple(x.shape[1:])).to(x)
         return self.project(x, x + self.eps * self.direction(u - 0.5))
 
+    def nearby(self, x: Tensor, size: float, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
+        """A little normal noise, back in the ball."""
+        noisy = x + size * noise.normal(seed, index, stream, tuple(x.shape[1:])).to(x)
+        return self.project(x, noisy)
+
     @abstractmethod
     def direction(self, grad: Tensor) -> Tensor:
         """The steepest ascent direction of unit size."""

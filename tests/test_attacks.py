@@ -19,6 +19,7 @@ from demur.attacks import (
     DLR,
     FAB,
     GOALS,
+    KL,
     PGD,
     Attack,
     AutoAttack,
@@ -104,7 +105,7 @@ EXAMPLES: dict[str, Attack] = {
 GOAL_EXAMPLES: list[Goal] = [
     CE(), Margin(), Evade(Energy()), Xi(), Sum((CE(), Margin())), Scaled(-2.0, CE()), DLR(),
     WrongCon(), Toward(), TowardDLR(), TowardCon(), Raise(RCon()), RRLoss(), Relaxed(),
-    Least(SLIPS), One(SLIPS, 1), Product(SLIPS), Doubt(Unanswered(Con(), 0.5)),
+    KL(), Least(SLIPS), One(SLIPS, 1), Product(SLIPS), Doubt(Unanswered(Con(), 0.5)),
 ]  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from demur.attacks import PGD
+from demur.attacks import KL, PGD
+from demur.attacks.goals import Moment
 from demur.balls import Linf
 from demur.data import Digits, Images
 from demur.methods import (
@@ -19,6 +20,7 @@ from demur.methods import (
     PGDAT,
     RR,
     SCHEDULES,
+    TRADES,
     Frame,
     Head,
     Method,
@@ -31,7 +33,10 @@ from demur.methods.frames import Views
 from demur.nets import RejectingNet, Small
 from demur.output import Output, prediction
 
-FRAME_EXAMPLES: tuple[Frame, ...] = (Standard(), PGDAT(PGD(Linf(0.1), steps=2)))
+AWAY = PGD(Linf(0.1), steps=2, start="near", goal=KL())
+FRAME_EXAMPLES: tuple[Frame, ...] = (
+    Standard(), PGDAT(PGD(Linf(0.1), steps=2)), TRADES(attack=AWAY),
+)  # fmt: skip
 HEAD_EXAMPLES: tuple[Head, ...] = (Plain(), RR())
 Stop = Literal["correct", "all", "none"]
 
@@ -89,6 +94,39 @@ def test_rr_loss_and_gradients_equal_those_derived_by_hand(
 def test_the_papers_defaults() -> None:
     assert RR() == RR(weight=1.0, tau=1.0, stop_tcon=True, stop_con="correct")
     assert PGDAT() == PGDAT(PGD(Linf(8 / 255), steps=10, step=2 / 255), bn="train")
+
+
+def test_trades_as_published() -> None:
+    """Cross-entropy of the clean answer plus beta KL(clean || attacked), both sides learning."""
+    g = torch.Generator().manual_seed(0)
+    clean, attacked = (
+        torch.randn(6, 4, generator=g, dtype=torch.float64, requires_grad=True) for _ in range(2)
+    )
+    y = torch.randint(0, 4, (6,), generator=g)
+    none = torch.zeros(6, 0)
+    views = Views(none, none, Output(clean, none, none), Output(attacked, none, none))
+    each = TRADES(beta=6.0).term(views, y)
+    reference = torch.nn.functional.cross_entropy(clean, y, reduction="none")
+    reference = reference + 6 * torch.nn.functional.kl_div(
+        attacked.log_softmax(1), clean.softmax(1), reduction="none"
+    ).sum(1)
+    assert torch.allclose(each, reference)
+    ours = torch.autograd.grad(each.sum(), (clean, attacked), retain_graph=True)
+    theirs = torch.autograd.grad(reference.sum(), (clean, attacked))
+    assert all(torch.allclose(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert TRADES().attack == PGD(Linf(8 / 255), steps=10, step=2 / 255, start="near", goal=KL())
+
+
+def test_kl_is_nothing_at_the_clean_image_and_grows_away_from_it(
+    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
+    x, y = batch
+    (kept,) = KL().begin(Moment(tiny_net, x, x, y, None))
+    assert torch.allclose(KL()(tiny_net(x), y, kept), torch.zeros(len(x)), atol=1e-6)
+    x_adv = AWAY(tiny_net, x, y)
+    assert (KL()(tiny_net(x_adv), y, kept) > 1e-4).all()
+    near = Linf(0.1).nearby(x, 1e-3, 0, torch.arange(len(x)), 0)
+    assert 0 < (near - x).abs().amax() < 0.01
 
 
 def test_rr_equals_torch_bce_where_that_is_exact() -> None:

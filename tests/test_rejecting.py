@@ -284,8 +284,9 @@ class TestEnsembles:
         chain = RejectAutoAttack(Linf(0.15), rule, version="fast").chain()
         short = Chain(
             tuple(
-                replace(member, steps=20) if isinstance(member, APGD) else member
+                replace(member, steps=20)
                 for member in chain.attacks[:3]
+                if isinstance(member, APGD | Balanced)
             ),
             criterion=rule, by=Least(rule),
         )  # fmt: skip

@@ -12,6 +12,7 @@ from demur.attacks.goals import (
     CE,
     DLR,
     GOALS,
+    KL,
     Doubt,
     Evade,
     Goal,
@@ -43,9 +44,9 @@ ATTACKS: tuple[type[Attack], ...] = (
 CRITERIA: tuple[type[Criterion], ...] = (Wrong, Slips, Refused, Unanswered)
 
 __all__ = [
-    "APGD", "ATTACKS", "CE", "CRITERIA", "CW", "DLR", "FAB", "GOALS", "PGD", "Attack", "AutoAttack",
-    "Balanced", "Chain", "Clean", "Criterion", "Doubt", "EachTarget", "Evade", "ForceRefusal",
-    "FrankWolfe", "Goal", "Least", "Margin", "One", "OrthogonalAPGD", "Product", "RRLoss", "Raise",
-    "Refused", "RejectAutoAttack", "Relaxed", "Scaled", "Slips", "Square", "Sum", "Toward",
-    "TowardCon", "TowardDLR", "Unanswered", "Wrong", "WrongCon", "Xi",
+    "APGD", "ATTACKS", "CE", "CRITERIA", "CW", "DLR", "FAB", "GOALS", "KL", "PGD", "Attack",
+    "AutoAttack", "Balanced", "Chain", "Clean", "Criterion", "Doubt", "EachTarget", "Evade",
+    "ForceRefusal", "FrankWolfe", "Goal", "Least", "Margin", "One", "OrthogonalAPGD", "Product",
+    "RRLoss", "Raise", "Refused", "RejectAutoAttack", "Relaxed", "Scaled", "Slips", "Square", "Sum",
+    "Toward", "TowardCon", "TowardDLR", "Unanswered", "Wrong", "WrongCon", "Xi",
 ]  # fmt: skip

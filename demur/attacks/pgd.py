@@ -24,6 +24,8 @@ from demur.gradient import gradient, slope, value_at
 from demur.noise import Stream
 from demur.spec import later
 
+NEAR = 1e-3  # the size of the noise that TRADES starts with
+
 
 @dataclass(frozen=True)
 class PGD(Attack):
@@ -38,7 +40,7 @@ class PGD(Attack):
     steps: Count = 10
     step: Positive | None = None
     restarts: Count = 1
-    start: Literal["random", "clean", "signs"] = "random"
+    start: Literal["random", "clean", "signs", "near"] = "random"
     goal: Goal = CE()
     keep: Literal["largest", "criterion"] = "largest"
     criterion: Criterion = Wrong()
@@ -111,6 +113,8 @@ class PGD(Attack):
             return x
         if self.start == "signs":
             return self.ball.corner(x, self.seed, index, stream)
+        if self.start == "near":
+            return self.ball.nearby(x, NEAR, self.seed, index, stream)
         return self.ball.start(x, self.seed, index, stream)
 
     def moved(self, x: Tensor, x_adv: Tensor, grad: Tensor, step: int) -> Tensor:

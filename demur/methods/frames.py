@@ -1,6 +1,7 @@
 """Adversarial training frames: which images the net sees and how they teach the classifier.
 
     PGDAT(PGD(Linf(8/255), steps=10, step=2/255))       # Madry et al. 2018, as in the paper
+    TRADES(beta=6)                                      # Zhang et al. 2019
 
 A frame crafts images, looks at them, and says how they teach the classifier; the head adds its
 own term. Crafting and teaching are apart, so that an engine may do each in its own fast way.
@@ -15,11 +16,13 @@ from typing import Literal, NamedTuple
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from demur.attacks import CE, PGD, Attack
+from demur.attacks import CE, KL, PGD, Attack
+from demur.attacks.goals import divergence
 from demur.balls import Linf
+from demur.declared import NonNegative
 from demur.errors import BadInput
 from demur.noise import Stream
-from demur.output import Output
+from demur.output import Output, log_probabilities
 from demur.spec import Spec
 
 BatchNorm = Literal["train", "batch", "eval"]
@@ -107,6 +110,35 @@ class PGDAT(Frame):
     def term(self, views: Views, y: Tensor) -> Tensor:
         """Cross-entropy."""
         return CE()(views.attacked, y)
+
+
+@dataclass(frozen=True)
+class TRADES(Frame):
+    """Cross-entropy on the images as they are, and a price on changing the answer under attack.
+
+    Zhang et al. 2019. Crafted in eval mode. The answer to the clean images learns from both terms.
+    """
+
+    beta: NonNegative = 6.0
+    attack: Attack = PGD(Linf(8 / 255), steps=10, step=2 / 255, start="near", goal=KL())
+
+    def crafted(
+        self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream
+    ) -> Tensor:
+        """Images whose answer is as far from the clean one as can be."""
+        with crafting(net, "eval"):
+            return self.attack.perturbed(net, x, y, index, stream)
+
+    def views(self, net: nn.Module, x: Tensor, x_adv: Tensor) -> Views:
+        """One look at the attacked images, then one at the clean ones, each a batch of its own."""
+        attacked = net(x_adv)
+        return Views(x, x_adv, net(x), attacked)
+
+    def term(self, views: Views, y: Tensor) -> Tensor:
+        """Cross-entropy of the clean answer plus beta times the divergence of the attacked one."""
+        assert views.clean is not None
+        clean, attacked = (log_probabilities(out) for out in (views.clean, views.attacked))
+        return CE()(views.clean, y) + self.beta * divergence(clean, attacked)
 
 
 @contextmanager

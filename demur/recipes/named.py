@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+from demur.attacks import KL
 from demur.balls import Linf
 from demur.data import CIFAR10, CIFAR100, CropFlip, Dataset, Digits
-from demur.methods import PGDAT, RR, Method, OneCycle, Piecewise, Plain, Standard
+from demur.methods import PGDAT, RR, TRADES, Method, OneCycle, Piecewise, Plain, Standard
 from demur.nets import NetSpec, ResNet18, Small, WideResNet
 from demur.recipes.training import Recipe
 from demur.recipes.usual import linf
@@ -15,12 +16,16 @@ def _digits(method: Method) -> Recipe:
 
 
 # crafted a little beyond the radius of the attacks to come, which so few images need
-_DIGITS_PGDAT = PGDAT(replace(linf(Digits(), 10), ball=Linf(0.17)))
+_DIGITS_PGD = replace(linf(Digits(), 10), ball=Linf(0.17))
+_DIGITS_PGDAT = PGDAT(_DIGITS_PGD)
+_DIGITS_TRADES = TRADES(attack=replace(_DIGITS_PGD, start="near", goal=KL()))
 
 _METHODS = {
     "standard": Method(Standard(), Plain()),
     "pgdat": Method(PGDAT(), Plain()),
     "pgdat-rr": Method(PGDAT(), RR()),
+    "trades": Method(TRADES(), Plain()),
+    "trades-rr": Method(TRADES(), RR()),
 }
 _CIFARS: dict[str, Dataset] = {"cifar10": CIFAR10(), "cifar100": CIFAR100()}
 _NETS: dict[str, NetSpec] = {"": ResNet18(), "-wrn": WideResNet()}
@@ -55,6 +60,8 @@ RECIPES: dict[str, Recipe] = {
     "digits-standard": _digits(Method(Standard(), Plain())),
     "digits-pgdat": _digits(Method(_DIGITS_PGDAT, Plain())),
     "digits-pgdat-rr": _digits(Method(_DIGITS_PGDAT, RR())),
+    "digits-trades": _digits(Method(_DIGITS_TRADES, Plain())),
+    "digits-trades-rr": _digits(Method(_DIGITS_TRADES, RR())),
     **_PAPER,
     **{f"{name}-short": _short(recipe) for name, recipe in _PAPER.items()},
 }

@@ -8,17 +8,17 @@ Margin() + 0.5 * Evade(Energy())        # any sum
 from demur.attacks.goals.goal import Goal, Kept, Moment, Scaled, Sum
 from demur.attacks.goals.passing import Doubt, Least, One, Product
 from demur.attacks.goals.rejecting import Evade, Raise, RRLoss, Xi
-from demur.attacks.goals.relaxed import Relaxed
+from demur.attacks.goals.relaxed import KL, Relaxed, divergence
 from demur.attacks.goals.targeted import Toward, TowardCon, TowardDLR
 from demur.attacks.goals.untargeted import CE, DLR, Margin, WrongCon
 
 GOALS: tuple[type[Goal], ...] = (
-    CE, Margin, DLR, WrongCon, Toward, TowardDLR, TowardCon, Evade, Raise, RRLoss, Xi, Relaxed,
+    CE, Margin, DLR, WrongCon, Toward, TowardDLR, TowardCon, Evade, Raise, RRLoss, Xi, Relaxed, KL,
     Least, One, Product, Doubt, Sum, Scaled,
 )  # fmt: skip
 
 __all__ = [
-    "CE", "DLR", "GOALS", "Doubt", "Evade", "Goal", "Kept", "Least", "Margin", "Moment", "One",
-    "Product", "RRLoss", "Raise", "Relaxed", "Scaled", "Sum", "Toward", "TowardCon", "TowardDLR",
-    "WrongCon", "Xi",
+    "CE", "DLR", "GOALS", "KL", "Doubt", "Evade", "Goal", "Kept", "Least", "Margin", "Moment",
+    "One", "Product", "RRLoss", "Raise", "Relaxed", "Scaled", "Sum", "Toward", "TowardCon",
+    "TowardDLR", "WrongCon", "Xi", "divergence",
 ]  # fmt: skip

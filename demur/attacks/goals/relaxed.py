@@ -1,7 +1,10 @@
-"""GAMA's goal: a margin of probabilities that is first relaxed away from the start.
+"""Goals that remember the probabilities before the attack.
 
-Sriramanan et al. 2020: the squared distance to the probabilities at the noisy start, whose weight
-falls to nothing over the first steps, gives a gradient where the margin alone has none.
+Relaxed()     # GAMA's (Sriramanan et al. 2020): a margin of probabilities, and a fading distance
+KL()          # TRADES' (Zhang et al. 2019): away from the answer to the clean image
+
+Relaxed's distance to the probabilities at the noisy start, whose weight falls to nothing over the
+first steps, gives a gradient where the margin alone has none.
 """
 
 from dataclasses import dataclass
@@ -41,3 +44,26 @@ class Relaxed(Goal):
         start, weight = given
         now = log_probabilities(out).exp()
         return best_wrong(now, y) - at(now, y) + weight * ((start - now) ** 2).sum(-1)
+
+
+@dataclass(frozen=True)
+class KL(Goal):
+    """The divergence of the answer from that to the clean image, which is held still: TRADES'."""
+
+    @property
+    def arity(self) -> int:
+        """The log probabilities of the clean image."""
+        return 1
+
+    def begin(self, moment: Moment) -> Kept:
+        """The log probabilities of the clean image."""
+        return (log_probabilities(moment.seen(moment.x)),)
+
+    def __call__(self, out: Output, y: Tensor, *given: Tensor) -> Tensor:
+        """What is lost by taking the one for the other."""
+        return divergence(given[0], log_probabilities(out))
+
+
+def divergence(true: Tensor, other: Tensor) -> Tensor:
+    """KL divergence of the second distribution from the first, both given by their logs."""
+    return (true.exp() * (true - other)).sum(-1)
