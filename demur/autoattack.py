@@ -4,7 +4,7 @@
     RejectAutoAttack(model, Slips(Con(), 0.7), eps=8/255).run_standard_evaluation(x, y, bs=250)
 
 Members run one after the other over all images; whoever is not yet broken goes on. With a
-`state_path` every finished batch is kept, and the same call goes on where it was stopped.
+`state_path` what is done is kept as it goes, and the same call goes on where it was stopped.
 """
 
 import sys
@@ -27,13 +27,12 @@ from demur.balls import L2, Ball, Linf
 from demur.batch import check_batch
 from demur.errors import BadInput, suggestion
 from demur.evaluate.doubts import doubts
-from demur.evaluate.standing import State, joined
+from demur.evaluate.standing import LOOKED_AT, State, joined
 from demur.gradient import Model
 from demur.output import output_of, prediction
 
 BALLS: dict[str, type[Ball]] = {"Linf": Linf, "L2": L2}
 RESTARTS = dict(VERSIONS["older"])  # of members chosen one by one, as in the original
-LOOKED_AT = 64  # images that a model is judged by before it is attacked
 
 
 class Evaluation:

@@ -28,6 +28,7 @@ from demur.attacks import (
     Clean,
     Doubt,
     EachTarget,
+    Ensemble,
     Evade,
     ForceRefusal,
     Goal,
@@ -75,7 +76,7 @@ EXAMPLES: dict[str, Attack] = {
     "force-refusal": ForceRefusal(Linf(0.15), Unanswered(RCon(), 0.6)),
     "reject-coupled": RejectAutoAttack(L2(0.8), Slips(Coupled(at=0.6), 0.5), version="fast"),
     "orthogonal": OrthogonalAPGD(Linf(0.15), steps=8, goal=Least(SLIPS), criterion=SLIPS),
-    "balanced": Balanced(L2(0.8), Least(SLIPS), SLIPS, steps=8),
+    "balanced": Balanced(L2(0.8), SLIPS, steps=8),
     "autoattack-plus": AutoAttack(Linf(0.1), version="plus"),
     "chain": Chain((PGD(Linf(0.1), steps=4), Square(Linf(0.1), queries=20)), by=Margin()),
     "restarts": PGD(L2(0.5), steps=4, restarts=3),
@@ -115,7 +116,7 @@ def short(attack: Attack) -> Attack:
         return replace(attack, steps=min(attack.steps, 10), restarts=min(attack.restarts, 3))
     if isinstance(attack, EachTarget):
         return replace(attack, attack=short(attack.attack), targets=2)
-    if isinstance(attack, AutoAttack | RejectAutoAttack | ForceRefusal):
+    if isinstance(attack, Ensemble):
         return short(attack.chain())
     if isinstance(attack, Chain):
         return replace(attack, attacks=tuple(short(member) for member in attack.attacks))

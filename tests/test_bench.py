@@ -90,6 +90,9 @@ def test_what_cannot_be_measured_is_refused(command: Command) -> None:
     code, _, err = command("bench", "--only", "eagre")
     assert code == 2
     assert "no measurement is called 'eagre'; did you mean eager" in err
+    code, _, err = command("bench", "atacks", "demo")
+    assert code == 2
+    assert "no bench or recipe is called 'atacks'; did you mean attacks?" in err
     code, _, err = command("bench", "--only", "fast", "--steps", "3")
     assert code == 2
     assert "the fast engine needs a GPU; on a CPU use --only eager,plain" in err

@@ -4,7 +4,7 @@ from demur.attacks.apgd import APGD
 from demur.attacks.attack import Attack, Clean
 from demur.attacks.autoattack import AutoAttack
 from demur.attacks.balanced import Balanced
-from demur.attacks.chain import Chain
+from demur.attacks.chain import Chain, Ensemble
 from demur.attacks.criteria import Criterion, Refused, Slips, Unanswered, Wrong
 from demur.attacks.cw import CW
 from demur.attacks.fab import FAB
@@ -45,8 +45,8 @@ CRITERIA: tuple[type[Criterion], ...] = (Wrong, Slips, Refused, Unanswered)
 
 __all__ = [
     "APGD", "ATTACKS", "CE", "CRITERIA", "CW", "DLR", "FAB", "GOALS", "KL", "PGD", "Attack",
-    "AutoAttack", "Balanced", "Chain", "Clean", "Criterion", "Doubt", "EachTarget", "Evade",
-    "ForceRefusal", "FrankWolfe", "Goal", "Least", "Margin", "One", "OrthogonalAPGD", "Product",
-    "RRLoss", "Raise", "Refused", "RejectAutoAttack", "Relaxed", "Scaled", "Slips", "Square", "Sum",
-    "Toward", "TowardCon", "TowardDLR", "Unanswered", "Wrong", "WrongCon", "Xi",
+    "AutoAttack", "Balanced", "Chain", "Clean", "Criterion", "Doubt", "EachTarget", "Ensemble",
+    "Evade", "ForceRefusal", "FrankWolfe", "Goal", "Least", "Margin", "One", "OrthogonalAPGD",
+    "Product", "RRLoss", "Raise", "Refused", "RejectAutoAttack", "Relaxed", "Scaled", "Slips",
+    "Square", "Sum", "Toward", "TowardCon", "TowardDLR", "Unanswered", "Wrong", "WrongCon", "Xi",
 ]  # fmt: skip

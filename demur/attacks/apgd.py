@@ -12,10 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from demur import noise
 from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
 from demur.attacks.goals import CE, Goal, Kept, Moment
+from demur.attacks.restarts import best_of
 from demur.attacks.victims import Rows, Victims, confirmed, per_image
 from demur.balls import Ball
 from demur.declared import Count, Natural, Share
@@ -58,18 +58,7 @@ class APGD(Attack):
 
     def against(self, on: Victims, stream: Stream) -> Tensor:
         """Attacked images: broken where that was found, else those with the largest goal."""
-        best, best_value = on.x.clone(), torch.full_like(on.y, -torch.inf, dtype=on.x.dtype)
-        whole = self._whole(on)
-        for restart in range(self.restarts):
-            alive = whole.nonzero()[:, 0]
-            if len(alive) == 0:
-                break
-            found, value, broken = self._climbed(on.at(alive), noise.derived(stream, restart))
-            better = broken | (value > best_value[alive])
-            best[alive[better]] = found[better]
-            best_value[alive[better]] = value[better]
-            whole[alive[broken]] = False
-        return best
+        return best_of(on, self._whole(on), self.restarts, stream, self._climbed)
 
     def _whole(self, on: Victims) -> Tensor:
         """Which images need an attack: all, or those not broken as they stand."""

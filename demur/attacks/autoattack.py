@@ -11,20 +11,16 @@ attacked images: rankings and TPR-95 on it are artefacts.
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
 from demur.attacks.apgd import APGD
 from demur.attacks.attack import Attack
-from demur.attacks.chain import Chain
+from demur.attacks.chain import Chain, Ensemble
 from demur.attacks.fab import FAB
 from demur.attacks.goals import CE, DLR, TowardDLR
 from demur.attacks.square import Square
 from demur.attacks.targets import EachTarget
-from demur.attacks.victims import Victims
 from demur.balls import Ball
 from demur.declared import Count, Natural
 from demur.errors import BadInput, suggestion
-from demur.noise import Stream
 
 Version = Literal["standard", "plus", "rand", "older"]
 VERSIONS: dict[Version, tuple[tuple[str, int], ...]] = {  # each member with its restarts
@@ -40,7 +36,7 @@ LOOKS_AT_RANDOM_NETS = 20
 
 
 @dataclass(frozen=True)
-class AutoAttack(Attack):
+class AutoAttack(Ensemble):
     """The members of a version in turn, each on what the ones before it left whole.
 
     `targets` are the most promising wrong classes; a net of few classes has fewer.
@@ -50,10 +46,6 @@ class AutoAttack(Attack):
     version: Version = "standard"
     targets: Count = 9
     seed: Natural = 0
-
-    def against(self, on: Victims, stream: Stream) -> Tensor:
-        """Broken images where there are any, else the images as they came."""
-        return self.chain().against(on, stream)
 
     def chain(self) -> Chain:
         """The version spelt out."""

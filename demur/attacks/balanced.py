@@ -1,6 +1,6 @@
 """A search for the image whose least margin is the highest: linear games, one after the other.
 
-    Balanced(Linf(8/255), goal=Least(rule), criterion=rule)
+    Balanced(Linf(8/255), Slips(RCon(), TPR(0.95)))
 
 To be wrong and to be accepted pull in different directions. Were the margins linear, the best
 compromise within the ball would be the outcome of a small game between the image and the weights
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from demur import noise
 from demur.attacks.attack import Attack
-from demur.attacks.criteria import Criterion
-from demur.attacks.goals import CE, Goal, Moment
-from demur.attacks.margins import Margins, check_margins, margins_at
+from demur.attacks.criteria import Slips
+from demur.attacks.goals import CE, Least, Moment
+from demur.attacks.margins import Margins, margins_at
+from demur.attacks.restarts import best_of
 from demur.attacks.victims import Rows, Victims, confirmed, per_image
 from demur.balls import Ball
 from demur.declared import Count, Natural
@@ -68,45 +68,30 @@ class Search(Rows):
 
 @dataclass(frozen=True)
 class Balanced(Attack):
-    """Successive linear games; the goal must be `Least`, whose margins they are about."""
+    """Successive linear games about the margins of being wrong and accepted."""
 
     ball: Ball
-    goal: Goal
-    criterion: Criterion
+    rule: Slips
     steps: Count = 100
     restarts: Count = 1
     seed: Natural = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_margins(type(self).__name__, self.goal)
-
     def against(self, on: Victims, stream: Stream) -> Tensor:
         """Broken images where they were found, else those with the highest least margin."""
         _, out = value_at(on.model, CE(), on.x, on.y)
-        whole = ~self.criterion(out, on.y)
-        best, best_value = on.x.clone(), torch.full_like(on.y, -torch.inf, dtype=on.x.dtype)
-        for restart in range(self.restarts):
-            alive = whole.nonzero()[:, 0]
-            if len(alive) == 0:
-                break
-            found, value, broken = self._searched(on.at(alive), noise.derived(stream, restart))
-            better = broken | (value > best_value[alive])
-            best[alive[better]], best_value[alive[better]] = found[better], value[better]
-            whole[alive[broken]] = False
-        return best
+        return best_of(on, ~self.rule(out, on.y), self.restarts, stream, self._searched)
 
     def _searched(self, on: Victims, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         """One restart: the images to keep, their least margins, and which are broken."""
         x_adv = self.ball.scaled_start(on.x, self.seed, on.index, stream)
-        kept = self.goal.begin(Moment(on.model, on.x, x_adv, on.y, on.target))
+        least = Least(self.rule)
+        kept = least.begin(Moment(on.model, on.x, x_adv, on.y, on.target))
         search = begun(x_adv, kept[1].shape[1])
         found, values = on.x.clone(), torch.full_like(search.value, -torch.inf)
         done = torch.zeros_like(on.y, dtype=torch.bool)
         for _ in range(self.steps):
-            margins, out = margins_at(on, self.goal, search.x_adv, kept)
-            broken = self.criterion(out, on.y)
-            broken = confirmed(self.criterion, on.model, search.x_adv, on.y, broken)
+            margins, out = margins_at(on, least, search.x_adv, kept)
+            broken = confirmed(self.rule, on.model, search.x_adv, on.y, self.rule(out, on.y))
             if broken.any():
                 gone = search.place[broken]
                 found[gone], done[gone] = search.x_adv[broken], True

@@ -2,8 +2,11 @@
 
 Chain((APGD(Linf(8/255)), Square(Linf(8/255))))
 Chain(..., criterion=Slips(RCon(), TPR(0.95)), by=Least(...))     # and the best try elsewhere
+
+An `Ensemble` is a chain with a name, spelt out when it is run.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -84,3 +87,16 @@ class Chain(Attack):
         standing.tried[rows] = place + 1
         if (forget := getattr(on.model, "forget", None)) is not None:
             forget()  # what was recorded for this attack is of no use to the next
+
+
+@dataclass(frozen=True)
+class Ensemble(Attack, ABC):
+    """An attack that is a chain of others."""
+
+    @abstractmethod
+    def chain(self) -> Chain:
+        """The chain spelt out."""
+
+    def against(self, on: Victims, stream: Stream) -> Tensor:
+        """What the chain makes of its victims."""
+        return self.chain().against(on, stream)

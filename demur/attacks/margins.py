@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from demur.attacks.goals import Goal, Kept, Least, One
+from demur.attacks.goals import Kept, Least, One
 from demur.attacks.victims import Rows, Victims
-from demur.errors import BadInput
 from demur.gradient import gradient
 from demur.output import Output
 
@@ -20,17 +19,10 @@ class Margins(Rows):
     grads: Tensor  # N, margins, pixels
 
 
-def margins_at(on: Victims, goal: Goal, x_adv: Tensor, given: Kept) -> tuple[Margins, Output]:
-    """Every margin of a `Least` at images, and the output there."""
-    assert isinstance(goal, Least)
-    parts = [One(goal.rule, place) for place in range(given[1].shape[1])]
+def margins_at(on: Victims, least: Least, x_adv: Tensor, given: Kept) -> tuple[Margins, Output]:
+    """Every margin that a goal is the least of, and the output there."""
+    parts = [One(least.rule, place) for place in range(given[1].shape[1])]
     looks = [gradient(on.model, part, x_adv, on.y, *given) for part in parts]
     grads = torch.stack([look.grad.flatten(1) for look in looks], 1)
     values = torch.stack([look.value for look in looks], 1).to(grads)
     return Margins(values, grads), looks[-1].out
-
-
-def check_margins(name: str, goal: Goal) -> None:
-    """Nothing; a goal that is not made of margins is refused."""
-    if not isinstance(goal, Least):
-        raise BadInput(f"{name} raises margins; give it goal=Least(Slips(...))")

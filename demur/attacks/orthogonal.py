@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from demur.attacks.apgd import APGD
-from demur.attacks.goals import Kept
-from demur.attacks.margins import check_margins, margins_at
+from demur.attacks.goals import Kept, Least
+from demur.attacks.margins import margins_at
 from demur.attacks.victims import Victims, confirmed, per_image
+from demur.errors import BadInput
 from demur.gradient import Gradient
 
 TINY = 1e-20
@@ -28,10 +29,12 @@ class OrthogonalAPGD(APGD):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_margins(type(self).__name__, self.goal)
+        if not isinstance(self.goal, Least):
+            raise BadInput("OrthogonalAPGD raises margins; give it goal=Least(Slips(...))")
 
     def _look(self, on: Victims, x_adv: Tensor, kept: Kept, step: int) -> tuple[Gradient, Tensor]:
         """The orthogonal gradient of the least margin, that margin, and what is broken."""
+        assert isinstance(self.goal, Least)
         margins, out = margins_at(on, self.goal, x_adv, self.goal.given(kept, step, self.steps))
         grad = orthogonal(margins.grads, margins.values.argmin(1)).view_as(x_adv)
         broken = confirmed(self.criterion, on.model, x_adv, on.y, self.criterion(out, on.y))

@@ -11,29 +11,25 @@ the start; here only what is wrong *and accepted* counts, and everything else is
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
 from demur.attacks.apgd import APGD
 from demur.attacks.attack import Attack
 from demur.attacks.balanced import Balanced
-from demur.attacks.chain import Chain
+from demur.attacks.chain import Chain, Ensemble
 from demur.attacks.criteria import Slips, Unanswered
 from demur.attacks.fab import FAB
 from demur.attacks.goals import Doubt, Least, Product
 from demur.attacks.orthogonal import OrthogonalAPGD
 from demur.attacks.square import Square
 from demur.attacks.targets import EachTarget
-from demur.attacks.victims import Victims
 from demur.balls import Ball
 from demur.declared import Count, Natural
-from demur.noise import Stream
 
 RejectVersion = Literal["standard", "fast"]
 FAST_TARGETS = 3
 
 
 @dataclass(frozen=True)
-class RejectAutoAttack(Attack):
+class RejectAutoAttack(Ensemble):
     """Attacks on margins that are positive where an image is wrong and accepted.
 
     fast: gradients on the product, balanced and orthogonal ones on the margins, the closest such
@@ -46,10 +42,6 @@ class RejectAutoAttack(Attack):
     targets: Count = 9
     seed: Natural = 0
 
-    def against(self, on: Victims, stream: Stream) -> Tensor:
-        """Images that slip through where there are any, else the nearest to it."""
-        return self.chain().against(on, stream)
-
     def chain(self) -> Chain:
         """The ensemble spelt out."""
         return Chain(tuple(self.members().values()), criterion=self.rule, by=Least(self.rule))
@@ -58,7 +50,7 @@ class RejectAutoAttack(Attack):
         """Its attacks by name, in the order they are run in."""
         rule, ball, seed, least = self.rule, self.ball, self.seed, Least(self.rule)
         product = APGD(ball, goal=Product(rule), criterion=rule, seed=seed)
-        balanced = Balanced(ball, least, rule, steps=50, restarts=2, seed=seed)
+        balanced = Balanced(ball, rule, steps=50, restarts=2, seed=seed)
         members: dict[str, Attack] = {
             "product": product,
             "balanced": balanced,
@@ -79,17 +71,13 @@ class RejectAutoAttack(Attack):
 
 
 @dataclass(frozen=True)
-class ForceRefusal(Attack):
+class ForceRefusal(Ensemble):
     """Attacks that lower the score a model answers by until it refuses."""
 
     ball: Ball
     rule: Unanswered
     restarts: Count = 1
     seed: Natural = 0
-
-    def against(self, on: Victims, stream: Stream) -> Tensor:
-        """Images that are refused where there are any, else the nearest to it."""
-        return self.chain().against(on, stream)
 
     def chain(self) -> Chain:
         """The attacks spelt out."""

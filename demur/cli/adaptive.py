@@ -1,20 +1,19 @@
 """demur adaptive."""
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, app
-from demur.cli.evaluate import RunName, available, source_of
-from demur.errors import BadInput, suggestion
+from demur.cli.evaluate import RunName, available, protocols_named, record_of, source_of
+from demur.errors import BadInput
 
 if TYPE_CHECKING:
-    from demur.attacks import Attack
     from demur.evaluate import Order, Protocol, Source
-    from demur.evaluate.adaptive import Make, Plan
+    from demur.evaluate.adaptive import Plan
     from demur.report.adaptive import Findings
-    from demur.runs import Record
 
 
 @app.command()
@@ -49,7 +48,7 @@ def adaptive(
     from demur.report.adaptive import show_adaptive
     from demur.world import current, joined
 
-    asked = _protocols(protocol)
+    asked = protocols_named(protocol)
     with joined(device_named(device)) as place:
         quiet_unless_leading()
         source = source_of(run, str(place), data, engine)
@@ -77,34 +76,11 @@ def _found(
 
     scoring = Scoring.of(source, rejectors=plan.rejectors, records=[])
     asked = available(scoring, asked)
-    make = maker(source, order)
+    make = partial(record_of, source, order=order)
     plain = scoring.scored(make(plan.plain, attack_named(plan.plain, plan.recipe)))
     tried = trials(plan, make, scoring) if "paper" in asked else []
     worst = scoring.scored(make(plan.worst_label, plan.worst)) if "deploy" in asked else None
     return Findings(plan.recipe.own[0], plain, tried, worst)
-
-
-def maker(source: "Source", order: "Order") -> "Make":
-    """A function that makes a record, or finds it, with a progress bar."""
-    from demur.cli.progress import CountBar, console
-    from demur.evaluate import attacked
-
-    def make(label: str, attack: "Attack") -> "Record":
-        with CountBar(f"attack {label}", "images") as bar:
-            record = attacked(source, label, attack, order, bar.watch)
-        console.print(f"{label}: record {record.digest[:12]}")
-        return record
-
-    return make
-
-
-def _protocols(asked: str) -> tuple["Protocol", ...]:
-    from demur.evaluate import PROTOCOLS
-
-    if asked not in (*PROTOCOLS, "both"):
-        known = suggestion(asked, (*PROTOCOLS, "both"))
-        raise BadInput(f"no protocol is called {asked!r}; {known}")
-    return tuple(protocol for protocol in PROTOCOLS if asked in (protocol, "both"))
 
 
 def _numbers(text: str) -> list[float]:

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from demur.cli.app import AsJson, DataFolder, Device, app
 from demur.cli.evaluate import RunName, source_of
+from demur.errors import BadInput, suggestion
 
 USUAL = "speed"  # what is measured where nothing else is named
 
@@ -19,7 +20,18 @@ class UsuallySpeed(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """The words, with the usual command before them if they name none."""
         named = bool(args) and args[0] in self.commands
+        if args and not named and not args[0].startswith(("-", "@")):
+            _check_recipe(args[0], list(self.commands))
         return super().parse_args(ctx, args if named else [USUAL, *args])
+
+
+def _check_recipe(word: str, commands: list[str]) -> None:
+    """Refuse a word that names neither a recipe nor a bench."""
+    from demur.recipes import RECIPES
+
+    if word not in RECIPES:
+        known = suggestion(word, [*commands, *RECIPES])
+        raise BadInput(f"no bench or recipe is called {word!r}; {known}")
 
 
 bench_app = typer.Typer(
@@ -52,7 +64,8 @@ def bench(
 ) -> None:
     """Measure this machine: our engines beside a plain eager loop; or check their equality.
 
-    demur bench attacks RUN compares our attacks with other libraries'.
+    demur bench attacks RUN compares our attacks with other libraries', demur bench refusals RUN
+    holds the ensemble against models that refuse beside simpler attacks.
 
     Example: demur bench cifar10-pgdat-rr --only fast,attack
     """
@@ -60,12 +73,12 @@ def bench(
     from demur.device import device_named
 
     place = device_named(device)
-    names = _names(only)
+    names = names_in(only)
     if check:
         report = _checked(place, console.print)
     else:
         report = _measured(recipe, place, names, steps, console.print)
-    text = _kept(report, out)
+    text = kept_report(report, out)
     if as_json:
         typer.echo(text)
     elif check:
@@ -99,21 +112,22 @@ def attacks(
     from demur.evaluate import Order
     from demur.report.rivals import show_rivals
 
-    pairs = pairs_named(_names(only))
+    pairs = pairs_named(names_in(only))
     source = source_of(run, device, data)
     report = compared(source, source.images(Order(n=n)), pairs, ground(source), console.print)
-    text = _kept(report, out)
+    text = kept_report(report, out)
     if as_json:
         typer.echo(text)
     else:
         show_rivals(report)
 
 
-def _names(only: str) -> tuple[str, ...]:
+def names_in(only: str) -> tuple[str, ...]:
+    """The names between commas."""
     return tuple(name for name in only.split(",") if name)
 
 
-def _kept(report: dict[str, Any], out: str | None) -> str:
+def kept_report(report: dict[str, Any], out: str | None) -> str:
     """The report as JSON, also in a file if one is named."""
     text = json.dumps(report, indent=2)
     if out:

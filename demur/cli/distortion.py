@@ -1,13 +1,13 @@
 """demur distortion."""
 
 import json
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from demur.cli.adaptive import maker
 from demur.cli.app import AsJson, DataFolder, Device, Engine, app
-from demur.cli.evaluate import RunName, source_of
+from demur.cli.evaluate import RunName, record_of, source_of
 
 
 @app.command()
@@ -44,7 +44,7 @@ def distortion(
         source = source_of(run, str(place), data, engine)
         recipe = source.run.recipe
         meant = {text: least_change(text, recipe) for text in attacks or usual(recipe)}
-        make = maker(source, Order(n=n))
+        make = partial(record_of, source, order=Order(n=n))
         before = make("clean", Clean()).correct
         found = [judged(make(text, cw), cw, source.clean, before) for text, cw in meant.items()]
         if not current().leads:

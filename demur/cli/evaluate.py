@@ -10,9 +10,11 @@ from demur.cli.app import AsJson, DataFolder, Device, Engine, app
 from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
+    from demur.attacks import Attack
     from demur.evaluate import Order, Protocol, Scored, Scoring, Source
     from demur.evaluate.certificates import Issued, Retest
     from demur.rejectors import Rejector
+    from demur.runs import Record
 
 
 NO_CAL = (
@@ -72,20 +74,27 @@ def source_of(run: str, device: str, data: str | None, engine: str = "auto") -> 
 
 
 def attack_all(source: "Source", attacks: list[str], order: "Order") -> None:
-    """Make the record of each attack, with a progress bar; names are checked before any work."""
-    from demur.cli.progress import CountBar, console
-    from demur.evaluate import attacked
+    """Make the record of each attack; names are checked before any work."""
     from demur.recipes import attack as attack_named
-    from demur.report.text import percent
 
     meant = [(text, attack_named(text, source.run.recipe)) for text in attacks]
     for label, spec in meant:
-        with CountBar(f"attack {label}", "images") as bar:
-            record = attacked(source, label, spec, order, bar.watch)
-        console.print(
-            f"{label}: {percent(record.correct.mean())}% of {len(record.y)} answered rightly; "
-            f"record {record.digest[:12]}"
-        )
+        record_of(source, label, spec, order)
+
+
+def record_of(source: "Source", label: str, attack: "Attack", order: "Order") -> "Record":
+    """The record of an attack, found or made with a progress bar."""
+    from demur.cli.progress import CountBar, console
+    from demur.evaluate import attacked
+    from demur.report.text import percent
+
+    with CountBar(f"attack {label}", "images") as bar:
+        record = attacked(source, label, attack, order, bar.watch)
+    console.print(
+        f"{label}: {percent(record.correct.mean())}% of {len(record.y)} answered rightly; "
+        f"record {record.digest[:12]}"
+    )
+    return record
 
 
 @app.command()
@@ -104,7 +113,6 @@ def score(
 
     Example: demur score digits-pgdat-rr --protocol deploy
     """
-    from demur.evaluate import PROTOCOLS
     from demur.evaluate.certificates import retests
     from demur.rejectors import tried_on
     from demur.report.certificates import show_retests
@@ -112,10 +120,7 @@ def score(
     from demur.report.text import show_scores
     from demur.sanity import checked
 
-    if protocol not in (*PROTOCOLS, "both"):
-        known = suggestion(protocol, (*PROTOCOLS, "both"))
-        raise BadInput(f"no protocol is called {protocol!r}; {known}")
-    asked = PROTOCOLS if protocol == "both" else tuple(p for p in PROTOCOLS if p == protocol)
+    asked = protocols_named(protocol)
     source = source_of(run, device, data)
     scoring, scored = scored_run(source, tried_on(source.run.recipe.data) if sweep else None, split)
     asked = available(scoring, asked)
@@ -144,6 +149,16 @@ def _plain(
             for made, lines in tested
         ],
     }
+
+
+def protocols_named(name: str) -> tuple["Protocol", ...]:
+    """The protocol of that name, or both."""
+    from demur.evaluate import PROTOCOLS
+
+    if name not in (*PROTOCOLS, "both"):
+        known = suggestion(name, (*PROTOCOLS, "both"))
+        raise BadInput(f"no protocol is called {name!r}; {known}")
+    return tuple(protocol for protocol in PROTOCOLS if name in (protocol, "both"))
 
 
 def available(scoring: "Scoring", asked: tuple["Protocol", ...]) -> tuple["Protocol", ...]:

@@ -1,12 +1,11 @@
 """demur bench refusals."""
 
-import json
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device
-from demur.cli.bench import OutFile, bench_app
+from demur.cli.bench import OutFile, bench_app, kept_report, names_in
 from demur.cli.evaluate import RunName, source_of
 from demur.errors import BadInput, suggestion
 
@@ -32,27 +31,28 @@ def refusals(
     """
     from pathlib import Path
 
+    from demur.attacks.rejecting import RejectVersion
     from demur.balls import Linf
     from demur.bench.refusals import RULES, Budget, against_refusals
     from demur.cli.progress import console
     from demur.evaluate import Order
     from demur.report.refusals import refusals_svg, show_refusals
-    from demur.runs.files import write_bytes, write_text
+    from demur.runs.files import write_bytes
 
-    names = [name for name in only.split(",") if name] or list(RULES)
+    names = names_in(only) or tuple(RULES)
     for name in names:
         if name not in RULES:
             raise BadInput(f"no rule is called {name!r}; {suggestion(name, RULES)}")
-    if version not in ("fast", "standard"):
-        raise BadInput(f"the version must be fast or standard, not {version!r}")
+    versions: tuple[RejectVersion, ...] = get_args(RejectVersion)
+    chosen = next((one for one in versions if one == version), None)
+    if chosen is None:
+        raise BadInput(f"the version must be {' or '.join(versions)}, not {version!r}")
     source = source_of(run, device, data)
-    budget = Budget("standard" if version == "standard" else "fast", times)
+    budget = Budget(chosen, times)
     ball = Linf(source.run.recipe.data.threat.linf)
     rules = {name: RULES[name] for name in names}
     report = against_refusals(source, source.images(Order(n=n)), ball, rules, budget, console.print)
-    text = json.dumps(report, indent=2)
-    if out:
-        write_text(Path(out), text + "\n")
+    text = kept_report(report, out)
     if figure:
         write_bytes(Path(figure), refusals_svg(report))
     if as_json:

@@ -14,9 +14,8 @@ from demur.attacks import (
     Chain,
     Criterion,
     EachTarget,
-    ForceRefusal,
+    Ensemble,
     Goal,
-    RejectAutoAttack,
     Square,
     Wrong,
 )
@@ -53,8 +52,8 @@ def _climbed(attack: Attack | None) -> Goal | None:
     """What the images that an attack returns have more of, even those that did not break."""
     if isinstance(attack, PGD | APGD | Square):
         return attack.goal
-    if isinstance(attack, RejectAutoAttack | ForceRefusal):
-        return attack.chain().by
+    if isinstance(attack, Ensemble):
+        return _climbed(attack.chain())
     if isinstance(attack, EachTarget | Chain) and any(map(_climbed, members(attack))):
         return attack.by
     return None  # it returns unbroken images as they came

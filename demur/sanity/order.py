@@ -19,6 +19,7 @@ from demur.attacks import (
     Chain,
     Clean,
     EachTarget,
+    Ensemble,
     Evade,
     Margin,
     Relaxed,
@@ -103,8 +104,7 @@ def members(attack: Attack) -> tuple[Attack, ...]:
     """The attacks that one consists of, if it does."""
     if isinstance(attack, EachTarget):
         return (attack.attack,)
-    spelt_out = getattr(attack, "chain", None)  # a named ensemble
-    chain = spelt_out() if spelt_out else attack
+    chain = attack.chain() if isinstance(attack, Ensemble) else attack
     return chain.attacks if isinstance(chain, Chain) else ()
 
 
