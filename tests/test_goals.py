@@ -81,7 +81,7 @@ def test_confidences_by_hand() -> None:
 
 def test_rr_loss_is_the_loss_that_a_learned_by() -> None:
     for y in (FIRST, LAST):
-        assert torch.allclose(RRLoss()(OUT, y), RR().loss(OUT, y))
+        assert torch.allclose(RRLoss()(OUT, y), RR().each(OUT, y))
     aux = torch.zeros(1, 1, dtype=torch.float64, requires_grad=True)
     (grad,) = torch.autograd.grad(RRLoss()(OUT._replace(aux=aux), FIRST).sum(), aux)
     assert grad.item() < 0, "where R-Con is below T-Con, raising the loss lowers it further"

@@ -27,9 +27,10 @@ from demur.methods import (
     OneCycle,
     Piecewise,
     Plain,
+    Seen,
     Standard,
+    Views,
 )  # fmt: skip
-from demur.methods.frames import Views
 from demur.nets import RejectingNet, Small
 from demur.output import Output, prediction
 
@@ -83,7 +84,7 @@ def test_rr_loss_and_gradients_equal_those_derived_by_hand(
     table = torch.tensor([logits], dtype=torch.float64, requires_grad=True)
     a = torch.tensor([[aux]], dtype=torch.float64, requires_grad=True)
     head = RR(stop_tcon=stop_tcon, stop_con=stop_con)
-    loss = head.loss(Output(table, table[:, :0], a), torch.tensor([y]))
+    loss = head.each(Output(table, table[:, :0], a), torch.tensor([y]))
     by_logits, by_aux = torch.autograd.grad(loss.sum(), (table, a), materialize_grads=True)
     expected = by_hand(table[0].detach(), a[0, 0].detach(), y, stop_tcon, stop_con)
     assert loss.item() == pytest.approx(expected[0].item(), rel=1e-9, abs=1e-12)
@@ -104,8 +105,8 @@ def test_trades_as_published() -> None:
     )
     y = torch.randint(0, 4, (6,), generator=g)
     none = torch.zeros(6, 0)
-    views = Views(none, none, Output(clean, none, none), Output(attacked, none, none))
-    each = TRADES(beta=6.0).term(views, y)
+    seen = (Seen(none, y, Output(logits, none, none)) for logits in (attacked, clean))
+    each = TRADES(beta=6.0).term(Views(*seen))
     reference = torch.nn.functional.cross_entropy(clean, y, reduction="none")
     reference = reference + 6 * torch.nn.functional.kl_div(
         attacked.log_softmax(1), clean.softmax(1), reduction="none"
@@ -138,7 +139,7 @@ def test_rr_equals_torch_bce_where_that_is_exact() -> None:
     rcon = p.amax(1) * a[:, 0].sigmoid()
     tcon = p.gather(1, y[:, None])[:, 0]
     reference = torch.nn.functional.binary_cross_entropy(rcon, tcon, reduction="none")
-    assert torch.allclose(RR().loss(out, y), reference, atol=1e-5)
+    assert torch.allclose(RR().each(out, y), reference, atol=1e-5)
 
 
 @pytest.mark.parametrize("y", [0, 1])
@@ -146,7 +147,7 @@ def test_rr_equals_torch_bce_where_that_is_exact() -> None:
 def test_rr_survives_a_saturated_softmax(y: int, aux: float) -> None:
     logits = torch.tensor([[1000.0, 0.0, -1000.0]], requires_grad=True)
     a = torch.tensor([[aux]], requires_grad=True)
-    loss = RR(stop_con="none", stop_tcon=False).loss(
+    loss = RR(stop_con="none", stop_tcon=False).each(
         Output(logits, logits[:, :0], a), torch.tensor([y])
     )
     grads = torch.autograd.grad(loss.sum(), (logits, a))
@@ -161,7 +162,7 @@ def test_the_best_a_is_tcon_over_con() -> None:
     best = p[1] / p[0]
     values = torch.linspace(0.01, 0.99, 99, dtype=torch.float64)
     out = Output(logits.expand(99, 3), logits.new_zeros(99, 0), values.logit()[:, None])
-    losses = RR().loss(out, y.expand(99))
+    losses = RR().each(out, y.expand(99))
     assert values[losses.argmin()].item() == pytest.approx(best.item(), abs=0.01)
 
 
@@ -169,12 +170,12 @@ def test_tau_acts_on_the_rr_term_alone(batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
     net = Small(4).build(Digits().domain, RR()).eval()
     out = net(x)
-    views = Views(x, x, out, out)
+    views = Views(Seen(x, y, out))
     cooler = RR(tau=0.5)
     assert torch.allclose(
-        cooler.term(views, y), RR().loss(out._replace(logits=2 * out.logits), y), atol=1e-6
+        cooler.term(views), RR().each(out._replace(logits=2 * out.logits), y), atol=1e-6
     )
-    assert torch.equal(RR(weight=3.0).term(views, y), 3 * RR().loss(out, y))
+    assert torch.equal(RR(weight=3.0).term(views), 3 * RR().each(out, y))
 
 
 # ------------------------------------------------------------------ contracts
@@ -230,7 +231,7 @@ class TestContract:
 def test_rr_with_con_stopped_teaches_the_classifier_nothing(batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
     net = Small(4).build(Digits().domain, RR()).train()
-    RR(stop_con="all").loss(net(x), y).mean().backward()
+    RR(stop_con="all").each(net(x), y).mean().backward()
     assert net.classify.weight.grad is None or not net.classify.weight.grad.any()
     stem = next(net.trunk.parameters())
     assert stem.grad is not None

@@ -60,7 +60,7 @@ def small_run(path: Path, name: str) -> Run:
         out = net(x)
         loss = torch.nn.functional.cross_entropy(out.logits, y)
         if isinstance(made.method.head, RR):
-            loss = loss + made.method.head.loss(out, y).mean()
+            loss = loss + made.method.head.each(out, y).mean()
         slopes = torch.autograd.grad(loss, weights)
         with torch.no_grad():
             for weight, slope in zip(weights, slopes, strict=True):

@@ -50,13 +50,15 @@ class FastSteps(PlainSteps):
     def _taught(self) -> Callable[..., Tensor]:
         """The loss of crafted images, compiled; a net that can be made quick is."""
         method, net = self.recipe.method, self.learner.net
+        if method.head.differentiates:
+            return method.taught  # no compiler differentiates twice; a recorder does not mind
         if not quick_suits(net, self.learner.precision):
             return compiled(method.taught, self.compiler)
         quick = QuickNet(net, self.learner.precision, self.compiler)
         reduced = compiled(method.reduced, self.compiler)
 
         def taught(net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Tensor:
-            return reduced(method.frame.views(quick, x, x_adv), y)
+            return reduced(method.views(quick, x, x_adv, y))
 
         return taught
 

@@ -42,7 +42,7 @@ class Update:
         stream = noise.derived(recipe.seed, CRAFT, step)
         with rounded(learner.precision):
             with lowered(learner.precision, x.device):
-                x_adv = recipe.method.frame.crafted(self.model, x, y, index, stream)
+                x_adv = recipe.method.crafted(self.model, x, y, index, stream)
                 loss = share * self.taught(learner.net, x, x_adv, y)
             learner.learn_from(loss)
         return loss.detach()

@@ -1,9 +1,12 @@
 """Methods of training: frames, heads and schedules."""
 
-from demur.methods.frames import PGDAT, TRADES, BatchNorm, Frame, Standard, crafting
-from demur.methods.heads import RR, Head, Plain
+from demur.methods.crafting import BatchNorm, crafting
+from demur.methods.frames import PGDAT, TRADES, Frame, Standard
+from demur.methods.heads import Head, Plain
 from demur.methods.method import Method
+from demur.methods.rr import RR
 from demur.methods.schedules import OneCycle, Piecewise, Schedule
+from demur.methods.views import Seen, Views
 
 FRAMES: tuple[type[Frame], ...] = (Standard, PGDAT, TRADES)
 HEADS: tuple[type[Head], ...] = (Plain, RR)
@@ -11,5 +14,5 @@ SCHEDULES: tuple[type[Schedule], ...] = (Piecewise, OneCycle)
 
 __all__ = [
     "FRAMES", "HEADS", "PGDAT", "RR", "SCHEDULES", "TRADES", "BatchNorm", "Frame", "Head", "Method",
-    "OneCycle", "Piecewise", "Plain", "Schedule", "Standard", "crafting",
+    "OneCycle", "Piecewise", "Plain", "Schedule", "Seen", "Standard", "Views", "crafting",
 ]  # fmt: skip

@@ -8,33 +8,21 @@ own term. Crafting and teaching are apart, so that an engine may do each in its 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from demur.attacks import CE, KL, PGD, Attack
+from demur.attacks import CE, KL, PGD, Attack, Goal
 from demur.attacks.goals import divergence
 from demur.balls import Linf
 from demur.declared import NonNegative
 from demur.errors import BadInput
+from demur.methods.crafting import BatchNorm, crafting
+from demur.methods.views import Seen, Views
 from demur.noise import Stream
-from demur.output import Output, log_probabilities
+from demur.output import log_probabilities
 from demur.spec import Spec
-
-BatchNorm = Literal["train", "batch", "eval"]
-
-
-class Views(NamedTuple):
-    """What the net made of a batch: of the images as they are, where asked, and attacked."""
-
-    x: Tensor
-    x_adv: Tensor
-    clean: Output | None
-    attacked: Output
 
 
 @dataclass(frozen=True)
@@ -48,12 +36,19 @@ class Frame(Spec, ABC):
         """The images to teach with."""
 
     @abstractmethod
-    def views(self, net: nn.Module, x: Tensor, x_adv: Tensor) -> Views:
-        """The outputs the losses look at."""
+    def views(self, net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, clean: bool) -> Views:
+        """The answers that the losses look at, clean images among them where asked."""
 
     @abstractmethod
-    def term(self, views: Views, y: Tensor) -> Tensor:
+    def term(self, views: Views) -> Tensor:
         """The classification loss of each image."""
+
+    def aimed(self, goal: Goal, bn: BatchNorm) -> "Frame":
+        """The frame with images crafted for another goal, in a batch-norm mode."""
+        raise BadInput(
+            f"{type(self).__name__} learns from images crafted for its own goal, and this head "
+            "brings another; use PGDAT"
+        )
 
 
 @dataclass(frozen=True)
@@ -66,14 +61,18 @@ class Standard(Frame):
         """The images themselves."""
         return x
 
-    def views(self, net: nn.Module, x: Tensor, x_adv: Tensor) -> Views:
-        """One look at the clean images."""
-        out = net(x)
-        return Views(x, x, out, out)
+    def views(self, net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, clean: bool) -> Views:
+        """One look at the clean images, which stand for attacked ones too."""
+        seen = Seen(x, y, net(x))
+        return Views(seen, seen)
 
-    def term(self, views: Views, y: Tensor) -> Tensor:
+    def term(self, views: Views) -> Tensor:
         """Cross-entropy."""
-        return CE()(views.attacked, y)
+        return CE()(views.attacked.out, views.attacked.y)
+
+    def aimed(self, goal: Goal, bn: BatchNorm) -> "Standard":
+        """The same: nothing is crafted."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -103,13 +102,18 @@ class PGDAT(Frame):
         with crafting(net, self.bn):
             return self.attack.perturbed(net, x, y, index, stream)
 
-    def views(self, net: nn.Module, x: Tensor, x_adv: Tensor) -> Views:
-        """One look at the attacked images, in train mode."""
-        return Views(x, x_adv, None, net(x_adv))
+    def views(self, net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, clean: bool) -> Views:
+        """One look at the attacked images, in train mode, then one at the clean if asked."""
+        attacked = Seen(x_adv, y, net(x_adv))
+        return Views(attacked, Seen(x, y, net(x)) if clean else None)
 
-    def term(self, views: Views, y: Tensor) -> Tensor:
+    def term(self, views: Views) -> Tensor:
         """Cross-entropy."""
-        return CE()(views.attacked, y)
+        return CE()(views.attacked.out, views.attacked.y)
+
+    def aimed(self, goal: Goal, bn: BatchNorm) -> "PGDAT":
+        """The same attack on another goal."""
+        return replace(self, attack=_aimed(self.attack, goal), bn=bn)
 
 
 @dataclass(frozen=True)
@@ -129,52 +133,21 @@ class TRADES(Frame):
         with crafting(net, "eval"):
             return self.attack.perturbed(net, x, y, index, stream)
 
-    def views(self, net: nn.Module, x: Tensor, x_adv: Tensor) -> Views:
+    def views(self, net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, clean: bool) -> Views:
         """One look at the attacked images, then one at the clean ones, each a batch of its own."""
-        attacked = net(x_adv)
-        return Views(x, x_adv, net(x), attacked)
+        attacked = Seen(x_adv, y, net(x_adv))
+        return Views(attacked, Seen(x, y, net(x)))
 
-    def term(self, views: Views, y: Tensor) -> Tensor:
+    def term(self, views: Views) -> Tensor:
         """Cross-entropy of the clean answer plus beta times the divergence of the attacked one."""
-        assert views.clean is not None
-        clean, attacked = (log_probabilities(out) for out in (views.clean, views.attacked))
-        return CE()(views.clean, y) + self.beta * divergence(clean, attacked)
+        unattacked = views.unattacked()
+        clean, attacked = (log_probabilities(seen.out) for seen in (unattacked, views.attacked))
+        return CE()(unattacked.out, unattacked.y) + self.beta * divergence(clean, attacked)
 
 
-@contextmanager
-def crafting(net: nn.Module, bn: BatchNorm) -> Iterator[None]:
-    """The net in a batch-norm mode and with its weights held still, then as it was."""
-    mode, learning = net.training, [p for p in net.parameters() if p.requires_grad]
-    net.train(bn != "eval")
-    for parameter in learning:
-        parameter.requires_grad_(False)  # no gradient is computed for what no attack may change
-    try:
-        with _statistics_held(net) if bn == "batch" else nullcontext():
-            yield
-    finally:
-        net.train(mode)
-        for parameter in learning:
-            parameter.requires_grad_(True)
-
-
-def _batch_norms(net: nn.Module) -> list[_BatchNorm]:
-    """Those of a net, or those that an engine's stand-in for it names."""
-    named = getattr(net, "batch_norms", None)
-    if named is not None:
-        found: list[_BatchNorm] = named()
-        return found
-    return [module for module in net.modules() if isinstance(module, _BatchNorm)]
-
-
-@contextmanager
-def _statistics_held(net: nn.Module) -> Iterator[None]:
-    """Batch norm by the batch's statistics, of which nothing is remembered."""
-    norms = _batch_norms(net)
-    before = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.momentum = 0.0
-    try:
-        yield
-    finally:
-        for norm, momentum in zip(norms, before, strict=True):
-            norm.momentum = momentum
+def _aimed(attack: Attack, goal: Goal) -> Attack:
+    """The attack on another goal."""
+    if not hasattr(attack, "goal"):
+        raise BadInput(f"{type(attack).__name__} has no goal that a head could change; use PGD")
+    changes: dict[str, Any] = {"goal": goal}
+    return replace(attack, **changes)

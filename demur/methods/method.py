@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from demur.methods.frames import Frame, Views
+from demur.methods.frames import Frame
 from demur.methods.heads import Head, Plain
+from demur.methods.views import Views
 from demur.noise import Stream
 from demur.spec import Spec
 
@@ -20,16 +21,30 @@ class Method(Spec):
     frame: Frame
     head: Head = Plain()
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.head.framed(self.frame)  # refuses what does not go together
+
     def loss(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
         """The mean loss of a batch; `stream` gives every step its own noise."""
-        return self.taught(net, x, self.frame.crafted(net, x, y, index, stream), y)
+        return self.taught(net, x, self.crafted(net, x, y, index, stream), y)
+
+    def crafted(
+        self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream
+    ) -> Tensor:
+        """The images to teach with."""
+        return self.head.framed(self.frame).crafted(net, x, y, index, stream)
 
     def taught(self, net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Tensor:
         """The mean loss of a batch whose images are crafted already."""
-        return self.reduced(self.frame.views(net, x, x_adv), y)
+        return self.reduced(self.views(net, x, x_adv, y))
 
-    def reduced(self, views: Views, y: Tensor) -> Tensor:
+    def views(self, net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Views:
+        """What the net makes of a batch."""
+        if self.head.differentiates:
+            x = x.detach().requires_grad_()
+        return self.frame.views(net, x, x_adv, y, self.head.sees_clean)
+
+    def reduced(self, views: Views) -> Tensor:
         """The mean loss of what the net made of a batch, in fp32 or better."""
-        each = self.frame.term(views, y)  # N
-        extra = self.head.term(views, y)  # N, or None
-        return (each if extra is None else each + extra).mean()
+        return self.head.loss(self.frame.term(views), views)

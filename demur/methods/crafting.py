@@ -1,0 +1,49 @@
+"""The mode a net is in while images are crafted for it to learn from."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Literal
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+BatchNorm = Literal["train", "batch", "eval"]
+
+
+@contextmanager
+def crafting(net: nn.Module, bn: BatchNorm) -> Iterator[None]:
+    """The net in a batch-norm mode and with its weights held still, then as it was."""
+    mode, learning = net.training, [p for p in net.parameters() if p.requires_grad]
+    net.train(bn != "eval")
+    for parameter in learning:
+        parameter.requires_grad_(False)  # no gradient is computed for what no attack may change
+    try:
+        with statistics_held(net) if bn == "batch" else nullcontext():
+            yield
+    finally:
+        net.train(mode)
+        for parameter in learning:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def statistics_held(net: nn.Module) -> Iterator[None]:
+    """Batch norm by the batch's statistics, of which nothing is remembered."""
+    norms = _batch_norms(net)
+    before = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, before, strict=True):
+            norm.momentum = momentum
+
+
+def _batch_norms(net: nn.Module) -> list[_BatchNorm]:
+    """Those of a net, or those that an engine's stand-in for it names."""
+    named = getattr(net, "batch_norms", None)
+    if named is not None:
+        found: list[_BatchNorm] = named()
+        return found
+    return [module for module in net.modules() if isinstance(module, _BatchNorm)]
