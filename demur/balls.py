@@ -5,9 +5,11 @@ x_adv = ball.start(x, noise_seed, index, stream)
 x_adv = ball.step(x, x_adv, grad, 2/255)     # ascend, then back into the ball and the box
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from demur import noise
@@ -16,7 +18,7 @@ from demur.fused import fused
 from demur.noise import Stream
 from demur.spec import Spec
 
-RADIUS = 1  # its own purpose of random numbers
+RADIUS, LOT = 1, 2  # purposes of random numbers
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,40 @@ class Ball(Spec, ABC):
         """A little normal noise, back in the ball."""
         noisy = x + size * noise.normal(seed, index, stream, tuple(x.shape[1:])).to(x)
         return self.project(x, noisy)
+
+    def mixed(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
+        """One of three by lot: a little normal noise, a normal direction, the image itself.
+
+        The first has a deviation of eps / (2 ln D) in each of D pixels; the second any share of
+        the radius.
+        """
+        # reference code: one lot for the whole batch; here each image draws its own, since noise
+        # depends on the image and not on its company
+        away, lot = self._drawn(x, seed, index, stream)
+        little = self.eps / (2 * math.log(max(x[0].numel(), 2)))
+        size = torch.where(lot < 1 / 3, little, self._share(away, seed, index, stream))
+        return self.project(x, x + torch.where(lot < 2 / 3, size, 0) * away)
+
+    def ray_or_none(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
+        """By a coin, a normal direction to any share of the radius, or the image itself."""
+        away, lot = self._drawn(x, seed, index, stream)
+        size = self._share(away, seed, index, stream)
+        return self.project(x, x + torch.where(lot < 1 / 2, size, 0) * away)
+
+    def _drawn(
+        self, x: Tensor, seed: Stream, index: Tensor, stream: Stream
+    ) -> tuple[Tensor, Tensor]:
+        """A normal direction for each image, and a lot in [0, 1)."""
+        shape = tuple(x.shape[1:])
+        away = noise.normal(seed, index, stream, shape).to(x)
+        apart = noise.derived(stream, LOT)
+        return away, noise.uniform(seed, index, apart, (1,) * len(shape)).to(x)
+
+    def _share(self, away: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
+        """The factor that brings each direction to a uniform share of the radius."""
+        ones = (1,) * (away.ndim - 1)
+        share = noise.uniform(seed, index, noise.derived(stream, RADIUS), ones).to(away)
+        return self.eps * share / self.size(away).view(-1, *ones).clamp_min(1e-12)
 
     @abstractmethod
     def direction(self, grad: Tensor) -> Tensor:

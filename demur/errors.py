@@ -13,6 +13,10 @@ class BadInput(ValueError):
     """A request that is wrong, said in one sentence a user can act on."""
 
 
+class Diverged(BadInput):
+    """A training whose loss is no longer a number."""
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """The known words nearest to `word`, as the end of a sentence."""
     words = sorted(known)

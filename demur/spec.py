@@ -228,10 +228,12 @@ def _parsed(text: str, kind: Any, key: str, vocabulary: Vocabulary) -> Any:
     """`text` read for a field of this type, so that a word needs no quotes."""
     choices = [a for k in (kind, *get_args(kind)) if get_origin(k) is Literal for a in get_args(k)]
     bare = text.strip("'\"")
-    if bare in choices or kind is str:
+    if bare in choices or kind is str or (str in get_args(kind) and bare != "None"):
         return bare
     if choices:
         raise BadInput(f"{key} must be {words(kind)}, not {text!r}")
+    if kind is bool and bare.lower() in ("true", "false"):
+        return bare.lower() == "true"
     try:
         return read(text, vocabulary)
     except BadInput as error:

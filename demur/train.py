@@ -21,7 +21,7 @@ from demur import world
 from demur.attacks import Clean
 from demur.data import Images, Splits
 from demur.engine import Judge, Plan, Tensors, plan_for
-from demur.errors import BadInput
+from demur.errors import BadInput, Diverged
 from demur.recipes import Recipe
 from demur.runs import Run, provenance
 from demur.runs.state import State, finish, keep, kept_plan, load_state, write_metrics
@@ -71,6 +71,7 @@ def train(
         Run.check(folder, recipe)
     splits = recipe.data.load(data_folder)
     check_trainable(recipe, splits, here.size)
+    base_of(recipe)
     device = device or torch.device("cpu")
     with Run.claim(folder, recipe) if here.leads else nullcontext(Run(folder)) as run:
         if not here.told(run.finished):
@@ -119,6 +120,9 @@ class Training:
         self.fit = splits["fit"].to(device)
         self.choosing = _choosing(recipe, splits, device)
         self.learner = plan.learner(recipe, device, self.world)
+        self.base = base_of(recipe)
+        if self.base is not None:
+            self.learner.take_over(self.base.net(torch.device("cpu")))
         self.steps = plan.steps(recipe, self.learner, self.fit, say)
         self.judge = Judge(self.learner, plan.engine)
         self.best: Tensors = {}  # the weights chosen so far
@@ -167,7 +171,7 @@ class Training:
         if not self.world.leads:
             return
         if state.is_best:
-            self.best = {k: v.clone() for k, v in self.learner.net.state_dict().items()}
+            self.best = {k: v.clone() for k, v in self.learner.judged.state_dict().items()}
         write_metrics(self.run, state)
         began = time.monotonic()
         if began >= self.next_keep and state.epoch < self.recipe.epochs:
@@ -195,6 +199,7 @@ class Training:
             "choosing_data": None if self.choosing is None else self.choosing.digest(),
             "seed": self.recipe.seed,
             "processes": self.world.size,
+            **({} if self.base is None else {"base_weights": self.base.chosen["weights"]}),
             **self.plan.words(),
             **provenance(self.fit.y.device),
         }
@@ -211,7 +216,7 @@ class Training:
                 )
             )  # fmt: skip
         self.world.add_up([self.steps.losses])
-        self.world.agree(list(self.learner.net.buffers()))  # statistics of their own have parted
+        self.world.agree(self.learner.statistics())  # those of each process's own have parted
         self._check_finite(self.steps.losses, epoch)
         return float(self.steps.losses.mean())
 
@@ -221,11 +226,25 @@ class Training:
         sound = all(bool(p.isfinite().all()) for p in self.learner.net.parameters())
         if len(bad) or not sound:
             step = int(bad[0]) if len(bad) else self.steps.batches - 1
-            raise BadInput(
+            raise Diverged(
                 f"the loss is no longer a number at epoch {epoch + 1}, step {step + 1} of "
                 f"{self.steps.batches}; the state after epoch {self.kept} is kept; "
                 "lower the learning rate, for example schedule.peak=0.05"
             )
+
+
+def base_of(recipe: Recipe) -> Run | None:
+    """The finished run whose classifier is taken over, if there is one."""
+    if recipe.base is None:
+        return None
+    run = Run.open(recipe.base)
+    _ = run.chosen  # an unfinished run is refused
+    if run.recipe.net != recipe.net or run.recipe.data.domain != recipe.data.domain:
+        raise BadInput(
+            f"{recipe.base} is a {show(run.recipe.net)} for other images or of another shape; a "
+            f"base must be a {show(recipe.net)} for the same images"
+        )
+    return run
 
 
 def _choosing(recipe: Recipe, splits: Splits, device: torch.device) -> Images | None:

@@ -54,6 +54,7 @@ from demur.attacks import (
     WrongCon,
     Xi,
 )  # fmt: skip
+from demur.attacks.goals import RejectionHinge, Unsafe, UnsafeMargin
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.errors import BadInput
@@ -82,6 +83,14 @@ EXAMPLES: dict[str, Attack] = {
     "restarts": PGD(L2(0.5), steps=4, restarts=3),
     "survivors": PGD(Linf(0.1), steps=4, restarts=3, keep="criterion", goal=Margin()),
     "from-clean": PGD(Linf(0.1), steps=4, start="clean"),
+    "momentum": PGD(L2(0.5), steps=4, goal=Margin(), momentum=0.5, drops=(2,)),
+    "backtracking": PGD(
+        Linf(0.1), steps=6, start="mixed", goal=WrongCon(), momentum=0.9, backtrack=1.5
+    ),
+    "backtracking by another goal": PGD(
+        Linf(0.1), steps=6, start="coin", goal=WrongCon(), backtrack=1.5, backtrack_goal=CE(),
+        restarts=2,
+    ),
     "sum": PGD(Linf(0.1), steps=4, goal=CE() + 0.5 * Evade(Coupled(), eta=2.0, fool=Margin())),
     "relaxed sum": PGD(L2(0.5), steps=4, start="signs", goal=CE() + 0.1 * Relaxed(), restarts=2),
     "targets": EachTarget(
@@ -107,6 +116,7 @@ GOAL_EXAMPLES: list[Goal] = [
     CE(), Margin(), Evade(Energy()), Xi(), Sum((CE(), Margin())), Scaled(-2.0, CE()), DLR(),
     WrongCon(), Toward(), TowardDLR(), TowardCon(), Raise(RCon()), RRLoss(), Relaxed(),
     KL(), Least(SLIPS), One(SLIPS, 1), Product(SLIPS), Doubt(Unanswered(Con(), 0.5)),
+    Unsafe(), UnsafeMargin(), RejectionHinge(),
 ]  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def test_what_cannot_be_measured_is_refused(command: Command) -> None:
 
 @pytest.fixture
 def one_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check that takes a second: one frame, one head, two steps, nothing compiled."""
+    """A check that takes seconds: one frame, one head, two steps, nothing compiled."""
     frame = recipe("digits-pgdat-rr", ["attack.steps=1", "bn=eval"]).method.frame
     assert isinstance(frame, PGDAT)
     monkeypatch.setattr(check, "frames", lambda: [frame])
@@ -117,10 +117,9 @@ def one_pair(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_engines_that_agree_pass_the_check(command: Command, one_pair: None) -> None:
     code, out, err = command("bench", "--check")
     assert code == 0, err
-    assert [line.split()[:2] for line in out.splitlines()[:2]] == [
-        ["same", "fp64"],
-        ["same", "fp32"],
-    ]
+    verdicts = [line.split()[:2] for line in out.splitlines()[:4]]
+    assert verdicts == 2 * [["same", "fp64"]] + 2 * [["same", "fp32"]]
+    assert out.count("average=0.99 awp=0.01") == 2
     assert "noise is the same on CPU and device: True" in out
 
 
@@ -133,7 +132,7 @@ def test_engines_that_differ_fail_the_check(
     assert "the fast engine is not the plain one here" in err
     report = json.loads(out)
     assert {"machine", "steps"} <= report.keys()
-    (double, _) = report["pairs"]
+    double, *_ = report["pairs"]
     assert (double["precision"], double["holds"]) == ("fp64", False)
 
 

@@ -21,7 +21,7 @@ from tests.test_runs import spoil
 
 VERBS = {
     "adaptive", "attack", "bench", "calibrate", "data", "demo", "distortion", "list", "report",
-    "score", "show", "slim", "theory", "train",
+    "score", "show", "slim", "table", "theory", "train",
 }  # fmt: skip
 
 

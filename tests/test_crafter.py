@@ -156,11 +156,20 @@ def test_buckets_are_few_and_large_enough(fixed: int, count: int) -> None:
     room = crafter._bucket(count)
     assert room >= count
     if count <= fixed:
-        assert room in {fixed >> halvings for halvings in range(11)}
-        assert room < 2 * max(count, SMALLEST, fixed // 64) + 2 or room == fixed
+        halved = {fixed >> halvings for halvings in range(11)}
+        assert room in halved | {3 * size // 4 for size in halved}
+        assert 2 * room <= 3 * max(count, SMALLEST, fixed // 64) or room == fixed
     else:
         assert room == count
     assert crafter.train()._bucket(count) == count, "padding would move the statistics"
+
+
+@pytest.mark.parametrize(
+    ("count", "room"),
+    [(1024, 1024), (769, 1024), (768, 768), (513, 768), (512, 512), (300, 384), (1, 16)],
+)
+def test_buckets_are_halves_and_three_quarters(net: RejectingNet, count: int, room: int) -> None:
+    assert Crafter(net.eval(), "fp64", "none", 1024)._bucket(count) == room
 
 
 def test_padding_changes_nothing(net: RejectingNet, digits: tuple[Tensor, Tensor]) -> None:

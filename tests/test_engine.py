@@ -15,11 +15,12 @@ from demur.data import Digits, Images, Splits
 from demur.engine import Crafter, FastSteps, Judge, Learner, PlainSteps, choice, plan_for, trial
 from demur.engine.update import Update
 from demur.errors import BadInput
-from demur.methods import HEADS, PGDAT, RR, Frame, Standard
+from demur.methods import CCAT, PGDAT, RR, Method, Standard
 from demur.nets import Small
 from demur.precision import Precision
 from demur.recipes import Recipe, recipe
 from demur.runs import Run
+from demur.spec import show
 from demur.world import World
 
 CPU = torch.device("cpu")
@@ -49,20 +50,23 @@ def rr() -> Recipe:
     return recipe("digits-pgdat-rr", CHANGES)
 
 
-def quick(frame: Frame, head: type) -> Recipe:
+def quick(method: Method) -> Recipe:
     """A recipe of `check` with a small net and two steps an attack."""
+    frame = method.frame
     if isinstance(frame, PGDAT):
         frame = replace(frame, attack=QUICK)
-    return replace(check.recipe_of(frame, head, "fp64"), net=Small(4), batch_size=64, epochs=2)
+    if isinstance(frame, CCAT):
+        frame = replace(frame, attack=replace(frame.attack, steps=2))
+    made = check.recipe_of(replace(method, frame=frame), "fp64")
+    return replace(made, net=Small(4), batch_size=64, epochs=2)
 
 
 # ------------------------------------------------------------------ steps
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("frame", check.frames(), ids=repr)
-def test_fast_steps_end_with_the_plain_steps_weights(frame: Frame, head: type, brief: None) -> None:
-    found = check.equality(quick(frame, head), CPU, "none")
+@pytest.mark.parametrize("method", check.pairs(), ids=show)
+def test_fast_steps_end_with_the_plain_steps_weights(method: Method, brief: None) -> None:
+    found = check.equality(quick(method), CPU, "none")
     assert found.holds, found
     assert found.allowed == 1e-9
     assert not found.recorded, "there is no graph on a CPU"
@@ -113,7 +117,7 @@ def test_a_wrong_engine_is_caught(
 
 def test_a_rounding_is_no_difference_in_fp32(brief: None) -> None:
     """Without an attack there is no sign to turn, so the least allowance is enough."""
-    found = check.equality(replace(quick(Standard(), RR), precision="fp32"), CPU, "none")
+    found = check.equality(replace(quick(Method(Standard(), RR())), precision="fp32"), CPU, "none")
     assert found.holds
     assert found.allowed == check.LEAST
     assert 0 < found.apart < 1e-4

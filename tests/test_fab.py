@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from demur.attacks import EachTarget, Slips
-from demur.attacks.fab import FAB, to_plane
+from demur.attacks.fab import FAB, SEARCHES, to_plane
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.nets import RejectingNet
 from demur.output import prediction
 from demur.rejectors import RCon
 from tests.linear import LinearNet, centred_images, distance
+from tests.rough import Rough
 
 BALLS = pytest.mark.parametrize("ball", [Linf(0.12), L2(0.8)], ids=repr)
 
@@ -68,6 +69,14 @@ def test_nothing_moves_where_nothing_helps(ball: Ball) -> None:
     x, slope, rise = random_plane(4)
     assert torch.equal(to_plane(ball, x, 0 * slope, rise), torch.zeros_like(x))
     assert torch.equal(to_plane(ball, x, slope, 0 * rise), torch.zeros_like(x))
+
+
+@BALLS
+def test_projections_side_by_side_are_each_their_own(ball: Ball) -> None:
+    x, slope, rise = (part.float() for part in random_plane())
+    apart = torch.cat((to_plane(ball, x, slope, rise), to_plane(ball, 1 - x, slope, -rise)))
+    both = to_plane(ball, *map(torch.cat, ((x, 1 - x), (slope, slope), (rise, -rise))))
+    assert torch.equal(both, apart)
 
 
 def assert_found(far: Tensor, least: Tensor) -> None:
@@ -158,6 +167,35 @@ def test_what_counts_as_broken_is_the_criterions_word(
     assert moved.any()
     assert torch.equal(slips(tiny_net(x_adv), y), moved | before)
     assert not (moved & before).any()
+
+
+@BALLS
+@pytest.mark.parametrize("any_distance", [False, True])
+def test_what_it_returns_in_rough_arithmetic_is_broken(
+    ball: Ball, any_distance: bool, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
+    x, y = batch
+    model = Rough(tiny_net, 0.5)
+    attack = FAB(ball, steps=8, restarts=2, any_distance=any_distance)
+    x_adv = attack.perturbed(model, x, y, torch.arange(len(x)))
+    moved = (x_adv != x).flatten(1).any(1)
+    assert moved.any()
+    assert (prediction(tiny_net(x_adv)) != y)[moved].all()
+    if not any_distance:
+        assert ball.size(x_adv - x).max() <= ball.eps
+        best = prediction(tiny_net(attack(tiny_net, x, y))) != y
+        assert (prediction(tiny_net(x_adv)) != y).sum() >= best.sum() - 2
+
+
+@BALLS
+def test_only_claims_that_might_be_returned_are_looked_into(ball: Ball) -> None:
+    """Out of reach nothing but the first look and the searches asks for the model's own answer."""
+    net, x = LinearNet(), centred_images(12)
+    y = prediction(net(x))
+    model = Rough(net, 0.0)
+    tight = type(ball)(0.5 * float(distance(net, x, y, type(ball).__name__).min()))
+    assert torch.equal(FAB(tight, steps=10).perturbed(model, x, y, y), x)
+    assert model.asked == len(x) * (1 + 2 + SEARCHES)
 
 
 def test_the_nearest_of_many_targets_is_as_good_as_none(

@@ -27,6 +27,7 @@ FLOORS = [
         "spec",
         "batch",
         "output",
+        "rectified",
         "rule",
         "device",
     ],
@@ -38,7 +39,7 @@ FLOORS = [
     ["evaluate"],
     ["train", "sanity", "autoattack"],
     ["report"],
-    ["bench"],
+    ["bench", "paper"],
     ["cli"],
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

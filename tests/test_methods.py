@@ -1,5 +1,6 @@
 """Losses by hand, gradients exactly where they belong, schedules, batch-norm modes."""
 
+import contextlib
 import itertools
 from dataclasses import replace
 from typing import Literal
@@ -10,11 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from demur.attacks import KL, PGD
+from demur.attacks import CE, KL, PGD, WrongCon
 from demur.attacks.goals import Moment
 from demur.balls import Linf
 from demur.data import Digits, Images
+from demur.errors import BadInput
 from demur.methods import (
+    ATRO,
+    CARL,
+    CCAT,
+    EBD,
     FRAMES,
     HEADS,
     PGDAT,
@@ -28,17 +34,27 @@ from demur.methods import (
     Piecewise,
     Plain,
     Seen,
+    SNet,
     Standard,
     Views,
 )  # fmt: skip
 from demur.nets import RejectingNet, Small
 from demur.output import Output, prediction
+from demur.spec import show
 
 AWAY = PGD(Linf(0.1), steps=2, start="near", goal=KL())
+CALM = PGD(Linf(0.1), steps=2, start="mixed", goal=WrongCon(), momentum=0.9, backtrack=1.5)
 FRAME_EXAMPLES: tuple[Frame, ...] = (
-    Standard(), PGDAT(PGD(Linf(0.1), steps=2)), TRADES(attack=AWAY),
+    Standard(), PGDAT(PGD(Linf(0.1), steps=2)), TRADES(attack=AWAY), CCAT(attack=CALM),
 )  # fmt: skip
-HEAD_EXAMPLES: tuple[Head, ...] = (Plain(), RR())
+HEAD_EXAMPLES: tuple[Head, ...] = (
+    Plain(), RR(), EBD(m_in=3.0, m_out=2.0), SNet(), ATRO(), CARL(),
+)  # fmt: skip
+OTHER_HEADS: tuple[Head, ...] = (
+    RR(construction="difference", on="both"), RR(blocks="all", objective="squared"),
+    RR(joint=True), EBD(outside="attacked"), ATRO(form="authors"), CARL(form="authors"),
+)  # fmt: skip
+WIDTHS = {Plain: 0, EBD: 0, SNet: 11}  # of the auxiliary output; 1 elsewhere
 Stop = Literal["correct", "all", "none"]
 
 
@@ -105,8 +121,8 @@ def test_trades_as_published() -> None:
     )
     y = torch.randint(0, 4, (6,), generator=g)
     none = torch.zeros(6, 0)
-    seen = (Seen(none, y, Output(logits, none, none)) for logits in (attacked, clean))
-    each = TRADES(beta=6.0).term(Views(*seen))
+    seen = [Seen(none, y, Output(logits, none, none)) for logits in (attacked, clean)]
+    each = TRADES(beta=6.0).term(Views(seen[0], seen[1]))
     reference = torch.nn.functional.cross_entropy(clean, y, reduction="none")
     reference = reference + 6 * torch.nn.functional.kl_div(
         attacked.log_softmax(1), clean.softmax(1), reduction="none"
@@ -181,10 +197,22 @@ def test_tau_acts_on_the_rr_term_alone(batch: tuple[Tensor, Tensor]) -> None:
 # ------------------------------------------------------------------ contracts
 
 
+def pairs() -> list[tuple[Frame, Head]]:
+    """Every frame with every head that it goes with, and other forms of heads in one frame."""
+    found = []
+    for frame, head in itertools.product(FRAME_EXAMPLES, HEAD_EXAMPLES):
+        with contextlib.suppress(BadInput):
+            found.append((Method(frame, head).frame, head))
+    return found + [(FRAME_EXAMPLES[1], head) for head in OTHER_HEADS]
+
+
+def test_most_pairs_go_together() -> None:
+    assert len(pairs()) >= len(FRAME_EXAMPLES) * len(HEAD_EXAMPLES) - 6
+
+
 @pytest.mark.parametrize(
-    ("frame", "head"), list(itertools.product(FRAME_EXAMPLES, HEAD_EXAMPLES)),
-    ids=lambda part: type(part).__name__,
-)  # fmt: skip
+    ("frame", "head"), pairs(), ids=lambda part: show(part).split("attack=")[0]
+)
 class TestContract:
     @pytest.fixture
     def net(self, head: Head) -> RejectingNet:
@@ -225,7 +253,7 @@ class TestContract:
     def test_aux_width_is_the_heads(
         self, frame: Frame, head: Head, net: RejectingNet, batch: tuple[Tensor, Tensor]
     ) -> None:
-        assert net.eval()(batch[0]).aux.shape == (len(batch[0]), 1 if isinstance(head, RR) else 0)
+        assert net.eval()(batch[0]).aux.shape == (len(batch[0]), WIDTHS.get(type(head), 1))
 
 
 def test_rr_with_con_stopped_teaches_the_classifier_nothing(batch: tuple[Tensor, Tensor]) -> None:
@@ -285,3 +313,56 @@ def test_one_cycle_is_a_triangle(warm: float, progress: float) -> None:
     assert rate(warm) == pytest.approx(0.2)
     assert rate(1.0) == pytest.approx(0)
     assert rate(warm / 2) == pytest.approx(0.1)
+
+
+# ------------------------------------------------------------------ images set apart
+
+
+def test_images_set_apart_teach_the_head_alone_and_the_others_the_classifier_alone(
+    batch: tuple[Tensor, Tensor],
+) -> None:
+    x, y = batch
+    index = torch.arange(len(x))
+    method = Method(Standard(), RR(reach="head"), apart=0.4)
+    spared = method.spared(index)
+    assert spared is not None
+    assert 0 < spared.sum() < len(x)
+    net = Small(4).build(Digits().domain, method.head).eval()  # no statistics between images
+    views = method.views(net, x, x, y)
+    each, extra = CE()(views.attacked.out, y), method.head.term(views)
+    assert extra is not None
+    expected = each[spared == 0].mean() + extra[spared == 1].mean()
+    assert torch.isclose(method.reduced(views, spared), expected)
+
+
+def test_the_same_images_are_set_apart_whatever_the_batch() -> None:
+    method = Method(PGDAT(), RR(reach="head"), apart=0.2)
+    whole = method.spared(torch.arange(5000))
+    part = method.spared(torch.arange(2500, 2600))
+    assert whole is not None
+    assert part is not None
+    assert torch.equal(whole[2500:2600], part)
+    assert whole.mean().item() == pytest.approx(0.2, abs=0.02)
+    assert Method(PGDAT(), RR()).spared(torch.arange(5)) is None
+
+
+def test_a_batch_without_images_set_apart_is_fine(batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    method = Method(Standard(), RR(reach="head"), apart=0.4)
+    net = Small(4).build(Digits().domain, method.head).eval()
+    views = method.views(net, x, x, y)
+    for value in (0.0, 1.0):
+        assert method.reduced(views, torch.full((len(x),), value)).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("head", "apart", "words"),
+    [
+        (RR(), 0.2, r"use head=RR\(reach=head\)"),
+        (EBD(), 0.2, "so it may not change the net"),
+        (RR(reach="head"), 1.0, "leaves the classifier no images"),
+    ],
+)
+def test_what_cannot_be_set_apart_is_refused(head: Head, apart: float, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        Method(PGDAT(), head, apart)

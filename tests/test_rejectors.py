@@ -13,10 +13,13 @@ from demur.methods import RR, Plain
 from demur.nets import RejectingNet
 from demur.output import Output
 from demur.recipes import RECIPES, attack, recipe
-from demur.rejectors import REJECTORS, Aux, Con, Coupled, Given, RCon
+from demur.rejectors import REJECTORS, Answers, Aux, Con, Coupled, Difference, Given, RCon
 from demur.rule import Rejector, Score
 
-EXAMPLES: dict[str, Rejector] = {**RECIPES["digits-pgdat-rr"].rejectors(), "given": Given()}
+EXAMPLES: dict[str, Rejector] = {
+    **RECIPES["digits-pgdat-rr"].rejectors(), "given": Given(), "answers": Answers(),
+    "difference": Difference(),
+}  # fmt: skip
 
 
 def test_every_rejector_has_an_example() -> None:

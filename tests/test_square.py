@@ -2,22 +2,27 @@
 
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from demur import noise
-from demur.attacks import Evade, Margin, Slips
+from demur.attacks import CE, Evade, Margin, Slips, square
 from demur.attacks.square import Draw, Square, _pattern
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.errors import BadInput
+from demur.gradient import GoalFunction, value_at
 from demur.nets import RejectingNet
 from demur.output import Output, prediction
 from demur.rejectors import RCon
 from tests.linear import LinearNet, centred_images, distance
+from tests.rough import Rough
 
+aten = torch.ops.aten
 BALLS = pytest.mark.parametrize("ball", [Linf(0.15), L2(1.0)], ids=repr)
 
 
@@ -100,6 +105,93 @@ def test_it_asks_for_values_alone_and_broken_images_leave(
     x_adv = Square(Linf(0.3), queries=30).perturbed(model, x, wrong, torch.arange(len(x)))
     assert torch.equal(x_adv, x)
     assert model.seen == len(x)
+
+
+@BALLS
+def test_how_long_a_device_is_asked_nothing_changes_nothing(
+    ball: Ball,
+    tiny_net: RejectingNet,
+    batch: tuple[Tensor, Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for block in (1, 7, square.BLOCK, 1000):
+        monkeypatch.setattr(square, "BLOCK", block)
+        found.append(Square(ball, queries=130)(tiny_net, *batch))
+    broken = prediction(tiny_net(found[0])) != batch[1]
+    assert broken.any()
+    assert not broken.all()
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+class Questions(TorchDispatchMode):
+    """Counts what makes the host wait for a device: reading numbers, and indexing by a mask."""
+
+    asked = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        places = args[1] if func.overloadpacket in (aten.index, aten.index_put_) else ()
+        masks = any(place is not None and place.dtype == torch.bool for place in places)
+        self.asked += masks or func.overloadpacket in (aten._local_scalar_dense, aten.nonzero)
+        return func(*args, **(kwargs or {}))
+
+
+@BALLS
+def test_within_a_block_a_device_is_asked_nothing(
+    ball: Ball, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
+    asked = []
+    for queries in (1, square.BLOCK, 3 * square.BLOCK):
+        with Questions() as questions:  # type: ignore[no-untyped-call]
+            attack = Square(ball, queries=queries, goal=CE())  # a goal that asks nothing either
+            attack.perturbed(Rough(tiny_net, 0.1), *batch, batch[1])
+        asked.append(questions.asked)
+    assert 0 < asked[0] == asked[1] < asked[2]
+
+
+@BALLS
+def test_only_what_is_broken_leaves_though_claims_are_rough(
+    ball: Ball, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
+    x, y = batch
+    model = Rough(tiny_net, 0.5)
+    once, later = (
+        Square(ball, queries=n).perturbed(model, x, y, torch.arange(len(x)))
+        for n in (square.BLOCK, 12 * square.BLOCK)
+    )
+    claimed = prediction(model.seen(once)) != y
+    broken, at_last = (prediction(tiny_net(images)) != y for images in (once, later))
+    assert torch.equal(later[claimed & broken], once[claimed & broken])
+    whole = claimed & ~broken
+    assert (later != once).flatten(1).any(1)[whole].any(), "a false claim ends nothing"
+    assert at_last.sum() > broken.sum()
+
+
+@dataclass
+class Boaster(Rough):
+    """Every value is right, and every image is said to be broken."""
+
+    def value(
+        self, goal: GoalFunction, x: Tensor, y: Tensor, *given: Tensor
+    ) -> tuple[Tensor, Output]:
+        value, out = value_at(self.net, goal, x, y, *given)
+        return value, out._replace(logits=out.logits.scatter(1, y[:, None], -torch.inf))
+
+
+@BALLS
+def test_who_boasts_is_searched_as_if_nothing_had_been_claimed(
+    ball: Ball, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
+    x, y = batch
+    index = torch.arange(len(x))
+    honest, boasting = (
+        Square(ball, queries=130).perturbed(model, x, y, index)
+        for model in (tiny_net, Boaster(tiny_net, 0.0))
+    )
+    broken = prediction(tiny_net(honest)) != y
+    assert broken.any()
+    assert torch.equal(prediction(tiny_net(boasting)) != y, broken)
+    assert torch.equal(honest[~broken], boasting[~broken])
 
 
 def test_it_takes_any_goal_and_criterion(

@@ -146,6 +146,15 @@ def test_two_processes_train_what_one_does_even_when_killed(single: Path, tmp_pa
     assert again.stderr.count("of 2 chosen") == 1, "one of the processes speaks"
 
 
+def test_two_processes_wrap_steps_as_one_does(tmp_path: Path) -> None:
+    """The weights move along the gradient of all images, and both hold the same average."""
+    (name, *changes), around = BRIEF, ["average=0.9", "awp=0.05"]
+    one = train(recipe(name, [*changes, *around]), tmp_path / "one").path
+    both = done(together("train", *BRIEF, *around, "--out", "two"), tmp_path)
+    assert both.returncode == 0, both.stderr
+    assert apart(one, tmp_path / "two") < 1e-10
+
+
 def processes_below(parent: int) -> list[int]:
     listed = subprocess.run(
         ["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True

@@ -78,13 +78,11 @@ class APGD(Attack):
         checks = _checks(self.steps)
         since = 0
         for step in range(self.steps + 1):
-            leaves = broken if self.keep == "criterion" else torch.zeros_like(broken)
-            if leaves.any():
-                gone = alive[leaves]
-                found[gone], values[gone], done[gone] = (
-                    climb.x_adv[leaves], climb.value[leaves], True,
-                )  # fmt: skip
-                left = ~leaves
+            if len(gone := broken.nonzero()[:, 0]):  # rows, as every mask would make a device wait
+                place = alive[gone]
+                found[place], values[place] = climb.x_adv[gone], climb.value[gone]
+                done[place] = True
+                left = (~broken).nonzero()[:, 0]
                 alive, climb, on = alive[left], climb.at(left), on.at(left)
                 kept = tuple(part[left] for part in kept)
             if step == self.steps or len(alive) == 0:
@@ -98,7 +96,7 @@ class APGD(Attack):
         return found, values, done
 
     def _first(self, on: Victims, x_adv: Tensor, kept: Kept) -> tuple[Climb, Tensor]:
-        """Everything at the start, and what is broken there."""
+        """Everything at the start, and who leaves there."""
         (grad, value, _), broken = self._look(on, x_adv, kept, 0)
         length = torch.full_like(value, 2 * self.ball.eps)
         none = torch.zeros_like(value)
@@ -109,7 +107,7 @@ class APGD(Attack):
         return climb, broken
 
     def _stepped(self, c: Climb, on: Victims, kept: Kept, step: int) -> tuple[Climb, Tensor]:
-        """One step with momentum, and what is broken by it."""
+        """One step with momentum, and who leaves after it."""
         inertia = 0.25 if step else 0.0
         ahead = c.x_adv + per_image(c.length, c.x_adv) * self.ball.direction(c.grad)
         ahead = self.ball.project(on.x, ahead)
@@ -139,11 +137,13 @@ class APGD(Attack):
         )  # fmt: skip
 
     def _look(self, on: Victims, x_adv: Tensor, kept: Kept, step: int) -> tuple[Gradient, Tensor]:
-        """The mean gradient of some looks, and what is broken at the last of them."""
+        """The mean gradient of some looks, and what is broken at the last of them and leaves."""
         given = self.goal.given(kept, step, self.steps)
         seen = [gradient(on.model, self.goal, x_adv, on.y, *given) for _ in range(self.looks)]
         grad = torch.stack([look.grad for look in seen]).mean(0) if self.looks > 1 else seen[0].grad
         out = seen[-1].out
+        if self.keep == "largest":
+            return Gradient(grad, seen[-1].value, out), torch.zeros_like(on.y, dtype=torch.bool)
         broken = confirmed(self.criterion, on.model, x_adv, on.y, self.criterion(out, on.y))
         return Gradient(grad, seen[-1].value, out), broken
 

@@ -108,22 +108,38 @@ class FAB(Attack):
         """The closest broken images after one restart."""
         for _ in range(self.steps):
             slope, margin = self._nearest(on, border, x_adv)
-            ahead = to_plane(self.ball, x_adv, slope, -margin)
-            # the same plane, seen from the clean image
-            missing = (slope * (x_adv - on.x)).flatten(1).sum(1) - margin
-            over = to_plane(self.ball, on.x, slope, missing)
+            ahead, over = self._to_border(on.x, x_adv, slope, margin)
             near, far = self.ball.size(ahead), self.ball.size(over)
             share = per_image((near / (near + far).clamp_min(TINY)).clamp(max=self.alpha), x_adv)
             moved, anew = x_adv + self.overshoot * ahead, on.x + self.overshoot * over
             x_adv = ((1 - share) * moved + share * anew).clamp(0, 1)
             _, out = glance(on.model, border.whole, x_adv, on.y, *border.given)
             broken, far = self.criterion(out, on.y), self.ball.size(x_adv - on.x)
-            closer = broken & (far < best.far)
-            closer = confirmed(self.criterion, on.model, x_adv, on.y, closer)
+            closer = self._believed(on, x_adv, far, broken & (far < best.far))
             best = best.or_closer(x_adv, far, closer)
             back = on.x + self.backward * (x_adv - on.x)
             x_adv = torch.where(per_image(broken, x_adv), back, x_adv)
         return best
+
+    def _to_border(
+        self, x: Tensor, x_adv: Tensor, slope: Tensor, margin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The changes that lead to the border, from where images are and from the clean ones."""
+        missing = (slope * (x_adv - x)).flatten(1).sum(1) - margin  # the same plane, seen from x
+        both = torch.cat((x_adv, x)), torch.cat((slope, slope)), torch.cat((-margin, missing))
+        ahead, over = to_plane(self.ball, *both).chunk(2)  # one sort for both
+        return ahead, over
+
+    def _believed(self, on: Victims, x_adv: Tensor, far: Tensor, claimed: Tensor) -> Tensor:
+        """Which claims count: those that might be returned are confirmed first.
+
+        What lies farther away is only where a search begins, and that asks the model itself.
+        """
+        if self.any_distance:
+            return confirmed(self.criterion, on.model, x_adv, on.y, claimed)
+        within = far <= self.ball.eps
+        sure = confirmed(self.criterion, on.model, x_adv, on.y, claimed & within)
+        return torch.where(within, sure, claimed)
 
     def _nearest(self, on: Victims, border: Border, x_adv: Tensor) -> tuple[Tensor, Tensor]:
         """Slope and value of the margin whose zero is the nearest, taking each as linear."""

@@ -9,6 +9,7 @@ made for 10000 queries, is not rescaled. Each image has squares of its own.
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from demur import noise
 from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
 from demur.attacks.goals import Goal, Kept, Margin, Moment
-from demur.attacks.victims import Victims, confirmed, exact, per_image
+from demur.attacks.victims import Rows, Victims, confirmed, exact, per_image
 from demur.balls import L2, Ball, Linf
 from demur.declared import Count, Natural, Share
 from demur.errors import BadInput
@@ -26,9 +27,35 @@ from demur.noise import Stream
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # the share p is halved after these
 TILES = 5  # along an edge of the first L2 pattern
-BLOCK = 100  # queries whose random numbers are drawn at once
+DRAWN = 100  # queries whose random numbers are drawn at once
+BLOCK = 20  # queries in which a device is asked nothing, so that it never waits for the host
 PATTERN = 1  # its own purpose of random numbers
 TINY = 1e-12
+
+
+@dataclass
+class Search(Rows):
+    """How far images have come; every tensor has one row per image."""
+
+    x_adv: Tensor
+    value: Tensor  # of the goal
+    claimed: Tensor  # to be broken, and not yet confirmed
+    doubted: Tensor  # was claimed before and turned out to be whole
+
+    def offered(self, proposal: Tensor, value: Tensor, helps: Tensor, claims: Tensor) -> "Search":
+        """With the proposals that help; an image whose first claim is open takes none."""
+        taken = helps & (~self.claimed | self.doubted)
+        x_adv = torch.where(per_image(taken, proposal), proposal, self.x_adv)
+        value, claimed = (
+            torch.where(taken, new, old)
+            for new, old in ((value, self.value), (claims, self.claimed))
+        )
+        return Search(x_adv, value, claimed, self.doubted)
+
+    def refuted(self) -> "Search":
+        """With no claim open: whoever made one was wrong."""
+        doubted = self.doubted | self.claimed
+        return Search(self.x_adv, self.value, torch.zeros_like(self.claimed), doubted)
 
 
 @dataclass(frozen=True)
@@ -54,36 +81,38 @@ class Square(Attack):
         """Attacked images: broken where that was found, else with every square that helped."""
         x, index, best = on.x, on.index, on.x.clone()
         kept = self.goal.begin(Moment(on.model, x, x, on.y, on.target))
-        value, claimed = self._seen(on, x, kept, 0)
-        left = ~confirmed(self.criterion, on.model, x, on.y, claimed)
+        search = Search(x, *self._seen(on, x, kept, 0), torch.zeros_like(on.y, dtype=torch.bool))
         alive = torch.arange(len(x), device=x.device)
-        x_adv = x
         for query in range(self.queries):
-            if not left.all():
-                best[alive] = x_adv
-                alive, x_adv, value, on = alive[left], x_adv[left], value[left], on.at(left)
+            if query % BLOCK == 0:
+                broken = confirmed(self.criterion, on.model, search.x_adv, on.y, search.claimed)
+                best[alive] = search.x_adv
+                left = (~broken).nonzero()[:, 0]
+                alive, on, search = alive[left], on.at(left), search.at(left).refuted()
                 kept = tuple(part[left] for part in kept)
             if len(alive) == 0:
                 break
-            if query % BLOCK == 0:
-                block = noise.derived(stream, query // BLOCK)
-                chances = noise.uniform(self.seed, index, block, (BLOCK, 5 + x.shape[1])).to(x)
-            draw = Draw(chances[alive, query % BLOCK], on.x)
+            if query % DRAWN == 0:
+                drawn = noise.derived(stream, query // DRAWN)
+                chances = noise.uniform(self.seed, index, drawn, (DRAWN, 5 + x.shape[1])).to(x)
+            draw = Draw(chances[alive, query % DRAWN], on.x)
             if query:
-                proposal = self._proposed(draw, x_adv, query)
+                proposal = self._proposed(draw, search.x_adv, query)
             else:
                 proposal = self._begun(draw, on, noise.derived(stream, 0, PATTERN))
-            raised, claimed = self._seen(on, proposal, kept, query)
-            rose = (raised > value) | (query == 0)  # the pattern is where it all begins
-            if not exact(on.model):
-                claimed &= rose  # near a border all would be claimed, again and again
-            broken = confirmed(self.criterion, on.model, proposal, on.y, claimed)
-            taken = broken | rose
-            x_adv = torch.where(per_image(taken, x), proposal, x_adv)
-            value = torch.where(taken, raised, value)
-            left = ~broken
-        best[alive] = x_adv
+            search = self._judged(on, search, proposal, kept, query)
+        best[alive] = search.x_adv
         return best
+
+    def _judged(
+        self, on: Victims, search: Search, proposal: Tensor, kept: Kept, query: int
+    ) -> Search:
+        """The search after a query."""
+        value, claims = self._seen(on, proposal, kept, query)
+        rose = (value > search.value) | (query == 0)  # the pattern is where it all begins
+        # near a border rough arithmetic would claim every proposal, again and again
+        helps = rose | claims if exact(on.model) else rose
+        return search.offered(proposal, value, helps, claims)
 
     def _seen(self, on: Victims, x_adv: Tensor, kept: Kept, query: int) -> tuple[Tensor, Tensor]:
         """The goal's value, and what seems to be broken."""
@@ -139,7 +168,7 @@ class Draw:
 
     def turned(self, side: int, rows: Tensor, columns: Tensor) -> Tensor:
         """The pattern of that side at rows and columns, lying or standing by a coin: N, 1, H, W."""
-        pattern = _pattern(side).to(self.x)
+        pattern = _pattern_on(self.x.device, self.x.dtype, side)
         down, across = rows[:, :, None], columns[:, None, :]
         lies = self.chances[:, 4, None, None] < 0.5
         return torch.where(lies, pattern[down, across], pattern[across, down])[:, None]
@@ -175,6 +204,12 @@ def _mixed(draw: Draw, delta: Tensor, side: int, eps: float) -> Tensor:
 def _norm(delta: Tensor) -> Tensor:
     """The length of each channel's change, never nothing."""
     return delta.square().sum((-2, -1), keepdim=True).sqrt() + TINY
+
+
+@cache
+def _pattern_on(device: torch.device, dtype: torch.dtype, side: int) -> Tensor:
+    """The pattern on a device, brought there once: that makes it wait."""
+    return _pattern(side).to(device, dtype)
 
 
 def _pattern(side: int) -> Tensor:

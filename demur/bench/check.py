@@ -8,7 +8,9 @@ twenty steps and, which is sharper, in each single step from the plain one's wei
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any, get_args
 
 import torch
@@ -18,6 +20,7 @@ from demur import noise
 from demur.data import Images
 from demur.engine import FastSteps, Learner, PlainSteps
 from demur.engine.copies import Compiler
+from demur.errors import BadInput
 from demur.methods import FRAMES, HEADS, PGDAT, BatchNorm, Frame, Method
 from demur.precision import Precision
 from demur.recipes import RECIPES, Recipe
@@ -29,6 +32,7 @@ STEPS = 20
 CLOSE = 1e-9  # of the way the weights went, in fp64
 STRAY = 3.0  # times what roundings alone make of the plain step, in fp32
 LEAST = 1e-3
+WRAPPED = {"average": 0.99, "awp": 0.01}  # around the steps of one more recipe
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Equality:
     allowed_in_one: float
     recorded: bool  # whether the step ran as a graph
     refusal: str = ""  # why the fast engine gave way to the plain one, if it did
+    wrapped: str = ""  # what was around the steps, if anything
 
     @property
     def holds(self) -> bool:
@@ -53,17 +58,33 @@ class Equality:
 
 
 def frames() -> list[Frame]:
-    """Every frame, with both modes of batch norm where it has them."""
+    """Every frame, with all modes of batch norm and other forms where it has them."""
     usual = RECIPES["digits-pgdat-rr"].method.frame
     assert isinstance(usual, PGDAT)
     modes: list[Frame] = [replace(usual, bn=mode) for mode in get_args(BatchNorm)]
-    return [frame() for frame in FRAMES if frame is not PGDAT] + modes
+    other_forms = [RECIPES["digits-ccat-reference"].method.frame]
+    return [frame() for frame in FRAMES if frame is not PGDAT] + other_forms + modes
 
 
-def recipe_of(frame: Frame, head: type, precision: Precision) -> Recipe:
-    """A short training on the digits by this frame and head."""
-    base = RECIPES["digits-pgdat-rr"]
-    return replace(base, method=Method(frame, head()), precision=precision)
+def pairs() -> list[Method]:
+    """Every frame with every head that it goes with."""
+    found = []
+    for frame, head in product(frames(), HEADS):
+        with suppress(BadInput):
+            found.append(Method(frame, head()))
+    return found
+
+
+def recipe_of(method: Method, precision: Precision) -> Recipe:
+    """A short training on the digits by this method."""
+    return replace(RECIPES["digits-pgdat-rr"], method=method, precision=precision)
+
+
+def recipes(precision: Precision) -> list[Recipe]:
+    """Every pair, and the usual one once more with its steps wrapped."""
+    made = [recipe_of(method, precision) for method in pairs()]
+    usual = recipe_of(RECIPES["digits-pgdat-rr"].method, precision)
+    return [*made, replace(usual, **WRAPPED)]  # type: ignore[arg-type]
 
 
 def equality(recipe: Recipe, device: torch.device, compiler: Compiler) -> Equality:
@@ -88,21 +109,21 @@ def equality(recipe: Recipe, device: torch.device, compiler: Compiler) -> Equali
         strays = [_apart_in_one(recipe, fit, PlainSteps, nudge) for nudge in (False, True)]
         allowed_in_one = max(LEAST, *(STRAY * stray for stray in strays))
     method = recipe.method
+    around = [f"{name}={value}" for name in WRAPPED if (value := getattr(recipe, name))]
     return Equality(
         show(method.frame), show(method.head), recipe.precision, distance(plain, fast) / way,
         allowed, in_one, allowed_in_one, device.type == "cuda" and not refusals, "".join(refusals),
+        " ".join(around),
     )  # fmt: skip
 
 
 def check(device: torch.device, compiler: Compiler, say: Callable[[str], None]) -> dict[str, Any]:
-    """Every frame with every head, in fp64 and fp32, as JSON values."""
+    """Every frame with every head, and wrapped steps, in fp64 and fp32, as JSON values."""
     found = []
     for precision in ("fp64", "fp32"):
-        for frame in frames():
-            for head in HEADS:
-                recipe = recipe_of(frame, head, precision)
-                say(f"comparing: {precision} {show(recipe.method)}")
-                found.append(equality(recipe, device, compiler))
+        for recipe in recipes(precision):
+            say(f"comparing: {precision} {show(recipe.method)}")
+            found.append(equality(recipe, device, compiler))
     return {
         "machine": provenance(device),
         "steps": STEPS,
@@ -173,10 +194,10 @@ def _nudge(learner: Learner) -> None:
 
 
 def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """The length of the difference of all weights and statistics."""
+    """The length of the difference of all weights and statistics, averaged ones too."""
     squares = [
         float((one[name].double() - other[name].double()).square().sum())
         for name in one
-        if name.startswith("net.") and one[name].is_floating_point()
+        if name.startswith(("net.", "average.")) and one[name].is_floating_point()
     ]
     return math.sqrt(sum(squares))

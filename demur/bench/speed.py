@@ -20,7 +20,7 @@ from demur.bench.clock import best_of, copy_rate, matrix_peak, seconds_each, wai
 from demur.bench.eager import EagerLoop
 from demur.bench.where import where_time_goes
 from demur.data import Images
-from demur.engine import Crafter, FastSteps, Learner, PlainSteps, tuned
+from demur.engine import Crafter, FastSteps, Learner, PlainSteps
 from demur.errors import BadInput, suggestion
 from demur.fused import fusing
 from demur.methods import PGDAT, Plain
@@ -122,7 +122,7 @@ class Bench:
             return attack.perturbed(crafter, x, y, images.index[piece])
 
         began = time.perf_counter()
-        with arithmetic(self.recipe.precision, self.device), fusing(), tuned():
+        with arithmetic(self.recipe.precision, self.device), fusing():
             batch(0)
             wait(self.device)
             prepared = time.perf_counter() - began

@@ -10,6 +10,7 @@ from demur.cli import (
     evaluate,
     refusals,
     show,
+    table,
     theory,
     train,
 )
@@ -17,5 +18,5 @@ from demur.cli.app import app, main
 
 __all__ = [
     "adaptive", "app", "bench", "calibrate", "data", "demo", "distortion", "evaluate", "main",
-    "refusals", "show", "theory", "train",
+    "refusals", "show", "table", "theory", "train",
 ]  # fmt: skip

@@ -167,6 +167,6 @@ def _show_check(report: dict[str, Any]) -> None:
         typer.echo(
             f"{verdict:9} {pair['precision']}  apart {pair['apart']:.1e} of {pair['allowed']:.1e}, "
             f"in one step {pair['apart_in_one']:.1e} of {pair['allowed_in_one']:.1e}, "
-            f"{how}: {pair['frame']}, {pair['head']} {pair['refusal']}"
+            f"{how}: {pair['frame']}, {pair['head']} {pair['wrapped']} {pair['refusal']}"
         )
     typer.echo(f"noise is the same on CPU and device: {report['noise_is_the_same']}")

@@ -47,10 +47,10 @@ def _show_run(run: Any) -> None:
 
 @app.command("list")
 def list_names(
-    kind: Annotated[str, typer.Argument(help="recipes, attacks, rejectors, nets ...")],
+    kind: Annotated[str, typer.Argument(help="recipes, attacks, rejectors, methods ...")],
     as_json: AsJson = False,
 ) -> None:
-    """List what has a name: recipes, attacks, goals, criteria, rejectors, nets, data, methods.
+    """List what has a name: recipes, attacks, goals, rejectors, nets, methods, tables and more.
 
     Example: demur list attacks
     """
@@ -68,6 +68,7 @@ def list_names(
 
 def _tables() -> dict[str, Callable[[], dict[str, str]]]:
     from demur import attacks, data, methods, nets, recipes, rejectors
+    from demur.paper.tables import TABLES
     from demur.spec import Spec
     from demur.spec import show as text_of
 
@@ -87,4 +88,5 @@ def _tables() -> dict[str, Callable[[], dict[str, str]]]:
         "nets": lambda: described(nets.NETS),
         "data": lambda: described(data.DATASETS),
         "methods": lambda: described(methods.FRAMES + methods.HEADS + methods.SCHEDULES),
+        "tables": lambda: {name: table.title for name, table in TABLES.items()},
     }

@@ -48,6 +48,7 @@ class Crafter(nn.Module):
         self._source = (net,)  # in a tuple, so that its weights are not this module's
         self._copies: dict[bool, Copy] = {}  # by mode
         self._recordings: dict[tuple[GoalFunction, Want, int], Recording[Gradient]] = {}
+        self._answers: dict[int, Recording[Output]] = {}  # in full precision, by batch size
         self._unrecorded: set[GoalFunction] = set()  # goals that no compiler or recorder takes
         self._looks: dict[tuple[GoalFunction, Want, bool], Look] = {}  # by mode too
         self.train(net.training)
@@ -61,6 +62,17 @@ class Crafter(nn.Module):
         """The net's own answer in full precision; that of the copy while the net is learning."""
         if self._source[0].training:
             return self._copy().answer(x)
+        followed = torch.is_grad_enabled() and x.requires_grad
+        if self.fixed is None or len(x) > self.fixed or followed or not x.is_cuda:
+            return self._exact(x)
+        room = self._bucket(len(x))
+        whole = filled_up(x, room)
+        if room not in self._answers:  # untuned: a few looks would not pay for the trials
+            quietly = torch.no_grad()(self._exact)
+            self._answers[room] = Recording(quietly, whole, tune=False)
+        return Output(*(part[: len(x)].clone() for part in self._answers[room](whole)))
+
+    def _exact(self, x: Tensor) -> Output:
         with rounded("fp32"), unlowered(x.device):
             out: Output = self._source[0](x)
         return out
@@ -135,18 +147,19 @@ class Crafter(nn.Module):
         return self._recordings[key]
 
     def _bucket(self, count: int) -> int:
-        """The compiled batch size that takes so many images: the largest one, or it halved."""
+        """The recorded batch size for so many images: the largest halved, or 3/4 of that."""
         if self.fixed is None or self.training or count > self.fixed:
             return count
-        room = self.fixed
-        while room // 2 >= max(count, SMALLEST, self.fixed // WIDEST):
+        room, least = self.fixed, max(count, SMALLEST, self.fixed // WIDEST)
+        while room // 2 >= least:
             room //= 2
-        return room
+        return less if (less := 3 * room // 4) >= least else room
 
     def size_to(self, largest: int) -> None:
         """Expect batches of at most this size; what was recorded for others is dropped."""
         if largest != self.fixed:
             self.fixed = largest
+            self._answers.clear()
             self.forget()
 
     def forget(self) -> None:

@@ -57,8 +57,10 @@ class FastSteps(PlainSteps):
         quick = QuickNet(net, self.learner.precision, self.compiler)
         reduced = compiled(method.reduced, self.compiler)
 
-        def taught(net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Tensor:
-            return reduced(method.views(quick, x, x_adv, y))
+        def taught(
+            net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, spared: Tensor | None
+        ) -> Tensor:
+            return reduced(method.views(quick, x, x_adv, y), spared)
 
         return taught
 

@@ -1,4 +1,4 @@
-"""Accuracy of a learner's net under an attack, by the engine that trains it."""
+"""Accuracy of the net that a learner would save, under an attack, by the engine that trains."""
 
 import torch
 from torch import nn
@@ -19,12 +19,12 @@ class Judge:
 
     def __init__(self, learner: Learner, engine: str) -> None:
         self.learner = learner
-        quick = engine == "fast" and next(learner.net.parameters()).is_cuda
-        self.crafter = Crafter(learner.net, learner.precision, fixed=BATCH) if quick else None
+        quick = engine == "fast" and next(learner.judged.parameters()).is_cuda
+        self.crafter = Crafter(learner.judged, learner.precision, fixed=BATCH) if quick else None
 
     def accuracy(self, attack: Attack, images: Images) -> float:
         """The share of images answered rightly under an attack."""
-        net, world = self.learner.net, self.learner.world
+        net, world = self.learner.judged, self.learner.world
         model: nn.Module = net
         if self.crafter is not None:
             self.crafter.refresh()

@@ -22,7 +22,9 @@ from demur.precision import Precision, lowered, unlowered
 def quick_suits(net: RejectingNet, precision: Precision) -> bool:
     """Whether the kernels can serve a net here; fp64 is beyond them."""
     on_gpu = next(net.parameters()).is_cuda and norm_kernels.AVAILABLE
-    return on_gpu and precision != "fp64" and isinstance(net.trunk, ResidualTrunk)
+    usual = isinstance(net.trunk, ResidualTrunk) and not net.frozen
+    whole = getattr(net.aux, "needs_all_stages", False)  # only the last one comes out of the middle
+    return on_gpu and precision != "fp64" and usual and not whole
 
 
 class Middle:

@@ -12,7 +12,7 @@ WARM_UP = 3  # times before recording, in which kernels are compiled and chosen
 
 
 def recorded(
-    work: Callable[[], R], prepare: Callable[[], object] = lambda: None
+    work: Callable[[], R], prepare: Callable[[], object] = lambda: None, tune: bool = True
 ) -> tuple[torch.cuda.CUDAGraph, R]:
     """The graph of some work and what it returns, at addresses that every replay fills anew.
 
@@ -21,7 +21,7 @@ def recorded(
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     try:
-        with tuned(), torch.cuda.stream(aside):
+        with tuned(tune), torch.cuda.stream(aside):
             for _ in range(WARM_UP):
                 prepare()
                 work()
@@ -31,7 +31,7 @@ def recorded(
     prepare()
     graph = torch.cuda.CUDAGraph()
     try:
-        with tuned(), torch.cuda.graph(graph):
+        with tuned(tune), torch.cuda.graph(graph):
             made = work()
     except RuntimeError as error:  # ending a recording that ran out of memory fails too
         if isinstance(error.__context__, torch.OutOfMemoryError):
@@ -48,9 +48,9 @@ def first_line(error: Exception) -> str:
 class Recording(Generic[R]):
     """recording(a, b) is function(a, b), recorded at the first call, for one shape of each."""
 
-    def __init__(self, function: Callable[..., R], *examples: Tensor) -> None:
+    def __init__(self, function: Callable[..., R], *examples: Tensor, tune: bool = True) -> None:
         self.inputs = [example.clone() for example in examples]
-        self.graph, self.made = recorded(lambda: function(*self.inputs))
+        self.graph, self.made = recorded(lambda: function(*self.inputs), tune=tune)
 
     def __call__(self, *inputs: Tensor) -> R:
         """What the function makes of the inputs, until the next call."""
@@ -61,10 +61,10 @@ class Recording(Generic[R]):
 
 
 @contextmanager
-def tuned() -> Iterator[None]:
-    """Let the convolution library try its kernels and keep the fastest."""
+def tuned(wanted: bool = True) -> Iterator[None]:
+    """Let the convolution library try its kernels and keep the fastest, or not."""
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = wanted
     try:
         yield
     finally:

@@ -40,7 +40,7 @@ class PlainSteps:
         total = self.recipe.epochs * self.batches
         steps = range(self.first + 1, self.first + self.batches + 1)
         self.rates = torch.tensor([self.recipe.schedule(step / total) for step in steps])
-        self.learner.net.train()
+        self.learner.begin(epoch / self.recipe.epochs)
 
     def __call__(self, i: int) -> None:
         """Take step i of the epoch."""

@@ -43,6 +43,11 @@ class Update:
         with rounded(learner.precision):
             with lowered(learner.precision, x.device):
                 x_adv = recipe.method.crafted(self.model, x, y, index, stream)
-                loss = share * self.taught(learner.net, x, x_adv, y)
-            learner.learn_from(loss)
-        return loss.detach()
+
+            spared = recipe.method.spared(index)
+
+            def loss() -> Tensor:
+                with lowered(learner.precision, x.device):
+                    return share * self.taught(learner.net, x, x_adv, y, spared)
+
+            return learner.learn_from(loss)

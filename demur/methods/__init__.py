@@ -1,5 +1,7 @@
 """Methods of training: frames, heads and schedules."""
 
+from demur.methods.baselines import ATRO, CARL, EBD, SNet
+from demur.methods.ccat import CCAT
 from demur.methods.crafting import BatchNorm, crafting
 from demur.methods.frames import PGDAT, TRADES, Frame, Standard
 from demur.methods.heads import Head, Plain
@@ -8,11 +10,12 @@ from demur.methods.rr import RR
 from demur.methods.schedules import OneCycle, Piecewise, Schedule
 from demur.methods.views import Seen, Views
 
-FRAMES: tuple[type[Frame], ...] = (Standard, PGDAT, TRADES)
-HEADS: tuple[type[Head], ...] = (Plain, RR)
+FRAMES: tuple[type[Frame], ...] = (Standard, PGDAT, TRADES, CCAT)
+HEADS: tuple[type[Head], ...] = (Plain, RR, EBD, SNet, ATRO, CARL)
 SCHEDULES: tuple[type[Schedule], ...] = (Piecewise, OneCycle)
 
 __all__ = [
-    "FRAMES", "HEADS", "PGDAT", "RR", "SCHEDULES", "TRADES", "BatchNorm", "Frame", "Head", "Method",
-    "OneCycle", "Piecewise", "Plain", "Schedule", "Seen", "Standard", "Views", "crafting",
+    "ATRO", "CARL", "CCAT", "EBD", "FRAMES", "HEADS", "PGDAT", "RR", "SCHEDULES", "TRADES",
+    "BatchNorm", "Frame", "Head", "Method", "OneCycle", "Piecewise", "Plain", "SNet", "Schedule",
+    "Seen", "Standard", "Views", "crafting",
 ]  # fmt: skip

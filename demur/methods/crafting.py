@@ -7,6 +7,9 @@ from typing import Literal
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from demur.attacks import Attack
+from demur.errors import BadInput
+
 BatchNorm = Literal["train", "batch", "eval"]
 
 
@@ -24,6 +27,15 @@ def crafting(net: nn.Module, bn: BatchNorm) -> Iterator[None]:
         net.train(mode)
         for parameter in learning:
             parameter.requires_grad_(True)
+
+
+def check_whole(attack: Attack, bn: BatchNorm) -> None:
+    """Refuse an attack that drops images while batch norm goes by the batch."""
+    if bn != "eval" and getattr(attack, "keep", "") == "criterion":
+        raise BadInput(
+            "an attack with keep=criterion drops images from the batch, which batch norm by "
+            "its statistics would feel; use bn=eval or keep=largest"
+        )
 
 
 @contextmanager

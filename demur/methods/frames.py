@@ -18,7 +18,7 @@ from demur.attacks.goals import divergence
 from demur.balls import Linf
 from demur.declared import NonNegative
 from demur.errors import BadInput
-from demur.methods.crafting import BatchNorm, crafting
+from demur.methods.crafting import BatchNorm, check_whole, crafting
 from demur.methods.views import Seen, Views
 from demur.noise import Stream
 from demur.output import log_probabilities
@@ -43,8 +43,13 @@ class Frame(Spec, ABC):
     def term(self, views: Views) -> Tensor:
         """The classification loss of each image."""
 
-    def aimed(self, goal: Goal, bn: BatchNorm) -> "Frame":
-        """The frame with images crafted for another goal, in a batch-norm mode."""
+    @property
+    def prices_attacked(self) -> bool:
+        """Whether its loss has one value for each attacked image."""
+        return True
+
+    def aimed(self, goal: Goal, bn: BatchNorm | None = None) -> "Frame":
+        """The frame with images crafted for another goal, and in another batch-norm mode."""
         raise BadInput(
             f"{type(self).__name__} learns from images crafted for its own goal, and this head "
             "brings another; use PGDAT"
@@ -70,7 +75,7 @@ class Standard(Frame):
         """Cross-entropy."""
         return CE()(views.attacked.out, views.attacked.y)
 
-    def aimed(self, goal: Goal, bn: BatchNorm) -> "Standard":
+    def aimed(self, goal: Goal, bn: BatchNorm | None = None) -> "Standard":
         """The same: nothing is crafted."""
         return self
 
@@ -89,11 +94,7 @@ class PGDAT(Frame):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.bn != "eval" and getattr(self.attack, "keep", "") == "criterion":
-            raise BadInput(
-                "an attack with keep=criterion drops images from the batch, which batch norm by "
-                "its statistics would feel; use bn=eval or keep=largest"
-            )
+        check_whole(self.attack, self.bn)
 
     def crafted(
         self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream
@@ -111,9 +112,9 @@ class PGDAT(Frame):
         """Cross-entropy."""
         return CE()(views.attacked.out, views.attacked.y)
 
-    def aimed(self, goal: Goal, bn: BatchNorm) -> "PGDAT":
+    def aimed(self, goal: Goal, bn: BatchNorm | None = None) -> "PGDAT":
         """The same attack on another goal."""
-        return replace(self, attack=_aimed(self.attack, goal), bn=bn)
+        return replace(self, attack=_aimed(self.attack, goal), bn=bn or self.bn)
 
 
 @dataclass(frozen=True)

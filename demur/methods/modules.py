@@ -1,5 +1,7 @@
 """The modules that heads put beside the classifier: from pooled stages to raw outputs."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -15,19 +17,46 @@ class NoAux(nn.Module):
 
 
 class DenseAux(nn.Module):
-    """The paper's A before its sigmoid: two layers on the last feature."""
+    """The paper's A before its sigmoid: two layers on the last feature.
 
-    def __init__(self, dim: int) -> None:
+    `apart`: what it learns does not reach the net. An attack on the trained net still sees its
+    gradient, which is stopped in train mode only.
+    """
+
+    def __init__(self, dim: int, apart: bool = False) -> None:
         super().__init__()
-        half = dim // 2
-        self.layers = nn.Sequential(
-            nn.Linear(dim, half), Norm1d(half), nn.ReLU(), nn.Linear(half, 1)
-        )
+        self.apart = apart
+        self.layers = _two_layers(dim, dim // 2)
 
     def forward(self, stages: list[Tensor]) -> Tensor:
         """The logit of A."""
-        logit: Tensor = self.layers(stages[-1])  # N, 1
+        logit: Tensor = self.layers(_let_through(stages[-1], self))  # N, 1
         return logit
+
+
+class BlocksAux(nn.Module):
+    """A on the pooled features of all stages side by side."""
+
+    needs_all_stages = True
+
+    def __init__(self, dims: Sequence[int], apart: bool = False) -> None:
+        super().__init__()
+        self.apart = apart
+        self.layers = _two_layers(sum(dims), dims[-1] // 2)
+
+    def forward(self, stages: list[Tensor]) -> Tensor:
+        """The logit of A."""
+        logit: Tensor = self.layers(_let_through(torch.cat(stages, 1), self))  # N, 1
+        return logit
+
+
+def _two_layers(dim: int, hidden: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(dim, hidden), Norm1d(hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+
+def _let_through(feature: Tensor, aux: DenseAux | BlocksAux) -> Tensor:
+    """The feature, without its history while the head learns apart."""
+    return feature.detach() if aux.apart and aux.training else feature
 
 
 class SelectiveAux(nn.Module):

@@ -16,12 +16,21 @@ class Seen(NamedTuple):
 
 
 class Views(NamedTuple):
-    """The attacked images, and the same as they are where somebody asked for that."""
+    """The attacked images, and the same as they are where somebody asked for that.
+
+    `before`: what the attacked images were, for a frame whose clean images are others.
+    """
 
     attacked: Seen
     clean: Seen | None = None
+    before: Tensor | None = None
 
     def unattacked(self) -> Seen:
         """The images as they are."""
         assert self.clean is not None, "the head did not say that it looks at clean images"
         return self.clean
+
+
+def share_of(members: Tensor) -> Tensor:
+    """Weights, from ones and zeros, that turn a mean over all images into one over the members."""
+    return members * len(members) / members.sum().clamp_min(1)

@@ -65,6 +65,7 @@ class RejectingNet(nn.Module):
         self.trunk = trunk
         self.classify = nn.Linear(trunk.dims[-1], domain.classes)
         self.aux = aux
+        self.frozen = False
 
     def forward(self, x: Tensor) -> Output:
         """Logits, the last pooled feature, and the auxiliary output."""
@@ -76,6 +77,20 @@ class RejectingNet(nn.Module):
         stages = self.trunk(self.normalise(x))
         with torch.autocast(x.device.type, enabled=False):  # heads are cheap: never below fp32
             return Output(self.classify(stages[-1]), stages[-1], self.aux(stages))
+
+    def freeze(self) -> None:
+        """Hold the classifier still for good: nothing but the auxiliary module learns."""
+        self.frozen = True
+        self.trunk.requires_grad_(False)
+        self.classify.requires_grad_(False)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> "RejectingNet":
+        """Train or eval mode; a frozen classifier stays in the latter."""
+        super().train(mode)
+        if self.frozen:
+            self.trunk.eval()
+        return self
 
     def classifier(self) -> nn.Module:
         """The net as other libraries want it: images to logits alone."""

@@ -25,7 +25,7 @@ from demur.spec import Spec, Vocabulary, edit, read
 
 __all__ = [
     "NAMED_ATTACKS", "OBJECTIVES", "RECIPES", "VOCABULARY", "Objective", "Recipe", "attack",
-    "recipe", "recipe_in",
+    "changed", "recipe", "recipe_in",
 ]  # fmt: skip
 
 S = TypeVar("S", bound=Spec)
@@ -46,7 +46,12 @@ def recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
         found = RECIPES[name]
     else:
         raise BadInput(f"no recipe is called {name!r}; {suggestion(name, RECIPES)}")
-    return reduce(_changed, changes, found)
+    return changed(found, changes)
+
+
+def changed(recipe: Recipe, changes: Iterable[str]) -> Recipe:
+    """The recipe with `key=value` changes."""
+    return reduce(_changed, changes, recipe)
 
 
 def attack(text: str, recipe: Recipe) -> Attack:

@@ -1,42 +1,104 @@
 """The recipes people type: the embedded digits, and the paper's runs on CIFAR."""
 
+from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 
-from demur.attacks import KL
+from demur.attacks import KL, PGD
 from demur.balls import Linf
 from demur.data import CIFAR10, CIFAR100, CropFlip, Dataset, Digits
-from demur.methods import PGDAT, RR, TRADES, Method, OneCycle, Piecewise, Plain, Standard
+from demur.errors import BadInput
+from demur.methods import (
+    ATRO,
+    CARL,
+    CCAT,
+    EBD,
+    PGDAT,
+    RR,
+    TRADES,
+    Frame,
+    Head,
+    Method,
+    OneCycle,
+    Piecewise,
+    Plain,
+    SNet,
+    Standard,
+)
+from demur.methods.ccat import OFFICIAL, REFERENCE
 from demur.nets import NetSpec, ResNet18, Small, WideResNet
 from demur.recipes.training import Recipe
 from demur.recipes.usual import linf
 
 
 def _digits(method: Method) -> Recipe:
-    return Recipe(Digits(), Small(), method, OneCycle(0.3), epochs=24, judge=linf(Digits(), 10))
+    peak = 0.1 if isinstance(method.frame, CCAT) else 0.3  # at which CCAT may not settle
+    made = Recipe(Digits(), Small(), method, OneCycle(peak), epochs=24, judge=linf(Digits(), 10))
+    return _chosen(made)
 
+
+def _chosen(recipe: Recipe) -> Recipe:
+    """The recipe as it is; with CCAT the last epoch, since the judge is after wrong answers alone.
+
+    CCAT gives them with little confidence.
+    """
+    return replace(recipe, choose="last") if isinstance(recipe.method.frame, CCAT) else recipe
+
+
+def _methods(frames: dict[str, Frame], heads: dict[str, Head]) -> dict[str, Method]:
+    """Each frame with each head that it goes with."""
+    made = {}
+    for (first, frame), (last, head) in product(frames.items(), heads.items()):
+        with suppress(BadInput):
+            made[f"{first}{last}"] = Method(frame, head)
+    return made
+
+
+def _few(attack: PGD, step: float) -> PGD:
+    """CCAT's attack for the digits: ten steps."""
+    return replace(attack, ball=_DIGITS_PGD.ball, steps=10, step=step)
+
+
+_REFERENCE = CCAT(rho=1.0, form="reference", attack=REFERENCE, bn="train")
+_RR: dict[str, Head] = {"": Plain(), "-rr": RR()}
+_BASELINES: dict[str, Head] = {"-ebd": EBD(), "-snet": SNet(), "-atro": ATRO(), "-carl": CARL()}
+_TRIED: dict[str, Head] = {  # by the paper, beside its choice
+    "-ebd-6-0": EBD(m_in=6.0, m_out=0.0),
+    "-ebd-swapped": EBD(m_in=-5.0, m_out=-23.0),
+    **{
+        f"-snet-{weight}-{coverage}": SNet(coverage, float(weight))
+        for weight, coverage in product((8, 16, 32), (0.7, 0.8, 0.9))
+        if (weight, coverage) != (8, 0.7)
+    },
+}
+_GRID = _methods({"pgdat": PGDAT()}, _TRIED)  # on CIFAR-10 alone
+_METHODS = {
+    "standard": Method(Standard(), Plain()),
+    **_methods({"pgdat": PGDAT()}, _RR | _BASELINES),
+    **_methods({"trades": TRADES(), "ccat": CCAT(), "ccat-reference": _REFERENCE}, _RR),
+}
 
 # crafted a little beyond the radius of the attacks to come, which so few images need
 _DIGITS_PGD = replace(linf(Digits(), 10), ball=Linf(0.17))
-_DIGITS_PGDAT = PGDAT(_DIGITS_PGD)
-_DIGITS_TRADES = TRADES(attack=replace(_DIGITS_PGD, start="near", goal=KL()))
-
-_METHODS = {
-    "standard": Method(Standard(), Plain()),
-    "pgdat": Method(PGDAT(), Plain()),
-    "pgdat-rr": Method(PGDAT(), RR()),
-    "trades": Method(TRADES(), Plain()),
-    "trades-rr": Method(TRADES(), RR()),
+_DIGITS_FRAMES: dict[str, Frame] = {
+    "standard": Standard(),
+    "pgdat": PGDAT(_DIGITS_PGD),
+    "trades": TRADES(attack=replace(_DIGITS_PGD, start="near", goal=KL())),
+    "ccat": CCAT(attack=_few(OFFICIAL, 0.06)),
+    "ccat-reference": replace(_REFERENCE, attack=_few(REFERENCE, 0.04)),
 }
+_DIGITS_METHODS = _methods(_DIGITS_FRAMES, _RR | _BASELINES)
+
 _CIFARS: dict[str, Dataset] = {"cifar10": CIFAR10(), "cifar100": CIFAR100()}
 _NETS: dict[str, NetSpec] = {"": ResNet18(), "-wrn": WideResNet()}
 
 
 def _cifar(data: Dataset, net: NetSpec, method: Method) -> Recipe:
     """The paper's 110 epochs; bf16 is ours."""
-    return Recipe(
+    return _chosen(Recipe(
         data, net, method, Piecewise(0.1), epochs=110, augment=CropFlip(), judge=linf(data, 10),
         precision="bf16",
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def _short(recipe: Recipe) -> Recipe:
@@ -44,24 +106,21 @@ def _short(recipe: Recipe) -> Recipe:
     # reference code: running statistics move with every look of the attack, eleven times a batch,
     # so that two thirds of what a net is tested with come from the very last batch; not here
     frame = recipe.method.frame
-    frame = replace(frame, bn="batch") if isinstance(frame, PGDAT) else frame
+    if isinstance(frame, PGDAT | CCAT) and frame.bn == "train":
+        frame = replace(frame, bn="batch")
     method = replace(recipe.method, frame=frame)
     return replace(recipe, method=method, epochs=36, schedule=OneCycle(0.2))
 
 
 _PAPER: dict[str, Recipe] = {
-    f"{data}-{method}{net}": _cifar(_CIFARS[data], _NETS[net], _METHODS[method])
-    for data in _CIFARS
-    for method in _METHODS
-    for net in _NETS
+    f"{name}-{label}{tail}": _cifar(data, net, method)
+    for name, data in _CIFARS.items()
+    for label, method in (_METHODS | (_GRID if name == "cifar10" else {})).items()
+    for tail, net in _NETS.items()
 }
 
 RECIPES: dict[str, Recipe] = {
-    "digits-standard": _digits(Method(Standard(), Plain())),
-    "digits-pgdat": _digits(Method(_DIGITS_PGDAT, Plain())),
-    "digits-pgdat-rr": _digits(Method(_DIGITS_PGDAT, RR())),
-    "digits-trades": _digits(Method(_DIGITS_TRADES, Plain())),
-    "digits-trades-rr": _digits(Method(_DIGITS_TRADES, RR())),
+    **{f"digits-{name}": _digits(method) for name, method in _DIGITS_METHODS.items()},
     **_PAPER,
     **{f"{name}-short": _short(recipe) for name, recipe in _PAPER.items()},
 }

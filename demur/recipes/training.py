@@ -1,16 +1,20 @@
 """What decides a training run."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from demur.attacks import Attack, Clean
 from demur.data import Augment, Dataset, SplitName, Unchanged
-from demur.declared import Count, Natural, NonNegative, Share
-from demur.methods import RR, Method, Schedule
+from demur.declared import Count, Natural, NonNegative, Share, Where
+from demur.errors import BadInput
+from demur.methods import EBD, RR, Method, Plain, Schedule
 from demur.nets import NetSpec
 from demur.precision import Precision
 from demur.rejectors import READ_OFF, Con, Rejector, learned_from
 from demur.spec import Spec, later
+
+# an average that keeps all of the past never moves, and what starts at the end never starts
+BelowOne = Annotated[float, Where(lambda v: 0 <= v < 1, "of at least 0 and below 1")]
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,18 @@ class Recipe(Spec):
     seed: Natural = 0
     precision: Precision = field(default="fp32", metadata=later(neutral="fp32"))
     choose: Literal["val", "test", "last"] | None = field(default=None, metadata=later(None))
+    # what an average of the weights keeps of itself at each step, say 0.995; it is what is judged
+    # and saved; 0: no average
+    average: BelowOne = field(default=0.0, metadata=later(neutral=0.0))
+    awp: NonNegative = field(default=0.0, metadata=later(neutral=0.0))  # gamma; 0.005 to 0.01
+    awp_from: BelowOne = field(default=0.0, metadata=later(neutral=0.0))  # share of epochs before
+    # a finished run whose classifier is taken over as it is: only the head learns
+    base: str | None = field(default=None, metadata=later(None))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.base is not None and isinstance(self.method.head, Plain | EBD):
+            raise BadInput("with a base only the head learns, and this one has no weights; use RR")
 
     @property
     def chosen_on(self) -> SplitName | None:
@@ -51,7 +67,8 @@ class Recipe(Spec):
     @property
     def has_a(self) -> bool:
         """Whether there is a second output that rectifies the confidence."""
-        return isinstance(self.method.head, RR)
+        head = self.method.head
+        return isinstance(head, RR) and head.construction == "product"
 
     def rejectors(self) -> dict[str, Rejector]:
         """What the trained net can be scored with: confidence, the head's own, and the rest."""

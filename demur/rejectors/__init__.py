@@ -3,8 +3,10 @@
 from demur.rejectors.coupled import Coupled
 from demur.rejectors.density import KD, KNN, LID
 from demur.rejectors.direct import (
+    Answers,
     Aux,
     Con,
+    Difference,
     Energy,
     Entropy,
     Given,
@@ -20,13 +22,12 @@ from demur.rule import Rejector
 from demur.spec import Spec
 
 REJECTORS: tuple[type[Spec], ...] = (
-    Con, RCon, Aux, Energy, ProbabilityMargin, Entropy, MaxLogit, Given, Coupled,
-    KD, LID, KNN, GDA, GDAStar, GMM, ViM,
+    Con, RCon, Difference, Aux, Answers, Energy, ProbabilityMargin, Entropy, MaxLogit, Given,
+    Coupled, KD, LID, KNN, GDA, GDAStar, GMM, ViM,
 )  # fmt: skip
 
 __all__ = [
-    "GDA", "GMM", "KD", "KNN", "LID", "READ_OFF", "REJECTORS", "Aux", "Con", "Coupled", "Energy",
-    "Entropy", "Fitted", "GDAStar", "Given", "MaxLogit", "ProbabilityMargin", "RCon", "Rejector",
-    "TooFew", "ViM",
-    "learned_from", "tried_on",
+    "GDA", "GMM", "KD", "KNN", "LID", "READ_OFF", "REJECTORS", "Answers", "Aux", "Con", "Coupled",
+    "Difference", "Energy", "Entropy", "Fitted", "GDAStar", "Given", "MaxLogit",
+    "ProbabilityMargin", "RCon", "Rejector", "TooFew", "ViM", "learned_from", "tried_on",
 ]  # fmt: skip

@@ -25,6 +25,7 @@ from demur.output import (
     rcon,
     rectifier,
 )
+from demur.rectified import built
 from demur.rule import Rejector, Score
 from demur.spec import Spec
 
@@ -114,6 +115,39 @@ class Given(Spec, Score, Rejector):
         if out.aux.shape[-1] == 0:
             raise BadInput("the model brings no score of its own; wrap it as WithScore(model, ...)")
         return out.aux[:, -1]
+
+
+@dataclass(frozen=True)
+class Answers(Spec, Score, Rejector):
+    """The probability of answering, where the auxiliary output is the logit of abstaining."""
+
+    def fit(self, out: Output, y: Tensor) -> Self:
+        """The score itself."""
+        return self
+
+    def __call__(self, out: Output) -> Tensor:
+        """One less the probability of abstaining."""
+        return self._logit(out).sigmoid()
+
+    def trust(self, out: Output) -> Tensor:
+        """Its log."""
+        return logsigmoid(self._logit(out))
+
+    def room(self, out: Output, t: float, label: Tensor) -> Tensor:
+        """Its logit less that of t."""
+        return self._logit(out) - _logit(t)
+
+    def _logit(self, out: Output) -> Tensor:
+        return energy(out) - rectifier(out)
+
+
+@dataclass(frozen=True)
+class Difference(Direct):
+    """Confidence less A: the other construction of R-Con that the paper names."""
+
+    def __call__(self, out: Output) -> Tensor:
+        """The difference."""
+        return built(out, "difference", self.tau)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Xi()                                    # take A far from what would make R-Con 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,8 +16,10 @@ from torch import Tensor
 from demur.attacks.goals.goal import Around, Goal
 from demur.attacks.goals.untargeted import CE
 from demur.declared import NonNegative, Positive
-from demur.output import Output, log_con, log_not_rcon, log_rcon, log_tcon, rectifier, tcon
+from demur.output import Output, log_con, log_tcon, rectifier, tcon
+from demur.rectified import Construction, Objective, misfit
 from demur.rule import Rejector, Score, fitted
+from demur.spec import later
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,13 @@ class RRLoss(Goal):
     """The loss that A was trained by, the paper's L_RR: R-Con away from T-Con, on either side."""
 
     tau: Positive = 1.0
+    construction: Construction = field(default="product", metadata=later("product"))
+    objective: Objective = field(default="bce", metadata=later("bce"))
 
     def __call__(self, out: Output, y: Tensor, *given: Tensor) -> Tensor:
-        """Binary cross-entropy of R-Con against the true confidence, which is held still."""
+        """How far R-Con is from the true confidence, which is held still."""
         true = tcon(out, y, self.tau).detach()
-        return -true * log_rcon(out, self.tau) - (1 - true) * log_not_rcon(out, self.tau)
+        return misfit(out, y, true, self.construction, self.objective, self.tau)
 
 
 @dataclass(frozen=True)

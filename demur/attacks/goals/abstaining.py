@@ -1,0 +1,68 @@
+"""Goals against nets that learned to refuse by a loss of their own.
+
+Unsafe()                # CARL: neither right nor abstaining (Laidlaw and Feizi 2019)
+UnsafeMargin()          # the same as a margin of logits
+RejectionHinge(0.3)     # ATRO: answered wrongly, or refused at a cost (Kato et al. 2020)
+
+The first auxiliary output is the logit of abstaining for CARL and of answering for ATRO.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from demur.attacks.goals.goal import Goal
+from demur.attacks.goals.untargeted import at, best_wrong
+from demur.declared import Share
+from demur.errors import BadInput
+from demur.output import Output, log_probabilities, rectifier
+
+
+@dataclass(frozen=True)
+class Unsafe(Goal):
+    """Minus the log of the probability of answering rightly or abstaining."""
+
+    def __call__(self, out: Output, y: Tensor, *given: Tensor) -> Tensor:
+        """The loss."""
+        abstain = rectifier(out)
+        logits = out.logits.to(abstain)
+        everything = torch.logaddexp(logits.logsumexp(-1), abstain)
+        return everything - torch.logaddexp(at(logits, y), abstain)
+
+
+@dataclass(frozen=True)
+class UnsafeMargin(Goal):
+    """The largest wrong logit less the larger of the true one and that of abstaining."""
+
+    def __call__(self, out: Output, y: Tensor, *given: Tensor) -> Tensor:
+        """The margin."""
+        return best_wrong(out.logits, y) - torch.maximum(at(out.logits, y), rectifier(out))
+
+
+@dataclass(frozen=True)
+class RejectionHinge(Goal):
+    """The larger of the price of a wrong answer and that of a refusal, which costs `cost`.
+
+    authors: a squared hinge on logits. paper: on probabilities, neither squared nor cut at zero.
+    """
+
+    cost: Share = 0.3
+    form: Literal["paper", "authors"] = "paper"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cost >= 0.5:
+            raise BadInput(f"a refusal must cost less than 0.5, a coin's mistakes; not {self.cost}")
+
+    def __call__(self, out: Output, y: Tensor, *given: Tensor) -> Tensor:
+        """The price."""
+        r = rectifier(out).tanh()
+        by_class = log_probabilities(out).exp() if self.form == "paper" else out.logits
+        sides = 2 * one_hot(y, by_class.shape[-1]).to(by_class) - 1
+        wrong = (1 + (r[:, None] - sides * by_class) / 2).mean(-1)
+        refused = self.cost * (1 - r / (1 - 2 * self.cost))
+        price = torch.maximum(wrong, refused)
+        return price if self.form == "paper" else price.clamp_min(0).square()

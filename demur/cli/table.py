@@ -1,0 +1,77 @@
+"""demur table."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from demur.cli.app import AsJson, DataFolder, Device, Engine, app
+from demur.cli.bench import names_in
+from demur.errors import BadInput
+
+if TYPE_CHECKING:
+    from demur.paper.measured import Hands
+
+
+@app.command()
+def table(
+    name: Annotated[str, typer.Argument(help="A table's name (demur list tables).")],
+    changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
+    only: Annotated[str, typer.Option(help="Some of its lines, such as pgdat,pgdat-rr.")] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each recipe.")] = 1,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", help="Write the page to this Markdown file.")
+    ] = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    data: DataFolder = None,
+    engine: Engine = "auto",
+) -> None:
+    """Make a table: train, attack and score what is not there yet; goes on where it was stopped.
+
+    Example: demur table methods-digits epochs=2 --only pgdat,pgdat-rr
+    """
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    from demur.paper.measured import measured
+    from demur.paper.tables import table_named
+    from demur.paper.words import markdown
+    from demur.runs import code_version
+    from demur.runs.files import write_text
+
+    whole, names = table_named(name), names_in(only)
+    asked = (whole.only(names) if names else whole).changed(changes or [])
+    if out and Path(out).is_dir():
+        raise BadInput(f"{out} is a folder; name a file")
+    lines = list(measured(asked, range(seeds), _hands(device, data, engine)))
+    words = ["demur table", name, *(changes or []), *([f"--seeds {seeds}"] if seeds > 1 else [])]
+    page = markdown(asked, lines, " ".join(words), code_version())
+    if out:
+        write_text(Path(out), page)
+    if as_json:
+        typer.echo(json.dumps([asdict(line) for line in lines], indent=2, default=str))
+    elif Console().is_terminal:
+        Console().print(Markdown(page))
+    else:
+        typer.echo(page)
+
+
+def _hands(device: str, data: str | None, engine: str) -> "Hands":
+    """Trainings and attacks with progress bars."""
+    from demur.cli.evaluate import record_of, source_of
+    from demur.cli.train import trained
+    from demur.evaluate import Order
+    from demur.paper.measured import Hands
+    from demur.recipes import attack
+
+    where = Path(data) if data else None
+    return Hands(
+        train=lambda recipe, folder: trained(recipe, folder, device, where, engine),
+        open=lambda run: source_of(str(run.path), device, data, engine),
+        craft=lambda source, label: record_of(
+            source, label, attack(label, source.run.recipe), Order()
+        ),
+    )

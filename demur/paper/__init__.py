@@ -1,0 +1,1 @@
+"""The tables of the paper and of our own studies, each made again by one command."""

@@ -1,0 +1,89 @@
+"""Several trainings of one recipe as one line: means, spreads, and paired differences to Con."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from demur.evaluate import Protocol, Row
+from demur.metrics import Difference, Interval
+from demur.paper.measured import Line
+
+Z = 1.96  # of a 95% interval
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A figure over seeds; the interval is that of the one seed where there is only one."""
+
+    value: float
+    spread: float | None  # standard deviation over seeds
+    interval: Interval | None = None
+
+
+@dataclass(frozen=True)
+class Combined:
+    """One score of one entry under one attack in one protocol, over all seeds."""
+
+    entry: str
+    attack: str
+    rejector: str
+    protocol: Protocol
+    seeds: int
+    n: int
+    all: Mean  # right of all
+    right: Mean  # right of accepted
+    right_vs_con: Difference
+    coverage: Mean
+    accepted_wrong: Mean
+    auroc: Mean
+    auroc_vs_con: Difference
+
+
+def combined(lines: Iterable[Line]) -> list[Combined]:
+    """One line for each entry, attack, score and protocol, in the order they came."""
+    groups: dict[tuple[str, str, str, Protocol], list[tuple[Line, Row]]] = {}
+    for line in lines:
+        for row in line.rows:
+            key = (line.entry, row.attack, row.rejector, row.protocol)
+            groups.setdefault(key, []).append((line, row))
+    return [_combined(*key, members) for key, members in groups.items()]
+
+
+def paired(differences: Sequence[Difference]) -> Difference:
+    """The mean of differences that seeds found on the same images.
+
+    Those images are one sample, however many seeds look at it: its share of the variance stays
+    whole, that of the seeds is divided by their number.
+    """
+    if len(differences) == 1:
+        return differences[0]
+    value = fmean(each.value for each in differences)
+    by_images = fmean(((each.hi - each.lo) / (2 * Z)) ** 2 for each in differences)
+    by_seeds = stdev(each.value for each in differences) ** 2 / len(differences)
+    error = math.sqrt(by_images + by_seeds)
+    p = math.erfc(abs(value) / error / math.sqrt(2)) if error else float(value == 0)
+    return Difference(value, value - Z * error, value + Z * error, p)
+
+
+def _combined(
+    entry: str, attack: str, rejector: str, protocol: Protocol, members: list[tuple[Line, Row]]
+) -> Combined:
+    rows = [row for _, row in members]
+    everything = [line.accuracy[attack] for line, _ in members if line.accuracy is not None]
+    return Combined(
+        entry, attack, rejector, protocol, len(rows), rows[0].point.n,
+        _mean(everything),
+        _mean([row.point.accuracy for row in rows], rows[0].accuracy_interval),
+        paired([row.accuracy_vs_con for row in rows]),
+        _mean([row.point.coverage for row in rows], rows[0].coverage_interval),
+        _mean([row.point.accepted_wrong for row in rows], rows[0].accepted_wrong_interval),
+        _mean([row.ranking.auroc for row in rows], rows[0].ranking.auroc_interval),
+        paired([row.ranking.auroc_vs_con for row in rows]),
+    )  # fmt: skip
+
+
+def _mean(values: Sequence[float], of_the_first: Interval | None = None) -> Mean:
+    if len(values) == 1:
+        return Mean(values[0], None, of_the_first)
+    return Mean(fmean(values), stdev(values))

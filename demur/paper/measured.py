@@ -1,0 +1,82 @@
+"""A table measured: every recipe trained, attacked and scored, or the reason why it is not there.
+
+    lines = measured(TABLES["methods-digits"], seeds=(0, 1), train, craft)
+
+What is trained or attacked already is read, so a table that was stopped goes on. A training that
+diverges is a line that says so.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from demur.errors import Diverged
+from demur.evaluate import Row, Scoring, Source
+from demur.paper.tables import Table
+from demur.recipes import Recipe, attack
+from demur.rejectors import Con, Rejector
+from demur.runs import Record, Run, run_folder
+from demur.spec import digest
+
+Train = Callable[[Recipe, Path], Run]
+Open = Callable[[Run], Source]
+Craft = Callable[[Source, str], Record]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One training of one recipe: its figures, or why there are none."""
+
+    entry: str
+    seed: int
+    recipe: str  # its digest
+    run: str
+    rows: tuple[Row, ...] = ()
+    accuracy: dict[str, float] | None = None  # of all images, by attack
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Hands:
+    """How trainings, opened runs and records come about; a command shows progress beside."""
+
+    train: Train
+    open: Open
+    craft: Craft
+
+
+def measured(table: Table, seeds: Sequence[int], hands: Hands) -> Iterator[Line]:
+    """The lines as they come, the seeds of an entry one after the other."""
+    for entry, recipe in table.entries.items():
+        for seed in seeds:
+            yield _line(entry, replace(recipe, seed=seed), table.attacks, hands)
+
+
+def _line(entry: str, recipe: Recipe, attacks: Sequence[str], hands: Hands) -> Line:
+    folder = run_folder(entry_folder(entry), recipe, changed=True)
+    about = (entry, recipe.seed, digest(recipe), folder.name)
+    try:
+        source = hands.open(hands.train(recipe, folder))
+    except Diverged as reason:
+        return Line(*about, failure=f"overflow: {reason}")
+    for label in attacks:
+        attack(label, recipe)  # a wrong name is refused before any work
+    records = [hands.craft(source, label) for label in attacks]
+    scoring = Scoring.of(source, rejectors=_rejectors(recipe), records=records)
+    scored = [scoring.scored(record) for record in records]
+    return Line(
+        *about, tuple(row for each in scored for row in each.rows),
+        {each.summary.attack: each.summary.accuracy for each in scored},
+    )  # fmt: skip
+
+
+def entry_folder(entry: str) -> str:
+    """The name of an entry as that of a folder."""
+    kept = "".join(c if c.isalnum() or c in "._" else "-" for c in entry.lower())
+    return "-".join(part for part in kept.split("-") if part)
+
+
+def _rejectors(recipe: Recipe) -> dict[str, Rejector]:
+    """Confidence, and the score that the head is for."""
+    name, own = recipe.own
+    return {"Con": Con(), name: own}

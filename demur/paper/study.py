@@ -1,0 +1,45 @@
+"""What makes R-Con better than confidence? The settings that a study compares, by name.
+
+    variants(RECIPES["digits-pgdat-rr"], average="0.98")
+
+Each is the usual recipe with one thing changed; the last ones change several.
+"""
+
+from collections.abc import Mapping
+
+from demur.recipes import Recipe, changed
+
+WEIGHTS = ("0.1", "0.3", "3", "10")
+TAUS = ("0.5", "0.25", "0.125", "0.0625")
+APART = ("head.reach=head", "method.apart=0.2")
+CHANGES: dict[str, tuple[str, ...]] = {
+    "rr": (),
+    **{f"weight-{weight}": (f"head.weight={weight}",) for weight in WEIGHTS},
+    **{f"tau-{tau}": (f"head.tau={tau}",) for tau in TAUS},
+    "bn-batch": ("frame.bn=batch",),
+    "bn-eval": ("frame.bn=eval",),
+    "joint": ("head.joint=true",),
+    "clean-too": ("head.on=both",),
+    "all-blocks": ("head.blocks=all",),
+    "squared": ("head.objective=squared",),
+    "margin": ("head.objective=margin",),
+    "difference": ("head.construction=difference",),
+    "a-only": ("head.construction=aux",),
+    "con-only": ("head.construction=con",),
+    "tcon-learns": ("head.stop_tcon=false",),
+    "con-learns": ("head.stop_con=none",),
+    "head-only": ("head.reach=head",),
+    "unfitted": APART,
+    "unfitted-blocks": (*APART, "head.blocks=all"),
+    "awp": ("awp=0.005",),
+}
+
+
+def variants(recipe: Recipe, average: str) -> Mapping[str, Recipe]:
+    """The recipe with each change; `average` suits the number of its steps."""
+    averaged = {
+        "average": (f"average={average}",),
+        "average-awp": (f"average={average}", "awp=0.005"),
+        "average-unfitted": (f"average={average}", *APART),
+    }
+    return {name: changed(recipe, changes) for name, changes in (CHANGES | averaged).items()}

@@ -1,0 +1,68 @@
+"""The tables that can be made by name: which recipes, under which attacks.
+
+TABLES["methods-digits"].entries["pgdat-rr"]        # a recipe
+TABLES["study-digits"]                              # what makes R-Con better than confidence?
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from demur.errors import BadInput, suggestion
+from demur.paper.study import variants
+from demur.recipes import RECIPES, Recipe, changed
+
+
+@dataclass(frozen=True)
+class Table:
+    """Recipes by the names that the table calls them, and the attacks they are measured under."""
+
+    title: str
+    entries: Mapping[str, Recipe]
+    attacks: tuple[str, ...]
+
+    def only(self, names: tuple[str, ...]) -> "Table":
+        """The table with some of its lines."""
+        for name in names:
+            if name not in self.entries:
+                known = suggestion(name, self.entries)
+                raise BadInput(f"the table has no line called {name!r}; {known}")
+        return Table(self.title, {name: self.entries[name] for name in names}, self.attacks)
+
+    def changed(self, changes: Iterable[str]) -> "Table":
+        """The table with every recipe changed."""
+        made = tuple(changes)
+        entries = {name: changed(recipe, made) for name, recipe in self.entries.items()}
+        return Table(self.title, entries, self.attacks)
+
+
+TABLES: dict[str, Table] = {
+    "methods-digits": Table(
+        "Every way to train, on digits",
+        {
+            name.removeprefix("digits-"): recipe
+            for name, recipe in RECIPES.items()
+            if name.startswith("digits-")
+        },
+        ("clean", "pgd-20", "adaptive"),
+    ),
+    "study-digits": Table(
+        "What makes R-Con better than confidence? Digits",
+        variants(RECIPES["digits-pgdat-rr"], average="0.98"),
+        ("clean", "pgd-20", "adaptive"),
+    ),
+    "study-cifar10": Table(
+        "What makes R-Con better than confidence? CIFAR-10, twelve epochs",
+        variants(
+            changed(RECIPES["cifar10-pgdat-rr-short"], ["data.split=paper", "epochs=12"]),
+            average="0.998",
+        ),
+        ("clean", "pgd-10", "pgd-100"),
+    ),
+}
+
+
+def table_named(name: str) -> Table:
+    """The table of that name."""
+    if name not in TABLES:
+        raise BadInput(f"no table is called {name!r}; {suggestion(name, TABLES)}")
+    return TABLES[name]

@@ -1,0 +1,84 @@
+"""A measured table as Markdown: one part an attack, one line a score."""
+
+from collections.abc import Iterable, Sequence
+
+from demur.metrics import Difference
+from demur.paper.combined import Combined, Mean, combined
+from demur.paper.measured import Line
+from demur.paper.tables import Table
+
+HEADINGS = (
+    "trained by", "score", "right of all", "TPR-95: right of accepted", "vs Con", "AUROC", "vs Con",
+    "frozen: coverage", "frozen: accepted and wrong",
+)  # fmt: skip
+NOTES = (
+    "Percent, AUROC from 0 to 1. `TPR-95` is the paper's protocol: the threshold keeps 95% of the "
+    "right answers of each scored set, chosen with labels. `frozen` is the deployed one: the "
+    "threshold keeps 95% of right answers on clean cal images and is fixed before any attack. "
+    "Square brackets are 95% intervals; `vs Con` is paired, on the same images, and includes the "
+    "spread over seeds where there are several; ± is the standard deviation over seeds."
+)
+
+
+def markdown(table: Table, lines: Sequence[Line], command: str, version: str) -> str:
+    """The table as a page."""
+    shown = combined(lines)
+    seeds = len({line.seed for line in lines})
+    made = f"Made by `{command}`, {seeds} seed{'s' if seeds > 1 else ''} each, demur {version}."
+    parts = [f"# {table.title}", made, NOTES]
+    for label in table.attacks:
+        rows = [each for each in shown if each.attack == label]
+        n = f", {rows[0].n} images" if rows else ""
+        parts += [f"## {label}{n}", _grid(_lines(rows))]
+    failed = [f"- {line.entry}, seed {line.seed}: {line.failure}" for line in lines if line.failure]
+    if failed:
+        parts += ["## Not there", "\n".join(failed)]
+    runs = [f"| {line.entry} | {line.seed} | {line.run} | {line.recipe[:12]} |" for line in lines]
+    heads = "| trained by | seed | run | recipe |\n|---|---|---|---|"
+    parts += ["## Where the figures come from", "\n".join([heads, *runs])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _lines(rows: Sequence[Combined]) -> list[tuple[str, ...]]:
+    """One line a score: the paper's protocol and, beside it, the deployed one."""
+    frozen = {(r.entry, r.rejector): r for r in rows if r.protocol == "deploy"}
+    return [
+        (
+            row.entry, row.rejector, _percent(row.all), _percent(row.right),
+            _versus(row.right_vs_con, 100, 1, row.rejector), _figure(row.auroc, 1, 3),
+            _versus(row.auroc_vs_con, 1, 3, row.rejector),
+            *_frozen(frozen.get((row.entry, row.rejector))),
+        )
+        for row in rows
+        if row.protocol == "paper"
+    ]  # fmt: skip
+
+
+def _frozen(row: Combined | None) -> tuple[str, str]:
+    return ("", "") if row is None else (_percent(row.coverage), _percent(row.accepted_wrong))
+
+
+def _grid(lines: Iterable[tuple[str, ...]]) -> str:
+    ruler = ["---", "---", *(["---:"] * (len(HEADINGS) - 2))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (HEADINGS, ruler, *lines))
+
+
+def _percent(mean: Mean) -> str:
+    return _figure(mean, 100, 1)
+
+
+def _figure(mean: Mean, scale: float, digits: int) -> str:
+    text = f"{scale * mean.value:.{digits}f}"
+    if mean.spread is not None:
+        return f"{text} ± {scale * mean.spread:.{digits}f}"
+    if mean.interval is not None:
+        lo, hi = (f"{scale * end:.{digits}f}" for end in mean.interval)
+        return f"{text} [{lo}, {hi}]"
+    return text
+
+
+def _versus(gap: Difference, scale: float, digits: int, rejector: str) -> str:
+    if rejector == "Con":
+        return ""
+    value, lo, hi = (f"{scale * end:+.{digits}f}" for end in (gap.value, gap.lo, gap.hi))
+    return f"{value} [{lo}, {hi}]"

@@ -1,0 +1,89 @@
+"""The ways to build a certainty from confidence and A, and to fit it to the true confidence.
+
+    built(out, "product")                       # R-Con = con * A, the paper's (Eq. 6)
+    misfit(out, y, target, "product", "bce")    # L_RR, given T-Con as the target
+
+The paper's footnote names the difference; A alone and confidence alone are its ablations. All is
+taken in log space where that keeps gradients alive.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, relu
+
+from demur.output import (
+    Output,
+    con,
+    log_con,
+    log_doubt,
+    log_not_rcon,
+    log_rcon,
+    prediction,
+    rcon,
+    rectifier,
+)
+
+Construction = Literal["product", "difference", "aux", "con"]
+Objective = Literal["bce", "squared", "margin"]
+LEAST = 1e-3  # below that the log of a difference goes on as a straight line
+MARGIN = 0.5  # how far beyond one half a certainty has to be, as a share of the way to its end
+
+
+def built(out: Output, construction: Construction, tau: float = 1.0) -> Tensor:
+    """The certainty of each image."""
+    match construction:
+        case "product":
+            return rcon(out, tau)
+        case "difference":
+            return con(out, tau) - rectifier(out).sigmoid()
+        case "aux":
+            return rectifier(out).sigmoid()
+        case "con":
+            return con(out, tau)
+
+
+def log_built(out: Output, construction: Construction, tau: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The logs of the certainty and of one minus it."""
+    match construction:
+        case "product":
+            return log_rcon(out, tau), log_not_rcon(out, tau)
+        case "difference":
+            missing = torch.logaddexp(log_doubt(out, tau), logsigmoid(rectifier(out)))
+            return _extended_log(built(out, construction, tau)), missing
+        case "aux":
+            return logsigmoid(rectifier(out)), logsigmoid(-rectifier(out))
+        case "con":
+            return log_con(out, tau), log_doubt(out, tau)
+
+
+def misfit(
+    out: Output,
+    y: Tensor,
+    target: Tensor,
+    construction: Construction = "product",
+    objective: Objective = "bce",
+    tau: float = 1.0,
+) -> Tensor:
+    """How far the certainty of each image is from the target.
+
+    bce: binary cross-entropy. squared: the squared difference. margin: a hinge that asks for a
+    certainty well above one half where the answer is right and well below where it is wrong.
+    """
+    match objective:
+        case "bce":
+            # reference code: BCELoss on probabilities, each log clamped at -100
+            log_r, log_not_r = log_built(out, construction, tau)
+            return -target * log_r - (1 - target) * log_not_r
+        case "squared":
+            return (built(out, construction, tau) - target).square()
+        case "margin":
+            side = torch.where(prediction(out) == y, 1.0, -1.0)
+            return relu(MARGIN - side * (2 * built(out, construction, tau) - 1))
+
+
+def _extended_log(r: Tensor) -> Tensor:
+    """The log, and below the least value the straight line that touches it there."""
+    line = torch.log(torch.full_like(r, LEAST)) + (r - LEAST) / LEAST
+    return torch.where(r > LEAST, r.clamp_min(LEAST).log(), line)

@@ -1,0 +1,335 @@
+"""The losses of heads by hand on three classes, degenerate batches too, and who gets gradients."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from demur.attacks.goals import RejectionHinge, Unsafe, UnsafeMargin
+from demur.data import Digits
+from demur.errors import BadInput
+from demur.methods import ATRO, CARL, EBD, PGDAT, RR, TRADES, Head, Method, SNet, Standard
+from demur.methods.views import Seen, Views
+from demur.nets import Small
+from demur.output import Output, log_not_rcon, log_rcon
+from demur.rectified import LEAST, built, log_built, misfit
+from demur.rejectors import Answers, Aux, Difference, Energy
+
+LOGITS = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [1.0, 0.0, 0.5]], dtype=torch.float64)
+RIGHT = torch.tensor([0, 1, 0])
+MIXED = torch.tensor([0, 0, 2])  # right, wrong, wrong
+WRONG = torch.tensor([2, 0, 2])
+
+
+def outputs(aux: list[list[float]], logits: Tensor = LOGITS) -> Output:
+    return Output(logits, logits[:, :0], torch.tensor(aux, dtype=torch.float64))
+
+
+def attacked(out: Output, y: Tensor) -> Views:
+    return Views(Seen(out.logits, y, out))
+
+
+NONE: list[list[float]] = [[], [], []]
+ENERGY = [math.log(sum(math.exp(v) for v in row)) for row in LOGITS.tolist()]
+
+
+# ------------------------------------------------------------------ EBD
+
+
+def test_ebd_by_hand() -> None:
+    head = EBD(m_in=3.0, m_out=1.5, weight=0.1)
+    each = head.term(attacked(outputs(NONE), MIXED))
+    inside = max(0.0, 3.0 - ENERGY[0]) ** 2
+    outside = [max(0.0, e - 1.5) ** 2 for e in ENERGY[1:]]
+    assert each.mean().item() == pytest.approx(0.1 * (inside + sum(outside) / 2))
+    assert head.rejectors() == {"Energy": Energy()}
+
+
+@pytest.mark.parametrize("y", [RIGHT, WRONG], ids=["all right", "all wrong"])
+def test_ebd_learns_nothing_from_a_batch_of_one_kind(y: Tensor) -> None:
+    logits = LOGITS.clone().requires_grad_()
+    each = EBD(m_in=30.0, m_out=-30.0).term(attacked(outputs(NONE, logits), y))
+    assert each.tolist() == [0, 0, 0]
+    (grad,) = torch.autograd.grad(each.sum(), logits)
+    assert not grad.any()
+
+
+def test_ebd_with_clean_images_inside() -> None:
+    head = EBD(m_in=4.0, m_out=1.0, weight=1.0, outside="attacked")
+    assert head.sees_clean
+    views = Views(Seen(LOGITS, RIGHT, outputs(NONE)), Seen(LOGITS, RIGHT, outputs(NONE)))
+    by_hand = [max(0, 4 - e) ** 2 + max(0, e - 1) ** 2 for e in ENERGY]
+    assert head.term(views).tolist() == pytest.approx(by_hand)
+
+
+def test_the_setting_that_cannot_work_prices_every_wrong_answer() -> None:
+    """m_in=-5, m_out=-23: energies swapped and of the other sign, as the paper tried."""
+    each = EBD(m_in=-5.0, m_out=-23.0, weight=1.0).term(attacked(outputs(NONE), MIXED))
+    by_hand = sum((e + 23) ** 2 for e in ENERGY[1:]) / 2
+    assert each.mean().item() == pytest.approx(by_hand)
+
+
+# ------------------------------------------------------------------ SNet
+
+AUX = [[1.0, 2.0, 0.0, -1.0], [-2.0, 0.0, 0.0, 0.0], [0.5, 1.0, 2.0, 3.0]]
+G = [1 / (1 + math.exp(-row[0])) for row in AUX]
+
+
+def second_classifier(y: list[int]) -> float:
+    rows = [row[1:] for row in AUX]
+    losses = [
+        math.log(sum(math.exp(v) for v in r)) - r[label] for r, label in zip(rows, y, strict=True)
+    ]
+    return sum(losses) / 3
+
+
+@pytest.mark.parametrize("divided", [True, False])
+def test_snet_by_hand(divided: bool) -> None:
+    head = SNet(coverage=0.9, weight=8.0, divided=divided)
+    each = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
+    loss = head.loss(each, attacked(outputs(AUX), MIXED))
+    risk = sum(g * e for g, e in zip(G, each.tolist(), strict=True)) / 3
+    risk /= sum(G) / 3 if divided else 1
+    missing = max(0.0, 0.9 - sum(G) / 3) ** 2
+    expected = 0.5 * (risk + 8 * missing) + 0.5 * second_classifier(MIXED.tolist())
+    assert loss.item() == pytest.approx(expected)
+    assert head.rejectors() == {"SNet": Aux()}
+
+
+def test_snet_that_answers_nothing_is_still_a_number() -> None:
+    shut = [[-2000.0, 0, 0, 0]] * 3
+    loss = SNet().loss(torch.ones(3, dtype=torch.float64), attacked(outputs(shut), RIGHT))
+    assert loss.item() == pytest.approx(0.5 * 8 * 0.7**2 + 0.5 * math.log(3))
+
+
+# ------------------------------------------------------------------ ATRO
+
+
+def test_atro_by_hand() -> None:
+    out, y = outputs([[0.3], [-1.0], [2.0]]), MIXED
+    p, r = LOGITS.softmax(1), torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64).tanh()
+    for i, label in enumerate(y.tolist()):
+        for form, f in (("paper", p), ("authors", LOGITS)):
+            sides = [1 if k == label else -1 for k in range(3)]
+            a = sum(1 + (r[i] - t * f[i, k]) / 2 for k, t in enumerate(sides)) / 3
+            b = 0.3 * (1 - 2.5 * r[i])
+            price = max(a, b) if form == "paper" else max(a, b, 0) ** 2
+            hinge = RejectionHinge(0.3, form)  # type: ignore[arg-type]
+            assert hinge(out, y)[i].item() == pytest.approx(float(price))
+
+
+def test_atro_beside_the_frames_loss_or_in_its_place() -> None:
+    out, each = outputs([[0.3], [-1.0], [2.0]]), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    views = attacked(out, MIXED)
+    hinge = RejectionHinge(0.3)(out, MIXED).mean()
+    assert torch.isclose(ATRO(weight=0.5).loss(each, views), 2 + 0.5 * hinge)
+    squared = RejectionHinge(0.3, "authors")(out, MIXED).mean()
+    assert torch.equal(ATRO(form="authors").loss(each, views), squared)
+
+
+def test_a_refusal_costs_less_than_a_coin() -> None:
+    with pytest.raises(BadInput, match="must cost less than"):
+        RejectionHinge(0.5)
+
+
+def test_on_probabilities_the_best_rejection_hardly_depends_on_the_image() -> None:
+    """Why the paper's ATRO row is weak: nothing to learn, with ten classes."""
+    best = []
+    for true in (0.0, 1.0):
+        logits = torch.full((1, 10), -40.0, dtype=torch.float64)
+        logits[0, 0 if true else 1] = 40.0
+        aux = torch.linspace(-3, 3, 2001, dtype=torch.float64)[:, None]
+        out = Output(logits.expand(2001, 10), aux[:, :0], aux)
+        price = RejectionHinge(0.3)(out, torch.zeros(2001, dtype=torch.int64))
+        best.append(aux[price.argmin(), 0].tanh().item())
+    assert abs(best[0] - best[1]) < 0.11
+
+
+# ------------------------------------------------------------------ CARL
+
+
+def test_carl_by_hand() -> None:
+    out = outputs([[0.3], [-1.0], [2.0]])
+    for i, (label, aux) in enumerate(zip(MIXED.tolist(), (0.3, -1.0, 2.0), strict=True)):
+        row = LOGITS[i].tolist()
+        total = sum(math.exp(v) for v in row) + math.exp(aux)
+        safe = (math.exp(row[label]) + math.exp(aux)) / total
+        assert Unsafe()(out, MIXED)[i].item() == pytest.approx(-math.log(safe))
+        answers = 1 - math.exp(aux) / total
+        assert Answers()(out)[i].item() == pytest.approx(answers)
+        wrong = max(v for k, v in enumerate(row) if k != label)
+        assert UnsafeMargin()(out, MIXED)[i].item() == pytest.approx(wrong - max(row[label], aux))
+
+
+def linear(form: str, grad_penalty: float, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """CARL's loss for a linear net on one image or several; the slope of its margin is known."""
+    weight = torch.tensor([[1.0, -2.0], [0.5, 0.0], [-1.0, 1.0]], dtype=torch.float64)
+    weight.requires_grad_()
+    x = torch.tensor([[0.2, 0.4], [0.1, 0.9], [0.5, 0.5]], dtype=torch.float64)[:count]
+    x = x.requires_grad_()
+    y = MIXED[:count]
+    out = Output(x @ weight.t(), x[:, :0], torch.full((count, 1), -9.0, dtype=torch.float64))
+    seen = Seen(x, y, out)
+    head = CARL(grad_penalty=grad_penalty, form=form)  # type: ignore[arg-type]
+    each = torch.zeros(count, dtype=torch.float64)
+    with_it, without = (h.loss(each, Views(seen, seen)) for h in (head, CARL(0.5, 0.0, form)))  # type: ignore[arg-type]
+    wrongs = [max((k for k in range(3) if k != t), key=lambda k: float(row[k]))
+              for row, t in zip(out.logits, y.tolist(), strict=True)]  # fmt: skip
+    norms = [(weight[w] - weight[t]).abs().sum() for w, t in zip(wrongs, y.tolist(), strict=True)]
+    return with_it - without, torch.stack(norms).mean(), weight
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_price_of_a_slope_by_hand(count: int) -> None:
+    """Authors: the mean L1 norm of each image's slope; the paper's code: that over the batch."""
+    for form, divisor in (("authors", 1), ("paper", count)):
+        price, norm, weight = linear(form, 0.02, count)
+        assert price.item() == pytest.approx(0.02 * norm.item() / divisor)
+        (grad,) = torch.autograd.grad(price, weight)
+        assert grad.any()  # the second derivative is there
+
+
+def test_the_slopes_price_has_the_right_gradient_in_a_real_net() -> None:
+    """Differentiated twice through our own convolutions, against differences."""
+    net = Small(4).build(Digits().domain, CARL()).double().train()
+    g = torch.Generator().manual_seed(0)
+    x = torch.rand(4, *Digits().domain.shape, generator=g, dtype=torch.float64)
+    y = torch.tensor([0, 1, 2, 3])
+    method = Method(Standard(), CARL(weight=0.0, grad_penalty=1.0, form="authors"))
+
+    def price() -> Tensor:
+        views = method.views(net, x, x, y)
+        return method.head.term(views).mean()  # type: ignore[union-attr]
+
+    weight = net.trunk.stem.weight  # type: ignore[union-attr]
+    (grad,) = torch.autograd.grad(price(), weight)  # type: ignore[arg-type]
+    step = 1e-6
+    for place in [(0, 0, 1, 1), (2, 0, 0, 2)]:
+        with torch.no_grad():
+            weight[place] += step  # type: ignore[index,operator]
+        above = price().item()
+        with torch.no_grad():
+            weight[place] -= 2 * step  # type: ignore[index,operator]
+        below = price().item()
+        with torch.no_grad():
+            weight[place] += step  # type: ignore[index,operator]
+        assert grad[place].item() == pytest.approx((above - below) / (2 * step), rel=1e-3, abs=1e-5)
+
+
+def test_the_authors_carl_learns_all_classes_on_clean_images() -> None:
+    clean, other = outputs([[0.3], [-1.0], [2.0]]), outputs([[0.0]] * 3, LOGITS * 2)
+    views = Views(Seen(LOGITS, MIXED, other), Seen(LOGITS, MIXED, clean))
+    loss = CARL(weight=0.5, grad_penalty=0.0, form="authors").loss(torch.full((3,), 99.0), views)
+    joint = torch.cat([clean.logits, clean.aux], 1)
+    expected = torch.nn.functional.cross_entropy(joint, MIXED) + 0.5 * Unsafe()(other, MIXED).mean()
+    assert loss.item() == pytest.approx(expected.item())
+
+
+# ------------------------------------------------------------------ RR in full
+
+VALUES: dict[str, Callable[[float, float], float]] = {
+    "product": lambda con, a: con * a,
+    "difference": lambda con, a: con - a,
+    "aux": lambda con, a: a,
+    "con": lambda con, a: con,
+}
+
+
+PRICES: dict[str, Callable[[float, float, int], float]] = {
+    "bce": lambda r, t, s: -t * math.log(r) - (1 - t) * math.log(1 - r),
+    "squared": lambda r, t, s: (r - t) ** 2,
+    "margin": lambda r, t, s: max(0.0, 0.5 - s * (2 * r - 1)),
+}
+
+
+@pytest.mark.parametrize("construction", VALUES)
+def test_constructions_by_hand(construction: str) -> None:
+    out = outputs([[-1.0], [-3.0], [-2.0]])
+    con, a = LOGITS.softmax(1).amax(1), out.aux[:, 0].sigmoid()
+    expected = [VALUES[construction](c, b) for c, b in zip(con.tolist(), a.tolist(), strict=True)]
+    assert built(out, construction).tolist() == pytest.approx(expected)  # type: ignore[arg-type]
+    log_r, log_not = log_built(out, construction)  # type: ignore[arg-type]
+    assert log_r.exp().tolist() == pytest.approx(expected)
+    assert log_not.exp().tolist() == pytest.approx([1 - v for v in expected])
+    target = torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64)
+    for objective, price in PRICES.items():
+        each = misfit(out, MIXED, target, construction, objective)  # type: ignore[arg-type]
+        sides = (1, -1, -1)
+        by_hand = [price(r, t, s) for r, t, s in zip(expected, target.tolist(), sides, strict=True)]
+        assert each.tolist() == pytest.approx(by_hand)
+
+
+def test_a_difference_below_nothing_still_learns() -> None:
+    aux = torch.tensor([[5.0]], dtype=torch.float64, requires_grad=True)  # A is about 1
+    out = Output(torch.zeros(1, 3, dtype=torch.float64), torch.zeros(1, 0), aux)
+    assert built(out, "difference").item() < LEAST
+    one = torch.tensor([0.9], dtype=torch.float64)
+    loss = misfit(out, torch.tensor([0]), one, "difference")
+    (grad,) = torch.autograd.grad(loss.sum(), aux)
+    assert loss.isfinite()
+    assert grad.item() > 0  # descent makes A smaller
+
+
+def test_the_usual_construction_is_the_papers() -> None:
+    out = outputs([[-1.0], [0.5], [4.0]])
+    target = LOGITS.softmax(1)[torch.arange(3), MIXED]
+    expected = -target * log_rcon(out) - (1 - target) * log_not_rcon(out)
+    assert torch.equal(RR().each(out, MIXED), expected)
+
+
+def test_rejectors_follow_the_construction() -> None:
+    assert RR(construction="difference", tau=0.5).rejectors()["R-Con"] == Difference(0.5)
+    assert list(RR(construction="aux").rejectors()) == ["A"]
+    assert list(RR(construction="con").rejectors()) == ["Con"]
+
+
+def test_reach_keeps_the_terms_gradient_in_the_head(batch: tuple[Tensor, Tensor]) -> None:
+    x, y = batch
+    head = RR(reach="head", blocks="all")
+    net = Small(4).build(Digits().domain, head).train()
+    head.each(net(x), y).mean().backward()
+    for name, parameter in net.named_parameters():
+        reached = parameter.grad is not None and bool(parameter.grad.any())
+        assert reached == name.startswith("aux"), name
+    net.eval()
+    pixels = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(net(pixels).aux.sum(), pixels)
+    assert slope.any()  # whoever attacks the trained net sees through it
+
+
+def test_clean_images_in_the_term(batch: tuple[Tensor, Tensor]) -> None:
+    clean, other = outputs([[0.3], [-1.0], [2.0]]), outputs([[0.0]] * 3, LOGITS * 2)
+    head = RR(on="both", weight=3.0)
+    views = Views(Seen(LOGITS, MIXED, other), Seen(LOGITS, MIXED, clean))
+    expected = 1.5 * (RR().each(clean, MIXED) + RR().each(other, MIXED))
+    assert torch.allclose(head.term(views), expected)
+
+
+# ------------------------------------------------------------------ who goes with whom
+
+
+@pytest.mark.parametrize("head", [ATRO(), CARL(), RR(joint=True)])
+def test_a_head_with_images_of_its_own_is_refused_where_the_frame_has_its_own(head: Head) -> None:
+    with pytest.raises(BadInput, match="TRADES learns from images crafted for its own goal"):
+        Method(TRADES(), head)
+
+
+def test_heads_bring_their_goals_and_modes() -> None:
+    atro = ATRO().framed(PGDAT(bn="train"))
+    assert isinstance(atro, PGDAT)
+    assert atro.bn == "eval"
+    assert atro.attack.goal == RejectionHinge(0.3)  # type: ignore[attr-defined]
+    carl = CARL().framed(PGDAT(bn="batch"))
+    assert isinstance(carl, PGDAT)
+    assert carl.bn == "batch"
+    assert carl.attack.goal == Unsafe()  # type: ignore[attr-defined]
+    assert CARL().framed(Standard()) == Standard()
+
+
+def test_what_cannot_learn_is_refused() -> None:
+    with pytest.raises(BadInput, match="joint=true needs reach=net"):
+        RR(joint=True, reach="head")
+    with pytest.raises(BadInput, match="no head to learn with"):
+        RR(construction="con", reach="head")

@@ -1,0 +1,103 @@
+"""Tables: figures combined by hand, lines that failed, and the command."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from demur.errors import Diverged
+from demur.metrics import Difference
+from demur.paper.combined import combined, paired
+from demur.paper.measured import Hands, Line, entry_folder, measured
+from demur.paper.study import CHANGES, variants
+from demur.paper.tables import TABLES, Table
+from demur.paper.words import markdown
+from demur.recipes import RECIPES, changed
+from demur.spec import digest
+from tests.conftest import Command
+
+TINY = ["epochs=1", "width=4", "attack.steps=1", "judge.steps=1"]
+
+
+def test_one_seed_keeps_its_interval_and_several_share_the_images() -> None:
+    one = Difference(0.02, -0.01, 0.05, 0.2)
+    assert paired([one]) == one
+    same = paired([one, one, one])
+    assert (same.value, same.lo, same.hi) == pytest.approx((0.02, -0.01, 0.05))
+    apart = paired([one, Difference(0.06, 0.03, 0.09, 0.0)])
+    assert apart.value == pytest.approx(0.04)
+    assert apart.hi - apart.lo > 0.06  # seeds that disagree widen it
+    assert paired([Difference(0, 0, 0, 1), Difference(0, 0, 0, 1)]).p == 1
+
+
+def test_a_training_that_diverges_is_a_line() -> None:
+    def train(recipe: object, folder: Path) -> object:
+        raise Diverged("the loss is no longer a number at epoch 1, step 3 of 9")
+
+    table = Table("A table", {"ebd": RECIPES["digits-pgdat-ebd"]}, ("clean",))
+    hands = Hands(train, None, None)  # type: ignore[arg-type]
+    lines = list(measured(table, (0, 1), hands))
+    assert [line.failure[:8] for line in lines] == ["overflow", "overflow"]
+    page = markdown(table, lines, "demur table x", "1.0")
+    assert "- ebd, seed 1: overflow: the loss is no longer a number" in page
+
+
+def test_every_pair_is_in_the_table_of_methods() -> None:
+    entries = TABLES["methods-digits"].entries
+    some = {"standard", "pgdat-rr", "trades-rr", "ccat-rr", "pgdat-snet", "pgdat-atro"}
+    assert some <= set(entries)
+    assert len({digest(recipe) for recipe in entries.values()}) == len(entries)
+
+
+def test_every_change_of_the_study_is_one() -> None:
+    recipe = RECIPES["digits-pgdat-rr"]
+    made = variants(recipe, average="0.98")
+    assert made["rr"] == recipe
+    assert len({digest(each) for each in made.values()}) == len(made)
+    assert set(CHANGES) <= set(made)
+    assert made["unfitted"] == changed(recipe, ["head.reach=head", "apart=0.2"])
+
+
+def test_names_of_folders() -> None:
+    assert entry_folder("PGDAT, RR (tau 0.5)") == "pgdat-rr-tau-0.5"
+
+
+def test_the_command_makes_the_page_and_goes_on_where_it_stopped(
+    command: Command, in_empty_folder: Path
+) -> None:
+    words = ["methods-digits", *TINY, "--only", "pgdat-rr", "--seeds", "2"]
+    code, out, err = command("table", *words, "-o", "page.md")
+    assert code == 0, err
+    page = (in_empty_folder / "page.md").read_text()
+    assert page in out
+    assert "# Every way to train" in page
+    assert "## clean, 300 images" in page
+    assert "| pgdat-rr | R-Con |" in page
+    assert "--seeds 2" in page
+    code, out, err = command("table", *words, "--json")
+    assert code == 0
+    assert "is trained already" in err
+    lines = json.loads(out)
+    assert [line["seed"] for line in lines] == [0, 1]
+    assert all((in_empty_folder / "runs" / line["run"]).is_dir() for line in lines)
+    aurocs = [
+        row["ranking"]["auroc"]
+        for line in lines
+        for row in line["rows"]
+        if (row["attack"], row["rejector"], row["protocol"]) == ("pgd-20", "R-Con", "paper")
+    ]
+    assert f"{sum(aurocs) / 2:.3f} ± " in page
+
+
+def test_wrong_requests_are_one_sentence(command: Command, in_empty_folder: Path) -> None:
+    code, _, err = command("table", "method-digits")
+    assert code == 2
+    assert "no table is called 'method-digits'; did you mean methods-digits" in err
+    code, _, err = command("table", "methods-digits", "--only", "pgdat-r")
+    assert code == 2
+    assert "the table has no line called 'pgdat-r'" in err
+    assert not (in_empty_folder / "runs").exists()
+
+
+def test_lines_without_rows_combine_to_nothing() -> None:
+    assert combined([Line("ebd", 0, "0" * 64, "ebd", failure="overflow: too much")]) == []

@@ -1,0 +1,412 @@
+"""What may be wrapped around a training step: averaged weights and adversarially moved ones."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from demur.attacks import Clean
+from demur.bench import check
+from demur.data import Digits, Splits
+from demur.engine import FastSteps, Judge, Learner, PlainSteps
+from demur.engine.averaging import Average
+from demur.engine.awp import Awp
+from demur.errors import BadInput
+from demur.methods import Standard
+from demur.recipes import RECIPES, VOCABULARY, Recipe, recipe
+from demur.runs import Run
+from demur.spec import digest, read, show
+from demur.train import Progress, Training, train
+
+CPU = torch.device("cpu")
+CHANGES = ["width=4", "precision=fp64", "batch_size=64", "epochs=2", "attack.steps=1"]
+BRIEF = ["epochs=3", "width=4", "attack.steps=1", "judge.steps=1"]
+BOTH = ["average=0.9", "awp=0.01"]
+FIT = 300  # images: four whole batches and a part of one
+
+
+@pytest.fixture
+def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = Digits.load
+
+    def few(self: Digits, folder: Any = None) -> Splits:
+        return {name: images.first(min(FIT, len(images)))
+                for name, images in load(self, folder).items()}  # fmt: skip
+
+    monkeypatch.setattr(Digits, "load", few)
+
+
+def rr(*changes: str) -> Recipe:
+    return recipe("digits-pgdat-rr", [*CHANGES, *changes])
+
+
+def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in tensors.items()}
+
+
+def taken(made: Recipe, steps: PlainSteps, seen: Callable[[], None] = lambda: None) -> Learner:
+    """The learner after all steps, each of which somebody may look at."""
+    for epoch in range(made.epochs):
+        steps.begin(epoch)
+        for i in range(steps.batches):
+            steps(i)
+            seen()
+    return steps.learner
+
+
+def plainly(made: Recipe) -> Learner:
+    return taken(made, PlainSteps(made, Learner(made, CPU), made.data.load()["fit"]))
+
+
+def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+# ------------------------------------------------------------------ recipes
+
+
+def test_both_are_off_unless_asked_for_and_leave_digests_alone() -> None:
+    made = RECIPES["digits-pgdat-rr"]
+    assert (made.average, made.awp, made.awp_from) == (0, 0, 0)
+    assert all(made.average == made.awp == 0 for made in RECIPES.values())
+    for change in ("average=0.995", "awp=0.005", "awp_from=0.1"):
+        changed = recipe("digits-pgdat-rr", [change])
+        assert digest(changed) != digest(made)
+        assert read(show(changed), VOCABULARY) == changed
+    learner = Learner(made, CPU)
+    assert learner.average is None and learner.awp is None
+    assert learner.judged is learner.net
+    assert all(name.startswith(("net.", "momentum.")) for name in learner.tensors())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("average=1", "Recipe.average must be a number of at least 0 and below 1, not 1"),
+        ("average=-0.1", "Recipe.average must be a number of at least 0 and below 1"),
+        ("awp=-1", "Recipe.awp must be a number of at least 0"),
+        ("awp_from=1", "Recipe.awp_from must be a number of at least 0 and below 1"),
+    ],
+)
+def test_nonsense_is_refused_in_words(change: str, words: str) -> None:
+    with pytest.raises(BadInput) as error:
+        recipe("digits-pgdat-rr", [change])
+    assert words in str(error.value)
+
+
+# ------------------------------------------------------------------ averaged weights
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.995])
+def test_the_average_is_that_of_the_weights_after_each_step(few_images: None, decay: float) -> None:
+    made = rr(f"average={decay}")
+    learner = Learner(made, CPU)
+    expected, steps = copied(learner.net.state_dict()), 0
+
+    def follow() -> None:
+        nonlocal expected, steps
+        keep = min(decay, (1 + steps) / (10 + steps))
+        for name, now in learner.net.state_dict().items():
+            floating = now.is_floating_point()
+            expected[name] = keep * expected[name] + (1 - keep) * now if floating else now.clone()
+        steps += 1
+
+    taken(made, PlainSteps(made, learner, made.data.load()["fit"]), follow)
+    assert learner.average is not None
+    assert steps == int(learner.average.steps) == 10
+    found = learner.average.net.state_dict()
+    assert apart(found, expected) < 1e-12
+    assert all(found[name].dtype == held.dtype for name, held in learner.net.state_dict().items())
+    assert apart(found, learner.net.state_dict()) > 1e-3
+    assert any("running_var" in name for name in found)
+
+
+def test_an_average_changes_nothing_of_the_training(few_images: None) -> None:
+    plain, averaged = plainly(rr()).tensors(), plainly(rr("average=0.9")).tensors()
+    assert all(torch.equal(averaged[name], plain[name]) for name in plain)
+
+
+def test_restored_averages_keep_their_addresses() -> None:
+    learner = Learner(rr(*BOTH), CPU)
+    kept = copied(learner.tensors())
+    places = {name: value.data_ptr() for name, value in learner.tensors().items()}
+    for value in learner.tensors().values():
+        value.add_(1)
+    learner.restore(kept)
+    assert all(torch.equal(value, kept[name]) for name, value in learner.tensors().items())
+    assert {name: value.data_ptr() for name, value in learner.tensors().items()} == places
+    assert any(name.startswith("average.") for name in places)
+    assert "averaged_steps" in places
+
+
+def test_the_average_is_what_is_judged(few_images: None) -> None:
+    made = replace(rr("average=0.9"), judge=Clean())
+    learner, images = plainly(made), made.data.load()["val"]
+    assert learner.average is not None
+    with torch.no_grad():
+        for parameter in learner.net.parameters():
+            parameter.zero_()  # the net itself now knows nothing
+    x, y = images.batch(slice(None))
+    right = learner.average.net(x.double()).logits.argmax(1) == y
+    assert Judge(learner, "plain").accuracy(Clean(), images) == float(right.double().mean()) > 0.15
+    assert not learner.average.net.training
+
+
+def test_the_average_is_what_a_run_keeps(
+    few_images: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainings: list[Training] = []
+    go = Training.go
+
+    def noted(self: Training) -> None:
+        trainings.append(self)
+        go(self)
+
+    monkeypatch.setattr(Training, "go", noted)
+    run = train(rr("average=0.9", "choose=last"), tmp_path / "run")
+    (training,) = trainings
+    saved, learner = run.net(CPU).state_dict(), training.learner
+    assert learner.average is not None
+    average = learner.average.net.state_dict()
+    assert all(torch.equal(saved[name], average[name].to(saved[name].dtype)) for name in saved)
+    agreed = {id(held) for held in learner.statistics()}
+    assert {id(held) for net in (learner.net, learner.average.net) for held in net.buffers()} == (
+        agreed
+    ), "processes agree on both nets' statistics"
+
+
+# ------------------------------------------------------------------ perturbed weights
+
+
+class Toy(nn.Module):
+    """Two linear maps with batch norm between them, in fp64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen: Tensor = self.last(torch.tanh(self.norm(self.first(x))))
+        return seen
+
+
+@pytest.fixture
+def toy() -> Toy:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Toy().double()
+
+
+X = torch.linspace(-1, 2, 18, dtype=torch.float64).view(6, 3).sin()
+Y = torch.tensor([0, 1, 1, 0, 1, 0])
+
+
+def loss_of(net: nn.Module) -> Tensor:
+    return nn.functional.cross_entropy(net(X), Y)
+
+
+def test_weights_move_by_gamma_of_their_length_along_the_gradient(toy: Toy) -> None:
+    awp = Awp(toy, 0.25, 0.0)
+    awp.begin(0.0)
+    before = copied(toy.state_dict())
+    with awp.looking():
+        loss_of(toy).backward()
+    assert apart(copied(toy.state_dict()), before) == 0, "statistics and their count are put back"
+    with awp.perturbed():
+        for name, held in toy.named_parameters():
+            assert held.grad is not None
+            way = 0.25 * before[name].norm() * held.grad / held.grad.norm() if held.ndim > 1 else 0
+            assert float((held.detach() - before[name] - way).abs().max()) < 1e-15
+        assert loss_of(toy.eval()) > loss_of_weights(toy, before)
+    after = toy.state_dict()
+    weights = [name for name, _ in toy.named_parameters()]
+    assert all(torch.equal(after[name], before[name]) for name in weights), "to the last bit"
+
+
+@torch.no_grad()
+def loss_of_weights(net: nn.Module, state: dict[str, Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(torch.func.functional_call(net, state, X), Y)
+
+
+def test_weights_without_a_gradient_stay(toy: Toy) -> None:
+    awp = Awp(toy, 0.25, 0.0)
+    awp.begin(0.0)
+    before = copied(dict(toy.named_parameters()))
+    toy.first.weight.grad = torch.zeros_like(toy.first.weight)  # none at all for the last
+    with awp.perturbed():
+        assert all(torch.equal(held, before[name]) for name, held in toy.named_parameters())
+
+
+def test_a_step_applies_the_gradient_of_the_moved_weights(few_images: None) -> None:
+    """By hand, with autograd alone: images as they are, no momentum yet, weight decay at w."""
+    made = replace(rr("awp=0.1"), weight_decay=0.01)
+    made = replace(made, method=replace(made.method, frame=Standard()))
+    fit, learner = made.data.load()["fit"], Learner(made, CPU)
+    steps = PlainSteps(made, learner, fit)
+    steps.begin(0)
+    before, net = copied(learner.net.state_dict()), Learner(made, CPU).net.train()
+    x, y = fit.batch(steps.order[:64])
+    weights = dict(net.named_parameters())
+
+    def gradients(moved: dict[str, Tensor], held: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        buffers = {name: value for name, value in held.items() if name not in weights}
+
+        def called(x: Tensor) -> Any:
+            return torch.func.functional_call(net, moved | buffers, x)
+
+        loss = made.method.taught(called, x.double(), x.double(), y)  # type: ignore[arg-type]
+        return torch.autograd.grad(loss, list(moved.values()))
+
+    start = {name: before[name].clone().requires_grad_() for name in weights}
+    first = gradients(start, copied(before))
+    moved = {
+        name: (w + (0.1 * w.norm() * g / g.norm() if w.ndim > 1 else 0)).detach().requires_grad_()
+        for (name, w), g in zip(start.items(), first, strict=True)
+    }
+    held = copied(before)  # whose statistics the second pass alone moves
+    second = gradients(moved, held)
+    steps(0)
+    found = learner.net.state_dict()
+    for (name, w), g in zip(start.items(), second, strict=True):
+        expected = (w - float(steps.rates[0]) * (g + 0.01 * w)).detach()
+        assert float((found[name] - expected).abs().max()) < 1e-12, name
+    statistics = [name for name in found if name not in weights]
+    assert all(torch.allclose(found[name], held[name], rtol=1e-12) for name in statistics)
+    assert any(int(found[name]) == 1 for name in statistics if name.endswith("tracked"))
+
+
+def test_nothing_moves_before_its_epoch(few_images: None) -> None:
+    """Half of two epochs: the first is that of a training without, to the bit."""
+    late, never = rr("awp=0.1", "awp_from=0.5"), rr()
+    ends: dict[str, list[dict[str, Tensor]]] = {}
+    for name, made in (("late", late), ("never", never)):
+        steps = PlainSteps(made, Learner(made, CPU), made.data.load()["fit"])
+        ends[name] = []
+        for epoch in range(2):
+            steps.begin(epoch)
+            for i in range(steps.batches):
+                steps(i)
+            ends[name].append(copied(steps.learner.tensors()))
+    assert apart(ends["late"][0], ends["never"][0]) == 0
+    assert apart(ends["late"][1], ends["never"][1]) > 1e-4
+
+
+# ------------------------------------------------------------------ engines
+
+
+@pytest.mark.parametrize(
+    ("changes", "compiler"),
+    [
+        (["bn=batch", *BOTH], "aot_eager"),
+        (["bn=train", "awp_from=0.5", *BOTH], "none"),
+        (["bn=eval", "average=0.9"], "none"),
+    ],
+)
+def test_the_fast_engine_wraps_steps_as_the_plain_one_does(
+    few_images: None, monkeypatch: pytest.MonkeyPatch, changes: list[str], compiler: Any
+) -> None:
+    monkeypatch.setattr(check, "STEPS", 7)
+    made = rr(*changes)
+    found = check.equality(made, CPU, compiler)
+    assert found.holds, found
+    fit = made.data.load()["fit"]
+    fast = taken(made, FastSteps(made, Learner(made, CPU, True), fit, compiler)).tensors()
+    assert apart(fast, plainly(made).tensors()) < 1e-10, "averages too"
+
+
+def test_wrappers_never_ask_the_host(few_images: None) -> None:
+    """A recorded step may not read a number from the device."""
+
+    class Listening(TorchDispatchMode):
+        heard: set[str] = set()
+
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.heard.add(str(function))
+            return function(*args, **(kwargs or {}))
+
+    learner = plainly(rr(*BOTH))
+    assert learner.awp is not None and learner.average is not None
+    with Listening() as mode:  # type: ignore[no-untyped-call]
+        with learner.awp.looking(), learner.awp.perturbed():
+            pass
+        learner.average.follow()
+    assert "aten._foreach_norm.Scalar" in mode.heard
+    assert not [name for name in mode.heard if "_local_scalar" in name or "nonzero" in name]
+
+
+def test_a_wrong_average_is_caught(few_images: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    follow, calls = Average.follow, [0]
+
+    def all_but_the_third(self: Average) -> None:
+        calls[0] += 1
+        if calls[0] != 3:
+            follow(self)
+
+    monkeypatch.setattr(check, "STEPS", 3)
+    monkeypatch.setattr(Average, "follow", all_but_the_third)
+    assert not check.equality(rr(*BOTH), CPU, "none").holds
+
+
+# ------------------------------------------------------------------ resuming
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Trained with both, without interruption."""
+    made = recipe("digits-pgdat-rr", [*BRIEF, *BOTH])
+    return train(made, tmp_path_factory.mktemp("whole") / "run")
+
+
+def weights(run: Run) -> bytes:
+    return (run.path / "model.safetensors").read_bytes()
+
+
+class Stopped(Exception):
+    """A crash."""
+
+
+@pytest.mark.parametrize(("epoch", "step"), [(0, 1), (1, 5), (2, 9)])
+def test_interrupted_training_ends_with_the_same_bits(
+    whole: Run, tmp_path: Path, epoch: int, step: int
+) -> None:
+    def crash(seen: Progress) -> None:
+        if (seen.epoch, seen.step) == (epoch, step):
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        train(whole.recipe, tmp_path / "run", watch=crash)
+    assert weights(train(whole.recipe, tmp_path / "run")) == weights(whole)
+
+
+def test_kill_9_then_the_same_command(whole: Run, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = [*BRIEF, *BOTH, "--out", str(out)]
+    command = [sys.executable, "-m", "demur", "train", "digits-pgdat-rr", *words]
+    threads = str(torch.get_num_threads())
+    env = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (out / "state/now.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert json.loads((out / "state/now.json").read_text())["epoch"] < 3
+    again = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert again.returncode == 0, again.stderr
+    assert weights(Run(out)) == weights(whole)
