@@ -15,7 +15,7 @@ from demur.data import Digits, Images, Splits
 from demur.engine import Crafter, FastSteps, Judge, Learner, PlainSteps, choice, plan_for, trial
 from demur.engine.update import Update
 from demur.errors import BadInput
-from demur.methods import CCAT, PGDAT, RR, Method, Standard
+from demur.methods import CCAT, PGDAT, RR, TRADES, Method, Standard
 from demur.nets import Small
 from demur.precision import Precision
 from demur.recipes import Recipe, recipe
@@ -55,7 +55,8 @@ def quick(method: Method) -> Recipe:
     frame = method.frame
     if isinstance(frame, PGDAT):
         frame = replace(frame, attack=QUICK)
-    if isinstance(frame, CCAT):
+    if isinstance(frame, CCAT | TRADES):
+        assert isinstance(frame.attack, PGD)
         frame = replace(frame, attack=replace(frame.attack, steps=2))
     made = check.recipe_of(replace(method, frame=frame), "fp64")
     return replace(made, net=Small(4), batch_size=64, epochs=2)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import demur
+from tests.conftest import Command
 
 PACKAGE = Path(demur.__file__).parent
 ROOT = PACKAGE.parent
@@ -149,26 +150,23 @@ def test_the_readme_shows_the_two_commands_and_the_tour() -> None:
 
 
 def test_the_readmes_commands_and_code_run(
-    in_empty_folder: Path, capfd: pytest.CaptureFixture[str]
+    command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every demur command of the README in order, with a short training, then its Python."""
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    brief = ["epochs=2", "width=4", "attack.steps=2", "judge.steps=1", "--out"]
+    brief = ["epochs=2", "width=4", "attack.steps=2", "judge.steps=1"]
     for line in readme_commands():
-        words = line.split()
-        if words[0] != "demur":
+        program, *words = line.split()
+        if program != "demur":
             continue
-        extra = [*brief, f"runs/{words[2]}"] if words[1] == "train" else []
-        command = [sys.executable, "-m", *words, *extra]
-        done = subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=200, check=False
-        )
+        if words[0] == "train":
+            words += [*brief, "--out", f"runs/{words[1]}"]
+        code, _, said = command(*words)
         # a net that hardly learned keeps no promise, and says so
-        honest = words[1] == "calibrate" and "no threshold gives" in done.stderr
-        assert done.returncode == 0 or honest, f"{line}\n{done.stderr}"
-    for code in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S):
-        exec(compile(code, "README.md", "exec"), {})
-    told = capfd.readouterr().out
+        honest = words[0] == "calibrate" and "no threshold gives" in said
+        assert code == 0 or honest, f"{line}\n{said}"
+    for text in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S):
+        exec(compile(text, "README.md", "exec"), {})
+    told = capsys.readouterr().out
     assert re.search(r"\d+ of 64 wrong answers got past R-Con", told)
     assert re.search(r"[1-9]\d* of 100 images are answered wrongly and not refused", told)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from demur.data import SPLITS, Splits
+from demur.data import SPLITS, Digits, Splits
 from demur.errors import BadInput
 from demur.methods import Piecewise
-from demur.recipes import Recipe, recipe
+from demur.recipes import RECIPES, Recipe, recipe
 from demur.runs import Run
 from demur.runs.files import only_writer
 from demur.spec import digest
@@ -229,3 +229,24 @@ def test_copying_a_run_moves_it(tiny_run: Run, tmp_path: Path) -> None:
     copy = Run(Path(shutil.copytree(tiny_run.path, tmp_path / "elsewhere")))
     assert copy.recipe == tiny_run.recipe
     assert copy.chosen == tiny_run.chosen
+
+
+DIGITS = [name for name in RECIPES if name.startswith("digits-")]
+
+
+@pytest.mark.parametrize("name", DIGITS)
+def test_every_way_to_train_resumes_with_the_same_bits(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = Digits.load
+
+    def few(self: Digits, folder: Path | None = None) -> Splits:
+        return {split: images.first(96) for split, images in load(self, folder).items()}
+
+    monkeypatch.setattr(Digits, "load", few)
+    attacked = [] if "standard" in name else ["frame.attack.steps=2"]
+    made = recipe(name, ["epochs=2", "width=4", "batch_size=32", "judge.steps=1", *attacked])
+    unbroken = train(made, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train(made, tmp_path / "run", watch=crash_at(1, 2))  # type: ignore[arg-type]
+    assert weights(train(made, tmp_path / "run")) == weights(unbroken)

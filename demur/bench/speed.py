@@ -20,7 +20,7 @@ from demur.bench.clock import best_of, copy_rate, matrix_peak, seconds_each, wai
 from demur.bench.eager import EagerLoop
 from demur.bench.where import where_time_goes
 from demur.data import Images
-from demur.engine import Crafter, FastSteps, Learner, PlainSteps
+from demur.engine import Crafter, FastSteps, Learner, PlainSteps, attack_compiler
 from demur.errors import BadInput, suggestion
 from demur.fused import fusing
 from demur.methods import PGDAT, Plain
@@ -112,7 +112,9 @@ class Bench:
         """Seconds of an attack on a net in eval mode."""
         net = self.recipe.net.build(self.recipe.data.domain, self.recipe.method.head)
         net.to(self.device).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
-        crafter = Crafter(net.requires_grad_(False), self.recipe.precision, fixed=batch_size)
+        precision = self.recipe.precision
+        compiler = attack_compiler(net.requires_grad_(False), precision)
+        crafter = Crafter(net, precision, compiler, fixed=batch_size)
         images = self.images(count)
 
         def batch(i: int) -> Tensor:
@@ -122,7 +124,7 @@ class Bench:
             return attack.perturbed(crafter, x, y, images.index[piece])
 
         began = time.perf_counter()
-        with arithmetic(self.recipe.precision, self.device), fusing():
+        with arithmetic(precision, self.device), fusing(compiler != "none"):
             batch(0)
             wait(self.device)
             prepared = time.perf_counter() - began

@@ -5,10 +5,10 @@ from demur.engine.crafter import Crafter, filled_up
 from demur.engine.fast import FastSteps
 from demur.engine.judge import Judge
 from demur.engine.learner import Learner, Tensors
-from demur.engine.quick import quick_suits
+from demur.engine.quick import attack_compiler
 from demur.engine.steps import PlainSteps
 
 __all__ = [
     "ENGINES", "Crafter", "FastSteps", "Judge", "Learner", "PlainSteps", "Plan", "Tensors",
-    "check_engine", "filled_up", "plan_for", "quick_suits",
+    "attack_compiler", "check_engine", "filled_up", "plan_for",
 ]  # fmt: skip

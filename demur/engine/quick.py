@@ -27,6 +27,15 @@ def quick_suits(net: RejectingNet, precision: Precision) -> bool:
     return on_gpu and precision != "fp64" and usual and not whole
 
 
+def attack_compiler(net: RejectingNet, precision: Precision) -> Compiler:
+    """What pays for attacks on a trained net, which come with many goals and batch sizes.
+
+    Where our kernels serve the net only its two ends are left to compile, and that would be done
+    for every goal and size anew: it takes longer than it ever saves.
+    """
+    return "none" if quick_suits(net, precision) else "inductor"
+
+
 class Middle:
     """The trunk between its first and last maps: its convolutions, the source's norms."""
 

@@ -23,7 +23,7 @@ from demur.attacks import Attack, Clean
 from demur.balls import L2, Linf
 from demur.batch import check_batch
 from demur.data import Images, SplitName, Splits
-from demur.engine import Crafter, check_engine, quick_suits
+from demur.engine import Crafter, attack_compiler, check_engine
 from demur.errors import BadInput, suggestion
 from demur.evaluate.binding import bind
 from demur.evaluate.crafting import Watch, all_batches, usual_batch
@@ -91,10 +91,8 @@ class Source:
     @cached_property
     def crafter(self) -> Crafter:
         """The net as the fast engine hands it to attacks."""
-        # where our own kernels serve the net only its two ends are left to compile, and that would
-        # be done for every goal and batch size anew: it takes longer than it ever saves
-        quick = quick_suits(self.net, self.precision)
-        return Crafter(self.net, self.precision, "none" if quick else "inductor", say=self.say)
+        compiler = attack_compiler(self.net, self.precision)
+        return Crafter(self.net, self.precision, compiler, say=self.say)
 
     def crafted(self, attack: Attack, images: Images, piece: slice, batch_size: int) -> Tensor:
         """Attacked images of one piece; nothing in it depends on the rest of the order."""
@@ -109,7 +107,8 @@ class Source:
                 yield self.net
             return
         self.crafter.size_to(batch_size)
-        with arithmetic(self.precision, self.device), fusing():
+        compiles = self.crafter.compiler != "none"
+        with arithmetic(self.precision, self.device), fusing(compiles):
             yield self.crafter
 
     def laid_out(self, images: Images, piece: slice) -> tuple[Tensor, Tensor, Tensor]:
