@@ -108,7 +108,7 @@ def energy(out: Output, tau: float = 1.0) -> Tensor:
 def rectifier(out: Output) -> Tensor:
     """The logit of A."""
     if out.aux.shape[-1] == 0:
-        raise BadInput("R-Con needs a net with an auxiliary head; train with head=RR() or use Con")
+        raise BadInput("this needs a net with an auxiliary head; train with head=RR() or use Con")
     return _wide(out.aux[:, 0])
 
 

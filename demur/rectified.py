@@ -27,7 +27,7 @@ from demur.output import (
 
 Construction = Literal["product", "difference", "aux", "con"]
 Objective = Literal["bce", "squared", "margin"]
-LEAST = 1e-3  # below that the log of a difference goes on as a straight line
+LEAST = 0.1  # below that the log of a difference goes on as a straight line; ours to choose
 MARGIN = 0.5  # how far beyond one half a certainty has to be, as a share of the way to its end
 
 

@@ -71,6 +71,7 @@ def train(
         Run.check(folder, recipe)
     splits = recipe.data.load(data_folder)
     check_trainable(recipe, splits, here.size)
+    check_divisible(recipe, here.size, own_statistics)
     base_of(recipe)
     device = device or torch.device("cpu")
     with Run.claim(folder, recipe) if here.leads else nullcontext(Run(folder)) as run:
@@ -99,6 +100,15 @@ def check_trainable(recipe: Recipe, splits: Splits, processes: int = 1) -> None:
         raise BadInput(
             f"the last batch has {last} images, too few for {processes} processes of two each; "
             "start fewer processes or change batch_size"
+        )
+
+
+def check_divisible(recipe: Recipe, processes: int, own_statistics: bool) -> None:
+    """Refuse to share out a batch whose loss is not the mean over its parts."""
+    if processes > 1 and not recipe.method.by_image and not own_statistics:
+        raise BadInput(
+            f"{show(recipe.method)} counts over a whole batch, and {processes} processes would "
+            "each count over their part; say --own-statistics if that is meant"
         )
 
 
@@ -160,11 +170,22 @@ class Training:
         if self.world.leads:
             state, tensors, self.best = load_state(self.run)
             if tensors:
+                self._check_same_base(tensors)
                 self.learner.restore(tensors)
         self.world.agree(list(self.learner.tensors().values()))
         state = self.world.told(state)
         self.kept = state.epoch
         return state
+
+    def _check_same_base(self, kept: Tensors) -> None:
+        """Refuse to go on with a base that is not the one this run began with."""
+        held = {} if self.base is None else self.learner.net.trunk.state_dict()
+        pairs = [(value.cpu(), kept[f"net.trunk.{name}"].cpu()) for name, value in held.items()]
+        if not all(torch.equal(*pair) for pair in pairs):
+            raise BadInput(
+                f"{self.recipe.base} is not the run that {self.run.name} began with; train it "
+                "again in another folder"
+            )
 
     def _keep(self, state: State) -> None:
         """Remember the best weights, and put the state on disk unless that was just done."""
@@ -239,10 +260,11 @@ def base_of(recipe: Recipe) -> Run | None:
         return None
     run = Run.open(recipe.base)
     _ = run.chosen  # an unfinished run is refused
-    if run.recipe.net != recipe.net or run.recipe.data.domain != recipe.data.domain:
+    if run.recipe.net != recipe.net or run.recipe.data != recipe.data:
         raise BadInput(
-            f"{recipe.base} is a {show(run.recipe.net)} for other images or of another shape; a "
-            f"base must be a {show(recipe.net)} for the same images"
+            f"{recipe.base} is a {show(run.recipe.net)} trained on {show(run.recipe.data)}; a base "
+            f"must be a {show(recipe.net)} trained on {show(recipe.data)}, so that nothing that "
+            "was held out is known to it"
         )
     return run
 

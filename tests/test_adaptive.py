@@ -121,7 +121,7 @@ def test_a_net_without_a_is_attacked_through_its_confidence() -> None:
     p = torch.tensor(LOGITS, dtype=torch.float64).softmax(0)
     value = goal(toy(), torch.tensor([0]))
     assert value.item() == pytest.approx(math.log(p[1]) + 2 * math.log(p[0]))
-    with pytest.raises(BadInput, match="con-rr needs a net with A"):
+    with pytest.raises(BadInput, match="con-rr needs L_RR and a second output"):
         Plan.of(PLAIN_RUN, ["con-rr"])
 
 
@@ -252,7 +252,7 @@ def test_without_cal_images_there_is_only_the_papers_protocol(
     }  # fmt: skip
     said = " ".join(err.split())
     assert "no cal images were held out for this run" in said
-    assert "without L_RR, which needs A" in said
+    assert "without L_RR: no second output" in said
     refused(command(*words, "--protocol", "deploy"), "no threshold can be deployed")
 
 

@@ -223,7 +223,7 @@ def test_how_often_running_statistics_move(
 def test_heads_that_do_not_go_with_it_are_refused(frame: CCAT) -> None:
     with pytest.raises(BadInput, match="crafted for its own goal"):
         frame.aimed(CE(), "eval")
-    assert not frame.prices_attacked
+    assert not frame.one_price_an_image
 
 
 def test_an_attack_that_drops_images_is_refused_in_train_mode() -> None:

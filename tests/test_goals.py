@@ -35,7 +35,7 @@ from demur.methods import RR
 from demur.nets import RejectingNet
 from demur.noise import Stream
 from demur.output import Output, output_of, prediction, rcon
-from demur.recipes import RECIPES, attack
+from demur.recipes import RECIPES, attack, recipe
 from demur.rejectors import Con, RCon
 from tests.linear import LinearNet, centred_images
 
@@ -187,3 +187,15 @@ def test_raising_rcon_raises_it(tiny_net: RejectingNet, batch: tuple[Tensor, Ten
     x, y = batch
     x_adv = PGD(Linf(0.1), steps=5, start="clean", goal=Raise(RCon()))(tiny_net, x, y)
     assert (rcon(tiny_net(x_adv)) > rcon(tiny_net(x))).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("name", ["xi", "adaptive-ce-rr", "adaptive-targets-rr"])
+@pytest.mark.parametrize("trained", ["digits-pgdat-snet", "digits-pgdat-carl", "digits-pgdat"])
+def test_attacks_on_a_need_an_a(name: str, trained: str) -> None:
+    with pytest.raises(BadInput, match=r"head=RR\(\)"):
+        attack(name, RECIPES[trained])
+
+
+def test_the_objective_is_the_one_that_a_was_trained_by() -> None:
+    made = attack("adaptive-ce-rr", recipe("digits-pgdat-rr", ["objective=squared", "tau=0.5"]))
+    assert made.goal == CE() + 1.0 * RRLoss(0.5, "product", "squared")  # type: ignore[attr-defined]

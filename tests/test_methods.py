@@ -40,7 +40,9 @@ from demur.methods import (
 )  # fmt: skip
 from demur.nets import RejectingNet, Small
 from demur.output import Output, prediction
+from demur.recipes import RECIPES
 from demur.spec import show
+from demur.train import check_divisible
 
 AWAY = PGD(Linf(0.1), steps=2, start="near", goal=KL())
 CALM = PGD(Linf(0.1), steps=2, start="mixed", goal=WrongCon(), momentum=0.9, backtrack=1.5)
@@ -366,3 +368,35 @@ def test_a_batch_without_images_set_apart_is_fine(batch: tuple[Tensor, Tensor]) 
 def test_what_cannot_be_set_apart_is_refused(head: Head, apart: float, words: str) -> None:
     with pytest.raises(BadInput, match=words):
         Method(PGDAT(), head, apart)
+
+
+# ------------------------------------------------------------------ batches in parts
+
+
+@pytest.mark.parametrize(
+    ("frame", "head"), pairs(), ids=lambda part: show(part).split("attack=")[0]
+)
+def test_who_says_that_a_batch_can_be_parted_is_right(
+    frame: Frame, head: Head, test_images: Images
+) -> None:
+    """The loss of a batch is the mean of its halves', where the method says so."""
+    x, y = test_images.batch(slice(0, 16))
+    y = torch.where(torch.arange(16) % 3 == 0, (y + 1) % 10, y)  # some that are learned wrong
+    method, index = Method(frame, head), torch.arange(16)
+    net = Small(4).build(Digits().domain, head).double().eval()  # no statistics between images
+    x = x.double()
+    x_adv = method.crafted(net, x, y, index, 0)
+    net.eval()
+    parts = (slice(None), slice(0, 8), slice(8, 16))
+    whole, first, second = (method.taught(net, x[p], x_adv[p], y[p]) for p in parts)
+    if method.by_image:
+        assert torch.isclose(whole, (first + second) / 2)
+
+
+@pytest.mark.parametrize("name", ["digits-pgdat-snet", "digits-pgdat-ebd", "digits-ccat-rr"])
+def test_what_counts_over_a_batch_is_not_shared_out_in_silence(name: str) -> None:
+    with pytest.raises(BadInput, match="say --own-statistics if that is meant"):
+        check_divisible(RECIPES[name], 2, own_statistics=False)
+    check_divisible(RECIPES[name], 2, own_statistics=True)
+    check_divisible(RECIPES[name], 1, own_statistics=False)
+    check_divisible(RECIPES["digits-pgdat-rr"], 2, own_statistics=False)

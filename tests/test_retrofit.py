@@ -1,15 +1,17 @@
 """Learning A alone on a net that is trained already."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from demur.data import Images
+from demur.data import CIFAR10, Images
 from demur.errors import BadInput
 from demur.recipes import recipe
 from demur.runs import Run
-from demur.train import train
+from demur.train import base_of, train
 
 BRIEF = ["epochs=2", "width=4", "attack.steps=1", "judge.steps=1"]
 
@@ -35,6 +37,7 @@ def test_only_the_head_learns(base: Run, tmp_path: Path, test_images: Images) ->
         assert torch.equal(before(x).logits, after(x).logits)
         assert after(x).aux.shape == (50, 1)
     assert run.chosen["base_weights"] == base.chosen["weights"]
+    assert run.chosen["epoch"] == 2, "the classifier is as right after every epoch: the last counts"
 
 
 def test_a_retrofit_resumes_with_the_same_bits(base: Run, tmp_path: Path) -> None:
@@ -50,17 +53,30 @@ def test_a_retrofit_resumes_with_the_same_bits(base: Run, tmp_path: Path) -> Non
 
     with pytest.raises(Stopped):
         train(made, tmp_path / "run", watch=watch)
+    aside = base.path.with_name("aside")
+    base.path.rename(aside)
+    train(recipe("digits-pgdat", [*BRIEF, "seed=1"]), base.path)  # another run in its place
+    with pytest.raises(BadInput, match="is not the run that run began with"):
+        train(made, tmp_path / "run")
+    shutil.rmtree(base.path)
+    aside.rename(base.path)
     run = train(made, tmp_path / "run")
     files = [(each.path / "model.safetensors").read_bytes() for each in (run, whole)]
     assert files[0] == files[1]
 
 
 def test_bases_that_do_not_fit_are_refused(base: Run, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="only the head learns, and this one has no weights"):
-        recipe("digits-pgdat", [f"base={base.path}"])
+    for name, change in (("digits-pgdat", "seed=0"), ("digits-pgdat-rr", "construction=con")):
+        with pytest.raises(BadInput, match="only the head learns, and this one has no weights"):
+            recipe(name, [change, f"base={base.path}"])
+    with pytest.raises(BadInput, match="right as often in every epoch"):
+        recipe("digits-pgdat-rr", [f"base={base.path}", "choose=val"])
     other = recipe("digits-pgdat-rr", ["width=8", f"base={base.path}"])
     with pytest.raises(BadInput, match="a base must be a Small"):
         train(other, tmp_path / "run")
+    elsewhere = recipe("digits-pgdat-rr", [*BRIEF, f"base={base.path}"])
+    with pytest.raises(BadInput, match="nothing that was held out is known to it"):
+        base_of(replace(elsewhere, data=CIFAR10()))
     missing = recipe("digits-pgdat-rr", [f"base={tmp_path / 'nothing'}"])
     with pytest.raises(BadInput, match="nothing"):
         train(missing, tmp_path / "run")

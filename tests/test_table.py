@@ -13,6 +13,7 @@ from demur.paper.study import CHANGES, variants
 from demur.paper.tables import TABLES, Table
 from demur.paper.words import markdown
 from demur.recipes import RECIPES, changed
+from demur.runs import run_folder
 from demur.spec import digest
 from tests.conftest import Command
 
@@ -27,6 +28,8 @@ def test_one_seed_keeps_its_interval_and_several_share_the_images() -> None:
     apart = paired([one, Difference(0.06, 0.03, 0.09, 0.0)])
     assert apart.value == pytest.approx(0.04)
     assert apart.hi - apart.lo > 0.06  # seeds that disagree widen it
+    wide = paired([Difference(0.02, 0.02, 0.02, 1), Difference(0.06, 0.06, 0.06, 1)])
+    assert wide.hi - wide.value == pytest.approx(12.706 * 0.02, rel=1e-3)  # t, 1 degree
     assert paired([Difference(0, 0, 0, 1), Difference(0, 0, 0, 1)]).p == 1
 
 
@@ -49,12 +52,25 @@ def test_every_pair_is_in_the_table_of_methods() -> None:
     assert len({digest(recipe) for recipe in entries.values()}) == len(entries)
 
 
+@pytest.mark.parametrize("name", TABLES)
+def test_no_line_of_a_table_is_another(name: str) -> None:
+    entries = TABLES[name].entries
+    assert len({digest(recipe) for recipe in entries.values()}) == len(entries)
+    folders = {run_folder(entry_folder(each), recipe, True) for each, recipe in entries.items()}
+    assert len(folders) == len(entries)
+
+
+def test_no_two_recipes_share_a_folder() -> None:
+    assert len({run_folder(name, recipe, False) for name, recipe in RECIPES.items()}) == len(
+        RECIPES
+    )
+
+
 def test_every_change_of_the_study_is_one() -> None:
     recipe = RECIPES["digits-pgdat-rr"]
     made = variants(recipe, average="0.98")
     assert made["rr"] == recipe
-    assert len({digest(each) for each in made.values()}) == len(made)
-    assert set(CHANGES) <= set(made)
+    assert set(CHANGES) - set(made) == {"bn-train"}, "what is usual is not tried twice"
     assert made["unfitted"] == changed(recipe, ["head.reach=head", "apart=0.2"])
 
 
@@ -93,6 +109,9 @@ def test_wrong_requests_are_one_sentence(command: Command, in_empty_folder: Path
     code, _, err = command("table", "method-digits")
     assert code == 2
     assert "no table is called 'method-digits'; did you mean methods-digits" in err
+    code, _, err = command("table", "methods-digits", "seed=3")
+    assert code == 2
+    assert "say how many with --seeds" in err
     code, _, err = command("table", "methods-digits", "--only", "pgdat-r")
     assert code == 2
     assert "the table has no line called 'pgdat-r'" in err

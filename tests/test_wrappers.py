@@ -81,7 +81,7 @@ def test_both_are_off_unless_asked_for_and_leave_digests_alone() -> None:
     made = RECIPES["digits-pgdat-rr"]
     assert (made.average, made.awp, made.awp_from) == (0, 0, 0)
     assert all(made.average == made.awp == 0 for made in RECIPES.values())
-    for change in ("average=0.995", "awp=0.005", "awp_from=0.1"):
+    for change in ("average=0.995", "awp=0.005"):
         changed = recipe("digits-pgdat-rr", [change])
         assert digest(changed) != digest(made)
         assert read(show(changed), VOCABULARY) == changed
@@ -97,6 +97,7 @@ def test_both_are_off_unless_asked_for_and_leave_digests_alone() -> None:
         ("average=1", "Recipe.average must be a number of at least 0 and below 1, not 1"),
         ("average=-0.1", "Recipe.average must be a number of at least 0 and below 1"),
         ("awp=-1", "Recipe.awp must be a number of at least 0"),
+        ("awp_from=0.5", "there is none; set awp too"),
         ("awp_from=1", "Recipe.awp_from must be a number of at least 0 and below 1"),
     ],
 )
@@ -310,7 +311,7 @@ def test_nothing_moves_before_its_epoch(few_images: None) -> None:
     ("changes", "compiler"),
     [
         (["bn=batch", *BOTH], "aot_eager"),
-        (["bn=train", "awp_from=0.5", *BOTH], "none"),
+        (["bn=train", *BOTH, "awp_from=0.5"], "none"),
         (["bn=eval", "average=0.9"], "none"),
     ],
 )

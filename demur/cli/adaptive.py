@@ -54,8 +54,8 @@ def adaptive(
         source = source_of(run, str(place), data, engine)
         named = None if objectives is None else [name.strip() for name in objectives.split(",")]
         plan = Plan.of(source.run.recipe, named, _numbers(etas), steps, restarts)
-        if named is None and not source.run.recipe.has_a:
-            typer.echo("demur: without L_RR, which needs A: this net has no second head", err=True)
+        if named is None and source.run.recipe.rectifying is None:
+            typer.echo("demur: without L_RR: no second output was trained by it", err=True)
         found = _found(source, plan, Order(n=n), asked)
         if not current().leads:
             return

@@ -29,7 +29,7 @@ def calibrate(
         str | None,
         typer.Option(
             help="As named by demur score; Con+R-Con sets both thresholds.",
-            show_default="R-Con, or Con without a second head",
+            show_default="the score of the head, Con without one",
         ),
     ] = None,
     attack: Annotated[

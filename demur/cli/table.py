@@ -42,12 +42,16 @@ def table(
     from demur.runs import code_version
     from demur.runs.files import write_text
 
+    if any(change.startswith("seed=") for change in changes or []):
+        raise BadInput("a table takes seeds from 0 on; say how many with --seeds")
     whole, names = table_named(name), names_in(only)
     asked = (whole.only(names) if names else whole).changed(changes or [])
     if out and Path(out).is_dir():
         raise BadInput(f"{out} is a folder; name a file")
     lines = list(measured(asked, range(seeds), _hands(device, data, engine)))
-    words = ["demur table", name, *(changes or []), *([f"--seeds {seeds}"] if seeds > 1 else [])]
+    words = ["demur table", name, *(changes or [])]
+    words += [f"--only {only}"] if only else []
+    words += [f"--seeds {seeds}"] if seeds > 1 else []
     page = markdown(asked, lines, " ".join(words), code_version())
     if out:
         write_text(Path(out), page)
@@ -65,13 +69,10 @@ def _hands(device: str, data: str | None, engine: str) -> "Hands":
     from demur.cli.train import trained
     from demur.evaluate import Order
     from demur.paper.measured import Hands
-    from demur.recipes import attack
 
     where = Path(data) if data else None
     return Hands(
         train=lambda recipe, folder: trained(recipe, folder, device, where, engine),
         open=lambda run: source_of(str(run.path), device, data, engine),
-        craft=lambda source, label: record_of(
-            source, label, attack(label, source.run.recipe), Order()
-        ),
+        craft=lambda source, label, attack: record_of(source, label, attack, Order()),
     )

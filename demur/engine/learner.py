@@ -99,7 +99,7 @@ class Learner:
         """The loss; the weights hold its gradient, summed over processes."""
         found = loss()
         self.optimiser.zero_grad()
-        found.backward()
+        found.backward(inputs=list(self.learning.values()))
         self.world.add_up([p.grad for p in self.net.parameters() if p.grad is not None])
         return found.detach()
 

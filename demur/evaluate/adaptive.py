@@ -177,7 +177,7 @@ def row_of(scored: Scored, rejector: str, protocol: Protocol) -> Row:
 
 def suits(objective: str, recipe: Recipe) -> bool:
     """Whether a net has all that an objective looks at."""
-    return recipe.has_a or not OBJECTIVES[objective].uses_a
+    return OBJECTIVES[objective].suits(recipe)
 
 
 def _checked(objective: str, recipe: Recipe) -> str:
@@ -185,7 +185,7 @@ def _checked(objective: str, recipe: Recipe) -> str:
     if objective not in OBJECTIVES:
         raise BadInput(f"no objective is called {objective!r}; {suggestion(objective, OBJECTIVES)}")
     if not suits(objective, recipe):
-        raise BadInput(f"{objective} needs a net with A; train with head=RR() or leave it out")
+        raise BadInput(f"{objective} needs L_RR and a second output; use head=RR()")
     return objective
 
 

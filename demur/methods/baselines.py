@@ -66,6 +66,11 @@ class EBD(Head):
         """Whether clean images are the inside."""
         return self.outside == "attacked"
 
+    @property
+    def by_image(self) -> bool:
+        """Not where right and wrong answers are counted."""
+        return self.outside == "attacked"
+
 
 @dataclass(frozen=True)
 class SNet(Head):
@@ -102,9 +107,14 @@ class SNet(Head):
         """The gate."""
         return {"SNet": Aux()}
 
+    @property
+    def by_image(self) -> bool:
+        """No: coverage is that of a batch."""
+        return False
+
     def framed(self, frame: Frame) -> Frame:
         """The frame, if each attacked image has one loss that can be weighed."""
-        if not frame.prices_attacked:
+        if not frame.one_price_an_image:
             raise BadInput(
                 "SNet weighs the loss of each attacked image, and this frame also prices clean "
                 "ones; use PGDAT"
@@ -203,13 +213,20 @@ class CARL(Head):
         """Whether slopes have a price."""
         return self.grad_penalty > 0
 
+    @property
+    def by_image(self) -> bool:
+        """Not where a slope is divided by the size of the batch."""
+        return self.form == "authors" or not self.differentiates
+
     def _steepness(self, clean: Seen) -> Tensor:
         """The weighted L1 norm of the margin's gradient at each clean image."""
         out = clean.out
         if self.form == "authors":
             out = out._replace(logits=self._all_logits(clean))
         margin = Margin()(out, clean.y).sum()
-        (slope,) = torch.autograd.grad(margin, clean.x, create_graph=True)
+        # a backward pass runs in the dtypes of the pass before it, not in those of autocast
+        with torch.autocast(margin.device.type, enabled=False):
+            (slope,) = torch.autograd.grad(margin, clean.x, create_graph=True)
         norms = slope.flatten(1).abs().sum(1)
         return self.grad_penalty * (norms if self.form == "authors" else norms / len(norms))
 

@@ -97,7 +97,7 @@ class CCAT(Frame):
         return 1 - (1 - moved) ** self.rho
 
     @property
-    def prices_attacked(self) -> bool:
+    def one_price_an_image(self) -> bool:
         """No: clean images have a loss of their own."""
         return False
 

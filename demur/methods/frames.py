@@ -44,7 +44,7 @@ class Frame(Spec, ABC):
         """The classification loss of each image."""
 
     @property
-    def prices_attacked(self) -> bool:
+    def one_price_an_image(self) -> bool:
         """Whether its loss has one value for each attacked image."""
         return True
 

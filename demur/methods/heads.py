@@ -47,6 +47,11 @@ class Head(Spec, ABC):
         return False
 
     @property
+    def by_image(self) -> bool:
+        """Whether its loss is a mean over images, each by itself."""
+        return True
+
+    @property
     def differentiates(self) -> bool:
         """Whether its loss holds a gradient with respect to the clean images."""
         return False

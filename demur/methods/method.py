@@ -43,8 +43,13 @@ class Method(Spec):
                 "images set apart teach the head alone, so it may not change the net; use "
                 "head=RR(reach=head) before apart"
             )
-        if self.apart and not self.frame.prices_attacked:
+        if self.apart and not self.frame.one_price_an_image:
             raise BadInput("images can be set apart where each attacked one has a loss; use PGDAT")
+
+    @property
+    def by_image(self) -> bool:
+        """Whether the loss of a batch is the mean of its parts' losses, however it is parted."""
+        return self.head.by_image and self.frame.one_price_an_image and not self.apart
 
     def loss(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
         """The mean loss of a batch; `stream` gives every step its own noise."""

@@ -3,13 +3,15 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import NormalDist, fmean, stdev
+
+from scipy.stats import t
 
 from demur.evaluate import Protocol, Row
 from demur.metrics import Difference, Interval
 from demur.paper.measured import Line
 
-Z = 1.96  # of a 95% interval
+Z = NormalDist().inv_cdf(0.975)  # of a 95% interval, from many
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,12 @@ def paired(differences: Sequence[Difference]) -> Difference:
     by_images = fmean(((each.hi - each.lo) / (2 * Z)) ** 2 for each in differences)
     by_seeds = stdev(each.value for each in differences) ** 2 / len(differences)
     error = math.sqrt(by_images + by_seeds)
-    p = math.erfc(abs(value) / error / math.sqrt(2)) if error else float(value == 0)
-    return Difference(value, value - Z * error, value + Z * error, p)
+    if error == 0:
+        return Difference(value, value, value, float(value == 0))
+    # few seeds say little about their own spread: degrees of freedom by Satterthwaite
+    freedom = (len(differences) - 1) * (error**2 / by_seeds) ** 2 if by_seeds else math.inf
+    way = float(t.ppf(0.975, freedom)) * error
+    return Difference(value, value - way, value + way, 2 * float(t.sf(abs(value) / error, freedom)))
 
 
 def _combined(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from demur.attacks import Attack
 from demur.errors import Diverged
 from demur.evaluate import Row, Scoring, Source
 from demur.paper.tables import Table
@@ -20,7 +21,7 @@ from demur.spec import digest
 
 Train = Callable[[Recipe, Path], Run]
 Open = Callable[[Run], Source]
-Craft = Callable[[Source, str], Record]
+Craft = Callable[[Source, str, Attack], Record]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Line:
     run: str
     rows: tuple[Row, ...] = ()
     accuracy: dict[str, float] | None = None  # of all images, by attack
+    notes: tuple[str, ...] = ()
     failure: str = ""
 
 
@@ -55,19 +57,19 @@ def measured(table: Table, seeds: Sequence[int], hands: Hands) -> Iterator[Line]
 def _line(entry: str, recipe: Recipe, attacks: Sequence[str], hands: Hands) -> Line:
     folder = run_folder(entry_folder(entry), recipe, changed=True)
     about = (entry, recipe.seed, digest(recipe), folder.name)
+    meant = [attack(label, recipe) for label in attacks]  # a wrong name is refused before any work
     try:
         source = hands.open(hands.train(recipe, folder))
     except Diverged as reason:
         return Line(*about, failure=f"overflow: {reason}")
-    for label in attacks:
-        attack(label, recipe)  # a wrong name is refused before any work
-    records = [hands.craft(source, label) for label in attacks]
+    records = [hands.craft(source, *each) for each in zip(attacks, meant, strict=True)]
     scoring = Scoring.of(source, rejectors=_rejectors(recipe), records=records)
-    scored = [scoring.scored(record) for record in records]
-    return Line(
-        *about, tuple(row for each in scored for row in each.rows),
-        {each.summary.attack: each.summary.accuracy for each in scored},
-    )  # fmt: skip
+    # a record may have been made under another name
+    scored = {name: scoring.scored(record) for name, record in zip(attacks, records, strict=True)}
+    rows = [replace(row, attack=name) for name, each in scored.items() for row in each.rows]
+    accuracy = {name: each.summary.accuracy for name, each in scored.items()}
+    notes = tuple(each.summary.artefact for each in scored.values() if each.summary.artefact)
+    return Line(*about, tuple(rows), accuracy, notes)
 
 
 def entry_folder(entry: str) -> str:

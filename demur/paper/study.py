@@ -6,7 +6,9 @@ Each is the usual recipe with one thing changed; the last ones change several.
 """
 
 from collections.abc import Mapping
+from typing import get_args
 
+from demur.methods import BatchNorm
 from demur.recipes import Recipe, changed
 
 WEIGHTS = ("0.1", "0.3", "3", "10")
@@ -16,8 +18,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "rr": (),
     **{f"weight-{weight}": (f"head.weight={weight}",) for weight in WEIGHTS},
     **{f"tau-{tau}": (f"head.tau={tau}",) for tau in TAUS},
-    "bn-batch": ("frame.bn=batch",),
-    "bn-eval": ("frame.bn=eval",),
+    **{f"bn-{mode}": (f"frame.bn={mode}",) for mode in get_args(BatchNorm)},
     "joint": ("head.joint=true",),
     "clean-too": ("head.on=both",),
     "all-blocks": ("head.blocks=all",),
@@ -42,4 +43,5 @@ def variants(recipe: Recipe, average: str) -> Mapping[str, Recipe]:
         "average-awp": (f"average={average}", "awp=0.005"),
         "average-unfitted": (f"average={average}", *APART),
     }
-    return {name: changed(recipe, changes) for name, changes in (CHANGES | averaged).items()}
+    made = {name: changed(recipe, changes) for name, changes in (CHANGES | averaged).items()}
+    return {name: each for name, each in made.items() if name == "rr" or each != recipe}

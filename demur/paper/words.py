@@ -16,7 +16,8 @@ NOTES = (
     "right answers of each scored set, chosen with labels. `frozen` is the deployed one: the "
     "threshold keeps 95% of right answers on clean cal images and is fixed before any attack. "
     "Square brackets are 95% intervals; `vs Con` is paired, on the same images, and includes the "
-    "spread over seeds where there are several; ± is the standard deviation over seeds."
+    "spread over seeds where there are several; ± is the standard deviation over seeds. An "
+    "adaptive attack is after the head's own score (Con where there is none), not after Con beside."
 )
 
 
@@ -25,7 +26,8 @@ def markdown(table: Table, lines: Sequence[Line], command: str, version: str) ->
     shown = combined(lines)
     seeds = len({line.seed for line in lines})
     made = f"Made by `{command}`, {seeds} seed{'s' if seeds > 1 else ''} each, demur {version}."
-    parts = [f"# {table.title}", made, NOTES]
+    notes = sorted({note for line in lines for note in line.notes})
+    parts = [f"# {table.title}", made, NOTES, *notes]
     for label in table.attacks:
         rows = [each for each in shown if each.attack == label]
         n = f", {rows[0].n} images" if rows else ""

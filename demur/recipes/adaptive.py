@@ -20,6 +20,7 @@ from demur.attacks import (
     TowardCon,
     WrongCon,
 )
+from demur.errors import BadInput
 from demur.recipes.training import Recipe
 from demur.recipes.usual import linf
 
@@ -33,10 +34,9 @@ class Objective:
     fool: CE | WrongCon | TowardCon
     lure: Literal["trust", "score", "rr"]
 
-    @property
-    def uses_a(self) -> bool:
-        """Whether it makes sense only where a net has A."""
-        return self.lure == "rr"
+    def suits(self, recipe: Recipe) -> bool:
+        """Whether a net of this recipe has what it is after."""
+        return self.lure != "rr" or recipe.rectifying is not None
 
     def formula(self, recipe: Recipe) -> str:
         """The goal as the paper writes it."""
@@ -50,7 +50,7 @@ class Objective:
         _, rejector = recipe.own
         if self.lure == "trust":
             return Evade(rejector, eta, self.fool)
-        return self.fool + eta * (Raise(rejector) if self.lure == "score" else RRLoss(recipe.tau))
+        return self.fool + eta * (Raise(rejector) if self.lure == "score" else rr_loss(recipe))
 
     def attack(
         self,
@@ -69,6 +69,14 @@ class Objective:
         if rule is not None:
             return EachTarget(pgd, keep="criterion", by=Least(rule), criterion=rule)
         return EachTarget(pgd, by=replace(self, fool=WrongCon()).goal(recipe, eta))
+
+
+def rr_loss(recipe: Recipe) -> RRLoss:
+    """The loss that the second output was trained by."""
+    head = recipe.rectifying
+    if head is None:
+        raise BadInput("L_RR needs a net whose second output was trained by it; use head=RR()")
+    return RRLoss(head.tau, head.construction, head.objective)
 
 
 OBJECTIVES: dict[str, Objective] = {

@@ -22,6 +22,7 @@ from demur.attacks import (
 )
 from demur.balls import L2, Linf
 from demur.calibrate import TPR, Median
+from demur.errors import BadInput
 from demur.recipes.adaptive import WEIGHED
 from demur.recipes.training import Recipe
 from demur.recipes.usual import l2, linf
@@ -38,6 +39,8 @@ def _adaptive(recipe: Recipe) -> PGD:
 
 def _xi(recipe: Recipe) -> PGD:
     """PGD that takes A away from A*, at the temperature that A was trained for."""
+    if not recipe.has_a:
+        raise BadInput("xi is about A, which confidence is multiplied by; use head=RR()")
     return replace(linf(recipe.data, 50), goal=Xi(recipe.tau))
 
 

@@ -44,12 +44,24 @@ class Recipe(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.base is not None and isinstance(self.method.head, Plain | EBD):
+        if self.awp_from and not self.awp:
+            raise BadInput("awp_from says when awp begins, and there is none; set awp too")
+        if self.base is not None:
+            self._check_head_learns()
+
+    def _check_head_learns(self) -> None:
+        """Refuse a base where nothing is left to learn or to choose by."""
+        head = self.method.head
+        if isinstance(head, Plain | EBD) or (isinstance(head, RR) and head.construction == "con"):
             raise BadInput("with a base only the head learns, and this one has no weights; use RR")
+        if self.choose in ("val", "test"):
+            raise BadInput("with a base the classifier is right as often in every epoch; use last")
 
     @property
     def chosen_on(self) -> SplitName | None:
         """The split that chooses the epoch; None where the last is taken."""
+        if self.base is not None:
+            return None
         if self.choose is None:
             return "val" if "val" in self.data.splits else None
         return None if self.choose == "last" else self.choose
@@ -65,10 +77,15 @@ class Recipe(Spec):
         return self.method.head.tau if isinstance(self.method.head, RR) else 1.0
 
     @property
-    def has_a(self) -> bool:
-        """Whether there is a second output that rectifies the confidence."""
+    def rectifying(self) -> RR | None:
+        """The head that learned the true confidence with a second output, if it is one."""
         head = self.method.head
-        return isinstance(head, RR) and head.construction == "product"
+        return head if isinstance(head, RR) and head.construction != "con" else None
+
+    @property
+    def has_a(self) -> bool:
+        """Whether there is a second output that confidence is multiplied by."""
+        return self.rectifying is not None and self.rectifying.construction == "product"
 
     def rejectors(self) -> dict[str, Rejector]:
         """What the trained net can be scored with: confidence, the head's own, and the rest."""

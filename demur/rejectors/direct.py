@@ -25,7 +25,7 @@ from demur.output import (
     rcon,
     rectifier,
 )
-from demur.rectified import built
+from demur.rectified import built, log_built
 from demur.rule import Rejector, Score
 from demur.spec import Spec
 
@@ -148,6 +148,15 @@ class Difference(Direct):
     def __call__(self, out: Output) -> Tensor:
         """The difference."""
         return built(out, "difference", self.tau)
+
+    def trust(self, out: Output) -> Tensor:
+        """Its log, and a straight line where there is none."""
+        return log_built(out, "difference", self.tau)[0]
+
+    def room(self, out: Output, t: float, label: Tensor) -> Tensor:
+        """The label's probability less A and t."""
+        log_p, _ = _shares(out, self.tau, label)
+        return log_p.exp() - rectifier(out).sigmoid() - t
 
 
 @dataclass(frozen=True)

@@ -140,5 +140,5 @@ class Run:
 
 def run_folder(name: str, recipe: Recipe, changed: bool, home: Path = Path("runs")) -> Path:
     """runs/NAME, or runs/NAME-digest when the recipe was changed, so that none collide."""
-    stem = Path(name.removeprefix("@")).stem
+    stem = Path(name[1:]).stem if name.startswith("@") else name
     return home / (f"{stem}-{digest(recipe)[:6]}" if changed else stem)

@@ -15,7 +15,6 @@ from demur.errors import BadInput
 from demur.evaluate.plain import plain
 from demur.evaluate.theory.ball import Throughout, throughout
 from demur.evaluate.theory.record import XIS, RecordTheory, of_record
-from demur.methods import RR
 from demur.runs import Run
 from demur.theory import TOYS, class_counts, n_sub, toy_values, xi_below
 
@@ -68,12 +67,12 @@ class TheoryReport:
 
 def theory(run: Run, gammas: Sequence[float] = GAMMAS, rho: float = RHO) -> TheoryReport:
     """All figures of a run whose head is R-Con's."""
-    head = run.recipe.method.head
-    if not isinstance(head, RR):
+    if not run.recipe.has_a:
         raise BadInput(
-            f"{run.name} has no A to hold against A*: the theory needs a net with an auxiliary "
-            "head; train with head=RR()"
+            f"{run.name} has no A to hold against A*: the theory needs a net whose confidence is "
+            "multiplied by one; train with head=RR()"
         )
+    tau = run.recipe.tau
     difficulty = tuple(_difficulty(xi, rho) for xi in XIS)
     for gamma in gammas:
         xi_below(gamma)  # refuses a threshold that leaves no room
@@ -81,11 +80,11 @@ def theory(run: Run, gammas: Sequence[float] = GAMMAS, rho: float = RHO) -> Theo
     if not records:
         name = run.path.name
         raise BadInput(f"{name} has no record yet; make some with demur attack {name} clean pgd-10")
-    balls = throughout(records, gammas, head.tau)
+    balls = throughout(records, gammas, tau)
     return TheoryReport(
         run=run.name,
-        tau=head.tau,
-        records=tuple(of_record(record, head.tau, gammas) for record in records),
+        tau=tau,
+        records=tuple(of_record(record, tau, gammas) for record in records),
         difficulty=difficulty,
         throughout=balls,
         how_throughout=None if balls else _how(run),
