@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from demur import noise
+from demur.batch import per_image
 from demur.declared import NonNegative
 from demur.fused import fused
 from demur.noise import Stream
@@ -34,7 +35,7 @@ class Ball(Spec, ABC):
     def scaled_start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
         """A random change stretched until it touches the ball's border."""
         u = noise.normal(seed, index, stream, tuple(x.shape[1:])).to(x)
-        size = self.size(u).view(-1, *([1] * (x.ndim - 1)))
+        size = per_image(self.size(u), x)
         return self.project(x, x + self.eps * u / size.clamp_min(1e-12))
 
     def corner(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
@@ -79,7 +80,7 @@ class Ball(Spec, ABC):
         """The factor that brings each direction to a uniform share of the radius."""
         ones = (1,) * (away.ndim - 1)
         share = noise.uniform(seed, index, noise.derived(stream, RADIUS), ones).to(away)
-        return self.eps * share / self.size(away).view(-1, *ones).clamp_min(1e-12)
+        return self.eps * share / per_image(self.size(away), away).clamp_min(1e-12)
 
     @abstractmethod
     def direction(self, grad: Tensor) -> Tensor:
@@ -111,7 +112,7 @@ class Linf(Ball):
     def scaled_start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
         """Uniform in the cube, then stretched until one pixel reaches the border."""
         u = 2 * noise.uniform(seed, index, stream, tuple(x.shape[1:])).to(x) - 1
-        size = self.size(u).view(-1, *([1] * (x.ndim - 1)))
+        size = per_image(self.size(u), x)
         return self.project(x, x + self.eps * u / size.clamp_min(1e-12))
 
     def direction(self, grad: Tensor) -> Tensor:
@@ -159,4 +160,4 @@ class L2(Ball):
 def _length(delta: Tensor) -> Tensor:
     """Euclidean lengths, shaped to broadcast over images."""
     length: Tensor = delta.flatten(1).norm(dim=1)
-    return length.view(-1, *([1] * (delta.ndim - 1)))
+    return per_image(length, delta)

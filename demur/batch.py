@@ -48,3 +48,8 @@ def check_images(x: Tensor) -> None:
             f"pixels must lie in [0, 1], but run from {low:.3g} to {high:.3g}; "
             "scale them and leave normalisation to the net's first layer"
         )
+
+
+def per_image(values: Tensor, x: Tensor) -> Tensor:
+    """One value per image, shaped to broadcast over its pixels."""
+    return values.view(-1, *([1] * (x.ndim - 1)))

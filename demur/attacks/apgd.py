@@ -16,8 +16,9 @@ from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
 from demur.attacks.goals import CE, Goal, Kept, Moment
 from demur.attacks.restarts import best_of
-from demur.attacks.victims import Rows, Victims, confirmed, per_image
+from demur.attacks.victims import Rows, Victims, confirmed
 from demur.balls import Ball
+from demur.batch import per_image
 from demur.declared import Count, Natural, Share
 from demur.gradient import Gradient, gradient, value_at
 from demur.noise import Stream

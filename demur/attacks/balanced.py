@@ -20,8 +20,9 @@ from demur.attacks.criteria import Slips
 from demur.attacks.goals import CE, Least, Moment
 from demur.attacks.margins import Margins, margins_at
 from demur.attacks.restarts import best_of
-from demur.attacks.victims import Rows, Victims, confirmed, per_image
+from demur.attacks.victims import Rows, Victims, confirmed
 from demur.balls import Ball
+from demur.batch import per_image
 from demur.declared import Count, Natural
 from demur.gradient import value_at
 from demur.noise import Stream

@@ -17,7 +17,8 @@ from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Refused, Ruled, Slips, Unanswered, Wrong
 from demur.attacks.goals.passing import best_wrong_class
 from demur.attacks.goals.untargeted import at, best_wrong
-from demur.attacks.victims import Rows, Victims, confirmed, per_image
+from demur.attacks.victims import Rows, Victims, confirmed
+from demur.batch import per_image
 from demur.declared import Count, NonNegative, Positive
 from demur.gradient import Gradient, Model, gradient, value_at
 from demur.noise import Stream

@@ -17,8 +17,9 @@ from demur import noise
 from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
 from demur.attacks.goals import Goal, Kept, Margin, Moment, Toward
-from demur.attacks.victims import Victims, confirmed, per_image
+from demur.attacks.victims import Victims, confirmed
 from demur.balls import Ball
+from demur.batch import per_image
 from demur.declared import Count, Natural, Positive, Share
 from demur.gradient import glance, gradient, value_at
 from demur.noise import Stream

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from demur.attacks.victims import per_image
 from demur.balls import Ball
+from demur.batch import per_image
 from demur.fused import fused
 
 

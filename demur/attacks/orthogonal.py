@@ -15,7 +15,8 @@ from torch import Tensor
 from demur.attacks.apgd import APGD
 from demur.attacks.goals import Kept, Least
 from demur.attacks.margins import margins_at
-from demur.attacks.victims import Victims, confirmed, per_image
+from demur.attacks.victims import Victims, confirmed
+from demur.batch import per_image
 from demur.errors import BadInput
 from demur.gradient import Gradient
 

@@ -18,8 +18,9 @@ from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
 from demur.attacks.goals import CE, Goal, Kept, Moment
 from demur.attacks.momentum import ahead, begun, taken
-from demur.attacks.victims import Victims, confirmed, per_image
+from demur.attacks.victims import Victims, confirmed
 from demur.balls import Ball
+from demur.batch import per_image
 from demur.declared import Count, Natural, NonNegative, Positive, Share
 from demur.errors import BadInput
 from demur.gradient import glance, gradient, slope, value_at

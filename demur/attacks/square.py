@@ -18,8 +18,9 @@ from demur import noise
 from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
 from demur.attacks.goals import Goal, Kept, Margin, Moment
-from demur.attacks.victims import Rows, Victims, confirmed, exact, per_image
+from demur.attacks.victims import Rows, Victims, confirmed, exact
 from demur.balls import L2, Ball, Linf
+from demur.batch import per_image
 from demur.declared import Count, Natural, Share
 from demur.errors import BadInput
 from demur.gradient import glance
@@ -43,8 +44,8 @@ class Search(Rows):
     doubted: Tensor  # was claimed before and turned out to be whole
 
     def offered(self, proposal: Tensor, value: Tensor, helps: Tensor, claims: Tensor) -> "Search":
-        """With the proposals that help; an image whose first claim is open takes none."""
-        taken = helps & (~self.claimed | self.doubted)
+        """With the proposals that help; what is claimed yields only to claims, and if doubted."""
+        taken = helps & (~self.claimed | (self.doubted & claims))
         x_adv = torch.where(per_image(taken, proposal), proposal, self.x_adv)
         value, claimed = (
             torch.where(taken, new, old)

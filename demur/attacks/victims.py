@@ -54,8 +54,3 @@ def confirmed(
 def exact(model: Model) -> bool:
     """Whether gradients and values come from the model's own answer, not from rough arithmetic."""
     return bool(getattr(model, "exact", True))
-
-
-def per_image(values: Tensor, x: Tensor) -> Tensor:
-    """One value per image, shaped to broadcast over its pixels."""
-    return values.view(-1, *([1] * (x.ndim - 1)))

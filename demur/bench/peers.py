@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import CW
-from demur.attacks.victims import per_image
 from demur.balls import Linf
+from demur.batch import per_image
 
 Craft = Callable[[Tensor, Tensor, int], Tensor]
 ANY_DISTANCE = 100.0  # a radius that every image is within

@@ -5,7 +5,7 @@ score(model(x))          # one value per image, higher = more trusted
 """
 
 import math
-from abc import ABC
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Self
 
@@ -33,14 +33,40 @@ TINY = 1e-300  # a threshold of 0 has no logit
 
 
 @dataclass(frozen=True)
-class Direct(Spec, Score, Rejector, ABC):
-    """A rejector that already is its score; tau divides the logits."""
-
-    tau: Positive = 1.0
+class ReadOff(Spec, Score, Rejector, ABC):
+    """A rejector that already is its score."""
 
     def fit(self, out: Output, y: Tensor) -> Self:
         """The score itself."""
         return self
+
+
+@dataclass(frozen=True)
+class Direct(ReadOff, ABC):
+    """A score of the logits; tau divides them."""
+
+    tau: Positive = 1.0
+
+
+@dataclass(frozen=True)
+class Probability(ReadOff, ABC):
+    """A score that is the sigmoid of a logit."""
+
+    @abstractmethod
+    def logit(self, out: Output) -> Tensor:
+        """The logit of the score."""
+
+    def __call__(self, out: Output) -> Tensor:
+        """The score, between 0 and 1."""
+        return self.logit(out).sigmoid()
+
+    def trust(self, out: Output) -> Tensor:
+        """Its log."""
+        return logsigmoid(self.logit(out))
+
+    def room(self, out: Output, t: float, label: Tensor) -> Tensor:
+        """Its logit less that of t."""
+        return self.logit(out) - _logit(t)
 
 
 @dataclass(frozen=True)
@@ -82,63 +108,32 @@ class RCon(Direct):
 
 
 @dataclass(frozen=True)
-class Aux(Spec, Score, Rejector):
+class Aux(Probability):
     """A alone: what rectifies the confidence, without it."""
 
-    def fit(self, out: Output, y: Tensor) -> Self:
-        """The score itself."""
-        return self
-
-    def __call__(self, out: Output) -> Tensor:
-        """A, between 0 and 1."""
-        return rectifier(out).sigmoid()
-
-    def trust(self, out: Output) -> Tensor:
-        """Its log."""
-        return logsigmoid(rectifier(out))
-
-    def room(self, out: Output, t: float, label: Tensor) -> Tensor:
-        """Its logit less that of t."""
-        return rectifier(out) - _logit(t)
+    def logit(self, out: Output) -> Tensor:
+        """The first auxiliary output."""
+        return rectifier(out)
 
 
 @dataclass(frozen=True)
-class Given(Spec, Score, Rejector):
-    """A score that the model brings itself, as the last of its auxiliary outputs."""
+class Answers(Probability):
+    """The probability of answering, where the auxiliary output is the logit of abstaining."""
 
-    def fit(self, out: Output, y: Tensor) -> Self:
-        """The score itself."""
-        return self
+    def logit(self, out: Output) -> Tensor:
+        """The logit of all classes together less that of abstaining."""
+        return energy(out) - rectifier(out)
+
+
+@dataclass(frozen=True)
+class Given(ReadOff):
+    """A score that the model brings itself, as the last of its auxiliary outputs."""
 
     def __call__(self, out: Output) -> Tensor:
         """What the model says."""
         if out.aux.shape[-1] == 0:
             raise BadInput("the model brings no score of its own; wrap it as WithScore(model, ...)")
         return out.aux[:, -1]
-
-
-@dataclass(frozen=True)
-class Answers(Spec, Score, Rejector):
-    """The probability of answering, where the auxiliary output is the logit of abstaining."""
-
-    def fit(self, out: Output, y: Tensor) -> Self:
-        """The score itself."""
-        return self
-
-    def __call__(self, out: Output) -> Tensor:
-        """One less the probability of abstaining."""
-        return self._logit(out).sigmoid()
-
-    def trust(self, out: Output) -> Tensor:
-        """Its log."""
-        return logsigmoid(self._logit(out))
-
-    def room(self, out: Output, t: float, label: Tensor) -> Tensor:
-        """Its logit less that of t."""
-        return self._logit(out) - _logit(t)
-
-    def _logit(self, out: Output) -> Tensor:
-        return energy(out) - rectifier(out)
 
 
 @dataclass(frozen=True)
