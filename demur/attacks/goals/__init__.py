@@ -5,7 +5,7 @@ Evade(RCon(), eta=10)                   # be wrong and be trusted: CE + 10 log R
 Margin() + 0.5 * Evade(Energy())        # any sum
 """
 
-from demur.attacks.goals.abstaining import RejectionHinge, Unsafe, UnsafeMargin
+from demur.attacks.goals.abstaining import Form, RejectionHinge, Unsafe, UnsafeMargin
 from demur.attacks.goals.goal import Goal, Kept, Moment, Scaled, Sum
 from demur.attacks.goals.passing import Doubt, Least, One, Product
 from demur.attacks.goals.rejecting import Evade, Raise, RRLoss, Xi
@@ -19,7 +19,7 @@ GOALS: tuple[type[Goal], ...] = (
 )  # fmt: skip
 
 __all__ = [
-    "CE", "DLR", "GOALS", "KL", "Doubt", "Evade", "Goal", "Kept", "Least", "Margin", "Moment",
-    "One", "Product", "RRLoss", "Raise", "RejectionHinge", "Relaxed", "Scaled", "Sum", "Toward",
-    "TowardCon", "TowardDLR", "Unsafe", "UnsafeMargin", "WrongCon", "Xi", "divergence",
+    "CE", "DLR", "GOALS", "KL", "Doubt", "Evade", "Form", "Goal", "Kept", "Least", "Margin",
+    "Moment", "One", "Product", "RRLoss", "Raise", "RejectionHinge", "Relaxed", "Scaled", "Sum",
+    "Toward", "TowardCon", "TowardDLR", "Unsafe", "UnsafeMargin", "WrongCon", "Xi", "divergence",
 ]  # fmt: skip

@@ -20,6 +20,8 @@ from demur.declared import Share
 from demur.errors import BadInput
 from demur.output import Output, log_probabilities, rectifier
 
+Form = Literal["paper", "authors"]  # of a loss: as the R-Con paper ran it, as its authors have it
+
 
 @dataclass(frozen=True)
 class Unsafe(Goal):
@@ -50,7 +52,7 @@ class RejectionHinge(Goal):
     """
 
     cost: Share = 0.3
-    form: Literal["paper", "authors"] = "paper"
+    form: Form = "paper"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,58 @@
+"""Adversarial training with a rejection option (Kato et al. 2020).
+
+ATRO(cost=0.3)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from demur.attacks.goals import Form, RejectionHinge
+from demur.declared import NonNegative, Share
+from demur.methods.frames import Frame
+from demur.methods.heads import Head
+from demur.methods.modules import DenseAux
+from demur.methods.views import Views
+from demur.rejectors import Aux, Rejector
+
+
+@dataclass(frozen=True)
+class ATRO(Head):
+    """A rejector r = tanh(aux) that answers from 0 on, learned by a hinge with a cost of refusal.
+
+    paper: the hinge, on probabilities, is added to the frame's loss. There it moves by no more
+    than 1 / C when the answer turns from wrong to right, so r learns next to nothing. authors: the
+    squared hinge on logits is the loss; their price on the classifier's weights is weight decay.
+    """
+
+    cost: Share = 0.3
+    weight: NonNegative = 0.3
+    form: Form = "paper"
+
+    def build(self, dims: Sequence[int], classes: int) -> nn.Module:
+        """Two layers."""
+        return DenseAux(dims[-1])
+
+    @property
+    def hinge(self) -> RejectionHinge:
+        """What is learned, and what images are crafted for."""
+        return RejectionHinge(self.cost, self.form)
+
+    def term(self, views: Views) -> Tensor:
+        """The weighted hinge of each image."""
+        return self.weight * self.hinge(views.attacked.out, views.attacked.y)
+
+    def loss(self, each: Tensor, views: Views) -> Tensor:
+        """The hinge beside the frame's loss, or in its place."""
+        if self.form == "paper":
+            return super().loss(each, views)
+        return self.hinge(views.attacked.out, views.attacked.y).mean()
+
+    def rejectors(self) -> dict[str, Rejector]:
+        """The sigmoid of what r is the tanh of: the same order, one half where r is zero."""
+        return {"ATRO": Aux()}
+
+    def framed(self, frame: Frame) -> Frame:
+        """The frame with images crafted for the hinge, in eval mode."""
+        return frame.aimed(self.hinge, "eval")
