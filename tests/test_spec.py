@@ -423,6 +423,7 @@ GOLDEN: dict[str, str] = {
     "pgd-10-l2": "859caa11",
     "pgd-100-l2": "7dea4c66",
     "adaptive": "c7f2f0e6",
+    "adaptive-apgd": "4641bf34",
     "multi-target": "ce09abaa",
     "gama-pgd": "a46d1db6",
     "gama-fw": "4e5dbd1f",

@@ -35,6 +35,7 @@ class Table:
         return Table(self.title, entries, self.attacks)
 
 
+ADAPTIVE = ("clean", "pgd-20", "adaptive", "adaptive-apgd")
 TABLES: dict[str, Table] = {
     "methods-digits": Table(
         "Every way to train, on digits",
@@ -43,12 +44,12 @@ TABLES: dict[str, Table] = {
             for name, recipe in RECIPES.items()
             if name.startswith("digits-")
         },
-        ("clean", "pgd-20", "adaptive"),
+        ADAPTIVE,
     ),
     "study-digits": Table(
         "What makes R-Con better than confidence? Digits",
         variants(RECIPES["digits-pgdat-rr"], average="0.98"),
-        ("clean", "pgd-20", "adaptive"),
+        ADAPTIVE,
     ),
     "study-cifar10": Table(
         "What makes R-Con better than confidence? CIFAR-10, twelve epochs",

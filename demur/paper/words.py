@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from demur.evaluate import ORACLE
 from demur.metrics import Difference
 from demur.paper.combined import Combined, Mean, combined
 from demur.paper.measured import Line
@@ -52,7 +53,7 @@ def _lines(rows: Sequence[Combined]) -> list[tuple[str, ...]]:
             *_frozen(frozen.get((row.entry, row.rejector))),
         )
         for row in rows
-        if row.protocol == "paper"
+        if row.protocol == "paper" and row.rejector != ORACLE
     ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from demur.attacks import (
+    APGD,
     CW,
     PGD,
     Attack,
@@ -13,6 +14,7 @@ from demur.attacks import (
     Evade,
     ForceRefusal,
     FrankWolfe,
+    Product,
     RejectAutoAttack,
     Relaxed,
     Slips,
@@ -35,6 +37,12 @@ def _adaptive(recipe: Recipe) -> PGD:
         linf(recipe.data, 50), goal=Evade(own, eta=0.1), keep="criterion",
         criterion=Slips(own, TPR(0.95)),
     )  # fmt: skip
+
+
+def _adaptive_apgd(recipe: Recipe) -> APGD:
+    """Auto-PGD on the wrong probability times the chance of being accepted: nothing to weigh."""
+    rule = Slips(recipe.own[1], TPR(0.95))
+    return APGD(Linf(recipe.data.threat.linf), goal=Product(rule), criterion=rule)
 
 
 def _xi(recipe: Recipe) -> PGD:
@@ -71,6 +79,7 @@ NAMED_ATTACKS: dict[str, Callable[[Recipe], Attack]] = {
     "pgd-10-l2": lambda recipe: l2(recipe.data, 10),
     "pgd-100-l2": lambda recipe: l2(recipe.data, 100),
     "adaptive": _adaptive,
+    "adaptive-apgd": _adaptive_apgd,
     "multi-target": lambda recipe: EachTarget(
         replace(linf(recipe.data, 100), goal=Toward(), restarts=20)
     ),
