@@ -14,7 +14,7 @@ class BadInput(ValueError):
 
 
 class Diverged(BadInput):
-    """A training whose loss is no longer a number."""
+    """A training whose loss has run away."""
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ it again: it goes on after the last epoch that was kept and, on a CPU with the s
 threads, ends with bit-identical weights. Under torchrun the leading process writes.
 """
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -41,6 +42,7 @@ class Progress:
     clean: float | None = None
 
 
+RUNAWAY = 1e6  # a loss of which nothing can be learned any more
 KEEPING = 0.02  # the share of the time that may go into keeping states on disk
 
 Watch = Callable[[Progress], None]
@@ -238,17 +240,19 @@ class Training:
             )  # fmt: skip
         self.world.add_up([self.steps.losses])
         self.world.agree(self.learner.statistics())  # those of each process's own have parted
-        self._check_finite(self.steps.losses, epoch)
+        self._check_sound(self.steps.losses, epoch)
         return float(self.steps.losses.mean())
 
-    def _check_finite(self, losses: Tensor, epoch: int) -> None:
-        """Stop on a loss that is no number; the state of the last whole epoch stays."""
-        bad = (~losses.isfinite()).nonzero()
+    def _check_sound(self, losses: Tensor, epoch: int) -> None:
+        """Stop on a loss that has run away; the state of the last whole epoch stays."""
+        bad = (~(losses.abs() < RUNAWAY)).nonzero()  # what is no number is not smaller either
         sound = all(bool(p.isfinite().all()) for p in self.learner.net.parameters())
         if len(bad) or not sound:
             step = int(bad[0]) if len(bad) else self.steps.batches - 1
+            worst = float(losses[step])
+            words = f"has grown to {worst:.1e}" if math.isfinite(worst) else "is no longer a number"
             raise Diverged(
-                f"the loss is no longer a number at epoch {epoch + 1}, step {step + 1} of "
+                f"the loss {words} at epoch {epoch + 1}, step {step + 1} of "
                 f"{self.steps.batches}; the state after epoch {self.kept} is kept; "
                 "lower the learning rate, for example schedule.peak=0.05"
             )

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from demur.data import SPLITS, Digits, Splits
-from demur.errors import BadInput
+from demur.errors import BadInput, Diverged
 from demur.methods import Piecewise
 from demur.recipes import RECIPES, Recipe, recipe
 from demur.runs import Run
@@ -231,7 +231,13 @@ def test_copying_a_run_moves_it(tiny_run: Run, tmp_path: Path) -> None:
     assert copy.chosen == tiny_run.chosen
 
 
-DIGITS = [name for name in RECIPES if name.startswith("digits-")]
+DIGITS = [n for n in RECIPES if n.startswith("digits-") and not n.endswith("swapped")]
+
+
+def test_a_loss_that_runs_away_is_called_so(tmp_path: Path) -> None:
+    made = recipe("digits-pgdat-ebd-swapped", ["width=4", "attack.steps=1", "head.m_out=-2000"])
+    with pytest.raises(Diverged, match=r"the loss has grown to \d\.\de\+\d+ at epoch"):
+        train(made, tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", DIGITS)

@@ -64,7 +64,7 @@ _RR: dict[str, Head] = {"": Plain(), "-rr": RR()}
 _BASELINES: dict[str, Head] = {"-ebd": EBD(), "-snet": SNet(), "-atro": ATRO(), "-carl": CARL()}
 _TRIED: dict[str, Head] = {  # by the paper, beside its choice
     "-ebd-6-0": EBD(m_in=6.0, m_out=0.0),
-    "-ebd-swapped": EBD(m_in=-5.0, m_out=-23.0),
+    "-ebd-swapped": EBD(m_in=-5.0, m_out=-23.0, weight=1.0),  # runs away, as in the paper
     **{
         f"-snet-{weight}-{coverage}": SNet(coverage, float(weight))
         for weight, coverage in product((8, 16, 32), (0.7, 0.8, 0.9))
@@ -87,7 +87,10 @@ _DIGITS_FRAMES: dict[str, Frame] = {
     "ccat": CCAT(attack=_few(OFFICIAL, 0.06)),
     "ccat-reference": replace(_REFERENCE, attack=_few(REFERENCE, 0.04)),
 }
-_DIGITS_METHODS = _methods(_DIGITS_FRAMES, _RR | _BASELINES)
+_DIGITS_METHODS = {
+    **_methods(_DIGITS_FRAMES, _RR | _BASELINES),
+    "pgdat-ebd-swapped": Method(_DIGITS_FRAMES["pgdat"], _TRIED["-ebd-swapped"]),
+}
 
 _CIFARS: dict[str, Dataset] = {"cifar10": CIFAR10(), "cifar100": CIFAR100()}
 _NETS: dict[str, NetSpec] = {"": ResNet18(), "-wrn": WideResNet()}
