@@ -69,6 +69,7 @@ from tests.linear import LinearNet, centred_images, distance
 SLIPS = Slips(RCon(), 0.6)
 EXAMPLES: dict[str, Attack] = {
     **{name: make(RECIPES["digits-pgdat-rr"]) for name, make in NAMED_ATTACKS.items()},
+    "adaptive-apgd": APGD(Linf(0.15), goal=Product(SLIPS), criterion=SLIPS),
     "adaptive": PGD(
         Linf(0.15), steps=8, goal=Evade(RCon(), eta=0.1), keep="criterion",
         criterion=Slips(RCon(), 0.6),
@@ -146,9 +147,10 @@ def ball_of(attack: Attack) -> Ball:
 
 
 NEED_A = (
-    "adaptive", "sum", "xi", "targets", "dlr", "reject-autoattack", "force-refusal",
-    "reject-coupled", "orthogonal", "balanced", "adaptive-ce-trust", "adaptive-ce-rr",
-    "adaptive-con-rr", "adaptive-con-trust", "adaptive-targets-rr", "adaptive-ce-score",
+    "adaptive", "adaptive-apgd", "sum", "xi", "targets", "dlr", "reject-autoattack",
+    "force-refusal", "reject-coupled", "orthogonal", "balanced", "adaptive-ce-trust",
+    "adaptive-ce-rr", "adaptive-con-rr", "adaptive-con-trust", "adaptive-targets-rr",
+    "adaptive-ce-score",
 )  # fmt: skip
 SHORT = {name: short(attack) for name, attack in EXAMPLES.items()}
 
