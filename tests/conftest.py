@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor
 
 from demur.cli import main
-from demur.data import Images
+from demur.data import Digits, Images, Splits
 from demur.evaluate import Source
 from demur.nets import RejectingNet
 from demur.recipes import Recipe, recipe
@@ -89,3 +89,19 @@ def command(
         return code, said.out, said.err
 
     return call
+
+
+FEW = 300  # images: four whole batches of 64 and a part of one
+
+
+@pytest.fixture
+def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digits of which only a few are loaded."""
+    load = Digits.load
+
+    def few(self: Digits, folder: Path | None = None) -> Splits:
+        return {
+            name: images.first(min(300, len(images))) for name, images in load(self, folder).items()
+        }
+
+    monkeypatch.setattr(Digits, "load", few)

@@ -7,20 +7,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from demur import noise
-from demur.attacks import CE, KL, PGD, FrankWolfe, Goal, Margin, WrongCon
-from demur.attacks.momentum import ahead, begun, taken
-from demur.balls import L2, Ball, Linf
+from demur.attacks import CE, PGD, WrongCon
+from demur.balls import L2, Linf
 from demur.bench import check
 from demur.data import Digits, Images
 from demur.errors import BadInput
-from demur.gradient import gradient
 from demur.methods import CCAT, RR, Method, Plain, Seen, Views
 from demur.methods.ccat import OFFICIAL, REFERENCE
 from demur.nets import RejectingNet, Small
-from demur.output import Output, prediction
+from demur.output import Output
 from demur.recipes import RECIPES
-from tests.linear import LinearNet, centred_images
 
 CPU = torch.device("cpu")
 FORMS = {
@@ -229,198 +225,6 @@ def test_heads_that_do_not_go_with_it_are_refused(frame: CCAT) -> None:
 def test_an_attack_that_drops_images_is_refused_in_train_mode() -> None:
     with pytest.raises(BadInput, match="drops images"):
         CCAT(attack=PGD(Linf(0.1), keep="criterion"), bn="train")
-
-
-# ------------------------------------------------------------------ the attack
-
-BACK = PGD(Linf(0.1), steps=20, start="mixed", goal=WrongCon(), momentum=0.9, backtrack=1.5)
-
-
-def worth(net: nn.Module, goal: Goal, x: Tensor, y: Tensor) -> Tensor:
-    with torch.no_grad():
-        return goal(net(x), y)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_backtracking_never_ends_below_its_start_nor_below_plain_steps(
-    momentum: float, tiny_net: RejectingNet, test_images: Images
-) -> None:
-    x, y = test_images.batch(slice(0, 60))
-    attack = replace(BACK, momentum=momentum, step=0.05)
-    start = attack._start(x, torch.arange(len(x)), noise.derived(0, 0))
-    found = worth(tiny_net, WrongCon(), attack(tiny_net, x, y), y)
-    assert (found >= worth(tiny_net, WrongCon(), start, y)).all()
-    plain = worth(tiny_net, WrongCon(), replace(attack, backtrack=0.0)(tiny_net, x, y), y)
-    assert found.mean() >= plain.mean()
-    more = worth(tiny_net, WrongCon(), replace(attack, steps=40)(tiny_net, x, y), y)
-    assert (more >= found).all()
-
-
-def test_backtracking_helps_where_steps_are_too_long(
-    tiny_net: RejectingNet, test_images: Images
-) -> None:
-    x, y = test_images.batch(slice(0, 100))
-    long = PGD(Linf(0.1), steps=12, step=0.2, start="clean", goal=CE(), backtrack=2.0)
-    back = worth(tiny_net, CE(), long(tiny_net, x, y), y)
-    plain = worth(tiny_net, CE(), replace(long, backtrack=0.0)(tiny_net, x, y), y)
-    assert back.mean() > plain.mean()
-
-
-def test_steps_by_hand(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> None:
-    """The official climb written out, image by image."""
-    x, y = batch
-    attack = PGD(
-        Linf(0.1), steps=6, step=0.04, start="clean", goal=WrongCon(), momentum=0.9, backtrack=1.5
-    )
-    found = attack(tiny_net, x, y)
-    for i in range(4):
-        one, label = x[i : i + 1], y[i : i + 1]
-        at, mean, length = one, torch.zeros_like(one), 0.04
-        for _ in range(6):
-            grad, value, _ = gradient(tiny_net, WrongCon(), at, label)
-            mean = 0.9 * mean + 0.1 * grad.sign()
-            low, high = (one - 0.1).clamp_min(0), (one + 0.1).clamp_max(1)
-            there = (at + length * mean).clamp(low, high)
-            if worth(tiny_net, WrongCon(), there, label) >= value:
-                at = there
-            else:
-                length /= 1.5
-        assert torch.allclose(found[i : i + 1], at, atol=1e-6)
-
-
-@pytest.mark.parametrize("ball", [Linf(0.5), L2(2.0)])
-def test_the_first_step_with_momentum_is_a_tenth(ball: Ball) -> None:
-    net, x = LinearNet(), centred_images(5)
-    y = prediction(net(x))
-    attack = PGD(ball, steps=1, step=0.02, start="clean", goal=Margin(), momentum=0.9)
-    assert ball.size(attack(net, x, y) - x).tolist() == pytest.approx(5 * [0.002], rel=1e-6)
-    plain = replace(attack, momentum=0.0)
-    assert ball.size(plain(net, x, y) - x).tolist() == pytest.approx(5 * [0.02], rel=1e-6)
-
-
-def test_directions_are_averaged() -> None:
-    x = torch.full((1, 1, 1, 2), 0.5)
-    climb = begun(x, 0.1, None)
-    for grad, mean in (([3.0, -4.0], [0.1, -0.1]), ([2.0, 1.0], [0.19, 0.01])):
-        slope = torch.tensor(grad).view(1, 1, 1, 2)
-        x_next, found = ahead(Linf(1.0), x, climb, slope, 0.9)
-        assert found.flatten().tolist() == pytest.approx(mean)
-        assert x_next.flatten().tolist() == pytest.approx([0.5 + 0.1 * m for m in mean])
-        climb = climb._replace(mean=found)
-
-
-def test_a_tie_is_taken_and_a_strict_climb_shortens_it() -> None:
-    x = torch.zeros(3, 1, 1, 1)
-    value = torch.tensor([1.0, 1.0, 1.0])
-    climb, there = begun(x, 0.3, value), x + 1
-    after = taken(climb, there, torch.tensor([0.5, 1.0, 2.0]), 1.5, strict=True)
-    assert after.x_adv.flatten().tolist() == [0, 1, 1]
-    assert after.length.tolist() == pytest.approx([0.2, 0.2, 0.3])
-    assert after.value.tolist() == [1, 1, 2]
-    after = taken(climb, there, torch.tensor([0.5, 1.0, 2.0]), 1.5, strict=False)
-    assert after.x_adv.flatten().tolist() == [0, 1, 1]
-    assert after.length.tolist() == pytest.approx([0.2, 0.3, 0.3])
-    assert taken(begun(x, 0.3, None), there, value, 1.5, strict=True).x_adv.all()
-
-
-def test_a_goal_of_its_own_decides_what_is_taken_back(
-    tiny_net: RejectingNet, test_images: Images
-) -> None:
-    """By cross-entropy the first step is taken whatever it does, and nothing after it loses."""
-    x, y = test_images.batch(slice(0, 60))
-    attack = replace(BACK, start="clean", step=0.05, backtrack_goal=CE())
-    first = replace(attack, steps=1, backtrack=0.0, backtrack_goal=None)(tiny_net, x, y)
-    assert torch.equal(replace(attack, steps=1)(tiny_net, x, y), first)
-    values = [worth(tiny_net, CE(), replace(attack, steps=n)(tiny_net, x, y), y) for n in (1, 5, 9)]
-    assert (values[1] >= values[0]).all()
-    assert (values[2] >= values[1]).all()
-    other = replace(attack, backtrack_goal=None)(tiny_net, x, y)
-    assert not torch.equal(attack(tiny_net, x, y), other)
-
-
-def test_restarts_are_chosen_by_what_decides_the_steps(
-    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
-) -> None:
-    x, y = batch
-    attack = replace(BACK, steps=4, backtrack_goal=CE(), start="random")
-    few, more = attack(tiny_net, x, y), replace(attack, restarts=3)(tiny_net, x, y)
-    assert (worth(tiny_net, CE(), more, y) >= worth(tiny_net, CE(), few, y) - 1e-6).all()
-
-
-@pytest.mark.parametrize("goal", [None, KL()], ids=repr)
-@pytest.mark.parametrize("start", ["mixed", "coin", "random"])
-@pytest.mark.parametrize("ball", [Linf(0.1), L2(0.5)], ids=repr)
-def test_it_does_not_depend_on_company_and_stays_in_the_ball(
-    ball: Ball, start: str, goal: Goal | None, tiny_net: RejectingNet, test_images: Images
-) -> None:
-    attack = replace(BACK, ball=ball, steps=5, start=start, backtrack_goal=goal)  # type: ignore[arg-type]
-    net, x = LinearNet().eval(), centred_images(9)
-    y, index = prediction(net(x)), torch.arange(40, 49)
-    whole = attack(net, x, y, index)
-    assert torch.allclose(whole, attack(net, x.flip(0), y.flip(0), index.flip(0)).flip(0))
-    assert torch.allclose(whole[4:5], attack(net, x[4:5], y[4:5], index[4:5]))
-    assert torch.equal(whole, attack(net, x, y, index))
-    x, y = test_images.batch(slice(0, 30))
-    x_adv = attack(tiny_net, x, y)
-    assert ball.size(x_adv - x).max() <= ball.eps * (1 + 1e-6) + 1e-7
-    assert x_adv.min() >= 0
-    assert x_adv.max() <= 1
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: replace(BACK, keep="criterion"), "use keep=largest"),
-        (lambda: PGD(Linf(0.1), momentum=0.5, keep="criterion"), "use keep=largest"),
-        (lambda: PGD(Linf(0.1), backtrack_goal=CE()), "without backtrack it does nothing"),
-        (lambda: PGD(Linf(0.1), backtrack=0.5), "must be above 1"),
-        (lambda: PGD(Linf(0.1), momentum=1.0), "no image ever moves"),
-        (lambda: FrankWolfe(Linf(0.1), momentum=0.5), "use PGD"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(make: object, words: str) -> None:
-    assert callable(make)
-    with pytest.raises(BadInput, match=words) as error:
-        make()
-    assert "\n" not in str(error.value)
-
-
-# ------------------------------------------------------------------ starts
-
-
-@pytest.mark.parametrize("ball", [Linf(0.3), L2(0.3)], ids=repr)
-def test_a_mixed_start_is_one_of_three(ball: Ball) -> None:
-    x = torch.full((3000, 1, 6, 6), 0.5)
-    delta = ball.mixed(x, 0, torch.arange(3000), 4) - x
-    size = Linf(1).size(delta)
-    none = size == 0
-    assert none.float().mean().item() == pytest.approx(1 / 3, abs=0.03)
-    spread = 0.3 / (2 * log(36))
-    share = ball.size(delta)[~none] / 0.3
-    coin = ball.ray_or_none(x, 0, torch.arange(3000), 4) - x
-    heads = Linf(1).size(coin) > 0
-    assert heads.float().mean().item() == pytest.approx(1 / 2, abs=0.03)
-    rays = ball.size(coin)[heads] / 0.3
-    assert rays.max() <= 1 + 1e-5
-    assert rays.mean().item() == pytest.approx(1 / 2, abs=0.03)
-    assert (rays < 0.1).float().mean().item() == pytest.approx(0.1, abs=0.02)
-    assert share.max() <= 1 + 1e-5
-    if isinstance(ball, Linf):  # normal noise has its largest pixel near 2.2 deviations
-        lots = noise.uniform(0, torch.arange(3000), noise.derived(4, 2), (1,))[:, 0]
-        little = delta[lots < 1 / 3]
-        assert little.std().item() == pytest.approx(spread, rel=0.02)
-
-
-def test_starts_are_drawn_anew_and_are_harmless_at_the_edges() -> None:
-    x, index = torch.rand(4, 1, 1, 1), torch.arange(4)
-    for ball in (Linf(0.0), L2(0.0)):
-        for start in (ball.mixed, ball.ray_or_none):
-            assert torch.allclose(start(x, 0, index, 0), x)
-    wide = torch.full((50, 1, 4, 4), 0.5)
-    for start in (Linf(0.1).mixed, Linf(0.1).ray_or_none):
-        many, held = torch.arange(50), torch.full((1,), 7, dtype=torch.int64)
-        assert not torch.equal(start(wide, 0, many, 0), start(wide, 0, many, 1))
-        assert torch.equal(start(wide, 0, many, held), start(wide, 0, many, 7))
 
 
 # ------------------------------------------------------------------ engines

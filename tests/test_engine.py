@@ -11,7 +11,7 @@ from torch import Tensor
 from demur.attacks import PGD
 from demur.balls import Linf
 from demur.bench import check
-from demur.data import Digits, Images, Splits
+from demur.data import Images
 from demur.engine import Crafter, FastSteps, Judge, Learner, PlainSteps, choice, plan_for, trial
 from demur.engine.update import Update
 from demur.errors import BadInput
@@ -22,22 +22,14 @@ from demur.recipes import Recipe, recipe
 from demur.runs import Run
 from demur.spec import show
 from demur.world import World
+from tests.conftest import FEW
 
 CPU = torch.device("cpu")
 QUICK = PGD(Linf(0.1), steps=2)
 CHANGES = ["width=4", "precision=fp64", "batch_size=64", "epochs=2", "attack.steps=2"]
-FIT = 300  # images: four whole batches and a part of one
 
 
-@pytest.fixture(autouse=True)
-def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = Digits.load
-
-    def few(self: Digits, folder: Any = None) -> Splits:
-        return {name: images.first(min(FIT, len(images)))
-                for name, images in load(self, folder).items()}  # fmt: skip
-
-    monkeypatch.setattr(Digits, "load", few)
+pytestmark = pytest.mark.usefixtures("few_digits")
 
 
 @pytest.fixture
@@ -140,7 +132,7 @@ def test_the_last_partial_batch_takes_the_plain_step(monkeypatch: pytest.MonkeyP
     steps.begin(1)
     for i in range(steps.batches):
         steps(i)
-    assert taken == [*(("fast", 5 + i, 64) for i in range(4)), ("plain", 9, FIT - 4 * 64)]
+    assert taken == [*(("fast", 5 + i, 64) for i in range(4)), ("plain", 9, FEW - 4 * 64)]
 
 
 def as_on_a_gpu(steps: FastSteps) -> None:

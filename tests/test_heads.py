@@ -1,7 +1,6 @@
 """The losses of heads by hand on three classes, degenerate batches too, and who gets gradients."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,9 +12,8 @@ from demur.errors import BadInput
 from demur.methods import ATRO, CARL, EBD, PGDAT, RR, TRADES, Head, Method, SNet, Standard
 from demur.methods.views import Seen, Views
 from demur.nets import Small
-from demur.output import Output, log_not_rcon, log_rcon
-from demur.rectified import LEAST, built, log_built, misfit
-from demur.rejectors import Answers, Aux, Difference, Energy
+from demur.output import Output
+from demur.rejectors import Answers, Aux, Energy
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [1.0, 0.0, 0.5]], dtype=torch.float64)
 RIGHT = torch.tensor([0, 1, 0])
@@ -225,86 +223,6 @@ def test_the_authors_carl_learns_all_classes_on_clean_images() -> None:
     joint = torch.cat([clean.logits, clean.aux], 1)
     expected = torch.nn.functional.cross_entropy(joint, MIXED) + 0.5 * Unsafe()(other, MIXED).mean()
     assert loss.item() == pytest.approx(expected.item())
-
-
-# ------------------------------------------------------------------ RR in full
-
-VALUES: dict[str, Callable[[float, float], float]] = {
-    "product": lambda con, a: con * a,
-    "difference": lambda con, a: con - a,
-    "aux": lambda con, a: a,
-    "con": lambda con, a: con,
-}
-
-
-PRICES: dict[str, Callable[[float, float, int], float]] = {
-    "bce": lambda r, t, s: -t * math.log(r) - (1 - t) * math.log(1 - r),
-    "squared": lambda r, t, s: (r - t) ** 2,
-    "margin": lambda r, t, s: max(0.0, 0.5 - s * (2 * r - 1)),
-}
-
-
-@pytest.mark.parametrize("construction", VALUES)
-def test_constructions_by_hand(construction: str) -> None:
-    out = outputs([[-1.0], [-3.0], [-2.0]])
-    con, a = LOGITS.softmax(1).amax(1), out.aux[:, 0].sigmoid()
-    expected = [VALUES[construction](c, b) for c, b in zip(con.tolist(), a.tolist(), strict=True)]
-    assert built(out, construction).tolist() == pytest.approx(expected)  # type: ignore[arg-type]
-    log_r, log_not = log_built(out, construction)  # type: ignore[arg-type]
-    assert log_r.exp().tolist() == pytest.approx(expected)
-    assert log_not.exp().tolist() == pytest.approx([1 - v for v in expected])
-    target = torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64)
-    for objective, price in PRICES.items():
-        each = misfit(out, MIXED, target, construction, objective)  # type: ignore[arg-type]
-        sides = (1, -1, -1)
-        by_hand = [price(r, t, s) for r, t, s in zip(expected, target.tolist(), sides, strict=True)]
-        assert each.tolist() == pytest.approx(by_hand)
-
-
-def test_a_difference_below_nothing_still_learns() -> None:
-    aux = torch.tensor([[5.0]], dtype=torch.float64, requires_grad=True)  # A is about 1
-    out = Output(torch.zeros(1, 3, dtype=torch.float64), torch.zeros(1, 0), aux)
-    assert built(out, "difference").item() < LEAST
-    one = torch.tensor([0.9], dtype=torch.float64)
-    loss = misfit(out, torch.tensor([0]), one, "difference")
-    (grad,) = torch.autograd.grad(loss.sum(), aux)
-    assert loss.isfinite()
-    assert grad.item() > 0  # descent makes A smaller
-
-
-def test_the_usual_construction_is_the_papers() -> None:
-    out = outputs([[-1.0], [0.5], [4.0]])
-    target = LOGITS.softmax(1)[torch.arange(3), MIXED]
-    expected = -target * log_rcon(out) - (1 - target) * log_not_rcon(out)
-    assert torch.equal(RR().each(out, MIXED), expected)
-
-
-def test_rejectors_follow_the_construction() -> None:
-    assert RR(construction="difference", tau=0.5).rejectors()["R-Con"] == Difference(0.5)
-    assert list(RR(construction="aux").rejectors()) == ["A"]
-    assert list(RR(construction="con").rejectors()) == ["Con, trained"]
-
-
-def test_reach_keeps_the_terms_gradient_in_the_head(batch: tuple[Tensor, Tensor]) -> None:
-    x, y = batch
-    head = RR(reach="head", blocks="all")
-    net = Small(4).build(Digits().domain, head).train()
-    head.each(net(x), y).mean().backward()
-    for name, parameter in net.named_parameters():
-        reached = parameter.grad is not None and bool(parameter.grad.any())
-        assert reached == name.startswith("aux"), name
-    net.eval()
-    pixels = x.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(net(pixels).aux.sum(), pixels)
-    assert slope.any()  # whoever attacks the trained net sees through it
-
-
-def test_clean_images_in_the_term(batch: tuple[Tensor, Tensor]) -> None:
-    clean, other = outputs([[0.3], [-1.0], [2.0]]), outputs([[0.0]] * 3, LOGITS * 2)
-    head = RR(on="both", weight=3.0)
-    views = Views(Seen(LOGITS, MIXED, other), Seen(LOGITS, MIXED, clean))
-    expected = 1.5 * (RR().each(clean, MIXED) + RR().each(other, MIXED))
-    assert torch.allclose(head.term(views), expected)
 
 
 # ------------------------------------------------------------------ who goes with whom

@@ -1,4 +1,4 @@
-"""Losses by hand, gradients exactly where they belong, schedules, batch-norm modes."""
+"""Frames and pairs: what is crafted, who gets gradients, batch-norm modes, parts of batches."""
 
 import contextlib
 import itertools
@@ -7,8 +7,6 @@ from typing import Literal
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from demur.attacks import CE, KL, PGD, WrongCon
@@ -57,57 +55,12 @@ OTHER_HEADS: tuple[Head, ...] = (
     RR(joint=True), EBD(outside="attacked"), ATRO(form="authors"), CARL(form="authors"),
 )  # fmt: skip
 WIDTHS = {Plain: 0, EBD: 0, SNet: 11}  # of the auxiliary output; 1 elsewhere
-Stop = Literal["correct", "all", "none"]
 
 
 def test_every_frame_head_and_schedule_has_an_example() -> None:
     assert {type(f) for f in FRAME_EXAMPLES} == set(FRAMES)
     assert {type(h) for h in HEAD_EXAMPLES} == set(HEADS)
     assert set(SCHEDULES) == {Piecewise, OneCycle}
-
-
-# ------------------------------------------------------------------ RR by hand
-
-
-def by_hand(
-    logits: Tensor, a: Tensor, y: int, stop_tcon: bool, stop_con: Stop
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss and its derivatives with respect to logits and the auxiliary logit, on paper."""
-    p = logits.softmax(0)
-    m, big_a = int(logits.argmax()), a.sigmoid()
-    con, t = p[m], p[y]
-    r = con * big_a
-    loss = -t * r.log() - (1 - t) * (1 - r).log()
-    by_r = (r - t) / (r * (1 - r))
-    eye = torch.eye(len(p), dtype=p.dtype)
-    through_con = by_r * big_a * con * (eye[m] - p)
-    through_tcon = ((1 - r).log() - r.log()) * t * (eye[y] - p)
-    stopped = stop_con == "all" or (stop_con == "correct" and m == y)
-    by_logits = torch.zeros_like(p)
-    by_logits += 0 if stopped else through_con
-    by_logits += 0 if stop_tcon else through_tcon
-    return loss, by_logits, by_r * con * big_a * (1 - big_a)
-
-
-@pytest.mark.parametrize("stop_tcon", [True, False])
-@pytest.mark.parametrize("stop_con", ["correct", "all", "none"])
-@given(
-    logits=st.lists(st.floats(-6, 6), min_size=3, max_size=3, unique=True),
-    aux=st.floats(-6, 6),
-    y=st.integers(0, 2),
-)
-def test_rr_loss_and_gradients_equal_those_derived_by_hand(
-    stop_tcon: bool, stop_con: Stop, logits: list[float], aux: float, y: int
-) -> None:
-    table = torch.tensor([logits], dtype=torch.float64, requires_grad=True)
-    a = torch.tensor([[aux]], dtype=torch.float64, requires_grad=True)
-    head = RR(stop_tcon=stop_tcon, stop_con=stop_con)
-    loss = head.each(Output(table, table[:, :0], a), torch.tensor([y]))
-    by_logits, by_aux = torch.autograd.grad(loss.sum(), (table, a), materialize_grads=True)
-    expected = by_hand(table[0].detach(), a[0, 0].detach(), y, stop_tcon, stop_con)
-    assert loss.item() == pytest.approx(expected[0].item(), rel=1e-9, abs=1e-12)
-    assert by_logits[0].tolist() == pytest.approx(expected[1].tolist(), rel=1e-7, abs=1e-9)
-    assert by_aux.item() == pytest.approx(expected[2].item(), rel=1e-7, abs=1e-9)
 
 
 def test_the_papers_defaults() -> None:
@@ -146,54 +99,6 @@ def test_kl_is_nothing_at_the_clean_image_and_grows_away_from_it(
     assert (KL()(tiny_net(x_adv), y, kept) > 1e-4).all()
     near = Linf(0.1).nearby(x, 1e-3, 0, torch.arange(len(x)), 0)
     assert 0 < (near - x).abs().amax() < 0.01
-
-
-def test_rr_equals_torch_bce_where_that_is_exact() -> None:
-    g = torch.Generator().manual_seed(0)
-    logits, a = torch.randn(50, 10, generator=g), torch.randn(50, 1, generator=g)
-    y = torch.randint(0, 10, (50,), generator=g)
-    out = Output(logits, logits[:, :0], a)
-    p = logits.softmax(1)
-    rcon = p.amax(1) * a[:, 0].sigmoid()
-    tcon = p.gather(1, y[:, None])[:, 0]
-    reference = torch.nn.functional.binary_cross_entropy(rcon, tcon, reduction="none")
-    assert torch.allclose(RR().each(out, y), reference, atol=1e-5)
-
-
-@pytest.mark.parametrize("y", [0, 1])
-@pytest.mark.parametrize("aux", [-500.0, 0.0, 500.0])
-def test_rr_survives_a_saturated_softmax(y: int, aux: float) -> None:
-    logits = torch.tensor([[1000.0, 0.0, -1000.0]], requires_grad=True)
-    a = torch.tensor([[aux]], requires_grad=True)
-    loss = RR(stop_con="none", stop_tcon=False).each(
-        Output(logits, logits[:, :0], a), torch.tensor([y])
-    )
-    grads = torch.autograd.grad(loss.sum(), (logits, a))
-    assert loss.isfinite().all()
-    assert all(g.isfinite().all() for g in grads)
-
-
-def test_the_best_a_is_tcon_over_con() -> None:
-    logits = torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64)
-    y = torch.tensor([1])
-    p = logits.softmax(1)[0]
-    best = p[1] / p[0]
-    values = torch.linspace(0.01, 0.99, 99, dtype=torch.float64)
-    out = Output(logits.expand(99, 3), logits.new_zeros(99, 0), values.logit()[:, None])
-    losses = RR().each(out, y.expand(99))
-    assert values[losses.argmin()].item() == pytest.approx(best.item(), abs=0.01)
-
-
-def test_tau_acts_on_the_rr_term_alone(batch: tuple[Tensor, Tensor]) -> None:
-    x, y = batch
-    net = Small(4).build(Digits().domain, RR()).eval()
-    out = net(x)
-    views = Views(Seen(x, y, out))
-    cooler = RR(tau=0.5)
-    assert torch.allclose(
-        cooler.term(views), RR().each(out._replace(logits=2 * out.logits), y), atol=1e-6
-    )
-    assert torch.equal(RR(weight=3.0).term(views), 3 * RR().each(out, y))
 
 
 # ------------------------------------------------------------------ contracts
@@ -258,16 +163,6 @@ class TestContract:
         assert net.eval()(batch[0]).aux.shape == (len(batch[0]), WIDTHS.get(type(head), 1))
 
 
-def test_rr_with_con_stopped_teaches_the_classifier_nothing(batch: tuple[Tensor, Tensor]) -> None:
-    x, y = batch
-    net = Small(4).build(Digits().domain, RR()).train()
-    RR(stop_con="all").each(net(x), y).mean().backward()
-    assert net.classify.weight.grad is None or not net.classify.weight.grad.any()
-    stem = next(net.trunk.parameters())
-    assert stem.grad is not None
-    assert stem.grad.any()  # A's gradient does reach the backbone
-
-
 @pytest.mark.parametrize(("bn", "updates"), [("train", 4), ("eval", 1)])
 def test_batch_norm_mode_while_crafting(
     bn: Literal["train", "eval"], updates: int, batch: tuple[Tensor, Tensor]
@@ -288,33 +183,6 @@ def test_each_step_draws_its_own_start(batch: tuple[Tensor, Tensor]) -> None:
     first = frame.crafted(net, x, y, index, stream=0)
     assert not torch.equal(first, frame.crafted(net, x, y, index, stream=1))
     assert torch.equal(first, frame.crafted(net, x, y, index, stream=0))
-
-
-# ------------------------------------------------------------------ schedules
-
-
-def test_the_papers_schedule_at_its_own_length() -> None:
-    rate, batches, epochs = Piecewise(), 391, 110
-
-    def after(epoch: int, step: int) -> float:
-        return rate((epoch * batches + step + 1) / (epochs * batches))
-
-    assert after(0, 0) == pytest.approx(0.1)
-    assert after(99, 389) == pytest.approx(0.1)
-    assert after(99, 390) == pytest.approx(0.01)  # the step that completes epoch 100
-    assert after(104, 389) == pytest.approx(0.01)
-    assert after(104, 390) == pytest.approx(0.001)
-    assert after(109, 390) == pytest.approx(0.001)
-
-
-@settings(max_examples=50)
-@given(st.floats(0.01, 0.99), st.floats(0, 1))
-def test_one_cycle_is_a_triangle(warm: float, progress: float) -> None:
-    rate = OneCycle(0.2, warm=warm)
-    assert 0 <= rate(progress) <= 0.2 * (1 + 1e-9)
-    assert rate(warm) == pytest.approx(0.2)
-    assert rate(1.0) == pytest.approx(0)
-    assert rate(warm / 2) == pytest.approx(0.1)
 
 
 # ------------------------------------------------------------------ images set apart
@@ -373,24 +241,37 @@ def test_what_cannot_be_set_apart_is_refused(head: Head, apart: float, words: st
 # ------------------------------------------------------------------ batches in parts
 
 
-@pytest.mark.parametrize(
-    ("frame", "head"), pairs(), ids=lambda part: show(part).split("attack=")[0]
+COUNTING = tuple(
+    Method(Standard(), head)
+    for head in (EBD(m_in=3.0, m_out=2.0), SNet(coverage=1.0), CARL(grad_penalty=1.0))
 )
-def test_who_says_that_a_batch_can_be_parted_is_right(
-    frame: Frame, head: Head, test_images: Images
-) -> None:
-    """The loss of a batch is the mean of its halves', where the method says so."""
-    x, y = test_images.batch(slice(0, 16))
-    y = torch.where(torch.arange(16) % 3 == 0, (y + 1) % 10, y)  # some that are learned wrong
-    method, index = Method(frame, head), torch.arange(16)
-    net = Small(4).build(Digits().domain, head).double().eval()  # no statistics between images
-    x = x.double()
-    x_adv = method.crafted(net, x, y, index, 0)
-    net.eval()
+
+
+def apart(method: Method, images: Images) -> float:
+    """How far the loss of a batch is from the mean of its halves'."""
+    net = Small(4).build(Digits().domain, method.head).double().eval()  # no shared statistics
+    x = images.batch(slice(0, 16))[0].double()
+    right = prediction(net(x))
+    y = torch.where(torch.arange(16) < 5, (right + 1) % 10, right)  # wrong ones in one half alone
+    y[-1] = (y[-1] + 1) % 10  # and one in the other
+    x_adv = method.crafted(net, x, y, torch.arange(16), 0)
     parts = (slice(None), slice(0, 8), slice(8, 16))
     whole, first, second = (method.taught(net, x[p], x_adv[p], y[p]) for p in parts)
-    if method.by_image:
-        assert torch.isclose(whole, (first + second) / 2)
+    return abs(float(whole - (first + second) / 2))
+
+
+BY_IMAGE = [method for pair in pairs() if (method := Method(*pair)).by_image]
+
+
+@pytest.mark.parametrize("method", BY_IMAGE, ids=show)
+def test_a_loss_by_image_is_the_mean_of_its_parts(method: Method, test_images: Images) -> None:
+    assert apart(method, test_images) < 1e-9
+
+
+@pytest.mark.parametrize("method", COUNTING, ids=show)
+def test_a_loss_that_counts_over_a_batch_is_not(method: Method, test_images: Images) -> None:
+    assert not method.by_image
+    assert apart(method, test_images) > 1e-6
 
 
 @pytest.mark.parametrize("name", ["digits-pgdat-snet", "digits-pgdat-ebd", "digits-ccat-rr"])

@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from demur.attacks import Clean
 from demur.bench import check
-from demur.data import Digits, Splits
 from demur.engine import FastSteps, Judge, Learner, PlainSteps
 from demur.engine.averaging import Average
 from demur.engine.awp import Awp
@@ -27,18 +26,6 @@ CPU = torch.device("cpu")
 CHANGES = ["width=4", "precision=fp64", "batch_size=64", "epochs=2", "attack.steps=1"]
 BRIEF = ["epochs=3", "width=4", "attack.steps=1", "judge.steps=1"]
 BOTH = ["average=0.9", "awp=0.01"]
-FIT = 300  # images: four whole batches and a part of one
-
-
-@pytest.fixture
-def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = Digits.load
-
-    def few(self: Digits, folder: Any = None) -> Splits:
-        return {name: images.first(min(FIT, len(images)))
-                for name, images in load(self, folder).items()}  # fmt: skip
-
-    monkeypatch.setattr(Digits, "load", few)
 
 
 def rr(*changes: str) -> Recipe:
@@ -105,7 +92,7 @@ def test_nonsense_is_refused_in_words(change: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("decay", [0.5, 0.995])
-def test_the_average_is_that_of_the_weights_after_each_step(few_images: None, decay: float) -> None:
+def test_the_average_is_that_of_the_weights_after_each_step(few_digits: None, decay: float) -> None:
     made = rr(f"average={decay}")
     learner = Learner(made, CPU)
     expected, steps = copied(learner.net.state_dict()), 0
@@ -128,7 +115,7 @@ def test_the_average_is_that_of_the_weights_after_each_step(few_images: None, de
     assert any("running_var" in name for name in found)
 
 
-def test_an_average_changes_nothing_of_the_training(few_images: None) -> None:
+def test_an_average_changes_nothing_of_the_training(few_digits: None) -> None:
     plain, averaged = plainly(rr()).tensors(), plainly(rr("average=0.9")).tensors()
     assert all(torch.equal(averaged[name], plain[name]) for name in plain)
 
@@ -146,7 +133,7 @@ def test_restored_averages_keep_their_addresses() -> None:
     assert "averaged_steps" in places
 
 
-def test_the_average_is_what_is_judged(few_images: None) -> None:
+def test_the_average_is_what_is_judged(few_digits: None) -> None:
     made = replace(rr("average=0.9"), judge=Clean())
     learner, images = plainly(made), made.data.load()["val"]
     assert learner.average is not None
@@ -160,7 +147,7 @@ def test_the_average_is_what_is_judged(few_images: None) -> None:
 
 
 def test_the_average_is_what_a_run_keeps(
-    few_images: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    few_digits: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainings: list[Training] = []
     go = Training.go
@@ -244,7 +231,7 @@ def test_weights_without_a_gradient_stay(toy: Toy) -> None:
         assert all(torch.equal(held, before[name]) for name, held in toy.named_parameters())
 
 
-def test_a_step_applies_the_gradient_of_the_moved_weights(few_images: None) -> None:
+def test_a_step_applies_the_gradient_of_the_moved_weights(few_digits: None) -> None:
     """By hand, with autograd alone: images as they are, no momentum yet, weight decay at w."""
     made = replace(rr("awp=0.1"), weight_decay=0.01)
     made = replace(made, method=replace(made.method, frame=Standard()))
@@ -282,7 +269,7 @@ def test_a_step_applies_the_gradient_of_the_moved_weights(few_images: None) -> N
     assert any(int(found[name]) == 1 for name in statistics if name.endswith("tracked"))
 
 
-def test_nothing_moves_before_its_epoch(few_images: None) -> None:
+def test_nothing_moves_before_its_epoch(few_digits: None) -> None:
     """Half of two epochs: the first is that of a training without, to the bit."""
     late, never = rr("awp=0.1", "awp_from=0.5"), rr()
     ends: dict[str, list[dict[str, Tensor]]] = {}
@@ -310,7 +297,7 @@ def test_nothing_moves_before_its_epoch(few_images: None) -> None:
     ],
 )
 def test_the_fast_engine_wraps_steps_as_the_plain_one_does(
-    few_images: None, monkeypatch: pytest.MonkeyPatch, changes: list[str], compiler: Any
+    few_digits: None, monkeypatch: pytest.MonkeyPatch, changes: list[str], compiler: Any
 ) -> None:
     monkeypatch.setattr(check, "STEPS", 7)
     made = rr(*changes)
@@ -321,7 +308,7 @@ def test_the_fast_engine_wraps_steps_as_the_plain_one_does(
     assert apart(fast, plainly(made).tensors()) < 1e-10, "averages too"
 
 
-def test_wrappers_never_ask_the_host(few_images: None) -> None:
+def test_wrappers_never_ask_the_host(few_digits: None) -> None:
     """A recorded step may not read a number from the device."""
 
     class Listening(TorchDispatchMode):
@@ -343,7 +330,7 @@ def test_wrappers_never_ask_the_host(few_images: None) -> None:
     assert not [name for name in mode.heard if "_local_scalar" in name or "nonzero" in name]
 
 
-def test_a_wrong_average_is_caught(few_images: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_average_is_caught(few_digits: None, monkeypatch: pytest.MonkeyPatch) -> None:
     follow, calls = Average.follow, [0]
 
     def all_but_the_third(self: Average) -> None:

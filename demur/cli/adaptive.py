@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, Engine, app
+from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app
 from demur.cli.evaluate import RunName, available, protocols_named, record_of, source_of
 from demur.errors import BadInput
 
@@ -29,7 +29,7 @@ def adaptive(
     ),
     steps: Annotated[int, typer.Option(help="Of each attack.")] = 500,
     restarts: Annotated[int, typer.Option(help="Of each attack.")] = 10,
-    n: Annotated[int | None, typer.Option(help="The first N images.", show_default="all")] = None,
+    n: FirstN = None,
     as_json: AsJson = False,
     device: Device = "auto",
     data: DataFolder = None,

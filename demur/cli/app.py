@@ -28,6 +28,7 @@ DataFolder = Annotated[
 Engine = Annotated[
     str, typer.Option(help="auto, plain (the reference) or fast (compiled, recorded on a GPU).")
 ]
+FirstN = Annotated[int | None, typer.Option("--n", help="The first N images.", show_default="all")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 INTERRUPTED = 130

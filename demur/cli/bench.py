@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from demur.cli.app import AsJson, DataFolder, Device, app
+from demur.cli.app import AsJson, DataFolder, Device, FirstN, app
 from demur.cli.evaluate import RunName, source_of
 from demur.errors import BadInput, suggestion
 
@@ -93,7 +93,7 @@ def bench(
 @bench_app.command()
 def attacks(
     run: RunName,
-    n: Annotated[int | None, typer.Option(help="The first N images.", show_default="all")] = None,
+    n: FirstN = None,
     only: Annotated[
         str, typer.Option(help="Some of the attacks in the table, by name: autoattack,cw-l2.")
     ] = "",

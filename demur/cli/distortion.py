@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, Engine, app
+from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app
 from demur.cli.evaluate import RunName, record_of, source_of
 
 
@@ -21,7 +21,7 @@ def distortion(
             show_default="C&W in both norms, normal and adaptive",
         ),
     ] = None,
-    n: Annotated[int | None, typer.Option(help="The first N images.", show_default="all")] = None,
+    n: FirstN = None,
     as_json: AsJson = False,
     device: Device = "auto",
     data: DataFolder = None,

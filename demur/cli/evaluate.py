@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, Engine, app
+from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app
 from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def attack(
         list[str], typer.Argument(metavar="ATTACK...", help="NAME, NAME:key=value,... or @FILE.")
     ],
     split: Annotated[str, typer.Option(help="fit, val, cal or test.")] = "test",
-    n: Annotated[int | None, typer.Option(help="The first N images.", show_default="all")] = None,
+    n: FirstN = None,
     batch_size: Annotated[
         int | None,
         typer.Option(help="Images at a time.", show_default="as many as suit the device"),

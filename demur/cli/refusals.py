@@ -4,7 +4,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device
+from demur.cli.app import AsJson, DataFolder, Device, FirstN
 from demur.cli.bench import OutFile, bench_app, kept_report, names_in
 from demur.cli.evaluate import RunName, source_of
 from demur.errors import BadInput, suggestion
@@ -13,7 +13,7 @@ from demur.errors import BadInput, suggestion
 @bench_app.command()
 def refusals(
     run: RunName,
-    n: Annotated[int | None, typer.Option(help="The first N images.", show_default="all")] = None,
+    n: FirstN = None,
     only: Annotated[str, typer.Option(help="Some of: Con,R-Con,Energy,GDA,Con+R-Con.")] = "",
     version: Annotated[str, typer.Option(help="Of reject-autoattack: fast or standard.")] = "fast",
     times: Annotated[
