@@ -5,14 +5,11 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from demur.attacks import CE, PGD, Evade, Margin
 from demur.balls import Linf
 from demur.engine import Crafter
-from demur.engine.crafter import SMALLEST
 from demur.engine.fork import forked
 from demur.gradient import GoalFunction, Gradient, gradient, slope
 from demur.methods import crafting
@@ -146,30 +143,6 @@ def test_no_weight_gradient_is_computed(net: RejectingNet, digits: tuple[Tensor,
         assert not any(p.requires_grad for p in crafter._copy().net.parameters())
         assert all(p.grad is None for p in net.parameters())
     assert list(crafter.parameters()) == [], "what crafts is nothing to learn"
-
-
-@given(st.integers(1, 2000), st.integers(1, 2000))
-def test_buckets_are_few_and_large_enough(fixed: int, count: int) -> None:
-    made = recipe("digits-pgdat-rr", ["width=4"])
-    net = made.net.build(made.data.domain, made.method.head).eval()
-    crafter = Crafter(net, "fp32", "none", fixed)
-    room = crafter._bucket(count)
-    assert room >= count
-    if count <= fixed:
-        halved = {fixed >> halvings for halvings in range(11)}
-        assert room in halved | {3 * size // 4 for size in halved}
-        assert 2 * room <= 3 * max(count, SMALLEST, fixed // 64) or room == fixed
-    else:
-        assert room == count
-    assert crafter.train()._bucket(count) == count, "padding would move the statistics"
-
-
-@pytest.mark.parametrize(
-    ("count", "room"),
-    [(1024, 1024), (769, 1024), (768, 768), (513, 768), (512, 512), (300, 384), (1, 16)],
-)
-def test_buckets_are_halves_and_three_quarters(net: RejectingNet, count: int, room: int) -> None:
-    assert Crafter(net.eval(), "fp64", "none", 1024)._bucket(count) == room
 
 
 def test_padding_changes_nothing(net: RejectingNet, digits: tuple[Tensor, Tensor]) -> None:

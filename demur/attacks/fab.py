@@ -79,8 +79,9 @@ class FAB(Attack):
     def against(self, on: Victims, stream: Stream) -> Tensor:
         """The closest broken images within reach, and the others as they are."""
         x = on.x
-        _, out = value_at(on.model, Margin(), x, on.y)
-        whole = (~self.criterion(out, on.y)).nonzero()[:, 0]
+        _, out = glance(on.model, Margin(), x, on.y)
+        broken = confirmed(self.criterion, on.model, x, on.y, self.criterion(out, on.y))
+        whole = (~broken).nonzero()[:, 0]
         if len(whole) == 0:
             return x.clone()
         on = on.at(whole)
@@ -164,16 +165,19 @@ class FAB(Attack):
         on, goal, given = on.at(found), border.whole, [part[found] for part in border.given]
         closest = Closest(best.x_adv[found], best.far[found])
         low, high = on.x, closest.x_adv
-        low_value = value_at(on.model, goal, low, on.y, *given)[0].to(on.x)
-        high_value = value_at(on.model, goal, high, on.y, *given)[0].to(on.x)
+        look = value_at if self.any_distance else glance  # distances are worth a finer search
+        low_value = look(on.model, goal, low, on.y, *given)[0].to(on.x)
+        high_value = look(on.model, goal, high, on.y, *given)[0].to(on.x)
         for _ in range(SEARCHES):
             share = (BEYOND * high_value - low_value) / (high_value - low_value)
             crosses = (low_value <= 0) & (high_value > 0)  # other criteria may break elsewhere
             share = torch.where(crosses, share, torch.full_like(share, 0.5))
             between = low + per_image(share, low) * (high - low)
-            value, out = value_at(on.model, goal, between, on.y, *given)
+            value, out = look(on.model, goal, between, on.y, *given)
             value, broken = value.to(on.x), self.criterion(out, on.y)
-            closest = closest.or_closer(between, self.ball.size(between - on.x), broken)
+            far = self.ball.size(between - on.x)
+            closer = self._believed(on, between, far, broken & (far < closest.far))
+            closest = closest.or_closer(between, far, closer)
             wide = per_image(broken, low)
             low, high = torch.where(wide, low, between), torch.where(wide, between, high)
             low_value = torch.where(broken, low_value, value)

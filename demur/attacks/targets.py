@@ -16,7 +16,7 @@ from demur import noise
 from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
 from demur.attacks.goals import CE, Goal, Moment
-from demur.attacks.victims import Victims
+from demur.attacks.victims import Victims, looked_at
 from demur.declared import Count
 from demur.gradient import value_at
 from demur.noise import Stream
@@ -50,15 +50,19 @@ class EachTarget(Attack):
                 break
             left = replace(on, target=wanted).at(alive)
             x_adv = self.attack.against(left, noise.derived(stream, place))
-            known = (part[alive] for part in given)
-            value, out = value_at(on.model, self.by, x_adv, left.y, *known)
-            broken = self.criterion(out, left.y)
-            ends = broken if self.keep == "criterion" else torch.zeros_like(broken)
+            value, ends = self._worth(left, x_adv, [part[alive] for part in given])
             better = ends | (value > best_value[alive])
             best[alive[better]] = x_adv[better]
             best_value[alive[better]] = value[better]
             alive = alive[~ends]
         return best
+
+    def _worth(self, on: Victims, x_adv: Tensor, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """What a try is worth, and which images are done with."""
+        if self.keep == "criterion":
+            return looked_at(self.criterion, on.model, self.by, x_adv, on.y, *given)
+        value, _ = value_at(on.model, self.by, x_adv, on.y, *given)
+        return value, torch.zeros_like(on.y, dtype=torch.bool)
 
     def _targets(self, logits: Tensor, y: Tensor) -> Tensor:
         """The wrong classes of each image, the best first: targets, N."""

@@ -19,14 +19,13 @@ from demur.engine.copies import Compiler, Copy, Look, Moving
 from demur.engine.folding import Folded
 from demur.engine.quick import Quick, quick_suits
 from demur.engine.recording import Recording, first_line
+from demur.engine.rooms import Room, Rooms
 from demur.gradient import GoalFunction, Gradient
 from demur.nets import RejectingNet
 from demur.output import Output
 from demur.precision import Precision, rounded, unlowered
 
-SMALLEST = 16  # images: below that a padded batch costs no more
 Want = Literal["gradient", "slope", "value"]
-WIDEST = 64  # times the smallest bucket is the largest; each is compiled for itself
 
 
 class Crafter(nn.Module):
@@ -42,16 +41,18 @@ class Crafter(nn.Module):
     ) -> None:
         super().__init__()
         self.precision, self.compiler, self.say = precision, compiler, say
-        # the largest batch there will be: smaller ones are padded to buckets, each recorded;
-        # None where batches are all alike and recorded by whoever crafts
-        self.fixed = fixed
+        # for batches padded to a few sizes, each recorded; None where all batches are alike and
+        # recorded by whoever crafts
+        self.rooms: Rooms | None = None
         self._source = (net,)  # in a tuple, so that its weights are not this module's
         self._copies: dict[bool, Copy] = {}  # by mode
-        self._recordings: dict[tuple[GoalFunction, Want, int], Recording[Gradient]] = {}
+        self._recordings: dict[tuple[GoalFunction, Want, Room], Recording[Gradient]] = {}
         self._answers: dict[int, Recording[Output]] = {}  # in full precision, by batch size
         self._unrecorded: set[GoalFunction] = set()  # goals that no compiler or recorder takes
         self._looks: dict[tuple[GoalFunction, Want, bool], Look] = {}  # by mode too
         self.train(net.training)
+        if fixed is not None:
+            self.size_to(fixed)
 
     @property
     def exact(self) -> bool:
@@ -63,14 +64,13 @@ class Crafter(nn.Module):
         if self._source[0].training:
             return self._copy().answer(x)
         followed = torch.is_grad_enabled() and x.requires_grad
-        if self.fixed is None or len(x) > self.fixed or followed or not x.is_cuda:
+        if self.rooms is None or len(x) > self.rooms.largest or followed or not x.is_cuda:
             return self._exact(x)
-        room = self._bucket(len(x))
-        whole = filled_up(x, room)
+        room = self.rooms.usual(len(x))
         if room not in self._answers:  # untuned: a few looks would not pay for the trials
             quietly = torch.no_grad()(self._exact)
-            self._answers[room] = Recording(quietly, whole, tune=False)
-        return Output(*(part[: len(x)].clone() for part in self._answers[room](whole)))
+            self._answers[room] = Recording(quietly, filled_up(x, room), trials=0)
+        return Output(*(part[: len(x)].clone() for part in self._answers[room](x)))
 
     def _exact(self, x: Tensor) -> Output:
         with rounded("fp32"), unlowered(x.device):
@@ -96,24 +96,24 @@ class Crafter(nn.Module):
         self, goal: GoalFunction, want: Want, x: Tensor, y: Tensor, *given: Tensor
     ) -> Gradient:
         """The gradient, taken in a batch of a compiled size."""
-        if self.fixed is None:
+        if self.rooms is None or self.training:  # padding would move the statistics
             return self._gradient(goal, want, x, y, *given)
-        count, room = len(x), self._bucket(len(x))
-        whole = (filled_up(part, room) for part in (x, y, *given))
-        grad, value, out = self._taken(goal, want, *whole)
+        count, room = len(x), self.rooms.room((goal, want), len(x))
+        grad, value, out = self._taken(goal, want, room, x, y, *given)
         return Gradient(  # copies, since the next replay writes over what this one made
             grad[:count].clone(), value[:count].clone(),
             Output(*(part[:count].clone() for part in out)),
         )  # fmt: skip
 
     def _taken(
-        self, goal: GoalFunction, want: Want, x: Tensor, y: Tensor, *given: Tensor
+        self, goal: GoalFunction, want: Want, room: Room, x: Tensor, y: Tensor, *given: Tensor
     ) -> Gradient:
         """The gradient by a recording if there can be one, else as it comes."""
         if goal in self._unrecorded or not x.is_cuda:
-            return self._gradient(goal, want, x, y, *given)
+            whole = (filled_up(part, room.size) for part in (x, y, *given))
+            return self._gradient(goal, want, *whole)
         try:
-            return self._recording(goal, want, x, y, *given)(x, y, *given)
+            return self._recording(goal, want, room, x, y, *given)(x, y, *given)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # of the compiler or the recorder
@@ -137,34 +137,30 @@ class Crafter(nn.Module):
         return Gradient(grad, value, out)
 
     def _recording(
-        self, goal: GoalFunction, want: Want, x: Tensor, *more: Tensor
+        self, goal: GoalFunction, want: Want, room: Room, *examples: Tensor
     ) -> Recording[Gradient]:
         """The gradient of a goal for one batch size, recorded when first asked for."""
         assert not self.training, "trying it out would move running statistics"
-        key = (goal, want, len(x))
+        key = (goal, want, room)
         if key not in self._recordings:
-            self._recordings[key] = Recording(partial(self._gradient, goal, want), x, *more)
+            whole = (filled_up(part, room.size) for part in examples)
+            look = partial(self._gradient, goal, want)
+            self._recordings[key] = Recording(look, *whole, trials=room.trials)
         return self._recordings[key]
-
-    def _bucket(self, count: int) -> int:
-        """The recorded batch size for so many images: the largest halved, or 3/4 of that."""
-        if self.fixed is None or self.training or count > self.fixed:
-            return count
-        room, least = self.fixed, max(count, SMALLEST, self.fixed // WIDEST)
-        while room // 2 >= least:
-            room //= 2
-        return less if (less := 3 * room // 4) >= least else room
 
     def size_to(self, largest: int) -> None:
         """Expect batches of at most this size; what was recorded for others is dropped."""
-        if largest != self.fixed:
-            self.fixed = largest
+        if self.rooms is None or largest != self.rooms.largest:
+            # where each size is compiled for itself, no waste pays for another
+            self.rooms = Rooms(largest, fits=self.compiler == "none")
             self._answers.clear()
             self.forget()
 
     def forget(self) -> None:
         """Drop all recordings, which hold memory, as when another attack begins."""
         self._recordings.clear()
+        if self.rooms is not None:
+            self.rooms.forget()
 
     def batch_norms(self) -> list[_BatchNorm]:
         """Those of the copy for this mode; a frame may hold their momentum."""

@@ -30,7 +30,7 @@ class _Fork(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(active, single, weight)
         ctx.stride = stride
-        skip = (_places(active, stride) @ single[:, :, 0, 0].t()).movedim(-1, 1)
+        skip = conv2d(active, single, stride=stride)
         return skip, conv2d(active, weight, stride=stride, padding=1)
 
     @staticmethod
@@ -38,18 +38,30 @@ class _Fork(torch.autograd.Function):
         active, single, weight = ctx.saved_tensors
         by_skip, by_maps = grads
         wanted, stride = ctx.needs_input_grad, ctx.stride
-        before, by_weight, _ = torch.ops.aten.convolution_backward(
-            by_maps, active, weight, None, [stride] * 2, [1, 1], [1, 1], False, [0, 0], 1,
-            [wanted[0], wanted[2], False],
-        )  # fmt: skip
-        given = by_skip.movedim(1, -1)  # N, H, W, K
+        before, by_weight = unconvolved(by_maps, active, weight, stride, (wanted[0], wanted[2]))
         if wanted[0]:
-            _places(before, stride).add_(given @ single[:, :, 0, 0])
+            add_skipped(before, by_skip, single, stride)
         by_single = None
         if wanted[1]:
-            seen = _places(active, stride)
+            given, seen = by_skip.movedim(1, -1), _places(active, stride)
             by_single = (given.flatten(0, 2).t() @ seen.flatten(0, 2))[:, :, None, None]
         return before, by_single, by_weight, None
+
+
+def unconvolved(
+    by_maps: Tensor, active: Tensor, weight: Tensor, stride: int, wanted: tuple[bool, bool]
+) -> tuple[Tensor, Tensor]:
+    """The gradients of a 3x3 convolution with respect to what it saw and to its weight."""
+    before, by_weight, _ = torch.ops.aten.convolution_backward(
+        by_maps, active, weight, None, [stride] * 2, [1, 1], [1, 1], False, [0, 0], 1,
+        [*wanted, False],
+    )  # fmt: skip
+    return before, by_weight
+
+
+def add_skipped(before: Tensor, by_skip: Tensor, single: Tensor, stride: int) -> None:
+    """Add what the single places give back to the gradient of the maps, in place."""
+    _places(before, stride).add_(by_skip.movedim(1, -1) @ single[:, :, 0, 0])
 
 
 def _places(maps: Tensor, stride: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from demur.engine import norm_kernels
 from demur.engine.copies import Compiler, Copy, Look, compiled, judged
 from demur.engine.folding import scales_and_shifts
-from demur.engine.fork import forked
+from demur.engine.halves import FoldedHalf, Half
 from demur.engine.quick_norm import QuickNorm
 from demur.gradient import GoalFunction
 from demur.nets import RejectingNet
@@ -44,25 +44,28 @@ class Middle:
         sizes = [4 * norm.num_features for norm in norms]
         self.train = train
         self.sums = torch.zeros(sum(sizes), device=norms[0].weight.device)
-        self.norms = [
+        quick = [
             QuickNorm(norm, twin, part.view(2, 2, -1), train, learn)
             for norm, twin, part in zip(norms, twins, self.sums.split(sizes), strict=True)
         ]
-        self.blocks = [module for module in trunk.modules() if isinstance(module, Block)]
+        self.blocks = _blocks(trunk)
+        self.opening, self.last, within = quick[:-1:2], quick[-1], quick[1::2]  # of each block
+        self.folded = [] if train else [FoldedHalf(block) for block in self.blocks]
+        self.halves: list[Half | FoldedHalf] = [*self.folded]
+        if train:
+            self.halves = [*map(Half, self.blocks, within)]
+        self.norms = quick if train else [*self.opening, self.last]
+        self.folds = [] if train else _folds(source)
 
     def __call__(self, maps: Tensor) -> Tensor:
         """The last active maps; each block's sum waits for the norm of the next one."""
         self._begin()
-        norms = iter(self.norms)
         waiting: Tensor | None = None
-        for block in self.blocks:
-            total, active = next(norms)(maps, waiting)
-            if block.shortcut is None:
-                waiting, maps = total, block.conv1(active)
-            else:
-                waiting, maps = forked(active, block.shortcut, block.conv1)
-            maps = block.conv2(next(norms)(maps)[1])
-        return next(norms)(maps, waiting)[1]
+        for norm, half, block in zip(self.opening, self.halves, self.blocks, strict=True):
+            total, active = norm(maps, waiting)
+            waiting, active = half(total, active)
+            maps = block.conv2(active)
+        return self.last(maps, waiting)[1]
 
     @torch.no_grad()
     def _begin(self) -> None:
@@ -73,10 +76,18 @@ class Middle:
             torch._foreach_add_(seen, 1)
 
     def settle(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Where scales and shifts of eval mode are held, and what they are now."""
-        scales, shifts = scales_and_shifts([norm.source for norm in self.norms])
-        places = [norm.last.kept[norm_kernels.SCALE] for norm in self.norms]
-        return places + [norm.last.kept[norm_kernels.SHIFT] for norm in self.norms], scales + shifts
+        """Where scales, shifts and folded weights of eval mode are held, and what they are now."""
+        alone = len(self.norms)
+        scales, shifts = scales_and_shifts(
+            [norm.source for norm in self.norms] + [norm for _, norm in self.folds]
+        )
+        wide = [scale[:, None, None, None] for scale in scales[alone:]]
+        weights = torch._foreach_mul([conv.weight.detach() for conv, _ in self.folds], wide)
+        kept = [norm.last.kept for norm in self.norms]
+        places = [part[norm_kernels.SCALE] for part in kept]
+        places += [part[norm_kernels.SHIFT] for part in kept]
+        places += [half.shift for half in self.folded] + [half.weight for half in self.folded]
+        return places, [*scales[:alone], *shifts, *weights]
 
 
 class Quick(Copy):
@@ -87,6 +98,7 @@ class Quick(Copy):
         self.middle = Middle(self.net.trunk, source.trunk, train, learn=False)
         self.ends = Ends(self.net, precision)
         by_kernels = {id(w) for norm in _norms(source.trunk) for w in norm.parameters()}
+        by_kernels |= {id(conv.weight) for conv, _ in self.middle.folds}
         self.pairs: list[tuple[Tensor, Tensor]] = [
             (twin, own)
             for twin, own in zip(self.net.parameters(), source.parameters(), strict=True)
@@ -173,4 +185,15 @@ class Ends:
 
 
 def _norms(trunk: nn.Module) -> list[nn.BatchNorm2d]:
+    """Two of each block, and the last one."""
     return [module for module in trunk.modules() if isinstance(module, nn.BatchNorm2d)]
+
+
+def _blocks(trunk: nn.Module) -> list[Block]:
+    return [module for module in trunk.modules() if isinstance(module, Block)]
+
+
+def _folds(trunk: nn.Module) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
+    """The convolutions of a trunk that take the norm behind them in."""
+    pairs = [(block.conv1, block.norm2) for block in _blocks(trunk)]
+    return [(conv, norm) for conv, norm in pairs if isinstance(norm, nn.BatchNorm2d)]

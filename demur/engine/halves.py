@@ -1,0 +1,82 @@
+"""The first half of a residual block: its shortcut, first convolution, second norm and ReLU.
+
+    skip, active = half(total, active)
+
+In eval mode the norm is worked into the convolution, and the library adds the shift and cuts off
+below zero before it writes the maps: they are written once.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d, relu
+
+from demur.engine.fork import add_skipped, forked, unconvolved
+from demur.engine.quick_norm import QuickNorm
+from demur.nets.block import Block
+
+
+class Half:
+    """With a norm of its own, in train mode."""
+
+    def __init__(self, block: Block, norm: QuickNorm) -> None:
+        self.block, self.norm = block, norm
+
+    def __call__(self, total: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        """What goes past the block, and the active maps within."""
+        block = self.block
+        if block.shortcut is None:
+            return total, self.norm(block.conv1(active))[1]
+        skip, maps = forked(active, block.shortcut, block.conv1)
+        return skip, self.norm(maps)[1]
+
+
+class FoldedHalf:
+    """With the norm worked into the convolution, in eval mode; nothing in it learns.
+
+    `weight` and `shift` are filled from outside, which also makes them follow a net that learns.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self.block, self.weight = block, block.conv1.weight.detach()
+        self.shift = self.weight.new_zeros(len(self.weight))
+
+    def __call__(self, total: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        """What goes past the block, and the active maps within."""
+        shortcut, stride = self.block.shortcut, self.block.conv1.stride[0]
+        single = None if shortcut is None else shortcut.weight
+        skip, within = _Folded.apply(active, self.weight, self.shift, single, stride)  # type: ignore[no-untyped-call]
+        return total if skip is None else skip, within
+
+
+class _Folded(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, active: Tensor, weight: Tensor, shift: Tensor, single: Tensor | None, stride: int
+    ) -> tuple[Tensor | None, Tensor]:
+        skip = None if single is None else conv2d(active, single, stride=stride)
+        within = _cut_off(active, weight, shift, stride)
+        ctx.save_for_backward(active, weight, single, within)
+        ctx.stride = stride
+        return skip, within
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        active, weight, single, within = ctx.saved_tensors
+        by_skip, by_within = grads
+        by_maps = torch.ops.aten.threshold_backward(by_within, within, 0)
+        before, _ = unconvolved(by_maps, active, weight, ctx.stride, (True, False))
+        if single is not None:
+            add_skipped(before, by_skip, single, ctx.stride)
+        return before, None, None, None, None
+
+
+def _cut_off(active: Tensor, weight: Tensor, shift: Tensor, stride: int) -> Tensor:
+    """ReLU of the shifted convolution."""
+    if active.is_cuda:
+        made: Tensor = torch.cudnn_convolution_relu(
+            active, weight, shift, [stride, stride], [1, 1], [1, 1], 1
+        )
+        return made
+    return relu(conv2d(active, weight, shift, stride, padding=1))

@@ -1,0 +1,66 @@
+"""Which batch sizes are recorded: a few in haste, and one with care where an attack is long.
+
+    rooms = Rooms(1024, fits=True)
+    rooms.room(key, 477)        # 512 at first; 480, with kernels chosen by trial, when that pays
+
+Recording with care is dear; so are padding and kernels taken untried. Whoever pays for the first
+only when the second have cost as much never pays more than twice the least.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable
+from typing import NamedTuple
+
+SMALLEST = 16  # images: below that a padded batch costs no more
+WIDEST = 64  # times the smallest room is the largest
+GRAIN = 16  # images that a fitting room is a multiple of
+DEAR = 60.0  # looks that a recording with care costs
+UNTRIED = 0.05  # of a look, that kernels taken untried cost
+TRIALS = 4  # kernels tried for each convolution, of a list that begins with the likely ones
+
+
+class Room(NamedTuple):
+    """A batch size, and how many kernels are tried before it is recorded."""
+
+    size: int
+    trials: int
+
+
+class Rooms:
+    """Rooms for batches of at most `largest` images, chosen for each kind of look by itself.
+
+    Where sizes are compiled for themselves none `fits`: no waste would pay for that.
+    """
+
+    def __init__(self, largest: int, fits: bool) -> None:
+        self.largest, self.fits = largest, fits
+        self.regrets: defaultdict[Hashable, float] = defaultdict(float)  # in looks, by kind
+        self.fitting: set[tuple[Hashable, int]] = set()
+
+    def room(self, kind: Hashable, count: int) -> Room:
+        """The room for so many images now; more than the largest are taken as they are."""
+        usual = self.usual(count)
+        if not self.fits:
+            return Room(usual, TRIALS)
+        least = min(-(-count // GRAIN) * GRAIN, usual)
+        if (kind, least) not in self.fitting:
+            self.regrets[kind] += 1 - (1 - UNTRIED) * least / usual
+            if self.regrets[kind] < DEAR:
+                return Room(usual, 0)
+            self.fitting.add((kind, least))
+            self.regrets[kind] = 0
+        return Room(least, TRIALS)
+
+    def usual(self, count: int) -> int:
+        """The largest halved, or 3/4 of that."""
+        if count > self.largest:
+            return count
+        room, least = self.largest, max(count, SMALLEST, self.largest // WIDEST)
+        while room // 2 >= least:
+            room //= 2
+        return less if (less := 3 * room // 4) >= least else room
+
+    def forget(self) -> None:
+        """Begin anew: what was recorded is gone."""
+        self.regrets.clear()
+        self.fitting.clear()

@@ -1,0 +1,64 @@
+"""Batch sizes that are recorded: few, large enough, and fitting where it pays."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from demur.engine.rooms import DEAR, GRAIN, SMALLEST, TRIALS, UNTRIED, WIDEST, Room, Rooms
+
+
+@given(st.integers(1, 2000), st.integers(1, 2000))
+def test_usual_rooms_are_few_and_large_enough(largest: int, count: int) -> None:
+    room = Rooms(largest, fits=False).room("look", count).size
+    assert room >= count
+    if count > largest:
+        assert room == count
+        return
+    halved = {largest >> halvings for halvings in range(11)}
+    assert room in halved | {3 * size // 4 for size in halved}
+    assert 2 * room <= 3 * max(count, SMALLEST, largest // WIDEST) or room == largest
+
+
+@pytest.mark.parametrize(
+    ("count", "room"),
+    [(1024, 1024), (769, 1024), (768, 768), (513, 768), (512, 512), (300, 384), (1, 16)],
+)
+def test_usual_rooms_are_halves_and_three_quarters(count: int, room: int) -> None:
+    assert Rooms(1024, fits=True).room("look", count) == Room(room, 0)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 600)), max_size=300))
+def test_every_careful_recording_was_paid_for(looks: list[tuple[str, int]]) -> None:
+    """However the batches shrink: what was lost before is at least what recordings cost."""
+    rooms, lost, careful = Rooms(512, fits=True), {"a": 0.0, "b": 0.0}, set()
+    for kind, count in looks:
+        usual, room = rooms.usual(count), rooms.room(kind, count)
+        assert count <= room.size <= usual
+        if room.trials:
+            careful.add((kind, room.size))
+            assert room.size == usual or (room.size % GRAIN == 0 and room.size - count < GRAIN)
+        lost[kind] += 1 - (1 - UNTRIED) * min(-(-count // GRAIN) * GRAIN, usual) / usual
+    for kind, paid in lost.items():
+        assert sum(each == kind for each, _ in careful) * DEAR <= paid + 1e-9
+
+
+def test_a_long_attack_gets_a_room_that_fits_and_a_short_one_does_not() -> None:
+    rooms = Rooms(1024, fits=True)
+    looks = int(DEAR / (1 - (1 - UNTRIED) * 480 / 512)) + 1
+    found = [rooms.room("value", 477) for _ in range(looks + 5)]
+    assert found[: looks - 2] == [Room(512, 0)] * (looks - 2)
+    assert found[-1] == Room(480, TRIALS)
+    assert rooms.room("gradient", 477) == Room(512, 0), "another look has paid for nothing yet"
+    rooms.forget()
+    assert rooms.room("value", 477) == Room(512, 0)
+
+
+def test_a_room_that_fits_by_chance_is_still_recorded_with_care_when_that_pays() -> None:
+    rooms = Rooms(1000, fits=True)
+    found = {rooms.room("value", 1000) for _ in range(int(DEAR / UNTRIED) + 2)}
+    assert found == {Room(1000, 0), Room(1000, TRIALS)}
+
+
+def test_where_sizes_are_compiled_none_fits() -> None:
+    rooms = Rooms(1024, fits=False)
+    assert {rooms.room("value", 477) for _ in range(2000)} == {Room(512, TRIALS)}
