@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from demur.attacks import APGD, CE, DLR, PGD, EachTarget, Margin, TowardDLR
-from demur.attacks.apgd import Climb, _checks
+from demur.attacks.apgd import BLOCK, Climb, _checks
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.nets import RejectingNet
 from demur.output import prediction
 from tests.linear import LinearNet, centred_images, distance
+from tests.rough import Rough
 
 
 def test_checks_come_closer_and_closer() -> None:
@@ -23,9 +24,11 @@ def test_checks_come_closer_and_closer() -> None:
 
 def climb(**parts: float) -> Climb:
     usual = {"x_adv": 0.0, "before": 0.0, "grad": 0.0, "value": 0.0, "best": 9.0, "best_grad": 9.0,
-             "best_value": 1.0, "length": 8.0, "rises": 10.0, "best_at_check": 0.0}  # fmt: skip
+             "best_value": 1.0, "length": 8.0, "rises": 10.0, "best_at_check": 0.0,
+             "claim": 0.0, "claim_value": 0.0}  # fmt: skip
     tensors = {name: torch.tensor([value]) for name, value in (usual | parts).items()}
-    return Climb(**tensors, reduced=torch.tensor([False]))
+    never = torch.tensor([False])
+    return Climb(**tensors, reduced=never, claimed=never)
 
 
 @pytest.mark.parametrize(
@@ -115,3 +118,27 @@ def test_targets_by_apgd_break_what_dlr_alone_breaks(
     each = EachTarget(APGD(Linf(0.12), steps=20, goal=TowardDLR()), keep="criterion")
     broken = [(prediction(tiny_net(a(tiny_net, x, y))) != y).sum() for a in (alone, each)]
     assert broken[1] >= broken[0]
+
+
+def test_a_rough_model_is_asked_once_in_a_block_and_only_about_claims() -> None:
+    net, x = LinearNet(), centred_images(12)
+    y = prediction(net(x))
+    model = Rough(net, 0.0)
+    tight = Linf(0.5 * float(distance(net, x, y, "Linf").min()))
+    APGD(tight, steps=3 * BLOCK).perturbed(model, x, y, y)
+    assert model.asked == 0, "nothing was claimed"
+    wide = Linf(2 * float(distance(net, x, y, "Linf").max()))
+    x_adv = APGD(wide, steps=3 * BLOCK).perturbed(model, x, y, y)
+    assert (prediction(net(x_adv)) != y).all()
+    assert model.asked == len(x), "each claim is true, and its image leaves"
+
+
+def test_what_it_calls_broken_in_rough_arithmetic_is(
+    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
+    x, y = batch
+    attack = APGD(Linf(0.15), steps=25, goal=DLR())
+    sure = prediction(tiny_net(attack(tiny_net, x, y))) != y
+    x_adv = attack.perturbed(Rough(tiny_net, 0.5), x, y, torch.arange(len(x)))
+    assert Linf(0).size(x_adv - x).max() <= 0.15 + 1e-6
+    assert (prediction(tiny_net(x_adv)) != y).sum() >= sure.sum() - 2

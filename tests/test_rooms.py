@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from demur.engine.rooms import DEAR, GRAIN, SMALLEST, TRIALS, UNTRIED, WIDEST, Room, Rooms
+from demur.engine.recording import TRIALS
+from demur.engine.rooms import DEAR, GRAIN, SMALLEST, UNTRIED, WIDEST, Room, Rooms
 
 
 @given(st.integers(1, 2000), st.integers(1, 2000))

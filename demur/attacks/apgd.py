@@ -16,7 +16,7 @@ from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
 from demur.attacks.goals import CE, Goal, Kept, Moment
 from demur.attacks.restarts import best_of
-from demur.attacks.victims import Rows, Victims, confirmed, looked_at
+from demur.attacks.victims import Rows, Victims, confirmed, exact, looked_at
 from demur.balls import Ball
 from demur.batch import per_image
 from demur.declared import Count, Natural, Share
@@ -24,6 +24,7 @@ from demur.gradient import Gradient, gradient
 from demur.noise import Stream
 
 FIRST, SHRINK, LEAST = 0.22, 0.03, 0.06  # of all steps: the first gap between checks, and so on
+BLOCK = 10  # steps in which a rough model is asked nothing, so that a device never waits
 
 
 @dataclass
@@ -41,6 +42,18 @@ class Climb(Rows):
     rises: Tensor  # since the last check
     best_at_check: Tensor
     reduced: Tensor  # at the last check
+    claim: Tensor  # the most valuable iterate that seemed broken since somebody looked
+    claim_value: Tensor
+    claimed: Tensor  # whether there is one
+
+    def claiming(self, broken: Tensor) -> "Climb":
+        """With the present iterates as claims where they seem broken and nothing better is."""
+        better = broken & (~self.claimed | (self.value > self.claim_value))
+        return replace(
+            self, claim=torch.where(per_image(better, self.x_adv), self.x_adv, self.claim),
+            claim_value=torch.where(better, self.value, self.claim_value),
+            claimed=self.claimed | broken,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,20 +87,23 @@ class APGD(Attack):
         found, values = on.x.clone(), torch.full_like(on.y, -torch.inf, dtype=on.x.dtype)
         done = torch.zeros_like(on.y, dtype=torch.bool)
         alive = torch.arange(len(on.x), device=on.x.device)
-        climb, broken = self._first(on, x_start, kept)
-        checks = _checks(self.steps)
+        climb = self._first(on, x_start, kept)
+        checks, block = _checks(self.steps), 1 if exact(on.model) else BLOCK
         since = 0
         for step in range(self.steps + 1):
-            if len(gone := broken.nonzero()[:, 0]):  # rows, as every mask would make a device wait
-                place = alive[gone]
-                found[place], values[place] = climb.x_adv[gone], climb.value[gone]
-                done[place] = True
-                left = (~broken).nonzero()[:, 0]
-                alive, climb, on = alive[left], climb.at(left), on.at(left)
-                kept = tuple(part[left] for part in kept)
+            if step % block == 0 or step == self.steps:
+                broken = confirmed(self.criterion, on.model, climb.claim, on.y, climb.claimed)
+                if len(gone := broken.nonzero()[:, 0]):  # rows: every mask would make a device wait
+                    place = alive[gone]
+                    found[place], values[place] = climb.claim[gone], climb.claim_value[gone]
+                    done[place] = True
+                    left = (~broken).nonzero()[:, 0]
+                    alive, climb, on = alive[left], climb.at(left), on.at(left)
+                    kept = tuple(part[left] for part in kept)
+                climb = replace(climb, claimed=torch.zeros_like(climb.claimed))
             if step == self.steps or len(alive) == 0:
                 break
-            climb, broken = self._stepped(climb, on, kept, step)
+            climb = self._stepped(climb, on, kept, step)
             since += 1
             if step + 1 in checks:
                 climb = self._checked(climb, since)
@@ -95,19 +111,18 @@ class APGD(Attack):
         found[alive], values[alive] = climb.best, climb.best_value
         return found, values, done
 
-    def _first(self, on: Victims, x_adv: Tensor, kept: Kept) -> tuple[Climb, Tensor]:
-        """Everything at the start, and who leaves there."""
+    def _first(self, on: Victims, x_adv: Tensor, kept: Kept) -> Climb:
+        """Everything at the start."""
         (grad, value, _), broken = self._look(on, x_adv, kept, 0)
         length = torch.full_like(value, 2 * self.ball.eps)
         none = torch.zeros_like(value)
-        climb = Climb(
+        return Climb(
             x_adv, x_adv, grad, value, x_adv, grad, value, length, none, value,
-            torch.ones_like(on.y, dtype=torch.bool),
+            torch.ones_like(on.y, dtype=torch.bool), x_adv, value, broken,
         )  # fmt: skip
-        return climb, broken
 
-    def _stepped(self, c: Climb, on: Victims, kept: Kept, step: int) -> tuple[Climb, Tensor]:
-        """One step with momentum, and who leaves after it."""
+    def _stepped(self, c: Climb, on: Victims, kept: Kept, step: int) -> Climb:
+        """One step with momentum."""
         inertia = 0.25 if step else 0.0
         ahead = c.x_adv + per_image(c.length, c.x_adv) * self.ball.direction(c.grad)
         ahead = self.ball.project(on.x, ahead)
@@ -117,12 +132,13 @@ class APGD(Attack):
         (grad, value, _), broken = self._look(on, x_adv, kept, step + 1)
         better = value > c.best_value
         wide = per_image(better, x_adv)
-        return replace(
+        stepped = replace(
             c, x_adv=x_adv, before=c.x_adv, grad=grad, value=value,
             best=torch.where(wide, x_adv, c.best), best_grad=torch.where(wide, grad, c.best_grad),
             best_value=torch.where(better, value, c.best_value),
             rises=c.rises + (value > c.value).to(value.dtype),
-        ), broken  # fmt: skip
+        )  # fmt: skip
+        return stepped if self.keep == "largest" else stepped.claiming(broken)
 
     def _checked(self, c: Climb, since: int) -> Climb:
         """Half the step, from the best place, for whoever rose too seldom or got stuck."""
@@ -137,15 +153,14 @@ class APGD(Attack):
         )  # fmt: skip
 
     def _look(self, on: Victims, x_adv: Tensor, kept: Kept, step: int) -> tuple[Gradient, Tensor]:
-        """The mean gradient of some looks, and what is broken at the last of them and leaves."""
+        """The mean gradient of some looks, and what seems broken at the last of them."""
         given = self.goal.given(kept, step, self.steps)
         seen = [gradient(on.model, self.goal, x_adv, on.y, *given) for _ in range(self.looks)]
         grad = torch.stack([look.grad for look in seen]).mean(0) if self.looks > 1 else seen[0].grad
-        out = seen[-1].out
+        last = Gradient(grad, seen[-1].value, seen[-1].out)
         if self.keep == "largest":
-            return Gradient(grad, seen[-1].value, out), torch.zeros_like(on.y, dtype=torch.bool)
-        broken = confirmed(self.criterion, on.model, x_adv, on.y, self.criterion(out, on.y))
-        return Gradient(grad, seen[-1].value, out), broken
+            return last, torch.zeros_like(on.y, dtype=torch.bool)
+        return last, self.criterion(last.out, on.y)
 
 
 def _checks(steps: int) -> set[int]:

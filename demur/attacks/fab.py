@@ -17,7 +17,7 @@ from demur import noise
 from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
 from demur.attacks.goals import Goal, Kept, Margin, Moment, Toward
-from demur.attacks.victims import Victims, confirmed
+from demur.attacks.victims import Victims, confirmed, exact
 from demur.balls import Ball
 from demur.batch import per_image
 from demur.declared import Count, Natural, Positive, Share
@@ -26,6 +26,7 @@ from demur.noise import Stream
 from demur.spec import later
 
 SEARCHES, BEYOND = 3, 0.05  # the last search, and the share of the margin it leaves
+BLOCK = 10  # steps in which a rough model is asked nothing, so that a device never waits
 TINY = 1e-12
 
 
@@ -108,7 +109,8 @@ class FAB(Attack):
 
     def _walked(self, on: Victims, border: Border, x_adv: Tensor, best: Closest) -> Closest:
         """The closest broken images after one restart."""
-        for _ in range(self.steps):
+        claims, block = Closest.none(on.x), 1 if exact(on.model) else BLOCK
+        for step in range(1, self.steps + 1):
             slope, margin = self._nearest(on, border, x_adv)
             ahead, over = self._to_border(on.x, x_adv, slope, margin)
             near, far = self.ball.size(ahead), self.ball.size(over)
@@ -117,8 +119,11 @@ class FAB(Attack):
             x_adv = ((1 - share) * moved + share * anew).clamp(0, 1)
             _, out = glance(on.model, border.whole, x_adv, on.y, *border.given)
             broken, far = self.criterion(out, on.y), self.ball.size(x_adv - on.x)
-            closer = self._believed(on, x_adv, far, broken & (far < best.far))
-            best = best.or_closer(x_adv, far, closer)
+            matters = self._might_be_returned(far)
+            best = best.or_closer(x_adv, far, broken & ~matters)
+            claims = claims.or_closer(x_adv, far, broken & matters & (far < best.far))
+            if step % block == 0 or step == self.steps:
+                best, claims = self._settled(on, best, claims), Closest.none(on.x)
             back = on.x + self.backward * (x_adv - on.x)
             x_adv = torch.where(per_image(broken, x_adv), back, x_adv)
         return best
@@ -132,16 +137,15 @@ class FAB(Attack):
         ahead, over = to_plane(self.ball, *both).chunk(2)  # one sort for both
         return ahead, over
 
-    def _believed(self, on: Victims, x_adv: Tensor, far: Tensor, claimed: Tensor) -> Tensor:
-        """Which claims count: those that might be returned are confirmed first.
+    def _might_be_returned(self, far: Tensor) -> Tensor:
+        """Who is close enough; what lies farther away is only where a search begins."""
+        return torch.ones_like(far, dtype=torch.bool) if self.any_distance else far <= self.ball.eps
 
-        What lies farther away is only where a search begins, and that asks the model itself.
-        """
-        if self.any_distance:
-            return confirmed(self.criterion, on.model, x_adv, on.y, claimed)
-        within = far <= self.ball.eps
-        sure = confirmed(self.criterion, on.model, x_adv, on.y, claimed & within)
-        return torch.where(within, sure, claimed)
+    def _settled(self, on: Victims, best: Closest, claims: Closest) -> Closest:
+        """The closest, with those of the claims that are confirmed."""
+        made = claims.far.isfinite()
+        sure = confirmed(self.criterion, on.model, claims.x_adv, on.y, made)
+        return best.or_closer(claims.x_adv, claims.far, sure)
 
     def _nearest(self, on: Victims, border: Border, x_adv: Tensor) -> tuple[Tensor, Tensor]:
         """Slope and value of the margin whose zero is the nearest, taking each as linear."""
@@ -176,8 +180,9 @@ class FAB(Attack):
             value, out = look(on.model, goal, between, on.y, *given)
             value, broken = value.to(on.x), self.criterion(out, on.y)
             far = self.ball.size(between - on.x)
-            closer = self._believed(on, between, far, broken & (far < closest.far))
-            closest = closest.or_closer(between, far, closer)
+            matters, claims = self._might_be_returned(far), Closest.none(between)
+            claims = claims.or_closer(between, far, broken & matters & (far < closest.far))
+            closest = self._settled(on, closest.or_closer(between, far, broken & ~matters), claims)
             wide = per_image(broken, low)
             low, high = torch.where(wide, low, between), torch.where(wide, between, high)
             low_value = torch.where(broken, low_value, value)

@@ -177,7 +177,8 @@ class Crafter(nn.Module):
         if train not in self._copies:
             (source,) = self._source
             if quick_suits(source, self.precision):
-                self._copies[train] = Quick(source, train, self.precision)
+                still = self.rooms is not None  # attacks on a finished net, not its training
+                self._copies[train] = Quick(source, train, self.precision, still)
             else:
                 kind = Moving if train else Folded
                 self._copies[train] = kind(source, self.precision)

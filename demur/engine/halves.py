@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, relu
 
-from demur.engine.fork import add_skipped, forked, unconvolved
+from demur.engine.fork import add_skipped, forked
 from demur.engine.quick_norm import QuickNorm
+from demur.engine.still import StillWeight
 from demur.nets.block import Block
 
 
@@ -38,38 +39,38 @@ class FoldedHalf:
     `weight` and `shift` are filled from outside, which also makes them follow a net that learns.
     """
 
-    def __init__(self, block: Block) -> None:
-        self.block, self.weight = block, block.conv1.weight.detach()
-        self.shift = self.weight.new_zeros(len(self.weight))
+    def __init__(self, block: Block, still: bool = False) -> None:
+        self.block, self.weight = block, StillWeight(block.conv1, still)
+        self.shift = block.conv1.weight.new_zeros(len(block.conv1.weight))
 
     def __call__(self, total: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         """What goes past the block, and the active maps within."""
-        shortcut, stride = self.block.shortcut, self.block.conv1.stride[0]
+        shortcut = self.block.shortcut
         single = None if shortcut is None else shortcut.weight
-        skip, within = _Folded.apply(active, self.weight, self.shift, single, stride)  # type: ignore[no-untyped-call]
+        skip, within = _Folded.apply(active, self.weight, self.shift, single)  # type: ignore[no-untyped-call]
         return total if skip is None else skip, within
 
 
 class _Folded(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, active: Tensor, weight: Tensor, shift: Tensor, single: Tensor | None, stride: int
+        ctx: Any, active: Tensor, weight: StillWeight, shift: Tensor, single: Tensor | None
     ) -> tuple[Tensor | None, Tensor]:
-        skip = None if single is None else conv2d(active, single, stride=stride)
-        within = _cut_off(active, weight, shift, stride)
-        ctx.save_for_backward(active, weight, single, within)
-        ctx.stride = stride
+        skip = None if single is None else conv2d(active, single, stride=weight.stride)
+        within = _cut_off(active, weight.own, shift, weight.stride)
+        ctx.save_for_backward(active, single, within)
+        ctx.weight = weight
         return skip, within
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        active, weight, single, within = ctx.saved_tensors
+        active, single, within = ctx.saved_tensors
         by_skip, by_within = grads
         by_maps = torch.ops.aten.threshold_backward(by_within, within, 0)
-        before, _ = unconvolved(by_maps, active, weight, ctx.stride, (True, False))
+        before = ctx.weight.given_back(by_maps, active)
         if single is not None:
-            add_skipped(before, by_skip, single, ctx.stride)
-        return before, None, None, None, None
+            add_skipped(before, by_skip, single, ctx.weight.stride)
+        return before, None, None, None
 
 
 def _cut_off(active: Tensor, weight: Tensor, shift: Tensor, stride: int) -> Tensor:

@@ -12,6 +12,7 @@ from demur.engine.copies import Compiler, Copy, Look, compiled, judged
 from demur.engine.folding import scales_and_shifts
 from demur.engine.halves import FoldedHalf, Half
 from demur.engine.quick_norm import QuickNorm
+from demur.engine.still import StillConv
 from demur.gradient import GoalFunction
 from demur.nets import RejectingNet
 from demur.nets.block import Block, ResidualTrunk, pooled
@@ -39,7 +40,9 @@ def attack_compiler(net: RejectingNet, precision: Precision) -> Compiler:
 class Middle:
     """The trunk between its first and last maps: its convolutions, the source's norms."""
 
-    def __init__(self, trunk: nn.Module, source: nn.Module, train: bool, learn: bool) -> None:
+    def __init__(
+        self, trunk: nn.Module, source: nn.Module, train: bool, learn: bool, still: bool = False
+    ) -> None:
         norms, twins = _norms(source), _norms(trunk)
         sizes = [4 * norm.num_features for norm in norms]
         self.train = train
@@ -50,10 +53,13 @@ class Middle:
         ]
         self.blocks = _blocks(trunk)
         self.opening, self.last, within = quick[:-1:2], quick[-1], quick[1::2]  # of each block
-        self.folded = [] if train else [FoldedHalf(block) for block in self.blocks]
+        self.folded = [] if train else [FoldedHalf(block, still) for block in self.blocks]
         self.halves: list[Half | FoldedHalf] = [*self.folded]
+        self.seconds: list[StillConv | nn.Conv2d] = [block.conv2 for block in self.blocks]
         if train:
             self.halves = [*map(Half, self.blocks, within)]
+        elif still:
+            self.seconds = [StillConv(block.conv2) for block in self.blocks]
         self.norms = quick if train else [*self.opening, self.last]
         self.folds = [] if train else _folds(source)
 
@@ -61,10 +67,10 @@ class Middle:
         """The last active maps; each block's sum waits for the norm of the next one."""
         self._begin()
         waiting: Tensor | None = None
-        for norm, half, block in zip(self.opening, self.halves, self.blocks, strict=True):
+        for norm, half, second in zip(self.opening, self.halves, self.seconds, strict=True):
             total, active = norm(maps, waiting)
             waiting, active = half(total, active)
-            maps = block.conv2(active)
+            maps = second(active)
         return self.last(maps, waiting)[1]
 
     @torch.no_grad()
@@ -86,16 +92,28 @@ class Middle:
         kept = [norm.last.kept for norm in self.norms]
         places = [part[norm_kernels.SCALE] for part in kept]
         places += [part[norm_kernels.SHIFT] for part in kept]
-        places += [half.shift for half in self.folded] + [half.weight for half in self.folded]
+        places += [half.shift for half in self.folded] + [half.weight.own for half in self.folded]
         return places, [*scales[:alone], *shifts, *weights]
+
+    def turn(self) -> None:
+        """Follow weights that have changed where they are kept turned as well."""
+        weights = [half.weight for half in self.folded]
+        weights += [conv.weight for conv in self.seconds if isinstance(conv, StillConv)]
+        for weight in weights:
+            weight.turn()
 
 
 class Quick(Copy):
-    """A copy in either mode; in train mode the source's running statistics move."""
+    """A copy in either mode; in train mode the source's running statistics move.
 
-    def __init__(self, source: RejectingNet, train: bool, precision: Precision) -> None:
+    Of a `still` source, one that learns no more, weights are kept in the way that suits attacks.
+    """
+
+    def __init__(
+        self, source: RejectingNet, train: bool, precision: Precision, still: bool
+    ) -> None:
         super().__init__(source, train, precision)
-        self.middle = Middle(self.net.trunk, source.trunk, train, learn=False)
+        self.middle = Middle(self.net.trunk, source.trunk, train, learn=False, still=still)
         self.ends = Ends(self.net, precision)
         by_kernels = {id(w) for norm in _norms(source.trunk) for w in norm.parameters()}
         by_kernels |= {id(conv.weight) for conv, _ in self.middle.folds}
@@ -120,6 +138,7 @@ class Quick(Copy):
             places, values = self.middle.settle()
             held, given = held + places, given + values
         torch._foreach_copy_(held, given)
+        self.middle.turn()
 
     def answer(self, x: Tensor) -> Output:
         """What the copy makes of images."""

@@ -11,12 +11,13 @@ from collections import defaultdict
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from demur.engine.recording import TRIALS
+
 SMALLEST = 16  # images: below that a padded batch costs no more
 WIDEST = 64  # times the smallest room is the largest
 GRAIN = 16  # images that a fitting room is a multiple of
 DEAR = 60.0  # looks that a recording with care costs
-UNTRIED = 0.05  # of a look, that kernels taken untried cost
-TRIALS = 4  # kernels tried for each convolution, of a list that begins with the likely ones
+UNTRIED = 0.07  # of a look, that kernels taken untried cost
 
 
 class Room(NamedTuple):
