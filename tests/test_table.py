@@ -1,6 +1,7 @@
 """Tables: figures combined by hand, lines that failed, and the command."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,14 @@ from demur.spec import digest
 from tests.conftest import Command
 
 TINY = ["epochs=1", "width=4", "attack.steps=1", "judge.steps=1"]
+
+
+@pytest.fixture
+def quick_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of methods under attacks that take no time."""
+    whole = TABLES["methods-digits"]
+    quick = replace(whole, attacks=("clean", "pgd-20", "pgd-10:steps=1"))
+    monkeypatch.setitem(TABLES, "methods-digits", quick)
 
 
 def test_one_seed_keeps_its_interval_and_several_share_the_images() -> None:
@@ -42,7 +51,7 @@ def test_a_training_that_diverges_is_a_line() -> None:
     lines = list(measured(table, (0, 1), hands))
     assert [line.failure[:8] for line in lines] == ["overflow", "overflow"]
     page = markdown(table, lines, "demur table x", "1.0")
-    assert "- ebd, seed 1: overflow: the loss is no longer a number" in page
+    assert "- ebd, seeds 0, 1: overflow: the loss is no longer a number" in page
 
 
 def test_every_pair_is_in_the_table_of_methods() -> None:
@@ -78,6 +87,7 @@ def test_names_of_folders() -> None:
     assert entry_folder("PGDAT, RR (tau 0.5)") == "pgdat-rr-tau-0.5"
 
 
+@pytest.mark.usefixtures("quick_table")
 def test_the_command_makes_the_page_and_goes_on_where_it_stopped(
     command: Command, in_empty_folder: Path
 ) -> None:
@@ -105,6 +115,38 @@ def test_the_command_makes_the_page_and_goes_on_where_it_stopped(
     assert f"{sum(aurocs) / 2:.3f} ± " in page
 
 
+@pytest.mark.usefixtures("quick_table")
+def test_what_was_kept_is_read_and_what_was_not_is_named(
+    command: Command, in_empty_folder: Path
+) -> None:
+    words = ["methods-digits", *TINY, "--only"]
+    code, out, err = command("table", *words, "pgdat-rr", "--json")
+    assert code == 0, err
+    (trained,) = json.loads(out)
+    run = in_empty_folder / "runs" / trained["run"]
+    for path in (run / "records").glob("pgd-20-*"):
+        path.unlink()
+    assert command("slim", str(run), "-o", "kept/rr")[0] == 0
+    words += ["pgdat,pgdat-rr"]
+    before = {path: path.stat().st_mtime_ns for path in in_empty_folder.rglob("*")}
+    code, page, err = command("table", *words, "--seeds", "2", "--kept", "kept")
+    assert code == 0, err
+    assert before == {path: path.stat().st_mtime_ns for path in in_empty_folder.rglob("*")}
+    assert "- pgdat, seeds 0, 1: not measured yet\n" in page
+    assert "- pgdat-rr, seed 0: not measured yet: pgd-20\n" in page
+    assert "## pgd-20\n\nNot measured yet." in page
+    assert "| pgdat-rr (1 of 2 seeds) | R-Con |" in page
+    assert "| pgdat-rr | 0 | rr |" in page
+    lines = json.loads(command("table", *words, "--kept", "kept", "--json")[1])
+    assert lines[1]["rows"] == [row for row in trained["rows"] if row["attack"] != "pgd-20"]
+
+
+def test_the_table_of_what_we_keep_names_every_line_of_the_paper() -> None:
+    entries = TABLES["methods-cifar10"].entries
+    assert {"standard", "trades-rr", "ccat-rr", "pgdat-carl", "pgdat-atro"} <= set(entries)
+    assert all(recipe.data.splits == ("fit", "test") for recipe in entries.values())
+
+
 def test_wrong_requests_are_one_sentence(command: Command, in_empty_folder: Path) -> None:
     code, _, err = command("table", "method-digits")
     assert code == 2
@@ -116,6 +158,12 @@ def test_wrong_requests_are_one_sentence(command: Command, in_empty_folder: Path
     assert code == 2
     assert "the table has no line called 'pgdat-r'" in err
     assert not (in_empty_folder / "runs").exists()
+    code, _, err = command("table", "methods-digits", "--kept", "nowhere")
+    assert code == 2
+    assert "there is no folder nowhere; name one that holds runs" in err
+    code, _, err = command("table", "methods-digits", "--kept", ".")
+    assert code == 2
+    assert "holds no run" in err
 
 
 def test_lines_without_rows_combine_to_nothing() -> None:

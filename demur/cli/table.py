@@ -21,6 +21,9 @@ def table(
     changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
     only: Annotated[str, typer.Option(help="Some of its lines, such as pgdat,pgdat-rr.")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each recipe.")] = 1,
+    kept: Annotated[
+        str | None, typer.Option(help="Only read what a folder of runs holds, such as results.")
+    ] = None,
     out: Annotated[
         str | None, typer.Option("--out", "-o", help="Write the page to this Markdown file.")
     ] = None,
@@ -48,10 +51,12 @@ def table(
     asked = (whole.only(names) if names else whole).changed(changes or [])
     if out and Path(out).is_dir():
         raise BadInput(f"{out} is a folder; name a file")
-    lines = list(measured(asked, range(seeds), _hands(device, data, engine)))
+    hands = _kept(kept, device, data) if kept else _hands(device, data, engine)
+    lines = list(measured(asked, range(seeds), hands))
     words = ["demur table", name, *(changes or [])]
     words += [f"--only {only}"] if only else []
     words += [f"--seeds {seeds}"] if seeds > 1 else []
+    words += [f"--kept {kept}"] if kept else []
     page = markdown(asked, lines, " ".join(words), code_version())
     if out:
         write_text(Path(out), page)
@@ -61,6 +66,14 @@ def table(
         Console().print(Markdown(page))
     else:
         typer.echo(page)
+
+
+def _kept(folder: str, device: str, data: str | None) -> "Hands":
+    """What was trained and attacked before."""
+    from demur.cli.evaluate import source_of
+    from demur.paper.kept import kept_in
+
+    return kept_in(Path(folder), lambda run: source_of(str(run.path), device, data))
 
 
 def _hands(device: str, data: str | None, engine: str) -> "Hands":

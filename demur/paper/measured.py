@@ -19,9 +19,10 @@ from demur.rejectors import Con, Rejector
 from demur.runs import Record, Run, run_folder
 from demur.spec import digest
 
-Train = Callable[[Recipe, Path], Run]
+LATER = "not measured yet"
+Train = Callable[[Recipe, Path], Run | None]
 Open = Callable[[Run], Source]
-Craft = Callable[[Source, str, Attack], Record]
+Craft = Callable[[Source, str, Attack], Record | None]
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,15 @@ class Line:
     rows: tuple[Row, ...] = ()
     accuracy: dict[str, float] | None = None  # of all images, by attack
     notes: tuple[str, ...] = ()
-    failure: str = ""
+    failure: str = ""  # why there are no figures, or not all
 
 
 @dataclass(frozen=True)
 class Hands:
-    """How trainings, opened runs and records come about; a command shows progress beside."""
+    """How trainings, opened runs and records come about, or None where they do not.
+
+    A command shows progress beside.
+    """
 
     train: Train
     open: Open
@@ -59,17 +63,24 @@ def _line(entry: str, recipe: Recipe, attacks: Sequence[str], hands: Hands) -> L
     about = (entry, recipe.seed, digest(recipe), folder.name)
     meant = [attack(label, recipe) for label in attacks]  # a wrong name is refused before any work
     try:
-        source = hands.open(hands.train(recipe, folder))
+        run = hands.train(recipe, folder)
     except Diverged as reason:
         return Line(*about, failure=f"overflow: {reason}")
-    records = [hands.craft(source, *each) for each in zip(attacks, meant, strict=True)]
-    scoring = Scoring.of(source, rejectors=_rejectors(recipe), records=records)
+    if run is None:
+        return Line(*about, failure=LATER)
+    source = hands.open(run)
+    made = [hands.craft(source, *each) for each in zip(attacks, meant, strict=True)]
+    records = {name: record for name, record in zip(attacks, made, strict=True) if record}
+    scoring = Scoring.of(source, rejectors=_rejectors(recipe), records=[*records.values()])
     # a record may have been made under another name
-    scored = {name: scoring.scored(record) for name, record in zip(attacks, records, strict=True)}
+    scored = {name: scoring.scored(record) for name, record in records.items()}
     rows = [replace(row, attack=name) for name, each in scored.items() for row in each.rows]
     accuracy = {name: each.summary.accuracy for name, each in scored.items()}
     notes = tuple(each.summary.artefact for each in scored.values() if each.summary.artefact)
-    return Line(*about, tuple(rows), accuracy, notes)
+    missing = [name for name in attacks if name not in records]
+    failure = f"{LATER}: {', '.join(missing)}" if missing else ""
+    about = (entry, recipe.seed, digest(recipe), run.name)
+    return Line(*about, tuple(rows), accuracy, notes, failure)
 
 
 def entry_folder(entry: str) -> str:

@@ -35,6 +35,13 @@ class Table:
         return Table(self.title, entries, self.attacks)
 
 
+LINES = (  # in the order of the paper's first table
+    "standard", "pgdat", "pgdat-snet", "pgdat-ebd", "pgdat-carl", "pgdat-atro", "pgdat-rr",
+    "trades", "trades-rr", "ccat", "ccat-rr", "ccat-reference", "ccat-reference-rr",
+)  # fmt: skip
+RADII = (
+    "pgd-100:restarts=10", "pgd-100:restarts=10,eps=16/255", "pgd-100-l2:restarts=10",
+)  # fmt: skip
 ADAPTIVE = ("clean", "pgd-20", "adaptive", "adaptive-apgd")
 TABLES: dict[str, Table] = {
     "methods-digits": Table(
@@ -45,6 +52,11 @@ TABLES: dict[str, Table] = {
             if name.startswith("digits-")
         },
         ADAPTIVE,
+    ),
+    "methods-cifar10": Table(
+        "Every way to train, on CIFAR-10 with a ResNet-18, 36 epochs",
+        {name: changed(RECIPES[f"cifar10-{name}-short"], ["data.split=paper"]) for name in LINES},
+        ("clean", "pgd-10", "pgd-100", *RADII),
     ),
     "study-digits": Table(
         "What makes R-Con better than confidence? Digits",

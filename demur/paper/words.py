@@ -1,17 +1,17 @@
 """A measured table as Markdown: one part an attack, one line a score."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from demur.evaluate import ORACLE
 from demur.metrics import Difference
 from demur.paper.combined import Combined, Mean, combined
-from demur.paper.measured import Line
+from demur.paper.measured import LATER, Line
 from demur.paper.tables import Table
 
 HEADINGS = (
-    "trained by", "score", "right of all", "TPR-95: right of accepted", "vs Con", "AUROC", "vs Con",
-    "frozen: coverage", "frozen: accepted and wrong",
+    "trained by", "score", "right of all", "TPR-95: right of accepted", "vs Con", "AUROC", "vs Con"
 )  # fmt: skip
+FROZEN = ("frozen: coverage", "frozen: accepted and wrong")  # where cal images were held out
 NOTES = (
     "Percent, AUROC from 0 to 1. `TPR-95` is the paper's protocol: the threshold keeps 95% of the "
     "right answers of each scored set, chosen with labels. `frozen` is the deployed one: the "
@@ -32,38 +32,54 @@ def markdown(table: Table, lines: Sequence[Line], command: str, version: str) ->
     for label in table.attacks:
         rows = [each for each in shown if each.attack == label]
         n = f", {rows[0].n} images" if rows else ""
-        parts += [f"## {label}{n}", _grid(_lines(rows))]
-    failed = [f"- {line.entry}, seed {line.seed}: {line.failure}" for line in lines if line.failure]
-    if failed:
-        parts += ["## Not there", "\n".join(failed)]
-    runs = [f"| {line.entry} | {line.seed} | {line.run} | {line.recipe[:12]} |" for line in lines]
+        parts += [f"## {label}{n}", _grid(rows, seeds) if rows else "Not measured yet."]
+    if missing := _missing(lines):
+        parts += ["## Not there", "\n".join(missing)]
+    runs = [
+        f"| {line.entry} | {line.seed} | {line.run} | {line.recipe[:12]} |"
+        for line in lines
+        if line.rows or not line.failure.startswith(LATER)
+    ]
     heads = "| trained by | seed | run | recipe |\n|---|---|---|---|"
     parts += ["## Where the figures come from", "\n".join([heads, *runs])]
     return "\n\n".join(parts) + "\n"
 
 
-def _lines(rows: Sequence[Combined]) -> list[tuple[str, ...]]:
-    """One line a score: the paper's protocol and, beside it, the deployed one."""
-    frozen = {(r.entry, r.rejector): r for r in rows if r.protocol == "deploy"}
+def _missing(lines: Sequence[Line]) -> list[str]:
+    """What is not there and why, the seeds of an entry together."""
+    seeds: dict[tuple[str, str], list[int]] = {}
+    for line in lines:
+        if line.failure:
+            seeds.setdefault((line.entry, line.failure), []).append(line.seed)
     return [
-        (
-            row.entry, row.rejector, _percent(row.all), _percent(row.right),
-            _versus(row.right_vs_con, 100, 1, row.rejector), _figure(row.auroc, 1, 3),
-            _versus(row.auroc_vs_con, 1, 3, row.rejector),
-            *_frozen(frozen.get((row.entry, row.rejector))),
-        )
-        for row in rows
-        if row.protocol == "paper" and row.rejector != ORACLE
-    ]  # fmt: skip
+        f"- {entry}, seed{'s' if len(of) > 1 else ''} {', '.join(map(str, of))}: {failure}"
+        for (entry, failure), of in seeds.items()
+    ]
+
+
+def _grid(rows: Sequence[Combined], seeds: int) -> str:
+    """One line a score: the paper's protocol and, beside it, the deployed one if there is one."""
+    frozen = {(row.entry, row.rejector): row for row in rows if row.protocol == "deploy"}
+    headings = HEADINGS + FROZEN if frozen else HEADINGS
+    lines: list[Sequence[str]] = [headings, ["---", "---", *["---:"] * (len(headings) - 2)]]
+    for row in rows:
+        if row.protocol == "paper" and row.rejector != ORACLE:
+            beside = _frozen(frozen.get((row.entry, row.rejector))) if frozen else ()
+            lines.append((*_cells(row, seeds), *beside))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _cells(row: Combined, seeds: int) -> tuple[str, ...]:
+    fewer = f" ({row.seeds} of {seeds} seeds)" if row.seeds < seeds else ""
+    return (
+        row.entry + fewer, row.rejector, _percent(row.all), _percent(row.right),
+        _versus(row.right_vs_con, 100, 1, row.rejector), _figure(row.auroc, 1, 3),
+        _versus(row.auroc_vs_con, 1, 3, row.rejector),
+    )  # fmt: skip
 
 
 def _frozen(row: Combined | None) -> tuple[str, str]:
     return ("", "") if row is None else (_percent(row.coverage), _percent(row.accepted_wrong))
-
-
-def _grid(lines: Iterable[tuple[str, ...]]) -> str:
-    ruler = ["---", "---", *(["---:"] * (len(HEADINGS) - 2))]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (HEADINGS, ruler, *lines))
 
 
 def _percent(mean: Mean) -> str:

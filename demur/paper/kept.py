@@ -1,0 +1,35 @@
+"""A table from runs that were kept, such as slim ones: read, never trained or attacked.
+
+lines = measured(TABLES["methods-cifar10"], seeds=(0, 1, 2), kept_in(Path("results"), open_run))
+"""
+
+from pathlib import Path
+
+from demur.attacks import Attack
+from demur.errors import BadInput
+from demur.evaluate import Source
+from demur.paper.measured import Hands, Open
+from demur.recipes import Recipe
+from demur.runs import Record, Run
+from demur.spec import digest
+
+
+def kept_in(folder: Path, open_run: Open) -> Hands:
+    """Hands that find what a folder of runs holds, and nothing else."""
+    if not folder.is_dir():
+        raise BadInput(f"there is no folder {folder}; name one that holds runs, such as results")
+    runs = [Run(path.parent) for path in sorted(folder.glob("*/recipe.txt"))]
+    if not runs:
+        raise BadInput(f"{folder} holds no run; name a folder of runs, such as results")
+    known = {digest(run.recipe): run for run in runs}
+
+    def found(recipe: Recipe, _: Path) -> Run | None:
+        return known.get(digest(recipe))
+
+    return Hands(found, open_run, _largest)
+
+
+def _largest(source: Source, _: str, attack: Attack) -> Record | None:
+    """The record of that attack on the most images, under whatever name."""
+    made = [r for r in source.run.records() if r.about["attack"] == digest(attack)]
+    return max(made, key=lambda record: len(record.y), default=None)
