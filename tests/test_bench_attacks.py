@@ -16,8 +16,10 @@ from demur.balls import Linf
 from demur.bench import peers
 from demur.bench.pairs import PAIRS
 from demur.bench.peers import Ground, seeded
+from demur.bench.plain_twin import plain_twin
 from demur.bench.rivals import Judge, compared, ground
 from demur.evaluate import Order, Source
+from demur.nets import RejectingNet
 from demur.output import prediction
 from demur.report.rivals import COLUMNS, OURS, cells, sentences, weaker
 from demur.runs import Run
@@ -192,3 +194,14 @@ def test_a_weaker_attack_of_ours_is_said() -> None:
     assert cells(line(OURS, ready_s=1.0, outside=3)) == (
         "fab", OURS, "10", "", "2.0", "1.0", "", "0.2000, 3 outside", "0.1000", "",
     )  # fmt: skip
+
+
+def test_a_plain_twin_answers_alike_with_none_of_our_layers(tiny_net: RejectingNet) -> None:
+    twin = plain_twin(tiny_net)
+    kinds = {type(module) for module in twin.modules() if isinstance(module, torch.nn.Conv2d)}
+    assert kinds == {torch.nn.Conv2d}
+    assert {type(m) for m in tiny_net.modules() if isinstance(m, torch.nn.Conv2d)} != kinds
+    x = torch.rand(5, *tiny_net.domain.shape)
+    for ours, theirs in zip(tiny_net(x), twin(x), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+    assert not any(parameter.requires_grad for parameter in twin.parameters())

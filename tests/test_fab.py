@@ -183,8 +183,18 @@ def test_what_it_returns_in_rough_arithmetic_is_broken(
     assert (prediction(tiny_net(x_adv)) != y)[moved].all()
     if not any_distance:
         assert ball.size(x_adv - x).max() <= ball.eps
-        best = prediction(tiny_net(attack(tiny_net, x, y))) != y
-        assert (prediction(tiny_net(x_adv)) != y).sum() >= best.sum() - 2
+
+
+@BALLS
+def test_rough_arithmetic_costs_little_strength(
+    ball: Ball, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
+    """At several times the error that 16 bits make of these logits."""
+    x, y = batch
+    attack = FAB(ball, steps=8, restarts=2)
+    x_adv = attack.perturbed(Rough(tiny_net, 0.1), x, y, torch.arange(len(x)))
+    best = prediction(tiny_net(attack(tiny_net, x, y))) != y
+    assert (prediction(tiny_net(x_adv)) != y).sum() >= best.sum() - 1
 
 
 @BALLS

@@ -7,7 +7,7 @@ from torch import Tensor
 from demur.data import CIFAR10, Digits
 from demur.errors import BadInput
 from demur.methods import RR, Plain
-from demur.nets import NETS, NetSpec, ResNet18, Small, WideResNet
+from demur.nets import NETS, NetSpec, ResNet18, Small, WideResNet, conv
 from demur.nets.conv import Conv3x3, _OfFewChannels, places_times
 from demur.output import Output
 
@@ -148,3 +148,31 @@ def test_convolutions_of_few_channels_and_of_single_places_are_the_ordinary_ones
             strict=True,
         ):
             assert torch.allclose(one, other, atol=1e-12)
+
+
+@pytest.mark.parametrize(("size", "stride"), [((6, 4), 2), ((5, 4), 2), ((5, 3), 1)])
+def test_a_convolution_whose_weight_is_still_has_the_ordinary_gradient(
+    size: tuple[int, int], stride: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = torch.Generator().manual_seed(1)
+    layer = Conv3x3(3, 4, stride).double().requires_grad_(False)
+    plain = torch.nn.Conv2d(3, 4, 3, stride, padding=1, bias=False)
+    for small in (0, 2**16):  # by parts, and as one matrix
+        monkeypatch.setattr(conv, "SMALL", small)
+        for _ in range(2):  # a matrix follows its weight
+            layer.weight.copy_(torch.randn(layer.weight.shape, generator=g, dtype=torch.float64))
+            plain.weight = layer.weight
+            x = torch.randn(2, 3, *size, generator=g, dtype=torch.float64, requires_grad=True)
+            ours, theirs = layer(x), plain(x)
+            assert torch.allclose(ours, theirs, atol=1e-12)
+            weighting = torch.randn(ours.shape, generator=g, dtype=torch.float64)
+            one, other = (
+                torch.autograd.grad((out * weighting).sum(), x)[0] for out in (ours, theirs)
+            )
+            assert torch.allclose(one, other, atol=1e-12)
+
+
+def test_a_still_convolution_keeps_no_matrix_in_its_weights() -> None:
+    layer = Conv3x3(3, 4).requires_grad_(False)
+    layer(torch.rand(2, 3, 2, 2))
+    assert list(layer.state_dict()) == ["weight"]

@@ -50,6 +50,25 @@ class Closest:
 
 
 @dataclass(frozen=True)
+class Claims:
+    """Images that seem broken and were not looked into yet, the farthest beyond the border."""
+
+    x_adv: Tensor
+    value: Tensor  # of the margin, N; minus infinity where there is no claim
+
+    @classmethod
+    def none(cls, x: Tensor) -> "Claims":
+        """No claim."""
+        return cls(x, x.new_full((len(x),), -torch.inf))
+
+    def or_surer(self, x_adv: Tensor, value: Tensor, broken: Tensor) -> "Claims":
+        """These, or the given ones where they seem broken and lie farther beyond."""
+        surer = broken & (value > self.value)
+        wide = per_image(surer, x_adv)
+        return Claims(torch.where(wide, x_adv, self.x_adv), torch.where(surer, value, self.value))
+
+
+@dataclass(frozen=True)
 class Border:
     """Margins that are zero where images begin to be broken, and one margin of all of them."""
 
@@ -109,7 +128,7 @@ class FAB(Attack):
 
     def _walked(self, on: Victims, border: Border, x_adv: Tensor, best: Closest) -> Closest:
         """The closest broken images after one restart."""
-        claims, block = Closest.none(on.x), 1 if exact(on.model) else BLOCK
+        claims, block = Claims.none(on.x), 1 if exact(on.model) or self.any_distance else BLOCK
         for step in range(1, self.steps + 1):
             slope, margin = self._nearest(on, border, x_adv)
             ahead, over = self._to_border(on.x, x_adv, slope, margin)
@@ -117,13 +136,14 @@ class FAB(Attack):
             share = per_image((near / (near + far).clamp_min(TINY)).clamp(max=self.alpha), x_adv)
             moved, anew = x_adv + self.overshoot * ahead, on.x + self.overshoot * over
             x_adv = ((1 - share) * moved + share * anew).clamp(0, 1)
-            _, out = glance(on.model, border.whole, x_adv, on.y, *border.given)
+            value, out = glance(on.model, border.whole, x_adv, on.y, *border.given)
             broken, far = self.criterion(out, on.y), self.ball.size(x_adv - on.x)
             matters = self._might_be_returned(far)
             best = best.or_closer(x_adv, far, broken & ~matters)
-            claims = claims.or_closer(x_adv, far, broken & matters & (far < best.far))
+            new = broken & matters & (far < best.far)
+            claims = claims.or_surer(x_adv, value.to(x_adv), new)
             if step % block == 0 or step == self.steps:
-                best, claims = self._settled(on, best, claims), Closest.none(on.x)
+                best, claims = self._settled(on, best, claims), Claims.none(on.x)
             back = on.x + self.backward * (x_adv - on.x)
             x_adv = torch.where(per_image(broken, x_adv), back, x_adv)
         return best
@@ -141,11 +161,11 @@ class FAB(Attack):
         """Who is close enough; what lies farther away is only where a search begins."""
         return torch.ones_like(far, dtype=torch.bool) if self.any_distance else far <= self.ball.eps
 
-    def _settled(self, on: Victims, best: Closest, claims: Closest) -> Closest:
+    def _settled(self, on: Victims, best: Closest, claims: Claims) -> Closest:
         """The closest, with those of the claims that are confirmed."""
-        made = claims.far.isfinite()
+        made = claims.value > -torch.inf
         sure = confirmed(self.criterion, on.model, claims.x_adv, on.y, made)
-        return best.or_closer(claims.x_adv, claims.far, sure)
+        return best.or_closer(claims.x_adv, self.ball.size(claims.x_adv - on.x), sure)
 
     def _nearest(self, on: Victims, border: Border, x_adv: Tensor) -> tuple[Tensor, Tensor]:
         """Slope and value of the margin whose zero is the nearest, taking each as linear."""
@@ -180,8 +200,9 @@ class FAB(Attack):
             value, out = look(on.model, goal, between, on.y, *given)
             value, broken = value.to(on.x), self.criterion(out, on.y)
             far = self.ball.size(between - on.x)
-            matters, claims = self._might_be_returned(far), Closest.none(between)
-            claims = claims.or_closer(between, far, broken & matters & (far < closest.far))
+            matters = self._might_be_returned(far)
+            new = broken & matters & (far < closest.far)
+            claims = Claims.none(between).or_surer(between, value, new)
             closest = self._settled(on, closest.or_closer(between, far, broken & ~matters), claims)
             wide = per_image(broken, low)
             low, high = torch.where(wide, low, between), torch.where(wide, between, high)

@@ -19,6 +19,7 @@ from demur.balls import Linf
 from demur.bench.clock import wait
 from demur.bench.pairs import Distance, Pair
 from demur.bench.peers import Absent, Adapter, Ground, seeded
+from demur.bench.plain_twin import plain_twin
 from demur.data import Images
 from demur.evaluate import Source
 from demur.evaluate.attack import VERDICT_BATCH
@@ -35,8 +36,8 @@ NOTES = (
     "seconds are of the whole call; to prepare is the part of it that a second call does not take, "
     "measured where ours are compiled",
     "on a CPU seconds are the processor's, which other programs on the machine do not change",
-    "other libraries get the net in plain torch and fp32, its weights held still; on a GPU with "
-    "torch's defaults, which round convolutions to TF32",
+    "other libraries get the net with torch's own convolutions, in fp32, its weights held still; "
+    "on a GPU with torch's defaults, which round convolutions to TF32",
 )
 
 
@@ -73,7 +74,7 @@ def ground(source: Source) -> Ground:
     """The net as others want it, and the radius at which the data is usually attacked."""
     recipe = source.run.recipe
     threat, classes = recipe.data.threat, recipe.data.domain.classes
-    net = source.run.net(source.device).classifier().eval()
+    net = plain_twin(source.run.net(source.device)).classifier().eval()
     return Ground(net, Linf(threat.linf), threat.linf_step, classes)
 
 

@@ -79,8 +79,11 @@ class Source:
 
     @cached_property
     def net(self) -> RejectingNet:
-        """The trained net in eval mode."""
-        return self.run.net(self.device)
+        """The trained net in eval mode; on a CPU in the layout that suits its convolutions."""
+        net = self.run.net(self.device)
+        if self.device.type == "cpu":
+            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return net
 
     @property
     def precision(self) -> Precision:
@@ -114,7 +117,8 @@ class Source:
     def laid_out(self, images: Images, piece: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Pixels as the engine wants them, labels and indices of one piece."""
         x, y = images.batch(piece)
-        layout = torch.channels_last if self.fast else torch.contiguous_format
+        on_cpu = self.device.type == "cpu"
+        layout = torch.channels_last if self.fast or on_cpu else torch.contiguous_format
         return x.contiguous(memory_format=layout), y, images.index[piece]
 
     @cached_property

@@ -4,18 +4,20 @@
 
 An attack asks for the gradient with respect to the input at every step. On CPUs for which that is
 not tuned (ARM, small maps) it takes up to ten forward passes; here it is itself a convolution. On
-a GPU few input channels are made eight, and 1x1 kernels are matrix products.
+a GPU few input channels are made eight, and 1x1 kernels are matrix products. A convolution of
+tiny maps whose weight is held still is one matrix.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, pad
+from torch.nn.functional import conv2d, pad, pixel_shuffle
 from torch.nn.grad import conv2d_weight
 
 FEW = 8  # input channels below which a GPU's convolutions leave it idle
 ALIGNED = 8  # sizes of matrix products that a GPU likes are multiples of this
+SMALL = 2**16  # entries of the matrix up to which a CPU multiplies faster than it convolves
 
 
 class Conv3x3(nn.Conv2d):
@@ -23,9 +25,12 @@ class Conv3x3(nn.Conv2d):
 
     def __init__(self, width_in: int, width: int, stride: int = 1) -> None:
         super().__init__(width_in, width, 3, stride, padding=1, bias=False)
+        self._matrix: tuple[tuple[object, ...], Tensor] | None = None  # and what it was made for
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolved maps."""
+        if self._is_small(x):
+            return self._multiplied(x)
         if _ours_pays(x):
             out: Tensor = _Convolution.apply(x, self.weight, self.stride[0])  # type: ignore[no-untyped-call]
             return out
@@ -33,6 +38,25 @@ class Conv3x3(nn.Conv2d):
             few: Tensor = _OfFewChannels.apply(*autocast_like(x, self.weight))  # type: ignore[no-untyped-call]
             return few
         return super().forward(x)
+
+    def _is_small(self, x: Tensor) -> bool:
+        """Whether it is a small matrix whose weight is held still, on a CPU."""
+        if x.is_cuda or self.weight.requires_grad or torch.is_autocast_enabled("cpu"):
+            return False
+        places = x.shape[2] * x.shape[3]
+        behind = -(-x.shape[2] // self.stride[0]) * -(-x.shape[3] // self.stride[1])
+        return self.in_channels * places * self.out_channels * behind <= SMALL
+
+    def _multiplied(self, x: Tensor) -> Tensor:
+        """The convolution as one product, by a matrix that is made when the weight has changed."""
+        made_for = (x.shape[1:], self.weight.data_ptr(), self.weight._version, x.dtype)
+        if self._matrix is None or self._matrix[0] != made_for:
+            count = x[0].numel()
+            each = torch.eye(count, dtype=x.dtype).view(count, *x.shape[1:])
+            with torch.no_grad():
+                self._matrix = made_for, conv2d(each, self.weight, stride=self.stride, padding=1)
+        behind = self._matrix[1]
+        return (x.flatten(1) @ behind.flatten(1)).view(len(x), *behind.shape[1:])
 
 
 class Conv1x1(nn.Conv2d):
@@ -71,11 +95,27 @@ class _Convolution(torch.autograd.Function):
         (grad,), (x, weight), stride = grads, ctx.saved_tensors, ctx.stride
         by_x = by_weight = None
         if ctx.needs_input_grad[0]:
-            turned = weight.flip(2, 3).transpose(0, 1)
-            by_x = conv2d(_spread(grad, x, stride), turned, padding=1)
+            even = stride == 2 and not (x.shape[2] % 2 or x.shape[3] % 2)
+            if even and not weight.requires_grad:  # training keeps the roundings it always had
+                by_x = _by_quarters(grad, weight)
+            else:
+                turned = weight.flip(2, 3).transpose(0, 1)
+                by_x = conv2d(_spread(grad, x, stride), turned, padding=1)
         if ctx.needs_input_grad[1]:
             by_weight = conv2d_weight(x, weight.shape, grad, stride=stride, padding=1)
         return by_x, by_weight, None
+
+
+def _by_quarters(grad: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of a convolution of stride 2, for the four kinds of places side by side.
+
+    A place in an even row was seen by the middle row of the kernel alone, one in an odd row by the
+    last and the first; columns alike. So each kind is a convolution by two rows and two columns.
+    """
+    row = torch.tensor([[1, 3], [2, 0]], device=weight.device)  # of the kernel; the fourth is zero
+    taps = pad(weight, [0, 1, 0, 1])[:, :, row[:, :, None, None], row]  # K, C, 2, 2, 2, 2
+    kinds = taps.permute(1, 2, 4, 0, 3, 5).flatten(0, 2)  # 4 C, K, 2, 2
+    return pixel_shuffle(conv2d(pad(grad, [0, 1, 0, 1]), kinds), 2)
 
 
 def _spread(grad: Tensor, x: Tensor, stride: int) -> Tensor:
