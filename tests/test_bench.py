@@ -136,6 +136,45 @@ def test_engines_that_differ_fail_the_check(
     assert (double["precision"], double["holds"]) == ("fp64", False)
 
 
+def test_a_check_goes_on_where_it_was_stopped(
+    command: Command, one_pair: None, in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    equality, stop = check.equality, 2
+    done: list[Any] = []
+
+    def until_stopped(made: Any, device: Any, compiler: Any) -> check.Equality:
+        if len(done) == stop:
+            raise KeyboardInterrupt
+        done.append(made)
+        return equality(made, device, compiler)
+
+    monkeypatch.setattr(check, "equality", until_stopped)
+    words = ["bench", "--check", "--only", "rr,fp32,fp64", "-o", "check.json"]
+    assert command(*words)[0] != 0
+    kept = json.loads((in_empty_folder / "check.json").read_text())["pairs"]
+    assert [pair["precision"] for pair in kept] == ["fp64", "fp64"]
+    stop = 4
+    assert command(*words)[0] == 0
+    assert len(done) == 4, "nothing was compared twice"
+    pairs = json.loads((in_empty_folder / "check.json").read_text())["pairs"]
+    assert pairs[:2] == kept
+    assert [pair["precision"] for pair in pairs] == ["fp64", "fp64", "fp32", "fp32"]
+
+
+def test_a_check_can_be_of_some_pairs_alone(command: Command, in_empty_folder: Path) -> None:
+    words = {(check._words(made)) for made in check.chosen(("trades", "ccat", "rr", "fp32"))}
+    assert words == {("trades", "rr", "fp32"), ("ccat", "rr", "fp32")}
+    assert len(check.chosen(())) == len(check.recipes("fp32")) + len(check.recipes("fp64"))
+    code, _, err = command("bench", "--check", "--only", "trade")
+    assert code == 2
+    assert "nothing to compare is called 'trade'; did you mean trades" in err
+    (in_empty_folder / "other.json").write_text("[]")
+    code, _, err = command("bench", "--check", "-o", "other.json")
+    assert code == 2
+    assert "other.json is no report of a check; name another file" in err
+    assert (in_empty_folder / "other.json").read_text() == "[]"
+
+
 def test_other_noise_on_the_device_fails_the_check(
     command: Command, one_pair: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

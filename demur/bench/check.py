@@ -7,9 +7,9 @@ twenty steps and, which is sharper, in each single step from the plain one's wei
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any, get_args
 
@@ -20,7 +20,7 @@ from demur import noise
 from demur.data import Images
 from demur.engine import FastSteps, Learner, PlainSteps
 from demur.engine.copies import Compiler
-from demur.errors import BadInput
+from demur.errors import BadInput, suggestion
 from demur.methods import FRAMES, HEADS, PGDAT, BatchNorm, Frame, Method
 from demur.precision import Precision
 from demur.recipes import RECIPES, Recipe
@@ -32,6 +32,7 @@ STEPS = 20
 CLOSE = 1e-9  # of the way the weights went, in fp64
 STRAY = 3.0  # times what roundings alone make of the plain step, in fp32
 LEAST = 1e-3
+PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32")
 WRAPPED = {"average": 0.99, "awp": 0.01}  # around the steps of one more recipe
 
 
@@ -41,7 +42,7 @@ class Equality:
 
     frame: str
     head: str
-    precision: Precision
+    precision: str
     apart: float  # after all steps
     allowed: float
     apart_in_one: float  # after one step, the largest of all
@@ -108,28 +109,85 @@ def equality(recipe: Recipe, device: torch.device, compiler: Compiler) -> Equali
         allowed = max(LEAST, *(STRAY * distance(plain, twin) / way for twin in twins))
         strays = [_apart_in_one(recipe, fit, PlainSteps, nudge) for nudge in (False, True)]
         allowed_in_one = max(LEAST, *(STRAY * stray for stray in strays))
-    method = recipe.method
-    around = [f"{name}={value}" for name in WRAPPED if (value := getattr(recipe, name))]
     return Equality(
-        show(method.frame), show(method.head), recipe.precision, distance(plain, fast) / way,
-        allowed, in_one, allowed_in_one, device.type == "cuda" and not refusals, "".join(refusals),
-        " ".join(around),
+        **_about(recipe), apart=distance(plain, fast) / way, allowed=allowed, apart_in_one=in_one,
+        allowed_in_one=allowed_in_one, recorded=device.type == "cuda" and not refusals,
+        refusal="".join(refusals),
     )  # fmt: skip
 
 
-def check(device: torch.device, compiler: Compiler, say: Callable[[str], None]) -> dict[str, Any]:
-    """Every frame with every head, and wrapped steps, in fp64 and fp32, as JSON values."""
-    found = []
-    for precision in ("fp64", "fp32"):
-        for recipe in recipes(precision):
-            say(f"comparing: {precision} {show(recipe.method)}")
-            found.append(equality(recipe, device, compiler))
-    return {
+@dataclass(frozen=True)
+class Reports:
+    """Where a check is kept while it goes on, and what an earlier one on this machine found."""
+
+    keep: Callable[[dict[str, Any]], object] = lambda report: None
+    earlier: dict[str, Any] = field(default_factory=dict)
+
+
+def check(
+    device: torch.device,
+    compiler: Compiler,
+    say: Callable[[str], None],
+    only: tuple[str, ...] = (),
+    reports: Reports = Reports(),
+) -> dict[str, Any]:
+    """Every frame with every head, and wrapped steps, in fp64 and fp32, as JSON values.
+
+    Pairs that an earlier report of the same code and machine holds are taken from it.
+    """
+    report: dict[str, Any] = {
         "machine": provenance(device),
         "steps": STEPS,
         "noise_is_the_same": noise_is_the_same(device),
-        "pairs": [asdict(each) | {"holds": each.holds} for each in found],
+        "pairs": [],
     }
+    same = all(reports.earlier.get(key) == report[key] for key in ("machine", "steps"))
+    known = {_key(pair): pair for pair in reports.earlier["pairs"]} if same else {}
+    for recipe in chosen(only):
+        about = _about(recipe)
+        pair = known.get(_key(about))
+        if pair is None:
+            say(f"comparing: {recipe.precision} {show(recipe.method)}")
+            found = equality(recipe, device, compiler)
+            pair = asdict(found) | {"holds": found.holds}
+        report["pairs"].append(pair)
+        reports.keep(report)
+    return report
+
+
+def chosen(only: tuple[str, ...]) -> list[Recipe]:
+    """All recipes to compare, or those of the frames, heads and precisions that are named."""
+    whole = [recipe for precision in PRECISIONS for recipe in recipes(precision)]
+    words = [_words(recipe) for recipe in whole]
+    for name in only:
+        if not any(name in each for each in words):
+            known = dict.fromkeys(word for each in words for word in each)
+            raise BadInput(f"nothing to compare is called {name!r}; {suggestion(name, known)}")
+    kinds = [{each[kind] for each in words} & set(only) for kind in range(3)]
+    return [
+        recipe
+        for recipe, each in zip(whole, words, strict=True)
+        if all(not named or word in named for word, named in zip(each, kinds, strict=True))
+    ]
+
+
+def _words(recipe: Recipe) -> tuple[str, str, str]:
+    """Frame, head and precision as a user names them."""
+    method = recipe.method
+    return type(method.frame).__name__.lower(), type(method.head).__name__.lower(), recipe.precision
+
+
+def _about(recipe: Recipe) -> dict[str, str]:
+    """What an equality says of the recipe it is about."""
+    around = [f"{name}={value}" for name in WRAPPED if (value := getattr(recipe, name))]
+    return {
+        "frame": show(recipe.method.frame), "head": show(recipe.method.head),
+        "precision": recipe.precision, "wrapped": " ".join(around),
+    }  # fmt: skip
+
+
+def _key(pair: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(pair[name] for name in ("frame", "head", "precision", "wrapped"))
 
 
 def noise_is_the_same(device: torch.device) -> bool:

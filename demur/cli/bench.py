@@ -55,7 +55,11 @@ def bench(
         bool, typer.Option("--check", help="Prove that the fast step is the plain step.")
     ] = False,
     only: Annotated[
-        str, typer.Option(help="Some of: eager,plain,fast,eval,overhead,large,attack.")
+        str,
+        typer.Option(
+            help="Some of: eager,plain,fast,eval,overhead,large,attack; "
+            "with --check frames, heads and precisions: pgdat,rr,fp32."
+        ),
     ] = "",
     steps: Annotated[int, typer.Option(min=3, help="Fast steps a measurement takes.")] = 100,
     out: OutFile = None,
@@ -75,7 +79,7 @@ def bench(
     place = device_named(device)
     names = names_in(only)
     if check:
-        report = _checked(place, console.print)
+        report = _checked(place, console.print, names, out)
     else:
         report = _measured(recipe, place, names, steps, console.print)
     text = kept_report(report, out)
@@ -137,10 +141,24 @@ def kept_report(report: dict[str, Any], out: str | None) -> str:
     return text
 
 
-def _checked(device: Any, say: Any) -> dict[str, Any]:
-    from demur.bench.check import check
+def _checked(device: Any, say: Any, only: tuple[str, ...], out: str | None) -> dict[str, Any]:
+    """The check, kept after every pair and gone on with where it was stopped."""
+    from demur.bench.check import Reports, check
 
-    return check(device, "inductor" if device.type == "cuda" else "aot_eager", say)
+    earlier = _read_report(Path(out)) if out and Path(out).is_file() else {}
+    reports = Reports(lambda report: kept_report(report, out), earlier)
+    compiler: Any = "inductor" if device.type == "cuda" else "aot_eager"
+    return check(device, compiler, say, only, reports)
+
+
+def _read_report(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or "pairs" not in found:
+        raise BadInput(f"{path} is no report of a check; name another file with --out")
+    return found
 
 
 def _measured(
