@@ -174,7 +174,7 @@ def test_a_check_can_be_of_some_pairs_alone(command: Command, in_empty_folder: P
     (in_empty_folder / "other.json").write_text("[]")
     code, _, err = command("bench", "--check", "-o", "other.json")
     assert code == 2
-    assert "other.json is no report of a check; name another file" in err
+    assert "other.json is not such a report; name another file" in err
     assert (in_empty_folder / "other.json").read_text() == "[]"
 
 

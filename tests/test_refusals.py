@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,12 @@ from demur.attacks.victims import Victims
 from demur.balls import Linf
 from demur.bench import refusals
 from demur.bench.refusals import Budget, Counted, OrthogonalPGD, _curve, _rule, against_refusals
+from demur.bench.reports import Reports
 from demur.cli import app
 from demur.evaluate import Order, Source
 from demur.gradient import glance, gradient
 from demur.output import prediction
-from demur.rejectors import Aux, Con, Coupled
+from demur.rejectors import Aux, Con, Coupled, RCon
 from demur.report.refusals import refusals_svg
 from demur.rule import Rejector
 from tests.linear import LinearNet, centred_images
@@ -75,6 +77,29 @@ def test_the_report_says_what_slipped_and_what_it_cost(own_source: Source) -> No
         assert curves["reject-autoattack"][-1][1] > 0
         assert curves["product PGD"][-1][0] >= 2 * curves["reject-autoattack"][-1][0]
     assert b"<svg" in refusals_svg(report)
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_report_goes_on_where_it_was_stopped(
+    own_source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, budget = own_source.images(Order(n=10)), Budget("fast", 0.5)
+    kept: list[str] = []
+    reports = Reports(lambda report: kept.append(json.dumps(report)))
+
+    def made(rules: dict[str, Rejector], reports: Reports, n: int = 10) -> dict[str, Any]:
+        ball, some = Linf(0.15), images.first(n)
+        return against_refusals(own_source, some, ball, rules, budget, lambda _: None, reports)
+
+    made({"Con": Con()}, reports)
+    (first,) = map(json.loads, kept)
+    whole = made({"Con": Con(), "R-Con": RCon()}, Reports(earlier=first))
+    assert list(whole["rules"]) == ["Con", "R-Con"]
+    assert whole["rules"]["Con"] == first["rules"]["Con"]
+    monkeypatch.setattr(refusals, "_curve", lambda *args: [(1.0, 0)])
+    assert made({"Con": Con()}, Reports(earlier=first))["rules"] == first["rules"]
+    other = made({"Con": Con()}, Reports(earlier=first), n=5)  # about other images
+    assert other["rules"]["Con"]["curves"]["product PGD"] == [(1.0, 0)]
 
 
 @pytest.mark.usefixtures("brief")

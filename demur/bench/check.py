@@ -9,7 +9,7 @@ twenty steps and, which is sharper, in each single step from the plain one's wei
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, get_args
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from demur import noise
+from demur.bench.reports import Reports
 from demur.data import Images
 from demur.engine import FastSteps, Learner, PlainSteps
 from demur.engine.copies import Compiler
@@ -116,14 +117,6 @@ def equality(recipe: Recipe, device: torch.device, compiler: Compiler) -> Equali
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Reports:
-    """Where a check is kept while it goes on, and what an earlier one on this machine found."""
-
-    keep: Callable[[dict[str, Any]], object] = lambda report: None
-    earlier: dict[str, Any] = field(default_factory=dict)
-
-
 def check(
     device: torch.device,
     compiler: Compiler,
@@ -141,8 +134,7 @@ def check(
         "noise_is_the_same": noise_is_the_same(device),
         "pairs": [],
     }
-    same = all(reports.earlier.get(key) == report[key] for key in ("machine", "steps"))
-    known = {_key(pair): pair for pair in reports.earlier["pairs"]} if same else {}
+    known = {_key(pair): pair for pair in reports.known(report, "pairs") or []}
     for recipe in chosen(only):
         about = _about(recipe)
         pair = known.get(_key(about))

@@ -24,6 +24,7 @@ from demur.attacks.orthogonal import orthogonal
 from demur.attacks.rejecting import RejectVersion
 from demur.attacks.victims import Victims, confirmed
 from demur.balls import Ball
+from demur.bench.reports import Reports
 from demur.calibrate import TPR
 from demur.data import Images
 from demur.evaluate import Source
@@ -121,10 +122,25 @@ def against_refusals(
     rules: Mapping[str, Rejector],
     budget: Budget,
     say: Callable[[str], None],
+    reports: Reports = Reports(),
 ) -> dict[str, Any]:
-    """The whole report as JSON values."""
-    found = {}
+    """The whole report as JSON values; rules that an earlier one of the same holds are its."""
+    report = {
+        "run": source.run.name,
+        "recipe": show(source.run.recipe, full=True),
+        "weights": source.run.chosen["weights"],
+        "machine": provenance(source.device),
+        "n": len(images),
+        "ball": show(ball),
+        "version": budget.version,
+        "times": budget.times,
+        "rules": (found := {}),
+    }
+    known = reports.known(report, "rules") or {}
     for name, rejector in rules.items():
+        if name in known:
+            found[name] = known[name]
+            continue
         rule = _rule(source, rejector, len(images))
         ensemble = RejectAutoAttack(ball, rule, version=budget.version)
         say(f"{name}: reject-autoattack")
@@ -135,17 +151,8 @@ def against_refusals(
             say(f"{name}: {label}, up to {most:.0f} looks an image")
             curves[label] = _curve(source, images, rule, searches, most)
         found[name] = {"rule": show(rejector), "threshold": rule.at, "curves": curves}
-    return {
-        "run": source.run.name,
-        "recipe": show(source.run.recipe, full=True),
-        "weights": source.run.chosen["weights"],
-        "machine": provenance(source.device),
-        "n": len(images),
-        "ball": show(ball),
-        "version": budget.version,
-        "times": budget.times,
-        "rules": found,
-    }
+        reports.keep(report)
+    return report
 
 
 def _rule(source: Source, rejector: Rejector, count: int) -> Slips:

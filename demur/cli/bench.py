@@ -1,8 +1,9 @@
 """demur bench and demur bench attacks."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -10,6 +11,9 @@ from typer.core import TyperGroup
 from demur.cli.app import AsJson, DataFolder, Device, FirstN, app
 from demur.cli.evaluate import RunName, source_of
 from demur.errors import BadInput, suggestion
+
+if TYPE_CHECKING:
+    from demur.bench.reports import Reports
 
 USUAL = "speed"  # what is measured where nothing else is named
 
@@ -143,22 +147,23 @@ def kept_report(report: dict[str, Any], out: str | None) -> str:
 
 def _checked(device: Any, say: Any, only: tuple[str, ...], out: str | None) -> dict[str, Any]:
     """The check, kept after every pair and gone on with where it was stopped."""
-    from demur.bench.check import Reports, check
+    from demur.bench.check import check
 
-    earlier = _read_report(Path(out)) if out and Path(out).is_file() else {}
-    reports = Reports(lambda report: kept_report(report, out), earlier)
     compiler: Any = "inductor" if device.type == "cuda" else "aot_eager"
-    return check(device, compiler, say, only, reports)
+    return check(device, compiler, say, only, reports_at(out, "pairs"))
 
 
-def _read_report(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or "pairs" not in found:
-        raise BadInput(f"{path} is no report of a check; name another file with --out")
-    return found
+def reports_at(out: str | None, parts: str) -> "Reports":
+    """A report that grows in a file, if one is named, which may hold some of its parts already."""
+    from demur.bench.reports import Reports
+
+    earlier: Any = {}
+    if out and Path(out).is_file():
+        with suppress(ValueError):
+            earlier = json.loads(Path(out).read_text(encoding="utf-8"))
+        if not isinstance(earlier, dict) or parts not in earlier:
+            raise BadInput(f"{out} is not such a report; name another file with --out")
+    return Reports(lambda report: kept_report(report, out), earlier)
 
 
 def _measured(

@@ -5,7 +5,7 @@ from typing import Annotated, get_args
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, FirstN
-from demur.cli.bench import OutFile, bench_app, kept_report, names_in
+from demur.cli.bench import OutFile, bench_app, kept_report, names_in, reports_at
 from demur.cli.evaluate import RunName, source_of
 from demur.errors import BadInput, suggestion
 
@@ -51,7 +51,8 @@ def refusals(
     budget = Budget(chosen, times)
     ball = Linf(source.run.recipe.data.threat.linf)
     rules = {name: RULES[name] for name in names}
-    report = against_refusals(source, source.images(Order(n=n)), ball, rules, budget, console.print)
+    images, reports = source.images(Order(n=n)), reports_at(out, "rules")
+    report = against_refusals(source, images, ball, rules, budget, console.print, reports)
     text = kept_report(report, out)
     if figure:
         write_bytes(Path(figure), refusals_svg(report))
