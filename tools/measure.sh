@@ -4,6 +4,8 @@
 #   sh tools/measure.sh check OUT                    fast and plain engine end with the same weights
 #   sh tools/measure.sh speed OUT                    ResNet-18: engines, batch sizes, head, attack
 #   sh tools/measure.sh wide OUT                     WideResNet-34-10: seconds an epoch and memory
+#   sh tools/measure.sh attacks OUT DATA RUN         our attacks beside other libraries' on 1,000 images
+#   sh tools/measure.sh refusals OUT DATA RUN        the ensemble against refusals on 100 images
 #   sh tools/measure.sh run OUT DATA NAME RECIPE [KEY=VALUE ...]     train, attack, keep it slim
 set -eu
 stage=$1 out=$2
@@ -15,6 +17,8 @@ case $stage in
 check) demur bench --check -o "$out/check.json" ;;
 speed) demur bench -o "$out/resnet18.json" ;;
 wide) demur bench cifar10-pgdat-rr-wrn --only fast,eval --steps 30 -o "$out/wideresnet.json" ;;
+attacks) demur bench attacks "$2" --data "$1" --n 1000 --only autoattack,pgd-100 -o "$out/attacks.json" ;;
+refusals) demur bench refusals "$2" --data "$1" --n 100 -o "$out/refusals.json" ;;
 run)
   data=$1 run=$out/$2
   shift 2
@@ -23,7 +27,7 @@ run)
   demur slim "$run" --data "$data" -o "$out/slim/$(basename "$run")"
   ;;
 *)
-  echo "no stage is called $stage; use check, speed, wide or run" >&2
+  echo "no stage is called $stage; use check, speed, wide, attacks, refusals or run" >&2
   exit 2
   ;;
 esac
