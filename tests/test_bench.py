@@ -171,6 +171,9 @@ def test_a_check_can_be_of_some_pairs_alone(command: Command, in_empty_folder: P
     code, _, err = command("bench", "--check", "--only", "trade")
     assert code == 2
     assert "nothing to compare is called 'trade'; did you mean trades" in err
+    code, _, err = command("bench", "--check", "--only", "ccat,snet")
+    assert code == 2
+    assert "no frame and head go together as ccat, snet" in err
     (in_empty_folder / "other.json").write_text("[]")
     code, _, err = command("bench", "--check", "-o", "other.json")
     assert code == 2

@@ -107,7 +107,8 @@ def test_compiled_looks_are_the_nets_however_many_there_are(
     with torch._dynamo.config.patch(recompile_limit=1):
         for train, goal in ((True, CE()), (False, Evade(RCon()))):
             crafter = Crafter(net.train(train), "fp64", "aot_eager")
-            assert same(gradient(crafter, goal, *digits), gradient(net, goal, *digits))
+            for _ in range(2):  # a second look finds what the first has left behind
+                assert same(gradient(crafter, goal, *digits), gradient(net, goal, *digits))
 
 
 def test_a_slope_is_the_gradient_alone(net: RejectingNet, digits: tuple[Tensor, Tensor]) -> None:

@@ -172,7 +172,14 @@ def test_a_convolution_whose_weight_is_still_has_the_ordinary_gradient(
             assert torch.allclose(one, other, atol=1e-12)
 
 
-def test_a_still_convolution_keeps_no_matrix_in_its_weights() -> None:
-    layer = Conv3x3(3, 4).requires_grad_(False)
-    layer(torch.rand(2, 3, 2, 2))
+def test_the_matrix_of_a_still_convolution_does_no_harm() -> None:
+    layer, x = Conv3x3(3, 4).requires_grad_(False), torch.rand(2, 3, 2, 2)
+    with torch.inference_mode():
+        layer(x)
+    assert torch.autograd.grad(layer(x.requires_grad_()).sum(), x)[0].abs().sum() > 0
     assert list(layer.state_dict()) == ["weight"]
+    assert layer(x[:0]).shape == (0, 4, 2, 2)
+    before = layer(x)
+    layer.weight.data.mul_(2)  # which no version counts
+    assert torch.allclose(layer(x), 2 * before, atol=1e-6)
+    assert layer(torch.rand(1, 3, 3, 3)).shape == (1, 4, 3, 3)

@@ -16,11 +16,11 @@ from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
 from demur.attacks.goals import CE, Goal, Kept, Moment
 from demur.attacks.restarts import best_of
-from demur.attacks.victims import Rows, Victims, confirmed, exact, looked_at
+from demur.attacks.victims import Rows, Victims, confirmed, exact
 from demur.balls import Ball
 from demur.batch import per_image
 from demur.declared import Count, Natural, Share
-from demur.gradient import Gradient, gradient
+from demur.gradient import Gradient, glance, gradient
 from demur.noise import Stream
 
 FIRST, SHRINK, LEAST = 0.22, 0.03, 0.06  # of all steps: the first gap between checks, and so on
@@ -78,7 +78,8 @@ class APGD(Attack):
         """Which images need an attack: all, or those not broken as they stand."""
         if self.keep == "largest":
             return torch.ones_like(on.y, dtype=torch.bool)
-        return ~looked_at(self.criterion, on.model, CE(), on.x, on.y)[1]
+        _, out = glance(on.model, CE(), on.x, on.y)
+        return ~confirmed(self.criterion, on.model, on.x, on.y, self.criterion(out, on.y))
 
     def _climbed(self, on: Victims, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         """One restart: the images to keep, the goal's best value, and which are broken."""

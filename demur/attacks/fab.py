@@ -26,6 +26,7 @@ from demur.noise import Stream
 from demur.spec import later
 
 SEARCHES, BEYOND = 3, 0.05  # the last search, and the share of the margin it leaves
+NEAR = 1.5  # times the radius: what was found farther away no search brings within it
 BLOCK = 10  # steps in which a rough model is asked nothing, so that a device never waits
 TINY = 1e-12
 
@@ -183,27 +184,23 @@ class FAB(Attack):
 
     def _searched(self, on: Victims, border: Border, best: Closest) -> Closest:
         """The closest broken images after a search on the line to the clean image."""
-        found = best.far.isfinite().nonzero()[:, 0]
+        reach = torch.inf if self.any_distance else NEAR * self.ball.eps
+        found = (best.far.isfinite() & (best.far <= reach)).nonzero()[:, 0]
         if len(found) == 0:
             return best
         on, goal, given = on.at(found), border.whole, [part[found] for part in border.given]
         closest = Closest(best.x_adv[found], best.far[found])
         low, high = on.x, closest.x_adv
-        look = value_at if self.any_distance else glance  # distances are worth a finer search
-        low_value = look(on.model, goal, low, on.y, *given)[0].to(on.x)
-        high_value = look(on.model, goal, high, on.y, *given)[0].to(on.x)
+        low_value = value_at(on.model, goal, low, on.y, *given)[0].to(on.x)
+        high_value = value_at(on.model, goal, high, on.y, *given)[0].to(on.x)
         for _ in range(SEARCHES):
             share = (BEYOND * high_value - low_value) / (high_value - low_value)
             crosses = (low_value <= 0) & (high_value > 0)  # other criteria may break elsewhere
             share = torch.where(crosses, share, torch.full_like(share, 0.5))
             between = low + per_image(share, low) * (high - low)
-            value, out = look(on.model, goal, between, on.y, *given)
+            value, out = value_at(on.model, goal, between, on.y, *given)
             value, broken = value.to(on.x), self.criterion(out, on.y)
-            far = self.ball.size(between - on.x)
-            matters = self._might_be_returned(far)
-            new = broken & matters & (far < closest.far)
-            claims = Claims.none(between).or_surer(between, value, new)
-            closest = self._settled(on, closest.or_closer(between, far, broken & ~matters), claims)
+            closest = closest.or_closer(between, self.ball.size(between - on.x), broken)
             wide = per_image(broken, low)
             low, high = torch.where(wide, low, between), torch.where(wide, between, high)
             low_value = torch.where(broken, low_value, value)

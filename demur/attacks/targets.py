@@ -16,7 +16,7 @@ from demur import noise
 from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
 from demur.attacks.goals import CE, Goal, Moment
-from demur.attacks.victims import Victims, looked_at
+from demur.attacks.victims import Victims
 from demur.declared import Count
 from demur.gradient import value_at
 from demur.noise import Stream
@@ -59,10 +59,9 @@ class EachTarget(Attack):
 
     def _worth(self, on: Victims, x_adv: Tensor, given: list[Tensor]) -> tuple[Tensor, Tensor]:
         """What a try is worth, and which images are done with."""
-        if self.keep == "criterion":
-            return looked_at(self.criterion, on.model, self.by, x_adv, on.y, *given)
-        value, _ = value_at(on.model, self.by, x_adv, on.y, *given)
-        return value, torch.zeros_like(on.y, dtype=torch.bool)
+        value, out = value_at(on.model, self.by, x_adv, on.y, *given)
+        broken = self.criterion(out, on.y)
+        return value, broken if self.keep == "criterion" else torch.zeros_like(broken)
 
     def _targets(self, logits: Tensor, y: Tensor) -> Tensor:
         """The wrong classes of each image, the best first: targets, N."""

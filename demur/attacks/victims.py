@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from demur.attacks.criteria import Criterion
-from demur.attacks.goals import Goal
-from demur.gradient import Model, glance
+from demur.gradient import Model
 from demur.output import output_of
 from demur.precision import arithmetic
 
@@ -50,14 +49,6 @@ def confirmed(
     with torch.no_grad(), arithmetic("fp32", x_adv.device):
         found = criterion(output_of(model(x_adv[claimed])), y[claimed])
     return broken.index_put((claimed,), found)
-
-
-def looked_at(
-    criterion: Criterion, model: Model, goal: Goal, x_adv: Tensor, y: Tensor, *given: Tensor
-) -> tuple[Tensor, Tensor]:
-    """A goal's value, as rough as the model's gradients are, and what is broken, which is sure."""
-    value, out = glance(model, goal, x_adv, y, *given)
-    return value, confirmed(criterion, model, x_adv, y, criterion(out, y))
 
 
 def exact(model: Model) -> bool:

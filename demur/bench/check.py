@@ -134,16 +134,14 @@ def check(
         "noise_is_the_same": noise_is_the_same(device),
         "pairs": [],
     }
-    known = {_key(pair): pair for pair in reports.known(report, "pairs") or []}
+    report["pairs"] = [*(reports.known(report, "pairs") or [])]
+    known = {_key(pair) for pair in report["pairs"]}
     for recipe in chosen(only):
-        about = _about(recipe)
-        pair = known.get(_key(about))
-        if pair is None:
+        if _key(_about(recipe)) not in known:
             say(f"comparing: {recipe.precision} {show(recipe.method)}")
             found = equality(recipe, device, compiler)
-            pair = asdict(found) | {"holds": found.holds}
-        report["pairs"].append(pair)
-        reports.keep(report)
+            report["pairs"].append(asdict(found) | {"holds": found.holds})
+            reports.keep(report)
     return report
 
 
@@ -156,11 +154,14 @@ def chosen(only: tuple[str, ...]) -> list[Recipe]:
             known = dict.fromkeys(word for each in words for word in each)
             raise BadInput(f"nothing to compare is called {name!r}; {suggestion(name, known)}")
     kinds = [{each[kind] for each in words} & set(only) for kind in range(3)]
-    return [
+    found = [
         recipe
         for recipe, each in zip(whole, words, strict=True)
         if all(not named or word in named for word, named in zip(each, kinds, strict=True))
     ]
+    if not found:
+        raise BadInput(f"no frame and head go together as {', '.join(only)}; name fewer of them")
+    return found
 
 
 def _words(recipe: Recipe) -> tuple[str, str, str]:

@@ -125,6 +125,7 @@ def against_refusals(
     reports: Reports = Reports(),
 ) -> dict[str, Any]:
     """The whole report as JSON values; rules that an earlier one of the same holds are its."""
+    found: dict[str, Any] = {}
     report = {
         "run": source.run.name,
         "recipe": show(source.run.recipe, full=True),
@@ -134,12 +135,11 @@ def against_refusals(
         "ball": show(ball),
         "version": budget.version,
         "times": budget.times,
-        "rules": (found := {}),
+        "rules": found,
     }
-    known = reports.known(report, "rules") or {}
+    found.update(reports.known(report, "rules") or {})
     for name, rejector in rules.items():
-        if name in known:
-            found[name] = known[name]
+        if name in found:
             continue
         rule = _rule(source, rejector, len(images))
         ensemble = RejectAutoAttack(ball, rule, version=budget.version)

@@ -144,6 +144,7 @@ class Crafter(nn.Module):
         key = (goal, want, room)
         if key not in self._recordings:
             whole = (filled_up(part, room.size) for part in examples)
+            self._recordings.pop((goal, want, room._replace(trials=0)), None)  # it holds memory
             look = partial(self._gradient, goal, want)
             self._recordings[key] = Recording(look, *whole, trials=room.trials)
         return self._recordings[key]

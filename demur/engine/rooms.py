@@ -43,7 +43,7 @@ class Rooms:
         usual = self.usual(count)
         if not self.fits:
             return Room(usual, TRIALS)
-        least = min(-(-count // GRAIN) * GRAIN, usual)
+        least = min(-(-max(count, 1) // GRAIN) * GRAIN, usual)
         if (kind, least) not in self.fitting:
             self.regrets[kind] += 1 - (1 - UNTRIED) * least / usual
             if self.regrets[kind] < DEAR:
@@ -56,6 +56,7 @@ class Rooms:
         """The largest halved, or 3/4 of that."""
         if count > self.largest:
             return count
+        count = max(count, 1)
         room, least = self.largest, max(count, SMALLEST, self.largest // WIDEST)
         while room // 2 >= least:
             room //= 2

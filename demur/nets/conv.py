@@ -25,7 +25,7 @@ class Conv3x3(nn.Conv2d):
 
     def __init__(self, width_in: int, width: int, stride: int = 1) -> None:
         super().__init__(width_in, width, 3, stride, padding=1, bias=False)
-        self._matrix: tuple[tuple[object, ...], Tensor] | None = None  # and what it was made for
+        self._matrix: tuple[Tensor, Tensor] | None = None  # the weight it was made of, and it
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolved maps."""
@@ -41,7 +41,10 @@ class Conv3x3(nn.Conv2d):
 
     def _is_small(self, x: Tensor) -> bool:
         """Whether it is a small matrix whose weight is held still, on a CPU."""
-        if x.is_cuda or self.weight.requires_grad or torch.is_autocast_enabled("cpu"):
+        if torch.compiler.is_compiling() or x.device.type != "cpu":
+            return False
+        changes = self.weight.requires_grad or self.weight.is_inference()
+        if changes or torch.is_autocast_enabled("cpu"):
             return False
         places = x.shape[2] * x.shape[3]
         behind = -(-x.shape[2] // self.stride[0]) * -(-x.shape[3] // self.stride[1])
@@ -49,13 +52,13 @@ class Conv3x3(nn.Conv2d):
 
     def _multiplied(self, x: Tensor) -> Tensor:
         """The convolution as one product, by a matrix that is made when the weight has changed."""
-        made_for = (x.shape[1:], self.weight.data_ptr(), self.weight._version, x.dtype)
-        if self._matrix is None or self._matrix[0] != made_for:
-            count = x[0].numel()
-            each = torch.eye(count, dtype=x.dtype).view(count, *x.shape[1:])
-            with torch.no_grad():
-                self._matrix = made_for, conv2d(each, self.weight, stride=self.stride, padding=1)
-        behind = self._matrix[1]
+        count, made = x.shape[1:].numel(), self._matrix
+        if made is None or len(made[1]) != count or not torch.equal(made[0], self.weight):
+            with torch.inference_mode(False), torch.no_grad():
+                each = torch.eye(count, dtype=x.dtype).view(count, *x.shape[1:])
+                behind = conv2d(each, self.weight, stride=self.stride, padding=1)
+                made = self._matrix = self.weight.detach().clone(), behind
+        behind = made[1]
         return (x.flatten(1) @ behind.flatten(1)).view(len(x), *behind.shape[1:])
 
 

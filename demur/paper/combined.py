@@ -44,10 +44,10 @@ class Combined:
 
 def combined(lines: Iterable[Line]) -> list[Combined]:
     """One line for each entry, attack, score and protocol, in the order they came."""
-    groups: dict[tuple[str, str, str, Protocol], list[tuple[Line, Row]]] = {}
+    groups: dict[tuple[str, str, str, Protocol, int], list[tuple[Line, Row]]] = {}
     for line in lines:
-        for row in line.rows:
-            key = (line.entry, row.attack, row.rejector, row.protocol)
+        for row in line.rows:  # records of other images are another line
+            key = (line.entry, row.attack, row.rejector, row.protocol, row.point.n)
             groups.setdefault(key, []).append((line, row))
     return [_combined(*key, members) for key, members in groups.items()]
 
@@ -73,12 +73,17 @@ def paired(differences: Sequence[Difference]) -> Difference:
 
 
 def _combined(
-    entry: str, attack: str, rejector: str, protocol: Protocol, members: list[tuple[Line, Row]]
+    entry: str,
+    attack: str,
+    rejector: str,
+    protocol: Protocol,
+    n: int,
+    members: list[tuple[Line, Row]],
 ) -> Combined:
     rows = [row for _, row in members]
     everything = [line.accuracy[attack] for line, _ in members if line.accuracy is not None]
     return Combined(
-        entry, attack, rejector, protocol, len(rows), rows[0].point.n,
+        entry, attack, rejector, protocol, len(rows), n,
         _mean(everything),
         _mean([row.point.accuracy for row in rows], rows[0].accuracy_interval),
         paired([row.accuracy_vs_con for row in rows]),

@@ -31,7 +31,7 @@ def markdown(table: Table, lines: Sequence[Line], command: str, version: str) ->
     parts = [f"# {table.title}", made, NOTES, *notes]
     for label in table.attacks:
         rows = [each for each in shown if each.attack == label]
-        n = f", {rows[0].n} images" if rows else ""
+        n = f", {max(row.n for row in rows)} images" if rows else ""
         parts += [f"## {label}{n}", _grid(rows, seeds) if rows else "Not measured yet."]
     if missing := _missing(lines):
         parts += ["## Not there", "\n".join(missing)]
@@ -59,20 +59,25 @@ def _missing(lines: Sequence[Line]) -> list[str]:
 
 def _grid(rows: Sequence[Combined], seeds: int) -> str:
     """One line a score: the paper's protocol and, beside it, the deployed one if there is one."""
-    frozen = {(row.entry, row.rejector): row for row in rows if row.protocol == "deploy"}
+    frozen = {(row.entry, row.rejector, row.n): row for row in rows if row.protocol == "deploy"}
+    most = max(row.n for row in rows)
     headings = HEADINGS + FROZEN if frozen else HEADINGS
     lines: list[Sequence[str]] = [headings, ["---", "---", *["---:"] * (len(headings) - 2)]]
     for row in rows:
         if row.protocol == "paper" and row.rejector != ORACLE:
-            beside = _frozen(frozen.get((row.entry, row.rejector))) if frozen else ()
-            lines.append((*_cells(row, seeds), *beside))
+            beside = _frozen(frozen.get((row.entry, row.rejector, row.n))) if frozen else ()
+            where = f", {row.n} images" if row.n < most else ""
+            lines.append((_name(row, seeds) + where, *_cells(row), *beside))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _cells(row: Combined, seeds: int) -> tuple[str, ...]:
-    fewer = f" ({row.seeds} of {seeds} seeds)" if row.seeds < seeds else ""
+def _name(row: Combined, seeds: int) -> str:
+    return row.entry + (f" ({row.seeds} of {seeds} seeds)" if row.seeds < seeds else "")
+
+
+def _cells(row: Combined) -> tuple[str, ...]:
     return (
-        row.entry + fewer, row.rejector, _percent(row.all), _percent(row.right),
+        row.rejector, _percent(row.all), _percent(row.right),
         _versus(row.right_vs_con, 100, 1, row.rejector), _figure(row.auroc, 1, 3),
         _versus(row.auroc_vs_con, 1, 3, row.rejector),
     )  # fmt: skip
