@@ -86,7 +86,8 @@ class TestContract:
 
         x = batch[0][:4]
         program = torch.export.export(Guarded(), (x,))
-        assert torch.equal(program.module()(x), score(tiny_net(x)))
+        # to rounding: outside of a graph, tiny convolutions are products
+        assert torch.allclose(program.module()(x), score(tiny_net(x)), rtol=1e-4, atol=1e-4)
 
     def test_it_is_computed_in_full_precision_under_autocast(
         self, score: Score, taught: tuple[Output, Tensor]
