@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from demur.attacks import APGD, CE, DLR, PGD, EachTarget, Margin, TowardDLR
-from demur.attacks.apgd import BLOCK, Climb, _checks
+from demur.attacks.apgd import Climb, _checks
+from demur.attacks.victims import BLOCK
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.nets import RejectingNet
@@ -24,11 +25,9 @@ def test_checks_come_closer_and_closer() -> None:
 
 def climb(**parts: float) -> Climb:
     usual = {"x_adv": 0.0, "before": 0.0, "grad": 0.0, "value": 0.0, "best": 9.0, "best_grad": 9.0,
-             "best_value": 1.0, "length": 8.0, "rises": 10.0, "best_at_check": 0.0,
-             "claim": 0.0, "claim_value": 0.0}  # fmt: skip
+             "best_value": 1.0, "length": 8.0, "rises": 10.0, "best_at_check": 0.0}  # fmt: skip
     tensors = {name: torch.tensor([value]) for name, value in (usual | parts).items()}
-    never = torch.tensor([False])
-    return Climb(**tensors, reduced=never, claimed=never)
+    return Climb(**tensors, reduced=torch.tensor([False]))
 
 
 @pytest.mark.parametrize(

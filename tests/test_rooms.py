@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from demur.engine.recording import TRIALS
 from demur.engine.rooms import DEAR, GRAIN, SMALLEST, UNTRIED, WIDEST, Room, Rooms
 
 
@@ -25,7 +24,7 @@ def test_usual_rooms_are_few_and_large_enough(largest: int, count: int) -> None:
     [(1024, 1024), (769, 1024), (768, 768), (513, 768), (512, 512), (300, 384), (1, 16)],
 )
 def test_usual_rooms_are_halves_and_three_quarters(count: int, room: int) -> None:
-    assert Rooms(1024, fits=True).room("look", count) == Room(room, 0)
+    assert Rooms(1024, fits=True).room("look", count) == Room(room, False)
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 600)), max_size=300))
@@ -35,7 +34,7 @@ def test_every_careful_recording_was_paid_for(looks: list[tuple[str, int]]) -> N
     for kind, count in looks:
         usual, room = rooms.usual(count), rooms.room(kind, count)
         assert count <= room.size <= usual
-        if room.trials:
+        if room.tuned:
             careful.add((kind, room.size))
             assert room.size == usual or (room.size % GRAIN == 0 and room.size - count < GRAIN)
         lost[kind] += 1 - (1 - UNTRIED) * min(-(-count // GRAIN) * GRAIN, usual) / usual
@@ -47,19 +46,19 @@ def test_a_long_attack_gets_a_room_that_fits_and_a_short_one_does_not() -> None:
     rooms = Rooms(1024, fits=True)
     looks = int(DEAR / (1 - (1 - UNTRIED) * 480 / 512)) + 1
     found = [rooms.room("value", 477) for _ in range(looks + 5)]
-    assert found[: looks - 2] == [Room(512, 0)] * (looks - 2)
-    assert found[-1] == Room(480, TRIALS)
-    assert rooms.room("gradient", 477) == Room(512, 0), "another look has paid for nothing yet"
+    assert found[: looks - 2] == [Room(512, False)] * (looks - 2)
+    assert found[-1] == Room(480, True)
+    assert rooms.room("gradient", 477) == Room(512, False), "another look has paid for nothing yet"
     rooms.forget()
-    assert rooms.room("value", 477) == Room(512, 0)
+    assert rooms.room("value", 477) == Room(512, False)
 
 
 def test_a_room_that_fits_by_chance_is_still_recorded_with_care_when_that_pays() -> None:
     rooms = Rooms(1000, fits=True)
     found = {rooms.room("value", 1000) for _ in range(int(DEAR / UNTRIED) + 2)}
-    assert found == {Room(1000, 0), Room(1000, TRIALS)}
+    assert found == {Room(1000, False), Room(1000, True)}
 
 
 def test_where_sizes_are_compiled_none_fits() -> None:
     rooms = Rooms(1024, fits=False)
-    assert {rooms.room("value", 477) for _ in range(2000)} == {Room(512, TRIALS)}
+    assert {rooms.room("value", 477) for _ in range(2000)} == {Room(512, True)}

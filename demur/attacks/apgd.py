@@ -16,7 +16,7 @@ from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
 from demur.attacks.goals import CE, Goal, Kept, Moment
 from demur.attacks.restarts import best_of
-from demur.attacks.victims import Rows, Victims, confirmed, exact
+from demur.attacks.victims import Claims, Rows, Victims, block_for, confirmed
 from demur.balls import Ball
 from demur.batch import per_image
 from demur.declared import Count, Natural, Share
@@ -24,7 +24,6 @@ from demur.gradient import Gradient, glance, gradient
 from demur.noise import Stream
 
 FIRST, SHRINK, LEAST = 0.22, 0.03, 0.06  # of all steps: the first gap between checks, and so on
-BLOCK = 10  # steps in which a rough model is asked nothing, so that a device never waits
 
 
 @dataclass
@@ -42,18 +41,6 @@ class Climb(Rows):
     rises: Tensor  # since the last check
     best_at_check: Tensor
     reduced: Tensor  # at the last check
-    claim: Tensor  # the most valuable iterate that seemed broken since somebody looked
-    claim_value: Tensor
-    claimed: Tensor  # whether there is one
-
-    def claiming(self, broken: Tensor) -> "Climb":
-        """With the present iterates as claims where they seem broken and nothing better is."""
-        better = broken & (~self.claimed | (self.value > self.claim_value))
-        return replace(
-            self, claim=torch.where(per_image(better, self.x_adv), self.x_adv, self.claim),
-            claim_value=torch.where(better, self.value, self.claim_value),
-            claimed=self.claimed | broken,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,23 +75,24 @@ class APGD(Attack):
         found, values = on.x.clone(), torch.full_like(on.y, -torch.inf, dtype=on.x.dtype)
         done = torch.zeros_like(on.y, dtype=torch.bool)
         alive = torch.arange(len(on.x), device=on.x.device)
-        climb = self._first(on, x_start, kept)
-        checks, block = _checks(self.steps), 1 if exact(on.model) else BLOCK
+        climb, broken = self._first(on, x_start, kept)
+        checks, block, claims = _checks(self.steps), block_for(on.model), Claims.none(on.x)
         since = 0
         for step in range(self.steps + 1):
+            claims = claims.or_surer(climb.x_adv, climb.value, broken)
             if step % block == 0 or step == self.steps:
-                broken = confirmed(self.criterion, on.model, climb.claim, on.y, climb.claimed)
-                if len(gone := broken.nonzero()[:, 0]):  # rows: every mask would make a device wait
+                true = claims.true(self.criterion, on)
+                if len(gone := true.nonzero()[:, 0]):  # rows: every mask would make a device wait
                     place = alive[gone]
-                    found[place], values[place] = climb.claim[gone], climb.claim_value[gone]
+                    found[place], values[place] = claims.x_adv[gone], claims.value[gone]
                     done[place] = True
-                    left = (~broken).nonzero()[:, 0]
+                    left = (~true).nonzero()[:, 0]
                     alive, climb, on = alive[left], climb.at(left), on.at(left)
                     kept = tuple(part[left] for part in kept)
-                climb = replace(climb, claimed=torch.zeros_like(climb.claimed))
+                claims = Claims.none(on.x)
             if step == self.steps or len(alive) == 0:
                 break
-            climb = self._stepped(climb, on, kept, step)
+            climb, broken = self._stepped(climb, on, kept, step)
             since += 1
             if step + 1 in checks:
                 climb = self._checked(climb, since)
@@ -112,18 +100,19 @@ class APGD(Attack):
         found[alive], values[alive] = climb.best, climb.best_value
         return found, values, done
 
-    def _first(self, on: Victims, x_adv: Tensor, kept: Kept) -> Climb:
-        """Everything at the start."""
+    def _first(self, on: Victims, x_adv: Tensor, kept: Kept) -> tuple[Climb, Tensor]:
+        """Everything at the start, and what seems broken there."""
         (grad, value, _), broken = self._look(on, x_adv, kept, 0)
         length = torch.full_like(value, 2 * self.ball.eps)
         none = torch.zeros_like(value)
-        return Climb(
+        climb = Climb(
             x_adv, x_adv, grad, value, x_adv, grad, value, length, none, value,
-            torch.ones_like(on.y, dtype=torch.bool), x_adv, value, broken,
+            torch.ones_like(on.y, dtype=torch.bool),
         )  # fmt: skip
+        return climb, broken
 
-    def _stepped(self, c: Climb, on: Victims, kept: Kept, step: int) -> Climb:
-        """One step with momentum."""
+    def _stepped(self, c: Climb, on: Victims, kept: Kept, step: int) -> tuple[Climb, Tensor]:
+        """One step with momentum, and what seems broken after it."""
         inertia = 0.25 if step else 0.0
         ahead = c.x_adv + per_image(c.length, c.x_adv) * self.ball.direction(c.grad)
         ahead = self.ball.project(on.x, ahead)
@@ -133,13 +122,12 @@ class APGD(Attack):
         (grad, value, _), broken = self._look(on, x_adv, kept, step + 1)
         better = value > c.best_value
         wide = per_image(better, x_adv)
-        stepped = replace(
+        return replace(
             c, x_adv=x_adv, before=c.x_adv, grad=grad, value=value,
             best=torch.where(wide, x_adv, c.best), best_grad=torch.where(wide, grad, c.best_grad),
             best_value=torch.where(better, value, c.best_value),
             rises=c.rises + (value > c.value).to(value.dtype),
-        )  # fmt: skip
-        return stepped if self.keep == "largest" else stepped.claiming(broken)
+        ), broken  # fmt: skip
 
     def _checked(self, c: Climb, since: int) -> Climb:
         """Half the step, from the best place, for whoever rose too seldom or got stuck."""

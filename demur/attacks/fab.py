@@ -17,7 +17,7 @@ from demur import noise
 from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Wrong
 from demur.attacks.goals import Goal, Kept, Margin, Moment, Toward
-from demur.attacks.victims import Victims, confirmed, exact
+from demur.attacks.victims import Claims, Victims, block_for, confirmed
 from demur.balls import Ball
 from demur.batch import per_image
 from demur.declared import Count, Natural, Positive, Share
@@ -27,7 +27,6 @@ from demur.spec import later
 
 SEARCHES, BEYOND = 3, 0.05  # the last search, and the share of the margin it leaves
 NEAR = 1.5  # times the radius: what was found farther away no search brings within it
-BLOCK = 10  # steps in which a rough model is asked nothing, so that a device never waits
 TINY = 1e-12
 
 
@@ -48,25 +47,6 @@ class Closest:
         closer = broken & (far < self.far)
         wide = per_image(closer, x_adv)
         return Closest(torch.where(wide, x_adv, self.x_adv), torch.where(closer, far, self.far))
-
-
-@dataclass(frozen=True)
-class Claims:
-    """Images that seem broken and were not looked into yet, the farthest beyond the border."""
-
-    x_adv: Tensor
-    value: Tensor  # of the margin, N; minus infinity where there is no claim
-
-    @classmethod
-    def none(cls, x: Tensor) -> "Claims":
-        """No claim."""
-        return cls(x, x.new_full((len(x),), -torch.inf))
-
-    def or_surer(self, x_adv: Tensor, value: Tensor, broken: Tensor) -> "Claims":
-        """These, or the given ones where they seem broken and lie farther beyond."""
-        surer = broken & (value > self.value)
-        wide = per_image(surer, x_adv)
-        return Claims(torch.where(wide, x_adv, self.x_adv), torch.where(surer, value, self.value))
 
 
 @dataclass(frozen=True)
@@ -129,7 +109,7 @@ class FAB(Attack):
 
     def _walked(self, on: Victims, border: Border, x_adv: Tensor, best: Closest) -> Closest:
         """The closest broken images after one restart."""
-        claims, block = Claims.none(on.x), 1 if exact(on.model) or self.any_distance else BLOCK
+        claims, block = Claims.none(on.x), 1 if self.any_distance else block_for(on.model)
         for step in range(1, self.steps + 1):
             slope, margin = self._nearest(on, border, x_adv)
             ahead, over = self._to_border(on.x, x_adv, slope, margin)
@@ -164,9 +144,8 @@ class FAB(Attack):
 
     def _settled(self, on: Victims, best: Closest, claims: Claims) -> Closest:
         """The closest, with those of the claims that are confirmed."""
-        made = claims.value > -torch.inf
-        sure = confirmed(self.criterion, on.model, claims.x_adv, on.y, made)
-        return best.or_closer(claims.x_adv, self.ball.size(claims.x_adv - on.x), sure)
+        true = claims.true(self.criterion, on)
+        return best.or_closer(claims.x_adv, self.ball.size(claims.x_adv - on.x), true)
 
     def _nearest(self, on: Victims, border: Border, x_adv: Tensor) -> tuple[Tensor, Tensor]:
         """Slope and value of the margin whose zero is the nearest, taking each as linear."""

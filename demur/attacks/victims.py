@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from demur.attacks.criteria import Criterion
+from demur.batch import per_image
 from demur.gradient import Model
 from demur.output import output_of
 from demur.precision import arithmetic
@@ -35,6 +36,38 @@ class Rows:
     def at(self, chosen: Tensor) -> Self:
         """The rows of the chosen images."""
         return type(self)(*(getattr(self, f.name)[chosen] for f in fields(self)))
+
+
+BLOCK = 10  # steps in which a rough model is asked nothing, so that a device never waits
+
+
+@dataclass
+class Claims(Rows):
+    """Iterates that seem broken and were not looked into yet, the most valuable of each image."""
+
+    x_adv: Tensor
+    value: Tensor  # of the goal
+    made: Tensor  # whether there is one
+
+    @classmethod
+    def none(cls, x: Tensor) -> Self:
+        """No claim."""
+        return cls(x, x.new_zeros(len(x)), torch.zeros(len(x), dtype=torch.bool, device=x.device))
+
+    def or_surer(self, x_adv: Tensor, value: Tensor, broken: Tensor) -> "Claims":
+        """These, or the given ones where they seem broken and are more valuable."""
+        surer = broken & (~self.made | (value > self.value))
+        x_adv = torch.where(per_image(surer, x_adv), x_adv, self.x_adv)
+        return Claims(x_adv, torch.where(surer, value, self.value), self.made | broken)
+
+    def true(self, criterion: Criterion, on: Victims) -> Tensor:
+        """Which of the claims are."""
+        return confirmed(criterion, on.model, self.x_adv, on.y, self.made)
+
+
+def block_for(model: Model) -> int:
+    """Steps after which claims are looked into: every one where that costs nothing."""
+    return 1 if exact(model) else BLOCK
 
 
 def confirmed(

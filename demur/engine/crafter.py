@@ -69,7 +69,7 @@ class Crafter(nn.Module):
         room = self.rooms.usual(len(x))
         if room not in self._answers:  # untuned: a few looks would not pay for the trials
             quietly = torch.no_grad()(self._exact)
-            self._answers[room] = Recording(quietly, filled_up(x, room), trials=0)
+            self._answers[room] = Recording(quietly, filled_up(x, room), tune=False)
         return Output(*(part[: len(x)].clone() for part in self._answers[room](x)))
 
     def _exact(self, x: Tensor) -> Output:
@@ -144,9 +144,9 @@ class Crafter(nn.Module):
         key = (goal, want, room)
         if key not in self._recordings:
             whole = (filled_up(part, room.size) for part in examples)
-            self._recordings.pop((goal, want, room._replace(trials=0)), None)  # it holds memory
+            self._recordings.pop((goal, want, room._replace(tuned=False)), None)  # it holds memory
             look = partial(self._gradient, goal, want)
-            self._recordings[key] = Recording(look, *whole, trials=room.trials)
+            self._recordings[key] = Recording(look, *whole, tune=room.tuned)
         return self._recordings[key]
 
     def size_to(self, largest: int) -> None:

@@ -9,11 +9,10 @@ from torch import Tensor
 
 R = TypeVar("R")
 WARM_UP = 3  # times before recording, in which kernels are compiled and chosen
-TRIALS = 10  # kernels that the convolution library tries for each convolution
 
 
 def recorded(
-    work: Callable[[], R], prepare: Callable[[], object] = lambda: None, trials: int = TRIALS
+    work: Callable[[], R], prepare: Callable[[], object] = lambda: None, tune: bool = True
 ) -> tuple[torch.cuda.CUDAGraph, R]:
     """The graph of some work and what it returns, at addresses that every replay fills anew.
 
@@ -22,7 +21,7 @@ def recorded(
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     try:
-        with tuned(trials), torch.cuda.stream(aside):
+        with tuned(tune), torch.cuda.stream(aside):
             for _ in range(WARM_UP):
                 prepare()
                 work()
@@ -32,7 +31,7 @@ def recorded(
     prepare()
     graph = torch.cuda.CUDAGraph()
     try:
-        with tuned(trials), torch.cuda.graph(graph):
+        with tuned(tune), torch.cuda.graph(graph):
             made = work()
     except RuntimeError as error:  # ending a recording that ran out of memory fails too
         if isinstance(error.__context__, torch.OutOfMemoryError):
@@ -49,9 +48,9 @@ def first_line(error: Exception) -> str:
 class Recording(Generic[R]):
     """recording(a, b) is function(a, b), recorded at the first call, for one shape of each."""
 
-    def __init__(self, function: Callable[..., R], *examples: Tensor, trials: int) -> None:
+    def __init__(self, function: Callable[..., R], *examples: Tensor, tune: bool) -> None:
         self.inputs = [example.clone() for example in examples]
-        self.graph, self.made = recorded(lambda: function(*self.inputs), trials=trials)
+        self.graph, self.made = recorded(lambda: function(*self.inputs), tune=tune)
 
     def __call__(self, *inputs: Tensor) -> R:
         """What the function makes of the inputs, until the next call; unused rows stay behind."""
@@ -62,12 +61,11 @@ class Recording(Generic[R]):
 
 
 @contextmanager
-def tuned(trials: int) -> Iterator[None]:
-    """Let the convolution library try so many of its kernels and keep the fastest, or none."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.benchmark_limit
-    cudnn.benchmark, cudnn.benchmark_limit = trials > 0, trials or TRIALS
+def tuned(wanted: bool) -> Iterator[None]:
+    """Let the convolution library try its kernels and keep the fastest, or not."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = wanted
     try:
         yield
     finally:
-        cudnn.benchmark, cudnn.benchmark_limit = before
+        torch.backends.cudnn.benchmark = before

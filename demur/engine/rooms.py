@@ -11,8 +11,6 @@ from collections import defaultdict
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from demur.engine.recording import TRIALS
-
 SMALLEST = 16  # images: below that a padded batch costs no more
 WIDEST = 64  # times the smallest room is the largest
 GRAIN = 16  # images that a fitting room is a multiple of
@@ -21,10 +19,10 @@ UNTRIED = 0.07  # of a look, that kernels taken untried cost
 
 
 class Room(NamedTuple):
-    """A batch size, and how many kernels are tried before it is recorded."""
+    """A batch size, and whether kernels are tried before it is recorded."""
 
     size: int
-    trials: int
+    tuned: bool
 
 
 class Rooms:
@@ -42,15 +40,15 @@ class Rooms:
         """The room for so many images now; more than the largest are taken as they are."""
         usual = self.usual(count)
         if not self.fits:
-            return Room(usual, TRIALS)
+            return Room(usual, True)
         least = min(-(-max(count, 1) // GRAIN) * GRAIN, usual)
         if (kind, least) not in self.fitting:
             self.regrets[kind] += 1 - (1 - UNTRIED) * least / usual
             if self.regrets[kind] < DEAR:
-                return Room(usual, 0)
+                return Room(usual, False)
             self.fitting.add((kind, least))
             self.regrets[kind] = 0
-        return Room(least, TRIALS)
+        return Room(least, True)
 
     def usual(self, count: int) -> int:
         """The largest halved, or 3/4 of that."""
