@@ -1,0 +1,71 @@
+"""The quick copy of a net on a CPU: all of it but the kernels, which torch stands in for."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import batch_norm, relu
+
+from demur.attacks import CE
+from demur.data import CIFAR10
+from demur.engine import norm_kernels, quick
+from demur.engine.quick import Quick
+from demur.engine.quick_norm import QuickNorm
+from demur.methods import RR
+from demur.nets import RejectingNet, ResNet18
+
+
+class TorchNorm(QuickNorm):
+    """What the kernels compute, in torch."""
+
+    def __call__(self, a: Tensor, b: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        total = a if b is None else a + b
+        if self.train:
+            source = self.source
+            return total, relu(batch_norm(total, None, None, source.weight, source.bias, True))
+        scale, shift = (
+            self.last.kept[row][:, None, None] for row in (norm_kernels.SCALE, norm_kernels.SHIFT)
+        )
+        return total, relu(total * scale + shift)
+
+
+@pytest.fixture
+def net(monkeypatch: pytest.MonkeyPatch) -> RejectingNet:
+    """A small net with statistics of its own, and no kernel asked for."""
+    monkeypatch.setattr(quick, "QuickNorm", TorchNorm)
+    made = ResNet18(width=4).build(CIFAR10().domain, RR())
+    stir(made, seed=1)
+    return made
+
+
+@torch.no_grad()
+def stir(net: RejectingNet, seed: int) -> None:
+    """Change weights and statistics as learning would."""
+    g = torch.Generator().manual_seed(seed)
+    for parameter in net.parameters():
+        parameter.mul_(1 + 0.3 * torch.randn(parameter.shape, generator=g))
+    for name, held in net.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            held.add_(0.3 * torch.rand(held.shape, generator=g))
+
+
+@pytest.mark.parametrize(("train", "still"), [(True, False), (False, False), (False, True)])
+def test_a_quick_copy_is_its_source_and_follows_it(
+    train: bool, still: bool, net: RejectingNet
+) -> None:
+    net.train(train)
+    copy = Quick(net, train, "fp32", still)
+    g = torch.Generator().manual_seed(2)
+    x, y = torch.rand(6, 3, 32, 32, generator=g), torch.arange(6)
+    for again in (False, True):
+        if again:
+            stir(net, seed=3)
+            copy.refresh()
+        found = []
+        for look in (copy.answer, net):
+            at = x.clone().requires_grad_()
+            out = look(at)
+            (grad,) = torch.autograd.grad(CE()(out, y).sum(), at)
+            found.append((out.logits.detach(), out.aux.detach(), grad))
+        for ours, theirs in zip(*found, strict=True):
+            assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4 * float(theirs.abs().max()))
+    assert not any(parameter.grad is not None for parameter in net.parameters())
