@@ -156,6 +156,7 @@ def test_a_convolution_whose_weight_is_still_has_the_ordinary_gradient(
 ) -> None:
     g = torch.Generator().manual_seed(1)
     layer = Conv3x3(3, 4, stride).double().requires_grad_(False)
+    layer.still = True
     plain = torch.nn.Conv2d(3, 4, 3, stride, padding=1, bias=False)
     for small in (0, 2**16):  # by parts, and as one matrix
         monkeypatch.setattr(conv, "SMALL", small)
@@ -174,6 +175,11 @@ def test_a_convolution_whose_weight_is_still_has_the_ordinary_gradient(
 
 def test_the_matrix_of_a_still_convolution_does_no_harm() -> None:
     layer, x = Conv3x3(3, 4).requires_grad_(False), torch.rand(2, 3, 2, 2)
+    layer(x)
+    assert layer._matrix is None, (
+        "a weight that may change is no matrix, even while images are made"
+    )
+    layer.still = True
     with torch.inference_mode():
         layer(x)
     assert torch.autograd.grad(layer(x.requires_grad_()).sum(), x)[0].abs().sum() > 0

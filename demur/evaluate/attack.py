@@ -81,6 +81,7 @@ class Source:
     def net(self) -> RejectingNet:
         """The trained net in eval mode; on a CPU in the layout that suits its convolutions."""
         net = self.run.net(self.device)
+        net.hold_still()
         if self.device.type == "cpu":
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return net

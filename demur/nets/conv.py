@@ -5,7 +5,7 @@
 An attack asks for the gradient with respect to the input at every step. On CPUs for which that is
 not tuned (ARM, small maps) it takes up to ten forward passes; here it is itself a convolution. On
 a GPU few input channels are made eight, and 1x1 kernels are matrix products. A convolution of
-tiny maps whose weight is held still is one matrix.
+tiny maps is one matrix, where the net is `still`: it has learned all it will.
 """
 
 from typing import Any
@@ -25,6 +25,7 @@ class Conv3x3(nn.Conv2d):
 
     def __init__(self, width_in: int, width: int, stride: int = 1) -> None:
         super().__init__(width_in, width, 3, stride, padding=1, bias=False)
+        self.still = False  # whether the weight will change no more
         self._matrix: tuple[Tensor, Tensor] | None = None  # the weight it was made of, and it
 
     def forward(self, x: Tensor) -> Tensor:
@@ -32,7 +33,7 @@ class Conv3x3(nn.Conv2d):
         if self._is_small(x):
             return self._multiplied(x)
         if _ours_pays(x):
-            out: Tensor = _Convolution.apply(x, self.weight, self.stride[0])  # type: ignore[no-untyped-call]
+            out: Tensor = _Convolution.apply(x, self.weight, self.stride[0], self.still)  # type: ignore[no-untyped-call]
             return out
         if x.is_cuda and self.in_channels < FEW and self.stride == (1, 1):
             few: Tensor = _OfFewChannels.apply(*autocast_like(x, self.weight))  # type: ignore[no-untyped-call]
@@ -40,11 +41,10 @@ class Conv3x3(nn.Conv2d):
         return super().forward(x)
 
     def _is_small(self, x: Tensor) -> bool:
-        """Whether it is a small matrix whose weight is held still, on a CPU."""
-        if torch.compiler.is_compiling() or x.device.type != "cpu":
+        """Whether it is a small matrix, on a CPU."""
+        if not self.still or torch.compiler.is_compiling() or x.device.type != "cpu":
             return False
-        changes = self.weight.requires_grad or self.weight.is_inference()
-        if changes or torch.is_autocast_enabled("cpu"):
+        if self.weight.is_inference() or torch.is_autocast_enabled("cpu"):
             return False
         places = x.shape[2] * x.shape[3]
         behind = -(-x.shape[2] // self.stride[0]) * -(-x.shape[3] // self.stride[1])
@@ -88,25 +88,25 @@ def _ours_pays(x: Tensor) -> bool:
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, still: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.stride = stride
+        ctx.stride, ctx.still = stride, still
         return conv2d(x, weight, stride=stride, padding=1)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         (grad,), (x, weight), stride = grads, ctx.saved_tensors, ctx.stride
         by_x = by_weight = None
         if ctx.needs_input_grad[0]:
             even = stride == 2 and not (x.shape[2] % 2 or x.shape[3] % 2)
-            if even and not weight.requires_grad:  # training keeps the roundings it always had
+            if even and ctx.still:  # training keeps the roundings it always had
                 by_x = _by_quarters(grad, weight)
             else:
                 turned = weight.flip(2, 3).transpose(0, 1)
                 by_x = conv2d(_spread(grad, x, stride), turned, padding=1)
         if ctx.needs_input_grad[1]:
             by_weight = conv2d_weight(x, weight.shape, grad, stride=stride, padding=1)
-        return by_x, by_weight, None
+        return by_x, by_weight, None, None
 
 
 def _by_quarters(grad: Tensor, weight: Tensor) -> Tensor:

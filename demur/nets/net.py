@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from demur.batch import Domain
 from demur.errors import BadInput
+from demur.nets.conv import Conv3x3
 from demur.output import Output
 from demur.spec import Spec
 
@@ -84,6 +85,13 @@ class RejectingNet(nn.Module):
         self.trunk.requires_grad_(False)
         self.classify.requires_grad_(False)
         self.train(self.training)
+
+    def hold_still(self) -> None:
+        """Say that nothing learns any more: convolutions may prepare for that."""
+        self.requires_grad_(False)
+        for module in self.modules():
+            if isinstance(module, Conv3x3):
+                module.still = True
 
     def train(self, mode: bool = True) -> "RejectingNet":
         """Train or eval mode; a frozen classifier stays in the latter."""
