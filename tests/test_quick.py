@@ -39,13 +39,14 @@ def net(monkeypatch: pytest.MonkeyPatch) -> RejectingNet:
 
 @torch.no_grad()
 def stir(net: RejectingNet, seed: int) -> None:
-    """Change weights and statistics as learning would."""
+    """Change weights and statistics as learning would, so that every layer matters."""
     g = torch.Generator().manual_seed(seed)
     for parameter in net.parameters():
         parameter.mul_(1 + 0.3 * torch.randn(parameter.shape, generator=g))
-    for name, held in net.named_buffers():
-        if name.endswith(("running_mean", "running_var")):
-            held.add_(0.3 * torch.rand(held.shape, generator=g))
+    mode = net.training
+    for _ in range(20):
+        net.train()(torch.rand(16, 3, 32, 32, generator=g))
+    net.train(mode)
 
 
 @pytest.mark.parametrize(("train", "still"), [(True, False), (False, False), (False, True)])
@@ -67,5 +68,5 @@ def test_a_quick_copy_is_its_source_and_follows_it(
             (grad,) = torch.autograd.grad(CE()(out, y).sum(), at)
             found.append((out.logits.detach(), out.aux.detach(), grad))
         for ours, theirs in zip(*found, strict=True):
-            assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4 * float(theirs.abs().max()))
+            assert float((ours - theirs).norm()) < 1e-4 * float(theirs.norm())
     assert not any(parameter.grad is not None for parameter in net.parameters())
