@@ -265,3 +265,17 @@ def test_plans_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(steps) is PlainSteps, "there is nothing to record on a CPU"
     with pytest.raises(BadInput, match="no engine is called 'fsat'; did you mean fast"):
         plan("fsat", made)
+
+
+def test_roundings_are_tried_while_the_engines_are_further_apart() -> None:
+    tried = list[int]()
+
+    def stray(nudge: int) -> float:
+        tried.append(nudge)
+        return 1e-2 if nudge == 3 else 1e-9
+
+    assert check._allowed(2e-2, stray) == pytest.approx(3e-2)
+    assert tried == [0, 1, 2, 3]
+    assert check._allowed(1.0, lambda nudge: 1e-9) == check.LEAST
+    tried.clear()
+    assert check._allowed(0.9 * check.LEAST, stray) == check.LEAST and not tried
