@@ -2,9 +2,9 @@
 
 In fp64 both agree to rounding. In fp32 a sign of a tiny gradient may turn, and one turned pixel
 moves everything after it; how much is shown by the plain step itself, with another layout or from
-weights that differ by one rounding. The fast step may stray no more than a few times that, after
+weights that differ by a few roundings. The fast step may stray no more than a few times that, after
 twenty steps and, which is sharper, in each single step from the plain one's weights. Such turns
-are rare, so several roundings are tried before a fast step is called different.
+are rare, so more and more roundings are tried before a fast step is called different.
 """
 
 import math
@@ -34,7 +34,7 @@ STEPS = 20
 CLOSE = 1e-9  # of the way the weights went, in fp64
 STRAY = 3.0  # times what roundings alone make of the plain step, in fp32
 LEAST = 1e-3
-NUDGES = 12  # roundings tried at most; with two, one pair in ten was called different for nothing
+NUDGES = 12  # weights moved by 0, 1, ... 11 roundings; other kernels' sums differ by about ten
 PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32")
 WRAPPED = {"average": 0.99, "awp": 0.01}  # around the steps of one more recipe
 
@@ -248,14 +248,15 @@ def _trained(
 
 
 @torch.no_grad()
-def _nudge(learner: Learner, seed: int) -> None:
-    """Move every weight by one rounding, up or down by a coin; seed 0 moves nothing."""
-    if seed == 0:
+def _nudge(learner: Learner, roundings: int) -> None:
+    """Move every weight by so many roundings, up or down by a coin."""
+    if roundings == 0:
         return
     for stream, parameter in enumerate(learner.net.parameters()):
         places = torch.arange(parameter.numel(), device=parameter.device)
-        draw = noise.uniform(seed, places, stream, (1,)).view_as(parameter)
-        parameter.mul_(1 + torch.finfo(parameter.dtype).eps * (2 * draw.round() - 1))
+        draw = noise.uniform(roundings, places, stream, (1,)).view_as(parameter)
+        size = roundings * torch.finfo(parameter.dtype).eps
+        parameter.mul_(1 + size * (2 * draw.round() - 1))
 
 
 def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
