@@ -415,6 +415,7 @@ GOLDEN: dict[str, str] = {
     "cifar100-ccat-reference-wrn-short": "0f566817",
     "cifar100-ccat-reference-rr-short": "dbd4abc0",
     "cifar100-ccat-reference-rr-wrn-short": "481f402b",
+    "cifar10-best": "764a8ac6",
     "clean": "d02a4cc7",
     "pgd-10": "fad07944",
     "pgd-20": "c6def910",
