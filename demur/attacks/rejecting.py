@@ -8,7 +8,7 @@ AutoAttack leaves an image once it is wrong, refused or not, and never tries one
 the start; here only what is wrong *and accepted* counts, and everything else is tried.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from demur.attacks.apgd import APGD
@@ -32,8 +32,8 @@ FAST_TARGETS = 3
 class RejectAutoAttack(Ensemble):
     """Attacks on margins that are positive where an image is wrong and accepted.
 
-    fast: gradients on the product, balanced and orthogonal ones on the margins, the closest such
-    image, and again to the nearest classes. standard: to more classes, and random squares.
+    fast: gradients on the product, also to the nearest classes; balanced and orthogonal ones on the
+    margins; the closest such image. standard: to more classes, and random squares.
     """
 
     ball: Ball
@@ -53,10 +53,10 @@ class RejectAutoAttack(Ensemble):
         balanced = Balanced(ball, rule, steps=50, restarts=2, seed=seed)
         members: dict[str, Attack] = {
             "product": product,
+            "product-t": self._at_each(replace(product, restarts=2)),  # most of what is left
             "balanced": balanced,
             "orthogonal": OrthogonalAPGD(ball, goal=least, criterion=rule, seed=seed),
             "closest": FAB(ball, goal=least, criterion=rule, seed=seed),
-            "product-t": self._at_each(product),
             "balanced-t": self._at_each(balanced),
         }
         if self.version == "standard":
