@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from demur.batch import check_batch
 from demur.data import Images, SplitName, Splits
 from demur.engine import Crafter, attack_compiler, check_engine
 from demur.errors import BadInput, suggestion
-from demur.evaluate.binding import bind
+from demur.evaluate.binding import Bound, bind
 from demur.evaluate.crafting import Watch, all_batches, usual_batch
 from demur.evaluate.probing import probe
 from demur.fused import fusing
@@ -172,18 +172,7 @@ def attacked(
     order.check()
     here, images = world.current(), source.images(order)
     bound = bind(attack, source.clean, source.device)
-    asked = {
-        "attack": digest(attack),
-        "thresholds": bound.thresholds,
-        "fitted": bound.fitted,
-        "weights": source.run.chosen["weights"],
-        "data": images.digest(),
-        "split": order.split,
-        "features": order.keep_features,
-        "images": min(order.keep_images, len(images)),
-    }
-    if source.precision != "fp32" and not isinstance(attack, Clean):
-        asked["precision"] = source.precision
+    asked = _asked(source, attack, bound, images, order)
     key = identity(**asked)
     folder = source.run.records_folder
     made = here.told(finished_record(folder, order.split, key))
@@ -191,20 +180,8 @@ def attacked(
         return read_record(made)
     x, y = images.batch(slice(None))
     check_batch(x, y, source.run.recipe.data.domain.classes)
-    about = {
-        "label": label,
-        "spec": show(attack, full=True),
-        "digest": key,
-        **asked,
-        "n": len(images),
-        "seed": getattr(attack, "seed", None),
-        "epoch": source.run.chosen["epoch"],
-        "recipe": show(source.run.recipe, full=True),
-        "made": datetime.now(UTC).isoformat(timespec="microseconds"),
-        "engine": "fast" if source.fast else "plain",
-        "processes": here.size,
-        **provenance(source.device),
-    }
+    spec = show(attack, full=True)
+    about = {"label": label, "spec": spec, "digest": key, **asked, **_story(source, attack, images)}
     parts = folder / f".parts-{identity(asked=key, code=code_version())[:12]}"
     path = record_path(folder, label, order.split, key)
     with source.run.writing() if here.leads else nullcontext():
@@ -219,6 +196,39 @@ def attacked(
             shutil.rmtree(parts, ignore_errors=True)
     here.wait()
     return read_record(path)
+
+
+def _asked(
+    source: Source, attack: Attack, bound: Bound[Attack], images: Images, order: Order
+) -> dict[str, Any]:
+    """All that a record depends on: another one of the same need not be made."""
+    asked = {
+        "attack": digest(attack),
+        "thresholds": bound.thresholds,
+        "fitted": bound.fitted,
+        "weights": source.run.chosen["weights"],
+        "data": images.digest(),
+        "split": order.split,
+        "features": order.keep_features,
+        "images": min(order.keep_images, len(images)),
+    }
+    if source.precision != "fp32" and not isinstance(attack, Clean):
+        asked["precision"] = source.precision
+    return asked
+
+
+def _story(source: Source, attack: Attack, images: Images) -> dict[str, Any]:
+    """How a record came about: when, of which net, by what code and machine."""
+    return {
+        "n": len(images),
+        "seed": getattr(attack, "seed", None),
+        "epoch": source.run.chosen["epoch"],
+        "recipe": show(source.run.recipe, full=True),
+        "made": datetime.now(UTC).isoformat(timespec="microseconds"),
+        "engine": "fast" if source.fast else "plain",
+        "processes": world.current().size,
+        **provenance(source.device),
+    }
 
 
 def _answers(
