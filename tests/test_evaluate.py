@@ -163,7 +163,7 @@ def test_a_killed_attack_goes_on_where_it_stopped(
     resumed = attacked(source, "a", ATTACK, order)
     assert len(calls) == 4  # two done, one killed, one left
     assert torch.equal(whole.output.logits, resumed.output.logits)
-    assert not list(source.run.records_folder.glob(".parts*"))
+    assert not list(source.run.records_folder.glob(".making*"))
 
 
 def test_a_damaged_part_is_made_again(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_a_damaged_part_is_made_again(source: Source, monkeypatch: pytest.Monkey
         patched.setattr(evaluation, "_answers", stop)
         with pytest.raises(KeyboardInterrupt):
             attacked(source, "a", ATTACK, order)
-    (part,) = source.run.records_folder.glob(".parts*/0-20-*")
+    (part,) = source.run.records_folder.glob(".making*/parts*/0-20-*")
     spoil(part)
     assert torch.equal(whole.output.logits, attacked(source, "a", ATTACK, order).output.logits)
 

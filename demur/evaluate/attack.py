@@ -34,7 +34,15 @@ from demur.nets import RejectingNet
 from demur.output import Output
 from demur.precision import Precision, arithmetic, rounded
 from demur.runs import Record, Run, code_version, provenance
-from demur.runs.record import finished_record, identity, read_record, record_path, write_record
+from demur.runs.files import only_writer
+from demur.runs.record import (
+    finished_record,
+    identity,
+    move_record,
+    read_record,
+    record_path,
+    write_record,
+)
 from demur.spec import digest, show
 
 VERDICT_BATCH = 256
@@ -175,27 +183,41 @@ def attacked(
     asked = _asked(source, attack, bound, images, order)
     key = identity(**asked)
     folder = source.run.records_folder
-    made = here.told(finished_record(folder, order.split, key))
-    if made is not None:
+    if (made := here.told(finished_record(folder, order.split, key))) is not None:
         return read_record(made)
     x, y = images.batch(slice(None))
     check_batch(x, y, source.run.recipe.data.domain.classes)
     spec = show(attack, full=True)
     about = {"label": label, "spec": spec, "digest": key, **asked, **_story(source, attack, images)}
-    parts = folder / f".parts-{identity(asked=key, code=code_version())[:12]}"
-    path = record_path(folder, label, order.split, key)
-    with source.run.writing() if here.leads else nullcontext():
-        if source.fast:
-            source.crafter.forget()
-        size = order.batch_size or usual_batch(len(images), source.device)
-        craft = partial(source.crafted, bound.spec, images)
-        x_adv = all_batches(craft, images, size, parts, watch)
+    making = folder / f".making-{key[:12]}"
+    with only_writer(making, _waiting(source)) if here.leads else nullcontext():
+        if (made := here.told(finished_record(folder, order.split, key))) is not None:
+            return read_record(made)  # by the process that was waited for
+        x_adv = _crafted(source, bound.spec, images, order, making, watch)
         if here.leads:
             about["probe"] = probe(source.net, x, y)
-            write_record(path, Record(_answers(source.net, x, x_adv, images, order), about))
-            shutil.rmtree(parts, ignore_errors=True)
+            half = record_path(making, label, order.split, key)
+            write_record(half, Record(_answers(source.net, x, x_adv, images, order), about))
+            move_record(half, folder)
+            shutil.rmtree(making, ignore_errors=True)
     here.wait()
-    return read_record(path)
+    return read_record(record_path(folder, label, order.split, key))
+
+
+def _waiting(source: Source) -> Callable[[Path], None]:
+    """Says what is waited for; other records of the run can be made at the same time."""
+    return lambda folder: source.say("another process is making this record; waiting for it")
+
+
+def _crafted(
+    source: Source, attack: Attack, images: Images, order: Order, folder: Path, watch: Watch
+) -> Tensor:
+    """All attacked images; batches lie in the folder meanwhile, by the code that made them."""
+    if source.fast:
+        source.crafter.forget()
+    size = order.batch_size or usual_batch(len(images), source.device)
+    parts = folder / f"parts-{identity(code=code_version())[:12]}"
+    return all_batches(partial(source.crafted, attack, images), images, size, parts, watch)
 
 
 def _asked(

@@ -9,7 +9,8 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor
 from demur.errors import BadInput
 
 HALF_WRITTEN = ".*.tmp"
+PATIENCE = 0.2  # seconds between two tries at a lock
 _held: set[Path] = set()  # folders this process is the writer of
 
 
@@ -97,9 +99,17 @@ def sweep(folder: Path) -> None:
         half.unlink(missing_ok=True)
 
 
+def refuse(folder: Path) -> None:
+    """What a second writer is told, unless it may wait."""
+    raise BadInput(f"another process is writing {folder}; wait until it has ended")
+
+
 @contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, or refuse at once; the system drops it if the process dies."""
+def only_writer(folder: Path, taken: Callable[[Path], None] = refuse) -> Iterator[None]:
+    """Hold the folder's lock; the system drops it if the process dies.
+
+    Where another process holds it, `taken` is called, which refuses or lets this one wait.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     place = folder.resolve()
     if place in _held:
@@ -107,7 +117,9 @@ def only_writer(folder: Path) -> Iterator[None]:
         return
     with (folder / ".lock").open("a+") as file:
         if not _locked(file.fileno()):
-            raise BadInput(f"another process is writing {folder}; wait until it has ended")
+            taken(folder)
+            while not _locked(file.fileno()):
+                time.sleep(PATIENCE)
         _held.add(place)
         try:
             yield

@@ -82,6 +82,13 @@ def write_record(path: Path, record: Record) -> None:
     write_story(path.with_suffix(".json"), record.about | {"file_digest": file_digest})
 
 
+def move_record(path: Path, folder: Path) -> Path:
+    """Put a whole record into another folder; the story goes last here too."""
+    for part in (path, path.with_suffix(".json")):
+        part.replace(folder / part.name)
+    return folder / path.name
+
+
 def read_record(path: Path) -> Record:
     """The record at path, after checking its digest; BadInput when it is damaged."""
     about = read_story(path.with_suffix(".json"), MEND)
