@@ -222,7 +222,7 @@ def test_a_shared_attack_leaves_the_record_of_one_process(tiny_run: Run, tmp_pat
     with pytest.raises(Killed):
         attacked(sources("two"), *meant[0], Order(batch_size=64), crash)
     torch.set_num_threads(threads)
-    assert len(list((tmp_path / "two/records").glob(".parts-*/0-64-*"))) == 1
+    assert len(list((tmp_path / "two/records").glob(".making-*/parts-*/0-64-*"))) == 1
     both = done(together("attack", "two", *words), tmp_path)
     assert both.returncode == 0, both.stderr
     for name in ("pgd-20-steps-3", "adaptive-steps-4"):
@@ -230,7 +230,7 @@ def test_a_shared_attack_leaves_the_record_of_one_process(tiny_run: Run, tmp_pat
         assert {"y", "logits", "aux", "x_adv", "size_linf", "size_l2"} <= expected.keys()
         assert found == expected
     assert both.stderr.count("answered rightly") == 2, "one line an attack, from one process"
-    assert not list((tmp_path / "two/records").glob(".parts-*"))
+    assert not list((tmp_path / "two/records").glob(".making-*"))
 
 
 def test_what_two_processes_cannot_do_is_one_sentence(tmp_path: Path) -> None:
