@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,7 @@ class TestRecords:
     @pytest.mark.parametrize("folder", KEPT, ids=lambda path: path.name)
     def test_no_image_of_any_kept_record_violates_a_statement(self, folder: Path) -> None:
         for record in Run(folder).records():
+            tried: Counter[str] = Counter()  # a cautious net says little that is tried at every tau
             for tau in (0.0, 0.25, 1.0, 2.0):
                 seen = seen_at(record, tau)
                 for name, claim in (
@@ -108,7 +110,8 @@ class TestRecords:
                 ):
                     where = f"{name} fails on {record.label} of {folder.name}: a bug"
                     assert not claim.violated.any(), where
-                    assert claim.premise.sum() >= len(record.y) // 100, f"{name} is hardly tried"
+                    tried[name] += int(claim.premise.sum())
+            assert min(tried.values()) >= len(record.y) // 100, f"hardly tried: {tried}"
 
     def test_the_report_agrees_with_the_record(self, slim_report: TheoryReport) -> None:
         clean, attacked = slim_report.records[:2]
