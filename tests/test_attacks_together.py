@@ -76,7 +76,10 @@ def test_another_record_can_be_made_meanwhile(run: Run) -> None:
     assert said == []
 
 
-def test_the_same_record_is_waited_for_and_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tidied", [True, False])  # or killed before it could
+def test_the_same_record_is_waited_for_and_read(
+    tidied: bool, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = attacked(source_of(run), "a", ATTACK, ORDER)
     away = run.path.with_name("away")
     run.records_folder.rename(away)
@@ -87,11 +90,13 @@ def test_the_same_record_is_waited_for_and_read(run: Run, monkeypatch: pytest.Mo
         thread.join(timeout=1.0)
         assert thread.is_alive()
         shutil.copytree(away, run.records_folder, dirs_exist_ok=True)
-        shutil.rmtree(making(run, record))  # as whoever has finished does
+        if tidied:
+            shutil.rmtree(making(run, record))  # as whoever has finished does
         other.communicate("done\n")
         thread.join(timeout=30)
     assert said == ["another process is making this record; waiting for it"]
     assert torch.equal(found[0].output.logits, record.output.logits)
+    assert not making(run, record).exists()
 
 
 def test_what_a_killed_process_was_making_is_made(run: Run) -> None:

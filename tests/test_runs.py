@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -97,6 +98,24 @@ def test_a_second_process_is_refused_and_the_first_unharmed(tmp_path: Path) -> N
         refused = subprocess.run(second, capture_output=True, text=True, check=False)
         assert "another process is writing" in refused.stderr
     assert subprocess.run(second, check=False).returncode == 0
+
+
+def test_a_folder_that_vanishes_before_its_lock_is_opened_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, opened = tmp_path / "folder", list[Path]()
+    really = Path.open
+
+    def deleted_once(path: Path, mode: str = "r") -> Any:
+        opened.append(path)
+        if len(opened) == 1:
+            path.parent.rmdir()
+        return really(path, mode)
+
+    monkeypatch.setattr(Path, "open", deleted_once)
+    with only_writer(folder):
+        assert opened == [folder / ".lock"] * 2
+        assert (folder / ".lock").is_file()
 
 
 def test_a_record_survives_the_disk_and_notices_damage(tmp_path: Path) -> None:

@@ -250,8 +250,6 @@ def _trained(
 @torch.no_grad()
 def _nudge(learner: Learner, roundings: int) -> None:
     """Move every weight by so many roundings, up or down by a coin."""
-    if roundings == 0:
-        return
     for stream, parameter in enumerate(learner.net.parameters()):
         places = torch.arange(parameter.numel(), device=parameter.device)
         draw = noise.uniform(roundings, places, stream, (1,)).view_as(parameter)

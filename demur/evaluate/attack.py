@@ -191,17 +191,18 @@ def attacked(
     about = {"label": label, "spec": spec, "digest": key, **asked, **_story(source, attack, images)}
     making = folder / f".making-{key[:12]}"
     with only_writer(making, _waiting(source)) if here.leads else nullcontext():
-        if (made := here.told(finished_record(folder, order.split, key))) is not None:
-            return read_record(made)  # by the process that was waited for
-        x_adv = _crafted(source, bound.spec, images, order, making, watch)
+        made = here.told(finished_record(folder, order.split, key))  # by whoever was waited for
+        if made is None:
+            x_adv = _crafted(source, bound.spec, images, order, making, watch)
+            if here.leads:
+                about["probe"] = probe(source.net, x, y)
+                half = record_path(making, label, order.split, key)
+                write_record(half, Record(_answers(source.net, x, x_adv, images, order), about))
+                move_record(half, folder)
         if here.leads:
-            about["probe"] = probe(source.net, x, y)
-            half = record_path(making, label, order.split, key)
-            write_record(half, Record(_answers(source.net, x, x_adv, images, order), about))
-            move_record(half, folder)
             shutil.rmtree(making, ignore_errors=True)
     here.wait()
-    return read_record(record_path(folder, label, order.split, key))
+    return read_record(made or record_path(folder, label, order.split, key))
 
 
 def _waiting(source: Source) -> Callable[[Path], None]:

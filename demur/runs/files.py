@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
@@ -42,6 +42,12 @@ def write_bytes(path: Path, content: bytes) -> str:
         raise
     _sync_folder(path.parent)
     return content_digest(content)
+
+
+def move(path: Path, folder: Path) -> None:
+    """Put a whole file into another folder, to stay."""
+    path.replace(folder / path.name)
+    _sync_folder(folder)
 
 
 def content_digest(content: bytes) -> str:
@@ -110,12 +116,11 @@ def only_writer(folder: Path, taken: Callable[[Path], None] = refuse) -> Iterato
 
     Where another process holds it, `taken` is called, which refuses or lets this one wait.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     place = folder.resolve()
     if place in _held:
         yield
         return
-    with (folder / ".lock").open("a+") as file:
+    with _opened(folder / ".lock") as file:
         if not _locked(file.fileno()):
             taken(folder)
             while not _locked(file.fileno()):
@@ -146,6 +151,14 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _opened(lock: Path) -> IO[str]:
+    """The file, in a folder that a writer who has just ended may be deleting."""
+    while True:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            return lock.open("a+")
 
 
 def _locked(handle: int) -> bool:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from demur.output import Output, prediction
-from demur.runs.files import read_checked, read_story, write_bytes, write_story
+from demur.runs.files import move, read_checked, read_story, write_bytes, write_story
 
 MEND = "delete it and make the record again with demur attack"
 
@@ -82,11 +82,10 @@ def write_record(path: Path, record: Record) -> None:
     write_story(path.with_suffix(".json"), record.about | {"file_digest": file_digest})
 
 
-def move_record(path: Path, folder: Path) -> Path:
+def move_record(path: Path, folder: Path) -> None:
     """Put a whole record into another folder; the story goes last here too."""
     for part in (path, path.with_suffix(".json")):
-        part.replace(folder / part.name)
-    return folder / path.name
+        move(part, folder)
 
 
 def read_record(path: Path) -> Record:
