@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from demur.attacks import Clean
 from demur.bench import check
 from demur.engine import FastSteps, Judge, Learner, PlainSteps
 from demur.engine.averaging import Average
-from demur.engine.awp import Awp
 from demur.errors import BadInput
 from demur.methods import Standard
 from demur.recipes import RECIPES, VOCABULARY, Recipe, recipe
@@ -171,65 +170,6 @@ def test_the_average_is_what_a_run_keeps(
 
 
 # ------------------------------------------------------------------ perturbed weights
-
-
-class Toy(nn.Module):
-    """Two linear maps with batch norm between them, in fp64."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        seen: Tensor = self.last(torch.tanh(self.norm(self.first(x))))
-        return seen
-
-
-@pytest.fixture
-def toy() -> Toy:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return Toy().double()
-
-
-X = torch.linspace(-1, 2, 18, dtype=torch.float64).view(6, 3).sin()
-Y = torch.tensor([0, 1, 1, 0, 1, 0])
-
-
-def loss_of(net: nn.Module) -> Tensor:
-    return nn.functional.cross_entropy(net(X), Y)
-
-
-def test_weights_move_by_gamma_of_their_length_along_the_gradient(toy: Toy) -> None:
-    awp = Awp(toy, 0.25, 0.0)
-    awp.begin(0.0)
-    before = copied(toy.state_dict())
-    with awp.looking():
-        loss_of(toy).backward()
-    assert apart(copied(toy.state_dict()), before) == 0, "statistics and their count are put back"
-    with awp.perturbed():
-        for name, held in toy.named_parameters():
-            assert held.grad is not None
-            way = 0.25 * before[name].norm() * held.grad / held.grad.norm() if held.ndim > 1 else 0
-            assert float((held.detach() - before[name] - way).abs().max()) < 1e-15
-        assert loss_of(toy.eval()) > loss_of_weights(toy, before)
-    after = toy.state_dict()
-    weights = [name for name, _ in toy.named_parameters()]
-    assert all(torch.equal(after[name], before[name]) for name in weights), "to the last bit"
-
-
-@torch.no_grad()
-def loss_of_weights(net: nn.Module, state: dict[str, Tensor]) -> Tensor:
-    return nn.functional.cross_entropy(torch.func.functional_call(net, state, X), Y)
-
-
-def test_weights_without_a_gradient_stay(toy: Toy) -> None:
-    awp = Awp(toy, 0.25, 0.0)
-    awp.begin(0.0)
-    before = copied(dict(toy.named_parameters()))
-    toy.first.weight.grad = torch.zeros_like(toy.first.weight)  # none at all for the last
-    with awp.perturbed():
-        assert all(torch.equal(held, before[name]) for name, held in toy.named_parameters())
 
 
 def test_a_step_applies_the_gradient_of_the_moved_weights(few_digits: None) -> None:
