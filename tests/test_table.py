@@ -9,9 +9,9 @@ import pytest
 from demur.errors import Diverged
 from demur.metrics import Difference
 from demur.paper.combined import combined, paired
-from demur.paper.measured import Hands, Line, entry_folder, measured
+from demur.paper.measured import Hands, Line, measured
 from demur.paper.study import CHANGES, variants
-from demur.paper.tables import TABLES, Table
+from demur.paper.tables import TABLES, Table, entry_folder
 from demur.paper.words import markdown
 from demur.recipes import RECIPES, changed
 from demur.runs import run_folder
@@ -77,10 +77,31 @@ def test_no_two_recipes_share_a_folder() -> None:
 
 def test_every_change_of_the_study_is_one() -> None:
     recipe = RECIPES["digits-pgdat-rr"]
-    made = variants(recipe, average="0.98")
+    made = variants(recipe, RECIPES["digits-trades-rr"], average="0.98")
     assert made["rr"] == recipe
     assert set(CHANGES) - set(made) == {"bn-train"}, "what is usual is not tried twice"
     assert made["unfitted"] == changed(recipe, ["head.reach=head", "apart=0.2"])
+    assert made["plain"] == RECIPES["digits-pgdat"]
+    assert made["trades"] == RECIPES["digits-trades-rr"]
+    assert made["retrofit"] == replace(recipe, base="plain")
+
+
+def test_a_base_that_is_a_line_is_the_run_of_that_line_and_seed() -> None:
+    table = TABLES["study-cifar10"]
+    for seed in (0, 1):
+        recipe = table.recipe("retrofit", seed)
+        assert recipe.base == table.folder("plain", seed).name
+        assert recipe.seed == seed
+    assert table.recipe("rr", 1).base is None
+    assert list(table.only(("retrofit",)).entries) == ["plain", "retrofit"]
+
+
+def test_a_study_is_made_on_images_that_no_result_is_given_for() -> None:
+    table = TABLES["study-cifar10"]
+    assert table.split == "cal"
+    for recipe in table.entries.values():
+        assert "cal" in recipe.data.splits
+        assert recipe.chosen_on is None
 
 
 def test_names_of_folders() -> None:
@@ -168,3 +189,23 @@ def test_wrong_requests_are_one_sentence(command: Command, in_empty_folder: Path
 
 def test_lines_without_rows_combine_to_nothing() -> None:
     assert combined([Line("ebd", 0, "0" * 64, "ebd", failure="overflow: too much")]) == []
+
+
+def test_a_study_on_cal_images_with_a_retrofitted_line(
+    command: Command, in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = replace(TABLES["study-digits"], attacks=("clean", "pgd-10:steps=1"), split="cal")
+    monkeypatch.setitem(TABLES, "study-digits", study)
+    words = ["study-digits", *TINY, "--only", "retrofit"]
+    code, made, err = command("table", *words)
+    assert code == 0, err
+    assert " cal images, none of them learned\n" in made
+    assert "| retrofit | R-Con |" in made
+    assert "frozen: coverage" not in made, "the threshold would come from the same images"
+    for run in sorted(Path("runs").iterdir()):
+        code, _, err = command("slim", run.name, "-o", f"kept/{run.name}")
+        assert code == 0, err
+    code, again, err = command("table", *words, "--kept", "kept")
+    assert code == 0, err
+    figures = [line for line in made.splitlines() if line.startswith("|")]
+    assert [line for line in again.splitlines() if line.startswith("|")] == figures

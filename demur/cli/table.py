@@ -87,5 +87,5 @@ def _hands(device: str, data: str | None, engine: str) -> "Hands":
     return Hands(
         train=lambda recipe, folder: trained(recipe, folder, device, where, engine),
         open=lambda run: source_of(str(run.path), device, data, engine),
-        craft=lambda source, label, attack: record_of(source, label, attack, Order()),
+        craft=lambda source, split, label, attack: record_of(source, label, attack, Order(split)),
     )

@@ -31,11 +31,13 @@ def slim(source: Source, target: Path, watch: Callable[[int, int], None] = unwat
     """The slim copy of a run."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BadInput(f"{target} is in the way; name a folder that is not there yet")
-    records = source.run.records("test")
+    splits = [split for split in source.run.recipe.data.splits if split != "fit"]
+    records = [record for split in splits for record in source.run.records(split)]
     if not records:
         raise BadInput(f"{source.run.path} has no record yet; make one with demur attack")
-    if "cal" in source.run.recipe.data.splits:
-        records.append(source.clean("cal"))
+    if "cal" in splits:
+        known = {record.digest for record in records}
+        records += [clean for clean in [source.clean("cal")] if clean.digest not in known]
     binding = Binding(source.clean, source.device)
     scores = learned_scores(source, records, binding)
     half = target.with_name(f".{target.name}.half")

@@ -6,6 +6,7 @@ lines = measured(TABLES["methods-cifar10"], seeds=(0, 1, 2), kept_in(Path("resul
 from pathlib import Path
 
 from demur.attacks import Attack
+from demur.data import SplitName
 from demur.errors import BadInput
 from demur.evaluate import Source
 from demur.paper.measured import Hands, Open
@@ -29,7 +30,7 @@ def kept_in(folder: Path, open_run: Open) -> Hands:
     return Hands(found, open_run, _largest)
 
 
-def _largest(source: Source, _: str, attack: Attack) -> Record | None:
+def _largest(source: Source, split: SplitName, _: str, attack: Attack) -> Record | None:
     """The record of that attack on the most images, under whatever name."""
-    made = [r for r in source.run.records() if r.about["attack"] == digest(attack)]
+    made = [r for r in source.run.records(split) if r.about["attack"] == digest(attack)]
     return max(made, key=lambda record: len(record.y), default=None)

@@ -11,18 +11,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from demur.attacks import Attack
+from demur.data import SplitName
 from demur.errors import Diverged
 from demur.evaluate import Row, Scoring, Source
 from demur.paper.tables import Table
 from demur.recipes import Recipe, attack
 from demur.rejectors import Con, Rejector
-from demur.runs import Record, Run, run_folder
+from demur.runs import Record, Run
 from demur.spec import digest
 
 LATER = "not measured yet"
 Train = Callable[[Recipe, Path], Run | None]
 Open = Callable[[Run], Source]
-Craft = Callable[[Source, str, Attack], Record | None]
+Craft = Callable[[Source, SplitName, str, Attack], Record | None]
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,14 @@ class Hands:
 
 def measured(table: Table, seeds: Sequence[int], hands: Hands) -> Iterator[Line]:
     """The lines as they come, the seeds of an entry one after the other."""
-    for entry, recipe in table.entries.items():
+    for entry in table.entries:
         for seed in seeds:
-            yield _line(entry, replace(recipe, seed=seed), table.attacks, hands)
+            yield _line(table, entry, seed, hands)
 
 
-def _line(entry: str, recipe: Recipe, attacks: Sequence[str], hands: Hands) -> Line:
-    folder = run_folder(entry_folder(entry), recipe, changed=True)
-    about = (entry, recipe.seed, digest(recipe), folder.name)
+def _line(table: Table, entry: str, seed: int, hands: Hands) -> Line:
+    recipe, folder, attacks = table.recipe(entry, seed), table.folder(entry, seed), table.attacks
+    about = (entry, seed, digest(recipe), folder.name)
     meant = [attack(label, recipe) for label in attacks]  # a wrong name is refused before any work
     try:
         run = hands.train(recipe, folder)
@@ -69,7 +70,7 @@ def _line(entry: str, recipe: Recipe, attacks: Sequence[str], hands: Hands) -> L
     if run is None:
         return Line(*about, failure=LATER)
     source = hands.open(run)
-    made = [hands.craft(source, *each) for each in zip(attacks, meant, strict=True)]
+    made = [hands.craft(source, table.split, *each) for each in zip(attacks, meant, strict=True)]
     records = {name: record for name, record in zip(attacks, made, strict=True) if record}
     scoring = Scoring.of(source, rejectors=_rejectors(recipe), records=[*records.values()])
     # a record may have been made under another name
@@ -79,14 +80,8 @@ def _line(entry: str, recipe: Recipe, attacks: Sequence[str], hands: Hands) -> L
     notes = tuple(each.summary.artefact for each in scored.values() if each.summary.artefact)
     missing = [name for name in attacks if name not in records]
     failure = f"{LATER}: {', '.join(missing)}" if missing else ""
-    about = (entry, recipe.seed, digest(recipe), run.name)
+    about = (entry, seed, digest(recipe), run.name)
     return Line(*about, tuple(rows), accuracy, notes, failure)
-
-
-def entry_folder(entry: str) -> str:
-    """The name of an entry as that of a folder."""
-    kept = "".join(c if c.isalnum() or c in "._" else "-" for c in entry.lower())
-    return "-".join(part for part in kept.split("-") if part)
 
 
 def _rejectors(recipe: Recipe) -> dict[str, Rejector]:

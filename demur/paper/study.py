@@ -1,8 +1,9 @@
 """What makes R-Con better than confidence? The settings that a study compares, by name.
 
-    variants(RECIPES["digits-pgdat-rr"], average="0.98")
+    variants(RECIPES["digits-pgdat-rr"], RECIPES["digits-trades-rr"], average="0.98")
 
-Each is the usual recipe with one thing changed; the last ones change several.
+Each is the usual recipe with one thing changed; the last ones change several. `plain` has no second
+head, and `retrofit` learns one on the finished net of `plain`.
 """
 
 from collections.abc import Mapping
@@ -10,12 +11,14 @@ from typing import get_args
 
 from demur.methods import BatchNorm
 from demur.recipes import Recipe, changed
+from demur.spec import show
 
 WEIGHTS = ("0.1", "0.3", "3", "10")
 TAUS = ("0.5", "0.25", "0.125", "0.0625")
 APART = ("head.reach=head", "method.apart=0.2")
 CHANGES: dict[str, tuple[str, ...]] = {
     "rr": (),
+    "plain": ("method.head=Plain()",),
     **{f"weight-{weight}": (f"head.weight={weight}",) for weight in WEIGHTS},
     **{f"tau-{tau}": (f"head.tau={tau}",) for tau in TAUS},
     **{f"bn-{mode}": (f"frame.bn={mode}",) for mode in get_args(BatchNorm)},
@@ -36,12 +39,17 @@ CHANGES: dict[str, tuple[str, ...]] = {
 }
 
 
-def variants(recipe: Recipe, average: str) -> Mapping[str, Recipe]:
+def variants(recipe: Recipe, trades: Recipe, average: str) -> Mapping[str, Recipe]:
     """The recipe with each change; `average` suits the number of its steps."""
-    averaged = {
+    frame = (f"method.frame={show(trades.method.frame, full=True)}",)
+    several = {
+        "trades": frame,
         "average": (f"average={average}",),
         "average-awp": (f"average={average}", "awp=0.005"),
         "average-unfitted": (f"average={average}", *APART),
+        "trades-tau-0.5": (*frame, "head.tau=0.5"),
+        "trades-average-awp": (*frame, f"average={average}", "awp=0.005"),
+        "retrofit": ("base=plain",),
     }
-    made = {name: changed(recipe, changes) for name, changes in (CHANGES | averaged).items()}
+    made = {name: changed(recipe, changes) for name, changes in (CHANGES | several).items()}
     return {name: each for name, each in made.items() if name == "rr" or each != recipe}

@@ -5,34 +5,53 @@ TABLES["study-digits"]                              # what makes R-Con better th
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from demur.data import SplitName
 from demur.errors import BadInput, suggestion
 from demur.paper.study import variants
 from demur.recipes import RECIPES, Recipe, changed
+from demur.runs import run_folder
 
 
 @dataclass(frozen=True)
 class Table:
-    """Recipes by the names that the table calls them, and the attacks they are measured under."""
+    """Recipes by the names that the table calls them, and the attacks they are measured under.
+
+    A base that is the name of a line stands for the run of that line and the same seed.
+    """
 
     title: str
     entries: Mapping[str, Recipe]
     attacks: tuple[str, ...]
+    split: SplitName = "test"  # whose images are attacked; what is chosen by them is no test
+
+    def recipe(self, entry: str, seed: int) -> Recipe:
+        """The recipe of one training."""
+        recipe = replace(self.entries[entry], seed=seed)
+        based = recipe.base in self.entries
+        return replace(recipe, base=self.folder(str(recipe.base), seed).name) if based else recipe
+
+    def folder(self, entry: str, seed: int) -> Path:
+        """Where that training is kept."""
+        return run_folder(entry_folder(entry), self.recipe(entry, seed), changed=True)
 
     def only(self, names: tuple[str, ...]) -> "Table":
-        """The table with some of its lines."""
+        """The table with some of its lines, and those that they are based on."""
         for name in names:
             if name not in self.entries:
                 known = suggestion(name, self.entries)
                 raise BadInput(f"the table has no line called {name!r}; {known}")
-        return Table(self.title, {name: self.entries[name] for name in names}, self.attacks)
+        based = {self.entries[name].base for name in names}
+        asked = {name: each for name, each in self.entries.items() if name in based.union(names)}
+        return replace(self, entries=asked)
 
     def changed(self, changes: Iterable[str]) -> "Table":
         """The table with every recipe changed."""
         made = tuple(changes)
         entries = {name: changed(recipe, made) for name, recipe in self.entries.items()}
-        return Table(self.title, entries, self.attacks)
+        return replace(self, entries=entries)
 
 
 PAPER = ["data.split=paper"]
@@ -62,18 +81,26 @@ TABLES: dict[str, Table] = {
     ),
     "study-digits": Table(
         "What makes R-Con better than confidence? Digits",
-        variants(RECIPES["digits-pgdat-rr"], average="0.98"),
+        variants(RECIPES["digits-pgdat-rr"], RECIPES["digits-trades-rr"], average="0.98"),
         ADAPTIVE,
     ),
     "study-cifar10": Table(
         "What makes R-Con better than confidence? CIFAR-10, twelve epochs",
         variants(
-            changed(RECIPES["cifar10-pgdat-rr-short"], [*PAPER, "epochs=12"]),
+            changed(RECIPES["cifar10-pgdat-rr-short"], ["epochs=12", "choose=last"]),
+            RECIPES["cifar10-trades-rr-short"],
             average="0.998",
         ),
-        ("clean", "pgd-10", "pgd-100"),
+        ("clean", "pgd-100"),
+        split="cal",
     ),
 }
+
+
+def entry_folder(entry: str) -> str:
+    """The name of an entry as that of a folder."""
+    kept = "".join(c if c.isalnum() or c in "._" else "-" for c in entry.lower())
+    return "-".join(part for part in kept.split("-") if part)
 
 
 def table_named(name: str) -> Table:

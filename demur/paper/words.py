@@ -24,14 +24,19 @@ NOTES = (
 
 def markdown(table: Table, lines: Sequence[Line], command: str, version: str) -> str:
     """The table as a page."""
-    shown = combined(lines)
+    shown = [
+        each
+        for each in combined(lines)
+        if each.protocol == "paper" or table.split != "cal"  # whose images set the threshold
+    ]
     seeds = len({line.seed for line in lines})
     made = f"Made by `{command}`, {seeds} seed{'s' if seeds > 1 else ''} each, demur {version}."
     notes = sorted({note for line in lines for note in line.notes})
     parts = [f"# {table.title}", made, NOTES, *notes]
     for label in table.attacks:
         rows = [each for each in shown if each.attack == label]
-        n = f", {max(row.n for row in rows)} images" if rows else ""
+        kind = "images" if table.split == "test" else f"{table.split} images, none of them learned"
+        n = f", {max(row.n for row in rows)} {kind}" if rows else ""
         parts += [f"## {label}{n}", _grid(rows, seeds) if rows else "Not measured yet."]
     if missing := _missing(lines):
         parts += ["## Not there", "\n".join(missing)]
