@@ -13,14 +13,13 @@ from demur import metrics
 from demur.attacks import CE, PGD, Clean, Evade, Slips, Sum
 from demur.balls import Linf
 from demur.calibrate import TPR
-from demur.data import Digits, Splits
 from demur.errors import BadInput
-from demur.evaluate import Order, Scoring, Source, attacked, bind, slim
+from demur.evaluate import Order, Scoring, Source, attacked, bind
 from demur.methods import Plain
 from demur.nets import RejectingNet
 from demur.output import Output, con, prediction, rcon, tcon
 from demur.recipes import recipe
-from demur.rejectors import Con, Coupled, RCon, tried_on
+from demur.rejectors import Con, Coupled, RCon
 from demur.rule import Rejector, Score
 from demur.runs import Run
 from demur.runs.files import write_story
@@ -309,50 +308,6 @@ def test_records_without_features_are_scored_by_what_they_have(
     scoring = Scoring.of(source)
     assert "KD" in scoring.scores
     assert "KD" not in {row.rejector for row in scoring.scored(record).rows}
-
-
-def test_a_slim_copy_gives_the_same_tables_without_weights_or_data(
-    scored_source: Source, tmp_path: Path
-) -> None:
-    target = tmp_path / "kept" / "slim"
-    thin = slim(scored_source, target)
-    assert not (target / "model.safetensors").exists()
-    assert all("feature" not in r.arrays and "x_adv" not in r.arrays for r in thin.records())
-    for wanted in (None, tried_on(Digits())):
-        whole = Scoring.of(scored_source, rejectors=wanted)
-        again = Scoring.of(NoData(thin, torch.device("cpu")), rejectors=wanted)
-        assert again.thresholds == whole.thresholds
-        for one, other in zip(scored_source.run.records(), thin.records(), strict=True):
-            pairs = ((whole, one), (again, other))
-            rows = [[row.plain() for row in s.scored(record).rows] for s, record in pairs]
-            assert rows[0] == rows[1]
-
-
-class NoData(Source):
-    """A source on a machine that has no data set."""
-
-    @property
-    def splits(self) -> Splits:
-        """None."""
-        raise AssertionError("a slim run was asked for images")
-
-
-def test_a_slim_copy_of_a_slim_copy_is_the_same(scored_source: Source, tmp_path: Path) -> None:
-    once = slim(scored_source, tmp_path / "once")
-    twice = slim(NoData(once, torch.device("cpu")), tmp_path / "twice")
-    for one, other in zip(once.records(), twice.records(), strict=True):
-        assert list(one.kept) == list(other.kept) != []
-        assert all(torch.equal(one.kept[text], other.kept[text]) for text in one.kept)
-        assert one.about["scores_fitted"] == other.about["scores_fitted"]
-
-
-def test_a_slim_copy_never_writes_over_anything(scored_source: Source, tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "mine.txt").write_text("mine")
-    with pytest.raises(BadInput, match="is in the way"):
-        slim(scored_source, tmp_path / "there")
-    assert [p.name for p in (tmp_path / "there").iterdir()] == ["mine.txt"]
-    assert not (tmp_path / ".there.half").exists()
 
 
 def test_verdicts_in_eval_mode(tiny_net: RejectingNet) -> None:

@@ -68,3 +68,8 @@ def stop(sentence: str) -> None:
     """Say what is wrong and leave with exit code 2."""
     sys.stderr.write(f"demur: {sentence}\n")
     sys.exit(2)
+
+
+def names_in(only: str) -> tuple[str, ...]:
+    """The names between commas."""
+    return tuple(name for name in only.split(",") if name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from demur.cli.app import AsJson, DataFolder, Device, FirstN, app
+from demur.cli.app import AsJson, DataFolder, Device, FirstN, app, names_in
 from demur.cli.evaluate import RunName, source_of
 from demur.errors import BadInput, suggestion
 
@@ -128,11 +128,6 @@ def attacks(
         typer.echo(text)
     else:
         show_rivals(report)
-
-
-def names_in(only: str) -> tuple[str, ...]:
-    """The names between commas."""
-    return tuple(name for name in only.split(",") if name)
 
 
 def kept_report(report: dict[str, Any], out: str | None) -> str:

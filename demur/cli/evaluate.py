@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app
+from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app, names_in
 from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
@@ -209,6 +209,9 @@ def scored_run(
 def slim(
     run: RunName,
     out: Annotated[str, typer.Option("-o", "--out", help="A folder that is not there yet.")],
+    only: Annotated[
+        str, typer.Option(help="Keep no more than these scores, such as Con,R-Con.")
+    ] = "",
     device: Device = "auto",
     data: DataFolder = None,
 ) -> None:
@@ -221,6 +224,6 @@ def slim(
 
     source = source_of(run, device, data)
     with CountBar(f"slim {source.run.name}", "records") as bar:
-        made = slimmed(source, Path(out), bar.watch)
+        made = slimmed(source, Path(out), names_in(only), bar.watch)
     size = sum(path.stat().st_size for path in made.path.rglob("*") if path.is_file())
     console.print(f"{out}: {size / 1e6:.1f} MB; demur score {out} reads it")

@@ -4,8 +4,8 @@ from typing import Annotated, get_args
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, FirstN
-from demur.cli.bench import OutFile, bench_app, kept_report, names_in, reports_at
+from demur.cli.app import AsJson, DataFolder, Device, FirstN, names_in
+from demur.cli.bench import OutFile, bench_app, kept_report, reports_at
 from demur.cli.evaluate import RunName, source_of
 from demur.errors import BadInput, suggestion
 

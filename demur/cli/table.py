@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, Engine, app
-from demur.cli.bench import names_in
+from demur.cli.app import AsJson, DataFolder, Device, Engine, app, names_in
 from demur.errors import BadInput
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ from demur.evaluate.score import (
     Summary,
 )
 from demur.evaluate.slim import slim
-from demur.evaluate.values import Kept, accepted, values
+from demur.evaluate.values import Kept, accepted, true_confidence, values
 
 __all__ = [
     "BASELINE", "ORACLE", "PROTOCOLS", "Bound", "Kept", "Order", "Protocol", "Ranking", "Row",
-    "Scored", "Scoring", "Source", "Summary", "accepted", "attacked", "bind", "slim", "values",
+    "Scored", "Scoring", "Source", "Summary", "accepted", "attacked", "bind", "slim",
+    "true_confidence", "values",
 ]  # fmt: skip

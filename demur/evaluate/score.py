@@ -16,9 +16,8 @@ from demur.calibrate import TPR
 from demur.evaluate.attack import Source
 from demur.evaluate.binding import Binding
 from demur.evaluate.plain import plain
-from demur.evaluate.values import Kept, accepted, can_score, values
+from demur.evaluate.values import Kept, accepted, can_score, confidence, true_confidence, values
 from demur.metrics import Difference, FloatArray, Interval, Operating, Redraws
-from demur.output import con, tcon
 from demur.rejectors import TooFew
 from demur.rule import Rejector, Score
 from demur.runs import Record
@@ -29,6 +28,7 @@ PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 ORACLE = "T-Con (oracle)"
 BASELINE = "Con"
 NO_FEATURES = "the records have no features; make them again with demur attack"
+NOT_KEPT = "of these records only the scores of some rejectors were kept"
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,9 @@ class Scoring:
         there = source.run.records("test") if records is None else list(records)
         binding, scores, without = Binding(source.clean, source.device), dict[str, Score](), {}
         featured = any(record.about["features"] for record in there)
+        bare = all(record.bare for record in there)
         for name, rejector in asked.items():
-            if featured or isinstance(rejector, Score):
+            if featured or (isinstance(rejector, Score) and not bare):
                 try:
                     scores[name] = binding.bound(rejector)
                 except TooFew as reason:
@@ -148,7 +149,7 @@ class Scoring:
             elif any(show(rejector, full=True) in record.kept for record in there):
                 scores[name] = Kept(show(rejector, full=True))
             else:
-                without[name] = NO_FEATURES
+                without[name] = NOT_KEPT if bare else NO_FEATURES
         if "cal" not in source.run.recipe.data.splits:
             return Scoring(scores, {}, level, 0, without)
         cal = source.clean("cal")
@@ -173,7 +174,7 @@ class Scoring:
             rows.append(self._paper_row(name, value, ranking, base))
             if name in self.thresholds:
                 rows.append(self._deploy_row(name, value, ranking, base))
-        oracle = tcon(record.output, record.y).double().numpy()
+        oracle = true_confidence(record)
         rows.append(self._paper_row(ORACLE, oracle, self._ranking(oracle, base), base))
         return Scored(record, summary(record), rows, tuple(unseen))
 
@@ -243,14 +244,13 @@ def summary(record: Record) -> Summary:
     correct = record.correct
     still = (record.arrays["size_linf"] == 0).numpy() & correct
     attacked = record.about["attack"] != digest(Clean())
-    confidence = con(record.output).double().numpy().clip(0, 1)
     return Summary(
         attack=record.label,
         spec=record.about["spec"],
         n=len(correct),
         accuracy=metrics.accuracy(correct),
         accuracy_interval=metrics.wilson(int(correct.sum()), len(correct)),
-        ece=metrics.ece(confidence, correct),
+        ece=metrics.ece(confidence(record).clip(0, 1), correct),
         largest_linf=float(record.arrays["size_linf"].max()),
         largest_l2=float(record.arrays["size_l2"].max()),
         record=record.digest,

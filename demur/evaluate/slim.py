@@ -3,43 +3,53 @@
     slim(source, Path("results/NAME"))
 
 Records keep what each rejector makes of every image, so that all tables can be made again from the
-copy alone. The clean cal record goes with them, since thresholds come from it.
+copy alone. The clean cal record goes with them, since thresholds come from it. Where only some
+rejectors are asked for, their scores, Con and T-Con are all that is left of the answers: bare
+records take a third of the room.
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from demur.errors import BadInput
+from demur.attacks import Clean
+from demur.errors import BadInput, suggestion
 from demur.evaluate.attack import Source, unwatched
 from demur.evaluate.binding import Binding
-from demur.evaluate.values import can_score, values
+from demur.evaluate.values import TRUE, can_score, true_confidence, values
 from demur.rejectors import Rejector, TooFew, tried_on
 from demur.rule import Score
 from demur.runs import Record, Run, code_version
 from demur.runs.record import record_path, write_record
-from demur.spec import show
+from demur.spec import digest, show
 
 COPIED = ("recipe.txt", "chosen.json", "metrics.jsonl")
 DROPPED = ("feature", "x_adv")
+KEPT_BARE = ("y", "index", "size_linf", "size_l2")
 
 
-def slim(source: Source, target: Path, watch: Callable[[int, int], None] = unwatched) -> Run:
-    """The slim copy of a run."""
+def slim(
+    source: Source,
+    target: Path,
+    only: Sequence[str] = (),
+    watch: Callable[[int, int], None] = unwatched,
+) -> Run:
+    """The slim copy of a run, with bare records of some rejectors if those are named."""
+    own = _named(source, only)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BadInput(f"{target} is in the way; name a folder that is not there yet")
     splits = [split for split in source.run.recipe.data.splits if split != "fit"]
     records = [record for split in splits for record in source.run.records(split)]
     if not records:
         raise BadInput(f"{source.run.path} has no record yet; make one with demur attack")
-    if "cal" in splits:
-        known = {record.digest for record in records}
-        records += [clean for clean in [source.clean("cal")] if clean.digest not in known]
+    if "cal" in splits and not any(_is_clean_cal(record) for record in records):
+        records.append(source.clean("cal"))
     binding = Binding(source.clean, source.device)
-    scores = learned_scores(source, records, binding)
+    scores = learned_scores(source, records, binding) if not only else {}
     half = target.with_name(f".{target.name}.half")
     shutil.rmtree(half, ignore_errors=True)
     half.mkdir(parents=True)
@@ -51,12 +61,27 @@ def slim(source: Source, target: Path, watch: Callable[[int, int], None] = unwat
         watch(done, len(records))
         split = str(record.about["split"])
         path = record_path(half / "records", record.label, split, record.digest)
-        write_record(path, _slim(record, scores, binding.fitted))
+        made = _bare(record, own, binding) if only else _slim(record, scores, binding.fitted)
+        write_record(path, made)
     watch(len(records), len(records))
     if target.exists():
         target.rmdir()
     half.replace(target)
     return Run(target)
+
+
+def _named(source: Source, only: Sequence[str]) -> dict[str, Rejector]:
+    """The rejectors of these names by their whole text, Con first."""
+    known = source.run.recipe.rejectors()
+    for name in only:
+        if name not in known:
+            raise BadInput(f"the run has no rejector called {name!r}; {suggestion(name, known)}")
+    names = dict.fromkeys(("Con", *only))
+    return {show(known[name], full=True): known[name] for name in names}
+
+
+def _is_clean_cal(record: Record) -> bool:
+    return (record.about["split"], record.about["attack"]) == ("cal", digest(Clean()))
 
 
 def learned_scores(source: Source, records: list[Record], binding: Binding) -> dict[str, Score]:
@@ -87,3 +112,19 @@ def _slim(record: Record, scores: dict[str, Score], fitted: dict[str, str]) -> R
     if scores:
         about |= {"scores_fitted": sorted(set(fitted.values())), "scored_by": code_version()}
     return Record(arrays, about)
+
+
+def _bare(record: Record, own: dict[str, Rejector], binding: Binding) -> Record:
+    """The record with some scores in place of the net's answers."""
+    found: dict[str, Tensor] = {}
+    for text, rejector in own.items():
+        if text in record.kept:
+            found[text] = record.kept[text]
+        elif can_score(score := binding.bound(rejector), record):
+            found[text] = torch.from_numpy(values(score, record)).float()
+    found[TRUE] = torch.from_numpy(true_confidence(record)).float()
+    arrays = {name: record.arrays[name] for name in KEPT_BARE}
+    arrays["correct"] = torch.from_numpy(record.correct)
+    arrays["scores"] = torch.stack(list(found.values()))
+    about = record.about | {"slim": True, "features": False, "images": 0, "scores": list(found)}
+    return Record(arrays, about | {"scored_by": code_version()})

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from demur.metrics import BoolArray, FloatArray
-from demur.output import Output
-from demur.rejectors import Fitted
+from demur.output import Output, tcon
+from demur.rejectors import Con, Fitted
 from demur.rule import Rule, Score
 from demur.runs import Record
+from demur.spec import show
+
+TRUE = "T-Con"  # what bare records call the true confidence, which no rejector knows
 
 
 @dataclass(frozen=True)
@@ -30,15 +33,27 @@ class Kept(Score):
 
 def values(score: Score, record: Record) -> FloatArray:
     """The score of every image of a record."""
-    if isinstance(score, Kept):
-        kept: FloatArray = record.kept[score.text].double().numpy()
-        return kept
+    if isinstance(score, Kept) or record.bare:
+        return _kept(record, _text(score))
     parts = [part for part, _ in score.rule(0.0).pairs]
     homes = [next(part.buffers()).device for part in parts if isinstance(part, Fitted)]
     here = homes[0] if homes else record.y.device
     with torch.no_grad():
         found: FloatArray = score(record.output.to(here)).double().cpu().numpy()
     return found
+
+
+def true_confidence(record: Record) -> FloatArray:
+    """The probability of the true label of every image."""
+    if record.bare:
+        return _kept(record, TRUE)
+    found: FloatArray = tcon(record.output, record.y).double().numpy()
+    return found
+
+
+def confidence(record: Record) -> FloatArray:
+    """The largest probability of every image."""
+    return values(Con(), record)
 
 
 def accepted(rule: Rule, record: Record) -> BoolArray:
@@ -49,9 +64,21 @@ def accepted(rule: Rule, record: Record) -> BoolArray:
 
 def can_score(score: Score, record: Record) -> bool:
     """Whether a record holds what a score looks at."""
+    if record.bare:
+        return _text(score) in record.kept
     for part, _ in score.rule(0.0).pairs:
         if isinstance(part, Kept) and part.text not in record.kept:
             return False
         if isinstance(part, Fitted) and record.output.feature.shape[-1] == 0:
             return False
     return True
+
+
+def _kept(record: Record, text: str) -> FloatArray:
+    kept: FloatArray = record.kept[text].double().numpy()
+    return kept
+
+
+def _text(score: Score) -> str:
+    """What records call a score."""
+    return score.text if isinstance(score, Kept) else show(score, full=True)

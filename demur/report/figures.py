@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from demur.errors import BadInput
-from demur.evaluate import BASELINE, ORACLE, Row, Scored, Scoring, values
+from demur.evaluate import BASELINE, ORACLE, Row, Scored, Scoring, true_confidence, values
 from demur.metrics import FloatArray, risk_coverage
-from demur.output import tcon
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -228,7 +227,7 @@ def _risk_coverage(axes: "Axes", each: Scored, scoring: Scoring) -> None:
         if point.accepted:
             axes.plot(100 * point.coverage, 100 * (1 - point.accuracy), "o", color=colour,
                       markeredgecolor="white", markersize=7, zorder=4)  # fmt: skip
-    oracle = tcon(record.output, record.y).double().numpy()
+    oracle = true_confidence(record)
     highest = max(highest, _curve(axes, oracle, each, ORACLE, INK, (0, (2, 2))))
     highest = max(highest, float(1 - correct.mean()), 0.01)
     axes.set(xlim=(0, 101), ylim=(-3 * highest, 112 * highest), ylabel="wrong among answered (%)",

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from demur.errors import BadInput
 from demur.output import Output, prediction
 from demur.runs.files import move, read_checked, read_story, write_bytes, write_story
 
@@ -49,8 +50,18 @@ class Record:
         return self.arrays["y"]
 
     @property
+    def bare(self) -> bool:
+        """Whether scores are all that is left of the net's answers."""
+        return "logits" not in self.arrays
+
+    @property
     def output(self) -> Output:
         """The net's answers; features have width 0 unless they were kept."""
+        if self.bare:
+            raise BadInput(
+                f"of {self.label} only scores were kept ({', '.join(self.kept)}); this needs the "
+                "net's answers, so make the record again with demur attack"
+            )
         logits = self.arrays["logits"]
         none = logits.new_zeros(len(logits), 0)
         return Output(logits, self.arrays.get("feature", none), self.arrays["aux"])
@@ -64,6 +75,8 @@ class Record:
     @property
     def correct(self) -> NDArray[np.bool_]:
         """Which answers are right."""
+        if self.bare:
+            return self.arrays["correct"].numpy()
         return (prediction(self.output) == self.y).numpy()
 
 

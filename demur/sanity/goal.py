@@ -20,6 +20,7 @@ from demur.attacks import (
     Wrong,
 )
 from demur.attacks.criteria import Ruled
+from demur.evaluate.values import true_confidence
 from demur.metrics import BoolArray, FloatArray
 from demur.runs import Record
 from demur.sanity.evidence import (
@@ -35,6 +36,7 @@ from demur.sanity.order import after, members, wants_wrong
 from demur.spec import Spec, show
 
 STILL = "the goal did not move"
+TINY = 1e-30  # a probability whose logarithm is still a number
 
 
 def goal_did_not_move(evidence: Evidence) -> Checked:
@@ -89,6 +91,8 @@ def _to_be_wrong(attack: Attack | None) -> bool:
 def _broken(attacked: Seen, clean: Seen) -> BoolArray:
     """Which clean images the attack has no need to touch."""
     criterion: Criterion = getattr(attacked.attack, "criterion", Wrong())
+    if clean.record.bare:
+        return ~clean.right
     try:
         found: BoolArray = _bound(criterion, attacked.record)(
             clean.record.output, clean.record.y
@@ -102,6 +106,8 @@ def _value(goal: Goal, record: Record) -> FloatArray | None:
     """The goal of every image; None where a record is not enough to tell."""
     if goal.arity:
         return None
+    if record.bare:
+        return -np.log(true_confidence(record).clip(TINY)) if goal == CE() else None
     try:
         with torch.no_grad():
             found: FloatArray = goal(record.output, record.y).double().numpy()
