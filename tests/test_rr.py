@@ -183,7 +183,7 @@ def test_the_usual_construction_is_the_papers() -> None:
 def test_rejectors_follow_the_construction() -> None:
     assert RR(construction="difference", tau=0.5).rejectors()["R-Con"] == Difference(0.5)
     assert list(RR(construction="aux").rejectors()) == ["A"]
-    assert list(RR(construction="con").rejectors()) == ["Con, trained"]
+    assert list(RR(construction="con").rejectors()) == ["Con (trained)"]
 
 
 def test_reach_keeps_the_terms_gradient_in_the_head(batch: tuple[Tensor, Tensor]) -> None:

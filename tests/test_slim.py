@@ -11,7 +11,7 @@ from demur.attacks import PGD, Clean
 from demur.balls import Linf
 from demur.data import Digits, Splits
 from demur.errors import BadInput
-from demur.evaluate import Scoring, Source, attacked, slim
+from demur.evaluate import Order, Scoring, Source, attacked, slim
 from demur.rejectors import tried_on
 from demur.runs import Run
 from demur.sanity import checked
@@ -130,3 +130,16 @@ def test_a_score_that_the_run_has_not_is_refused(scored_source: Source, tmp_path
     with pytest.raises(BadInput, match="no rejector called 'RCon'; did you mean R-Con"):
         slim(scored_source, tmp_path / "x", ["RCon"])
     assert not (tmp_path / "x").exists()
+
+
+def test_the_same_clean_images_are_kept_once(tiny_run: Run, tmp_path: Path) -> None:
+    source = Source(
+        Run(Path(shutil.copytree(tiny_run.path, tmp_path / "run"))), torch.device("cpu")
+    )
+    for features in (False, True):
+        attacked(source, "clean", Clean(), Order("cal", keep_features=features))
+    source.clean("cal")
+    assert len(source.run.records("cal")) == 3
+    kept = slim(source, tmp_path / "thin").records("cal")
+    assert [record.label for record in kept] == ["clean"]
+    assert kept[0].kept, "the one with features, since scores are learned from them"

@@ -4,7 +4,6 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +16,6 @@ from demur import theory
 from demur.errors import BadInput
 from demur.theory import Answers, BoolArray, FloatArray
 
-ROOT = Path(__file__).parent.parent
-KEPT = sorted(path.parent for path in (ROOT / "results").glob("*/recipe.txt"))
-SLIM = ROOT / "results" / "cifar10-pgdat-rr-short-seed1"
 MANY, SOME = (settings(deadline=None, max_examples=most) for most in (300, 60))
 # the first counterexample will do: making it small takes longer than finding it
 FIRST = settings(max_examples=5000, phases=[Phase.generate], database=None, deadline=None)

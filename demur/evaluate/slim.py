@@ -43,11 +43,11 @@ def slim(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BadInput(f"{target} is in the way; name a folder that is not there yet")
     splits = [split for split in source.run.recipe.data.splits if split != "fit"]
-    records = [record for split in splits for record in source.run.records(split)]
+    records = _once([record for split in splits for record in source.run.records(split)])
     if not records:
         raise BadInput(f"{source.run.path} has no record yet; make one with demur attack")
-    if "cal" in splits and not any(_is_clean_cal(record) for record in records):
-        records.append(source.clean("cal"))
+    if "cal" in splits:
+        records = _once([*records, source.clean("cal")])
     binding = Binding(source.clean, source.device)
     scores = learned_scores(source, records, binding) if not only else {}
     half = target.with_name(f".{target.name}.half")
@@ -80,8 +80,15 @@ def _named(source: Source, only: Sequence[str]) -> dict[str, Rejector]:
     return {show(known[name], full=True): known[name] for name in names}
 
 
-def _is_clean_cal(record: Record) -> bool:
-    return (record.about["split"], record.about["attack"]) == ("cal", digest(Clean()))
+def _once(records: list[Record]) -> list[Record]:
+    """The records without further clean ones of the same images, which differ in what they kept."""
+    clean, kept = digest(Clean()), dict[tuple[str, str, int], Record]()
+    for record in records:
+        attack, split = str(record.about["attack"]), str(record.about["split"])
+        key = (split, attack if attack == clean else record.digest, len(record.y))
+        if key not in kept or record.about["features"] > kept[key].about["features"]:
+            kept[key] = record
+    return list(kept.values())
 
 
 def learned_scores(source: Source, records: list[Record], binding: Binding) -> dict[str, Score]:

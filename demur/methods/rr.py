@@ -82,7 +82,7 @@ class RR(Head):
             case "aux":
                 return {"A": Aux()}
             case "con":
-                return {"Con, trained": Con(self.tau)}  # "Con" is what all are compared with
+                return {"Con (trained)": Con(self.tau)}  # "Con" is what all are compared with
 
     def framed(self, frame: Frame) -> Frame:
         """The frame, with images crafted for both terms where they are learned jointly."""

@@ -4,7 +4,7 @@ WORDS = {
     "Con": "Confidence (con): the probability the net gives to its own answer, from 0 to 1.",
     "R-Con": "Rectified confidence: con corrected by A, the net's second output (as a rule their "
     "product). It has learned to guess T-Con without knowing the true label.",
-    "Con, trained": "Confidence at the temperature at which it was trained to guess T-Con.",
+    "Con (trained)": "Confidence at the temperature at which it was trained to guess T-Con.",
     "SNet": "The net's second output: a gate that learned which images to answer.",
     "ATRO": "The net's second output: learned to weigh a wrong answer against a refusal.",
     "CARL": "One less the probability of a further class, which means: don't know.",
