@@ -158,6 +158,9 @@ def test_what_was_kept_is_read_and_what_was_not_is_named(
     assert "## pgd-20\n\nNot measured yet." in page
     assert "| pgdat-rr (1 of 2 seeds) | R-Con |" in page
     assert "| pgdat-rr | 0 | rr |" in page
+    _, page, _ = command("table", *words, "--first-seed", "3", "--kept", "kept")
+    assert "- pgdat-rr, seed 3: not measured yet\n" in page
+    assert "--first-seed 3" in page
     lines = json.loads(command("table", *words, "--kept", "kept", "--json")[1])
     assert lines[1]["rows"] == [row for row in trained["rows"] if row["attack"] != "pgd-20"]
 

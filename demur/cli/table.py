@@ -20,6 +20,9 @@ def table(
     changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
     only: Annotated[str, typer.Option(help="Some of its lines, such as pgdat,pgdat-rr.")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each recipe.")] = 1,
+    first_seed: Annotated[
+        int, typer.Option(min=0, help="The first of them, to make others elsewhere.")
+    ] = 0,
     kept: Annotated[
         str | None, typer.Option(help="Only read what a folder of runs holds, such as results.")
     ] = None,
@@ -45,16 +48,17 @@ def table(
     from demur.runs.files import write_text
 
     if any(change.startswith("seed=") for change in changes or []):
-        raise BadInput("a table takes seeds from 0 on; say how many with --seeds")
+        raise BadInput("a table takes seeds from --first-seed on; say how many with --seeds")
     whole, names = table_named(name), names_in(only)
     asked = (whole.only(names) if names else whole).changed(changes or [])
     if out and Path(out).is_dir():
         raise BadInput(f"{out} is a folder; name a file")
     hands = _kept(kept, device, data) if kept else _hands(device, data, engine)
-    lines = list(measured(asked, range(seeds), hands))
+    lines = list(measured(asked, range(first_seed, first_seed + seeds), hands))
     words = ["demur table", name, *(changes or [])]
     words += [f"--only {only}"] if only else []
     words += [f"--seeds {seeds}"] if seeds > 1 else []
+    words += [f"--first-seed {first_seed}"] if first_seed else []
     words += [f"--kept {kept}"] if kept else []
     page = markdown(asked, lines, " ".join(words), code_version())
     if out:
