@@ -10,9 +10,11 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
+from demur.attacks import PGD, Clean
+from demur.balls import Linf
 from demur.cli import main
 from demur.data import Digits, Images, Splits
-from demur.evaluate import Source
+from demur.evaluate import Source, attacked
 from demur.nets import RejectingNet
 from demur.recipes import Recipe, recipe
 from demur.runs import Run
@@ -105,3 +107,13 @@ def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
         }
 
     monkeypatch.setattr(Digits, "load", few)
+
+
+@pytest.fixture(scope="module")
+def scored_source(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Source:
+    """A copy of the shared run with two records."""
+    copy = copytree(tiny_run.path, tmp_path_factory.mktemp("scored") / "run")
+    source = Source(Run(Path(copy)), torch.device("cpu"))
+    attacked(source, "clean", Clean())
+    attacked(source, "pgd-3", PGD(Linf(0.15), steps=3))
+    return source

@@ -207,15 +207,6 @@ def test_bad_orders_are_refused(source: Source) -> None:
 # ------------------------------------------------------------------ scoring
 
 
-@pytest.fixture(scope="module")
-def scored_source(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Source:
-    copy = shutil.copytree(tiny_run.path, tmp_path_factory.mktemp("scored") / "run")
-    source = Source(Run(Path(copy)), torch.device("cpu"))
-    attacked(source, "clean", Clean())
-    attacked(source, "pgd-3", PGD(Linf(0.15), steps=3))
-    return source
-
-
 def test_rows_agree_with_the_definitions(scored_source: Source) -> None:
     scoring = Scoring.of(scored_source)
     assert list(scoring.scores) == list(scored_source.run.recipe.rejectors())

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from demur.attacks import PGD, Clean
-from demur.balls import Linf
+from demur.attacks import Clean
 from demur.data import Digits, Splits
 from demur.errors import BadInput
 from demur.evaluate import Order, Scoring, Source, attacked, slim
@@ -16,15 +15,6 @@ from demur.rejectors import tried_on
 from demur.runs import Run
 from demur.sanity import checked
 from tests.conftest import Command
-
-
-@pytest.fixture(scope="module")
-def scored_source(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Source:
-    copy = shutil.copytree(tiny_run.path, tmp_path_factory.mktemp("scored") / "run")
-    source = Source(Run(Path(copy)), torch.device("cpu"))
-    attacked(source, "clean", Clean())
-    attacked(source, "pgd-3", PGD(Linf(0.15), steps=3))
-    return source
 
 
 def test_a_slim_copy_gives_the_same_tables_without_weights_or_data(
