@@ -163,6 +163,10 @@ def test_what_was_kept_is_read_and_what_was_not_is_named(
     assert "--first-seed 3" in page
     lines = json.loads(command("table", *words, "--kept", "kept", "--json")[1])
     assert lines[1]["rows"] == [row for row in trained["rows"] if row["attack"] != "pgd-20"]
+    assert command("slim", str(run), "-o", "kept/again", "--only", "R-Con")[0] == 0
+    code, _, err = command("table", *words, "--kept", "kept")
+    assert code == 2
+    assert "again and rr in kept are runs of one recipe" in err
 
 
 def test_the_table_of_what_we_keep_names_every_line_of_the_paper() -> None:
@@ -188,6 +192,12 @@ def test_wrong_requests_are_one_sentence(command: Command, in_empty_folder: Path
     code, _, err = command("table", "methods-digits", "--kept", ".")
     assert code == 2
     assert "holds no run" in err
+    code, _, err = command("table", "study-digits", "head.weight=2", "--only", " plain , rr")
+    assert code == 2
+    assert "the line plain cannot be changed so: no key 'weight'" in err
+    code, _, err = command("table", "study-digits", "--only", ",")
+    assert code == 2
+    assert "',' names nothing" in err
 
 
 def test_lines_without_rows_combine_to_nothing() -> None:
@@ -202,7 +212,8 @@ def test_a_study_on_cal_images_with_a_retrofitted_line(
     words = ["study-digits", *TINY, "--only", "retrofit"]
     code, made, err = command("table", *words)
     assert code == 0, err
-    assert " cal images, none of them learned\n" in made
+    assert " cal images\n" in made
+    assert "held out" in made
     assert "| retrofit | R-Con |" in made
     assert "frozen: coverage" not in made, "the threshold would come from the same images"
     for run in sorted(Path("runs").iterdir()):

@@ -72,4 +72,7 @@ def stop(sentence: str) -> None:
 
 def names_in(only: str) -> tuple[str, ...]:
     """The names between commas."""
-    return tuple(name for name in only.split(",") if name)
+    names = tuple(name.strip() for name in only.split(",") if name.strip())
+    if only and not names:
+        raise BadInput(f"{only!r} names nothing; write names with commas between them")
+    return names

@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from demur.evaluate import Order, Protocol, Scored, Scoring, Source
     from demur.evaluate.certificates import Issued, Retest
     from demur.rejectors import Rejector
-    from demur.runs import Record
+    from demur.runs import Record, Run
 
 
 NO_CAL = (
     "no cal images were held out for this run, so no threshold can be deployed; train with "
     "split=held-out for that, or see --protocol paper"
+)
+FROM_CAL = (
+    "thresholds are chosen on cal images, which therefore say nothing about them; see --protocol "
+    "paper, or score test images"
 )
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")]
 
@@ -123,7 +127,7 @@ def score(
     asked = protocols_named(protocol)
     source = source_of(run, device, data)
     scoring, scored = scored_run(source, tried_on(source.run.recipe.data) if sweep else None, split)
-    asked = available(scoring, asked)
+    asked = available(scoring, asked, split)
     records = [each.record for each in scored]
     tested = retests(source, scoring.scores, records)
     sanity = Sanity.of(checked(records, scoring), source.run, records)
@@ -161,13 +165,16 @@ def protocols_named(name: str) -> tuple["Protocol", ...]:
     return tuple(protocol for protocol in PROTOCOLS if name in (protocol, "both"))
 
 
-def available(scoring: "Scoring", asked: tuple["Protocol", ...]) -> tuple["Protocol", ...]:
-    """The protocols that can be shown; deploy needs images that were held out for it."""
-    if scoring.thresholds or "deploy" not in asked:
+def available(
+    scoring: "Scoring", asked: tuple["Protocol", ...], split: str = "test"
+) -> tuple["Protocol", ...]:
+    """The protocols that can be shown; deploy needs held-out images, and others to be shown on."""
+    if (scoring.thresholds and split != "cal") or "deploy" not in asked:
         return asked
+    reason = FROM_CAL if scoring.thresholds else NO_CAL
     if asked == ("deploy",):
-        raise BadInput(NO_CAL)
-    typer.echo(f"demur: {NO_CAL}", err=True)
+        raise BadInput(reason)
+    typer.echo(f"demur: {reason}", err=True)
     return tuple(protocol for protocol in asked if protocol != "deploy")
 
 
@@ -180,7 +187,18 @@ def tell_of_missing(scoring: "Scoring", scored: list["Scored"]) -> None:
     for each in scored:
         if each.unseen:
             unseen, where = ", ".join(each.unseen), f"{each.summary.attack} (n={each.summary.n})"
-            typer.echo(f"demur: {where} without {unseen}: the record has no features", err=True)
+            lack = "only others were kept" if each.record.bare else "the record has no features"
+            typer.echo(f"demur: {where} without {unseen}: {lack}", err=True)
+
+
+def _no_record(run: "Run", split: str) -> str:
+    """That there is nothing to score, and what can be done."""
+    there = [each for each in run.recipe.data.splits if each != "fit" and run.records(each)]
+    if there:
+        ways = " or ".join(f"demur score {run.path} --split {each}" for each in there)
+        return f"{run.name} has no record of {split} images; try {ways}"
+    where = "" if split == "test" else f" --split {split}"
+    return f"{run.name} has no record yet; make one with demur attack {run.name} pgd-20{where}"
 
 
 def scored_run(
@@ -192,8 +210,7 @@ def scored_run(
 
     records = source.run.records(source.split_named(split))
     if not records:
-        name, where = source.run.path.name, "" if split == "test" else f" --split {split}"
-        raise BadInput(f"{name} has no record yet; make one with demur attack {name} pgd-20{where}")
+        raise BadInput(_no_record(source.run, split))
     scoring = Scoring.of(source, rejectors=rejectors, records=records)
     scored = []
     with CountBar(f"score {source.run.name}", "records") as bar:
@@ -215,7 +232,7 @@ def slim(
     device: Device = "auto",
     data: DataFolder = None,
 ) -> None:
-    """Copy a run without weights, features and images; all its tables can be made from the copy.
+    """Copy a run without weights, features and images; its tables can be made from the copy.
 
     Example: demur slim digits-pgdat-rr -o results/digits
     """
@@ -226,4 +243,5 @@ def slim(
     with CountBar(f"slim {source.run.name}", "records") as bar:
         made = slimmed(source, Path(out), names_in(only), bar.watch)
     size = sum(path.stat().st_size for path in made.path.rglob("*") if path.is_file())
-    console.print(f"{out}: {size / 1e6:.1f} MB; demur score {out} reads it")
+    where = "" if made.records("test") else " --split cal"
+    console.print(f"{out}: {size / 1e6:.1f} MB; demur score {out}{where} reads it")

@@ -3,8 +3,8 @@
     splits = Digits().load()            # fit / val / cal / test
     x, y = splits["test"].batch(chosen) # floats in [0, 1], labels
 
-fit trains, val chooses the epoch and nothing else, cal sets thresholds and nothing else, test is
-only measured.
+fit trains, val chooses the epoch and nothing else, cal sets thresholds, test is only measured.
+A study compares settings on cal images: thresholds for what it chose need others.
 """
 
 import hashlib

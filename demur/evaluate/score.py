@@ -5,7 +5,7 @@ deploy: the threshold comes from clean cal images and is frozen before an attack
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -28,7 +28,7 @@ PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 ORACLE = "T-Con (oracle)"
 BASELINE = "Con"
 NO_FEATURES = "the records have no features; make them again with demur attack"
-NOT_KEPT = "of these records only the scores of some rejectors were kept"
+NOT_KEPT = "only the scores of some others were kept"
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Scored:
     record: Record
     summary: Summary
     rows: list[Row]
-    unseen: tuple[str, ...] = ()  # rejectors that need features, which this record has not
+    unseen: tuple[str, ...] = ()  # rejectors that need what this record has not
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,7 @@ class Scoring:
     level: float
     cal_n: int
     without: dict[str, str] = field(default_factory=dict)  # rejectors that are not there, and why
+    texts: dict[str, str] = field(default_factory=dict)  # of rejectors, by which scores are kept
 
     @staticmethod
     def of(
@@ -139,7 +140,7 @@ class Scoring:
         there = source.run.records("test") if records is None else list(records)
         binding, scores, without = Binding(source.clean, source.device), dict[str, Score](), {}
         featured = any(record.about["features"] for record in there)
-        bare = all(record.bare for record in there)
+        bare = bool(there) and all(record.bare for record in there)
         for name, rejector in asked.items():
             if featured or (isinstance(rejector, Score) and not bare):
                 try:
@@ -150,29 +151,36 @@ class Scoring:
                 scores[name] = Kept(show(rejector, full=True))
             else:
                 without[name] = NOT_KEPT if bare else NO_FEATURES
+        texts = {name: show(asked[name], full=True) for name in scores}
         if "cal" not in source.run.recipe.data.splits:
-            return Scoring(scores, {}, level, 0, without)
+            return Scoring(scores, {}, level, 0, without, texts)
         cal = source.clean("cal")
         at = TPR(level)
+        found = Scoring(scores, {}, level, len(cal.y), without, texts)
+        usable = {name: found.of_record(name, cal) for name in scores}
         thresholds = {
             name: binding.threshold(score, at)
-            for name, score in scores.items()
+            for name, score in usable.items()
             if can_score(score, cal)
         }
-        return Scoring(scores, thresholds, level, len(cal.y), without)
+        return replace(found, thresholds=thresholds)
+
+    def of_record(self, name: str, record: Record) -> Score:
+        """A score as it is to be had of a record: bare ones know it by its rejector's text."""
+        return Kept(self.texts[name]) if record.bare else self.scores[name]
 
     def scored(self, record: Record) -> Scored:
         """The record's rows, oracle last; the oracle has no deployable threshold."""
         base = Baseline(self, record)
         rows, unseen = list[Row](), list[str]()
-        for name, score in self.scores.items():
-            if not can_score(score, record):
+        for name in self.scores:
+            if not can_score(score := self.of_record(name, record), record):
                 unseen.append(name)
                 continue
             value = values(score, record)
             ranking = self._ranking(value, base)
             rows.append(self._paper_row(name, value, ranking, base))
-            if name in self.thresholds:
+            if name in self.thresholds and record.about["split"] != "cal":  # where they come from
                 rows.append(self._deploy_row(name, value, ranking, base))
         oracle = true_confidence(record)
         rows.append(self._paper_row(ORACLE, oracle, self._ranking(oracle, base), base))
@@ -221,7 +229,7 @@ class Scoring:
 
     def taken(self, name: str, record: Record) -> metrics.BoolArray:
         """Which images a rejector accepts at its frozen threshold."""
-        return accepted(self.scores[name].rule(self.thresholds[name]), record)
+        return accepted(self.of_record(name, record).rule(self.thresholds[name]), record)
 
 
 class Baseline:
@@ -229,7 +237,7 @@ class Baseline:
 
     def __init__(self, scoring: Scoring, record: Record) -> None:
         self.record, correct = record, record.correct
-        self.value = values(scoring.scores[BASELINE], record)
+        self.value = values(scoring.of_record(BASELINE, record), record)
         self.redraws = Redraws.of(len(correct))
         self.paper = metrics.paper_operating_point(self.value, correct, scoring.level)
         self.paper_redrawn = self.redraws.paper_accuracies(self.value, correct, scoring.level)

@@ -1,27 +1,26 @@
 """A copy of a run that fits in a repository: no weights, features or images, but every score.
 
     slim(source, Path("results/NAME"))
+    slim(source, Path("results/NAME"), only=["R-Con"])      # bare: a third of the room
 
-Records keep what each rejector makes of every image, so that all tables can be made again from the
-copy alone. The clean cal record goes with them, since thresholds come from it. Where only some
-rejectors are asked for, their scores, Con and T-Con are all that is left of the answers: bare
-records take a third of the room.
+Records keep what each learned rejector makes of every image beside the net's answers, so that all
+tables can be made again from the copy alone. The clean cal record goes with them, since thresholds
+come from it. Bare records keep the scores of some rejectors, Con and T-Con instead of the answers.
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from demur.attacks import Clean
 from demur.errors import BadInput, suggestion
 from demur.evaluate.attack import Source, unwatched
 from demur.evaluate.binding import Binding
 from demur.evaluate.values import TRUE, can_score, true_confidence, values
-from demur.rejectors import Rejector, TooFew, tried_on
+from demur.rejectors import Coupled, Rejector, TooFew, tried_on
 from demur.rule import Score
 from demur.runs import Record, Run, code_version
 from demur.runs.record import record_path, write_record
@@ -29,7 +28,7 @@ from demur.spec import digest, show
 
 COPIED = ("recipe.txt", "chosen.json", "metrics.jsonl")
 DROPPED = ("feature", "x_adv")
-KEPT_BARE = ("y", "index", "size_linf", "size_l2")
+ANSWERS = ("logits", "aux")  # what bare records have scores for
 
 
 def slim(
@@ -39,17 +38,19 @@ def slim(
     watch: Callable[[int, int], None] = unwatched,
 ) -> Run:
     """The slim copy of a run, with bare records of some rejectors if those are named."""
-    own = _named(source, only)
+    asked = _named(source, only) if only else _learned(source)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BadInput(f"{target} is in the way; name a folder that is not there yet")
-    splits = [split for split in source.run.recipe.data.splits if split != "fit"]
-    records = _once([record for split in splits for record in source.run.records(split)])
-    if not records:
-        raise BadInput(f"{source.run.path} has no record yet; make one with demur attack")
-    if "cal" in splits:
-        records = _once([*records, source.clean("cal")])
+    records = _records(source)
     binding = Binding(source.clean, source.device)
-    scores = learned_scores(source, records, binding) if not only else {}
+    scores = _bound(asked, records, binding)
+    thinned = []
+    for done, record in enumerate(records):
+        watch(done, len(records))
+        thinned.append(_thinned(record, asked, scores, binding.fitted, bool(only)))
+    watch(len(records), len(records))
+    if only:
+        _check_all_found(asked, thinned)
     half = target.with_name(f".{target.name}.half")
     shutil.rmtree(half, ignore_errors=True)
     half.mkdir(parents=True)
@@ -57,13 +58,9 @@ def slim(
         shutil.copy2(source.run.path / name, half / name)
     if (promised := source.run.path / "certificates").is_dir():
         shutil.copytree(promised, half / "certificates")
-    for done, record in enumerate(records):
-        watch(done, len(records))
+    for record in thinned:
         split = str(record.about["split"])
-        path = record_path(half / "records", record.label, split, record.digest)
-        made = _bare(record, own, binding) if only else _slim(record, scores, binding.fitted)
-        write_record(path, made)
-    watch(len(records), len(records))
+        write_record(record_path(half / "records", record.label, split, record.digest), record)
     if target.exists():
         target.rmdir()
     half.replace(target)
@@ -76,62 +73,89 @@ def _named(source: Source, only: Sequence[str]) -> dict[str, Rejector]:
     for name in only:
         if name not in known:
             raise BadInput(f"the run has no rejector called {name!r}; {suggestion(name, known)}")
+        if isinstance(pair := known[name], Coupled):
+            parts = [part for part, each in known.items() if each in (pair.gate, pair.then)]
+            raise BadInput(f"{name} is made of two scores; name those: {','.join(parts)}")
     names = dict.fromkeys(("Con", *only))
     return {show(known[name], full=True): known[name] for name in names}
 
 
-def _once(records: list[Record]) -> list[Record]:
-    """The records without further clean ones of the same images, which differ in what they kept."""
+def _learned(source: Source) -> dict[str, Rejector]:
+    """Every rejector that has to be learned, by its whole text."""
+    recipe = source.run.recipe
+    asked: list[Rejector] = [*recipe.rejectors().values(), *tried_on(recipe.data).values()]
+    return {show(each, full=True): each for each in asked if not isinstance(each, Score)}
+
+
+def _records(source: Source) -> list[Record]:
+    """All but those of fit images; clean ones of the same images once, the fullest."""
+    splits = [split for split in source.run.recipe.data.splits if split != "fit"]
+    found = [record for split in splits for record in source.run.records(split)]
+    if not found:
+        raise BadInput(f"{source.run.path} has no record yet; make one with demur attack")
+    found += [source.clean("cal")] if "cal" in splits else []
     clean, kept = digest(Clean()), dict[tuple[str, str, int], Record]()
-    for record in records:
+    for record in found:
         attack, split = str(record.about["attack"]), str(record.about["split"])
         key = (split, attack if attack == clean else record.digest, len(record.y))
-        if key not in kept or record.about["features"] > kept[key].about["features"]:
+        if key not in kept or _fullness(record) > _fullness(kept[key]):
             kept[key] = record
     return list(kept.values())
 
 
-def learned_scores(source: Source, records: list[Record], binding: Binding) -> dict[str, Score]:
-    """Every rejector that has to be learned, fitted, by its whole text."""
-    recipe = source.run.recipe
-    asked: list[Rejector] = [*recipe.rejectors().values(), *tried_on(recipe.data).values()]
-    learned = [rejector for rejector in asked if not isinstance(rejector, Score)]
-    if not any(record.about["features"] for record in records):
-        return {}
-    scores = {}
-    for rejector in learned:
-        with suppress(TooFew):  # the tables leave it out too
-            scores[show(rejector, full=True)] = binding.bound(rejector)
+def _fullness(record: Record) -> tuple[bool, bool, int]:
+    return bool(record.about["features"]), not record.bare, len(record.kept)
+
+
+def _bound(
+    asked: Mapping[str, Rejector], records: Sequence[Record], binding: Binding
+) -> dict[str, Score]:
+    """What can be computed here: what was learned is read where no record has features."""
+    featured = any(record.about["features"] for record in records)
+    scores = dict[str, Score]()
+    for text, rejector in asked.items():
+        if featured or isinstance(rejector, Score):
+            with suppress(TooFew):  # the tables leave it out too
+                scores[text] = binding.bound(rejector)
     return scores
 
 
-def _slim(record: Record, scores: dict[str, Score], fitted: dict[str, str]) -> Record:
+def _thinned(
+    record: Record,
+    asked: Mapping[str, Rejector],
+    scores: Mapping[str, Score],
+    fitted: Mapping[str, str],
+    bare: bool,
+) -> Record:
     """The record with scores in place of what they were computed from."""
-    found = record.kept | {
+    made = {
         text: torch.from_numpy(values(score, record)).float()
         for text, score in scores.items()
         if can_score(score, record)
     }
+    found = record.kept | made
     arrays = {name: array for name, array in record.arrays.items() if name not in DROPPED}
+    about = record.about | {"slim": True, "features": False, "images": 0}
+    if bare:
+        found = {text: found[text] for text in asked if text in found}
+        found[TRUE] = torch.from_numpy(true_confidence(record)).float()
+        arrays = {name: array for name, array in arrays.items() if name not in ANSWERS}
+        arrays["correct"] = torch.from_numpy(record.correct)
     if found:
         arrays["scores"] = torch.stack(list(found.values()))
-    about = record.about | {"slim": True, "features": False, "images": 0, "scores": list(found)}
-    if scores:
+    about["scores"] = list(found)
+    if any(not isinstance(asked[text], Score) for text in made):
         about |= {"scores_fitted": sorted(set(fitted.values())), "scored_by": code_version()}
+    elif bare and all(isinstance(asked[text], Score) for text in found if text != TRUE):
+        about.pop("scores_fitted", None)
     return Record(arrays, about)
 
 
-def _bare(record: Record, own: dict[str, Rejector], binding: Binding) -> Record:
-    """The record with some scores in place of the net's answers."""
-    found: dict[str, Tensor] = {}
-    for text, rejector in own.items():
-        if text in record.kept:
-            found[text] = record.kept[text]
-        elif can_score(score := binding.bound(rejector), record):
-            found[text] = torch.from_numpy(values(score, record)).float()
-    found[TRUE] = torch.from_numpy(true_confidence(record)).float()
-    arrays = {name: record.arrays[name] for name in KEPT_BARE}
-    arrays["correct"] = torch.from_numpy(record.correct)
-    arrays["scores"] = torch.stack(list(found.values()))
-    about = record.about | {"slim": True, "features": False, "images": 0, "scores": list(found)}
-    return Record(arrays, about | {"scored_by": code_version()})
+def _check_all_found(asked: Mapping[str, Rejector], records: Sequence[Record]) -> None:
+    """Refuse a rejector whose score no record can give."""
+    for text in asked:
+        if not any(text in record.kept for record in records):
+            raise BadInput(
+                f"no record has what {text} is computed from, or its score; make records that keep "
+                "features with demur attack"
+            )

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from demur.errors import BadInput
 from demur.metrics import BoolArray, FloatArray
 from demur.output import Output, tcon
 from demur.rejectors import Con, Fitted
@@ -22,7 +23,7 @@ TRUE = "T-Con"  # what bare records call the true confidence, which no rejector 
 
 @dataclass(frozen=True)
 class Kept(Score):
-    """A score that slim records keep, since they have no features to compute it from."""
+    """A score that slim records keep, since they lack what it was computed from."""
 
     text: str  # of the rejector
 
@@ -75,6 +76,10 @@ def can_score(score: Score, record: Record) -> bool:
 
 
 def _kept(record: Record, text: str) -> FloatArray:
+    if text not in record.kept:
+        raise BadInput(
+            f"of {record.label} the score {text} was not kept, only {', '.join(record.kept)}"
+        )
     kept: FloatArray = record.kept[text].double().numpy()
     return kept
 

@@ -22,10 +22,14 @@ def kept_in(folder: Path, open_run: Open) -> Hands:
     runs = [Run(path.parent) for path in sorted(folder.glob("*/recipe.txt"))]
     if not runs:
         raise BadInput(f"{folder} holds no run; name a folder of runs, such as results")
-    known = {digest(run.recipe): run for run in runs}
 
     def found(recipe: Recipe, _: Path) -> Run | None:
-        return known.get(digest(recipe))
+        wanted = digest(recipe)
+        same = [run for run in runs if digest(run.recipe) == wanted]
+        if len(same) > 1:
+            names = " and ".join(run.name for run in same)
+            raise BadInput(f"{names} in {folder} are runs of one recipe; leave one of them there")
+        return same[0] if same else None
 
     return Hands(found, open_run, _largest)
 

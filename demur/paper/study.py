@@ -42,7 +42,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
 def variants(recipe: Recipe, trades: Recipe, average: str) -> Mapping[str, Recipe]:
     """The recipe with each change; `average` suits the number of its steps."""
     frame = (f"method.frame={show(trades.method.frame, full=True)}",)
-    several = {
+    more = {
         "trades": frame,
         "average": (f"average={average}",),
         "average-awp": (f"average={average}", "awp=0.005"),
@@ -51,5 +51,5 @@ def variants(recipe: Recipe, trades: Recipe, average: str) -> Mapping[str, Recip
         "trades-average-awp": (*frame, f"average={average}", "awp=0.005"),
         "retrofit": ("base=plain",),
     }
-    made = {name: changed(recipe, changes) for name, changes in (CHANGES | several).items()}
+    made = {name: changed(recipe, changes) for name, changes in (CHANGES | more).items()}
     return {name: each for name, each in made.items() if name == "rr" or each != recipe}

@@ -38,7 +38,7 @@ class Table:
         return run_folder(entry_folder(entry), self.recipe(entry, seed), changed=True)
 
     def only(self, names: tuple[str, ...]) -> "Table":
-        """The table with some of its lines, and those that they are based on."""
+        """The table with some of its lines, in its own order, and those they are based on."""
         for name in names:
             if name not in self.entries:
                 known = suggestion(name, self.entries)
@@ -48,9 +48,13 @@ class Table:
         return replace(self, entries=asked)
 
     def changed(self, changes: Iterable[str]) -> "Table":
-        """The table with every recipe changed."""
-        made = tuple(changes)
-        entries = {name: changed(recipe, made) for name, recipe in self.entries.items()}
+        """The table with every recipe changed; a line that cannot be is named."""
+        made, entries = tuple(changes), {}
+        for name, recipe in self.entries.items():
+            try:
+                entries[name] = changed(recipe, made)
+            except BadInput as error:
+                raise BadInput(f"the line {name} cannot be changed so: {error}") from error
         return replace(self, entries=entries)
 
 

@@ -14,28 +14,34 @@ HEADINGS = (
 FROZEN = ("frozen: coverage", "frozen: accepted and wrong")  # where cal images were held out
 NOTES = (
     "Percent, AUROC from 0 to 1. `TPR-95` is the paper's protocol: the threshold keeps 95% of the "
-    "right answers of each scored set, chosen with labels. `frozen` is the deployed one: the "
-    "threshold keeps 95% of right answers on clean cal images and is fixed before any attack. "
+    "right answers of each scored set, chosen with labels.",
     "Square brackets are 95% intervals; `vs Con` is paired, on the same images, and includes the "
-    "spread over seeds where there are several; ± is the standard deviation over seeds. An "
-    "adaptive attack is after the head's own score (Con where there is none), not after Con beside."
+    "spread over seeds where there are several; ± is the standard deviation over seeds.",
+)
+FROZEN_NOTE = (
+    "`frozen` is the deployed protocol: the threshold keeps 95% of right answers on clean cal "
+    "images and is fixed before any attack."
+)
+HELD_OUT_NOTE = (
+    "All images are training images that were held out, so that settings can be compared without "
+    "a look at the test images."
+)
+ADAPTIVE_NOTE = (
+    "An adaptive attack is after the head's own score (Con where there is none), not after Con "
+    "beside."
 )
 
 
 def markdown(table: Table, lines: Sequence[Line], command: str, version: str) -> str:
     """The table as a page."""
-    shown = [
-        each
-        for each in combined(lines)
-        if each.protocol == "paper" or table.split != "cal"  # whose images set the threshold
-    ]
+    shown = combined(lines)
     seeds = len({line.seed for line in lines})
     made = f"Made by `{command}`, {seeds} seed{'s' if seeds > 1 else ''} each, demur {version}."
     notes = sorted({note for line in lines for note in line.notes})
-    parts = [f"# {table.title}", made, NOTES, *notes]
+    parts = [f"# {table.title}", made, _explained(table, shown), *notes]
     for label in table.attacks:
         rows = [each for each in shown if each.attack == label]
-        kind = "images" if table.split == "test" else f"{table.split} images, none of them learned"
+        kind = "images" if table.split == "test" else f"{table.split} images"
         n = f", {max(row.n for row in rows)} {kind}" if rows else ""
         parts += [f"## {label}{n}", _grid(rows, seeds) if rows else "Not measured yet."]
     if missing := _missing(lines):
@@ -48,6 +54,15 @@ def markdown(table: Table, lines: Sequence[Line], command: str, version: str) ->
     heads = "| trained by | seed | run | recipe |\n|---|---|---|---|"
     parts += ["## Where the figures come from", "\n".join([heads, *runs])]
     return "\n\n".join(parts) + "\n"
+
+
+def _explained(table: Table, shown: Sequence[Combined]) -> str:
+    """What the columns say, as far as they are there."""
+    first, second = NOTES
+    frozen = [FROZEN_NOTE] if any(each.protocol == "deploy" for each in shown) else []
+    adaptive = [ADAPTIVE_NOTE] if any("adaptive" in label for label in table.attacks) else []
+    held = [HELD_OUT_NOTE] if table.split in ("val", "cal") else []
+    return " ".join([first, *frozen, second, *adaptive, *held])
 
 
 def _missing(lines: Sequence[Line]) -> list[str]:

@@ -162,7 +162,7 @@ def _certainty(scoring: Scoring) -> Draw:
 
 def _scatter(axes: "Axes", each: Scored, scoring: Scoring) -> None:
     record, correct = each.record, each.record.correct
-    x, y = (values(scoring.scores[name], record) for name in (BASELINE, RECTIFIED))
+    x, y = (values(scoring.of_record(name, record), record) for name in (BASELINE, RECTIFIED))
     as_pixels = len(correct) > MOST_POINTS
     axes.fill([0, 0, 1], [0, 1, 1], color="#f1f3f5", linewidth=0, zorder=0)
     axes.text(0.03, 0.97, "cannot happen:\nR-Con is never above con", va="top", fontsize=8,
@@ -203,7 +203,7 @@ def _note(axes: "Axes", x: float, y: float, words: str, **placed: str | float) -
 
 def _histogram(axes: "Axes", each: Scored, scoring: Scoring) -> None:
     correct = each.record.correct
-    x = values(scoring.scores[BASELINE], each.record)
+    x = values(scoring.of_record(BASELINE, each.record), each.record)
     bins = np.linspace(0, 1, 26).tolist()
     axes.hist(x[correct], bins, color=RIGHT, alpha=0.55, label=f"right ({correct.sum()})")
     axes.hist(x[~correct], bins, histtype="step", hatch="////", edgecolor=WRONG, linewidth=1.4,
@@ -220,7 +220,7 @@ def _risk_coverage(axes: "Axes", each: Scored, scoring: Scoring) -> None:
     record, correct = each.record, each.record.correct
     highest = 0.0
     shown = {row.rejector for row in each.rows if row.protocol == "deploy"}
-    drawn = {name: scoring.scores[name] for name in DRAWN if name in shown}
+    drawn = {name: scoring.of_record(name, record) for name in DRAWN if name in shown}
     for (name, score), (colour, dashes) in zip(drawn.items(), STROKES, strict=False):
         highest = max(highest, _curve(axes, values(score, record), each, name, colour, dashes))
         point = deploy_row(each, name).point

@@ -59,8 +59,8 @@ class Record:
         """The net's answers; features have width 0 unless they were kept."""
         if self.bare:
             raise BadInput(
-                f"of {self.label} only scores were kept ({', '.join(self.kept)}); this needs the "
-                "net's answers, so make the record again with demur attack"
+                f"of {self.label} only scores were kept ({', '.join(self.kept)}), and this needs "
+                "the net's answers; train the recipe again and attack it for those"
             )
         logits = self.arrays["logits"]
         none = logits.new_zeros(len(logits), 0)
@@ -68,7 +68,7 @@ class Record:
 
     @property
     def kept(self) -> dict[str, Tensor]:
-        """Scores that were worked out before features were dropped, by their rejector's text."""
+        """Scores worked out before features or answers were dropped, by their rejector's text."""
         names = self.about.get("scores", [])
         return dict(zip(names, self.arrays["scores"], strict=True)) if names else {}
 

@@ -111,7 +111,7 @@ class Evidence:
     def values(self, name: str, seen: Seen) -> FloatArray | None:
         """A rejector's score of every image; None where the record does not allow it."""
         if (name, seen) not in self._values:
-            score = self.scoring.scores[name]
+            score = self.scoring.of_record(name, seen.record)
             can = can_score(score, seen.record)
             self._values[name, seen] = values(score, seen.record) if can else None
         return self._values[name, seen]
