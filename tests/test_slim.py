@@ -208,7 +208,7 @@ def test_thresholds_are_not_shown_on_the_images_they_come_from(
     shutil.rmtree(copy / "records", ignore_errors=True)
     source = Source(Run(copy), torch.device("cpu"))
     attacked(source, "clean", Clean(), Order("cal"))
-    refused(command("score", str(copy)), "no record of test images", "--split cal")
+    refused(command("score", str(copy)), "no record of test images yet", "--split cal")
     refused(
         command("score", str(copy), "--split", "cal", "--protocol", "deploy"),
         "say nothing about them",

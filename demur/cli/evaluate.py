@@ -194,11 +194,12 @@ def tell_of_missing(scoring: "Scoring", scored: list["Scored"]) -> None:
 def _no_record(run: "Run", split: str) -> str:
     """That there is nothing to score, and what can be done."""
     there = [each for each in run.recipe.data.splits if each != "fit" and run.records(each)]
-    if there:
-        ways = " or ".join(f"demur score {run.path} --split {each}" for each in there)
-        return f"{run.name} has no record of {split} images; try {ways}"
     where = "" if split == "test" else f" --split {split}"
-    return f"{run.name} has no record yet; make one with demur attack {run.name} pgd-20{where}"
+    ways = [f"score those of {each} images with --split {each}" for each in there]
+    if run.finished or not ways:
+        ways.insert(0, f"make one with demur attack {run.name} pgd-20{where}")
+    images = f"of {split} images " if there else ""
+    return f"{run.name} has no record {images}yet; {', or '.join(ways)}"
 
 
 def scored_run(
