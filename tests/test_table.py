@@ -84,6 +84,7 @@ def test_every_change_of_the_study_is_one() -> None:
     assert made["plain"] == RECIPES["digits-pgdat"]
     assert made["trades"] == RECIPES["digits-trades-rr"]
     assert made["retrofit"] == replace(recipe, base="plain")
+    assert made["trades-plain"] == RECIPES["digits-trades"]
 
 
 def test_a_base_that_is_a_line_is_the_run_of_that_line_and_seed() -> None:

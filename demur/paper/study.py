@@ -2,8 +2,8 @@
 
     variants(RECIPES["digits-pgdat-rr"], RECIPES["digits-trades-rr"], average="0.98")
 
-Each is the usual recipe with one thing changed; the last ones change several. `plain` has no second
-head, and `retrofit` learns one on the finished net of `plain`.
+Each is the usual recipe with one thing changed; the last ones change several. The `plain` ones have
+no second head, and a `retrofit` learns one on the finished net of its `plain`.
 """
 
 from collections.abc import Mapping
@@ -47,6 +47,8 @@ def variants(recipe: Recipe, trades: Recipe, average: str) -> Mapping[str, Recip
         "average": (f"average={average}",),
         "average-awp": (f"average={average}", "awp=0.005"),
         "average-unfitted": (f"average={average}", *APART),
+        "trades-plain": (*frame, "method.head=Plain()"),
+        "trades-retrofit": (*frame, "base=trades-plain"),
         "trades-tau-0.5": (*frame, "head.tau=0.5"),
         "trades-average-awp": (*frame, f"average={average}", "awp=0.005"),
         "retrofit": ("base=plain",),
