@@ -4,7 +4,7 @@ paper: the TPR-95 threshold is chosen with labels on each scored set, strict >, 
 deploy: the threshold comes from clean cal images and is frozen before an attack is seen, >=.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -138,32 +138,20 @@ class Scoring:
         """
         asked = source.run.recipe.rejectors() if rejectors is None else rejectors
         there = source.run.records("test") if records is None else list(records)
-        binding, scores, without = Binding(source.clean, source.device), dict[str, Score](), {}
-        featured = any(record.about["features"] for record in there)
-        bare = bool(there) and all(record.bare for record in there)
-        for name, rejector in asked.items():
-            if featured or (isinstance(rejector, Score) and not bare):
-                try:
-                    scores[name] = binding.bound(rejector)
-                except TooFew as reason:
-                    without[name] = str(reason)
-            elif any(show(rejector, full=True) in record.kept for record in there):
-                scores[name] = Kept(show(rejector, full=True))
-            else:
-                without[name] = NOT_KEPT if bare else NO_FEATURES
+        binding = Binding(source.clean, source.device)
+        scores, without = _to_be_had(asked, there, binding)
         texts = {name: show(asked[name], full=True) for name in scores}
+        found = Scoring(scores, {}, level, 0, without, texts)
         if "cal" not in source.run.recipe.data.splits:
-            return Scoring(scores, {}, level, 0, without, texts)
+            return found
         cal = source.clean("cal")
-        at = TPR(level)
-        found = Scoring(scores, {}, level, len(cal.y), without, texts)
         usable = {name: found.of_record(name, cal) for name in scores}
         thresholds = {
-            name: binding.threshold(score, at)
+            name: binding.threshold(score, TPR(level))
             for name, score in usable.items()
             if can_score(score, cal)
         }
-        return replace(found, thresholds=thresholds)
+        return replace(found, thresholds=thresholds, cal_n=len(cal.y))
 
     def of_record(self, name: str, record: Record) -> Score:
         """A score as it is to be had of a record: bare ones know it by its rejector's text."""
@@ -230,6 +218,27 @@ class Scoring:
     def taken(self, name: str, record: Record) -> metrics.BoolArray:
         """Which images a rejector accepts at its frozen threshold."""
         return accepted(self.of_record(name, record).rule(self.thresholds[name]), record)
+
+
+def _to_be_had(
+    asked: Mapping[str, Rejector], records: Sequence[Record], binding: Binding
+) -> tuple[dict[str, Score], dict[str, str]]:
+    """Scores that are computed or read from records, and why the others are not there."""
+    featured = any(record.about["features"] for record in records)
+    bare = bool(records) and all(record.bare for record in records)
+    scores, without = dict[str, Score](), dict[str, str]()
+    for name, rejector in asked.items():
+        text = show(rejector, full=True)
+        if featured or (isinstance(rejector, Score) and not bare):
+            try:
+                scores[name] = binding.bound(rejector)
+            except TooFew as reason:
+                without[name] = str(reason)
+        elif any(text in record.kept for record in records):
+            scores[name] = Kept(text)
+        else:
+            without[name] = NOT_KEPT if bare else NO_FEATURES
+    return scores, without
 
 
 class Baseline:
