@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import warnings
 from collections.abc import Callable
 from fractions import Fraction
 from random import Random
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
-from sklearn.metrics import roc_auc_score, roc_curve
+from sklearn.metrics import roc_auc_score
 
 from demur import metrics
 from demur.errors import BadInput
@@ -20,16 +19,13 @@ from demur.metrics import BoolArray, FloatArray
 from tests.scored_sets import (
     FINITE,
     INF,
-    MANY,
     SOME,
-    TIED,
     WITH_NEVER,
     Set,
     images,
     sets,
 )
 
-LEVELS = st.sampled_from([0.05, 0.1, 0.5, 0.7, 0.9, 0.95, 0.99, 1.0])
 Statistic = Callable[[ArrayLike, ArrayLike], float]
 RANKED: list[Statistic] = [
     metrics.auroc,
@@ -44,13 +40,6 @@ def pairs_won(score: FloatArray, correct: BoolArray) -> Fraction:
     pairs = list(itertools.product(score[correct], score[~correct]))
     won = sum((Fraction(1) if a > b else Fraction(int(a == b), 2)) for a, b in pairs)
     return Fraction(won, len(pairs)) if pairs else Fraction(1, 2)
-
-
-def sklearn_threshold(score: FloatArray, correct: BoolArray, level: float) -> float:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        _, tpr, thresholds = roc_curve(correct, score)
-    return float(thresholds[np.argmin(np.abs(tpr - level))])
 
 
 def mean_risks(order: tuple[int, ...], correct: BoolArray) -> tuple[Fraction, Fraction]:
@@ -155,146 +144,6 @@ class TestGate:
         gate = np.array(draw.draw(st.lists(st.booleans(), min_size=n, max_size=n)), dtype=np.bool_)
         coupled = metrics.operating_point(np.where(gate, score, -INF), correct, 0.0)
         assert coupled == metrics.verdict_point((score >= 0) & gate, correct, 0.0)
-
-
-class TestOperatingPoint:
-    SCORE = (0.9, 0.8, 0.8, 0.4, 0.1)
-    CORRECT = (1, 1, 0, 1, 0)
-
-    def test_by_hand(self) -> None:
-        point = metrics.operating_point(self.SCORE, self.CORRECT, 0.8)
-        assert point == (0.8, 2 / 3, 3 / 5, 2 / 3, 1 / 2, 1 / 5, 5, 3)
-        assert metrics.accuracy(self.CORRECT) == 3 / 5
-
-    def test_strict_drops_the_threshold(self) -> None:
-        point = metrics.operating_point(self.SCORE, self.CORRECT, 0.8, strict=True)
-        assert point == (0.8, 1.0, 1 / 5, 1 / 3, 0.0, 0.0, 5, 1)
-
-    def test_never_is_refused_unless_all_are_accepted(self) -> None:
-        score, correct = [-INF, -INF, 1.0], [0, 0, 1]
-        assert metrics.operating_point(score, correct, -INF).accepted == 3
-        assert metrics.operating_point(score, correct, -INF, strict=True).accepted == 1
-
-    def test_refusing_all_earns_nothing(self) -> None:
-        point = metrics.operating_point(self.SCORE, self.CORRECT, INF)
-        assert point == (INF, 0.0, 0.0, 0.0, 0.0, 0.0, 5, 0)
-        assert point.accuracy_interval == (0, 1)
-
-    def test_empty_groups(self) -> None:
-        wrong = metrics.operating_point([1, 2], [0, 0], 2)
-        assert (wrong.tpr, wrong.fpr, wrong.accuracy) == (1.0, 0.5, 0.0)
-        right = metrics.operating_point([1, 2], [1, 1], 2)
-        assert (right.tpr, right.fpr, right.accuracy) == (0.5, 0.0, 1.0)
-
-    def test_verdicts_without_a_threshold(self) -> None:
-        point = metrics.verdict_point([1, 1, 1, 0, 0], self.CORRECT)
-        assert math.isnan(point.threshold)
-        assert point[1:] == metrics.operating_point(self.SCORE, self.CORRECT, 0.8)[1:]
-
-    @SOME
-    @given(WITH_NEVER, st.one_of(TIED, st.just(-INF), st.just(INF)), st.booleans())
-    def test_intervals_are_those_of_the_counts(
-        self, data: Set, threshold: float, strict: bool
-    ) -> None:
-        score, correct = data
-        taken = score > threshold if strict else score >= threshold
-        right, n = int((taken & correct).sum()), len(score)
-        point = metrics.operating_point(score, correct, threshold, strict)
-        accepted = int(taken.sum())
-        assert (point.accepted, point.n) == (accepted, n)
-        assert point.accuracy_interval == metrics.wilson(right, accepted)
-        assert point.coverage_interval == metrics.wilson(accepted, n)
-        assert point.accepted_wrong_interval == metrics.wilson(accepted - right, n)
-
-
-class TestPaperProtocol:
-    @MANY
-    @given(FINITE, LEVELS)
-    def test_threshold_and_accuracy_are_sklearns(self, data: Set, level: float) -> None:
-        score, correct = data
-        expected = sklearn_threshold(score, correct, level)
-        assert metrics.paper_threshold(score, correct, level) == expected
-        point = metrics.paper_operating_point(score, correct, level)
-        answered = correct[score > expected]
-        assert point.accepted == len(answered)
-        assert point.accuracy == (answered.mean() if len(answered) else 0.0)
-
-    @pytest.mark.parametrize("step", [0.0, 0.02, 0.3])
-    @pytest.mark.parametrize("n", [10, 100, 3000])
-    def test_larger_sets(self, n: int, step: float) -> None:
-        for seed in range(10):
-            score, correct = images(n, seed, step)
-            for level in (0.95, 0.99):
-                expected = sklearn_threshold(score, correct, level)
-                assert metrics.paper_threshold(score, correct, level) == expected
-
-    @SOME
-    @given(sets(st.one_of(TIED, st.just(-INF))), LEVELS)
-    def test_never_is_the_lowest_score(self, data: Set, level: float) -> None:
-        score, correct = data
-        lowest = np.where(np.isneginf(score), -9.0, score)
-        expected = sklearn_threshold(lowest, correct, level)
-        threshold = metrics.paper_threshold(score, correct, level)
-        assert threshold == (-INF if expected == -9 else expected)
-
-    def test_collinear_points_are_dropped(self) -> None:
-        score = np.arange(40.0)
-        correct = score >= 20
-        assert metrics.threshold_at_tpr(score, correct) == 21
-        assert metrics.paper_threshold(score, correct) == 20
-        assert metrics.paper_operating_point(score, correct).tpr == 19 / 20
-
-    def test_nearest_may_keep_less_than_asked(self) -> None:
-        score, correct = np.arange(44.0), np.arange(44) % 2 == 0
-        assert metrics.paper_threshold(score, correct, 0.93) == 4
-        assert metrics.operating_point(score, correct, 4).tpr == 20 / 22
-        assert metrics.threshold_at_tpr(score, correct, 0.93) == 2
-
-    def test_without_right_answers_nothing_is_accepted(self) -> None:
-        assert metrics.paper_threshold([1, 2, 3], [0, 0, 0]) == INF
-        point = metrics.paper_operating_point([1, 2, 3], [0, 0, 0])
-        assert point == (INF, 0.0, 0.0, 1.0, 0.0, 0.0, 3, 0)
-
-    def test_without_wrong_answers_the_last_threshold_is_taken(self) -> None:
-        assert metrics.paper_threshold(np.arange(100.0), np.ones(100)) == 0
-        assert metrics.paper_operating_point(np.arange(100.0), np.ones(100)).accepted == 99
-
-    @pytest.mark.parametrize("correct", [[0], [1]])
-    def test_one_image_is_refused(self, correct: list[int]) -> None:
-        point = metrics.paper_operating_point([0.3], correct)
-        assert (point.accepted, point.accuracy, point.coverage) == (0, 0.0, 0.0)
-
-
-class TestDeployProtocol:
-    @pytest.mark.parametrize(
-        ("n", "level", "kept"),
-        [(20, 0.95, 19), (10, 0.1, 1), (100, 0.07, 7), (30, 0.7, 21), (3, 0.95, 3), (7, 1.0, 7)],
-    )
-    def test_exact_count(self, n: int, level: float, kept: int) -> None:
-        score = np.arange(float(n))
-        assert metrics.threshold_at_tpr(score, np.ones(n), level) == n - kept
-
-    @SOME
-    @given(WITH_NEVER, LEVELS)
-    def test_largest_threshold_that_keeps_enough(self, data: Set, level: float) -> None:
-        score, correct = data
-        correct[0] = True
-        threshold = metrics.threshold_at_tpr(score, correct, level)
-        right = score[correct]
-        asked = Fraction(str(level)) * len(right)
-        assert np.sum(right >= threshold) >= asked
-        assert all(np.sum(right >= t) < asked for t in score if t > threshold)
-        assert metrics.operating_point(score, correct, threshold).tpr >= level
-
-    def test_ties_at_the_threshold_are_kept(self) -> None:
-        score, correct = [2, 1, 1, 1, 0], [1, 1, 1, 0, 0]
-        assert metrics.threshold_at_tpr(score, correct, 0.5) == 1
-        assert metrics.fpr_at_tpr(score, correct, 0.5) == 1 / 2
-        assert metrics.fpr_at_tpr([2, 1], [1, 1]) == 0.0
-
-    def test_needs_right_answers(self) -> None:
-        with pytest.raises(BadInput, match="calibration needs right answers"):
-            metrics.threshold_at_tpr([1, 2], [0, 0])
 
 
 class TestRisk:

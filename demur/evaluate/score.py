@@ -16,9 +16,9 @@ from demur.calibrate import TPR
 from demur.evaluate.attack import Source
 from demur.evaluate.binding import Binding
 from demur.evaluate.plain import plain
-from demur.evaluate.values import Kept, accepted, can_score, confidence, true_confidence, values
+from demur.evaluate.values import Kept, accepted, can_score, true_confidence, values
 from demur.metrics import Difference, FloatArray, Interval, Operating, Redraws
-from demur.rejectors import TooFew
+from demur.rejectors import Con, TooFew
 from demur.rule import Rejector, Score
 from demur.runs import Record
 from demur.spec import digest, show
@@ -267,7 +267,7 @@ def summary(record: Record) -> Summary:
         n=len(correct),
         accuracy=metrics.accuracy(correct),
         accuracy_interval=metrics.wilson(int(correct.sum()), len(correct)),
-        ece=metrics.ece(confidence(record).clip(0, 1), correct),
+        ece=metrics.ece(values(Con(), record).clip(0, 1), correct),
         largest_linf=float(record.arrays["size_linf"].max()),
         largest_l2=float(record.arrays["size_l2"].max()),
         record=record.digest,

@@ -13,7 +13,7 @@ from torch import Tensor
 from demur.errors import BadInput
 from demur.metrics import BoolArray, FloatArray
 from demur.output import Output, tcon
-from demur.rejectors import Con, Fitted
+from demur.rejectors import Fitted
 from demur.rule import Rule, Score
 from demur.runs import Record
 from demur.spec import show
@@ -50,11 +50,6 @@ def true_confidence(record: Record) -> FloatArray:
         return _kept(record, TRUE)
     found: FloatArray = tcon(record.output, record.y).double().numpy()
     return found
-
-
-def confidence(record: Record) -> FloatArray:
-    """The largest probability of every image."""
-    return values(Con(), record)
 
 
 def accepted(rule: Rule, record: Record) -> BoolArray:

@@ -22,10 +22,12 @@ def kept_in(folder: Path, open_run: Open) -> Hands:
     runs = [Run(path.parent) for path in sorted(folder.glob("*/recipe.txt"))]
     if not runs:
         raise BadInput(f"{folder} holds no run; name a folder of runs, such as results")
+    known: dict[str, list[Run]] = {}
+    for run in runs:
+        known.setdefault(digest(run.recipe), []).append(run)
 
     def found(recipe: Recipe, _: Path) -> Run | None:
-        wanted = digest(recipe)
-        same = [run for run in runs if digest(run.recipe) == wanted]
+        same = known.get(digest(recipe), [])
         if len(same) > 1:
             names = " and ".join(run.name for run in same)
             raise BadInput(f"{names} in {folder} are runs of one recipe; leave one of them there")
