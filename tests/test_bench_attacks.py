@@ -5,6 +5,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,6 +76,27 @@ def test_members_are_those_of_our_autoattack(tiny_source: Source) -> None:
     on = ground(tiny_source)
     for name in ("apgd-ce", "apgd-dlr", "apgd-t", "fab-t", "square"):
         assert PAIRS[name].ours(on) == AutoAttack(on.ball).member(name)
+
+
+def test_as_it_comes_nothing_is_made_easier(
+    tiny_source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[dict[str, int], set[bool]]] = []
+
+    class Theirs:
+        def __init__(self, net: torch.nn.Module, **asked: object) -> None:
+            self.net = net
+            self.apgd = self.fab = self.apgd_targeted = self.square = SimpleNamespace()
+
+        def run_standard_evaluation(self, x: Tensor, y: Tensor, **batches: int) -> tuple[Tensor]:
+            ran.append((batches, {weight.requires_grad for weight in self.net.parameters()}))
+            return (x,)
+
+    monkeypatch.setattr(peers, "library", lambda name: SimpleNamespace(AutoAttack=Theirs))
+    on, images = ground(tiny_source), tiny_source.images(Order(n=4))
+    for adapter in PAIRS["autoattack"].peers.values():
+        adapter(on)(*images.batch(slice(None)), 512)
+    assert ran == [({"batch_size": 512}, {False}), ({}, {True})]
 
 
 def test_a_missing_library_is_said_and_the_rest_goes_on(

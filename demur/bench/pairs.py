@@ -20,6 +20,7 @@ from demur.bench.peers import (
     Ground,
     foolbox_cw,
     foolbox_pgd,
+    pyautoattack_as_it_comes,
     pyautoattack_fab,
     pyautoattack_member,
     pyautoattack_standard,
@@ -36,6 +37,8 @@ Distance = Literal["Linf", "squared L2"]
 @dataclass(frozen=True)
 class Pair:
     """An attack of ours and those it is compared with, by the library they come from.
+
+    Behind a comma stands how the library is used, where it is compared in two ways.
 
     A `distance` is what attacks that look for the closest image keep small; what they find within
     the ball is broken, and where the distance is of another norm, whatever they find.
@@ -86,7 +89,13 @@ PAIRS: dict[str, Pair] = {
     "fab-t": _member("fab-t", lambda on: _at_each(FAB(on.ball, steps=on.steps), on)),
     "square": _member("square", lambda on: Square(on.ball, queries=on.queries)),
     # torchattacks has one whose members take 10 steps: nothing to compare with
-    "autoattack": Pair(lambda on: AutoAttack(on.ball), {"pyautoattack": pyautoattack_standard}),
+    "autoattack": Pair(
+        lambda on: AutoAttack(on.ball),
+        {
+            "pyautoattack": pyautoattack_standard,
+            "pyautoattack, as it comes": pyautoattack_as_it_comes,
+        },
+    ),
     "cw-l2": Pair(
         lambda on: on.cw,
         {"foolbox": foolbox_cw, "torchattacks": torchattacks_cw},

@@ -7,11 +7,12 @@ held still, plain torch. Where a library keeps no image of its own for a failure
 returned.
 """
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -60,6 +61,11 @@ def library(name: str) -> Any:
             return import_module(name)
     except ImportError as error:
         raise Absent(name) from error
+
+
+def library_of(peer: str) -> str:
+    """The library that a peer comes from; what follows a comma says how it is used."""
+    return peer.partition(",")[0]
 
 
 @contextmanager
@@ -149,6 +155,12 @@ def pyautoattack_standard(on: Ground) -> Craft:
     return _by_pyautoattack(on, on.ball.eps, version="standard")
 
 
+def pyautoattack_as_it_comes(on: Ground) -> Craft:
+    """The authors' AutoAttack with nothing made easier: its own batches, a net that could learn."""
+    usual = replace(on, net=copy.deepcopy(on.net).requires_grad_())
+    return _by_pyautoattack(usual, on.ball.eps, own_batches=True, version="standard")
+
+
 def pyautoattack_member(name: str) -> Adapter:
     """One of its attacks, as its standard version runs it."""
     return lambda on: _by_pyautoattack(on, on.ball.eps, version="custom", attacks=[name])
@@ -159,7 +171,7 @@ def pyautoattack_fab(on: Ground) -> Craft:
     return _by_pyautoattack(on, ANY_DISTANCE, version="custom", attacks=["fab"])
 
 
-def _by_pyautoattack(on: Ground, eps: float, **asked: Any) -> Craft:
+def _by_pyautoattack(on: Ground, eps: float, own_batches: bool = False, **asked: Any) -> Craft:
     kind = library("pyautoattack").AutoAttack
 
     def craft(x: Tensor, y: Tensor, size: int) -> Tensor:
@@ -169,7 +181,8 @@ def _by_pyautoattack(on: Ground, eps: float, **asked: Any) -> Craft:
         whole.apgd.n_iter = whole.apgd_targeted.n_iter = whole.fab.n_iter = on.steps
         whole.square.n_queries = on.queries
         logging.getLogger("auto-attack").setLevel(logging.ERROR)
-        x_adv: Tensor = whole.run_standard_evaluation(x, y, batch_size=size)[0]
-        return x_adv
+        batches = {} if own_batches else {"batch_size": size}
+        x_adv: Tensor = whole.run_standard_evaluation(x, y, **batches)[0]
+        return x_adv.detach()
 
     return craft

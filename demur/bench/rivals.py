@@ -18,7 +18,7 @@ from torch import Tensor
 from demur.balls import Linf
 from demur.bench.clock import wait
 from demur.bench.pairs import Distance, Pair
-from demur.bench.peers import Absent, Adapter, Ground, seeded
+from demur.bench.peers import Absent, Adapter, Ground, library_of, seeded
 from demur.bench.plain_twin import plain_twin
 from demur.data import Images
 from demur.evaluate import Source
@@ -36,8 +36,9 @@ NOTES = (
     "seconds are of the whole call; to prepare is the part of it that a second call does not take, "
     "measured where ours are compiled",
     "on a CPU seconds are the processor's, which other programs on the machine do not change",
-    "other libraries get the net with torch's own convolutions, in fp32, its weights held still; "
-    "on a GPU with torch's defaults, which round convolutions to TF32",
+    "other libraries get the net with torch's own convolutions, in fp32, its weights held still, "
+    "and batches as large as ours; on a GPU torch's defaults round convolutions to TF32",
+    "as it comes: in the library's own batches, the weights as free as they are after training",
 )
 
 
@@ -94,18 +95,18 @@ def compared(
         say(f"{name}: ours")
         ours = judge.made(*_by_us(source, images, pair, on))
         lines.append(_line(name, OURS, ours, ours, judge))
-        for library, adapter in pair.peers.items():
-            say(f"{name}: {library}")
+        for peer, adapter in pair.peers.items():
+            say(f"{name}: {peer}")
             try:
                 theirs = judge.made(*_by_them(adapter, images, on))
             except Absent:
-                missing.add(library)
+                missing.add(library_of(peer))
                 continue
-            lines.append(_line(name, library, theirs, ours, judge))
+            lines.append(_line(name, peer, theirs, ours, judge))
     return {
         **_about(source, images, on, int(right.sum())),
         "specs": {name: show(pair.ours(on)) for name, pair in pairs.items()},
-        "libraries": {line.by: version(line.by) for line in lines if line.by != OURS},
+        "libraries": {library: version(library) for library in _libraries(lines)},
         "missing": [_absence(name) for name in sorted(missing)],
         "notes": list(NOTES),
         "lines": [asdict(line) for line in lines],
@@ -126,6 +127,11 @@ def _about(source: Source, images: Images, on: Ground, right: int) -> dict[str, 
         "n": len(images),
         "right_unattacked": right,
     }
+
+
+def _libraries(lines: list[Line]) -> list[str]:
+    """Whose attacks ran beside ours."""
+    return list(dict.fromkeys(library_of(line.by) for line in lines if line.by != OURS))
 
 
 def _absence(name: str) -> str:
