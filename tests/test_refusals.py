@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from demur.output import prediction
 from demur.rejectors import Aux, Con, Coupled, RCon
 from demur.report.refusals import refusals_svg
 from demur.rule import Rejector
+from tests.conftest import Command
 from tests.linear import LinearNet, centred_images
 
 
@@ -118,7 +118,19 @@ def test_what_the_report_counts_is_what_slips(own_source: Source) -> None:
         assert curve[place][1] == int(rule(own_source.net(x_adv), y).sum())
 
 
-def test_wrong_words_are_answered(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("brief")
+def test_a_radius_may_be_named(own_source: Source, command: Command) -> None:
+    words = ("bench", "refusals", str(own_source.run.path), "--n", "6", "--only", "Con")
+    code, out, err = command(*words, "--times", "0", "--eps", "16/255", "--json")
+    assert code == 0, err
+    assert json.loads(out)["ball"] == "Linf(16/255)"
+    for eps in ("-1", "far"):
+        code, out, err = command(*words, "--eps", eps)
+        assert (code, out) == (2, "")
+        assert len(err.strip().splitlines()) == 1
+
+
+def test_wrong_words_are_answered() -> None:
     for words, answer in [
         (["--only", "Kon"], "no rule is called 'Kon'"),
         (["--version", "slow"], "standard or fast"),

@@ -19,6 +19,10 @@ def refusals(
     times: Annotated[
         float, typer.Option(min=0.0, help="Looks of the others, as a multiple of its own.")
     ] = 10.0,
+    eps: Annotated[
+        str | None,
+        typer.Option(help="The Linf radius, such as 0.2 or 8/255.", show_default="the data's own"),
+    ] = None,
     out: OutFile = None,
     figure: Annotated[str | None, typer.Option(help="Draw the curves into this SVG file.")] = None,
     as_json: AsJson = False,
@@ -36,8 +40,10 @@ def refusals(
     from demur.bench.refusals import RULES, Budget, against_refusals
     from demur.cli.progress import console
     from demur.evaluate import Order
+    from demur.recipes import VOCABULARY
     from demur.report.refusals import refusals_svg, show_refusals
     from demur.runs.files import write_bytes
+    from demur.spec import edit
 
     names = names_in(only) or tuple(RULES)
     for name in names:
@@ -50,6 +56,8 @@ def refusals(
     source = source_of(run, device, data)
     budget = Budget(chosen, times)
     ball = Linf(source.run.recipe.data.threat.linf)
+    if eps is not None:
+        ball = edit(ball, "eps", eps, VOCABULARY)
     rules = {name: RULES[name] for name in names}
     images, reports = source.images(Order(n=n)), reports_at(out, "rules")
     report = against_refusals(source, images, ball, rules, budget, console.print, reports)
