@@ -13,7 +13,7 @@ from demur.paper.measured import Hands, Line, measured
 from demur.paper.study import CHANGES, variants
 from demur.paper.tables import TABLES, Table, entry_folder
 from demur.paper.words import markdown
-from demur.recipes import RECIPES, changed
+from demur.recipes import RECIPES, Recipe, changed
 from demur.runs import run_folder
 from demur.spec import digest
 from tests.conftest import Command
@@ -52,6 +52,22 @@ def test_a_training_that_diverges_is_a_line() -> None:
     assert [line.failure[:8] for line in lines] == ["overflow", "overflow"]
     page = markdown(table, lines, "demur table x", "1.0")
     assert "- ebd, seeds 0, 1: overflow: the loss is no longer a number" in page
+
+
+def test_a_line_whose_base_diverged_says_so_and_the_table_goes_on() -> None:
+    asked: list[str] = []
+
+    def train(recipe: Recipe, folder: Path) -> None:
+        asked.append(folder.name)
+        if folder.name.startswith("plain") and recipe.seed == 1:
+            raise Diverged("the loss is no longer a number")
+
+    table = TABLES["study-digits"].only(("plain", "retrofit", "rr"))
+    hands = Hands(train, None, None)  # type: ignore[arg-type]
+    lines = {(line.entry, line.seed): line.failure for line in measured(table, (0, 1), hands)}
+    assert lines["retrofit", 1] == "overflow: plain, which it begins with, diverged"
+    assert lines["retrofit", 0] == lines["rr", 1] == "not measured yet"
+    assert len(asked) == 5, "no training begins with a net that is not there"
 
 
 def test_every_pair_is_in_the_table_of_methods() -> None:

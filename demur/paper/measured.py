@@ -20,7 +20,7 @@ from demur.rejectors import Con, Rejector
 from demur.runs import Record, Run
 from demur.spec import digest
 
-LATER = "not measured yet"
+LATER, OVERFLOW = "not measured yet", "overflow"
 Train = Callable[[Recipe, Path], Run | None]
 Open = Callable[[Run], Source]
 Craft = Callable[[Source, SplitName, str, Attack], Record | None]
@@ -54,19 +54,26 @@ class Hands:
 
 def measured(table: Table, seeds: Sequence[int], hands: Hands) -> Iterator[Line]:
     """The lines as they come, the seeds of an entry one after the other."""
-    for entry in table.entries:
+    lost: set[tuple[str | None, int]] = set()
+    for entry, recipe in table.entries.items():
         for seed in seeds:
-            yield _line(table, entry, seed, hands)
+            line = _line(table, entry, seed, hands, (recipe.base, seed) in lost)
+            if line.failure.startswith(OVERFLOW):
+                lost.add((entry, seed))
+            yield line
 
 
-def _line(table: Table, entry: str, seed: int, hands: Hands) -> Line:
+def _line(table: Table, entry: str, seed: int, hands: Hands, base_lost: bool) -> Line:
     recipe, folder, attacks = table.recipe(entry, seed), table.folder(entry, seed), table.attacks
     about = (entry, seed, digest(recipe), folder.name)
     meant = [attack(label, recipe) for label in attacks]  # a wrong name is refused before any work
+    if base_lost:
+        lost = table.entries[entry].base
+        return Line(*about, failure=f"{OVERFLOW}: {lost}, which it begins with, diverged")
     try:
         run = hands.train(recipe, folder)
     except Diverged as reason:
-        return Line(*about, failure=f"overflow: {reason}")
+        return Line(*about, failure=f"{OVERFLOW}: {reason}")
     if run is None:
         return Line(*about, failure=LATER)
     source = hands.open(run)
