@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from demur.runs import Record, Run
 from demur.runs.record import record_path, write_record
 from demur.sanity import checked
 from demur.sanity.goal import STILL
+from demur.spec import show
 from tests.conftest import Command
 from tests.test_cli import refused
 
@@ -65,6 +67,24 @@ def test_a_slim_copy_never_writes_over_anything(scored_source: Source, tmp_path:
         slim(scored_source, tmp_path / "there")
     assert [p.name for p in (tmp_path / "there").iterdir()] == ["mine.txt"]
     assert not (tmp_path / ".there.half").exists()
+
+
+def test_a_copy_made_again_takes_the_place_of_none_but_its_own(
+    scored_source: Source, tmp_path: Path
+) -> None:
+    target = tmp_path / "copy"
+    slim(scored_source, target)
+    with pytest.raises(BadInput, match="is in the way"):
+        slim(scored_source, target, ["R-Con"])
+    made = slim(scored_source, target, ["R-Con"], again=True)
+    assert all(record.bare for record in made.records())
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+    recipe = target / "recipe.txt"
+    recipe.write_text(show(replace(made.recipe, seed=7)))
+    before = recipe.read_bytes()
+    with pytest.raises(BadInput, match="is in the way"):
+        slim(scored_source, target, again=True)
+    assert recipe.read_bytes() == before
 
 
 # ------------------------------------------------------------------ bare records

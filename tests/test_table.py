@@ -212,6 +212,13 @@ def test_wrong_requests_are_one_sentence(command: Command, in_empty_folder: Path
     code, _, err = command("table", "study-digits", "head.weight=2", "--only", " plain , rr")
     assert code == 2
     assert "the line plain cannot be changed so: no key 'weight'" in err
+    code, _, err = command("table", "methods-digits", "--kept", ".", "--slim", "copies")
+    assert code == 2
+    assert "leave out one" in err
+    Path("a-file").touch()
+    code, _, err = command("table", "methods-digits", "--slim", "a-file")
+    assert code == 2
+    assert "a-file is a file; name a folder" in err
     code, _, err = command("table", "study-digits", "--only", ",")
     assert code == 2
     assert "',' names nothing" in err
@@ -227,15 +234,14 @@ def test_a_study_on_cal_images_with_a_retrofitted_line(
     study = replace(TABLES["study-digits"], attacks=("clean", "pgd-10:steps=1"), split="cal")
     monkeypatch.setitem(TABLES, "study-digits", study)
     words = ["study-digits", *TINY, "--only", "retrofit"]
-    code, made, err = command("table", *words)
+    code, made, err = command("table", *words, "--slim", "kept")
     assert code == 0, err
     assert " cal images\n" in made
     assert "held out" in made
     assert "| retrofit | R-Con |" in made
     assert "frozen: coverage" not in made, "the threshold would come from the same images"
-    for run in sorted(Path("runs").iterdir()):
-        code, _, err = command("slim", run.name, "-o", f"kept/{run.name}")
-        assert code == 0, err
+    runs = sorted(run.name for run in Path("runs").iterdir())
+    assert sorted(copy.name for copy in Path("kept").iterdir()) == runs
     code, again, err = command("table", *words, "--kept", "kept")
     assert code == 0, err
     figures = [line for line in made.splitlines() if line.startswith("|")]

@@ -26,6 +26,9 @@ def table(
     kept: Annotated[
         str | None, typer.Option(help="Only read what a folder of runs holds, such as results.")
     ] = None,
+    slim: Annotated[
+        str | None, typer.Option(help="Also keep a slim copy of each training in this folder.")
+    ] = None,
     out: Annotated[
         str | None, typer.Option("--out", "-o", help="Write the page to this Markdown file.")
     ] = None,
@@ -35,6 +38,8 @@ def table(
     engine: Engine = "auto",
 ) -> None:
     """Make a table: train, attack and score what is not there yet; goes on where it was stopped.
+
+    With --slim on one machine and --kept on another a table can be put together from several.
 
     Example: demur table methods-digits epochs=2 --only pgdat,pgdat-rr
     """
@@ -53,7 +58,11 @@ def table(
     asked = (whole.only(names) if names else whole).changed(changes or [])
     if out and Path(out).is_dir():
         raise BadInput(f"{out} is a folder; name a file")
-    hands = _kept(kept, device, data) if kept else _hands(device, data, engine)
+    if kept and slim:
+        raise BadInput("--kept reads what is there, and --slim copies what is made; leave out one")
+    if slim and Path(slim).is_file():
+        raise BadInput(f"{slim} is a file; name a folder for slim copies")
+    hands = _kept(kept, device, data) if kept else _hands(device, data, engine, slim)
     lines = list(measured(asked, range(first_seed, first_seed + seeds), hands))
     words = ["demur table", name, *(changes or [])]
     words += [f"--only {only}"] if only else []
@@ -79,16 +88,23 @@ def _kept(folder: str, device: str, data: str | None) -> "Hands":
     return kept_in(Path(folder), lambda run: source_of(str(run.path), device, data))
 
 
-def _hands(device: str, data: str | None, engine: str) -> "Hands":
-    """Trainings and attacks with progress bars."""
+def _hands(device: str, data: str | None, engine: str, slim: str | None) -> "Hands":
+    """Trainings and attacks with progress bars, and slim copies if there is a folder for them."""
     from demur.cli.evaluate import record_of, source_of
     from demur.cli.train import trained
-    from demur.evaluate import Order
+    from demur.evaluate import Order, Source
+    from demur.evaluate import slim as slimmed
     from demur.paper.measured import Hands
+
+    def keep(source: Source) -> None:
+        own, _ = source.run.recipe.own
+        if slim:
+            slimmed(source, Path(slim) / source.run.name, [own], again=True)
 
     where = Path(data) if data else None
     return Hands(
         train=lambda recipe, folder: trained(recipe, folder, device, where, engine),
         open=lambda run: source_of(str(run.path), device, data, engine),
         craft=lambda source, split, label, attack: record_of(source, label, attack, Order(split)),
+        keep=keep,
     )

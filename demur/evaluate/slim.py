@@ -36,11 +36,14 @@ def slim(
     target: Path,
     only: Sequence[str] = (),
     watch: Callable[[int, int], None] = unwatched,
+    again: bool = False,
 ) -> Run:
-    """The slim copy of a run, with bare records of some rejectors if those are named."""
+    """The slim copy of a run, with bare records of some rejectors if those are named.
+
+    An earlier copy of the run is in the way, unless it shall be made `again`.
+    """
     asked = _named(source, only) if only else _learned(source)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise BadInput(f"{target} is in the way; name a folder that is not there yet")
+    _check_free(target, source.run if again else None)
     records = _records(source)
     binding = Binding(source.clean, source.device)
     scores = _bound(asked, records, binding)
@@ -51,20 +54,35 @@ def slim(
     watch(len(records), len(records))
     if only:
         _check_all_found(asked, thinned)
-    half = target.with_name(f".{target.name}.half")
-    shutil.rmtree(half, ignore_errors=True)
-    half.mkdir(parents=True)
-    for name in COPIED:
-        shutil.copy2(source.run.path / name, half / name)
-    if (promised := source.run.path / "certificates").is_dir():
-        shutil.copytree(promised, half / "certificates")
-    for record in thinned:
-        split = str(record.about["split"])
-        write_record(record_path(half / "records", record.label, split, record.digest), record)
+    half, old = (target.with_name(f".{target.name}.{end}") for end in ("half", "old"))
+    for left in (half, old):
+        shutil.rmtree(left, ignore_errors=True)
+    _write(source.run, thinned, half)
     if target.exists():
-        target.rmdir()
+        target.replace(old)
     half.replace(target)
+    shutil.rmtree(old, ignore_errors=True)
     return Run(target)
+
+
+def _check_free(target: Path, run: Run | None) -> None:
+    """Refuse a target that holds anything but a copy of the run that may be replaced."""
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    recipe = target / COPIED[0]
+    if run is None or not recipe.is_file() or Run(target).recipe != run.recipe:
+        raise BadInput(f"{target} is in the way; name a folder that is not there yet")
+
+
+def _write(run: Run, records: Sequence[Record], folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for name in COPIED:
+        shutil.copy2(run.path / name, folder / name)
+    if (promised := run.path / "certificates").is_dir():
+        shutil.copytree(promised, folder / "certificates")
+    for record in records:
+        split = str(record.about["split"])
+        write_record(record_path(folder / "records", record.label, split, record.digest), record)
 
 
 def _named(source: Source, only: Sequence[str]) -> dict[str, Rejector]:
