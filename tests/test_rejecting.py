@@ -270,6 +270,13 @@ class TestPlanted:
 
 
 class TestEnsembles:
+    def test_fast_is_the_first_part_of_standard(self) -> None:
+        rule = Slips(RCon(), 0.6)
+        whole = RejectAutoAttack(Linf(0.15), rule).members()
+        fast = RejectAutoAttack(Linf(0.15), rule, version="fast").members()
+        assert list(fast.items()) == list(whole.items())[: len(fast)]
+        assert list(whole)[len(fast) :] == ["orthogonal", "closest", "balanced-t", "square"]
+
     def test_beats_its_parts_and_the_best_try_comes_back(
         self, tiny_net: RejectingNet, test_images: Images
     ) -> None:
