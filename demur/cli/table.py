@@ -56,12 +56,7 @@ def table(
         raise BadInput("a table takes seeds from --first-seed on; say how many with --seeds")
     whole, names = table_named(name), names_in(only)
     asked = (whole.only(names) if names else whole).changed(changes or [])
-    if out and Path(out).is_dir():
-        raise BadInput(f"{out} is a folder; name a file")
-    if kept and slim:
-        raise BadInput("--kept reads what is there, and --slim copies what is made; leave out one")
-    if slim and Path(slim).is_file():
-        raise BadInput(f"{slim} is a file; name a folder for slim copies")
+    _check_places(out, kept, slim)
     hands = _kept(kept, device, data) if kept else _hands(device, data, engine, slim)
     lines = list(measured(asked, range(first_seed, first_seed + seeds), hands))
     words = ["demur table", name, *(changes or [])]
@@ -78,6 +73,16 @@ def table(
         Console().print(Markdown(page))
     else:
         typer.echo(page)
+
+
+def _check_places(out: str | None, kept: str | None, slim: str | None) -> None:
+    """Refuse, before any work, what cannot be written where it shall be."""
+    if out and Path(out).is_dir():
+        raise BadInput(f"{out} is a folder; name a file")
+    if kept and slim:
+        raise BadInput("--kept reads what is there, and --slim copies what is made; leave out one")
+    if slim and Path(slim).is_file():
+        raise BadInput(f"{slim} is a file; name a folder for slim copies")
 
 
 def _kept(folder: str, device: str, data: str | None) -> "Hands":
