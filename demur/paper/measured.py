@@ -80,7 +80,9 @@ def _line(table: Table, entry: str, seed: int, hands: Hands, base_lost: bool) ->
     source = hands.open(run)
     made = [hands.craft(source, table.split, *each) for each in zip(attacks, meant, strict=True)]
     records = {name: record for name, record in zip(attacks, made, strict=True) if record}
-    scoring = Scoring.of(source, rejectors=_rejectors(recipe), records=[*records.values()])
+    scoring = Scoring.of(
+        source, rejectors=_rejectors(recipe, table.learned), records=[*records.values()]
+    )
     # a record may have been made under another name
     scored = {name: scoring.scored(record) for name, record in records.items()}
     rows = [replace(row, attack=name) for name, each in scored.items() for row in each.rows]
@@ -93,7 +95,7 @@ def _line(table: Table, entry: str, seed: int, hands: Hands, base_lost: bool) ->
     return Line(*about, tuple(rows), accuracy, notes, failure)
 
 
-def _rejectors(recipe: Recipe) -> dict[str, Rejector]:
-    """Confidence, and the score that the head is for."""
-    name, own = recipe.own
-    return {"Con": Con(), name: own}
+def _rejectors(recipe: Recipe, learned: Sequence[str]) -> dict[str, Rejector]:
+    """Confidence, the score that the head is for, and what learns from the finished net."""
+    (name, own), known = recipe.own, recipe.rejectors()
+    return {"Con": Con(), name: own} | {each: known[each] for each in learned}

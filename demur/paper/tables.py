@@ -5,11 +5,12 @@ TABLES["study-digits"]                              # what makes R-Con better th
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from demur.data import SplitName
 from demur.errors import BadInput, suggestion
+from demur.paper.published import Published, first_table
 from demur.paper.study import variants
 from demur.recipes import RECIPES, Recipe, changed
 from demur.runs import run_folder
@@ -26,6 +27,8 @@ class Table:
     entries: Mapping[str, Recipe]
     attacks: tuple[str, ...]
     split: SplitName = "test"  # whose images are attacked; what is chosen by them is no test
+    learned: tuple[str, ...] = ()  # rejectors that learn from features of every finished net
+    published: Published = field(default_factory=dict)
 
     def recipe(self, entry: str, seed: int) -> Recipe:
         """The recipe of one training."""
@@ -82,6 +85,8 @@ TABLES: dict[str, Table] = {
         {name: changed(RECIPES[f"cifar10-{name}-short"], PAPER) for name in LINES}
         | {"best": changed(RECIPES["cifar10-best"], PAPER)},
         ("clean", "pgd-10", "pgd-100", *RADII),
+        learned=("KD", "LID", "GDA", "GDA*", "GMM"),
+        published=first_table(("clean", *RADII)),
     ),
     "study-digits": Table(
         "What makes R-Con better than confidence? Digits",

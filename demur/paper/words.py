@@ -6,11 +6,14 @@ from demur.evaluate import ORACLE
 from demur.metrics import Difference
 from demur.paper.combined import Combined, Mean, combined
 from demur.paper.measured import LATER, Line
+from demur.paper.published import NOTE as PUBLISHED_NOTE
+from demur.paper.published import Figure, Published
 from demur.paper.tables import Table
 
 HEADINGS = (
     "trained by", "score", "right of all", "TPR-95: right of accepted", "vs Con", "AUROC", "vs Con"
 )  # fmt: skip
+PAPER = ("the paper",)
 FROZEN = ("frozen: coverage", "frozen: accepted and wrong")  # where cal images were held out
 NOTES = (
     "Percent, AUROC from 0 to 1. `TPR-95` is the paper's protocol: the threshold keeps 95% of the "
@@ -30,6 +33,10 @@ ADAPTIVE_NOTE = (
     "An adaptive attack is after the head's own score (Con where there is none), not after Con "
     "beside."
 )
+LEARNED = "Learned from features of the finished net, TPR-95 and AUROC:"
+ONE_KIND_NOTE = (
+    "Where no answer is right there is nothing to order: AUROC 0.500 [0.000, 1.000] says just that."
+)
 
 
 def markdown(table: Table, lines: Sequence[Line], command: str, version: str) -> str:
@@ -43,7 +50,8 @@ def markdown(table: Table, lines: Sequence[Line], command: str, version: str) ->
         rows = [each for each in shown if each.attack == label]
         kind = "images" if table.split == "test" else f"{table.split} images"
         n = f", {max(row.n for row in rows)} {kind}" if rows else ""
-        parts += [f"## {label}{n}", _grid(rows, seeds) if rows else "Not measured yet."]
+        parts += [f"## {label}{n}"]
+        parts += _part(rows, seeds, table) if rows else ["Not measured yet."]
     if missing := _missing(lines):
         parts += ["## Not there", "\n".join(missing)]
     runs = [
@@ -62,7 +70,9 @@ def _explained(table: Table, shown: Sequence[Combined]) -> str:
     frozen = [FROZEN_NOTE] if any(each.protocol == "deploy" for each in shown) else []
     adaptive = [ADAPTIVE_NOTE] if any("adaptive" in label for label in table.attacks) else []
     held = [HELD_OUT_NOTE] if table.split in ("val", "cal") else []
-    return " ".join([first, *frozen, second, *adaptive, *held])
+    paper = [PUBLISHED_NOTE] if table.published else []
+    one_kind = [ONE_KIND_NOTE] if any(each.all.value == 0 for each in shown) else []
+    return " ".join([first, *frozen, second, *adaptive, *held, *paper, *one_kind])
 
 
 def _missing(lines: Sequence[Line]) -> list[str]:
@@ -77,18 +87,58 @@ def _missing(lines: Sequence[Line]) -> list[str]:
     ]
 
 
-def _grid(rows: Sequence[Combined], seeds: int) -> str:
+def _part(rows: Sequence[Combined], seeds: int, table: Table) -> list[str]:
+    """What is measured under one attack: scores of the nets, then what learned from them."""
+    most = max(row.n for row in rows)
+    learned = [
+        row
+        for row in rows
+        if row.rejector in table.learned and row.protocol == "paper" and row.n == most
+    ]
+    own = [row for row in rows if row.rejector not in table.learned]
+    beside = [LEARNED, _learned_grid(learned, seeds, table)] if learned else []
+    return [_grid(own, seeds, table.published), *beside]
+
+
+def _grid(rows: Sequence[Combined], seeds: int, published: Published) -> str:
     """One line a score: the paper's protocol and, beside it, the deployed one if there is one."""
     frozen = {(row.entry, row.rejector, row.n): row for row in rows if row.protocol == "deploy"}
     most = max(row.n for row in rows)
-    headings = HEADINGS + FROZEN if frozen else HEADINGS
+    known = any(attack == rows[0].attack for _, _, attack in published)
+    headings = HEADINGS + (PAPER if known else ()) + (FROZEN if frozen else ())
     lines: list[Sequence[str]] = [headings, ["---", "---", *["---:"] * (len(headings) - 2)]]
     for row in rows:
         if row.protocol == "paper" and row.rejector != ORACLE:
-            beside = _frozen(frozen.get((row.entry, row.rejector, row.n))) if frozen else ()
+            paper = published.get((row.entry, row.rejector, row.attack))
+            beside = ((_published(paper),) if known else ()) + (
+                _frozen(frozen.get((row.entry, row.rejector, row.n))) if frozen else ()
+            )
             where = f", {row.n} images" if row.n < most else ""
             lines.append((_name(row, seeds) + where, *_cells(row), *beside))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _learned_grid(rows: Sequence[Combined], seeds: int, table: Table) -> str:
+    """One line a net, a column for each rejector; what the paper has of the same net below it."""
+    found = {(row.entry, row.rejector): row for row in rows}
+    lines: list[Sequence[str]] = [
+        ("trained by", *table.learned), ("---", *["---:"] * len(table.learned))
+    ]  # fmt: skip
+    for entry in dict.fromkeys(row.entry for row in rows):
+        of = {name: found.get((entry, name)) for name in table.learned}
+        first = next(row for row in of.values() if row)
+        cells = [
+            f"{_percent(row.right)}, {row.auroc.value:.3f}" if row else "" for row in of.values()
+        ]
+        lines.append((_name(first, seeds), *cells))
+        paper = [table.published.get((entry, name, first.attack)) for name in table.learned]
+        if any(paper):
+            lines.append((f"{entry}, the paper", *map(_published, paper)))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _published(figure: Figure | None) -> str:
+    return "" if figure is None else f"{figure.right:.2f}, {figure.auroc:.3f}"
 
 
 def _name(row: Combined, seeds: int) -> str:

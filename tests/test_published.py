@@ -1,0 +1,70 @@
+"""The paper's figures beside ours, and rejectors that learn from every net of a table."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from demur.paper.measured import Line
+from demur.paper.published import Figure, first_table
+from demur.paper.tables import RADII, TABLES
+from demur.paper.words import markdown
+from demur.recipes import RECIPES
+from tests.conftest import Command
+
+TINY = ["epochs=1", "width=4", "attack.steps=1", "judge.steps=1"]
+
+
+def cells(page: str, *begins: str) -> Sequence[str]:
+    """The cells of the only line of a page that begins with these."""
+    (line,) = [line for line in page.splitlines() if line.startswith(f"| {' | '.join(begins)} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_first_table_has_two_figures_for_each_line_and_attack() -> None:
+    published = first_table(("clean", *RADII))
+    assert len(published) == 15 * 4
+    assert published["pgdat-rr", "R-Con", "pgd-100:restarts=10"] == Figure(58.21, 0.776)
+    assert published["trades-rr", "R-Con", "pgd-100-l2:restarts=10"] == Figure(68.97, 0.793)
+    assert all(20 < each.right < 100 and 0.4 < each.auroc < 1 for each in published.values())
+
+
+def test_the_paper_stands_beside_lines_and_scores_that_there_are() -> None:
+    table = TABLES["methods-cifar10"]
+    for entry, score, attack in table.published:
+        assert attack in table.attacks
+        assert score in (*table.learned, "Con", table.entries[entry].own[0])
+    known = RECIPES["cifar10-pgdat-short"].rejectors()
+    assert set(table.learned) <= set(known)
+
+
+def test_nothing_is_said_of_the_paper_where_it_has_no_figures() -> None:
+    nothing = [Line("rr", 0, "0" * 64, "rr", failure="not measured yet")]
+    assert "the paper`" not in markdown(TABLES["study-digits"], nothing, "demur table x", "1.0")
+
+
+def test_what_learns_from_features_is_scored_kept_and_read_again(
+    command: Command, in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attacks = ("clean", "pgd-10:steps=1")
+    published = {
+        ("pgdat-rr", "R-Con", "clean"): Figure(86.91, 0.861),
+        ("pgdat-rr", "GDA", "clean"): Figure(82.35, 0.453),
+    }
+    table = replace(
+        TABLES["methods-digits"], attacks=attacks, learned=("KD", "GDA"), published=published
+    )
+    monkeypatch.setitem(TABLES, "methods-digits", table)
+    words = ["methods-digits", *TINY, "--only", "pgdat-rr"]
+    code, page, err = command("table", *words, "--slim", "kept")
+    assert code == 0, err
+    clean, attacked = page.split("## pgd-10:steps=1")
+    assert "86.91, 0.861" in cells(clean, "pgdat-rr", "R-Con")
+    assert "86.91" not in attacked
+    assert cells(clean, "pgdat-rr, the paper") == ["pgdat-rr, the paper", "", "82.35, 0.453"]
+    (learned,) = [line for line in attacked.splitlines() if line.count(", 0.") == 2]
+    assert learned.startswith("| pgdat-rr | ")
+    code, again, err = command("table", *words, "--kept", "kept")
+    assert code == 0, err
+    assert learned in again
