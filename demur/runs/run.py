@@ -59,6 +59,15 @@ class Run:
             ours = {path / ".lock", *path.glob(HALF_WRITTEN)} if path.is_dir() else set()
             if not path.is_dir() or set(path.iterdir()) - ours:
                 raise BadInput(f"{path} is in the way: it is no run; choose another with --out")
+        Run(path)._check_no_orphans()
+
+    def _check_no_orphans(self) -> None:
+        """Refuse to train where records of other weights would be left behind."""
+        if not self.finished and any(self.records_folder.glob("*.json")):
+            raise BadInput(
+                f"{self.path} keeps records of weights that are not there, and a training would "
+                "orphan them; choose another folder with --out"
+            )
 
     @staticmethod
     @contextmanager
@@ -93,16 +102,21 @@ class Run:
         return recipe_in(self.path / "recipe.txt")
 
     @property
+    def trained(self) -> bool:
+        """Whether training has ended; a slim copy keeps no weights of it."""
+        return (self.path / "chosen.json").exists()
+
+    @property
     def finished(self) -> bool:
-        """Whether training has ended and the weights are chosen."""
-        return all((self.path / name).exists() for name in ("chosen.json", "model.safetensors"))
+        """Whether training has ended and the chosen weights are here."""
+        return self.trained and (self.path / "model.safetensors").exists()
 
     @property
     def chosen(self) -> dict[str, Any]:
         """Which epoch's weights were taken, on which split, why, and where they were made."""
-        if not (self.path / "chosen.json").exists():
+        if not self.trained:
             raise BadInput(f"{self.path} is not trained to the end; resume it with demur train")
-        story = read_story(self.path / "chosen.json", mend="delete it and train again")
+        story = read_story(self.path / "chosen.json", self._mend)
         expected, found = str(story["recipe_digest"]), digest(self.recipe)
         if expected != found:
             raise BadInput(
@@ -111,18 +125,24 @@ class Run:
             )
         return story
 
+    def check_weights(self) -> None:
+        """Refuse a slim copy, which has none."""
+        if not (self.path / "model.safetensors").exists():
+            raise BadInput(f"{self.path} keeps records alone, without weights; {self._mend}")
+
     def net(self, device: torch.device) -> RejectingNet:
         """The trained net in eval mode."""
-        path, expected = self.path / "model.safetensors", self.chosen["weights"]
-        if not path.exists():
-            raise BadInput(
-                f"{self.path} keeps records alone, without weights; train it again elsewhere with "
-                f"demur train @{self.path / 'recipe.txt'}"
-            )
-        weights = read_tensors(path, expected, mend="delete it and train again with demur train")
+        expected = self.chosen["weights"]
+        self.check_weights()
+        weights = read_tensors(self.path / "model.safetensors", expected, self._mend)
         net = self.recipe.net.build(self.recipe.data.domain, self.recipe.method.head)
         net.load_state_dict(weights)
         return net.to(device).eval().requires_grad_(False)
+
+    @property
+    def _mend(self) -> str:
+        """What to do about weights that are gone or damaged, so that no record is orphaned."""
+        return f"train it again elsewhere with demur train @{self.path / 'recipe.txt'}"
 
     @property
     def records_folder(self) -> Path:
