@@ -1,6 +1,7 @@
 """Which epoch is kept, the paper's split with nothing held out, and runs kept slim."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from demur.recipes import RECIPES, Recipe, recipe
 from demur.runs import Run
 from demur.train import train
 from tests.cifar_files import use_small_set
-from tests.conftest import Command
+from tests.conftest import TINY, Command
 from tests.test_cli import refused
 
 BRIEF = ["width=2", "epochs=3", "batch_size=50", "precision=fp32", "attack.steps=1",
@@ -93,6 +94,19 @@ def test_the_best_epoch_is_chosen_on_the_split_that_is_named(
     assert run.chosen["why"].startswith(f"largest {split} accuracy under PGD(")
     images = made.data.load(small_set)[split]  # type: ignore[index]
     assert run.chosen["choosing_data"] == images.digest()
+
+
+def test_a_page_says_that_the_last_epoch_is_kept(tmp_path: Path, command: Command) -> None:
+    run = train(recipe("digits-pgdat-rr", [*TINY, "epochs=2", "choose=last"]), tmp_path / "run")
+    assert command("attack", str(run.path), "clean", "--n", "40")[0] == 0
+    code, _, err = command("report", str(run.path), "-o", "page.html")
+    assert code == 0, err
+    page = Path("page.html").read_text(encoding="utf-8")
+    told = re.search(r"<dt>chosen epoch</dt><dd>(.*?)</dd>", page)
+    assert told is not None
+    assert told[1] == "2 of 2: the last epoch"
+    recipe_as_text = re.compile(r"<pre.*?</pre>|<code.*?</code>", re.S)
+    assert "None" not in recipe_as_text.sub("", page)
 
 
 def test_val_chooses_unless_nothing_was_held_out() -> None:
