@@ -1,6 +1,7 @@
 """Slim copies of runs: the same tables without weights, data, features or even answers."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from demur.data import Digits, Splits
 from demur.errors import BadInput
 from demur.evaluate import ORACLE, Order, Scoring, Source, attacked, slim
 from demur.evaluate.certificates import issue
+from demur.paper.kept import kept_in
 from demur.rejectors import tried_on
 from demur.runs import Record, Run
 from demur.runs.record import record_path, write_record
@@ -85,6 +87,38 @@ def test_a_copy_made_again_takes_the_place_of_none_but_its_own(
     with pytest.raises(BadInput, match="is in the way"):
         slim(scored_source, target, again=True)
     assert recipe.read_bytes() == before
+
+
+def test_a_copy_that_fails_leaves_nothing_and_the_earlier_one(
+    scored_source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    target = tmp_path / "copy"
+    for earlier in (False, True):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+            patch.setattr(os, "fsync", full)
+            slim(scored_source, target, again=True)
+        assert [path.name for path in tmp_path.iterdir()] == (["copy"] if earlier else [])
+        slim(scored_source, target, again=True)
+    assert len(Run(target).records()) == 2
+
+
+def test_what_a_killed_copy_leaves_is_no_run_and_taken_away_next_time(
+    scored_source: Source, tmp_path: Path
+) -> None:
+    half, old = (tmp_path / f".copy.{end}" for end in ("half", "old"))
+    shutil.copytree(scored_source.run.path, half)
+    with pytest.raises(BadInput, match="holds no run"):
+        kept_in(tmp_path, lambda run: scored_source)
+    with pytest.raises(BadInput, match="train one first"):
+        Run.open("copy", home=tmp_path)
+    slim(scored_source, tmp_path / "copy").path.replace(old)  # killed between two moves
+    with pytest.raises(BadInput, match="is in the way"):
+        slim(scored_source, tmp_path / "copy")
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"], "the earlier one came back"
+    assert len(Run(tmp_path / "copy").records()) == 2
 
 
 # ------------------------------------------------------------------ bare records

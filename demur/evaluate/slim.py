@@ -43,6 +43,7 @@ def slim(
     An earlier copy of the run is in the way, unless it shall be made `again`.
     """
     asked = _named(source, only) if only else _learned(source)
+    _tidy(target)
     _check_free(target, source.run if again else None)
     records = _records(source)
     binding = Binding(source.clean, source.device)
@@ -54,15 +55,29 @@ def slim(
     watch(len(records), len(records))
     if only:
         _check_all_found(asked, thinned)
-    half, old = (target.with_name(f".{target.name}.{end}") for end in ("half", "old"))
+    half, old = _beside(target)
+    try:
+        _write(source.run, thinned, half)
+        if target.exists():
+            target.replace(old)
+        half.replace(target)
+    finally:
+        _tidy(target)
+    return Run(target)
+
+
+def _beside(target: Path) -> tuple[Path, Path]:
+    """Where a copy is made, and where an earlier one is put aside for a moment."""
+    return target.with_name(f".{target.name}.half"), target.with_name(f".{target.name}.old")
+
+
+def _tidy(target: Path) -> None:
+    """Take away what lies beside the target; an earlier copy comes back if it has no other."""
+    half, old = _beside(target)
+    if old.exists() and not target.exists():
+        old.replace(target)
     for left in (half, old):
         shutil.rmtree(left, ignore_errors=True)
-    _write(source.run, thinned, half)
-    if target.exists():
-        target.replace(old)
-    half.replace(target)
-    shutil.rmtree(old, ignore_errors=True)
-    return Run(target)
 
 
 def _check_free(target: Path, run: Run | None) -> None:

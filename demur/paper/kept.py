@@ -19,7 +19,8 @@ def kept_in(folder: Path, open_run: Open) -> Hands:
     """Hands that find what a folder of runs holds, and nothing else."""
     if not folder.is_dir():
         raise BadInput(f"there is no folder {folder}; name one that holds runs, such as results")
-    runs = [Run(path.parent) for path in sorted(folder.glob("*/recipe.txt"))]
+    # a name with a dot is a copy that somebody is making, or was
+    runs = [Run(path.parent) for path in sorted(folder.glob("[!.]*/recipe.txt"))]
     if not runs:
         raise BadInput(f"{folder} holds no run; name a folder of runs, such as results")
     known: dict[str, list[Run]] = {}

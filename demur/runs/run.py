@@ -42,7 +42,7 @@ class Run:
         for path in (Path(name), home / name):
             if (path / "recipe.txt").is_file():
                 return Run(path)
-        there = sorted(p.parent.name for p in home.glob("*/recipe.txt")) if home.is_dir() else []
+        there = sorted(p.parent.name for p in home.glob("[!.]*/recipe.txt"))
         hint = suggestion(name, there) if there else "train one first with demur train RECIPE"
         raise BadInput(f"there is no run {name!r}; {hint}")
 
