@@ -89,6 +89,19 @@ def test_a_copy_made_again_takes_the_place_of_none_but_its_own(
     assert recipe.read_bytes() == before
 
 
+def test_promises_are_copied_and_a_damaged_one_is_named(own_source: Source, tmp_path: Path) -> None:
+    attacked(own_source, "clean", Clean(), Order(n=40))
+    issue(own_source, "R-Con", TPR(0.8))
+    (made,) = (own_source.run.path / "certificates").iterdir()
+    (copied,) = (slim(own_source, tmp_path / "copy").path / "certificates").iterdir()
+    assert copied.name == made.name
+    assert copied.read_bytes() == made.read_bytes()
+    made.write_text(made.read_text().replace('"rejector": "R-Con"', '"rejector": "Con"'))
+    with pytest.raises(BadInput, match=rf"{made.name} is damaged: .*demur calibrate"):
+        slim(own_source, tmp_path / "other")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "own"]
+
+
 def test_a_copy_that_fails_leaves_nothing_and_the_earlier_one(
     scored_source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

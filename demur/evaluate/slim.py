@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,16 +20,19 @@ from demur.attacks import Clean
 from demur.errors import BadInput, suggestion
 from demur.evaluate.attack import Source, unwatched
 from demur.evaluate.binding import Binding
+from demur.evaluate.certificates import MEND
 from demur.evaluate.values import TRUE, can_score, true_confidence, values
 from demur.rejectors import Coupled, Rejector, TooFew, tried_on
 from demur.rule import Score
 from demur.runs import Record, Run, code_version
+from demur.runs.files import read_story, write_story
 from demur.runs.record import record_path, write_record
 from demur.spec import digest, show
 
 COPIED = ("recipe.txt", "chosen.json", "metrics.jsonl")
 DROPPED = ("feature", "x_adv")
 ANSWERS = ("logits", "aux")  # what bare records have scores for
+Story = dict[str, Any]
 
 
 def slim(
@@ -45,7 +49,7 @@ def slim(
     asked = _named(source, only) if only else _learned(source)
     _tidy(target)
     _check_free(target, source.run if again else None)
-    records = _records(source)
+    promises, records = _promises(source.run), _records(source)
     binding = Binding(source.clean, source.device)
     scores = _bound(asked, records, binding)
     thinned = []
@@ -57,7 +61,7 @@ def slim(
         _check_all_found(asked, thinned)
     half, old = _beside(target)
     try:
-        _write(source.run, thinned, half)
+        _write(source.run, thinned, promises, half)
         if target.exists():
             target.replace(old)
         half.replace(target)
@@ -89,12 +93,20 @@ def _check_free(target: Path, run: Run | None) -> None:
         raise BadInput(f"{target} is in the way; name a folder that is not there yet")
 
 
-def _write(run: Run, records: Sequence[Record], folder: Path) -> None:
+def _promises(run: Run) -> dict[str, Story]:
+    """What every certificate says, by its file's name; a damaged one is refused."""
+    paths = sorted((run.path / "certificates").glob("*.json"))
+    return {path.name: read_story(path, MEND) for path in paths}
+
+
+def _write(
+    run: Run, records: Sequence[Record], promises: Mapping[str, Story], folder: Path
+) -> None:
     folder.mkdir(parents=True)
     for name in COPIED:
         shutil.copy2(run.path / name, folder / name)
-    if (promised := run.path / "certificates").is_dir():
-        shutil.copytree(promised, folder / "certificates")
+    for name, story in promises.items():
+        write_story(folder / "certificates" / name, story)
     for record in records:
         split = str(record.about["split"])
         write_record(record_path(folder / "records", record.label, split, record.digest), record)
