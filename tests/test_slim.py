@@ -186,7 +186,7 @@ def test_what_needs_the_answers_says_that_they_are_gone(
         command("calibrate", str(bare_run.path), "--tpr", "0.85", "--rejector", "Energy"),
         "the score Energy(tau=1.0) was not kept",
     )
-    refused(command("slim", str(bare_run.path), "-o", "x", "--only", "Energy"), "no record has")
+    refused(command("slim", str(bare_run.path), "-o", "x", "--only", "Energy"), "has neither")
     assert list(in_empty_folder.iterdir()) == []
 
 
@@ -233,6 +233,23 @@ def test_a_score_that_the_run_has_not_is_refused(scored_source: Source, tmp_path
     with pytest.raises(BadInput, match="no rejector called 'RCon'; did you mean R-Con"):
         slim(scored_source, tmp_path / "x", ["RCon"])
     assert not (tmp_path / "x").exists()
+
+
+def test_a_score_that_one_record_cannot_give_is_refused(own_source: Source, tmp_path: Path) -> None:
+    pgd = PGD(Linf(0.15), steps=3)
+    attacked(own_source, "pgd-3", pgd, Order(n=40, keep_features=False))
+    slim(own_source, tmp_path / "plain", ["R-Con"])
+    with pytest.raises(BadInput) as error:
+        slim(own_source, tmp_path / "copy", ["R-Con", "GDA"])
+    (lacking,) = own_source.run.records_folder.glob("pgd-3-test-*.npz")
+    assert str(error.value).startswith(f"{lacking} has neither the features that GDA(")
+    assert "make it again with demur attack" in str(error.value)
+    assert not (tmp_path / "copy").exists()
+    for path in (lacking, lacking.with_suffix(".json")):
+        path.unlink()
+    attacked(own_source, "pgd-3", pgd, Order(n=40))
+    made = slim(own_source, tmp_path / "copy", ["R-Con", "GDA"])
+    assert all(len(each.kept) == 4 for each in made.records())  # with Con and the true confidence
 
 
 def test_what_scores_were_learned_from_is_told_where_there_are_any(

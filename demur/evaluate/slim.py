@@ -10,7 +10,7 @@ come from it. Bare records keep the scores of some rejectors, Con and T-Con inst
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +51,15 @@ def slim(
     _check_free(target, source.run if again else None)
     promises, records = _promises(source.run), _records(source)
     binding = Binding(source.clean, source.device)
-    scores = _bound(asked, records, binding)
+    scores = _bound(asked, records, binding, bool(only))
     thinned = []
     for done, record in enumerate(records):
         watch(done, len(records))
         thinned.append(_thinned(record, asked, scores, binding.fitted, bool(only)))
     watch(len(records), len(records))
     if only:
-        _check_all_found(asked, thinned)
+        for record in thinned:
+            _check_all_found(asked, record, source.run)
     half, old = _beside(target)
     try:
         _write(source.run, thinned, promises, half)
@@ -153,14 +154,15 @@ def _fullness(record: Record) -> tuple[bool, bool, int]:
 
 
 def _bound(
-    asked: Mapping[str, Rejector], records: Sequence[Record], binding: Binding
+    asked: Mapping[str, Rejector], records: Sequence[Record], binding: Binding, named: bool
 ) -> dict[str, Score]:
     """What can be computed here: what was learned is read where no record has features."""
     featured = any(record.about["features"] for record in records)
     scores = dict[str, Score]()
     for text, rejector in asked.items():
         if featured or isinstance(rejector, Score):
-            with suppress(TooFew):  # the tables leave it out too
+            # the tables leave it out too, unless it was named
+            with nullcontext() if named else suppress(TooFew):
                 scores[text] = binding.bound(rejector)
     return scores
 
@@ -196,11 +198,13 @@ def _thinned(
     return Record(arrays, about)
 
 
-def _check_all_found(asked: Mapping[str, Rejector], records: Sequence[Record]) -> None:
-    """Refuse a rejector whose score no record can give."""
+def _check_all_found(asked: Mapping[str, Rejector], record: Record, run: Run) -> None:
+    """Refuse a rejector whose score a record cannot give, where no more than scores are kept."""
     for text in asked:
-        if not any(text in record.kept for record in records):
+        if text not in record.kept:
+            split = str(record.about["split"])
+            path = record_path(run.records_folder, record.label, split, record.digest)
             raise BadInput(
-                f"no record has what {text} is computed from, or its score; make records that keep "
-                "features with demur attack"
+                f"{path} has neither the features that {text} is computed from nor its score; "
+                "delete it and make it again with demur attack, which keeps features"
             )
