@@ -20,8 +20,9 @@ import torch
 from demur.errors import BadInput, suggestion
 from demur.nets import RejectingNet
 from demur.recipes import Recipe, recipe_in
-from demur.runs.files import HALF_WRITTEN, only_writer, read_story, read_tensors, sweep, write_text
+from demur.runs.files import HALF_WRITTEN, only_writer, read_tensors, sweep, write_text
 from demur.runs.record import Record, read_record
+from demur.runs.story import told_in
 from demur.spec import differences, digest, lines
 
 
@@ -116,7 +117,7 @@ class Run:
         """Which epoch's weights were taken, on which split, why, and where they were made."""
         if not self.trained:
             raise BadInput(f"{self.path} is not trained to the end; resume it with demur train")
-        story = read_story(self.path / "chosen.json", self._mend)
+        story = told_in(self.path / "chosen.json", self._mend)
         expected, found = str(story["recipe_digest"]), digest(self.recipe)
         if expected != found:
             raise BadInput(
@@ -151,8 +152,10 @@ class Run:
 
     def records(self, split: str = "test") -> list[Record]:
         """All finished records of these weights on a split, oldest first."""
-        named = self.records_folder.glob(f"*-{split}-*.npz")
-        found = [read_record(path) for path in named if path.with_suffix(".json").is_file()]
+        told = self.records_folder.glob(
+            f"*-{split}-*.json"
+        )  # written last: what it tells of counts
+        found = [read_record(path.with_suffix(".npz")) for path in told]
         found.sort(key=lambda record: str(record.about["made"]))
         weights = self.chosen["weights"]
         return [r for r in found if r.about["split"] == split and r.about["weights"] == weights]
