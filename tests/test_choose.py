@@ -17,6 +17,7 @@ from demur.evaluate import Order, Scoring, Source, attacked, slim
 from demur.methods import PGDAT, RR, OneCycle, Piecewise, Standard
 from demur.nets import ResNet18, WideResNet
 from demur.recipes import RECIPES, Recipe, recipe
+from demur.report.again import train_command
 from demur.runs import Run
 from demur.train import train
 from tests.cifar_files import use_small_set
@@ -188,6 +189,8 @@ def test_a_slim_copy_is_not_trained_into(
         train(thin.recipe, thin.path)
     assert before == {path: path.read_bytes() for path in thin.path.rglob("*") if path.is_file()}
     assert len(thin.records()) == 2
+    kept = Run(Path(shutil.copytree(thin.path, "results/kept")))
+    assert train_command(kept) == "demur train @results/kept/recipe.txt --out runs/kept"
 
 
 def test_a_slim_copy_shows_as_what_it_is(
