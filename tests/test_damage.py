@@ -2,11 +2,25 @@
 
 from pathlib import Path
 
-from demur.attacks import Clean
+from demur.attacks import PGD, Clean
+from demur.balls import Linf
 from demur.evaluate import Order, Source, attacked
 from demur.runs.files import read_story, write_story
 from tests.conftest import Command
 from tests.test_cli import refused
+
+
+def test_a_record_without_its_arrays_is_named(own_source: Source, command: Command) -> None:
+    attacked(own_source, "clean", Clean(), Order(n=30))
+    attacked(own_source, "pgd-1", PGD(Linf(0.1), steps=1), Order(n=30))
+    (arrays,) = own_source.run.records_folder.glob("pgd-1-test-*.npz")
+    arrays.unlink()
+    told = arrays.with_suffix(".json").name
+    words = (f"{arrays} is missing, though {told} tells of it", "demur attack")
+    for asked in ("score", "report", "theory"):
+        refused(command(asked, str(own_source.run.path)), *words)
+    attacked(own_source, "pgd-1", PGD(Linf(0.1), steps=1), Order(n=30))  # which makes it again
+    assert len(own_source.run.records()) == 2
 
 
 def lacking(path: Path, key: str) -> None:

@@ -104,7 +104,13 @@ def move_record(path: Path, folder: Path) -> None:
 
 def read_record(path: Path) -> Record:
     """The record at path, after checking its digest; BadInput when it is damaged."""
-    about = told_in(path.with_suffix(".json"), MEND)
+    told = path.with_suffix(".json")
+    about = told_in(told, MEND)
+    if not path.is_file():
+        raise BadInput(
+            f"{path} is missing, though {told.name} tells of it; restore it, or delete {told.name} "
+            "and make the record again with demur attack"
+        )
     content = io.BytesIO(read_checked(path, about["file_digest"], MEND))
     with np.load(content, allow_pickle=False) as arrays:
         return Record({name: torch.from_numpy(arrays[name]) for name in arrays.files}, about)
