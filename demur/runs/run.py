@@ -152,9 +152,7 @@ class Run:
 
     def records(self, split: str = "test") -> list[Record]:
         """All finished records of these weights on a split, oldest first."""
-        told = self.records_folder.glob(
-            f"*-{split}-*.json"
-        )  # written last: what it tells of counts
+        told = self.records_folder.glob(f"*-{split}-*.json")  # which is written last
         found = [read_record(path.with_suffix(".npz")) for path in told]
         found.sort(key=lambda record: str(record.about["made"]))
         weights = self.chosen["weights"]
