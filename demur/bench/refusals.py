@@ -1,7 +1,6 @@
 """RejectAutoAttack beside simpler searches that may look ten times as often.
 
-    rules = rules_named((), source.run.recipe)
-    report = against_refusals(source, images, ball, rules, Budget(), say)
+    against_refusals(source, images, ball, rules_named((), recipe), Budget(), say)
 
 Each search is a chain, so after each member it is known what has slipped through and what it
 cost. A gradient counts as one look and an answer as a third of one. Thresholds keep 95% of the
