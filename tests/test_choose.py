@@ -1,6 +1,7 @@
 """Which epoch is kept, the paper's split with nothing held out, and runs kept slim."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,16 @@ import torch
 from demur.attacks import Clean
 from demur.data import CIFAR10
 from demur.errors import BadInput
-from demur.evaluate import Order, Scoring, Source, attacked
+from demur.evaluate import Order, Scoring, Source, attacked, slim
 from demur.methods import PGDAT, RR, OneCycle, Piecewise, Standard
 from demur.nets import ResNet18, WideResNet
 from demur.recipes import RECIPES, Recipe, recipe
+from demur.report.again import train_command
 from demur.runs import Run
 from demur.train import train
 from tests.cifar_files import use_small_set
-from tests.conftest import Command
+from tests.conftest import TINY, Command
+from tests.test_cli import refused
 
 BRIEF = ["width=2", "epochs=3", "batch_size=50", "precision=fp32", "attack.steps=1",
          "judge.steps=1", "schedule.peak=0.05"]  # fmt: skip
@@ -94,6 +97,19 @@ def test_the_best_epoch_is_chosen_on_the_split_that_is_named(
     assert run.chosen["choosing_data"] == images.digest()
 
 
+def test_a_page_says_that_the_last_epoch_is_kept(tmp_path: Path, command: Command) -> None:
+    run = train(recipe("digits-pgdat-rr", [*TINY, "epochs=2", "choose=last"]), tmp_path / "run")
+    assert command("attack", str(run.path), "clean", "--n", "40")[0] == 0
+    code, _, err = command("report", str(run.path), "-o", "page.html")
+    assert code == 0, err
+    page = Path("page.html").read_text(encoding="utf-8")
+    told = re.search(r"<dt>chosen epoch</dt><dd>(.*?)</dd>", page)
+    assert told is not None
+    assert told[1] == "2 of 2: the last epoch"
+    recipe_as_text = re.compile(r"<pre.*?</pre>|<code.*?</code>", re.S)
+    assert "None" not in recipe_as_text.sub("", page)
+
+
 def test_val_chooses_unless_nothing_was_held_out() -> None:
     made = cifar()
     assert made.chosen_on == "val"
@@ -147,12 +163,12 @@ def test_attacks_that_need_a_threshold_or_a_missing_split_are_refused(
 def test_a_run_without_weights_can_be_scored_but_not_attacked(
     paper: Place, tiny_run: Run, command_there: Command
 ) -> None:
-    slim = Path(shutil.copytree(tiny_run.path, "runs/slim"))
-    source = Source(Run(slim), torch.device("cpu"))
+    bare = Path(shutil.copytree(tiny_run.path, "runs/slim"))
+    source = Source(Run(bare), torch.device("cpu"))
     attacked(source, "clean", Clean(), Order(n=40))
     whole = Scoring.of(source)
-    (slim / "model.safetensors").unlink()
-    again = Scoring.of(Source(Run(slim), torch.device("cpu")))
+    (bare / "model.safetensors").unlink()
+    again = Scoring.of(Source(Run(bare), torch.device("cpu")))
     assert again.thresholds == whole.thresholds
     code, out, err = command_there("score", "slim", "--protocol", "deploy", "--json")
     assert code == 0, err
@@ -160,6 +176,50 @@ def test_a_run_without_weights_can_be_scored_but_not_attacked(
     code, _, err = command_there("attack", "slim", "pgd-20")
     assert code == 2
     assert "keeps records alone, without weights; train it again" in " ".join(err.split())
+
+
+def test_a_slim_copy_is_not_trained_into(
+    scored_source: Source, command: Command, in_empty_folder: Path
+) -> None:
+    thin = slim(scored_source, Path("runs/slim"))
+    before = {path: path.read_bytes() for path in thin.path.rglob("*") if path.is_file()}
+    words = ("train", "@runs/slim/recipe.txt", "--out")
+    refused(command(*words, "runs/slim"), "keeps records of weights that are not there", "--out")
+    with pytest.raises(BadInput, match="orphan"):
+        train(thin.recipe, thin.path)
+    assert before == {path: path.read_bytes() for path in thin.path.rglob("*") if path.is_file()}
+    assert len(thin.records()) == 2
+    kept = Run(Path(shutil.copytree(thin.path, "results/kept")))
+    assert train_command(kept) == "demur train @results/kept/recipe.txt --out runs/kept"
+
+
+def test_a_slim_copy_shows_as_what_it_is(
+    scored_source: Source, command: Command, in_empty_folder: Path
+) -> None:
+    thin = slim(scored_source, Path("runs/slim"))
+    code, out, _ = command("show", "slim")
+    assert code == 0
+    assert "# a slim copy: no weights, 3 records\n" in out  # two of test images, one of cal
+    assert f"# chosen: {json.dumps(thin.chosen)}\n" in out
+    assert "not trained" not in out
+    (thin.path / "chosen.json").unlink()
+    assert command("show", "slim")[1].endswith("# not trained to the end\n")
+
+
+def test_without_weights_it_does_not_help_to_get_the_data(
+    paper: Place, command: Command, in_empty_folder: Path
+) -> None:
+    bare = Path(shutil.copytree(paper.run.path, "runs/slim"))
+    (bare / "model.safetensors").unlink()
+    for words in (
+        ("attack", "slim", "pgd-20"),
+        ("distortion", "slim"),
+        ("bench", "attacks", "slim"),
+    ):
+        refused(command(*words, "--data", "nowhere"), "without weights; train it again elsewhere")
+    refused(
+        command("calibrate", "slim", "--tpr", "0.9", "--data", "nowhere"), "keeps no cal images"
+    )
 
 
 # ------------------------------------------------------------------ recipes of the issue

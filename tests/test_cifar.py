@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from demur.data import CIFAR10, CIFAR100
+from demur.data import CIFAR10, CIFAR100, cifar
 from demur.data.check import check_files
 from demur.data.cifar import Cifar
 from demur.data.places import find, locate, places
@@ -49,7 +50,10 @@ def test_every_form_gives_the_same_images(kind: type[Cifar], tmp_path: Path) -> 
         assert digests(kind(), tmp_path / form) == GOLDEN[kind.__name__], form
 
 
-def test_red_green_blue_row_by_row(ten: Published, tmp_path: Path) -> None:
+def test_red_green_blue_row_by_row(
+    ten: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cifar, "check_images", lambda *given: None)  # other images, on purpose
     pixels = np.zeros((BATCH, 3072), np.uint8)
     pixels[0, 0], pixels[1, 1024], pixels[2, 2048], pixels[3, 31], pixels[4, 32] = 1, 2, 3, 4, 5
     plain = Content(pixels, np.zeros(BATCH, np.uint8), np.zeros(BATCH, np.uint8))
@@ -182,6 +186,41 @@ def test_cut_long_and_missing_files_are_named(kind: type[Cifar], tmp_path: Path)
     assert refusal(tmp_path, kind).startswith(f"{path} is cut short: 0 bytes")
     path.unlink()
     assert refusal(tmp_path, kind).startswith(f"{path} is missing")
+
+
+def test_changed_images_are_refused_in_every_form(ten: Published, tmp_path: Path) -> None:
+    for form, writer in WRITERS.items():
+        folder = write(ten, tmp_path / form, form)
+        (layout,) = (held for held in ten.layouts if form.startswith(held.form))
+        place, content = 2, contents(ten)[2]
+        pixels, y = content.pixels.copy(), content.y.copy()
+        pixels[3, 5] ^= 1
+        y[4] = (y[4] + 1) % 10
+        path = folder / layout.parts[place].name
+        for changed in (content._replace(pixels=pixels), content._replace(y=y)):
+            path.write_bytes(writer(changed, layout))
+            said = refusal(tmp_path / form)
+            assert said.startswith(f"{path} does not hold the images of CIFAR-10: the md5 of its ")
+            assert said.endswith(f"not {ten.contents[place]}; get the data again")
+        path.write_bytes(writer(content, layout))
+        assert digests(CIFAR10(), tmp_path / form) == GOLDEN["CIFAR10"]
+
+
+def test_where_no_checksum_of_the_images_is_known_other_files_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of CIFAR-100 only the Python files have a checksum, and they may have been written again."""
+    monkeypatch.setattr(CIFAR100, "published", small(CIFAR100.published))
+    for form in WRITERS:
+        folder = write(CIFAR100.published, tmp_path / form, form)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            for _ in range(2):
+                CIFAR100().load(tmp_path / form)
+        said = [str(each.message) for each in caught]
+        told = "is not the published file, and nothing says whether its images are"
+        again = [f"{folder / name} {told}" for name in ("train", "test")]
+        assert said == (again if form.startswith("python3") else [])
 
 
 def test_impossible_labels_are_named(kind: type[Cifar], tmp_path: Path) -> None:

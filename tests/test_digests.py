@@ -242,7 +242,7 @@ GOLDEN: dict[str, str] = {
     "xi": "a629ce37",
     "autoattack": "c9db90e2",
     "autoattack-l2": "bd4012ea",
-    "reject-autoattack": "faae01f9",
+    "reject-autoattack": "abbc53fd",
     "force-refusal": "f9fd78e2",
     "cw": "dabae53d",
     "cw-linf": "7ccec47a",

@@ -2,27 +2,40 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from demur.attacks import Attack, Chain, Margin, RejectAutoAttack, Slips
 from demur.attacks.victims import Victims
 from demur.balls import Linf
 from demur.bench import refusals
-from demur.bench.refusals import Budget, Counted, OrthogonalPGD, _curve, _rule, against_refusals
+from demur.bench.refusals import (
+    Budget,
+    Counted,
+    OrthogonalPGD,
+    _curve,
+    _rule,
+    against_refusals,
+    rules_named,
+)
 from demur.bench.reports import Reports
-from demur.cli import app
+from demur.data import Images
+from demur.errors import BadInput
 from demur.evaluate import Order, Source
 from demur.gradient import glance, gradient
+from demur.methods import PGDAT, Method
 from demur.output import prediction
-from demur.rejectors import Aux, Con, Coupled, RCon
+from demur.recipes import VOCABULARY, recipe
+from demur.rejectors import GDA, Aux, Con, Coupled, RCon, TooFew
 from demur.report.refusals import refusals_svg
 from demur.rule import Rejector
+from demur.spec import read
 from tests.conftest import Command
 from tests.linear import LinearNet, centred_images
+from tests.test_cli import refused
 
 
 def test_looks_are_counted() -> None:
@@ -130,11 +143,68 @@ def test_a_radius_may_be_named(own_source: Source, command: Command) -> None:
         assert len(err.strip().splitlines()) == 1
 
 
-def test_wrong_words_are_answered() -> None:
-    for words, answer in [
-        (["--only", "Kon"], "no rule is called 'Kon'"),
-        (["--version", "slow"], "standard or fast"),
-    ]:
-        found = CliRunner().invoke(app, ["bench", "refusals", "nothing", *words])
-        assert found.exit_code != 0
-        assert answer in str(found.exception)
+def test_wrong_words_are_answered(own_source: Source, command: Command) -> None:
+    words = ("bench", "refusals", str(own_source.run.path))
+    refused(command(*words, "--only", "Con,Kon"), "the run has no rule called 'Kon'", "mean Con")
+    refused(command(*words, "--version", "slow"), "standard or fast")
+
+
+# ------------------------------------------------------------------ which rules a net has
+
+
+def test_the_rules_are_those_of_the_head() -> None:
+    def usual(name: str, *changes: str) -> list[str]:
+        return list(rules_named((), recipe(name, changes)))
+
+    product = ["Con", "R-Con", "Con+R-Con", "Energy", "GDA"]
+    assert usual("digits-pgdat-rr") == product
+    assert rules_named(product, recipe("digits-pgdat-rr"))["Con+R-Con"] == Coupled()
+    assert usual("digits-pgdat") == ["Con", "Energy", "GDA"]
+    assert usual("digits-pgdat-rr", "head.construction=con")[:2] == ["Con", "Con (trained)"]
+    assert rules_named(["R-Con"], recipe("digits-pgdat-rr", ["head.tau=2"])) == {"R-Con": RCon(2.0)}
+    for head, own in [("SNet", "SNet"), ("ATRO", "ATRO"), ("CARL", "CARL"), ("EBD", "Energy")]:
+        made = replace(
+            recipe("digits-pgdat"), method=Method(PGDAT(), read(f"{head}()", VOCABULARY))
+        )
+        assert own in rules_named((), made)
+        assert list(rules_named((), made)) == list(dict.fromkeys(("Con", own, "Energy", "GDA")))
+        for name in ("R-Con", "Con+R-Con", "A"):
+            with pytest.raises(BadInput, match="the run has no rule called"):
+                rules_named(["Con", name], made)
+
+
+def test_rules_are_checked_before_any_work(
+    own_source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_few(self: GDA, *given: object) -> None:
+        raise TooFew("too few images of class 3")
+
+    monkeypatch.setattr(GDA, "fit", too_few)
+    monkeypatch.setattr(refusals, "_curve", lambda *args: pytest.fail("an attack was made"))
+    rules: dict[str, Rejector] = {"Con": Con(), "GDA": GDA()}
+    with pytest.raises(TooFew):
+        against_refusals(
+            own_source, own_source.images(Order(n=5)), Linf(0.15), rules, Budget(), lambda _: None
+        )
+
+
+@pytest.mark.parametrize("to", ["--json", "--figure=curves.svg"])
+def test_a_rule_that_fails_leaves_what_the_others_found(
+    to: str, own_source: Source, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def curve(source: Source, images: Images, rule: Slips, *rest: object) -> list[Any]:
+        if rule.rejector != Con():
+            raise BadInput("the sky fell")
+        return [(1.0, 3)]
+
+    monkeypatch.setattr(refusals, "_curve", curve)
+    words = ("bench", "refusals", str(own_source.run.path), "--n", "6", "--only", "Con,Energy")
+    code, out, err = command(*words, to, "-o", "kept.json")
+    assert code == 2
+    assert "the sky fell" in err
+    assert list(json.loads(Path("kept.json").read_text())["rules"]) == ["Con"]
+    if to == "--json":
+        assert list(json.loads(out)["rules"]) == ["Con"]
+    else:
+        assert "3 at 1" in out
+        assert Path("curves.svg").is_file()

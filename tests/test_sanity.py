@@ -18,11 +18,9 @@ from demur.attacks import (
     Clean,
     EachTarget,
     Evade,
-    RejectAutoAttack,
     Slips,
     Square,
     Toward,
-    Xi,
 )
 from demur.balls import L2, Linf
 from demur.calibrate import TPR
@@ -33,7 +31,6 @@ from demur.runs import Record
 from demur.sanity import CHECKS, Flag, checked, flags
 from demur.sanity.goal import STILL
 from demur.sanity.net import FLAT, RANDOM, TIED
-from demur.sanity.order import after, effort, wants_wrong, weaker, weaker_against
 from demur.sanity.pairs import BEATEN
 from demur.sanity.radius import LEFT, RISES, TOO_GOOD
 from demur.spec import digest, show
@@ -131,126 +128,6 @@ def test_a_goal_with_a_rejector_is_told_by_the_record_or_by_cross_entropy() -> N
     unfitted = PGD(Linf(EPS), goal=Evade(KD()), keep="criterion", criterion=Slips(KD(), TPR(0.95)))
     assert "raised CE()" in the_flag(STILL, clean(), made(unfitted, 0, sure=3.0)).seen
     assert STILL not in kinds(clean(), made(unfitted, 150))
-
-
-# ------------------------------------------------------------------ weaker and stronger
-
-
-def test_fewer_steps_that_break_more_are_flagged() -> None:
-    long = PGD(Linf(EPS), steps=100, step=0.04)
-    flag = the_flag(BEATEN, made(PLAIN, 120, label="pgd-20"), made(long, 100, label="pgd-100"),
-                    scoring=NO_THRESHOLDS)  # fmt: skip
-    assert flag.attacks == ("pgd-20", "pgd-100")
-    assert "pgd-20 leaves 40.0% of 200 images right" in flag.seen
-    assert "50.0%: 20 by the weaker alone, 0 by the stronger alone" in flag.seen
-
-
-def test_a_difference_that_chance_explains_is_not() -> None:
-    long = PGD(Linf(EPS), steps=100, step=0.04)
-    assert kinds(made(PLAIN, 106), made(long, 100), scoring=NO_THRESHOLDS) == []
-    assert BEATEN in kinds(made(PLAIN, 107), made(long, 100), scoring=NO_THRESHOLDS)
-    assert kinds(made(PLAIN, 100), made(long, 120), scoring=NO_THRESHOLDS) == []
-    other = PGD(Linf(EPS), steps=100, step=0.01)
-    assert kinds(made(PLAIN, 120), made(other, 100), scoring=NO_THRESHOLDS) == [], "another step"
-
-
-def test_an_adaptive_attack_that_lets_less_past_than_plain_pgd_is_flagged() -> None:
-    weak = made(ADAPTIVE, 100, trusted=50, label="adaptive", thresholds=BOUND)
-    flag = the_flag(BEATEN, made(PLAIN, 100, trusted=80, label="pgd-20"), weak)
-    assert "pgd-20 gets 80 of 200 images past R-Con" in flag.seen
-    assert "but adaptive, which should be stronger, 50" in flag.seen
-    assert "worst case for R-Con" in flag.remedy
-
-
-def test_an_adaptive_attack_is_judged_by_its_own_aim_alone() -> None:
-    plain = made(PLAIN, 100, trusted=80)
-    assert kinds(plain, made(ADAPTIVE, 90, trusted=80, thresholds=BOUND)) == [], (
-        "more right, as many past"
-    )
-    assert kinds(plain, made(ADAPTIVE, 100, trusted=76, thresholds=BOUND)) == [], (
-        "a difference by chance"
-    )
-    longer = PGD(Linf(EPS), steps=51)
-    assert (
-        kinds(made(longer, 100, trusted=80), made(ADAPTIVE, 100, trusted=50, thresholds=BOUND))
-        == []
-    )
-    elsewhere = {"Slips(RCon(), TPR(0.95))": 0.9}
-    assert kinds(plain, made(ADAPTIVE, 100, trusted=50, thresholds=elsewhere)) == [], (
-        "another threshold"
-    )
-
-
-def test_more_steps_that_let_less_past_a_rejector_are_flagged_once() -> None:
-    long = PGD(Linf(EPS), steps=100, step=0.04)
-    flag = the_flag(BEATEN, made(PLAIN, 100, label="pgd-20"),
-                    made(long, 100, sure=0.0, trusted=20, label="pgd-100"))  # fmt: skip
-    assert "pgd-20 gets 100 of 200 images past Con with a wrong answer" in flag.seen
-    assert "the same with R-Con" in flag.seen
-
-
-def test_clean_images_that_are_wrong_oftener_than_attacked_ones_are_flagged() -> None:
-    assert BEATEN in kinds(clean(20), made(PLAIN, 0, sure=1.0))
-    assert BEATEN not in kinds(clean(20), made(PLAIN, 16, sure=1.0))
-    assert BEATEN not in kinds(clean(20), made(PGD(Linf(EPS), goal=Xi()), 0, sure=1.0))
-
-
-def test_records_of_other_images_are_compared_where_they_overlap() -> None:
-    long = PGD(Linf(EPS), steps=100, step=0.04)
-    few = made(long, 0, n=30)
-    flag = the_flag(BEATEN, made(PLAIN, 120), few, scoring=NO_THRESHOLDS)
-    assert "leaves 0.0% of 30 images right" in flag.seen
-    few.arrays["index"] += 500
-    assert kinds(made(PLAIN, 120), few, scoring=NO_THRESHOLDS) == []
-    elsewhere = made(PGD(Linf(EPS / 2)), 100)
-    elsewhere.arrays["index"] += 500
-    assert kinds(clean(), made(PLAIN, 120), elsewhere) == []
-
-
-BALL = Linf(EPS)
-ORDER: list[tuple[Attack, Attack, bool]] = [
-    (Clean(), PLAIN, True),
-    (PLAIN, Clean(), False),
-    (PLAIN, PLAIN, False),
-    (PGD(BALL, restarts=2), PGD(BALL, restarts=5), True),
-    (PGD(BALL, restarts=5), PGD(BALL, restarts=2), False),
-    (PGD(BALL, restarts=5), PGD(BALL, steps=20), False),
-    (PGD(BALL), PGD(BALL, keep="criterion"), True),
-    (PGD(BALL, seed=1), PGD(BALL, steps=20), True),
-    (PGD(BALL), PGD(Linf(0.2), steps=20), False),
-    (PGD(BALL), PGD(L2(EPS), steps=20), False),
-    (Square(BALL, queries=10), Square(BALL), True),
-    (EachTarget(PGD(BALL), targets=2), EachTarget(PGD(BALL)), True),
-    (EachTarget(PGD(BALL)), EachTarget(PGD(BALL), targets=2), False),
-    (EachTarget(PGD(BALL)), EachTarget(PGD(BALL, steps=20)), True),
-    (PGD(BALL, steps=100), AutoAttack(BALL), True),
-    (APGD(BALL), AutoAttack(BALL), True),
-    (APGD(BALL), Chain((APGD(BALL), PLAIN)), True),
-    (PGD(BALL, steps=5000), AutoAttack(BALL), False),
-    (AutoAttack(BALL), PGD(BALL, steps=100), False),
-    (PGD(BALL), APGD(BALL), False),
-]
-
-
-@pytest.mark.parametrize(("one", "other", "expected"), ORDER)
-def test_the_order_of_attacks_is_explicit(one: Attack, other: Attack, expected: bool) -> None:
-    assert weaker(one, other) == expected
-
-
-def test_what_an_attack_is_after() -> None:
-    ensemble = RejectAutoAttack(BALL, Slips(RCon(), TPR(0.95)))
-    past: list[Attack] = [ADAPTIVE, ensemble, Chain((PLAIN,), criterion=Slips(RCon(), 0.5))]
-    for attack in past:
-        assert {part.rejector for part in after(attack)} == {RCon()}
-        assert not wants_wrong(attack)
-        assert weaker_against(Clean(), attack)
-    assert effort(ensemble) > effort(ADAPTIVE) == 50
-    assert weaker_against(PLAIN, ensemble)
-    each = EachTarget(PGD(BALL, goal=Toward()))
-    wrong: list[Attack] = [PLAIN, AutoAttack(BALL), FAB(BALL), CW(), each]
-    for attack in wrong:
-        assert wants_wrong(attack)
-        assert not after(attack)
 
 
 # ------------------------------------------------------------------ the radius

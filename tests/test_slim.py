@@ -1,6 +1,7 @@
 """Slim copies of runs: the same tables without weights, data, features or even answers."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from demur.data import Digits, Splits
 from demur.errors import BadInput
 from demur.evaluate import ORACLE, Order, Scoring, Source, attacked, slim
 from demur.evaluate.certificates import issue
+from demur.paper.kept import kept_in
 from demur.rejectors import tried_on
 from demur.runs import Record, Run
 from demur.runs.record import record_path, write_record
@@ -87,6 +89,51 @@ def test_a_copy_made_again_takes_the_place_of_none_but_its_own(
     assert recipe.read_bytes() == before
 
 
+def test_promises_are_copied_and_a_damaged_one_is_named(own_source: Source, tmp_path: Path) -> None:
+    attacked(own_source, "clean", Clean(), Order(n=40))
+    issue(own_source, "R-Con", TPR(0.8))
+    (made,) = (own_source.run.path / "certificates").iterdir()
+    (copied,) = (slim(own_source, tmp_path / "copy").path / "certificates").iterdir()
+    assert copied.name == made.name
+    assert copied.read_bytes() == made.read_bytes()
+    made.write_text(made.read_text().replace('"rejector": "R-Con"', '"rejector": "Con"'))
+    with pytest.raises(BadInput, match=rf"{made.name} is damaged: .*demur calibrate"):
+        slim(own_source, tmp_path / "other")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "own"]
+
+
+def test_a_copy_that_fails_leaves_nothing_and_the_earlier_one(
+    scored_source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    target = tmp_path / "copy"
+    for earlier in (False, True):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+            patch.setattr(os, "fsync", full)
+            slim(scored_source, target, again=True)
+        assert [path.name for path in tmp_path.iterdir()] == (["copy"] if earlier else [])
+        slim(scored_source, target, again=True)
+    assert len(Run(target).records()) == 2
+
+
+def test_what_a_killed_copy_leaves_is_no_run_and_taken_away_next_time(
+    scored_source: Source, tmp_path: Path
+) -> None:
+    half, old = (tmp_path / f".copy.{end}" for end in ("half", "old"))
+    shutil.copytree(scored_source.run.path, half)
+    with pytest.raises(BadInput, match="holds no run"):
+        kept_in(tmp_path, lambda run: scored_source)
+    with pytest.raises(BadInput, match="train one first"):
+        Run.open("copy", home=tmp_path)
+    slim(scored_source, tmp_path / "copy").path.replace(old)  # killed between two moves
+    with pytest.raises(BadInput, match="is in the way"):
+        slim(scored_source, tmp_path / "copy")
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"], "the earlier one came back"
+    assert len(Run(tmp_path / "copy").records()) == 2
+
+
 # ------------------------------------------------------------------ bare records
 
 
@@ -139,7 +186,7 @@ def test_what_needs_the_answers_says_that_they_are_gone(
         command("calibrate", str(bare_run.path), "--tpr", "0.85", "--rejector", "Energy"),
         "the score Energy(tau=1.0) was not kept",
     )
-    refused(command("slim", str(bare_run.path), "-o", "x", "--only", "Energy"), "no record has")
+    refused(command("slim", str(bare_run.path), "-o", "x", "--only", "Energy"), "has neither")
     assert list(in_empty_folder.iterdir()) == []
 
 
@@ -186,6 +233,23 @@ def test_a_score_that_the_run_has_not_is_refused(scored_source: Source, tmp_path
     with pytest.raises(BadInput, match="no rejector called 'RCon'; did you mean R-Con"):
         slim(scored_source, tmp_path / "x", ["RCon"])
     assert not (tmp_path / "x").exists()
+
+
+def test_a_score_that_one_record_cannot_give_is_refused(own_source: Source, tmp_path: Path) -> None:
+    pgd = PGD(Linf(0.15), steps=3)
+    attacked(own_source, "pgd-3", pgd, Order(n=40, keep_features=False))
+    slim(own_source, tmp_path / "plain", ["R-Con"])
+    with pytest.raises(BadInput) as error:
+        slim(own_source, tmp_path / "copy", ["R-Con", "GDA"])
+    (lacking,) = own_source.run.records_folder.glob("pgd-3-test-*.npz")
+    assert str(error.value).startswith(f"{lacking} has neither the features that GDA(")
+    assert "make it again with demur attack" in str(error.value)
+    assert not (tmp_path / "copy").exists()
+    for path in (lacking, lacking.with_suffix(".json")):
+        path.unlink()
+    attacked(own_source, "pgd-3", pgd, Order(n=40))
+    made = slim(own_source, tmp_path / "copy", ["R-Con", "GDA"])
+    assert all(len(each.kept) == 4 for each in made.records())  # with Con and the true confidence
 
 
 def test_what_scores_were_learned_from_is_told_where_there_are_any(

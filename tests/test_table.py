@@ -180,6 +180,13 @@ def test_what_was_kept_is_read_and_what_was_not_is_named(
     assert "--first-seed 3" in page
     lines = json.loads(command("table", *words, "--kept", "kept", "--json")[1])
     assert lines[1]["rows"] == [row for row in trained["rows"] if row["attack"] != "pgd-20"]
+    (arrays,) = Path("kept/rr/records").glob("clean-test-*.npz")
+    away = arrays.rename("away")
+    code, page, err = command("table", *words, "--kept", "kept")
+    assert code == 0, err
+    assert f"- pgdat-rr, seed 0: {arrays} is missing, though {arrays.stem}.json tells of it" in page
+    assert page.rstrip().endswith("|---|---|---|---|"), "no figure comes from it"
+    away.rename(arrays)
     assert command("slim", str(run), "-o", "kept/again", "--only", "R-Con")[0] == 0
     code, _, err = command("table", *words, "--kept", "kept")
     assert code == 2

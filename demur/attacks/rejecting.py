@@ -9,7 +9,7 @@ the start; here only what is wrong *and accepted* counts, and everything else is
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from demur.attacks.apgd import APGD
 from demur.attacks.attack import Attack
@@ -35,6 +35,8 @@ class RejectAutoAttack(Ensemble):
     fast: gradients on the product, also toward each of the nearest classes; balanced ones on the
     margins. standard: orthogonal ones too, the closest such image, and random squares.
     """
+
+    VERSION: ClassVar[int] = 2  # fast has other members since
 
     ball: Ball
     rule: Slips

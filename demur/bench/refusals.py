@@ -1,6 +1,6 @@
 """RejectAutoAttack beside simpler searches that may look ten times as often.
 
-    report = against_refusals(source, images, RULES, Budget(), say)
+    against_refusals(source, images, ball, rules_named((), recipe), Budget(), say)
 
 Each search is a chain, so after each member it is known what has slipped through and what it
 cost. A gradient counts as one look and an answer as a third of one. Thresholds keep 95% of the
@@ -8,8 +8,9 @@ right answers on the clean images that are then attacked, the coupled pair has i
 compares attacks, not rejectors.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -27,20 +28,20 @@ from demur.balls import Ball
 from demur.bench.reports import Reports
 from demur.calibrate import TPR
 from demur.data import Images
+from demur.errors import BadInput, suggestion
 from demur.evaluate import Source
 from demur.evaluate.binding import Binding
 from demur.evaluate.values import values
 from demur.gradient import GoalFunction, Gradient, Model, glance, gradient
 from demur.noise import Stream
 from demur.output import Output, output_of
-from demur.rejectors import GDA, Con, Coupled, Energy, RCon
+from demur.recipes import Recipe
+from demur.rejectors import Coupled
 from demur.rule import Rejector
 from demur.runs import provenance
 from demur.spec import show
 
-RULES: dict[str, Rejector] = {
-    "Con": Con(), "R-Con": RCon(), "Energy": Energy(), "GDA": GDA(), "Con+R-Con": Coupled(),
-}  # fmt: skip
+EVERYWHERE = ("Con", "Energy", "GDA")  # what every net can be held to
 STEPS = 100
 Curve = list[tuple[float, int]]  # looks an image, and what has slipped through by then
 
@@ -115,6 +116,20 @@ class OrthogonalPGD(Attack):
         return found
 
 
+def rules_named(names: Sequence[str], recipe: Recipe) -> dict[str, Rejector]:
+    """The rejectors of these names, if a net of the recipe has them; without names, the usual.
+
+    A second output that is no A is scored by what its head is for, never by R-Con.
+    """
+    known = recipe.rejectors()
+    for name in names:
+        if name not in known:
+            raise BadInput(f"the run has no rule called {name!r}; {suggestion(name, known)}")
+    own = [name for name in recipe.method.head.rejectors() if not (recipe.has_a and name == "A")]
+    usual = dict.fromkeys((EVERYWHERE[0], *own, *EVERYWHERE[1:]))
+    return {name: known[name] for name in names or usual}
+
+
 def against_refusals(
     source: Source,
     images: Images,
@@ -124,7 +139,10 @@ def against_refusals(
     say: Callable[[str], None],
     reports: Reports = Reports(),
 ) -> dict[str, Any]:
-    """The whole report as JSON values; rules that an earlier one of the same holds are its."""
+    """The whole report as JSON values; rules that an earlier one of the same holds are its.
+
+    Every rule is made before any attack, so that one that cannot be costs nothing.
+    """
     found: dict[str, Any] = {}
     report = {
         "run": source.run.name,
@@ -138,21 +156,35 @@ def against_refusals(
         "rules": found,
     }
     found.update(reports.known(report, "rules") or {})
-    for name, rejector in rules.items():
-        if name in found:
-            continue
-        rule = _rule(source, rejector, len(images))
-        ensemble = RejectAutoAttack(ball, rule, version=budget.version)
-        say(f"{name}: reject-autoattack")
-        ours = _curve(source, images, rule, iter(ensemble.chain().attacks), None)
-        most = budget.times * ours[-1][0]
-        curves = {"reject-autoattack": ours}
-        for label, searches in _others(ball, rule).items():
-            say(f"{name}: {label}, up to {most:.0f} looks an image")
-            curves[label] = _curve(source, images, rule, searches, most)
-        found[name] = {"rule": show(rejector), "threshold": rule.at, "curves": curves}
+    made = {name: _rule(source, rules[name], len(images)) for name in rules if name not in found}
+    for name, rule in made.items():
+        curves = _curves(source, images, ball, rule, budget, partial(_told, say, name))
+        found[name] = {"rule": show(rules[name]), "threshold": rule.at, "curves": curves}
         reports.keep(report)
     return report
+
+
+def _told(say: Callable[[str], None], name: str, doing: str) -> None:
+    say(f"{name}: {doing}")
+
+
+def _curves(
+    source: Source,
+    images: Images,
+    ball: Ball,
+    rule: Slips,
+    budget: Budget,
+    say: Callable[[str], None],
+) -> dict[str, Curve]:
+    """The curve of the ensemble, and those of the others at their share of its looks."""
+    ensemble = RejectAutoAttack(ball, rule, version=budget.version)
+    say("reject-autoattack")
+    ours = _curve(source, images, rule, iter(ensemble.chain().attacks), None)
+    curves, most = {"reject-autoattack": ours}, budget.times * ours[-1][0]
+    for label, searches in _others(ball, rule).items():
+        say(f"{label}, up to {most:.0f} looks an image")
+        curves[label] = _curve(source, images, rule, searches, most)
+    return curves
 
 
 def _rule(source: Source, rejector: Rejector, count: int) -> Slips:

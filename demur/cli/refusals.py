@@ -1,20 +1,26 @@
 """demur bench refusals."""
 
-from typing import Annotated, get_args
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, FirstN, names_in
-from demur.cli.bench import OutFile, bench_app, kept_report, reports_at
+from demur.cli.bench import OutFile, bench_app, reports_at
 from demur.cli.evaluate import RunName, source_of
-from demur.errors import BadInput, suggestion
+from demur.errors import BadInput
+
+if TYPE_CHECKING:
+    from demur.attacks.rejecting import RejectVersion
 
 
 @bench_app.command()
 def refusals(
     run: RunName,
     n: FirstN = None,
-    only: Annotated[str, typer.Option(help="Some of: Con,R-Con,Energy,GDA,Con+R-Con.")] = "",
+    only: Annotated[str, typer.Option(help="Some of its rejectors, such as Con,R-Con,GDA.")] = "",
     version: Annotated[str, typer.Option(help="Of reject-autoattack: fast or standard.")] = "fast",
     times: Annotated[
         float, typer.Option(min=0.0, help="Looks of the others, as a multiple of its own.")
@@ -33,38 +39,52 @@ def refusals(
 
     Example: demur bench refusals digits-pgdat-rr --n 20 --only Con,Energy --times 1
     """
-    from pathlib import Path
-
-    from demur.attacks.rejecting import RejectVersion
     from demur.balls import Linf
-    from demur.bench.refusals import RULES, Budget, against_refusals
+    from demur.bench.refusals import Budget, against_refusals, rules_named
     from demur.cli.progress import console
     from demur.evaluate import Order
     from demur.recipes import VOCABULARY
-    from demur.report.refusals import refusals_svg, show_refusals
-    from demur.runs.files import write_bytes
     from demur.spec import edit
 
-    names = names_in(only) or tuple(RULES)
-    for name in names:
-        if name not in RULES:
-            raise BadInput(f"no rule is called {name!r}; {suggestion(name, RULES)}")
-    versions: tuple[RejectVersion, ...] = get_args(RejectVersion)
-    chosen = next((one for one in versions if one == version), None)
-    if chosen is None:
-        raise BadInput(f"the version must be {' or '.join(versions)}, not {version!r}")
+    budget = Budget(_version(version), times)
     source = source_of(run, device, data)
-    budget = Budget(chosen, times)
+    rules = rules_named(names_in(only), source.run.recipe)
     ball = Linf(source.run.recipe.data.threat.linf)
     if eps is not None:
         ball = edit(ball, "eps", eps, VOCABULARY)
-    rules = {name: RULES[name] for name in names}
     images, reports = source.images(Order(n=n)), reports_at(out, "rules")
-    report = against_refusals(source, images, ball, rules, budget, console.print, reports)
-    text = kept_report(report, out)
+    so_far: dict[str, Any] = {}
+
+    def keep(report: dict[str, Any]) -> None:
+        so_far.update(report)
+        reports.keep(report)
+
+    try:
+        growing = replace(reports, keep=keep)
+        keep(against_refusals(source, images, ball, rules, budget, console.print, growing))
+    finally:
+        if so_far:  # a rule that fails, or takes too long, leaves what the others have found
+            _tell(so_far, figure, as_json)
+
+
+def _version(name: str) -> "RejectVersion":
+    from demur.attacks.rejecting import RejectVersion
+
+    versions: tuple[RejectVersion, ...] = get_args(RejectVersion)
+    for version in versions:
+        if version == name:
+            return version
+    raise BadInput(f"the version must be {' or '.join(versions)}, not {name!r}")
+
+
+def _tell(report: dict[str, Any], figure: str | None, as_json: bool) -> None:
+    """The report as a table or JSON, and its curves as a picture if one is named."""
+    from demur.report.refusals import refusals_svg, show_refusals
+    from demur.runs.files import write_bytes
+
     if figure:
         write_bytes(Path(figure), refusals_svg(report))
     if as_json:
-        typer.echo(text)
+        typer.echo(json.dumps(report, indent=2))
     else:
         show_refusals(report)

@@ -37,10 +37,13 @@ def _show_run(run: Any) -> None:
     from demur.spec import lines
 
     typer.echo(lines(run.recipe), nl=False)
-    if not run.finished:
+    if not run.trained:
         typer.echo("# not trained to the end")
         return
     typer.echo("# chosen: " + json.dumps(run.chosen))
+    if not run.finished:
+        count = sum(len(run.records(split)) for split in run.recipe.data.splits)
+        typer.echo(f"# a slim copy: no weights, {count} record{'s' if count != 1 else ''}")
     for record in run.records():
         typer.echo(f"# record {record.digest[:12]}  {record.label}: {record.about['spec']}")
 

@@ -1,8 +1,9 @@
 """CIFAR's published files as arrays: N x 3072 bytes and N labels, whichever form they come in.
 
-train, test = read_layout(found, classes=10)
+*train, test = read_layout(found, classes=10)
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,15 +25,19 @@ class Batch(NamedTuple):
     y: NDArray[np.int64]  # N
 
 
-def read_layout(found: Found, classes: int) -> tuple[Batch, Batch]:
-    """The training images of all batches, and the test images."""
+def read_layout(found: Found, classes: int) -> list[Batch]:
+    """The images of every file, the test images last."""
     layout, folder = found.layout, found.folder
     missing = [folder / part.name for part in layout.parts if not (folder / part.name).is_file()]
     if missing:
         raise BadInput(f"{missing[0]} is missing; get the data again")
-    train = [read_part(layout, folder, part, classes) for part in layout.train]
-    whole = Batch(np.concatenate([b.pixels for b in train]), np.concatenate([b.y for b in train]))
-    return whole, read_part(layout, folder, layout.test, classes)
+    return [read_part(layout, folder, part, classes) for part in layout.parts]
+
+
+def together(batches: Sequence[Batch]) -> Batch:
+    """The images of several files as one."""
+    pixels, y = (np.concatenate(each) for each in zip(*batches, strict=True))
+    return Batch(pixels, y)
 
 
 def read_part(layout: Layout, folder: Path, part: Part, classes: int) -> Batch:

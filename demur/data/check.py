@@ -1,20 +1,25 @@
-"""Whether the files of a data set are those that were published.
+"""Whether the files of a data set are those that were published, or at least their images.
 
 state = check_files(CIFAR10_FILES, found)
 state.damaged      # {"data_batch_3.bin": "its md5 is ..., not ..."}
+check_images(CIFAR10_FILES, found, read_layout(found, classes=10))     # refuses a changed pixel
 """
 
 import hashlib
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from demur.data.batches import read_part
+import numpy as np
+
+from demur.data.batches import Batch, read_part
 from demur.data.places import Found
 from demur.data.published import Part, Published
 from demur.errors import BadInput
 
 Watch = Callable[[int, int], None]  # done, total
+_WARNED: dict[Any, Any] = {}  # what was said
 
 
 class State(NamedTuple):
@@ -56,6 +61,35 @@ def _fault(published: Published, found: Found, part: Part) -> str | None:
     except BadInput as error:
         return str(error).removeprefix(f"{path} ")
     return None
+
+
+def check_images(published: Published, found: Found, batches: Sequence[Batch]) -> None:
+    """Refuse images or labels that are not the published ones, in whatever file they come.
+
+    Where no checksum of them is known, a file that is not the published one is warned of.
+    """
+    parts = zip(found.layout.parts, published.contents, batches, strict=True)
+    for part, expected, batch in parts:
+        path = found.folder / part.name
+        md5 = _content_md5(batch) if expected else None
+        if md5 != expected and file_md5(path) != part.md5:
+            raise BadInput(
+                f"{path} does not hold the images of {published.title}: the md5 of its labels and "
+                f"pixels is {md5}, not {expected}; get the data again"
+            )
+        if expected is None and part.md5 and file_md5(path) != part.md5:
+            _warn(f"{path} is not the published file, and nothing says whether its images are")
+
+
+def _content_md5(batch: Batch) -> str:
+    """The md5 of labels and pixels as a binary file holds them."""
+    whole = np.concatenate([batch.y.astype(np.uint8)[:, None], batch.pixels], axis=1)
+    return hashlib.md5(whole.tobytes(), usedforsecurity=False).hexdigest()
+
+
+def _warn(sentence: str) -> None:
+    """One line on stderr, once."""
+    warnings.warn_explicit(sentence, UserWarning, "demur", 0, registry=_WARNED)
 
 
 def file_md5(path: Path) -> str:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from demur.batch import Domain
-from demur.data.batches import Batch, read_layout
+from demur.data.batches import Batch, read_layout, together
+from demur.data.check import check_images
 from demur.data.dataset import Dataset, Threat
 from demur.data.images import SPLITS, Images, SplitName, Splits
 from demur.data.places import locate
@@ -41,7 +42,10 @@ class Cifar(Dataset):
 
     def load(self, folder: Path | None = None) -> Splits:
         """The four splits, or fit and test alone as in the paper."""
-        train, test = read_layout(locate(self.published, folder), self.published.classes)
+        found = locate(self.published, folder)
+        batches = read_layout(found, self.published.classes)
+        check_images(self.published, found, batches)
+        train, test = together(batches[:-1]), batches[-1]
         count = len(train.y)
         last = _images(test, torch.arange(len(test.y)), first=count)
         if self.split == "paper":

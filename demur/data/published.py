@@ -69,6 +69,15 @@ class Published:
         """How many images there are, training and test."""
         return sum(part.images for part in self.archive.layout.parts)
 
+    @property
+    def contents(self) -> tuple[str | None, ...]:
+        """The md5 of each file's labels and pixels, in whatever form they come.
+
+        A binary file with one label byte is nothing but those, so its own checksum says it.
+        """
+        binary = next(layout for layout in self.layouts if layout.form == "binary")
+        return tuple(part.md5 if binary.label_bytes == 1 else None for part in binary.parts)
+
 
 _SITE = "https://www.cs.toronto.edu/~kriz"
 

@@ -148,7 +148,12 @@ class Source:
 
     def images(self, order: Order) -> Images:
         """The images that were ordered, on the device."""
-        whole = self.splits[self.split_named(order.split)]
+        split = self.split_named(order.split)
+        try:
+            whole = self.splits[split]
+        except BadInput:
+            self.run.check_weights()  # where they are gone too, data would not help
+            raise
         return (whole if order.n is None else whole.first(order.n)).to(self.device)
 
     def clean(self, split: str) -> Record:

@@ -25,8 +25,9 @@ from demur.evaluate.values import Kept, accepted, can_score, values
 from demur.metrics import Interval
 from demur.rule import Rejector, Rule, Score
 from demur.runs import Record, Run, provenance
-from demur.runs.files import read_story, write_story
+from demur.runs.files import write_story
 from demur.runs.record import identity
+from demur.runs.story import told_in
 from demur.spec import digest, show
 
 MEND = "delete it and make it again with demur calibrate"
@@ -109,7 +110,7 @@ def _kept(path: Path, made: Issued) -> Issued:
     if not path.exists():
         write_story(path, made.story)
         return made
-    there = Issued(read_story(path, MEND))
+    there = Issued(told_in(path, MEND))
     if there.thresholds != made.thresholds:
         raise BadInput(f"{path} promises the same with other thresholds; delete it to make another")
     return there
@@ -117,7 +118,7 @@ def _kept(path: Path, made: Issued) -> Issued:
 
 def issued(run: Run) -> list[Issued]:
     """Every certificate of these weights, by rejector and promise."""
-    found = [Issued(read_story(path, MEND)) for path in (run.path / "certificates").glob("*.json")]
+    found = [Issued(told_in(path, MEND)) for path in (run.path / "certificates").glob("*.json")]
     weights = run.chosen["weights"]
     mine = [made for made in found if made.story["weights"] == weights]
     return sorted(mine, key=lambda made: (made.rejector, made.story["promise"], made.story["on"]))

@@ -10,8 +10,9 @@ come from it. Bare records keep the scores of some rejectors, Con and T-Con inst
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,16 +20,19 @@ from demur.attacks import Clean
 from demur.errors import BadInput, suggestion
 from demur.evaluate.attack import Source, unwatched
 from demur.evaluate.binding import Binding
+from demur.evaluate.certificates import MEND
 from demur.evaluate.values import TRUE, can_score, true_confidence, values
 from demur.rejectors import Coupled, Rejector, TooFew, tried_on
 from demur.rule import Score
 from demur.runs import Record, Run, code_version
+from demur.runs.files import read_story, write_story
 from demur.runs.record import record_path, write_record
 from demur.spec import digest, show
 
 COPIED = ("recipe.txt", "chosen.json", "metrics.jsonl")
 DROPPED = ("feature", "x_adv")
 ANSWERS = ("logits", "aux")  # what bare records have scores for
+Story = dict[str, Any]
 
 
 def slim(
@@ -43,26 +47,42 @@ def slim(
     An earlier copy of the run is in the way, unless it shall be made `again`.
     """
     asked = _named(source, only) if only else _learned(source)
+    _tidy(target)
     _check_free(target, source.run if again else None)
-    records = _records(source)
+    promises, records = _promises(source.run), _records(source)
     binding = Binding(source.clean, source.device)
-    scores = _bound(asked, records, binding)
+    scores = _bound(asked, records, binding, bool(only))
     thinned = []
     for done, record in enumerate(records):
         watch(done, len(records))
         thinned.append(_thinned(record, asked, scores, binding.fitted, bool(only)))
     watch(len(records), len(records))
     if only:
-        _check_all_found(asked, thinned)
-    half, old = (target.with_name(f".{target.name}.{end}") for end in ("half", "old"))
+        for record in thinned:
+            _check_all_found(asked, record, source.run)
+    half, old = _beside(target)
+    try:
+        _write(source.run, thinned, promises, half)
+        if target.exists():
+            target.replace(old)
+        half.replace(target)
+    finally:
+        _tidy(target)
+    return Run(target)
+
+
+def _beside(target: Path) -> tuple[Path, Path]:
+    """Where a copy is made, and where an earlier one is put aside for a moment."""
+    return target.with_name(f".{target.name}.half"), target.with_name(f".{target.name}.old")
+
+
+def _tidy(target: Path) -> None:
+    """Take away what lies beside the target; an earlier copy comes back if it has no other."""
+    half, old = _beside(target)
+    if old.exists() and not target.exists():
+        old.replace(target)
     for left in (half, old):
         shutil.rmtree(left, ignore_errors=True)
-    _write(source.run, thinned, half)
-    if target.exists():
-        target.replace(old)
-    half.replace(target)
-    shutil.rmtree(old, ignore_errors=True)
-    return Run(target)
 
 
 def _check_free(target: Path, run: Run | None) -> None:
@@ -74,12 +94,20 @@ def _check_free(target: Path, run: Run | None) -> None:
         raise BadInput(f"{target} is in the way; name a folder that is not there yet")
 
 
-def _write(run: Run, records: Sequence[Record], folder: Path) -> None:
+def _promises(run: Run) -> dict[str, Story]:
+    """What every certificate says, by its file's name; a damaged one is refused."""
+    paths = sorted((run.path / "certificates").glob("*.json"))
+    return {path.name: read_story(path, MEND) for path in paths}
+
+
+def _write(
+    run: Run, records: Sequence[Record], promises: Mapping[str, Story], folder: Path
+) -> None:
     folder.mkdir(parents=True)
     for name in COPIED:
         shutil.copy2(run.path / name, folder / name)
-    if (promised := run.path / "certificates").is_dir():
-        shutil.copytree(promised, folder / "certificates")
+    for name, story in promises.items():
+        write_story(folder / "certificates" / name, story)
     for record in records:
         split = str(record.about["split"])
         write_record(record_path(folder / "records", record.label, split, record.digest), record)
@@ -126,14 +154,15 @@ def _fullness(record: Record) -> tuple[bool, bool, int]:
 
 
 def _bound(
-    asked: Mapping[str, Rejector], records: Sequence[Record], binding: Binding
+    asked: Mapping[str, Rejector], records: Sequence[Record], binding: Binding, named: bool
 ) -> dict[str, Score]:
     """What can be computed here: what was learned is read where no record has features."""
     featured = any(record.about["features"] for record in records)
     scores = dict[str, Score]()
     for text, rejector in asked.items():
         if featured or isinstance(rejector, Score):
-            with suppress(TooFew):  # the tables leave it out too
+            # the tables leave it out too, unless it was named
+            with nullcontext() if named else suppress(TooFew):
                 scores[text] = binding.bound(rejector)
     return scores
 
@@ -169,11 +198,13 @@ def _thinned(
     return Record(arrays, about)
 
 
-def _check_all_found(asked: Mapping[str, Rejector], records: Sequence[Record]) -> None:
-    """Refuse a rejector whose score no record can give."""
+def _check_all_found(asked: Mapping[str, Rejector], record: Record, run: Run) -> None:
+    """Refuse a rejector whose score a record cannot give, where no more than scores are kept."""
     for text in asked:
-        if not any(text in record.kept for record in records):
+        if text not in record.kept:
+            split = str(record.about["split"])
+            path = record_path(run.records_folder, record.label, split, record.digest)
             raise BadInput(
-                f"no record has what {text} is computed from, or its score; make records that keep "
-                "features with demur attack"
+                f"{path} has neither the features that {text} is computed from nor its score; "
+                "delete it and make it again with demur attack, which keeps features"
             )

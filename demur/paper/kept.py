@@ -9,7 +9,7 @@ from demur.attacks import Attack
 from demur.data import SplitName
 from demur.errors import BadInput
 from demur.evaluate import Source
-from demur.paper.measured import Hands, Open
+from demur.paper.measured import Hands, Open, Unreadable
 from demur.recipes import Recipe
 from demur.runs import Record, Run
 from demur.spec import digest
@@ -19,7 +19,8 @@ def kept_in(folder: Path, open_run: Open) -> Hands:
     """Hands that find what a folder of runs holds, and nothing else."""
     if not folder.is_dir():
         raise BadInput(f"there is no folder {folder}; name one that holds runs, such as results")
-    runs = [Run(path.parent) for path in sorted(folder.glob("*/recipe.txt"))]
+    # a name with a dot is a copy that somebody is making, or was
+    runs = [Run(path.parent) for path in sorted(folder.glob("[!.]*/recipe.txt"))]
     if not runs:
         raise BadInput(f"{folder} holds no run; name a folder of runs, such as results")
     known: dict[str, list[Run]] = {}
@@ -31,9 +32,19 @@ def kept_in(folder: Path, open_run: Open) -> Hands:
         if len(same) > 1:
             names = " and ".join(run.name for run in same)
             raise BadInput(f"{names} in {folder} are runs of one recipe; leave one of them there")
-        return same[0] if same else None
+        return _whole(same[0]) if same else None
 
     return Hands(found, open_run, _largest)
+
+
+def _whole(run: Run) -> Run:
+    """The run, once all its records can be read."""
+    try:
+        for split in run.recipe.data.splits:
+            run.records(split)
+    except BadInput as reason:
+        raise Unreadable(str(reason)) from None
+    return run
 
 
 def _largest(source: Source, split: SplitName, _: str, attack: Attack) -> Record | None:

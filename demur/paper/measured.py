@@ -12,7 +12,7 @@ from pathlib import Path
 
 from demur.attacks import Attack
 from demur.data import SplitName
-from demur.errors import Diverged
+from demur.errors import BadInput, Diverged
 from demur.evaluate import Row, Scoring, Source
 from demur.paper.tables import Table
 from demur.recipes import Recipe, attack
@@ -24,6 +24,10 @@ LATER, OVERFLOW = "not measured yet", "overflow"
 Train = Callable[[Recipe, Path], Run | None]
 Open = Callable[[Run], Source]
 Craft = Callable[[Source, SplitName, str, Attack], Record | None]
+
+
+class Unreadable(BadInput):
+    """A run that is there but damaged, so that its line has no figures."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ def _line(table: Table, entry: str, seed: int, hands: Hands, base_lost: bool) ->
         run = hands.train(recipe, folder)
     except Diverged as reason:
         return Line(*about, failure=f"{OVERFLOW}: {reason}")
+    except Unreadable as reason:
+        return Line(*about, failure=str(reason))
     if run is None:
         return Line(*about, failure=LATER)
     source = hands.open(run)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from demur.evaluate import ORACLE
 from demur.metrics import Difference
 from demur.paper.combined import Combined, Mean, combined
-from demur.paper.measured import LATER, Line
+from demur.paper.measured import OVERFLOW, Line
 from demur.paper.published import NOTE as PUBLISHED_NOTE
 from demur.paper.published import Figure, Published
 from demur.paper.tables import Table
@@ -57,7 +57,7 @@ def markdown(table: Table, lines: Sequence[Line], command: str, version: str) ->
     runs = [
         f"| {line.entry} | {line.seed} | {line.run} | {line.recipe[:12]} |"
         for line in lines
-        if line.rows or not line.failure.startswith(LATER)
+        if line.rows or line.failure.startswith(OVERFLOW)
     ]
     heads = "| trained by | seed | run | recipe |\n|---|---|---|---|"
     parts += ["## Where the figures come from", "\n".join([heads, *runs])]

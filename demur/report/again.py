@@ -4,6 +4,7 @@ attack_command(record, source)      # demur attack RUN pgd-20 --n 100
 """
 
 import shlex
+from pathlib import Path
 
 from demur.errors import BadInput
 from demur.evaluate import Order, Source
@@ -46,7 +47,8 @@ def train_command(run: Run) -> str:
     named = next((name for name, known in RECIPES.items() if known == run.recipe), None)
     words = ["demur", "train", named or f"@{run.path}/recipe.txt"]
     usual = run.path.parent.name == "runs" and named == run.name
-    return shlex.join(words if usual else [*words, "--out", str(run.path)])
+    where = run.path if run.finished else Path("runs") / run.name  # none is made in a slim copy
+    return shlex.join(words if usual else [*words, "--out", str(where)])
 
 
 def said(run: Run) -> str:

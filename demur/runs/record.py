@@ -22,7 +22,8 @@ from torch import Tensor
 
 from demur.errors import BadInput
 from demur.output import Output, prediction
-from demur.runs.files import move, read_checked, read_story, write_bytes, write_story
+from demur.runs.files import move, read_checked, write_bytes, write_story
+from demur.runs.story import told_in
 
 MEND = "delete it and make the record again with demur attack"
 
@@ -103,7 +104,13 @@ def move_record(path: Path, folder: Path) -> None:
 
 def read_record(path: Path) -> Record:
     """The record at path, after checking its digest; BadInput when it is damaged."""
-    about = read_story(path.with_suffix(".json"), MEND)
+    told = path.with_suffix(".json")
+    about = told_in(told, MEND)
+    if not path.is_file():
+        raise BadInput(
+            f"{path} is missing, though {told.name} tells of it; restore it, or delete {told.name} "
+            "and make the record again with demur attack"
+        )
     content = io.BytesIO(read_checked(path, about["file_digest"], MEND))
     with np.load(content, allow_pickle=False) as arrays:
         return Record({name: torch.from_numpy(arrays[name]) for name in arrays.files}, about)

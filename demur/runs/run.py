@@ -20,8 +20,9 @@ import torch
 from demur.errors import BadInput, suggestion
 from demur.nets import RejectingNet
 from demur.recipes import Recipe, recipe_in
-from demur.runs.files import HALF_WRITTEN, only_writer, read_story, read_tensors, sweep, write_text
+from demur.runs.files import HALF_WRITTEN, only_writer, read_tensors, sweep, write_text
 from demur.runs.record import Record, read_record
+from demur.runs.story import told_in
 from demur.spec import differences, digest, lines
 
 
@@ -42,7 +43,7 @@ class Run:
         for path in (Path(name), home / name):
             if (path / "recipe.txt").is_file():
                 return Run(path)
-        there = sorted(p.parent.name for p in home.glob("*/recipe.txt")) if home.is_dir() else []
+        there = sorted(p.parent.name for p in home.glob("[!.]*/recipe.txt"))
         hint = suggestion(name, there) if there else "train one first with demur train RECIPE"
         raise BadInput(f"there is no run {name!r}; {hint}")
 
@@ -59,6 +60,15 @@ class Run:
             ours = {path / ".lock", *path.glob(HALF_WRITTEN)} if path.is_dir() else set()
             if not path.is_dir() or set(path.iterdir()) - ours:
                 raise BadInput(f"{path} is in the way: it is no run; choose another with --out")
+        Run(path)._check_no_orphans()
+
+    def _check_no_orphans(self) -> None:
+        """Refuse to train where records of other weights would be left behind."""
+        if not self.finished and any(self.records_folder.glob("*.json")):
+            raise BadInput(
+                f"{self.path} keeps records of weights that are not there, and a training would "
+                "orphan them; choose another folder with --out"
+            )
 
     @staticmethod
     @contextmanager
@@ -93,16 +103,21 @@ class Run:
         return recipe_in(self.path / "recipe.txt")
 
     @property
+    def trained(self) -> bool:
+        """Whether training has ended; a slim copy keeps no weights of it."""
+        return (self.path / "chosen.json").exists()
+
+    @property
     def finished(self) -> bool:
-        """Whether training has ended and the weights are chosen."""
-        return all((self.path / name).exists() for name in ("chosen.json", "model.safetensors"))
+        """Whether training has ended and the chosen weights are here."""
+        return self.trained and (self.path / "model.safetensors").exists()
 
     @property
     def chosen(self) -> dict[str, Any]:
         """Which epoch's weights were taken, on which split, why, and where they were made."""
-        if not (self.path / "chosen.json").exists():
+        if not self.trained:
             raise BadInput(f"{self.path} is not trained to the end; resume it with demur train")
-        story = read_story(self.path / "chosen.json", mend="delete it and train again")
+        story = told_in(self.path / "chosen.json", self._mend)
         expected, found = str(story["recipe_digest"]), digest(self.recipe)
         if expected != found:
             raise BadInput(
@@ -111,18 +126,24 @@ class Run:
             )
         return story
 
+    def check_weights(self) -> None:
+        """Refuse a slim copy, which has none."""
+        if not (self.path / "model.safetensors").exists():
+            raise BadInput(f"{self.path} keeps records alone, without weights; {self._mend}")
+
     def net(self, device: torch.device) -> RejectingNet:
         """The trained net in eval mode."""
-        path, expected = self.path / "model.safetensors", self.chosen["weights"]
-        if not path.exists():
-            raise BadInput(
-                f"{self.path} keeps records alone, without weights; train it again elsewhere with "
-                f"demur train @{self.path / 'recipe.txt'}"
-            )
-        weights = read_tensors(path, expected, mend="delete it and train again with demur train")
+        expected = self.chosen["weights"]
+        self.check_weights()
+        weights = read_tensors(self.path / "model.safetensors", expected, self._mend)
         net = self.recipe.net.build(self.recipe.data.domain, self.recipe.method.head)
         net.load_state_dict(weights)
         return net.to(device).eval().requires_grad_(False)
+
+    @property
+    def _mend(self) -> str:
+        """What to do about weights that are gone or damaged, so that no record is orphaned."""
+        return f"train it again elsewhere with demur train @{self.path / 'recipe.txt'}"
 
     @property
     def records_folder(self) -> Path:
@@ -131,8 +152,8 @@ class Run:
 
     def records(self, split: str = "test") -> list[Record]:
         """All finished records of these weights on a split, oldest first."""
-        named = self.records_folder.glob(f"*-{split}-*.npz")
-        found = [read_record(path) for path in named if path.with_suffix(".json").is_file()]
+        told = self.records_folder.glob(f"*-{split}-*.json")  # which is written last
+        found = [read_record(path.with_suffix(".npz")) for path in told]
         found.sort(key=lambda record: str(record.about["made"]))
         weights = self.chosen["weights"]
         return [r for r in found if r.about["split"] == split and r.about["weights"] == weights]

@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from demur.runs.files import read_story, read_tensors, write_story, write_tensors, write_text
+from demur.runs.files import read_tensors, write_story, write_tensors, write_text
 from demur.runs.run import Run
+from demur.runs.story import Story, told_in
 
 Tensors = dict[str, Tensor]
 
@@ -59,8 +60,9 @@ def load_state(run: Run) -> tuple[State, Tensors, Tensors]:
     if not now.exists():
         return State(), {}, {}
     mend = _mend(now)
-    story = read_story(now, mend)
-    state = State(story["epoch"], Best(**story["best"]), tuple(story["lines"]))
+    story = told_in(now, mend)
+    chosen = Story(now, story["best"], mend)
+    state = State(story["epoch"], Best(chosen["epoch"], chosen["value"]), tuple(story["lines"]))
     best = read_tensors(now.parent / story["best_file"], story["best_digest"], mend)
     return state, read_tensors(now.parent / story["file"], story["digest"], mend), best
 
@@ -70,7 +72,7 @@ def kept_plan(run: Run) -> dict[str, Any] | None:
     now = run.path / "state" / "now.json"
     if not now.exists():
         return None
-    plan: dict[str, Any] | None = read_story(now, _mend(now)).get("plan")
+    plan: dict[str, Any] | None = told_in(now, _mend(now)).get("plan")
     return plan
 
 

@@ -1,0 +1,27 @@
+"""What a JSON file of a run tells, checked for damage, and for what it ought to tell.
+
+story = told_in(run.path / "chosen.json", mend)
+story["weights"]      # BadInput, where it is missing, names the file and the key
+"""
+
+from pathlib import Path
+from typing import Any
+
+from demur.errors import BadInput
+from demur.runs.files import read_story
+
+
+class Story(dict[str, Any]):
+    """A story that names its file when asked for what it does not tell."""
+
+    def __init__(self, path: Path, told: dict[str, Any], mend: str) -> None:
+        super().__init__(told)
+        self.path, self.mend = path, mend
+
+    def __missing__(self, key: str) -> Any:
+        raise BadInput(f"{self.path} is damaged: it does not tell {key!r}; {self.mend}")
+
+
+def told_in(path: Path, mend: str) -> Story:
+    """The story in a file, after checking the digest it carries."""
+    return Story(path, read_story(path, mend), mend)

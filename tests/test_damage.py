@@ -1,0 +1,50 @@
+"""Runs of which a file is gone, or does not tell what it ought to: one sentence that names it."""
+
+from pathlib import Path
+
+from demur.attacks import PGD, Clean
+from demur.balls import Linf
+from demur.evaluate import Order, Source, attacked
+from demur.runs.files import read_story, write_story
+from tests.conftest import Command
+from tests.test_cli import refused
+
+
+def test_a_record_without_its_arrays_is_named(own_source: Source, command: Command) -> None:
+    attacked(own_source, "clean", Clean(), Order(n=30))
+    attacked(own_source, "pgd-1", PGD(Linf(0.1), steps=1), Order(n=30))
+    (arrays,) = own_source.run.records_folder.glob("pgd-1-test-*.npz")
+    arrays.unlink()
+    told = arrays.with_suffix(".json").name
+    words = (f"{arrays} is missing, though {told} tells of it", "demur attack")
+    for asked in ("score", "report", "theory"):
+        refused(command(asked, str(own_source.run.path)), *words)
+    attacked(own_source, "pgd-1", PGD(Linf(0.1), steps=1), Order(n=30))  # which makes it again
+    assert len(own_source.run.records()) == 2
+
+
+def lacking(path: Path, key: str) -> None:
+    """Take a key out of a story, whose digest is right again."""
+    story = read_story(path, "mend it")
+    del story[key]
+    write_story(path, story)
+
+
+def test_a_story_that_lacks_something_is_named(own_source: Source, command: Command) -> None:
+    attacked(own_source, "clean", Clean(), Order(n=30))
+    run = own_source.run
+    scored = ("score", str(run.path))
+    (record,) = run.records_folder.glob("clean-test-*.json")
+    whole = {path: path.read_bytes() for path in (record, run.path / "chosen.json")}
+    for path, keys in (
+        (record, ("label", "split", "made", "weights", "file_digest", "attack", "features")),
+        (run.path / "chosen.json", ("weights", "epoch", "recipe_digest")),
+    ):
+        for key in keys:
+            lacking(path, key)
+            asked = (
+                ("attack", str(run.path), "pgd-10") if key == "epoch" else ("score", str(run.path))
+            )
+            refused(command(*asked), f"{path.name} is damaged: it does not tell '{key}'; ")
+            path.write_bytes(whole[path])
+    assert command(*scored)[0] == 0
