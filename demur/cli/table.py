@@ -58,7 +58,7 @@ def table(
     whole, names = table_named(name), names_in(only)
     asked = (whole.only(names) if names else whole).changed(changes or [])
     _check_places(out, kept, slim)
-    hands = _kept(kept, device, data) if kept else _hands(device, data, engine, slim, asked.learned)
+    hands = _kept(kept, device, data) if kept else _hands(device, data, engine, slim)
     lines = list(measured(asked, range(first_seed, first_seed + seeds), hands))
     words = ["demur table", name, *(changes or [])]
     words += [f"--only {only}"] if only else []
@@ -94,9 +94,7 @@ def _kept(folder: str, device: str, data: str | None) -> "Hands":
     return kept_in(Path(folder), lambda run: source_of(str(run.path), device, data))
 
 
-def _hands(
-    device: str, data: str | None, engine: str, slim: str | None, learned: Sequence[str]
-) -> "Hands":
+def _hands(device: str, data: str | None, engine: str, slim: str | None) -> "Hands":
     """Trainings and attacks with progress bars, and slim copies if there is a folder for them."""
     from demur.cli.evaluate import record_of, source_of
     from demur.cli.train import trained
@@ -104,10 +102,9 @@ def _hands(
     from demur.evaluate import slim as slimmed
     from demur.paper.measured import Hands
 
-    def keep(source: Source) -> None:
-        own, _ = source.run.recipe.own
+    def keep(source: Source, scores: Sequence[str]) -> None:
         if slim:
-            slimmed(source, Path(slim) / source.run.name, [own, *learned], again=True)
+            slimmed(source, Path(slim) / source.run.name, scores, again=True)
 
     where = Path(data) if data else None
     return Hands(

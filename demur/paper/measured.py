@@ -54,7 +54,7 @@ class Hands:
     train: Train
     open: Open
     craft: Craft
-    keep: Callable[[Source], object] = lambda source: None  # what was measured of one training
+    keep: Callable[[Source, Sequence[str]], object] = lambda source, scores: None  # of one training
 
 
 def measured(table: Table, seeds: Sequence[int], hands: Hands) -> Iterator[Line]:
@@ -94,7 +94,8 @@ def _line(table: Table, entry: str, seed: int, hands: Hands, base_lost: bool) ->
     rows = [replace(row, attack=name) for name, each in scored.items() for row in each.rows]
     accuracy = {name: each.summary.accuracy for name, each in scored.items()}
     notes = tuple(each.summary.artefact for each in scored.values() if each.summary.artefact)
-    hands.keep(source)
+    unseen = {name for each in scored.values() for name in each.unseen}
+    hands.keep(source, [name for name in scoring.scores if name not in unseen])
     missing = [name for name in attacks if name not in records]
     failure = f"{LATER}: {', '.join(missing)}" if missing else ""
     about = (entry, seed, digest(recipe), run.name)
