@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app, names_in
+from demur.cli.places import checked_folder
 from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
@@ -226,7 +227,12 @@ def scored_run(
 @app.command()
 def slim(
     run: RunName,
-    out: Annotated[str, typer.Option("-o", "--out", help="A folder that is not there yet.")],
+    out: Annotated[
+        str,
+        typer.Option(
+            "-o", "--out", callback=checked_folder, help="A folder that is not there yet."
+        ),
+    ],
     only: Annotated[
         str, typer.Option(help="Keep no more than these scores, such as Con,R-Con.")
     ] = "",

@@ -5,8 +5,9 @@ from typing import Annotated, get_args
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, FirstN, names_in
-from demur.cli.bench import OutFile, bench_app, kept_report, reports_at
+from demur.cli.bench import OutFile, bench_app, reports_at, tell
 from demur.cli.evaluate import RunName, source_of
+from demur.cli.places import checked_file
 from demur.errors import BadInput, suggestion
 
 
@@ -24,7 +25,10 @@ def refusals(
         typer.Option(help="The Linf radius, such as 0.2 or 8/255.", show_default="the data's own"),
     ] = None,
     out: OutFile = None,
-    figure: Annotated[str | None, typer.Option(help="Draw the curves into this SVG file.")] = None,
+    figure: Annotated[
+        str | None,
+        typer.Option(callback=checked_file, help="Draw the curves into this SVG file."),
+    ] = None,
     as_json: AsJson = False,
     device: Device = "auto",
     data: DataFolder = None,
@@ -61,10 +65,6 @@ def refusals(
     rules = {name: RULES[name] for name in names}
     images, reports = source.images(Order(n=n)), reports_at(out, "rules")
     report = against_refusals(source, images, ball, rules, budget, console.print, reports)
-    text = kept_report(report, out)
+    tell(report, show_refusals, out, as_json)
     if figure:
         write_bytes(Path(figure), refusals_svg(report))
-    if as_json:
-        typer.echo(text)
-    else:
-        show_refusals(report)

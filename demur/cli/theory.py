@@ -8,6 +8,7 @@ import typer
 
 from demur.cli.app import AsJson, app
 from demur.cli.evaluate import RunName
+from demur.cli.places import checked_file
 
 
 @app.command()
@@ -22,7 +23,8 @@ def theory(
     ] = None,
     rho: Annotated[float, typer.Option(help="Theorem 2's rounding error.")] = 0.01,
     out: Annotated[
-        str | None, typer.Option("--out", "-o", help="Also draw an SVG figure there.")
+        str | None,
+        typer.Option("--out", "-o", callback=checked_file, help="Also draw an SVG figure there."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -37,14 +39,14 @@ def theory(
 
     found = Run.open(run)
     report = theory_of(found, tuple(gamma or GAMMAS), rho)
-    if out:
-        from demur.report.theory_figure import write_figure
-
-        write_figure(report, found, Path(out))
     if as_json:
         typer.echo(json.dumps(report.plain(), indent=2))
     else:
         show_theory(report)
+    if out:
+        from demur.report.theory_figure import write_figure
+
+        write_figure(report, found, Path(out))
     if report.violations:
         typer.echo(f"demur: {report.violations} cases against a proven statement: a bug", err=True)
         raise typer.Exit(1)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from demur.cli.app import DataFolder, Device, Engine, app
+from demur.cli.places import checked_folder
 
 if TYPE_CHECKING:
     from demur.recipes import Recipe
@@ -17,7 +18,8 @@ def train(
     recipe: Annotated[str, typer.Argument(help="A recipe's name (demur list recipes) or @FILE.")],
     changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
     out: Annotated[
-        str | None, typer.Option(help="The run folder.", show_default="runs/RECIPE")
+        str | None,
+        typer.Option(callback=checked_folder, help="The run folder.", show_default="runs/RECIPE"),
     ] = None,
     device: Device = "auto",
     data: DataFolder = None,
