@@ -126,14 +126,6 @@ def test_odd_input_is_answered_in_one_sentence_too(command: Command, run_here: P
     refused(command("report", "tiny", "-o", "folder"), "folder")
 
 
-def test_running_out_of_memory_is_said(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_large(*args: object) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9e9")
-
-    monkeypatch.setattr("demur.train.Training", too_large)
-    refused(command("train", "digits-pgdat"), "not enough memory", "smaller")
-
-
 def test_nested_changes_and_long_labels_are_fine(command: Command, run_here: Path) -> None:
     label = "pgd-10:goal=Evade(RCon(),eta=10,fool=Margin()),restarts=2,seed=" + 17 * "1"
     code, _, err = command("attack", "tiny", label, "--n", "10")

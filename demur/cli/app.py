@@ -3,13 +3,13 @@
 Exit codes: 0 done, 1 a fault of ours, 2 what was asked for is wrong, 130 stopped by the user.
 """
 
-import errno
 import signal
 import sys
 from typing import Annotated
 
 import typer
 
+from demur.cli.endings import reason_of_the_system
 from demur.errors import BadInput
 
 app = typer.Typer(
@@ -32,7 +32,6 @@ FirstN = Annotated[int | None, typer.Option("--n", help="The first N images.", s
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 INTERRUPTED = 130
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main() -> None:
@@ -49,19 +48,10 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()  # whoever read the output has left
         sys.exit(1)
-    except OSError as error:
-        stop(_refusal_of_the_system(error))
-    except (MemoryError, RuntimeError) as error:
-        if "allocate memory" not in str(error) and "out of memory" not in str(error).lower():
-            raise
-        stop("there is not enough memory for this; make the batch or the net smaller")
-
-
-def _refusal_of_the_system(error: OSError) -> str:
-    if error.errno in _NO_ROOM:
-        return "the disk is full; what was finished is kept: make room and give the command again"
-    where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{(error.strerror or str(error)).lower()}; name another place or allow this one"
+    except (OSError, MemoryError, RuntimeError) as error:
+        if sentence := reason_of_the_system(error):
+            stop(sentence)
+        raise
 
 
 def stop(sentence: str) -> None:
