@@ -64,6 +64,8 @@ def table(
     _check_folders(kept, slim)
     hands = _kept(kept, device, data) if kept else _hands(device, data, engine, slim)
     lines = list(measured(asked, range(first_seed, first_seed + seeds), hands))
+    if kept and not any(line.rows for line in lines):
+        raise BadInput(f"{kept} holds no record of what {name} asks for; name another folder")
     options = {"only": only, "seeds": seeds if seeds > 1 else None, "first-seed": first_seed}
     command = _command([name, *(changes or [])], options | {"kept": kept})
     page = markdown(asked, lines, command, code_version())
