@@ -3,9 +3,10 @@
 Exit codes: 0 done, 1 a fault of ours, 2 what was asked for is wrong, 130 stopped by the user.
 """
 
+import math
 import signal
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -58,6 +59,14 @@ def stop(sentence: str) -> None:
     """Say what is wrong and leave with exit code 2."""
     sys.stderr.write(f"demur: {sentence}\n")
     sys.exit(2)
+
+
+def finite(param: typer.CallbackParam, value: Any) -> Any:
+    """The number of an option, or its numbers, unless one is infinite or none at all."""
+    for each in value if isinstance(value, list) else [value]:
+        if each is not None and not math.isfinite(each):
+            raise BadInput(f"--{param.name} is {each}; give a finite number")
+    return value
 
 
 def names_in(only: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, FirstN, names_in
+from demur.cli.app import AsJson, DataFolder, Device, FirstN, finite, names_in
 from demur.cli.bench import OutFile, bench_app, reports_at, tell
 from demur.cli.evaluate import RunName, source_of
 from demur.cli.places import checked_file
@@ -18,7 +18,10 @@ def refusals(
     only: Annotated[str, typer.Option(help="Some of: Con,R-Con,Energy,GDA,Con+R-Con.")] = "",
     version: Annotated[str, typer.Option(help="Of reject-autoattack: fast or standard.")] = "fast",
     times: Annotated[
-        float, typer.Option(min=0.0, help="Looks of the others, as a multiple of its own.")
+        float,
+        typer.Option(
+            min=0.0, callback=finite, help="Looks of the others, as a multiple of its own."
+        ),
     ] = 10.0,
     eps: Annotated[
         str | None,

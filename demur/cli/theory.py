@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from demur.cli.app import AsJson, app
+from demur.cli.app import AsJson, app, finite
 from demur.cli.evaluate import RunName
 from demur.cli.places import checked_file
 
@@ -17,11 +17,12 @@ def theory(
     gamma: Annotated[
         list[float] | None,
         typer.Option(
+            callback=finite,
             help="A confidence threshold; repeat for several.",
             show_default="0.55 0.6 0.7 0.8 0.9",
         ),
     ] = None,
-    rho: Annotated[float, typer.Option(help="Theorem 2's rounding error.")] = 0.01,
+    rho: Annotated[float, typer.Option(callback=finite, help="Theorem 2's rounding error.")] = 0.01,
     out: Annotated[
         str | None,
         typer.Option("--out", "-o", callback=checked_file, help="Also draw an SVG figure there."),
