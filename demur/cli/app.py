@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from demur.cli.endings import reason_of_the_system
+from demur.cli.endings import is_help, reason_of_the_system, refusal_of_words
 from demur.errors import BadInput
 
 app = typer.Typer(
@@ -39,7 +39,7 @@ def main() -> None:
     """Run the command; a wrong request is one sentence and exit code 2."""
     signal.signal(signal.SIGINT, lambda number, frame: sys.exit(INTERRUPTED))
     try:
-        app()
+        code = app(prog_name=app.info.name, standalone_mode=False)
     except BadInput as error:
         stop(str(error))
     except SystemExit as end:
@@ -53,6 +53,14 @@ def main() -> None:
         if sentence := reason_of_the_system(error):
             stop(sentence)
         raise
+    except Exception as error:
+        if sentence := refusal_of_words(error):
+            stop(sentence)
+        if is_help(error):
+            sys.exit(2)
+        raise
+    if code:
+        sys.exit(code)
 
 
 def stop(sentence: str) -> None:

@@ -1,6 +1,8 @@
-"""How a command ends when the system refuses: one sentence that says what to do."""
+"""How a command ends that is not carried out: one sentence that says what to do."""
 
 import errno
+import re
+import sys
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_MEMORY = (
@@ -19,6 +21,28 @@ def reason_of_the_system(error: OSError | MemoryError | RuntimeError) -> str | N
         return "the disk is full; what was finished is kept: make room and give the command again"
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{(error.strerror or str(error)).lower()}; name another place or allow this one"
+
+
+def refusal_of_words(error: Exception) -> str | None:
+    """What typer does not take among the words of a command; None for any other error."""
+    if not hasattr(error, "format_message") or is_help(error):
+        return None
+    told = " ".join(error.format_message().split()).rstrip(".")
+    told = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", told)
+    told = re.sub(r"\(Possible options: (.*)\)$", r"(did you mean \1?)", told)
+    return f"{told[:1].lower()}{told[1:]}; see {_command_of(error)} -h"
+
+
+def is_help(error: Exception) -> bool:
+    """Whether it stands for a group of commands that was named alone, and has told its help."""
+    return type(error).__name__ == "NoArgsIsHelpError"
+
+
+def _command_of(error: Exception) -> str:
+    """The command whose words are wrong; where typer does not say which, the first word."""
+    if context := getattr(error, "ctx", None):
+        return str(context.command_path)
+    return " ".join(["demur", *(word for word in sys.argv[1:2] if not word.startswith("-"))])
 
 
 def _lacks_memory(error: OSError | MemoryError | RuntimeError) -> bool:
