@@ -1,8 +1,10 @@
 """How a command ends that cannot be carried out: one sentence, and never a traceback."""
 
 import errno
+import sys
 
 import pytest
+from typer import Typer
 
 from tests.conftest import Command
 from tests.test_cli import refused
@@ -17,6 +19,31 @@ NO_MEMORY = [
     MemoryError(),
     OSError(errno.ENOMEM, "Cannot allocate memory"),
 ]  # fmt: skip
+
+
+GOES_ON = [
+    "train digits-pgdat-rr epochs=50 --out run", "attack tiny pgd-20", "table methods-digits",
+    "adaptive tiny", "distortion tiny", "demo", "bench --check -o page",
+    "bench refusals tiny --out=page",
+]  # fmt: skip
+BEGINS_ANEW = [
+    "bench", "bench digits-pgdat -o page", "bench attacks tiny -o page", "bench --check",
+    "bench refusals tiny --only Con", "score tiny", "report tiny", "data get cifar10", "",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", GOES_ON + BEGINS_ANEW)
+def test_a_stop_promises_what_is_true(
+    words: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Typer, "__call__", lambda self, **_: sys.exit(130))
+    code, out, err = command(*words.split())
+    assert (code, out) == (130, "")
+    if words in GOES_ON:
+        promise = f"the same command goes on from what was finished: demur {words}"
+    else:
+        promise = "nothing is kept, and the same command begins anew"
+    assert err == f"demur: stopped; {promise}\n"
 
 
 @pytest.mark.parametrize("error", NO_MEMORY, ids=lambda error: str(error)[:30])

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from demur.cli.endings import is_help, reason_of_the_system, refusal_of_words
+from demur.cli.endings import after_a_stop, is_help, reason_of_the_system, refusal_of_words
 from demur.errors import BadInput
 
 app = typer.Typer(
@@ -44,7 +44,7 @@ def main() -> None:
         stop(str(error))
     except SystemExit as end:
         if end.code == INTERRUPTED:
-            sys.stderr.write("demur: stopped; the same command goes on from what was finished\n")
+            sys.stderr.write(f"demur: {after_a_stop(sys.argv[1:])}\n")
         raise
     except BrokenPipeError:
         sys.stderr.close()  # whoever read the output has left

@@ -2,6 +2,7 @@
 
 import errno
 import re
+import shlex
 import sys
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -9,6 +10,9 @@ NO_MEMORY = (
     "allocate memory", "not enough memory", "out of memory", "alloc_failed",
     "storage size calculation overflowed",
 )  # fmt: skip
+
+# commands whose trainings and records are kept part by part
+KEEPING = ("train", "attack", "table", "adaptive", "distortion", "calibrate", "demo")
 
 
 def reason_of_the_system(error: OSError | MemoryError | RuntimeError) -> str | None:
@@ -21,6 +25,22 @@ def reason_of_the_system(error: OSError | MemoryError | RuntimeError) -> str | N
         return "the disk is full; what was finished is kept: make room and give the command again"
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{(error.strerror or str(error)).lower()}; name another place or allow this one"
+
+
+def after_a_stop(words: list[str]) -> str:
+    """What is left of a command that the user has stopped, and how to go on."""
+    again = shlex.join(["demur", *words])
+    if _goes_on(words):
+        return f"stopped; the same command goes on from what was finished: {again}"
+    return "stopped; nothing is kept, and the same command begins anew"
+
+
+def _goes_on(words: list[str]) -> bool:
+    """Whether the command keeps what it has finished as it goes."""
+    if "bench" in words[:1]:
+        grows = "refusals" in words[1:2] or "--check" in words
+        return grows and any(word.startswith(("-o", "--out")) for word in words)
+    return bool(words) and words[0] in KEEPING
 
 
 def refusal_of_words(error: Exception) -> str | None:
