@@ -1,11 +1,19 @@
 """How a command ends that cannot be carried out: one sentence, and never a traceback."""
 
 import errno
+import os
+import signal
+import subprocess
 import sys
+from contextlib import suppress
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
 
 import pytest
 from typer import Typer
 
+import demur
+from demur.cli.endings import show_all_letters
 from tests.conftest import Command
 from tests.test_cli import refused
 
@@ -66,3 +74,42 @@ def test_faults_of_our_own_are_not_hidden(
     monkeypatch.setattr("demur.train.Training", wrong)
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         command("train", "digits-pgdat")
+
+
+def test_a_stop_that_an_import_hides_is_told_when_it_fails(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hidden(self: Typer, **_: object) -> None:
+        with suppress(SystemExit):
+            signal.raise_signal(signal.SIGINT)
+        raise RecursionError("half of a module is there")
+
+    monkeypatch.setattr(Typer, "__call__", hidden)
+    code, _, err = command("train", "digits-pgdat")
+    assert code == 130
+    assert err.endswith("from what was finished: demur train digits-pgdat\n")
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_ctrl_c_while_modules_are_imported_is_a_sentence(hides: bool, tmp_path: Path) -> None:
+    lines = ["import signal", "try:", "    signal.raise_signal(signal.SIGINT)"]
+    lines += ["except SystemExit:", "    raise" + (" ImportError" if hides else "")]
+    (tmp_path / "typer.py").write_text("\n".join(lines), encoding="utf-8")
+    places = os.pathsep.join([str(tmp_path), str(Path(demur.__file__).parents[1])])
+    words = [sys.executable, "-m", "demur", "list", "nets"]
+    done = subprocess.run(
+        words, env=os.environ | {"PYTHONPATH": places}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 130
+    assert done.stderr == "demur: stopped before anything was done\n"
+
+
+def test_letters_that_a_terminal_does_not_know_are_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = TextIOWrapper(BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    show_all_letters()
+    terminal.write("1.0 ± 0.2")
+    terminal.seek(0)
+    assert terminal.read() == "1.0 ? 0.2"

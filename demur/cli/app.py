@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from demur.cli.endings import after_a_stop, is_help, reason_of_the_system, refusal_of_words
+from demur.cli.endings import after_a_stop, is_help, sentence_for, show_all_letters
 from demur.errors import BadInput
 
 app = typer.Typer(
@@ -33,40 +33,43 @@ FirstN = Annotated[int | None, typer.Option("--n", help="The first N images.", s
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 INTERRUPTED = 130
+_stops: list[int] = []  # signals that came
 
 
 def main() -> None:
     """Run the command; a wrong request is one sentence and exit code 2."""
-    signal.signal(signal.SIGINT, lambda number, frame: sys.exit(INTERRUPTED))
+    _stops.clear()
+    signal.signal(signal.SIGINT, _interrupt)
+    show_all_letters()
     try:
         code = app(prog_name=app.info.name, standalone_mode=False)
-    except BadInput as error:
-        stop(str(error))
     except SystemExit as end:
-        if end.code == INTERRUPTED:
-            sys.stderr.write(f"demur: {after_a_stop(sys.argv[1:])}\n")
-        raise
+        code = end.code
     except BrokenPipeError:
         sys.stderr.close()  # whoever read the output has left
-        sys.exit(1)
-    except (OSError, MemoryError, RuntimeError) as error:
-        if sentence := reason_of_the_system(error):
-            stop(sentence)
-        raise
+        code = 1
     except Exception as error:
-        if sentence := refusal_of_words(error):
-            stop(sentence)
-        if is_help(error):
-            sys.exit(2)
-        raise
+        code = INTERRUPTED if _stops else _told(error)
+    if code == INTERRUPTED:
+        sys.stderr.write(f"demur: {after_a_stop(sys.argv[1:])}\n")
     if code:
         sys.exit(code)
 
 
-def stop(sentence: str) -> None:
-    """Say what is wrong and leave with exit code 2."""
-    sys.stderr.write(f"demur: {sentence}\n")
-    sys.exit(2)
+def _interrupt(number: int, frame: object) -> None:
+    """End the command; a module that was being imported may hide that and fail later."""
+    _stops.append(number)
+    sys.exit(INTERRUPTED)
+
+
+def _told(error: Exception) -> int:
+    """The exit code of a command that could not be carried out, after saying why."""
+    if not is_help(error):
+        sentence = sentence_for(error)
+        if sentence is None:
+            raise error
+        sys.stderr.write(f"demur: {sentence}\n")
+    return 2
 
 
 def finite(param: typer.CallbackParam, value: Any) -> Any:

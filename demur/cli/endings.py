@@ -4,6 +4,9 @@ import errno
 import re
 import shlex
 import sys
+from io import TextIOWrapper
+
+from demur.errors import BadInput
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_MEMORY = (
@@ -15,12 +18,18 @@ NO_MEMORY = (
 KEEPING = ("train", "attack", "table", "adaptive", "distortion", "calibrate", "demo")
 
 
-def reason_of_the_system(error: OSError | MemoryError | RuntimeError) -> str | None:
-    """Why the system did not do it; None where the fault is our own."""
+def sentence_for(error: Exception) -> str | None:
+    """Why a command was not carried out; None where the fault is our own."""
+    if isinstance(error, BadInput):
+        return str(error)
     if _lacks_memory(error):
         return "there is not enough memory for this; make the batch or the net smaller"
-    if not isinstance(error, OSError):
-        return None
+    if isinstance(error, OSError):
+        return _refusal_of_the_system(error)
+    return _refusal_of_words(error)
+
+
+def _refusal_of_the_system(error: OSError) -> str:
     if error.errno in NO_ROOM:
         return "the disk is full; what was finished is kept: make room and give the command again"
     where = f"{error.filename}: " if error.filename else ""
@@ -43,9 +52,9 @@ def _goes_on(words: list[str]) -> bool:
     return bool(words) and words[0] in KEEPING
 
 
-def refusal_of_words(error: Exception) -> str | None:
+def _refusal_of_words(error: Exception) -> str | None:
     """What typer does not take among the words of a command; None for any other error."""
-    if not hasattr(error, "format_message") or is_help(error):
+    if not hasattr(error, "format_message"):
         return None
     told = " ".join(error.format_message().split()).rstrip(".")
     told = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", told)
@@ -65,9 +74,17 @@ def _command_of(error: Exception) -> str:
     return " ".join(["demur", *(word for word in sys.argv[1:2] if not word.startswith("-"))])
 
 
-def _lacks_memory(error: OSError | MemoryError | RuntimeError) -> bool:
+def _lacks_memory(error: Exception) -> bool:
     """Whether memory ran out, by the kind of the error or by the words of torch."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     told = str(error).lower()
-    return isinstance(error, MemoryError) or any(words in told for words in NO_MEMORY)
+    spoken = isinstance(error, RuntimeError) and any(words in told for words in NO_MEMORY)
+    return spoken or isinstance(error, MemoryError)
+
+
+def show_all_letters() -> None:
+    """Let a letter that the terminal does not know be a question mark, and not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
