@@ -82,15 +82,15 @@ def bench(
 
     Example: demur bench cifar10-pgdat-rr --only fast,attack
     """
-    from demur.cli.progress import console
+    from demur.cli.progress import say
     from demur.device import device_named
 
     place = device_named(device)
     names = names_in(only)
     if check:
-        report = _checked(place, console.print, names, out)
+        report = _checked(place, say, names, out)
     else:
-        report = _measured(recipe, place, names, steps, console.print)
+        report = _measured(recipe, place, names, steps, say)
     tell(report, _show_check if check else _show_speed, out, as_json)
     if check and not (report["noise_is_the_same"] and all(p["holds"] for p in report["pairs"])):
         typer.echo("demur: the fast engine is not the plain one here; use --engine plain", err=True)
@@ -115,13 +115,13 @@ def attacks(
     """
     from demur.bench.pairs import pairs_named
     from demur.bench.rivals import compared, ground
-    from demur.cli.progress import console
+    from demur.cli.progress import say
     from demur.evaluate import Order
     from demur.report.rivals import show_rivals
 
     pairs = pairs_named(names_in(only))
     source = source_of(run, device, data)
-    report = compared(source, source.images(Order(n=n)), pairs, ground(source), console.print)
+    report = compared(source, source.images(Order(n=n)), pairs, ground(source), say)
     tell(report, show_rivals, out, as_json)
 
 

@@ -67,7 +67,7 @@ def attack(
 
 def source_of(run: str, device: str, data: str | None, engine: str = "auto") -> "Source":
     """A run opened for evaluation."""
-    from demur.cli.progress import console
+    from demur.cli.progress import say
     from demur.device import device_named
     from demur.evaluate import Source
     from demur.runs import Run
@@ -75,7 +75,7 @@ def source_of(run: str, device: str, data: str | None, engine: str = "auto") -> 
     found = Run.open(run)
     _ = found.chosen  # an unfinished run is refused before anything else
     where = Path(data) if data else None
-    return Source(found, device_named(device), where, engine, console.print)
+    return Source(found, device_named(device), where, engine, say)
 
 
 def attack_all(source: "Source", attacks: list[str], order: "Order") -> None:
@@ -89,13 +89,13 @@ def attack_all(source: "Source", attacks: list[str], order: "Order") -> None:
 
 def record_of(source: "Source", label: str, attack: "Attack", order: "Order") -> "Record":
     """The record of an attack, found or made with a progress bar."""
-    from demur.cli.progress import CountBar, console
+    from demur.cli.progress import CountBar, say
     from demur.evaluate import attacked
     from demur.report.text import percent
 
     with CountBar(f"attack {label}", "images") as bar:
         record = attacked(source, label, attack, order, bar.watch)
-    console.print(
+    say(
         f"{label}: {percent(record.correct.mean())}% of {len(record.y)} answered rightly; "
         f"record {record.digest[:12]}"
     )
@@ -243,7 +243,7 @@ def slim(
 
     Example: demur slim digits-pgdat-rr -o results/digits
     """
-    from demur.cli.progress import CountBar, console
+    from demur.cli.progress import CountBar, say
     from demur.evaluate import slim as slimmed
 
     source = source_of(run, device, data)
@@ -251,4 +251,4 @@ def slim(
         made = slimmed(source, Path(out), names_in(only), bar.watch)
     size = sum(path.stat().st_size for path in made.path.rglob("*") if path.is_file())
     where = "" if made.records("test") else " --split cal"
-    console.print(f"{out}: {size / 1e6:.1f} MB; demur score {out}{where} reads it")
+    say(f"{out}: {size / 1e6:.1f} MB; demur score {out}{where} reads it")

@@ -45,7 +45,7 @@ def refusals(
     from demur.attacks.rejecting import RejectVersion
     from demur.balls import Linf
     from demur.bench.refusals import RULES, Budget, against_refusals
-    from demur.cli.progress import console
+    from demur.cli.progress import say
     from demur.evaluate import Order
     from demur.recipes import VOCABULARY
     from demur.report.refusals import refusals_svg, show_refusals
@@ -67,7 +67,7 @@ def refusals(
         ball = edit(ball, "eps", eps, VOCABULARY)
     rules = {name: RULES[name] for name in names}
     images, reports = source.images(Order(n=n)), reports_at(out, "rules")
-    report = against_refusals(source, images, ball, rules, budget, console.print, reports)
+    report = against_refusals(source, images, ball, rules, budget, say, reports)
     tell(report, show_refusals, out, as_json)
     if figure:
         write_bytes(Path(figure), refusals_svg(report))

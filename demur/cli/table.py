@@ -85,11 +85,13 @@ def _command(words: list[str], options: dict[str, Any]) -> str:
 
 def _show(page: str) -> None:
     """Print a page, drawn where there is somebody to look at it."""
-    from rich.console import Console
     from rich.markdown import Markdown
 
-    if Console().is_terminal:
-        Console().print(Markdown(page))
+    from demur.report.text import terminal
+
+    console = terminal()
+    if console.is_terminal:
+        console.print(Markdown(page))
     else:
         typer.echo(page)
 
