@@ -36,6 +36,28 @@ INTERRUPTED = 130
 _stops: list[int] = []  # signals that came
 
 
+def _tell_version(asked: bool) -> None:
+    """Print the version and the code version that records carry, and leave."""
+    if asked:
+        import demur
+        from demur.runs import code_version
+
+        typer.echo(f"demur {demur.__version__}, code {code_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def everywhere(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_tell_version, help="Print the version and leave."
+        ),
+    ] = False,
+) -> None:
+    """What goes before all commands."""
+
+
 def main() -> None:
     """Run the command; a wrong request is one sentence and exit code 2."""
     _stops.clear()

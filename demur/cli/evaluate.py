@@ -1,6 +1,7 @@
 """demur attack and demur score."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,9 +74,20 @@ def source_of(run: str, device: str, data: str | None, engine: str = "auto") -> 
     from demur.runs import Run
 
     found = Run.open(run)
-    _ = found.chosen  # an unfinished run is refused before anything else
+    check_finished(found, data)
+    _ = found.chosen  # a damaged one is refused before anything else
     where = Path(data) if data else None
     return Source(found, device_named(device), where, engine, say)
+
+
+def check_finished(run: "Run", data: str | None = None) -> None:
+    """Refuse a run that was not trained to the end, with the command that goes on with it."""
+    from demur.report.again import train_command
+
+    if not (run.path / "chosen.json").exists():
+        place = f" --data {shlex.quote(data)}" if data else ""
+        again = train_command(run) + place
+        raise BadInput(f"{run.path} is not trained to the end; go on with it by: {again}")
 
 
 def attack_all(source: "Source", attacks: list[str], order: "Order") -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from demur.cli.app import AsJson, app, finite
-from demur.cli.evaluate import RunName
+from demur.cli.evaluate import RunName, check_finished
 from demur.cli.places import checked_file
 
 
@@ -39,6 +39,8 @@ def theory(
     from demur.runs import Run
 
     found = Run.open(run)
+    if found.recipe.has_a:  # else no training would help
+        check_finished(found)
     report = theory_of(found, tuple(gamma or GAMMAS), rho)
     if as_json:
         typer.echo(json.dumps(report.plain(), indent=2))

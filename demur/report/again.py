@@ -4,6 +4,7 @@ attack_command(record, source)      # demur attack RUN pgd-20 --n 100
 """
 
 import shlex
+from pathlib import Path
 
 from demur.errors import BadInput
 from demur.evaluate import Order, Source
@@ -45,7 +46,7 @@ def train_command(run: Run) -> str:
     """The command that trains the run again: by its recipe's name, or by the file in its folder."""
     named = next((name for name, known in RECIPES.items() if known == run.recipe), None)
     words = ["demur", "train", named or f"@{run.path}/recipe.txt"]
-    usual = run.path.parent.name == "runs" and named == run.name
+    usual = run.path == Path("runs", run.name) and named == run.name
     return shlex.join(words if usual else [*words, "--out", str(run.path)])
 
 
