@@ -1,6 +1,7 @@
 """Places to write to are looked at before any work, and work that cannot be kept is still shown."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from demur.cli.places import checked_file, checked_folder
 from demur.errors import BadInput
+from demur.evaluate import Source
 from demur.recipes import recipe
 from demur.runs import files
 from demur.spec import lines
@@ -79,6 +81,23 @@ def test_what_may_not_be_written_is_refused(
         checked_folder(str(tmp_path / "new"))
     assert checked_folder(str(tmp_path)) == str(tmp_path), "it may only have to be read"
     assert checked_file(None) is None
+
+
+def test_a_page_goes_through_a_link_or_a_pipe_and_nothing_after_it(
+    command: Command, scored_source: Source
+) -> None:
+    run = str(scored_source.run.path)
+    Path("link").symlink_to("pages/far.html")
+    code, out, err = command("report", run, "-o", "link")
+    assert code == 0, err
+    assert out == f"the page: {Path('pages/far.html').resolve()}\n"
+    assert Path("link").is_symlink()
+    os.mkfifo("pipe")
+    with ThreadPoolExecutor() as reader:
+        came = reader.submit(Path("pipe").read_bytes)
+        assert command("report", run, "-o", "pipe") == (0, "", err)
+    assert came.result() == Path("pages/far.html").read_bytes()
+    assert Path("pipe").is_fifo()
 
 
 def full(*words: Any) -> str:

@@ -161,8 +161,9 @@ def _checked(device: Any, say: Any, only: tuple[str, ...], out: str | None) -> d
 def reports_at(out: str | None, parts: str) -> "Reports":
     """A report that grows in a file, if one is named, which may hold some of its parts already."""
     from demur.bench.reports import Reports
+    from demur.runs.files import flows
 
-    if not out or (Path(out).exists() and not Path(out).is_file()):
+    if not out or flows(Path(out)):
         return Reports()  # a pipe takes the whole alone
     earlier: Any = {}
     if Path(out).is_file():

@@ -55,11 +55,14 @@ def report(
 
     Example: demur report digits-pgdat-rr -o report.html
     """
+    from demur.runs.files import flows
+
     source = source_of(run, device, data)
     place = out or str(source.run.path / "report.html")
     checked_file(place)
     page = _page(source, Path(place), tables=False)
-    typer.echo(f"the page: {page.resolve()}")
+    if not flows(page):  # nothing comes after a page that goes into a pipe
+        typer.echo(f"the page: {page.resolve()}")
 
 
 def _promise(source: "Source") -> None:

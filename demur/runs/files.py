@@ -34,11 +34,16 @@ def write_bytes(path: Path, content: bytes) -> str:
 
     A link stays and what it leads to is written; pipes and devices take the bytes as they come.
     """
-    if _flows(path):
+    if flows(path):
         _pour(path, content)
     else:
         _replace(path, content)
     return content_digest(content)
+
+
+def flows(path: Path) -> bool:
+    """Whether something is there that no file can be put in the place of."""
+    return path.exists() and (not path.is_file() or _is_our_output(path))
 
 
 def move(path: Path, folder: Path) -> None:
@@ -127,11 +132,6 @@ def only_writer(folder: Path, taken: Callable[[Path], None] = refuse) -> Iterato
             yield
         finally:
             _held.discard(place)
-
-
-def _flows(path: Path) -> bool:
-    """Whether something is there that no file can be put in the place of."""
-    return path.exists() and (not path.is_file() or _is_our_output(path))
 
 
 def _is_our_output(path: Path) -> bool:
