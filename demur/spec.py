@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 from typing import get_type_hints as type_hints
 
 from demur.declared import as_declared, takes_specs, words
-from demur.errors import BadInput, suggestion
+from demur.errors import BadInput, brief, suggestion
 
 LONG = 8  # a decimal of more characters is better read as a fraction, if it is one
 Vocabulary = Mapping[str, type["Spec"]]
@@ -136,13 +136,15 @@ def differences(asked: Spec, found: Spec) -> list[str]:
 
 def read(text: str, vocabulary: Vocabulary) -> Any:
     """The value that `text` spells, made of numbers, strings, tuples and known classes."""
+    told = brief(text.strip())
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        return _value(ast.parse(text.strip(), mode="eval").body, vocabulary, told)
+    except BadInput:
+        raise
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise BadInput(
-            f"cannot read {text!r}; write it like PGD(Linf(8/255), steps=10, step=2/255)"
+            f"cannot read {told!r}; write it like PGD(Linf(8/255), steps=10, step=2/255)"
         ) from None
-    return _value(tree, vocabulary, text)
 
 
 def _value(node: ast.expr, vocabulary: Vocabulary, text: str) -> Any:
@@ -161,7 +163,7 @@ def _value(node: ast.expr, vocabulary: Vocabulary, text: str) -> Any:
             values = [_value(a, vocabulary, text) for a in args]
             named = [(k.arg, _value(k.value, vocabulary, text)) for k in keywords]
             return _made(_class(name, vocabulary), values, named)
-    raise BadInput(f"{ast.unparse(node)!r} in {text!r} is neither a value nor a known name")
+    raise BadInput(f"{brief(ast.unparse(node))!r} in {text!r} is neither a value nor a known name")
 
 
 _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -185,7 +187,7 @@ def _combined(
 
 def _class(name: str, vocabulary: Vocabulary) -> type[Spec]:
     if name not in vocabulary:
-        raise BadInput(f"nothing is called {name!r}; {suggestion(name, vocabulary)}")
+        raise BadInput(f"nothing is called {brief(name)!r}; {suggestion(name, vocabulary)}")
     return vocabulary[name]
 
 
@@ -199,7 +201,9 @@ def _made(cls: type[Spec], values: list[Any], named: list[tuple[str | None, Any]
     known = field_types(cls)
     for key, _ in named:
         if key is None or key not in known:
-            raise BadInput(f"{cls.__name__} has no {key!r}; {suggestion(str(key), known)}")
+            raise BadInput(
+                f"{cls.__name__} has no {brief(str(key))!r}; {suggestion(str(key), known)}"
+            )
     if len(dict(named)) < len(named):
         raise BadInput(f"{cls.__name__} is given the same field twice")
     try:
@@ -231,14 +235,14 @@ def _parsed(text: str, kind: Any, key: str, vocabulary: Vocabulary) -> Any:
     if bare in choices or kind is str or (str in get_args(kind) and bare != "None"):
         return bare
     if choices:
-        raise BadInput(f"{key} must be {words(kind)}, not {text!r}")
+        raise BadInput(f"{key} must be {words(kind)}, not {brief(text)!r}")
     if kind is bool and bare.lower() in ("true", "false"):
         return bare.lower() == "true"
     try:
         return read(text, vocabulary)
     except BadInput as error:
         if str(error).startswith("nothing is called") and not takes_specs(kind):
-            raise BadInput(f"{key} must be {words(kind)}, not {text!r}") from None
+            raise BadInput(f"{key} must be {words(kind)}, not {brief(text)!r}") from None
         raise
 
 
@@ -252,7 +256,7 @@ def _path(value: Spec, key: str) -> list[str]:
         if not found:
             known = {p[-1] for p in _paths(owner)}
             inside = f" in {'.'.join(path)}" if path else ""
-            raise BadInput(f"no key {name!r}{inside}; {suggestion(name, known)}")
+            raise BadInput(f"no key {brief(name)!r}{inside}; {suggestion(name, known)}")
         if len(found) > 1:
             places = " or ".join(".".join(path + p) for p in found)
             raise BadInput(f"{key!r} could mean {places}; write it out")

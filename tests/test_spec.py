@@ -42,7 +42,7 @@ from demur.calibrate import TPR, Coverage, Risk
 from demur.data import CIFAR10, CIFAR100, CropFlip
 from demur.errors import BadInput
 from demur.methods import PGDAT, RR, Method, Piecewise
-from demur.recipes import NAMED_ATTACKS, RECIPES, VOCABULARY
+from demur.recipes import NAMED_ATTACKS, RECIPES, VOCABULARY, recipe
 from demur.rejectors import Answers, Con, Coupled, Difference, Energy, Given, RCon
 from demur.spec import Spec, differences, edit, lines, read, show
 
@@ -198,3 +198,20 @@ def test_differences_name_the_fields() -> None:
         "method.head.weight: 2.0 asked, 1.0 found",
         f"epochs: 3 asked, {recipe.epochs} found",
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "PGD(" + 500 * "x, ", "[" + 500 * "1, " + "]", 500 * "x", f"PGD({500 * 'x'}=1)",
+        "1/0 + " + 500 * "1 + " + "1", 3000 * "-" + "1", 20 * "(CE(), " + "-CE()" + 20 * ")",
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_repeated_in_part(text: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        read(text, VOCABULARY)
+    assert len(str(caught.value)) < 500
+    assert max(map(len, str(caught.value).split("'"))) <= 200
+    with pytest.raises(BadInput) as caught:
+        recipe("digits-pgdat-rr", [f"epochs={text}"])
+    assert len(str(caught.value)) < 500

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -14,7 +15,7 @@ from demur.paper.study import CHANGES, variants
 from demur.paper.tables import TABLES, Table, entry_folder
 from demur.paper.words import markdown
 from demur.recipes import RECIPES, Recipe, changed
-from demur.runs import run_folder
+from demur.runs import Run, run_folder
 from demur.spec import digest
 from tests.conftest import Command
 
@@ -175,9 +176,9 @@ def test_what_was_kept_is_read_and_what_was_not_is_named(
     assert "## pgd-20\n\nNot measured yet." in page
     assert "| pgdat-rr (1 of 2 seeds) | R-Con |" in page
     assert "| pgdat-rr | 0 | rr |" in page
-    _, page, _ = command("table", *words, "--first-seed", "3", "--kept", "kept")
-    assert "- pgdat-rr, seed 3: not measured yet\n" in page
-    assert "--first-seed 3" in page
+    code, page, err = command("table", *words, "--first-seed", "3", "--kept", "kept")
+    assert (code, page) == (2, "")
+    assert "kept holds no record of what methods-digits asks for" in err
     lines = json.loads(command("table", *words, "--kept", "kept", "--json")[1])
     assert lines[1]["rows"] == [row for row in trained["rows"] if row["attack"] != "pgd-20"]
     (arrays,) = Path("kept/rr/records").glob("clean-test-*.npz")
@@ -191,6 +192,19 @@ def test_what_was_kept_is_read_and_what_was_not_is_named(
     code, _, err = command("table", *words, "--kept", "kept")
     assert code == 2
     assert "again and rr in kept are runs of one recipe" in err
+
+
+def test_a_folder_with_nothing_of_the_table_is_refused_and_the_page_left_alone(
+    command: Command, tiny_run: Run, in_empty_folder: Path
+) -> None:
+    copytree(tiny_run.path, in_empty_folder / "kept" / "tiny")
+    Path("page.md").write_text("old", encoding="utf-8")
+    code, out, err = command("table", "methods-digits", "--kept", "kept", "-o", "page.md")
+    assert (code, out) == (2, "")
+    assert err == (
+        "demur: kept holds no record of what methods-digits asks for; name another folder\n"
+    )
+    assert Path("page.md").read_text(encoding="utf-8") == "old"
 
 
 def test_the_table_of_what_we_keep_names_every_line_of_the_paper() -> None:

@@ -8,6 +8,7 @@ from demur.cli import (
     demo,
     distortion,
     evaluate,
+    listing,
     refusals,
     show,
     table,
@@ -17,6 +18,6 @@ from demur.cli import (
 from demur.cli.app import app, main
 
 __all__ = [
-    "adaptive", "app", "bench", "calibrate", "data", "demo", "distortion", "evaluate", "main",
-    "refusals", "show", "table", "theory", "train",
+    "adaptive", "app", "bench", "calibrate", "data", "demo", "distortion", "evaluate", "listing",
+    "main", "refusals", "show", "table", "theory", "train",
 ]  # fmt: skip

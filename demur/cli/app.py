@@ -3,13 +3,14 @@
 Exit codes: 0 done, 1 a fault of ours, 2 what was asked for is wrong, 130 stopped by the user.
 """
 
-import errno
+import math
 import signal
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from demur.cli.endings import after_a_stop, is_help, sentence_for, show_all_letters
 from demur.errors import BadInput
 
 app = typer.Typer(
@@ -32,42 +33,73 @@ FirstN = Annotated[int | None, typer.Option("--n", help="The first N images.", s
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 INTERRUPTED = 130
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_stops: list[int] = []  # signals that came
+
+
+def _tell_version(asked: bool) -> None:
+    """Print the version and the code version that records carry, and leave."""
+    if asked:
+        import demur
+        from demur.runs import code_version
+
+        typer.echo(f"demur {demur.__version__}, code {code_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def everywhere(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_tell_version, help="Print the version and leave."
+        ),
+    ] = False,
+) -> None:
+    """What goes before all commands."""
 
 
 def main() -> None:
     """Run the command; a wrong request is one sentence and exit code 2."""
-    signal.signal(signal.SIGINT, lambda number, frame: sys.exit(INTERRUPTED))
+    _stops.clear()
+    signal.signal(signal.SIGINT, _interrupt)
+    show_all_letters()
     try:
-        app()
-    except BadInput as error:
-        stop(str(error))
+        code = app(prog_name=app.info.name, standalone_mode=False)
     except SystemExit as end:
-        if end.code == INTERRUPTED:
-            sys.stderr.write("demur: stopped; the same command goes on from what was finished\n")
-        raise
+        code = end.code
     except BrokenPipeError:
         sys.stderr.close()  # whoever read the output has left
-        sys.exit(1)
-    except OSError as error:
-        stop(_refusal_of_the_system(error))
-    except (MemoryError, RuntimeError) as error:
-        if "allocate memory" not in str(error) and "out of memory" not in str(error).lower():
-            raise
-        stop("there is not enough memory for this; make the batch or the net smaller")
+        code = 1
+    except Exception as error:
+        code = INTERRUPTED if _stops else _told(error)
+    if code == INTERRUPTED:
+        sys.stderr.write(f"demur: {after_a_stop(sys.argv[1:])}\n")
+    if code:
+        sys.exit(code)
 
 
-def _refusal_of_the_system(error: OSError) -> str:
-    if error.errno in _NO_ROOM:
-        return "the disk is full; what was finished is kept: make room and give the command again"
-    where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{(error.strerror or str(error)).lower()}; name another place or allow this one"
+def _interrupt(number: int, frame: object) -> None:
+    """End the command; a module that was being imported may hide that and fail later."""
+    _stops.append(number)
+    sys.exit(INTERRUPTED)
 
 
-def stop(sentence: str) -> None:
-    """Say what is wrong and leave with exit code 2."""
-    sys.stderr.write(f"demur: {sentence}\n")
-    sys.exit(2)
+def _told(error: Exception) -> int:
+    """The exit code of a command that could not be carried out, after saying why."""
+    if not is_help(error):
+        sentence = sentence_for(error)
+        if sentence is None:
+            raise error
+        sys.stderr.write(f"demur: {sentence}\n")
+    return 2
+
+
+def finite(param: typer.CallbackParam, value: Any) -> Any:
+    """The number of an option, or its numbers, unless one is infinite or none at all."""
+    for each in value if isinstance(value, list) else [value]:
+        if each is not None and not math.isfinite(each):
+            raise BadInput(f"--{param.name} is {each}; give a finite number")
+    return value
 
 
 def names_in(only: str) -> tuple[str, ...]:

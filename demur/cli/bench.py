@@ -1,6 +1,7 @@
 """demur bench and demur bench attacks."""
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ from typer.core import TyperGroup
 
 from demur.cli.app import AsJson, DataFolder, Device, FirstN, app, names_in
 from demur.cli.evaluate import RunName, source_of
+from demur.cli.places import checked_file
 from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
@@ -45,7 +47,10 @@ bench_app = typer.Typer(
 )
 app.add_typer(bench_app)
 OutFile = Annotated[
-    str | None, typer.Option("--out", "-o", help="Also write the report to this JSON file.")
+    str | None,
+    typer.Option(
+        "--out", "-o", callback=checked_file, help="Also write the report to this JSON file."
+    ),
 ]
 
 
@@ -77,22 +82,16 @@ def bench(
 
     Example: demur bench cifar10-pgdat-rr --only fast,attack
     """
-    from demur.cli.progress import console
+    from demur.cli.progress import say
     from demur.device import device_named
 
     place = device_named(device)
     names = names_in(only)
     if check:
-        report = _checked(place, console.print, names, out)
+        report = _checked(place, say, names, out)
     else:
-        report = _measured(recipe, place, names, steps, console.print)
-    text = kept_report(report, out)
-    if as_json:
-        typer.echo(text)
-    elif check:
-        _show_check(report)
-    else:
-        _show_speed(report)
+        report = _measured(recipe, place, names, steps, say)
+    tell(report, _show_check if check else _show_speed, out, as_json)
     if check and not (report["noise_is_the_same"] and all(p["holds"] for p in report["pairs"])):
         typer.echo("demur: the fast engine is not the plain one here; use --engine plain", err=True)
         raise typer.Exit(1)
@@ -116,28 +115,39 @@ def attacks(
     """
     from demur.bench.pairs import pairs_named
     from demur.bench.rivals import compared, ground
-    from demur.cli.progress import console
+    from demur.cli.progress import say
     from demur.evaluate import Order
     from demur.report.rivals import show_rivals
 
     pairs = pairs_named(names_in(only))
     source = source_of(run, device, data)
-    report = compared(source, source.images(Order(n=n)), pairs, ground(source), console.print)
-    text = kept_report(report, out)
+    report = compared(source, source.images(Order(n=n)), pairs, ground(source), say)
+    tell(report, show_rivals, out, as_json)
+
+
+def tell(
+    report: dict[str, Any],
+    show: Callable[[dict[str, Any]], None],
+    out: str | None,
+    as_json: bool,
+) -> None:
+    """Print the report, then write it if a file is named: where that fails, it has been seen."""
     if as_json:
-        typer.echo(text)
+        typer.echo(_text(report))
     else:
-        show_rivals(report)
-
-
-def kept_report(report: dict[str, Any], out: str | None) -> str:
-    """The report as JSON, also in a file if one is named."""
-    text = json.dumps(report, indent=2)
+        show(report)
     if out:
-        from demur.runs.files import write_text
+        _write(report, out)
 
-        write_text(Path(out), text + "\n")
-    return text
+
+def _text(report: dict[str, Any]) -> str:
+    return json.dumps(report, indent=2)
+
+
+def _write(report: dict[str, Any], out: str) -> None:
+    from demur.runs.files import write_text
+
+    write_text(Path(out), _text(report) + "\n")
 
 
 def _checked(device: Any, say: Any, only: tuple[str, ...], out: str | None) -> dict[str, Any]:
@@ -151,14 +161,25 @@ def _checked(device: Any, say: Any, only: tuple[str, ...], out: str | None) -> d
 def reports_at(out: str | None, parts: str) -> "Reports":
     """A report that grows in a file, if one is named, which may hold some of its parts already."""
     from demur.bench.reports import Reports
+    from demur.runs.files import flows
 
+    if not out or flows(Path(out)):
+        return Reports()  # a pipe takes the whole alone
     earlier: Any = {}
-    if out and Path(out).is_file():
+    if Path(out).is_file():
         with suppress(ValueError):
             earlier = json.loads(Path(out).read_text(encoding="utf-8"))
         if not isinstance(earlier, dict) or parts not in earlier:
             raise BadInput(f"{out} is not such a report; name another file with --out")
-    return Reports(lambda report: kept_report(report, out), earlier)
+    return Reports(lambda report: _keep(report, out), earlier)
+
+
+def _keep(report: dict[str, Any], out: str) -> None:
+    """Write what there is so far; where that fails the work goes on."""
+    try:
+        _write(report, out)
+    except OSError as error:
+        typer.echo(f"demur: {out} could not be written: {error.strerror}; going on", err=True)
 
 
 def _measured(

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, Engine, app
+from demur.cli.app import AsJson, DataFolder, Device, Engine, app, finite
 from demur.cli.evaluate import RunName, source_of
 from demur.errors import BadInput
 
@@ -16,15 +16,20 @@ if TYPE_CHECKING:
 def calibrate(
     run: RunName,
     risk: Annotated[
-        float | None, typer.Option(help="At most this share wrong among the accepted.")
+        float | None,
+        typer.Option(callback=finite, help="At most this share wrong among the accepted."),
     ] = None,
     tpr: Annotated[
-        float | None, typer.Option(help="At least this share of the right answers accepted.")
+        float | None,
+        typer.Option(callback=finite, help="At least this share of the right answers accepted."),
     ] = None,
     coverage: Annotated[
-        float | None, typer.Option(help="At least this share of all images accepted.")
+        float | None,
+        typer.Option(callback=finite, help="At least this share of all images accepted."),
     ] = None,
-    confidence: Annotated[float, typer.Option(help="How sure the promise is to be.")] = 0.95,
+    confidence: Annotated[
+        float, typer.Option(callback=finite, help="How sure the promise is to be.")
+    ] = 0.95,
     rejector: Annotated[
         str | None,
         typer.Option(

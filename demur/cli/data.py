@@ -32,7 +32,7 @@ def get(
 
     Example: demur data get cifar10 --data datasets
     """
-    from demur.cli.progress import CountBar, console
+    from demur.cli.progress import CountBar, say
     from demur.data import fetch
     from demur.runs.files import only_writer
 
@@ -44,7 +44,7 @@ def get(
                 published, place, lambda done, total: bar.watch(done // MB, total // MB)
             )
     origin = f"fetched from {got.source}" if got.source else "there already and whole"
-    console.print(f"{published.title} is in {got.folder}: {origin}", soft_wrap=True, markup=False)
+    say(f"{published.title} is in {got.folder}: {origin}")
 
 
 @data_app.command()

@@ -7,6 +7,7 @@ import typer
 
 from demur.cli.app import DataFolder, Device, app
 from demur.cli.evaluate import RunName, attack_all, available, scored_run, source_of
+from demur.cli.places import checked_file, checked_folder
 from demur.cli.train import trained
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ ATTACKS = ["clean", "pgd-20", "adaptive"]
 
 @app.command()
 def demo(
-    out: Annotated[str, typer.Option(help="The run folder.")] = "runs/demo",
+    out: Annotated[
+        str, typer.Option(callback=checked_folder, help="The run folder.")
+    ] = "runs/demo",
     device: Device = "auto",
 ) -> None:
     """Train, attack, calibrate and report on the embedded digits; prints where the page is.
@@ -40,7 +43,10 @@ def demo(
 def report(
     run: RunName,
     out: Annotated[
-        str | None, typer.Option("--out", "-o", help="The page.", show_default="RUN/report.html")
+        str | None,
+        typer.Option(
+            "--out", "-o", callback=checked_file, help="The page.", show_default="RUN/report.html"
+        ),
     ] = None,
     device: Device = "auto",
     data: DataFolder = None,
@@ -49,9 +55,14 @@ def report(
 
     Example: demur report digits-pgdat-rr -o report.html
     """
+    from demur.runs.files import flows
+
     source = source_of(run, device, data)
-    page = _page(source, Path(out) if out else source.run.path / "report.html", tables=False)
-    typer.echo(f"the page: {page.resolve()}")
+    place = out or str(source.run.path / "report.html")
+    checked_file(place)
+    page = _page(source, Path(place), tables=False)
+    if not flows(page):  # nothing comes after a page that goes into a pipe
+        typer.echo(f"the page: {page.resolve()}")
 
 
 def _promise(source: "Source") -> None:

@@ -1,12 +1,14 @@
 """demur attack and demur score."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app, names_in
+from demur.cli.places import checked_folder
 from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
@@ -66,15 +68,26 @@ def attack(
 
 def source_of(run: str, device: str, data: str | None, engine: str = "auto") -> "Source":
     """A run opened for evaluation."""
-    from demur.cli.progress import console
+    from demur.cli.progress import say
     from demur.device import device_named
     from demur.evaluate import Source
     from demur.runs import Run
 
     found = Run.open(run)
-    _ = found.chosen  # an unfinished run is refused before anything else
+    check_finished(found, data)
+    _ = found.chosen  # a damaged one is refused before anything else
     where = Path(data) if data else None
-    return Source(found, device_named(device), where, engine, console.print)
+    return Source(found, device_named(device), where, engine, say)
+
+
+def check_finished(run: "Run", data: str | None = None) -> None:
+    """Refuse a run that was not trained to the end, with the command that goes on with it."""
+    from demur.report.again import train_command
+
+    if not (run.path / "chosen.json").exists():
+        place = f" --data {shlex.quote(data)}" if data else ""
+        again = train_command(run) + place
+        raise BadInput(f"{run.path} is not trained to the end; go on with it by: {again}")
 
 
 def attack_all(source: "Source", attacks: list[str], order: "Order") -> None:
@@ -88,13 +101,13 @@ def attack_all(source: "Source", attacks: list[str], order: "Order") -> None:
 
 def record_of(source: "Source", label: str, attack: "Attack", order: "Order") -> "Record":
     """The record of an attack, found or made with a progress bar."""
-    from demur.cli.progress import CountBar, console
+    from demur.cli.progress import CountBar, say
     from demur.evaluate import attacked
     from demur.report.text import percent
 
     with CountBar(f"attack {label}", "images") as bar:
         record = attacked(source, label, attack, order, bar.watch)
-    console.print(
+    say(
         f"{label}: {percent(record.correct.mean())}% of {len(record.y)} answered rightly; "
         f"record {record.digest[:12]}"
     )
@@ -226,7 +239,12 @@ def scored_run(
 @app.command()
 def slim(
     run: RunName,
-    out: Annotated[str, typer.Option("-o", "--out", help="A folder that is not there yet.")],
+    out: Annotated[
+        str,
+        typer.Option(
+            "-o", "--out", callback=checked_folder, help="A folder that is not there yet."
+        ),
+    ],
     only: Annotated[
         str, typer.Option(help="Keep no more than these scores, such as Con,R-Con.")
     ] = "",
@@ -237,7 +255,7 @@ def slim(
 
     Example: demur slim digits-pgdat-rr -o results/digits
     """
-    from demur.cli.progress import CountBar, console
+    from demur.cli.progress import CountBar, say
     from demur.evaluate import slim as slimmed
 
     source = source_of(run, device, data)
@@ -245,4 +263,4 @@ def slim(
         made = slimmed(source, Path(out), names_in(only), bar.watch)
     size = sum(path.stat().st_size for path in made.path.rglob("*") if path.is_file())
     where = "" if made.records("test") else " --split cal"
-    console.print(f"{out}: {size / 1e6:.1f} MB; demur score {out}{where} reads it")
+    say(f"{out}: {size / 1e6:.1f} MB; demur score {out}{where} reads it")

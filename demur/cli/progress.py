@@ -9,7 +9,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from demur import world
 from demur.train import Progress as TrainingProgress
 
-console = Console(stderr=True, highlight=False)
+console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+def say(sentence: str) -> None:
+    """Print a sentence as it is, on one line however long."""
+    console.print(sentence, soft_wrap=True)
 
 
 def quiet_unless_leading() -> None:
@@ -22,9 +27,9 @@ class Bar:
 
     def __init__(self, words: str) -> None:
         self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"),
-            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"), console=console,
+            TextColumn("{task.description}", markup=False), BarColumn(),
+            TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn(), TextColumn("left"),
+            TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False), console=console,
         )  # fmt: skip
         self.task = self.bar.add_task(words, total=None, note="")
         self.shown = False

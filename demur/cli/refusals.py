@@ -1,15 +1,15 @@
 """demur bench refusals."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, FirstN, names_in
-from demur.cli.bench import OutFile, bench_app, reports_at
+from demur.cli.app import AsJson, DataFolder, Device, FirstN, finite, names_in
+from demur.cli.bench import OutFile, bench_app, reports_at, tell
 from demur.cli.evaluate import RunName, source_of
+from demur.cli.places import checked_file
 from demur.errors import BadInput
 
 if TYPE_CHECKING:
@@ -23,14 +23,20 @@ def refusals(
     only: Annotated[str, typer.Option(help="Some of its rejectors, such as Con,R-Con,GDA.")] = "",
     version: Annotated[str, typer.Option(help="Of reject-autoattack: fast or standard.")] = "fast",
     times: Annotated[
-        float, typer.Option(min=0.0, help="Looks of the others, as a multiple of its own.")
+        float,
+        typer.Option(
+            min=0.0, callback=finite, help="Looks of the others, as a multiple of its own."
+        ),
     ] = 10.0,
     eps: Annotated[
         str | None,
         typer.Option(help="The Linf radius, such as 0.2 or 8/255.", show_default="the data's own"),
     ] = None,
     out: OutFile = None,
-    figure: Annotated[str | None, typer.Option(help="Draw the curves into this SVG file.")] = None,
+    figure: Annotated[
+        str | None,
+        typer.Option(callback=checked_file, help="Draw the curves into this SVG file."),
+    ] = None,
     as_json: AsJson = False,
     device: Device = "auto",
     data: DataFolder = None,
@@ -41,7 +47,7 @@ def refusals(
     """
     from demur.balls import Linf
     from demur.bench.refusals import Budget, against_refusals, rules_named
-    from demur.cli.progress import console
+    from demur.cli.progress import say
     from demur.evaluate import Order
     from demur.recipes import VOCABULARY
     from demur.spec import edit
@@ -61,10 +67,10 @@ def refusals(
 
     try:
         growing = replace(reports, keep=keep)
-        keep(against_refusals(source, images, ball, rules, budget, console.print, growing))
+        keep(against_refusals(source, images, ball, rules, budget, say, growing))
     finally:
         if so_far:  # a rule that fails, or takes too long, leaves what the others have found
-            _tell(so_far, figure, as_json)
+            _tell(so_far, out, figure, as_json)
 
 
 def _version(name: str) -> "RejectVersion":
@@ -77,14 +83,11 @@ def _version(name: str) -> "RejectVersion":
     raise BadInput(f"the version must be {' or '.join(versions)}, not {name!r}")
 
 
-def _tell(report: dict[str, Any], figure: str | None, as_json: bool) -> None:
-    """The report as a table or JSON, and its curves as a picture if one is named."""
+def _tell(report: dict[str, Any], out: str | None, figure: str | None, as_json: bool) -> None:
+    """The report as a table or JSON, kept if a file is named, and its curves as a picture."""
     from demur.report.refusals import refusals_svg, show_refusals
     from demur.runs.files import write_bytes
 
+    tell(report, show_refusals, out, as_json)
     if figure:
         write_bytes(Path(figure), refusals_svg(report))
-    if as_json:
-        typer.echo(json.dumps(report, indent=2))
-    else:
-        show_refusals(report)

@@ -1,14 +1,16 @@
 """demur table."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, app, names_in
+from demur.cli.places import checked_file, checked_folder
 from demur.errors import BadInput
 
 if TYPE_CHECKING:
@@ -28,10 +30,16 @@ def table(
         str | None, typer.Option(help="Only read what a folder of runs holds, such as results.")
     ] = None,
     slim: Annotated[
-        str | None, typer.Option(help="Also keep a slim copy of each training in this folder.")
+        str | None,
+        typer.Option(
+            callback=checked_folder, help="Also keep a slim copy of each training in this folder."
+        ),
     ] = None,
     out: Annotated[
-        str | None, typer.Option("--out", "-o", help="Write the page to this Markdown file.")
+        str | None,
+        typer.Option(
+            "--out", "-o", callback=checked_file, help="Write the page to this Markdown file."
+        ),
     ] = None,
     as_json: AsJson = False,
     device: Device = "auto",
@@ -44,10 +52,7 @@ def table(
 
     Example: demur table methods-digits epochs=2 --only pgdat,pgdat-rr
     """
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    from demur.paper.measured import measured
+    from demur.paper.measured import LATER, measured
     from demur.paper.tables import table_named
     from demur.paper.words import markdown
     from demur.runs import code_version
@@ -57,33 +62,40 @@ def table(
         raise BadInput("a table takes seeds from --first-seed on; say how many with --seeds")
     whole, names = table_named(name), names_in(only)
     asked = (whole.only(names) if names else whole).changed(changes or [])
-    _check_places(out, kept, slim)
-    hands = _kept(kept, device, data) if kept else _hands(device, data, engine, slim)
-    lines = list(measured(asked, range(first_seed, first_seed + seeds), hands))
-    words = ["demur table", name, *(changes or [])]
-    words += [f"--only {only}"] if only else []
-    words += [f"--seeds {seeds}"] if seeds > 1 else []
-    words += [f"--first-seed {first_seed}"] if first_seed else []
-    words += [f"--kept {kept}"] if kept else []
-    page = markdown(asked, lines, " ".join(words), code_version())
-    if out:
-        write_text(Path(out), page)
-    if as_json:
-        typer.echo(json.dumps([asdict(line) for line in lines], indent=2, default=str))
-    elif Console().is_terminal:
-        Console().print(Markdown(page))
-    else:
-        typer.echo(page)
-
-
-def _check_places(out: str | None, kept: str | None, slim: str | None) -> None:
-    """Refuse, before any work, what cannot be written where it shall be."""
-    if out and Path(out).is_dir():
-        raise BadInput(f"{out} is a folder; name a file")
     if kept and slim:
         raise BadInput("--kept reads what is there, and --slim copies what is made; leave out one")
-    if slim and Path(slim).is_file():
-        raise BadInput(f"{slim} is a file; name a folder for slim copies")
+    hands = _kept(kept, device, data) if kept else _hands(device, data, engine, slim)
+    lines = list(measured(asked, range(first_seed, first_seed + seeds), hands))
+    if kept and all(line.failure == LATER for line in lines):
+        raise BadInput(f"{kept} holds no record of what {name} asks for; name another folder")
+    options = {"only": only, "seeds": seeds if seeds > 1 else None, "first-seed": first_seed}
+    command = _command([name, *(changes or [])], options | {"kept": kept})
+    page = markdown(asked, lines, command, code_version())
+    if as_json:
+        typer.echo(json.dumps([asdict(line) for line in lines], indent=2, default=str))
+    else:
+        _show(page)
+    if out:
+        write_text(Path(out), page)
+
+
+def _command(words: list[str], options: dict[str, Any]) -> str:
+    """What makes the page, without the options that were left out."""
+    given = [(f"--{name}", str(value)) for name, value in options.items() if value]
+    return shlex.join(["demur", "table", *words, *(word for pair in given for word in pair)])
+
+
+def _show(page: str) -> None:
+    """Print a page, drawn where there is somebody to look at it."""
+    from rich.markdown import Markdown
+
+    from demur.report.text import terminal
+
+    console = terminal()
+    if console.is_terminal:
+        console.print(Markdown(page))
+    else:
+        typer.echo(page)
 
 
 def _kept(folder: str, device: str, data: str | None) -> "Hands":

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from demur.cli.app import AsJson, app
-from demur.cli.evaluate import RunName
+from demur.cli.app import AsJson, app, finite
+from demur.cli.evaluate import RunName, check_finished
+from demur.cli.places import checked_file
 
 
 @app.command()
@@ -16,13 +17,15 @@ def theory(
     gamma: Annotated[
         list[float] | None,
         typer.Option(
+            callback=finite,
             help="A confidence threshold; repeat for several.",
             show_default="0.55 0.6 0.7 0.8 0.9",
         ),
     ] = None,
-    rho: Annotated[float, typer.Option(help="Theorem 2's rounding error.")] = 0.01,
+    rho: Annotated[float, typer.Option(callback=finite, help="Theorem 2's rounding error.")] = 0.01,
     out: Annotated[
-        str | None, typer.Option("--out", "-o", help="Also draw an SVG figure there.")
+        str | None,
+        typer.Option("--out", "-o", callback=checked_file, help="Also draw an SVG figure there."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -36,15 +39,17 @@ def theory(
     from demur.runs import Run
 
     found = Run.open(run)
+    if found.recipe.has_a:  # else no training would help
+        check_finished(found)
     report = theory_of(found, tuple(gamma or GAMMAS), rho)
-    if out:
-        from demur.report.theory_figure import write_figure
-
-        write_figure(report, found, Path(out))
     if as_json:
         typer.echo(json.dumps(report.plain(), indent=2))
     else:
         show_theory(report)
+    if out:
+        from demur.report.theory_figure import write_figure
+
+        write_figure(report, found, Path(out))
     if report.violations:
         typer.echo(f"demur: {report.violations} cases against a proven statement: a bug", err=True)
         raise typer.Exit(1)

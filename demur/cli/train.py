@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from demur.cli.app import DataFolder, Device, Engine, app
+from demur.cli.places import checked_folder
 
 if TYPE_CHECKING:
     from demur.recipes import Recipe
@@ -17,7 +18,8 @@ def train(
     recipe: Annotated[str, typer.Argument(help="A recipe's name (demur list recipes) or @FILE.")],
     changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
     out: Annotated[
-        str | None, typer.Option(help="The run folder.", show_default="runs/RECIPE")
+        str | None,
+        typer.Option(callback=checked_folder, help="The run folder.", show_default="runs/RECIPE"),
     ] = None,
     device: Device = "auto",
     data: DataFolder = None,
@@ -48,7 +50,7 @@ def trained(
     own_statistics: bool = False,
 ) -> "Run":
     """The finished run, with a progress bar while it trains."""
-    from demur.cli.progress import TrainingBar, console, quiet_unless_leading
+    from demur.cli.progress import TrainingBar, quiet_unless_leading, say
     from demur.device import device_named
     from demur.engine import check_engine
     from demur.runs import Run
@@ -59,16 +61,14 @@ def trained(
     if not launched():  # else the leading process looks, and the others may not see the folder
         Run.check(folder, recipe)
         if Run(folder).finished:
-            console.print(f"{folder} is trained already")
+            say(f"{folder} is trained already")
             return Run(folder)
     with joined(device_named(device)) as place, TrainingBar(f"train {folder.name}") as bar:
         quiet_unless_leading()
-        run = train_recipe(
-            recipe, folder, place, data, bar.watch, engine, own_statistics, console.print
-        )
+        run = train_recipe(recipe, folder, place, data, bar.watch, engine, own_statistics, say)
         leads = current().leads
     if leads:  # the others may be on machines that do not see the folder
-        console.print(f"{folder}: {_choice(run.chosen, recipe.epochs)}")
+        say(f"{folder}: {_choice(run.chosen, recipe.epochs)}")
     return run
 
 

@@ -13,7 +13,7 @@ from demur.attacks import ATTACKS, CRITERIA, GOALS, Attack, Evade
 from demur.balls import L2, Linf
 from demur.calibrate import OPERATING_POINTS
 from demur.data import AUGMENTS, DATASETS
-from demur.errors import BadInput, suggestion
+from demur.errors import BadInput, brief, suggestion
 from demur.methods import FRAMES, HEADS, SCHEDULES, Method
 from demur.nets import NETS
 from demur.recipes.adaptive import OBJECTIVES, WEIGHED, Objective
@@ -45,7 +45,7 @@ def recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
     elif name in RECIPES:
         found = RECIPES[name]
     else:
-        raise BadInput(f"no recipe is called {name!r}; {suggestion(name, RECIPES)}")
+        raise BadInput(f"no recipe is called {brief(name)!r}; {suggestion(name, RECIPES)}")
     return changed(found, changes)
 
 
@@ -70,7 +70,7 @@ def attack(text: str, recipe: Recipe) -> Attack:
     elif name in NAMED_ATTACKS:
         found = NAMED_ATTACKS[name](recipe)
     else:
-        raise BadInput(f"no attack is called {name!r}; {suggestion(name, NAMED_ATTACKS)}")
+        raise BadInput(f"no attack is called {brief(name)!r}; {suggestion(name, NAMED_ATTACKS)}")
     return reduce(_changed, parts, found)
 
 
@@ -97,7 +97,7 @@ def _parts(changes: str) -> list[str]:
 def _changed(spec: S, change: str) -> S:
     key, equals, text = change.partition("=")
     if not equals or not key or not text:
-        raise BadInput(f"{change!r} is not a change; write key=value")
+        raise BadInput(f"{brief(change)!r} is not a change; write key=value")
     changed: S = edit(spec, key.strip(), text.strip(), VOCABULARY)
     return changed
 

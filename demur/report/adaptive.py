@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from demur.evaluate import BASELINE, Row, Scored
 from demur.evaluate.adaptive import Mark, Measure, Trial, marks, minima, row_of
-from demur.report.text import percent, show_scores, whole_width
+from demur.report.text import percent, show_scores, terminal, whole_width
 
 STARS: dict[Mark, str] = {"": "", "objective": "* ", "all": "** "}
 CAPTION = (
@@ -48,15 +47,15 @@ class Findings:
 def show_adaptive(found: Findings) -> None:
     """Print a table a protocol."""
     if found.tried:
-        console, table = Console(), paper_table(found)
+        console, table = terminal(), paper_table(found)
         whole = whole_width(table)
         if not console.is_terminal:
-            Console(width=whole).print(table)
+            terminal(whole).print(table)
         else:
             console.print(paper_table(found, narrow=console.width < whole))
     if found.worst is not None:
         show_scores([found.plain, found.worst], ["deploy"])
-        Console(highlight=False, markup=False, soft_wrap=True).print(worst_words(found))
+        terminal().print(worst_words(found), soft_wrap=True)
 
 
 def paper_table(found: Findings, narrow: bool = False) -> Table:

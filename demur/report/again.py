@@ -46,8 +46,9 @@ def train_command(run: Run) -> str:
     """The command that trains the run again: by its recipe's name, or by the file in its folder."""
     named = next((name for name, known in RECIPES.items() if known == run.recipe), None)
     words = ["demur", "train", named or f"@{run.path}/recipe.txt"]
-    usual = run.path.parent.name == "runs" and named == run.name
-    where = run.path if run.finished else Path("runs") / run.name  # none is made in a slim copy
+    slim = run.trained and not run.finished  # into which nothing is trained
+    where = Path("runs", run.name) if slim else run.path
+    usual = where == Path("runs", run.name) and named == run.name
     return shlex.join(words if usual else [*words, "--out", str(where)])
 
 

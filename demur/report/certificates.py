@@ -3,11 +3,10 @@
 from collections.abc import Iterable
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from demur.evaluate.certificates import Issued, Retest
-from demur.report.text import percent, whole_width
+from demur.report.text import percent, show_table
 
 SHARES = {"risk": "wrong of accepted", "tpr": "right kept", "coverage": "coverage"}
 
@@ -34,8 +33,7 @@ def show_retests(tested: Iterable[tuple[Issued, list[Retest]]]) -> None:
     """Print what was promised beside what every record shows."""
     table = retest_table(tested)
     if table.row_count:
-        console = Console()
-        (console if console.is_terminal else Console(width=whole_width(table))).print(table)
+        show_table(table)
 
 
 def retest_table(tested: Iterable[tuple[Issued, list[Retest]]]) -> Table:

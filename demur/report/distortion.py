@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from demur.evaluate.distortion import Distances
-from demur.report.text import percent, whole_width
+from demur.report.text import percent, show_table
 
 UNITS = {"L2": "squared L2", "Linf": "Linf x 255", "Linf-adam": "Linf x 255, Adam"}
 COLUMNS = (
@@ -24,9 +23,7 @@ CAPTION = (
 
 def show_distances(lines: Sequence[Distances]) -> None:
     """Print the table."""
-    table = distance_table(lines)
-    console = Console()
-    (console if console.is_terminal else Console(width=whole_width(table))).print(table)
+    show_table(distance_table(lines))
 
 
 def distance_table(lines: Sequence[Distances]) -> Table:

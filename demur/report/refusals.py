@@ -3,11 +3,10 @@
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from demur.report.figures import FAINT, INK, RIGHT, WRONG, drawing, saved
-from demur.report.text import whole_width
+from demur.report.text import show_table, terminal
 
 OURS = "reject-autoattack"
 COLOURS = {OURS: WRONG, "orthogonal PGD": INK, "product PGD": RIGHT}
@@ -24,9 +23,8 @@ def show_refusals(report: dict[str, Any]) -> None:
     for name, about in report["rules"].items():
         ends = [about["curves"][label][-1] for label in COLOURS]
         table.add_row(name, *(f"{slips} at {looks:,.0f}" for looks, slips in ends))
-    console = Console()
-    (console if console.is_terminal else Console(width=whole_width(table))).print(table)
-    console.print(
+    show_table(table)
+    terminal().print(
         f"looks an image: a gradient counts one, an answer a third; the others get "
         f"{report['times']:g} times as many"
     )

@@ -3,10 +3,9 @@
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from demur.report.text import whole_width
+from demur.report.text import show_table, terminal
 
 COLUMNS = ("attack", "by", "right", "other verdicts", "s", "to prepare", "times ours",
            "largest change", "distance", "ours there")  # fmt: skip
@@ -67,10 +66,9 @@ def show_rivals(report: dict[str, Any]) -> None:
         if line["by"] == OURS and table.rows:
             table.add_section()
         table.add_row(*cells(line))
-    console = Console()
-    (console if console.is_terminal else Console(width=whole_width(table))).print(table)
+    show_table(table)
     for sentence in sentences(report):
-        console.print(sentence, highlight=False, soft_wrap=True)
+        terminal().print(sentence, soft_wrap=True)
 
 
 def _far(distance: float | None) -> str:

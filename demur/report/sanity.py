@@ -4,9 +4,8 @@ import shlex
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from rich.console import Console
-
 from demur.report.again import said
+from demur.report.text import terminal
 from demur.runs import Record, Run
 from demur.sanity import Checked, Flag
 
@@ -70,7 +69,7 @@ def show_sanity(found: Sanity) -> None:
     for each in found.lacking:
         command = f": {each.command}" if each.command else ""
         lines += [f"  {each.kind} (needs {each.lacks}){command}"]
-    console = Console(highlight=False, markup=False)
+    console = terminal()
     console.print("\n".join(lines), soft_wrap=not console.is_terminal)
 
 

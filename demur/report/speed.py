@@ -3,8 +3,9 @@
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
+
+from demur.report.text import terminal
 
 COLUMNS = ("what", "batch", "batch norm", "arithmetic", "s / epoch", "images / s", "of peak",
            "GiB", "to prepare, s")  # fmt: skip
@@ -47,7 +48,7 @@ def show_speed(report: dict[str, Any]) -> None:
         table.add_column(column, justify="left" if column == "what" else "right")
     for line in report["lines"]:
         table.add_row(*cells(line))
-    console = Console()
+    console = terminal()
     console.print(table)
     for sentence in sentences(report):
-        console.print(sentence, highlight=False)
+        console.print(sentence)

@@ -27,22 +27,33 @@ COLUMNS = (
 
 def show_scores(scored: list[Scored], protocols: Iterable[Protocol]) -> None:
     """Print one table a protocol."""
-    console = Console()
+    console = terminal()
     for protocol in protocols:
         table = score_table(scored, protocol)
         whole = whole_width(table)
         if not console.is_terminal:
-            Console(width=whole).print(table)
+            terminal(whole).print(table)
         else:
             console.print(score_table(scored, protocol, narrow=console.width < whole))
     for each in scored:
         if each.summary.artefact:
-            console.print(each.summary.artefact, highlight=False, soft_wrap=True)
+            console.print(each.summary.artefact, soft_wrap=True)
+
+
+def terminal(width: int | None = None) -> Console:
+    """A console that prints names as they are: no bracket or colon in them is a command to it."""
+    return Console(width=width, markup=False, emoji=False, highlight=False)
+
+
+def show_table(table: Table) -> None:
+    """Print a table, as wide as it has to be where no terminal ends."""
+    console = terminal()
+    (console if console.is_terminal else terminal(whole_width(table))).print(table)
 
 
 def whole_width(table: Table) -> int:
     """How wide a table is where nothing has to be cut."""
-    console = Console()
+    console = terminal()
     return console.measure(table, options=console.options.update(width=10_000)).maximum
 
 

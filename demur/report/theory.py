@@ -10,12 +10,11 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from demur.evaluate.theory import RHO, SMALL, RecordTheory, Share, TheoryReport, Throughout
 from demur.metrics import wilson
-from demur.report.text import percent, whole_width
+from demur.report.text import percent, terminal, whole_width
 from demur.theory import n_sub
 
 
@@ -29,10 +28,10 @@ class Section(NamedTuple):
 
 def show_theory(report: TheoryReport) -> None:
     """Print every table, and what is missing for the one on a whole ball."""
-    console = Console(highlight=False)
+    console = terminal()
     for title, table, caption in theory_tables(report):
         console.print(title, style="bold", soft_wrap=True)
-        Console(width=whole_width(table)).print(table, end="")
+        terminal(whole_width(table)).print(table, end="")
         console.print(f"{caption}\n" if caption else "", soft_wrap=True)
     if report.how_throughout is not None:
         console.print(missing(report.how_throughout), soft_wrap=True)

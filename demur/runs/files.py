@@ -5,6 +5,7 @@ tensors = read_tensors(path, digest)       # a changed byte is noticed and named
 write_story(path, {"epoch": 3});  read_story(path)       # JSON that carries its own digest
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -23,25 +24,26 @@ from demur.errors import BadInput
 
 HALF_WRITTEN = ".*.tmp"
 PATIENCE = 0.2  # seconds between two tries at a lock
+STANDARD_OUTPUT = 1
+LONGEST = 50  # letters of a name that are kept while it is written, beside what is added to it
 _held: set[Path] = set()  # folders this process is the writer of
 
 
 def write_bytes(path: Path, content: bytes) -> str:
-    """Put content at path in one move; its digest."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with half.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        half.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            half.unlink()
-        raise
-    _sync_folder(path.parent)
+    """Put content at path in one move; its digest.
+
+    A link stays and what it leads to is written; pipes and devices take the bytes as they come.
+    """
+    if flows(path):
+        _pour(path, content)
+    else:
+        _replace(path, content)
     return content_digest(content)
+
+
+def flows(path: Path) -> bool:
+    """Whether something is there that no file can be put in the place of."""
+    return path.exists() and (not path.is_file() or _is_our_output(path))
 
 
 def move(path: Path, folder: Path) -> None:
@@ -130,6 +132,46 @@ def only_writer(folder: Path, taken: Callable[[Path], None] = refuse) -> Iterato
             yield
         finally:
             _held.discard(place)
+
+
+def _is_our_output(path: Path) -> bool:
+    """Whether that is the file our standard output goes to, as /dev/stdout may be."""
+    with suppress(OSError):
+        return os.path.samestat(path.stat(), os.fstat(STANDARD_OUTPUT))
+    return False
+
+
+def _pour(path: Path, content: bytes) -> None:
+    """Write into what is there; into our own output after what was said before."""
+    if _is_our_output(path):
+        sys.stdout.flush()
+        with os.fdopen(os.dup(STANDARD_OUTPUT), "wb") as stream:
+            stream.write(content)
+    else:
+        with path.open("wb") as stream:
+            stream.write(content)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write beside the file, then put it there; what goes wrong is said of the file itself."""
+    place = Path(os.path.realpath(path))
+    if place.is_symlink():  # it leads in a circle
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    half = place.with_name(f".{place.name[:LONGEST]}.{os.getpid()}.tmp")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with half.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        half.replace(place)
+    except BaseException as error:
+        with suppress(OSError):
+            half.unlink()
+        if isinstance(error, OSError) and error.filename in (None, str(half)):
+            error.filename = str(path)
+        raise
+    _sync_folder(place.parent)
 
 
 def _compare(path: Path, expected: str, found: str, mend: str) -> None:

@@ -71,16 +71,28 @@ def _still(attacked: Seen, goal: Goal, clean: Seen) -> Flag | None:
         after_it, before = _value(goal, attacked.record), _value(goal, clean.record)
         if after_it is None or before is None or not _to_be_wrong(attacked.attack):
             return None
-    rise = (after_it[here] - before[there])[whole[there]]
+    rise = _rise(after_it[here], before[there])[whole[there]]
     if len(rise) == 0 or (rise > 0).mean() >= 0.5:
         return None
     return Flag(
         STILL, (attacked.name,),
         f"{attacked.name} raised {show(goal)} on {share(rise > 0)} of the {len(rise)} images that "
-        f"were not broken as they are; the median change is {np.median(rise):.3g}.",
+        f"were not broken as they are; the median change is {_middle(rise):.3g}.",
         "Look at gradients, step length and eps: climb a goal that does not saturate (DLR, "
         "Margin), and try an attack that asks for no gradient (Square).",
     )  # fmt: skip
+
+
+def _rise(after_it: FloatArray, before: FloatArray) -> FloatArray:
+    """How much more there is; none where both are infinite, or where one is no number."""
+    known = (after_it != before) & ~np.isnan(after_it) & ~np.isnan(before)
+    return np.subtract(after_it, before, out=np.zeros_like(before), where=known)
+
+
+def _middle(rise: FloatArray) -> float:
+    """The median, which may be infinite."""
+    lower, upper = np.sort(rise)[[(len(rise) - 1) // 2, len(rise) // 2]]
+    return float(lower if np.isinf(lower) or np.isinf(upper) else (lower + upper) / 2)
 
 
 def _to_be_wrong(attack: Attack | None) -> bool:

@@ -1,0 +1,73 @@
+"""Writing a file: links stay, pipes take what is written, and faults name the file itself."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from demur.runs.files import content_digest, write_bytes
+
+
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "page").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("far/page")
+    (tmp_path / "new").symlink_to("far/other")
+    assert write_bytes(tmp_path / "link", b"now") == content_digest(b"now")
+    write_bytes(tmp_path / "new", b"other")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "new").is_symlink()
+    files = {path.name: path.read_bytes() for path in (tmp_path / "far").iterdir()}
+    assert files == {"page": b"now", "other": b"other"}
+
+
+def test_a_link_that_leads_to_itself_is_an_error_of_the_system(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("link")
+    with pytest.raises(OSError, match=r"link"):
+        write_bytes(tmp_path / "link", b"now")
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_pipe_takes_what_is_written(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_bytes(pipe, b"through")
+        assert os.read(reader, 100) == b"through"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_our_own_output_loses_nothing_that_was_said(tmp_path: Path) -> None:
+    """As where /dev/stdout is named and the shell sends it to a file."""
+    script = (
+        "import sys; from pathlib import Path; from demur.runs.files import write_bytes\n"
+        f"sys.stdout.write('before '); write_bytes(Path({str(tmp_path / 'out')!r}), b'written ')\n"
+        "sys.stdout.write('after')"
+    )
+    with (tmp_path / "out").open("wb") as out:
+        subprocess.run([sys.executable, "-c", script], check=True, stdout=out)
+    assert (tmp_path / "out").read_bytes() == b"before written after"
+
+
+def test_what_goes_wrong_is_said_of_the_file_and_not_of_its_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(self: Path, *words: object) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(PermissionError) as caught:
+        write_bytes(tmp_path / "page", b"new")
+    assert caught.value.filename == str(tmp_path / "page")
+
+
+def test_a_name_may_be_as_long_as_the_system_allows(tmp_path: Path) -> None:
+    path = tmp_path / (250 * "x")
+    write_bytes(path, b"new")
+    assert path.read_bytes() == b"new"

@@ -1,0 +1,57 @@
+"""Names with square brackets and colons, which are markup to rich, are printed as they are."""
+
+from io import StringIO
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+from rich.console import Console
+
+from demur.cli import progress
+from demur.cli.progress import CountBar
+from demur.report.refusals import show_refusals
+from demur.report.rivals import show_rivals
+from demur.runs import Run
+from tests.conftest import Command
+
+NAME = "a[/b]c[red]:x:"
+
+
+def test_odd_names_are_printed_as_they_are(command: Command, tiny_run: Run) -> None:
+    folder = Path("runs", "odd[", "b][red]:x:")
+    copytree(tiny_run.path, folder)
+    Path("[bold]/x[").mkdir(parents=True)
+    Path("[bold]/x[/b].txt").write_text("PGD(Linf(0.05), steps=2)", encoding="utf-8")
+    code, _, err = command("attack", str(folder), "clean", "@[bold]/x[/b].txt", "--n", "20")
+    assert code == 0, err
+    assert "@[bold]/x[/b].txt: " in err
+    code, out, err = command("score", str(folder))
+    assert code == 0, err
+    assert "@[bold]/x[/b].txt, n=20" in out
+    code, _, err = command("slim", str(folder), "-o", "[bold]slim[/b]:x:")
+    assert code == 0, err
+    assert "demur score [bold]slim[/b]:x: reads it" in err
+    code, out, err = command("theory", "[bold]slim[/b]:x:")
+    assert code == 0, err
+    assert "@[bold]/x[/b].txt" in out
+
+
+def test_odd_names_in_reports_of_benches(capsys: pytest.CaptureFixture[str]) -> None:
+    about = {"run": NAME, "ball": "Linf(0.1)", "n": 3}
+    curves = {"reject-autoattack": [[1, 1]], "orthogonal PGD": [[1, 1]], "product PGD": [[1, 1]]}
+    show_refusals(about | {"times": 1.0, "rules": {"Con": {"curves": curves}}})
+    machine = {"device": "cpu", "torch": "2", "threads": 1}
+    lines = {"lines": [], "missing": [], "notes": ["[/b] is not installed"]}
+    show_rivals(about | {"right_unattacked": 2, "machine": machine} | lines)
+    out = capsys.readouterr().out
+    assert out.count(NAME) == 2
+    assert "[/b] is not installed" in out
+
+
+def test_odd_names_beside_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Console(file=StringIO(), width=200, force_terminal=True, markup=False)
+    monkeypatch.setattr(progress, "console", shown)
+    with CountBar(f"attack {NAME}", "images") as bar:
+        bar.watch(1, 2)
+    assert isinstance(shown.file, StringIO)
+    assert f"attack {NAME}" in shown.file.getvalue()

@@ -1,0 +1,66 @@
+"""Words that a command does not take: one line that says what to do, before any work."""
+
+import pytest
+
+from tests.conftest import Command
+from tests.test_cli import refused
+
+NUMBERS = [
+    "bench refusals RUN --times", "calibrate RUN --risk", "calibrate RUN --tpr",
+    "calibrate RUN --coverage", "calibrate RUN --risk 0.05 --confidence", "theory RUN --rho",
+    "theory RUN --gamma 0.7 --gamma",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", NUMBERS)
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan"])
+def test_a_number_must_be_finite(words: str, number: str, command: Command) -> None:
+    option = words.rsplit(maxsplit=1)[-1]
+    floor = option == "--times" and number != "inf"
+    sentence = "equal to 0" if floor else f"{option} is {number}; give a finite number"
+    refused(command(*words.split(), number), option, sentence)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("trian", "no such command 'trian' (did you mean 'train'?); see demur -h"),
+        ("data gett", "no such command 'gett' (did you mean 'get'?); see demur data -h"),
+        ("train", "missing argument 'recipe'; see demur train -h"),
+        ("attack", "missing argument 'RUN'; see demur attack -h"),
+        (
+            "train x --outt y",
+            "no such option: --outt (did you mean --out?); see demur train -h",
+        ),
+        ("score x -z", "no such option: -z; see demur score -h"),
+        ("-z", "no such option: -z; see demur -h"),
+        ("score x y", "got unexpected extra argument(s) (y); see demur score -h"),
+        ("table x --seeds", "option '--seeds' requires an argument; see demur table -h"),
+    ],
+)
+def test_words_that_are_not_taken_are_one_line(words: str, sentence: str, command: Command) -> None:
+    assert command(*words.split()) == (2, "", f"demur: {sentence}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("bench refusals x --times ten", "--times"),
+        ("bench --steps 1", "--steps"),
+        ("table methods-digits --seeds 0", "--seeds"),
+        ("attack x clean --n many", "--n"),
+    ],
+)
+def test_values_that_are_not_taken_are_one_line(words: str, option: str, command: Command) -> None:
+    code, out, err = command(*words.split())
+    assert (code, out) == (2, "")
+    assert err.startswith(f"demur: invalid value for '{option}': ")
+    assert err.endswith(" -h\n")
+    assert err.count("\n") == 1
+
+
+def test_groups_of_commands_alone_tell_their_help(command: Command) -> None:
+    for words in ((), ("data",)):
+        code, out, err = command(*words)
+        assert (code, err) == (2, "")
+        assert f"Usage: {' '.join(['demur', *words])} [OPTIONS] COMMAND" in out
