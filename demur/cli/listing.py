@@ -111,7 +111,7 @@ def _runs(folder: Path) -> dict[str, dict[str, Any]]:
     """The runs of a folder by name: how far they are, how many records, of which recipe."""
     from demur.runs import Run
 
-    runs = [Run(path.parent) for path in sorted(folder.glob("*/recipe.txt"))]
+    runs = [Run(path.parent) for path in sorted(folder.glob("[!.]*/recipe.txt"))]
     return {
         run.name: {"state": _state(run), "records": _records(run), "recipe": _recipe_of(run)}
         for run in runs
@@ -121,8 +121,7 @@ def _runs(folder: Path) -> dict[str, dict[str, Any]]:
 def _state(run: "Run") -> str:
     if run.finished:
         return "finished"
-    slim = (run.path / "chosen.json").is_file()
-    return "records without weights" if slim else "not trained to the end"
+    return "a slim copy" if run.trained else "not trained to the end"
 
 
 def _records(run: "Run") -> int:
