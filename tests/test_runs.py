@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -118,11 +119,12 @@ def test_a_folder_that_vanishes_before_its_lock_is_opened_comes_back(
         assert (folder / ".lock").is_file()
 
 
-def test_a_record_survives_the_disk_and_notices_damage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tight", [False, True])
+def test_a_record_survives_the_disk_and_notices_damage(tmp_path: Path, tight: bool) -> None:
     arrays = {"y": torch.tensor([1, 0]), "logits": torch.eye(2), "aux": torch.zeros(2, 0)}
     record = Record(arrays, {"label": "pgd-20", "digest": "d"})
     path = tmp_path / "pgd-20-test-d.npz"
-    write_record(path, record)
+    write_record(path, record, tight)
     back = read_record(path)
     assert all(torch.equal(back.arrays[k], v) for k, v in arrays.items())
     assert back.label == "pgd-20"
@@ -130,6 +132,21 @@ def test_a_record_survives_the_disk_and_notices_damage(tmp_path: Path) -> None:
     spoil(path, 40)
     with pytest.raises(BadInput, match=r"pgd-20-test-d\.npz is damaged: expected digest"):
         read_record(path)
+
+
+def test_a_tight_record_is_smaller_and_numpy_reads_it(tmp_path: Path) -> None:
+    scores = torch.rand(3, 4000, generator=torch.Generator().manual_seed(0))
+    arrays = {"y": torch.arange(4000) % 10, "index": torch.arange(4000), "scores": scores}
+    record = Record(arrays, {"label": "clean", "digest": "d"})
+    loose, tight = tmp_path / "loose.npz", tmp_path / "tight.npz"
+    write_record(loose, record)
+    write_record(tight, record, tight=True)
+    assert tight.stat().st_size < loose.stat().st_size
+    with np.load(tight) as held:
+        assert all(np.array_equal(held[name], values.numpy()) for name, values in arrays.items())
+    again = tmp_path / "again.npz"
+    write_record(again, record, tight=True)
+    assert again.read_bytes() == tight.read_bytes()
 
 
 def claimed(path: Path, wanted: Recipe) -> Run:

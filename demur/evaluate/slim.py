@@ -110,7 +110,8 @@ def _write(
         write_story(folder / "certificates" / name, story)
     for record in records:
         split = str(record.about["split"])
-        write_record(record_path(folder / "records", record.label, split, record.digest), record)
+        path = record_path(folder / "records", record.label, split, record.digest)
+        write_record(path, record, tight=True)
 
 
 def _named(source: Source, only: Sequence[str]) -> dict[str, Rejector]:

@@ -11,9 +11,11 @@ import hashlib
 import io
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZipFile, ZipInfo
 
 import numpy as np
 import torch
@@ -87,13 +89,24 @@ def record_path(folder: Path, label: str, split: str, digest: str) -> Path:
     return folder / f"{name}-{split}-{digest[:12]}.npz"
 
 
-def write_record(path: Path, record: Record) -> None:
-    """Put arrays and story in place; the story is written last and makes the record count."""
-    buffer = io.BytesIO()
-    arrays: dict[str, Any] = {k: v.numpy() for k, v in record.arrays.items()}
-    np.savez_compressed(buffer, **arrays)
-    file_digest = write_bytes(path, buffer.getvalue())
+def write_record(path: Path, record: Record, tight: bool = False) -> None:
+    """Put arrays and story in place; the story is written last and makes the record count.
+
+    A tight one takes longer to write, and a sixth less room.
+    """
+    file_digest = write_bytes(path, _packed(record.arrays, ZIP_LZMA if tight else ZIP_DEFLATED))
     write_story(path.with_suffix(".json"), record.about | {"file_digest": file_digest})
+
+
+def _packed(arrays: Mapping[str, Tensor], compression: int) -> bytes:
+    """The arrays as numpy's npz file; the same arrays are the same bytes at any time."""
+    buffer = io.BytesIO()
+    with ZipFile(buffer, "w") as file:
+        for name, values in arrays.items():
+            part = io.BytesIO()
+            np.lib.format.write_array(part, values.numpy(), allow_pickle=False)
+            file.writestr(ZipInfo(f"{name}.npy"), part.getvalue(), compression)
+    return buffer.getvalue()
 
 
 def move_record(path: Path, folder: Path) -> None:
