@@ -13,7 +13,7 @@ import pytest
 from typer import Typer
 
 import demur
-from demur.cli.endings import show_all_letters
+from demur.cli.endings import after_a_stop, show_all_letters
 from tests.conftest import Command
 from tests.test_cli import refused
 
@@ -113,3 +113,9 @@ def test_letters_that_a_terminal_does_not_know_are_replaced(
     terminal.write("1.0 ± 0.2")
     terminal.seek(0)
     assert terminal.read() == "1.0 ? 0.2"
+
+
+def test_what_only_reads_has_nothing_to_go_on_with() -> None:
+    assert "goes on from what was finished" in after_a_stop(["table", "study-digits"])
+    for words in (["table", "study-digits", "--kept", "results"], ["bench"], ["score", "x"]):
+        assert "begins anew" in after_a_stop(words)

@@ -208,3 +208,13 @@ def test_a_rule_that_fails_leaves_what_the_others_found(
     else:
         assert "3 at 1" in out
         assert Path("curves.svg").is_file()
+
+
+def test_a_picture_never_takes_the_place_of_the_report(
+    own_source: Source, command: Command
+) -> None:
+    run = str(own_source.run.path)
+    code, _, err = command("bench", "refusals", run, "-o", "one", "--figure", "./one")
+    assert code == 2
+    assert "one cannot take both the report and the picture" in err
+    assert not Path("one").exists()

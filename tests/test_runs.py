@@ -208,6 +208,8 @@ def test_damaged_recipes_are_refused(tiny_run: Run, tmp_path: Path) -> None:
 def test_changed_recipes_get_their_own_folder() -> None:
     plain, changed = recipe("digits-pgdat"), recipe("digits-pgdat", ["epochs=3"])
     assert run_folder("digits-pgdat", plain, changed=False) == Path("runs/digits-pgdat")
+    assert run_folder("@mine/big.txt", plain, changed=False) == Path("runs/big")
+    assert run_folder("@results/first/recipe.txt", plain, changed=False) == Path("runs/first")
     name = f"runs/digits-pgdat-{digest(changed)[:6]}"
     assert run_folder("digits-pgdat", changed, changed=True) == Path(name)
 

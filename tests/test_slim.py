@@ -1,5 +1,6 @@
 """Slim copies of runs: the same tables without weights, data, features or even answers."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -62,31 +63,68 @@ def test_a_slim_copy_of_a_slim_copy_is_the_same(scored_source: Source, tmp_path:
         assert one.about["scores_fitted"] == other.about["scores_fitted"]
 
 
-def test_a_slim_copy_never_writes_over_anything(scored_source: Source, tmp_path: Path) -> None:
+def test_a_slim_copy_never_writes_over_anything(
+    scored_source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine.txt").write_text("mine")
     with pytest.raises(BadInput, match="is in the way"):
         slim(scored_source, tmp_path / "there")
     assert [p.name for p in (tmp_path / "there").iterdir()] == ["mine.txt"]
-    assert not (tmp_path / ".there.half").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["there"]
+    monkeypatch.chdir(tmp_path / "there")
+    for place in (".", "/"):
+        with pytest.raises(BadInput, match="is in the way"):
+            slim(scored_source, Path(place))
 
 
 def test_a_copy_made_again_takes_the_place_of_none_but_its_own(
     scored_source: Source, tmp_path: Path
 ) -> None:
     target = tmp_path / "copy"
-    slim(scored_source, target)
+    slim(scored_source, target, ["R-Con"])
     with pytest.raises(BadInput, match="is in the way"):
-        slim(scored_source, target, ["R-Con"])
-    made = slim(scored_source, target, ["R-Con"], again=True)
-    assert all(record.bare for record in made.records())
+        slim(scored_source, target, ["R-Con", "GDA"])
+    made = slim(scored_source, target, ["R-Con", "GDA"], again=True)
+    assert all(record.bare and len(record.kept) == 4 for record in made.records())
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+    with pytest.raises(BadInput, match="keeps more of clean than this copy would"):
+        slim(scored_source, target, ["R-Con"], again=True)
+    made = slim(scored_source, target, again=True)
+    assert not any(record.bare for record in made.records())
+    with pytest.raises(BadInput, match="keeps more of clean than this copy would"):
+        slim(scored_source, target, ["R-Con"], again=True)
     recipe = target / "recipe.txt"
     recipe.write_text(show(replace(made.recipe, seed=7)))
     before = recipe.read_bytes()
     with pytest.raises(BadInput, match="is in the way"):
         slim(scored_source, target, again=True)
     assert recipe.read_bytes() == before
+
+
+def test_a_run_is_never_replaced_by_its_own_copy(own_source: Source, tmp_path: Path) -> None:
+    attacked(own_source, "clean", Clean(), Order(n=40))
+    before = sorted(own_source.run.path.rglob("*"))
+    with pytest.raises(BadInput, match="is in the way"):
+        slim(own_source, own_source.run.path, again=True)
+    assert sorted(own_source.run.path.rglob("*")) == before
+
+
+def test_a_link_to_a_folder_stays_and_two_at_once_are_one(
+    scored_source: Source, tmp_path: Path
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    slim(scored_source, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert len(Run(tmp_path / "real").records()) == 2
+    lock = tmp_path / ".copy.making" / ".lock"
+    lock.parent.mkdir()
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(BadInput, match="another process is writing"):
+            slim(scored_source, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
 
 
 def test_promises_are_copied_and_a_damaged_one_is_named(own_source: Source, tmp_path: Path) -> None:
@@ -121,13 +159,15 @@ def test_a_copy_that_fails_leaves_nothing_and_the_earlier_one(
 def test_what_a_killed_copy_leaves_is_no_run_and_taken_away_next_time(
     scored_source: Source, tmp_path: Path
 ) -> None:
-    half, old = (tmp_path / f".copy.{end}" for end in ("half", "old"))
+    half, old = (tmp_path / ".copy.making" / part for part in ("half", "old"))
     shutil.copytree(scored_source.run.path, half)
     with pytest.raises(BadInput, match="holds no run"):
         kept_in(tmp_path, lambda run: scored_source)
     with pytest.raises(BadInput, match="train one first"):
         Run.open("copy", home=tmp_path)
-    slim(scored_source, tmp_path / "copy").path.replace(old)  # killed between two moves
+    made = slim(scored_source, tmp_path / "copy").path
+    old.parent.mkdir()
+    made.replace(old)  # killed between two moves
     with pytest.raises(BadInput, match="is in the way"):
         slim(scored_source, tmp_path / "copy")
     assert [path.name for path in tmp_path.iterdir()] == ["copy"], "the earlier one came back"

@@ -49,6 +49,8 @@ def _goes_on(words: list[str]) -> bool:
     if "bench" in words[:1]:
         grows = "refusals" in words[1:2] or "--check" in words
         return grows and any(word.startswith(("-o", "--out")) for word in words)
+    if any(word.startswith("--kept") for word in words):
+        return False
     return bool(words) and words[0] in KEEPING
 
 

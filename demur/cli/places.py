@@ -33,10 +33,11 @@ def checked_folder(place: str | None) -> str | None:
         return None
     if not place.strip():
         raise BadInput("the name of the folder to write is empty; name one")
-    if Path(place).is_file():
+    target = Path(os.path.realpath(place))
+    if target.exists() and not target.is_dir():
         raise BadInput(f"{place} is a file; name a folder")
-    if not Path(place).exists():
-        _check_room(Path(os.path.realpath(place)).parent, place)
+    if not target.exists():
+        _check_room(target.parent, place)
     return place
 
 

@@ -52,6 +52,8 @@ def refusals(
     from demur.recipes import VOCABULARY
     from demur.spec import edit
 
+    if out and figure and Path(out).resolve() == Path(figure).resolve():
+        raise BadInput(f"{out} cannot take both the report and the picture; name two files")
     budget = Budget(_version(version), times)
     source = source_of(run, device, data)
     rules = rules_named(names_in(only), source.run.recipe)

@@ -62,12 +62,13 @@ def table(
         raise BadInput("a table takes seeds from --first-seed on; say how many with --seeds")
     whole, names = table_named(name), names_in(only)
     asked = (whole.only(names) if names else whole).changed(changes or [])
-    if kept and slim:
-        raise BadInput("--kept reads what is there, and --slim copies what is made; leave out one")
+    _check_folders(kept, slim)
     hands = _kept(kept, device, data) if kept else _hands(device, data, engine, slim)
     lines = list(measured(asked, range(first_seed, first_seed + seeds), hands))
-    if kept and all(line.failure == LATER for line in lines):
-        raise BadInput(f"{kept} holds no record of what {name} asks for; name another folder")
+    if kept and not any(line.rows for line in lines):
+        reasons = [line.failure for line in lines if line.failure != LATER]
+        reasons += [f"{kept} holds no record of what {name} asks for; name another folder"]
+        raise BadInput(reasons[0])
     options = {"only": only, "seeds": seeds if seeds > 1 else None, "first-seed": first_seed}
     command = _command([name, *(changes or [])], options | {"kept": kept})
     page = markdown(asked, lines, command, code_version())
@@ -77,6 +78,16 @@ def table(
         _show(page)
     if out:
         write_text(Path(out), page)
+
+
+def _check_folders(kept: str | None, slim: str | None) -> None:
+    """Refuse folders that are none, or that do not go together."""
+    if kept is not None and not kept.strip():
+        raise BadInput("the name of the folder to read is empty; name one that holds runs")
+    if slim and Path(slim).resolve() == Path("runs").resolve():
+        raise BadInput(f"{slim} holds the runs themselves; name another folder for slim copies")
+    if kept and slim:
+        raise BadInput("--kept reads what is there, and --slim copies what is made; leave out one")
 
 
 def _command(words: list[str], options: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ from demur.evaluate.values import TRUE, can_score, true_confidence, values
 from demur.rejectors import Coupled, Rejector, TooFew, tried_on
 from demur.rule import Score
 from demur.runs import Record, Run, code_version
-from demur.runs.files import read_story, write_story
+from demur.runs.files import put_in_place, read_story, write_story
 from demur.runs.record import record_path, write_record
 from demur.spec import digest, show
 
@@ -44,54 +44,55 @@ def slim(
 ) -> Run:
     """The slim copy of a run, with bare records of some rejectors if those are named.
 
-    An earlier copy of the run is in the way, unless it shall be made `again`.
+    An earlier copy is in the way, unless it shall be made `again` and keeps nothing more.
     """
     asked = _named(source, only) if only else _learned(source)
-    _tidy(target)
-    _check_free(target, source.run if again else None)
-    promises, records = _promises(source.run), _records(source)
-    binding = Binding(source.clean, source.device)
-    scores = _bound(asked, records, binding, bool(only))
-    thinned = []
-    for done, record in enumerate(records):
-        watch(done, len(records))
-        thinned.append(_thinned(record, asked, scores, binding.fitted, bool(only)))
-    watch(len(records), len(records))
-    if only:
-        for record in thinned:
-            _check_all_found(asked, record, source.run)
-    half, old = _beside(target)
-    try:
+    with put_in_place(target) as (half, place):
+        _check_free(place, source.run, again)
+        promises, records = _promises(source.run), _records(source)
+        binding = Binding(source.clean, source.device)
+        scores = _bound(asked, records, binding, bool(only))
+        thinned = []
+        for done, record in enumerate(records):
+            watch(done, len(records))
+            thinned.append(_thinned(record, asked, scores, binding.fitted, bool(only)))
+            if only:
+                _check_all_found(asked, thinned[-1], source.run)
+        watch(len(records), len(records))
+        _check_nothing_lost(place, thinned)
         _write(source.run, thinned, promises, half)
-        if target.exists():
-            target.replace(old)
-        half.replace(target)
-    finally:
-        _tidy(target)
     return Run(target)
 
 
-def _beside(target: Path) -> tuple[Path, Path]:
-    """Where a copy is made, and where an earlier one is put aside for a moment."""
-    return target.with_name(f".{target.name}.half"), target.with_name(f".{target.name}.old")
-
-
-def _tidy(target: Path) -> None:
-    """Take away what lies beside the target; an earlier copy comes back if it has no other."""
-    half, old = _beside(target)
-    if old.exists() and not target.exists():
-        old.replace(target)
-    for left in (half, old):
-        shutil.rmtree(left, ignore_errors=True)
-
-
-def _check_free(target: Path, run: Run | None) -> None:
+def _check_free(target: Path, run: Run, again: bool) -> None:
     """Refuse a target that holds anything but a copy of the run that may be replaced."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
-    recipe = target / COPIED[0]
-    if run is None or not recipe.is_file() or Run(target).recipe != run.recipe:
+    there, known = Run(target), (target / COPIED[0]).is_file()
+    if not (again and known and there.recipe == run.recipe and not there.finished):
         raise BadInput(f"{target} is in the way; name a folder that is not there yet")
+    if there.chosen["weights"] != run.chosen["weights"]:
+        raise BadInput(f"{target} is a copy of another training; name another folder")
+
+
+def _check_nothing_lost(target: Path, records: Sequence[Record]) -> None:
+    """Refuse to replace a copy that keeps a record or a score which these do not."""
+    if not (target / COPIED[0]).is_file():
+        return
+    made, there = {record.digest: record for record in records}, Run(target)
+    for split in there.recipe.data.splits:
+        for old in there.records(split):
+            if _poorer(made.get(old.digest), old):
+                raise BadInput(
+                    f"{target} keeps more of {old.label} than this copy would; name another folder"
+                )
+
+
+def _poorer(new: Record | None, old: Record) -> bool:
+    """Whether a record keeps less than an earlier one of the same."""
+    if new is None or (new.bare and not old.bare):
+        return True
+    return new.bare == old.bare and bool(set(old.kept) - set(new.kept))
 
 
 def _promises(run: Run) -> dict[str, Story]:
@@ -103,9 +104,10 @@ def _promises(run: Run) -> dict[str, Story]:
 def _write(
     run: Run, records: Sequence[Record], promises: Mapping[str, Story], folder: Path
 ) -> None:
-    folder.mkdir(parents=True)
+    folder.mkdir()
     for name in COPIED:
-        shutil.copy2(run.path / name, folder / name)
+        if (run.path / name).exists():
+            shutil.copy2(run.path / name, folder / name)
     for name, story in promises.items():
         write_story(folder / "certificates" / name, story)
     for record in records:
@@ -207,5 +209,5 @@ def _check_all_found(asked: Mapping[str, Rejector], record: Record, run: Run) ->
             path = record_path(run.records_folder, record.label, split, record.digest)
             raise BadInput(
                 f"{path} has neither the features that {text} is computed from nor its score; "
-                "delete it and make it again with demur attack, which keeps features"
+                "make it again with demur attack, which keeps features, where the weights are"
             )

@@ -1,6 +1,6 @@
 """A table from runs that were kept, such as slim ones: read, never trained or attacked.
 
-lines = measured(TABLES["methods-cifar10"], seeds=(0, 1, 2), kept_in(Path("results"), open_run))
+lines = measured(TABLES["methods-cifar10"], (0, 1, 2), kept_in(Path("results"), open_run))
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """A table measured: every recipe trained, attacked and scored, or the reason why it is not there.
 
-    lines = measured(TABLES["methods-digits"], seeds=(0, 1), train, craft)
+    lines = measured(TABLES["methods-digits"], (0, 1), Hands(train, open_run, craft))
 
 What is trained or attacked already is read, so a table that was stopped goes on. A training that
 diverges is a line that says so.

@@ -43,7 +43,8 @@ def markdown(table: Table, lines: Sequence[Line], command: str, version: str) ->
     """The table as a page."""
     shown = combined(lines)
     seeds = len({line.seed for line in lines})
-    made = f"Made by `{command}`, {seeds} seed{'s' if seeds > 1 else ''} each, demur {version}."
+    each = f"up to {seeds} seeds each" if seeds > 1 else "1 seed each"
+    made = f"Made by `{command}`, {each}, demur {version}."
     notes = sorted({note for line in lines for note in line.notes})
     parts = [f"# {table.title}", made, _explained(table, shown), *notes]
     for label in table.attacks:

@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -50,6 +51,38 @@ def move(path: Path, folder: Path) -> None:
     """Put a whole file into another folder, to stay."""
     path.replace(folder / path.name)
     _sync_folder(folder)
+
+
+@contextmanager
+def put_in_place(target: Path) -> Iterator[tuple[Path, Path]]:
+    """A folder to be made, and where it will be once it is whole; a link to there stays.
+
+    One process at a time. What is there is replaced, and comes back if that is cut short.
+    """
+    place = target.resolve()
+    if not place.name:
+        raise BadInput(f"{target} is in the way; name a folder that is not there yet")
+    beside = place.with_name(f".{place.name}.making")
+    half, old = beside / "half", beside / "old"
+    with only_writer(beside):
+        try:
+            _settle(place, half, old)
+            yield half, place
+            if place.exists():
+                place.replace(old)
+            half.replace(place)
+        finally:
+            _settle(place, half, old)
+            (beside / ".lock").unlink(missing_ok=True)
+            beside.rmdir()
+
+
+def _settle(place: Path, half: Path, old: Path) -> None:
+    """Take away what is not whole; what was put aside comes back if nothing is in its place."""
+    if old.exists() and not place.exists():
+        old.replace(place)
+    for left in (half, old):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def content_digest(content: bytes) -> str:

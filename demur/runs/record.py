@@ -27,7 +27,7 @@ from demur.output import Output, prediction
 from demur.runs.files import move, read_checked, write_bytes, write_story
 from demur.runs.story import told_in
 
-MEND = "delete it and make the record again with demur attack"
+MEND = "restore it, or delete it and make it again with demur attack where the weights are"
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def read_record(path: Path) -> Record:
     if not path.is_file():
         raise BadInput(
             f"{path} is missing, though {told.name} tells of it; restore it, or delete {told.name} "
-            "and make the record again with demur attack"
+            "and make the record again with demur attack where the weights are"
         )
     content = io.BytesIO(read_checked(path, about["file_digest"], MEND))
     with np.load(content, allow_pickle=False) as arrays:

@@ -160,6 +160,12 @@ class Run:
 
 
 def run_folder(name: str, recipe: Recipe, changed: bool, home: Path = Path("runs")) -> Path:
-    """runs/NAME, or runs/NAME-digest when the recipe was changed, so that none collide."""
-    stem = Path(name[1:]).stem if name.startswith("@") else name
+    """runs/NAME, or runs/NAME-digest when the recipe was changed, so that none collide.
+
+    A recipe in the folder of a run, where all are called the same, is named by the folder.
+    """
+    stem = name
+    if name.startswith("@"):
+        file = Path(name[1:])
+        stem = file.resolve().parent.name if file.name == "recipe.txt" else file.stem
     return home / (f"{stem}-{digest(recipe)[:6]}" if changed else stem)
