@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NO_CAL = (
     "no cal images were held out for this run, so no threshold can be deployed; train with "
-    "split=held-out for that, or see --protocol paper"
+    "split=held-out for that, or see the tables of demur score --protocol paper"
 )
 FROM_CAL = (
     "thresholds are chosen on cal images, which therefore say nothing about them; see --protocol "
@@ -263,4 +263,4 @@ def slim(
         made = slimmed(source, Path(out), names_in(only), bar.watch)
     size = sum(path.stat().st_size for path in made.path.rglob("*") if path.is_file())
     where = "" if made.records("test") else " --split cal"
-    say(f"{out}: {size / 1e6:.1f} MB; demur score {out}{where} reads it")
+    say(f"{out}: {size / 1e6:.1f} MB; demur score {shlex.quote(out)}{where} reads it")
