@@ -84,7 +84,7 @@ def check_finished(run: "Run", data: str | None = None) -> None:
     """Refuse a run that was not trained to the end, with the command that goes on with it."""
     from demur.report.again import train_command
 
-    if not (run.path / "chosen.json").exists():
+    if not run.trained:
         place = f" --data {shlex.quote(data)}" if data else ""
         again = train_command(run) + place
         raise BadInput(f"{run.path} is not trained to the end; go on with it by: {again}")

@@ -3,6 +3,7 @@
 lines = measured(TABLES["methods-cifar10"], (0, 1, 2), kept_in(Path("results"), open_run))
 """
 
+from functools import cache
 from pathlib import Path
 
 from demur.attacks import Attack
@@ -27,27 +28,28 @@ def kept_in(folder: Path, open_run: Open) -> Hands:
     for run in runs:
         known.setdefault(digest(run.recipe), []).append(run)
 
+    read = cache(_records)
+
     def found(recipe: Recipe, _: Path) -> Run | None:
         same = known.get(digest(recipe), [])
         if len(same) > 1:
             names = " and ".join(run.name for run in same)
             raise BadInput(f"{names} in {folder} are runs of one recipe; leave one of them there")
-        return _whole(same[0]) if same else None
+        for run in same:
+            read(run)
+        return same[0] if same else None
 
-    return Hands(found, open_run, _largest)
+    def largest(source: Source, split: SplitName, _: str, attack: Attack) -> Record | None:
+        """The record of that attack on the most images, under whatever name."""
+        made = [r for r in read(source.run)[split] if r.about["attack"] == digest(attack)]
+        return max(made, key=lambda record: len(record.y), default=None)
+
+    return Hands(found, open_run, largest)
 
 
-def _whole(run: Run) -> Run:
-    """The run, once all its records can be read."""
+def _records(run: Run) -> dict[SplitName, list[Record]]:
+    """All records by their split, if all can be read."""
     try:
-        for split in run.recipe.data.splits:
-            run.records(split)
+        return {split: run.records(split) for split in run.recipe.data.splits}
     except BadInput as reason:
         raise Unreadable(str(reason)) from None
-    return run
-
-
-def _largest(source: Source, split: SplitName, _: str, attack: Attack) -> Record | None:
-    """The record of that attack on the most images, under whatever name."""
-    made = [r for r in source.run.records(split) if r.about["attack"] == digest(attack)]
-    return max(made, key=lambda record: len(record.y), default=None)

@@ -74,7 +74,8 @@ def put_in_place(target: Path) -> Iterator[tuple[Path, Path]]:
         finally:
             _settle(place, half, old)
             (beside / ".lock").unlink(missing_ok=True)
-            beside.rmdir()
+            with suppress(OSError):  # something of somebody else's is there
+                beside.rmdir()
 
 
 def _settle(place: Path, half: Path, old: Path) -> None:
