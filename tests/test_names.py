@@ -30,7 +30,7 @@ def test_odd_names_are_printed_as_they_are(command: Command, tiny_run: Run) -> N
     assert "@[bold]/x[/b].txt, n=20" in out
     code, _, err = command("slim", str(folder), "-o", "[bold]slim[/b]:x:")
     assert code == 0, err
-    assert "demur score [bold]slim[/b]:x: reads it" in err
+    assert "demur score '[bold]slim[/b]:x:' reads it" in err
     code, out, err = command("theory", "[bold]slim[/b]:x:")
     assert code == 0, err
     assert "@[bold]/x[/b].txt" in out
