@@ -16,7 +16,7 @@ from demur.data import CIFAR10, CIFAR100, cifar
 from demur.data.check import check_files
 from demur.data.cifar import Cifar
 from demur.data.places import find, locate, places
-from demur.data.published import CIFAR10_FILES, PUBLISHED, Published
+from demur.data.published import AGAIN, CIFAR10_FILES, PUBLISHED, Published
 from demur.errors import BadInput
 from demur.noise import permutation
 from tests.cifar_files import BATCH, WRITERS, Content, contents, small, use_small_set, write
@@ -201,7 +201,7 @@ def test_changed_images_are_refused_in_every_form(ten: Published, tmp_path: Path
             path.write_bytes(writer(changed, layout))
             said = refusal(tmp_path / form)
             assert said.startswith(f"{path} does not hold the images of CIFAR-10: the md5 of its ")
-            assert said.endswith(f"not {ten.contents[place]}; get the data again")
+            assert said.endswith(f"not {ten.contents[place]}; {AGAIN}")
         path.write_bytes(writer(content, layout))
         assert digests(CIFAR10(), tmp_path / form) == GOLDEN["CIFAR10"]
 
@@ -279,7 +279,7 @@ def test_damaged_pickles_are_named(ten: Published, tmp_path: Path) -> None:
     content = path.read_bytes()
     for damaged in (b"", content[:-1], content[:5000], b"\xff" + content[1:], b"(" * 9 + b"."):
         path.write_bytes(damaged)
-        assert refusal(tmp_path) == f"{path} is damaged; delete it and get the data again"
+        assert refusal(tmp_path) == f"{path} is damaged; delete it and {AGAIN}"
 
 
 class Calls:

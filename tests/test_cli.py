@@ -82,7 +82,8 @@ def test_wrong_names_get_the_nearest_known_ones(command: Command, run_here: Path
     refused(command("score", "nothing"), "there is no run")
     refused(command("score", "tiny", "--protocol", "papr"), "did you mean paper")
     refused(command("list", "recipe"), "did you mean recipes")
-    refused(command("show", "digits"), "no recipe is called")
+    refused(command("show", "digits"), "no recipe or run is called", "digits-pgdat")
+    refused(command("show", "tinny"), "did you mean tiny?")
     refused(command("attack", "tiny", "pgd-20", "--split", "tests"), "did you mean test")
 
 

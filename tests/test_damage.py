@@ -23,6 +23,21 @@ def test_a_record_without_its_arrays_is_named(own_source: Source, command: Comma
     assert len(own_source.run.records()) == 2
 
 
+def test_a_record_without_its_story_is_told_of(own_source: Source, command: Command) -> None:
+    attacked(own_source, "clean", Clean(), Order(n=30))
+    attacked(own_source, "pgd-1", PGD(Linf(0.1), steps=1), Order(n=30))
+    (story,) = own_source.run.records_folder.glob("pgd-1-test-*.json")
+    story.unlink()
+    arrays = story.with_suffix(".npz")
+    code, out, err = command("score", str(own_source.run.path))
+    assert code == 0
+    assert f"{arrays} is left out, for {story.name}, which tells what it is, is missing\n" in err
+    assert "pgd-1, n=30" not in out
+    assert "clean, n=30" in out
+    attacked(own_source, "pgd-1", PGD(Linf(0.1), steps=1), Order(n=30))  # which makes it again
+    assert "left out" not in command("score", str(own_source.run.path))[2]
+
+
 def lacking(path: Path, key: str) -> None:
     """Take a key out of a story, whose digest is right again."""
     story = read_story(path, "mend it")

@@ -115,6 +115,13 @@ def test_letters_that_a_terminal_does_not_know_are_replaced(
     assert terminal.read() == "1.0 ? 0.2"
 
 
+def test_under_torchrun_the_whole_command_is_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["train", "digits-pgdat"]
+    assert after_a_stop(words).endswith("finished: demur train digits-pgdat")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    assert after_a_stop(words).endswith("the same torchrun command goes on from what was finished")
+
+
 def test_what_only_reads_has_nothing_to_go_on_with() -> None:
     assert "goes on from what was finished" in after_a_stop(["table", "study-digits"])
     for words in (["table", "study-digits", "--kept", "results"], ["bench"], ["score", "x"]):

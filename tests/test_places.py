@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from demur.cli.places import checked_file, checked_folder
+from demur.cli.places import checked_file, checked_folder, checked_shelf
 from demur.errors import BadInput
 from demur.evaluate import Source
 from demur.recipes import recipe
@@ -95,7 +95,9 @@ def test_a_page_goes_through_a_link_or_a_pipe_and_nothing_after_it(
     os.mkfifo("pipe")
     with ThreadPoolExecutor() as reader:
         came = reader.submit(Path("pipe").read_bytes)
-        assert command("report", run, "-o", "pipe") == (0, "", err)
+        code, out, err = command("report", run, "-o", "pipe")
+    assert (code, out) == (0, "")
+    assert "the page" not in err
     assert came.result() == Path("pages/far.html").read_bytes()
     assert Path("pipe").is_fifo()
 
@@ -133,3 +135,21 @@ def test_a_report_goes_on_growing_where_a_part_of_it_could_not_be_written(
     )
     os.mkfifo("pipe")
     reports_at("pipe", "pairs").keep({"pairs": []})  # which would wait for a reader
+
+
+def test_a_shelf_that_takes_no_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shelf").mkdir()
+    for place in ("shelf", "new/shelf"):
+        assert checked_shelf(str(tmp_path / place)) == str(tmp_path / place)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "shelf")
+    assert checked_shelf(str(tmp_path / "new" / "shelf")), "which is made first"
+    with pytest.raises(BadInput, match=r"you may not write .*/shelf; name another place"):
+        checked_shelf(str(tmp_path / "shelf"))
+
+
+def test_a_lock_that_cannot_be_made_is_said_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "run" / ".lock").mkdir(parents=True)
+    with pytest.raises(OSError, match=r"run'$"), files.only_writer(tmp_path / "run"):
+        pass

@@ -111,8 +111,11 @@ def test_a_report_goes_on_where_it_was_stopped(
     assert whole["rules"]["Con"] == first["rules"]["Con"]
     monkeypatch.setattr(refusals, "_curve", lambda *args: [(1.0, 0)])
     assert made({"Con": Con()}, Reports(earlier=first))["rules"] == first["rules"]
-    other = made({"Con": Con()}, Reports(earlier=first), n=5)  # about other images
-    assert other["rules"]["Con"]["curves"]["product PGD"] == [(1.0, 0)]
+    with pytest.raises(BadInput, match="of another n, and is not overwritten; name another file"):
+        made({"Con": Con()}, Reports(earlier=first), n=5)
+    changed = first | {"machine": first["machine"] | {"code": "other"}}
+    with pytest.raises(BadInput, match="of another code, and is not overwritten"):
+        made({"Con": Con()}, Reports(earlier=changed))
 
 
 @pytest.mark.usefixtures("brief")

@@ -155,7 +155,7 @@ def test_what_a_killed_copy_leaves_is_no_run_and_taken_away_next_time(
     half, old = (tmp_path / ".copy.making" / part for part in ("half", "old"))
     shutil.copytree(scored_source.run.path, half)
     with pytest.raises(BadInput, match="holds no run"):
-        kept_in(tmp_path, lambda run: scored_source)
+        kept_in(tmp_path, lambda run: scored_source, print)
     with pytest.raises(BadInput, match="train one first"):
         Run.open("copy", home=tmp_path)
     made = slim(scored_source, tmp_path / "copy").path

@@ -283,7 +283,35 @@ def test_a_damaged_copy_costs_its_own_line_and_no_other(
     assert code == 0, err
     (arrays,) = Path("kept").glob("pgdat-rr-*/records/clean-test-*.npz")
     arrays.unlink()
-    code, page, err = command("table", *words, "--kept", "kept")
-    assert code == 0, err
-    assert f"- pgdat-rr, seed 0: {arrays} is missing, though {arrays.stem}.json tells of it" in page
+    broken = Path("kept/broken/recipe.txt")
+    broken.parent.mkdir()
+    broken.write_text("Recipe(", encoding="utf-8")
+    reason = f"pgdat-rr, seed 0: {arrays} is missing, though {arrays.stem}.json tells of it"
+    code, page, err = command("table", *words, "--kept", "kept", "-o", "page.md")
+    assert code == 2
+    assert f"broken is passed over: {broken} cannot be read" in err
+    assert f"demur: 1 of 2 lines could not be made; {reason}" in err
+    assert f"- {reason}" in page
     assert "| pgdat | Con |" in page
+    assert Path("page.md").read_text(encoding="utf-8") == page.removesuffix("\n")
+
+
+@pytest.mark.usefixtures("quick_table")
+def test_a_line_that_cannot_be_made_costs_no_other(command: Command, in_empty_folder: Path) -> None:
+    words = ["methods-digits", *TINY, "--only", "pgdat,pgdat-rr"]
+    assert command("table", *words[:-1], "pgdat")[0] == 0
+    (run,) = (in_empty_folder / "runs").iterdir()
+    weights = run / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    for path in (run / "records").iterdir():
+        path.unlink()
+    code, page, err = command("table", *words, "-o", "page.md")
+    assert code == 2
+    reason = f"pgdat, seed 0: {weights.relative_to(in_empty_folder)} is damaged"
+    assert f"demur: 1 of 2 lines could not be made; {reason}" in err
+    assert f"- {reason}" in page
+    assert "| pgdat-rr | R-Con |" in Path("page.md").read_text(encoding="utf-8")
+    code, page, err = command("table", *words[:-1], "pgdat", "-o", "page.md")
+    assert (code, page) == (2, "")
+    assert err.endswith(f"demur: {err.partition('demur: ')[2]}")
+    assert "| pgdat-rr | R-Con |" in Path("page.md").read_text(encoding="utf-8"), "left alone"

@@ -20,7 +20,7 @@ from demur.recipes import RECIPES, Recipe, recipe
 from demur.runs import Run
 from demur.runs.files import only_writer
 from demur.spec import digest
-from demur.train import Progress, check_trainable, train
+from demur.train import Progress, Training, check_trainable, train
 from tests.conftest import TINY
 from tests.test_runs import spoil
 
@@ -67,6 +67,7 @@ def test_interrupted_training_ends_with_the_same_bits(
     assert not (run.path / "state").exists()
 
 
+@pytest.mark.long
 def test_kill_9_then_the_same_command(whole: Run, tmp_path: Path) -> None:
     """A real process, killed early, killed in the middle of its second epoch, then left alone."""
     out = tmp_path / "run"
@@ -154,6 +155,7 @@ def test_a_damaged_checkpoint_is_named_and_not_overwritten(brief: Recipe, tmp_pa
     assert state.read_bytes() == spoiled
 
 
+@pytest.mark.long
 def test_a_full_disk_ends_in_one_sentence_and_loses_nothing(
     brief: Recipe, whole: Run, tmp_path: Path
 ) -> None:
@@ -186,6 +188,20 @@ def test_what_would_fail_after_an_hour_is_refused_at_once(brief: Recipe, tmp_pat
     }
     with pytest.raises(BadInput, match="one class only"):
         check_trainable(brief, one_class)
+
+
+def test_a_training_that_learns_nothing_leaves_no_folder(
+    brief: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Training, "__init__", fails)
+    (tmp_path / "empty").mkdir()
+    for folder, there in (("new", False), ("empty", True)):
+        with pytest.raises(MemoryError):
+            train(brief, tmp_path / folder)
+        assert (tmp_path / folder).exists() is there, "what was there before stays"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """How a command ends that is not carried out: one sentence that says what to do."""
 
 import errno
+import os
 import re
 import shlex
 import sys
@@ -39,6 +40,8 @@ def _refusal_of_the_system(error: OSError) -> str:
 def after_a_stop(words: list[str]) -> str:
     """What is left of a command that the user has stopped, and how to go on."""
     again = shlex.join(["demur", *words])
+    if _goes_on(words) and "TORCHELASTIC_RUN_ID" in os.environ:  # by which torchrun is known
+        return "stopped; the same torchrun command goes on from what was finished"
     if _goes_on(words):
         return f"stopped; the same command goes on from what was finished: {again}"
     return "stopped; nothing is kept, and the same command begins anew"

@@ -76,6 +76,8 @@ def source_of(run: str, device: str, data: str | None, engine: str = "auto") -> 
     found = Run.open(run)
     check_finished(found, data)
     _ = found.chosen  # a damaged one is refused before anything else
+    for path in found.untold():
+        say(f"{path} is left out, for {path.stem}.json, which tells what it is, is missing")
     where = Path(data) if data else None
     return Source(found, device_named(device), where, engine, say)
 

@@ -41,6 +41,13 @@ def checked_folder(place: str | None) -> str | None:
     return place
 
 
+def checked_shelf(place: str | None) -> str | None:
+    """The place, if folders can be put into it, whether it is there or not."""
+    if checked_folder(place) is not None:
+        _check_room(Path(os.path.realpath(str(place))), str(place))
+    return place
+
+
 def _check_room(folder: Path, place: str) -> None:
     """Refuse a folder that is none, that cannot be made or that takes no new file."""
     nearest = next(each for each in (folder, *folder.parents) if each.exists())

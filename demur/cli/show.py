@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from demur.cli.app import app
+from demur.errors import BadInput, brief, suggestion
 
 
 @app.command()
@@ -27,6 +28,10 @@ def show(
     if is_run and name not in RECIPES and not changes:
         _show_run(Run.open(name))
         return
+    if name not in RECIPES and not name.startswith("@"):
+        there = sorted(path.parent.name for path in Path("runs").glob("[!.]*/recipe.txt"))
+        known = suggestion(name, [*RECIPES, *there])
+        raise BadInput(f"no recipe or run is called {brief(name)!r}; {known}")
     recipe = recipe_named(name, changes or [])
     typer.echo(lines(recipe) + f"# digest {digest(recipe)}")
 

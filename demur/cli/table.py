@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, app, names_in
-from demur.cli.places import checked_file, checked_folder
+from demur.cli.places import checked_file, checked_shelf
 from demur.errors import BadInput
 
 if TYPE_CHECKING:
-    from demur.paper.measured import Hands
+    from demur.paper.measured import Hands, Line
 
 
 @app.command()
@@ -32,7 +32,7 @@ def table(
     slim: Annotated[
         str | None,
         typer.Option(
-            callback=checked_folder, help="Also keep a slim copy of each training in this folder."
+            callback=checked_shelf, help="Also keep a slim copy of each training in this folder."
         ),
     ] = None,
     out: Annotated[
@@ -52,7 +52,7 @@ def table(
 
     Example: demur table methods-digits epochs=2 --only pgdat,pgdat-rr
     """
-    from demur.paper.measured import LATER, measured
+    from demur.paper.measured import measured
     from demur.paper.tables import table_named
     from demur.paper.words import markdown
     from demur.runs import code_version
@@ -65,10 +65,8 @@ def table(
     _check_folders(kept, slim)
     hands = _kept(kept, device, data) if kept else _hands(device, data, engine, slim)
     lines = list(measured(asked, range(first_seed, first_seed + seeds), hands))
-    if kept and not any(line.rows for line in lines):
-        reasons = [line.failure for line in lines if line.failure != LATER]
-        reasons += [f"{kept} holds no record of what {name} asks for; name another folder"]
-        raise BadInput(reasons[0])
+    nothing = f"{kept} holds no record of what {name} asks for; name another folder"
+    refused = _refused(lines, nothing if kept else None)
     options = {"only": only, "seeds": seeds if seeds > 1 else None, "first-seed": first_seed}
     command = _command([name, *(changes or [])], options | {"kept": kept})
     page = markdown(asked, lines, command, code_version())
@@ -78,6 +76,16 @@ def table(
         _show(page)
     if out:
         write_text(Path(out), page)
+    if refused:
+        raise BadInput(f"{len(refused)} of {len(lines)} lines could not be made; {refused[0]}")
+
+
+def _refused(lines: "list[Line]", nothing: str | None) -> list[str]:
+    """Why lines could not be made; with no figure at all, that is all there is to say."""
+    reasons = [f"{line.entry}, seed {line.seed}: {line.failure}" for line in lines if line.refused]
+    if not any(line.rows for line in lines) and (why := [*reasons, nothing][0]):
+        raise BadInput(why)
+    return reasons
 
 
 def _check_folders(kept: str | None, slim: str | None) -> None:
@@ -112,9 +120,10 @@ def _show(page: str) -> None:
 def _kept(folder: str, device: str, data: str | None) -> "Hands":
     """What was trained and attacked before."""
     from demur.cli.evaluate import source_of
+    from demur.cli.progress import say
     from demur.paper.kept import kept_in
 
-    return kept_in(Path(folder), lambda run: source_of(str(run.path), device, data))
+    return kept_in(Path(folder), lambda run: source_of(str(run.path), device, data), say)
 
 
 def _hands(device: str, data: str | None, engine: str, slim: str | None) -> "Hands":

@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 
 from demur.data.places import Found
 from demur.data.plain_pickle import read_plain
-from demur.data.published import PIXELS, Layout, Part
+from demur.data.published import AGAIN, PIXELS, Layout, Part
 from demur.errors import BadInput
-
-_AGAIN = "delete it and get the data again"
 
 
 class Batch(NamedTuple):
@@ -30,7 +28,7 @@ def read_layout(found: Found, classes: int) -> list[Batch]:
     layout, folder = found.layout, found.folder
     missing = [folder / part.name for part in layout.parts if not (folder / part.name).is_file()]
     if missing:
-        raise BadInput(f"{missing[0]} is missing; get the data again")
+        raise BadInput(f"{missing[0]} is missing; {AGAIN}")
     return [read_part(layout, folder, part, classes) for part in layout.parts]
 
 
@@ -56,7 +54,7 @@ def _binary(path: Path, layout: Layout, images: int) -> Batch:
     size, expected = path.stat().st_size, images * (layout.label_bytes + PIXELS)
     if size != expected:
         fault = "is cut short" if size < expected else "is too long"
-        raise BadInput(f"{path} {fault}: {size} bytes, not {expected}; {_AGAIN}")
+        raise BadInput(f"{path} {fault}: {size} bytes, not {expected}; delete it and {AGAIN}")
     records = np.fromfile(path, np.uint8).reshape(images, -1)
     labels = records[:, layout.label_bytes - 1].astype(np.int64)
     return Batch(records[:, layout.label_bytes :], labels)
@@ -69,12 +67,13 @@ def _python(path: Path, layout: Layout, images: int) -> Batch:
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or y is None:
         raise BadInput(
             f"{path} is no batch of images: it needs bytes under 'data' "
-            f"and whole numbers under {layout.label_key!r}; {_AGAIN}"
+            f"and whole numbers under {layout.label_key!r}; delete it and {AGAIN}"
         )
     if pixels.shape != (images, PIXELS) or len(y) != images:
         raise BadInput(
             f"{path} should hold {images} images of {PIXELS} bytes and as many labels, "
-            f"but holds an array of {' x '.join(map(str, pixels.shape))} and {len(y)}; {_AGAIN}"
+            f"but holds an array of {' x '.join(map(str, pixels.shape))} and {len(y)}; "
+            f"delete it and {AGAIN}"
         )
     return Batch(pixels, y)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from demur.data.batches import Batch, read_part
 from demur.data.places import Found
-from demur.data.published import Part, Published
+from demur.data.published import AGAIN, Part, Published
 from demur.errors import BadInput
 
 Watch = Callable[[int, int], None]  # done, total
@@ -75,7 +75,7 @@ def check_images(published: Published, found: Found, batches: Sequence[Batch]) -
         if md5 != expected and file_md5(path) != part.md5:
             raise BadInput(
                 f"{path} does not hold the images of {published.title}: the md5 of its labels and "
-                f"pixels is {md5}, not {expected}; get the data again"
+                f"pixels is {md5}, not {expected}; {AGAIN}"
             )
         if expected is None and part.md5 and file_md5(path) != part.md5:
             _warn(f"{path} is not the published file, and nothing says whether its images are")

@@ -40,7 +40,10 @@ class Images:
     def first(self, count: int) -> "Images":
         """The split cut to its first images."""
         if not 1 <= count <= len(self):
-            raise BadInput(f"asked for {count} images of a split that has {len(self)}")
+            raise BadInput(
+                f"asked for {count} images of a split that has {len(self)}; "
+                f"ask for 1 to {len(self)}"
+            )
         return replace(self, pixels=self.pixels[:count], y=self.y[:count], index=self.index[:count])
 
     def to(self, device: torch.device) -> "Images":

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from demur.data.published import AGAIN
 from demur.errors import BadInput
 
 
@@ -79,10 +80,10 @@ def read_plain(path: Path) -> Any:
     except _Refused as refused:
         raise BadInput(
             f"{path} is refused and nothing in it was run: it asks for {refused}, "
-            "and a batch of images holds arrays only; delete it and get the data again"
+            f"and a batch of images holds arrays only; delete it and {AGAIN}"
         ) from None
     except Exception:  # a damaged pickle can fail in any way at all
-        raise BadInput(f"{path} is damaged; delete it and get the data again") from None
+        raise BadInput(f"{path} is damaged; delete it and {AGAIN}") from None
 
 
 def _unwrapped(thing: Any) -> Any:

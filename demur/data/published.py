@@ -9,6 +9,7 @@ Everything that reads, checks or fetches takes such an object, so a test can han
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+AGAIN = "get the data again with demur data get"
 PIXELS = 3 * 32 * 32  # bytes of one image: red, green, blue, each row by row
 
 

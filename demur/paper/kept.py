@@ -1,8 +1,9 @@
 """A table from runs that were kept, such as slim ones: read, never trained or attacked.
 
-lines = measured(TABLES["methods-cifar10"], (0, 1, 2), kept_in(Path("results"), open_run))
+lines = measured(TABLES["methods-cifar10"], (0, 1, 2), kept_in(Path("results"), open_run, say))
 """
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -10,14 +11,17 @@ from demur.attacks import Attack
 from demur.data import SplitName
 from demur.errors import BadInput
 from demur.evaluate import Source
-from demur.paper.measured import Hands, Open, Unreadable
+from demur.paper.measured import Hands, Open
 from demur.recipes import Recipe
 from demur.runs import Record, Run
 from demur.spec import digest
 
 
-def kept_in(folder: Path, open_run: Open) -> Hands:
-    """Hands that find what a folder of runs holds, and nothing else."""
+def kept_in(folder: Path, open_run: Open, say: Callable[[str], None]) -> Hands:
+    """Hands that find what a folder of runs holds, and nothing else.
+
+    A run whose recipe cannot be read may be of any line; it is told of and passed over.
+    """
     if not folder.is_dir():
         raise BadInput(f"there is no folder {folder}; name one that holds runs, such as results")
     # a name with a dot is a copy that somebody is making, or was
@@ -26,7 +30,10 @@ def kept_in(folder: Path, open_run: Open) -> Hands:
         raise BadInput(f"{folder} holds no run; name a folder of runs, such as results")
     known: dict[str, list[Run]] = {}
     for run in runs:
-        known.setdefault(digest(run.recipe), []).append(run)
+        try:
+            known.setdefault(digest(run.recipe), []).append(run)
+        except BadInput as reason:
+            say(f"{run.name} is passed over: {reason}")
 
     read = cache(_records)
 
@@ -49,7 +56,4 @@ def kept_in(folder: Path, open_run: Open) -> Hands:
 
 def _records(run: Run) -> dict[SplitName, list[Record]]:
     """All records by their split, if all can be read."""
-    try:
-        return {split: run.records(split) for split in run.recipe.data.splits}
-    except BadInput as reason:
-        raise Unreadable(str(reason)) from None
+    return {split: run.records(split) for split in run.recipe.data.splits}

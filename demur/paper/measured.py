@@ -3,7 +3,7 @@
     lines = measured(TABLES["methods-digits"], (0, 1), Hands(train, open_run, craft))
 
 What is trained or attacked already is read, so a table that was stopped goes on. A training that
-diverges is a line that says so.
+diverges is a line that says so, and so is one that cannot be made; all others are made.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,10 +26,6 @@ Open = Callable[[Run], Source]
 Craft = Callable[[Source, SplitName, str, Attack], Record | None]
 
 
-class Unreadable(BadInput):
-    """A run that is there but damaged, so that its line has no figures."""
-
-
 @dataclass(frozen=True)
 class Line:
     """One training of one recipe: its figures, or why there are none."""
@@ -42,6 +38,11 @@ class Line:
     accuracy: dict[str, float] | None = None  # of all images, by attack
     notes: tuple[str, ...] = ()
     failure: str = ""  # why there are no figures, or not all
+
+    @property
+    def refused(self) -> bool:
+        """Whether something is wrong that the user can mend."""
+        return bool(self.failure) and not self.failure.startswith((LATER, OVERFLOW))
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,20 @@ def _line(table: Table, entry: str, seed: int, hands: Hands, base_lost: bool) ->
         return Line(*about, failure=f"{OVERFLOW}: {lost}, which it begins with, diverged")
     try:
         run = hands.train(recipe, folder)
+        if run is None:
+            return Line(*about, failure=LATER)
+        return _figures(table, replace(Line(*about), run=run.name), recipe, run, meant, hands)
     except Diverged as reason:
         return Line(*about, failure=f"{OVERFLOW}: {reason}")
-    except Unreadable as reason:
+    except BadInput as reason:
         return Line(*about, failure=str(reason))
-    if run is None:
-        return Line(*about, failure=LATER)
-    source = hands.open(run)
+
+
+def _figures(
+    table: Table, line: Line, recipe: Recipe, run: Run, meant: Sequence[Attack], hands: Hands
+) -> Line:
+    """The line of a trained net, with all figures that its records give."""
+    source, attacks = hands.open(run), table.attacks
     made = [hands.craft(source, table.split, *each) for each in zip(attacks, meant, strict=True)]
     records = {name: record for name, record in zip(attacks, made, strict=True) if record}
     scoring = Scoring.of(
@@ -98,8 +106,7 @@ def _line(table: Table, entry: str, seed: int, hands: Hands, base_lost: bool) ->
     hands.keep(source, [name for name in scoring.scores if name not in unseen])
     missing = [name for name in attacks if name not in records]
     failure = f"{LATER}: {', '.join(missing)}" if missing else ""
-    about = (entry, seed, digest(recipe), run.name)
-    return Line(*about, tuple(rows), accuracy, notes, failure)
+    return replace(line, rows=tuple(rows), accuracy=accuracy, notes=notes, failure=failure)
 
 
 def _rejectors(recipe: Recipe, learned: Sequence[str]) -> dict[str, Rejector]:

@@ -233,8 +233,13 @@ def _opened(lock: Path) -> IO[str]:
     """The file, in a folder that a writer who has just ended may be deleting."""
     while True:
         lock.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
+        try:
             return lock.open("a+")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            error.filename = str(lock.parent)  # which is what the user has named
+            raise
 
 
 def _locked(handle: int) -> bool:

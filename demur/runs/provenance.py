@@ -11,7 +11,7 @@ import torch
 
 import demur
 
-LIBRARIES = ("torch", "numpy", "safetensors", "scikit-learn")
+LIBRARIES = ("numpy", "safetensors", "scikit-learn")
 
 
 def provenance(device: torch.device) -> dict[str, str | int]:
@@ -19,6 +19,7 @@ def provenance(device: torch.device) -> dict[str, str | int]:
     return {
         "code": code_version(),
         "python": platform.python_version(),
+        "torch": str(torch.__version__),  # with its build, on which weights depend
         **{name: _installed(name) for name in LIBRARIES},
         "device": _device_words(device),
         "threads": torch.get_num_threads(),

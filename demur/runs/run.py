@@ -75,13 +75,24 @@ class Run:
     def claim(path: Path, recipe: Recipe) -> "Iterator[Run]":
         """The run for this recipe, new or to be resumed, held for writing."""
         Run.check(path, recipe)  # before a lock file is put into somebody's folder
+        was_there = path.exists()
         with only_writer(path):
             Run.check(path, recipe)  # whoever held the lock may have made the run another's
             run = Run(path)
             run.tidy()
             if not (path / "recipe.txt").exists():
                 write_text(path / "recipe.txt", lines(recipe))
-            yield run
+            try:
+                yield run
+            except BaseException:
+                if not was_there:
+                    run._forget_if_empty()
+                raise
+
+    def _forget_if_empty(self) -> None:
+        """Take the folder away if nothing was learned in it."""
+        if set(self.path.iterdir()) <= {self.path / "recipe.txt", self.path / ".lock"}:
+            shutil.rmtree(self.path)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -149,6 +160,11 @@ class Run:
     def records_folder(self) -> Path:
         """Where records live."""
         return self.path / "records"
+
+    def untold(self) -> list[Path]:
+        """Arrays whose story is lost, or is not written yet, so that they are no record."""
+        arrays = sorted(self.records_folder.glob("[!.]*.npz"))
+        return [path for path in arrays if not path.with_suffix(".json").exists()]
 
     def records(self, split: str = "test") -> list[Record]:
         """All finished records of these weights on a split, oldest first."""

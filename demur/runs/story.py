@@ -21,6 +21,9 @@ class Story(dict[str, Any]):
     def __missing__(self, key: str) -> Any:
         raise BadInput(f"{self.path} is damaged: it does not tell {key!r}; {self.mend}")
 
+    def __or__(self, more: dict[str, Any]) -> "Story":  # type: ignore[override]
+        return Story(self.path, super().__or__(more), self.mend)
+
 
 def told_in(path: Path, mend: str) -> Story:
     """The story in a file, after checking the digest it carries."""
