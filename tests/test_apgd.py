@@ -100,7 +100,7 @@ def test_it_is_as_strong_as_a_peers(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torchattacks
-    x, y = test_images.batch(slice(0, 100))
+    x, y = test_images.batch(slice(0, 60))
     model = tiny_net.classifier().eval()
     lead = []  # how many more are left right by ours, for one start each
     for seed in range(4):
@@ -110,7 +110,7 @@ def test_it_is_as_strong_as_a_peers(
         ours = APGD(ball, steps=40, goal=goal, seed=seed)(tiny_net, x, y)
         right = [int((prediction(tiny_net(images)) == y).sum()) for images in (ours, peer(x, y))]
         lead.append(right[0] - right[1])
-    assert sum(lead) / len(lead) <= 2.5, "one start leaves 1.6 more or fewer by chance"
+    assert sum(lead) / len(lead) <= 2.5, "one start leaves 1.3 more or fewer by chance"
 
 
 def test_targets_by_apgd_break_what_dlr_alone_breaks(

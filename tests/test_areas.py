@@ -88,6 +88,20 @@ def test_redraws_give_what_the_slow_bootstrap_gives(ties: bool) -> None:
     assert metrics.percentiles(redrawn, 0.95) == slow
 
 
+@given(st.integers(0, 2**32), st.integers(1, 60), st.sampled_from([0.5, 0.9, 0.95, 1.0]))
+def test_every_redraw_is_measured_as_a_sample_of_its_own(seed: int, n: int, tpr: float) -> None:
+    one, _, correct = drawn(seed, n, ties=seed % 2 == 0)
+    if seed % 3 == 0:
+        correct = np.sort(correct)  # long ways without a corner
+        one = np.sort(one)
+    redraws = Redraws.of(n, 8, seed)
+    found = redraws.paper_accuracies(one, correct, tpr)
+    for counts, accuracy in zip(redraws.counts, found, strict=True):
+        sample = np.repeat(np.arange(n), counts)
+        point = metrics.paper_operating_point(one[sample], correct[sample], tpr)
+        assert accuracy == point.accuracy
+
+
 @given(st.integers(0, 2**32), st.integers(1, 30))
 def test_a_redraw_that_changes_nothing_is_the_sample(seed: int, n: int) -> None:
     one, _, correct = drawn(seed, n, ties=seed % 2 == 0)

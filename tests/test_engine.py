@@ -58,7 +58,10 @@ def quick(method: Method) -> Recipe:
 
 
 @pytest.mark.parametrize("method", check.pairs(), ids=show)
-def test_fast_steps_end_with_the_plain_steps_weights(method: Method, brief: None) -> None:
+def test_fast_steps_end_with_the_plain_steps_weights(
+    method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "STEPS", 4)
     found = check.equality(quick(method), CPU, "none")
     assert found.holds, found
     assert found.allowed == 1e-9
