@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from demur.batch import check_batch
-from demur.data import AUGMENTS, DATASETS, SPLITS, CropFlip, Dataset, Digits, Unchanged
+from demur.data import AUGMENTS, DATASETS, SPLITS, CropFlip, Dataset, Digits, Unchanged, digits
 from demur.data.cifar import Cifar
 from demur.errors import BadInput
 from tests.cifar_files import use_small_set
@@ -57,6 +57,15 @@ def test_digits_are_scikit_learns() -> None:
     x, y = split.batch(slice(None))
     assert np.allclose(x[:, 0] * 16, bundle.images[split.index])
     assert np.array_equal(y, bundle.target[split.index])
+
+
+def test_digits_are_found_where_the_library_keeps_them_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual = Digits().load()
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    for name, split in Digits().load().items():
+        assert split.digest() == usual[name].digest()
 
 
 def test_splits_are_frozen() -> None:
