@@ -19,6 +19,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = [
     [
         "errors",
+        "version",
         "world",
         "fused",
         "noise_kernels",

@@ -8,8 +8,9 @@ from shutil import copytree, rmtree
 import demur
 from demur.evaluate import Source
 from demur.recipes import RECIPES, recipe
-from demur.runs import Run, code_version
+from demur.runs import Run
 from demur.spec import lines
+from demur.version import code_version
 from tests.conftest import Command
 from tests.test_cli import refused
 

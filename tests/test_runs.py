@@ -16,7 +16,7 @@ import torch
 import demur.runs.run as run_module
 from demur.errors import BadInput
 from demur.recipes import Recipe, recipe
-from demur.runs import Run, code_version, provenance, run_folder
+from demur.runs import Run, provenance, run_folder
 from demur.runs.files import (
     only_writer,
     read_story,
@@ -27,6 +27,7 @@ from demur.runs.files import (
 )
 from demur.runs.record import Record, read_record, write_record
 from demur.spec import digest, lines
+from demur.version import code_version
 
 MEND = "mend it"
 

@@ -40,7 +40,7 @@ def _tell_version(asked: bool) -> None:
     """Print the version and the code version that records carry, and leave."""
     if asked:
         import demur
-        from demur.runs import code_version
+        from demur.version import code_version
 
         typer.echo(f"demur {demur.__version__}, code {code_version()}")
         raise typer.Exit

@@ -55,8 +55,8 @@ def table(
     from demur.paper.measured import measured
     from demur.paper.tables import table_named
     from demur.paper.words import markdown
-    from demur.runs import code_version
     from demur.runs.files import write_text
+    from demur.version import code_version
 
     if any(change.startswith("seed=") for change in changes or []):
         raise BadInput("a table takes seeds from --first-seed on; say how many with --seeds")

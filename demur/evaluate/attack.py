@@ -33,7 +33,7 @@ from demur.gradient import Model
 from demur.nets import RejectingNet
 from demur.output import Output
 from demur.precision import Precision, arithmetic, rounded
-from demur.runs import Record, Run, code_version, provenance
+from demur.runs import Record, Run, provenance
 from demur.runs.files import only_writer
 from demur.runs.record import (
     finished_record,
@@ -44,6 +44,7 @@ from demur.runs.record import (
     write_record,
 )
 from demur.spec import digest, show
+from demur.version import code_version
 
 VERDICT_BATCH = 256
 

@@ -24,10 +24,11 @@ from demur.evaluate.certificates import MEND
 from demur.evaluate.values import TRUE, can_score, true_confidence, values
 from demur.rejectors import Coupled, Rejector, TooFew, tried_on
 from demur.rule import Score
-from demur.runs import Record, Run, code_version
+from demur.runs import Record, Run
 from demur.runs.files import put_in_place, read_story, write_story
 from demur.runs.record import record_path, write_record
 from demur.spec import digest, show
+from demur.version import code_version
 
 COPIED = ("recipe.txt", "chosen.json", "metrics.jsonl")
 DROPPED = ("feature", "x_adv")
