@@ -204,13 +204,20 @@ def _made(cls: type[Spec], values: list[Any], named: list[tuple[str | None, Any]
             raise BadInput(
                 f"{cls.__name__} has no {brief(str(key))!r}; {suggestion(str(key), known)}"
             )
-    if len(dict(named)) < len(named):
+    given = [*list(known)[: len(values)], *(key for key, _ in named if key)]
+    if len(set(given)) < len(given):
         raise BadInput(f"{cls.__name__} is given the same field twice")
-    try:
-        return cls(*values, **{key: value for key, value in named if key})
-    except TypeError:
-        needed = ", ".join(known)
-        raise BadInput(f"{cls.__name__} takes {needed or 'no values'}; see 'demur list'") from None
+    takes = f"it takes {', '.join(known) or 'none'}"
+    if len(values) > len(known):
+        raise BadInput(f"{cls.__name__} is given too many values; {takes}")
+    if lacking := [name for name in _required(cls) if name not in given]:
+        raise BadInput(f"{cls.__name__} lacks {' and '.join(lacking)}; {takes}")
+    return cls(*values, **{key: value for key, value in named if key})
+
+
+def _required(cls: type[Spec]) -> list[str]:
+    """The fields that have to be given."""
+    return [f.name for f in fields(cls) if f.default is f.default_factory is MISSING]
 
 
 # ---------------------------------------------------------------------------------- editing
