@@ -104,7 +104,7 @@ def test_wrong_values_are_named_with_what_they_should_be(command: Command) -> No
 
 def test_odd_input_is_answered_in_one_sentence_too(command: Command, run_here: Path) -> None:
     for change, words in (
-        ("judge=PGD", "PGD takes ball"),
+        ("judge=PGD", "PGD lacks ball; it takes ball"),
         ("judge.goal=-CE()", "only a number can be negative"),
         ("weight_decay=1" + 400 * "0", "weight_decay must be a number"),
         ("seed=99999999999999999999", "below 2^63"),
