@@ -20,6 +20,7 @@ from demur.recipes import recipe
 from demur.report.speed import COLUMNS, cells, sentences, show_speed
 from demur.spec import lines, show
 from tests.conftest import Command
+from tests.test_cli import refused
 
 CPU = torch.device("cpu")
 
@@ -87,15 +88,17 @@ def test_the_report_is_json_with_hardware_versions_and_figures(command: Command)
 
 
 def test_what_cannot_be_measured_is_refused(command: Command) -> None:
-    code, _, err = command("bench", "--only", "eagre")
-    assert code == 2
-    assert "no measurement is called 'eagre'; did you mean eager" in err
-    code, _, err = command("bench", "atacks", "demo")
-    assert code == 2
-    assert "no bench or recipe is called 'atacks'; did you mean attacks?" in err
-    code, _, err = command("bench", "--only", "fast", "--steps", "3")
-    assert code == 2
-    assert "the fast engine needs a GPU; on a CPU use --only eager,plain" in err
+    refused(
+        command("bench", "--only", "eagre"), "no measurement is called 'eagre'; did you mean eager"
+    )
+    refused(
+        command("bench", "atacks", "demo"),
+        "no bench or recipe is called 'atacks'; did you mean attacks?",
+    )
+    refused(
+        command("bench", "--only", "fast", "--steps", "3"),
+        "the fast engine needs a GPU; on a CPU use --only eager,plain",
+    )
     with pytest.raises(BadInput, match="measures recipes trained on PGD"):
         speed.Bench(recipe("digits-standard"), CPU, 3)
 
@@ -168,16 +171,19 @@ def test_a_check_can_be_of_some_pairs_alone(command: Command, in_empty_folder: P
     words = {(check._words(made)) for made in check.chosen(("trades", "ccat", "rr", "fp32"))}
     assert words == {("trades", "rr", "fp32"), ("ccat", "rr", "fp32")}
     assert len(check.chosen(())) == len(check.recipes("fp32")) + len(check.recipes("fp64"))
-    code, _, err = command("bench", "--check", "--only", "trade")
-    assert code == 2
-    assert "nothing to compare is called 'trade'; did you mean trades" in err
-    code, _, err = command("bench", "--check", "--only", "ccat,snet")
-    assert code == 2
-    assert "no frame and head go together as ccat, snet" in err
+    refused(
+        command("bench", "--check", "--only", "trade"),
+        "nothing to compare is called 'trade'; did you mean trades",
+    )
+    refused(
+        command("bench", "--check", "--only", "ccat,snet"),
+        "no frame and head go together as ccat, snet",
+    )
     (in_empty_folder / "other.json").write_text("[]")
-    code, _, err = command("bench", "--check", "-o", "other.json")
-    assert code == 2
-    assert "other.json is not such a report; name another file" in err
+    refused(
+        command("bench", "--check", "-o", "other.json"),
+        "other.json is not such a report; name another file",
+    )
     assert (in_empty_folder / "other.json").read_text() == "[]"
 
 

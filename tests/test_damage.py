@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from demur.attacks import PGD, Clean
 from demur.balls import Linf
+from demur.errors import BadInput
 from demur.evaluate import Order, Source, attacked
 from demur.runs.files import read_story, write_story
+from demur.runs.story import told_in
 from tests.conftest import Command
 from tests.test_cli import refused
 
@@ -43,6 +47,14 @@ def lacking(path: Path, key: str) -> None:
     story = read_story(path, "mend it")
     del story[key]
     write_story(path, story)
+
+
+def test_a_story_that_grows_still_names_its_file(tmp_path: Path) -> None:
+    write_story(tmp_path / "a.json", {"epoch": 3})
+    grown = told_in(tmp_path / "a.json", "mend it") | {"more": 1}
+    assert (grown["epoch"], grown["more"]) == (3, 1)
+    with pytest.raises(BadInput, match=r"a\.json is damaged: it does not tell 'weights'; mend it"):
+        grown["weights"]
 
 
 def test_a_story_that_lacks_something_is_named(own_source: Source, command: Command) -> None:

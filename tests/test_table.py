@@ -18,6 +18,7 @@ from demur.recipes import RECIPES, Recipe, changed
 from demur.runs import Run, run_folder
 from demur.spec import digest
 from tests.conftest import Command
+from tests.test_cli import refused
 
 TINY = ["epochs=1", "width=4", "attack.steps=1", "judge.steps=1"]
 
@@ -188,9 +189,9 @@ def test_what_was_kept_is_read_and_what_was_not_is_named(
     assert f"{arrays} is missing, though {arrays.stem}.json tells of it" in err
     away.rename(arrays)
     assert command("slim", str(run), "-o", "kept/again", "--only", "R-Con")[0] == 0
-    code, _, err = command("table", *words, "--kept", "kept")
-    assert code == 2
-    assert "again and rr in kept are runs of one recipe" in err
+    refused(
+        command("table", *words, "--kept", "kept"), "again and rr in kept are runs of one recipe"
+    )
 
 
 def test_a_folder_with_nothing_of_the_table_is_refused_and_the_page_left_alone(
@@ -213,41 +214,33 @@ def test_the_table_of_what_we_keep_names_every_line_of_the_paper() -> None:
 
 
 def test_wrong_requests_are_one_sentence(command: Command, in_empty_folder: Path) -> None:
-    code, _, err = command("table", "method-digits")
-    assert code == 2
-    assert "no table is called 'method-digits'; did you mean methods-digits" in err
-    code, _, err = command("table", "methods-digits", "seed=3")
-    assert code == 2
-    assert "say how many with --seeds" in err
-    code, _, err = command("table", "methods-digits", "--only", "pgdat-r")
-    assert code == 2
-    assert "the table has no line called 'pgdat-r'" in err
+    refused(
+        command("table", "method-digits"),
+        "no table is called 'method-digits'; did you mean methods-digits",
+    )
+    refused(command("table", "methods-digits", "seed=3"), "say how many with --seeds")
+    refused(
+        command("table", "methods-digits", "--only", "pgdat-r"),
+        "the table has no line called 'pgdat-r'",
+    )
     assert not (in_empty_folder / "runs").exists()
-    code, _, err = command("table", "methods-digits", "--kept", "nowhere")
-    assert code == 2
-    assert "there is no folder nowhere; name one that holds runs" in err
-    code, _, err = command("table", "methods-digits", "--kept", ".")
-    assert code == 2
-    assert "holds no run" in err
-    code, _, err = command("table", "study-digits", "head.weight=2", "--only", " plain , rr")
-    assert code == 2
-    assert "the line plain cannot be changed so: no key 'weight'" in err
-    code, _, err = command("table", "methods-digits", "--kept", ".", "--slim", "copies")
-    assert code == 2
-    assert "leave out one" in err
+    refused(
+        command("table", "methods-digits", "--kept", "nowhere"),
+        "there is no folder nowhere; name one that holds runs",
+    )
+    refused(command("table", "methods-digits", "--kept", "."), "holds no run")
+    refused(
+        command("table", "study-digits", "head.weight=2", "--only", " plain , rr"),
+        "the line plain cannot be changed so: no key 'weight'",
+    )
+    refused(command("table", "methods-digits", "--kept", ".", "--slim", "copies"), "leave out one")
     Path("a-file").touch()
-    code, _, err = command("table", "methods-digits", "--slim", "./runs")
-    assert code == 2
-    assert "holds the runs themselves" in err
-    code, _, err = command("table", "methods-digits", "--kept", "")
-    assert code == 2
-    assert "the folder to read is empty" in err
-    code, _, err = command("table", "methods-digits", "--slim", "a-file")
-    assert code == 2
-    assert "a-file is a file; name a folder" in err
-    code, _, err = command("table", "study-digits", "--only", ",")
-    assert code == 2
-    assert "',' names nothing" in err
+    refused(command("table", "methods-digits", "--slim", "./runs"), "holds the runs themselves")
+    refused(command("table", "methods-digits", "--kept", ""), "the folder to read is empty")
+    refused(
+        command("table", "methods-digits", "--slim", "a-file"), "a-file is a file; name a folder"
+    )
+    refused(command("table", "study-digits", "--only", ","), "',' names nothing")
 
 
 def test_lines_without_rows_combine_to_nothing() -> None:

@@ -109,12 +109,11 @@ def _tables(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
 
 def _runs(folder: Path) -> dict[str, dict[str, Any]]:
     """The runs of a folder by name: how far they are, how many records, of which recipe."""
-    from demur.runs import Run
+    from demur.runs import runs_in
 
-    runs = [Run(path.parent) for path in sorted(folder.glob("[!.]*/recipe.txt"))]
     return {
         run.name: {"state": _state(run), "records": _records(run), "recipe": _recipe_of(run)}
-        for run in runs
+        for run in runs_in(folder)
     }
 
 

@@ -21,7 +21,7 @@ def show(
     """
     from demur.recipes import RECIPES
     from demur.recipes import recipe as recipe_named
-    from demur.runs import Run
+    from demur.runs import Run, runs_in
     from demur.spec import digest, lines
 
     is_run = any((path / "recipe.txt").is_file() for path in (Path(name), Path("runs") / name))
@@ -29,8 +29,7 @@ def show(
         _show_run(Run.open(name))
         return
     if name not in RECIPES and not name.startswith("@"):
-        there = sorted(path.parent.name for path in Path("runs").glob("[!.]*/recipe.txt"))
-        known = suggestion(name, [*RECIPES, *there])
+        known = suggestion(name, [*RECIPES, *(run.name for run in runs_in(Path("runs")))])
         raise BadInput(f"no recipe or run is called {brief(name)!r}; {known}")
     recipe = recipe_named(name, changes or [])
     typer.echo(lines(recipe) + f"# digest {digest(recipe)}")

@@ -66,7 +66,7 @@ def table(
     hands = _kept(kept, device, data) if kept else _hands(device, data, engine, slim)
     lines = list(measured(asked, range(first_seed, first_seed + seeds), hands))
     nothing = f"{kept} holds no record of what {name} asks for; name another folder"
-    refused = _refused(lines, nothing if kept else None)
+    refused = _refused(lines, nothing if kept else "")
     options = {"only": only, "seeds": seeds if seeds > 1 else None, "first-seed": first_seed}
     command = _command([name, *(changes or [])], options | {"kept": kept})
     page = markdown(asked, lines, command, code_version())
@@ -80,11 +80,11 @@ def table(
         raise BadInput(f"{len(refused)} of {len(lines)} lines could not be made; {refused[0]}")
 
 
-def _refused(lines: "list[Line]", nothing: str | None) -> list[str]:
+def _refused(lines: "list[Line]", nothing: str) -> list[str]:
     """Why lines could not be made; with no figure at all, that is all there is to say."""
     reasons = [f"{line.entry}, seed {line.seed}: {line.failure}" for line in lines if line.refused]
-    if not any(line.rows for line in lines) and (why := [*reasons, nothing][0]):
-        raise BadInput(why)
+    if not any(line.rows for line in lines) and (reasons or nothing):
+        raise BadInput(reasons[0] if reasons else nothing)
     return reasons
 
 

@@ -13,7 +13,7 @@ from demur.errors import BadInput
 from demur.evaluate import Source
 from demur.paper.measured import Hands, Open
 from demur.recipes import Recipe
-from demur.runs import Record, Run
+from demur.runs import Record, Run, runs_in
 from demur.spec import digest
 
 
@@ -24,8 +24,7 @@ def kept_in(folder: Path, open_run: Open, say: Callable[[str], None]) -> Hands:
     """
     if not folder.is_dir():
         raise BadInput(f"there is no folder {folder}; name one that holds runs, such as results")
-    # a name with a dot is a copy that somebody is making, or was
-    runs = [Run(path.parent) for path in sorted(folder.glob("[!.]*/recipe.txt"))]
+    runs = runs_in(folder)
     if not runs:
         raise BadInput(f"{folder} holds no run; name a folder of runs, such as results")
     known: dict[str, list[Run]] = {}

@@ -43,7 +43,7 @@ class Run:
         for path in (Path(name), home / name):
             if (path / "recipe.txt").is_file():
                 return Run(path)
-        there = sorted(p.parent.name for p in home.glob("[!.]*/recipe.txt"))
+        there = [run.path.name for run in runs_in(home)]
         hint = suggestion(name, there) if there else "train one first with demur train RECIPE"
         raise BadInput(f"there is no run {name!r}; {hint}")
 
@@ -173,6 +173,11 @@ class Run:
         found.sort(key=lambda record: str(record.about["made"]))
         weights = self.chosen["weights"]
         return [r for r in found if r.about["split"] == split and r.about["weights"] == weights]
+
+
+def runs_in(folder: Path) -> list[Run]:
+    """The runs of a folder by name; one that begins with a dot is a copy still being made."""
+    return [Run(path.parent) for path in sorted(folder.glob("[!.]*/recipe.txt"))]
 
 
 def run_folder(name: str, recipe: Recipe, changed: bool, home: Path = Path("runs")) -> Path:
