@@ -29,11 +29,6 @@ Command = Callable[..., Answer]
 TINY = ["epochs=4", "width=8", "attack.steps=3", "judge.steps=3", "attack.eps=0.1"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests begin first, so that no process is left alone with one at the end."""
-    items.sort(key=lambda item: "long" not in item.keywords)
-
-
 @pytest.fixture(scope="session")
 def tiny_recipe() -> Recipe:
     return recipe("digits-pgdat-rr", TINY)

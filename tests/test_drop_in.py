@@ -210,7 +210,6 @@ class TestWarnings:
             made.run_standard_evaluation(x, y)
 
 
-@pytest.mark.long
 def test_it_is_not_weaker_than_a_peers(tiny_net: RejectingNet, test_images: Images) -> None:
     peer = pytest.importorskip("pyautoattack")
     x, y = test_images.batch(slice(0, 40))
@@ -227,7 +226,6 @@ def test_it_is_not_weaker_than_a_peers(tiny_net: RejectingNet, test_images: Imag
     assert held[0] < 35
 
 
-@pytest.mark.long
 def test_output_models_and_logits_are_alike(tiny_net: RejectingNet, test_images: Images) -> None:
     x, y = test_images.batch(slice(0, 20))
     logits = tiny_net.classifier().eval()

@@ -68,7 +68,6 @@ def test_fast_steps_end_with_the_plain_steps_weights(
     assert not found.recorded, "there is no graph on a CPU"
 
 
-@pytest.mark.long
 def test_compiled_steps_end_with_the_plain_steps_weights(brief: None) -> None:
     assert check.equality(rr(), CPU, "aot_eager").holds
 

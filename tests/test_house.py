@@ -153,7 +153,6 @@ def test_the_readme_shows_the_two_commands_and_the_tour() -> None:
     assert sum(c.startswith("demur ") for c in commands) >= 6
 
 
-@pytest.mark.long
 def test_the_readmes_commands_and_code_run(
     command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -247,7 +247,6 @@ def test_a_class_never_answered_rightly_is_taught_by_all_its_images() -> None:
     assert score(answered(z, y, 2)).isfinite().all()
 
 
-@pytest.mark.long
 def test_ten_thousand_against_ten_thousand_takes_seconds() -> None:
     g = torch.Generator().manual_seed(0)
     z = torch.randn(10_000, 512, generator=g)

@@ -67,7 +67,6 @@ def test_interrupted_training_ends_with_the_same_bits(
     assert not (run.path / "state").exists()
 
 
-@pytest.mark.long
 def test_kill_9_then_the_same_command(whole: Run, tmp_path: Path) -> None:
     """A real process, killed early, killed in the middle of its second epoch, then left alone."""
     out = tmp_path / "run"
@@ -155,7 +154,6 @@ def test_a_damaged_checkpoint_is_named_and_not_overwritten(brief: Recipe, tmp_pa
     assert state.read_bytes() == spoiled
 
 
-@pytest.mark.long
 def test_a_full_disk_ends_in_one_sentence_and_loses_nothing(
     brief: Recipe, whole: Run, tmp_path: Path
 ) -> None:

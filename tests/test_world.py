@@ -125,7 +125,6 @@ def test_a_last_batch_too_small_for_all_processes_is_refused() -> None:
 # ------------------------------------------------------------------ two processes
 
 
-@pytest.mark.long
 def test_two_processes_train_what_one_does_even_when_killed(single: Path, tmp_path: Path) -> None:
     """Killed -9 after the first epoch and given again; whole runs were measured 3e-14 apart."""
     command = together("train", *BRIEF, "--out", "run")
@@ -147,7 +146,6 @@ def test_two_processes_train_what_one_does_even_when_killed(single: Path, tmp_pa
     assert again.stderr.count("of 2 chosen") == 1, "one of the processes speaks"
 
 
-@pytest.mark.long
 def test_two_processes_wrap_steps_as_one_does(tmp_path: Path) -> None:
     """The weights move along the gradient of all images, and both hold the same average."""
     (name, *changes), around = BRIEF, ["average=0.9", "awp=0.05"]
@@ -165,7 +163,6 @@ def processes_below(parent: int) -> list[int]:
     return [int(pid) for pid, above in pairs if int(above) == parent]
 
 
-@pytest.mark.long
 def test_machines_that_share_no_folder_train_with_statistics_of_their_own(
     single: Path, tmp_path: Path
 ) -> None:
@@ -205,7 +202,6 @@ class Killed(Exception):
     """A crash."""
 
 
-@pytest.mark.long
 def test_a_shared_attack_leaves_the_record_of_one_process(tiny_run: Run, tmp_path: Path) -> None:
     """It goes on from the first batch of an attack that one process began."""
     for name in ("one", "two"):
