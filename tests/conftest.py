@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
@@ -16,6 +17,7 @@ from demur.cli import main
 from demur.data import Digits, Images, Splits
 from demur.evaluate import Source, attacked
 from demur.nets import RejectingNet
+from demur.paper.tables import TABLES
 from demur.recipes import Recipe, recipe
 from demur.runs import Run
 from demur.train import train
@@ -27,6 +29,7 @@ settings.load_profile("demur")
 Answer = tuple[int, str, str]
 Command = Callable[..., Answer]
 TINY = ["epochs=4", "width=8", "attack.steps=3", "judge.steps=3", "attack.eps=0.1"]
+TINIEST = ["epochs=1", "width=4", "attack.steps=1", "judge.steps=1"]  # of any recipe
 
 
 @pytest.fixture(scope="session")
@@ -91,6 +94,13 @@ def command(
         return code, said.out, said.err
 
     return call
+
+
+@pytest.fixture
+def quick_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of methods under attacks that take no time."""
+    quick = replace(TABLES["methods-digits"], attacks=("clean", "pgd-20", "pgd-10:steps=1"))
+    monkeypatch.setitem(TABLES, "methods-digits", quick)
 
 
 FEW = 300  # images: four whole batches of 64 and a part of one

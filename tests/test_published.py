@@ -11,9 +11,7 @@ from demur.paper.published import Figure, first_table
 from demur.paper.tables import RADII, TABLES
 from demur.paper.words import markdown
 from demur.recipes import RECIPES
-from tests.conftest import Command
-
-TINY = ["epochs=1", "width=4", "attack.steps=1", "judge.steps=1"]
+from tests.conftest import TINIEST, Command
 
 
 def cells(page: str, *begins: str) -> Sequence[str]:
@@ -56,7 +54,7 @@ def test_what_learns_from_features_is_scored_kept_and_read_again(
         TABLES["methods-digits"], attacks=attacks, learned=("KD", "GDA"), published=published
     )
     monkeypatch.setitem(TABLES, "methods-digits", table)
-    words = ["methods-digits", *TINY, "--only", "pgdat-rr"]
+    words = ["methods-digits", *TINIEST, "--only", "pgdat-rr"]
     code, page, err = command("table", *words, "--slim", "kept")
     assert code == 0, err
     clean, attacked = page.split("## pgd-10:steps=1")

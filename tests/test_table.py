@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from shutil import copytree
 
 import pytest
 
@@ -15,20 +14,10 @@ from demur.paper.study import CHANGES, variants
 from demur.paper.tables import TABLES, Table, entry_folder
 from demur.paper.words import markdown
 from demur.recipes import RECIPES, Recipe, changed
-from demur.runs import Run, run_folder
+from demur.runs import run_folder
 from demur.spec import digest
-from tests.conftest import Command
+from tests.conftest import TINIEST, Command
 from tests.test_cli import refused
-
-TINY = ["epochs=1", "width=4", "attack.steps=1", "judge.steps=1"]
-
-
-@pytest.fixture
-def quick_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table of methods under attacks that take no time."""
-    whole = TABLES["methods-digits"]
-    quick = replace(whole, attacks=("clean", "pgd-20", "pgd-10:steps=1"))
-    monkeypatch.setitem(TABLES, "methods-digits", quick)
 
 
 def test_one_seed_keeps_its_interval_and_several_share_the_images() -> None:
@@ -131,7 +120,7 @@ def test_names_of_folders() -> None:
 def test_the_command_makes_the_page_and_goes_on_where_it_stopped(
     command: Command, in_empty_folder: Path
 ) -> None:
-    words = ["methods-digits", *TINY, "--only", "pgdat-rr", "--seeds", "2"]
+    words = ["methods-digits", *TINIEST, "--only", "pgdat-rr", "--seeds", "2"]
     code, out, err = command("table", *words, "-o", "page.md")
     assert code == 0, err
     page = (in_empty_folder / "page.md").read_text()
@@ -156,57 +145,6 @@ def test_the_command_makes_the_page_and_goes_on_where_it_stopped(
 
 
 @pytest.mark.usefixtures("quick_table")
-def test_what_was_kept_is_read_and_what_was_not_is_named(
-    command: Command, in_empty_folder: Path
-) -> None:
-    words = ["methods-digits", *TINY, "--only"]
-    code, out, err = command("table", *words, "pgdat-rr", "--json")
-    assert code == 0, err
-    (trained,) = json.loads(out)
-    run = in_empty_folder / "runs" / trained["run"]
-    for path in (run / "records").glob("pgd-20-*"):
-        path.unlink()
-    assert command("slim", str(run), "-o", "kept/rr")[0] == 0
-    words += ["pgdat,pgdat-rr"]
-    before = {path: path.stat().st_mtime_ns for path in in_empty_folder.rglob("*")}
-    code, page, err = command("table", *words, "--seeds", "2", "--kept", "kept")
-    assert code == 0, err
-    assert before == {path: path.stat().st_mtime_ns for path in in_empty_folder.rglob("*")}
-    assert "- pgdat, seeds 0, 1: not measured yet\n" in page
-    assert "- pgdat-rr, seed 0: not measured yet: pgd-20\n" in page
-    assert "## pgd-20\n\nNot measured yet." in page
-    assert "| pgdat-rr (1 of 2 seeds) | R-Con |" in page
-    assert "| pgdat-rr | 0 | rr |" in page
-    code, page, err = command("table", *words, "--first-seed", "3", "--kept", "kept")
-    assert (code, page) == (2, "")
-    assert "kept holds no record of what methods-digits asks for" in err
-    lines = json.loads(command("table", *words, "--kept", "kept", "--json")[1])
-    assert lines[1]["rows"] == [row for row in trained["rows"] if row["attack"] != "pgd-20"]
-    (arrays,) = Path("kept/rr/records").glob("clean-test-*.npz")
-    away = arrays.rename("away")
-    code, page, err = command("table", *words, "--kept", "kept")
-    assert (code, page) == (2, ""), "no figure comes from it"
-    assert f"{arrays} is missing, though {arrays.stem}.json tells of it" in err
-    away.rename(arrays)
-    assert command("slim", str(run), "-o", "kept/again", "--only", "R-Con")[0] == 0
-    refused(
-        command("table", *words, "--kept", "kept"), "again and rr in kept are runs of one recipe"
-    )
-
-
-def test_a_folder_with_nothing_of_the_table_is_refused_and_the_page_left_alone(
-    command: Command, tiny_run: Run, in_empty_folder: Path
-) -> None:
-    copytree(tiny_run.path, in_empty_folder / "kept" / "tiny")
-    Path("page.md").write_text("old", encoding="utf-8")
-    code, out, err = command("table", "methods-digits", "--kept", "kept", "-o", "page.md")
-    assert (code, out) == (2, "")
-    assert err == (
-        "demur: kept holds no record of what methods-digits asks for; name another folder\n"
-    )
-    assert Path("page.md").read_text(encoding="utf-8") == "old"
-
-
 def test_the_table_of_what_we_keep_names_every_line_of_the_paper() -> None:
     entries = TABLES["methods-cifar10"].entries
     assert {"standard", "trades-rr", "ccat-rr", "pgdat-carl", "pgdat-atro"} <= set(entries)
@@ -247,51 +185,10 @@ def test_lines_without_rows_combine_to_nothing() -> None:
     assert combined([Line("ebd", 0, "0" * 64, "ebd", failure="overflow: too much")]) == []
 
 
-def test_a_study_on_cal_images_with_a_retrofitted_line(
-    command: Command, in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study = replace(TABLES["study-digits"], attacks=("clean", "pgd-10:steps=1"), split="cal")
-    monkeypatch.setitem(TABLES, "study-digits", study)
-    words = ["study-digits", *TINY, "--only", "retrofit"]
-    code, made, err = command("table", *words, "--slim", "kept")
-    assert code == 0, err
-    assert " cal images\n" in made
-    assert "held out" in made
-    assert "| retrofit | R-Con |" in made
-    assert "frozen: coverage" not in made, "the threshold would come from the same images"
-    runs = sorted(run.name for run in Path("runs").iterdir())
-    assert sorted(copy.name for copy in Path("kept").iterdir()) == runs
-    code, again, err = command("table", *words, "--kept", "kept")
-    assert code == 0, err
-    figures = [line for line in made.splitlines() if line.startswith("|")]
-    assert [line for line in again.splitlines() if line.startswith("|")] == figures
-
-
 @pytest.mark.usefixtures("quick_table")
-def test_a_damaged_copy_costs_its_own_line_and_no_other(
-    command: Command, in_empty_folder: Path
-) -> None:
-    words = ["methods-digits", *TINY, "--only", "pgdat,pgdat-rr"]
-    code, _, err = command("table", *words, "--slim", "kept")
-    assert code == 0, err
-    (arrays,) = Path("kept").glob("pgdat-rr-*/records/clean-test-*.npz")
-    arrays.unlink()
-    broken = Path("kept/broken/recipe.txt")
-    broken.parent.mkdir()
-    broken.write_text("Recipe(", encoding="utf-8")
-    reason = f"pgdat-rr, seed 0: {arrays} is missing, though {arrays.stem}.json tells of it"
-    code, page, err = command("table", *words, "--kept", "kept", "-o", "page.md")
-    assert code == 2
-    assert f"broken is passed over: {broken} cannot be read" in err
-    assert f"demur: 1 of 2 lines could not be made; {reason}" in err
-    assert f"- {reason}" in page
-    assert "| pgdat | Con |" in page
-    assert Path("page.md").read_text(encoding="utf-8") == page.removesuffix("\n")
-
-
 @pytest.mark.usefixtures("quick_table")
 def test_a_line_that_cannot_be_made_costs_no_other(command: Command, in_empty_folder: Path) -> None:
-    words = ["methods-digits", *TINY, "--only", "pgdat,pgdat-rr"]
+    words = ["methods-digits", *TINIEST, "--only", "pgdat,pgdat-rr"]
     assert command("table", *words[:-1], "pgdat")[0] == 0
     (run,) = (in_empty_folder / "runs").iterdir()
     weights = run / "model.safetensors"

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -128,20 +129,29 @@ def _kept(folder: str, device: str, data: str | None) -> "Hands":
 
 def _hands(device: str, data: str | None, engine: str, slim: str | None) -> "Hands":
     """Trainings and attacks with progress bars, and slim copies if there is a folder for them."""
+    from demur.attacks import Attack
     from demur.cli.evaluate import record_of, source_of
     from demur.cli.train import trained
-    from demur.evaluate import Order, Source
+    from demur.data import SplitName
+    from demur.evaluate import KeepsLess, Order, Source
     from demur.evaluate import slim as slimmed
     from demur.paper.measured import Hands
+    from demur.runs import Record
 
     def keep(source: Source, scores: Sequence[str]) -> None:
         if slim:
             slimmed(source, Path(slim) / source.run.name, scores, again=True)
 
+    def craft(source: Source, split: SplitName, label: str, attack: Attack) -> Record:
+        record, (own, _) = record_of(source, label, attack, Order(split)), source.run.recipe.own
+        with suppress(KeepsLess):  # a copy from an earlier time may hold more than this one score
+            keep(source, [own])  # now, so that being stopped costs no more than one attack
+        return record
+
     where = Path(data) if data else None
     return Hands(
         train=lambda recipe, folder: trained(recipe, folder, device, where, engine),
         open=lambda run: source_of(str(run.path), device, data, engine),
-        craft=lambda source, split, label, attack: record_of(source, label, attack, Order(split)),
+        craft=craft,
         keep=keep,
     )

@@ -13,11 +13,28 @@ from demur.evaluate.score import (
     Scoring,
     Summary,
 )
-from demur.evaluate.slim import slim
+from demur.evaluate.slim import KeepsLess, slim
 from demur.evaluate.values import Kept, accepted, true_confidence, values
 
 __all__ = [
-    "BASELINE", "ORACLE", "PROTOCOLS", "Bound", "Kept", "Order", "Protocol", "Ranking", "Row",
-    "Scored", "Scoring", "Source", "Summary", "accepted", "attacked", "bind", "slim",
-    "true_confidence", "values",
+    "BASELINE",
+    "ORACLE",
+    "PROTOCOLS",
+    "Bound",
+    "KeepsLess",
+    "Kept",
+    "Order",
+    "Protocol",
+    "Ranking",
+    "Row",
+    "Scored",
+    "Scoring",
+    "Source",
+    "Summary",
+    "accepted",
+    "attacked",
+    "bind",
+    "slim",
+    "true_confidence",
+    "values",
 ]  # fmt: skip

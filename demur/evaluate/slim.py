@@ -36,6 +36,10 @@ ANSWERS = ("logits", "aux")  # what bare records have scores for
 Story = dict[str, Any]
 
 
+class KeepsLess(BadInput):
+    """A copy that would replace one that keeps more."""
+
+
 def slim(
     source: Source,
     target: Path,
@@ -84,7 +88,7 @@ def _check_nothing_lost(target: Path, records: Sequence[Record]) -> None:
     for split in there.recipe.data.splits:
         for old in there.records(split):
             if _poorer(made.get(old.digest), old):
-                raise BadInput(
+                raise KeepsLess(
                     f"{target} keeps more of {old.label} than this copy would; name another folder"
                 )
 

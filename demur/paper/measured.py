@@ -6,21 +6,21 @@ What is trained or attacked already is read, so a table that was stopped goes on
 diverges is a line that says so, and so is one that cannot be made; all others are made.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from demur.attacks import Attack
 from demur.data import SplitName
 from demur.errors import BadInput, Diverged
-from demur.evaluate import Row, Scoring, Source
+from demur.evaluate import Row, Scored, Scoring, Source
 from demur.paper.tables import Table
 from demur.recipes import Recipe, attack
 from demur.rejectors import Con, Rejector
 from demur.runs import Record, Run
 from demur.spec import digest
 
-LATER, OVERFLOW = "not measured yet", "overflow"
+LATER, WITHOUT, OVERFLOW = "not measured yet", "without", "overflow"
 Train = Callable[[Recipe, Path], Run | None]
 Open = Callable[[Run], Source]
 Craft = Callable[[Source, SplitName, str, Attack], Record | None]
@@ -42,7 +42,7 @@ class Line:
     @property
     def refused(self) -> bool:
         """Whether something is wrong that the user can mend."""
-        return bool(self.failure) and not self.failure.startswith((LATER, OVERFLOW))
+        return bool(self.failure) and not self.failure.startswith((LATER, WITHOUT, OVERFLOW))
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,25 @@ def _figures(
     notes = tuple(each.summary.artefact for each in scored.values() if each.summary.artefact)
     unseen = {name for each in scored.values() for name in each.unseen}
     hands.keep(source, [name for name in scoring.scores if name not in unseen])
-    missing = [name for name in attacks if name not in records]
-    failure = f"{LATER}: {', '.join(missing)}" if missing else ""
-    return replace(line, rows=tuple(rows), accuracy=accuracy, notes=notes, failure=failure)
+    later = [name for name in attacks if name not in records]
+    lacking = ([f"{LATER}: {', '.join(later)}"] if later else []) + _without(scoring, scored)
+    return replace(
+        line, rows=tuple(rows), accuracy=accuracy, notes=notes, failure="; ".join(lacking)
+    )
+
+
+def _without(scoring: Scoring, scored: Mapping[str, Scored]) -> list[str]:
+    """The scores that no record gives and why, then those that some do not give."""
+    by_reason, by_attacks = dict[str, list[str]](), dict[tuple[str, ...], list[str]]()
+    for name, reason in scoring.without.items():
+        by_reason.setdefault(reason, []).append(name)
+    for name in scoring.scores:
+        if lacking := tuple(label for label, each in scored.items() if name in each.unseen):
+            by_attacks.setdefault(lacking, []).append(name)
+    return [f"{WITHOUT} {', '.join(names)}: {reason}" for reason, names in by_reason.items()] + [
+        f"{WITHOUT} {', '.join(names)} under {', '.join(labels)}"
+        for labels, names in by_attacks.items()
+    ]
 
 
 def _rejectors(recipe: Recipe, learned: Sequence[str]) -> dict[str, Rejector]:
