@@ -26,7 +26,7 @@ from demur.output import (
 )
 
 Construction = Literal["product", "difference", "aux", "con"]
-Objective = Literal["bce", "squared", "margin"]
+Objective = Literal["bce", "squared", "absolute", "margin"]
 LEAST = 0.1  # below that the log of a difference goes on as a straight line; ours to choose
 MARGIN = 0.5  # how far beyond one half a certainty has to be, as a share of the way to its end
 
@@ -68,8 +68,9 @@ def misfit(
 ) -> Tensor:
     """How far the certainty of each image is from the target.
 
-    bce: binary cross-entropy. squared: the squared difference. margin: a hinge that asks for a
-    certainty well above one half where the answer is right and well below where it is wrong.
+    bce: binary cross-entropy. squared: the squared difference. Both are least at the mean of what
+    the target may be. absolute: the difference, which is least at its median. margin: a hinge that
+    asks for a certainty well above one half where the answer is right and well below where wrong.
     """
     match objective:
         case "bce":
@@ -78,6 +79,8 @@ def misfit(
             return -target * log_r - (1 - target) * log_not_r
         case "squared":
             return (built(out, construction, tau) - target).square()
+        case "absolute":
+            return (built(out, construction, tau) - target).abs()
         case "margin":
             side = torch.where(prediction(out) == y, 1.0, -1.0)
             return relu(MARGIN - side * (2 * built(out, construction, tau) - 1))

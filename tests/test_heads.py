@@ -133,7 +133,7 @@ def test_a_refusal_costs_less_than_a_coin() -> None:
 
 
 def test_on_probabilities_the_best_rejection_hardly_depends_on_the_image() -> None:
-    """Why the paper's ATRO row is weak: nothing to learn, with ten classes."""
+    """A line of slope 0.8 / C: with ten classes r is nearly the same for every image."""
     best = []
     for true in (0.0, 1.0):
         logits = torch.full((1, 10), -40.0, dtype=torch.float64)
@@ -142,7 +142,25 @@ def test_on_probabilities_the_best_rejection_hardly_depends_on_the_image() -> No
         out = Output(logits.expand(2001, 10), aux[:, :0], aux)
         price = RejectionHinge(0.3)(out, torch.zeros(2001, dtype=torch.int64))
         best.append(aux[price.argmin(), 0].tanh().item())
-    assert abs(best[0] - best[1]) < 0.11
+    assert best[1] - best[0] == pytest.approx(0.08, abs=0.005)
+
+
+@pytest.mark.parametrize("cost", [0.3, 0.4, 0.45])
+def test_on_probabilities_the_best_rejection_is_a_quantile_of_the_true_confidence(
+    cost: float,
+) -> None:
+    """Of many images that look alike, so that they have one r."""
+    true = torch.rand(999, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits = torch.log(torch.stack([true, 1 - true], 1))
+    r = torch.linspace(-0.999, 0.999, 4001, dtype=torch.float64)
+    prices = [
+        RejectionHinge(cost)(Output(logits, logits[:, :0], aux.expand(999, 1)), true.long()).mean()
+        for aux in r.atanh()
+    ]
+    best = r[torch.stack(prices).argmin()]
+    # where both prices are the same, solved for the true confidence
+    there = 0.5 + 2 * ((1 + best / 2) - cost * (1 - best / (1 - 2 * cost)))
+    assert there.item() == pytest.approx(true.quantile(2 * cost).item(), abs=0.005)
 
 
 # ------------------------------------------------------------------ CARL

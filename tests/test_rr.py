@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from demur.data import Digits
 from demur.methods import RR, Seen, Views
 from demur.nets import Small
 from demur.output import Output, log_not_rcon, log_rcon
-from demur.rectified import LEAST, built, log_built, misfit
+from demur.rectified import LEAST, Objective, built, log_built, misfit
 from demur.rejectors import Difference
 
 Stop = Literal["correct", "all", "none"]
@@ -141,6 +141,7 @@ VALUES: dict[str, Callable[[float, float], float]] = {
 PRICES: dict[str, Callable[[float, float, int], float]] = {
     "bce": lambda r, t, s: -t * math.log(r) - (1 - t) * math.log(1 - r),
     "squared": lambda r, t, s: (r - t) ** 2,
+    "absolute": lambda r, t, s: abs(r - t),
     "margin": lambda r, t, s: max(0.0, 0.5 - s * (2 * r - 1)),
 }
 
@@ -160,6 +161,10 @@ def test_constructions_by_hand(construction: str) -> None:
         sides = (1, -1, -1)
         by_hand = [price(r, t, s) for r, t, s in zip(expected, target.tolist(), sides, strict=True)]
         assert each.tolist() == pytest.approx(by_hand)
+
+
+def test_every_objective_has_its_price_by_hand() -> None:
+    assert set(PRICES) == set(get_args(Objective))
 
 
 def test_a_difference_below_nothing_still_learns() -> None:

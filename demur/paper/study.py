@@ -15,6 +15,7 @@ from demur.spec import show
 
 WEIGHTS = ("0.1", "0.3", "3", "10")
 TAUS = ("0.5", "0.25", "0.125", "0.0625")
+ALONE = ("head.construction=aux",)
 APART = ("head.reach=head", "method.apart=0.2")
 CHANGES: dict[str, tuple[str, ...]] = {
     "rr": (),
@@ -26,9 +27,13 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "clean-too": ("head.on=both",),
     "all-blocks": ("head.blocks=all",),
     "squared": ("head.objective=squared",),
+    "absolute": ("head.objective=absolute",),
     "margin": ("head.objective=margin",),
     "difference": ("head.construction=difference",),
-    "a-only": ("head.construction=aux",),
+    "a-only": ALONE,
+    "a-absolute": (*ALONE, "head.objective=absolute"),
+    "a-absolute-joint": (*ALONE, "head.objective=absolute", "head.joint=true", "frame.bn=eval"),
+    "atro": ("method.head=ATRO()",),
     "con-only": ("head.construction=con",),
     "tcon-learns": ("head.stop_tcon=false",),
     "con-learns": ("head.stop_con=none",),
