@@ -16,6 +16,7 @@ from demur.spec import show
 WEIGHTS = ("0.1", "0.3", "3", "10")
 TAUS = ("0.5", "0.25", "0.125", "0.0625")
 ALONE = ("head.construction=aux",)
+MEDIAN = (*ALONE, "head.objective=absolute")
 APART = ("head.reach=head", "method.apart=0.2")
 CHANGES: dict[str, tuple[str, ...]] = {
     "rr": (),
@@ -31,8 +32,8 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "margin": ("head.objective=margin",),
     "difference": ("head.construction=difference",),
     "a-only": ALONE,
-    "a-absolute": (*ALONE, "head.objective=absolute"),
-    "a-absolute-joint": (*ALONE, "head.objective=absolute", "head.joint=true", "frame.bn=eval"),
+    "a-absolute": MEDIAN,
+    "a-absolute-joint": (*MEDIAN, "head.joint=true", "frame.bn=eval"),
     "atro": ("method.head=ATRO()",),
     "con-only": ("head.construction=con",),
     "tcon-learns": ("head.stop_tcon=false",),
@@ -55,6 +56,7 @@ def variants(recipe: Recipe, trades: Recipe, average: str) -> Mapping[str, Recip
         "trades-plain": (*frame, "method.head=Plain()"),
         "trades-retrofit": (*frame, "base=trades-plain"),
         "trades-tau-0.5": (*frame, "head.tau=0.5"),
+        "trades-a-absolute": (*frame, *MEDIAN),
         "trades-average-awp": (*frame, f"average={average}", "awp=0.005"),
         "retrofit": ("base=plain",),
     }
