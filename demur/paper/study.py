@@ -15,6 +15,7 @@ from demur.spec import show
 
 WEIGHTS = ("0.1", "0.3", "3", "10")
 TAUS = ("0.5", "0.25", "0.125", "0.0625")
+JOINT = ("head.joint=true",)
 ALONE = ("head.construction=aux",)
 MEDIAN = (*ALONE, "head.objective=absolute")
 APART = ("head.reach=head", "method.apart=0.2")
@@ -24,7 +25,8 @@ CHANGES: dict[str, tuple[str, ...]] = {
     **{f"weight-{weight}": (f"head.weight={weight}",) for weight in WEIGHTS},
     **{f"tau-{tau}": (f"head.tau={tau}",) for tau in TAUS},
     **{f"bn-{mode}": (f"frame.bn={mode}",) for mode in get_args(BatchNorm)},
-    "joint": ("head.joint=true",),
+    "joint": JOINT,
+    "joint-eval": (*JOINT, "frame.bn=eval"),
     "clean-too": ("head.on=both",),
     "all-blocks": ("head.blocks=all",),
     "squared": ("head.objective=squared",),
@@ -33,7 +35,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "difference": ("head.construction=difference",),
     "a-only": ALONE,
     "a-absolute": MEDIAN,
-    "a-absolute-joint": (*MEDIAN, "head.joint=true", "frame.bn=eval"),
+    "a-absolute-joint": (*MEDIAN, *JOINT, "frame.bn=eval"),
     "atro": ("method.head=ATRO()",),
     "con-only": ("head.construction=con",),
     "tcon-learns": ("head.stop_tcon=false",),
