@@ -191,7 +191,7 @@ def linear(form: str, grad_penalty: float, count: int) -> tuple[Tensor, Tensor, 
     head = CARL(grad_penalty=grad_penalty, form=form)  # type: ignore[arg-type]
     each = torch.zeros(count, dtype=torch.float64)
     with_it, without = (h.loss(each, Views(seen, seen)) for h in (head, CARL(0.5, 0.0, form)))  # type: ignore[arg-type]
-    wrongs = [max((k for k in range(3) if k != t), key=lambda k: float(row[k]))
+    wrongs = [max((k for k in range(3) if k != t), key=lambda k: row[k].item())
               for row, t in zip(out.logits, y.tolist(), strict=True)]  # fmt: skip
     norms = [(weight[w] - weight[t]).abs().sum() for w, t in zip(wrongs, y.tolist(), strict=True)]
     return with_it - without, torch.stack(norms).mean(), weight

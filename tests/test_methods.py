@@ -257,7 +257,7 @@ def apart(method: Method, images: Images) -> float:
     x_adv = method.crafted(net, x, y, torch.arange(16), 0)
     parts = (slice(None), slice(0, 8), slice(8, 16))
     whole, first, second = (method.taught(net, x[p], x_adv[p], y[p]) for p in parts)
-    return abs(float(whole - (first + second) / 2))
+    return abs((whole - (first + second) / 2).item())
 
 
 BY_IMAGE = [method for pair in pairs() if (method := Method(*pair)).by_image]
