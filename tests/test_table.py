@@ -186,7 +186,6 @@ def test_lines_without_rows_combine_to_nothing() -> None:
 
 
 @pytest.mark.usefixtures("quick_table")
-@pytest.mark.usefixtures("quick_table")
 def test_a_line_that_cannot_be_made_costs_no_other(command: Command, in_empty_folder: Path) -> None:
     words = ["methods-digits", *TINIEST, "--only", "pgdat,pgdat-rr"]
     assert command("table", *words[:-1], "pgdat")[0] == 0

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from demur import evaluate
 from demur.cli import evaluate as evaluating
+from demur.evaluate import Source, slim
 from demur.paper.tables import TABLES
 from demur.runs import Run
 from tests.conftest import TINIEST, Command
@@ -46,12 +48,34 @@ def test_a_copy_that_keeps_more_is_not_replaced_on_the_way(
     monkeypatch.setitem(TABLES, "methods-digits", learned)
     words = ["methods-digits", *TINIEST, "--only", "pgdat-rr"]
     assert command("table", *words, "--slim", "kept")[0] == 0
-    (record,) = Path("kept").glob("*/records/clean-test-*.json")
-    before = record.read_text(encoding="utf-8")
+    (clean,) = Path("kept").glob("*/records/clean-test-*.json")
+    before = clean.read_text(encoding="utf-8")
     assert "GDA" in before
+    lost = list(Path("kept").glob("*/records/pgd-20-test-*"))
+    for path in lost:
+        path.unlink()
     code, _, err = command("table", *words, "--slim", "kept")
     assert code == 0, err
-    assert record.read_text(encoding="utf-8") == before
+    assert clean.read_text(encoding="utf-8") == before
+    assert all(path.exists() for path in lost)
+
+
+@pytest.mark.usefixtures("quick_table")
+def test_a_copy_that_has_everything_is_made_once_and_not_after_each_attack(
+    command: Command, in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["methods-digits", *TINIEST, "--only", "pgdat-rr", "--slim", "kept"]
+    made: list[str] = []
+
+    def counted(source: Source, target: Path, *rest: Any, **more: Any) -> Run:
+        made.append(target.name)
+        return slim(source, target, *rest, **more)
+
+    monkeypatch.setattr(evaluate, "slim", counted)
+    assert command("table", *words)[0] == 0
+    assert len(made) == 4, "after each of three attacks and at the end"
+    assert command("table", *words)[0] == 0
+    assert len(made) == 5
 
 
 @pytest.mark.usefixtures("quick_table")
@@ -74,6 +98,7 @@ def test_a_score_that_no_record_keeps_is_named(command: Command, in_empty_folder
     assert "- pgdat-rr, seed 0: without R-Con under clean, pgd-10:steps=1\n" in page
 
 
+@pytest.mark.usefixtures("quick_table")
 def test_what_was_kept_is_read_and_what_was_not_is_named(
     command: Command, in_empty_folder: Path
 ) -> None:
@@ -145,6 +170,7 @@ def test_a_study_on_cal_images_with_a_retrofitted_line(
     assert [line for line in again.splitlines() if line.startswith("|")] == figures
 
 
+@pytest.mark.usefixtures("quick_table")
 def test_a_damaged_copy_costs_its_own_line_and_no_other(
     command: Command, in_empty_folder: Path
 ) -> None:

@@ -137,6 +137,7 @@ def _hands(device: str, data: str | None, engine: str, slim: str | None) -> "Han
     from demur.evaluate import slim as slimmed
     from demur.paper.measured import Hands
     from demur.runs import Record
+    from demur.runs.record import record_path
 
     def keep(source: Source, scores: Sequence[str]) -> None:
         if slim:
@@ -144,8 +145,10 @@ def _hands(device: str, data: str | None, engine: str, slim: str | None) -> "Han
 
     def craft(source: Source, split: SplitName, label: str, attack: Attack) -> Record:
         record, (own, _) = record_of(source, label, attack, Order(split)), source.run.recipe.own
-        with suppress(KeepsLess):  # a copy from an earlier time may hold more than this one score
-            keep(source, [own])  # now, so that being stopped costs no more than one attack
+        copies = Path(slim or "") / source.run.name / "records"
+        if slim and not record_path(copies, record.label, split, record.digest).exists():
+            with suppress(KeepsLess):  # an earlier copy may hold more of the others than one score
+                keep(source, [own])  # now, so that being stopped costs no more than one attack
         return record
 
     where = Path(data) if data else None

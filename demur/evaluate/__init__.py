@@ -17,24 +17,7 @@ from demur.evaluate.slim import KeepsLess, slim
 from demur.evaluate.values import Kept, accepted, true_confidence, values
 
 __all__ = [
-    "BASELINE",
-    "ORACLE",
-    "PROTOCOLS",
-    "Bound",
-    "KeepsLess",
-    "Kept",
-    "Order",
-    "Protocol",
-    "Ranking",
-    "Row",
-    "Scored",
-    "Scoring",
-    "Source",
-    "Summary",
-    "accepted",
-    "attacked",
-    "bind",
-    "slim",
-    "true_confidence",
-    "values",
+    "BASELINE", "ORACLE", "PROTOCOLS", "Bound", "KeepsLess", "Kept", "Order", "Protocol", "Ranking",
+    "Row", "Scored", "Scoring", "Source", "Summary", "accepted", "attacked", "bind", "slim",
+    "true_confidence", "values",
 ]  # fmt: skip
