@@ -35,7 +35,7 @@ KEPT = [  # those with an A and with answers
     for path in RECIPES_KEPT
     if "RR(" in path.read_text() and not any(r.bare for r in Run(path.parent).records())
 ]
-SLIM = ROOT / "results" / "cifar10-pgdat-rr-short-seed1"
+SLIM = ROOT / "results" / "methods-cifar10" / "pgdat-rr-seed1"
 SOME = settings(deadline=None, max_examples=60)
 
 
