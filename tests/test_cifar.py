@@ -20,6 +20,8 @@ from demur.data.published import AGAIN, CIFAR10_FILES, PUBLISHED, Published
 from demur.errors import BadInput
 from demur.noise import permutation
 from tests.cifar_files import BATCH, WRITERS, Content, contents, small, use_small_set, write
+from tests.conftest import Command
+from tests.test_cli import refused
 
 KINDS: list[type[Cifar]] = [CIFAR10, CIFAR100]
 
@@ -313,6 +315,33 @@ def test_small_sets_pass_their_own_check(tmp_path: Path, monkeypatch: pytest.Mon
         state = check_files(data.published, locate(data.published, tmp_path))
         assert state.damaged == {}
         assert state.images == data.published.images
+
+
+def test_a_file_that_was_written_anew_is_no_damage_as_long_as_its_images_are_there(
+    ten: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    monkeypatch.setitem(PUBLISHED, "cifar10", ten)
+    folder = write(ten, tmp_path, "python3")
+    names = tuple(path.name for path in sorted(folder.iterdir()))
+    state = check_files(ten, locate(ten, tmp_path))
+    assert (state.damaged, state.rewritten, state.images) == ({}, names, ten.images)
+    code, out, _ = command("data", "check", "cifar10", "--data", str(tmp_path))
+    assert code == 0
+    assert f"all published images are there ({', '.join(names)}: written anew" in out
+
+    path = folder / names[2]
+    held = pickle.loads(path.read_bytes())
+    held["data"] = held["data"] ^ 1
+    path.write_bytes(pickle.dumps(held))
+    (folder / names[4]).unlink()
+    state = check_files(ten, locate(ten, tmp_path))
+    assert set(state.damaged) == {names[2], names[4]}
+    assert state.damaged[names[4]] == "it is missing"
+    assert state.images == ten.images * 4 // 6
+    refused(
+        command("data", "check", "cifar10", "--data", str(tmp_path)),
+        "is damaged: data_batch_3 (its md5 is",
+    )
 
 
 GOLDEN_ORDER = "5915fc477a1fc669"

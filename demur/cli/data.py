@@ -116,6 +116,7 @@ def _entry(published: "Published", state: "State") -> dict[str, Any]:
         "whole": not state.damaged,
         "checksums": state.checksums,
         "damaged": state.damaged,
+        "rewritten": list(state.rewritten),
     }
 
 
@@ -123,6 +124,9 @@ def _line(published: "Published", state: "State") -> str:
     compared = "every file has its published md5"
     if not state.checksums:
         compared = "sizes and labels are right (no md5 of these files was published)"
+    if state.rewritten:
+        files = ", ".join(state.rewritten)
+        compared = f"all published images are there ({files}: written anew, with another md5)"
     form, folder = state.found.layout.form, state.found.folder
     return f"{published.title}: {state.images} images, {form}, in {folder}: {compared}"
 

@@ -28,6 +28,7 @@ class State(NamedTuple):
     found: Found
     images: int  # in undamaged files
     damaged: dict[str, str]  # file name: what is wrong
+    rewritten: tuple[str, ...] = ()  # files that somebody wrote anew, with the published images
 
     @property
     def checksums(self) -> bool:
@@ -37,16 +38,17 @@ class State(NamedTuple):
 
 def check_files(published: Published, found: Found, watch: Watch | None = None) -> State:
     """Every file compared with its published checksum, or read where none was published."""
-    damaged, images, parts = {}, 0, found.layout.parts
-    for done, part in enumerate(parts, start=1):
+    damaged, rewritten, parts = {}, [], found.layout.parts
+    for done, (part, content) in enumerate(zip(parts, published.contents, strict=True), start=1):
         fault = _fault(published, found, part)
-        if fault:
+        if fault and content and content == _read_md5(published, found, part):
+            rewritten.append(part.name)
+        elif fault:
             damaged[part.name] = fault
-        else:
-            images += part.images
         if watch:
             watch(done, len(parts))
-    return State(found, images, damaged)
+    images = sum(part.images for part in parts if part.name not in damaged)
+    return State(found, images, damaged, tuple(rewritten))
 
 
 def _fault(published: Published, found: Found, part: Part) -> str | None:
@@ -61,6 +63,14 @@ def _fault(published: Published, found: Found, part: Part) -> str | None:
     except BadInput as error:
         return str(error).removeprefix(f"{path} ")
     return None
+
+
+def _read_md5(published: Published, found: Found, part: Part) -> str:
+    """The md5 of the labels and pixels of a file; nothing where it cannot be read."""
+    try:
+        return _content_md5(read_part(found.layout, found.folder, part, published.classes))
+    except (BadInput, OSError):
+        return ""
 
 
 def check_images(published: Published, found: Found, batches: Sequence[Batch]) -> None:
