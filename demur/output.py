@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, one_hot
+from torch.nn.functional import logsigmoid
 
 from demur.errors import BadInput
 
@@ -59,18 +59,17 @@ def log_probabilities(out: Output, tau: float = 1.0) -> Tensor:
 
 def log_con(out: Output, tau: float = 1.0) -> Tensor:
     """Log of the confidence."""
-    return _of(log_probabilities(out, tau), prediction(out))  # N
+    return at(log_probabilities(out, tau), prediction(out))  # N
 
 
 def log_doubt(out: Output, tau: float = 1.0) -> Tensor:
     """Log of one minus the confidence: the mass on all other classes."""
-    chosen = one_hot(prediction(out), out.logits.shape[-1]).bool()
-    return log_probabilities(out, tau).masked_fill(chosen, -torch.inf).logsumexp(-1)  # N
+    return elsewhere(log_probabilities(out, tau), prediction(out)).logsumexp(-1)  # N
 
 
 def log_tcon(out: Output, y: Tensor, tau: float = 1.0) -> Tensor:
     """Log of the true confidence."""
-    return _of(log_probabilities(out, tau), y)  # N
+    return at(log_probabilities(out, tau), y)  # N
 
 
 def log_rcon(out: Output, tau: float = 1.0) -> Tensor:
@@ -112,9 +111,20 @@ def rectifier(out: Output) -> Tensor:
     return _wide(out.aux[:, 0])
 
 
+def at(table: Tensor, label: Tensor) -> Tensor:
+    """The entry of each row at its label."""
+    # the same as gather, whose gradient a GPU spreads with atomic sums; this one it fuses
+    return table.where(_is(label, table), 0).sum(-1)
+
+
+def elsewhere(table: Tensor, label: Tensor) -> Tensor:
+    """The table with minus infinity at the label of each row."""
+    return table.masked_fill(_is(label, table), -torch.inf)
+
+
+def _is(label: Tensor, table: Tensor) -> Tensor:
+    return label[:, None] == torch.arange(table.shape[-1], device=table.device)  # N, C
+
+
 def _wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def _of(table: Tensor, label: Tensor) -> Tensor:
-    return table.gather(-1, label[:, None])[:, 0]

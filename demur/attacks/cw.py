@@ -16,13 +16,13 @@ from torch import Tensor
 from demur.attacks.attack import Attack
 from demur.attacks.criteria import Criterion, Refused, Ruled, Slips, Unanswered, Wrong
 from demur.attacks.goals.passing import best_wrong_class
-from demur.attacks.goals.untargeted import at, best_wrong
+from demur.attacks.goals.untargeted import best_wrong
 from demur.attacks.victims import Rows, Victims, confirmed
 from demur.batch import per_image
 from demur.declared import Count, NonNegative, Positive
 from demur.gradient import Gradient, Model, gradient, value_at
 from demur.noise import Stream
-from demur.output import Output, output_of, prediction
+from demur.output import Output, at, output_of, prediction
 
 WALL = 0.05  # tanh reaches this far beyond the pixel range, else pixels at 0 and 1 cannot move
 SLACK = 1e-5  # of logits and thresholds: a batch of another size rounds differently

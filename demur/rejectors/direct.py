@@ -11,13 +11,15 @@ from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, one_hot
+from torch.nn.functional import logsigmoid
 
 from demur.declared import Positive
 from demur.errors import BadInput
 from demur.output import (
     Output,
+    at,
     con,
+    elsewhere,
     energy,
     log_con,
     log_probabilities,
@@ -166,9 +168,7 @@ class ProbabilityMargin(Direct):
     def room(self, out: Output, t: float, label: Tensor) -> Tensor:
         """The label's probability less the largest other one and t."""
         p = log_probabilities(out, self.tau).exp()
-        own = one_hot(label, p.shape[-1]).bool()
-        others = p.masked_fill(own, -torch.inf).amax(-1)
-        return p.gather(1, label[:, None])[:, 0] - others - t
+        return at(p, label) - elsewhere(p, label).amax(-1) - t
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class MaxLogit(Direct):
 
     def room(self, out: Output, t: float, label: Tensor) -> Tensor:
         """The label's logit, over tau, less t."""
-        return out.logits.gather(1, label[:, None])[:, 0] / self.tau - t
+        return at(out.logits, label) / self.tau - t
 
 
 @dataclass(frozen=True)
@@ -206,8 +206,7 @@ class Energy(Direct):
 def _shares(out: Output, tau: float, label: Tensor) -> tuple[Tensor, Tensor]:
     """Log of the probability of a label, and of all others together."""
     logs = log_probabilities(out, tau)
-    own = one_hot(label, logs.shape[-1]).bool()
-    return logs.gather(1, label[:, None])[:, 0], logs.masked_fill(own, -torch.inf).logsumexp(-1)
+    return at(logs, label), elsewhere(logs, label).logsumexp(-1)
 
 
 def _logit(t: float) -> float:

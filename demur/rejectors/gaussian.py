@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 
 from demur.declared import NonNegative
 from demur.errors import BadInput
-from demur.output import Output, prediction
+from demur.output import Output, at, prediction
 from demur.rejectors.fitted import Fitted, TooFew, right_answers
 from demur.rule import Rejector
 from demur.spec import Spec
@@ -149,7 +149,7 @@ class Gaussians(Fitted):
         )  # N, C
         if self.nearest:
             return each.amax(1)
-        return each.gather(1, prediction(out)[:, None])[:, 0]
+        return at(each, prediction(out))
 
 
 def _centred(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:

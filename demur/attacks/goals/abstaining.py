@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from demur.attacks.goals.goal import Goal
-from demur.attacks.goals.untargeted import at, best_wrong
+from demur.attacks.goals.untargeted import best_wrong
 from demur.declared import Share
 from demur.errors import BadInput
-from demur.output import Output, log_probabilities, rectifier
+from demur.output import Output, at, log_probabilities, rectifier
 
 Form = Literal["paper", "authors"]  # of a loss: as the R-Con paper ran it, as its authors have it
 

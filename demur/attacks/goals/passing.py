@@ -13,13 +13,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, one_hot
+from torch.nn.functional import logsigmoid
 
 from demur.attacks.criteria import Ruled
 from demur.attacks.goals.goal import Goal, Kept, Moment
-from demur.attacks.goals.untargeted import at
 from demur.declared import Natural
-from demur.output import Output, log_probabilities, output_of
+from demur.output import Output, at, elsewhere, log_probabilities, output_of
 
 ANY = -1  # in place of a target: whichever wrong class is the best
 
@@ -111,8 +110,7 @@ class Doubt(Goal):
 
 def best_wrong_class(logits: Tensor, y: Tensor) -> Tensor:
     """The wrong class that each image is nearest to."""
-    true = one_hot(y, logits.shape[-1]).bool()
-    return logits.masked_fill(true, -torch.inf).argmax(-1)
+    return elsewhere(logits, y).argmax(-1)
 
 
 def _slope(margin: Tensor, x: Tensor) -> Tensor:

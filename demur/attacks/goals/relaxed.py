@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from demur.attacks.goals.goal import Goal, Kept, Moment
-from demur.attacks.goals.untargeted import at, best_wrong
+from demur.attacks.goals.untargeted import best_wrong
 from demur.declared import Count, NonNegative
-from demur.output import Output, log_probabilities
+from demur.output import Output, at, log_probabilities
 
 
 @dataclass(frozen=True)

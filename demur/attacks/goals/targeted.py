@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from demur.attacks.goals.goal import Goal, Kept, Moment
-from demur.attacks.goals.untargeted import TINY, at
+from demur.attacks.goals.untargeted import TINY
 from demur.declared import Positive
-from demur.output import Output, log_probabilities
+from demur.output import Output, at, log_probabilities
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,11 @@ WrongCon()     # be confident in a wrong answer
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from demur.attacks.goals.goal import Goal
 from demur.declared import Positive
-from demur.output import Output, log_probabilities, log_tcon
+from demur.output import Output, at, elsewhere, log_probabilities, log_tcon
 
 TINY = 1e-12
 
@@ -61,12 +59,6 @@ class WrongCon(Goal):
         return best_wrong(log_probabilities(out, self.tau), y)
 
 
-def at(table: Tensor, label: Tensor) -> Tensor:
-    """The entry of each row at its label."""
-    return table.gather(-1, label[:, None])[:, 0]
-
-
 def best_wrong(table: Tensor, y: Tensor) -> Tensor:
     """The largest entry of each row outside the true label."""
-    true = one_hot(y, table.shape[-1]).bool()
-    return table.masked_fill(true, -torch.inf).amax(-1)
+    return elsewhere(table, y).amax(-1)
