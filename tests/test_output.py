@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from demur.errors import BadInput
 from demur.output import (
     Output,
+    at,
     con,
+    elsewhere,
     energy,
     log_con,
     log_doubt,
@@ -95,3 +97,24 @@ def test_a_plain_tensor_is_taken_as_logits() -> None:
 def test_a_batch_of_one_stays_a_batch() -> None:
     out = made([[1.0, 0.0]], [0.0])
     assert con(out).shape == rcon(out).shape == energy(out).shape == (1,)
+
+
+def test_the_entry_at_a_label_is_what_gather_takes_and_so_is_its_gradient() -> None:
+    g = torch.Generator().manual_seed(0)
+    label = torch.randint(0, 7, (40,), generator=g)
+    table = torch.randn(40, 7, generator=g).masked_fill(torch.rand(40, 7, generator=g) < 0.2, -9e9)
+    table[0] = -torch.inf
+    weights, found = torch.randn(40, generator=g), []
+    for take in (at, lambda table, label: table.gather(1, label[:, None])[:, 0]):
+        given = table.clone().requires_grad_()
+        taken = take(given, label)
+        found.append((taken, *torch.autograd.grad((taken * weights)[1:].sum(), given)))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_elsewhere_nothing_is_left_at_the_label() -> None:
+    table = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    assert elsewhere(table, torch.tensor([2, 0])).tolist() == [
+        [1.0, 2.0, -torch.inf], [-torch.inf, 5.0, 6.0],
+    ]  # fmt: skip
