@@ -29,7 +29,7 @@ from tests.conftest import Command
 from tests.test_cli import refused
 
 ROOT = Path(__file__).parent.parent
-RECIPES_KEPT = sorted((ROOT / "results").glob("*/recipe.txt"))
+RECIPES_KEPT = sorted((ROOT / "results").glob("**/recipe.txt"))
 KEPT = [  # those with an A and with answers
     path.parent
     for path in RECIPES_KEPT

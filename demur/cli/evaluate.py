@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from demur.attacks import Attack
     from demur.evaluate import Order, Protocol, Scored, Scoring, Source
     from demur.evaluate.certificates import Issued, Retest
+    from demur.metrics import FloatArray
     from demur.rejectors import Rejector
     from demur.runs import Record, Run
 
@@ -124,6 +125,9 @@ def score(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="KD and LID at all settings the paper tried.")
     ] = False,
+    ceiling: Annotated[
+        bool, typer.Option("--ceiling", help="Also probes that know which answers are right.")
+    ] = False,
     as_json: AsJson = False,
     device: Device = "auto",
     data: DataFolder = None,
@@ -134,14 +138,18 @@ def score(
     """
     from demur.evaluate.certificates import retests
     from demur.rejectors import tried_on
+    from demur.report.ceiling import show_ceiling
     from demur.report.certificates import show_retests
     from demur.report.sanity import Sanity, show_sanity
     from demur.report.text import show_scores
     from demur.sanity import checked
 
     asked = protocols_named(protocol)
+    if ceiling and "paper" not in asked:
+        raise BadInput("a probe has no threshold to deploy; use --ceiling with --protocol paper")
     source = source_of(run, device, data)
-    scoring, scored = scored_run(source, tried_on(source.run.recipe.data) if sweep else None, split)
+    rejectors = tried_on(source.run.recipe.data) if sweep else None
+    scoring, scored = scored_run(source, rejectors, split, ceiling)
     asked = available(scoring, asked, split)
     records = [each.record for each in scored]
     tested = retests(source, scoring.scores, records)
@@ -150,6 +158,7 @@ def score(
         typer.echo(json.dumps(_plain(scored, asked, tested) | sanity.plain(), indent=2))
         return
     show_scores(scored, asked)
+    show_ceiling(scored)
     show_retests(tested)
     show_sanity(sanity)
 
@@ -206,6 +215,17 @@ def tell_of_missing(scoring: "Scoring", scored: list["Scored"]) -> None:
             typer.echo(f"demur: {where} without {unseen}: {lack}", err=True)
 
 
+def _probes(record: "Record") -> dict[str, "FloatArray"]:
+    """What probes make of a record; nothing where none can be fitted, which is said."""
+    from demur.cli.progress import say
+    from demur.evaluate.ceiling import probed, unfit
+
+    if reason := unfit(record):
+        say(f"{record.label} (n={len(record.y)}) without probes: {reason}")
+        return {}
+    return probed(record)
+
+
 def _no_record(run: "Run", split: str) -> str:
     """That there is nothing to score, and what can be done."""
     there = [each for each in run.recipe.data.splits if each != "fit" and run.records(each)]
@@ -218,9 +238,12 @@ def _no_record(run: "Run", split: str) -> str:
 
 
 def scored_run(
-    source: "Source", rejectors: "dict[str, Rejector] | None" = None, split: str = "test"
+    source: "Source",
+    rejectors: "dict[str, Rejector] | None" = None,
+    split: str = "test",
+    ceiling: bool = False,
 ) -> tuple["Scoring", list["Scored"]]:
-    """The run's thresholds, and every record of a split scored."""
+    """The run's thresholds, and every record of a split scored, if asked by probes too."""
     from demur.cli.progress import CountBar
     from demur.evaluate import Scoring
 
@@ -232,7 +255,7 @@ def scored_run(
     with CountBar(f"score {source.run.name}", "records") as bar:
         for done, record in enumerate(records):
             bar.watch(done, len(records))
-            scored.append(scoring.scored(record))
+            scored.append(scoring.scored(record, _probes(record) if ceiling else {}))
         bar.watch(len(records), len(records))
     tell_of_missing(scoring, scored)
     return scoring, scored

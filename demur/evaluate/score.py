@@ -157,8 +157,8 @@ class Scoring:
         """A score as it is to be had of a record: bare ones know it by its rejector's text."""
         return Kept(self.texts[name]) if record.bare else self.scores[name]
 
-    def scored(self, record: Record) -> Scored:
-        """The record's rows, oracle last; the oracle has no deployable threshold."""
+    def scored(self, record: Record, oracles: Mapping[str, FloatArray] = {}) -> Scored:
+        """The record's rows, oracles last; what knows the labels has no deployable threshold."""
         base = Baseline(self, record)
         rows, unseen = list[Row](), list[str]()
         for name in self.scores:
@@ -170,8 +170,8 @@ class Scoring:
             rows.append(self._paper_row(name, value, ranking, base))
             if name in self.thresholds and record.about["split"] != "cal":  # where they come from
                 rows.append(self._deploy_row(name, value, ranking, base))
-        oracle = true_confidence(record)
-        rows.append(self._paper_row(ORACLE, oracle, self._ranking(oracle, base), base))
+        for name, value in {**oracles, ORACLE: true_confidence(record)}.items():
+            rows.append(self._paper_row(name, value, self._ranking(value, base), base))
         return Scored(record, summary(record), rows, tuple(unseen))
 
     def _ranking(self, score: FloatArray, base: "Baseline") -> Ranking:

@@ -1,0 +1,23 @@
+"""What there is to gain over confidence, in a sentence for each attack that was probed."""
+
+from demur.evaluate import Row, Scored
+from demur.evaluate.ceiling import FEATURES, PROBES
+from demur.report.text import signed, terminal
+
+
+def show_ceiling(scored: list[Scored]) -> None:
+    """Print what probes found, where there were any."""
+    for each in scored:
+        rows = [row for row in each.rows if row.rejector in PROBES]
+        if rows:
+            terminal().print(sentence(each, rows), soft_wrap=True)
+
+
+def sentence(scored: Scored, rows: list[Row]) -> str:
+    """What the best probe knows beyond confidence."""
+    best = max(rows, key=lambda row: row.ranking.auroc)
+    gap = best.ranking.auroc_vs_con
+    part = "features know" if best.rejector == FEATURES else "answers know"
+    found = f"the {part} more than confidence says" if gap.lo > 0 else "nothing to gain was found"
+    value, low, high = (signed(end, 1, 3) for end in gap[:3])
+    return f"{scored.summary.attack}: {found}: AUROC {value} [{low}, {high}], {best.rejector}"
