@@ -1,5 +1,6 @@
 """Contracts of every attack, goal and criterion, and the gradient that attacks ask for."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -246,6 +247,21 @@ class TestContract:
 def test_index_must_fit_the_batch(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> None:
     with pytest.raises(BadInput, match="one place per image"):
         PGD(Linf(0.1))(tiny_net, *batch, index=torch.arange(3))
+
+
+@pytest.mark.parametrize("label", [-1, 10])
+def test_impossible_labels_are_refused_in_train_mode_too(
+    label: int, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
+    x, y = batch
+    net = copy.deepcopy(tiny_net).train()
+    net.trunk.eval()  # somebody has frozen it
+    before, modes = net.state_dict(), [part.training for part in net.modules()]
+    before = {name: value.clone() for name, value in before.items()}
+    with pytest.raises(BadInput, match="labels must run from 0"):
+        PGD(Linf(0.1))(net, x, torch.cat([y[:-1], y.new_tensor([label])]))
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert modes == [part.training for part in net.modules()]
 
 
 def test_a_classifier_of_one_class_is_refused(batch: tuple[Tensor, Tensor]) -> None:

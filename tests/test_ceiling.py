@@ -114,7 +114,7 @@ def test_the_command_shows_probes_and_what_they_found(
     code, out, err = command("score", name, "--ceiling", "--protocol", "paper")
     assert code == 0
     assert "clean (n=300) without probes" in " ".join(err.split())
-    for words in ("KD", LINEAR, TREES, FEATURES, "T-Con (oracle)", "pgd-20: "):
+    for words in ("KD", LINEAR, TREES, FEATURES, "T-Con (oracle)", "pgd-20 (n=300): "):
         assert words in out
     rows = json.loads(command("score", name, "--ceiling", "--json")[1])["rows"]
     areas = {row["rejector"]: row["ranking"] for row in rows if row["attack"] == "pgd-20"}
@@ -135,21 +135,25 @@ def test_bare_records_are_passed_over(own_source: Source, command: Command, tmp_
 
 
 @pytest.mark.parametrize(
-    ("lo", "rejector", "words"),
+    ("ends", "rejector", "words"),
     [
-        (0.01, LINEAR, "pgd: the answers know more than confidence says: AUROC +0.020 [+0.010, "),
-        (0.01, FEATURES, "pgd: the features know more than confidence says: AUROC +0.020 "),
-        (-0.01, TREES, "pgd: nothing to gain was found: AUROC +0.020 [-0.010, +0.030], answers, t"),
+        ((0.01, 0.03), LINEAR, "the answers know more than confidence says: AUROC +0.020 [+0.010"),
+        ((0.01, 0.03), FEATURES, "the features know more than confidence says: AUROC +0.020 "),
+        ((-0.01, 0.03), TREES, "no probe found more than confidence says: AUROC +0.020 [-0.010, +"),
+        ((-0.02, -0.01), TREES, "no probe came up to confidence, so this says nothing; more imag"),
     ],
 )
-def test_the_sentence_is_of_the_best_probe(lo: float, rejector: str, words: str) -> None:
+def test_the_sentence_is_of_the_best_probe(
+    ends: tuple[float, float], rejector: str, words: str
+) -> None:
     def row(name: str, auroc: float) -> Row:
-        gap = metrics.Difference(0.02, lo, 0.03, 0.5)
+        gap = metrics.Difference(0.02, *ends, 0.5)
         ranking = SimpleNamespace(auroc=auroc, auroc_vs_con=gap)
         return cast(Row, SimpleNamespace(rejector=name, ranking=ranking))
 
-    scored = cast(Scored, SimpleNamespace(summary=SimpleNamespace(attack="pgd")))
-    assert sentence(scored, [row("another", 0.6), row(rejector, 0.7)]).startswith(words)
+    scored = cast(Scored, SimpleNamespace(summary=SimpleNamespace(attack="pgd", n=40)))
+    told = sentence(scored, [row("another", 0.6), row(rejector, 0.7)])
+    assert told.startswith(f"pgd (n=40): {words}")
 
 
 def test_folds_are_the_same_every_time() -> None:

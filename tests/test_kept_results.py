@@ -2,17 +2,22 @@
 
 import re
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 
+from demur import metrics
+from demur.evaluate import values
 from demur.paper.tables import AS_COMPARED, TABLES
 from demur.recipes import RECIPES, changed
-from demur.runs import Run, runs_in
+from demur.rejectors import Con, RCon
+from demur.runs import Record, Run, runs_in
 from demur.spec import digest
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 SHORT = "cifar10-pgdat-rr-short"
+SHORT_ATTACKS = ("clean", "pgd-10", "pgd-100")
 MADE_BY = {
     "cifar10-pgdat-rr-seed0": ("cifar10-pgdat-rr", "bn=batch"),
     "cifar10-pgdat-rr-seed0-radii": ("cifar10-pgdat-rr", "bn=batch"),
@@ -43,12 +48,49 @@ def test_every_other_kept_run_is_of_the_recipe_that_is_said_to_make_it() -> None
     assert runs == made
 
 
-def test_the_accuracies_of_the_short_recipe_are_those_of_its_records() -> None:
-    page = (RESULTS / "README.md").read_text()
-    (row,) = re.findall(r"^\| 36 epochs, averaged, seeds 0, 1, 2 \|(.*)$", page, re.MULTILINE)
-    shown = [cell.strip() for cell in row.split("|")][:3]
-    records = [Run(RESULTS / f"{SHORT}-seed{seed}").records() for seed in (0, 1, 2)]
-    for attack, cell in zip(("clean", "pgd-10", "pgd-100"), shown, strict=True):
-        each = [next(one for one in made if one.label == attack) for made in records]
-        assert all(len(one.y) == 10_000 for one in each)
-        assert cell == ", ".join(f"{100 * one.correct.mean():.1f}" for one in each)
+@pytest.fixture(scope="module")
+def short_records() -> dict[str, list[Record]]:
+    """Those of the three seeds, by attack."""
+    made = [
+        record for seed in (0, 1, 2) for record in Run(RESULTS / f"{SHORT}-seed{seed}").records()
+    ]
+    return {name: [one for one in made if one.label == name] for name in SHORT_ATTACKS}
+
+
+@pytest.mark.parametrize("page", ["results/README.md", "docs/methods.md"])
+def test_the_figures_of_the_short_recipe_are_those_of_its_records(
+    page: str, short_records: dict[str, list[Record]]
+) -> None:
+    """Accuracies, each or as a mean; TPR-95 and AUROC under PGD-10 of confidence and R-Con."""
+    text = (ROOT / page).read_text()
+    (row,) = re.findall(r"^\| (?:36 epochs|`cifar10-pgdat-rr-short`)[^|]*averaged.*$", text, re.M)
+    shown = [cell.strip(" *") for cell in row.strip("| ").split("|")][1:]
+    for name, cell in zip(SHORT_ATTACKS, shown[:3], strict=True):
+        right = [100 * float(one.correct.mean()) for one in short_records[name]]
+        assert all(len(one.y) == 10_000 for one in short_records[name])
+        assert cell in (", ".join(f"{each:.1f}" for each in right), spread(right))
+    points, areas = [], []
+    for score in (Con(), RCon()):
+        rows = [(values(score, one), one.correct) for one in short_records["pgd-10"]]
+        kept = [metrics.paper_operating_point(*pair, 0.95).accuracy for pair in rows]
+        points.append(spread([100 * each for each in kept]))
+        area = mean(metrics.auroc(*pair) for pair in rows)
+        areas.append(f"{area:.3f}".removeprefix("0"))
+    assert shown[-2:] == [" / ".join(points), " / ".join(areas)]
+
+
+def spread(each: list[float]) -> str:
+    return f"{mean(each):.1f} ± {stdev(each):.1f}"
+
+
+def test_every_folder_that_a_page_reads_a_table_from_holds_some_of_it() -> None:
+    pages = [ROOT / "README.md", RESULTS / "README.md", *(ROOT / "docs").glob("*.md")]
+    words = " ".join(" ".join(page.read_text().split()) for page in pages)
+    asked = set(re.findall(r"demur table (\S+) [^`]*?--kept (results\S*?)[` ]", words))
+    assert {table for table, _ in asked} == {"methods-cifar10", "study-cifar10"}
+    for name, folder in asked:
+        table = TABLES[name]
+        lines = {digest(table.recipe(line, seed)) for line in table.entries for seed in range(3)}
+        runs = runs_in(ROOT / folder)
+        assert runs, folder
+        assert {digest(run.recipe) for run in runs} <= lines, folder

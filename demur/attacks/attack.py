@@ -8,10 +8,12 @@ in its data set; noise depends on it, never on the place in the batch.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from demur.attacks.victims import Victims
 from demur.batch import check_batch
@@ -29,9 +31,8 @@ class Attack(Spec, ABC):
     def __call__(self, model: Model, x: Tensor, y: Tensor, index: Tensor | None = None) -> Tensor:
         """Attacked images, after checking what was given."""
         check_batch(x, y)
-        if not getattr(model, "training", False):  # in train mode a look would move batch norm
-            with torch.no_grad():
-                check_batch(x, y, classes=output_of(model(x[:1])).logits.shape[-1])
+        with torch.no_grad(), _at_rest(model):
+            check_batch(x, y, classes=output_of(model(x[:1])).logits.shape[-1])
         index = torch.arange(len(x), device=x.device) if index is None else index
         if index.shape != y.shape:
             raise BadInput(f"index must be one place per image ({len(x)}), not {len(index)}")
@@ -64,3 +65,17 @@ class Clean(Attack):
     def against(self, on: Victims, stream: Stream) -> Tensor:
         """The images themselves."""
         return on.x
+
+
+@contextmanager
+def _at_rest(model: Model) -> Iterator[None]:
+    """The model in eval mode for a look that moves no batch norm, then as each part of it was."""
+    parts = list(model.modules()) if isinstance(model, nn.Module) else []
+    learning = [part for part in parts if part.training]
+    for part in learning:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in learning:
+            part.training = True

@@ -55,7 +55,7 @@ def check(
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the files of a data set with the published checksums.
+    """Compare the files of a data set, or at least their images, with the published checksums.
 
     Example: demur data check cifar10 --data datasets
     """
@@ -114,7 +114,7 @@ def _entry(published: "Published", state: "State") -> dict[str, Any]:
         "folder": str(state.found.folder),
         "images": state.images,
         "whole": not state.damaged,
-        "checksums": state.checksums,
+        "checksums": state.checksums and not state.rewritten,
         "damaged": state.damaged,
         "rewritten": list(state.rewritten),
     }

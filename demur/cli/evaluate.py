@@ -217,11 +217,11 @@ def tell_of_missing(scoring: "Scoring", scored: list["Scored"]) -> None:
 
 def _probes(record: "Record") -> dict[str, "FloatArray"]:
     """What probes make of a record; nothing where none can be fitted, which is said."""
-    from demur.cli.progress import say
     from demur.evaluate.ceiling import probed, unfit
 
     if reason := unfit(record):
-        say(f"{record.label} (n={len(record.y)}) without probes: {reason}")
+        where = f"{record.label} (n={len(record.y)})"
+        typer.echo(f"demur: {where} without probes: {reason}", err=True)
         return {}
     return probed(record)
 

@@ -1,10 +1,10 @@
-"""How much is there to gain? What a net's answers can tell of their being right, at most.
+"""How much is there to gain? Probes that learn which of a net's answers were right.
 
     told = probed(record)           # {"answers, linear (oracle)": N scores, ...}
 
-A probe is fitted to which answers were right, by the labels of the very record it is scored on:
-nobody has those, and a rejector that reads the same does not do better by much. Images are dealt
-into folds, and each is scored by a fit to the others, so that no image tells of itself.
+They are fitted by the labels of the very record they are scored on, which nobody has. Images are
+dealt into folds, and each is scored by a fit to the others, so that no image tells of itself. What
+they find is there; what they do not find may still be, for another fit or for more images.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from demur.output import Output, log_probabilities, prediction
 from demur.runs import Record
 
 FOLDS = 5
-LEAST = 100  # right answers, and wrong ones, below which a fit says little
+LEAST = 100  # right answers, and wrong ones, below which nothing is fitted
 LINEAR, TREES = "answers, linear (oracle)", "answers, trees (oracle)"
 FEATURES = "features, linear (oracle)"  # and answers
 PROBES = (LINEAR, TREES, FEATURES)

@@ -18,6 +18,12 @@ def sentence(scored: Scored, rows: list[Row]) -> str:
     best = max(rows, key=lambda row: row.ranking.auroc)
     gap = best.ranking.auroc_vs_con
     part = "features know" if best.rejector == FEATURES else "answers know"
-    found = f"the {part} more than confidence says" if gap.lo > 0 else "nothing to gain was found"
+    if gap.lo > 0:
+        found = f"the {part} more than confidence says"
+    elif gap.hi < 0:
+        found = "no probe came up to confidence, so this says nothing; more images may"
+    else:
+        found = "no probe found more than confidence says"
     value, low, high = (signed(end, 1, 3) for end in gap[:3])
-    return f"{scored.summary.attack}: {found}: AUROC {value} [{low}, {high}], {best.rejector}"
+    where = f"{scored.summary.attack} (n={scored.summary.n})"
+    return f"{where}: {found}: AUROC {value} [{low}, {high}], {best.rejector}"
