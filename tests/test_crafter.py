@@ -127,7 +127,7 @@ def test_a_fork_is_both_convolutions_and_so_are_its_gradients(stride: int) -> No
     g = torch.Generator().manual_seed(0)
     x = torch.randn(2, 3, 6, 5, generator=g, dtype=torch.float64, requires_grad=True)
     conv, single = Conv3x3(3, 4, stride).double(), Conv1x1(3, 4, stride).double()
-    ours, theirs = forked(x, single, conv), (single(x), conv(x))
+    ours, theirs = forked(x, single.weight, conv.weight, stride), (single(x), conv(x))
     weights = [torch.randn(out.shape, generator=g, dtype=torch.float64) for out in theirs]
     found = []
     for outs in (ours, theirs):

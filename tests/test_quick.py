@@ -8,10 +8,12 @@ from torch.nn.functional import batch_norm, relu
 from demur.attacks import CE
 from demur.data import CIFAR10
 from demur.engine import norm_kernels, quick
-from demur.engine.quick import Quick
+from demur.engine.copies import copied
+from demur.engine.quick import Quick, QuickNet
 from demur.engine.quick_norm import QuickNorm
 from demur.methods import RR
 from demur.nets import RejectingNet, ResNet18
+from demur.precision import Precision, lowered
 
 
 class TorchNorm(QuickNorm):
@@ -70,3 +72,36 @@ def test_a_quick_copy_is_its_source_and_follows_it(
         for ours, theirs in zip(*found, strict=True):
             assert float((ours - theirs).norm()) < 1e-4 * float(theirs.norm())
     assert not any(parameter.grad is not None for parameter in net.parameters())
+
+
+@pytest.mark.parametrize(("precision", "share"), [("fp32", 1e-4), ("bf16", 0.05)])
+def test_a_quick_net_teaches_its_weights_as_the_net_does(
+    precision: Precision, share: float, net: RejectingNet
+) -> None:
+    """Also where two passes are differentiated together, as TRADES does."""
+    quickly = QuickNet(net.train(), precision, "none")
+    g = torch.Generator().manual_seed(2)
+    x, z, y = *torch.rand(2, 8, 3, 32, 32, generator=g), torch.arange(8)
+    found = []
+    for look in (quickly, net):
+        with lowered(precision, x.device):
+            first, second = look(x), look(z)
+        loss = CE()(first, y).sum() + first.aux.sum() + 2 * CE()(second, y).sum()
+        grads = torch.autograd.grad(loss, list(net.parameters()))
+        assert all(grad.dtype == torch.float32 for grad in grads)
+        found.append(grads)
+    for (name, _), ours, theirs in zip(net.named_parameters(), *found, strict=True):
+        assert float((ours - theirs).norm()) < share * float(theirs.norm()) + 1e-6, name
+
+
+def test_tensors_of_all_types_and_layouts_are_copied() -> None:
+    g = torch.Generator().manual_seed(0)
+    given = [torch.randn(4, 3, 2, 2, generator=g) for _ in range(4)]
+    given += [torch.arange(4), torch.randn(5, generator=g).double()]
+    given[1] = given[1].to(memory_format=torch.channels_last)
+    types = [torch.float32, torch.bfloat16, torch.bfloat16, torch.float32, torch.int64]
+    held = [torch.zeros(new.shape, dtype=t) for new, t in zip(given, types, strict=False)]
+    held.append(torch.zeros(5))
+    copied(held, given)
+    for own, new in zip(held, given, strict=True):
+        assert torch.equal(own, new.to(own.dtype))

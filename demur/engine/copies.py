@@ -69,7 +69,23 @@ class Moving(Copy):
     @torch.no_grad()
     def refresh(self) -> None:
         """Take over the source's weights as they are now."""
-        torch._foreach_copy_([twin for twin, _ in self.pairs], [own for _, own in self.pairs])
+        copied([twin for twin, _ in self.pairs], [own for _, own in self.pairs])
+
+
+def copied(held: list[Tensor], given: list[Tensor]) -> None:
+    """Copy tensors into others with few launches, whatever their types are.
+
+    A launch takes many tensors where all are of one type, are copied to one, and lie alike; a list
+    that mixes them would be copied tensor by tensor.
+    """
+    alike: dict[tuple[torch.dtype, torch.dtype, bool], tuple[list[Tensor], list[Tensor]]] = {}
+    for own, new in zip(held, given, strict=True):
+        key = own.dtype, new.dtype, own.stride() == new.stride()
+        into, out_of = alike.setdefault(key, ([], []))
+        into.append(own)
+        out_of.append(new)
+    for into, out_of in alike.values():
+        torch._foreach_copy_(into, out_of)
 
 
 def judged(value: Tensor, out: Output, bare: bool) -> tuple[Tensor, Tensor, Output]:

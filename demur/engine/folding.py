@@ -7,7 +7,7 @@ scale goes into its weights, elsewhere both become one multiplication and one ad
 import torch
 from torch import Tensor, nn
 
-from demur.engine.copies import Copy
+from demur.engine.copies import Copy, copied
 from demur.nets import RejectingNet
 from demur.nets.block import Block
 from demur.precision import Precision
@@ -90,7 +90,7 @@ class Folded(Copy):
         given = [value[:, None, None] for value in (*shifts, *scales[count:])]
         held += [own for own, _ in self.casts]
         given += [value for _, value in self.casts]
-        torch._foreach_copy_(held, given)
+        copied(held, given)
 
 
 def scales_and_shifts(norms: list[nn.BatchNorm2d]) -> tuple[list[Tensor], list[Tensor]]:

@@ -1,6 +1,6 @@
 """Where a residual block forks: a 3x3 and a 1x1 convolution of the same maps, differentiated once.
 
-    skip, maps = forked(active, block.shortcut, block.conv1)
+    skip, maps = forked(active, shortcut.weight, conv.weight, stride)
 
 Automatic differentiation would spread the shortcut's gradient over zeros and add that up; here it
 is added where it belongs, onto what the other convolution gives back.
@@ -9,17 +9,13 @@ is added where it belongs, onto what the other convolution gives back.
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import conv2d
 
-from demur.nets.conv import autocast_like
 
-
-def forked(active: Tensor, shortcut: nn.Conv2d, conv: nn.Conv2d) -> tuple[Tensor, Tensor]:
+def forked(active: Tensor, single: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
     """Both convolutions of the maps."""
-    assert shortcut.stride == conv.stride
-    weights = autocast_like(active, shortcut.weight, conv.weight)
-    skip, maps = _Fork.apply(*weights, conv.stride[0])  # type: ignore[no-untyped-call]
+    skip, maps = _Fork.apply(active, single, weight, stride)  # type: ignore[no-untyped-call]
     return skip, maps
 
 

@@ -9,27 +9,31 @@ below zero before it writes the maps: they are written once.
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import conv2d, relu
 
+from demur.engine.casts import Cast
 from demur.engine.fork import add_skipped, forked
 from demur.engine.quick_norm import QuickNorm
 from demur.engine.still import StillWeight
 from demur.nets.block import Block
 
+Convolution = nn.Conv2d | Cast
+
 
 class Half:
     """With a norm of its own, in train mode."""
 
-    def __init__(self, block: Block, norm: QuickNorm) -> None:
-        self.block, self.norm = block, norm
+    def __init__(self, conv: Convolution, shortcut: Convolution | None, norm: QuickNorm) -> None:
+        assert shortcut is None or shortcut.stride == conv.stride
+        self.conv, self.shortcut, self.norm = conv, shortcut, norm
 
     def __call__(self, total: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         """What goes past the block, and the active maps within."""
-        block = self.block
-        if block.shortcut is None:
-            return total, self.norm(block.conv1(active))[1]
-        skip, maps = forked(active, block.shortcut, block.conv1)
+        conv, shortcut = self.conv, self.shortcut
+        if shortcut is None:
+            return total, self.norm(conv(active))[1]
+        skip, maps = forked(active, shortcut.weight, conv.weight, conv.stride[0])
         return skip, self.norm(maps)[1]
 
 

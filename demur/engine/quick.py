@@ -8,16 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from demur.engine import norm_kernels
-from demur.engine.copies import Compiler, Copy, Look, compiled, judged
+from demur.engine.casts import Casts
+from demur.engine.copies import Compiler, Copy, Look, compiled, copied, judged
 from demur.engine.folding import scales_and_shifts
-from demur.engine.halves import FoldedHalf, Half
+from demur.engine.halves import Convolution, FoldedHalf, Half
 from demur.engine.quick_norm import QuickNorm
 from demur.engine.still import StillConv
 from demur.gradient import GoalFunction
 from demur.nets import RejectingNet
 from demur.nets.block import Block, ResidualTrunk, pooled
 from demur.output import Output
-from demur.precision import Precision, lowered, unlowered
+from demur.precision import Precision, lowered, products_dtype, unlowered
 
 
 def quick_suits(net: RejectingNet, precision: Precision) -> bool:
@@ -38,28 +39,35 @@ def attack_compiler(net: RejectingNet, precision: Precision) -> Compiler:
 
 
 class Middle:
-    """The trunk between its first and last maps: its convolutions, the source's norms."""
+    """The trunk between its first and last maps: its convolutions, the source's norms.
+
+    Where it learns its convolutions are `casts`, and their weights and the norms' get gradients.
+    """
 
     def __init__(
-        self, trunk: nn.Module, source: nn.Module, train: bool, learn: bool, still: bool = False
-    ) -> None:
-        norms, twins = _norms(source), _norms(trunk)
-        sizes = [4 * norm.num_features for norm in norms]
-        self.train = train
-        self.sums = torch.zeros(sum(sizes), device=norms[0].weight.device)
+        self, trunk: nn.Module, source: nn.Module, train: bool,
+        still: bool = False, casts: Casts | None = None,
+    ) -> None:  # fmt: skip
+        norms, twins, self.blocks = _norms(source), _norms(trunk), _blocks(trunk)
+        self.train, self.casts = train, casts
+        self.sizes = [4 * norm.num_features for norm in norms]
+        self.sums = torch.zeros(sum(self.sizes), device=norms[0].weight.device)
         quick = [
-            QuickNorm(norm, twin, part.view(2, 2, -1), train, learn)
-            for norm, twin, part in zip(norms, twins, self.sums.split(sizes), strict=True)
+            QuickNorm(norm, twin, part.view(2, 2, -1), train, learn=casts is not None)
+            for norm, twin, part in zip(norms, twins, self.sums.split(self.sizes), strict=True)
         ]
-        self.blocks = _blocks(trunk)
         self.opening, self.last, within = quick[:-1:2], quick[-1], quick[1::2]  # of each block
         self.folded = [] if train else [FoldedHalf(block, still) for block in self.blocks]
         self.halves: list[Half | FoldedHalf] = [*self.folded]
-        self.seconds: list[StillConv | nn.Conv2d] = [block.conv2 for block in self.blocks]
         if train:
-            self.halves = [*map(Half, self.blocks, within)]
-        elif still:
-            self.seconds = [StillConv(block.conv2) for block in self.blocks]
+            self.halves = [
+                Half(self._of(block.conv1), block.shortcut and self._of(block.shortcut), norm)
+                for block, norm in zip(self.blocks, within, strict=True)
+            ]
+        self.seconds: list[StillConv | Convolution] = [
+            StillConv(block.conv2) if still and not train else self._of(block.conv2)
+            for block in self.blocks
+        ]
         self.norms = quick if train else [*self.opening, self.last]
         self.folds = [] if train else _folds(source)
 
@@ -73,11 +81,27 @@ class Middle:
             maps = second(active)
         return self.last(maps, waiting)[1]
 
-    @torch.no_grad()
+    def _of(self, conv: nn.Conv2d) -> Convolution:
+        return conv if self.casts is None else self.casts[conv]
+
     def _begin(self) -> None:
-        """Forget the last look and count this one."""
-        if self.train:
+        """Forget the last look, or where it may be differentiated yet, keep this one elsewhere."""
+        if self.casts is not None:
+            self.casts.renew()
+            self._look_elsewhere()
+        elif self.train:
             self.sums.zero_()
+        self._count()
+
+    def _look_elsewhere(self) -> None:
+        sums, kept = torch.zeros_like(self.sums), torch.empty_like(self.sums)
+        parts = zip(self.norms, kept.split(self.sizes), sums.split(self.sizes), strict=True)
+        for norm, own, added in parts:
+            norm.keep_in(own.view(4, -1), added.view(2, 2, -1))
+
+    @torch.no_grad()
+    def _count(self) -> None:
+        if self.train:
             seen = [norm.source.get_buffer("num_batches_tracked") for norm in self.norms]
             torch._foreach_add_(seen, 1)
 
@@ -113,7 +137,7 @@ class Quick(Copy):
         self, source: RejectingNet, train: bool, precision: Precision, still: bool
     ) -> None:
         super().__init__(source, train, precision)
-        self.middle = Middle(self.net.trunk, source.trunk, train, learn=False, still=still)
+        self.middle = Middle(self.net.trunk, source.trunk, train, still)
         self.ends = Ends(self.net, precision)
         by_kernels = {id(w) for norm in _norms(source.trunk) for w in norm.parameters()}
         by_kernels |= {id(conv.weight) for conv, _ in self.middle.folds}
@@ -137,7 +161,7 @@ class Quick(Copy):
         if not self.middle.train:
             places, values = self.middle.settle()
             held, given = held + places, given + values
-        torch._foreach_copy_(held, given)
+        copied(held, given)
         self.middle.turn()
 
     def answer(self, x: Tensor) -> Output:
@@ -171,7 +195,8 @@ class QuickNet(nn.Module):
     def __init__(self, net: RejectingNet, precision: Precision, compiler: Compiler) -> None:
         super().__init__()
         self.precision = precision
-        self.middle = Middle(net.trunk, net.trunk, train=True, learn=True)
+        casts = Casts(_convolutions(net.trunk), products_dtype(precision))
+        self.middle = Middle(net.trunk, net.trunk, train=True, casts=casts)
         ends = Ends(net, precision)
         self.opened = compiled(ends.opened, compiler)
         self.closed = compiled(ends.closed, compiler)
@@ -210,6 +235,12 @@ def _norms(trunk: nn.Module) -> list[nn.BatchNorm2d]:
 
 def _blocks(trunk: nn.Module) -> list[Block]:
     return [module for module in trunk.modules() if isinstance(module, Block)]
+
+
+def _convolutions(trunk: nn.Module) -> list[nn.Conv2d]:
+    """Those of all blocks."""
+    blocks = _blocks(trunk)
+    return [part for block in blocks for part in block.modules() if isinstance(part, nn.Conv2d)]
 
 
 def _folds(trunk: nn.Module) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:

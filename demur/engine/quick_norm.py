@@ -38,8 +38,8 @@ class QuickNorm:
 
     How far is the momentum of its twin, the copy that a crafter shows to the frame.
 
-    With `learn` the source's weights get gradients, and every look is remembered by itself.
-    Without, the next look overwrites the last one, which was differentiated by then.
+    With `learn` the source's weights get gradients. The next look overwrites the last one, unless
+    it is to be kept elsewhere.
     """
 
     def __init__(
@@ -54,9 +54,13 @@ class QuickNorm:
         total, active = _Norm.apply(a, b, *weights, self)  # type: ignore[no-untyped-call]
         return total, active
 
+    def keep_in(self, kept: Tensor, sums: Tensor) -> None:
+        """Where to keep what comes; the sums are zero."""
+        self.last = Look(kept, sums)
+
     def forward(self, a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor, Look]:
         """The sum, which is a where there is no b, the active maps, and the look."""
-        look = Look(*(torch.zeros_like(part) for part in self.last)) if self.learn else self.last
+        look = self.last
         total = a if b is None else torch.empty_like(a)
         active, added = torch.empty_like(a), b is not None
         beside = a if b is None else b
