@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from demur.bench import check, clock, speed
 from demur.bench.eager import EagerLoop
-from demur.bench.where import _kind
+from demur.bench.where import Spent, _kind, added, where_time_goes
 from demur.engine import Crafter
 from demur.errors import BadInput
 from demur.methods import PGDAT, RR
@@ -217,16 +217,20 @@ def test_every_measurement_is_shown(
     report = {
         "machine": {"device": "Some GPU", "torch": "2.0"},
         "lines": [line("fast"), line("eager loop", share_of_peak=None, memory_gib=None)],
-        "head_overhead": 0.0071,
+        "head": {"eval": {"share": 0.0071, "ms": [14.1, 14.1], "ms_without": [14.0, 14.014]}},
         "attack": {"images": 10_000, "batch_size": 1000, "seconds": 5.5, "prepare_s": 12.0},
-        "where": {"convolutions and matrix products": 9.5, "between kernels": 0.25},
+        "where": {
+            "kinds_ms": {"convolutions and matrix products": 9.5, "between kernels": 0.25},
+            "longest": {},
+        },
     }
     assert cells(report["lines"][0]) == (  # type: ignore[index]
         "fast", "128", "eval", "bf16", "5.90", "8,533", "27%", "1.0", "41"
     )  # fmt: skip
     assert len(cells(report["lines"][1])) == len(COLUMNS)  # type: ignore[index]
     assert sentences(report) == [
-        "the head costs +0.71% of a step",
+        "the head costs +0.71% of a step with batch norm in eval mode; recordings of one step are "
+        "up to 0.10% apart",
         "PGD-100 on 10,000 images: 5.50 s at batch 1000 (12 s to prepare)",
         "a fast step with batch norm in train mode: convolutions and matrix products 9.50 ms, "
         "between kernels 0.25 ms",
@@ -241,8 +245,40 @@ def test_kernels_are_told_apart() -> None:
     named = {
         "sm90_xmma_fprop_implicit_gemm_bf16": "convolutions",
         "triton_red_fused_native_batch_norm": "batch norm",
-        "multi_tensor_apply_kernel": "optimiser",
+        "multi_tensor_apply_kernel<FusedSgdMathFunctor>": "optimiser",
+        "multi_tensor_apply_kernel<CopyFunctor>": "copies",
         "nothing known": "other",
     }
     for name, kind in named.items():
         assert _kind(name).startswith(kind)
+
+
+def test_time_goes_to_kernels_and_to_what_is_between_them() -> None:
+    kernels = {"fprop": Spent(2, 6.0), "dgrad": Spent(1, 3.0), "odd": Spent(1, 0.5)}
+    assert where_time_goes(kernels, 0.010) == {
+        "convolutions and matrix products": 9.0, "other": 0.5, "between kernels": 0.5,
+    }  # fmt: skip
+    longer = {"gemm": Spent(3, 0.06), "fprop": Spent(2, 6.0005), "odd": Spent(0, 0.0)}
+    assert added(longer, kernels) == {
+        "gemm": Spent(3, 0.06), "odd": Spent(-1, -0.5), "dgrad": Spent(-1, -3.0),
+    }  # fmt: skip
+
+
+def test_what_a_head_costs_is_the_middle_of_all_recordings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of one recipe's 10, 11, 30 ms and the other's 10, 10, 9; single turns may be slow."""
+    made = recipe("digits-pgdat-rr")
+    bare = recipe("digits-pgdat")
+    ms = {made: iter([10.0, 11.0, 30.0]), bare: iter([10.0, 10.0, 9.0])}
+    bench = speed.Bench(made, CPU, steps=10)
+    monkeypatch.setattr(bench, "_prepared", lambda each: (next(ms[each]), 0.0))
+    slow = iter([5.0, *[1.0] * 17])
+    monkeypatch.setattr(bench, "_step_seconds", lambda steps: steps * next(slow) / 1000)
+    seen = iter([{"gemm": Spent(3, 0.5)}, {"gemm": Spent(1, 0.25)}])
+    monkeypatch.setattr(speed, "kernels_of", lambda action: next(seen))
+    cost = bench.overhead(made, bare)
+    assert cost["share"] == pytest.approx(0.1)
+    assert cost["ms"] == pytest.approx([10, 11, 30])
+    assert cost["ms_without"] == pytest.approx([10, 10, 9])
+    assert cost["kernels"] == {"gemm": Spent(2, 0.25)}

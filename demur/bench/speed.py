@@ -9,6 +9,8 @@ time. An epoch is 50,000 images; compilation is reported apart.
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from demur.attacks import PGD, Attack
 from demur.bench.clock import best_of, copy_rate, matrix_peak, seconds_each, wait
 from demur.bench.eager import EagerLoop
-from demur.bench.where import where_time_goes
+from demur.bench.where import added, kernels_of, where_time_goes
 from demur.data import Images
 from demur.engine import Crafter, FastSteps, Learner, PlainSteps, attack_compiler
 from demur.errors import BadInput, suggestion
@@ -32,6 +34,8 @@ from demur.spec import show
 EPOCH = 50_000  # images
 LARGE = 1024  # a batch that fills a large GPU
 ATTACKED = 10_000
+RECORDINGS, TURNS = 3, 3  # of each step that is compared with another
+LONGEST = 30  # kernels of a step that are told
 ROWS = ("eager", "plain", "fast", "eval", "overhead", "large", "attack")
 ON_CPU = ("eager", "plain")
 
@@ -90,23 +94,39 @@ class Bench:
         steps.begin(0)
         self._line("plain step", self.recipe, steps, self._few)
 
-    def fast(self, recipe: Recipe, what: str, where: bool = False) -> dict[str, float]:
-        """The fast engine on a recipe; where its time goes, if asked."""
+    def fast(self, recipe: Recipe, what: str) -> None:
+        """The fast engine on a recipe."""
         steps, prepared = self._prepared(recipe)
-        took = self._line(what, recipe, lambda i: _again(steps, i), steps.batches, prepared)
-        return where_time_goes(lambda i: _again(steps, i), took) if where else {}
+        self._line(what, recipe, partial(_again, steps), steps.batches, prepared)
 
-    def overhead(self, one: Recipe, other: Recipe) -> float:
-        """By what share one recipe's step takes longer than another's, measured in turns."""
-        a, b = (self._prepared(recipe)[0] for recipe in (one, other))
-        ratios = []
-        for _ in range(5):
-            times = [
-                seconds_each(lambda i, s=s: _again(s, i), s.batches, self.device)  # type: ignore[misc]
-                for s in (a, b)
-            ]
-            ratios.append(times[0] / times[1] - 1)
-        return sorted(ratios)[2]
+    def seen(self, recipe: Recipe, what: str) -> dict[str, Any]:
+        """The fast engine on a recipe, and where its time goes."""
+        steps, prepared = self._prepared(recipe)
+        took = self._line(what, recipe, partial(_again, steps), steps.batches, prepared)
+        kernels = kernels_of(partial(_again, steps))
+        longest = dict(islice(kernels.items(), LONGEST))
+        return {"kinds_ms": where_time_goes(kernels, took), "longest": longest}
+
+    def overhead(self, one: Recipe, other: Recipe) -> dict[str, Any]:
+        """By what share one recipe's step takes longer than another's, and by which kernels.
+
+        Of each there are several recordings, measured in turns: two recordings of one and the same
+        step lie in different places and need not take the same time.
+        """
+        pairs = [[self._prepared(each)[0] for each in (one, other)] for _ in range(RECORDINGS)]
+        turns = [
+            [[self._step_seconds(steps) for steps in pair] for pair in pairs] for _ in range(TURNS)
+        ]
+        ms = 1000 * torch.tensor(turns).median(0).values.T  # 2, RECORDINGS
+        with_it, without = ms.median(1).values.tolist()
+        kernels = added(*(kernels_of(partial(_again, steps)) for steps in pairs[0]))
+        return {
+            "share": with_it / without - 1, "ms": ms[0].tolist(), "ms_without": ms[1].tolist(),
+            "kernels": kernels,
+        }  # fmt: skip
+
+    def _step_seconds(self, steps: FastSteps) -> float:
+        return seconds_each(partial(_again, steps), steps.batches, self.device)
 
     def attacked(self, attack: Attack, count: int, batch_size: int) -> dict[str, Any]:
         """Seconds of an attack on a net in eval mode."""
@@ -194,15 +214,19 @@ def speed(
     frame = bench.recipe.method.frame
     method = recipe.method
     evaluated = replace(recipe, method=replace(method, frame=replace(frame, bn="eval")))  # type: ignore[call-arg]
-    bare = replace(evaluated, method=replace(evaluated.method, head=Plain()))
     large = replace(evaluated, batch_size=LARGE)
     found: dict[str, Any] = {}
     work: dict[str, Callable[[], object]] = {
         "eager": bench.eager,
         "plain": bench.plain,
-        "fast": lambda: found.update(where=bench.fast(recipe, "fast", where=True)),
-        "eval": lambda: found.update(where_eval=bench.fast(evaluated, "fast", where=True)),
-        "overhead": lambda: found.update(head_overhead=bench.overhead(evaluated, bare)),
+        "fast": lambda: found.update(where=bench.seen(recipe, "fast")),
+        "eval": lambda: found.update(where_eval=bench.seen(evaluated, "fast")),
+        "overhead": lambda: found.update(
+            head={
+                "train": bench.overhead(recipe, _headless(recipe)),
+                "eval": bench.overhead(evaluated, _headless(evaluated)),
+            }
+        ),
         "large": lambda: bench.fast(large, "fast, large batch"),
         "attack": lambda: found.update(
             attack=bench.attacked(replace(bench.attack, steps=100), ATTACKED, 1000)
@@ -220,6 +244,10 @@ def speed(
         "lines": [asdict(line) for line in bench.lines],
         **found,
     }
+
+
+def _headless(recipe: Recipe) -> Recipe:
+    return replace(recipe, method=replace(recipe.method, head=Plain()))
 
 
 def _again(steps: FastSteps, i: int) -> None:

@@ -2,11 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 STEPS = 3
+LEAST = 0.001  # milliseconds that are worth telling
 KINDS = {  # the first kind with a word in a kernel's name takes it
     "batch norm, ReLU, residual sums": (
         "sums_kernel", "normalise_kernel", "affine_kernel", "grad_kernel", "batch_norm",
@@ -16,23 +18,52 @@ KINDS = {  # the first kind with a word in a kernel's name takes it
     "convolutions and matrix products": (
         "gemm", "gemv", "nvjet", "splitK", "fprop", "dgrad", "wgrad", "conv", "cutlass",
     ),
-    "optimiser": ("multi_tensor",),
-    "copies and fills": ("copy", "Memcpy", "Memset", "fill", "Fill", "elementwise_kernel"),
+    "optimiser": ("Sgd",),
+    "copies and fills": (
+        "copy", "Copy", "Memcpy", "Memset", "fill", "Fill", "elementwise_kernel", "multi_tensor",
+    ),
 }  # fmt: skip
 
 
-def where_time_goes(action: Callable[[int], object], seconds: float) -> dict[str, float]:
-    """Milliseconds of a step by kind of kernel; what is left of `seconds` is idle."""
+class Spent(NamedTuple):
+    """What a step spends on one kernel."""
+
+    launches: float
+    ms: float
+
+
+def kernels_of(action: Callable[[int], object]) -> dict[str, Spent]:
+    """The kernels of a step by name, the longest first."""
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         for i in range(STEPS):
             action(i)
         torch.cuda.synchronize()
-    spent: dict[str, float] = defaultdict(float)
+    spent: dict[str, Spent] = {}
     for event in seen.events() or ():
         if "CUDA" in str(event.device_type):
-            spent[_kind(event.name)] += event.device_time / 1000 / STEPS
+            launches, ms = spent.get(event.name, (0.0, 0.0))
+            took = event.device_time / 1000 / STEPS
+            spent[event.name] = Spent(launches + 1 / STEPS, ms + took)
+    return dict(sorted(spent.items(), key=lambda item: -item[1].ms))
+
+
+def where_time_goes(kernels: dict[str, Spent], seconds: float) -> dict[str, float]:
+    """Milliseconds of a step by kind of kernel; what is left of `seconds` is idle."""
+    spent: dict[str, float] = defaultdict(float)
+    for name, each in kernels.items():
+        spent[_kind(name)] += each.ms
     spent["between kernels"] = max(0.0, 1000 * seconds - sum(spent.values()))
     return {kind: round(ms, 3) for kind, ms in sorted(spent.items(), key=lambda item: -item[1])}
+
+
+def added(one: dict[str, Spent], other: dict[str, Spent]) -> dict[str, Spent]:
+    """What one step spends more than another by kernel, the most first; where less, negative."""
+    more = {}
+    for name in {**one, **other}:
+        (launches, ms), (less, shorter) = (part.get(name, (0.0, 0.0)) for part in (one, other))
+        more[name] = Spent(launches - less, ms - shorter)
+    counted = {name: spent for name, spent in more.items() if abs(spent.ms) >= LEAST}
+    return dict(sorted(counted.items(), key=lambda item: -item[1].ms))
 
 
 def _kind(name: str) -> str:

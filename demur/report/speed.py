@@ -25,8 +25,12 @@ def cells(line: dict[str, Any]) -> tuple[str, ...]:
 def sentences(report: dict[str, Any]) -> list[str]:
     """What is not in the table."""
     found = []
-    if "head_overhead" in report:
-        found.append(f"the head costs {100 * report['head_overhead']:+.2f}% of a step")
+    for mode, cost in report.get("head", {}).items():
+        spread = max(cost["ms_without"]) / min(cost["ms_without"]) - 1
+        found.append(
+            f"the head costs {100 * cost['share']:+.2f}% of a step with batch norm in {mode} mode; "
+            f"recordings of one step are up to {100 * spread:.2f}% apart"
+        )
     if "attack" in report:
         held = report["attack"]
         found.append(
@@ -35,7 +39,8 @@ def sentences(report: dict[str, Any]) -> list[str]:
         )
     for key, mode in (("where", "train"), ("where_eval", "eval")):
         if key in report:
-            parts = ", ".join(f"{kind} {ms:.2f} ms" for kind, ms in report[key].items())
+            kinds = report[key]["kinds_ms"].items()
+            parts = ", ".join(f"{kind} {ms:.2f} ms" for kind, ms in kinds)
             found.append(f"a fast step with batch norm in {mode} mode: {parts}")
     return found
 
