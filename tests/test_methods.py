@@ -163,9 +163,9 @@ class TestContract:
         assert net.eval()(batch[0]).aux.shape == (len(batch[0]), WIDTHS.get(type(head), 1))
 
 
-@pytest.mark.parametrize(("bn", "updates"), [("train", 4), ("eval", 1)])
+@pytest.mark.parametrize(("bn", "updates"), [("train", 4), ("batch", 1), ("eval", 1)])
 def test_batch_norm_mode_while_crafting(
-    bn: Literal["train", "eval"], updates: int, batch: tuple[Tensor, Tensor]
+    bn: Literal["train", "batch", "eval"], updates: int, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
     net = Small(4).build(Digits().domain, RR()).train()

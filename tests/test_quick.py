@@ -1,19 +1,26 @@
 """The quick copy of a net on a CPU: all of it but the kernels, which torch stands in for."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import batch_norm, relu
 
-from demur.attacks import CE
+from demur.attacks import CE, Evade, Goal
 from demur.data import CIFAR10
 from demur.engine import norm_kernels, quick
-from demur.engine.copies import copied
-from demur.engine.quick import Quick, QuickNet
+from demur.engine.copies import copied, judged
+from demur.engine.quick import Ends, Quick, QuickNet
 from demur.engine.quick_norm import QuickNorm
-from demur.methods import RR
+from demur.methods import RR, BatchNorm
+from demur.methods.crafting import statistics_held
 from demur.nets import RejectingNet, ResNet18
+from demur.output import Output
 from demur.precision import Precision, lowered
+from demur.rejectors import RCon
 
 
 class TorchNorm(QuickNorm):
@@ -105,3 +112,24 @@ def test_tensors_of_all_types_and_layouts_are_copied() -> None:
     copied(held, given)
     for own, new in zip(held, given, strict=True):
         assert torch.equal(own, new.to(own.dtype))
+
+
+@pytest.mark.parametrize("bn", ["eval", "batch"])
+def test_a_head_that_the_goal_does_not_look_at_is_left_out(
+    bn: BatchNorm, net: RejectingNet
+) -> None:
+    """Two of the three products are its own, and its norm remembers nothing."""
+    ends = Ends(net.train(bn != "eval").requires_grad_(False), "fp32")
+    maps, y = torch.rand(6, 32, 4, 4), torch.arange(6)
+
+    def count(goal: Goal, bare: bool) -> int:
+        def closed(maps: Tensor) -> tuple[Tensor, Tensor, Output]:
+            return judged(goal(out := ends.closed(maps), y), out, bare)
+
+        with statistics_held(net) if bn == "batch" else nullcontext():
+            made = make_fx(functionalize(closed))(maps)
+        made.graph.eliminate_dead_code()
+        return sum(node.target is torch.ops.aten.addmm.default for node in made.graph.nodes)
+
+    assert count(CE(), bare=True) == 1
+    assert count(CE(), bare=False) == count(Evade(RCon()), bare=True) == 3

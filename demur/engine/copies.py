@@ -89,8 +89,13 @@ def copied(held: list[Tensor], given: list[Tensor]) -> None:
 
 
 def judged(value: Tensor, out: Output, bare: bool) -> tuple[Tensor, Tensor, Output]:
-    """What a look returns; only the sum has a history. A bare one costs no auxiliary output."""
-    shown = out._replace(feature=out.feature[:, :0], aux=out.aux[:, :0]) if bare else out
+    """What a look returns; only the sum has a history.
+
+    Of a bare one nobody sees more than logits. What stands for the rest is made of nothing: a part
+    of width 0 would be computed like the whole.
+    """
+    none = out.logits.new_zeros(len(out.logits), 0)
+    shown = Output(out.logits, none, none) if bare else out
     return value.sum(), value.detach(), shown.detached()
 
 

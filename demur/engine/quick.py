@@ -101,7 +101,7 @@ class Middle:
 
     @torch.no_grad()
     def _count(self) -> None:
-        if self.train:
+        if self.train and self.last.twin.momentum != 0:
             seen = [norm.source.get_buffer("num_batches_tracked") for norm in self.norms]
             torch._foreach_add_(seen, 1)
 

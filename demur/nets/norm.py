@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.functional import batch_norm
 
 from demur import world
 
@@ -21,7 +22,7 @@ class Norm2d(nn.BatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """The normalised maps."""
-        return _over_all_processes(self, x) if _asked(self) else super().forward(x)
+        return _by_the_batch(self, x) if _apart(self) else super().forward(x)
 
 
 class Norm1d(nn.BatchNorm1d):
@@ -31,7 +32,7 @@ class Norm1d(nn.BatchNorm1d):
 
     def forward(self, x: Tensor) -> Tensor:
         """The normalised features."""
-        return _over_all_processes(self, x) if _asked(self) else super().forward(x)
+        return _by_the_batch(self, x) if _apart(self) else super().forward(x)
 
 
 def share_statistics(net: nn.Module) -> None:
@@ -41,8 +42,20 @@ def share_statistics(net: nn.Module) -> None:
             module.shared = True
 
 
+def _apart(norm: Norm1d | Norm2d) -> bool:
+    """Whether torch's own batch norm would not do."""
+    return norm.training and (norm.momentum == 0 or _asked(norm))
+
+
 def _asked(norm: Norm1d | Norm2d) -> bool:
-    return norm.shared and norm.training and world.current().size > 1
+    return norm.shared and world.current().size > 1
+
+
+def _by_the_batch(norm: Norm1d | Norm2d, x: Tensor) -> Tensor:
+    if _asked(norm):
+        return _over_all_processes(norm, x)
+    # with momentum 0 nothing is remembered, so that a compiler may leave out what nobody looks at
+    return batch_norm(x, None, None, norm.weight, norm.bias, training=True, eps=norm.eps)
 
 
 def _over_all_processes(norm: Norm1d | Norm2d, x: Tensor) -> Tensor:
@@ -53,14 +66,20 @@ def _over_all_processes(norm: Norm1d | Norm2d, x: Tensor) -> Tensor:
     mean = _summed(wide.sum(over)) / count
     away = wide - _per_channel(mean, x)
     variance = _summed((away * away).sum(over)) / count
-    with torch.no_grad():
-        keep = norm.momentum
-        assert keep is not None and norm.num_batches_tracked is not None
-        norm.get_buffer("running_mean").lerp_(mean, keep)
-        norm.get_buffer("running_var").lerp_(variance * count / (count - 1), keep)
-        norm.num_batches_tracked.add_(1)
+    if norm.momentum != 0:
+        _remember(norm, mean, variance * count / (count - 1))
     scale = norm.weight * (variance + norm.eps).rsqrt()
     return (away * _per_channel(scale, x) + _per_channel(norm.bias, x)).to(x.dtype)
+
+
+@torch.no_grad()
+def _remember(norm: Norm1d | Norm2d, mean: Tensor, variance: Tensor) -> None:
+    """Move the running statistics."""
+    keep = norm.momentum
+    assert keep is not None and norm.num_batches_tracked is not None
+    norm.get_buffer("running_mean").lerp_(mean, keep)
+    norm.get_buffer("running_var").lerp_(variance, keep)
+    norm.num_batches_tracked.add_(1)
 
 
 def _per_channel(values: Tensor, x: Tensor) -> Tensor:
