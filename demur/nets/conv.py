@@ -138,19 +138,18 @@ class _OfFewChannels(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        wide = _room_for(x).zero_()
-        wide[:, : x.shape[1]] = x
+        wide = _wide(x)
+        ctx.save_for_backward(x, wide, weight)
         return conv2d(wide, _widened(weight), padding=1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        (grad,), (x, weight) = grads, ctx.saved_tensors
+        (grad,), (x, wide, weight) = grads, ctx.saved_tensors
         by_x = by_weight = None
         if ctx.needs_input_grad[0]:
             by_wide, _, _ = torch.ops.aten.convolution_backward(
-                grad, _room_for(x), _widened(weight), None, [1, 1], [1, 1], [1, 1], False, [0, 0],
-                1, [True, False, False],
+                grad, wide, _widened(weight), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1,
+                [True, False, False],
             )  # fmt: skip
             by_x = by_wide[:, : x.shape[1]]
         if ctx.needs_input_grad[1]:
@@ -159,10 +158,12 @@ class _OfFewChannels(torch.autograd.Function):
         return by_x, by_weight
 
 
-def _room_for(x: Tensor) -> Tensor:
-    """Maps like the images, with as many channels as a GPU likes; what is in them is undefined."""
+def _wide(x: Tensor) -> Tensor:
+    """Images with zeros for channels that they do not have."""
     size = (len(x), FEW, *x.shape[2:])
-    return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    wide = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    wide.zero_()[:, : x.shape[1]] = x
+    return wide
 
 
 def _widened(weight: Tensor) -> Tensor:
