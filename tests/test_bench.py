@@ -245,7 +245,7 @@ def test_kernels_are_told_apart() -> None:
     named = {
         "sm90_xmma_fprop_implicit_gemm_bf16": "convolutions",
         "triton_red_fused_native_batch_norm": "batch norm",
-        "multi_tensor_apply_kernel<FusedSgdMathFunctor>": "optimiser",
+        "multi_tensor_apply_kernel<FusedSgdMathFunctor>": "optimiser, averaging",
         "multi_tensor_apply_kernel<CopyFunctor>": "copies",
         "nothing known": "other",
     }
@@ -281,4 +281,4 @@ def test_what_a_head_costs_is_the_middle_of_all_recordings(
     assert cost["share"] == pytest.approx(0.1)
     assert cost["ms"] == pytest.approx([10, 11, 30])
     assert cost["ms_without"] == pytest.approx([10, 10, 9])
-    assert cost["kernels"] == {"gemm": Spent(2, 0.25)}
+    assert cost["kernels"] == {"gemm": {"launches": 2, "ms": 0.25}}

@@ -12,7 +12,7 @@ from torch.nn.functional import batch_norm, relu
 from demur.attacks import CE, Evade, Goal
 from demur.data import CIFAR10
 from demur.engine import norm_kernels, quick
-from demur.engine.copies import copied, judged
+from demur.engine.copies import copy_into, judged
 from demur.engine.quick import Ends, Quick, QuickNet
 from demur.engine.quick_norm import QuickNorm
 from demur.methods import RR, BatchNorm
@@ -109,7 +109,7 @@ def test_tensors_of_all_types_and_layouts_are_copied() -> None:
     types = [torch.float32, torch.bfloat16, torch.bfloat16, torch.float32, torch.int64]
     held = [torch.zeros(new.shape, dtype=t) for new, t in zip(given, types, strict=False)]
     held.append(torch.zeros(5))
-    copied(held, given)
+    copy_into(held, given)
     for own, new in zip(held, given, strict=True):
         assert torch.equal(own, new.to(own.dtype))
 
@@ -133,3 +133,18 @@ def test_a_head_that_the_goal_does_not_look_at_is_left_out(
 
     assert count(CE(), bare=True) == 1
     assert count(CE(), bare=False) == count(Evade(RCon()), bare=True) == 3
+
+
+def test_a_pass_is_kept_apart_from_the_last_and_leaves_no_history(net: RejectingNet) -> None:
+    """Two passes may be differentiated together; none ties the weights to itself afterwards."""
+    quickly = QuickNet(net.train(), "bf16", "none")
+    norms, looks = quickly.middle.norms, []
+    for _ in range(2):
+        quickly(torch.rand(4, 3, 32, 32))
+        looks.append([part for norm in norms for part in norm.last])
+    assert all(not sums.any() for sums in looks[1][1::2]), "no kernel has added to them"
+    each = [*looks[0], *looks[1]]
+    places = [part.untyped_storage().data_ptr() + 4 * part.storage_offset() for part in each]
+    assert len(set(places)) == 2 * 2 * len(norms)
+    assert quickly.middle.casts is not None
+    assert all(cast.weight.grad_fn is None for cast in quickly.middle.casts.values())

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from demur.attacks import PGD, Attack
 from demur.bench.clock import best_of, copy_rate, matrix_peak, seconds_each, wait
 from demur.bench.eager import EagerLoop
-from demur.bench.where import added, kernels_of, where_time_goes
+from demur.bench.where import added, kernels_of, plain_kernels, where_time_goes
 from demur.data import Images
 from demur.engine import Crafter, FastSteps, Learner, PlainSteps, attack_compiler
 from demur.errors import BadInput, suggestion
@@ -105,7 +105,7 @@ class Bench:
         took = self._line(what, recipe, partial(_again, steps), steps.batches, prepared)
         kernels = kernels_of(partial(_again, steps))
         longest = dict(islice(kernels.items(), LONGEST))
-        return {"kinds_ms": where_time_goes(kernels, took), "longest": longest}
+        return {"kinds_ms": where_time_goes(kernels, took), "longest": plain_kernels(longest)}
 
     def overhead(self, one: Recipe, other: Recipe) -> dict[str, Any]:
         """By what share one recipe's step takes longer than another's, and by which kernels.
@@ -122,7 +122,7 @@ class Bench:
         kernels = added(*(kernels_of(partial(_again, steps)) for steps in pairs[0]))
         return {
             "share": with_it / without - 1, "ms": ms[0].tolist(), "ms_without": ms[1].tolist(),
-            "kernels": kernels,
+            "kernels": plain_kernels(kernels),
         }  # fmt: skip
 
     def _step_seconds(self, steps: FastSteps) -> float:

@@ -18,10 +18,8 @@ KINDS = {  # the first kind with a word in a kernel's name takes it
     "convolutions and matrix products": (
         "gemm", "gemv", "nvjet", "splitK", "fprop", "dgrad", "wgrad", "conv", "cutlass",
     ),
-    "optimiser": ("Sgd",),
-    "copies and fills": (
-        "copy", "Copy", "Memcpy", "Memset", "fill", "Fill", "elementwise_kernel", "multi_tensor",
-    ),
+    "copies and fills": ("copy", "Copy", "Memcpy", "Memset", "fill", "Fill", "elementwise_kernel"),
+    "optimiser, averaging": ("multi_tensor",),
 }  # fmt: skip
 
 
@@ -64,6 +62,14 @@ def added(one: dict[str, Spent], other: dict[str, Spent]) -> dict[str, Spent]:
         more[name] = Spent(launches - less, ms - shorter)
     counted = {name: spent for name, spent in more.items() if abs(spent.ms) >= LEAST}
     return dict(sorted(counted.items(), key=lambda item: -item[1].ms))
+
+
+def plain_kernels(kernels: dict[str, Spent]) -> dict[str, dict[str, float]]:
+    """Kernels as JSON values."""
+    return {
+        name: {part: round(value, 4) for part, value in spent._asdict().items()}
+        for name, spent in kernels.items()
+    }
 
 
 def _kind(name: str) -> str:

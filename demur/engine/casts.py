@@ -1,30 +1,32 @@
 """The weights of a net that learns in the arithmetic of its products, all cast at once.
 
     casts = Casts(convs, torch.bfloat16)
-    casts.renew()                       # before every pass
-    maps = casts[conv](active)          # as conv does, by its weight of this pass
+    with casts.renewed():               # for one pass
+        maps = casts[conv](active)      # as conv does, by its weight of this pass
 
 Autocast casts weight by weight and their gradients back one by one: forty short kernels a step.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
-from demur.engine.copies import copied
+from demur.engine.copies import copy_into
 
 
 class Cast:
     """A convolution by the weight that was cast for the pass under way."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
-        self.conv, self.stride, self.weight = conv, conv.stride, conv.weight.detach()
+        self.stride, self.padding, self.weight = conv.stride, conv.padding, conv.weight.detach()
 
     def __call__(self, active: Tensor) -> Tensor:
         """The convolved maps."""
-        return conv2d(active, self.weight, stride=self.conv.stride, padding=self.conv.padding)
+        return conv2d(active, self.weight, stride=self.stride, padding=self.padding)
 
 
 class Casts(dict[nn.Conv2d, Cast]):
@@ -34,11 +36,19 @@ class Casts(dict[nn.Conv2d, Cast]):
         super().__init__({conv: Cast(conv) for conv in convs})
         self.dtype = dtype
 
-    def renew(self) -> None:
-        """Cast the weights as they are now."""
+    @contextmanager
+    def renewed(self) -> Iterator[None]:
+        """The weights as they are now, cast for one pass."""
         weights: tuple[Tensor, ...] = tuple(conv.weight for conv in self)
         if weights[0].dtype != self.dtype:
             weights = _Together.apply(self.dtype, *weights)  # type: ignore[no-untyped-call]
+        self._hold(weights)
+        try:
+            yield
+        finally:  # a history kept beyond its pass would tie the weights to the stream it ran on
+            self._hold(tuple(weight.detach() for weight in weights))
+
+    def _hold(self, weights: tuple[Tensor, ...]) -> None:
         for cast, weight in zip(self.values(), weights, strict=True):
             cast.weight = weight
 
@@ -56,5 +66,5 @@ class _Together(torch.autograd.Function):
 
 def _cast(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
     made = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-    copied(made, list(tensors))
+    copy_into(made, list(tensors))
     return tuple(made)

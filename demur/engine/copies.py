@@ -69,10 +69,10 @@ class Moving(Copy):
     @torch.no_grad()
     def refresh(self) -> None:
         """Take over the source's weights as they are now."""
-        copied([twin for twin, _ in self.pairs], [own for _, own in self.pairs])
+        copy_into([twin for twin, _ in self.pairs], [own for _, own in self.pairs])
 
 
-def copied(held: list[Tensor], given: list[Tensor]) -> None:
+def copy_into(held: list[Tensor], given: list[Tensor]) -> None:
     """Copy tensors into others with few launches, whatever their types are.
 
     A launch takes many tensors where all are of one type, are copied to one, and lie alike; a list

@@ -7,7 +7,7 @@ scale goes into its weights, elsewhere both become one multiplication and one ad
 import torch
 from torch import Tensor, nn
 
-from demur.engine.copies import Copy, copied
+from demur.engine.copies import Copy, copy_into
 from demur.nets import RejectingNet
 from demur.nets.block import Block
 from demur.precision import Precision
@@ -90,7 +90,7 @@ class Folded(Copy):
         given = [value[:, None, None] for value in (*shifts, *scales[count:])]
         held += [own for own, _ in self.casts]
         given += [value for _, value in self.casts]
-        copied(held, given)
+        copy_into(held, given)
 
 
 def scales_and_shifts(norms: list[nn.BatchNorm2d]) -> tuple[list[Tensor], list[Tensor]]:

@@ -4,12 +4,14 @@ Convolutions are the library's. Only the ends are compiled, the image side and t
 a step is ready in seconds; the middle is recorded into its graph.
 """
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 
 from demur.engine import norm_kernels
 from demur.engine.casts import Casts
-from demur.engine.copies import Compiler, Copy, Look, compiled, copied, judged
+from demur.engine.copies import Compiler, Copy, Look, compiled, copy_into, judged
 from demur.engine.folding import scales_and_shifts
 from demur.engine.halves import Convolution, FoldedHalf, Half
 from demur.engine.quick_norm import QuickNorm
@@ -75,10 +77,11 @@ class Middle:
         """The last active maps; each block's sum waits for the norm of the next one."""
         self._begin()
         waiting: Tensor | None = None
-        for norm, half, second in zip(self.opening, self.halves, self.seconds, strict=True):
-            total, active = norm(maps, waiting)
-            waiting, active = half(total, active)
-            maps = second(active)
+        with nullcontext() if self.casts is None else self.casts.renewed():
+            for norm, half, second in zip(self.opening, self.halves, self.seconds, strict=True):
+                total, active = norm(maps, waiting)
+                waiting, active = half(total, active)
+                maps = second(active)
         return self.last(maps, waiting)[1]
 
     def _of(self, conv: nn.Conv2d) -> Convolution:
@@ -87,7 +90,6 @@ class Middle:
     def _begin(self) -> None:
         """Forget the last look, or where it may be differentiated yet, keep this one elsewhere."""
         if self.casts is not None:
-            self.casts.renew()
             self._look_elsewhere()
         elif self.train:
             self.sums.zero_()
@@ -161,7 +163,7 @@ class Quick(Copy):
         if not self.middle.train:
             places, values = self.middle.settle()
             held, given = held + places, given + values
-        copied(held, given)
+        copy_into(held, given)
         self.middle.turn()
 
     def answer(self, x: Tensor) -> Output:
