@@ -94,15 +94,14 @@ class Bench:
         steps.begin(0)
         self._line("plain step", self.recipe, steps, self._few)
 
-    def fast(self, recipe: Recipe, what: str) -> None:
-        """The fast engine on a recipe."""
+    def fast(self, recipe: Recipe, what: str) -> tuple[FastSteps, float]:
+        """The fast engine on a recipe: its steps, and the seconds that each takes."""
         steps, prepared = self._prepared(recipe)
-        self._line(what, recipe, partial(_again, steps), steps.batches, prepared)
+        return steps, self._line(what, recipe, partial(_again, steps), steps.batches, prepared)
 
     def seen(self, recipe: Recipe, what: str) -> dict[str, Any]:
         """The fast engine on a recipe, and where its time goes."""
-        steps, prepared = self._prepared(recipe)
-        took = self._line(what, recipe, partial(_again, steps), steps.batches, prepared)
+        steps, took = self.fast(recipe, what)
         kernels = kernels_of(partial(_again, steps))
         longest = dict(islice(kernels.items(), LONGEST))
         return {"kinds_ms": where_time_goes(kernels, took), "longest": plain_kernels(longest)}
