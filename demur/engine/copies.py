@@ -49,7 +49,7 @@ class Copy(ABC):
         return out
 
     def look(self, goal: GoalFunction, compiler: Compiler, bare: bool = False) -> Look:
-        """One look at images: the goal's sum, its values, and the output, or bare logits."""
+        """One look at images: the goal's sum, its values, and the output, `bare` without aux."""
 
         def looked(x: Tensor, y: Tensor, *given: Tensor) -> tuple[Tensor, Tensor, Output]:
             return judged(goal(out := self.answer(x), y, *given), out, bare)
@@ -91,11 +91,10 @@ def copy_into(held: list[Tensor], given: list[Tensor]) -> None:
 def judged(value: Tensor, out: Output, bare: bool) -> tuple[Tensor, Tensor, Output]:
     """What a look returns; only the sum has a history.
 
-    Of a bare one nobody sees more than logits. What stands for the rest is made of nothing: a part
-    of width 0 would be computed like the whole.
+    Of a bare one nobody sees the auxiliary output. What stands for it is made of nothing: a part of
+    width 0 would be computed like the whole.
     """
-    none = out.logits.new_zeros(len(out.logits), 0)
-    shown = Output(out.logits, none, none) if bare else out
+    shown = out._replace(aux=out.logits.new_zeros(len(out.logits), 0)) if bare else out
     return value.sum(), value.detach(), shown.detached()
 
 

@@ -167,6 +167,12 @@ class Crafter(nn.Module):
         """Those of the copy for this mode; a frame may hold their momentum."""
         return [m for m in self._copy().net.modules() if isinstance(m, _BatchNorm)]
 
+    def remember(self) -> None:
+        """Let the norms take in what was looked at; whoever crafts says when that is over."""
+        for held in self._copies.values():
+            if isinstance(held, Quick):
+                held.remember()
+
     def refresh(self) -> None:
         """Take over what the net has learned."""
         for held in self._copies.values():
@@ -179,7 +185,7 @@ class Crafter(nn.Module):
             (source,) = self._source
             if quick_suits(source, self.precision):
                 still = self.rooms is not None  # attacks on a finished net, not its training
-                self._copies[train] = Quick(source, train, self.precision, still)
+                self._copies[train] = Quick(source, train, self.precision, still, self.compiler)
             else:
                 kind = Moving if train else Folded
                 self._copies[train] = kind(source, self.precision)

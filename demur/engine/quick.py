@@ -14,9 +14,11 @@ from demur.engine.casts import Casts
 from demur.engine.copies import Compiler, Copy, Look, compiled, copy_into, judged
 from demur.engine.folding import scales_and_shifts
 from demur.engine.halves import Convolution, FoldedHalf, Half
+from demur.engine.memory import Memory
 from demur.engine.quick_norm import QuickNorm
 from demur.engine.still import StillConv
 from demur.gradient import GoalFunction
+from demur.methods.crafting import statistics_held
 from demur.nets import RejectingNet
 from demur.nets.block import Block, ResidualTrunk, pooled
 from demur.output import Output
@@ -136,25 +138,29 @@ class Quick(Copy):
     """
 
     def __init__(
-        self, source: RejectingNet, train: bool, precision: Precision, still: bool
-    ) -> None:
+        self, source: RejectingNet, train: bool, precision: Precision, still: bool,
+        compiler: Compiler = "none",
+    ) -> None:  # fmt: skip
         super().__init__(source, train, precision)
         self.middle = Middle(self.net.trunk, source.trunk, train, still)
         self.ends = Ends(self.net, precision)
+        self._share_heads()
+        self.memory = Memory(self.net.aux, compiler) if train else None
         by_kernels = {id(w) for norm in _norms(source.trunk) for w in norm.parameters()}
         by_kernels |= {id(conv.weight) for conv, _ in self.middle.folds}
-        self.pairs: list[tuple[Tensor, Tensor]] = [
-            (twin, own)
-            for twin, own in zip(self.net.parameters(), source.parameters(), strict=True)
-            if id(own) not in by_kernels
-        ]
-        for name, module in source.aux.named_modules():
-            twin = self.net.aux.get_submodule(name)
-            if train:
-                twin._buffers = module._buffers
-            else:
-                self.pairs += zip(twin.buffers(False), module.buffers(False), strict=True)
+        twins = zip(self.net.trunk.parameters(), source.trunk.parameters(), strict=True)
+        self.pairs: list[tuple[Tensor, Tensor]]
+        self.pairs = [(twin, own) for twin, own in twins if id(own) not in by_kernels]
         self.refresh()
+
+    def _share_heads(self) -> None:
+        """Let the heads, whose arithmetic is the source's, be the source's own tensors."""
+        for name, module in self.source.named_modules():
+            if name.split(".")[0] in ("classify", "aux"):
+                twin = self.net.get_submodule(name)
+                twin._buffers = module._buffers
+                for mine, own in zip(twin.parameters(False), module.parameters(False), strict=True):
+                    mine.data = own.data
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -166,15 +172,21 @@ class Quick(Copy):
         copy_into(held, given)
         self.middle.turn()
 
+    def remember(self) -> None:
+        """Let the head's norms take in what has been looked at."""
+        if self.memory is not None:
+            self.memory.take_in()
+
     def answer(self, x: Tensor) -> Output:
         """What the copy makes of images."""
+        self.remember()
         with lowered(self.precision, x.device):
             maps = self.middle(self.ends.opened(x))
         with unlowered(x.device):
             return self.ends.closed(maps)
 
     def look(self, goal: GoalFunction, compiler: Compiler, bare: bool = False) -> Look:
-        """One look at images: the goal's sum, its values, and the output, or bare logits."""
+        """One look at images: the goal's sum, its values, and the output, `bare` without aux."""
         opened = compiled(self.ends.opened, compiler)
 
         def closed(maps: Tensor, y: Tensor, *given: Tensor) -> tuple[Tensor, Tensor, Output]:
@@ -186,9 +198,18 @@ class Quick(Copy):
             with lowered(self.precision, x.device):
                 maps = self.middle(opened(x))
             with unlowered(x.device):  # outside what is compiled, so that its backward is too
-                return ended(maps, y, *given)
+                return self._remembered(ended, maps, y, *given)
 
         return looked
+
+    def _remembered(self, ended: Look, *given: Tensor) -> tuple[Tensor, Tensor, Output]:
+        """What a look ends with, in train mode kept for the norms that remember it later."""
+        if self.memory is None:
+            return ended(*given)
+        with statistics_held(self.net.aux):
+            total, value, out = ended(*given)
+        self.memory.see(out.feature)
+        return total, value, out
 
 
 class QuickNet(nn.Module):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -23,6 +23,7 @@ def crafting(net: nn.Module, bn: BatchNorm) -> Iterator[None]:
     try:
         with statistics_held(net) if bn == "batch" else nullcontext():
             yield
+        _of_stand_in(net, "remember")
     finally:
         net.train(mode)
         for parameter in learning:
@@ -54,8 +55,12 @@ def statistics_held(net: nn.Module) -> Iterator[None]:
 
 def _batch_norms(net: nn.Module) -> list[_BatchNorm]:
     """Those of a net, or those that an engine's stand-in for it names."""
-    named = getattr(net, "batch_norms", None)
-    if named is not None:
-        found: list[_BatchNorm] = named()
-        return found
-    return [module for module in net.modules() if isinstance(module, _BatchNorm)]
+    named: list[_BatchNorm] | None = _of_stand_in(net, "batch_norms")
+    own = (module for module in net.modules() if isinstance(module, _BatchNorm))
+    return list(own) if named is None else named
+
+
+def _of_stand_in(net: nn.Module, name: str) -> Any:
+    """What a method answers that only an engine's stand-in for a net has."""
+    method = getattr(net, name, None)
+    return None if method is None else method()

@@ -1,0 +1,79 @@
+"""What a head's norms remember of looks, taken in late: as if look by look."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from demur.attacks import PGD, Attack
+from demur.balls import Linf
+from demur.data import CIFAR10
+from demur.engine import crafter as crafters
+from demur.engine.copies import Compiler
+from demur.engine.crafter import Crafter
+from demur.engine.memory import Memory
+from demur.methods import RR, BatchNorm, Plain, SNet, crafting
+from demur.methods.modules import DenseAux, SelectiveAux
+from demur.nets import ResNet18
+from demur.precision import lowered
+from tests.test_quick import without_kernels
+
+X, Y = torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(6)
+
+
+def remembered(aux: nn.Module) -> list[Tensor]:
+    return [held.double() for held in aux.buffers()]
+
+
+@pytest.mark.parametrize("compiler", ["none", "aot_eager"])
+@pytest.mark.parametrize("aux", [DenseAux(12), SelectiveAux(12, 10)], ids=["one", "nested"])
+@pytest.mark.parametrize("looks", [1, 5])
+def test_looks_taken_in_late_move_statistics_as_they_would_have_in_turn(
+    looks: int, aux: nn.Module, compiler: Compiler
+) -> None:
+    late, at_once = (copy.deepcopy(aux).train() for _ in range(2))
+    g = torch.Generator().manual_seed(1)
+    memory = Memory(late, compiler)
+    for again in range(2):  # the second time from statistics that are not the first day's
+        for look in range(looks):
+            feature = torch.randn(8, 12, generator=g) + look
+            memory.see(feature)
+            at_once([feature])
+        if again == 0:
+            assert remembered(late)[0].eq(0).all(), "nothing is taken in yet"
+        with lowered("bf16", feature.device):  # heads are never computed in 16 bits
+            memory.take_in()
+        memory.take_in()  # there is nothing left to take in
+        for ours, theirs in zip(remembered(late), remembered(at_once), strict=True):
+            assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bn", ["train", "batch", "eval"])
+@pytest.mark.parametrize("head", [RR(), SNet(), Plain()], ids=["rr", "snet", "plain"])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        PGD(Linf(0.03), steps=3, step=0.01),
+        PGD(Linf(0.03), steps=3, step=0.01, keep="largest"),  # it looks at values too
+    ],
+    ids=["slopes", "values"],
+)
+def test_an_attack_by_the_quick_copy_leaves_the_head_what_the_net_would_remember(
+    attack: Attack, head: RR | SNet | Plain, bn: BatchNorm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_kernels(monkeypatch)
+    monkeypatch.setattr(crafters, "quick_suits", lambda net, precision: True)
+    found = []
+    for quick in (True, False):
+        net = ResNet18(width=4).build(CIFAR10().domain, head).train()
+        model = Crafter(net, "fp32", "none") if quick else net
+        with crafting(model, bn):
+            x_adv = attack.perturbed(model, X, Y, Y)
+        assert all(norm.momentum != 0 for norm in net.aux.modules() if hasattr(norm, "momentum"))
+        found.append([*remembered(net.aux), x_adv.double()])
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    counts = [int(held) for held in found[0][:-1] if held.ndim == 0]
+    assert bn == "train" or counts in ([], [0])
+    assert bn != "train" or counts == [] or counts[0] >= 3
