@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import relu
 
 from demur.engine.halves import FoldedHalf
-from demur.engine.still import StillConv
+from demur.engine.still import StillConv, Turning
 from demur.nets.block import Block
 from demur.nets.conv import Conv3x3
 
@@ -24,14 +24,14 @@ def block_of(width: int, stride: int, seed: int) -> Block:
     return block.eval().requires_grad_(False)
 
 
-def folded(block: Block, still: bool) -> FoldedHalf:
+def folded(block: Block) -> FoldedHalf:
     norm = block.norm2
     assert isinstance(norm, torch.nn.BatchNorm2d)
     scale = norm.weight / (norm.get_buffer("running_var") + norm.eps).sqrt()
     shift = norm.bias - norm.get_buffer("running_mean") * scale
-    half = FoldedHalf(copy.deepcopy(block), still)  # it fills its block's own weight
+    half = FoldedHalf(copy.deepcopy(block))  # it fills its block's own weight
     half.weight.own.copy_(block.conv1.weight * scale[:, None, None, None])
-    half.weight.turn()
+    Turning([half.weight], "none")()
     half.shift = shift
     return half
 
@@ -41,16 +41,13 @@ def plain(block: Block, total: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
     return skip, relu(block.norm2(block.conv1(active)))
 
 
-@pytest.mark.parametrize("still", [False, True])
 @pytest.mark.parametrize(("width", "stride"), [(4, 1), (6, 1), (8, 2)])
-def test_a_folded_half_is_the_half_and_so_is_its_gradient(
-    width: int, stride: int, still: bool
-) -> None:
+def test_a_folded_half_is_the_half_and_so_is_its_gradient(width: int, stride: int) -> None:
     block = block_of(width, stride, seed=width)
     g = torch.Generator().manual_seed(1)
     total, active = torch.randn(2, 3, 4, 6, 6, generator=g, dtype=torch.float64)
     found = []
-    for half in (folded(block, still), lambda *maps: plain(block, *maps)):
+    for half in (folded(block), lambda *maps: plain(block, *maps)):
         before = active.clone().requires_grad_()
         skip, within = half(total, before)
         weights = [
@@ -71,7 +68,7 @@ def test_a_still_convolution_is_the_convolution_and_follows_its_weight(stride: i
     conv = Conv3x3(3, 5, stride).double().requires_grad_(False)
     still = StillConv(conv)
     conv.weight.copy_(torch.randn(conv.weight.shape, generator=g, dtype=torch.float64))
-    still.weight.turn()
+    Turning([still.weight], "none")()
     found = []
     for each in (still, conv):
         x = torch.rand(2, 3, 7, 6, generator=g.manual_seed(6), dtype=torch.float64)

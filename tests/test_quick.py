@@ -14,7 +14,7 @@ from torch.nn.functional import batch_norm, relu
 
 from demur.attacks import CE, Evade, Goal
 from demur.data import CIFAR10
-from demur.engine import norm_kernels, quick
+from demur.engine import middle, norm_kernels, quick
 from demur.engine.copies import copy_into
 from demur.engine.quick import Quick, QuickNet
 from demur.engine.quick_norm import QuickNorm
@@ -41,7 +41,7 @@ class TorchNorm(QuickNorm):
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let torch stand in for them."""
-    monkeypatch.setattr(quick, "QuickNorm", TorchNorm)
+    monkeypatch.setattr(middle, "QuickNorm", TorchNorm)
 
 
 @pytest.fixture
@@ -65,12 +65,10 @@ def stir(net: RejectingNet, seed: int) -> None:
     net.train(mode)
 
 
-@pytest.mark.parametrize(("train", "still"), [(True, False), (False, False), (False, True)])
-def test_a_quick_copy_is_its_source_and_follows_it(
-    train: bool, still: bool, net: RejectingNet
-) -> None:
+@pytest.mark.parametrize("train", [True, False])
+def test_a_quick_copy_is_its_source_and_follows_it(train: bool, net: RejectingNet) -> None:
     net.train(train)
-    copy = Quick(net, train, "fp32", still)
+    copy = Quick(net, train, "fp32")
     g = torch.Generator().manual_seed(2)
     x, y = torch.rand(6, 3, 32, 32, generator=g), torch.arange(6)
     for again in (False, True):
@@ -127,7 +125,7 @@ def test_a_head_that_the_goal_does_not_look_at_is_left_out(
 ) -> None:
     """Two of the three products are its own; what its norm remembers is not the look's to do."""
     x, y = torch.rand(6, 3, 32, 32), torch.arange(6)
-    copy = Quick(net, bn != "eval", "fp32", still=False)
+    copy = Quick(net, bn != "eval", "fp32")
     traced: list[GraphModule] = []
 
     def kept(made: GraphModule, given: list[Tensor]) -> Callable[..., Any]:

@@ -184,8 +184,7 @@ class Crafter(nn.Module):
         if train not in self._copies:
             (source,) = self._source
             if quick_suits(source, self.precision):
-                still = self.rooms is not None  # attacks on a finished net, not its training
-                self._copies[train] = Quick(source, train, self.precision, still, self.compiler)
+                self._copies[train] = Quick(source, train, self.precision, self.compiler)
             else:
                 kind = Moving if train else Folded
                 self._copies[train] = kind(source, self.precision)

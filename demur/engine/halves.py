@@ -15,24 +15,34 @@ from torch.nn.functional import conv2d, relu
 from demur.engine.casts import Cast
 from demur.engine.fork import add_skipped, forked
 from demur.engine.quick_norm import QuickNorm
-from demur.engine.still import StillWeight
+from demur.engine.still import StillConv, StillWeight
 from demur.nets.block import Block
 
-Convolution = nn.Conv2d | Cast
+Learnable = nn.Conv2d | Cast
+Convolution = Learnable | StillConv
 
 
 class Half:
     """With a norm of its own, in train mode."""
 
-    def __init__(self, conv: Convolution, shortcut: Convolution | None, norm: QuickNorm) -> None:
-        assert shortcut is None or shortcut.stride == conv.stride
+    def __init__(self, conv: Convolution, norm: QuickNorm) -> None:
+        self.conv, self.norm = conv, norm
+
+    def __call__(self, total: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        """What goes past the block, and the active maps within."""
+        return total, self.norm(self.conv(active))[1]
+
+
+class ForkedHalf:
+    """The same where the block's shortcut is a convolution too."""
+
+    def __init__(self, conv: Learnable, shortcut: Learnable, norm: QuickNorm) -> None:
+        assert shortcut.stride == conv.stride
         self.conv, self.shortcut, self.norm = conv, shortcut, norm
 
     def __call__(self, total: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         """What goes past the block, and the active maps within."""
         conv, shortcut = self.conv, self.shortcut
-        if shortcut is None:
-            return total, self.norm(conv(active))[1]
         skip, maps = forked(active, shortcut.weight, conv.weight, conv.stride[0])
         return skip, self.norm(maps)[1]
 
@@ -43,8 +53,8 @@ class FoldedHalf:
     `weight` and `shift` are filled from outside, which also makes them follow a net that learns.
     """
 
-    def __init__(self, block: Block, still: bool = False) -> None:
-        self.block, self.weight = block, StillWeight(block.conv1, still)
+    def __init__(self, block: Block) -> None:
+        self.block, self.weight = block, StillWeight(block.conv1)
         self.shift = block.conv1.weight.new_zeros(len(block.conv1.weight))
 
     def __call__(self, total: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
