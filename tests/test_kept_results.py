@@ -16,12 +16,12 @@ from demur.spec import digest
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-SHORT = "cifar10-pgdat-rr-short"
+SHORT, PLAIN = "cifar10-pgdat-rr-short", "cifar10-pgdat-short"
 SHORT_ATTACKS = ("clean", "pgd-10", "pgd-100")
 MADE_BY = {
     "cifar10-pgdat-rr-seed0": ("cifar10-pgdat-rr", "bn=batch"),
     "cifar10-pgdat-rr-seed0-radii": ("cifar10-pgdat-rr", "bn=batch"),
-    **{f"{SHORT}-seed{seed}": (SHORT, f"seed={seed}") for seed in (0, 1, 2)},
+    **{f"{name}-seed{i}": (name, f"seed={i}") for name in (SHORT, PLAIN) for i in (0, 1, 2)},
     f"{SHORT}-4-epochs-bf16": (SHORT, "epochs=4", *AS_COMPARED),
     f"{SHORT}-4-epochs-fp32": (SHORT, "epochs=4", "precision=fp32", *AS_COMPARED),
     f"{SHORT}-bn-train": (SHORT, "bn=train", *AS_COMPARED),
@@ -48,35 +48,55 @@ def test_every_other_kept_run_is_of_the_recipe_that_is_said_to_make_it() -> None
     assert runs == made
 
 
-@pytest.fixture(scope="module")
-def short_records() -> dict[str, list[Record]]:
-    """Those of the three seeds, by attack."""
-    made = [
-        record for seed in (0, 1, 2) for record in Run(RESULTS / f"{SHORT}-seed{seed}").records()
-    ]
+def short_records(runs: str) -> dict[str, list[Record]]:
+    """Those of the three seeds on all test images, by attack."""
+    seeds = [Run(RESULTS / f"{runs}-seed{seed}") for seed in (0, 1, 2)]
+    made = [one for run in seeds for one in run.records() if len(one.y) == 10_000]
     return {name: [one for one in made if one.label == name] for name in SHORT_ATTACKS}
 
 
-@pytest.mark.parametrize("page", ["results/README.md", "docs/methods.md"])
-def test_the_figures_of_the_short_recipe_are_those_of_its_records(
-    page: str, short_records: dict[str, list[Record]]
+@pytest.mark.parametrize(
+    ("page", "line", "runs"),
+    [
+        ("results/README.md", "36 epochs, averaged, seeds 0, 1, 2", SHORT),
+        ("results/README.md", "36 epochs, seeds 0, 1, 2", "methods-cifar10/pgdat-rr"),
+        ("results/README.md", "without the head, averaged, seeds 0, 1, 2", PLAIN),
+        ("results/README.md", "without the head, seeds 0, 1, 2", "methods-cifar10/pgdat"),
+        ("docs/methods.md", f"`{SHORT}`: averaged, 36 epochs", SHORT),
+        ("docs/methods.md", f"`{PLAIN}`: PGD-AT alone, averaged, 36 epochs", PLAIN),
+        (
+            "docs/methods.md",
+            "not averaged, rising during 30%, 36 epochs",
+            "methods-cifar10/pgdat-rr",
+        ),
+        (
+            "docs/methods.md",
+            "PGD-AT alone, not averaged, rising during 30%, 36 epochs",
+            "methods-cifar10/pgdat",
+        ),
+    ],
+)
+def test_the_figures_of_the_short_recipes_are_those_of_their_records(
+    page: str, line: str, runs: str
 ) -> None:
-    """Accuracies, each or as a mean; TPR-95 and AUROC under PGD-10 of confidence and R-Con."""
-    text = (ROOT / page).read_text()
-    (row,) = re.findall(r"^\| (?:36 epochs|`cifar10-pgdat-rr-short`)[^|]*averaged.*$", text, re.M)
+    """Accuracies, each or as a mean; TPR-95 and AUROC under PGD-10 by score."""
+    (row,) = [r for r in (ROOT / page).read_text().splitlines() if r.startswith(f"| {line} |")]
+    records = short_records(runs)
     shown = [cell.strip(" *") for cell in row.strip("| ").split("|")][1:]
     for name, cell in zip(SHORT_ATTACKS, shown[:3], strict=True):
-        right = [100 * float(one.correct.mean()) for one in short_records[name]]
-        assert all(len(one.y) == 10_000 for one in short_records[name])
+        right = [100 * float(one.correct.mean()) for one in records[name]]
+        assert len(right) == 3
         assert cell in (", ".join(f"{each:.1f}" for each in right), spread(right))
     points, areas = [], []
-    for score in (Con(), RCon()):
-        rows = [(values(score, one), one.correct) for one in short_records["pgd-10"]]
+    scores = [Con(), RCon()] if "rr" in runs else [Con()]
+    for score in scores:
+        rows = [(values(score, one), one.correct) for one in records["pgd-10"]]
         kept = [metrics.paper_operating_point(*pair, 0.95).accuracy for pair in rows]
         points.append(spread([100 * each for each in kept]))
         area = mean(metrics.auroc(*pair) for pair in rows)
         areas.append(f"{area:.3f}".removeprefix("0"))
-    assert shown[-2:] == [" / ".join(points), " / ".join(areas)]
+    told = [cell.removesuffix(" / -") for cell in shown[-2:]]
+    assert told == [" / ".join(points), " / ".join(areas)]
 
 
 def spread(each: list[float]) -> str:

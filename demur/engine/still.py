@@ -3,8 +3,7 @@
     maps = StillConv(block.conv2)(active)
 
 With stride 1 the gradient of such a convolution is one of the same shape, by the weight turned
-around: the kernels that were found for the one serve the other, none have to be found anew, and
-on an H200 they take a quarter less time than those made for gradients.
+around: the kernels that were found for the one serve the other, and none have to be found anew.
 """
 
 from typing import Any
