@@ -5,8 +5,9 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from demur.attacks import PGD, Attack
+from demur.attacks import CE, PGD, Attack
 from demur.balls import Linf
 from demur.data import CIFAR10
 from demur.engine import crafter as crafters
@@ -15,7 +16,7 @@ from demur.engine.crafter import Crafter
 from demur.engine.memory import Memory
 from demur.methods import RR, BatchNorm, Plain, SNet, crafting
 from demur.methods.modules import DenseAux, SelectiveAux
-from demur.nets import ResNet18
+from demur.nets import RejectingNet, ResNet18
 from demur.precision import lowered
 from tests.test_quick import without_kernels
 
@@ -49,28 +50,64 @@ def test_looks_taken_in_late_move_statistics_as_they_would_have_in_turn(
             assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+def test_looks_at_batches_of_several_sizes_are_taken_in_too() -> None:
+    late, at_once = (copy.deepcopy(DenseAux(12)).train() for _ in range(2))
+    at_once.load_state_dict(late.state_dict())
+    memory = Memory(late, "none")
+    for size in (8, 8, 3, 5):
+        feature = torch.randn(size, 12, generator=torch.Generator().manual_seed(size))
+        memory.see(feature)
+        at_once([feature])
+    memory.take_in()
+    for ours, theirs in zip(remembered(late), remembered(at_once), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_looks_of_a_step_that_failed_are_not_remembered_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    crafter, net = quick_crafter(RR(), monkeypatch)
+    with pytest.raises(KeyboardInterrupt), crafting(crafter, "train"):
+        crafter.slope(CE(), X, Y)
+        raise KeyboardInterrupt
+    crafter.refresh()
+    with crafting(crafter, "batch"):
+        crafter.slope(CE(), X, Y)
+    assert [int(held.abs().sum()) for held in net.aux.buffers() if held.ndim == 0] == [0]
+
+
+def quick_crafter(
+    head: RR | SNet | Plain, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Crafter, RejectingNet]:
+    """What the engine crafts with on a GPU, with torch in place of its kernels; and its net."""
+    without_kernels(monkeypatch)
+    monkeypatch.setattr(crafters, "quick_suits", lambda net, precision: True)
+    net = ResNet18(width=4).build(CIFAR10().domain, head).train()
+    return Crafter(net, "fp32", "none"), net
+
+
 @pytest.mark.parametrize("bn", ["train", "batch", "eval"])
 @pytest.mark.parametrize("head", [RR(), SNet(), Plain()], ids=["rr", "snet", "plain"])
 @pytest.mark.parametrize(
     "attack",
     [
         PGD(Linf(0.03), steps=3, step=0.01),
-        PGD(Linf(0.03), steps=3, step=0.01, keep="largest"),  # it looks at values too
+        PGD(Linf(0.03), steps=3, step=0.01, momentum=0.9, backtrack=1.5),  # looks at values too
+        PGD(Linf(0.03), steps=3, step=0.01, restarts=2),  # asks for answers in between
     ],
-    ids=["slopes", "values"],
+    ids=["slopes", "values", "answers"],
 )
 def test_an_attack_by_the_quick_copy_leaves_the_head_what_the_net_would_remember(
     attack: Attack, head: RR | SNet | Plain, bn: BatchNorm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without_kernels(monkeypatch)
-    monkeypatch.setattr(crafters, "quick_suits", lambda net, precision: True)
     found = []
     for quick in (True, False):
-        net = ResNet18(width=4).build(CIFAR10().domain, head).train()
-        model = Crafter(net, "fp32", "none") if quick else net
+        crafter, net = quick_crafter(head, monkeypatch)
+        model = crafter if quick else net
         with crafting(model, bn):
             x_adv = attack.perturbed(model, X, Y, Y)
-        assert all(norm.momentum != 0 for norm in net.aux.modules() if hasattr(norm, "momentum"))
+        norms = [*net.modules(), *(model.batch_norms() if isinstance(model, Crafter) else [])]
+        assert all(norm.momentum != 0 for norm in norms if isinstance(norm, _BatchNorm))
         found.append([*remembered(net.aux), x_adv.double()])
     for ours, theirs in zip(*found, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -4,7 +4,7 @@
     attack.perturbed(crafter, x, y, index)      # gradients come from compiled code
 
 In eval mode batch norm is folded into scales and shifts; in train mode running statistics are the
-net's own and move with every look. `refresh` follows the net after it has learned.
+net's own and move, with every look or by `remember`. `refresh` follows a net that has learned.
 """
 
 from collections.abc import Callable

@@ -21,6 +21,7 @@ from demur.engine.steps import PlainSteps
 from demur.engine.update import Update
 from demur.errors import BadInput
 from demur.fused import fusing
+from demur.precision import arithmetic
 from demur.recipes import Recipe
 
 
@@ -89,7 +90,8 @@ class FastSteps(PlainSteps):
         chosen = self.order[self.cursor * self.recipe.batch_size + self.within]
         self.learner.rate.copy_(self.rates_there.gather(0, self.cursor)[0])
         with fusing(self.compiler == "inductor"):
-            self.crafter.refresh()
+            with arithmetic(self.learner.precision, chosen.device):  # as where the copy is made
+                self.crafter.refresh()
             share = len(self.within) / self.recipe.batch_size
             loss = self.quick(chosen, self.opening + self.cursor, share)
         self.losses.index_copy_(0, self.cursor, loss[None])

@@ -29,7 +29,13 @@ class Memory:
     def see(self, feature: Tensor) -> None:
         """Keep the last pooled feature of a look, unless no norm would remember it."""
         if any(norm.momentum != 0 for norm in self.norms.values()):
+            if self.seen and self.seen[0].shape != feature.shape:
+                self.take_in()
             self.seen.append(feature)
+
+    def forget(self) -> None:
+        """Drop the looks that were not taken in."""
+        self.seen = []
 
     @torch.no_grad()
     def take_in(self) -> None:

@@ -38,7 +38,10 @@ def attack_compiler(net: RejectingNet, precision: Precision) -> Compiler:
 
 
 class Quick(Copy):
-    """A copy in either mode; in train mode the source's running statistics move."""
+    """A copy in either mode; in train mode the source's running statistics move.
+
+    Those of the trunk do with every look, those of the heads when looks are remembered.
+    """
 
     def __init__(
         self, source: RejectingNet, train: bool, precision: Precision, compiler: Compiler = "none"
@@ -56,7 +59,7 @@ class Quick(Copy):
         self.refresh()
 
     def _share_heads(self) -> None:
-        """Let the heads, whose arithmetic is the source's, be the source's own tensors."""
+        """Let the heads be the source's own tensors, which keep their places while it learns."""
         for name, module in self.source.named_modules():
             if name.split(".")[0] in ("classify", "aux"):
                 twin = self.net.get_submodule(name)
@@ -66,7 +69,12 @@ class Quick(Copy):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over the source's weights, and in eval mode its statistics, as they are now."""
+        """Take over the source's weights, and in eval mode its statistics, as they are now.
+
+        Looks that nobody asked to remember go: what made them has failed.
+        """
+        if self.memory is not None:
+            self.memory.forget()
         held, given = [twin for twin, _ in self.pairs], [own for _, own in self.pairs]
         if not self.middle.train:
             places, values = self.middle.settle()
