@@ -217,7 +217,19 @@ def test_every_measurement_is_shown(
     report = {
         "machine": {"device": "Some GPU", "torch": "2.0"},
         "lines": [line("fast"), line("eager loop", share_of_peak=None, memory_gib=None)],
-        "head": {"eval": {"share": 0.0071, "ms": [14.1, 14.1], "ms_without": [14.0, 14.014]}},
+        "head": {
+            "eval": {
+                "share": 0.0071,
+                "ms": [14.1, 14.1],
+                "ms_without": [14.0, 14.014],
+                "kernels": {
+                    "gemm": {"launches": 3.0, "ms": 0.05},
+                    "mean": {"launches": -1.0, "ms": -0.008},
+                    "fprop": {"launches": 0.0, "ms": 0.3},  # as many: it took longer by chance
+                },
+            },
+            "train": {"share": 0.01, "ms": [14.14], "ms_without": [14.0], "kernels": {}},
+        },
         "attack": {"images": 10_000, "batch_size": 1000, "seconds": 5.5, "prepare_s": 12.0},
         "where": {
             "kinds_ms": {"convolutions and matrix products": 9.5, "between kernels": 0.25},
@@ -230,7 +242,9 @@ def test_every_measurement_is_shown(
     assert len(cells(report["lines"][1])) == len(COLUMNS)  # type: ignore[index]
     assert sentences(report) == [
         "the head costs +0.71% of a step with batch norm in eval mode; recordings of one step are "
-        "up to 0.10% apart",
+        "up to 0.10% apart; with it there are 2 kernels more, which take 0.30%",
+        "the head costs +1.00% of a step with batch norm in train mode; recordings of one step are "
+        "up to 0.00% apart",
         "PGD-100 on 10,000 images: 5.50 s at batch 1000 (12 s to prepare)",
         "a fast step with batch norm in train mode: convolutions and matrix products 9.50 ms, "
         "between kernels 0.25 ms",

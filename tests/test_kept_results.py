@@ -1,5 +1,6 @@
 """What lies in results/ is what the pages say it is."""
 
+import json
 import re
 from pathlib import Path
 from statistics import mean, stdev
@@ -11,6 +12,7 @@ from demur.evaluate import values
 from demur.paper.tables import AS_COMPARED, TABLES
 from demur.recipes import RECIPES, changed
 from demur.rejectors import Con, RCon
+from demur.report.speed import sentences
 from demur.runs import Record, Run, runs_in
 from demur.spec import digest
 
@@ -97,6 +99,24 @@ def test_the_figures_of_the_short_recipes_are_those_of_their_records(
         areas.append(f"{area:.3f}".removeprefix("0"))
     told = [cell.removesuffix(" / -") for cell in shown[-2:]]
     assert told == [" / ".join(points), " / ".join(areas)]
+
+
+def test_the_figures_of_the_speed_page_are_those_of_its_benchmark() -> None:
+    page = " ".join((ROOT / "docs" / "speed.md").read_text().split())
+    (name,) = re.findall(r"all in one run \(`(benchmarks/\S+)`\)", page)
+    report = json.loads((ROOT / name).read_text())
+    for line in report["lines"]:
+        epoch, memory = f"{line['epoch_s']:.1f}", f"{line['memory_gib']:.1f}"
+        shown = f"{line['images_per_s']:,.0f} | {100 * line['share_of_peak']:.0f}% | {memory} |"
+        batch = f"| {line['batch_size']} | {line['crafting']}"
+        assert re.search(rf"{re.escape(batch)}[^|]*\| \**{epoch}\** \| {re.escape(shown)}", page)
+    eager, _, fast, *_ = (line["epoch_s"] for line in report["lines"])
+    assert f"That is {eager / fast:.1f} times the eager loop" in page
+    assert f"PGD-100 on 10,000 images takes {report['attack']['seconds']:.1f} s" in page
+    told = sentences({"head": report["head"]})
+    for mode, sentence in zip(report["head"], told, strict=True):
+        cost, apart, more, share = re.findall(r"[-+]?\d+(?:\.\d+)?", sentence)
+        assert f"| {mode} | {cost}% | {apart}% | {more} | {share}% |" in page
 
 
 def spread(each: list[float]) -> str:

@@ -1,5 +1,6 @@
 """A speed report as a table, for the terminal and for docs/speed.md."""
 
+from statistics import median
 from typing import Any
 
 from rich import box
@@ -29,7 +30,7 @@ def sentences(report: dict[str, Any]) -> list[str]:
         spread = max(max(ms) / min(ms) - 1 for ms in (cost["ms"], cost["ms_without"]))
         found.append(
             f"the head costs {100 * cost['share']:+.2f}% of a step with batch norm in {mode} mode; "
-            f"recordings of one step are up to {100 * spread:.2f}% apart"
+            f"recordings of one step are up to {100 * spread:.2f}% apart{_by_kernels(cost)}"
         )
     if "attack" in report:
         held = report["attack"]
@@ -43,6 +44,16 @@ def sentences(report: dict[str, Any]) -> list[str]:
             parts = ", ".join(f"{kind} {ms:.2f} ms" for kind, ms in kinds)
             found.append(f"a fast step with batch norm in {mode} mode: {parts}")
     return found
+
+
+def _by_kernels(cost: dict[str, Any]) -> str:
+    """What is spent on kernels that one of the two steps launches more often than the other."""
+    more = [kernel for kernel in cost["kernels"].values() if kernel["launches"]]
+    if not more:
+        return ""
+    launches, ms = (sum(kernel[part] for kernel in more) for part in ("launches", "ms"))
+    share = ms / median(cost["ms_without"])
+    return f"; with it there are {launches:.0f} kernels more, which take {100 * share:.2f}%"
 
 
 def show_speed(report: dict[str, Any]) -> None:
