@@ -11,6 +11,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from demur.engine.copies import copy_into
+
 TINY = 1e-20  # reference code: added to ||g||, so that no gradient means no movement
 
 
@@ -64,18 +66,14 @@ class Kept:
     """Copies of tensors, to put back where they came from."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        kinds = dict.fromkeys(tensor.dtype for tensor in tensors)  # one kernel copies one kind
-        self.places = [[held for held in tensors if held.dtype == kind] for kind in kinds]
-        self.copies = [[held.detach().clone() for held in group] for group in self.places]
+        self.places, self.copies = tensors, [held.detach().clone() for held in tensors]
 
     @torch.no_grad()
     def take(self) -> None:
         """Remember the tensors as they are."""
-        for copies, places in zip(self.copies, self.places, strict=True):
-            torch._foreach_copy_(copies, places)
+        copy_into(self.copies, self.places)
 
     @torch.no_grad()
     def put(self) -> None:
         """Make the tensors what they were."""
-        for copies, places in zip(self.copies, self.places, strict=True):
-            torch._foreach_copy_(places, copies)
+        copy_into(self.places, self.copies)
