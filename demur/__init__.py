@@ -1,8 +1,8 @@
-"""Adversarially robust image classifiers that may answer "don't know".
+"""Adversarially robust image classifiers that may reject an input.
 
     from demur import PGD, Linf, RCon, Run
 
-The names below load what they need when they are first used, so `import demur` is instant.
+Each public name is imported from its module on first use, so `import demur` loads no library.
 """
 
 from importlib import import_module
@@ -15,57 +15,106 @@ if TYPE_CHECKING:
         APGD,
         CE,
         CW,
+        DLR,
         FAB,
+        KL,
         PGD,
-        AutoAttack,
+        AcceptedError,
         Clean,
-        Evade,
-        ForceRefusal,
-        Margin,
-        Refused,
-        RejectAutoAttack,
-        Slips,
+        Evasion,
+        FalseRejection,
+        ForceRejection,
+        LogitMargin,
+        MinMargin,
+        Misclassified,
+        MultiTarget,
+        Rejected,
         Square,
-        Unanswered,
-        Wrong,
     )
+    from demur.autoattack import AutoAttack, RejectAutoAttack
     from demur.balls import L2, Linf
     from demur.calibrate import TPR, Coverage, Risk, certify
-    from demur.evaluate import Order, Scoring, Source, attacked, bind
-    from demur.foreign import RejectClass, WithScore
+    from demur.data import CIFAR10, CIFAR100, Digits
+    from demur.errors import BadInput
+    from demur.evaluate import AttackOptions, Evaluator, Scorer, bind_thresholds, run_attack
+    from demur.methods import (
+        ATRO,
+        CARL,
+        CCAT,
+        EBD,
+        PGDAT,
+        RR,
+        TRADES,
+        Method,
+        NoHead,
+        SNet,
+        Standard,
+    )
+    from demur.nets import ResNet18, Small, WideResNet
     from demur.output import Output
-    from demur.recipes import recipe
-    from demur.rejectors import GDA, KD, LID, Con, Coupled, Energy, Given, RCon
-    from demur.runs import Run
+    from demur.recipes import Recipe, recipe
+    from demur.rejectors import (
+        GDA,
+        GMM,
+        KD,
+        KNN,
+        LID,
+        Con,
+        Coupled,
+        Energy,
+        Entropy,
+        GDAStar,
+        MaxLogit,
+        ModelScore,
+        ProbabilityMargin,
+        RCon,
+        ViM,
+    )
+    from demur.runs import Record, Run
+    from demur.training import train
+    from demur.wrappers import ModelWithScore, RejectClassModel
 
-_HOMES = {
+_MODULES = {
     "attacks": (
-        "APGD", "CE", "CW", "FAB", "PGD", "AutoAttack", "Clean", "Evade", "ForceRefusal", "Margin",
-        "Refused", "RejectAutoAttack", "Slips", "Square", "Unanswered", "Wrong",
+        "APGD CE CW DLR FAB KL PGD AcceptedError Clean Evasion FalseRejection ForceRejection "
+        "LogitMargin MinMargin Misclassified MultiTarget Rejected Square "
     ),
-    "balls": ("L2", "Linf"),
-    "calibrate": ("TPR", "Coverage", "Risk", "certify"),
-    "evaluate": ("Order", "Scoring", "Source", "attacked", "bind"),
-    "foreign": ("RejectClass", "WithScore"),
-    "output": ("Output",),
-    "recipes": ("recipe",),
-    "rejectors": ("GDA", "KD", "LID", "Con", "Coupled", "Energy", "Given", "RCon"),
-    "runs": ("Run",),
-}  # fmt: skip
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
+    "autoattack": "AutoAttack RejectAutoAttack",
+    "balls": "L2 Linf",
+    "calibrate": "TPR Coverage Risk certify",
+    "data": "CIFAR10 CIFAR100 Digits",
+    "errors": "BadInput",
+    "evaluate": "AttackOptions Evaluator Scorer bind_thresholds run_attack",
+    "methods": "ATRO CARL CCAT EBD PGDAT RR TRADES Method NoHead SNet Standard",
+    "nets": "ResNet18 Small WideResNet",
+    "output": "Output",
+    "recipes": "Recipe recipe",
+    "rejectors": (
+        "GDA GMM KD KNN LID Con Coupled Energy Entropy GDAStar MaxLogit ModelScore "
+        "ProbabilityMargin RCon ViM "
+    ),
+    "runs": "Record Run",
+    "training": "train",
+    "wrappers": "ModelWithScore RejectClassModel",
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
-    "APGD", "CE", "CW", "FAB", "GDA", "KD", "L2", "LID", "PGD", "TPR", "AutoAttack", "Clean", "Con",
-    "Coupled", "Coverage", "Energy", "Evade", "ForceRefusal", "Given", "Linf", "Margin", "Order",
-    "Output", "RCon", "Refused", "RejectAutoAttack", "RejectClass", "Risk", "Run", "Scoring",
-    "Slips", "Source", "Square", "Unanswered", "WithScore", "Wrong", "attacked", "bind", "certify",
-    "recipe",
+    "APGD", "ATRO", "CARL", "CCAT", "CE", "CIFAR10", "CIFAR100", "CW", "DLR", "EBD", "FAB", "GDA",
+    "GMM", "KD", "KL", "KNN", "L2", "LID", "PGD", "PGDAT", "RR", "TPR", "TRADES", "AcceptedError",
+    "AttackOptions", "AutoAttack", "BadInput", "Clean", "Con", "Coupled", "Coverage", "Digits",
+    "Energy", "Entropy", "Evaluator", "Evasion", "FalseRejection", "ForceRejection", "GDAStar",
+    "Linf", "LogitMargin", "MaxLogit", "Method", "MinMargin", "Misclassified", "ModelScore",
+    "ModelWithScore", "MultiTarget", "NoHead", "Output", "ProbabilityMargin", "RCon", "Recipe",
+    "Record", "RejectAutoAttack", "RejectClassModel", "Rejected", "ResNet18", "Risk", "Run",
+    "SNet", "Scorer", "Small", "Square", "Standard", "ViM", "WideResNet", "bind_thresholds",
+    "certify", "recipe", "run_attack", "train",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"demur.{_HOME[name]}"), name)
+    if name in _MODULE_OF:
+        return getattr(import_module(f"demur.{_MODULE_OF[name]}"), name)
     raise AttributeError(f"module 'demur' has no attribute {name!r}")
 
 

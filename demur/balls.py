@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from demur import noise
-from demur.batch import per_image
-from demur.declared import NonNegative
+from demur.field_types import NonNegative
 from demur.fused import fused
+from demur.images import per_image
 from demur.noise import Stream
 from demur.spec import Spec
 

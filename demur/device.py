@@ -5,7 +5,7 @@ import torch
 from demur.errors import BadInput
 
 
-def device_named(name: str) -> torch.device:
+def device_by_name(name: str) -> torch.device:
     """The torch device for auto, cpu, cuda or cuda:1."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

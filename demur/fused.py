@@ -36,11 +36,11 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
     compiled: list[Callable[P, R]] = []
 
     @wraps(function)
-    def chosen(*args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling() or _depth == 0:
             return function(*args, **kwargs)
         if not compiled:
             compiled.append(torch.compile(function))
         return compiled[0](*args, **kwargs)
 
-    return chosen
+    return wrapped

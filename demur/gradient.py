@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from demur.output import Output, output_of
+from demur.output import Output, as_output
 
 Model = Callable[[Tensor], Output | Tensor]
-GoalFunction = Callable[..., Tensor]  # of an Output, the labels, and what else it is given
+ObjectiveFunction = Callable[..., Tensor]  # of an Output, the labels, and what else it is given
 
 
 class Gradient(NamedTuple):
@@ -28,45 +28,49 @@ class Gradient(NamedTuple):
     out: Output
 
 
-def gradient(model: Model, goal: GoalFunction, x: Tensor, y: Tensor, *given: Tensor) -> Gradient:
+def gradient(
+    model: Model, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
+) -> Gradient:
     """The goal's gradient with respect to each image."""
     own = getattr(model, "gradient", None)
     if own is not None:
-        found: Gradient = own(goal, x, y, *given)
+        found: Gradient = own(objective, x, y, *inputs)
         return found
     x = x.detach().requires_grad_()
     with torch.enable_grad():
-        out = output_of(model(x))
-        value = goal(out, y, *given)  # N
+        out = as_output(model(x))
+        value = objective(out, y, *inputs)  # N
         with torch.autocast(x.device.type, enabled=False):  # a backward pass has its own dtypes
             (grad,) = torch.autograd.grad(value.sum(), x)
     return Gradient(grad, value.detach(), out.detached())
 
 
-def slope(model: Model, goal: GoalFunction, x: Tensor, y: Tensor, *given: Tensor) -> Tensor:
+def gradient_only(
+    model: Model, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
+) -> Tensor:
     """The goal's gradient with respect to each image, and nothing else."""
-    own = getattr(model, "slope", None)
+    own = getattr(model, "gradient_only", None)
     if own is not None:
-        found: Tensor = own(goal, x, y, *given)
+        found: Tensor = own(objective, x, y, *inputs)
         return found
-    return gradient(model, goal, x, y, *given).grad
+    return gradient(model, objective, x, y, *inputs).grad
 
 
-def glance(
-    model: Model, goal: GoalFunction, x: Tensor, y: Tensor, *given: Tensor
+def approximate_value(
+    model: Model, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
 ) -> tuple[Tensor, Output]:
     """The goal's value at x and the output there, as rough as the model's gradients are."""
     own = getattr(model, "value", None)
     if own is not None:
-        found: tuple[Tensor, Output] = own(goal, x, y, *given)
+        found: tuple[Tensor, Output] = own(objective, x, y, *inputs)
         return found
-    return value_at(model, goal, x, y, *given)
+    return exact_value(model, objective, x, y, *inputs)
 
 
-def value_at(
-    model: Model, goal: GoalFunction, x: Tensor, y: Tensor, *given: Tensor
+def exact_value(
+    model: Model, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
 ) -> tuple[Tensor, Output]:
     """The goal's value at x and the output there, by the model's own answer."""
     with torch.no_grad():
-        out = output_of(model(x))
-        return goal(out, y, *given), out
+        out = as_output(model(x))
+        return objective(out, y, *inputs), out

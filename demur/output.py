@@ -24,7 +24,7 @@ class Output(NamedTuple):
     feature: Tensor  # N, D
     aux: Tensor  # N, A
 
-    def at(self, chosen: Tensor) -> "Output":
+    def select(self, chosen: Tensor) -> "Output":
         """The outputs of the chosen images."""
         return Output(*(part[chosen] for part in self))
 
@@ -37,7 +37,7 @@ class Output(NamedTuple):
         return Output(*(part.detach() for part in self))
 
 
-def output_of(answer: Output | Tensor) -> Output:
+def as_output(answer: Output | Tensor) -> Output:
     """A model's answer as an Output; a plain tensor is taken as logits."""
     if isinstance(answer, Output):
         return answer
@@ -59,28 +59,28 @@ def log_probabilities(out: Output, tau: float = 1.0) -> Tensor:
 
 def log_con(out: Output, tau: float = 1.0) -> Tensor:
     """Log of the confidence."""
-    return at(log_probabilities(out, tau), prediction(out))  # N
+    return label_entry(log_probabilities(out, tau), prediction(out))  # N
 
 
-def log_doubt(out: Output, tau: float = 1.0) -> Tensor:
+def log_one_minus_con(out: Output, tau: float = 1.0) -> Tensor:
     """Log of one minus the confidence: the mass on all other classes."""
-    return elsewhere(log_probabilities(out, tau), prediction(out)).logsumexp(-1)  # N
+    return mask_label(log_probabilities(out, tau), prediction(out)).logsumexp(-1)  # N
 
 
 def log_tcon(out: Output, y: Tensor, tau: float = 1.0) -> Tensor:
     """Log of the true confidence."""
-    return at(log_probabilities(out, tau), y)  # N
+    return label_entry(log_probabilities(out, tau), y)  # N
 
 
 def log_rcon(out: Output, tau: float = 1.0) -> Tensor:
     """Log of the rectified confidence."""
-    return log_con(out, tau) + logsigmoid(rectifier(out))  # N
+    return log_con(out, tau) + logsigmoid(rectifier_logit(out))  # N
 
 
-def log_not_rcon(out: Output, tau: float = 1.0) -> Tensor:
+def log_one_minus_rcon(out: Output, tau: float = 1.0) -> Tensor:
     """Log of one minus the rectified confidence."""
     return torch.logaddexp(
-        log_doubt(out, tau), log_con(out, tau) + logsigmoid(-rectifier(out))
+        log_one_minus_con(out, tau), log_con(out, tau) + logsigmoid(-rectifier_logit(out))
     )  # N
 
 
@@ -104,20 +104,20 @@ def energy(out: Output, tau: float = 1.0) -> Tensor:
     return tau * (_wide(out.logits) / tau).logsumexp(-1)  # N
 
 
-def rectifier(out: Output) -> Tensor:
+def rectifier_logit(out: Output) -> Tensor:
     """The logit of A."""
     if out.aux.shape[-1] == 0:
         raise BadInput("this needs a net with an auxiliary head; train with head=RR() or use Con")
     return _wide(out.aux[:, 0])
 
 
-def at(table: Tensor, label: Tensor) -> Tensor:
+def label_entry(table: Tensor, label: Tensor) -> Tensor:
     """The entry of each row at its label."""
     # the same as gather, whose gradient a GPU spreads with atomic sums; this one it fuses
     return table.where(_is(label, table), 0).sum(-1)
 
 
-def elsewhere(table: Tensor, label: Tensor) -> Tensor:
+def mask_label(table: Tensor, label: Tensor) -> Tensor:
     """The table with minus infinity at the label of each row."""
     return table.masked_fill(_is(label, table), -torch.inf)
 

@@ -25,7 +25,7 @@ def products_dtype(precision: Precision) -> torch.dtype:
     return torch.bfloat16 if precision == "bf16" else weights_dtype(precision)
 
 
-def lowered(precision: Precision, device: torch.device) -> torch.autocast:
+def autocast(precision: Precision, device: torch.device) -> torch.autocast:
     """Convolutions in bf16 for a while, where that is the precision."""
     # the cache would keep casts of weights from one step of a captured graph to the next
     return torch.autocast(
@@ -33,13 +33,13 @@ def lowered(precision: Precision, device: torch.device) -> torch.autocast:
     )
 
 
-def unlowered(device: torch.device) -> torch.autocast:
+def no_autocast(device: torch.device) -> torch.autocast:
     """No lowering for a while: for what is never computed in 16 bits, and for backward passes."""
     return torch.autocast(device.type, enabled=False)
 
 
 @contextmanager
-def rounded(precision: Precision) -> Iterator[None]:
+def tf32(precision: Precision) -> Iterator[None]:
     """The factors of fp32 products rounded to TF32 for a while, or not, by the precision."""
     convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
     before = convolutions.allow_tf32, products.allow_tf32
@@ -51,7 +51,7 @@ def rounded(precision: Precision) -> Iterator[None]:
 
 
 @contextmanager
-def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
+def use_precision(precision: Precision, device: torch.device) -> Iterator[None]:
     """This precision and no other for a while."""
-    with rounded(precision), lowered(precision, device):
+    with tf32(precision), autocast(precision, device):
         yield

@@ -17,53 +17,55 @@ from demur.output import (
     Output,
     con,
     log_con,
-    log_doubt,
-    log_not_rcon,
+    log_one_minus_con,
+    log_one_minus_rcon,
     log_rcon,
     prediction,
     rcon,
-    rectifier,
+    rectifier_logit,
 )
 
 Construction = Literal["product", "difference", "aux", "con"]
-Objective = Literal["bce", "squared", "absolute", "margin"]
+RRLossKind = Literal["bce", "squared", "absolute", "margin"]
 LEAST = 0.1  # below that the log of a difference goes on as a straight line; ours to choose
 MARGIN = 0.5  # how far beyond one half a certainty has to be, as a share of the way to its end
 
 
-def built(out: Output, construction: Construction, tau: float = 1.0) -> Tensor:
+def certainty(out: Output, construction: Construction, tau: float = 1.0) -> Tensor:
     """The certainty of each image."""
     match construction:
         case "product":
             return rcon(out, tau)
         case "difference":
-            return con(out, tau) - rectifier(out).sigmoid()
+            return con(out, tau) - rectifier_logit(out).sigmoid()
         case "aux":
-            return rectifier(out).sigmoid()
+            return rectifier_logit(out).sigmoid()
         case "con":
             return con(out, tau)
 
 
-def log_built(out: Output, construction: Construction, tau: float = 1.0) -> tuple[Tensor, Tensor]:
+def log_certainty(
+    out: Output, construction: Construction, tau: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """The logs of the certainty and of one minus it."""
     match construction:
         case "product":
-            return log_rcon(out, tau), log_not_rcon(out, tau)
+            return log_rcon(out, tau), log_one_minus_rcon(out, tau)
         case "difference":
-            missing = torch.logaddexp(log_doubt(out, tau), logsigmoid(rectifier(out)))
-            return _extended_log(built(out, construction, tau)), missing
+            missing = torch.logaddexp(log_one_minus_con(out, tau), logsigmoid(rectifier_logit(out)))
+            return _extended_log(certainty(out, construction, tau)), missing
         case "aux":
-            return logsigmoid(rectifier(out)), logsigmoid(-rectifier(out))
+            return logsigmoid(rectifier_logit(out)), logsigmoid(-rectifier_logit(out))
         case "con":
-            return log_con(out, tau), log_doubt(out, tau)
+            return log_con(out, tau), log_one_minus_con(out, tau)
 
 
-def misfit(
+def rr_loss_per_image(
     out: Output,
     y: Tensor,
     target: Tensor,
     construction: Construction = "product",
-    objective: Objective = "bce",
+    rr_loss: RRLossKind = "bce",
     tau: float = 1.0,
 ) -> Tensor:
     """How far the certainty of each image is from the target.
@@ -72,18 +74,18 @@ def misfit(
     the target may be. absolute: the difference, which is least at its median. margin: a hinge that
     asks for a certainty well above one half where the answer is right and well below where wrong.
     """
-    match objective:
+    match rr_loss:
         case "bce":
             # reference code: BCELoss on probabilities, each log clamped at -100
-            log_r, log_not_r = log_built(out, construction, tau)
+            log_r, log_not_r = log_certainty(out, construction, tau)
             return -target * log_r - (1 - target) * log_not_r
         case "squared":
-            return (built(out, construction, tau) - target).square()
+            return (certainty(out, construction, tau) - target).square()
         case "absolute":
-            return (built(out, construction, tau) - target).abs()
+            return (certainty(out, construction, tau) - target).abs()
         case "margin":
             side = torch.where(prediction(out) == y, 1.0, -1.0)
-            return relu(MARGIN - side * (2 * built(out, construction, tau) - 1))
+            return relu(MARGIN - side * (2 * certainty(out, construction, tau) - 1))
 
 
 def _extended_log(r: Tensor) -> Tensor:

@@ -25,11 +25,11 @@ class Score(ABC):
     def __call__(self, out: Output) -> Tensor:
         """One value per image."""
 
-    def trust(self, out: Output) -> Tensor:
+    def log_score(self, out: Output) -> Tensor:
         """The score in the form an attacker should climb: its log where that keeps gradients."""
         return self(out)
 
-    def room(self, out: Output, t: float, label: Tensor) -> Tensor:
+    def accept_margin(self, out: Output, t: float, label: Tensor) -> Tensor:
         """How far inside the accepted set the answer `label` would be, if it were given.
 
         For the answer that is given its sign is that of the score less t.
@@ -59,7 +59,7 @@ class OperatingPoint(ABC):
         """The threshold; accepted is score >= threshold."""
 
 
-def fitted(rejector: Rejector | Score) -> Score:
+def as_score(rejector: Rejector | Score) -> Score:
     """The rejector as a score; one that still has to be fitted is a mistake of the caller."""
     if isinstance(rejector, Score):
         return rejector

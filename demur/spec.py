@@ -1,6 +1,6 @@
 """Frozen dataclasses written as text: the constructor is the configuration language.
 
-    attack = read("PGD(Linf(8/255), steps=20, goal=Evade(RCon(), eta=10))", VOCABULARY)
+    attack = read("PGD(Linf(8/255), steps=20, objective=Evasion(RCon(), eta=10))", VOCABULARY)
     show(attack)                                  # the same text again; 8/255 stays 8/255
     edit(attack, "eps", "16/255", VOCABULARY)     # a key that is no field is looked for below
     digest(attack)                                # every field counts, defaults too
@@ -17,8 +17,8 @@ from fractions import Fraction
 from typing import Any, ClassVar, Literal, get_args, get_origin
 from typing import get_type_hints as type_hints
 
-from demur.declared import as_declared, takes_specs, words
 from demur.errors import BadInput, brief, suggestion
+from demur.field_types import as_declared, takes_specs, words
 
 LONG = 8  # a decimal of more characters is better read as a fraction, if it is one
 Vocabulary = Mapping[str, type["Spec"]]
@@ -143,7 +143,7 @@ def read(text: str, vocabulary: Vocabulary) -> Any:
         raise
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise BadInput(
-            f"cannot read {told!r}; write it like PGD(Linf(8/255), steps=10, step=2/255)"
+            f"cannot read {told!r}; write it like PGD(Linf(8/255), steps=10, step_size=2/255)"
         ) from None
 
 

@@ -37,7 +37,7 @@ class Claim(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answers:
+class TheoryInputs:
     """What the statements are about, one value per image."""
 
     con: FloatArray
@@ -86,23 +86,25 @@ def probabilities(logits: ArrayLike, tau: float = 1.0) -> FloatArray:
     return shares  # N, C
 
 
-def answers(
+def theory_inputs(
     p: ArrayLike, y: ArrayLike, a: ArrayLike, predicted: ArrayLike | None = None
-) -> Answers:
+) -> TheoryInputs:
     """The answers that a table of probabilities gives; of equally probable labels the first."""
-    table, label, rectifier = (np.asarray(part) for part in (p, y, a))
-    _check_table(table, label, rectifier)
+    table, label, rectifier_logit = (np.asarray(part) for part in (p, y, a))
+    _check_table(table, label, rectifier_logit)
     table = table / table.sum(-1, keepdims=True, dtype=np.float64)
     chosen = table.argmax(-1) if predicted is None else np.asarray(predicted)
     rows = np.arange(len(table))
-    return Answers(
-        table[rows, chosen], table[rows, label], rectifier.astype(np.float64), chosen == label
+    return TheoryInputs(
+        table[rows, chosen], table[rows, label], rectifier_logit.astype(np.float64), chosen == label
     )
 
 
-def answers_at(logits: ArrayLike, y: ArrayLike, a: ArrayLike, tau: float = 1.0) -> Answers:
+def theory_inputs_at(
+    logits: ArrayLike, y: ArrayLike, a: ArrayLike, tau: float = 1.0
+) -> TheoryInputs:
     """The answers that logits give at temperature tau, which leaves the labels as they are."""
-    return answers(probabilities(logits, tau), y, a, np.asarray(logits).argmax(-1))
+    return theory_inputs(probabilities(logits, tau), y, a, np.asarray(logits).argmax(-1))
 
 
 def xi_geometric(a: FloatArray, a_star: FloatArray) -> FloatArray:
@@ -128,7 +130,7 @@ def confident(con: ArrayLike, xi: ArrayLike) -> BoolArray:
     return above
 
 
-def accurate(seen: Answers, xi: float) -> BoolArray:
+def accurate(seen: TheoryInputs, xi: float) -> BoolArray:
     """Where A is xi-error: one of the two bounds holds (Definition 1)."""
     _check("xi", xi, 0 <= xi < 1, "from 0 to below 1")
     by_ratio = xi_geometric(seen.a, seen.a_star) <= xi
@@ -140,12 +142,12 @@ def separated(score: FloatArray, correct: BoolArray) -> BoolArray:
     return np.where(correct, score > 0.5, score < 0.5)
 
 
-def lemma1(seen: Answers) -> Claim:
+def lemma1(seen: TheoryInputs) -> Claim:
     """Past con > 1/2, T-Con tells right from wrong at 1/2."""
     return Claim(confident(seen.con, 0.0), separated(seen.tcon, seen.correct))
 
 
-def theorem1(seen: Answers, xi: float | None = None) -> Claim:
+def theorem1(seen: TheoryInputs, xi: float | None = None) -> Claim:
     """Past con > 1/(2 - xi), R-Con tells right from wrong at 1/2 where A is xi-error.
 
     Without xi each image is taken at its own, so that the premise holds wherever any xi allows it.
@@ -156,14 +158,14 @@ def theorem1(seen: Answers, xi: float | None = None) -> Claim:
     return Claim(premise, separated(seen.rcon, seen.correct))
 
 
-def theorem1_behind(seen: Answers, gamma: float) -> Claim:
+def theorem1_behind(seen: TheoryInputs, gamma: float) -> Claim:
     """Theorem 1 behind a confidence threshold: con >= gamma and xi < 2 - 1/gamma."""
     _check_gamma(gamma)
     premise = (seen.con >= gamma) & confident(gamma, seen.xi)
     return Claim(premise, separated(seen.rcon, seen.correct))
 
 
-def oracle(seen: Answers) -> Claim:
+def oracle(seen: TheoryInputs) -> Claim:
     """An answer with T-Con above 1/2 is right, whatever its confidence."""
     return Claim(confident(seen.tcon, 0.0), seen.correct)
 

@@ -15,12 +15,12 @@ from demur.attacks import PGD, Clean
 from demur.balls import Linf
 from demur.cli import main
 from demur.data import Digits, Images, Splits
-from demur.evaluate import Source, attacked
+from demur.evaluate import Evaluator, run_attack
 from demur.nets import RejectingNet
 from demur.paper.tables import TABLES
 from demur.recipes import Recipe, recipe
 from demur.runs import Run
-from demur.train import train
+from demur.training import train
 
 # a busy machine is slow, not wrong
 settings.register_profile("demur", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,8 +28,8 @@ settings.load_profile("demur")
 
 Answer = tuple[int, str, str]
 Command = Callable[..., Answer]
-TINY = ["epochs=4", "width=8", "attack.steps=3", "judge.steps=3", "attack.eps=0.1"]
-TINIEST = ["epochs=1", "width=4", "attack.steps=1", "judge.steps=1"]  # of any recipe
+TINY = ["epochs=4", "width=8", "attack.steps=3", "validation_attack.steps=3", "attack.eps=0.1"]
+TINIEST = ["epochs=1", "width=4", "attack.steps=1", "validation_attack.steps=1"]  # of any recipe
 
 
 @pytest.fixture(scope="session")
@@ -44,24 +44,24 @@ def tiny_run(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> R
 
 
 @pytest.fixture(scope="session")
-def tiny_source(tiny_run: Run) -> Source:
-    return Source(tiny_run, torch.device("cpu"))
+def tiny_source(tiny_run: Run) -> Evaluator:
+    return Evaluator(tiny_run, torch.device("cpu"))
 
 
 @pytest.fixture
-def own_source(tiny_run: Run, tmp_path: Path) -> Source:
+def own_source(tiny_run: Run, tmp_path: Path) -> Evaluator:
     """A copy of the tiny run that records may be written into."""
     copytree(tiny_run.path, tmp_path / "own")
-    return Source(Run.open(str(tmp_path / "own")), torch.device("cpu"))
+    return Evaluator(Run.open(str(tmp_path / "own")), torch.device("cpu"))
 
 
 @pytest.fixture(scope="session")
-def tiny_net(tiny_source: Source) -> RejectingNet:
+def tiny_net(tiny_source: Evaluator) -> RejectingNet:
     return tiny_source.net
 
 
 @pytest.fixture(scope="session")
-def test_images(tiny_source: Source) -> Images:
+def test_images(tiny_source: Evaluator) -> Images:
     return tiny_source.splits["test"]
 
 
@@ -120,10 +120,10 @@ def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def scored_source(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Source:
+def scored_source(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Evaluator:
     """A copy of the shared run with two records."""
     copy = copytree(tiny_run.path, tmp_path_factory.mktemp("scored") / "run")
-    source = Source(Run(Path(copy)), torch.device("cpu"))
-    attacked(source, "clean", Clean())
-    attacked(source, "pgd-3", PGD(Linf(0.15), steps=3))
-    return source
+    evaluator = Evaluator(Run(Path(copy)), torch.device("cpu"))
+    run_attack(evaluator, "clean", Clean())
+    run_attack(evaluator, "pgd-3", PGD(Linf(0.15), steps=3))
+    return evaluator

@@ -11,21 +11,21 @@ import pytest
 import torch
 
 from demur import noise
-from demur.attacks import PGD, EachTarget, Slips, WrongCon
-from demur.attacks.victims import Victims
+from demur.attacks import PGD, AcceptedError, MultiTarget, WrongConfidence
+from demur.attacks.batch import AttackBatch
 from demur.data import CIFAR10
 from demur.errors import BadInput
-from demur.evaluate import Source, bind
-from demur.evaluate.adaptive import ETAS, Measure, Plan, Trial, marks, minima
+from demur.evaluate import Evaluator, bind_thresholds
+from demur.evaluate.adaptive import ETAS, AdaptivePlan, Measure, Trial, marks, minima
 from demur.output import Output
-from demur.recipes import NAMED_ATTACKS, OBJECTIVES, RECIPES, attack, recipe
+from demur.recipes import ADAPTIVE_OBJECTIVES, NAMED_ATTACKS, RECIPES, attack, recipe
 from demur.rejectors import Con, RCon
 from demur.runs import Run
 from demur.spec import show
-from demur.train import train
+from demur.training import train
 from tests.cifar_files import use_small_set
 from tests.conftest import Command
-from tests.test_choose import BRIEF
+from tests.test_checkpoint_selection import BRIEF
 from tests.test_cli import refused
 
 RR_RUN, PLAIN_RUN = RECIPES["digits-pgdat-rr"], RECIPES["digits-pgdat"]
@@ -41,58 +41,58 @@ def toy() -> Output:
 
 def by_hand(y: int, tau: float = 1.0) -> dict[str, float]:
     """Each objective at ETA on the toy, from the paper's formulas."""
-    p, warm = (
+    p, warmup = (
         [math.exp(v / t) / sum(math.exp(u / t) for u in LOGITS) for v in LOGITS] for t in (1.0, tau)
     )
-    rcon = max(warm) / (1 + math.exp(-AUX))
-    rr = -warm[y] * math.log(rcon) - (1 - warm[y]) * math.log(1 - rcon)
+    rcon = max(warmup) / (1 + math.exp(-AUX))
+    rr = -warmup[y] * math.log(rcon) - (1 - warmup[y]) * math.log(1 - rcon)
     ce, con = -math.log(p[y]), math.log(max(p[k] for k in range(3) if k != y))
     return {
-        "ce-trust": ce + ETA * math.log(rcon),
+        "ce-log-score": ce + ETA * math.log(rcon),
         "ce-rr": ce + ETA * rr,
         "con-rr": con + ETA * rr,
-        "con-trust": con + ETA * math.log(rcon),
+        "con-log-score": con + ETA * math.log(rcon),
         "targets-rr": math.log(p[TARGET]) + ETA * rr,
         "ce-score": ce + ETA * rcon,
     }
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", ADAPTIVE_OBJECTIVES)
 @pytest.mark.parametrize("y", [0, 1])
 @pytest.mark.parametrize("tau", [1.0, 0.5])
 def test_objectives_by_hand(name: str, y: int, tau: float) -> None:
     run = recipe("digits-pgdat-rr", [f"head.tau={tau}"])
-    goal = OBJECTIVES[name].goal(run, ETA)
-    aim = [torch.tensor([TARGET])] * goal.arity
-    value = goal(toy(), torch.tensor([y]), *aim)
+    objective = ADAPTIVE_OBJECTIVES[name].objective(run, ETA)
+    aim = [torch.tensor([TARGET])] * objective.n_inputs
+    value = objective(toy(), torch.tensor([y]), *aim)
     assert value.item() == pytest.approx(by_hand(y, tau)[name])
 
 
 def test_the_papers_five_and_the_sixth_are_there_under_a_name() -> None:
-    formulas = {name: objective.formula(RR_RUN) for name, objective in OBJECTIVES.items()}
+    formulas = {name: objective.formula(RR_RUN) for name, objective in ADAPTIVE_OBJECTIVES.items()}
     assert formulas == {
-        "ce-trust": "CE + eta log R-Con",
+        "ce-log-score": "CE + eta log R-Con",
         "ce-rr": "CE + eta L_RR",
         "con-rr": "L_Con + eta L_RR",
-        "con-trust": "L_Con + eta log R-Con",
+        "con-log-score": "L_Con + eta log R-Con",
         "targets-rr": "L_Con of each class + eta L_RR",
         "ce-score": "CE + eta R-Con",
     }
-    for name in OBJECTIVES:
+    for name in ADAPTIVE_OBJECTIVES:
         named = attack(f"adaptive-{name}:eta=10", RR_RUN)
-        assert named == OBJECTIVES[name].attack(RR_RUN, 10)
-        inner = named.attack if isinstance(named, EachTarget) else named
+        assert named == ADAPTIVE_OBJECTIVES[name].attack(RR_RUN, 10)
+        inner = named.attack if isinstance(named, MultiTarget) else named
         assert isinstance(inner, PGD)
-        assert (inner.steps, inner.restarts, inner.keep) == (500, 10, "largest")
+        assert (inner.steps, inner.restarts, inner.keep) == (500, 10, "max_objective")
 
 
 def test_a_weight_is_changed_wherever_it_stands() -> None:
     named = attack("adaptive-targets-rr:steps=7,eta=3,eps=0.1", RR_RUN)
-    assert isinstance(named, EachTarget)
+    assert isinstance(named, MultiTarget)
     assert isinstance(named.attack, PGD)
     assert (named.attack.steps, named.attack.ball.eps) == (7, 0.1)
     assert show(named).count("3.0") == 2, "in the goal and in what keeps the best class"
-    assert named.by == OBJECTIVES["con-rr"].goal(RR_RUN, 3.0)
+    assert named.rank_by == ADAPTIVE_OBJECTIVES["con-rr"].objective(RR_RUN, 3.0)
     for text, words in (("eta=ten", "eta must be a number"), ("eta=-1", "of at least 0"),
                         ("etta=1", "no key 'etta'")):  # fmt: skip
         with pytest.raises(BadInput, match=words):
@@ -100,44 +100,47 @@ def test_a_weight_is_changed_wherever_it_stands() -> None:
 
 
 def test_labels_are_what_the_command_takes() -> None:
-    for plan in (Plan.of(RR_RUN), Plan.of(PLAIN_RUN, etas=(0.123456789, 1e-7), steps=3)):
+    for plan in (
+        AdaptivePlan.of(RR_RUN),
+        AdaptivePlan.of(PLAIN_RUN, etas=(0.123456789, 1e-7), steps=3),
+    ):
         for name in plan.objectives:
             for eta in plan.etas:
                 assert attack(plan.label(name, eta), plan.recipe) == plan.attack(name, eta)
         plain = attack(plan.plain, plan.recipe)
         assert isinstance(plain, PGD)
         assert (plain.steps, plain.restarts) == (plan.steps, plan.restarts)
-    assert Plan.of(RR_RUN).label("ce-trust", 10.0) == "adaptive-ce-trust:eta=10"
-    assert Plan.of(RR_RUN).worst_label == "adaptive-worst"
-    other = Plan.of(RR_RUN, ["con-rr"], (1, 10), steps=5).worst_label
+    assert AdaptivePlan.of(RR_RUN).label("ce-log-score", 10.0) == "adaptive-ce-log-score:eta=10"
+    assert AdaptivePlan.of(RR_RUN).worst_label == "adaptive-worst"
+    other = AdaptivePlan.of(RR_RUN, ["con-rr"], (1, 10), steps=5).worst_label
     assert other == "adaptive-worst:objectives=con-rr,etas=1+10,steps=5"
 
 
 def test_a_net_without_a_is_attacked_through_its_confidence() -> None:
-    plan = Plan.of(PLAIN_RUN)
-    assert plan.objectives == ("ce-trust", "con-trust", "ce-score")
+    plan = AdaptivePlan.of(PLAIN_RUN)
+    assert plan.objectives == ("ce-log-score", "con-log-score", "ce-score")
     assert plan.rejectors == {"Con": Con()}
-    goal = OBJECTIVES["con-trust"].goal(PLAIN_RUN, 2.0)
+    objective = ADAPTIVE_OBJECTIVES["con-log-score"].objective(PLAIN_RUN, 2.0)
     p = torch.tensor(LOGITS, dtype=torch.float64).softmax(0)
-    value = goal(toy(), torch.tensor([0]))
+    value = objective(toy(), torch.tensor([0]))
     assert value.item() == pytest.approx(math.log(p[1]) + 2 * math.log(p[0]))
     with pytest.raises(BadInput, match="con-rr needs L_RR and a second output"):
-        Plan.of(PLAIN_RUN, ["con-rr"])
+        AdaptivePlan.of(PLAIN_RUN, ["con-rr"])
 
 
-def test_the_worst_case_breaks_whatever_a_member_breaks(tiny_source: Source) -> None:
-    plan = Plan.of(tiny_source.run.recipe, etas=(0.1, 30), steps=3, restarts=1)
+def test_the_worst_case_breaks_whatever_a_member_breaks(tiny_source: Evaluator) -> None:
+    plan = AdaptivePlan.of(tiny_source.run.recipe, etas=(0.1, 30), steps=3, restarts=1)
     assert len(plan.worst.attacks) == 6 * 2
-    assert plan.worst.criterion == Slips(RCon(), plan.worst.criterion.at)  # type: ignore[attr-defined]
-    chain = bind(plan.worst, tiny_source.clean).spec
+    assert plan.worst.criterion == AcceptedError(RCon(), plan.worst.criterion.threshold)  # type: ignore[attr-defined]
+    chain = bind_thresholds(plan.worst, tiny_source.clean).spec
     net, images = tiny_source.net, tiny_source.splits["test"]
     x, y = images.batch(slice(0, 60))
-    everyone = Victims(net, x, y, torch.arange(60), None)
+    everyone = AttackBatch(net, x, y, torch.arange(60), None)
     with torch.no_grad():
-        worst = chain.criterion(net(chain.against(everyone, 0)), y)
+        worst = chain.criterion(net(chain.run(everyone, 0)), y)
         counts = []
         for place, member in enumerate(chain.attacks):
-            alone = member.against(everyone, noise.derived(0, place))
+            alone = member.run(everyone, noise.derived(0, place))
             past = chain.criterion(net(alone), y)
             assert worst[past].all(), show(member)
             counts.append(int(past.sum()))
@@ -182,14 +185,14 @@ def run_here(tiny_run: Run, in_empty_folder: Path) -> Path:
 def test_both_protocols_end_to_end_and_records_are_used_again(
     command: Command, run_here: Path
 ) -> None:
-    words = ("adaptive", "tiny", *QUICK, "--objectives", "ce-trust,targets-rr")
+    words = ("adaptive", "tiny", *QUICK, "--objectives", "ce-log-score,targets-rr")
     code, out, err = command(*words, "--json")
     assert code == 0, err
     found = json.loads(out)
     assert found["rejector"] == "R-Con"
     paper = found["paper"]["trials"]
     assert [(trial["objective"], trial["eta"]) for trial in paper] == [
-        ("ce-trust", 1), ("ce-trust", 10), ("targets-rr", 1), ("targets-rr", 10),
+        ("ce-log-score", 1), ("ce-log-score", 10), ("targets-rr", 1), ("targets-rr", 10),
     ]  # fmt: skip
     figures = [
         row["point"]["accuracy"] for t in paper for row in t["rows"] if row["rejector"] == "R-Con"
@@ -207,7 +210,7 @@ def test_both_protocols_end_to_end_and_records_are_used_again(
     for word in ("CE + eta log R-Con", "**", "R-Con: AUROC", "deploy:", "wrong and accepted by"):
         assert word in out, word
     assert written == {path: path.stat().st_mtime_ns for path in (run_here / "records").iterdir()}
-    typed = "adaptive-ce-trust:eta=10,steps=2,restarts=1"
+    typed = "adaptive-ce-log-score:eta=10,steps=2,restarts=1"
     assert command("attack", "tiny", typed, "--n", "30")[0] == 0
     assert written == {path: path.stat().st_mtime_ns for path in (run_here / "records").iterdir()}
 
@@ -240,7 +243,7 @@ def test_without_cal_images_there_is_only_the_papers_protocol(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     use_small_set(CIFAR10, monkeypatch, tmp_path / "data")
-    brief = [*BRIEF, "split=paper", "epochs=1", "head=Plain()"]
+    brief = [*BRIEF, "split=paper", "epochs=1", "head=NoHead()"]
     train(recipe("cifar10-pgdat-rr", brief), Path("runs/paper"), data_folder=tmp_path / "data")
     words = ("adaptive", "paper", "--data", str(tmp_path / "data"), *QUICK[2:])
     code, out, err = command(*words, "--n", "10", "--json")
@@ -248,7 +251,7 @@ def test_without_cal_images_there_is_only_the_papers_protocol(
     found = json.loads(out)
     assert "deploy" not in found
     assert {trial["objective"] for trial in found["paper"]["trials"]} == {
-        "ce-trust", "con-trust", "ce-score",
+        "ce-log-score", "con-log-score", "ce-score",
     }  # fmt: skip
     said = " ".join(err.split())
     assert "no cal images were held out for this run" in said
@@ -257,10 +260,10 @@ def test_without_cal_images_there_is_only_the_papers_protocol(
 
 
 def test_the_default_is_the_papers() -> None:
-    plan = Plan.of(RR_RUN)
+    plan = AdaptivePlan.of(RR_RUN)
     assert list(plan.etas) == list(ETAS) == [0.1, 0.3, 1, 3, 10, 30, 100]
     assert (plan.steps, plan.restarts) == (500, 10)
-    assert set(plan.objectives) == set(OBJECTIVES)
-    assert all(f"adaptive-{name}" in NAMED_ATTACKS for name in OBJECTIVES)
-    assert isinstance(plan.worst.attacks[-1], EachTarget)
-    assert OBJECTIVES["con-rr"].fool == WrongCon()
+    assert set(plan.objectives) == set(ADAPTIVE_OBJECTIVES)
+    assert all(f"adaptive-{name}" in NAMED_ATTACKS for name in ADAPTIVE_OBJECTIVES)
+    assert isinstance(plan.worst.attacks[-1], MultiTarget)
+    assert ADAPTIVE_OBJECTIVES["con-rr"].base_objective == WrongConfidence()

@@ -17,105 +17,105 @@ from demur.attacks import (
     CW,
     DLR,
     FAB,
-    GOALS,
+    GAMA,
     KL,
+    OBJECTIVES,
     PGD,
+    AcceptedError,
     Attack,
-    AutoAttack,
-    Balanced,
+    AutoAttackEnsemble,
     Chain,
     Clean,
-    Doubt,
-    EachTarget,
     Ensemble,
-    Evade,
-    ForceRefusal,
-    Goal,
-    Least,
-    Margin,
-    One,
+    Evasion,
+    FalseRejection,
+    ForceRejection,
+    LogitMargin,
+    MarginProduct,
+    MaxMinMargin,
+    MinMargin,
+    Misclassified,
+    MultiTarget,
+    Objective,
     OrthogonalAPGD,
-    Product,
-    Raise,
-    Refused,
-    RejectAutoAttack,
-    Relaxed,
+    RejectAutoAttackEnsemble,
+    Rejected,
+    RejectionObjective,
     RRLoss,
     Scaled,
-    Slips,
+    ScoreObjective,
+    SingleMargin,
     Square,
     Sum,
-    Toward,
-    TowardCon,
-    TowardDLR,
-    Unanswered,
-    Wrong,
-    WrongCon,
-    Xi,
+    TargetedConfidence,
+    TargetedDLR,
+    TargetedMargin,
+    WrongConfidence,
+    XiObjective,
 )  # fmt: skip
-from demur.attacks.goals import RejectionHinge, Unsafe, UnsafeMargin
+from demur.attacks.objectives import CARLMargin, CARLObjective, RejectionHinge
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.errors import BadInput
 from demur.gradient import gradient
 from demur.nets import RejectingNet
-from demur.output import Output, output_of, prediction
+from demur.output import Output, as_output, prediction
 from demur.recipes import NAMED_ATTACKS, RECIPES
 from demur.rejectors import Con, Coupled, Energy, RCon
 from tests.linear import LinearNet, centred_images
 
-SLIPS = Slips(RCon(), 0.6)
+SLIPS = AcceptedError(RCon(), 0.6)
 EXAMPLES: dict[str, Attack] = {
     **{name: make(RECIPES["digits-pgdat-rr"]) for name, make in NAMED_ATTACKS.items()},
-    "adaptive-apgd": APGD(Linf(0.15), goal=Product(SLIPS), criterion=SLIPS),
+    "adaptive-apgd": APGD(Linf(0.15), objective=MarginProduct(SLIPS), criterion=SLIPS),
     "adaptive": PGD(
-        Linf(0.15), steps=8, goal=Evade(RCon(), eta=0.1), keep="criterion",
-        criterion=Slips(RCon(), 0.6),
+        Linf(0.15), steps=8, objective=Evasion(RCon(), eta=0.1), keep="success",
+        criterion=AcceptedError(RCon(), 0.6),
     ),
-    "reject-autoattack": RejectAutoAttack(Linf(0.15), SLIPS),
-    "force-refusal": ForceRefusal(Linf(0.15), Unanswered(RCon(), 0.6)),
-    "reject-coupled": RejectAutoAttack(L2(0.8), Slips(Coupled(at=0.6), 0.5), version="fast"),
-    "orthogonal": OrthogonalAPGD(Linf(0.15), steps=8, goal=Least(SLIPS), criterion=SLIPS),
-    "balanced": Balanced(L2(0.8), SLIPS, steps=8),
-    "autoattack-plus": AutoAttack(Linf(0.1), version="plus"),
-    "chain": Chain((PGD(Linf(0.1), steps=4), Square(Linf(0.1), queries=20)), by=Margin()),
+    "reject-autoattack": RejectAutoAttackEnsemble(Linf(0.15), SLIPS),
+    "force-rejection": ForceRejection(Linf(0.15), Rejected(RCon(), 0.6)),
+    "reject-coupled": RejectAutoAttackEnsemble(L2(0.8), AcceptedError(Coupled(gate_threshold=0.6), 0.5), version="fast"),
+    "orthogonal": OrthogonalAPGD(Linf(0.15), steps=8, objective=MinMargin(SLIPS), criterion=SLIPS),
+    "balanced": MaxMinMargin(L2(0.8), SLIPS, steps=8),
+    "autoattack-plus": AutoAttackEnsemble(Linf(0.1), version="plus"),
+    "chain": Chain((PGD(Linf(0.1), steps=4), Square(Linf(0.1), queries=20)), rank_by=LogitMargin()),
     "restarts": PGD(L2(0.5), steps=4, restarts=3),
-    "survivors": PGD(Linf(0.1), steps=4, restarts=3, keep="criterion", goal=Margin()),
+    "survivors": PGD(Linf(0.1), steps=4, restarts=3, keep="success", objective=LogitMargin()),
     "from-clean": PGD(Linf(0.1), steps=4, start="clean"),
-    "momentum": PGD(L2(0.5), steps=4, goal=Margin(), momentum=0.5, drops=(2,)),
+    "momentum": PGD(L2(0.5), steps=4, objective=LogitMargin(), momentum=0.5, decay_steps=(2,)),
     "backtracking": PGD(
-        Linf(0.1), steps=6, start="mixed", goal=WrongCon(), momentum=0.9, backtrack=1.5
+        Linf(0.1), steps=6, start="mixed", objective=WrongConfidence(), momentum=0.9, backtrack=1.5
     ),
     "backtracking by another goal": PGD(
-        Linf(0.1), steps=6, start="coin", goal=WrongCon(), backtrack=1.5, backtrack_goal=CE(),
+        Linf(0.1), steps=6, start="coin", objective=WrongConfidence(), backtrack=1.5, backtrack_objective=CE(),
         restarts=2,
     ),
-    "sum": PGD(Linf(0.1), steps=4, goal=CE() + 0.5 * Evade(Coupled(), eta=2.0, fool=Margin())),
-    "relaxed sum": PGD(L2(0.5), steps=4, start="signs", goal=CE() + 0.1 * Relaxed(), restarts=2),
-    "targets": EachTarget(
-        PGD(Linf(0.1), steps=3, goal=Evade(RCon(), fool=TowardCon()) + TowardDLR()), targets=3,
-        keep="criterion", criterion=Slips(Con(), 0.5),
+    "sum": PGD(Linf(0.1), steps=4, objective=CE() + 0.5 * Evasion(Coupled(), eta=2.0, base_objective=LogitMargin())),
+    "relaxed sum": PGD(L2(0.5), steps=4, start="signs", objective=CE() + 0.1 * GAMA(), restarts=2),
+    "targets": MultiTarget(
+        PGD(Linf(0.1), steps=3, objective=Evasion(RCon(), base_objective=TargetedConfidence()) + TargetedDLR()), targets=3,
+        keep="success", criterion=AcceptedError(Con(), 0.5),
     ),
-    "apgd": APGD(Linf(0.1), steps=12, goal=DLR(), restarts=2),
-    "apgd-l2": APGD(L2(0.5), steps=12, keep="largest", goal=Margin(), looks=2),
+    "apgd": APGD(Linf(0.1), steps=12, objective=DLR(), restarts=2),
+    "apgd-l2": APGD(L2(0.5), steps=12, keep="max_objective", objective=LogitMargin(), eot_iter=2),
     "fab": FAB(Linf(0.15), steps=5, restarts=2),
     "fab-l2": FAB(L2(0.8), steps=5, restarts=2),
     "cw": CW(searches=2, steps=15, rate=0.05, constant=1.0),
     "cw-linf": CW("Linf", searches=2, steps=15, rate=0.05, constant=1.0),
     "cw-linf-adam": CW("Linf-adam", searches=2, steps=15, rate=0.05, confidence=1.0, abort=False),
-    "cw-adaptive": CW(searches=2, steps=15, rate=0.05, criterion=Slips(Con(), 0.5)),
+    "cw-adaptive": CW(searches=2, steps=15, rate=0.05, criterion=AcceptedError(Con(), 0.5)),
     "cw-adaptive-linf": CW(
-        "Linf", searches=2, steps=15, rate=0.05, criterion=Unanswered(Con(), 0.5)
+        "Linf", searches=2, steps=15, rate=0.05, criterion=Rejected(Con(), 0.5)
     ),
     "square": Square(Linf(0.15), queries=30),
     "square-l2": Square(L2(0.8), queries=30),
-    "dlr": PGD(Linf(0.1), steps=4, goal=DLR() + WrongCon() + Raise(Con()) + RRLoss()),
+    "dlr": PGD(Linf(0.1), steps=4, objective=DLR() + WrongConfidence() + ScoreObjective(Con()) + RRLoss()),
 }  # fmt: skip
-GOAL_EXAMPLES: list[Goal] = [
-    CE(), Margin(), Evade(Energy()), Xi(), Sum((CE(), Margin())), Scaled(-2.0, CE()), DLR(),
-    WrongCon(), Toward(), TowardDLR(), TowardCon(), Raise(RCon()), RRLoss(), Relaxed(),
-    KL(), Least(SLIPS), One(SLIPS, 1), Product(SLIPS), Doubt(Unanswered(Con(), 0.5)),
-    Unsafe(), UnsafeMargin(), RejectionHinge(),
+GOAL_EXAMPLES: list[Objective] = [
+    CE(), LogitMargin(), Evasion(Energy()), XiObjective(), Sum((CE(), LogitMargin())), Scaled(-2.0, CE()), DLR(),
+    WrongConfidence(), TargetedMargin(), TargetedDLR(), TargetedConfidence(), ScoreObjective(RCon()), RRLoss(), GAMA(),
+    KL(), MinMargin(SLIPS), SingleMargin(SLIPS, 1), MarginProduct(SLIPS), RejectionObjective(Rejected(Con(), 0.5)),
+    CARLObjective(), CARLMargin(), RejectionHinge(),
 ]  # fmt: skip
 
 
@@ -123,13 +123,13 @@ def short(attack: Attack) -> Attack:
     """The same attack with few steps and restarts."""
     if isinstance(attack, PGD):
         return replace(attack, steps=min(attack.steps, 10), restarts=min(attack.restarts, 3))
-    if isinstance(attack, EachTarget):
+    if isinstance(attack, MultiTarget):
         return replace(attack, attack=short(attack.attack), targets=2)
     if isinstance(attack, Ensemble):
         return short(attack.chain())
     if isinstance(attack, Chain):
         return replace(attack, attacks=tuple(short(member) for member in attack.attacks))
-    if isinstance(attack, APGD | FAB | Balanced):
+    if isinstance(attack, APGD | FAB | MaxMinMargin):
         return replace(attack, steps=min(attack.steps, 6), restarts=min(attack.restarts, 2))
     return (
         replace(attack, queries=min(attack.queries, 20)) if isinstance(attack, Square) else attack
@@ -146,8 +146,8 @@ def ball_of(attack: Attack) -> Ball:
 
 NEED_A = (
     "adaptive", "adaptive-apgd", "sum", "xi", "targets", "dlr", "reject-autoattack",
-    "force-refusal", "reject-coupled", "orthogonal", "balanced", "adaptive-ce-trust",
-    "adaptive-ce-rr", "adaptive-con-rr", "adaptive-con-trust", "adaptive-targets-rr",
+    "force-rejection", "reject-coupled", "orthogonal", "balanced", "adaptive-ce-log-score",
+    "adaptive-ce-rr", "adaptive-con-rr", "adaptive-con-log-score", "adaptive-targets-rr",
     "adaptive-ce-score",
 )  # fmt: skip
 SHORT = {name: short(attack) for name, attack in EXAMPLES.items()}
@@ -155,8 +155,8 @@ SHORT = {name: short(attack) for name, attack in EXAMPLES.items()}
 
 def test_every_attack_goal_and_criterion_has_an_example() -> None:
     assert {type(a) for a in EXAMPLES.values()} == set(ATTACKS)
-    assert {type(g) for g in GOAL_EXAMPLES} == set(GOALS)
-    assert set(CRITERIA) == {Wrong, Slips, Refused, Unanswered}
+    assert {type(g) for g in GOAL_EXAMPLES} == set(OBJECTIVES)
+    assert set(CRITERIA) == {Misclassified, AcceptedError, FalseRejection, Rejected}
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -280,18 +280,22 @@ def _random_output(seed: int) -> tuple[Output, Tensor]:
 @given(st.integers(0, 10**6))
 def test_criteria_partition_the_images(seed: int) -> None:
     out, y = _random_output(seed)
-    wrong, slips, refused = Wrong()(out, y), Slips(Con(), 0.5)(out, y), Refused(Con(), 0.5)(out, y)
+    wrong, slips, refused = (
+        Misclassified()(out, y),
+        AcceptedError(Con(), 0.5)(out, y),
+        FalseRejection(Con(), 0.5)(out, y),
+    )
     accepted = Con().rule(0.5).accepted(out)
     assert torch.equal(wrong & accepted, slips)
     assert torch.equal(~wrong & ~accepted, refused)
-    assert torch.equal(Margin()(out, y) > 0, wrong)
+    assert torch.equal(LogitMargin()(out, y) > 0, wrong)
 
 
 @given(st.integers(0, 10**6))
 def test_goals_add_and_scale(seed: int) -> None:
     out, y = _random_output(seed)
-    mixed = CE() + 3.0 * Margin() + Evade(Con(), eta=0.5)
-    by_hand = CE()(out, y) + 3 * Margin()(out, y) + CE()(out, y) + 0.5 * Con()(out).log()
+    mixed = CE() + 3.0 * LogitMargin() + Evasion(Con(), eta=0.5)
+    by_hand = CE()(out, y) + 3 * LogitMargin()(out, y) + CE()(out, y) + 0.5 * Con()(out).log()
     assert torch.allclose(mixed(out, y), by_hand, atol=1e-5)
     assert torch.equal(Scaled(-1.0, CE())(out, y), -CE()(out, y))
 
@@ -299,24 +303,24 @@ def test_goals_add_and_scale(seed: int) -> None:
 def test_gradient_matches_the_linear_net_by_hand() -> None:
     net, x = LinearNet(), centred_images(3)
     y = torch.tensor([0, 1, 2])
-    grad, value, out = gradient(net, Margin(), x, y)
+    grad, value, out = gradient(net, LogitMargin(), x, y)
     runner_up = out.logits.scatter(1, y[:, None], -torch.inf).argmax(1)
     assert torch.allclose(grad.flatten(1), net.weight[runner_up] - net.weight[y])
-    assert torch.allclose(value, Margin()(output_of(net(x)), y))
+    assert torch.allclose(value, LogitMargin()(as_output(net(x)), y))
     assert net.weight.grad is None
 
 
 def test_a_model_may_bring_its_own_gradient() -> None:
-    class Quick(LinearNet):
+    class FusedResNet(LinearNet):
         calls = 0
 
-        def gradient(self, goal: Goal, x: Tensor, y: Tensor) -> object:
-            Quick.calls += 1
-            return gradient(super().forward, goal, x, y)
+        def gradient(self, objective: Objective, x: Tensor, y: Tensor) -> object:
+            FusedResNet.calls += 1
+            return gradient(super().forward, objective, x, y)
 
-    net, x = Quick(), centred_images(2)
+    net, x = FusedResNet(), centred_images(2)
     PGD(Linf(0.1), steps=5)(net, x, torch.zeros(2, dtype=torch.long))
-    assert Quick.calls == 5
+    assert FusedResNet.calls == 5
 
 
 def test_clean_changes_nothing(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> None:

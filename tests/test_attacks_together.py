@@ -13,16 +13,16 @@ import torch
 
 from demur.attacks import PGD
 from demur.balls import Linf
-from demur.evaluate import Order, Source, attacked
+from demur.evaluate import AttackOptions, Evaluator, run_attack
 from demur.runs import Record, Run
 
 ATTACK, OTHER = PGD(Linf(0.1), steps=3), PGD(Linf(0.1), steps=2)
-ORDER = Order(n=20)
+ORDER = AttackOptions(n=20)
 HOLD = """
 import sys
 from pathlib import Path
-from demur.runs.files import only_writer
-with only_writer(Path(sys.argv[1])):
+from demur.runs.files import exclusive_lock
+with exclusive_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -32,12 +32,12 @@ with only_writer(Path(sys.argv[1])):
 def run(tiny_run: Run, tmp_path: Path) -> Run:
     """A private copy of the shared run, whose clean records are made."""
     copied = Run(Path(shutil.copytree(tiny_run.path, tmp_path / "run")))
-    source_of(copied).clean("cal")
+    open_evaluator(copied).clean("cal")
     return copied
 
 
-def source_of(run: Run, said: list[str] | None = None) -> Source:
-    return Source(run, torch.device("cpu"), say=(said if said is not None else []).append)
+def open_evaluator(run: Run, said: list[str] | None = None) -> Evaluator:
+    return Evaluator(run, torch.device("cpu"), say=(said if said is not None else []).append)
 
 
 def making(run: Run, record: Record) -> Path:
@@ -61,18 +61,18 @@ def held(folder: Path) -> Iterator[subprocess.Popen[str]]:
 def attacked_in_a_thread(run: Run, said: list[str]) -> tuple[threading.Thread, list[Record]]:
     found: list[Record] = []
     thread = threading.Thread(
-        target=lambda: found.append(attacked(source_of(run, said), "a", ATTACK, ORDER))
+        target=lambda: found.append(run_attack(open_evaluator(run, said), "a", ATTACK, ORDER))
     )
     thread.start()
     return thread, found
 
 
 def test_another_record_can_be_made_meanwhile(run: Run) -> None:
-    record = attacked(source_of(run), "a", ATTACK, ORDER)
+    record = run_attack(open_evaluator(run), "a", ATTACK, ORDER)
     shutil.rmtree(run.records_folder)
     said: list[str] = []
     with held(making(run, record)):
-        assert attacked(source_of(run, said), "b", OTHER, ORDER).label == "b"
+        assert run_attack(open_evaluator(run, said), "b", OTHER, ORDER).label == "b"
     assert said == []
 
 
@@ -80,10 +80,10 @@ def test_another_record_can_be_made_meanwhile(run: Run) -> None:
 def test_the_same_record_is_waited_for_and_read(
     tidied: bool, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = attacked(source_of(run), "a", ATTACK, ORDER)
+    record = run_attack(open_evaluator(run), "a", ATTACK, ORDER)
     away = run.path.with_name("away")
     run.records_folder.rename(away)
-    monkeypatch.setattr(PGD, "perturbed", None)  # it is not made a second time
+    monkeypatch.setattr(PGD, "perturb", None)  # it is not made a second time
     said: list[str] = []
     with held(making(run, record)) as other:
         thread, found = attacked_in_a_thread(run, said)
@@ -100,7 +100,7 @@ def test_the_same_record_is_waited_for_and_read(
 
 
 def test_what_a_killed_process_was_making_is_made(run: Run) -> None:
-    record = attacked(source_of(run), "a", ATTACK, ORDER)
+    record = run_attack(open_evaluator(run), "a", ATTACK, ORDER)
     shutil.rmtree(run.records_folder)
     with held(making(run, record)) as other:
         thread, found = attacked_in_a_thread(run, [])

@@ -6,14 +6,25 @@ import pytest
 import torch
 
 from demur import noise
-from demur.attacks import APGD, CE, DLR, FAB, PGD, AutoAttack, Chain, Clean, Margin, Square
+from demur.attacks import (
+    APGD,
+    CE,
+    DLR,
+    FAB,
+    PGD,
+    AutoAttackEnsemble,
+    Chain,
+    Clean,
+    LogitMargin,
+    Square,
+)
 from demur.attacks.autoattack import VERSIONS
+from demur.attacks.batch import AttackBatch
 from demur.attacks.chain import NOBODY, NOTHING
-from demur.attacks.victims import Victims
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.errors import BadInput
-from demur.evaluate import Order, Scoring, Source, attacked
+from demur.evaluate import AttackOptions, Evaluator, Scorer, run_attack
 from demur.evaluate.score import summary
 from demur.nets import RejectingNet
 from demur.output import prediction
@@ -24,9 +35,9 @@ from tests.linear import LinearNet, centred_images, distance
 SMALL = (APGD(Linf(0.1), steps=8), FAB(Linf(0.1), steps=5), Square(Linf(0.1), queries=30))
 
 
-def victims(net: RejectingNet, images: Images, count: int) -> Victims:
+def victims(net: RejectingNet, images: Images, count: int) -> AttackBatch:
     x, y = images.batch(slice(0, count))
-    return Victims(net, x, y, images.index[:count], None)
+    return AttackBatch(net, x, y, images.index[:count], None)
 
 
 class TestChain:
@@ -34,9 +45,9 @@ class TestChain:
         self, tiny_net: RejectingNet, test_images: Images
     ) -> None:
         on = victims(tiny_net, test_images, 60)
-        chained = prediction(tiny_net(Chain(SMALL).against(on, 0))) != on.y
+        chained = prediction(tiny_net(Chain(SMALL).run(on, 0))) != on.y
         for place, member in enumerate(SMALL):
-            alone = member.against(on, noise.derived(0, place))  # on all images, with its own noise
+            alone = member.run(on, noise.derived(0, place))  # on all images, with its own noise
             assert chained[prediction(tiny_net(alone)) != on.y].all()
         assert chained.sum() > (prediction(tiny_net(on.x)) != on.y).sum()
 
@@ -64,10 +75,10 @@ class TestChain:
     ) -> None:
         on = victims(tiny_net, test_images, 60)
         weak = (PGD(Linf(0.02), steps=3),)
-        whole = prediction(tiny_net(Chain(weak).against(on, 0))) == on.y
-        assert torch.equal(Chain(weak).against(on, 0)[whole], on.x[whole])
-        tried = Chain(weak, by=Margin()).against(on, 0)
-        rise = Margin()(tiny_net(tried), on.y) - Margin()(tiny_net(on.x), on.y)
+        whole = prediction(tiny_net(Chain(weak).run(on, 0))) == on.y
+        assert torch.equal(Chain(weak).run(on, 0)[whole], on.x[whole])
+        tried = Chain(weak, rank_by=LogitMargin()).run(on, 0)
+        rise = LogitMargin()(tiny_net(tried), on.y) - LogitMargin()(tiny_net(on.x), on.y)
         assert (rise[whole] >= 0).all()
         assert (rise[whole] > 0).float().mean() > 0.9
 
@@ -78,17 +89,17 @@ class TestChain:
 
 class TestVersions:
     def test_are_what_they_are_published_as(self) -> None:
-        standard = AutoAttack(Linf(0.1)).chain().attacks
+        standard = AutoAttackEnsemble(Linf(0.1)).chain().attacks
         ce, dlr, fab, square = standard
-        assert ce == APGD(Linf(0.1), steps=100, goal=CE())
+        assert ce == APGD(Linf(0.1), steps=100, objective=CE())
         assert (dlr.targets, fab.targets) == (9, 9)  # type: ignore[attr-defined]
         assert square == Square(Linf(0.1), queries=5000)
-        older = AutoAttack(L2(0.5), version="older").chain().attacks
-        assert older[1] == APGD(L2(0.5), restarts=5, goal=DLR())
+        older = AutoAttackEnsemble(L2(0.5), version="older").chain().attacks
+        assert older[1] == APGD(L2(0.5), restarts=5, objective=DLR())
         assert older[2] == FAB(L2(0.5), restarts=5)
-        rand = AutoAttack(Linf(0.1), version="rand").chain().attacks
-        assert [a.looks for a in rand] == [20, 20]  # type: ignore[attr-defined]
-        assert len(AutoAttack(Linf(0.1), version="plus").chain().attacks) == 6
+        rand = AutoAttackEnsemble(Linf(0.1), version="rand").chain().attacks
+        assert [a.eot_iter for a in rand] == [20, 20]  # type: ignore[attr-defined]
+        assert len(AutoAttackEnsemble(Linf(0.1), version="plus").chain().attacks) == 6
         assert set(VERSIONS) == {"standard", "plus", "rand", "older"}
 
     @pytest.mark.parametrize("classes", [2, 3, 4])
@@ -100,7 +111,7 @@ class TestVersions:
         y = prediction(net(x))
         reach = distance(net, x, y, kind.__name__)
         eps = float(reach.quantile(0.5))
-        chain = AutoAttack(kind(eps)).chain()
+        chain = AutoAttackEnsemble(kind(eps)).chain()
         quick = replace(chain, attacks=(*chain.attacks[:3], Square(kind(eps), queries=50)))
         broken = prediction(net(quick(net, x, y))) != y
         assert broken[1.01 * reach <= eps].all()
@@ -108,11 +119,11 @@ class TestVersions:
 
 
 def test_rankings_of_a_mixture_with_clean_images_are_called_artefacts(
-    own_source: Source, capsys: pytest.CaptureFixture[str]
+    own_source: Evaluator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chain = Chain((PGD(Linf(0.05), steps=3),))
     mixed, whole, clean = (
-        attacked(own_source, "mixed" if attack is chain else "whole", attack, Order(n=40))
+        run_attack(own_source, "mixed" if attack is chain else "whole", attack, AttackOptions(n=40))
         for attack in (chain, chain.attacks[0], Clean())
     )
     told = summary(mixed)
@@ -121,6 +132,6 @@ def test_rankings_of_a_mixture_with_clean_images_are_called_artefacts(
     assert 0 < told.untouched < 1
     assert "AUROC on such a mixture are artefacts" in told.artefact
     assert summary(whole).artefact == summary(clean).artefact == ""
-    scoring = Scoring.of(own_source, rejectors={"Con": Con()}, records=[mixed])
+    scoring = Scorer.of(own_source, rejectors={"Con": Con()}, records=[mixed])
     show_scores([scoring.scored(mixed)], ("paper",))
     assert told.artefact in capsys.readouterr().out

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from demur.engine.awp import Awp
+from demur.engine.awp import AWP
 from tests.test_wrappers import apart, copied
 
 
@@ -36,13 +36,13 @@ def loss_of(net: nn.Module) -> Tensor:
 
 
 def test_weights_move_by_gamma_of_their_length_along_the_gradient(toy: Toy) -> None:
-    awp = Awp(toy, 0.25, 0.0)
+    awp = AWP(toy, 0.25, 0.0)
     awp.begin(0.0)
     before = copied(toy.state_dict())
     with awp.looking():
         loss_of(toy).backward()
     assert apart(copied(toy.state_dict()), before) == 0, "statistics and their count are put back"
-    with awp.perturbed():
+    with awp.perturb():
         for name, held in toy.named_parameters():
             assert held.grad is not None
             way = 0.25 * before[name].norm() * held.grad / held.grad.norm() if held.ndim > 1 else 0
@@ -59,9 +59,9 @@ def loss_of_weights(net: nn.Module, state: dict[str, Tensor]) -> Tensor:
 
 
 def test_weights_without_a_gradient_stay(toy: Toy) -> None:
-    awp = Awp(toy, 0.25, 0.0)
+    awp = AWP(toy, 0.25, 0.0)
     awp.begin(0.0)
     before = copied(dict(toy.named_parameters()))
     toy.first.weight.grad = torch.zeros_like(toy.first.weight)  # none at all for the last
-    with awp.perturbed():
+    with awp.perturb():
         assert all(torch.equal(held, before[name]) for name, held in toy.named_parameters())

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from demur.bench import check, clock, speed
+from demur.bench import check, speed, timing
 from demur.bench.eager import EagerLoop
-from demur.bench.where import Spent, _kind, added, where_time_goes
-from demur.engine import Crafter
+from demur.bench.kernel_profile import KernelTime, _kind, added, time_by_kind
+from demur.engine import FrozenModel
 from demur.errors import BadInput
 from demur.methods import PGDAT, RR
 from demur.output import Output
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 def test_the_eager_loop_trains(name: str) -> None:
     made = recipe(name, ["width=4"])
     fit = made.data.load()["fit"]
-    loop = EagerLoop(made, fit, eps=0.1, length=0.1, looks=1)
+    loop = EagerLoop(made, fit, eps=0.1, length=0.1, steps=1)
     x, y = fit.batch(slice(0, 256))
 
     def loss() -> float:
@@ -60,11 +60,11 @@ def test_operations_of_the_papers_net_are_counted() -> None:
 
 def test_a_clock_measures_one_action() -> None:
     calls: list[int] = []
-    took = clock.best_of(calls.append, 5, CPU)
+    took = timing.best_of_restarts(calls.append, 5, CPU)
     assert calls == [0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
     assert 0 < took < 0.1
-    assert clock.matrix_peak(CPU) is None
-    assert clock.copy_rate(CPU) is None
+    assert timing.matrix_peak(CPU) is None
+    assert timing.copy_rate(CPU) is None
 
 
 def test_the_report_is_json_with_hardware_versions_and_figures(command: Command) -> None:
@@ -105,9 +105,9 @@ def test_what_cannot_be_measured_is_refused(command: Command) -> None:
 @pytest.fixture
 def one_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that takes seconds: one frame, one head, two steps, nothing compiled."""
-    frame = recipe("digits-pgdat-rr", ["attack.steps=1", "bn=eval"]).method.frame
-    assert isinstance(frame, PGDAT)
-    monkeypatch.setattr(check, "frames", lambda: [frame])
+    framework = recipe("digits-pgdat-rr", ["attack.steps=1", "bn=eval"]).method.framework
+    assert isinstance(framework, PGDAT)
+    monkeypatch.setattr(check, "frameworks", lambda: [framework])
     monkeypatch.setattr(check, "HEADS", (RR,))
     monkeypatch.setattr(check, "STEPS", 2)
     equality = check.equality
@@ -121,14 +121,14 @@ def test_engines_that_agree_pass_the_check(command: Command, one_pair: None) -> 
     assert code == 0, err
     verdicts = [line.split()[:2] for line in out.splitlines()[:4]]
     assert verdicts == 2 * [["same", "fp64"]] + 2 * [["same", "fp32"]]
-    assert out.count("average=0.99 awp=0.01") == 2
+    assert out.count("ema=0.99 awp=0.01") == 2
     assert "noise is the same on CPU and device: True" in out
 
 
 def test_engines_that_differ_fail_the_check(
     command: Command, one_pair: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Crafter, "refresh", lambda self: None)
+    monkeypatch.setattr(FrozenModel, "refresh", lambda self: None)
     code, out, err = command("bench", "--check", "--json")
     assert code == 1
     assert "the fast engine is not the plain one here" in err
@@ -149,8 +149,8 @@ def test_a_check_goes_on_where_it_was_stopped(
             raise KeyboardInterrupt
         done.append(made)
         return check.Equality(
-            **check._about(made), apart=0.0, allowed=1.0, apart_in_one=0.0, allowed_in_one=1.0,
-            recorded=False,
+            **check._about(made), distance_to_plain=0.0, tolerance=1.0, distance_in_one_step=0.0, tolerance_in_one_step=1.0,
+            captured=False,
         )  # fmt: skip
 
     monkeypatch.setattr(check, "equality", until_stopped)
@@ -167,9 +167,13 @@ def test_a_check_goes_on_where_it_was_stopped(
 
 
 def test_a_check_can_be_of_some_pairs_alone(command: Command, in_empty_folder: Path) -> None:
-    words = {(check._words(made)) for made in check.chosen(("trades", "ccat", "rr", "fp32"))}
+    words = {
+        (check._words(made)) for made in check.selected_recipes(("trades", "ccat", "rr", "fp32"))
+    }
     assert words == {("trades", "rr", "fp32"), ("ccat", "rr", "fp32")}
-    assert len(check.chosen(())) == len(check.recipes("fp32")) + len(check.recipes("fp64"))
+    assert len(check.selected_recipes(())) == len(check.recipes("fp32")) + len(
+        check.recipes("fp64")
+    )
     refused(
         command("bench", "--check", "--only", "trade"),
         "nothing to compare is called 'trade'; did you mean trades",
@@ -189,18 +193,18 @@ def test_a_check_can_be_of_some_pairs_alone(command: Command, in_empty_folder: P
 def test_other_noise_on_the_device_fails_the_check(
     command: Command, one_pair: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert check.noise_is_the_same(CPU)
-    monkeypatch.setattr(check, "noise_is_the_same", lambda device: False)
+    assert check.noise_is_equal(CPU)
+    monkeypatch.setattr(check, "noise_is_equal", lambda device: False)
     assert command("bench", "--check")[0] == 1
 
 
 def test_a_fast_engine_that_gave_way_proves_nothing() -> None:
-    same = check.Equality("frame", "head", "fp64", 0.0, 1e-9, 0.0, 1e-9, recorded=True)
+    same = check.Equality("framework", "head", "fp64", 0.0, 1e-9, 0.0, 1e-9, captured=True)
     assert same.holds
-    assert not replace(same, refusal="no compiler").holds
-    assert not replace(same, apart=2e-9).holds
-    assert not replace(same, apart=float("nan")).holds
-    assert not replace(same, apart_in_one=2e-9).holds
+    assert not replace(same, failure="no compiler").holds
+    assert not replace(same, distance_to_plain=2e-9).holds
+    assert not replace(same, distance_to_plain=float("nan")).holds
+    assert not replace(same, distance_in_one_step=2e-9).holds
 
 
 def line(what: str, **other: Any) -> dict[str, Any]:
@@ -267,13 +271,17 @@ def test_kernels_are_told_apart() -> None:
 
 
 def test_time_goes_to_kernels_and_to_what_is_between_them() -> None:
-    kernels = {"fprop": Spent(2, 6.0), "dgrad": Spent(1, 3.0), "odd": Spent(1, 0.5)}
-    assert where_time_goes(kernels, 0.010) == {
+    kernels = {"fprop": KernelTime(2, 6.0), "dgrad": KernelTime(1, 3.0), "odd": KernelTime(1, 0.5)}
+    assert time_by_kind(kernels, 0.010) == {
         "convolutions and matrix products": 9.0, "other": 0.5, "between kernels": 0.5,
     }  # fmt: skip
-    longer = {"gemm": Spent(3, 0.06), "fprop": Spent(2, 6.0005), "odd": Spent(0, 0.0)}
+    longer = {
+        "gemm": KernelTime(3, 0.06),
+        "fprop": KernelTime(2, 6.0005),
+        "odd": KernelTime(0, 0.0),
+    }
     assert added(longer, kernels) == {
-        "gemm": Spent(3, 0.06), "odd": Spent(-1, -0.5), "dgrad": Spent(-1, -3.0),
+        "gemm": KernelTime(3, 0.06), "odd": KernelTime(-1, -0.5), "dgrad": KernelTime(-1, -3.0),
     }  # fmt: skip
 
 
@@ -288,7 +296,7 @@ def test_what_a_head_costs_is_the_middle_of_all_recordings(
     monkeypatch.setattr(bench, "_prepared", lambda each: (next(ms[each]), 0.0))
     slow = iter([5.0, *[1.0] * 17])
     monkeypatch.setattr(bench, "_step_seconds", lambda steps: steps * next(slow) / 1000)
-    seen = iter([{"gemm": Spent(3, 0.5)}, {"gemm": Spent(1, 0.25)}])
+    seen = iter([{"gemm": KernelTime(3, 0.5)}, {"gemm": KernelTime(1, 0.25)}])
     monkeypatch.setattr(speed, "kernels_of", lambda action: next(seen))
     cost = bench.overhead(made, bare)
     assert cost["share"] == pytest.approx(0.1)

@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from demur.attacks import CW, PGD, AutoAttack
+from demur.attacks import CW, PGD, AutoAttackEnsemble
 from demur.balls import Linf
-from demur.bench import peers
-from demur.bench.pairs import PAIRS
-from demur.bench.peers import Ground, seeded
-from demur.bench.plain_twin import plain_twin
-from demur.bench.rivals import Judge, compared, ground
-from demur.evaluate import Order, Source
+from demur.bench import peer_adapters
+from demur.bench.peer_adapters import PeerSetup, seeded
+from demur.bench.peer_attacks import PeerEvaluator, compare_attacks, ground
+from demur.bench.peer_pairs import PAIRS
+from demur.bench.plain_copy import plain_copy
+from demur.evaluate import AttackOptions, Evaluator
 from demur.nets import RejectingNet
 from demur.output import prediction
-from demur.report.rivals import COLUMNS, OURS, cells, sentences, weaker
+from demur.report.peer_attacks import COLUMNS, OURS, cells, sentences, weaker
 from demur.runs import Run
 from tests.conftest import Command
 
@@ -41,15 +41,15 @@ def run_here(tiny_run: Run, in_empty_folder: Path) -> Path:
     return Path(shutil.copytree(tiny_run.path, in_empty_folder / "runs" / "tiny"))
 
 
-def brief(source: Source) -> Ground:
+def brief(evaluator: Evaluator) -> PeerSetup:
     """A ball in which images break at once, and little work."""
     cw = CW("L2", searches=2, steps=15, rate=0.05, constant=1.0)
-    return replace(ground(source), ball=Linf(0.5), step=0.1, steps=4, queries=20, cw=cw)
+    return replace(ground(evaluator), ball=Linf(0.5), step=0.1, steps=4, queries=20, cw=cw)
 
 
-def test_every_pair_runs(libraries: None, tiny_source: Source) -> None:
-    images, said = tiny_source.images(Order(n=4)), list[str]()
-    report = compared(tiny_source, images, PAIRS, brief(tiny_source), said.append)
+def test_every_pair_runs(libraries: None, tiny_source: Evaluator) -> None:
+    images, said = tiny_source.images(AttackOptions(n=4)), list[str]()
+    report = compare_attacks(tiny_source, images, PAIRS, brief(tiny_source), said.append)
     expected = [(name, by) for name, pair in PAIRS.items() for by in (OURS, *pair.peers)]
     assert [(line["attack"], line["by"]) for line in report["lines"]] == expected
     assert len(said) == len(expected)
@@ -72,14 +72,14 @@ def test_every_pair_runs(libraries: None, tiny_source: Source) -> None:
     assert all(line["distance"] > 0 and line["distance_ours"] > 0 for line in near)
 
 
-def test_members_are_those_of_our_autoattack(tiny_source: Source) -> None:
+def test_members_are_those_of_our_autoattack(tiny_source: Evaluator) -> None:
     on = ground(tiny_source)
     for name in ("apgd-ce", "apgd-dlr", "apgd-t", "fab-t", "square"):
-        assert PAIRS[name].ours(on) == AutoAttack(on.ball).member(name)
+        assert PAIRS[name].ours(on) == AutoAttackEnsemble(on.ball).member(name)
 
 
 def test_as_it_comes_nothing_is_made_easier(
-    tiny_source: Source, monkeypatch: pytest.MonkeyPatch
+    tiny_source: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[tuple[dict[str, int], set[bool]]] = []
 
@@ -92,8 +92,8 @@ def test_as_it_comes_nothing_is_made_easier(
             ran.append((batches, {weight.requires_grad for weight in self.net.parameters()}))
             return (x,)
 
-    monkeypatch.setattr(peers, "library", lambda name: SimpleNamespace(AutoAttack=Theirs))
-    on, images = ground(tiny_source), tiny_source.images(Order(n=4))
+    monkeypatch.setattr(peer_adapters, "library", lambda name: SimpleNamespace(AutoAttack=Theirs))
+    on, images = ground(tiny_source), tiny_source.images(AttackOptions(n=4))
     for adapter in PAIRS["autoattack"].peers.values():
         adapter(on)(*images.batch(slice(None)), 512)
     assert ran == [({"batch_size": 512}, {False}), ({}, {True})]
@@ -102,7 +102,7 @@ def test_as_it_comes_nothing_is_made_easier(
 def test_a_missing_library_is_said_and_the_rest_goes_on(
     libraries: None, command: Command, run_here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, place = importlib.import_module, "demur.bench.peers.import_module"
+    found, place = importlib.import_module, "demur.bench.peer_adapters.import_module"
 
     def without_foolbox(name: str) -> Any:
         if name == "foolbox":
@@ -155,8 +155,8 @@ class Doubter(torch.nn.Module):
         return torch.stack((-bright, bright), 1)
 
 
-def test_what_left_the_ball_is_not_broken(tiny_source: Source) -> None:
-    images = tiny_source.images(Order(n=4))
+def test_what_left_the_ball_is_not_broken(tiny_source: Evaluator) -> None:
+    images = tiny_source.images(AttackOptions(n=4))
     x, y = images.batch(slice(None))
     right = prediction(tiny_source.net(x)) == y
     assert right.all(), "these four are easy"
@@ -165,7 +165,7 @@ def test_what_left_the_ball_is_not_broken(tiny_source: Source) -> None:
     for eps, distance, left, outside in (
         (far, None, 0, 0), (1e-4, None, 4, 4), (1e-4, "Linf", 4, 0), (1e-4, "squared L2", 0, 0),
     ):  # fmt: skip
-        judge = Judge(tiny_source.net, images, right, Linf(eps), distance)  # type: ignore[arg-type]
+        judge = PeerEvaluator(tiny_source.net, images, right, Linf(eps), distance)  # type: ignore[arg-type]
         made = judge.made(broken, 1.0, None)
         assert made.wrong.all()
         assert int((~made.broken).sum()) == left
@@ -179,9 +179,11 @@ def test_what_left_the_ball_is_not_broken(tiny_source: Source) -> None:
 
 
 def test_a_failure_that_foolbox_paints_black_is_no_success(libraries: None) -> None:
-    on = Ground(Doubter().eval(), Linf(0.1), 0.02, classes=2)
+    on = PeerSetup(Doubter().eval(), Linf(0.1), 0.02, classes=2)
     x, y = torch.rand(3, 1, 4, 4), torch.zeros(3, dtype=torch.int64)
-    black = peers._by_foolbox(on, lambda model, x, y, epsilons: (x, torch.zeros_like(x)), None)
+    black = peer_adapters._by_foolbox(
+        on, lambda model, x, y, epsilons: (x, torch.zeros_like(x)), None
+    )
     assert torch.equal(black(x, y, 2), x)
 
 
@@ -219,7 +221,7 @@ def test_a_weaker_attack_of_ours_is_said() -> None:
 
 
 def test_a_plain_twin_answers_alike_with_none_of_our_layers(tiny_net: RejectingNet) -> None:
-    twin = plain_twin(tiny_net)
+    twin = plain_copy(tiny_net)
     kinds = {type(module) for module in twin.modules() if isinstance(module, torch.nn.Conv2d)}
     assert kinds == {torch.nn.Conv2d}
     assert {type(m) for m in tiny_net.modules() if isinstance(m, torch.nn.Conv2d)} != kinds

@@ -20,15 +20,15 @@ from demur.calibrate import (
     OPERATING_POINTS,
     TPR,
     Coverage,
-    Promise,
+    Guarantee,
     Risk,
     Shortfall,
     Uncertified,
     certify,
-    paths,
+    threshold_path,
 )
-from demur.calibrate.paths import ANY_SCORE, counted, thresholds
-from demur.calibrate.walk import furthest
+from demur.calibrate.sequential_test import last_passing
+from demur.calibrate.threshold_path import ANY_SCORE, counted, thresholds
 from demur.errors import BadInput
 from demur.metrics import BoolArray, FloatArray
 from demur.recipes import VOCABULARY
@@ -102,8 +102,8 @@ class TestPath:
 
         for seed in range(5):
             scores, correct = some_scores(80, seed)
-            rungs = [paths._rungs(column, 4) for column in scores.T]
-            found = paths._staircase(rungs, scores, correct)
+            rungs = [threshold_path._rungs(column, 4) for column in scores.T]
+            found = threshold_path._staircase(rungs, scores, correct)
             assert area(found) == min(area(way) for way in ways(3, 3))
 
     def test_a_useless_gate_is_left_open(self) -> None:
@@ -117,14 +117,16 @@ class TestPath:
 
 class TestWalk:
     def test_by_hand(self) -> None:
-        chance, some = np.array([0.001, 0.02, 0.04, 0.3, 0.01, 0.001]), 0.03
+        p_value, some = np.array([0.001, 0.02, 0.04, 0.3, 0.01, 0.001]), 0.03
         everything_first = np.array([0.05, 0, 0, 0, 0, 0])
-        assert furthest(chance, everything_first) == 2
-        assert furthest(chance, np.array([some, 0, 0.02, 0, 0, 0])) == 2, "shares carry over"
-        assert furthest(chance, np.array([some, 0, 0, 0, 0.02, 0])) == 5, "a new start"
-        assert furthest(chance, np.array([some, 0, 0, 0, 0.005, 0])) == 1, "which must pass itself"
-        assert furthest(chance, np.array([0, 0, 0, 0.05, 0, 0])) is None, "a failure loses all"
-        assert furthest(np.array([0.0]), np.array([0.0])) is None
+        assert last_passing(p_value, everything_first) == 2
+        assert last_passing(p_value, np.array([some, 0, 0.02, 0, 0, 0])) == 2, "shares carry over"
+        assert last_passing(p_value, np.array([some, 0, 0, 0, 0.02, 0])) == 5, "a new start"
+        assert last_passing(p_value, np.array([some, 0, 0, 0, 0.005, 0])) == 1, (
+            "which must pass itself"
+        )
+        assert last_passing(p_value, np.array([0, 0, 0, 0.05, 0, 0])) is None, "a failure loses all"
+        assert last_passing(np.array([0.0]), np.array([0.0])) is None
 
     @pytest.mark.parametrize("shared", [0.0, 0.5, 1.0])
     def test_false_promises_stay_within_the_error(self, shared: float) -> None:
@@ -132,8 +134,8 @@ class TestWalk:
         rng, runs = np.random.default_rng(0), 4000
         false = 0
         for _ in range(runs):
-            chance = np.where(rng.random(12) < shared, rng.random(), rng.random(12))
-            false += furthest(chance, 0.2 * rng.dirichlet(np.full(12, 0.3))) is not None
+            p_value = np.where(rng.random(12) < shared, rng.random(), rng.random(12))
+            false += last_passing(p_value, 0.2 * rng.dirichlet(np.full(12, 0.3))) is not None
         assert false / runs <= 0.2 + 3 * math.sqrt(0.2 * 0.8 / runs)
 
 
@@ -142,19 +144,19 @@ class TestWalk:
 
 class TestCertificate:
     @pytest.mark.parametrize("columns", [1, 2])
-    @pytest.mark.parametrize("promise", [TPR(0.9), Coverage(0.7)])
-    def test_the_fewest_wrong_of_those_that_pass(self, promise: Promise, columns: int) -> None:
+    @pytest.mark.parametrize("guarantee", [TPR(0.9), Coverage(0.7)])
+    def test_the_fewest_wrong_of_those_that_pass(self, guarantee: Guarantee, columns: int) -> None:
         scores, correct = some_scores(1500)
         scores = scores[:, :columns]
-        found = certify(scores, correct, promise, seed=3)
+        found = certify(scores, correct, guarantee, seed=3)
         pilot = np.zeros(1500, dtype=np.bool_)
         pilot[np.random.default_rng(3).permutation(1500)[: found.pilot]] = True
         tests, right = scores[~pilot], correct[~pilot]
-        among = right if isinstance(promise, TPR) else np.ones(len(right), dtype=np.bool_)
+        among = right if isinstance(guarantee, TPR) else np.ones(len(right), dtype=np.bool_)
         passing = [
             (int((reached(tests, at) & ~right).sum()), tuple(at.tolist()))
             for at in thresholds(scores[pilot], correct[pilot])
-            if stats.binom.sf((reached(tests, at) & among).sum() - 1, among.sum(), promise.level)
+            if stats.binom.sf((reached(tests, at) & among).sum() - 1, among.sum(), guarantee.level)
             <= 0.9 * DELTA
         ]
         assert found.wrong == min(passing)[0]
@@ -180,10 +182,10 @@ class TestCertificate:
         assert one == two
         assert certify(scores, correct, TPR(0.9), seed=6) != one
 
-    @pytest.mark.parametrize("promise", [Risk(0.08), TPR(0.9), Coverage(0.7)])
-    def test_only_the_order_of_scores_counts(self, promise: Promise) -> None:
+    @pytest.mark.parametrize("guarantee", [Risk(0.08), TPR(0.9), Coverage(0.7)])
+    def test_only_the_order_of_scores_counts(self, guarantee: Guarantee) -> None:
         scores, correct = some_scores(900, step=0.25)
-        found, other = (certify(s, correct, promise) for s in (scores, scores**3 + scores))
+        found, other = (certify(s, correct, guarantee) for s in (scores, scores**3 + scores))
         assert replace(other, thresholds=found.thresholds) == found
         raised = [t if t == ANY_SCORE else t**3 + t for t in found.thresholds]
         assert list(other.thresholds) == raised
@@ -205,10 +207,10 @@ class TestCertificate:
         scores, correct = some_scores(1500)
         found = certify(scores, correct, Risk(0.06))
         assert found.sentence.startswith("at most 6% wrong among the accepted with 95% confidence")
-        told = json.loads(json.dumps(found.plain()))
-        assert told["promise"] == "Risk(0.06)"
-        assert told["thresholds"] == list(found.thresholds)
-        assert told["risk_interval"]["hi"] == 0.06
+        describe_counts = json.loads(json.dumps(found.plain()))
+        assert describe_counts["guarantee"] == "Risk(0.06)"
+        assert describe_counts["thresholds"] == list(found.thresholds)
+        assert describe_counts["risk_interval"]["hi"] == 0.06
         everything = certify(np.zeros(900), np.ones(900), Risk(0.05))
         assert everything.sentence.endswith("accepting every score")
 
@@ -240,13 +242,13 @@ class TestShortfall:
         if needed is not None:
             assert stats.binom.cdf(math.ceil(hits * needed / 100), needed, 0.05) <= 0.0225
 
-    @pytest.mark.parametrize(("promise", "level"), [(TPR(0.95), TPR), (Coverage(0.97), Coverage)])
+    @pytest.mark.parametrize(("guarantee", "level"), [(TPR(0.95), TPR), (Coverage(0.97), Coverage)])
     def test_what_it_says_can_be_promised_can_be(
-        self, promise: Promise, level: type[TPR] | type[Coverage]
+        self, guarantee: Guarantee, level: type[TPR] | type[Coverage]
     ) -> None:
         score, correct = np.where(np.arange(60) % 20 == 0, -INF, 1.0), np.ones(60)
         with pytest.raises(Uncertified) as refusal:
-            certify(score, correct, promise)
+            certify(score, correct, guarantee)
         possible = refusal.value.shortfall.possible
         assert certify(score, correct, level(possible)).thresholds
         with pytest.raises(Uncertified):

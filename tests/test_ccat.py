@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from demur.attacks import CE, PGD, WrongCon
+from demur.attacks import CE, PGD, WrongConfidence
 from demur.balls import L2, Linf
 from demur.bench import check
 from demur.data import Digits, Images
 from demur.errors import BadInput
-from demur.methods import CCAT, RR, Method, Plain, Seen, Views
+from demur.methods import CCAT, RR, BatchOutputs, LabelledOutput, Method, NoHead
 from demur.methods.ccat import OFFICIAL, REFERENCE
 from demur.nets import RejectingNet, Small
 from demur.output import Output
@@ -20,16 +20,16 @@ from demur.recipes import RECIPES
 
 CPU = torch.device("cpu")
 FORMS = {
-    "official": CCAT(attack=replace(OFFICIAL, ball=Linf(0.1), steps=3, step=0.03)),
+    "official": CCAT(attack=replace(OFFICIAL, ball=Linf(0.1), steps=3, step_size=0.03)),
     "reference": CCAT(
-        1.0, "reference", replace(REFERENCE, ball=Linf(0.1), steps=3, step=0.03), "train"
+        1.0, "reference", replace(REFERENCE, ball=Linf(0.1), steps=3, step_size=0.03), "train"
     ),
 }  # fmt: skip
-each_form = pytest.mark.parametrize("frame", FORMS.values(), ids=FORMS)
+each_form = pytest.mark.parametrize("framework", FORMS.values(), ids=FORMS)
 
 
-def seen(x: Tensor, logits: Tensor, y: Tensor) -> Seen:
-    return Seen(x, y, Output(logits, logits[:, :0], logits[:, :0]))
+def seen(x: Tensor, logits: Tensor, y: Tensor) -> LabelledOutput:
+    return LabelledOutput(x, y, Output(logits, logits[:, :0], logits[:, :0]))
 
 
 # ------------------------------------------------------------------ by hand
@@ -37,55 +37,61 @@ def seen(x: Tensor, logits: Tensor, y: Tensor) -> Seen:
 
 @pytest.mark.parametrize(("rho", "half"), [(1.0, 0.5), (10.0, 1 - 0.5**10)])
 def test_the_transition_at_nothing_half_and_the_whole_radius(rho: float, half: float) -> None:
-    frame = CCAT(rho=rho)
+    framework = CCAT(rho=rho)
     eps = 8 / 255
     delta = torch.zeros(4, 3, 2, 2, dtype=torch.float64)
     delta[1, 0, 0, 1], delta[2, 2, 1, 1], delta[3, 0, 0, 0] = eps / 2, -eps, 2 * eps
-    assert frame.transition(delta).tolist() == pytest.approx([0, half, 1, 1], abs=1e-12)
+    assert framework.transition(delta).tolist() == pytest.approx([0, half, 1, 1], abs=1e-12)
     assert CCAT(attack=replace(OFFICIAL, ball=Linf(0))).transition(0 * delta).tolist() == 4 * [0]
 
 
 def test_the_radius_is_that_of_the_ball() -> None:
     delta = torch.full((1, 1, 1, 4), 0.25, dtype=torch.float64)  # of length one half
-    frame = CCAT(rho=1.0, attack=replace(OFFICIAL, ball=L2(2.0)))
-    assert frame.transition(delta).tolist() == pytest.approx([0.25])
+    framework = CCAT(rho=1.0, attack=replace(OFFICIAL, ball=L2(2.0)))
+    assert framework.transition(delta).tolist() == pytest.approx([0.25])
 
 
-def three_classes(frame: CCAT) -> tuple[Views, Tensor, Tensor]:
+def three_classes(framework: CCAT) -> tuple[BatchOutputs, Tensor, Tensor]:
     """Views of two images, the second of which moved by half the radius; both tables of logits."""
-    eps = frame.attack.ball.eps
+    eps = framework.attack.ball.eps
     before = torch.full((2, 1, 1, 2), 0.5, dtype=torch.float64)
     after = before.clone()
     after[1, 0, 0, 0] += eps / 2
     clean = torch.tensor([[1.0, 0, 0], [0, 0, 2.0]], dtype=torch.float64, requires_grad=True)
     attacked = torch.tensor([[0, 1.0, 0], [3.0, 0, 1]], dtype=torch.float64, requires_grad=True)
     y = torch.tensor([0, 2])
-    return Views(seen(after, attacked, y), seen(before, clean, y), before), clean, attacked
+    return (
+        BatchOutputs(seen(after, attacked, y), seen(before, clean, y), before),
+        clean,
+        attacked,
+    )
 
 
 def test_the_official_loss_by_hand() -> None:
-    frame = FORMS["official"]
-    views, clean, attacked = three_classes(frame)
+    framework = FORMS["official"]
+    outputs, clean, attacked = three_classes(framework)
     gamma = 1 - 0.5**10
     p, q = clean.detach().log_softmax(1), attacked.detach().log_softmax(1)
     target = [gamma / 3, gamma / 3, 1 - gamma + gamma / 3]
     by_hand = [-p[0, 0], -p[1, 2], -q[0, 0], -sum(target[k] * q[1, k] for k in range(3))]
-    assert frame.term(views).tolist() == pytest.approx([float(v) for v in by_hand])
-    frame.term(views).sum().backward()
+    assert framework.classification_loss(outputs).tolist() == pytest.approx(
+        [float(v) for v in by_hand]
+    )
+    framework.classification_loss(outputs).sum().backward()
     assert attacked.grad is not None
-    slope = q[1].exp() - torch.tensor(target, dtype=torch.float64)
-    assert attacked.grad[1].tolist() == pytest.approx(slope.tolist())
+    gradient_only = q[1].exp() - torch.tensor(target, dtype=torch.float64)
+    assert attacked.grad[1].tolist() == pytest.approx(gradient_only.tolist())
 
 
 def test_the_reference_loss_by_hand() -> None:
-    frame = FORMS["reference"]
-    views, clean, attacked = three_classes(frame)
+    framework = FORMS["reference"]
+    outputs, clean, attacked = three_classes(framework)
     p, q = clean.detach().log_softmax(1), attacked.detach().log_softmax(1)
     target = [1 / 6, 1 / 6, 2 / 3]
     divergence = sum(t * (log(t) - float(q[1, k])) for k, t in enumerate(target))
     by_hand = [float(-p[0, 0] - q[0, 0]), float(-p[1, 2]) + divergence]
-    assert frame.term(views).tolist() == pytest.approx(by_hand)
-    frame.term(views).sum().backward()
+    assert framework.classification_loss(outputs).tolist() == pytest.approx(by_hand)
+    framework.classification_loss(outputs).sum().backward()
     assert clean.grad is not None
     assert attacked.grad is not None
     assert clean.grad.isfinite().all()
@@ -96,9 +102,9 @@ def test_both_forms_have_the_gradient_of_a_divergence() -> None:
     """What the two losses differ by, no weight can change."""
     grads = []
     for form in ("official", "reference"):
-        views, _, attacked = three_classes(replace(FORMS["reference"], form=form))
+        outputs, _, attacked = three_classes(replace(FORMS["reference"], form=form))
         (grad,) = torch.autograd.grad(
-            replace(FORMS["reference"], form=form).term(views).sum(), attacked
+            replace(FORMS["reference"], form=form).classification_loss(outputs).sum(), attacked
         )
         grads.append(grad)
     assert torch.allclose(grads[0], grads[1])
@@ -108,16 +114,20 @@ def test_the_published_settings() -> None:
     assert CCAT().rho == 10
     assert CCAT().bn == "eval"
     assert CCAT().attack == PGD(
-        Linf(8 / 255), steps=40, step=0.005, start="mixed", goal=WrongCon(), momentum=0.9,
+        Linf(8 / 255), steps=40, step_size=0.005, start="mixed", objective=WrongConfidence(), momentum=0.9,
         backtrack=1.5,
     )  # fmt: skip
-    frame = RECIPES["cifar10-ccat-reference-rr"].method.frame
-    assert frame == CCAT(1.0, "reference", REFERENCE, "train")
-    assert (REFERENCE.backtrack_goal, REFERENCE.steps, REFERENCE.step) == (CE(), 20, 1 / 255)
-    short = RECIPES["cifar10-ccat-reference-rr-short"].method.frame
+    framework = RECIPES["cifar10-ccat-reference-rr"].method.framework
+    assert framework == CCAT(1.0, "reference", REFERENCE, "train")
+    assert (REFERENCE.backtrack_objective, REFERENCE.steps, REFERENCE.step_size) == (
+        CE(),
+        20,
+        1 / 255,
+    )
+    short = RECIPES["cifar10-ccat-reference-rr-short"].method.framework
     assert isinstance(short, CCAT)
     assert short.bn == "batch"
-    assert RECIPES["cifar10-ccat-short"].method.frame == CCAT()
+    assert RECIPES["cifar10-ccat-short"].method.framework == CCAT()
 
 
 # ------------------------------------------------------------------ which images are seen
@@ -146,8 +156,8 @@ def test_the_official_form_attacks_the_second_half(
     count: int, net: RejectingNet, test_images: Images
 ) -> None:
     x, y = test_images.batch(slice(0, count))
-    frame, index = FORMS["official"], torch.arange(count)
-    x_adv = frame.crafted(net, x, y, index, 3)
+    framework, index = FORMS["official"], torch.arange(count)
+    x_adv = framework.craft(net, x, y, index, 3)
     first, half = count // 2, (count + 1) // 2
     assert net.training
     assert torch.equal(x_adv[:first], x[:first])
@@ -155,48 +165,50 @@ def test_the_official_form_attacks_the_second_half(
     assert (moved > 0).any()
     assert moved.max() <= 0.1 + 1e-6
     counting = Counting(net)
-    views = frame.views(counting, x, x_adv, y, clean=False)
+    outputs = framework.outputs(counting, x, x_adv, y, clean=False)
     (joint,) = counting.shown
     assert torch.equal(joint, torch.cat([x[:half], x_adv[first:]]))
-    assert views.clean is not None
-    assert views.before is not None
-    assert torch.equal(views.clean.y, y[:half])
-    assert torch.equal(views.attacked.y, y[first:])
-    assert torch.equal(views.before, x[first:])
-    assert len(views.clean.out.logits) == len(views.attacked.out.logits) == half
-    term = frame.term(views)
+    assert outputs.clean is not None
+    assert outputs.before is not None
+    assert torch.equal(outputs.clean.y, y[:half])
+    assert torch.equal(outputs.attacked.y, y[first:])
+    assert torch.equal(outputs.before, x[first:])
+    assert len(outputs.clean.out.logits) == len(outputs.attacked.out.logits) == half
+    term = framework.classification_loss(outputs)
     assert len(term) == 2 * half
     wanted = 0.5 * (term[:half].mean() + term[half:].mean())
-    assert Method(frame, Plain()).reduced(views).item() == pytest.approx(wanted.item())
-    with_head = wanted + RR().term(views).mean()
-    assert Method(frame, RR()).reduced(views).item() == pytest.approx(with_head.item(), rel=1e-6)
+    assert Method(framework, NoHead()).reduce_loss(outputs).item() == pytest.approx(wanted.item())
+    with_head = wanted + RR().auxiliary_loss(outputs).mean()
+    assert Method(framework, RR()).reduce_loss(outputs).item() == pytest.approx(
+        with_head.item(), rel=1e-6
+    )
 
 
 def test_the_reference_form_looks_twice_at_the_whole_batch(
     net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    frame = FORMS["reference"]
-    x_adv = frame.crafted(net, x, y, torch.arange(len(x)), 3)
+    framework = FORMS["reference"]
+    x_adv = framework.craft(net, x, y, torch.arange(len(x)), 3)
     counting = Counting(net)
-    views = frame.views(counting, x, x_adv, y, clean=False)
+    outputs = framework.outputs(counting, x, x_adv, y, clean=False)
     first, second = counting.shown
     assert torch.equal(first, x)
     assert torch.equal(second, x_adv)
-    assert len(frame.term(views)) == len(x)
+    assert len(framework.classification_loss(outputs)) == len(x)
 
 
 @each_form
 @pytest.mark.parametrize("count", [1, 2, 7])
-@pytest.mark.parametrize("head", [Plain(), RR()], ids=lambda head: type(head).__name__)
+@pytest.mark.parametrize("head", [NoHead(), RR()], ids=lambda head: type(head).__name__)
 def test_any_batch_teaches_every_parameter(
-    frame: CCAT, count: int, head: Plain | RR, test_images: Images
+    framework: CCAT, count: int, head: NoHead | RR, test_images: Images
 ) -> None:
-    if count == 1 and frame.form == "reference" and head != Plain():
+    if count == 1 and framework.form == "reference" and head != NoHead():
         return  # batch norm of one feature has no statistics, whatever the frame
     net = Small(4).build(Digits().domain, head).train()
     x, y = test_images.batch(slice(0, count))
-    loss = Method(frame, head).loss(net, x, y, torch.arange(count), 0)
+    loss = Method(framework, head).loss(net, x, y, torch.arange(count), 0)
     assert loss.isfinite()
     loss.backward()
     for name, parameter in net.named_parameters():
@@ -216,15 +228,15 @@ def test_how_often_running_statistics_move(
 
 
 @each_form
-def test_heads_that_do_not_go_with_it_are_refused(frame: CCAT) -> None:
+def test_heads_that_do_not_go_with_it_are_refused(framework: CCAT) -> None:
     with pytest.raises(BadInput, match="crafted for its own goal"):
-        frame.aimed(CE(), "eval")
-    assert not frame.one_price_an_image
+        framework.with_objective(CE(), "eval")
+    assert not framework.one_loss_per_image
 
 
 def test_an_attack_that_drops_images_is_refused_in_train_mode() -> None:
     with pytest.raises(BadInput, match="drops images"):
-        CCAT(attack=PGD(Linf(0.1), keep="criterion"), bn="train")
+        CCAT(attack=PGD(Linf(0.1), keep="success"), bn="train")
 
 
 # ------------------------------------------------------------------ engines
@@ -232,10 +244,10 @@ def test_an_attack_that_drops_images_is_refused_in_train_mode() -> None:
 
 @pytest.mark.parametrize("bn", ["train", "batch", "eval"])
 @each_form
-def test_engines_agree(frame: CCAT, bn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_agree(framework: CCAT, bn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "STEPS", 3)
-    made = check.recipe_of(Method(replace(frame, bn=bn), RR()), "fp64")  # type: ignore[arg-type]
+    made = check.recipe_of(Method(replace(framework, bn=bn), RR()), "fp64")  # type: ignore[arg-type]
     made = replace(made, net=Small(4), batch_size=65, epochs=1)
     found = check.equality(made, CPU, "none")
     assert found.holds, found
-    assert found.allowed == 1e-9
+    assert found.tolerance == 1e-9

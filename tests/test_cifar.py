@@ -15,7 +15,7 @@ import torch
 from demur.data import CIFAR10, CIFAR100, cifar
 from demur.data.check import check_files
 from demur.data.cifar import Cifar
-from demur.data.places import find, locate, places
+from demur.data.locations import find, locate, places
 from demur.data.published import AGAIN, CIFAR10_FILES, PUBLISHED, Published
 from demur.errors import BadInput
 from demur.noise import permutation
@@ -144,8 +144,8 @@ def test_places_looked_in(ten: Published, tmp_path: Path, monkeypatch: pytest.Mo
     in_named = write(ten, named, "binary")
     assert locate(ten, None).folder == in_named
     assert locate(ten, in_named).folder == in_named, "the files lie in the folder itself"
-    with pytest.raises(BadInput, match="elsewhere"):
-        locate(ten, tmp_path / "elsewhere")
+    with pytest.raises(BadInput, match="mask_label"):
+        locate(ten, tmp_path / "mask_label")
     (in_named / "test_batch.bin").unlink()
     assert locate(ten, None).folder == in_cache, "a whole set goes before a partial one"
 

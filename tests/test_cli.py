@@ -21,7 +21,7 @@ from tests.test_runs import spoil
 
 VERBS = {
     "adaptive", "attack", "bench", "calibrate", "data", "demo", "distortion", "list", "report",
-    "score", "show", "slim", "table", "theory", "train",
+    "score", "show", "archive", "table", "theory", "train",
 }  # fmt: skip
 
 
@@ -104,8 +104,8 @@ def test_wrong_values_are_named_with_what_they_should_be(command: Command) -> No
 
 def test_odd_input_is_answered_in_one_sentence_too(command: Command, run_here: Path) -> None:
     for change, words in (
-        ("judge=PGD", "PGD lacks ball; it takes ball"),
-        ("judge.goal=-CE()", "only a number can be negative"),
+        ("validation_attack=PGD", "PGD lacks ball; it takes ball"),
+        ("validation_attack.objective=-CE()", "only a number can be negative"),
         ("weight_decay=1" + 400 * "0", "weight_decay must be a number"),
         ("seed=99999999999999999999", "below 2^63"),
         ("seed=-1", "of at least 0"),
@@ -113,7 +113,7 @@ def test_odd_input_is_answered_in_one_sentence_too(command: Command, run_here: P
         ("=3", "write key=value"),
         ("épochs=3", "no key"),
         ("net=Small(width=4,width=5)", "the same field twice"),
-        ("attack.keep=criterion", "use bn=eval"),
+        ("attack.keep=success", "use bn=eval"),
     ):
         refused(command("train", "digits-pgdat-rr", change, "--out", "new"), words)
     Path("binary").write_bytes(bytes(range(128, 256)))
@@ -128,7 +128,10 @@ def test_odd_input_is_answered_in_one_sentence_too(command: Command, run_here: P
 
 
 def test_nested_changes_and_long_labels_are_fine(command: Command, run_here: Path) -> None:
-    label = "pgd-10:goal=Evade(RCon(),eta=10,fool=Margin()),restarts=2,seed=" + 17 * "1"
+    label = (
+        "pgd-10:objective=Evasion(RCon(),eta=10,base_objective=LogitMargin()),restarts=2,seed="
+        + 17 * "1"
+    )
     code, _, err = command("attack", "tiny", label, "--n", "10")
     assert code == 0, err
     code, out, _ = command("score", "tiny", "--protocol", "deploy")
@@ -142,8 +145,10 @@ def test_attacks_and_scores_need_no_lock_of_a_finished_run(
 ) -> None:
     assert command("attack", "tiny", "clean", "--n", "30")[0] == 0
     assert command("score", "tiny")[0] == 0
-    hold = "from pathlib import Path; from demur.runs.files import only_writer\nimport time\n"
-    hold += f"with only_writer(Path({str(run_here)!r})): print('held', flush=True); time.sleep(60)"
+    hold = "from pathlib import Path; from demur.runs.files import exclusive_lock\nimport time\n"
+    hold += (
+        f"with exclusive_lock(Path({str(run_here)!r})): print('held', flush=True); time.sleep(60)"
+    )
     other = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
     assert other.stdout.readline() == "held\n"
@@ -176,7 +181,7 @@ def test_damage_is_named_with_both_digests(command: Command, run_here: Path) -> 
 
 
 def test_an_unfinished_run_is_refused(command: Command, run_here: Path) -> None:
-    (run_here / "chosen.json").unlink()
+    (run_here / "checkpoint.json").unlink()
     refused(command("attack", "tiny", "clean"), "not trained to the end", "demur train")
     refused(command("score", "tiny"), "not trained to the end")
 
@@ -201,7 +206,16 @@ def test_show_resolves_and_lists_list(command: Command, run_here: Path) -> None:
     code, out, _ = command("show", "tiny")
     assert code == 0
     assert "# chosen:" in out
-    for kind in ("recipes", "attacks", "goals", "criteria", "rejectors", "nets", "data", "methods"):
+    for kind in (
+        "recipes",
+        "attacks",
+        "objectives",
+        "criteria",
+        "rejectors",
+        "nets",
+        "data",
+        "methods",
+    ):
         code, out, _ = command("list", kind)
         assert code == 0
         assert out.strip()
@@ -225,7 +239,9 @@ def test_attack_and_score_end_to_end(command: Command, run_here: Path) -> None:
 
 
 def test_a_spec_in_a_file_is_an_attack(command: Command, run_here: Path) -> None:
-    Path("mine.txt").write_text("PGD(Linf(0.05),\n    steps=2, goal=CE() + Evade(Energy()))\n")
+    Path("mine.txt").write_text(
+        "PGD(Linf(0.05),\n    steps=2, objective=CE() + Evasion(Energy()))\n"
+    )
     code, _, err = command("attack", "tiny", "@mine.txt", "--n", "20")
     assert code == 0, err
     Path("wrong.txt").write_text("RCon()")
@@ -233,7 +249,7 @@ def test_a_spec_in_a_file_is_an_attack(command: Command, run_here: Path) -> None
 
 
 def test_training_twice_by_name_lands_in_the_same_folder(command: Command) -> None:
-    words = ("train", "digits-standard", "epochs=1", "width=4", "judge=Clean")
+    words = ("train", "digits-standard", "epochs=1", "width=4", "validation_attack=Clean")
     code, _, err = command(*words)
     assert code == 0, err
     (folder,) = Path("runs").iterdir()

@@ -66,7 +66,8 @@ def train_with_made_up_epochs(folder: Path) -> None:
             best = tensors if state.is_best else best
             write_metrics(run, state)
             keep(run, state, tensors, best)
-        finish(run, state, best, {"why": "test", "recipe_digest": digest(RECIPE)})
+        last = {"w": torch.full((4,), float(state.epoch))}
+        finish(run, state, best, last, {"reason": "test", "recipe_digest": digest(RECIPE)})
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -77,9 +78,11 @@ def test_a_training_that_dies_anywhere_ends_as_if_it_had_not(tmp_path: Path) -> 
     train_with_made_up_epochs(tmp_path / "whole")
     expected = files(tmp_path / "whole")
     assert set(expected) == {
-        ".lock", "recipe.txt", "chosen.json", "model.safetensors", "metrics.jsonl",
+        ".lock", "recipe.txt", "checkpoint.json", "model.safetensors", "metrics.jsonl", "last/recipe.txt",
+        "last/checkpoint.json", "last/model.safetensors", "last/metrics.jsonl",
     }  # fmt: skip
-    assert Run(tmp_path / "whole").chosen["epoch"] == 2
+    assert Run(tmp_path / "whole").checkpoint["epoch"] == 2
+    assert Run(tmp_path / "whole" / "last").checkpoint["epoch"] == len(VALUES)
     places = 0
     for place in range(MOST):
         folder = tmp_path / str(place)

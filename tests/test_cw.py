@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from demur.attacks import EachTarget, Refused, Slips
-from demur.attacks.cw import CW, Shortfall, pixels, unbounded
+from demur.attacks import AcceptedError, FalseRejection, MultiTarget
+from demur.attacks.cw import CW, CWHinge, pixels, unbounded
 from demur.data import Images
 from demur.nets import RejectingNet
 from demur.output import prediction
 from demur.rejectors import Con, Coupled, Energy, RCon
-from demur.rule import fitted
+from demur.rule import as_score
 from tests.linear import LinearNet, centred_images, distance
 
 Norm = Literal["L2", "Linf", "Linf-adam"]
@@ -23,7 +23,7 @@ FAST = CW("L2", searches=3, steps=60, rate=0.04, constant=1.0)
 QUICK = CW("L2", searches=2, steps=50, rate=0.1, constant=20.0)
 EXAMPLES: dict[str, CW] = {
     **{norm: CW(norm, searches=2, steps=15, rate=0.08, constant=1.0) for norm in NORMS},
-    "slips": CW("L2", 2, 15, 0.08, 1.0, criterion=Slips(RCon(), 0.4)),
+    "slips": CW("L2", 2, 15, 0.08, 1.0, criterion=AcceptedError(RCon(), 0.4)),
     "sure": CW("L2", 2, 15, 0.08, 1.0, confidence=1.0, abort=False),
 }
 
@@ -94,9 +94,9 @@ def test_an_adaptive_attack_is_accepted_and_pays_for_it(
 ) -> None:
     x, y = (part[:12] for part in batch)
     with torch.no_grad():
-        t = float(fitted(rejector)(tiny_net(x)).median())  # the paper's threshold
+        t = float(as_score(rejector)(tiny_net(x)).median())  # the paper's threshold
     normal = QUICK.distances(tiny_net, x, y)
-    slips = Slips(rejector, t)
+    slips = AcceptedError(rejector, t)
     adaptive = replace(QUICK, criterion=slips).distances(tiny_net, x, y)
     changed = (adaptive.x_adv != x).flatten(1).any(1)
     assert slips(tiny_net(adaptive.x_adv), y)[changed].all()
@@ -110,7 +110,7 @@ def test_a_rule_that_accepts_nothing_gives_clean_images_back(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    attack = replace(FAST, searches=2, steps=20, criterion=Slips(RCon(), 2.0))
+    attack = replace(FAST, searches=2, steps=20, criterion=AcceptedError(RCon(), 2.0))
     for norm in NORMS:
         found = replace(attack, norm=norm).distances(tiny_net, x, y)
         assert torch.equal(found.x_adv, x)
@@ -122,7 +122,7 @@ def test_a_right_answer_can_be_made_to_be_refused(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = (part[:12] for part in batch)
-    refused = Refused(Con(), 0.6)
+    refused = FalseRejection(Con(), 0.6)
     found = replace(FAST, searches=3, criterion=refused).distances(tiny_net, x, y)
     right = prediction(tiny_net(x)) == y
     assert found.broken[right].float().mean() > 0.8
@@ -134,11 +134,11 @@ def test_a_target_is_reached_by_the_confidence_asked_for() -> None:
     y = prediction(net(x))
     target, index = (y + 1) % 4, torch.arange(6)
     attack = CW(steps=100, rate=0.02, confidence=0.5, searches=6)
-    logits = net(attack.perturbed(net, x, y, index, target=target)).logits
+    logits = net(attack.perturb(net, x, y, index, target=target)).logits
     first, second = logits.topk(2).values.unbind(-1)
     assert torch.equal(logits.argmax(-1), target)
     assert (first - second >= 0.5).all()
-    each = EachTarget(replace(FAST, steps=40), keep="criterion")
+    each = MultiTarget(replace(FAST, steps=40), keep="success")
     assert (prediction(net(each(net, x, y))) != y).all()
 
 
@@ -161,7 +161,7 @@ def test_the_shortfall_counts_the_lead_and_each_score() -> None:
     net, x = LinearNet(), centred_images(5)
     out, y = net(x), prediction(net(x))
     first, second = out.logits.topk(2).values.unbind(-1)
-    slips = Slips(Energy(), 50.0)
-    alone, ruled = (Shortfall(c, 0.0)(out, y) for c in (CW().criterion, slips))
+    slips = AcceptedError(Energy(), 50.0)
+    alone, ruled = (CWHinge(c, 0.0)(out, y) for c in (CW().criterion, slips))
     assert torch.allclose(alone, first - second, atol=1e-3)
     assert torch.allclose(ruled - alone, 50 - Energy()(out), atol=1e-3)

@@ -7,65 +7,69 @@ import pytest
 from demur.attacks import PGD, Clean
 from demur.balls import Linf
 from demur.errors import BadInput
-from demur.evaluate import Order, Source, attacked
-from demur.runs.files import read_story, write_story
-from demur.runs.story import told_in
+from demur.evaluate import AttackOptions, Evaluator, run_attack
+from demur.runs.files import read_json, write_json
+from demur.runs.metadata import read_metadata
 from tests.conftest import Command
 from tests.test_cli import refused
 
 
-def test_a_record_without_its_arrays_is_named(own_source: Source, command: Command) -> None:
-    attacked(own_source, "clean", Clean(), Order(n=30))
-    attacked(own_source, "pgd-1", PGD(Linf(0.1), steps=1), Order(n=30))
+def test_a_record_without_its_arrays_is_named(own_source: Evaluator, command: Command) -> None:
+    run_attack(own_source, "clean", Clean(), AttackOptions(n=30))
+    run_attack(own_source, "pgd-1", PGD(Linf(0.1), steps=1), AttackOptions(n=30))
     (arrays,) = own_source.run.records_folder.glob("pgd-1-test-*.npz")
     arrays.unlink()
     told = arrays.with_suffix(".json").name
     words = (f"{arrays} is missing, though {told} tells of it", "demur attack")
     for asked in ("score", "report", "theory"):
         refused(command(asked, str(own_source.run.path)), *words)
-    attacked(own_source, "pgd-1", PGD(Linf(0.1), steps=1), Order(n=30))  # which makes it again
+    run_attack(
+        own_source, "pgd-1", PGD(Linf(0.1), steps=1), AttackOptions(n=30)
+    )  # which makes it again
     assert len(own_source.run.records()) == 2
 
 
-def test_a_record_without_its_story_is_told_of(own_source: Source, command: Command) -> None:
-    attacked(own_source, "clean", Clean(), Order(n=30))
-    attacked(own_source, "pgd-1", PGD(Linf(0.1), steps=1), Order(n=30))
-    (story,) = own_source.run.records_folder.glob("pgd-1-test-*.json")
-    story.unlink()
-    arrays = story.with_suffix(".npz")
+def test_a_record_without_its_story_is_told_of(own_source: Evaluator, command: Command) -> None:
+    run_attack(own_source, "clean", Clean(), AttackOptions(n=30))
+    run_attack(own_source, "pgd-1", PGD(Linf(0.1), steps=1), AttackOptions(n=30))
+    (metadata,) = own_source.run.records_folder.glob("pgd-1-test-*.json")
+    metadata.unlink()
+    arrays = metadata.with_suffix(".npz")
     code, out, err = command("score", str(own_source.run.path))
     assert code == 0
-    assert f"{arrays} is left out, for {story.name}, which tells what it is, is missing\n" in err
+    assert f"{arrays} is left out, for {metadata.name}, which tells what it is, is missing\n" in err
     assert "pgd-1, n=30" not in out
     assert "clean, n=30" in out
-    attacked(own_source, "pgd-1", PGD(Linf(0.1), steps=1), Order(n=30))  # which makes it again
+    run_attack(
+        own_source, "pgd-1", PGD(Linf(0.1), steps=1), AttackOptions(n=30)
+    )  # which makes it again
     assert "left out" not in command("score", str(own_source.run.path))[2]
 
 
 def lacking(path: Path, key: str) -> None:
     """Take a key out of a story, whose digest is right again."""
-    story = read_story(path, "mend it")
-    del story[key]
-    write_story(path, story)
+    metadata = read_json(path, "mend it")
+    del metadata[key]
+    write_json(path, metadata)
 
 
 def test_a_story_that_grows_still_names_its_file(tmp_path: Path) -> None:
-    write_story(tmp_path / "a.json", {"epoch": 3})
-    grown = told_in(tmp_path / "a.json", "mend it") | {"more": 1}
+    write_json(tmp_path / "a.json", {"epoch": 3})
+    grown = read_metadata(tmp_path / "a.json", "mend it") | {"more": 1}
     assert (grown["epoch"], grown["more"]) == (3, 1)
     with pytest.raises(BadInput, match=r"a\.json is damaged: it does not tell 'weights'; mend it"):
         grown["weights"]
 
 
-def test_a_story_that_lacks_something_is_named(own_source: Source, command: Command) -> None:
-    attacked(own_source, "clean", Clean(), Order(n=30))
+def test_a_story_that_lacks_something_is_named(own_source: Evaluator, command: Command) -> None:
+    run_attack(own_source, "clean", Clean(), AttackOptions(n=30))
     run = own_source.run
     scored = ("score", str(run.path))
     (record,) = run.records_folder.glob("clean-test-*.json")
-    whole = {path: path.read_bytes() for path in (record, run.path / "chosen.json")}
+    whole = {path: path.read_bytes() for path in (record, run.path / "checkpoint.json")}
     for path, keys in (
-        (record, ("label", "split", "made", "weights", "file_digest", "attack", "features")),
-        (run.path / "chosen.json", ("weights", "epoch", "recipe_digest")),
+        (record, ("label", "split", "created", "weights", "file_digest", "attack", "features")),
+        (run.path / "checkpoint.json", ("weights", "epoch", "recipe_digest")),
     ):
         for key in keys:
             lacking(path, key)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from demur.batch import check_batch
-from demur.data import AUGMENTS, DATASETS, SPLITS, CropFlip, Dataset, Digits, Unchanged, digits
+from demur.data import AUGMENTS, DATASETS, SPLITS, CropFlip, Dataset, Digits, NoAugment, digits
 from demur.data.cifar import Cifar
 from demur.errors import BadInput
+from demur.images import check_batch
 from tests.cifar_files import use_small_set
 
 INDEX = torch.arange(6)
@@ -84,12 +84,12 @@ def test_first_cuts_and_refuses() -> None:
 
 
 def test_every_augmentation_is_covered() -> None:
-    assert set(AUGMENTS) == {Unchanged, CropFlip}
+    assert set(AUGMENTS) == {NoAugment, CropFlip}
 
 
 def test_unchanged() -> None:
     x = torch.rand(6, 1, 8, 8)
-    assert Unchanged()(x, 0, INDEX, 0) is x
+    assert NoAugment()(x, 0, INDEX, 0) is x
 
 
 def test_crop_moves_the_image_by_at_most_pad_and_fills_with_zero() -> None:

@@ -86,16 +86,18 @@ class TestTemperatureAndChance:
     def test_without_temperature_it_is_the_accuracy(self) -> None:
         logits = np.random.default_rng(0).normal(size=(200, 6))
         y = np.arange(200) % 6
-        seen = theory.answers_at(logits, y, np.ones(200), 0.0)
+        seen = theory.theory_inputs_at(logits, y, np.ones(200), 0.0)
         assert theory.randomised_accuracy(seen.tcon) == seen.correct.mean()
-        warm = theory.answers_at(logits, y, np.ones(200), 1e-6)
-        assert theory.randomised_accuracy(warm.tcon) == pytest.approx(seen.correct.mean())
+        warmup = theory.theory_inputs_at(logits, y, np.ones(200), 1e-6)
+        assert theory.randomised_accuracy(warmup.tcon) == pytest.approx(seen.correct.mean())
 
     def test_chance_may_be_right_where_the_best_guess_never_is(self) -> None:
         logits = [[1.0, 0.0, 0.0]] * 3
-        cold, warm = (theory.answers_at(logits, [1, 2, 1], np.ones(3), tau) for tau in (0.0, 1.0))
+        cold, warmup = (
+            theory.theory_inputs_at(logits, [1, 2, 1], np.ones(3), tau) for tau in (0.0, 1.0)
+        )
         assert theory.randomised_accuracy(cold.tcon) == 0
-        assert theory.randomised_accuracy(warm.tcon) > 0.2
+        assert theory.randomised_accuracy(warmup.tcon) > 0.2
 
     def test_calibrated_accuracy_by_hand(self) -> None:
         con = np.array([0.4, 0.6, 0.8])

@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from demur.attacks import CW, Clean, Slips
+from demur.attacks import CW, AcceptedError, Clean
 from demur.calibrate import TPR, Median
 from demur.errors import BadInput
-from demur.evaluate import Order, Source, attacked, bind
+from demur.evaluate import AttackOptions, Evaluator, bind_thresholds, run_attack
 from demur.evaluate.binding import Binding
-from demur.evaluate.distortion import Broken, distances, judged, least_change, usual
+from demur.evaluate.distortion import (
+    DistortionVerdicts,
+    distances,
+    distortion_attack,
+    judged,
+    usual,
+)
 from demur.output import prediction, rcon
 from demur.recipes import RECIPES, attack
 from demur.rejectors import Con, RCon
@@ -32,11 +38,11 @@ def test_named_attacks_have_the_papers_settings() -> None:
         ("cw", "L2"), ("cw-linf", "Linf"), ("cw-linf-adam", "Linf-adam"), ("cw-adaptive", "L2"),
         ("cw-adaptive-linf", "Linf"),
     ):  # fmt: skip
-        found = least_change(name, RR_RUN)
+        found = distortion_attack(name, RR_RUN)
         settings = found.searches, found.steps, found.rate, found.constant
         assert (*settings, found.norm) == (9, 1000, 0.005, 0.01, norm)
-    assert attack("cw-adaptive", RR_RUN) == CW(criterion=Slips(RCon(), Median()))
-    assert attack("cw-adaptive", PLAIN_RUN) == CW(criterion=Slips(Con(), Median()))
+    assert attack("cw-adaptive", RR_RUN) == CW(criterion=AcceptedError(RCon(), Median()))
+    assert attack("cw-adaptive", PLAIN_RUN) == CW(criterion=AcceptedError(Con(), Median()))
     assert attack("cw-adaptive:rejector=Con()", RR_RUN) == attack("cw-adaptive", PLAIN_RUN)
 
 
@@ -47,10 +53,10 @@ def test_normal_beside_adaptive_in_both_norms() -> None:
     ]  # fmt: skip
     assert usual(PLAIN_RUN) == ["cw", "cw-adaptive", "cw-linf", "cw-adaptive-linf"]
     with pytest.raises(BadInput, match="pgd-20 does not look for the least change; use cw"):
-        least_change("pgd-20", RR_RUN)
+        distortion_attack("pgd-20", RR_RUN)
 
 
-def test_the_median_is_that_of_right_answers_among_training_images(tiny_source: Source) -> None:
+def test_the_median_is_that_of_right_answers_among_training_images(tiny_source: Evaluator) -> None:
     fit, cal = (tiny_source.clean(split) for split in ("fit", "cal"))
     binding = Binding(tiny_source.clean)
     for at, seen in ((Median(), fit), (Median("cal"), cal), (TPR(0.5), cal)):
@@ -62,21 +68,23 @@ def test_the_median_is_that_of_right_answers_among_training_images(tiny_source: 
 
 
 @pytest.fixture(scope="module")
-def found(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Broken]:
+def found(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, DistortionVerdicts]:
     """Normal and adaptive attacks on a private copy of the shared run."""
     copy = shutil.copytree(tiny_run.path, tmp_path_factory.mktemp("least") / "run")
-    source = Source(Run(Path(copy)), torch.device("cpu"))
+    evaluator = Evaluator(Run(Path(copy)), torch.device("cpu"))
     made = {}
-    before = attacked(source, "clean", Clean(), Order(n=COUNT)).correct
+    before = run_attack(evaluator, "clean", Clean(), AttackOptions(n=COUNT)).correct
     for name in ("cw", "cw-adaptive", "cw-linf", "cw-adaptive-linf"):
-        cw = least_change(name + FAST, source.run.recipe)
-        record = attacked(source, name + FAST, cw, Order(n=COUNT))
-        made[name] = judged(record, cw, source.clean, before)
+        cw = distortion_attack(name + FAST, evaluator.run.recipe)
+        record = run_attack(evaluator, name + FAST, cw, AttackOptions(n=COUNT))
+        made[name] = judged(record, cw, evaluator.clean, before)
     return made
 
 
 @pytest.mark.parametrize("norm", ["", "-linf"])
-def test_success_means_a_score_above_the_median(norm: str, found: dict[str, Broken]) -> None:
+def test_success_means_a_score_above_the_median(
+    norm: str, found: dict[str, DistortionVerdicts]
+) -> None:
     adaptive = found[f"cw-adaptive{norm}"]
     output, y = adaptive.record.output, adaptive.record.y
     assert adaptive.threshold is not None
@@ -87,12 +95,12 @@ def test_success_means_a_score_above_the_median(norm: str, found: dict[str, Brok
 
 
 @pytest.mark.parametrize("norm", ["", "-linf"])
-def test_to_be_accepted_too_costs_more(norm: str, found: dict[str, Broken]) -> None:
+def test_to_be_accepted_too_costs_more(norm: str, found: dict[str, DistortionVerdicts]) -> None:
     normal, adaptive = found[f"cw{norm}"], found[f"cw-adaptive{norm}"]
     both = normal.moved & adaptive.moved
     assert (adaptive.distance >= normal.distance)[both].mean() > 0.9
     lines = distances([normal, adaptive], RR_RUN.rejectors())
-    assert [line.against for line in lines] == ["normal", "R-Con"]
+    assert [line.rejector_name for line in lines] == ["normal", "R-Con"]
     assert lines[0].beyond_normal is None
     assert lines[1].beyond_normal is not None
     assert lines[1].beyond_normal > 1
@@ -105,10 +113,10 @@ def test_means_by_hand() -> None:
     record = Record(arrays, {"label": "cw", "digest": "d"})
     broken = np.array([True, True, True, False])
     before = np.array([True, True, False, True])
-    one = Broken(record, CW(), None, broken, np.array([4.0, 16.0, 0.0, 0.0]), before)
-    ruled = CW(criterion=Slips(RCon(), 0.5))
-    far = Broken(record, ruled, 0.5, broken, np.array([12.0, 0, 5, 0]), before)
-    never = Broken(record, CW("Linf"), None, ~broken & broken, np.zeros(4), before)
+    one = DistortionVerdicts(record, CW(), None, broken, np.array([4.0, 16.0, 0.0, 0.0]), before)
+    ruled = CW(criterion=AcceptedError(RCon(), 0.5))
+    far = DistortionVerdicts(record, ruled, 0.5, broken, np.array([12.0, 0, 5, 0]), before)
+    never = DistortionVerdicts(record, CW("Linf"), None, ~broken & broken, np.zeros(4), before)
     normal, adaptive, failed = distances([one, far, never], RR_RUN.rejectors())
     assert (normal.mean, normal.median, normal.paper_mean) == (10.0, 10.0, 5.0)
     assert (normal.broken, normal.as_they_came) == (0.75, 0.25)
@@ -118,7 +126,9 @@ def test_means_by_hand() -> None:
     json.dumps([line.plain() for line in (normal, adaptive, failed)])
 
 
-def test_distances_are_squared_in_l2_and_in_255ths_in_linf(found: dict[str, Broken]) -> None:
+def test_distances_are_squared_in_l2_and_in_255ths_in_linf(
+    found: dict[str, DistortionVerdicts],
+) -> None:
     two, largest = found["cw"], found["cw-linf"]
     assert np.allclose(two.distance, two.record.arrays["size_l2"].numpy() ** 2)
     assert np.allclose(largest.distance, 255 * largest.record.arrays["size_linf"].numpy())
@@ -131,12 +141,13 @@ def test_the_command_end_to_end(command: Command, tiny_run: Run, in_empty_folder
     code, out, err = command(*words, "--json")
     assert code == 0, err
     lines: list[dict[str, Any]] = json.loads(out)["distances"]
-    assert [line["against"] for line in lines] == ["normal", "R-Con"]
+    assert [line["rejector_name"] for line in lines] == ["normal", "R-Con"]
     assert (
         lines[1]["threshold"]
-        == bind(
-            Slips(RCon(), Median()), Source(Run(Path("runs/tiny")), torch.device("cpu")).clean
-        ).spec.at
+        == bind_thresholds(
+            AcceptedError(RCon(), Median()),
+            Evaluator(Run(Path("runs/tiny")), torch.device("cpu")).clean,
+        ).spec.threshold
     )
     code, out, _ = command(*words)
     assert code == 0
@@ -144,5 +155,5 @@ def test_the_command_end_to_end(command: Command, tiny_run: Run, in_empty_folder
         assert word in out, word
     refused(command("distortion", "tiny", "pgd-20"), "does not look for the least change")
     refused(command("distortion", "tiny", "cv"), "no attack is called 'cv'", "cw")
-    refused(command("distortion", "tiny", "cw:step=3"), "no key 'step'")
+    refused(command("distortion", "tiny", "cw:step_size=3"), "no key 'step_size'")
     refused(command("distortion", "tiny", "--n", "0"), "asked for 0 images")

@@ -12,8 +12,19 @@ from demur.attacks import PGD
 from demur.balls import Linf
 from demur.bench import check
 from demur.data import Images
-from demur.engine import Crafter, FastSteps, Judge, Learner, PlainSteps, choice, plan_for, trial
-from demur.engine.update import Update
+from demur.distributed import ProcessGroup
+from demur.engine import (
+    EnginePlan,
+    FastSteps,
+    FrozenModel,
+    PlainSteps,
+    TrainState,
+    Validator,
+    choose_plan,
+    trial,
+)
+from demur.engine import plan as plan_module
+from demur.engine.training_step import TrainingStep
 from demur.errors import BadInput
 from demur.methods import CCAT, PGDAT, RR, TRADES, Method, Standard
 from demur.nets import Small
@@ -21,7 +32,6 @@ from demur.precision import Precision
 from demur.recipes import Recipe, recipe
 from demur.runs import Run
 from demur.spec import show
-from demur.world import World
 from tests.conftest import FEW
 
 CPU = torch.device("cpu")
@@ -44,13 +54,13 @@ def rr() -> Recipe:
 
 def quick(method: Method) -> Recipe:
     """A recipe of `check` with a small net and two steps an attack."""
-    frame = method.frame
-    if isinstance(frame, PGDAT):
-        frame = replace(frame, attack=QUICK)
-    if isinstance(frame, CCAT | TRADES):
-        assert isinstance(frame.attack, PGD)
-        frame = replace(frame, attack=replace(frame.attack, steps=2))
-    made = check.recipe_of(replace(method, frame=frame), "fp64")
+    framework = method.framework
+    if isinstance(framework, PGDAT):
+        framework = replace(framework, attack=QUICK)
+    if isinstance(framework, CCAT | TRADES):
+        assert isinstance(framework.attack, PGD)
+        framework = replace(framework, attack=replace(framework.attack, steps=2))
+    made = check.recipe_of(replace(method, framework=framework), "fp64")
     return replace(made, net=Small(4), batch_size=64, epochs=2)
 
 
@@ -64,8 +74,8 @@ def test_fast_steps_end_with_the_plain_steps_weights(
     monkeypatch.setattr(check, "STEPS", 4)
     found = check.equality(quick(method), CPU, "none")
     assert found.holds, found
-    assert found.allowed == 1e-9
-    assert not found.recorded, "there is no graph on a CPU"
+    assert found.tolerance == 1e-9
+    assert not found.captured, "there is no graph on a CPU"
 
 
 def test_compiled_steps_end_with_the_plain_steps_weights(brief: None) -> None:
@@ -73,11 +83,11 @@ def test_compiled_steps_end_with_the_plain_steps_weights(brief: None) -> None:
 
 
 def never_refreshed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Crafter, "refresh", lambda self: None)
+    patch.setattr(FrozenModel, "refresh", lambda self: None)
 
 
 def eval_mode_only(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Crafter, "train", lambda self, mode=True: torch.nn.Module.train(self, False))
+    patch.setattr(FrozenModel, "train", lambda self, mode=True: torch.nn.Module.train(self, False))
 
 
 def constant_rate(patch: pytest.MonkeyPatch) -> None:
@@ -91,12 +101,12 @@ def constant_rate(patch: pytest.MonkeyPatch) -> None:
 
 
 def noise_of_the_first_step(patch: pytest.MonkeyPatch) -> None:
-    plain = Update.__call__
+    plain = TrainingStep.__call__
 
-    def stuck(self: Update, chosen: Tensor, step: Any, share: float = 1.0) -> Tensor:
+    def stuck(self: TrainingStep, chosen: Tensor, step: Any, share: float = 1.0) -> Tensor:
         return plain(self, chosen, 0 * step if isinstance(step, Tensor) else step, share)
 
-    patch.setattr(Update, "__call__", stuck)
+    patch.setattr(TrainingStep, "__call__", stuck)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +117,7 @@ def test_a_wrong_engine_is_caught(
 ) -> None:
     spoil(monkeypatch)
     found = check.equality(rr(), CPU, "none")
-    assert found.apart > 1e-3
+    assert found.distance_to_plain > 1e-3
     assert not found.holds
 
 
@@ -115,13 +125,13 @@ def test_a_rounding_is_no_difference_in_fp32(brief: None) -> None:
     """Without an attack there is no sign to turn, so the least allowance is enough."""
     found = check.equality(replace(quick(Method(Standard(), RR())), precision="fp32"), CPU, "none")
     assert found.holds
-    assert found.allowed == check.LEAST
-    assert 0 < found.apart < 1e-4
+    assert found.tolerance == check.LEAST
+    assert 0 < found.distance_to_plain < 1e-4
 
 
 def test_the_last_partial_batch_takes_the_plain_step(monkeypatch: pytest.MonkeyPatch) -> None:
     made, taken = rr(), list[tuple[str, int, int]]()
-    steps = FastSteps(made, Learner(made, CPU), made.data.load()["fit"], "none")
+    steps = FastSteps(made, TrainState(made, CPU), made.data.load()["fit"], "none")
 
     def noted(kind: str) -> Callable[..., Tensor]:
         def update(chosen: Tensor, step: Any, share: float) -> Tensor:
@@ -130,7 +140,7 @@ def test_the_last_partial_batch_takes_the_plain_step(monkeypatch: pytest.MonkeyP
 
         return update
 
-    monkeypatch.setattr(steps, "quick", noted("fast"))
+    monkeypatch.setattr(steps, "fast_step", noted("fast"))
     monkeypatch.setattr(steps, "update", noted("plain"))
     steps.begin(1)
     for i in range(steps.batches):
@@ -155,7 +165,7 @@ def trained(made: Recipe, steps: PlainSteps) -> dict[str, Tensor]:
         steps.begin(epoch)
         for i in range(steps.batches):
             steps(i)
-    return steps.learner.tensors()
+    return steps.train_state.tensors()
 
 
 def test_a_step_that_cannot_be_compiled_falls_back_to_the_plain_one(
@@ -164,17 +174,17 @@ def test_a_step_that_cannot_be_compiled_falls_back_to_the_plain_one(
     """The recorder fails after the warm-up has changed weights; they are put back."""
     made, said = rr(), list[str]()
     fit = made.data.load()["fit"]
-    steps = FastSteps(made, Learner(made, CPU), fit, "none", said.append)
+    steps = FastSteps(made, TrainState(made, CPU), fit, "none", said.append)
 
     def failing(work: Callable[[], None], prepare: Callable[[], object]) -> None:
         prepare()
         work()
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    monkeypatch.setattr("demur.engine.fast.recorded", failing)
+    monkeypatch.setattr("demur.engine.fast.capture", failing)
     as_on_a_gpu(steps)
     fast = trained(made, steps)
-    plain = trained(made, PlainSteps(made, Learner(made, CPU), fit))
+    plain = trained(made, PlainSteps(made, TrainState(made, CPU), fit))
     assert all(torch.equal(fast[name], plain[name]) for name in plain)
     (sentence,) = said
     assert sentence == (
@@ -187,39 +197,39 @@ def test_out_of_memory_is_no_reason_to_go_on_slowly(monkeypatch: pytest.MonkeyPa
     def full(work: object, prepare: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("demur.engine.fast.recorded", full)
+    monkeypatch.setattr("demur.engine.fast.capture", full)
     made = rr()
-    steps = FastSteps(made, Learner(made, CPU), made.data.load()["fit"], "none")
+    steps = FastSteps(made, TrainState(made, CPU), made.data.load()["fit"], "none")
     as_on_a_gpu(steps)
     with pytest.raises(torch.OutOfMemoryError):
         steps.begin(0)
 
 
 def test_restored_tensors_keep_their_addresses() -> None:
-    learner = Learner(rr(), CPU)
-    kept = {name: value.clone() for name, value in learner.tensors().items()}
-    places = {name: value.data_ptr() for name, value in learner.tensors().items()}
-    for value in learner.tensors().values():
+    train_state = TrainState(rr(), CPU)
+    kept = {name: value.clone() for name, value in train_state.tensors().items()}
+    places = {name: value.data_ptr() for name, value in train_state.tensors().items()}
+    for value in train_state.tensors().values():
         value.add_(1)
-    learner.restore(kept)
-    assert all(torch.equal(value, kept[name]) for name, value in learner.tensors().items())
-    assert {name: value.data_ptr() for name, value in learner.tensors().items()} == places
+    train_state.restore(kept)
+    assert all(torch.equal(value, kept[name]) for name, value in train_state.tensors().items())
+    assert {name: value.data_ptr() for name, value in train_state.tensors().items()} == places
 
 
 # ------------------------------------------------------------------ choices
 
 
 def test_the_judge_counts_right_answers(tiny_run: Run, test_images: Images) -> None:
-    learner = Learner(tiny_run.recipe, CPU)
-    learner.net.load_state_dict(tiny_run.net(CPU).state_dict())
-    found = Judge(learner, "plain").accuracy(QUICK, test_images)
+    train_state = TrainState(tiny_run.recipe, CPU)
+    train_state.net.load_state_dict(tiny_run.net(CPU).state_dict())
+    found = Validator(train_state, "plain").accuracy(QUICK, test_images)
     x, y = test_images.batch(slice(None))
     net = tiny_run.net(CPU)
-    x_adv = QUICK.perturbed(net, x, y, test_images.index)
+    x_adv = QUICK.perturb(net, x, y, test_images.index)
     assert found == pytest.approx(
         float((net(x_adv).logits.argmax(1) == y).float().mean()), abs=0.01
     )
-    assert learner.net.training, "the mode is as it was"
+    assert train_state.net.training, "the mode is as it was"
 
 
 @pytest.mark.parametrize("allowed", ["fp64", "fp32", "tf32", "bf16"])
@@ -247,24 +257,26 @@ def test_a_real_trial_measures() -> None:
 def test_plans_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
 
-    def plan(name: str, made: Recipe, world: World = World(), own: bool = False) -> choice.Plan:
-        return plan_for(name, made, CPU, world, own, said.append)
+    def plan(
+        name: str, made: Recipe, world: ProcessGroup = ProcessGroup(), sync_bn: bool = False
+    ) -> EnginePlan:
+        return choose_plan(name, made, CPU, world, sync_bn, said.append)
 
     made = replace(rr(), precision="fp32")
     half = replace(made, precision="bf16")
-    monkeypatch.setattr(choice, "fastest", lambda made: ("fp32", True))
-    assert plan("auto", made) == choice.Plan("plain", "fp32")
-    assert plan("plain", half) == choice.Plan("plain", "bf16")
-    assert plan("fast", made) == choice.Plan("fast", "fp32", channels_last=True)
+    monkeypatch.setattr(plan_module, "fastest", lambda made: ("fp32", True))
+    assert plan("auto", made) == EnginePlan("plain", "fp32")
+    assert plan("plain", half) == EnginePlan("plain", "bf16")
+    assert plan("fast", made) == EnginePlan("fast", "fp32", channels_last=True)
     assert not said
-    assert plan("auto", half) == choice.Plan("fast", "fp32", channels_last=True)
+    assert plan("auto", half) == EnginePlan("fast", "fp32", channels_last=True)
     assert said == ["bf16 does not pay on this CPU: computing in fp32"]
-    assert plan("auto", made, World(1, 2)).shared_statistics
-    assert not plan("auto", made, World(1, 2), own=True).shared_statistics
-    learner = plan("fast", made).learner(made, CPU, World())
-    (stem, *_) = learner.net.trunk.parameters()
+    assert plan("auto", made, ProcessGroup(1, 2), sync_bn=True).sync_bn
+    assert not plan("auto", made, ProcessGroup(1, 2)).sync_bn
+    train_state = plan("fast", made).train_state(made, CPU, ProcessGroup())
+    (stem, *_) = train_state.net.trunk.parameters()
     assert stem.is_contiguous(memory_format=torch.channels_last)
-    steps = plan("fast", made).steps(made, learner, made.data.load()["fit"], said.append)
+    steps = plan("fast", made).steps(made, train_state, made.data.load()["fit"], said.append)
     assert type(steps) is PlainSteps, "there is nothing to record on a CPU"
     with pytest.raises(BadInput, match="no engine is called 'fsat'; did you mean fast"):
         plan("fsat", made)

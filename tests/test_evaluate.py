@@ -10,52 +10,54 @@ from torch import Tensor
 
 import demur.evaluate.attack as evaluation
 from demur import metrics
-from demur.attacks import CE, PGD, Clean, Evade, Slips, Sum
+from demur.attacks import CE, PGD, AcceptedError, Clean, Evasion, Sum
 from demur.balls import Linf
 from demur.calibrate import TPR
 from demur.errors import BadInput
-from demur.evaluate import Order, Scoring, Source, attacked, bind
-from demur.methods import Plain
+from demur.evaluate import AttackOptions, Evaluator, Scorer, bind_thresholds, run_attack
+from demur.methods import NoHead
 from demur.nets import RejectingNet
 from demur.output import Output, con, prediction, rcon, tcon
 from demur.recipes import recipe
 from demur.rejectors import Con, Coupled, RCon
 from demur.rule import Rejector, Score
 from demur.runs import Run
-from demur.runs.files import write_story
+from demur.runs.files import write_json
 from demur.spec import Spec
-from demur.train import train
+from demur.training import train
 
 ATTACK = PGD(Linf(0.1), steps=3)
 
 
 @pytest.fixture
-def source(tiny_run: Run, tmp_path: Path) -> Source:
+def evaluator(tiny_run: Run, tmp_path: Path) -> Evaluator:
     """A private copy of the shared run."""
     copy = shutil.copytree(tiny_run.path, tmp_path / "run")
-    return Source(Run(Path(copy)), torch.device("cpu"))
+    return Evaluator(Run(Path(copy)), torch.device("cpu"))
 
 
 # ------------------------------------------------------------------ binding
 
 
-def test_bind_freezes_thresholds_on_clean_cal_images(source: Source) -> None:
-    attack = PGD(Linf(0.1), goal=Evade(RCon()), criterion=Slips(RCon(), TPR(0.9)))
-    bound = bind(attack, source.clean)
-    cal = source.clean("cal")
+def test_bind_freezes_thresholds_on_clean_cal_images(evaluator: Evaluator) -> None:
+    attack = PGD(Linf(0.1), objective=Evasion(RCon()), criterion=AcceptedError(RCon(), TPR(0.9)))
+    bound = bind_thresholds(attack, evaluator.clean)
+    cal = evaluator.clean("cal")
     expected = metrics.threshold_at_tpr(rcon(cal.output).double().numpy(), cal.correct, 0.9)
-    assert isinstance(bound.spec.criterion, Slips)
-    assert bound.spec.criterion.at == expected
-    assert bound.thresholds == {"Slips(RCon(), TPR(0.9))": expected}
-    assert attack.criterion == Slips(RCon(), TPR(0.9)), "the spec itself is frozen"
+    assert isinstance(bound.spec.criterion, AcceptedError)
+    assert bound.spec.criterion.threshold == expected
+    assert bound.thresholds == {"AcceptedError(RCon(), TPR(0.9))": expected}
+    assert attack.criterion == AcceptedError(RCon(), TPR(0.9)), "the spec itself is frozen"
 
 
 def test_a_fixed_threshold_needs_no_data() -> None:
     def no_data(split: str) -> object:
         raise AssertionError("looked at data")
 
-    attack = PGD(Linf(0.1), goal=CE() + Evade(Coupled()), criterion=Slips(Coupled(), 0.5))
-    assert bind(attack, no_data).spec == attack  # type: ignore[arg-type]
+    attack = PGD(
+        Linf(0.1), objective=CE() + Evasion(Coupled()), criterion=AcceptedError(Coupled(), 0.5)
+    )
+    assert bind_thresholds(attack, no_data).spec == attack  # type: ignore[arg-type]
 
 
 class Centroid(Score):
@@ -74,31 +76,33 @@ class NearCentre(Spec, Rejector):
         return Centroid(out.feature.mean(0))
 
 
-def test_rejectors_are_fitted_wherever_they_stand_in_a_spec(source: Source) -> None:
-    goal = Sum((CE(), Evade(NearCentre()), Evade(Coupled(gate=Con(), then=NearCentre()))))
-    bound = bind(PGD(Linf(0.1), steps=2, goal=goal), source.clean).spec
-    fit = source.clean("fit")
-    assert isinstance(bound.goal, Sum)
-    single, coupled = bound.goal.goals[1:]
-    assert isinstance(single, Evade)
-    assert isinstance(coupled, Evade)
+def test_rejectors_are_fitted_wherever_they_stand_in_a_spec(evaluator: Evaluator) -> None:
+    objective = Sum((CE(), Evasion(NearCentre()), Evasion(Coupled(gate=Con(), score=NearCentre()))))
+    bound = bind_thresholds(PGD(Linf(0.1), steps=2, objective=objective), evaluator.clean).spec
+    fit = evaluator.clean("fit")
+    assert isinstance(bound.objective, Sum)
+    single, coupled = bound.objective.objectives[1:]
+    assert isinstance(single, Evasion)
+    assert isinstance(coupled, Evasion)
     assert isinstance(single.rejector, Centroid)
     assert torch.allclose(single.rejector.centre, fit.output.feature.mean(0))
     assert isinstance(coupled.rejector, Coupled)
-    assert isinstance(coupled.rejector.then, Centroid)
-    x, y = source.splits["test"].batch(slice(0, 4))
-    assert bound(source.net, x, y).shape == x.shape
+    assert isinstance(coupled.rejector.score, Centroid)
+    x, y = evaluator.splits["test"].batch(slice(0, 4))
+    assert bound(evaluator.net, x, y).shape == x.shape
     with pytest.raises(TypeError, match="not fitted"):
-        PGD(Linf(0.1), goal=goal)(source.net, x, y)
+        PGD(Linf(0.1), objective=objective)(evaluator.net, x, y)
 
 
-def test_a_fitted_rejector_has_a_lasting_identity(source: Source) -> None:
-    attack = PGD(Linf(0.1), steps=1, keep="criterion", criterion=Slips(NearCentre(), TPR(0.9)))
-    first, second = (bind(attack, source.clean) for _ in range(2))
+def test_a_fitted_rejector_has_a_lasting_identity(evaluator: Evaluator) -> None:
+    attack = PGD(
+        Linf(0.1), steps=1, keep="success", criterion=AcceptedError(NearCentre(), TPR(0.9))
+    )
+    first, second = (bind_thresholds(attack, evaluator.clean) for _ in range(2))
     assert first.thresholds == second.thresholds
-    assert list(first.thresholds) == ["Slips(NearCentre(), TPR(0.9))"]
-    assert first.fitted == {"NearCentre()": source.clean("fit").digest}
-    records = [attacked(source, label, attack, Order(n=8)) for label in ("a", "b")]
+    assert list(first.thresholds) == ["AcceptedError(NearCentre(), TPR(0.9))"]
+    assert first.fitted == {"NearCentre()": evaluator.clean("fit").digest}
+    records = [run_attack(evaluator, label, attack, AttackOptions(n=8)) for label in ("a", "b")]
     assert records[0].digest == records[1].digest
     assert records[1].label == "a", "the same attack under another name is not made again"
 
@@ -106,11 +110,13 @@ def test_a_fitted_rejector_has_a_lasting_identity(source: Source) -> None:
 # ------------------------------------------------------------------ records
 
 
-def test_a_record_holds_the_verdicts_of_exactly_the_images_made(source: Source) -> None:
-    record = attacked(source, "pgd-3", ATTACK, Order(n=50, keep_images=50, keep_features=True))
-    x, y = source.splits["test"].batch(slice(0, 50))
+def test_a_record_holds_the_verdicts_of_exactly_the_images_made(evaluator: Evaluator) -> None:
+    record = run_attack(
+        evaluator, "pgd-3", ATTACK, AttackOptions(n=50, keep_images=50, keep_features=True)
+    )
+    x, y = evaluator.splits["test"].batch(slice(0, 50))
     x_adv = record.arrays["x_adv"]
-    out = source.net(x_adv)
+    out = evaluator.net(x_adv)
     assert torch.equal(record.y, y)
     assert torch.allclose(record.output.logits, out.logits, atol=1e-5)
     assert torch.allclose(record.output.feature, out.feature, atol=1e-5)
@@ -119,35 +125,35 @@ def test_a_record_holds_the_verdicts_of_exactly_the_images_made(source: Source) 
     assert record.correct.tolist() == (prediction(record.output) == y).tolist()
 
 
-def test_a_record_tells_its_story(source: Source) -> None:
-    record = attacked(source, "adaptive", PGD(Linf(0.1), steps=2, keep="criterion",
-                      criterion=Slips(RCon(), TPR(0.95)), seed=3), Order(n=20))  # fmt: skip
-    about = record.about
-    assert about["spec"].startswith("PGD(ball=Linf(eps=0.1), steps=2, step=None")
-    assert about["weights"] == source.run.chosen["weights"]
+def test_a_record_tells_its_story(evaluator: Evaluator) -> None:
+    record = run_attack(evaluator, "adaptive", PGD(Linf(0.1), steps=2, keep="success",
+                      criterion=AcceptedError(RCon(), TPR(0.95)), seed=3), AttackOptions(n=20))  # fmt: skip
+    about = record.metadata
+    assert about["spec"].startswith("PGD(ball=Linf(eps=0.1), steps=2, step_size=None")
+    assert about["weights"] == evaluator.run.checkpoint["weights"]
     assert about["seed"] == 3
     assert about["n"] == 20
-    assert list(about["thresholds"]) == ["Slips(RCon(), TPR(0.95))"]
+    assert list(about["thresholds"]) == ["AcceptedError(RCon(), TPR(0.95))"]
     for key in ("data", "code", "torch", "numpy", "device", "recipe", "epoch", "digest"):
         assert about[key], key
 
 
-def test_batch_size_does_not_change_a_record(source: Source) -> None:
-    whole = attacked(source, "a", ATTACK, Order(n=60, batch_size=60))
-    shutil.rmtree(source.run.records_folder)
-    parts = attacked(source, "a", ATTACK, Order(n=60, batch_size=7))
+def test_batch_size_does_not_change_a_record(evaluator: Evaluator) -> None:
+    whole = run_attack(evaluator, "a", ATTACK, AttackOptions(n=60, batch_size=60))
+    shutil.rmtree(evaluator.run.records_folder)
+    parts = run_attack(evaluator, "a", ATTACK, AttackOptions(n=60, batch_size=7))
     assert whole.digest == parts.digest
     assert torch.allclose(whole.arrays["x_adv"], parts.arrays["x_adv"], atol=1e-6)
 
 
 def test_a_killed_attack_goes_on_where_it_stopped(
-    source: Source, monkeypatch: pytest.MonkeyPatch
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order = Order(n=60, batch_size=20)
-    whole = attacked(source, "a", ATTACK, order)
-    shutil.rmtree(source.run.records_folder)
+    order = AttackOptions(n=60, batch_size=20)
+    whole = run_attack(evaluator, "a", ATTACK, order)
+    shutil.rmtree(evaluator.run.records_folder)
     calls: list[int] = []
-    real = PGD.perturbed
+    real = PGD.perturb
 
     def counted(self: PGD, *args: object, **kwargs: object) -> Tensor:
         calls.append(1)
@@ -155,22 +161,24 @@ def test_a_killed_attack_goes_on_where_it_stopped(
             raise KeyboardInterrupt
         return real(self, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(PGD, "perturbed", counted)
+    monkeypatch.setattr(PGD, "perturb", counted)
     with pytest.raises(KeyboardInterrupt):
-        attacked(source, "a", ATTACK, order)
-    assert source.run.records() == []
-    resumed = attacked(source, "a", ATTACK, order)
+        run_attack(evaluator, "a", ATTACK, order)
+    assert evaluator.run.records() == []
+    resumed = run_attack(evaluator, "a", ATTACK, order)
     assert len(calls) == 4  # two done, one killed, one left
     assert torch.equal(whole.output.logits, resumed.output.logits)
-    assert not list(source.run.records_folder.glob(".making*"))
+    assert not list(evaluator.run.records_folder.glob(".making*"))
 
 
-def test_a_damaged_part_is_made_again(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_part_is_made_again(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tests.test_runs import spoil
 
-    order = Order(n=40, batch_size=20)
-    whole = attacked(source, "a", ATTACK, order)
-    shutil.rmtree(source.run.records_folder)
+    order = AttackOptions(n=40, batch_size=20)
+    whole = run_attack(evaluator, "a", ATTACK, order)
+    shutil.rmtree(evaluator.run.records_folder)
 
     def stop(*args: object) -> dict[str, Tensor]:
         raise KeyboardInterrupt
@@ -178,37 +186,37 @@ def test_a_damaged_part_is_made_again(source: Source, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patched:
         patched.setattr(evaluation, "_answers", stop)
         with pytest.raises(KeyboardInterrupt):
-            attacked(source, "a", ATTACK, order)
-    (part,) = source.run.records_folder.glob(".making*/parts*/0-20-*")
+            run_attack(evaluator, "a", ATTACK, order)
+    (part,) = evaluator.run.records_folder.glob(".making*/parts*/0-20-*")
     spoil(part)
-    assert torch.equal(whole.output.logits, attacked(source, "a", ATTACK, order).output.logits)
+    assert torch.equal(whole.output.logits, run_attack(evaluator, "a", ATTACK, order).output.logits)
 
 
 def test_an_existing_record_is_read_not_made(
-    source: Source, monkeypatch: pytest.MonkeyPatch
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = attacked(source, "a", ATTACK, Order(n=20))
-    monkeypatch.setattr(PGD, "perturbed", None)
-    again = attacked(source, "a", ATTACK, Order(n=20))
+    first = run_attack(evaluator, "a", ATTACK, AttackOptions(n=20))
+    monkeypatch.setattr(PGD, "perturb", None)
+    again = run_attack(evaluator, "a", ATTACK, AttackOptions(n=20))
     assert torch.equal(first.output.logits, again.output.logits)
 
 
-def test_bad_orders_are_refused(source: Source) -> None:
+def test_bad_orders_are_refused(evaluator: Evaluator) -> None:
     for order, words in (
-        (Order(split="tset"), "did you mean test"),
-        (Order(n=0), "asked for 0"),
-        (Order(n=4000), "has 300"),
-        (Order(batch_size=0), "at least 1"),
+        (AttackOptions(split="tset"), "did you mean test"),
+        (AttackOptions(n=0), "asked for 0"),
+        (AttackOptions(n=4000), "has 300"),
+        (AttackOptions(batch_size=0), "at least 1"),
     ):
         with pytest.raises(BadInput, match=words):
-            attacked(source, "a", ATTACK, order)
+            run_attack(evaluator, "a", ATTACK, order)
 
 
 # ------------------------------------------------------------------ scoring
 
 
-def test_rows_agree_with_the_definitions(scored_source: Source) -> None:
-    scoring = Scoring.of(scored_source)
+def test_rows_agree_with_the_definitions(scored_source: Evaluator) -> None:
+    scoring = Scorer.of(scored_source)
     assert list(scoring.scores) == list(scored_source.run.recipe.rejectors())
     for record in scored_source.run.records():
         scored = scoring.scored(record)
@@ -222,7 +230,7 @@ def test_rows_agree_with_the_definitions(scored_source: Source) -> None:
         assert deploy.point.accuracy == correct[accepted].mean()
         assert deploy.point.accepted_wrong == (accepted & ~correct).mean()
         assert deploy.point.tpr == accepted[correct].mean()
-        assert paper.point == metrics.paper_operating_point(score, correct)
+        assert paper.point == metrics.paper_stats(score, correct)
         assert deploy.ranking.auroc == paper.ranking.auroc == metrics.auroc(score, correct)
         assert deploy.accuracy_interval.lo <= deploy.point.accuracy <= deploy.accuracy_interval.hi
         assert paper.threshold_from != deploy.threshold_from
@@ -233,7 +241,7 @@ def test_rows_agree_with_the_definitions(scored_source: Source) -> None:
         assert ("T-Con (oracle)", "deploy") not in rows
         assert rows["Con", "paper"].ranking.auroc_vs_con.value == 0
         for name in scoring.scores:
-            held = metrics.verdict_point(scoring.taken(name, record), correct)
+            held = metrics.stats_of_verdicts(scoring.taken(name, record), correct)
             assert rows[name, "deploy"].point._replace(threshold=0) == held._replace(threshold=0)
         for protocol in ("paper", "deploy"):
             own, base = rows["R-Con", protocol], rows["Con", protocol]
@@ -244,9 +252,9 @@ def test_rows_agree_with_the_definitions(scored_source: Source) -> None:
 
 
 def test_the_coupled_row_ranks_those_past_the_gate_and_puts_others_last(
-    scored_source: Source,
+    scored_source: Evaluator,
 ) -> None:
-    scoring = Scoring.of(scored_source)
+    scoring = Scorer.of(scored_source)
     record = scored_source.run.records()[-1]
     row = next(r for r in scoring.scored(record).rows if r.rejector == "Con+R-Con")
     out = record.output
@@ -255,48 +263,48 @@ def test_the_coupled_row_ranks_those_past_the_gate_and_puts_others_last(
     assert row.ranking.auroc == metrics.auroc(ranked, record.correct)
 
 
-def test_rows_are_json(scored_source: Source) -> None:
+def test_rows_are_json(scored_source: Evaluator) -> None:
     import json
 
-    scoring = Scoring.of(scored_source)
+    scoring = Scorer.of(scored_source)
     for row in scoring.scored(scored_source.run.records()[0]).rows:
         plain = json.loads(json.dumps(row.plain(), allow_nan=False))
         assert plain["point"]["n"] == 300
         assert set(plain["ranking"]["auroc_interval"]) == {"lo", "hi"}
 
 
-def test_only_records_of_these_weights_are_scored(scored_source: Source, tmp_path: Path) -> None:
+def test_only_records_of_these_weights_are_scored(scored_source: Evaluator, tmp_path: Path) -> None:
     copy = Run(Path(shutil.copytree(scored_source.run.path, tmp_path / "run")))
     import json
 
-    story = json.loads((copy.path / "chosen.json").read_text())
-    del story["story_digest"]
-    write_story(copy.path / "chosen.json", story | {"weights": "0" * 64})
+    metadata = json.loads((copy.path / "checkpoint.json").read_text())
+    del metadata["metadata_digest"]
+    write_json(copy.path / "checkpoint.json", metadata | {"weights": "0" * 64})
     assert copy.records() == []
 
 
 def test_a_net_without_a_head_is_scored_without_rcon(tmp_path: Path) -> None:
-    spec = recipe("digits-standard", ["epochs=1", "width=4", "judge=Clean"])
-    assert spec.method.head == Plain()
-    source = Source(train(spec, tmp_path / "run"), torch.device("cpu"))
-    attacked(source, "clean", Clean(), Order(n=60))
-    scoring = Scoring.of(source)
+    spec = recipe("digits-standard", ["epochs=1", "width=4", "validation_attack=Clean"])
+    assert spec.method.head == NoHead()
+    evaluator = Evaluator(train(spec, tmp_path / "run"), torch.device("cpu"))
+    run_attack(evaluator, "clean", Clean(), AttackOptions(n=60))
+    scoring = Scorer.of(evaluator)
     assert not {"R-Con", "Con+R-Con", "A"} & set(scoring.scores)
     assert {"Con", "Energy", "KD", "GDA"} <= set(scoring.scores)
 
 
 def test_records_without_features_are_scored_by_what_they_have(
-    scored_source: Source, tmp_path: Path
+    scored_source: Evaluator, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(scored_source.run.path, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "records")
-    source = Source(Run(Path(copy)), torch.device("cpu"))
-    record = attacked(source, "clean", Clean(), Order(keep_features=False))
-    scoring = Scoring.of(source)
+    evaluator = Evaluator(Run(Path(copy)), torch.device("cpu"))
+    record = run_attack(evaluator, "clean", Clean(), AttackOptions(keep_features=False))
+    scoring = Scorer.of(evaluator)
     assert "KD" not in scoring.scores, "nothing is learned that nothing can use"
     assert {row.rejector for row in scoring.scored(record).rows} >= {"Con", "R-Con", "Entropy"}
-    attacked(source, "pgd-3", PGD(Linf(0.15), steps=3), Order(n=20))
-    scoring = Scoring.of(source)
+    run_attack(evaluator, "pgd-3", PGD(Linf(0.15), steps=3), AttackOptions(n=20))
+    scoring = Scorer.of(evaluator)
     assert "KD" in scoring.scores
     assert "KD" not in {row.rejector for row in scoring.scored(record).rows}
 

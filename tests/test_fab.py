@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from demur.attacks import EachTarget, Slips
+from demur.attacks import AcceptedError, MultiTarget
 from demur.attacks.fab import FAB, SEARCHES, to_plane
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.nets import RejectingNet
 from demur.output import prediction
 from demur.rejectors import RCon
+from tests.approximate_model import Rough
 from tests.linear import LinearNet, centred_images, distance
-from tests.rough import Rough
 
 BALLS = pytest.mark.parametrize("ball", [Linf(0.12), L2(0.8)], ids=repr)
 
@@ -22,38 +22,38 @@ BALLS = pytest.mark.parametrize("ball", [Linf(0.12), L2(0.8)], ids=repr)
 def random_plane(count: int = 40) -> tuple[Tensor, Tensor, Tensor]:
     g = torch.Generator().manual_seed(3)
     x = torch.rand(count, 1, 3, 3, generator=g, dtype=torch.float64)
-    slope = torch.randn(count, 1, 3, 3, generator=g, dtype=torch.float64)
-    slope[:, :, 0, 0] = 0  # a pixel that does not matter
+    gradient_only = torch.randn(count, 1, 3, 3, generator=g, dtype=torch.float64)
+    gradient_only[:, :, 0, 0] = 0  # a pixel that does not matter
     rise = 2 * torch.randn(count, generator=g, dtype=torch.float64)
-    return x, slope, rise
+    return x, gradient_only, rise
 
 
-def reach(x: Tensor, slope: Tensor, rise: Tensor) -> Tensor:
+def reach(x: Tensor, gradient_only: Tensor, rise: Tensor) -> Tensor:
     """The most a linear function can rise, or fall, within the pixel range."""
-    corner = torch.where(slope * rise.sign().view(-1, 1, 1, 1) > 0, 1.0, 0.0)
-    return ((corner - x) * slope).flatten(1).sum(1)
+    corner = torch.where(gradient_only * rise.sign().view(-1, 1, 1, 1) > 0, 1.0, 0.0)
+    return ((corner - x) * gradient_only).flatten(1).sum(1)
 
 
 @BALLS
 def test_a_projection_lands_on_the_plane_inside_the_box(ball: Ball) -> None:
-    x, slope, rise = random_plane()
-    delta = to_plane(ball, x, slope, rise)
-    most = reach(x, slope, rise)
+    x, gradient_only, rise = random_plane()
+    delta = to_plane(ball, x, gradient_only, rise)
+    most = reach(x, gradient_only, rise)
     wanted = torch.where(most.abs() < rise.abs(), most, rise)
     assert (most.abs() < rise.abs()).any(), "some planes lie outside the box"
-    assert torch.allclose((delta * slope).flatten(1).sum(1), wanted, atol=1e-12)
+    assert torch.allclose((delta * gradient_only).flatten(1).sum(1), wanted, atol=1e-12)
     assert (x + delta).min() >= -1e-15
     assert (x + delta).max() <= 1 + 1e-15
-    assert (delta[slope == 0] == 0).all()
+    assert (delta[gradient_only == 0] == 0).all()
 
 
 @BALLS
 def test_no_other_point_of_the_plane_is_closer(ball: Ball) -> None:
     """The optimum by bisection: the least t at which the best point of size t reaches the plane."""
-    x, slope, rise = random_plane()
-    able = reach(x, slope, rise).abs() > rise.abs()
-    x, slope, rise = x[able], slope[able], rise[able]
-    toward = slope * rise.sign().view(-1, 1, 1, 1)
+    x, gradient_only, rise = random_plane()
+    able = reach(x, gradient_only, rise).abs() > rise.abs()
+    x, gradient_only, rise = x[able], gradient_only[able], rise[able]
+    toward = gradient_only * rise.sign().view(-1, 1, 1, 1)
     low, high = torch.zeros_like(rise), torch.full_like(rise, 100.0)
     for _ in range(100):
         middle = (low + high) / 2
@@ -61,21 +61,25 @@ def test_no_other_point_of_the_plane_is_closer(ball: Ball) -> None:
         delta = (x + middle.view(-1, 1, 1, 1) * speed).clamp(0, 1) - x
         enough = (delta * toward).flatten(1).sum(1) >= rise.abs()
         low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-    assert torch.allclose(to_plane(ball, x, slope, rise), delta, atol=1e-9)
+    assert torch.allclose(to_plane(ball, x, gradient_only, rise), delta, atol=1e-9)
 
 
 @BALLS
 def test_nothing_moves_where_nothing_helps(ball: Ball) -> None:
-    x, slope, rise = random_plane(4)
-    assert torch.equal(to_plane(ball, x, 0 * slope, rise), torch.zeros_like(x))
-    assert torch.equal(to_plane(ball, x, slope, 0 * rise), torch.zeros_like(x))
+    x, gradient_only, rise = random_plane(4)
+    assert torch.equal(to_plane(ball, x, 0 * gradient_only, rise), torch.zeros_like(x))
+    assert torch.equal(to_plane(ball, x, gradient_only, 0 * rise), torch.zeros_like(x))
 
 
 @BALLS
 def test_projections_side_by_side_are_each_their_own(ball: Ball) -> None:
-    x, slope, rise = (part.float() for part in random_plane())
-    apart = torch.cat((to_plane(ball, x, slope, rise), to_plane(ball, 1 - x, slope, -rise)))
-    both = to_plane(ball, *map(torch.cat, ((x, 1 - x), (slope, slope), (rise, -rise))))
+    x, gradient_only, rise = (part.float() for part in random_plane())
+    apart = torch.cat(
+        (to_plane(ball, x, gradient_only, rise), to_plane(ball, 1 - x, gradient_only, -rise))
+    )
+    both = to_plane(
+        ball, *map(torch.cat, ((x, 1 - x), (gradient_only, gradient_only), (rise, -rise)))
+    )
     assert torch.equal(both, apart)
 
 
@@ -105,7 +109,7 @@ def test_with_a_target_it_finds_the_distance_to_that_class(kind: type[Ball]) -> 
     y = prediction(net(x))
     least = distance(net, x, y, kind.__name__)
     attack = FAB(kind(0.01), steps=20, any_distance=True)
-    x_adv = attack.perturbed(net, x, y, torch.arange(16), target=1 - y)
+    x_adv = attack.perturb(net, x, y, torch.arange(16), target=1 - y)
     assert_found(kind(0.01).size(x_adv - x), least)
 
 
@@ -116,7 +120,7 @@ def test_of_all_targets_the_nearest_gives_the_distance(kind: type[Ball]) -> None
     least = distance(net, x, y, kind.__name__)
     attack = FAB(kind(0.01), steps=20, any_distance=True)
     found = [
-        kind(0.01).size(attack.perturbed(net, x, y, y, target=(y + apart) % 4) - x)
+        kind(0.01).size(attack.perturb(net, x, y, y, target=(y + apart) % 4) - x)
         for apart in (1, 2, 3)
     ]
     assert_found(torch.stack(found).amin(0), least)
@@ -160,7 +164,7 @@ def test_what_counts_as_broken_is_the_criterions_word(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    slips = Slips(RCon(), 0.2)
+    slips = AcceptedError(RCon(), 0.2)
     before = slips(tiny_net(x), y)
     x_adv = FAB(Linf(0.3), steps=6, criterion=slips)(tiny_net, x, y)
     moved = (x_adv != x).flatten(1).any(1)
@@ -177,7 +181,7 @@ def test_what_it_returns_in_rough_arithmetic_is_broken(
     x, y = batch
     model = Rough(tiny_net, 0.5)
     attack = FAB(ball, steps=8, restarts=2, any_distance=any_distance)
-    x_adv = attack.perturbed(model, x, y, torch.arange(len(x)))
+    x_adv = attack.perturb(model, x, y, torch.arange(len(x)))
     moved = (x_adv != x).flatten(1).any(1)
     assert moved.any()
     assert (prediction(tiny_net(x_adv)) != y)[moved].all()
@@ -192,7 +196,7 @@ def test_rough_arithmetic_costs_little_strength(
     """At several times the error that 16 bits make of these logits."""
     x, y = batch
     attack = FAB(ball, steps=8, restarts=2)
-    x_adv = attack.perturbed(Rough(tiny_net, 0.1), x, y, torch.arange(len(x)))
+    x_adv = attack.perturb(Rough(tiny_net, 0.1), x, y, torch.arange(len(x)))
     best = prediction(tiny_net(attack(tiny_net, x, y))) != y
     assert (prediction(tiny_net(x_adv)) != y).sum() >= best.sum() - 1
 
@@ -204,9 +208,9 @@ def test_only_claims_that_might_be_returned_are_looked_into(ball: Ball) -> None:
     y = prediction(net(x))
     model = Rough(net, 0.0)
     tight = type(ball)(0.5 * float(distance(net, x, y, type(ball).__name__).min()))
-    assert torch.equal(FAB(tight, steps=10).perturbed(model, x, y, y), x)
+    assert torch.equal(FAB(tight, steps=10).perturb(model, x, y, y), x)
     assert model.asked == 0
-    FAB(tight, steps=10, any_distance=True).perturbed(model, x, y, y)
+    FAB(tight, steps=10, any_distance=True).perturb(model, x, y, y)
     assert model.asked >= len(x) * (1 + 2 + SEARCHES)
 
 
@@ -215,7 +219,7 @@ def test_the_nearest_of_many_targets_is_as_good_as_none(
 ) -> None:
     x, y = batch
     alone = FAB(Linf(0.2), steps=20)  # with far fewer a single target is not reached yet
-    each = EachTarget(alone, keep="criterion")
+    each = MultiTarget(alone, keep="success")
     broken = [(prediction(tiny_net(a(tiny_net, x, y))) != y).sum() for a in (alone, each)]
     assert broken[1] >= broken[0]
 

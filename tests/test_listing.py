@@ -6,7 +6,7 @@ from pathlib import Path
 from shutil import copytree, rmtree
 
 import demur
-from demur.evaluate import Source
+from demur.evaluate import Evaluator
 from demur.recipes import RECIPES, recipe
 from demur.runs import Run
 from demur.spec import lines
@@ -28,12 +28,12 @@ def test_a_list_of_nothing_is_a_list_of_kinds(command: Command) -> None:
     refused(command("list", "nets", "folder"), "only runs are listed from a folder")
 
 
-def test_runs_are_listed_with_how_far_they_are(command: Command, scored_source: Source) -> None:
+def test_runs_are_listed_with_how_far_they_are(command: Command, scored_source: Evaluator) -> None:
     refused(command("list", "runs"), "runs is no folder", "demur train RECIPE")
     copytree(scored_source.run.path, "runs/done")
     count = len(list(Path("runs/done/records").glob("*.json")))  # others may have added some
-    copytree("runs/done", "elsewhere/slim")
-    Path("elsewhere/slim/model.safetensors").unlink()
+    copytree("runs/done", "elsewhere/archive")
+    Path("elsewhere/archive/model.safetensors").unlink()
     for name, text in (("begun", lines(recipe("digits-pgdat"))), ("broken", "no recipe")):
         Path("runs", name).mkdir()
         Path("runs", name, "recipe.txt").write_text(text, encoding="utf-8")
@@ -42,10 +42,12 @@ def test_runs_are_listed_with_how_far_they_are(command: Command, scored_source: 
     begun, broken, done = out.splitlines()
     assert begun.split(maxsplit=1) == ["begun", "not trained to the end, 0 records, digits-pgdat"]
     assert "runs/broken/recipe.txt cannot be read" in broken
-    changes = "net.width, method.frame.attack.ball.eps, method.frame.attack.steps and 2 more"
+    changes = (
+        "net.width, method.framework.attack.ball.eps, method.framework.attack.steps and 2 more"
+    )
     assert done.endswith(f"  finished, {count} records, digits-pgdat-rr with other {changes}")
     code, out, _ = command("list", "runs", "elsewhere")
-    assert out.startswith(f"slim  a slim copy, {count} records, ")
+    assert out.startswith(f"archive  an archive, {count} records, ")
     held = json.loads(command("list", "runs", "--json")[1])
     assert (held["done"]["state"], held["done"]["records"]) == ("finished", count)
     Path("empty").mkdir()
@@ -59,7 +61,7 @@ def test_the_version_is_that_of_records(command: Command) -> None:
 
 def test_an_unfinished_run_names_the_command_that_goes_on(command: Command, tiny_run: Run) -> None:
     folder = copytree(tiny_run.path, "runs/my tiny")
-    Path(folder, "chosen.json").unlink()
+    Path(folder, "checkpoint.json").unlink()
     rmtree(Path(folder, "records"), ignore_errors=True)  # of weights that are to come
     again = "demur train '@runs/my tiny/recipe.txt' --out 'runs/my tiny'"
     for words in (("attack", "my tiny", "clean"), ("score", "my tiny"), ("theory", "my tiny")):

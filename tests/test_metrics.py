@@ -122,7 +122,7 @@ class TestRanking:
             narrow.astype(np.float64).tolist(), correct.astype(int).tolist()
         )
         threshold = metrics.threshold_at_tpr(narrow, correct)
-        assert metrics.operating_point(narrow, correct, threshold).tpr >= 0.95
+        assert metrics.stats_at_threshold(narrow, correct, threshold).tpr >= 0.95
 
 
 class TestGate:
@@ -133,7 +133,7 @@ class TestGate:
         coupled = np.array([-INF, 0.8, 0.7, 0.6])
         assert metrics.auroc(score, correct) == 0.5
         assert metrics.auroc(coupled, correct) == 1.0
-        point = metrics.paper_operating_point(coupled, correct)
+        point = metrics.paper_stats(coupled, correct)
         assert (point.accepted, point.accuracy) == (1, 1.0)
 
     @SOME
@@ -142,8 +142,8 @@ class TestGate:
         score, correct = data
         n = len(score)
         gate = np.array(draw.draw(st.lists(st.booleans(), min_size=n, max_size=n)), dtype=np.bool_)
-        coupled = metrics.operating_point(np.where(gate, score, -INF), correct, 0.0)
-        assert coupled == metrics.verdict_point((score >= 0) & gate, correct, 0.0)
+        coupled = metrics.stats_at_threshold(np.where(gate, score, -INF), correct, 0.0)
+        assert coupled == metrics.stats_of_verdicts((score >= 0) & gate, correct, 0.0)
 
 
 class TestRisk:
@@ -160,7 +160,7 @@ class TestRisk:
         curve = metrics.risk_coverage(score, correct)
         assert curve.threshold.tolist() == sorted(set(score.tolist()), reverse=True)
         for coverage, risk, threshold in zip(*curve, strict=True):
-            point = metrics.operating_point(score, correct, threshold)
+            point = metrics.stats_at_threshold(score, correct, threshold)
             assert point.coverage == coverage
             assert 1 - point.accuracy == pytest.approx(risk)
 
@@ -233,11 +233,11 @@ class TestCalibration:
 PAIRED: list[Callable[[ArrayLike, ArrayLike], object]] = [
     *RANKED,
     metrics.paper_threshold,
-    metrics.paper_operating_point,
+    metrics.paper_stats,
     metrics.threshold_at_tpr,
     metrics.risk_coverage,
     metrics.ece,
-    lambda score, correct: metrics.operating_point(score, correct, 0.5),
+    lambda score, correct: metrics.stats_at_threshold(score, correct, 0.5),
     lambda score, correct: metrics.paired_difference(metrics.auroc, score, score, correct),
 ]
 
@@ -296,11 +296,11 @@ class TestRefusals:
         with pytest.raises(BadInput, match="bins is 0"):
             metrics.ece([0.5], [1], bins=0)
         with pytest.raises(BadInput, match="threshold is NaN"):
-            metrics.operating_point([0.5], [1], math.nan)
+            metrics.stats_at_threshold([0.5], [1], math.nan)
         with pytest.raises(BadInput, match="is empty"):
             metrics.accuracy([])
         with pytest.raises(BadInput, match="accepted 1, correct 2"):
-            metrics.verdict_point([True], [True, False])
+            metrics.stats_of_verdicts([True], [True, False])
 
     def test_bad_bootstraps(self) -> None:
         with pytest.raises(BadInput, match="at least one"):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from demur import noise
-from demur.attacks import CE, KL, PGD, FrankWolfe, Goal, Margin, WrongCon
+from demur.attacks import CE, KL, PGD, FrankWolfe, LogitMargin, Objective, WrongConfidence
 from demur.attacks.momentum import ahead, begun, taken
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
@@ -18,12 +18,14 @@ from demur.nets import RejectingNet
 from demur.output import prediction
 from tests.linear import LinearNet, centred_images
 
-BACK = PGD(Linf(0.1), steps=20, start="mixed", goal=WrongCon(), momentum=0.9, backtrack=1.5)
+BACK = PGD(
+    Linf(0.1), steps=20, start="mixed", objective=WrongConfidence(), momentum=0.9, backtrack=1.5
+)
 
 
-def worth(net: nn.Module, goal: Goal, x: Tensor, y: Tensor) -> Tensor:
+def worth(net: nn.Module, objective: Objective, x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad():
-        return goal(net(x), y)
+        return objective(net(x), y)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -31,13 +33,13 @@ def test_backtracking_never_ends_below_its_start_nor_below_plain_steps(
     momentum: float, tiny_net: RejectingNet, test_images: Images
 ) -> None:
     x, y = test_images.batch(slice(0, 60))
-    attack = replace(BACK, momentum=momentum, step=0.05)
+    attack = replace(BACK, momentum=momentum, step_size=0.05)
     start = attack._start(x, torch.arange(len(x)), noise.derived(0, 0))
-    found = worth(tiny_net, WrongCon(), attack(tiny_net, x, y), y)
-    assert (found >= worth(tiny_net, WrongCon(), start, y)).all()
-    plain = worth(tiny_net, WrongCon(), replace(attack, backtrack=0.0)(tiny_net, x, y), y)
+    found = worth(tiny_net, WrongConfidence(), attack(tiny_net, x, y), y)
+    assert (found >= worth(tiny_net, WrongConfidence(), start, y)).all()
+    plain = worth(tiny_net, WrongConfidence(), replace(attack, backtrack=0.0)(tiny_net, x, y), y)
     assert found.mean() >= plain.mean()
-    more = worth(tiny_net, WrongCon(), replace(attack, steps=40)(tiny_net, x, y), y)
+    more = worth(tiny_net, WrongConfidence(), replace(attack, steps=40)(tiny_net, x, y), y)
     assert (more >= found).all()
 
 
@@ -45,7 +47,7 @@ def test_backtracking_helps_where_steps_are_too_long(
     tiny_net: RejectingNet, test_images: Images
 ) -> None:
     x, y = test_images.batch(slice(0, 100))
-    long = PGD(Linf(0.1), steps=12, step=0.2, start="clean", goal=CE(), backtrack=2.0)
+    long = PGD(Linf(0.1), steps=12, step_size=0.2, start="clean", objective=CE(), backtrack=2.0)
     back = worth(tiny_net, CE(), long(tiny_net, x, y), y)
     plain = worth(tiny_net, CE(), replace(long, backtrack=0.0)(tiny_net, x, y), y)
     assert back.mean() > plain.mean()
@@ -55,18 +57,24 @@ def test_steps_by_hand(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> 
     """The official climb written out, image by image."""
     x, y = batch
     attack = PGD(
-        Linf(0.1), steps=6, step=0.04, start="clean", goal=WrongCon(), momentum=0.9, backtrack=1.5
+        Linf(0.1),
+        steps=6,
+        step_size=0.04,
+        start="clean",
+        objective=WrongConfidence(),
+        momentum=0.9,
+        backtrack=1.5,
     )
     found = attack(tiny_net, x, y)
     for i in range(4):
         one, label = x[i : i + 1], y[i : i + 1]
         at, mean, length = one, torch.zeros_like(one), 0.04
         for _ in range(6):
-            grad, value, _ = gradient(tiny_net, WrongCon(), at, label)
+            grad, value, _ = gradient(tiny_net, WrongConfidence(), at, label)
             mean = 0.9 * mean + 0.1 * grad.sign()
             low, high = (one - 0.1).clamp_min(0), (one + 0.1).clamp_max(1)
             there = (at + length * mean).clamp(low, high)
-            if worth(tiny_net, WrongCon(), there, label) >= value:
+            if worth(tiny_net, WrongConfidence(), there, label) >= value:
                 at = there
             else:
                 length /= 1.5
@@ -77,7 +85,9 @@ def test_steps_by_hand(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> 
 def test_the_first_step_with_momentum_is_a_tenth(ball: Ball) -> None:
     net, x = LinearNet(), centred_images(5)
     y = prediction(net(x))
-    attack = PGD(ball, steps=1, step=0.02, start="clean", goal=Margin(), momentum=0.9)
+    attack = PGD(
+        ball, steps=1, step_size=0.02, start="clean", objective=LogitMargin(), momentum=0.9
+    )
     assert ball.size(attack(net, x, y) - x).tolist() == pytest.approx(5 * [0.002], rel=1e-6)
     plain = replace(attack, momentum=0.0)
     assert ball.size(plain(net, x, y) - x).tolist() == pytest.approx(5 * [0.02], rel=1e-6)
@@ -87,8 +97,8 @@ def test_directions_are_averaged() -> None:
     x = torch.full((1, 1, 1, 2), 0.5)
     climb = begun(x, 0.1, None)
     for grad, mean in (([3.0, -4.0], [0.1, -0.1]), ([2.0, 1.0], [0.19, 0.01])):
-        slope = torch.tensor(grad).view(1, 1, 1, 2)
-        x_next, found = ahead(Linf(1.0), x, climb, slope, 0.9)
+        gradient_only = torch.tensor(grad).view(1, 1, 1, 2)
+        x_next, found = ahead(Linf(1.0), x, climb, gradient_only, 0.9)
         assert found.flatten().tolist() == pytest.approx(mean)
         assert x_next.flatten().tolist() == pytest.approx([0.5 + 0.1 * m for m in mean])
         climb = climb._replace(mean=found)
@@ -113,13 +123,13 @@ def test_a_goal_of_its_own_decides_what_is_taken_back(
 ) -> None:
     """By cross-entropy the first step is taken whatever it does, and nothing after it loses."""
     x, y = test_images.batch(slice(0, 60))
-    attack = replace(BACK, start="clean", step=0.05, backtrack_goal=CE())
-    first = replace(attack, steps=1, backtrack=0.0, backtrack_goal=None)(tiny_net, x, y)
+    attack = replace(BACK, start="clean", step_size=0.05, backtrack_objective=CE())
+    first = replace(attack, steps=1, backtrack=0.0, backtrack_objective=None)(tiny_net, x, y)
     assert torch.equal(replace(attack, steps=1)(tiny_net, x, y), first)
     values = [worth(tiny_net, CE(), replace(attack, steps=n)(tiny_net, x, y), y) for n in (1, 5, 9)]
     assert (values[1] >= values[0]).all()
     assert (values[2] >= values[1]).all()
-    other = replace(attack, backtrack_goal=None)(tiny_net, x, y)
+    other = replace(attack, backtrack_objective=None)(tiny_net, x, y)
     assert not torch.equal(attack(tiny_net, x, y), other)
 
 
@@ -127,18 +137,18 @@ def test_restarts_are_chosen_by_what_decides_the_steps(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    attack = replace(BACK, steps=4, backtrack_goal=CE(), start="random")
+    attack = replace(BACK, steps=4, backtrack_objective=CE(), start="random")
     few, more = attack(tiny_net, x, y), replace(attack, restarts=3)(tiny_net, x, y)
     assert (worth(tiny_net, CE(), more, y) >= worth(tiny_net, CE(), few, y) - 1e-6).all()
 
 
-@pytest.mark.parametrize("goal", [None, KL()], ids=repr)
+@pytest.mark.parametrize("objective", [None, KL()], ids=repr)
 @pytest.mark.parametrize("start", ["mixed", "coin", "random"])
 @pytest.mark.parametrize("ball", [Linf(0.1), L2(0.5)], ids=repr)
 def test_it_does_not_depend_on_company_and_stays_in_the_ball(
-    ball: Ball, start: str, goal: Goal | None, tiny_net: RejectingNet, test_images: Images
+    ball: Ball, start: str, objective: Objective | None, tiny_net: RejectingNet, test_images: Images
 ) -> None:
-    attack = replace(BACK, ball=ball, steps=5, start=start, backtrack_goal=goal)  # type: ignore[arg-type]
+    attack = replace(BACK, ball=ball, steps=5, start=start, backtrack_objective=objective)  # type: ignore[arg-type]
     net, x = LinearNet().eval(), centred_images(9)
     y, index = prediction(net(x)), torch.arange(40, 49)
     whole = attack(net, x, y, index)
@@ -155,9 +165,9 @@ def test_it_does_not_depend_on_company_and_stays_in_the_ball(
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: replace(BACK, keep="criterion"), "use keep=largest"),
-        (lambda: PGD(Linf(0.1), momentum=0.5, keep="criterion"), "use keep=largest"),
-        (lambda: PGD(Linf(0.1), backtrack_goal=CE()), "without backtrack it does nothing"),
+        (lambda: replace(BACK, keep="success"), "use keep=max_objective"),
+        (lambda: PGD(Linf(0.1), momentum=0.5, keep="success"), "use keep=max_objective"),
+        (lambda: PGD(Linf(0.1), backtrack_objective=CE()), "without backtrack it does nothing"),
         (lambda: PGD(Linf(0.1), backtrack=0.5), "must be above 1"),
         (lambda: PGD(Linf(0.1), momentum=1.0), "no image ever moves"),
         (lambda: FrankWolfe(Linf(0.1), momentum=0.5), "use PGD"),

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from demur.cli import progress
 from demur.cli.progress import CountBar
-from demur.report.refusals import show_refusals
-from demur.report.rivals import show_rivals
+from demur.report.peer_attacks import show_peer_attacks
+from demur.report.peer_rejection import show_peer_rejection
 from demur.runs import Run
 from tests.conftest import Command
 
@@ -28,10 +28,10 @@ def test_odd_names_are_printed_as_they_are(command: Command, tiny_run: Run) -> N
     code, out, err = command("score", str(folder))
     assert code == 0, err
     assert "@[bold]/x[/b].txt, n=20" in out
-    code, _, err = command("slim", str(folder), "-o", "[bold]slim[/b]:x:")
+    code, _, err = command("archive", str(folder), "-o", "[bold]archive[/b]:x:")
     assert code == 0, err
-    assert "demur score '[bold]slim[/b]:x:' reads it" in err
-    code, out, err = command("theory", "[bold]slim[/b]:x:")
+    assert "demur score '[bold]archive[/b]:x:' reads it" in err
+    code, out, err = command("theory", "[bold]archive[/b]:x:")
     assert code == 0, err
     assert "@[bold]/x[/b].txt" in out
 
@@ -39,10 +39,10 @@ def test_odd_names_are_printed_as_they_are(command: Command, tiny_run: Run) -> N
 def test_odd_names_in_reports_of_benches(capsys: pytest.CaptureFixture[str]) -> None:
     about = {"run": NAME, "ball": "Linf(0.1)", "n": 3}
     curves = {"reject-autoattack": [[1, 1]], "orthogonal PGD": [[1, 1]], "product PGD": [[1, 1]]}
-    show_refusals(about | {"times": 1.0, "rules": {"Con": {"curves": curves}}})
+    show_peer_rejection(about | {"times": 1.0, "rules": {"Con": {"curves": curves}}})
     machine = {"device": "cpu", "torch": "2", "threads": 1}
     lines = {"lines": [], "missing": [], "notes": ["[/b] is not installed"]}
-    show_rivals(about | {"right_unattacked": 2, "machine": machine} | lines)
+    show_peer_attacks(about | {"right_unattacked": 2, "machine": machine} | lines)
     out = capsys.readouterr().out
     assert out.count(NAME) == 2
     assert "[/b] is not installed" in out

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from demur.data import CIFAR10, Digits
 from demur.errors import BadInput
-from demur.methods import RR, Plain
+from demur.methods import RR, NoHead
 from demur.nets import NETS, NetSpec, ResNet18, Small, WideResNet, conv
-from demur.nets.conv import Conv3x3, _OfFewChannels, places_times
+from demur.nets.conv import Conv3x3, _OfFewChannels, conv1x1_matmul
 from demur.output import Output
 
 DOMAIN = Digits().domain
@@ -25,7 +25,7 @@ class TestContract:
         self, spec: NetSpec, batch: tuple[Tensor, Tensor]
     ) -> None:
         x, _ = batch
-        for head, width in ((Plain(), 0), (RR(), 1)):
+        for head, width in ((NoHead(), 0), (RR(), 1)):
             net = spec.build(DOMAIN, head).eval()
             out = net(x)
             assert isinstance(out, Output)
@@ -44,7 +44,7 @@ class TestContract:
         assert any(not torch.equal(nets[0][k], nets[2][k]) for k in nets[0])
 
     def test_normalisation_is_the_first_layer(self, spec: NetSpec) -> None:
-        net = spec.build(DOMAIN, Plain())
+        net = spec.build(DOMAIN, NoHead())
         mean = torch.full((1, *DOMAIN.shape), DOMAIN.mean[0])
         assert torch.allclose(net.normalise(mean), torch.zeros_like(mean), atol=1e-6)
 
@@ -57,7 +57,7 @@ class TestContract:
 
 
 def test_small_is_a_resnet_8_of_width_16() -> None:
-    net = Small().build(DOMAIN, Plain())
+    net = Small().build(DOMAIN, NoHead())
     layers = [m for m in net.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
     main = [m for m in layers if not (isinstance(m, torch.nn.Conv2d) and m.kernel_size == (1, 1))]
     assert len(main) == 8
@@ -72,7 +72,7 @@ def test_small_is_a_resnet_8_of_width_16() -> None:
 def test_the_papers_nets_have_the_papers_sizes(
     spec: NetSpec, plain: int, rectified: int, dim: int
 ) -> None:
-    for head, expected in ((Plain(), plain), (RR(), rectified)):
+    for head, expected in ((NoHead(), plain), (RR(), rectified)):
         net = spec.build(CIFAR10().domain, head)
         assert sum(p.numel() for p in net.parameters()) == expected
         assert net.trunk.dims[-1] == dim
@@ -101,7 +101,7 @@ def test_heads_stay_in_fp32_when_the_trunk_does_not() -> None:
 
 
 def test_the_rr_head_is_the_papers() -> None:
-    plain, rr = (Small().build(DOMAIN, head) for head in (Plain(), RR()))
+    plain, rr = (Small().build(DOMAIN, head) for head in (NoHead(), RR()))
     extra = sum(p.numel() for p in rr.parameters()) - sum(p.numel() for p in plain.parameters())
     assert extra == (64 * 32 + 32) + 2 * 32 + (32 + 1)
 
@@ -136,7 +136,7 @@ def test_convolutions_of_few_channels_and_of_single_places_are_the_ordinary_ones
     x, weight, single = random(2, 3, 6, 5), random(4, 3, 3, 3), random(4, 3, 1, 1)
     pairs = [
         (_OfFewChannels.apply(x, weight), weight, {"padding": 1}),  # type: ignore[no-untyped-call]
-        (places_times(x, single, (2, 1)), single, {"stride": (2, 1)}),
+        (conv1x1_matmul(x, single, (2, 1)), single, {"stride": (2, 1)}),
     ]
     for ours, kernel, how in pairs:
         theirs = torch.nn.functional.conv2d(x, kernel, **how)  # type: ignore[arg-type]

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from demur.errors import BadInput
 from demur.output import (
     Output,
-    at,
+    as_output,
     con,
-    elsewhere,
     energy,
+    label_entry,
     log_con,
-    log_doubt,
-    log_not_rcon,
+    log_one_minus_con,
+    log_one_minus_rcon,
     log_rcon,
-    output_of,
+    mask_label,
     prediction,
     rcon,
     tcon,
@@ -50,8 +50,8 @@ def test_temperature_divides_logits(tau: float) -> None:
 @given(st.lists(st.floats(-30, 30), min_size=2, max_size=6), st.floats(-30, 30))
 def test_log_complements_are_exact(logits: list[float], aux: float) -> None:
     out = made([logits], [aux])
-    assert log_con(out).exp() + log_doubt(out).exp() == pytest.approx(1)
-    assert log_rcon(out).exp() + log_not_rcon(out).exp() == pytest.approx(1)
+    assert log_con(out).exp() + log_one_minus_con(out).exp() == pytest.approx(1)
+    assert log_rcon(out).exp() + log_one_minus_rcon(out).exp() == pytest.approx(1)
     assert 0 <= rcon(out).item() <= con(out).item() <= 1
 
 
@@ -59,7 +59,7 @@ def test_when_right_tcon_is_con_and_when_wrong_it_is_below_doubt() -> None:
     out = made([[3.0, 1.0, 0.0], [3.0, 1.0, 0.0]])
     truth = tcon(out, torch.tensor([0, 1]))
     assert truth[0] == con(out)[0]
-    assert truth[1] <= log_doubt(out)[1].exp()
+    assert truth[1] <= log_one_minus_con(out)[1].exp()
 
 
 @pytest.mark.parametrize("size", [100.0, 1000.0])
@@ -67,13 +67,13 @@ def test_saturated_softmax_keeps_its_gradient(size: float) -> None:
     logits = torch.tensor([[size, 0.0, -size]], requires_grad=True)
     none = logits.new_zeros(1, 0)
     out = Output(logits, none, torch.tensor([[-size]], requires_grad=True))
-    doubt = log_doubt(out)
+    doubt = log_one_minus_con(out)
     (grad,) = torch.autograd.grad(doubt.sum(), logits)
     assert doubt.item() == pytest.approx(-size)
     assert grad[0].tolist() == pytest.approx([-1, 1, 0])
     (grad,) = torch.autograd.grad(log_rcon(out).sum(), out.aux)
     assert grad.item() == pytest.approx(1)  # the probability itself underflows here
-    assert log_not_rcon(out).isfinite().all()
+    assert log_one_minus_rcon(out).isfinite().all()
 
 
 def test_half_precision_logits_are_widened() -> None:
@@ -87,11 +87,11 @@ def test_rcon_without_a_head_is_refused() -> None:
 
 
 def test_a_plain_tensor_is_taken_as_logits() -> None:
-    out = output_of(torch.zeros(2, 3))
+    out = as_output(torch.zeros(2, 3))
     assert out.logits.shape == (2, 3)
     assert out.aux.shape == out.feature.shape == (2, 0)
     with pytest.raises(BadInput, match="one row per image"):
-        output_of(torch.zeros(3))
+        as_output(torch.zeros(3))
 
 
 def test_a_batch_of_one_stays_a_batch() -> None:
@@ -105,7 +105,7 @@ def test_the_entry_at_a_label_is_what_gather_takes_and_so_is_its_gradient() -> N
     table = torch.randn(40, 7, generator=g).masked_fill(torch.rand(40, 7, generator=g) < 0.2, -9e9)
     table[0] = -torch.inf
     weights, found = torch.randn(40, generator=g), []
-    for take in (at, lambda table, label: table.gather(1, label[:, None])[:, 0]):
+    for take in (label_entry, lambda table, label: table.gather(1, label[:, None])[:, 0]):
         given = table.clone().requires_grad_()
         taken = take(given, label)
         found.append((taken, *torch.autograd.grad((taken * weights)[1:].sum(), given)))
@@ -115,6 +115,6 @@ def test_the_entry_at_a_label_is_what_gather_takes_and_so_is_its_gradient() -> N
 
 def test_elsewhere_nothing_is_left_at_the_label() -> None:
     table = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    assert elsewhere(table, torch.tensor([2, 0])).tolist() == [
+    assert mask_label(table, torch.tensor([2, 0])).tolist() == [
         [1.0, 2.0, -torch.inf], [-torch.inf, 5.0, 6.0],
     ]  # fmt: skip

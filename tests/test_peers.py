@@ -26,7 +26,7 @@ def test_at_least_as_strong_as_foolbox(
     model = foolbox.PyTorchModel(tiny_net.classifier().eval(), bounds=(0, 1), device="cpu")
     step = ball.eps / 4
     _, theirs, _ = peer(steps=STEPS, abs_stepsize=step)(model, x, y, epsilons=ball.eps)
-    ours = PGD(ball, steps=STEPS, step=step)(tiny_net, x, y)
+    ours = PGD(ball, steps=STEPS, step_size=step)(tiny_net, x, y)
     assert _right(tiny_net, ours, y) <= _right(tiny_net, theirs, y) + 2
 
 
@@ -41,5 +41,5 @@ def test_at_least_as_strong_as_torchattacks(
     peer = torchattacks.PGD if isinstance(ball, Linf) else torchattacks.PGDL2
     step = ball.eps / 4
     theirs = peer(tiny_net.classifier().eval(), eps=ball.eps, alpha=step, steps=STEPS)(x, y)
-    ours = PGD(ball, steps=STEPS, step=step)(tiny_net, x, y)
+    ours = PGD(ball, steps=STEPS, step_size=step)(tiny_net, x, y)
     assert _right(tiny_net, ours, y) <= _right(tiny_net, theirs, y) + 2

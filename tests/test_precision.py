@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from demur.fused import fused, fusing
-from demur.precision import Precision, arithmetic, lowered, products_dtype, weights_dtype
+from demur.precision import Precision, autocast, products_dtype, use_precision, weights_dtype
 
 CPU = torch.device("cpu")
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -30,7 +30,7 @@ def before(request: pytest.FixtureRequest) -> Iterator[tuple[bool, bool]]:
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_arithmetic_is_set_for_a_while(precision: Precision, before: tuple[bool, bool]) -> None:
     rough = precision in ("tf32", "bf16")
-    with pytest.raises(RuntimeError, match="inside"), arithmetic(precision, CPU):
+    with pytest.raises(RuntimeError, match="inside"), use_precision(precision, CPU):
         assert flags() == (rough, rough)
         assert torch.is_autocast_enabled("cpu") == (precision == "bf16")
         raise RuntimeError("inside")
@@ -43,7 +43,7 @@ def test_only_bf16_lowers_convolutions_and_nothing_lowers_weights(precision: Pre
     weights = weights_dtype(precision)
     assert weights == (torch.float64 if precision == "fp64" else torch.float32)
     conv = torch.nn.Conv2d(2, 2, 3).to(weights)
-    with lowered(precision, CPU):
+    with autocast(precision, CPU):
         assert conv(torch.zeros(1, 2, 4, 4, dtype=weights)).dtype == products_dtype(precision)
         assert not torch.is_autocast_cache_enabled()
     assert products_dtype(precision) == (torch.bfloat16 if precision == "bf16" else weights)
@@ -58,11 +58,11 @@ class Compiler:
     def __call__(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         self.made += 1
 
-        def compiled(*args: Any, **kwargs: Any) -> Any:
+        def counted(*args: Any, **kwargs: Any) -> Any:
             self.ran += 1
             return function(*args, **kwargs)
 
-        return compiled
+        return counted
 
 
 def test_fused_functions_are_compiled_once_and_only_where_asked(

@@ -40,34 +40,34 @@ class TestOperatingPoint:
     CORRECT = (1, 1, 0, 1, 0)
 
     def test_by_hand(self) -> None:
-        point = metrics.operating_point(self.SCORE, self.CORRECT, 0.8)
+        point = metrics.stats_at_threshold(self.SCORE, self.CORRECT, 0.8)
         assert point == (0.8, 2 / 3, 3 / 5, 2 / 3, 1 / 2, 1 / 5, 5, 3)
         assert metrics.accuracy(self.CORRECT) == 3 / 5
 
     def test_strict_drops_the_threshold(self) -> None:
-        point = metrics.operating_point(self.SCORE, self.CORRECT, 0.8, strict=True)
+        point = metrics.stats_at_threshold(self.SCORE, self.CORRECT, 0.8, strict=True)
         assert point == (0.8, 1.0, 1 / 5, 1 / 3, 0.0, 0.0, 5, 1)
 
     def test_never_is_refused_unless_all_are_accepted(self) -> None:
         score, correct = [-INF, -INF, 1.0], [0, 0, 1]
-        assert metrics.operating_point(score, correct, -INF).accepted == 3
-        assert metrics.operating_point(score, correct, -INF, strict=True).accepted == 1
+        assert metrics.stats_at_threshold(score, correct, -INF).accepted == 3
+        assert metrics.stats_at_threshold(score, correct, -INF, strict=True).accepted == 1
 
     def test_refusing_all_earns_nothing(self) -> None:
-        point = metrics.operating_point(self.SCORE, self.CORRECT, INF)
+        point = metrics.stats_at_threshold(self.SCORE, self.CORRECT, INF)
         assert point == (INF, 0.0, 0.0, 0.0, 0.0, 0.0, 5, 0)
         assert point.accuracy_interval == (0, 1)
 
     def test_empty_groups(self) -> None:
-        wrong = metrics.operating_point([1, 2], [0, 0], 2)
+        wrong = metrics.stats_at_threshold([1, 2], [0, 0], 2)
         assert (wrong.tpr, wrong.fpr, wrong.accuracy) == (1.0, 0.5, 0.0)
-        right = metrics.operating_point([1, 2], [1, 1], 2)
+        right = metrics.stats_at_threshold([1, 2], [1, 1], 2)
         assert (right.tpr, right.fpr, right.accuracy) == (0.5, 0.0, 1.0)
 
     def test_verdicts_without_a_threshold(self) -> None:
-        point = metrics.verdict_point([1, 1, 1, 0, 0], self.CORRECT)
+        point = metrics.stats_of_verdicts([1, 1, 1, 0, 0], self.CORRECT)
         assert math.isnan(point.threshold)
-        assert point[1:] == metrics.operating_point(self.SCORE, self.CORRECT, 0.8)[1:]
+        assert point[1:] == metrics.stats_at_threshold(self.SCORE, self.CORRECT, 0.8)[1:]
 
     @SOME
     @given(WITH_NEVER, st.one_of(TIED, st.just(-INF), st.just(INF)), st.booleans())
@@ -77,7 +77,7 @@ class TestOperatingPoint:
         score, correct = data
         taken = score > threshold if strict else score >= threshold
         right, n = int((taken & correct).sum()), len(score)
-        point = metrics.operating_point(score, correct, threshold, strict)
+        point = metrics.stats_at_threshold(score, correct, threshold, strict)
         accepted = int(taken.sum())
         assert (point.accepted, point.n) == (accepted, n)
         assert point.accuracy_interval == metrics.wilson(right, accepted)
@@ -92,7 +92,7 @@ class TestPaperProtocol:
         score, correct = data
         expected = sklearn_threshold(score, correct, level)
         assert metrics.paper_threshold(score, correct, level) == expected
-        point = metrics.paper_operating_point(score, correct, level)
+        point = metrics.paper_stats(score, correct, level)
         answered = correct[score > expected]
         assert point.accepted == len(answered)
         assert point.accuracy == (answered.mean() if len(answered) else 0.0)
@@ -120,26 +120,26 @@ class TestPaperProtocol:
         correct = score >= 20
         assert metrics.threshold_at_tpr(score, correct) == 21
         assert metrics.paper_threshold(score, correct) == 20
-        assert metrics.paper_operating_point(score, correct).tpr == 19 / 20
+        assert metrics.paper_stats(score, correct).tpr == 19 / 20
 
     def test_nearest_may_keep_less_than_asked(self) -> None:
         score, correct = np.arange(44.0), np.arange(44) % 2 == 0
         assert metrics.paper_threshold(score, correct, 0.93) == 4
-        assert metrics.operating_point(score, correct, 4).tpr == 20 / 22
+        assert metrics.stats_at_threshold(score, correct, 4).tpr == 20 / 22
         assert metrics.threshold_at_tpr(score, correct, 0.93) == 2
 
     def test_without_right_answers_nothing_is_accepted(self) -> None:
         assert metrics.paper_threshold([1, 2, 3], [0, 0, 0]) == INF
-        point = metrics.paper_operating_point([1, 2, 3], [0, 0, 0])
+        point = metrics.paper_stats([1, 2, 3], [0, 0, 0])
         assert point == (INF, 0.0, 0.0, 1.0, 0.0, 0.0, 3, 0)
 
     def test_without_wrong_answers_the_last_threshold_is_taken(self) -> None:
         assert metrics.paper_threshold(np.arange(100.0), np.ones(100)) == 0
-        assert metrics.paper_operating_point(np.arange(100.0), np.ones(100)).accepted == 99
+        assert metrics.paper_stats(np.arange(100.0), np.ones(100)).accepted == 99
 
     @pytest.mark.parametrize("correct", [[0], [1]])
     def test_one_image_is_refused(self, correct: list[int]) -> None:
-        point = metrics.paper_operating_point([0.3], correct)
+        point = metrics.paper_stats([0.3], correct)
         assert (point.accepted, point.accuracy, point.coverage) == (0, 0.0, 0.0)
 
 
@@ -162,7 +162,7 @@ class TestDeployProtocol:
         asked = Fraction(str(level)) * len(right)
         assert np.sum(right >= threshold) >= asked
         assert all(np.sum(right >= t) < asked for t in score if t > threshold)
-        assert metrics.operating_point(score, correct, threshold).tpr >= level
+        assert metrics.stats_at_threshold(score, correct, threshold).tpr >= level
 
     def test_ties_at_the_threshold_are_kept(self) -> None:
         score, correct = [2, 1, 1, 1, 0], [1, 1, 1, 0, 0]

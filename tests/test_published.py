@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from demur.paper.measured import Line
+from demur.paper.markdown import markdown
+from demur.paper.measured import TrainingResult
 from demur.paper.published import Figure, first_table
 from demur.paper.tables import RADII, TABLES
-from demur.paper.words import markdown
 from demur.recipes import RECIPES
 from tests.conftest import TINIEST, Command
 
@@ -32,13 +32,13 @@ def test_the_paper_stands_beside_lines_and_scores_that_there_are() -> None:
     table = TABLES["methods-cifar10"]
     for entry, score, attack in table.published:
         assert attack in table.attacks
-        assert score in (*table.learned, "Con", table.entries[entry].own[0])
+        assert score in (*table.learned, "Con", table.entries[entry].head_rejector[0])
     known = RECIPES["cifar10-pgdat-short"].rejectors()
     assert set(table.learned) <= set(known)
 
 
 def test_nothing_is_said_of_the_paper_where_it_has_no_figures() -> None:
-    nothing = [Line("rr", 0, "0" * 64, "rr", failure="not measured yet")]
+    nothing = [TrainingResult("rr", 0, "0" * 64, "rr", failure="not measured yet")]
     assert "the paper`" not in markdown(TABLES["study-digits"], nothing, "demur table x", "1.0")
 
 
@@ -55,7 +55,7 @@ def test_what_learns_from_features_is_scored_kept_and_read_again(
     )
     monkeypatch.setitem(TABLES, "methods-digits", table)
     words = ["methods-digits", *TINIEST, "--only", "pgdat-rr"]
-    code, page, err = command("table", *words, "--slim", "kept")
+    code, page, err = command("table", *words, "--archive", "kept")
     assert code == 0, err
     clean, attacked = page.split("## pgd-10:steps=1")
     assert "86.91, 0.861" in cells(clean, "pgdat-rr", "R-Con")

@@ -5,20 +5,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from demur.attacks import PGD, Slips
+from demur.attacks import PGD, AcceptedError
 from demur.calibrate import TPR
 from demur.errors import BadInput
-from demur.evaluate import Source
-from demur.methods import RR, Plain
+from demur.evaluate import Evaluator
+from demur.methods import RR, NoHead
 from demur.nets import RejectingNet
 from demur.output import Output
 from demur.recipes import RECIPES, attack, recipe
-from demur.rejectors import REJECTORS, Answers, Aux, Con, Coupled, Difference, Given, RCon
+from demur.rejectors import (
+    REJECTORS,
+    AcceptProbability,
+    Con,
+    ConMinusRectifier,
+    Coupled,
+    ModelScore,
+    RCon,
+    Rectifier,
+)
 from demur.rule import Rejector, Score
 
 EXAMPLES: dict[str, Rejector] = {
-    **RECIPES["digits-pgdat-rr"].rejectors(), "given": Given(), "answers": Answers(),
-    "difference": Difference(),
+    **RECIPES["digits-pgdat-rr"].rejectors(), "given": ModelScore(), "answers": AcceptProbability(),
+    "difference": ConMinusRectifier(),
 }  # fmt: skip
 
 
@@ -34,7 +43,7 @@ def fit_output(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> tuple[Ou
 
 
 @pytest.fixture(scope="module")
-def taught(tiny_source: Source) -> tuple[Output, Tensor]:
+def batch_loss(tiny_source: Evaluator) -> tuple[Output, Tensor]:
     """What the tiny net answers to images it was fitted on."""
     x, y = tiny_source.splits["fit"].batch(slice(0, 500))
     with torch.no_grad():
@@ -44,9 +53,9 @@ def taught(tiny_source: Source) -> tuple[Output, Tensor]:
 @pytest.mark.parametrize("name", EXAMPLES)
 class TestContract:
     @pytest.fixture
-    def score(self, name: str, taught: tuple[Output, Tensor]) -> Score:
+    def score(self, name: str, batch_loss: tuple[Output, Tensor]) -> Score:
         rejector: Rejector = EXAMPLES[name]
-        return rejector.fit(*taught)
+        return rejector.fit(*batch_loss)
 
     def test_one_value_per_image_and_never_nan(
         self, score: Score, fit_output: tuple[Output, Tensor]
@@ -54,21 +63,21 @@ class TestContract:
         out, y = fit_output
         assert score(out).shape == y.shape
         assert not score(out).isnan().any()
-        assert score(out.at(torch.tensor([0]))).shape == (1,)
+        assert score(out.select(torch.tensor([0]))).shape == (1,)
 
     def test_an_image_scores_the_same_in_any_batch(
         self, score: Score, fit_output: tuple[Output, Tensor]
     ) -> None:
         out, _ = fit_output
         order = torch.randperm(len(out.logits), generator=torch.Generator().manual_seed(0))
-        assert torch.equal(score(out)[order], score(out.at(order)))
-        alone = torch.cat([score(out.at(place)) for place in torch.arange(len(order)).split(1)])
+        assert torch.equal(score(out)[order], score(out.select(order)))
+        alone = torch.cat([score(out.select(place)) for place in torch.arange(len(order)).split(1)])
         assert torch.allclose(alone, score(out), rtol=1e-4, atol=1e-4)
 
     def test_many_images_are_scored_a_piece_at_a_time(
-        self, score: Score, taught: tuple[Output, Tensor], monkeypatch: pytest.MonkeyPatch
+        self, score: Score, batch_loss: tuple[Output, Tensor], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        out, _ = taught
+        out, _ = batch_loss
         whole = score(out)
         monkeypatch.setattr("demur.rejectors.fitted.PIECE", 64)
         assert torch.allclose(score(out), whole, rtol=1e-4, atol=1e-4)
@@ -90,9 +99,9 @@ class TestContract:
         assert torch.allclose(program.module()(x), score(tiny_net(x)), rtol=1e-4, atol=1e-4)
 
     def test_it_is_computed_in_full_precision_under_autocast(
-        self, score: Score, taught: tuple[Output, Tensor]
+        self, score: Score, batch_loss: tuple[Output, Tensor]
     ) -> None:
-        out, _ = taught
+        out, _ = batch_loss
         with torch.autocast("cpu", torch.bfloat16):
             assert torch.equal(score(out), score(out).float())
             lowered = score(out)
@@ -102,7 +111,7 @@ class TestContract:
         self, score: Score, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
     ) -> None:
         x = batch[0].clone().requires_grad_()
-        (grad,) = torch.autograd.grad(score.trust(tiny_net(x)).sum(), x)
+        (grad,) = torch.autograd.grad(score.log_score(tiny_net(x)).sum(), x)
         assert grad.isfinite().all()
         assert (grad.flatten(1).abs().amax(1) > 0).all()
         assert all(p.grad is None for p in tiny_net.parameters())
@@ -111,10 +120,10 @@ class TestContract:
         self, score: Score, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
     ) -> None:
         x = batch[0].clone().requires_grad_()
-        (grad,) = torch.autograd.grad(score.trust(tiny_net(x)).sum(), x)
+        (grad,) = torch.autograd.grad(score.log_score(tiny_net(x)).sum(), x)
         with torch.no_grad():
-            before = score.trust(tiny_net(x))
-            after = score.trust(tiny_net((x + 0.001 * grad.sign()).clamp(0, 1)))
+            before = score.log_score(tiny_net(x))
+            after = score.log_score(tiny_net((x + 0.001 * grad.sign()).clamp(0, 1)))
         assert (after >= before).float().mean() > 0.9
 
     def test_net_images_score_higher_than_noise(
@@ -126,17 +135,17 @@ class TestContract:
 
 
 def test_a_head_names_its_scores_at_its_own_temperature() -> None:
-    assert Plain().rejectors() == {}
+    assert NoHead().rejectors() == {}
     named = RR(tau=0.25).rejectors()
     expected: dict[str, Rejector] = {
-        "R-Con": RCon(0.25), "Con+R-Con": Coupled(Con(0.25), then=RCon(0.25)), "A": Aux(),
+        "R-Con": RCon(0.25), "Con+R-Con": Coupled(Con(0.25), score=RCon(0.25)), "A": Rectifier(),
     }  # fmt: skip
     assert named == expected
     cool = recipe("digits-pgdat-rr", ["head.tau=0.25"])
     assert cool.rejectors()["R-Con"] == RCon(0.25)
     adaptive = attack("adaptive", cool)
     assert isinstance(adaptive, PGD)
-    assert adaptive.criterion == Slips(RCon(0.25), TPR(0.95))
+    assert adaptive.criterion == AcceptedError(RCon(0.25), TPR(0.95))
 
 
 def test_rcon_on_a_net_without_a_head_is_refused(fit_output: tuple[Output, Tensor]) -> None:

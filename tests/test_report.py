@@ -18,18 +18,18 @@ from demur.attacks import PGD, Clean
 from demur.balls import Linf
 from demur.calibrate import Coverage
 from demur.errors import BadInput
-from demur.evaluate import Order, Row, Scored, Scoring, Source, attacked
+from demur.evaluate import AttackOptions, Evaluator, Row, ScoredRecord, Scorer, run_attack
 from demur.evaluate.certificates import issue, retests
 from demur.methods import RR
 from demur.metrics import Interval
 from demur.output import prediction
 from demur.recipes import recipe
-from demur.report.figures import certainty_svg, decider, overview_figure, risk_coverage_svg
+from demur.report.figures import certainty_svg, main_rejector, overview_figure, risk_coverage_svg
 from demur.report.gallery import GROUPS, PER_GROUP, Verdicts
 from demur.report.page import page_text, write_page
 from demur.report.text import comparable
 from demur.runs import Run
-from demur.runs.files import write_story, write_tensors
+from demur.runs.files import write_json, write_tensors
 from demur.sanity import flags
 from demur.spec import digest as spec_digest
 
@@ -39,10 +39,10 @@ CHROMIUM = shutil.which("chromium")
 REQUIRED = os.environ.get("DEMUR_REQUIRE_BROWSER") == "1"
 
 
-class Made(NamedTuple):
-    source: Source
-    scoring: Scoring
-    scored: list[Scored]
+class AttackResult(NamedTuple):
+    evaluator: Evaluator
+    scoring: Scorer
+    scored: list[ScoredRecord]
     path: Path
     text: str
 
@@ -60,34 +60,34 @@ def small_run(path: Path, name: str) -> Run:
         out = net(x)
         loss = torch.nn.functional.cross_entropy(out.logits, y)
         if isinstance(made.method.head, RR):
-            loss = loss + made.method.head.each(out, y).mean()
+            loss = loss + made.method.head.loss_per_image(out, y).mean()
         slopes = torch.autograd.grad(loss, weights)
         with torch.no_grad():
-            for weight, slope in zip(weights, slopes, strict=True):
-                weight.sub_(0.3 * slope)
+            for weight, gradient_only in zip(weights, slopes, strict=True):
+                weight.sub_(0.3 * gradient_only)
     digest = write_tensors(run.path / "model.safetensors", net.state_dict())
-    story = {"epoch": 1, "value": 0.5, "why": "made for a test", "weights": digest}
-    write_story(run.path / "chosen.json", story | {"recipe_digest": spec_digest(made)})
+    metadata = {"epoch": 1, "value": 0.5, "reason": "made for a test", "weights": digest}
+    write_json(run.path / "checkpoint.json", metadata | {"recipe_digest": spec_digest(made)})
     return run
 
 
-def made_page(run: Run, path: Path, zero_gradients: int = 0) -> Made:
-    source = Source(run, torch.device("cpu"))
-    order = Order(n=N, keep_images=KEPT)
+def made_page(run: Run, path: Path, zero_gradients: int = 0) -> AttackResult:
+    evaluator = Evaluator(run, torch.device("cpu"))
+    order = AttackOptions(n=N, keep_images=KEPT)
     records = [
-        attacked(source, "pgd-20:steps=3", PGD(Linf(0.15), steps=3, step=0.0375), order),
-        attacked(source, "clean", Clean(), order),
+        run_attack(evaluator, "pgd-20:steps=3", PGD(Linf(0.15), steps=3, step_size=0.0375), order),
+        run_attack(evaluator, "clean", Clean(), order),
     ]
-    records[0].about["probe"] |= {"zero_gradients": zero_gradients}  # as if it had been seen
-    issue(source, "Con", Coverage(0.2), 0.8)
-    scoring = Scoring.of(source)
+    records[0].metadata["probe"] |= {"zero_gradients": zero_gradients}  # as if it had been seen
+    issue(evaluator, "Con", Coverage(0.2), 0.8)
+    scoring = Scorer.of(evaluator)
     scored = [scoring.scored(record) for record in records]
-    write_page(source, scored, scoring, path)
-    return Made(source, scoring, scored, path, path.read_text(encoding="utf-8"))
+    write_page(evaluator, scored, scoring, path)
+    return AttackResult(evaluator, scoring, scored, path, path.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, AttackResult]:
     """A net with R-Con, its folder named to break out of HTML, and a net without and flagged."""
     folder = tmp_path_factory.mktemp("report")
     return {
@@ -102,12 +102,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
 
 
 @pytest.fixture(scope="module")
-def rectified(pages: dict[str, Made]) -> Made:
+def rectified(pages: dict[str, AttackResult]) -> AttackResult:
     return pages["digits-pgdat-rr"]
 
 
 @pytest.fixture(scope="module", params=["digits-pgdat-rr", "digits-pgdat"])
-def page(pages: dict[str, Made], request: pytest.FixtureRequest) -> Made:
+def page(pages: dict[str, AttackResult], request: pytest.FixtureRequest) -> AttackResult:
     return pages[request.param]
 
 
@@ -161,7 +161,7 @@ def cards(text: str, key: str, attack: int = 0) -> list[str]:
     return [plain(" ".join(parts)) for parts in whole]
 
 
-def test_page_is_whole_and_needs_no_other_file(page: Made) -> None:
+def test_page_is_whole_and_needs_no_other_file(page: AttackResult) -> None:
     read = Reader(page.text)
     assert page.text.startswith("<!doctype html>")
     assert read.addresses
@@ -171,7 +171,7 @@ def test_page_is_whole_and_needs_no_other_file(page: Made) -> None:
     assert "<script" not in page.text
 
 
-def test_figures_of_the_tables_are_those_of_the_rows(page: Made) -> None:
+def test_figures_of_the_tables_are_those_of_the_rows(page: AttackResult) -> None:
     _, *tables = Reader(page.text).tables  # the first is of promises
     ordered = [page.scored[1], page.scored[0]]  # images as they are come first
     for table, protocol in zip(tables, ("deploy", "paper"), strict=True):
@@ -189,18 +189,18 @@ def test_figures_of_the_tables_are_those_of_the_rows(page: Made) -> None:
 
 
 def check_cells(cells: list[str], row: Row) -> None:
-    def said(value: float, interval: Interval) -> str:
+    def run_argument(value: float, interval: Interval) -> str:
         return f"{100 * value:.1f}% {100 * interval.lo:.1f} to {100 * interval.hi:.1f}"
 
     point = row.point
     assert cells[0].startswith(row.rejector)
     if point.accepted:
-        assert cells[1] == said(point.accuracy, row.accuracy_interval)
+        assert cells[1] == run_argument(point.accuracy, row.accuracy_interval)
     gap = [f"{round(100 * v, 1) + 0.0:+.1f}" for v in row.accuracy_vs_con[:3]]
     beside = f"{gap[0]} {gap[1]} to {gap[2]}"
     assert cells[2] == (beside if comparable(row) else "n/a")
-    assert cells[3] == said(point.coverage, row.coverage_interval)
-    assert cells[4] == said(point.accepted_wrong, row.accepted_wrong_interval)
+    assert cells[3] == run_argument(point.coverage, row.coverage_interval)
+    assert cells[4] == run_argument(point.accepted_wrong, row.accepted_wrong_interval)
     assert cells[5].startswith(f"{100 * point.tpr:.1f}%")
     area = row.ranking.auroc_interval
     assert cells[6] == f"{row.ranking.auroc:.3f} {area.lo:.3f} to {area.hi:.3f}"
@@ -209,19 +209,19 @@ def check_cells(cells: list[str], row: Row) -> None:
         assert f"{point.threshold:.3f}" in cells[7]
 
 
-def test_a_promise_is_told_beside_what_every_record_shows(page: Made) -> None:
-    ((made, lines),) = retests(page.source, page.scoring.scores, [s.record for s in page.scored])
+def test_a_promise_is_told_beside_what_every_record_shows(page: AttackResult) -> None:
+    ((made, lines),) = retests(page.evaluator, page.scoring.scores, [s.record for s in page.scored])
     told = plain(page.text)
-    assert made.story["sentence"] in told
+    assert made.metadata["sentence"] in told
     for line in lines:
         assert line.observed is not None
         assert f"at least 20.0 {100 * line.observed:.1f} [" in told
 
 
-def test_sanity_is_told_in_the_words_of_its_flags(page: Made) -> None:
+def test_sanity_is_told_in_the_words_of_its_flags(page: AttackResult) -> None:
     records = [each.record for each in page.scored]
     found, told = flags(records, page.scoring), plain(page.text)
-    flat = page.source.run.path.name == "plain"
+    flat = page.evaluator.run.path.name == "plain"
     assert ("exactly zero at 100 of 120 clean images" in told) == flat
     assert len(found) == page.text.count('<div class="flag">')
     for flag in found:
@@ -231,8 +231,8 @@ def test_sanity_is_told_in_the_words_of_its_flags(page: Made) -> None:
     assert f"demur attack {name} pgd-100:eps=128/255" in told
 
 
-def test_sentences_say_what_the_rows_say(page: Made) -> None:
-    name = decider(page.scoring)
+def test_sentences_say_what_the_rows_say(page: AttackResult) -> None:
+    name = main_rejector(page.scoring)
     for each in page.scored:
         row = next(r for r in each.rows if (r.rejector, r.protocol) == (name, "deploy"))
         point, refused = row.point, row.point.n - row.point.accepted
@@ -244,8 +244,8 @@ def test_sentences_say_what_the_rows_say(page: Made) -> None:
         ) in plain(page.text)
 
 
-def test_every_group_that_exists_is_shown_and_no_more(page: Made) -> None:
-    verdicts = Verdicts.of(page.scored[0], page.scoring, decider(page.scoring))
+def test_every_group_that_exists_is_shown_and_no_more(page: AttackResult) -> None:
+    verdicts = Verdicts.of(page.scored[0], page.scoring, main_rejector(page.scoring))
     seen = 0
     for group in GROUPS:
         count = int(verdicts.members(group)[:KEPT].sum())
@@ -255,8 +255,8 @@ def test_every_group_that_exists_is_shown_and_no_more(page: Made) -> None:
     assert page.text.count('<section class="gallery"') == 1, "nothing was done to clean images"
 
 
-def test_verdicts_agree_with_the_rule(page: Made) -> None:
-    record, name = page.scored[0].record, decider(page.scoring)
+def test_verdicts_agree_with_the_rule(page: AttackResult) -> None:
+    record, name = page.scored[0].record, main_rejector(page.scoring)
     accepted = page.scoring.scores[name].rule(page.scoring.thresholds[name]).accepted(record.output)
     said = prediction(record.output)
     places = {int(index): place for place, index in enumerate(record.arrays["index"])}
@@ -275,20 +275,22 @@ def test_verdicts_agree_with_the_rule(page: Made) -> None:
                 assert float(reason[1]) < float(reason[2])
 
 
-def test_names_cannot_break_out_of_the_page(pages: dict[str, Made]) -> None:
+def test_names_cannot_break_out_of_the_page(pages: dict[str, AttackResult]) -> None:
     text = pages["digits-pgdat-rr"].text
     assert "&lt;b&gt;x" in text
     assert "<b>x" not in text
 
 
-def test_net_without_second_output_has_no_rcon(pages: dict[str, Made]) -> None:
+def test_net_without_second_output_has_no_rcon(pages: dict[str, AttackResult]) -> None:
     assert "R-Con" in plain(pages["digits-pgdat-rr"].text)
     text = pages["digits-pgdat"].text
     assert "R-Con" not in text
     assert "Histogram of confidence" in text
 
 
-def test_same_records_give_the_same_bytes_and_leave_matplotlib_alone(rectified: Made) -> None:
+def test_same_records_give_the_same_bytes_and_leave_matplotlib_alone(
+    rectified: AttackResult,
+) -> None:
     import matplotlib
 
     def settings() -> dict[str, object]:  # looking the backend up would itself choose one
@@ -299,41 +301,41 @@ def test_same_records_give_the_same_bytes_and_leave_matplotlib_alone(rectified: 
     before = settings()
     with matplotlib.rc_context({"font.size": 31, "axes.facecolor": "red"}):
         again = rectified.path.with_name("again.html")
-        assert write_page(rectified.source, rectified.scored, rectified.scoring, again) == again
+        assert write_page(rectified.evaluator, rectified.scored, rectified.scoring, again) == again
     assert again.read_bytes() == rectified.path.read_bytes()
     assert settings() == before
 
 
-def test_foot_tells_how_to_make_every_record_again(page: Made) -> None:
+def test_foot_tells_how_to_make_every_record_again(page: AttackResult) -> None:
     words = plain(page.text)
-    name = "'<b>x'" if page.source.run.path.name == "<b>x" else "plain"
+    name = "'<b>x'" if page.evaluator.run.path.name == "<b>x" else "plain"
     assert f"demur attack {name} pgd-20:steps=3 --n {N} --keep-images {KEPT}" in words
-    assert page.source.run.chosen["weights"] in words
+    assert page.evaluator.run.checkpoint["weights"] in words
     assert "demur train digits-pgdat" in words
     for each in page.scored:
         assert each.record.digest in words
-        assert str(each.record.about["code"]) in words
+        assert str(each.record.metadata["code"]) in words
 
 
-def test_label_that_means_another_attack_today_is_not_offered(rectified: Made) -> None:
+def test_label_that_means_another_attack_today_is_not_offered(rectified: AttackResult) -> None:
     each = rectified.scored[0]
-    about = each.record.about | {"label": "pgd-100"}
-    renamed = Scored(type(each.record)(each.record.arrays, about), each.summary, each.rows)
-    words = plain(page_text(rectified.source, [renamed], rectified.scoring))
+    about = each.record.metadata | {"label": "pgd-100"}
+    renamed = ScoredRecord(type(each.record)(each.record.arrays, about), each.summary, each.rows)
+    words = plain(page_text(rectified.evaluator, [renamed], rectified.scoring))
     assert "demur attack" in words
     assert "@attack.txt" in words
     assert f"echo '{about['spec']}' > attack.txt" in words
 
 
-def test_changed_data_are_refused(rectified: Made) -> None:
+def test_changed_data_are_refused(rectified: AttackResult) -> None:
     each = rectified.scored[0]
-    about = each.record.about | {"data": "0" * 64}
-    other = Scored(type(each.record)(each.record.arrays, about), each.summary, each.rows)
+    about = each.record.metadata | {"data": "0" * 64}
+    other = ScoredRecord(type(each.record)(each.record.arrays, about), each.summary, each.rows)
     with pytest.raises(BadInput, match="made of other images"):
-        page_text(rectified.source, [other], rectified.scoring)
+        page_text(rectified.evaluator, [other], rectified.scoring)
 
 
-def test_pictures_have_the_right_kind_and_size(page: Made) -> None:
+def test_pictures_have_the_right_kind_and_size(page: AttackResult) -> None:
     png = overview_figure(page.scored, page.scoring)
     width, height = struct.unpack(">II", png[16:24])
     assert png.startswith(b"\x89PNG")
@@ -345,17 +347,17 @@ def test_pictures_have_the_right_kind_and_size(page: Made) -> None:
 
 @pytest.mark.parametrize("absent", ["matplotlib", "jinja2"])
 def test_missing_extra_is_named(
-    rectified: Made, monkeypatch: pytest.MonkeyPatch, absent: str
+    rectified: AttackResult, monkeypatch: pytest.MonkeyPatch, absent: str
 ) -> None:
     monkeypatch.setitem(sys.modules, absent, None)
     path = rectified.path.with_name("never.html")
     with pytest.raises(BadInput, match=r"pip install 'demur\[report\]'"):
-        write_page(rectified.source, rectified.scored, rectified.scoring, path)
+        write_page(rectified.evaluator, rectified.scored, rectified.scoring, path)
     assert not path.exists()
 
 
 @pytest.mark.skipif(CHROMIUM is None and not REQUIRED, reason="needs chromium")
-def test_page_fits_a_phone_and_fetches_nothing(pages: dict[str, Made]) -> None:
+def test_page_fits_a_phone_and_fetches_nothing(pages: dict[str, AttackResult]) -> None:
     from playwright.sync_api import sync_playwright
 
     assert CHROMIUM is not None, "DEMUR_REQUIRE_BROWSER=1, but no chromium is installed"

@@ -11,9 +11,9 @@ from demur.data import CIFAR10, Images
 from demur.errors import BadInput
 from demur.recipes import recipe
 from demur.runs import Run
-from demur.train import base_of, train
+from demur.training import base_of, train
 
-BRIEF = ["epochs=2", "width=4", "attack.steps=1", "judge.steps=1"]
+BRIEF = ["epochs=2", "width=4", "attack.steps=1", "validation_attack.steps=1"]
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +36,14 @@ def test_only_the_head_learns(base: Run, tmp_path: Path, test_images: Images) ->
     with torch.no_grad():
         assert torch.equal(before(x).logits, after(x).logits)
         assert after(x).aux.shape == (50, 1)
-    assert run.chosen["base_weights"] == base.chosen["weights"]
-    assert run.chosen["epoch"] == 2, "the classifier is as right after every epoch: the last counts"
+    assert run.checkpoint["base_weights"] == base.checkpoint["weights"]
+    assert run.checkpoint["epoch"] == 2, (
+        "the classifier is as right after every epoch: the last counts"
+    )
 
 
 def test_a_retrofit_resumes_with_the_same_bits(base: Run, tmp_path: Path) -> None:
-    made = recipe("digits-pgdat-rr", [*BRIEF, f"base={base.path}", "average=0.9"])
+    made = recipe("digits-pgdat-rr", [*BRIEF, f"base={base.path}", "ema=0.9"])
     whole = train(made, tmp_path / "whole")
 
     class Stopped(Exception):
@@ -70,7 +72,7 @@ def test_bases_that_do_not_fit_are_refused(base: Run, tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="only the head learns, and this one has no weights"):
             recipe(name, [change, f"base={base.path}"])
     with pytest.raises(BadInput, match="right as often in every epoch"):
-        recipe("digits-pgdat-rr", [f"base={base.path}", "choose=val"])
+        recipe("digits-pgdat-rr", [f"base={base.path}", "selection=val"])
     other = recipe("digits-pgdat-rr", ["width=8", f"base={base.path}"])
     with pytest.raises(BadInput, match="a base must be a Small"):
         train(other, tmp_path / "run")

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from demur.data import Digits
-from demur.methods import RR, Seen, Views
+from demur.methods import RR, BatchOutputs, LabelledOutput
 from demur.nets import Small
-from demur.output import Output, log_not_rcon, log_rcon
-from demur.rectified import LEAST, Objective, built, log_built, misfit
-from demur.rejectors import Difference
+from demur.output import Output, log_one_minus_rcon, log_rcon
+from demur.rectified import LEAST, RRLossKind, certainty, log_certainty, rr_loss_per_image
+from demur.rejectors import ConMinusRectifier
 
 Stop = Literal["correct", "all", "none"]
 LOGITS = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [1.0, 0.0, 0.5]], dtype=torch.float64)
@@ -62,7 +62,7 @@ def test_rr_loss_and_gradients_equal_those_derived_by_hand(
     table = torch.tensor([logits], dtype=torch.float64, requires_grad=True)
     a = torch.tensor([[aux]], dtype=torch.float64, requires_grad=True)
     head = RR(stop_tcon=stop_tcon, stop_con=stop_con)
-    loss = head.each(Output(table, table[:, :0], a), torch.tensor([y]))
+    loss = head.loss_per_image(Output(table, table[:, :0], a), torch.tensor([y]))
     by_logits, by_aux = torch.autograd.grad(loss.sum(), (table, a), materialize_grads=True)
     expected = by_hand(table[0].detach(), a[0, 0].detach(), y, stop_tcon, stop_con)
     assert loss.item() == pytest.approx(expected[0].item(), rel=1e-9, abs=1e-12)
@@ -79,7 +79,7 @@ def test_rr_equals_torch_bce_where_that_is_exact() -> None:
     rcon = p.amax(1) * a[:, 0].sigmoid()
     tcon = p.gather(1, y[:, None])[:, 0]
     reference = torch.nn.functional.binary_cross_entropy(rcon, tcon, reduction="none")
-    assert torch.allclose(RR().each(out, y), reference, atol=1e-5)
+    assert torch.allclose(RR().loss_per_image(out, y), reference, atol=1e-5)
 
 
 @pytest.mark.parametrize("y", [0, 1])
@@ -87,7 +87,7 @@ def test_rr_equals_torch_bce_where_that_is_exact() -> None:
 def test_rr_survives_a_saturated_softmax(y: int, aux: float) -> None:
     logits = torch.tensor([[1000.0, 0.0, -1000.0]], requires_grad=True)
     a = torch.tensor([[aux]], requires_grad=True)
-    loss = RR(stop_con="none", stop_tcon=False).each(
+    loss = RR(stop_con="none", stop_tcon=False).loss_per_image(
         Output(logits, logits[:, :0], a), torch.tensor([y])
     )
     grads = torch.autograd.grad(loss.sum(), (logits, a))
@@ -102,7 +102,7 @@ def test_the_best_a_is_tcon_over_con() -> None:
     best = p[1] / p[0]
     values = torch.linspace(0.01, 0.99, 99, dtype=torch.float64)
     out = Output(logits.expand(99, 3), logits.new_zeros(99, 0), values.logit()[:, None])
-    losses = RR().each(out, y.expand(99))
+    losses = RR().loss_per_image(out, y.expand(99))
     assert values[losses.argmin()].item() == pytest.approx(best.item(), abs=0.01)
 
 
@@ -110,18 +110,20 @@ def test_tau_acts_on_the_rr_term_alone(batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
     net = Small(4).build(Digits().domain, RR()).eval()
     out = net(x)
-    views = Views(Seen(x, y, out))
+    batch_out = BatchOutputs(LabelledOutput(x, y, out))
     cooler = RR(tau=0.5)
     assert torch.allclose(
-        cooler.term(views), RR().each(out._replace(logits=2 * out.logits), y), atol=1e-6
+        cooler.auxiliary_loss(batch_out),
+        RR().loss_per_image(out._replace(logits=2 * out.logits), y),
+        atol=1e-6,
     )
-    assert torch.equal(RR(weight=3.0).term(views), 3 * RR().each(out, y))
+    assert torch.equal(RR(weight=3.0).auxiliary_loss(batch_out), 3 * RR().loss_per_image(out, y))
 
 
 def test_rr_with_con_stopped_teaches_the_classifier_nothing(batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
     net = Small(4).build(Digits().domain, RR()).train()
-    RR(stop_con="all").each(net(x), y).mean().backward()
+    RR(stop_con="all").loss_per_image(net(x), y).mean().backward()
     assert net.classify.weight.grad is None or not net.classify.weight.grad.any()
     stem = next(net.trunk.parameters())
     assert stem.grad is not None
@@ -151,28 +153,28 @@ def test_constructions_by_hand(construction: str) -> None:
     out = outputs([[-1.0], [-3.0], [-2.0]])
     con, a = LOGITS.softmax(1).amax(1), out.aux[:, 0].sigmoid()
     expected = [VALUES[construction](c, b) for c, b in zip(con.tolist(), a.tolist(), strict=True)]
-    assert built(out, construction).tolist() == pytest.approx(expected)  # type: ignore[arg-type]
-    log_r, log_not = log_built(out, construction)  # type: ignore[arg-type]
+    assert certainty(out, construction).tolist() == pytest.approx(expected)  # type: ignore[arg-type]
+    log_r, log_not = log_certainty(out, construction)  # type: ignore[arg-type]
     assert log_r.exp().tolist() == pytest.approx(expected)
     assert log_not.exp().tolist() == pytest.approx([1 - v for v in expected])
     target = torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64)
     for objective, price in PRICES.items():
-        each = misfit(out, MIXED, target, construction, objective)  # type: ignore[arg-type]
+        each = rr_loss_per_image(out, MIXED, target, construction, objective)  # type: ignore[arg-type]
         sides = (1, -1, -1)
         by_hand = [price(r, t, s) for r, t, s in zip(expected, target.tolist(), sides, strict=True)]
         assert each.tolist() == pytest.approx(by_hand)
 
 
 def test_every_objective_has_its_price_by_hand() -> None:
-    assert set(PRICES) == set(get_args(Objective))
+    assert set(PRICES) == set(get_args(RRLossKind))
 
 
 def test_a_difference_below_nothing_still_learns() -> None:
     aux = torch.tensor([[5.0]], dtype=torch.float64, requires_grad=True)  # A is about 1
     out = Output(torch.zeros(1, 3, dtype=torch.float64), torch.zeros(1, 0), aux)
-    assert built(out, "difference").item() < LEAST
+    assert certainty(out, "difference").item() < LEAST
     one = torch.tensor([0.9], dtype=torch.float64)
-    loss = misfit(out, torch.tensor([0]), one, "difference")
+    loss = rr_loss_per_image(out, torch.tensor([0]), one, "difference")
     (grad,) = torch.autograd.grad(loss.sum(), aux)
     assert loss.isfinite()
     assert grad.item() > 0  # descent makes A smaller
@@ -181,33 +183,35 @@ def test_a_difference_below_nothing_still_learns() -> None:
 def test_the_usual_construction_is_the_papers() -> None:
     out = outputs([[-1.0], [0.5], [4.0]])
     target = LOGITS.softmax(1)[torch.arange(3), MIXED]
-    expected = -target * log_rcon(out) - (1 - target) * log_not_rcon(out)
-    assert torch.equal(RR().each(out, MIXED), expected)
+    expected = -target * log_rcon(out) - (1 - target) * log_one_minus_rcon(out)
+    assert torch.equal(RR().loss_per_image(out, MIXED), expected)
 
 
 def test_rejectors_follow_the_construction() -> None:
-    assert RR(construction="difference", tau=0.5).rejectors()["R-Con"] == Difference(0.5)
+    assert RR(construction="difference", tau=0.5).rejectors()["R-Con"] == ConMinusRectifier(0.5)
     assert list(RR(construction="aux").rejectors()) == ["A"]
     assert list(RR(construction="con").rejectors()) == ["Con (trained)"]
 
 
 def test_reach_keeps_the_terms_gradient_in_the_head(batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
-    head = RR(reach="head", blocks="all")
+    head = RR(gradient_to="head", features="all")
     net = Small(4).build(Digits().domain, head).train()
-    head.each(net(x), y).mean().backward()
+    head.loss_per_image(net(x), y).mean().backward()
     for name, parameter in net.named_parameters():
         reached = parameter.grad is not None and bool(parameter.grad.any())
         assert reached == name.startswith("aux"), name
     net.eval()
     pixels = x.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(net(pixels).aux.sum(), pixels)
-    assert slope.any()  # whoever attacks the trained net sees through it
+    (gradient_only,) = torch.autograd.grad(net(pixels).aux.sum(), pixels)
+    assert gradient_only.any()  # whoever attacks the trained net sees through it
 
 
 def test_clean_images_in_the_term(batch: tuple[Tensor, Tensor]) -> None:
     clean, other = outputs([[0.3], [-1.0], [2.0]]), outputs([[0.0]] * 3, LOGITS * 2)
-    head = RR(on="both", weight=3.0)
-    views = Views(Seen(LOGITS, MIXED, other), Seen(LOGITS, MIXED, clean))
-    expected = 1.5 * (RR().each(clean, MIXED) + RR().each(other, MIXED))
-    assert torch.allclose(head.term(views), expected)
+    head = RR(images="both", weight=3.0)
+    batch_out = BatchOutputs(
+        LabelledOutput(LOGITS, MIXED, other), LabelledOutput(LOGITS, MIXED, clean)
+    )
+    expected = 1.5 * (RR().loss_per_image(clean, MIXED) + RR().loss_per_image(other, MIXED))
+    assert torch.allclose(head.auxiliary_loss(batch_out), expected)

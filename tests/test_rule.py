@@ -34,7 +34,7 @@ def test_a_tie_with_the_threshold_is_accepted() -> None:
 @given(st.integers(0, 1000), st.floats(0.3, 0.7), st.floats(0.1, 0.7))
 def test_coupled_accepts_where_both_do(seed: int, gate: float, t: float) -> None:
     out = random_output(seed)
-    pair = Coupled(at=gate)
+    pair = Coupled(gate_threshold=gate)
     both = (con(out) >= gate) & (rcon(out) >= t)
     assert torch.equal(pair.rule(t).accepted(out), both)
     assert torch.equal(pair(out) >= t, both)
@@ -43,7 +43,7 @@ def test_coupled_accepts_where_both_do(seed: int, gate: float, t: float) -> None
 
 def test_before_the_gate_comes_last() -> None:
     out = random_output(3)
-    score = Coupled(at=0.6)(out)
+    score = Coupled(gate_threshold=0.6)(out)
     past = con(out) >= 0.6
     assert 0 < past.sum() < len(past)
     assert score[~past].max() == -torch.inf
@@ -53,16 +53,16 @@ def test_before_the_gate_comes_last() -> None:
 def test_coupled_gives_an_attacker_a_gradient_before_the_gate() -> None:
     logits = torch.tensor([[0.1, 0.0, 0.0]], requires_grad=True)
     out = Output(logits, logits[:, :0], torch.zeros(1, 1))
-    (grad,) = torch.autograd.grad(Coupled().trust(out).sum(), logits)
+    (grad,) = torch.autograd.grad(Coupled().log_score(out).sum(), logits)
     assert grad.abs().sum() > 0
 
 
 def test_unfitted_rejectors_are_a_programming_error() -> None:
-    from demur.rule import Rejector, Score, fitted
+    from demur.rule import Rejector, Score, as_score
 
     class NotYet(Rejector):
         def fit(self, out: Output, y: torch.Tensor) -> Score:
             return Con()
 
     with pytest.raises(TypeError, match="not fitted"):
-        fitted(NotYet())
+        as_score(NotYet())

@@ -18,11 +18,11 @@ from demur.errors import BadInput
 from demur.recipes import Recipe, recipe
 from demur.runs import Run, provenance, run_folder
 from demur.runs.files import (
-    only_writer,
-    read_story,
+    exclusive_lock,
+    read_json,
     read_tensors,
     write_bytes,
-    write_story,
+    write_json,
     write_tensors,
 )
 from demur.runs.record import Record, read_record, write_record
@@ -78,25 +78,25 @@ def test_a_changed_bit_is_noticed_and_both_digests_are_named(tmp_path: Path) -> 
 
 def test_a_story_carries_its_own_digest(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    write_story(path, {"epoch": 1, "why": "b"})
-    assert read_story(path, MEND) == {"epoch": 1, "why": "b"}
+    write_json(path, {"epoch": 1, "why": "b"})
+    assert read_json(path, MEND) == {"epoch": 1, "why": "b"}
     path.write_text(path.read_text().replace('"epoch": 1', '"epoch": 2'))
     with pytest.raises(BadInput, match=r"a\.json is damaged: expected digest .*, found .*; mend"):
-        read_story(path, MEND)
+        read_json(path, MEND)
     for content in ("{", "{}", "[]", "3", '"x"'):
         path.write_text(content)
         with pytest.raises(BadInput, match="damaged: it carries no digest; mend it"):
-            read_story(path, MEND)
+            read_json(path, MEND)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(BadInput, match="damaged"):
-        read_story(path, MEND)
+        read_json(path, MEND)
 
 
 def test_a_second_process_is_refused_and_the_first_unharmed(tmp_path: Path) -> None:
-    script = "from pathlib import Path; from demur.runs.files import only_writer\n"
-    script += f"with only_writer(Path({str(tmp_path)!r})): pass"
+    script = "from pathlib import Path; from demur.runs.files import exclusive_lock\n"
+    script += f"with exclusive_lock(Path({str(tmp_path)!r})): pass"
     second = [sys.executable, "-c", script]
-    with only_writer(tmp_path), only_writer(tmp_path):  # one process may hold it twice
+    with exclusive_lock(tmp_path), exclusive_lock(tmp_path):  # one process may hold it twice
         refused = subprocess.run(second, capture_output=True, text=True, check=False)
         assert "another process is writing" in refused.stderr
     assert subprocess.run(second, check=False).returncode == 0
@@ -115,7 +115,7 @@ def test_a_folder_that_vanishes_before_its_lock_is_opened_comes_back(
         return really(path, mode)
 
     monkeypatch.setattr(Path, "open", deleted_once)
-    with only_writer(folder):
+    with exclusive_lock(folder):
         assert opened == [folder / ".lock"] * 2
         assert (folder / ".lock").is_file()
 
@@ -171,7 +171,7 @@ def test_a_recipe_that_changes_while_the_lock_is_awaited_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process makes the folder its own between our look and our lock."""
-    folder, real = tmp_path / "run", only_writer
+    folder, real = tmp_path / "run", exclusive_lock
 
     @contextmanager
     def late(path: Path) -> Iterator[None]:
@@ -180,7 +180,7 @@ def test_a_recipe_that_changes_while_the_lock_is_awaited_is_refused(
         with real(path):
             yield
 
-    monkeypatch.setattr(run_module, "only_writer", late)
+    monkeypatch.setattr(run_module, "exclusive_lock", late)
     with pytest.raises(BadInput, match="another recipe"):
         claimed(folder, recipe("digits-pgdat-rr"))
     assert Run(folder).recipe == recipe("digits-standard")
@@ -199,7 +199,7 @@ def test_damaged_recipes_are_refused(tiny_run: Run, tmp_path: Path) -> None:
     text = (copy / "recipe.txt").read_text()
     (copy / "recipe.txt").write_text(text.replace("epochs=4", "epochs=5"))
     with pytest.raises(BadInput, match=r"recipe\.txt is not what .* expected digest .* found"):
-        _ = Run(copy).chosen
+        _ = Run(copy).checkpoint
     for content in (b"\xff\xfe\x00", b"Recipe(", b"Small()"):
         (copy / "recipe.txt").write_bytes(content)
         with pytest.raises(BadInput, match=r"recipe\.txt"):
@@ -232,12 +232,12 @@ def test_an_unknown_or_unfinished_run_says_what_to_do(tmp_path: Path, tiny_recip
     with pytest.raises(BadInput, match="did you mean digits-a"):
         Run.open("digits-b", home=tmp_path)
     with pytest.raises(BadInput, match="not trained to the end"):
-        _ = Run.open("digits-a", home=tmp_path).chosen
+        _ = Run.open("digits-a", home=tmp_path).checkpoint
 
 
 def test_provenance_names_code_libraries_and_device() -> None:
-    story = provenance(torch.device("cpu"))
-    assert story["torch"] == torch.__version__
-    assert str(story["device"]).startswith("cpu")
-    assert story["code"] == code_version()
+    metadata = provenance(torch.device("cpu"))
+    assert metadata["torch"] == torch.__version__
+    assert str(metadata["device"]).startswith("cpu")
+    assert metadata["code"] == code_version()
     assert "src" in code_version()

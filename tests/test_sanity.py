@@ -12,40 +12,44 @@ from demur.attacks import (
     CW,
     FAB,
     PGD,
+    AcceptedError,
     Attack,
-    AutoAttack,
+    AutoAttackEnsemble,
     Chain,
     Clean,
-    EachTarget,
-    Evade,
-    Slips,
+    Evasion,
+    MultiTarget,
     Square,
-    Toward,
+    TargetedMargin,
 )
 from demur.balls import L2, Linf
 from demur.calibrate import TPR
-from demur.evaluate import Scoring
+from demur.evaluate import Scorer
 from demur.recipes import recipe
 from demur.rejectors import KD, Con, RCon
 from demur.runs import Record
 from demur.sanity import CHECKS, Flag, checked, flags
-from demur.sanity.goal import STILL
 from demur.sanity.net import FLAT, RANDOM, TIED
+from demur.sanity.objective import STILL
 from demur.sanity.pairs import BEATEN
 from demur.sanity.radius import LEFT, RISES, TOO_GOOD
 from demur.spec import digest, show
 
 N = 200
 RECIPE = recipe("digits-pgdat-rr")
-SCORING = Scoring({"Con": Con(), "R-Con": RCon()}, {"Con": 0.6, "R-Con": 0.3}, 0.95, 100)
-NO_THRESHOLDS = Scoring({"Con": Con(), "R-Con": RCon()}, {}, 0.95, 0)
+SCORING = Scorer({"Con": Con(), "R-Con": RCon()}, {"Con": 0.6, "R-Con": 0.3}, 0.95, 100)
+NO_THRESHOLDS = Scorer({"Con": Con(), "R-Con": RCon()}, {}, 0.95, 0)
 EPS = 0.15
-PLAIN = PGD(Linf(EPS), steps=20, step=0.04)
+PLAIN = PGD(Linf(EPS), steps=20, step_size=0.04)
 ADAPTIVE = PGD(
-    Linf(EPS), steps=50, goal=Evade(RCon()), keep="criterion", criterion=Slips(RCon(), TPR(0.95))
+    Linf(EPS),
+    steps=50,
+    objective=Evasion(RCon()),
+    keep="success",
+    criterion=AcceptedError(RCon(), TPR(0.95)),
 )
 
-BOUND = {"Slips(RCon(), TPR(0.95))": 0.3}  # as its record tells
+BOUND = {"AcceptedError(RCon(), TPR(0.95))": 0.3}  # as its record tells
 
 
 def made(
@@ -75,11 +79,11 @@ def made(
     return Record(arrays, told | about)
 
 
-def kinds(*records: Record, scoring: Scoring = SCORING) -> list[str]:
+def kinds(*records: Record, scoring: Scorer = SCORING) -> list[str]:
     return [flag.kind for flag in flags(records, scoring)]
 
 
-def the_flag(kind: str, *records: Record, scoring: Scoring = SCORING) -> Flag:
+def the_flag(kind: str, *records: Record, scoring: Scorer = SCORING) -> Flag:
     (found,) = [flag for flag in flags(records, scoring) if flag.kind == kind]
     return found
 
@@ -112,20 +116,28 @@ def test_images_broken_from_the_start_do_not_count() -> None:
 
 def test_attacks_that_return_unbroken_images_as_they_came_are_left_out() -> None:
     ball = Linf(EPS)
-    each = EachTarget(FAB(ball), keep="criterion")
-    meek: list[Attack] = [FAB(ball), CW(), AutoAttack(ball), Chain((FAB(ball), PLAIN)), each]
+    each = MultiTarget(FAB(ball), keep="success")
+    meek: list[Attack] = [
+        FAB(ball),
+        CW(),
+        AutoAttackEnsemble(ball),
+        Chain((FAB(ball), PLAIN)),
+        each,
+    ]
     for attack in meek:
         assert STILL not in kinds(clean(), made(attack, 0, sure=3.0))
-    each = EachTarget(PGD(ball, goal=Toward()))
-    climbing: list[Attack] = [Square(ball), APGD(ball), Chain((PLAIN,), by=CE()), each]
+    each = MultiTarget(PGD(ball, objective=TargetedMargin()))
+    climbing: list[Attack] = [Square(ball), APGD(ball), Chain((PLAIN,), rank_by=CE()), each]
     for attack in climbing:
         assert STILL in kinds(clean(), made(attack, 0, sure=3.0))
 
 
 def test_a_goal_with_a_rejector_is_told_by_the_record_or_by_cross_entropy() -> None:
     told = the_flag(STILL, clean(), made(ADAPTIVE, 0, sure=3.0))
-    assert "raised Evade(RCon())" in told.seen
-    unfitted = PGD(Linf(EPS), goal=Evade(KD()), keep="criterion", criterion=Slips(KD(), TPR(0.95)))
+    assert "raised Evasion(RCon())" in told.seen
+    unfitted = PGD(
+        Linf(EPS), objective=Evasion(KD()), keep="success", criterion=AcceptedError(KD(), TPR(0.95))
+    )
     assert "raised CE()" in the_flag(STILL, clean(), made(unfitted, 0, sure=3.0)).seen
     assert STILL not in kinds(clean(), made(unfitted, 150))
 
@@ -134,7 +146,7 @@ def test_a_goal_with_a_rejector_is_told_by_the_record_or_by_cross_entropy() -> N
 
 
 def at_eps(eps: float, wrong: int, **about: Any) -> Record:
-    attack = PGD(Linf(eps), steps=100, step=2 / 255)
+    attack = PGD(Linf(eps), steps=100, step_size=2 / 255)
     return made(attack, wrong, label=f"pgd-100:eps={show(eps)}", **about)
 
 
@@ -160,7 +172,7 @@ def test_accuracy_that_is_left_at_a_large_eps_is_flagged() -> None:
 
 
 def test_a_rejector_that_beats_the_classifier_at_half_the_radius_is_flagged() -> None:
-    bad, half = made(PLAIN, N, trusted=0), made(PGD(Linf(EPS / 2), steps=20, step=0.04), 150)
+    bad, half = made(PLAIN, N, trusted=0), made(PGD(Linf(EPS / 2), steps=20, step_size=0.04), 150)
     flag = the_flag(TOO_GOOD, clean(), bad, half)
     assert "With R-Con 100.0% of 200 images seem safe at eps=0.15" in flag.seen
     assert "this one gets 25.0% right" in flag.seen
@@ -168,10 +180,10 @@ def test_a_rejector_that_beats_the_classifier_at_half_the_radius_is_flagged() ->
 
 
 def test_a_claim_is_what_the_worst_attack_leaves_of_it() -> None:
-    bad, half = made(PLAIN, N, trusted=0), made(PGD(Linf(EPS / 2), steps=20, step=0.04), 150)
+    bad, half = made(PLAIN, N, trusted=0), made(PGD(Linf(EPS / 2), steps=20, step_size=0.04), 150)
     strong = made(ADAPTIVE, N, trusted=150, thresholds=BOUND)
     assert TOO_GOOD not in kinds(clean(), bad, half, strong)
-    held = made(PGD(Linf(EPS / 2), steps=20, step=0.04), 3)
+    held = made(PGD(Linf(EPS / 2), steps=20, step_size=0.04), 3)
     assert TOO_GOOD not in kinds(clean(), bad, held), "97% may be 100%"
     assert TOO_GOOD not in kinds(clean(160), bad, half), "clean images must be right, too"
     assert TOO_GOOD not in kinds(clean(), bad, half, scoring=NO_THRESHOLDS)
@@ -188,23 +200,23 @@ def test_scores_that_many_images_share_are_flagged() -> None:
     flag = the_flag(TIED, record)
     assert "Con is exactly 1 on 15.0% under pgd-20" in flag.seen
     assert "R-Con is exactly 1 on 15.0% under pgd-20" in flag.seen
-    at = Scoring({"Con": Con()}, {"Con": 1.0}, 0.95, 100)
+    at = Scorer({"Con": Con()}, {"Con": 1.0}, 0.95, 100)
     assert "Con is its threshold, exactly 1" in the_flag(TIED, record, scoring=at).seen
 
 
 def test_a_few_ties_are_not() -> None:
     record = made(PLAIN, 100)
     record.arrays["logits"][:15] *= 1e6
-    assert TIED not in kinds(record, scoring=Scoring({"Con": Con()}, {}, 0.95, 0))
+    assert TIED not in kinds(record, scoring=Scorer({"Con": Con()}, {}, 0.95, 0))
     assert TIED not in kinds(made(PLAIN, 1, n=3)), "one image of three is no tie"
 
 
 @pytest.mark.parametrize(("entry", "kind", "few", "many"),
-                         [("unsteady", RANDOM, 0, 1), ("zero_gradients", FLAT, 6, 30)])  # fmt: skip
+                         [("random_outputs", RANDOM, 0, 1), ("zero_gradients", FLAT, 6, 30)])  # fmt: skip
 def test_what_was_probed_is_flagged(entry: str, kind: str, few: int, many: int) -> None:
-    probed = {"images": 128, "unsteady": 0, "zero_gradients": 0}
-    assert kinds(made(PLAIN, 100, probe=probed | {entry: few})) == []
-    flag = the_flag(kind, made(PLAIN, 100, label="pgd-20", probe=probed | {entry: many}))
+    probe_scores = {"images": 128, "random_outputs": 0, "zero_gradients": 0}
+    assert kinds(made(PLAIN, 100, probe=probe_scores | {entry: few})) == []
+    flag = the_flag(kind, made(PLAIN, 100, label="pgd-20", probe=probe_scores | {entry: many}))
     assert f"{many} of" in flag.seen
     assert "128" in flag.seen
     assert flag.attacks == ("pgd-20",)
@@ -215,8 +227,8 @@ def test_what_was_probed_is_flagged(entry: str, kind: str, few: int, many: int) 
 
 def test_old_and_unreadable_records_are_no_error() -> None:
     record = made(PLAIN, 100)
-    record.about["spec"] = "Forgotten(eps=1)"
-    del record.about["recipe"]
+    record.metadata["spec"] = "Forgotten(eps=1)"
+    del record.metadata["recipe"]
     assert kinds(record, clean()) == []
 
 
@@ -233,7 +245,7 @@ def test_every_check_that_lacks_records_says_which_would_do() -> None:
     found = {check.kind: check for check in checked(with_clean, SCORING)}
     assert found[TOO_GOOD].wants == "pgd-20:seed=3,eps=0.075"
     assert found[BEATEN].wants == "pgd-20:eps=0.15,seed=3,restarts=10"
-    short = [made(PGD(Linf(8 / 255), steps=10, step=2 / 255), 9, label="pgd-10")]
+    short = [made(PGD(Linf(8 / 255), steps=10, step_size=2 / 255), 9, label="pgd-10")]
     found = {check.kind: check for check in checked(short, SCORING)}
     assert found[LEFT].wants == "pgd-100:eps=128/255", "ten steps would not get there"
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from demur.attacks import Margin
-from demur.sanity.goal import STILL, _middle, _rise
+from demur.attacks import LogitMargin
+from demur.sanity.objective import STILL, _middle, _rise
 from tests.test_sanity import PLAIN, clean, made, the_flag
 
 
 @pytest.mark.parametrize("factor", [1e38, math.inf, math.nan])
 def test_a_goal_beyond_all_numbers_has_not_moved(factor: float) -> None:
-    attacked = made(replace(PLAIN, goal=Margin()), 0, sure=3.0, label="pgd-20")
+    attacked = made(replace(PLAIN, objective=LogitMargin()), 0, sure=3.0, label="pgd-20")
     untouched = clean()
     for record in (attacked, untouched):
         record.arrays["logits"][:, 0] *= factor
@@ -22,7 +22,7 @@ def test_a_goal_beyond_all_numbers_has_not_moved(factor: float) -> None:
         untouched.arrays["logits"][:, 0] = 1.0
         untouched.arrays["logits"][:, 1:] = 0.0
     flag = the_flag(STILL, untouched, attacked)
-    assert "raised Margin() on 0.0% of the 200 images" in flag.seen
+    assert "raised LogitMargin() on 0.0% of the 200 images" in flag.seen
     assert "the median change is 0." in flag.seen
 
 

@@ -7,21 +7,21 @@ from demur.attacks import (
     CW,
     FAB,
     PGD,
+    AcceptedError,
     Attack,
-    AutoAttack,
+    AutoAttackEnsemble,
     Chain,
     Clean,
-    EachTarget,
-    RejectAutoAttack,
-    Slips,
+    MultiTarget,
+    RejectAutoAttackEnsemble,
     Square,
-    Toward,
-    Xi,
+    TargetedMargin,
+    XiObjective,
 )
 from demur.balls import L2, Linf
 from demur.calibrate import TPR
 from demur.rejectors import RCon
-from demur.sanity.order import after, effort, wants_wrong, weaker, weaker_against
+from demur.sanity.attack_order import after, effort, wants_wrong, weaker, weaker_against
 from demur.sanity.pairs import BEATEN
 from tests.test_sanity import (
     ADAPTIVE,
@@ -37,7 +37,7 @@ from tests.test_sanity import (
 
 
 def test_fewer_steps_that_break_more_are_flagged() -> None:
-    long = PGD(Linf(EPS), steps=100, step=0.04)
+    long = PGD(Linf(EPS), steps=100, step_size=0.04)
     flag = the_flag(BEATEN, made(PLAIN, 120, label="pgd-20"), made(long, 100, label="pgd-100"),
                     scoring=NO_THRESHOLDS)  # fmt: skip
     assert flag.attacks == ("pgd-20", "pgd-100")
@@ -46,11 +46,11 @@ def test_fewer_steps_that_break_more_are_flagged() -> None:
 
 
 def test_a_difference_that_chance_explains_is_not() -> None:
-    long = PGD(Linf(EPS), steps=100, step=0.04)
+    long = PGD(Linf(EPS), steps=100, step_size=0.04)
     assert kinds(made(PLAIN, 106), made(long, 100), scoring=NO_THRESHOLDS) == []
     assert BEATEN in kinds(made(PLAIN, 107), made(long, 100), scoring=NO_THRESHOLDS)
     assert kinds(made(PLAIN, 100), made(long, 120), scoring=NO_THRESHOLDS) == []
-    other = PGD(Linf(EPS), steps=100, step=0.01)
+    other = PGD(Linf(EPS), steps=100, step_size=0.01)
     assert kinds(made(PLAIN, 120), made(other, 100), scoring=NO_THRESHOLDS) == [], "another step"
 
 
@@ -75,14 +75,14 @@ def test_an_adaptive_attack_is_judged_by_its_own_aim_alone() -> None:
         kinds(made(longer, 100, trusted=80), made(ADAPTIVE, 100, trusted=50, thresholds=BOUND))
         == []
     )
-    elsewhere = {"Slips(RCon(), TPR(0.95))": 0.9}
+    elsewhere = {"AcceptedError(RCon(), TPR(0.95))": 0.9}
     assert kinds(plain, made(ADAPTIVE, 100, trusted=50, thresholds=elsewhere)) == [], (
         "another threshold"
     )
 
 
 def test_more_steps_that_let_less_past_a_rejector_are_flagged_once() -> None:
-    long = PGD(Linf(EPS), steps=100, step=0.04)
+    long = PGD(Linf(EPS), steps=100, step_size=0.04)
     flag = the_flag(BEATEN, made(PLAIN, 100, label="pgd-20"),
                     made(long, 100, sure=0.0, trusted=20, label="pgd-100"))  # fmt: skip
     assert "pgd-20 gets 100 of 200 images past Con with a wrong answer" in flag.seen
@@ -92,11 +92,13 @@ def test_more_steps_that_let_less_past_a_rejector_are_flagged_once() -> None:
 def test_clean_images_that_are_wrong_oftener_than_attacked_ones_are_flagged() -> None:
     assert BEATEN in kinds(clean(20), made(PLAIN, 0, sure=1.0))
     assert BEATEN not in kinds(clean(20), made(PLAIN, 16, sure=1.0))
-    assert BEATEN not in kinds(clean(20), made(PGD(Linf(EPS), goal=Xi()), 0, sure=1.0))
+    assert BEATEN not in kinds(
+        clean(20), made(PGD(Linf(EPS), objective=XiObjective()), 0, sure=1.0)
+    )
 
 
 def test_records_of_other_images_are_compared_where_they_overlap() -> None:
-    long = PGD(Linf(EPS), steps=100, step=0.04)
+    long = PGD(Linf(EPS), steps=100, step_size=0.04)
     few = made(long, 0, n=30)
     flag = the_flag(BEATEN, made(PLAIN, 120), few, scoring=NO_THRESHOLDS)
     assert "leaves 0.0% of 30 images right" in flag.seen
@@ -115,19 +117,19 @@ ORDER: list[tuple[Attack, Attack, bool]] = [
     (PGD(BALL, restarts=2), PGD(BALL, restarts=5), True),
     (PGD(BALL, restarts=5), PGD(BALL, restarts=2), False),
     (PGD(BALL, restarts=5), PGD(BALL, steps=20), False),
-    (PGD(BALL), PGD(BALL, keep="criterion"), True),
+    (PGD(BALL), PGD(BALL, keep="success"), True),
     (PGD(BALL, seed=1), PGD(BALL, steps=20), True),
     (PGD(BALL), PGD(Linf(0.2), steps=20), False),
     (PGD(BALL), PGD(L2(EPS), steps=20), False),
     (Square(BALL, queries=10), Square(BALL), True),
-    (EachTarget(PGD(BALL), targets=2), EachTarget(PGD(BALL)), True),
-    (EachTarget(PGD(BALL)), EachTarget(PGD(BALL), targets=2), False),
-    (EachTarget(PGD(BALL)), EachTarget(PGD(BALL, steps=20)), True),
-    (PGD(BALL, steps=100), AutoAttack(BALL), True),
-    (APGD(BALL), AutoAttack(BALL), True),
+    (MultiTarget(PGD(BALL), targets=2), MultiTarget(PGD(BALL)), True),
+    (MultiTarget(PGD(BALL)), MultiTarget(PGD(BALL), targets=2), False),
+    (MultiTarget(PGD(BALL)), MultiTarget(PGD(BALL, steps=20)), True),
+    (PGD(BALL, steps=100), AutoAttackEnsemble(BALL), True),
+    (APGD(BALL), AutoAttackEnsemble(BALL), True),
     (APGD(BALL), Chain((APGD(BALL), PLAIN)), True),
-    (PGD(BALL, steps=5000), AutoAttack(BALL), False),
-    (AutoAttack(BALL), PGD(BALL, steps=100), False),
+    (PGD(BALL, steps=5000), AutoAttackEnsemble(BALL), False),
+    (AutoAttackEnsemble(BALL), PGD(BALL, steps=100), False),
     (PGD(BALL), APGD(BALL), False),
 ]
 
@@ -138,16 +140,16 @@ def test_the_order_of_attacks_is_explicit(one: Attack, other: Attack, expected: 
 
 
 def test_what_an_attack_is_after() -> None:
-    ensemble = RejectAutoAttack(BALL, Slips(RCon(), TPR(0.95)))
-    past: list[Attack] = [ADAPTIVE, ensemble, Chain((PLAIN,), criterion=Slips(RCon(), 0.5))]
+    ensemble = RejectAutoAttackEnsemble(BALL, AcceptedError(RCon(), TPR(0.95)))
+    past: list[Attack] = [ADAPTIVE, ensemble, Chain((PLAIN,), criterion=AcceptedError(RCon(), 0.5))]
     for attack in past:
         assert {part.rejector for part in after(attack)} == {RCon()}
         assert not wants_wrong(attack)
         assert weaker_against(Clean(), attack)
     assert effort(ensemble) > effort(ADAPTIVE) == 50
     assert weaker_against(PLAIN, ensemble)
-    each = EachTarget(PGD(BALL, goal=Toward()))
-    wrong: list[Attack] = [PLAIN, AutoAttack(BALL), FAB(BALL), CW(), each]
+    each = MultiTarget(PGD(BALL, objective=TargetedMargin()))
+    wrong: list[Attack] = [PLAIN, AutoAttackEnsemble(BALL), FAB(BALL), CW(), each]
     for attack in wrong:
         assert wants_wrong(attack)
         assert not after(attack)

@@ -26,9 +26,9 @@ def test_the_papers_schedule_at_its_own_length() -> None:
 
 @settings(max_examples=50)
 @given(st.floats(0.01, 0.99), st.floats(0, 1))
-def test_one_cycle_is_a_triangle(warm: float, progress: float) -> None:
-    rate = OneCycle(0.2, warm=warm)
+def test_one_cycle_is_a_triangle(warmup: float, progress: float) -> None:
+    rate = OneCycle(0.2, warmup=warmup)
     assert 0 <= rate(progress) <= 0.2 * (1 + 1e-9)
-    assert rate(warm) == pytest.approx(0.2)
+    assert rate(warmup) == pytest.approx(0.2)
     assert rate(1.0) == pytest.approx(0)
-    assert rate(warm / 2) == pytest.approx(0.1)
+    assert rate(warmup / 2) == pytest.approx(0.1)

@@ -13,57 +13,67 @@ from demur.attacks import (
     DLR,
     FAB,
     PGD,
-    AutoAttack,
-    Balanced,
+    AcceptedError,
+    AutoAttackEnsemble,
     Chain,
     Clean,
-    Doubt,
-    Evade,
-    Least,
-    Margin,
-    One,
+    Evasion,
+    FalseRejection,
+    LogitMargin,
+    MarginProduct,
+    MaxMinMargin,
+    MinMargin,
     OrthogonalAPGD,
-    Product,
-    Raise,
-    Refused,
+    Rejected,
+    RejectionObjective,
     RRLoss,
     Scaled,
-    Slips,
+    ScoreObjective,
+    SingleMargin,
     Square,
     Sum,
-    TowardCon,
-    TowardDLR,
-    Unanswered,
-    WrongCon,
+    TargetedConfidence,
+    TargetedDLR,
+    WrongConfidence,
 )
-from demur.attacks.goals import RejectionHinge, Unsafe, UnsafeMargin
+from demur.attacks.objectives import CARLMargin, CARLObjective, RejectionHinge
 from demur.balls import L2, Linf
 from demur.calibrate import TPR, Coverage, Risk
 from demur.data import CIFAR10, CIFAR100, CropFlip
 from demur.errors import BadInput
 from demur.methods import PGDAT, RR, Method, Piecewise
 from demur.recipes import NAMED_ATTACKS, RECIPES, VOCABULARY, recipe
-from demur.rejectors import Answers, Con, Coupled, Difference, Energy, Given, RCon
+from demur.rejectors import (
+    AcceptProbability,
+    Con,
+    ConMinusRectifier,
+    Coupled,
+    Energy,
+    ModelScore,
+    RCon,
+)
 from demur.spec import Spec, differences, edit, lines, read, show
 
-_SLIPS = Slips(RCon(), 0.5)
+_SLIPS = AcceptedError(RCon(), 0.5)
 NAMED: dict[str, Spec] = {
     **RECIPES,
     **{name: make(RECIPES["digits-pgdat-rr"]) for name, make in NAMED_ATTACKS.items()},
     "adaptive on a plain net": NAMED_ATTACKS["adaptive"](RECIPES["digits-pgdat"]),
-    "slips": Slips(RCon(), TPR(0.95)),
-    "refused": Refused(Coupled(at=0.6), 0.5),
-    "slips at a risk": Slips(RCon(), Risk(0.05)),
-    "refused at a coverage": Refused(RCon(), Coverage(0.9)),
+    "slips": AcceptedError(RCon(), TPR(0.95)),
+    "refused": FalseRejection(Coupled(gate_threshold=0.6), 0.5),
+    "slips at a risk": AcceptedError(RCon(), Risk(0.05)),
+    "refused at a coverage": FalseRejection(RCon(), Coverage(0.9)),
     "energy": Energy(tau=2.0),
-    "goals": CE() + -2.0 * Margin(),
-    "goals of heads": Unsafe() + UnsafeMargin() + RejectionHinge(0.2, "authors"),
-    "scores of heads": Slips(Answers(), 0.5),
-    "a difference": Difference(0.5),
+    "objectives": CE() + -2.0 * LogitMargin(),
+    "goals of heads": CARLObjective() + CARLMargin() + RejectionHinge(0.2, "authors"),
+    "scores of heads": AcceptedError(AcceptProbability(), 0.5),
+    "a difference": ConMinusRectifier(0.5),
     "a rule against A": RRLoss(0.5, "difference", "squared"),
-    "rr in full": RR(construction="aux", objective="margin", joint=True, on="both", blocks="all"),
-    "rr apart": Method(PGDAT(), RR(reach="head"), apart=0.2),
-    "a wrapped recipe": replace(RECIPES["digits-pgdat-rr"], average=0.9, awp=0.01, awp_from=0.5),
+    "rr in full": RR(
+        construction="aux", rr_loss="margin", joint=True, images="both", features="all"
+    ),
+    "rr apart": Method(PGDAT(), RR(gradient_to="head"), head_only=0.2),
+    "a wrapped recipe": replace(RECIPES["digits-pgdat-rr"], ema=0.9, awp=0.01, awp_start=0.5),
     "a retrofit": replace(RECIPES["digits-pgdat-rr"], base="runs/digits-pgdat"),
     "piecewise": Piecewise(),
     "crop": CropFlip(),
@@ -74,17 +84,24 @@ NAMED: dict[str, Spec] = {
         for name, r in RECIPES["cifar10-pgdat-rr"].rejectors().items()
         if isinstance(r, Spec)
     },
-    "coverage": Refused(Coupled(), Coverage(0.9)),
-    "risk": Slips(RCon(), Risk(0.05)),
-    "apgd": APGD(Linf(8 / 255), goal=DLR()),
+    "coverage": FalseRejection(Coupled(), Coverage(0.9)),
+    "risk": AcceptedError(RCon(), Risk(0.05)),
+    "apgd": APGD(Linf(8 / 255), objective=DLR()),
     "fab": FAB(L2(0.5)),
     "cw": CW(),
     "square": Square(Linf(8 / 255)),
-    "chain": Chain((Clean(), AutoAttack(L2(0.5)))),
-    "balanced": Balanced(Linf(0.1), _SLIPS),
-    "orthogonal": OrthogonalAPGD(Linf(0.1), goal=Least(_SLIPS), criterion=_SLIPS),
-    "passing": One(_SLIPS, 1) + Product(Slips(Given(), 0.0)) + Doubt(Unanswered(Con(), 0.5)),
-    "dlr sum": DLR() + WrongCon() + TowardDLR() + TowardCon() + Raise(RCon()) + RRLoss(),
+    "chain": Chain((Clean(), AutoAttackEnsemble(L2(0.5)))),
+    "balanced": MaxMinMargin(Linf(0.1), _SLIPS),
+    "orthogonal": OrthogonalAPGD(Linf(0.1), objective=MinMargin(_SLIPS), criterion=_SLIPS),
+    "passing": SingleMargin(_SLIPS, 1)
+    + MarginProduct(AcceptedError(ModelScore(), 0.0))
+    + RejectionObjective(Rejected(Con(), 0.5)),
+    "dlr sum": DLR()
+    + WrongConfidence()
+    + TargetedDLR()
+    + TargetedConfidence()
+    + ScoreObjective(RCon())
+    + RRLoss(),
 }
 
 
@@ -122,27 +139,27 @@ def test_any_fraction_is_read_as_python_would(top: int, bottom: int) -> None:
 
 
 def test_goals_add_and_scale_in_text() -> None:
-    goal = read("CE() + 2*Evade(RCon(), eta=10)", VOCABULARY)
-    assert goal == Sum((CE(), Scaled(2, Evade(RCon(), eta=10))))
-    assert read(show(goal), VOCABULARY) == goal
-    assert CE() + Margin() + CE() == Sum((CE(), Margin(), CE()))
+    objective = read("CE() + 2*Evasion(RCon(), eta=10)", VOCABULARY)
+    assert objective == Sum((CE(), Scaled(2, Evasion(RCon(), eta=10))))
+    assert read(show(objective), VOCABULARY) == objective
+    assert CE() + LogitMargin() + CE() == Sum((CE(), LogitMargin(), CE()))
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("PDG(Linf(0.1))", "did you mean PGD"),
-        ("PGD(Linf(0.1), stesp=3)", "did you mean step or steps"),
+        ("PGD(Linf(0.1), stesp=3)", "did you mean steps or step_size"),
         ("PGD(Linf(0.1), steps=0)", "PGD.steps must be a whole number of at least 1, not 0"),
         ("PGD(Linf(0.1), steps=True)", "PGD.steps must be a whole number"),
         ("PGD(Linf(0.1), steps=2.5)", "PGD.steps must be a whole number"),
         ("PGD(Linf(-1))", "Linf.eps must be a number of at least 0"),
         ("PGD(Linf(1e999))", "Linf.eps must be a number"),
         ("PGD(CE())", "PGD.ball must be a Ball"),
-        ("PGD(Linf(0.1), goal=RCon())", "PGD.goal must be a Goal"),
+        ("PGD(Linf(0.1), objective=RCon())", "PGD.objective must be"),
         ("PGD(Linf(0.1), start='afar')", "one of random, clean"),
         ("PGD()", "PGD lacks ball; it takes ball, steps"),
-        ("Slips(RCon())", "Slips lacks at; it takes rejector, at"),
+        ("AcceptedError(RCon())", "AcceptedError lacks threshold; it takes rejector, threshold"),
         ("Linf(1, 2)", "Linf is given too many values; it takes eps"),
         ("Linf(1, eps=2)", "Linf is given the same field twice"),
         ("Linf(1/0)", "cannot work out"),
@@ -150,7 +167,7 @@ def test_goals_add_and_scale_in_text() -> None:
         ("__import__('os').system('true')", "neither a value nor a known name"),
         ("(lambda: 1)()", "neither a value nor a known name"),
         ("Linf(eps)", "nothing is called 'eps'"),
-        ("Evade(CE())", "Evade.rejector must be a Rejector or a Score"),
+        ("Evasion(CE())", "Evasion.rejector must be a Rejector or a Score"),
         ("'a' * 3", "only numbers and goals"),
         ("-CE()", "only a number can be negative"),
         ("PGD", "PGD lacks ball"),
@@ -176,18 +193,18 @@ def test_edit_finds_a_unique_key_below_and_refuses_ambiguity() -> None:
     attack = PGD(Linf(0.1))
     assert edit(attack, "eps", "16/255", VOCABULARY).ball == Linf(16 / 255)
     assert edit(attack, "ball", "L2(1)", VOCABULARY).ball == L2(1)
-    assert edit(attack, "goal", "Margin", VOCABULARY).goal == Margin()
-    assert edit(attack, "keep", "criterion", VOCABULARY).keep == "criterion"
-    assert edit(attack, "keep", "'criterion'", VOCABULARY).keep == "criterion"
-    assert edit(attack, "step", "None", VOCABULARY).step is None
+    assert edit(attack, "objective", "LogitMargin", VOCABULARY).objective == LogitMargin()
+    assert edit(attack, "keep", "success", VOCABULARY).keep == "success"
+    assert edit(attack, "keep", "'success'", VOCABULARY).keep == "success"
+    assert edit(attack, "step_size", "None", VOCABULARY).step_size is None
     recipe = RECIPES["digits-pgdat-rr"]
     assert edit(recipe, "head.weight", "0.5", VOCABULARY).method.head.weight == 0.5
     assert edit(recipe, "method.head.stop_tcon", "False", VOCABULARY).method.head.stop_tcon is False
-    with pytest.raises(BadInput, match=r"could mean .*attack\.steps or judge\.steps"):
+    with pytest.raises(BadInput, match=r"could mean .*attack\.steps or validation_attack\.steps"):
         edit(recipe, "steps", "3", VOCABULARY)
     with pytest.raises(BadInput, match="did you mean epochs"):
         edit(recipe, "epoch", "3", VOCABULARY)
-    with pytest.raises(BadInput, match="one of largest, criterion"):
+    with pytest.raises(BadInput, match="one of max_objective, success"):
         edit(attack, "keep", "best", VOCABULARY)
     with pytest.raises(BadInput, match="must be a whole number of at least 1"):
         edit(recipe, "epochs", "many", VOCABULARY)

@@ -10,17 +10,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from demur import noise
-from demur.attacks import CE, Evade, Margin, Slips, square
+from demur.attacks import CE, AcceptedError, Evasion, LogitMargin, square
 from demur.attacks.square import Draw, Square, _pattern
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.errors import BadInput
-from demur.gradient import GoalFunction, value_at
+from demur.gradient import ObjectiveFunction, exact_value
 from demur.nets import RejectingNet
 from demur.output import Output, prediction
 from demur.rejectors import RCon
+from tests.approximate_model import Rough
 from tests.linear import LinearNet, centred_images, distance
-from tests.rough import Rough
 
 aten = torch.ops.aten
 BALLS = pytest.mark.parametrize("ball", [Linf(0.15), L2(1.0)], ids=repr)
@@ -75,7 +75,7 @@ def test_more_queries_break_no_fewer_and_never_lower_the_goal(
 ) -> None:
     x, y = batch
     few, more = (Square(ball, queries=n)(tiny_net, x, y) for n in (10, 60))
-    margins = [Margin()(tiny_net(images), y) for images in (few, more)]
+    margins = [LogitMargin()(tiny_net(images), y) for images in (few, more)]
     assert (margins[1] >= margins[0] - 1e-5).all()
     assert (margins[1] > margins[0] + 1e-5).any()
 
@@ -99,10 +99,10 @@ def test_it_asks_for_values_alone_and_broken_images_leave(
 ) -> None:
     x, y = batch
     model = Counting(tiny_net)
-    Square(Linf(0.3), queries=30).perturbed(model, x, y, torch.arange(len(x)))
+    Square(Linf(0.3), queries=30).perturb(model, x, y, torch.arange(len(x)))
     assert len(x) < model.seen < 31 * len(x)
     wrong, model.seen = (prediction(tiny_net(x)) + 1) % 10, 0
-    x_adv = Square(Linf(0.3), queries=30).perturbed(model, x, wrong, torch.arange(len(x)))
+    x_adv = Square(Linf(0.3), queries=30).perturb(model, x, wrong, torch.arange(len(x)))
     assert torch.equal(x_adv, x)
     assert model.seen == len(x)
 
@@ -143,8 +143,10 @@ def test_within_a_block_a_device_is_asked_nothing(
     asked = []
     for queries in (1, square.BLOCK, 3 * square.BLOCK):
         with Questions() as questions:  # type: ignore[no-untyped-call]
-            attack = Square(ball, queries=queries, goal=CE())  # a goal that asks nothing either
-            attack.perturbed(Rough(tiny_net, 0.1), *batch, batch[1])
+            attack = Square(
+                ball, queries=queries, objective=CE()
+            )  # a goal that asks nothing either
+            attack.perturb(Rough(tiny_net, 0.1), *batch, batch[1])
         asked.append(questions.asked)
     assert 0 < asked[0] == asked[1] < asked[2]
 
@@ -156,7 +158,7 @@ def test_only_what_is_broken_leaves_though_claims_are_rough(
     x, y = batch
     model = Rough(tiny_net, 0.5)
     once, later = (
-        Square(ball, queries=n).perturbed(model, x, y, torch.arange(len(x)))
+        Square(ball, queries=n).perturb(model, x, y, torch.arange(len(x)))
         for n in (square.BLOCK, 12 * square.BLOCK)
     )
     claimed = prediction(model.seen(once)) != y
@@ -172,9 +174,9 @@ class Boaster(Rough):
     """Every value is right, and every image is said to be broken."""
 
     def value(
-        self, goal: GoalFunction, x: Tensor, y: Tensor, *given: Tensor
+        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *given: Tensor
     ) -> tuple[Tensor, Output]:
-        value, out = value_at(self.net, goal, x, y, *given)
+        value, out = exact_value(self.net, objective, x, y, *given)
         return value, out._replace(logits=out.logits.scatter(1, y[:, None], -torch.inf))
 
 
@@ -185,7 +187,7 @@ def test_who_boasts_is_searched_as_if_nothing_had_been_claimed(
     x, y = batch
     index = torch.arange(len(x))
     honest, boasting = (
-        Square(ball, queries=130).perturbed(model, x, y, index)
+        Square(ball, queries=130).perturb(model, x, y, index)
         for model in (tiny_net, Boaster(tiny_net, 0.0))
     )
     broken = prediction(tiny_net(honest)) != y
@@ -198,8 +200,8 @@ def test_it_takes_any_goal_and_criterion(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    slips = Slips(RCon(), 0.3)
-    attack = Square(Linf(0.3), queries=60, goal=Evade(RCon(), eta=0.1), criterion=slips)
+    slips = AcceptedError(RCon(), 0.3)
+    attack = Square(Linf(0.3), queries=60, objective=Evasion(RCon(), eta=0.1), criterion=slips)
     broken = [int(slips(tiny_net(images), y).sum()) for images in (x, attack(tiny_net, x, y))]
     assert broken[1] > broken[0]
 

@@ -8,11 +8,11 @@ import pytest
 
 from demur.errors import Diverged
 from demur.metrics import Difference
-from demur.paper.combined import combined, paired
-from demur.paper.measured import Hands, Line, measured
+from demur.paper.markdown import markdown
+from demur.paper.measured import Factories, TrainingResult, measured
+from demur.paper.seeds import average_seeds, paired
 from demur.paper.study import CHANGES, variants
 from demur.paper.tables import TABLES, Table, entry_folder
-from demur.paper.words import markdown
 from demur.recipes import RECIPES, Recipe, changed
 from demur.runs import run_folder
 from demur.spec import digest
@@ -38,8 +38,8 @@ def test_a_training_that_diverges_is_a_line() -> None:
         raise Diverged("the loss is no longer a number at epoch 1, step 3 of 9")
 
     table = Table("A table", {"ebd": RECIPES["digits-pgdat-ebd"]}, ("clean",))
-    hands = Hands(train, None, None)  # type: ignore[arg-type]
-    lines = list(measured(table, (0, 1), hands))
+    factories = Factories(train, None, None)  # type: ignore[arg-type]
+    lines = list(measured(table, (0, 1), factories))
     assert [line.failure[:8] for line in lines] == ["overflow", "overflow"]
     page = markdown(table, lines, "demur table x", "1.0")
     assert "- ebd, seeds 0, 1: overflow: the loss is no longer a number" in page
@@ -54,8 +54,8 @@ def test_a_line_whose_base_diverged_says_so_and_the_table_goes_on() -> None:
             raise Diverged("the loss is no longer a number")
 
     table = TABLES["study-digits"].only(("plain", "retrofit", "rr"))
-    hands = Hands(train, None, None)  # type: ignore[arg-type]
-    lines = {(line.entry, line.seed): line.failure for line in measured(table, (0, 1), hands)}
+    factories = Factories(train, None, None)  # type: ignore[arg-type]
+    lines = {(line.entry, line.seed): line.failure for line in measured(table, (0, 1), factories)}
     assert lines["retrofit", 1] == "overflow: plain, which it begins with, diverged"
     assert lines["retrofit", 0] == lines["rr", 1] == "not measured yet"
     assert len(asked) == 5, "no training begins with a net that is not there"
@@ -87,7 +87,7 @@ def test_every_change_of_the_study_is_one() -> None:
     made = variants(recipe, RECIPES["digits-trades-rr"], average="0.98")
     assert made["rr"] == recipe
     assert set(CHANGES) - set(made) == {"bn-train"}, "what is usual is not tried twice"
-    assert made["unfitted"] == changed(recipe, ["head.reach=head", "apart=0.2"])
+    assert made["unfitted"] == changed(recipe, ["head.gradient_to=head", "head_only=0.2"])
     assert made["plain"] == RECIPES["digits-pgdat"]
     assert made["trades"] == RECIPES["digits-trades-rr"]
     assert made["retrofit"] == replace(recipe, base="plain")
@@ -109,7 +109,7 @@ def test_a_study_is_made_on_images_that_no_result_is_given_for() -> None:
     assert table.split == "cal"
     for recipe in table.entries.values():
         assert "cal" in recipe.data.splits
-        assert recipe.chosen_on is None
+        assert recipe.selection_split is None
 
 
 def test_names_of_folders() -> None:
@@ -171,18 +171,23 @@ def test_wrong_requests_are_one_sentence(command: Command, in_empty_folder: Path
         command("table", "study-digits", "head.weight=2", "--only", " plain , rr"),
         "the line plain cannot be changed so: no key 'weight'",
     )
-    refused(command("table", "methods-digits", "--kept", ".", "--slim", "copies"), "leave out one")
+    refused(
+        command("table", "methods-digits", "--kept", ".", "--archive", "copies"), "leave out one"
+    )
     Path("a-file").touch()
-    refused(command("table", "methods-digits", "--slim", "./runs"), "holds the runs themselves")
+    refused(command("table", "methods-digits", "--archive", "./runs"), "holds the runs themselves")
     refused(command("table", "methods-digits", "--kept", ""), "the folder to read is empty")
     refused(
-        command("table", "methods-digits", "--slim", "a-file"), "a-file is a file; name a folder"
+        command("table", "methods-digits", "--archive", "a-file"), "a-file is a file; name a folder"
     )
     refused(command("table", "study-digits", "--only", ","), "',' names nothing")
 
 
 def test_lines_without_rows_combine_to_nothing() -> None:
-    assert combined([Line("ebd", 0, "0" * 64, "ebd", failure="overflow: too much")]) == []
+    assert (
+        average_seeds([TrainingResult("ebd", 0, "0" * 64, "ebd", failure="overflow: too much")])
+        == []
+    )
 
 
 @pytest.mark.usefixtures("quick_table")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from demur import theory
 from demur.errors import BadInput
-from demur.theory import Answers, BoolArray, FloatArray
+from demur.theory import BoolArray, FloatArray, TheoryInputs
 
 MANY, SOME = (settings(deadline=None, max_examples=most) for most in (300, 60))
 # the first counterexample will do: making it small takes longer than finding it
@@ -24,7 +24,7 @@ FIRST = settings(max_examples=5000, phases=[Phase.generate], database=None, dead
 class Case(NamedTuple):
     """Random answers, with a xi and a gamma to hold against them."""
 
-    seen: Answers
+    seen: TheoryInputs
     xi: float
     gamma: float
 
@@ -45,11 +45,11 @@ def cases(draw: st.DrawFn) -> Case:
     a = draw(st.one_of(SHARES, st.just(min(1.0, p[y] / p.max()))))
     xi = draw(SHARES.filter(lambda value: value < 1))
     gamma = draw(SHARES.map(lambda value: 0.5 + value / 2).filter(lambda value: value > 0.5))
-    return Case(theory.answers(p[None], [y], [a]), xi, gamma)
+    return Case(theory.theory_inputs(p[None], [y], [a]), xi, gamma)
 
 
-def by_hand(p: list[list[float]], y: list[int], a: list[float]) -> Answers:
-    return theory.answers(np.array(p), np.array(y), np.array(a))
+def by_hand(p: list[list[float]], y: list[int], a: list[float]) -> TheoryInputs:
+    return theory.theory_inputs(np.array(p), np.array(y), np.array(a))
 
 
 class TestAnswers:
@@ -66,7 +66,7 @@ class TestAnswers:
     @given(st.lists(st.floats(-30, 30), min_size=2, max_size=6), st.floats(0.05, 20))
     def test_the_temperature_leaves_labels_alone(self, logits: list[float], tau: float) -> None:
         for y in range(len(logits)):
-            seen = theory.answers_at([logits], [y], [0.5], tau)
+            seen = theory.theory_inputs_at([logits], [y], [0.5], tau)
             assert seen.correct[0] == (int(np.argmax(logits)) == y)
             assert 0 <= seen.a_star[0] <= 1
 
@@ -74,7 +74,7 @@ class TestAnswers:
         logits = [[1.0, 3.0, 2.0], [4.0, 4.0, 0.0]]
         assert theory.probabilities(logits, 0.0).tolist() == [[0, 1, 0], [0.5, 0.5, 0]]
         assert theory.probabilities(logits, 1e-3) == pytest.approx(theory.probabilities(logits, 0))
-        seen = theory.answers_at(logits, [0, 1], [0.3, 0.3], 0.0)
+        seen = theory.theory_inputs_at(logits, [0, 1], [0.3, 0.3], 0.0)
         assert seen.a_star.tolist() == [0, 1], "A* is binary but for ties"
 
     @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ class TestAnswers:
     )
     def test_refuses_what_is_no_table(self, p: object, y: object, a: object, words: str) -> None:
         with pytest.raises(BadInput, match=words):
-            theory.answers(np.array(p), np.array(y), np.array(a))
+            theory.theory_inputs(np.array(p), np.array(y), np.array(a))
 
     def test_refuses_a_negative_temperature(self) -> None:
         with pytest.raises(BadInput, match="tau is -1"):
@@ -100,7 +100,7 @@ class TestAnswers:
 
     def test_takes_tables_in_single_precision(self) -> None:
         p = torch.randn(50, 10).softmax(-1).numpy()
-        seen = theory.answers(p, p.argmax(-1), np.full(50, 0.5))
+        seen = theory.theory_inputs(p, p.argmax(-1), np.full(50, 0.5))
         assert seen.correct.all()
         assert not theory.lemma1(seen).violated.any()
 
@@ -186,7 +186,7 @@ class TestSeparability:
     @pytest.mark.parametrize("right", [True, False])
     @pytest.mark.parametrize("statement", [theory.lemma1, theory.theorem1])
     def test_random_tables_reach_both_sides(
-        self, statement: Callable[[Answers], theory.Claim], right: bool
+        self, statement: Callable[[TheoryInputs], theory.Claim], right: bool
     ) -> None:
         def reached(case: Case) -> bool:
             return bool((statement(case.seen).premise & (case.seen.correct == right)).any())
@@ -196,8 +196,8 @@ class TestSeparability:
     def test_pairs_are_apart_on_a_large_table(self) -> None:
         g = np.random.default_rng(0)
         p, y = theory.probabilities(3 * g.normal(size=(20_000, 4))), g.integers(0, 4, 20_000)
-        ideal = theory.answers(p, y, np.ones(len(y))).a_star
-        seen = theory.answers(p, y, np.clip(ideal + g.normal(0, 0.2, len(y)), 0, 1))
+        ideal = theory.theory_inputs(p, y, np.ones(len(y))).a_star
+        seen = theory.theory_inputs(p, y, np.clip(ideal + g.normal(0, 0.2, len(y)), 0, 1))
         for xi in (0.0, 0.1, 0.5, 0.9):
             claim = theory.theorem1(seen, xi)
             right, wrong = claim.premise & seen.correct, claim.premise & ~seen.correct
@@ -223,14 +223,16 @@ class TestSeparability:
         assert not theory.theorem1(on_the_line, 0.75).premise.any()
 
 
-def fails(condition: Callable[[Case], BoolArray], score: Callable[[Answers], FloatArray]) -> Case:
+def fails(
+    condition: Callable[[Case], BoolArray], score: Callable[[TheoryInputs], FloatArray]
+) -> Case:
     """A case that meets the condition and whose score is on the wrong side of 1/2."""
 
-    def against(case: Case) -> bool:
+    def violates(case: Case) -> bool:
         seen = case.seen
         return bool((condition(case) & ~theory.separated(score(seen), seen.correct)).any())
 
-    return find(cases(), against, settings=FIRST, random=random.Random(0))
+    return find(cases(), violates, settings=FIRST, random=random.Random(0))
 
 
 class TestEveryConditionIsNeeded:

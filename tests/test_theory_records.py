@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from demur import theory
-from demur.attacks import PGD, Xi
+from demur.attacks import PGD, XiObjective
 from demur.balls import Linf
 from demur.data import Images
 from demur.errors import BadInput
-from demur.evaluate.theory import TheoryReport, seen_at
+from demur.evaluate.theory import TheoryReport, outputs_at
 from demur.evaluate.theory import theory as theory_of
 from demur.nets import RejectingNet
 from demur.output import Output
@@ -33,7 +33,7 @@ RECIPES_KEPT = sorted((ROOT / "results").glob("**/recipe.txt"))
 KEPT = [  # those with an A and with answers
     path.parent
     for path in RECIPES_KEPT
-    if "RR(" in path.read_text() and not any(r.bare for r in Run(path.parent).records())
+    if "RR(" in path.read_text() and not any(r.scores_only for r in Run(path.parent).records())
 ]
 SLIM = ROOT / "results" / "methods-cifar10" / "pgdat-rr-seed1"
 SOME = settings(deadline=None, max_examples=60)
@@ -51,8 +51,8 @@ class TestGoal:
     def test_is_the_xi_of_the_theory(self, seed: int, tau: float) -> None:
         out, y = output_and_labels(seed)
         a = out.aux[:, 0].double().sigmoid().numpy()
-        seen = theory.answers_at(out.logits.numpy(), y.numpy(), a, tau)
-        assert Xi(tau)(out, y).numpy() == pytest.approx(seen.xi, abs=2e-6)
+        seen = theory.theory_inputs_at(out.logits.numpy(), y.numpy(), a, tau)
+        assert XiObjective(tau)(out, y).numpy() == pytest.approx(seen.xi, abs=2e-6)
 
     @pytest.mark.parametrize(("logit", "wrong"), [(18.0, False), (-18.0, True)])
     def test_keeps_digits_and_slope_where_a_has_nearly_arrived(
@@ -60,22 +60,22 @@ class TestGoal:
     ) -> None:
         logits = torch.tensor([[30.0, 0.0]])
         aux = torch.tensor([[logit]], requires_grad=True)
-        value = Xi()(Output(logits, logits[:, :0], aux), torch.tensor([int(wrong)]))
-        (slope,) = torch.autograd.grad(value.sum(), aux)
+        value = XiObjective()(Output(logits, logits[:, :0], aux), torch.tensor([int(wrong)]))
+        (gradient_only,) = torch.autograd.grad(value.sum(), aux)
         value = value.detach()
         assert float(value) == pytest.approx(2 / (1 + math.exp(18)), rel=1e-4)
-        assert float(slope) == pytest.approx((1 if wrong else -1) * float(value), rel=1e-4)
+        assert float(gradient_only) == pytest.approx((1 if wrong else -1) * float(value), rel=1e-4)
 
     def test_a_right_answer_gives_no_slope_to_the_logits(self) -> None:
         logits = torch.tensor([[2.0, 0.0, 1.0]], requires_grad=True)
         out = Output(logits, logits[:, :0], torch.zeros(1, 1))
-        (slope,) = torch.autograd.grad(Xi()(out, torch.tensor([0])).sum(), logits)
-        assert not slope.any(), "A* is 1 and flat while the answer is right"
+        (gradient_only,) = torch.autograd.grad(XiObjective()(out, torch.tensor([0])).sum(), logits)
+        assert not gradient_only.any(), "A* is 1 and flat while the answer is right"
 
     def test_the_attack_raises_it(self, tiny_net: RejectingNet, test_images: Images) -> None:
         x, y = test_images.batch(slice(0, 60))
-        goal, attack = Xi(), PGD(Linf(0.15), steps=10, goal=Xi())
-        before, after = (goal(tiny_net(images), y) for images in (x, attack(tiny_net, x, y)))
+        objective, attack = XiObjective(), PGD(Linf(0.15), steps=10, objective=XiObjective())
+        before, after = (objective(tiny_net(images), y) for images in (x, attack(tiny_net, x, y)))
         assert after.mean() > before.mean() + 0.1
         assert (after >= before - 1e-3).float().mean() > 0.9
 
@@ -83,12 +83,12 @@ class TestGoal:
         self, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
     ) -> None:
         with pytest.raises(BadInput, match="needs a net with an auxiliary head"):
-            PGD(Linf(0.1), goal=Xi())(tiny_net.classifier().eval(), *batch)
+            PGD(Linf(0.1), objective=XiObjective())(tiny_net.classifier().eval(), *batch)
 
     def test_the_named_attack_takes_the_temperature_of_the_head(self) -> None:
         named = NAMED_ATTACKS["xi"](recipe("digits-pgdat-rr", ["head.tau=0.5"]))
         assert isinstance(named, PGD)
-        assert (named.steps, named.keep, named.goal) == (50, "largest", Xi(0.5))
+        assert (named.steps, named.keep, named.objective) == (50, "max_objective", XiObjective(0.5))
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ class TestRecords:
         for record in Run(folder).records():
             tried: Counter[str] = Counter()  # a cautious net says little that is tried at every tau
             for tau in (0.0, 0.25, 1.0, 2.0):
-                seen = seen_at(record, tau)
+                seen = outputs_at(record, tau)
                 for name, claim in (
                     ("Lemma 1", theory.lemma1(seen)),
                     ("Theorem 1", theory.theorem1(seen)),
@@ -122,7 +122,7 @@ class TestRecords:
         at_zero, *_, at_one, _ = attacked.at_tau
         assert (at_zero.tau, at_one.tau) == (0, 1)
         assert at_zero.randomised == at_zero.sampled == record.correct.mean()
-        seen = seen_at(record, 1.0)
+        seen = outputs_at(record, 1.0)
         assert at_one.inside.value == (seen.con * (2 - 2 * abs(seen.a - seen.a_star)) > 1).mean()
         assert at_one.without_head.value == attacked.oracle.coverage.value
         assert attacked.oracle.accuracy.value == 1
@@ -183,7 +183,7 @@ class TestCommand:
         assert code == 0
         assert "throughout Linf(0.15), n=60" in out
         found = json.loads(command("theory", "tiny", "--json")[1])
-        (ball,) = found["throughout"]
+        (ball,) = found["worst_case_xi"]
         assert ball["records"] == ["clean", "pgd-10", "xi:steps=10"], "eps=0.5 leaves the ball"
         for low in ball["stays_low"]:
             assert low["attacked"]["value"] <= low["clean"]["value"]

@@ -18,13 +18,13 @@ from demur.errors import BadInput, Diverged
 from demur.methods import Piecewise
 from demur.recipes import RECIPES, Recipe, recipe
 from demur.runs import Run
-from demur.runs.files import only_writer
+from demur.runs.files import exclusive_lock
 from demur.spec import digest
-from demur.train import Progress, Training, check_trainable, train
+from demur.training import Progress, Training, check_trainable, train
 from tests.conftest import TINY
 from tests.test_runs import spoil
 
-BRIEF = ["epochs=4", "width=4", "attack.steps=2", "judge.steps=1"]
+BRIEF = ["epochs=4", "width=4", "attack.steps=2", "validation_attack.steps=1"]
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_two_processes_cannot_write_one_run(brief: Recipe, tmp_path: Path) -> No
     with Run.claim(out, brief):
         pass
     command = [sys.executable, "-m", "demur", "train", "digits-pgdat-rr", *BRIEF, "--out", str(out)]
-    with only_writer(out):
+    with exclusive_lock(out):
         second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert second.returncode == 2
     assert "another process is writing" in second.stderr
@@ -113,9 +113,9 @@ def test_a_finished_run_is_not_trained_again(brief: Recipe, whole: Run) -> None:
 def test_the_chosen_epoch_is_the_first_best_on_val(whole: Run) -> None:
     lines = [json.loads(s) for s in (whole.path / "metrics.jsonl").read_text().splitlines()]
     best = max(line["val_robust"] for line in lines)
-    assert whole.chosen["value"] == best
-    assert whole.chosen["epoch"] == next(i["epoch"] for i in lines if i["val_robust"] == best)
-    assert "val" in whole.chosen["why"]
+    assert whole.checkpoint["value"] == best
+    assert whole.checkpoint["epoch"] == next(i["epoch"] for i in lines if i["val_robust"] == best)
+    assert "val" in whole.checkpoint["reason"]
 
 
 def test_seeds_differ_and_the_global_generator_is_untouched(
@@ -130,7 +130,7 @@ def test_seeds_differ_and_the_global_generator_is_untouched(
 def test_nan_stops_and_names_the_step_and_keeps_the_last_good_state(
     brief: Recipe, tmp_path: Path
 ) -> None:
-    bomb = replace(brief, epochs=3, schedule=Piecewise(0.01, drops=(0.5,), factor=1e30))
+    bomb = replace(brief, epochs=3, schedule=Piecewise(0.01, milestones=(0.5,), gamma=1e30))
     with pytest.raises(BadInput) as error:
         train(bomb, tmp_path / "run")
     assert "epoch 2, step " in str(error.value)
@@ -207,28 +207,29 @@ def test_a_training_that_learns_nothing_leaves_no_folder(
     [
         ["attack.restarts=5"],
         ["attack.ball=L2(0.5)", "attack.restarts=3"],
-        ["bn=eval", "attack.keep=criterion"],
+        ["bn=eval", "attack.keep=success"],
     ],
 )
 def test_any_attack_can_craft(changes: list[str], tmp_path: Path) -> None:
     spec = recipe(
-        "digits-pgdat-rr", ["epochs=1", "width=4", "attack.steps=1", "judge=Clean", *changes]
+        "digits-pgdat-rr",
+        ["epochs=1", "width=4", "attack.steps=1", "validation_attack=Clean", *changes],
     )
     assert train(spec, tmp_path / "run").finished
 
 
 def test_survivors_and_train_mode_batch_norm_are_refused() -> None:
-    with pytest.raises(BadInput, match="use bn=eval or keep=largest"):
-        recipe("digits-pgdat-rr", ["attack.keep=criterion"])
+    with pytest.raises(BadInput, match="use bn=eval or keep=max_objective"):
+        recipe("digits-pgdat-rr", ["attack.keep=success"])
 
 
 def test_the_weights_tell_where_they_come_from(whole: Run, brief: Recipe) -> None:
-    story = whole.chosen
-    assert story["recipe_digest"] == digest(brief)
-    assert story["fit_data"] == brief.data.load()["fit"].digest()
-    words = "code torch numpy device threads seed why chosen_on choosing_data engine arithmetic"
+    metadata = whole.checkpoint
+    assert metadata["recipe_digest"] == digest(brief)
+    assert metadata["fit_data"] == brief.data.load()["fit"].digest()
+    words = "code torch numpy device threads seed reason selection_split selection_data engine precision"
     for key in words.split():
-        assert key in story
+        assert key in metadata
 
 
 def test_tiny_run_learns(tiny_run: Run) -> None:
@@ -240,9 +241,9 @@ def test_tiny_run_learns(tiny_run: Run) -> None:
 
 
 def test_copying_a_run_moves_it(tiny_run: Run, tmp_path: Path) -> None:
-    copy = Run(Path(shutil.copytree(tiny_run.path, tmp_path / "elsewhere")))
+    copy = Run(Path(shutil.copytree(tiny_run.path, tmp_path / "mask_label")))
     assert copy.recipe == tiny_run.recipe
-    assert copy.chosen == tiny_run.chosen
+    assert copy.checkpoint == tiny_run.checkpoint
 
 
 DIGITS = [n for n in RECIPES if n.startswith("digits-") and not n.endswith("swapped")]
@@ -264,8 +265,8 @@ def test_every_way_to_train_resumes_with_the_same_bits(
         return {split: images.first(64) for split, images in load(self, folder).items()}
 
     monkeypatch.setattr(Digits, "load", few)
-    attacked = [] if "standard" in name else ["frame.attack.steps=2"]
-    made = recipe(name, ["epochs=2", "width=4", "batch_size=32", "choose=last", *attacked])
+    attacked = [] if "standard" in name else ["framework.attack.steps=2"]
+    made = recipe(name, ["epochs=2", "width=4", "batch_size=32", "selection=last", *attacked])
     unbroken = train(made, tmp_path / "whole")
     with pytest.raises(Stopped):
         train(made, tmp_path / "run", watch=crash_at(1, 1))  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from tests.conftest import Command
 from tests.test_cli import refused
 
 NUMBERS = [
-    "bench refusals RUN --times", "calibrate RUN --risk", "calibrate RUN --tpr",
+    "bench rejection RUN --times", "calibrate RUN --risk", "calibrate RUN --tpr",
     "calibrate RUN --coverage", "calibrate RUN --risk 0.05 --confidence", "theory RUN --rho",
     "theory RUN --gamma 0.7 --gamma",
 ]  # fmt: skip
@@ -45,7 +45,7 @@ def test_words_that_are_not_taken_are_one_line(words: str, sentence: str, comman
 @pytest.mark.parametrize(
     ("words", "option"),
     [
-        ("bench refusals x --times ten", "--times"),
+        ("bench rejection x --times ten", "--times"),
         ("bench --steps 1", "--steps"),
         ("table methods-digits --seeds 0", "--seeds"),
         ("attack x clean --n many", "--n"),

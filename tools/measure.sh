@@ -18,13 +18,13 @@ check) demur bench --check -o "$out/check.json" ;;
 speed) demur bench -o "$out/resnet18.json" ;;
 wide) demur bench cifar10-pgdat-rr-wrn --only fast,eval --steps 30 -o "$out/wideresnet.json" ;;
 attacks) demur bench attacks "$2" --data "$1" --n 1000 --only autoattack,pgd-100 -o "$out/attacks.json" ;;
-refusals) demur bench refusals "$2" --data "$1" --n 100 -o "$out/refusals.json" ;;
+refusals) demur bench rejection "$2" --data "$1" --n 100 -o "$out/refusals.json" ;;
 run)
   data=$1 run=$out/$2
   shift 2
   demur train "$@" --data "$data" --out "$run"
   demur attack "$run" clean pgd-10 pgd-100 pgd-100:restarts=10 --keep-images 0 --data "$data"
-  demur slim "$run" --data "$data" -o "$out/slim/$(basename "$run")"
+  demur archive "$run" --data "$data" -o "$out/slim/$(basename "$run")"
   ;;
 *)
   echo "no stage is called $stage; use check, speed, wide, attacks, refusals or run" >&2

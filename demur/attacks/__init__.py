@@ -2,51 +2,90 @@
 
 from demur.attacks.apgd import APGD
 from demur.attacks.attack import Attack, Clean
-from demur.attacks.autoattack import AutoAttack
-from demur.attacks.balanced import Balanced
+from demur.attacks.autoattack import AutoAttackEnsemble
 from demur.attacks.chain import Chain, Ensemble
-from demur.attacks.criteria import Criterion, Refused, Slips, Unanswered, Wrong
+from demur.attacks.criteria import AcceptedError, Criterion, FalseRejection, Misclassified, Rejected
 from demur.attacks.cw import CW
 from demur.attacks.fab import FAB
-from demur.attacks.goals import (
+from demur.attacks.maxmin import MaxMinMargin
+from demur.attacks.multi_target import MultiTarget
+from demur.attacks.objectives import (
     CE,
     DLR,
-    GOALS,
+    GAMA,
     KL,
-    Doubt,
-    Evade,
-    Goal,
-    Least,
-    Margin,
-    One,
-    Product,
-    Raise,
-    Relaxed,
+    OBJECTIVES,
+    Evasion,
+    LogitMargin,
+    MarginProduct,
+    MinMargin,
+    Objective,
+    RejectionObjective,
     RRLoss,
     Scaled,
+    ScoreObjective,
+    SingleMargin,
     Sum,
-    Toward,
-    TowardCon,
-    TowardDLR,
-    WrongCon,
-    Xi,
+    TargetedConfidence,
+    TargetedDLR,
+    TargetedMargin,
+    WrongConfidence,
+    XiObjective,
 )
 from demur.attacks.orthogonal import OrthogonalAPGD
 from demur.attacks.pgd import PGD, FrankWolfe
-from demur.attacks.rejecting import ForceRefusal, RejectAutoAttack
+from demur.attacks.reject_autoattack import ForceRejection, RejectAutoAttackEnsemble
 from demur.attacks.square import Square
-from demur.attacks.targets import EachTarget
 
 ATTACKS: tuple[type[Attack], ...] = (
-    Clean, PGD, FrankWolfe, EachTarget, APGD, Balanced, OrthogonalAPGD, FAB, Square, CW,
-    Chain, AutoAttack, RejectAutoAttack, ForceRefusal,
+    Clean, PGD, FrankWolfe, MultiTarget, APGD, MaxMinMargin, OrthogonalAPGD, FAB, Square, CW,
+    Chain, AutoAttackEnsemble, RejectAutoAttackEnsemble, ForceRejection,
 )  # fmt: skip
-CRITERIA: tuple[type[Criterion], ...] = (Wrong, Slips, Refused, Unanswered)
+CRITERIA: tuple[type[Criterion], ...] = (Misclassified, AcceptedError, FalseRejection, Rejected)
 
 __all__ = [
-    "APGD", "ATTACKS", "CE", "CRITERIA", "CW", "DLR", "FAB", "GOALS", "KL", "PGD", "Attack",
-    "AutoAttack", "Balanced", "Chain", "Clean", "Criterion", "Doubt", "EachTarget", "Ensemble",
-    "Evade", "ForceRefusal", "FrankWolfe", "Goal", "Least", "Margin", "One", "OrthogonalAPGD",
-    "Product", "RRLoss", "Raise", "Refused", "RejectAutoAttack", "Relaxed", "Scaled", "Slips",
-    "Square", "Sum", "Toward", "TowardCon", "TowardDLR", "Unanswered", "Wrong", "WrongCon", "Xi",
+    "APGD",
+    "ATTACKS",
+    "CE",
+    "CRITERIA",
+    "CW",
+    "DLR",
+    "FAB",
+    "GAMA",
+    "KL",
+    "OBJECTIVES",
+    "PGD",
+    "AcceptedError",
+    "Attack",
+    "AutoAttackEnsemble",
+    "Chain",
+    "Clean",
+    "Criterion",
+    "Ensemble",
+    "Evasion",
+    "FalseRejection",
+    "ForceRejection",
+    "FrankWolfe",
+    "LogitMargin",
+    "MarginProduct",
+    "MaxMinMargin",
+    "MinMargin",
+    "Misclassified",
+    "MultiTarget",
+    "Objective",
+    "OrthogonalAPGD",
+    "RRLoss",
+    "RejectAutoAttackEnsemble",
+    "Rejected",
+    "RejectionObjective",
+    "Scaled",
+    "ScoreObjective",
+    "SingleMargin",
+    "Square",
+    "Sum",
+    "TargetedConfidence",
+    "TargetedDLR",
+    "TargetedMargin",
+    "WrongConfidence",
+    "XiObjective",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """What every attack is: a frozen value that turns images into attacked images.
 
-    x_adv = PGD(Linf(8/255), steps=10, step=2/255)(model, x, y)
+    x_adv = PGD(Linf(8/255), steps=10, step_size=2/255)(model, x, y)
 
 The call leaves the model's weights, gradients and mode and the global generator untouched (batch
 norm in train mode moves its running statistics, as any look does). `index` is each image's place
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from demur.attacks.victims import Victims
-from demur.batch import check_batch
+from demur.attacks.batch import AttackBatch
 from demur.errors import BadInput
 from demur.gradient import Model
+from demur.images import check_batch
 from demur.noise import Stream
-from demur.output import output_of
+from demur.output import as_output
 from demur.spec import Spec
 
 
@@ -32,13 +32,13 @@ class Attack(Spec, ABC):
         """Attacked images, after checking what was given."""
         check_batch(x, y)
         with torch.no_grad(), _at_rest(model):
-            check_batch(x, y, classes=output_of(model(x[:1])).logits.shape[-1])
+            check_batch(x, y, classes=as_output(model(x[:1])).logits.shape[-1])
         index = torch.arange(len(x), device=x.device) if index is None else index
         if index.shape != y.shape:
             raise BadInput(f"index must be one place per image ({len(x)}), not {len(index)}")
-        return self.perturbed(model, x, y, index)
+        return self.perturb(model, x, y, index)
 
-    def perturbed(
+    def perturb(
         self,
         model: Model,
         x: Tensor,
@@ -51,10 +51,10 @@ class Attack(Spec, ABC):
 
         `target` is a wrong class for each image, for goals that ask for one.
         """
-        return self.against(Victims(model, x, y, index, target), stream)
+        return self.run(AttackBatch(model, x, y, index, target), stream)
 
     @abstractmethod
-    def against(self, on: Victims, stream: Stream) -> Tensor:
+    def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         """What the attack makes of its victims."""
 
 
@@ -62,9 +62,9 @@ class Attack(Spec, ABC):
 class Clean(Attack):
     """No attack: the images as they are."""
 
-    def against(self, on: Victims, stream: Stream) -> Tensor:
+    def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         """The images themselves."""
-        return on.x
+        return batch.x
 
 
 @contextmanager

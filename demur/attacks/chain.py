@@ -1,7 +1,7 @@
 """Attacks one after the other: an image that one has broken is left alone by the rest.
 
 Chain((APGD(Linf(8/255)), Square(Linf(8/255))))
-Chain(..., criterion=Slips(RCon(), TPR(0.95)), by=Least(...))     # and the best try elsewhere
+Chain(..., criterion=AcceptedError(RCon(), TPR(0.95)), rank_by=MinMargin(...))     # and the best try elsewhere
 
 An `Ensemble` is a chain with a name, spelt out when it is run.
 """
@@ -14,29 +14,29 @@ from torch import Tensor
 
 from demur import noise
 from demur.attacks.attack import Attack
-from demur.attacks.criteria import Criterion, Wrong
-from demur.attacks.goals import CE, Goal, Kept, Moment
-from demur.attacks.victims import Victims
+from demur.attacks.batch import AttackBatch
+from demur.attacks.criteria import Criterion, Misclassified
+from demur.attacks.objectives import CE, AttackStart, Objective, ObjectiveState
 from demur.errors import BadInput
-from demur.gradient import value_at
+from demur.gradient import exact_value
 from demur.noise import Stream
 
 NOBODY, NOTHING = -1, -2  # nobody broke it; nothing had to, it was broken as it came
 
 
 @dataclass
-class Standing:
+class ChainState:
     """How far a chain has come, one row per image."""
 
     x_adv: Tensor  # the best so far
     value: Tensor  # of the goal it is chosen by
     broken_by: Tensor  # the place in the chain of whoever broke it
     tried: Tensor  # how many of the attacks have been at it
-    given: Kept  # what the goal remembers
+    inputs: ObjectiveState  # what the goal remembers
 
-    def left(self, place: int) -> Tensor:
+    def left(self, member: int) -> Tensor:
         """Who is still whole and has not met the attack at that place."""
-        return ((self.broken_by == NOBODY) & (self.tried <= place)).nonzero()[:, 0]
+        return ((self.broken_by == NOBODY) & (self.tried <= member)).nonzero()[:, 0]
 
 
 @dataclass(frozen=True)
@@ -47,45 +47,49 @@ class Chain(Attack):
     """
 
     attacks: tuple[Attack, ...]
-    criterion: Criterion = Wrong()
-    by: Goal | None = None
+    criterion: Criterion = Misclassified()
+    rank_by: Objective | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.attacks:
             raise BadInput("a chain needs at least one attack")
 
-    def against(self, on: Victims, stream: Stream) -> Tensor:
+    def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         """What the attacks make of their victims."""
-        standing = self.begun(on)
-        for place in range(len(self.attacks)):
-            self.advance(place, standing.left(place), on, standing, stream)
-        return standing.x_adv
+        chain_state = self.begun(batch)
+        for member in range(len(self.attacks)):
+            self.advance(member, chain_state.left(member), batch, chain_state, stream)
+        return chain_state.x_adv
 
-    def begun(self, on: Victims) -> Standing:
+    def begun(self, batch: AttackBatch) -> ChainState:
         """The images before any attack."""
-        goal = self.by or CE()
-        given = goal.given(goal.begin(Moment(on.model, on.x, on.x, on.y, on.target)), 0, 1)
-        value, out = value_at(on.model, goal, on.x, on.y, *given)
-        broken_by = torch.where(self.criterion(out, on.y), NOTHING, NOBODY)
-        return Standing(on.x.clone(), value, broken_by, torch.zeros_like(on.y), given)
+        objective = self.rank_by or CE()
+        inputs = objective.at_step(
+            objective.prepare(AttackStart(batch.model, batch.x, batch.x, batch.y, batch.target)),
+            0,
+            1,
+        )
+        value, out = exact_value(batch.model, objective, batch.x, batch.y, *inputs)
+        broken_by = torch.where(self.criterion(out, batch.y), NOTHING, NOBODY)
+        return ChainState(batch.x.clone(), value, broken_by, torch.zeros_like(batch.y), inputs)
 
     def advance(
-        self, place: int, rows: Tensor, on: Victims, standing: Standing, stream: Stream
+        self, member: int, rows: Tensor, batch: AttackBatch, chain_state: ChainState, stream: Stream
     ) -> None:
         """Let the attack at a place try the images in some rows."""
         if len(rows) == 0:
             return
-        left, known = on.at(rows), [part[rows] for part in standing.given]
-        x_adv = self.attacks[place].against(left, noise.derived(stream, place))
-        value, out = value_at(on.model, self.by or CE(), x_adv, left.y, *known)
+        left, known = batch.select(rows), [part[rows] for part in chain_state.inputs]
+        x_adv = self.attacks[member].run(left, noise.derived(stream, member))
+        value, out = exact_value(batch.model, self.rank_by or CE(), x_adv, left.y, *known)
         broken = self.criterion(out, left.y)
-        better = broken | (value > standing.value[rows]) if self.by else broken
-        standing.x_adv[rows[better]] = x_adv[better]
-        standing.value[rows[better]] = value[better]
-        standing.broken_by[rows[broken]] = place
-        standing.tried[rows] = place + 1
-        if (forget := getattr(on.model, "forget", None)) is not None:
+        better = broken | (value > chain_state.value[rows]) if self.rank_by else broken
+        chain_state.x_adv[rows[better]] = x_adv[better]
+        chain_state.value[rows[better]] = value[better]
+        chain_state.broken_by[rows[broken]] = member
+        chain_state.tried[rows] = member + 1
+        if (forget := getattr(batch.model, "forget", None)) is not None:
             forget()  # what was recorded for this attack is of no use to the next
 
 
@@ -97,6 +101,6 @@ class Ensemble(Attack, ABC):
     def chain(self) -> Chain:
         """The chain spelt out."""
 
-    def against(self, on: Victims, stream: Stream) -> Tensor:
+    def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         """What the chain makes of its victims."""
-        return self.chain().against(on, stream)
+        return self.chain().run(batch, stream)

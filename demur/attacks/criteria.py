@@ -1,9 +1,9 @@
 """What counts as broken, for a classifier that may refuse.
 
-Wrong()                        # the answer is wrong, whether or not it would be given
-Slips(RCon(), TPR(0.95))       # wrong and accepted: what gets past the rejector
-Refused(RCon(), 0.5)           # right but refused
-Unanswered(RCon(), 0.5)        # refused, right or not: the attacker denies the service
+Misclassified()                        # the answer is wrong, whether or not it would be given
+AcceptedError(RCon(), TPR(0.95))       # wrong and accepted: what gets past the rejector
+FalseRejection(RCon(), 0.5)           # right but refused
+Rejected(RCon(), 0.5)        # refused, right or not: the attacker denies the service
 """
 
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from demur.output import Output, prediction
-from demur.rule import OperatingPoint, Rejector, Rule, Score, fitted
+from demur.rule import OperatingPoint, Rejector, Rule, Score, as_score
 from demur.spec import Spec
 
 
@@ -26,7 +26,7 @@ class Criterion(Spec, ABC):
 
 
 @dataclass(frozen=True)
-class Wrong(Criterion):
+class Misclassified(Criterion):
     """The predicted label is not the true one."""
 
     def __call__(self, out: Output, y: Tensor) -> Tensor:
@@ -35,22 +35,22 @@ class Wrong(Criterion):
 
 
 @dataclass(frozen=True)
-class Ruled(Criterion):
+class RuleCriterion(Criterion):
     """A criterion about a rule: a rejector's score against a threshold, or how to choose one."""
 
     rejector: Rejector | Score
-    at: float | OperatingPoint
+    threshold: float | OperatingPoint
 
     @property
     def rule(self) -> Rule:
         """The rule in force."""
-        if isinstance(self.at, float):
-            return fitted(self.rejector).rule(self.at)
+        if isinstance(self.threshold, float):
+            return as_score(self.rejector).rule(self.threshold)
         raise TypeError(f"{self} has no threshold yet; evaluate.bind makes specs callable")
 
 
 @dataclass(frozen=True)
-class Slips(Ruled):
+class AcceptedError(RuleCriterion):
     """Wrong and accepted."""
 
     def __call__(self, out: Output, y: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class Slips(Ruled):
 
 
 @dataclass(frozen=True)
-class Refused(Ruled):
+class FalseRejection(RuleCriterion):
     """Right and refused."""
 
     def __call__(self, out: Output, y: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class Refused(Ruled):
 
 
 @dataclass(frozen=True)
-class Unanswered(Ruled):
+class Rejected(RuleCriterion):
     """Refused, whatever the answer would have been."""
 
     def __call__(self, out: Output, y: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The least change that breaks an image (Carlini and Wagner 2017).
 
     CW("L2").distances(model, x, y)                         # images, which broke, how far they are
-    CW("Linf", criterion=Slips(RCon(), TPR(0.95)))          # wrong and accepted, as near as can be
+    CW("Linf", criterion=AcceptedError(RCon(), TPR(0.95)))          # wrong and accepted, as near as can be
 
 Adam goes down distance + c * shortfall, the shortfall being what an image lacks to be broken; c
 grows tenfold until it breaks, then is bisected. Every image has its own c, steps and end.
@@ -14,15 +14,22 @@ import torch
 from torch import Tensor
 
 from demur.attacks.attack import Attack
-from demur.attacks.criteria import Criterion, Refused, Ruled, Slips, Unanswered, Wrong
-from demur.attacks.goals.passing import best_wrong_class
-from demur.attacks.goals.untargeted import best_wrong
-from demur.attacks.victims import Rows, Victims, confirmed
-from demur.batch import per_image
-from demur.declared import Count, NonNegative, Positive
-from demur.gradient import Gradient, Model, gradient, value_at
+from demur.attacks.batch import AttackBatch, PerImageState, verify_success
+from demur.attacks.criteria import (
+    AcceptedError,
+    Criterion,
+    FalseRejection,
+    Misclassified,
+    Rejected,
+    RuleCriterion,
+)
+from demur.attacks.objectives.accepted_error import best_wrong_class
+from demur.attacks.objectives.untargeted import best_wrong
+from demur.field_types import NonNegative, Positive, PositiveInt
+from demur.gradient import Gradient, Model, exact_value, gradient
+from demur.images import per_image
 from demur.noise import Stream
-from demur.output import Output, at, output_of, prediction
+from demur.output import Output, as_output, label_entry, prediction
 
 WALL = 0.05  # tanh reaches this far beyond the pixel range, else pixels at 0 and 1 cannot move
 SLACK = 1e-5  # of logits and thresholds: a batch of another size rounds differently
@@ -32,7 +39,7 @@ PROGRESS = 0.9999  # the least loss of a tenth of the steps must fall below this
 BETAS, TINY = (0.9, 0.999), 1e-8  # Adam's
 
 
-class Distortion(NamedTuple):
+class MinimalDistortion(NamedTuple):
     """What an attack of least change found; the distance of an unbroken image is infinite."""
 
     x_adv: Tensor
@@ -41,35 +48,37 @@ class Distortion(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shortfall:
+class CWHinge:
     """What each image lacks to be broken, 0 where nothing: a lead in logits, and scores."""
 
     criterion: Criterion
     confidence: float
 
-    def __call__(self, out: Output, y: Tensor, *given: Tensor) -> Tensor:
+    def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
         """The missing lead plus what is missing at each threshold."""
         slack = SLACK * out.logits.detach().abs().amax(-1)
-        lacking = (self.confidence + slack - lead(out, y, *given)).clamp_min(0)
-        if not isinstance(self.criterion, Ruled):
+        lacking = (self.confidence + slack - lead(out, y, *inputs)).clamp_min(0)
+        if not isinstance(self.criterion, RuleCriterion):
             return lacking
-        if isinstance(self.criterion, Unanswered):  # whatever the answer would be
+        if isinstance(self.criterion, Rejected):  # whatever the answer would be
             return self._unruly(out, self.criterion, prediction(out))
-        label = given[0] if given else best_wrong_class(out.logits, y)
+        label = inputs[0] if inputs else best_wrong_class(out.logits, y)
         return lacking + self._unruly(out, self.criterion, label)
 
-    def _unruly(self, out: Output, criterion: Ruled, label: Tensor) -> Tensor:
+    def _unruly(self, out: Output, criterion: RuleCriterion, label: Tensor) -> Tensor:
         """What is missing for the rule's verdict; to be refused by one score is enough."""
         pairs = criterion.rule.pairs
-        if isinstance(criterion, Slips):
-            under = [SLACK * max(1, abs(t)) - score.room(out, t, label) for score, t in pairs]
+        if isinstance(criterion, AcceptedError):
+            under = [
+                SLACK * max(1, abs(t)) - score.accept_margin(out, t, label) for score, t in pairs
+            ]
             return torch.stack(under).clamp_min(0).sum(0)
-        over = [SLACK * max(1, abs(t)) + score.room(out, t, label) for score, t in pairs]
+        over = [SLACK * max(1, abs(t)) + score.accept_margin(out, t, label) for score, t in pairs]
         return torch.stack(over).amin(0).clamp_min(0)
 
 
 @dataclass
-class Descent(Rows):
+class CWState(PerImageState):
     """Images on their way; every tensor has one row per image."""
 
     w: Tensor  # the image before tanh
@@ -99,45 +108,45 @@ class CW(Attack):
     """
 
     norm: Literal["L2", "Linf", "Linf-adam"] = "L2"
-    searches: Count = 9
-    steps: Count = 1000
+    searches: PositiveInt = 9
+    steps: PositiveInt = 1000
     rate: Positive = 0.005
     constant: Positive = 0.01
     confidence: NonNegative = 0.0
-    criterion: Criterion = Wrong()
+    criterion: Criterion = Misclassified()
     abort: bool = True  # a search that makes no progress
 
-    def against(self, on: Victims, stream: Stream) -> Tensor:
+    def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         """The nearest broken images; one that is broken as it stands comes back as it is."""
-        goal, best = Shortfall(self.criterion, self.confidence), on.x.clone()
-        if isinstance(self.criterion, Refused):  # the right class should go on leading
-            on = replace(on, target=on.y)
-        _, out = value_at(on.model, goal, on.x, on.y, *aim(on))
-        broken = self.criterion(out, on.y)
-        if not isinstance(self.criterion, Unanswered):
-            broken &= lead(out, on.y, *aim(on)) >= self.confidence
+        objective, best = CWHinge(self.criterion, self.confidence), batch.x.clone()
+        if isinstance(self.criterion, FalseRejection):  # the right class should go on leading
+            batch = replace(batch, target=batch.y)
+        _, out = exact_value(batch.model, objective, batch.x, batch.y, *aim(batch))
+        broken = self.criterion(out, batch.y)
+        if not isinstance(self.criterion, Rejected):
+            broken &= lead(out, batch.y, *aim(batch)) >= self.confidence
         alive = (~broken).nonzero()[:, 0]
-        on = on.at(alive)
-        d = self._begun(on.x)
+        batch = batch.select(alive)
+        d = self._begun(batch.x)
         while len(alive):
             x_adv = pixels(d.w)
-            look = gradient(on.model, goal, x_adv, on.y, *aim(on))
-            d, over = self._noted(d, on, x_adv, look)
-            d = self._moved(self._renewed(d, on.x, over), on.x, x_adv, look.grad, ~over)
+            look = gradient(batch.model, objective, x_adv, batch.y, *aim(batch))
+            d, over = self._noted(d, batch, x_adv, look)
+            d = self._moved(self._renewed(d, batch.x, over), batch.x, x_adv, look.grad, ~over)
             left = (d.searches < self.searches) & (d.spent < self.searches * self.steps)
             if not left.all():
                 best[alive[~left]] = d.best[~left]
-                alive, d, on = alive[left], d.at(left), on.at(left)
+                alive, d, batch = alive[left], d.select(left), batch.select(left)
         return best
 
     def distances(
         self, model: Model, x: Tensor, y: Tensor, index: Tensor | None = None
-    ) -> Distortion:
+    ) -> MinimalDistortion:
         """The attacked images, which of them are broken, and how far each had to go."""
         x_adv = self(model, x, y, index)
         with torch.no_grad():
-            broken = self.criterion(output_of(model(x_adv)), y)
-        return Distortion(x_adv, broken, self._size(x_adv - x).where(broken, torch.inf))
+            broken = self.criterion(as_output(model(x_adv)), y)
+        return MinimalDistortion(x_adv, broken, self._size(x_adv - x).where(broken, torch.inf))
 
     def _size(self, delta: Tensor) -> Tensor:
         """The distance as it is reported."""
@@ -159,11 +168,11 @@ class CW(Attack):
         top = delta.abs() == per_image(self._size(delta), delta)
         return delta.sign() * top / per_image(top.flatten(1).sum(1), delta)
 
-    def _begun(self, x: Tensor) -> Descent:
+    def _begun(self, x: Tensor) -> CWState:
         """Everything at the clean images."""
         zero = x.new_zeros(len(x))
         inf, none = torch.full_like(zero, torch.inf), torch.zeros_like(x)
-        return Descent(
+        return CWState(
             w=unbounded(x), mean=none, square=none, age=zero, spent=zero, searches=zero,
             rate=torch.full_like(zero, self.rate), c=torch.full_like(zero, self.constant),
             low=zero, high=inf, tau=torch.ones_like(zero), found=zero.bool(),
@@ -171,14 +180,14 @@ class CW(Attack):
         )  # fmt: skip
 
     def _noted(
-        self, d: Descent, on: Victims, x_adv: Tensor, look: Gradient
-    ) -> tuple[Descent, Tensor]:
+        self, d: CWState, batch: AttackBatch, x_adv: Tensor, look: Gradient
+    ) -> tuple[CWState, Tensor]:
         """The best so far, and whose search is over."""
-        delta, value = x_adv - on.x, look.value.to(on.x.dtype)
+        delta, value = x_adv - batch.x, look.value.to(batch.x.dtype)
         size = self._size(delta)
-        hit = (value <= 0) & self.criterion(look.out, on.y)
+        hit = (value <= 0) & self.criterion(look.out, batch.y)
         closer = hit & (size < d.distance)
-        closer = confirmed(self.criterion, on.model, x_adv, on.y, closer)
+        closer = verify_success(self.criterion, batch.model, x_adv, batch.y, closer)
         age = d.age + 1
         least = torch.minimum(d.least, self._penalty(delta, d.tau) + d.c * value)
         check = age % max(1, self.steps // 10) == 0
@@ -193,7 +202,7 @@ class CW(Attack):
         within = closer & (size <= d.tau) if self.norm == "Linf" else torch.zeros_like(hit)
         return d, within | stalled | (age == self.steps)
 
-    def _renewed(self, d: Descent, x: Tensor, over: Tensor) -> Descent:
+    def _renewed(self, d: CWState, x: Tensor, over: Tensor) -> CWState:
         """The next search of every image whose last one is over."""
         wide, zero = per_image(over, x), torch.zeros_like(d.age)
         new = self._smaller(d, x) if self.norm == "Linf" else self._bisected(d, x)
@@ -205,15 +214,15 @@ class CW(Attack):
         for f in fields(d):
             now, then = getattr(d, f.name), getattr(new, f.name)
             chosen[f.name] = then.where(wide if then.ndim > 1 else over, now)
-        return Descent(**chosen)
+        return CWState(**chosen)
 
-    def _bisected(self, d: Descent, x: Tensor) -> Descent:
+    def _bisected(self, d: CWState, x: Tensor) -> CWState:
         """From the clean image with another c."""
         low, high = d.low.where(d.found, d.c), d.c.where(d.found, d.high)
         c = torch.where(high.isinf(), d.c * GROWTH, (low + high) / 2)
         return replace(d, w=unbounded(x), c=c, low=low, high=high, searches=d.searches + 1)
 
-    def _smaller(self, d: Descent, x: Tensor) -> Descent:
+    def _smaller(self, d: CWState, x: Tensor) -> CWState:
         """From the best image with a smaller tau, or from the clean one with a larger c."""
         within = d.distance <= d.tau
         never = d.distance.isinf()
@@ -224,12 +233,12 @@ class CW(Attack):
         searches = d.searches + (~within).to(d.searches.dtype)
         return replace(d, w=unbounded(d.best), c=c, low=low, tau=tau, rate=rate, searches=searches)
 
-    def _moved(self, d: Descent, x: Tensor, x_adv: Tensor, grad: Tensor, who: Tensor) -> Descent:
+    def _moved(self, d: CWState, x: Tensor, x_adv: Tensor, grad: Tensor, who: Tensor) -> CWState:
         """One step of Adam in tanh space for who goes on."""
-        slope = per_image(d.c, x) * grad + self._pull(x_adv - x, d.tau)
-        slope = slope * stretch(d.w)
-        mean = torch.lerp(slope, d.mean, BETAS[0])
-        square = torch.lerp(slope.square(), d.square, BETAS[1])
+        gradient_only = per_image(d.c, x) * grad + self._pull(x_adv - x, d.tau)
+        gradient_only = gradient_only * stretch(d.w)
+        mean = torch.lerp(gradient_only, d.mean, BETAS[0])
+        square = torch.lerp(gradient_only.square(), d.square, BETAS[1])
         age = per_image(d.age.clamp_min(1), x)
         size = (square / (1 - BETAS[1] ** age)).sqrt() + TINY
         w = d.w - per_image(d.rate, x) * mean / (1 - BETAS[0] ** age) / size
@@ -240,16 +249,16 @@ class CW(Attack):
         )  # fmt: skip
 
 
-def aim(on: Victims) -> tuple[Tensor, ...]:
+def aim(batch: AttackBatch) -> tuple[Tensor, ...]:
     """What the shortfall is given: the class that should lead, if there is one."""
-    return () if on.target is None else (on.target,)
+    return () if batch.target is None else (batch.target,)
 
 
-def lead(out: Output, y: Tensor, *given: Tensor) -> Tensor:
+def lead(out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
     """By how much the wanted class leads, or the best wrong one where any will do."""
-    if given:
-        return at(out.logits, given[0]) - best_wrong(out.logits, given[0])
-    return best_wrong(out.logits, y) - at(out.logits, y)
+    if inputs:
+        return label_entry(out.logits, inputs[0]) - best_wrong(out.logits, inputs[0])
+    return best_wrong(out.logits, y) - label_entry(out.logits, y)
 
 
 def unbounded(x: Tensor) -> Tensor:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from demur.balls import Ball
-from demur.batch import per_image
 from demur.fused import fused
+from demur.images import per_image
 
 
-class Climb(NamedTuple):
+class MomentumState(NamedTuple):
     """Images on their way up; every tensor has one row per image."""
 
     x_adv: Tensor
@@ -26,16 +26,16 @@ class Climb(NamedTuple):
     value: Tensor  # of x_adv, by what decides whether a step is taken
 
 
-def begun(x_adv: Tensor, length: float, value: Tensor | None) -> Climb:
+def begun(x_adv: Tensor, length: float, value: Tensor | None) -> MomentumState:
     """A climb before its first step; with no value to lose, that step will be taken."""
     lengths = x_adv.new_full((len(x_adv),), length)
     value = torch.full_like(lengths, -torch.inf) if value is None else value
-    return Climb(x_adv, torch.zeros_like(x_adv), lengths, value)
+    return MomentumState(x_adv, torch.zeros_like(x_adv), lengths, value)
 
 
 @fused
 def ahead(
-    ball: Ball, x: Tensor, climb: Climb, grad: Tensor, momentum: float, share: float = 1.0
+    ball: Ball, x: Tensor, climb: MomentumState, grad: Tensor, momentum: float, share: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Where the next step leads, at a share of its length, and the mean direction it takes."""
     mean = momentum * climb.mean + (1 - momentum) * ball.direction(grad)
@@ -44,17 +44,19 @@ def ahead(
 
 
 @fused
-def taken(climb: Climb, x_next: Tensor, value: Tensor, factor: float, strict: bool) -> Climb:
+def taken(
+    climb: MomentumState, x_next: Tensor, value: Tensor, factor: float, strict: bool
+) -> MomentumState:
     """The climb after a look at the next images: those not worse are taken.
 
     Where they are worse the step is shortened; a strict climb also shortens one that gained
     nothing.
     """
-    kept = value >= climb.value
-    gained = value > climb.value if strict else kept
-    return Climb(
-        torch.where(per_image(kept, x_next), x_next, climb.x_adv),
+    objective_state = value >= climb.value
+    gained = value > climb.value if strict else objective_state
+    return MomentumState(
+        torch.where(per_image(objective_state, x_next), x_next, climb.x_adv),
         climb.mean,
         torch.where(gained, climb.length, climb.length / factor),
-        torch.where(kept, value, climb.value),
+        torch.where(objective_state, value, climb.value),
     )

@@ -1,6 +1,6 @@
 """Auto-PGD that raises what is behind without giving up what is won.
 
-    OrthogonalAPGD(Linf(8/255), goal=Least(rule), criterion=rule)
+    OrthogonalAPGD(Linf(8/255), objective=MinMargin(rule), criterion=rule)
 
 The idea of Bryniarski et al. (2022): along the sum of two gradients, what one aim gains the other
 may lose again. Each step follows the part of the least margin's gradient that leaves the other
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from demur.attacks.apgd import APGD
-from demur.attacks.goals import Kept, Least
+from demur.attacks.batch import AttackBatch, verify_success
 from demur.attacks.margins import margins_at
-from demur.attacks.victims import Victims, confirmed
-from demur.batch import per_image
+from demur.attacks.objectives import MinMargin, ObjectiveState
 from demur.errors import BadInput
 from demur.gradient import Gradient
+from demur.images import per_image
 
 TINY = 1e-20
 GONE = 1e-3  # of a gradient: when no more is left, it is taken whole
@@ -26,19 +26,27 @@ GONE = 1e-3  # of a gradient: when no more is left, it is taken whole
 
 @dataclass(frozen=True)
 class OrthogonalAPGD(APGD):
-    """Auto-PGD with orthogonal gradients; the goal must be `Least`."""
+    """Auto-PGD with orthogonal gradients; the goal must be `MinMargin`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.goal, Least):
-            raise BadInput("OrthogonalAPGD raises margins; give it goal=Least(Slips(...))")
+        if not isinstance(self.objective, MinMargin):
+            raise BadInput(
+                "OrthogonalAPGD raises margins; give it objective=MinMargin(AcceptedError(...))"
+            )
 
-    def _look(self, on: Victims, x_adv: Tensor, kept: Kept, step: int) -> tuple[Gradient, Tensor]:
+    def _look(
+        self, batch: AttackBatch, x_adv: Tensor, objective_state: ObjectiveState, step: int
+    ) -> tuple[Gradient, Tensor]:
         """The orthogonal gradient of the least margin, that margin, and what is broken."""
-        assert isinstance(self.goal, Least)
-        margins, out = margins_at(on, self.goal, x_adv, self.goal.given(kept, step, self.steps))
+        assert isinstance(self.objective, MinMargin)
+        margins, out = margins_at(
+            batch, self.objective, x_adv, self.objective.at_step(objective_state, step, self.steps)
+        )
         grad = orthogonal(margins.grads, margins.values.argmin(1)).view_as(x_adv)
-        broken = confirmed(self.criterion, on.model, x_adv, on.y, self.criterion(out, on.y))
+        broken = verify_success(
+            self.criterion, batch.model, x_adv, batch.y, self.criterion(out, batch.y)
+        )
         return Gradient(grad, margins.values.amin(1), out), broken
 
 

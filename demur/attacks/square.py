@@ -1,7 +1,7 @@
 """Square: random squares, kept where they help (Andriushchenko et al. 2020).
 
     Square(Linf(8/255))                      # AutoAttack's: 5000 queries, no gradient asked for
-    Square(L2(0.5), queries=1000, goal=Evade(RCon()), criterion=Slips(RCon(), TPR(0.95)))
+    Square(L2(0.5), queries=1000, objective=Evasion(RCon()), criterion=AcceptedError(RCon(), TPR(0.95)))
 
 Squares shrink after 10, 50, 200 ... of them, whatever the budget: as in AutoAttack the schedule,
 made for 10000 queries, is not rescaled. Each image has squares of its own.
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from demur import noise
 from demur.attacks.attack import Attack
-from demur.attacks.criteria import Criterion, Wrong
-from demur.attacks.goals import Goal, Kept, Margin, Moment
-from demur.attacks.victims import Rows, Victims, confirmed, exact
+from demur.attacks.batch import AttackBatch, PerImageState, exact, verify_success
+from demur.attacks.criteria import Criterion, Misclassified
+from demur.attacks.objectives import AttackStart, LogitMargin, Objective, ObjectiveState
 from demur.balls import L2, Ball, Linf
-from demur.batch import per_image
-from demur.declared import Count, Natural, Share
 from demur.errors import BadInput
-from demur.gradient import glance
+from demur.field_types import NonNegativeInt, PositiveInt, UnitInterval
+from demur.gradient import approximate_value
+from demur.images import per_image
 from demur.noise import Stream
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # the share p is halved after these
@@ -35,7 +35,7 @@ TINY = 1e-12
 
 
 @dataclass
-class Search(Rows):
+class SquareState(PerImageState):
     """How far images have come; every tensor has one row per image."""
 
     x_adv: Tensor
@@ -43,7 +43,9 @@ class Search(Rows):
     claimed: Tensor  # to be broken, and not yet confirmed
     doubted: Tensor  # was claimed before and turned out to be whole
 
-    def offered(self, proposal: Tensor, value: Tensor, helps: Tensor, claims: Tensor) -> "Search":
+    def offered(
+        self, proposal: Tensor, value: Tensor, helps: Tensor, claims: Tensor
+    ) -> "SquareState":
         """With the proposals that help; what is claimed yields only to claims, and if doubted."""
         taken = helps & (~self.claimed | (self.doubted & claims))
         x_adv = torch.where(per_image(taken, proposal), proposal, self.x_adv)
@@ -51,12 +53,12 @@ class Search(Rows):
             torch.where(taken, new, old)
             for new, old in ((value, self.value), (claims, self.claimed))
         )
-        return Search(x_adv, value, claimed, self.doubted)
+        return SquareState(x_adv, value, claimed, self.doubted)
 
-    def refuted(self) -> "Search":
+    def refuted(self) -> "SquareState":
         """With no claim open: whoever made one was wrong."""
         doubted = self.doubted | self.claimed
-        return Search(self.x_adv, self.value, torch.zeros_like(self.claimed), doubted)
+        return SquareState(self.x_adv, self.value, torch.zeros_like(self.claimed), doubted)
 
 
 @dataclass(frozen=True)
@@ -67,65 +69,86 @@ class Square(Attack):
     """
 
     ball: Ball
-    queries: Count = 5000
-    p: Share = 0.8  # of the pixels, in the first squares
-    goal: Goal = Margin()
-    criterion: Criterion = Wrong()
-    seed: Natural = 0
+    queries: PositiveInt = 5000
+    p: UnitInterval = 0.8  # of the pixels, in the first squares
+    objective: Objective = LogitMargin()
+    criterion: Criterion = Misclassified()
+    seed: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.ball, Linf | L2):
             raise BadInput(f"Square is made for Linf and L2, not for {self.ball}")
 
-    def against(self, on: Victims, stream: Stream) -> Tensor:
+    def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         """Attacked images: broken where that was found, else with every square that helped."""
-        x, index, best = on.x, on.index, on.x.clone()
-        kept = self.goal.begin(Moment(on.model, x, x, on.y, on.target))
-        search = Search(x, *self._seen(on, x, kept, 0), torch.zeros_like(on.y, dtype=torch.bool))
+        x, index, best = batch.x, batch.index, batch.x.clone()
+        objective_state = self.objective.prepare(
+            AttackStart(batch.model, x, x, batch.y, batch.target)
+        )
+        search = SquareState(
+            x,
+            *self._seen(batch, x, objective_state, 0),
+            torch.zeros_like(batch.y, dtype=torch.bool),
+        )
         alive = torch.arange(len(x), device=x.device)
         for query in range(self.queries):
             if query % BLOCK == 0:
-                broken = confirmed(self.criterion, on.model, search.x_adv, on.y, search.claimed)
+                broken = verify_success(
+                    self.criterion, batch.model, search.x_adv, batch.y, search.claimed
+                )
                 best[alive] = search.x_adv
                 left = (~broken).nonzero()[:, 0]
-                alive, on, search = alive[left], on.at(left), search.at(left).refuted()
-                kept = tuple(part[left] for part in kept)
+                alive, batch, search = (
+                    alive[left],
+                    batch.select(left),
+                    search.select(left).refuted(),
+                )
+                objective_state = tuple(part[left] for part in objective_state)
             if len(alive) == 0:
                 break
             if query % DRAWN == 0:
                 drawn = noise.derived(stream, query // DRAWN)
                 chances = noise.uniform(self.seed, index, drawn, (DRAWN, 5 + x.shape[1])).to(x)
-            draw = Draw(chances[alive, query % DRAWN], on.x)
+            draw = Draw(chances[alive, query % DRAWN], batch.x)
             if query:
                 proposal = self._proposed(draw, search.x_adv, query)
             else:
-                proposal = self._begun(draw, on, noise.derived(stream, 0, PATTERN))
-            search = self._judged(on, search, proposal, kept, query)
+                proposal = self._begun(draw, batch, noise.derived(stream, 0, PATTERN))
+            search = self._judged(batch, search, proposal, objective_state, query)
         best[alive] = search.x_adv
         return best
 
     def _judged(
-        self, on: Victims, search: Search, proposal: Tensor, kept: Kept, query: int
-    ) -> Search:
+        self,
+        batch: AttackBatch,
+        search: SquareState,
+        proposal: Tensor,
+        objective_state: ObjectiveState,
+        query: int,
+    ) -> SquareState:
         """The search after a query."""
-        value, claims = self._seen(on, proposal, kept, query)
+        value, claims = self._seen(batch, proposal, objective_state, query)
         rose = (value > search.value) | (query == 0)  # the pattern is where it all begins
         # near a border rough arithmetic would claim every proposal, again and again
-        helps = rose | claims if exact(on.model) else rose
+        helps = rose | claims if exact(batch.model) else rose
         return search.offered(proposal, value, helps, claims)
 
-    def _seen(self, on: Victims, x_adv: Tensor, kept: Kept, query: int) -> tuple[Tensor, Tensor]:
+    def _seen(
+        self, batch: AttackBatch, x_adv: Tensor, objective_state: ObjectiveState, query: int
+    ) -> tuple[Tensor, Tensor]:
         """The goal's value, and what seems to be broken."""
-        given = self.goal.given(kept, query, self.queries)
-        value, out = glance(on.model, self.goal, x_adv, on.y, *given)
-        return value, self.criterion(out, on.y)
+        inputs = self.objective.at_step(objective_state, query, self.queries)
+        value, out = approximate_value(batch.model, self.objective, x_adv, batch.y, *inputs)
+        return value, self.criterion(out, batch.y)
 
-    def _begun(self, draw: "Draw", on: Victims, stream: Stream) -> Tensor:
+    def _begun(self, draw: "Draw", batch: AttackBatch, stream: Stream) -> Tensor:
         """The images with a pattern all over: stripes, or for L2 small hills."""
-        signs = _signs(noise.uniform(self.seed, on.index, stream, tuple(on.x.shape[1:])).to(on.x))
+        signs = _signs(
+            noise.uniform(self.seed, batch.index, stream, tuple(batch.x.shape[1:])).to(batch.x)
+        )
         delta = _tiled(draw, signs) if isinstance(self.ball, L2) else signs[:, :, :1]
-        return self.ball.project(on.x, on.x + self.ball.eps * self.ball.direction(delta))
+        return self.ball.project(batch.x, batch.x + self.ball.eps * self.ball.direction(delta))
 
     def _proposed(self, draw: "Draw", x_adv: Tensor, query: int) -> Tensor:
         """The images with another square."""

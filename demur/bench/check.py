@@ -20,62 +20,65 @@ from torch import Tensor
 from demur import noise
 from demur.bench.reports import Reports
 from demur.data import Images
-from demur.engine import FastSteps, Learner, PlainSteps
+from demur.engine import FastSteps, PlainSteps, TrainState
 from demur.engine.copies import Compiler
 from demur.errors import BadInput, suggestion
-from demur.methods import FRAMES, HEADS, PGDAT, BatchNorm, Frame, Method
+from demur.methods import FRAMEWORKS, HEADS, PGDAT, BatchNorm, Framework, Method
 from demur.precision import Precision
 from demur.recipes import RECIPES, Recipe
 from demur.runs import provenance
 from demur.spec import show
 
-Make = Callable[[Recipe, Learner, Images], PlainSteps]
+Make = Callable[[Recipe, TrainState, Images], PlainSteps]
 STEPS = 20
 CLOSE = 1e-9  # of the way the weights went, in fp64
 STRAY = 3.0  # times what roundings alone make of the plain step, in fp32
 LEAST = 1e-3
 NUDGES = 12  # weights moved by 0, 1, ... 11 roundings; other kernels' sums differ by about ten
 PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32")
-WRAPPED = {"average": 0.99, "awp": 0.01}  # around the steps of one more recipe
+WRAPPED = {"ema": 0.99, "awp": 0.01}  # around the steps of one more recipe
 
 
 @dataclass(frozen=True)
 class Equality:
     """How far two engines end from each other, as a share of the way the weights went."""
 
-    frame: str
+    framework: str
     head: str
     precision: str
-    apart: float  # after all steps
-    allowed: float  # as far as it was needed: no rounding is tried where less is apart
-    apart_in_one: float  # after one step, the largest of all
-    allowed_in_one: float
-    recorded: bool  # whether the step ran as a graph
-    refusal: str = ""  # why the fast engine gave way to the plain one, if it did
+    distance_to_plain: float  # after all steps
+    tolerance: float  # as far as it was needed: no rounding is tried where less is apart
+    distance_in_one_step: float  # after one step, the largest of all
+    tolerance_in_one_step: float
+    captured: bool  # whether the step ran as a graph
+    failure: str = ""  # why the fast engine gave way to the plain one, if it did
     wrapped: str = ""  # what was around the steps, if anything
 
     @property
     def holds(self) -> bool:
         """Whether they may be called the same; plain compared with plain proves nothing."""
-        near = self.apart <= self.allowed and self.apart_in_one <= self.allowed_in_one
-        return near and not self.refusal
+        near = (
+            self.distance_to_plain <= self.tolerance
+            and self.distance_in_one_step <= self.tolerance_in_one_step
+        )
+        return near and not self.failure
 
 
-def frames() -> list[Frame]:
+def frameworks() -> list[Framework]:
     """Every frame, with all modes of batch norm and other forms where it has them."""
-    usual = RECIPES["digits-pgdat-rr"].method.frame
+    usual = RECIPES["digits-pgdat-rr"].method.framework
     assert isinstance(usual, PGDAT)
-    modes: list[Frame] = [replace(usual, bn=mode) for mode in get_args(BatchNorm)]
-    other_forms = [RECIPES["digits-ccat-reference"].method.frame]
-    return [frame() for frame in FRAMES if frame is not PGDAT] + other_forms + modes
+    modes: list[Framework] = [replace(usual, bn=mode) for mode in get_args(BatchNorm)]
+    other_forms = [RECIPES["digits-ccat-reference"].method.framework]
+    return [framework() for framework in FRAMEWORKS if framework is not PGDAT] + other_forms + modes
 
 
 def pairs() -> list[Method]:
     """Every frame with every head that it goes with."""
     found = []
-    for frame, head in product(frames(), HEADS):
+    for framework, head in product(frameworks(), HEADS):
         with suppress(BadInput):
-            found.append(Method(frame, head()))
+            found.append(Method(framework, head()))
     return found
 
 
@@ -97,37 +100,40 @@ def equality(recipe: Recipe, device: torch.device, compiler: Compiler) -> Equali
     plain, start = _trained(recipe, fit, PlainSteps)
     refusals: list[str] = []
 
-    def fast_steps(recipe: Recipe, learner: Learner, fit: Images) -> FastSteps:
-        return FastSteps(recipe, learner, fit, compiler, refusals.append)
+    def fast_steps(recipe: Recipe, train_state: TrainState, fit: Images) -> FastSteps:
+        return FastSteps(recipe, train_state, fit, compiler, refusals.append)
 
     fast, _ = _trained(recipe, fit, fast_steps, channels_last=True)
     way = distance(plain, start)
-    apart, in_one = distance(plain, fast) / way, _apart_in_one(recipe, fit, fast_steps)
+    distance_to_plain, in_one = (
+        distance(plain, fast) / way,
+        _distance_in_one_step(recipe, fit, fast_steps),
+    )
 
     def stray(nudge: int) -> float:
         twin, _ = _trained(recipe, fit, PlainSteps, channels_last=True, nudge=nudge)
         return distance(plain, twin) / way
 
     def stray_in_one(nudge: int) -> float:
-        return _apart_in_one(recipe, fit, PlainSteps, nudge)
+        return _distance_in_one_step(recipe, fit, PlainSteps, nudge)
 
     exact = recipe.precision == "fp64"
     return Equality(
         **_about(recipe),
-        apart=apart, allowed=CLOSE if exact else _allowed(apart, stray),
-        apart_in_one=in_one, allowed_in_one=CLOSE if exact else _allowed(in_one, stray_in_one),
-        recorded=device.type == "cuda" and not refusals, refusal="".join(refusals),
+        distance_to_plain=distance_to_plain, tolerance=CLOSE if exact else _allowed(distance_to_plain, stray),
+        distance_in_one_step=in_one, tolerance_in_one_step=CLOSE if exact else _allowed(in_one, stray_in_one),
+        captured=device.type == "cuda" and not refusals, failure="".join(refusals),
     )  # fmt: skip
 
 
-def _allowed(apart: float, stray: Callable[[int], float]) -> float:
+def _allowed(distance_to_plain: float, stray: Callable[[int], float]) -> float:
     """A few times what roundings make of the plain step, tried while more is apart."""
-    allowed = LEAST
+    tolerance = LEAST
     for nudge in range(NUDGES):
-        if apart <= allowed:
+        if distance_to_plain <= tolerance:
             break
-        allowed = max(allowed, STRAY * stray(nudge))
-    return allowed
+        tolerance = max(tolerance, STRAY * stray(nudge))
+    return tolerance
 
 
 def check(
@@ -144,12 +150,12 @@ def check(
     report: dict[str, Any] = {
         "machine": provenance(device),
         "steps": STEPS,
-        "noise_is_the_same": noise_is_the_same(device),
+        "noise_is_equal": noise_is_equal(device),
         "pairs": [],
     }
     report["pairs"] = [*(reports.known(report, "pairs") or [])]
     known = {_key(pair) for pair in report["pairs"]}
-    for recipe in chosen(only):
+    for recipe in selected_recipes(only):
         if _key(_about(recipe)) not in known:
             say(f"comparing: {recipe.precision} {show(recipe.method)}")
             found = equality(recipe, device, compiler)
@@ -158,7 +164,7 @@ def check(
     return report
 
 
-def chosen(only: tuple[str, ...]) -> list[Recipe]:
+def selected_recipes(only: tuple[str, ...]) -> list[Recipe]:
     """All recipes to compare, or those of the frames, heads and precisions that are named."""
     whole = [recipe for precision in PRECISIONS for recipe in recipes(precision)]
     words = [_words(recipe) for recipe in whole]
@@ -180,23 +186,27 @@ def chosen(only: tuple[str, ...]) -> list[Recipe]:
 def _words(recipe: Recipe) -> tuple[str, str, str]:
     """Frame, head and precision as a user names them."""
     method = recipe.method
-    return type(method.frame).__name__.lower(), type(method.head).__name__.lower(), recipe.precision
+    return (
+        type(method.framework).__name__.lower(),
+        type(method.head).__name__.lower(),
+        recipe.precision,
+    )
 
 
 def _about(recipe: Recipe) -> dict[str, str]:
     """What an equality says of the recipe it is about."""
     around = [f"{name}={value}" for name in WRAPPED if (value := getattr(recipe, name))]
     return {
-        "frame": show(recipe.method.frame), "head": show(recipe.method.head),
+        "framework": show(recipe.method.framework), "head": show(recipe.method.head),
         "precision": recipe.precision, "wrapped": " ".join(around),
     }  # fmt: skip
 
 
 def _key(pair: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(pair[name] for name in ("frame", "head", "precision", "wrapped"))
+    return tuple(pair[name] for name in ("framework", "head", "precision", "wrapped"))
 
 
-def noise_is_the_same(device: torch.device) -> bool:
+def noise_is_equal(device: torch.device) -> bool:
     """Whether the device draws the numbers that the CPU draws."""
     index, seed, stream = torch.tensor([0, 7, 2**40 + 3]), 2**61 + 5, 2**45 + 9
     here = noise.uniform(seed, index, stream, (3, 700))
@@ -207,22 +217,22 @@ def noise_is_the_same(device: torch.device) -> bool:
     return torch.equal(here, there.cpu()) and int(derived) == noise.derived(seed, 4, stream)
 
 
-def _apart_in_one(recipe: Recipe, fit: Images, make: Make, nudge: int = 0) -> float:
+def _distance_in_one_step(recipe: Recipe, fit: Images, make: Make, nudge: int = 0) -> float:
     """The largest distance after one step from the plain step's weights, of its way."""
-    learners = [Learner(recipe, fit.y.device, last) for last in (False, True)]
+    learners = [TrainState(recipe, fit.y.device, last) for last in (False, True)]
     plain, other = PlainSteps(recipe, learners[0], fit), make(recipe, learners[1], fit)
     largest = 0.0
     for step in range(STEPS):
         epoch, i = divmod(step, plain.batches)
         before = {name: value.clone() for name, value in learners[0].tensors().items()}
-        for learner, steps in zip(learners, (plain, other), strict=True):
-            learner.restore(before)
+        for train_state, steps in zip(learners, (plain, other), strict=True):
+            train_state.restore(before)
             if steps is other:
-                _nudge(learner, nudge)
+                _nudge(train_state, nudge)
             if i == 0:
                 steps.begin(epoch)
             steps(i)
-        after, there = (learner.tensors() for learner in learners)
+        after, there = (train_state.tensors() for train_state in learners)
         largest = max(largest, distance(after, there) / distance(after, before))
     return largest
 
@@ -235,22 +245,22 @@ def _trained(
     nudge: int = 0,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Weights after some steps, and before."""
-    learner = Learner(recipe, fit.y.device, channels_last)
-    start = {name: value.clone() for name, value in learner.tensors().items()}
-    _nudge(learner, nudge)
-    steps = make(recipe, learner, fit)
+    train_state = TrainState(recipe, fit.y.device, channels_last)
+    start = {name: value.clone() for name, value in train_state.tensors().items()}
+    _nudge(train_state, nudge)
+    steps = make(recipe, train_state, fit)
     for step in range(STEPS):
         epoch, i = divmod(step, steps.batches)
         if i == 0:
             steps.begin(epoch)
         steps(i)
-    return {name: value.clone() for name, value in learner.tensors().items()}, start
+    return {name: value.clone() for name, value in train_state.tensors().items()}, start
 
 
 @torch.no_grad()
-def _nudge(learner: Learner, roundings: int) -> None:
+def _nudge(train_state: TrainState, roundings: int) -> None:
     """Move every weight by so many roundings, up or down by a coin."""
-    for stream, parameter in enumerate(learner.net.parameters()):
+    for stream, parameter in enumerate(train_state.net.parameters()):
         places = torch.arange(parameter.numel(), device=parameter.device)
         draw = noise.uniform(roundings, places, stream, (1,)).view_as(parameter)
         size = roundings * torch.finfo(parameter.dtype).eps

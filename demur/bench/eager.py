@@ -17,9 +17,9 @@ from demur.recipes import Recipe
 class EagerLoop:
     """loop(i) takes one step on the i-th batch of the images in order."""
 
-    def __init__(self, recipe: Recipe, fit: Images, eps: float, length: float, looks: int) -> None:
+    def __init__(self, recipe: Recipe, fit: Images, eps: float, length: float, steps: int) -> None:
         self.recipe, self.fit = recipe, fit
-        self.eps, self.length, self.looks = eps, length, looks
+        self.eps, self.length, self.steps = eps, length, steps
         net = recipe.net.build(recipe.data.domain, recipe.method.head, recipe.seed)
         self.net: nn.Module = net.to(fit.y.device).train()
         self.optimiser = torch.optim.SGD(
@@ -44,7 +44,7 @@ class EagerLoop:
     def _crafted(self, x: Tensor, y: Tensor) -> Tensor:
         delta = torch.empty_like(x).uniform_(-self.eps, self.eps)
         delta = ((x + delta).clamp(0, 1) - x).requires_grad_()
-        for _ in range(self.looks):
+        for _ in range(self.steps):
             cross_entropy(self.net(x + delta).logits, y).backward()
             grad = delta.grad
             assert grad is not None

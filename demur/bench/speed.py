@@ -18,15 +18,15 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from demur.attacks import PGD, Attack
-from demur.bench.clock import best_of, copy_rate, matrix_peak, seconds_each, wait
 from demur.bench.eager import EagerLoop
-from demur.bench.where import added, kernels_of, plain_kernels, where_time_goes
+from demur.bench.kernel_profile import added, kernels_of, plain_kernels, time_by_kind
+from demur.bench.timing import best_of_restarts, copy_rate, matrix_peak, seconds_each, wait
 from demur.data import Images
-from demur.engine import Crafter, FastSteps, Learner, PlainSteps, attack_compiler
+from demur.engine import FastSteps, FrozenModel, PlainSteps, TrainState, compiler_for_attacks
 from demur.errors import BadInput, suggestion
 from demur.fused import fusing
-from demur.methods import PGDAT, Plain
-from demur.precision import arithmetic
+from demur.methods import PGDAT, NoHead
+from demur.precision import use_precision
 from demur.recipes import Recipe
 from demur.runs import provenance
 from demur.spec import show
@@ -42,7 +42,7 @@ FAST = ("fast", "eval", "overhead", "large")
 
 
 @dataclass(frozen=True)
-class Line:
+class SpeedRow:
     """One way to train, measured."""
 
     what: str
@@ -61,13 +61,13 @@ class Bench:
     """A recipe under the clock on one device."""
 
     def __init__(self, recipe: Recipe, device: torch.device, steps: int) -> None:
-        frame = recipe.method.frame
-        if not isinstance(frame, PGDAT) or not isinstance(frame.attack, PGD):
+        framework = recipe.method.framework
+        if not isinstance(framework, PGDAT) or not isinstance(framework.attack, PGD):
             raise BadInput("demur bench measures recipes trained on PGD; try cifar10-pgdat-rr")
         self.recipe, self.device, self.steps = recipe, device, steps
-        self.attack = frame.attack
+        self.attack = framework.attack
         self.peak = matrix_peak(device)
-        self.lines: list[Line] = []
+        self.lines: list[SpeedRow] = []
 
     def images(self, count: int) -> Images:
         """Made-up images of the data's shape."""
@@ -82,16 +82,18 @@ class Bench:
         attack, threat = self.attack, self.recipe.data.threat
         fit = self.images(max(4 * self.recipe.batch_size, 1024))
         loop = EagerLoop(
-            self.recipe, fit, attack.ball.eps, attack.step or threat.linf_step, attack.steps
+            self.recipe, fit, attack.ball.eps, attack.step_size or threat.linf_step, attack.steps
         )
-        with arithmetic("tf32", self.device):
+        with use_precision("tf32", self.device):
             self._line("eager loop", replace(self.recipe, precision="tf32"), loop, self._few)
 
     def plain(self) -> None:
         """Our reference step."""
         self._forget_memory()
-        learner = Learner(self.recipe, self.device)
-        steps = PlainSteps(self.recipe, learner, self.images(self._few * self.recipe.batch_size))
+        train_state = TrainState(self.recipe, self.device)
+        steps = PlainSteps(
+            self.recipe, train_state, self.images(self._few * self.recipe.batch_size)
+        )
         steps.begin(0)
         self._line("plain step", self.recipe, steps, self._few)
 
@@ -105,7 +107,7 @@ class Bench:
         steps, took = self.fast(recipe, what)
         kernels = kernels_of(partial(_again, steps))
         longest = dict(islice(kernels.items(), LONGEST))
-        return {"kinds_ms": where_time_goes(kernels, took), "longest": plain_kernels(longest)}
+        return {"kinds_ms": time_by_kind(kernels, took), "longest": plain_kernels(longest)}
 
     def overhead(self, one: Recipe, other: Recipe) -> dict[str, Any]:
         """By what share one recipe's step takes longer than another's, and by which kernels.
@@ -128,23 +130,23 @@ class Bench:
     def _step_seconds(self, steps: FastSteps) -> float:
         return seconds_each(partial(_again, steps), steps.batches, self.device)
 
-    def attacked(self, attack: Attack, count: int, batch_size: int) -> dict[str, Any]:
+    def run_attack(self, attack: Attack, count: int, batch_size: int) -> dict[str, Any]:
         """Seconds of an attack on a net in eval mode."""
         net = self.recipe.net.build(self.recipe.data.domain, self.recipe.method.head)
         net.to(self.device).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
         precision = self.recipe.precision
-        compiler = attack_compiler(net.requires_grad_(False), precision)
-        crafter = Crafter(net, precision, compiler, fixed=batch_size)
+        compiler = compiler_for_attacks(net.requires_grad_(False), precision)
+        frozen_model = FrozenModel(net, precision, compiler, fixed=batch_size)
         images = self.images(count)
 
         def batch(i: int) -> Tensor:
             piece = slice(i * batch_size, (i + 1) * batch_size)
             x, y = images.batch(piece)
             x = x.contiguous(memory_format=torch.channels_last)
-            return attack.perturbed(crafter, x, y, images.index[piece])
+            return attack.perturb(frozen_model, x, y, images.index[piece])
 
         began = time.perf_counter()
-        with arithmetic(precision, self.device), fusing(compiler != "none"):
+        with use_precision(precision, self.device), fusing(compiler != "none"):
             batch(0)
             wait(self.device)
             prepared = time.perf_counter() - began
@@ -163,8 +165,8 @@ class Bench:
         began = time.perf_counter()
         count = max(3, self.steps * self.recipe.batch_size // recipe.batch_size)
         self._forget_memory()
-        learner = Learner(recipe, self.device, channels_last=True)
-        steps = FastSteps(recipe, learner, self.images(count * recipe.batch_size), say=_refuse)
+        train_state = TrainState(recipe, self.device, channels_last=True)
+        steps = FastSteps(recipe, train_state, self.images(count * recipe.batch_size), say=_refuse)
         steps.begin(0)
         wait(self.device)
         return steps, time.perf_counter() - began
@@ -182,15 +184,15 @@ class Bench:
         times: int,
         prepared: float = 0.0,
     ) -> float:
-        frame = recipe.method.frame
-        assert isinstance(frame, PGDAT)
-        took = best_of(action, times, self.device)
+        framework = recipe.method.framework
+        assert isinstance(framework, PGDAT)
+        took = best_of_restarts(action, times, self.device)
         rate = recipe.batch_size / took
         flops = rate * (2 * self.attack.steps + 3) * _forward_flops(recipe)
         memory = torch.cuda.max_memory_allocated(self.device) / 2**30 if self.peak else None
         self.lines.append(
-            Line(
-                what, recipe.batch_size, frame.bn, recipe.precision, 1000 * took, EPOCH / rate,
+            SpeedRow(
+                what, recipe.batch_size, framework.bn, recipe.precision, 1000 * took, EPOCH / rate,
                 rate, flops / self.peak if self.peak else None, memory, prepared,
             )
         )  # fmt: skip
@@ -211,9 +213,9 @@ def speed(
     if device.type != "cuda" and any(name in FAST for name in only):
         raise BadInput("the fast engine needs a GPU; on a CPU use --only eager,plain")
     bench = Bench(recipe, device, steps)
-    frame = bench.recipe.method.frame
+    framework = bench.recipe.method.framework
     method = recipe.method
-    evaluated = replace(recipe, method=replace(method, frame=replace(frame, bn="eval")))  # type: ignore[call-arg]
+    evaluated = replace(recipe, method=replace(method, framework=replace(framework, bn="eval")))  # type: ignore[call-arg]
     large = replace(evaluated, batch_size=LARGE)
     found: dict[str, Any] = {}
     work: dict[str, Callable[[], object]] = {
@@ -229,7 +231,7 @@ def speed(
         ),
         "large": lambda: bench.fast(large, "fast, large batch"),
         "attack": lambda: found.update(
-            attack=bench.attacked(replace(bench.attack, steps=100), ATTACKED, 1000)
+            attack=bench.run_attack(replace(bench.attack, steps=100), ATTACKED, 1000)
         ),
     }
     for name in only:
@@ -247,7 +249,7 @@ def speed(
 
 
 def _headless(recipe: Recipe) -> Recipe:
-    return replace(recipe, method=replace(recipe.method, head=Plain()))
+    return replace(recipe, method=replace(recipe.method, head=NoHead()))
 
 
 def _again(steps: FastSteps, i: int) -> None:

@@ -7,11 +7,23 @@ certify(con_and_rcon, correct, Risk(0.05))      # two thresholds; at most 5% wro
 
 from demur.calibrate.binomial import at_least, at_most, lower_bound, upper_bound
 from demur.calibrate.certificate import Certificate, certify
-from demur.calibrate.points import OPERATING_POINTS, TPR, Coverage, Median, Risk
-from demur.calibrate.promise import Promise
+from demur.calibrate.guarantee import Guarantee
+from demur.calibrate.operating_points import OPERATING_POINTS, TPR, Coverage, Median, Risk
 from demur.calibrate.shortfall import Shortfall, Uncertified
 
 __all__ = [
-    "OPERATING_POINTS", "TPR", "Certificate", "Coverage", "Median", "Promise", "Risk", "Shortfall",
-    "Uncertified", "at_least", "at_most", "certify", "lower_bound", "upper_bound",
+    "OPERATING_POINTS",
+    "TPR",
+    "Certificate",
+    "Coverage",
+    "Guarantee",
+    "Median",
+    "Risk",
+    "Shortfall",
+    "Uncertified",
+    "at_least",
+    "at_most",
+    "certify",
+    "lower_bound",
+    "upper_bound",
 ]  # fmt: skip

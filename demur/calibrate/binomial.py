@@ -42,18 +42,18 @@ def at_most(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> FloatArray:
     asked = Trials.of(k, n, p)
     certain = (asked.k >= asked.n) | ((asked.p <= 0) & (asked.k >= 0))
     unsure = ~certain & (asked.k >= 0) & (asked.p < 1)
-    chance = np.zeros(asked.k.shape)
-    chance[certain] = 1
+    p_value = np.zeros(asked.k.shape)
+    p_value[certain] = 1
     if not unsure.any():
-        return chance
+        return p_value
     hits, trials, share = (part[unsure] for part in asked)
     # summed from the nearer end; the other tail is what is left
     below = hits <= trials * share
     tail = _lower_tail(
         np.where(below, hits, trials - hits - 1), trials, np.where(below, share, 1 - share)
     )
-    chance[unsure] = np.where(below, tail, 1 - tail)
-    return chance
+    p_value[unsure] = np.where(below, tail, 1 - tail)
+    return p_value
 
 
 def at_least(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> FloatArray:

@@ -16,16 +16,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from demur.calibrate.binomial import lower_bound, upper_bound
-from demur.calibrate.paths import ANY_SCORE, Counts, counted, thresholds
-from demur.calibrate.promise import About, Promise, percent
+from demur.calibrate.guarantee import Guarantee, Quantity, percent
+from demur.calibrate.sequential_test import allocate_error, last_passing
 from demur.calibrate.shortfall import Shortfall, Uncertified
-from demur.calibrate.walk import furthest, shared_out
+from demur.calibrate.threshold_path import ANY_SCORE, Counts, counted, thresholds
 from demur.errors import BadInput
 from demur.metrics import BoolArray, FloatArray, Interval
 from demur.metrics.checks import check_share, flags, floats, same_length
 from demur.spec import Spec, show
 
-PROMISED = 0.9  # of the error allowed; the ends of the intervals have the rest
+GUARANTEED = 0.9  # of the error allowed; the ends of the intervals have the rest
 INTERVALS = 3
 PILOT = 5  # times the root of n for each score: more costs tests, less leaves a poor path
 MOST_PILOT = 5  # one image in five
@@ -39,7 +39,7 @@ class Certificate:
     like the calibration ones. Attacked images are not, and a seed must not be chosen by outcome.
     """
 
-    promise: Promise
+    guarantee: Guarantee
     confidence: float
     thresholds: tuple[float, ...]
     seed: int
@@ -73,7 +73,7 @@ class Certificate:
     @property
     def sentence(self) -> str:
         """The promise as it may be repeated."""
-        start = f"{self.promise.claim} with {percent(self.confidence)} confidence"
+        start = f"{self.guarantee.statement} with {percent(self.confidence)} confidence"
         if all(t == ANY_SCORE for t in self.thresholds):
             return f"{start}, accepting every score"
         at = " and ".join("any" if t == ANY_SCORE else f"{t:.6g}" for t in self.thresholds)
@@ -81,39 +81,39 @@ class Certificate:
 
     def plain(self) -> dict[str, Any]:
         """The certificate as JSON values."""
-        told = {f.name: getattr(self, f.name) for f in fields(self)} | {
-            "promise": self._promised(),
+        describe_counts = {f.name: getattr(self, f.name) for f in fields(self)} | {
+            "guarantee": self._promised(),
             "thresholds": list(self.thresholds),
             "sentence": self.sentence,
         }
         for share in ("risk", "tpr", "coverage"):
-            told[f"{share}_interval"] = getattr(self, f"{share}_interval")._asdict()
-        return told
+            describe_counts[f"{share}_interval"] = getattr(self, f"{share}_interval")._asdict()
+        return describe_counts
 
     def _promised(self) -> str:
         """The promise as text, with the confidence it was made with."""
-        made = self.promise
+        made = self.guarantee
         if not isinstance(made, Spec):
-            return made.claim
+            return made.statement
         own: dict[str, Any] = {"confidence": self.confidence}
         sure = "confidence" in {f.name for f in fields(made)}
         return show(replace(made, **own) if sure else made)
 
-    def _interval(self, share: About, hits: int, trials: int) -> Interval:
+    def _interval(self, share: Quantity, hits: int, trials: int) -> Interval:
         """Clopper and Pearson's, with room for every candidate, cut where the promise ends it."""
-        error = (1 - PROMISED) * (1 - self.confidence) / (2 * INTERVALS * self.candidates)
+        error = (1 - GUARANTEED) * (1 - self.confidence) / (2 * INTERVALS * self.candidates)
         low, high = float(lower_bound(hits, trials, error)), float(upper_bound(hits, trials, error))
-        if share == self.promise.about and self.promise.ceiling:
-            high = min(high, self.promise.level)
-        elif share == self.promise.about:
-            low = max(low, self.promise.level)
+        if share == self.guarantee.quantity and self.guarantee.is_upper_bound:
+            high = min(high, self.guarantee.level)
+        elif share == self.guarantee.quantity:
+            low = max(low, self.guarantee.level)
         return Interval(low, high)
 
 
 def certify(
     scores: ArrayLike,
     correct: ArrayLike,
-    promise: Promise,
+    guarantee: Guarantee,
     confidence: float | None = None,
     *,
     seed: int = 0,
@@ -124,23 +124,23 @@ def certify(
     coverage those that accept the fewest wrong answers. A score of -inf is never accepted.
     """
     columns, right = _checked(scores, correct)
-    sure = promise.confidence if confidence is None else confidence
-    check_share("level", promise.level, whole=True)
+    sure = guarantee.confidence if confidence is None else confidence
+    check_share("level", guarantee.level, whole=True)
     check_share("confidence", sure)
     pilot = _drawn(len(right), columns.shape[1], seed)
     path = thresholds(columns[pilot], right[pilot])
     seen, tests = (counted(path, columns[part], right[part]) for part in (pilot, ~pilot))
-    shares = shared_out(promise, seen, tests.n, PROMISED * (1 - sure))
-    chance = promise.chance(*promise.tested(tests))
+    shares = allocate_error(guarantee, seen, tests.n, GUARANTEED * (1 - sure))
+    p_value = guarantee.p_value(*guarantee.hits_and_trials(tests))
     # a risk is walked from strict to loose, a share to be kept from loose to strict; the path is
     # nested, so the last to pass has the largest coverage, or the fewest wrong answers
-    way = np.arange(len(path)) if promise.ceiling else np.arange(len(path))[::-1]
-    passed = furthest(chance[way], shares[way])
+    way = np.arange(len(path)) if guarantee.is_upper_bound else np.arange(len(path))[::-1]
+    passed = last_passing(p_value[way], shares[way])
     if passed is None:
-        raise Uncertified(_shortfall(promise, sure, path, seen.n, tests, shares))
+        raise Uncertified(_shortfall(guarantee, sure, path, seen.n, tests, shares))
     place = int(way[passed])
     return Certificate(
-        promise, sure, tuple(path[place].tolist()), seed, len(path), seen.n, tests.n, tests.right,
+        guarantee, sure, tuple(path[place].tolist()), seed, len(path), seen.n, tests.n, tests.right,
         int(tests.accepted[place]), int(tests.wrong[place]),
     )  # fmt: skip
 
@@ -154,13 +154,18 @@ def _drawn(n: int, scores: int, seed: int) -> BoolArray:
 
 
 def _shortfall(
-    promise: Promise, sure: float, path: FloatArray, pilot: int, tests: Counts, shares: FloatArray
+    guarantee: Guarantee,
+    sure: float,
+    path: FloatArray,
+    pilot: int,
+    tests: Counts,
+    shares: FloatArray,
 ) -> Shortfall:
     """What came of the place with the largest start."""
     place = int(np.argmax(shares))
-    hits, trials = (int(part[place]) for part in promise.tested(tests))
+    hits, trials = (int(part[place]) for part in guarantee.hits_and_trials(tests))
     at = tuple(path[place].tolist())
-    return Shortfall(promise, sure, at, pilot + tests.n, hits, trials, float(shares[place]))
+    return Shortfall(guarantee, sure, at, pilot + tests.n, hits, trials, float(shares[place]))
 
 
 def _checked(scores: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, BoolArray]:

@@ -9,7 +9,7 @@ except Uncertified as refusal:
 import math
 from dataclasses import dataclass
 
-from demur.calibrate.promise import Promise, percent
+from demur.calibrate.guarantee import Guarantee, percent
 from demur.errors import BadInput
 
 MOST_TRIALS = 10**7
@@ -19,7 +19,7 @@ MOST_TRIALS = 10**7
 class Shortfall:
     """What the thresholds that the pilot thought most promising showed on the test images."""
 
-    promise: Promise
+    guarantee: Guarantee
     confidence: float
     thresholds: tuple[float, ...]
     images: int  # pilot and test
@@ -30,8 +30,8 @@ class Shortfall:
     @property
     def possible(self) -> float:
         """The level that can be promised at these thresholds now, rounded to the safe side."""
-        bound = 10_000 * self.promise.bound(self.hits, self.trials, self.error)
-        return (math.ceil(bound) if self.promise.ceiling else math.floor(bound)) / 10_000
+        bound = 10_000 * self.guarantee.bound(self.hits, self.trials, self.error)
+        return (math.ceil(bound) if self.guarantee.is_upper_bound else math.floor(bound)) / 10_000
 
     @property
     def needed(self) -> int | None:
@@ -53,25 +53,25 @@ class Shortfall:
     def sentence(self) -> str:
         """The whole story, for a user."""
         sure, needed = percent(self.confidence), self.needed
-        start = f"no threshold gives {self.promise.claim} with {sure} confidence"
+        start = f"no threshold gives {self.guarantee.statement} with {sure} confidence"
         if self.trials == 0:
             return f"{start}: {self.images:,} images are too few to test any; give more"
-        seen = f"{self.promise.told(self.hits, self.trials)} ({percent(self.hits / self.trials)})"
+        seen = f"{self.guarantee.broadcast(self.hits, self.trials)} ({percent(self.hits / self.trials)})"
         way_out = (
             "more images would not help at that rate, but a better score might"
             if needed is None
             else f"give about {needed:,} images instead of {self.images:,}"
         )
         if 0 < self.possible < 1:
-            bound = "at most" if self.promise.ceiling else "at least"
+            bound = "at most" if self.guarantee.is_upper_bound else "at least"
             way_out += f", or promise {bound} {percent(self.possible)}"
         return f"{start}: the most promising had {seen}; {way_out}"
 
     def _passes(self, trials: int) -> bool:
         """Whether so many trials at the observed rate would keep the promise."""
         expected = self.hits * trials / self.trials
-        hits = math.ceil(expected) if self.promise.ceiling else math.floor(expected)
-        return bool(self.promise.chance(hits, trials) <= self.error)
+        hits = math.ceil(expected) if self.guarantee.is_upper_bound else math.floor(expected)
+        return bool(self.guarantee.p_value(hits, trials) <= self.error)
 
 
 def _rounded_up(number: float) -> int:

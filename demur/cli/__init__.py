@@ -3,13 +3,13 @@
 from demur.cli import (
     adaptive,
     bench,
+    bench_rejection,
     calibrate,
     data,
     demo,
     distortion,
     evaluate,
     listing,
-    refusals,
     show,
     table,
     theory,
@@ -18,6 +18,19 @@ from demur.cli import (
 from demur.cli.app import app, main
 
 __all__ = [
-    "adaptive", "app", "bench", "calibrate", "data", "demo", "distortion", "evaluate", "listing",
-    "main", "refusals", "show", "table", "theory", "train",
+    "adaptive",
+    "app",
+    "bench",
+    "bench_rejection",
+    "calibrate",
+    "data",
+    "demo",
+    "distortion",
+    "evaluate",
+    "listing",
+    "main",
+    "show",
+    "table",
+    "theory",
+    "train",
 ]  # fmt: skip

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app
-from demur.cli.evaluate import RunName, available, protocols_named, record_of, source_of
+from demur.cli.evaluate import RunName, available, open_evaluator, protocols_named, record_of
 from demur.errors import BadInput
 
 if TYPE_CHECKING:
-    from demur.evaluate import Order, Protocol, Source
-    from demur.evaluate.adaptive import Plan
+    from demur.evaluate import AttackOptions, Evaluator, Protocol
+    from demur.evaluate.adaptive import AdaptivePlan
     from demur.report.adaptive import Findings
 
 
@@ -22,7 +22,7 @@ def adaptive(
     protocol: Annotated[str, typer.Option(help="paper, deploy or both.")] = "both",
     objectives: Annotated[
         str | None,
-        typer.Option(help="Names with commas, such as ce-trust,con-rr.", show_default="all"),
+        typer.Option(help="Names with commas, such as ce-log-score,con-rr.", show_default="all"),
     ] = None,
     etas: Annotated[str, typer.Option(help="Weights of what is after the rejector.")] = (
         "0.1,0.3,1,3,10,30,100"
@@ -41,23 +41,23 @@ def adaptive(
 
     Example: demur adaptive digits-pgdat-rr --steps 50 --restarts 2
     """
-    from demur.cli.progress import quiet_unless_leading
-    from demur.device import device_named
-    from demur.evaluate import Order
-    from demur.evaluate.adaptive import Plan
+    from demur.cli.progress import silence_other_ranks
+    from demur.device import device_by_name
+    from demur.distributed import current, init_distributed
+    from demur.evaluate import AttackOptions
+    from demur.evaluate.adaptive import AdaptivePlan
     from demur.report.adaptive import show_adaptive
-    from demur.world import current, joined
 
     asked = protocols_named(protocol)
-    with joined(device_named(device)) as place:
-        quiet_unless_leading()
-        source = source_of(run, str(place), data, engine)
+    with init_distributed(device_by_name(device)) as place:
+        silence_other_ranks()
+        evaluator = open_evaluator(run, str(place), data, engine)
         named = None if objectives is None else [name.strip() for name in objectives.split(",")]
-        plan = Plan.of(source.run.recipe, named, _numbers(etas), steps, restarts)
-        if named is None and source.run.recipe.rectifying is None:
+        plan = AdaptivePlan.of(evaluator.run.recipe, named, _numbers(etas), steps, restarts)
+        if named is None and evaluator.run.recipe.rr_head is None:
             typer.echo("demur: without L_RR: no second output was trained by it", err=True)
-        found = _found(source, plan, Order(n=n), asked)
-        if not current().leads:
+        found = _found(evaluator, plan, AttackOptions(n=n), asked)
+        if not current().is_leader:
             return
     if as_json:
         typer.echo(json.dumps(found.as_json(), indent=2))
@@ -66,21 +66,24 @@ def adaptive(
 
 
 def _found(
-    source: "Source", plan: "Plan", order: "Order", asked: tuple["Protocol", ...]
+    evaluator: "Evaluator",
+    plan: "AdaptivePlan",
+    options: "AttackOptions",
+    asked: tuple["Protocol", ...],
 ) -> "Findings":
     """Everything that was asked for, read from records or made."""
-    from demur.evaluate import Scoring
+    from demur.evaluate import Scorer
     from demur.evaluate.adaptive import trials
     from demur.recipes import attack as attack_named
     from demur.report.adaptive import Findings
 
-    scoring = Scoring.of(source, rejectors=plan.rejectors, records=[])
+    scoring = Scorer.of(evaluator, rejectors=plan.rejectors, records=[])
     asked = available(scoring, asked)
-    make = partial(record_of, source, order=order)
+    make = partial(record_of, evaluator, options=options)
     plain = scoring.scored(make(plan.plain, attack_named(plan.plain, plan.recipe)))
     tried = trials(plan, make, scoring) if "paper" in asked else []
     worst = scoring.scored(make(plan.worst_label, plan.worst)) if "deploy" in asked else None
-    return Findings(plan.recipe.own[0], plain, tried, worst)
+    return Findings(plan.recipe.head_rejector[0], plain, tried, worst)
 
 
 def _numbers(text: str) -> list[float]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from demur.cli.endings import after_a_stop, is_help, sentence_for, show_all_letters
+from demur.cli.messages import after_a_stop, is_help, sentence_for, show_all_letters
 from demur.errors import BadInput
 
 app = typer.Typer(

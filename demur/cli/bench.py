@@ -10,8 +10,8 @@ import typer
 from typer.core import TyperGroup
 
 from demur.cli.app import AsJson, DataFolder, Device, FirstN, app, names_in
-from demur.cli.evaluate import RunName, source_of
-from demur.cli.places import checked_file
+from demur.cli.evaluate import RunName, open_evaluator
+from demur.cli.output_paths import checked_file
 from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
@@ -77,22 +77,22 @@ def bench(
 ) -> None:
     """Measure this machine: our engines beside a plain eager loop; or check their equality.
 
-    demur bench attacks RUN compares our attacks with other libraries', demur bench refusals RUN
+    demur bench attacks RUN compares our attacks with other libraries', demur bench rejection RUN
     holds the ensemble against models that refuse beside simpler attacks.
 
     Example: demur bench cifar10-pgdat-rr --only fast,attack
     """
     from demur.cli.progress import say
-    from demur.device import device_named
+    from demur.device import device_by_name
 
-    place = device_named(device)
+    place = device_by_name(device)
     names = names_in(only)
     if check:
         report = _checked(place, say, names, out)
     else:
         report = _measured(recipe, place, names, steps, say)
     tell(report, _show_check if check else _show_speed, out, as_json)
-    if check and not (report["noise_is_the_same"] and all(p["holds"] for p in report["pairs"])):
+    if check and not (report["noise_is_equal"] and all(p["holds"] for p in report["pairs"])):
         typer.echo("demur: the fast engine is not the plain one here; use --engine plain", err=True)
         raise typer.Exit(1)
 
@@ -113,16 +113,18 @@ def attacks(
 
     Example: demur bench attacks digits-pgdat-rr --only autoattack,cw-l2 -o attacks.json
     """
-    from demur.bench.pairs import pairs_named
-    from demur.bench.rivals import compared, ground
+    from demur.bench.peer_attacks import compare_attacks, ground
+    from demur.bench.peer_pairs import pairs_by_name
     from demur.cli.progress import say
-    from demur.evaluate import Order
-    from demur.report.rivals import show_rivals
+    from demur.evaluate import AttackOptions
+    from demur.report.peer_attacks import show_peer_attacks
 
-    pairs = pairs_named(names_in(only))
-    source = source_of(run, device, data)
-    report = compared(source, source.images(Order(n=n)), pairs, ground(source), say)
-    tell(report, show_rivals, out, as_json)
+    pairs = pairs_by_name(names_in(only))
+    evaluator = open_evaluator(run, device, data)
+    report = compare_attacks(
+        evaluator, evaluator.images(AttackOptions(n=n)), pairs, ground(evaluator), say
+    )
+    tell(report, show_peer_attacks, out, as_json)
 
 
 def tell(
@@ -161,9 +163,9 @@ def _checked(device: Any, say: Any, only: tuple[str, ...], out: str | None) -> d
 def reports_at(out: str | None, parts: str) -> "Reports":
     """A report that grows in a file, if one is named, which may hold some of its parts already."""
     from demur.bench.reports import Reports
-    from demur.runs.files import flows
+    from demur.runs.files import is_stream
 
-    if not out or flows(Path(out)):
+    if not out or is_stream(Path(out)):
         return Reports()  # a pipe takes the whole alone
     earlier: Any = {}
     if Path(out).is_file():
@@ -202,10 +204,10 @@ def _show_speed(report: dict[str, Any]) -> None:
 def _show_check(report: dict[str, Any]) -> None:
     for pair in report["pairs"]:
         verdict = "same" if pair["holds"] else "DIFFERENT"
-        how = "recorded" if pair["recorded"] else "eager"
+        how = "captured" if pair["captured"] else "eager"
         typer.echo(
-            f"{verdict:9} {pair['precision']}  apart {pair['apart']:.1e} of {pair['allowed']:.1e}, "
-            f"in one step {pair['apart_in_one']:.1e} of {pair['allowed_in_one']:.1e}, "
-            f"{how}: {pair['frame']}, {pair['head']} {pair['wrapped']} {pair['refusal']}"
+            f"{verdict:9} {pair['precision']}  distance {pair['distance_to_plain']:.1e} of {pair['tolerance']:.1e}, "
+            f"in one step {pair['distance_in_one_step']:.1e} of {pair['tolerance_in_one_step']:.1e}, "
+            f"{how}: {pair['framework']}, {pair['head']} {pair['wrapped']} {pair['failure']}"
         )
-    typer.echo(f"noise is the same on CPU and device: {report['noise_is_the_same']}")
+    typer.echo(f"noise is the same on CPU and device: {report['noise_is_equal']}")

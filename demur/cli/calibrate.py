@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, app, finite
-from demur.cli.evaluate import RunName, source_of
+from demur.cli.evaluate import RunName, open_evaluator
 from demur.errors import BadInput
 
 if TYPE_CHECKING:
-    from demur.calibrate import Promise
+    from demur.calibrate import Guarantee
 
 
 @app.command()
@@ -55,15 +55,15 @@ def calibrate(
     from demur.recipes import attack as attack_named
     from demur.report.certificates import certificate_words
 
-    promise = _promise(risk, tpr, coverage)
-    source = source_of(run, device, data, engine)
-    meant = attack_named(attack, source.run.recipe)
-    own = next(iter(source.run.recipe.method.head.rejectors()), "Con")
-    made = issue(source, rejector or own, promise, confidence, attack, meant)
-    typer.echo(json.dumps(made.story, indent=2) if as_json else certificate_words(made))
+    guarantee = _promise(risk, tpr, coverage)
+    evaluator = open_evaluator(run, device, data, engine)
+    meant = attack_named(attack, evaluator.run.recipe)
+    own = next(iter(evaluator.run.recipe.method.head.rejectors()), "Con")
+    made = issue(evaluator, rejector or own, guarantee, confidence, attack, meant)
+    typer.echo(json.dumps(made.metadata, indent=2) if as_json else certificate_words(made))
 
 
-def _promise(risk: float | None, tpr: float | None, coverage: float | None) -> "Promise":
+def _promise(risk: float | None, tpr: float | None, coverage: float | None) -> "Guarantee":
     """The one promise that was asked for."""
     from demur.calibrate import TPR, Coverage, Risk
 

@@ -10,7 +10,7 @@ from demur.cli.app import AsJson, DataFolder, app
 from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
-    from demur.data.check import State
+    from demur.data.check import DataCheck
     from demur.data.published import Published
 
 data_app = typer.Typer(
@@ -34,12 +34,12 @@ def get(
     """
     from demur.cli.progress import CountBar, say
     from demur.data import fetch
-    from demur.runs.files import only_writer
+    from demur.runs.files import exclusive_lock
 
     published, place = _named(name), _place_for(data)
     got = fetch.whole(published, place)
     if got is None:
-        with only_writer(place), CountBar(f"get {name}", "MB") as bar:
+        with exclusive_lock(place), CountBar(f"get {name}", "MB") as bar:
             got = fetch.get(
                 published, place, lambda done, total: bar.watch(done // MB, total // MB)
             )
@@ -81,7 +81,7 @@ def _named(name: str) -> "Published":
 
 
 def _place_for(data: str | None) -> Path:
-    from demur.data.places import places
+    from demur.data.locations import places
 
     where = places(Path(data) if data else None)
     if not where:
@@ -89,11 +89,11 @@ def _place_for(data: str | None) -> Path:
     return where[0]
 
 
-def _states(name: str | None, given: Path | None) -> list[tuple["Published", "State"]]:
+def _states(name: str | None, given: Path | None) -> list[tuple["Published", "DataCheck"]]:
     """What is found of the data set named, or of every one."""
     from demur.cli.progress import CountBar
     from demur.data.check import check_files
-    from demur.data.places import find, locate, not_in_any_place, places
+    from demur.data.locations import find, locate, not_found_error, places
     from demur.data.published import PUBLISHED
 
     states = []
@@ -103,11 +103,11 @@ def _states(name: str | None, given: Path | None) -> list[tuple["Published", "St
             with CountBar(f"check {published.name}", "files") as bar:
                 states.append((published, check_files(published, found, bar.watch)))
     if not states:
-        raise not_in_any_place("no published data set is", "cifar10", given)
+        raise not_found_error("no published data set is", "cifar10", given)
     return states
 
 
-def _entry(published: "Published", state: "State") -> dict[str, Any]:
+def _entry(published: "Published", state: "DataCheck") -> dict[str, Any]:
     return {
         "name": published.name,
         "format": state.found.layout.form,
@@ -120,7 +120,7 @@ def _entry(published: "Published", state: "State") -> dict[str, Any]:
     }
 
 
-def _line(published: "Published", state: "State") -> str:
+def _line(published: "Published", state: "DataCheck") -> str:
     compared = "every file has its published md5"
     if not state.checksums:
         compared = "sizes and labels are right (no md5 of these files was published)"
@@ -131,7 +131,7 @@ def _line(published: "Published", state: "State") -> str:
     return f"{published.title}: {state.images} images, {form}, in {folder}: {compared}"
 
 
-def _damage(published: "Published", state: "State", where: str) -> str:
+def _damage(published: "Published", state: "DataCheck", where: str) -> str:
     faults = ", ".join(f"{name} ({fault})" for name, fault in state.damaged.items())
     return (
         f"{published.title} in {state.found.folder} is damaged: {faults}; "

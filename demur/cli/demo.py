@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from demur.cli.app import DataFolder, Device, app
-from demur.cli.evaluate import RunName, attack_all, available, scored_run, source_of
-from demur.cli.places import checked_file, checked_folder
+from demur.cli.evaluate import RunName, attack_all, available, open_evaluator, scored_run
+from demur.cli.output_paths import checked_file, checked_folder
 from demur.cli.train import trained
 
 if TYPE_CHECKING:
-    from demur.evaluate import Source
+    from demur.evaluate import Evaluator
 
 RECIPE = "digits-pgdat-rr"
 ATTACKS = ["clean", "pgd-20", "adaptive"]
@@ -28,14 +28,14 @@ def demo(
 
     Example: demur demo --device cpu
     """
-    from demur.evaluate import Order
+    from demur.evaluate import AttackOptions
     from demur.recipes import recipe
 
     run = trained(recipe(RECIPE), Path(out), device, None)
-    source = source_of(str(run.path), device, None)
-    attack_all(source, ATTACKS, Order())
-    _promise(source)
-    page = _page(source, Path(out) / "report.html", tables=True)
+    evaluator = open_evaluator(str(run.path), device, None)
+    attack_all(evaluator, ATTACKS, AttackOptions())
+    _promise(evaluator)
+    page = _page(evaluator, Path(out) / "report.html", tables=True)
     typer.echo(f"the page: {page.resolve()}")
 
 
@@ -55,37 +55,37 @@ def report(
 
     Example: demur report digits-pgdat-rr -o report.html
     """
-    from demur.runs.files import flows
+    from demur.runs.files import is_stream
 
-    source = source_of(run, device, data)
-    place = out or str(source.run.path / "report.html")
+    evaluator = open_evaluator(run, device, data)
+    place = out or str(evaluator.run.path / "report.html")
     checked_file(place)
-    page = _page(source, Path(place), tables=False)
-    if not flows(page):  # nothing comes after a page that goes into a pipe
+    page = _page(evaluator, Path(place), tables=False)
+    if not is_stream(page):  # nothing comes after a page that goes into a pipe
         typer.echo(f"the page: {page.resolve()}")
 
 
-def _promise(source: "Source") -> None:
+def _promise(evaluator: "Evaluator") -> None:
     """A threshold with a guarantee, or the reason why there is none."""
     from demur.calibrate import Risk, Uncertified
     from demur.evaluate.certificates import issue
     from demur.report.certificates import certificate_words
 
     try:
-        typer.echo(certificate_words(issue(source, "R-Con", Risk(0.05))))
+        typer.echo(certificate_words(issue(evaluator, "R-Con", Risk(0.05))))
     except Uncertified as reason:
         typer.echo(f"no certificate: {reason}")
 
 
-def _page(source: "Source", path: Path, tables: bool) -> Path:
+def _page(evaluator: "Evaluator", path: Path, tables: bool) -> Path:
     from demur.evaluate.certificates import retests
     from demur.report.certificates import show_retests
     from demur.report.page import write_page
     from demur.report.text import show_scores
 
-    scoring, scored = scored_run(source)
+    scoring, scored = scored_run(evaluator)
     available(scoring, ("deploy",))
     if tables:
         show_scores(scored, ["deploy"])
-        show_retests(retests(source, scoring.scores, [s.record for s in scored]))
-    return write_page(source, scored, scoring, path)
+        show_retests(retests(evaluator, scoring.scores, [s.record for s in scored]))
+    return write_page(evaluator, scored, scoring, path)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app
-from demur.cli.evaluate import RunName, record_of, source_of
+from demur.cli.evaluate import RunName, open_evaluator, record_of
 
 
 @app.command()
@@ -32,22 +32,22 @@ def distortion(
     Example: demur distortion digits-pgdat-rr --n 100
     """
     from demur.attacks import Clean
-    from demur.cli.progress import quiet_unless_leading
-    from demur.device import device_named
-    from demur.evaluate import Order
-    from demur.evaluate.distortion import distances, judged, least_change, usual
+    from demur.cli.progress import silence_other_ranks
+    from demur.device import device_by_name
+    from demur.distributed import current, init_distributed
+    from demur.evaluate import AttackOptions
+    from demur.evaluate.distortion import distances, distortion_attack, judged, usual
     from demur.report.distortion import show_distances
-    from demur.world import current, joined
 
-    with joined(device_named(device)) as place:
-        quiet_unless_leading()
-        source = source_of(run, str(place), data, engine)
-        recipe = source.run.recipe
-        meant = {text: least_change(text, recipe) for text in attacks or usual(recipe)}
-        make = partial(record_of, source, order=Order(n=n))
+    with init_distributed(device_by_name(device)) as place:
+        silence_other_ranks()
+        evaluator = open_evaluator(run, str(place), data, engine)
+        recipe = evaluator.run.recipe
+        meant = {text: distortion_attack(text, recipe) for text in attacks or usual(recipe)}
+        make = partial(record_of, evaluator, options=AttackOptions(n=n))
         before = make("clean", Clean()).correct
-        found = [judged(make(text, cw), cw, source.clean, before) for text, cw in meant.items()]
-        if not current().leads:
+        found = [judged(make(text, cw), cw, evaluator.clean, before) for text, cw in meant.items()]
+        if not current().is_leader:
             return
     lines = distances(found, recipe.rejectors())
     if as_json:

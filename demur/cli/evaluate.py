@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app, names_in
-from demur.cli.places import checked_folder
+from demur.cli.output_paths import checked_folder
 from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
     from demur.attacks import Attack
-    from demur.evaluate import Order, Protocol, Scored, Scoring, Source
-    from demur.evaluate.certificates import Issued, Retest
+    from demur.evaluate import AttackOptions, Evaluator, Protocol, ScoredRecord, Scorer
+    from demur.evaluate.certificates import IssuedCertificate, Retest
     from demur.metrics import FloatArray
     from demur.rejectors import Rejector
     from demur.runs import Record, Run
@@ -55,37 +55,37 @@ def attack(
 
     Example: demur attack digits-pgdat-rr clean pgd-20 pgd-20:eps=0.2,restarts=5
     """
-    from demur.cli.progress import quiet_unless_leading
-    from demur.device import device_named
-    from demur.evaluate import Order
-    from demur.world import joined
+    from demur.cli.progress import silence_other_ranks
+    from demur.device import device_by_name
+    from demur.distributed import init_distributed
+    from demur.evaluate import AttackOptions
 
-    with joined(device_named(device)) as place:
-        quiet_unless_leading()
-        source = source_of(run, str(place), data, engine)
-        order = Order(split, n, batch_size, keep_images, keep_features)
-        attack_all(source, attacks, order)
+    with init_distributed(device_by_name(device)) as place:
+        silence_other_ranks()
+        evaluator = open_evaluator(run, str(place), data, engine)
+        options = AttackOptions(split, n, batch_size, keep_images, keep_features)
+        attack_all(evaluator, attacks, options)
 
 
-def source_of(run: str, device: str, data: str | None, engine: str = "auto") -> "Source":
+def open_evaluator(run: str, device: str, data: str | None, engine: str = "auto") -> "Evaluator":
     """A run opened for evaluation."""
     from demur.cli.progress import say
-    from demur.device import device_named
-    from demur.evaluate import Source
+    from demur.device import device_by_name
+    from demur.evaluate import Evaluator
     from demur.runs import Run
 
     found = Run.open(run)
     check_finished(found, data)
-    _ = found.chosen  # a damaged one is refused before anything else
-    for path in found.untold():
+    _ = found.checkpoint  # a damaged one is refused before anything else
+    for path in found.orphan_arrays():
         say(f"{path} is left out, for {path.stem}.json, which tells what it is, is missing")
     where = Path(data) if data else None
-    return Source(found, device_named(device), where, engine, say)
+    return Evaluator(found, device_by_name(device), where, engine, say)
 
 
 def check_finished(run: "Run", data: str | None = None) -> None:
     """Refuse a run that was not trained to the end, with the command that goes on with it."""
-    from demur.report.again import train_command
+    from demur.report.commands import train_command
 
     if not run.trained:
         place = f" --data {shlex.quote(data)}" if data else ""
@@ -93,23 +93,25 @@ def check_finished(run: "Run", data: str | None = None) -> None:
         raise BadInput(f"{run.path} is not trained to the end; go on with it by: {again}")
 
 
-def attack_all(source: "Source", attacks: list[str], order: "Order") -> None:
+def attack_all(evaluator: "Evaluator", attacks: list[str], options: "AttackOptions") -> None:
     """Make the record of each attack; names are checked before any work."""
     from demur.recipes import attack as attack_named
 
-    meant = [(text, attack_named(text, source.run.recipe)) for text in attacks]
+    meant = [(text, attack_named(text, evaluator.run.recipe)) for text in attacks]
     for label, spec in meant:
-        record_of(source, label, spec, order)
+        record_of(evaluator, label, spec, options)
 
 
-def record_of(source: "Source", label: str, attack: "Attack", order: "Order") -> "Record":
+def record_of(
+    evaluator: "Evaluator", label: str, attack: "Attack", options: "AttackOptions"
+) -> "Record":
     """The record of an attack, found or made with a progress bar."""
     from demur.cli.progress import CountBar, say
-    from demur.evaluate import attacked
+    from demur.evaluate import run_attack
     from demur.report.text import percent
 
     with CountBar(f"attack {label}", "images") as bar:
-        record = attacked(source, label, attack, order, bar.watch)
+        record = run_attack(evaluator, label, attack, options, bar.watch)
     say(
         f"{label}: {percent(record.correct.mean())}% of {len(record.y)} answered rightly; "
         f"record {record.digest[:12]}"
@@ -125,8 +127,8 @@ def score(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="KD and LID at all settings the paper tried.")
     ] = False,
-    ceiling: Annotated[
-        bool, typer.Option("--ceiling", help="Also probes that know which answers are right.")
+    oracle_probes: Annotated[
+        bool, typer.Option("--oracle-probes", help="Also probes that know which answers are right.")
     ] = False,
     as_json: AsJson = False,
     device: Device = "auto",
@@ -137,44 +139,48 @@ def score(
     Example: demur score digits-pgdat-rr --protocol deploy
     """
     from demur.evaluate.certificates import retests
-    from demur.rejectors import tried_on
-    from demur.report.ceiling import show_ceiling
+    from demur.rejectors import paper_grid
     from demur.report.certificates import show_retests
+    from demur.report.oracle_probes import show_oracle_probes
     from demur.report.sanity import Sanity, show_sanity
     from demur.report.text import show_scores
     from demur.sanity import checked
 
     asked = protocols_named(protocol)
-    if ceiling and "paper" not in asked:
-        raise BadInput("a probe has no threshold to deploy; use --ceiling with --protocol paper")
-    source = source_of(run, device, data)
-    rejectors = tried_on(source.run.recipe.data) if sweep else None
-    scoring, scored = scored_run(source, rejectors, split, ceiling)
+    if oracle_probes and "paper" not in asked:
+        raise BadInput(
+            "a probe has no threshold to deploy; use --oracle-probes with --protocol paper"
+        )
+    evaluator = open_evaluator(run, device, data)
+    rejectors = paper_grid(evaluator.run.recipe.data) if sweep else None
+    scoring, scored = scored_run(evaluator, rejectors, split, oracle_probes)
     asked = available(scoring, asked, split)
     records = [each.record for each in scored]
-    tested = retests(source, scoring.scores, records)
-    sanity = Sanity.of(checked(records, scoring), source.run, records)
+    retested_certificates = retests(evaluator, scoring.scores, records)
+    sanity = Sanity.of(checked(records, scoring), evaluator.run, records)
     if as_json:
-        typer.echo(json.dumps(_plain(scored, asked, tested) | sanity.plain(), indent=2))
+        typer.echo(
+            json.dumps(_plain(scored, asked, retested_certificates) | sanity.plain(), indent=2)
+        )
         return
     show_scores(scored, asked)
-    show_ceiling(scored)
-    show_retests(tested)
+    show_oracle_probes(scored)
+    show_retests(retested_certificates)
     show_sanity(sanity)
 
 
 def _plain(
-    scored: list["Scored"],
+    scored: list["ScoredRecord"],
     asked: tuple["Protocol", ...],
-    tested: list[tuple["Issued", list["Retest"]]],
+    retested_certificates: list[tuple["IssuedCertificate", list["Retest"]]],
 ) -> dict[str, Any]:
     """Tables and promises as JSON values."""
     return {
         "attacks": [each.summary.plain() for each in scored],
         "rows": [r.plain() for each in scored for r in each.rows if r.protocol in asked],
         "certificates": [
-            {"certificate": made.story, "retests": [line.plain() for line in lines]}
-            for made, lines in tested
+            {"certificate": made.metadata, "retests": [line.plain() for line in lines]}
+            for made, lines in retested_certificates
         ],
     }
 
@@ -190,7 +196,7 @@ def protocols_named(name: str) -> tuple["Protocol", ...]:
 
 
 def available(
-    scoring: "Scoring", asked: tuple["Protocol", ...], split: str = "test"
+    scoring: "Scorer", asked: tuple["Protocol", ...], split: str = "test"
 ) -> tuple["Protocol", ...]:
     """The protocols that can be shown; deploy needs held-out images, and others to be shown on."""
     if (scoring.thresholds and split != "cal") or "deploy" not in asked:
@@ -202,7 +208,7 @@ def available(
     return tuple(protocol for protocol in asked if protocol != "deploy")
 
 
-def tell_of_missing(scoring: "Scoring", scored: list["Scored"]) -> None:
+def tell_of_missing(scoring: "Scorer", scored: list["ScoredRecord"]) -> None:
     """Say which rejectors are not shown, and why."""
     reasons = sorted(set(scoring.without.values()))
     for reason in reasons:
@@ -211,19 +217,21 @@ def tell_of_missing(scoring: "Scoring", scored: list["Scored"]) -> None:
     for each in scored:
         if each.unseen:
             unseen, where = ", ".join(each.unseen), f"{each.summary.attack} (n={each.summary.n})"
-            lack = "only others were kept" if each.record.bare else "the record has no features"
+            lack = (
+                "only others were kept" if each.record.scores_only else "the record has no features"
+            )
             typer.echo(f"demur: {where} without {unseen}: {lack}", err=True)
 
 
 def _probes(record: "Record") -> dict[str, "FloatArray"]:
     """What probes make of a record; nothing where none can be fitted, which is said."""
-    from demur.evaluate.ceiling import probed, unfit
+    from demur.evaluate.oracle_probes import probe_scores, why_unprobed
 
-    if reason := unfit(record):
+    if reason := why_unprobed(record):
         where = f"{record.label} (n={len(record.y)})"
         typer.echo(f"demur: {where} without probes: {reason}", err=True)
         return {}
-    return probed(record)
+    return probe_scores(record)
 
 
 def _no_record(run: "Run", split: str) -> str:
@@ -238,31 +246,31 @@ def _no_record(run: "Run", split: str) -> str:
 
 
 def scored_run(
-    source: "Source",
+    evaluator: "Evaluator",
     rejectors: "dict[str, Rejector] | None" = None,
     split: str = "test",
-    ceiling: bool = False,
-) -> tuple["Scoring", list["Scored"]]:
+    oracle_probes: bool = False,
+) -> tuple["Scorer", list["ScoredRecord"]]:
     """The run's thresholds, and every record of a split scored, if asked by probes too."""
     from demur.cli.progress import CountBar
-    from demur.evaluate import Scoring
+    from demur.evaluate import Scorer
 
-    records = source.run.records(source.split_named(split))
+    records = evaluator.run.records(evaluator.split_by_name(split))
     if not records:
-        raise BadInput(_no_record(source.run, split))
-    scoring = Scoring.of(source, rejectors=rejectors, records=records)
+        raise BadInput(_no_record(evaluator.run, split))
+    scoring = Scorer.of(evaluator, rejectors=rejectors, records=records)
     scored = []
-    with CountBar(f"score {source.run.name}", "records") as bar:
+    with CountBar(f"score {evaluator.run.name}", "records") as bar:
         for done, record in enumerate(records):
             bar.watch(done, len(records))
-            scored.append(scoring.scored(record, _probes(record) if ceiling else {}))
+            scored.append(scoring.scored(record, _probes(record) if oracle_probes else {}))
         bar.watch(len(records), len(records))
     tell_of_missing(scoring, scored)
     return scoring, scored
 
 
 @app.command()
-def slim(
+def archive(
     run: RunName,
     out: Annotated[
         str,
@@ -278,14 +286,14 @@ def slim(
 ) -> None:
     """Copy a run without weights, features and images; its tables can be made from the copy.
 
-    Example: demur slim digits-pgdat-rr -o results/digits
+    Example: demur archive digits-pgdat-rr -o results/digits
     """
     from demur.cli.progress import CountBar, say
-    from demur.evaluate import slim as slimmed
+    from demur.evaluate import archive as slimmed
 
-    source = source_of(run, device, data)
-    with CountBar(f"slim {source.run.name}", "records") as bar:
-        made = slimmed(source, Path(out), names_in(only), bar.watch)
+    evaluator = open_evaluator(run, device, data)
+    with CountBar(f"archive {evaluator.run.name}", "records") as bar:
+        made = slimmed(evaluator, Path(out), names_in(only), bar.watch)
     size = sum(path.stat().st_size for path in made.path.rglob("*") if path.is_file())
     where = "" if made.records("test") else " --split cal"
     say(f"{out}: {size / 1e6:.1f} MB; demur score {shlex.quote(out)}{where} reads it")

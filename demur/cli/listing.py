@@ -18,7 +18,7 @@ RUNS = "runs"
 ABOUT = {
     "recipes": "what demur train takes",
     "attacks": "what demur attack takes",
-    "goals": "what an attack may raise",
+    "objectives": "what an attack may raise",
     "criteria": "what an attack may count as broken",
     "rejectors": "scores that answers are refused by",
     "nets": "nets that a recipe may have",
@@ -96,12 +96,12 @@ def _tables(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
         "attacks": lambda: {
             name: text_of(make(example)) for name, make in recipes.NAMED_ATTACKS.items()
         },
-        "goals": lambda: described(attacks.GOALS),
+        "objectives": lambda: described(attacks.OBJECTIVES),
         "criteria": lambda: described(attacks.CRITERIA),
         "rejectors": lambda: described(rejectors.REJECTORS),
         "nets": lambda: described(nets.NETS),
         "data": lambda: described(data.DATASETS),
-        "methods": lambda: described(methods.FRAMES + methods.HEADS + methods.SCHEDULES),
+        "methods": lambda: described(methods.FRAMEWORKS + methods.HEADS + methods.SCHEDULES),
         "tables": lambda: {name: table.title for name, table in TABLES.items()},
         RUNS: lambda: _runs(folder),
     }
@@ -120,7 +120,7 @@ def _runs(folder: Path) -> dict[str, dict[str, Any]]:
 def _state(run: "Run") -> str:
     if run.finished:
         return "finished"
-    return "a slim copy" if run.trained else "not trained to the end"
+    return "an archive" if run.trained else "not trained to the end"
 
 
 def _records(run: "Run") -> int:
@@ -154,4 +154,4 @@ def _in_short(recipe: "Recipe") -> str:
 def _kinds(recipe: "Recipe") -> list[type]:
     """What data, net and method a recipe is about, whatever their settings."""
     method = recipe.method
-    return [type(part) for part in (recipe.data, recipe.net, method.frame, method.head)]
+    return [type(part) for part in (recipe.data, recipe.net, method.framework, method.head)]

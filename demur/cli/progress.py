@@ -6,8 +6,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from demur import world
-from demur.train import Progress as TrainingProgress
+from demur import distributed
+from demur.training import Progress as TrainingProgress
 
 console = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
@@ -17,9 +17,9 @@ def say(sentence: str) -> None:
     console.print(sentence, soft_wrap=True)
 
 
-def quiet_unless_leading() -> None:
+def silence_other_ranks() -> None:
     """Under torchrun only one process shows bars and says sentences."""
-    console.quiet = not world.current().leads
+    console.quiet = not distributed.current().is_leader
 
 
 class Bar:

@@ -36,16 +36,16 @@ def show(
 
 
 def _show_run(run: Any) -> None:
-    from demur.report.again import train_command
+    from demur.report.commands import train_command
     from demur.spec import lines
 
     typer.echo(lines(run.recipe), nl=False)
     if not run.trained:
         typer.echo(f"# not trained to the end; go on with it by: {train_command(run)}")
         return
-    typer.echo("# chosen: " + json.dumps(run.chosen))
+    typer.echo("# chosen: " + json.dumps(run.checkpoint))
     if not run.finished:
         count = sum(len(run.records(split)) for split in run.recipe.data.splits)
-        typer.echo(f"# a slim copy: no weights, {count} record{'s' if count != 1 else ''}")
+        typer.echo(f"# an archive: no weights, {count} record{'s' if count != 1 else ''}")
     for record in run.records():
-        typer.echo(f"# record {record.digest[:12]}  {record.label}: {record.about['spec']}")
+        typer.echo(f"# record {record.digest[:12]}  {record.label}: {record.metadata['spec']}")

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, app, names_in
-from demur.cli.places import checked_file, checked_shelf
+from demur.cli.output_paths import checked_file, checked_shelf
 from demur.errors import BadInput
 
 if TYPE_CHECKING:
-    from demur.paper.measured import Hands, Line
+    from demur.paper.measured import Factories, TrainingResult
 
 
 @app.command()
@@ -30,10 +30,10 @@ def table(
     kept: Annotated[
         str | None, typer.Option(help="Only read what a folder of runs holds, such as results.")
     ] = None,
-    slim: Annotated[
+    archive: Annotated[
         str | None,
         typer.Option(
-            callback=checked_shelf, help="Also keep a slim copy of each training in this folder."
+            callback=checked_shelf, help="Also keep an archive of each training in this folder."
         ),
     ] = None,
     out: Annotated[
@@ -49,23 +49,23 @@ def table(
 ) -> None:
     """Make a table: train, attack and score what is not there yet; goes on where it was stopped.
 
-    With --slim on one machine and --kept on another a table can be put together from several.
+    With --archive on one machine and --kept on another a table can be put together from several.
 
     Example: demur table methods-digits epochs=2 --only pgdat,pgdat-rr
     """
+    from demur.paper.markdown import markdown
     from demur.paper.measured import measured
-    from demur.paper.tables import table_named
-    from demur.paper.words import markdown
+    from demur.paper.tables import table_by_name
     from demur.runs.files import write_text
     from demur.version import code_version
 
     if any(change.startswith("seed=") for change in changes or []):
         raise BadInput("a table takes seeds from --first-seed on; say how many with --seeds")
-    whole, names = table_named(name), names_in(only)
+    whole, names = table_by_name(name), names_in(only)
     asked = (whole.only(names) if names else whole).changed(changes or [])
-    _check_folders(kept, slim)
-    hands = _kept(kept, device, data) if kept else _hands(device, data, engine, slim)
-    lines = list(measured(asked, range(first_seed, first_seed + seeds), hands))
+    _check_folders(kept, archive)
+    factories = _kept(kept, device, data) if kept else _hands(device, data, engine, archive)
+    lines = list(measured(asked, range(first_seed, first_seed + seeds), factories))
     nothing = f"{kept} holds no record of what {name} asks for; name another folder"
     refused = _refused(lines, nothing if kept else "")
     options = {"only": only, "seeds": seeds if seeds > 1 else None, "first-seed": first_seed}
@@ -81,7 +81,7 @@ def table(
         raise BadInput(f"{len(refused)} of {len(lines)} lines could not be made; {refused[0]}")
 
 
-def _refused(lines: "list[Line]", nothing: str) -> list[str]:
+def _refused(lines: "list[TrainingResult]", nothing: str) -> list[str]:
     """Why lines could not be made; with no figure at all, that is all there is to say."""
     reasons = [f"{line.entry}, seed {line.seed}: {line.failure}" for line in lines if line.refused]
     if not any(line.rows for line in lines) and (reasons or nothing):
@@ -89,14 +89,16 @@ def _refused(lines: "list[Line]", nothing: str) -> list[str]:
     return reasons
 
 
-def _check_folders(kept: str | None, slim: str | None) -> None:
+def _check_folders(kept: str | None, archive: str | None) -> None:
     """Refuse folders that are none, or that do not go together."""
     if kept is not None and not kept.strip():
         raise BadInput("the name of the folder to read is empty; name one that holds runs")
-    if slim and Path(slim).resolve() == Path("runs").resolve():
-        raise BadInput(f"{slim} holds the runs themselves; name another folder for slim copies")
-    if kept and slim:
-        raise BadInput("--kept reads what is there, and --slim copies what is made; leave out one")
+    if archive and Path(archive).resolve() == Path("runs").resolve():
+        raise BadInput(f"{archive} holds the runs themselves; name another folder for archives")
+    if kept and archive:
+        raise BadInput(
+            "--kept reads what is there, and --archive copies what is made; leave out one"
+        )
 
 
 def _command(words: list[str], options: dict[str, Any]) -> str:
@@ -118,43 +120,50 @@ def _show(page: str) -> None:
         typer.echo(page)
 
 
-def _kept(folder: str, device: str, data: str | None) -> "Hands":
+def _kept(folder: str, device: str, data: str | None) -> "Factories":
     """What was trained and attacked before."""
-    from demur.cli.evaluate import source_of
+    from demur.cli.evaluate import open_evaluator
     from demur.cli.progress import say
-    from demur.paper.kept import kept_in
+    from demur.paper.stored_runs import stored_factories
 
-    return kept_in(Path(folder), lambda run: source_of(str(run.path), device, data), say)
+    return stored_factories(
+        Path(folder), lambda run: open_evaluator(str(run.path), device, data), say
+    )
 
 
-def _hands(device: str, data: str | None, engine: str, slim: str | None) -> "Hands":
-    """Trainings and attacks with progress bars, and slim copies if there is a folder for them."""
+def _hands(device: str, data: str | None, engine: str, archive: str | None) -> "Factories":
+    """Trainings and attacks with progress bars, and archives if there is a folder for them."""
     from demur.attacks import Attack
-    from demur.cli.evaluate import record_of, source_of
+    from demur.cli.evaluate import open_evaluator, record_of
     from demur.cli.train import trained
     from demur.data import SplitName
-    from demur.evaluate import KeepsLess, Order, Source
-    from demur.evaluate import slim as slimmed
-    from demur.paper.measured import Hands
+    from demur.evaluate import ArchiveKeepsLess, AttackOptions, Evaluator
+    from demur.evaluate import archive as slimmed
+    from demur.paper.measured import Factories
     from demur.runs import Record
     from demur.runs.record import record_path
 
-    def keep(source: Source, scores: Sequence[str]) -> None:
-        if slim:
-            slimmed(source, Path(slim) / source.run.name, scores, again=True)
+    def keep(evaluator: Evaluator, scores: Sequence[str]) -> None:
+        if archive:
+            slimmed(evaluator, Path(archive) / evaluator.run.name, scores, again=True)
 
-    def craft(source: Source, split: SplitName, label: str, attack: Attack) -> Record:
-        record, (own, _) = record_of(source, label, attack, Order(split)), source.run.recipe.own
-        copies = Path(slim or "") / source.run.name / "records"
-        if slim and not record_path(copies, record.label, split, record.digest).exists():
-            with suppress(KeepsLess):  # an earlier copy may hold more of the others than one score
-                keep(source, [own])  # now, so that being stopped costs no more than one attack
+    def craft(evaluator: Evaluator, split: SplitName, label: str, attack: Attack) -> Record:
+        record, (own, _) = (
+            record_of(evaluator, label, attack, AttackOptions(split)),
+            evaluator.run.recipe.head_rejector,
+        )
+        copies = Path(archive or "") / evaluator.run.name / "records"
+        if archive and not record_path(copies, record.label, split, record.digest).exists():
+            with suppress(
+                ArchiveKeepsLess
+            ):  # an earlier copy may hold more of the others than one score
+                keep(evaluator, [own])  # now, so that being stopped costs no more than one attack
         return record
 
     where = Path(data) if data else None
-    return Hands(
+    return Factories(
         train=lambda recipe, folder: trained(recipe, folder, device, where, engine),
-        open=lambda run: source_of(str(run.path), device, data, engine),
+        open=lambda run: open_evaluator(str(run.path), device, data, engine),
         craft=craft,
         keep=keep,
     )

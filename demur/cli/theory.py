@@ -8,7 +8,7 @@ import typer
 
 from demur.cli.app import AsJson, app, finite
 from demur.cli.evaluate import RunName, check_finished
-from demur.cli.places import checked_file
+from demur.cli.output_paths import checked_file
 
 
 @app.command()
@@ -39,7 +39,7 @@ def theory(
     from demur.runs import Run
 
     found = Run.open(run)
-    if found.recipe.has_a:  # else no training would help
+    if found.recipe.has_rectifier:  # else no training would help
         check_finished(found)
     report = theory_of(found, tuple(gamma or GAMMAS), rho)
     if as_json:

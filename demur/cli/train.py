@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from demur.cli.app import DataFolder, Device, Engine, app
-from demur.cli.places import checked_folder
+from demur.cli.output_paths import checked_folder
 
 if TYPE_CHECKING:
     from demur.recipes import Recipe
@@ -24,9 +24,9 @@ def train(
     device: Device = "auto",
     data: DataFolder = None,
     engine: Engine = "auto",
-    own_statistics: Annotated[
+    sync_bn: Annotated[
         bool,
-        typer.Option(help="Under torchrun: batch norm by each process's part of the batch alone."),
+        typer.Option(help="Under torchrun: batch-norm statistics over all processes."),
     ] = False,
 ) -> None:
     """Train a recipe, or go on with a run that was stopped; under torchrun in all its processes.
@@ -38,7 +38,7 @@ def train(
 
     resolved = recipe_named(recipe, changes or [])
     folder = Path(out) if out else run_folder(recipe, resolved, changed=bool(changes))
-    trained(resolved, folder, device, Path(data) if data else None, engine, own_statistics)
+    trained(resolved, folder, device, Path(data) if data else None, engine, sync_bn)
 
 
 def trained(
@@ -47,15 +47,15 @@ def trained(
     device: str,
     data: Path | None,
     engine: str = "auto",
-    own_statistics: bool = False,
+    sync_bn: bool = False,
 ) -> "Run":
     """The finished run, with a progress bar while it trains."""
-    from demur.cli.progress import TrainingBar, quiet_unless_leading, say
-    from demur.device import device_named
+    from demur.cli.progress import TrainingBar, say, silence_other_ranks
+    from demur.device import device_by_name
+    from demur.distributed import current, init_distributed, launched
     from demur.engine import check_engine
     from demur.runs import Run
-    from demur.train import train as train_recipe
-    from demur.world import current, joined, launched
+    from demur.training import train as train_recipe
 
     check_engine(engine)
     if not launched():  # else the leading process looks, and the others may not see the folder
@@ -63,17 +63,22 @@ def trained(
         if Run(folder).finished:
             say(f"{folder} is trained already")
             return Run(folder)
-    with joined(device_named(device)) as place, TrainingBar(f"train {folder.name}") as bar:
-        quiet_unless_leading()
-        run = train_recipe(recipe, folder, place, data, bar.watch, engine, own_statistics, say)
-        leads = current().leads
+    with (
+        init_distributed(device_by_name(device)) as place,
+        TrainingBar(f"train {folder.name}") as bar,
+    ):
+        silence_other_ranks()
+        run = train_recipe(recipe, folder, place, data, bar.watch, engine, sync_bn, say)
+        leads = current().is_leader
     if leads:  # the others may be on machines that do not see the folder
-        say(f"{folder}: {_choice(run.chosen, recipe.epochs)}")
+        say(f"{folder}: {_choice(run.checkpoint, recipe.epochs)}")
     return run
 
 
 def _choice(chosen: dict[str, Any], epochs: int) -> str:
-    if chosen["chosen_on"] is None:
+    if chosen["selection_split"] is None:
         return f"the last of {epochs} epochs is kept"
-    value = f"{100 * chosen['value']:.1f}% of {chosen['chosen_on']} images right under the judge"
+    value = (
+        f"{100 * chosen['value']:.1f}% of {chosen['selection_split']} images right under the judge"
+    )
     return f"epoch {chosen['epoch']} of {epochs} chosen, {value}"

@@ -1,15 +1,27 @@
 """Data sets, their splits, and augmentation."""
 
-from demur.data.augment import Augment, CropFlip, Unchanged
+from demur.data.augment import Augment, CropFlip, NoAugment
 from demur.data.cifar import CIFAR10, CIFAR100
-from demur.data.dataset import Dataset, Threat
+from demur.data.dataset import Dataset, ThreatModel
 from demur.data.digits import Digits
 from demur.data.images import SPLITS, Images, SplitName, Splits
 
 DATASETS: tuple[type[Dataset], ...] = (Digits, CIFAR10, CIFAR100)
-AUGMENTS: tuple[type[Augment], ...] = (Unchanged, CropFlip)
+AUGMENTS: tuple[type[Augment], ...] = (NoAugment, CropFlip)
 
 __all__ = [
-    "AUGMENTS", "CIFAR10", "CIFAR100", "DATASETS", "SPLITS", "Augment", "CropFlip", "Dataset",
-    "Digits", "Images", "SplitName", "Splits", "Threat", "Unchanged",
+    "AUGMENTS",
+    "CIFAR10",
+    "CIFAR100",
+    "DATASETS",
+    "SPLITS",
+    "Augment",
+    "CropFlip",
+    "Dataset",
+    "Digits",
+    "Images",
+    "NoAugment",
+    "SplitName",
+    "Splits",
+    "ThreatModel",
 ]  # fmt: skip

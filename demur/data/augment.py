@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import pad as padded
 
 from demur import noise
-from demur.declared import Natural
 from demur.errors import BadInput
+from demur.field_types import NonNegativeInt
 from demur.fused import fused
 from demur.noise import Stream
 from demur.spec import Spec
@@ -29,7 +29,7 @@ class Augment(Spec, ABC):
 
 
 @dataclass(frozen=True)
-class Unchanged(Augment):
+class NoAugment(Augment):
     """No augmentation."""
 
     def __call__(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
@@ -41,7 +41,7 @@ class Unchanged(Augment):
 class CropFlip(Augment):
     """A crop of the padded image at a random place, then perhaps a mirror image."""
 
-    pad: Natural = 4
+    pad: NonNegativeInt = 4
     flip: bool = True
     fill: Literal["zero", "reflect"] = "zero"
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from demur.data.batches import Batch, read_part
-from demur.data.places import Found
+from demur.data.cifar_files import CifarBatch, read_part
+from demur.data.locations import Found
 from demur.data.published import AGAIN, Part, Published
 from demur.errors import BadInput
 
@@ -22,7 +22,7 @@ Watch = Callable[[int, int], None]  # done, total
 _WARNED: dict[Any, Any] = {}  # what was said
 
 
-class State(NamedTuple):
+class DataCheck(NamedTuple):
     """What was found of a data set, and what is wrong with it."""
 
     found: Found
@@ -36,7 +36,7 @@ class State(NamedTuple):
         return all(part.md5 for part in self.found.layout.parts)
 
 
-def check_files(published: Published, found: Found, watch: Watch | None = None) -> State:
+def check_files(published: Published, found: Found, watch: Watch | None = None) -> DataCheck:
     """Every file compared with its published checksum, or read where none was published."""
     damaged, rewritten, parts = {}, [], found.layout.parts
     for done, (part, content) in enumerate(zip(parts, published.contents, strict=True), start=1):
@@ -48,7 +48,7 @@ def check_files(published: Published, found: Found, watch: Watch | None = None) 
         if watch:
             watch(done, len(parts))
     images = sum(part.images for part in parts if part.name not in damaged)
-    return State(found, images, damaged, tuple(rewritten))
+    return DataCheck(found, images, damaged, tuple(rewritten))
 
 
 def _fault(published: Published, found: Found, part: Part) -> str | None:
@@ -73,7 +73,7 @@ def _read_md5(published: Published, found: Found, part: Part) -> str:
         return ""
 
 
-def check_images(published: Published, found: Found, batches: Sequence[Batch]) -> None:
+def check_images(published: Published, found: Found, batches: Sequence[CifarBatch]) -> None:
     """Refuse images or labels that are not the published ones, in whatever file they come.
 
     Where no checksum of them is known, a file that is not the published one is warned of.
@@ -91,7 +91,7 @@ def check_images(published: Published, found: Found, batches: Sequence[Batch]) -
             _warn(f"{path} is not the published file, and nothing says whether its images are")
 
 
-def _content_md5(batch: Batch) -> str:
+def _content_md5(batch: CifarBatch) -> str:
     """The md5 of labels and pixels as a binary file holds them."""
     whole = np.concatenate([batch.y.astype(np.uint8)[:, None], batch.pixels], axis=1)
     return hashlib.md5(whole.tobytes(), usedforsecurity=False).hexdigest()

@@ -13,13 +13,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from demur.batch import Domain
-from demur.data.batches import Batch, read_layout, together
 from demur.data.check import check_images
-from demur.data.dataset import Dataset, Threat
+from demur.data.cifar_files import CifarBatch, read_layout, together
+from demur.data.dataset import Dataset, ThreatModel
 from demur.data.images import SPLITS, Images, SplitName, Splits
-from demur.data.places import locate
+from demur.data.locations import locate
 from demur.data.published import CIFAR10_FILES, CIFAR100_FILES, Published
+from demur.images import Domain
 from demur.noise import permutation
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)  # reference code: for both sets
@@ -31,7 +31,7 @@ class Cifar(Dataset):
     """What the two sets share."""
 
     published: ClassVar[Published]
-    threat = Threat(linf=8 / 255, linf_step=2 / 255, l2=128 / 255, l2_step=16 / 255)
+    threat = ThreatModel(linf=8 / 255, linf_step=2 / 255, l2=128 / 255, l2_step=16 / 255)
 
     split: Literal["held-out", "paper"] = "held-out"
 
@@ -57,7 +57,7 @@ class Cifar(Dataset):
         return {**splits, "test": last}
 
 
-def _images(batch: Batch, places: Tensor, first: int = 0) -> Images:
+def _images(batch: CifarBatch, places: Tensor, first: int = 0) -> Images:
     """The images at these places of a batch whose own first place is `first`."""
     chosen = places.numpy()
     pixels = torch.from_numpy(batch.pixels[chosen]).view(-1, 3, 32, 32)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from demur.batch import Domain
 from demur.data.images import SPLITS, SplitName, Splits
+from demur.images import Domain
 from demur.spec import Spec
 
 
-class Threat(NamedTuple):
+class ThreatModel(NamedTuple):
     """The radii at which a data set is usually attacked, with PGD's step for each."""
 
     linf: float
@@ -27,7 +27,7 @@ class Dataset(Spec, ABC):
     """A named source of splits."""
 
     domain: ClassVar[Domain]
-    threat: ClassVar[Threat]
+    threat: ClassVar[ThreatModel]
 
     @property
     def splits(self) -> tuple[SplitName, ...]:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from demur.batch import Domain
-from demur.data.dataset import Dataset, Threat
+from demur.data.dataset import Dataset, ThreatModel
 from demur.data.images import SPLITS, Images, Splits
+from demur.images import Domain
 from demur.noise import permutation
 
 SIZES = (1150, 150, 197, 300)
@@ -26,7 +26,7 @@ class Digits(Dataset):
     """Handwritten digits, ten classes, 17 grey levels."""
 
     domain = Domain(classes=10, shape=(1, 8, 8), mean=(0.305,), std=(0.376,))
-    threat = Threat(linf=0.15, linf_step=0.0375, l2=0.8, l2_step=0.1)
+    threat = ThreatModel(linf=0.15, linf_step=0.0375, l2=0.8, l2_step=0.1)
 
     def load(self, folder: Path | None = None) -> Splits:
         """The four splits, from scikit-learn's own file."""

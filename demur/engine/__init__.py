@@ -1,14 +1,24 @@
 """Training and attack steps made fast; the plain step is the reference."""
 
-from demur.engine.choice import ENGINES, Plan, check_engine, plan_for
-from demur.engine.crafter import Crafter, filled_up
 from demur.engine.fast import FastSteps
-from demur.engine.judge import Judge
-from demur.engine.learner import Learner, Tensors
-from demur.engine.quick import attack_compiler
+from demur.engine.frozen import FrozenModel, pad_batch
+from demur.engine.fused_resnet import compiler_for_attacks
+from demur.engine.plan import ENGINES, EnginePlan, check_engine, choose_plan
 from demur.engine.steps import PlainSteps
+from demur.engine.train_state import Tensors, TrainState
+from demur.engine.validation import Validator
 
 __all__ = [
-    "ENGINES", "Crafter", "FastSteps", "Judge", "Learner", "PlainSteps", "Plan", "Tensors",
-    "attack_compiler", "check_engine", "filled_up", "plan_for",
+    "ENGINES",
+    "EnginePlan",
+    "FastSteps",
+    "FrozenModel",
+    "PlainSteps",
+    "Tensors",
+    "TrainState",
+    "Validator",
+    "check_engine",
+    "choose_plan",
+    "compiler_for_attacks",
+    "pad_batch",
 ]  # fmt: skip

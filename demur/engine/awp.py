@@ -11,18 +11,21 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from demur.engine.copies import copy_into
+from demur.engine.copies import copy_tensors
 
 TINY = 1e-20  # reference code: added to ||g||, so that no gradient means no movement
 
 
-class Awp:
+class AWP:
     """Moves weights uphill and puts them back; nothing in it depends on the host."""
 
     def __init__(self, net: nn.Module, gamma: float, begins: float) -> None:
         self.gamma, self.begins = gamma, begins
         self.weights: list[Tensor] = [p for p in net.parameters() if p.ndim > 1]  # no norms
-        self.kept_weights, self.kept_statistics = Kept(self.weights), Kept(list(net.buffers()))
+        self.kept_weights, self.kept_statistics = (
+            TensorBackup(self.weights),
+            TensorBackup(list(net.buffers())),
+        )
         self.now = self.weights[0].new_zeros(())  # gamma of this epoch
 
     def begin(self, passed: float) -> None:
@@ -39,7 +42,7 @@ class Awp:
             self.kept_statistics.put()
 
     @contextmanager
-    def perturbed(self) -> Iterator[None]:
+    def perturb(self) -> Iterator[None]:
         """The weights moved along their gradients, then as they were to the last bit."""
         self.kept_weights.take()
         self._move()
@@ -62,7 +65,7 @@ class Awp:
         torch._foreach_add_(weights, list(torch._foreach_mul(grads, scales)))
 
 
-class Kept:
+class TensorBackup:
     """Copies of tensors, to put back where they came from."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
@@ -71,9 +74,9 @@ class Kept:
     @torch.no_grad()
     def take(self) -> None:
         """Remember the tensors as they are."""
-        copy_into(self.copies, self.places)
+        copy_tensors(self.copies, self.places)
 
     @torch.no_grad()
     def put(self) -> None:
         """Make the tensors what they were."""
-        copy_into(self.places, self.copies)
+        copy_tensors(self.places, self.copies)

@@ -1,6 +1,6 @@
 """Copies of a net that attacks look at: weights held still, in the arithmetic of crafting.
 
-    copy = Moving(net, "bf16")                            # train mode: statistics are the net's
+    copy = TrainModeCopy(net, "bf16")                            # train mode: statistics are the net's
     total, value, out = copy.look(goal, "inductor")(x, y) # differentiable in x
 
 `refresh` follows the net after it has learned. Which kind serves best is the crafter's to say.
@@ -14,18 +14,20 @@ from typing import Literal, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from demur.gradient import GoalFunction
+from demur.gradient import ObjectiveFunction
 from demur.nets import RejectingNet
 from demur.output import Output
-from demur.precision import Precision, lowered, products_dtype
+from demur.precision import Precision, autocast, products_dtype
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Compiler = Literal["inductor", "aot_eager", "none"]
-Look = Callable[..., tuple[Tensor, Tensor, Output]]  # of images, labels, what a goal is given
+ObjectiveForward = Callable[
+    ..., tuple[Tensor, Tensor, Output]
+]  # of images, labels, what a goal is given
 
 
-class Copy(ABC):
+class ModelCopy(ABC):
     """A copy of `source` in one mode of batch norm."""
 
     def __init__(self, source: RejectingNet, train: bool, precision: Precision) -> None:
@@ -44,20 +46,22 @@ class Copy(ABC):
 
     def answer(self, x: Tensor) -> Output:
         """What the copy makes of images."""
-        with lowered(self.precision, x.device):
+        with autocast(self.precision, x.device):
             out: Output = self.net(x)
         return out
 
-    def look(self, goal: GoalFunction, compiler: Compiler, bare: bool = False) -> Look:
+    def objective_forward(
+        self, objective: ObjectiveFunction, compiler: Compiler, skip_aux: bool = False
+    ) -> ObjectiveForward:
         """One look at images: the goal's sum, its values, and the output, `bare` without aux."""
 
         def looked(x: Tensor, y: Tensor, *given: Tensor) -> tuple[Tensor, Tensor, Output]:
-            return judged(goal(out := self.answer(x), y, *given), out, bare)
+            return judged(objective(out := self.answer(x), y, *given), out, skip_aux)
 
-        return compiled(looked, compiler)
+        return compile_function(looked, compiler)
 
 
-class Moving(Copy):
+class TrainModeCopy(ModelCopy):
     """A copy in train mode with its own weights but the source's running statistics."""
 
     def __init__(self, source: RejectingNet, precision: Precision) -> None:
@@ -69,10 +73,10 @@ class Moving(Copy):
     @torch.no_grad()
     def refresh(self) -> None:
         """Take over the source's weights as they are now."""
-        copy_into([twin for twin, _ in self.pairs], [own for _, own in self.pairs])
+        copy_tensors([twin for twin, _ in self.pairs], [own for _, own in self.pairs])
 
 
-def copy_into(held: list[Tensor], given: list[Tensor]) -> None:
+def copy_tensors(held: list[Tensor], given: list[Tensor]) -> None:
     """Copy tensors into others with few launches, whatever their types are.
 
     A launch takes many tensors where all are of one type, are copied to one, and lie alike; a list
@@ -88,17 +92,17 @@ def copy_into(held: list[Tensor], given: list[Tensor]) -> None:
         torch._foreach_copy_(into, out_of)
 
 
-def judged(value: Tensor, out: Output, bare: bool) -> tuple[Tensor, Tensor, Output]:
+def judged(value: Tensor, out: Output, skip_aux: bool) -> tuple[Tensor, Tensor, Output]:
     """What a look returns; only the sum has a history.
 
     Of a bare one nobody sees the auxiliary output. What stands for it is made of nothing: a part of
     width 0 would be computed like the whole.
     """
-    shown = out._replace(aux=out.logits.new_zeros(len(out.logits), 0)) if bare else out
+    shown = out._replace(aux=out.logits.new_zeros(len(out.logits), 0)) if skip_aux else out
     return value.sum(), value.detach(), shown.detached()
 
 
-def compiled(function: Callable[P, R], compiler: Compiler) -> Callable[P, R]:
+def compile_function(function: Callable[P, R], compiler: Compiler) -> Callable[P, R]:
     """The function compiled for fixed shapes, or as it is."""
     if compiler == "none":
         return function

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from demur.data import Images
-from demur.engine.copies import Compiler, compiled
-from demur.engine.crafter import Crafter
-from demur.engine.learner import Learner
-from demur.engine.quick import QuickNet, quick_suits
-from demur.engine.recording import first_line, recorded
+from demur.engine.copies import Compiler, compile_function
+from demur.engine.frozen import FrozenModel
+from demur.engine.fused_resnet import FusedTrainingNet, fused_supported
+from demur.engine.graphs import capture, first_line
 from demur.engine.steps import PlainSteps
-from demur.engine.update import Update
+from demur.engine.train_state import TrainState
+from demur.engine.training_step import TrainingStep
 from demur.errors import BadInput
 from demur.fused import fusing
-from demur.precision import arithmetic
+from demur.precision import use_precision
 from demur.recipes import Recipe
 
 
@@ -31,39 +31,39 @@ class FastSteps(PlainSteps):
     def __init__(
         self,
         recipe: Recipe,
-        learner: Learner,
+        train_state: TrainState,
         fit: Images,
         compiler: Compiler = "inductor",
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        super().__init__(recipe, learner, fit)
+        super().__init__(recipe, train_state, fit)
         device, self.compiler, self.say = fit.y.device, compiler, say
-        self.crafter = Crafter(learner.net, learner.precision, compiler)
-        self.quick = Update(recipe, learner, fit, self.crafter, self._taught())
+        self.frozen_model = FrozenModel(train_state.net, train_state.precision, compiler)
+        self.fast_step = TrainingStep(recipe, train_state, fit, self.frozen_model, self._taught())
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)  # the step to come
         self.opening = torch.zeros(1, dtype=torch.int64, device=device)  # `first`, on the device
         self.rates_there = torch.zeros(self.batches, device=device)
         everyone = torch.arange(recipe.batch_size, device=device)
-        self.within = learner.world.part(everyone)  # places of a batch that are this process's
+        self.within = train_state.world.shard(everyone)  # places of a batch that are this process's
         self.graph: torch.cuda.CUDAGraph | None = None
         self.refused = False  # whether the step could not be compiled or recorded
 
     def _taught(self) -> Callable[..., Tensor]:
         """The loss of crafted images, compiled; a net that can be made quick is."""
-        method, net = self.recipe.method, self.learner.net
-        if method.head.differentiates:
-            return method.taught  # no compiler differentiates twice; a recorder does not mind
-        if not quick_suits(net, self.learner.precision):
-            return compiled(method.taught, self.compiler)
-        quick = QuickNet(net, self.learner.precision, self.compiler)
-        reduced = compiled(method.reduced, self.compiler)
+        method, net = self.recipe.method, self.train_state.net
+        if method.head.needs_input_gradient:
+            return method.batch_loss  # no compiler differentiates twice; a recorder does not mind
+        if not fused_supported(net, self.train_state.precision):
+            return compile_function(method.batch_loss, self.compiler)
+        fused = FusedTrainingNet(net, self.train_state.precision, self.compiler)
+        reduced = compile_function(method.reduce_loss, self.compiler)
 
-        def taught(
-            net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, spared: Tensor | None
+        def batch_loss(
+            net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, head_only_mask: Tensor | None
         ) -> Tensor:
-            return reduced(method.views(quick, x, x_adv, y), spared)
+            return reduced(method.outputs(fused, x, x_adv, y), head_only_mask)
 
-        return taught
+        return batch_loss
 
     def begin(self, epoch: int) -> None:
         """Draw the order of an epoch and its learning rates."""
@@ -80,7 +80,7 @@ class FastSteps(PlainSteps):
         if self.refused or (i + 1) * self.recipe.batch_size > len(self.fit):
             super().__call__(i)
         elif self.graph is None:
-            self.learner.set_rate(float(self.rates[i]))
+            self.train_state.set_learning_rate(float(self.rates[i]))
             self._step()
         else:
             self.graph.replay()
@@ -88,12 +88,14 @@ class FastSteps(PlainSteps):
     def _step(self) -> None:
         """The step at the cursor; nothing in it depends on the host."""
         chosen = self.order[self.cursor * self.recipe.batch_size + self.within]
-        self.learner.rate.copy_(self.rates_there.gather(0, self.cursor)[0])
+        self.train_state.rate.copy_(self.rates_there.gather(0, self.cursor)[0])
         with fusing(self.compiler == "inductor"):
-            with arithmetic(self.learner.precision, chosen.device):  # as where the copy is made
-                self.crafter.refresh()
+            with use_precision(
+                self.train_state.precision, chosen.device
+            ):  # as where the copy is made
+                self.frozen_model.refresh()
             share = len(self.within) / self.recipe.batch_size
-            loss = self.quick(chosen, self.opening + self.cursor, share)
+            loss = self.fast_step(chosen, self.opening + self.cursor, share)
         self.losses.index_copy_(0, self.cursor, loss[None])
         self.cursor += 1
 
@@ -107,27 +109,27 @@ class FastSteps(PlainSteps):
         except Exception as error:  # of the compiler or the recorder
             reason = first_line(error)
         refusals = torch.tensor([float(bool(reason))], device=self.order.device)
-        self.learner.world.add_up([refusals])
+        self.train_state.world.all_reduce([refusals])
         if bool(refusals):
             self.graph, self.refused = None, True
             self.say(f"the fast step cannot be had here, going on with the plain one: {reason}")
 
     def _record(self) -> None:
         """Record the step; what the warm-up changed is put back."""
-        attack = getattr(self.recipe.method.frame, "attack", None)
-        if getattr(attack, "keep", None) == "criterion":
-            raise BadInput("an attack with keep=criterion drops images as it goes")
+        attack = getattr(self.recipe.method.framework, "attack", None)
+        if getattr(attack, "keep", None) == "success":
+            raise BadInput("an attack with keep=success drops images as it goes")
         with self._unchanged():
-            self.graph, _ = recorded(self._step, prepare=self.cursor.zero_)
+            self.graph, _ = capture(self._step, prepare=self.cursor.zero_)
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
-        before = {name: value.clone() for name, value in self.learner.tensors().items()}
+        before = {name: value.clone() for name, value in self.train_state.tensors().items()}
         try:
             yield
         finally:
             if self.order.is_cuda:
                 torch.cuda.synchronize()
-            self.learner.restore(before)
+            self.train_state.restore(before)
             self.cursor.zero_()
             self.losses.zero_()

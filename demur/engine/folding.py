@@ -7,7 +7,7 @@ scale goes into its weights, elsewhere both become one multiplication and one ad
 import torch
 from torch import Tensor, nn
 
-from demur.engine.copies import Copy, copy_into
+from demur.engine.copies import ModelCopy, copy_tensors
 from demur.nets import RejectingNet
 from demur.nets.block import Block
 from demur.precision import Precision
@@ -43,7 +43,7 @@ class Shift(nn.Module):
         return x + self.shift
 
 
-class Folded(Copy):
+class FoldedCopy(ModelCopy):
     """A copy that answers as its source does in eval mode."""
 
     def __init__(self, source: RejectingNet, precision: Precision) -> None:
@@ -90,7 +90,7 @@ class Folded(Copy):
         given = [value[:, None, None] for value in (*shifts, *scales[count:])]
         held += [own for own, _ in self.casts]
         given += [value for _, value in self.casts]
-        copy_into(held, given)
+        copy_tensors(held, given)
 
 
 def scales_and_shifts(norms: list[nn.BatchNorm2d]) -> tuple[list[Tensor], list[Tensor]]:

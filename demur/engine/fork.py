@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.nn.functional import conv2d
 
 
-def forked(active: Tensor, single: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
+def fork_convolutions(
+    active: Tensor, single: Tensor, weight: Tensor, stride: int
+) -> tuple[Tensor, Tensor]:
     """Both convolutions of the maps."""
     skip, maps = _Fork.apply(active, single, weight, stride)  # type: ignore[no-untyped-call]
     return skip, maps
@@ -34,9 +36,9 @@ class _Fork(torch.autograd.Function):
         active, single, weight = ctx.saved_tensors
         by_skip, by_maps = grads
         wanted, stride = ctx.needs_input_grad, ctx.stride
-        before, by_weight = unconvolved(by_maps, active, weight, stride, (wanted[0], wanted[2]))
+        before, by_weight = conv_gradients(by_maps, active, weight, stride, (wanted[0], wanted[2]))
         if wanted[0]:
-            add_skipped(before, by_skip, single, stride)
+            add_shortcut_gradient(before, by_skip, single, stride)
         by_single = None
         if wanted[1]:
             given, seen = by_skip.movedim(1, -1), _places(active, stride)
@@ -44,7 +46,7 @@ class _Fork(torch.autograd.Function):
         return before, by_single, by_weight, None
 
 
-def unconvolved(
+def conv_gradients(
     by_maps: Tensor, active: Tensor, weight: Tensor, stride: int, wanted: tuple[bool, bool]
 ) -> tuple[Tensor, Tensor]:
     """The gradients of a 3x3 convolution with respect to what it saw and to its weight."""
@@ -55,7 +57,7 @@ def unconvolved(
     return before, by_weight
 
 
-def add_skipped(before: Tensor, by_skip: Tensor, single: Tensor, stride: int) -> None:
+def add_shortcut_gradient(before: Tensor, by_skip: Tensor, single: Tensor, stride: int) -> None:
     """Add what the single places give back to the gradient of the maps, in place."""
     _places(before, stride).add_(by_skip.movedim(1, -1) @ single[:, :, 0, 0])
 

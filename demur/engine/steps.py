@@ -12,8 +12,8 @@ import torch
 
 from demur import noise
 from demur.data import Images
-from demur.engine.learner import Learner
-from demur.engine.update import Update
+from demur.engine.train_state import TrainState
+from demur.engine.training_step import TrainingStep
 from demur.recipes import Recipe
 
 ORDER = 1  # a purpose of random numbers
@@ -22,15 +22,15 @@ ORDER = 1  # a purpose of random numbers
 class PlainSteps:
     """One eager step after another."""
 
-    def __init__(self, recipe: Recipe, learner: Learner, fit: Images) -> None:
-        self.recipe, self.learner, self.fit = recipe, learner, fit
+    def __init__(self, recipe: Recipe, train_state: TrainState, fit: Images) -> None:
+        self.recipe, self.train_state, self.fit = recipe, train_state, fit
         self.batches = -(-len(fit) // recipe.batch_size)
         device = fit.y.device
         self.order = torch.zeros(len(fit), dtype=torch.int64, device=device)
         self.rates = torch.zeros(self.batches)
-        self.losses = torch.zeros(self.batches, dtype=learner.dtype, device=device)
+        self.losses = torch.zeros(self.batches, dtype=train_state.dtype, device=device)
         self.first = 0  # step of the whole run that opens the epoch
-        self.update = Update(recipe, learner, fit)
+        self.update = TrainingStep(recipe, train_state, fit)
 
     def begin(self, epoch: int) -> None:
         """Draw the order of an epoch and its learning rates."""
@@ -40,12 +40,12 @@ class PlainSteps:
         total = self.recipe.epochs * self.batches
         steps = range(self.first + 1, self.first + self.batches + 1)
         self.rates = torch.tensor([self.recipe.schedule(step / total) for step in steps])
-        self.learner.begin(epoch / self.recipe.epochs)
+        self.train_state.begin(epoch / self.recipe.epochs)
 
     def __call__(self, i: int) -> None:
         """Take step i of the epoch."""
         size = self.recipe.batch_size
-        self.learner.set_rate(float(self.rates[i]))
+        self.train_state.set_learning_rate(float(self.rates[i]))
         batch = self.order[i * size : (i + 1) * size]
-        chosen = self.learner.world.part(batch)
+        chosen = self.train_state.world.shard(batch)
         self.losses[i] = self.update(chosen, self.first + i, len(chosen) / len(batch))

@@ -10,12 +10,12 @@ import torch
 
 from demur.attacks import CE
 from demur.gradient import gradient
-from demur.precision import Precision, lowered
+from demur.precision import Precision, autocast
 from demur.recipes import Recipe
 
 BATCH = 16
 LOOKS = 3
-GAIN = 0.9  # a layout or arithmetic must take at most this share of the time to be worth it
+MIN_GAIN = 0.9  # a layout or arithmetic must take at most this share of the time to be worth it
 
 
 def fastest(recipe: Recipe) -> tuple[Precision, bool]:
@@ -26,7 +26,7 @@ def fastest(recipe: Recipe) -> tuple[Precision, bool]:
         options += [("bf16", True)]
     times = {option: seconds(recipe, *option) for option in options}
     best = min(options, key=lambda option: times[option])
-    return best if times[best] < GAIN * times[options[0]] else options[0]
+    return best if times[best] < MIN_GAIN * times[options[0]] else options[0]
 
 
 def seconds(recipe: Recipe, precision: Precision, channels_last: bool) -> float:
@@ -39,7 +39,7 @@ def seconds(recipe: Recipe, precision: Precision, channels_last: bool) -> float:
     x = torch.zeros(BATCH, *domain.shape, dtype=dtype).to(memory_format=layout)
     y = torch.zeros(BATCH, dtype=torch.int64)
     took = []
-    with lowered(precision, x.device):
+    with autocast(precision, x.device):
         for _ in range(LOOKS):
             began = time.perf_counter()
             gradient(net, CE(), x, y)

@@ -1,7 +1,9 @@
 """From a run and an attack to a record, and from records to rows."""
 
-from demur.evaluate.attack import Order, Source, attacked
-from demur.evaluate.binding import Bound, bind
+from demur.evaluate.archive import ArchiveKeepsLess, archive
+from demur.evaluate.attack import AttackOptions, Evaluator, run_attack
+from demur.evaluate.binding import BoundSpec, bind_thresholds
+from demur.evaluate.record_scores import StoredScore, accepted, tcon_of, values
 from demur.evaluate.score import (
     BASELINE,
     ORACLE,
@@ -9,15 +11,30 @@ from demur.evaluate.score import (
     Protocol,
     Ranking,
     Row,
-    Scored,
-    Scoring,
+    ScoredRecord,
+    Scorer,
     Summary,
 )
-from demur.evaluate.slim import KeepsLess, slim
-from demur.evaluate.values import Kept, accepted, true_confidence, values
 
 __all__ = [
-    "BASELINE", "ORACLE", "PROTOCOLS", "Bound", "KeepsLess", "Kept", "Order", "Protocol", "Ranking",
-    "Row", "Scored", "Scoring", "Source", "Summary", "accepted", "attacked", "bind", "slim",
-    "true_confidence", "values",
+    "BASELINE",
+    "ORACLE",
+    "PROTOCOLS",
+    "ArchiveKeepsLess",
+    "AttackOptions",
+    "BoundSpec",
+    "Evaluator",
+    "Protocol",
+    "Ranking",
+    "Row",
+    "ScoredRecord",
+    "Scorer",
+    "StoredScore",
+    "Summary",
+    "accepted",
+    "archive",
+    "bind_thresholds",
+    "run_attack",
+    "tcon_of",
+    "values",
 ]  # fmt: skip

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from demur.attacks import Attack, Chain, EachTarget, Least, Slips
+from demur.attacks import AcceptedError, Attack, Chain, MinMargin, MultiTarget
 from demur.calibrate import TPR
 from demur.errors import BadInput, suggestion
-from demur.evaluate.score import BASELINE, Protocol, Row, Scored, Scoring
-from demur.recipes import OBJECTIVES, Recipe
+from demur.evaluate.score import BASELINE, Protocol, Row, ScoredRecord, Scorer
+from demur.recipes import ADAPTIVE_OBJECTIVES, Recipe
 from demur.recipes.adaptive import RESTARTS, STEPS
 from demur.rejectors import Con, Rejector
 from demur.runs import Record
@@ -28,7 +28,7 @@ Mark = Literal["", "objective", "all"]  # least of its objective, or of all
 
 
 @dataclass(frozen=True)
-class Plan:
+class AdaptivePlan:
     """Which objectives are tried on a run, at which weights, for how long."""
 
     recipe: Recipe
@@ -44,9 +44,9 @@ class Plan:
         etas: Sequence[float] = ETAS,
         steps: int = STEPS,
         restarts: int = RESTARTS,
-    ) -> "Plan":
+    ) -> "AdaptivePlan":
         """The plan, after checking what was asked for."""
-        asked = tuple(name for name in OBJECTIVES if suits(name, recipe))
+        asked = tuple(name for name in ADAPTIVE_OBJECTIVES if suits(name, recipe))
         if objectives is not None:
             asked = tuple(dict.fromkeys(_checked(name, recipe) for name in objectives))
         for eta in etas:
@@ -54,14 +54,14 @@ class Plan:
                 raise BadInput(f"eta must be a number of at least 0, not {eta:g}")
         if not etas or not asked:
             raise BadInput("there is nothing to try; give an objective and an eta")
-        plan = Plan(recipe, asked, tuple(dict.fromkeys(map(float, etas))), steps, restarts)
+        plan = AdaptivePlan(recipe, asked, tuple(dict.fromkeys(map(float, etas))), steps, restarts)
         _ = plan.worst  # steps and restarts are checked where an attack is made
         return plan
 
     @property
     def rejectors(self) -> dict[str, Rejector]:
         """What is scored: confidence, and the rejector that is attacked."""
-        return {BASELINE: Con(), **dict([self.recipe.own])}
+        return {BASELINE: Con(), **dict([self.recipe.head_rejector])}
 
     @property
     def plain(self) -> str:
@@ -76,19 +76,19 @@ class Plan:
 
         The thresholds are frozen on clean cal images; attacks on each class come last.
         """
-        rule = Slips(self.recipe.own[1], KEPT)
+        rule = AcceptedError(self.recipe.head_rejector[1], KEPT)
         members = [
-            OBJECTIVES[name].attack(self.recipe, eta, self.steps, self.restarts, rule)
+            ADAPTIVE_OBJECTIVES[name].attack(self.recipe, eta, self.steps, self.restarts, rule)
             for name in self.objectives
             for eta in self.etas
         ]
-        members.sort(key=lambda attack: isinstance(attack, EachTarget))
-        return Chain(tuple(members), criterion=rule, by=Least(rule))
+        members.sort(key=lambda attack: isinstance(attack, MultiTarget))
+        return Chain(tuple(members), criterion=rule, rank_by=MinMargin(rule))
 
     @property
     def worst_label(self) -> str:
         """The label of its record: what is not the paper's is said."""
-        all_of_them = tuple(name for name in OBJECTIVES if suits(name, self.recipe))
+        all_of_them = tuple(name for name in ADAPTIVE_OBJECTIVES if suits(name, self.recipe))
         changes = _changes(
             objectives=("+".join(self.objectives), "+".join(all_of_them)),
             etas=("+".join(map(_number, self.etas)), "+".join(map(_number, ETAS))),
@@ -103,7 +103,7 @@ class Plan:
 
     def attack(self, objective: str, eta: float) -> Attack:
         """The same, kept by the largest goal."""
-        return OBJECTIVES[objective].attack(self.recipe, eta, self.steps, self.restarts)
+        return ADAPTIVE_OBJECTIVES[objective].attack(self.recipe, eta, self.steps, self.restarts)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Trial:
     objective: str
     formula: str
     eta: float
-    scored: Scored
+    scored: ScoredRecord
 
     def row(self, rejector: str, protocol: Protocol = "paper") -> Row:
         """The row of a rejector."""
@@ -135,11 +135,11 @@ class Trial:
         }
 
 
-def trials(plan: Plan, make: Make, scoring: Scoring) -> list[Trial]:
+def trials(plan: AdaptivePlan, make: Make, scoring: Scorer) -> list[Trial]:
     """Every objective at every eta, in that order."""
     return [
         Trial(
-            name, OBJECTIVES[name].formula(plan.recipe), eta,
+            name, ADAPTIVE_OBJECTIVES[name].formula(plan.recipe), eta,
             scoring.scored(make(plan.label(name, eta), plan.attack(name, eta))),
         )
         for name in plan.objectives
@@ -170,20 +170,22 @@ def minima(tried: Sequence[Trial], rejector: str) -> dict[str, Any]:
     return found
 
 
-def row_of(scored: Scored, rejector: str, protocol: Protocol) -> Row:
+def row_of(scored: ScoredRecord, rejector: str, protocol: Protocol) -> Row:
     """The row of a rejector in a protocol."""
     return next(r for r in scored.rows if (r.rejector, r.protocol) == (rejector, protocol))
 
 
 def suits(objective: str, recipe: Recipe) -> bool:
     """Whether a net has all that an objective looks at."""
-    return OBJECTIVES[objective].suits(recipe)
+    return ADAPTIVE_OBJECTIVES[objective].suits(recipe)
 
 
 def _checked(objective: str, recipe: Recipe) -> str:
     """The name of an objective, or BadInput."""
-    if objective not in OBJECTIVES:
-        raise BadInput(f"no objective is called {objective!r}; {suggestion(objective, OBJECTIVES)}")
+    if objective not in ADAPTIVE_OBJECTIVES:
+        raise BadInput(
+            f"no objective is called {objective!r}; {suggestion(objective, ADAPTIVE_OBJECTIVES)}"
+        )
     if not suits(objective, recipe):
         raise BadInput(f"{objective} needs L_RR and a second output; use head=RR()")
     return objective

@@ -1,6 +1,6 @@
 """Run an attack on a run's net and keep what came of it as a record.
 
-    record = attacked(Source(run, device), "pgd-20", PGD(Linf(0.15), steps=20))
+    record = attacked(Evaluator(run, device), "pgd-20", PGD(Linf(0.15), steps=20))
 
 The images are made by the fast engine where there is one. The verdicts are taken at the end, in
 fp32 and at one fixed batch size, on exactly the images that were made.
@@ -18,23 +18,23 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from demur import world
+from demur import distributed
 from demur.attacks import Attack, Clean
 from demur.balls import L2, Linf
-from demur.batch import check_batch
 from demur.data import Images, SplitName, Splits
-from demur.engine import Crafter, attack_compiler, check_engine
+from demur.engine import FrozenModel, check_engine, compiler_for_attacks
 from demur.errors import BadInput, suggestion
-from demur.evaluate.binding import Bound, bind
-from demur.evaluate.crafting import Watch, all_batches, usual_batch
-from demur.evaluate.probing import probe
+from demur.evaluate.batching import Watch, attack_in_batches, default_batch_size
+from demur.evaluate.binding import BoundSpec, bind_thresholds
+from demur.evaluate.model_probe import probe
 from demur.fused import fusing
 from demur.gradient import Model
+from demur.images import check_batch
 from demur.nets import RejectingNet
 from demur.output import Output
-from demur.precision import Precision, arithmetic, rounded
+from demur.precision import Precision, tf32, use_precision
 from demur.runs import Record, Run, provenance
-from demur.runs.files import only_writer
+from demur.runs.files import exclusive_lock
 from demur.runs.record import (
     finished_record,
     identity,
@@ -49,12 +49,12 @@ from demur.version import code_version
 VERDICT_BATCH = 256
 
 
-def unwatched(done: int, total: int) -> None:
+def no_progress(done: int, total: int) -> None:
     """Nobody looks."""
 
 
 @dataclass(frozen=True)
-class Order:
+class AttackOptions:
     """Which images an attack is run on, how many at a time, and what is kept."""
 
     split: str = "test"
@@ -71,7 +71,7 @@ class Order:
             raise BadInput(f"the number of images kept must be 0 or more, not {self.keep_images}")
 
 
-class Source:
+class Evaluator:
     """A finished run opened for evaluation: its net and splits, loaded once."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Source:
     def net(self) -> RejectingNet:
         """The trained net in eval mode; on a CPU in the layout that suits its convolutions."""
         net = self.run.net(self.device)
-        net.hold_still()
+        net.freeze_for_inference()
         if self.device.type == "cpu":
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return net
@@ -102,27 +102,27 @@ class Source:
         return trained_in if self.fast and trained_in != "fp64" else "fp32"
 
     @cached_property
-    def crafter(self) -> Crafter:
+    def frozen_model(self) -> FrozenModel:
         """The net as the fast engine hands it to attacks."""
-        compiler = attack_compiler(self.net, self.precision)
-        return Crafter(self.net, self.precision, compiler, say=self.say)
+        compiler = compiler_for_attacks(self.net, self.precision)
+        return FrozenModel(self.net, self.precision, compiler, say=self.say)
 
-    def crafted(self, attack: Attack, images: Images, piece: slice, batch_size: int) -> Tensor:
+    def craft(self, attack: Attack, images: Images, piece: slice, batch_size: int) -> Tensor:
         """Attacked images of one piece; nothing in it depends on the rest of the order."""
         with self.crafting(batch_size) as model:
-            return attack.perturbed(model, *self.laid_out(images, piece)).contiguous()
+            return attack.perturb(model, *self.laid_out(images, piece)).contiguous()
 
     @contextmanager
     def crafting(self, batch_size: int) -> Iterator[Model]:
         """The net as attacks see it, in the arithmetic they are made in."""
         if not self.fast:
-            with rounded("fp32"):
+            with tf32("fp32"):
                 yield self.net
             return
-        self.crafter.size_to(batch_size)
-        compiles = self.crafter.compiler != "none"
-        with arithmetic(self.precision, self.device), fusing(compiles):
-            yield self.crafter
+        self.frozen_model.set_max_batch(batch_size)
+        compiles = self.frozen_model.compiler != "none"
+        with use_precision(self.precision, self.device), fusing(compiles):
+            yield self.frozen_model
 
     def laid_out(self, images: Images, piece: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Pixels as the engine wants them, labels and indices of one piece."""
@@ -136,7 +136,7 @@ class Source:
         """The data, on the CPU."""
         return self.run.recipe.data.load(self.data_folder)
 
-    def split_named(self, name: str) -> SplitName:
+    def split_by_name(self, name: str) -> SplitName:
         """The split of that name; one that is not there is refused."""
         splits: tuple[SplitName, ...] = get_args(SplitName)
         found = next((split for split in splits if split == name), None)
@@ -147,121 +147,140 @@ class Source:
             raise BadInput(f"{data} keeps no {name} images; train with split=held-out")
         return found
 
-    def images(self, order: Order) -> Images:
+    def images(self, options: AttackOptions) -> Images:
         """The images that were ordered, on the device."""
-        split = self.split_named(order.split)
+        split = self.split_by_name(options.split)
         try:
             whole = self.splits[split]
         except BadInput:
             self.run.check_weights()  # where they are gone too, data would not help
             raise
-        return (whole if order.n is None else whole.first(order.n)).to(self.device)
+        return (whole if options.n is None else whole.first(options.n)).to(self.device)
 
     def clean(self, split: str) -> Record:
         """The clean record of a split, made if it is not there and read only once."""
         if split not in self._clean and (kept := self._slim(split)) is not None:
             self._clean[split] = kept
         if split not in self._clean:
-            order = Order(split, keep_images=0, keep_features=True)
-            self._clean[split] = attacked(self, "clean", Clean(), order)
+            options = AttackOptions(split, keep_images=0, keep_features=True)
+            self._clean[split] = run_attack(self, "clean", Clean(), options)
         return self._clean[split]
 
     def _slim(self, split: str) -> Record | None:
-        """The clean record of a slim run, which has no weights to make another."""
+        """The clean record of an archived run, which has no weights to make another."""
         if self.run.finished:
             return None
         known = digest(Clean())
-        records = (r for r in self.run.records(split) if r.about.get("slim"))
-        return next((r for r in records if r.about["attack"] == known), None)
+        records = (r for r in self.run.records(split) if r.metadata.get("archive"))
+        return next((r for r in records if r.metadata["attack"] == known), None)
 
 
-def attacked(
-    source: Source,
+def run_attack(
+    evaluator: Evaluator,
     label: str,
     attack: Attack,
-    order: Order = Order(),
-    watch: Watch = unwatched,
+    options: AttackOptions = AttackOptions(),
+    watch: Watch = no_progress,
 ) -> Record:
     """The record of an attack, read if it exists, else made."""
-    order.check()
-    here, images = world.current(), source.images(order)
-    bound = bind(attack, source.clean, source.device)
-    asked = _asked(source, attack, bound, images, order)
+    options.check()
+    here, images = distributed.current(), evaluator.images(options)
+    bound = bind_thresholds(attack, evaluator.clean, evaluator.device)
+    asked = _asked(evaluator, attack, bound, images, options)
     key = identity(**asked)
-    folder = source.run.records_folder
-    if (made := here.told(finished_record(folder, order.split, key))) is not None:
+    folder = evaluator.run.records_folder
+    if (made := here.broadcast(finished_record(folder, options.split, key))) is not None:
         return read_record(made)
     x, y = images.batch(slice(None))
-    check_batch(x, y, source.run.recipe.data.domain.classes)
+    check_batch(x, y, evaluator.run.recipe.data.domain.classes)
     spec = show(attack, full=True)
-    about = {"label": label, "spec": spec, "digest": key, **asked, **_story(source, attack, images)}
+    about = {
+        "label": label,
+        "spec": spec,
+        "digest": key,
+        **asked,
+        **_story(evaluator, attack, images),
+    }
     making = folder / f".making-{key[:12]}"
-    with only_writer(making, _waiting(source)) if here.leads else nullcontext():
-        made = here.told(finished_record(folder, order.split, key))  # by whoever was waited for
+    with exclusive_lock(making, _waiting(evaluator)) if here.is_leader else nullcontext():
+        made = here.broadcast(
+            finished_record(folder, options.split, key)
+        )  # by whoever was waited for
         if made is None:
-            x_adv = _crafted(source, bound.spec, images, order, making, watch)
-            if here.leads:
-                about["probe"] = probe(source.net, x, y)
-                half = record_path(making, label, order.split, key)
-                write_record(half, Record(_answers(source.net, x, x_adv, images, order), about))
+            x_adv = _crafted(evaluator, bound.spec, images, options, making, watch)
+            if here.is_leader:
+                about["probe"] = probe(evaluator.net, x, y)
+                half = record_path(making, label, options.split, key)
+                write_record(
+                    half, Record(_answers(evaluator.net, x, x_adv, images, options), about)
+                )
                 move_record(half, folder)
-        if here.leads:
+        if here.is_leader:
             shutil.rmtree(making, ignore_errors=True)
-    here.wait()
-    return read_record(made or record_path(folder, label, order.split, key))
+    here.barrier()
+    return read_record(made or record_path(folder, label, options.split, key))
 
 
-def _waiting(source: Source) -> Callable[[Path], None]:
+def _waiting(evaluator: Evaluator) -> Callable[[Path], None]:
     """Says what is waited for; other records of the run can be made at the same time."""
-    return lambda folder: source.say("another process is making this record; waiting for it")
+    return lambda folder: evaluator.say("another process is making this record; waiting for it")
 
 
 def _crafted(
-    source: Source, attack: Attack, images: Images, order: Order, folder: Path, watch: Watch
+    evaluator: Evaluator,
+    attack: Attack,
+    images: Images,
+    options: AttackOptions,
+    folder: Path,
+    watch: Watch,
 ) -> Tensor:
     """All attacked images; batches lie in the folder meanwhile, by the code that made them."""
-    if source.fast:
-        source.crafter.forget()
-    size = order.batch_size or usual_batch(len(images), source.device)
+    if evaluator.fast:
+        evaluator.frozen_model.forget()
+    size = options.batch_size or default_batch_size(len(images), evaluator.device)
     parts = folder / f"parts-{identity(code=code_version())[:12]}"
-    return all_batches(partial(source.crafted, attack, images), images, size, parts, watch)
+    return attack_in_batches(partial(evaluator.craft, attack, images), images, size, parts, watch)
 
 
 def _asked(
-    source: Source, attack: Attack, bound: Bound[Attack], images: Images, order: Order
+    evaluator: Evaluator,
+    attack: Attack,
+    bound: BoundSpec[Attack],
+    images: Images,
+    options: AttackOptions,
 ) -> dict[str, Any]:
     """All that a record depends on: another one of the same need not be made."""
     asked = {
         "attack": digest(attack),
         "thresholds": bound.thresholds,
         "fitted": bound.fitted,
-        "weights": source.run.chosen["weights"],
+        "weights": evaluator.run.checkpoint["weights"],
         "data": images.digest(),
-        "split": order.split,
-        "features": order.keep_features,
-        "images": min(order.keep_images, len(images)),
+        "split": options.split,
+        "features": options.keep_features,
+        "images": min(options.keep_images, len(images)),
     }
-    if source.precision != "fp32" and not isinstance(attack, Clean):
-        asked["precision"] = source.precision
+    if evaluator.precision != "fp32" and not isinstance(attack, Clean):
+        asked["precision"] = evaluator.precision
     return asked
 
 
-def _story(source: Source, attack: Attack, images: Images) -> dict[str, Any]:
+def _story(evaluator: Evaluator, attack: Attack, images: Images) -> dict[str, Any]:
     """How a record came about: when, of which net, by what code and machine."""
     return {
         "n": len(images),
         "seed": getattr(attack, "seed", None),
-        "epoch": source.run.chosen["epoch"],
-        "recipe": show(source.run.recipe, full=True),
-        "made": datetime.now(UTC).isoformat(timespec="microseconds"),
-        "engine": "fast" if source.fast else "plain",
-        "processes": world.current().size,
-        **provenance(source.device),
+        "epoch": evaluator.run.checkpoint["epoch"],
+        "recipe": show(evaluator.run.recipe, full=True),
+        "created": datetime.now(UTC).isoformat(timespec="microseconds"),
+        "engine": "fast" if evaluator.fast else "plain",
+        "processes": distributed.current().size,
+        **provenance(evaluator.device),
     }
 
 
 def _answers(
-    net: RejectingNet, x: Tensor, x_adv: Tensor, images: Images, order: Order
+    net: RejectingNet, x: Tensor, x_adv: Tensor, images: Images, options: AttackOptions
 ) -> dict[str, Tensor]:
     """The per-image arrays of a record."""
     out = _verdicts(net, x_adv, x.device)
@@ -274,10 +293,10 @@ def _answers(
         "size_linf": Linf(0).size(delta),
         "size_l2": L2(0).size(delta),
     }
-    if order.keep_features:
+    if options.keep_features:
         arrays["feature"] = out.feature
-    if order.keep_images:
-        arrays["x_adv"] = x_adv[: order.keep_images].clone()
+    if options.keep_images:
+        arrays["x_adv"] = x_adv[: options.keep_images].clone()
     return arrays
 
 
@@ -285,6 +304,6 @@ def _verdicts(net: RejectingNet, x_adv: Tensor, device: torch.device) -> Output:
     """The net's answers in fp32 at one batch size, the last batch padded to it."""
     missing = -len(x_adv) % VERDICT_BATCH
     padded = torch.cat([x_adv, x_adv.new_zeros(missing, *x_adv.shape[1:])])
-    with torch.no_grad(), rounded("fp32"):
+    with torch.no_grad(), tf32("fp32"):
         batches = [net(batch.to(device)) for batch in padded.split(VERDICT_BATCH)]
     return Output(*(torch.cat(part)[: len(x_adv)].cpu() for part in zip(*batches, strict=True)))

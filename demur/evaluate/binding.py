@@ -1,6 +1,6 @@
 """From a spec that names rejectors and operating points to a callable with frozen thresholds.
 
-    bound = bind(PGD(Linf(8/255), goal=Evade(RCon()), criterion=Slips(RCon(), TPR(0.95))), clean)
+    bound = bind(PGD(Linf(8/255), objective=Evasion(RCon()), criterion=AcceptedError(RCon(), TPR(0.95))), clean)
     bound.spec(model, x, y);  bound.thresholds
 
 Rejectors are fitted on clean fit images, thresholds chosen on clean cal images, or on those that
@@ -13,10 +13,10 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from demur.attacks.criteria import Ruled
-from demur.evaluate.values import values
-from demur.rejectors import Fitted
-from demur.rule import OperatingPoint, Rejector, Score, fitted
+from demur.attacks.criteria import RuleCriterion
+from demur.evaluate.record_scores import values
+from demur.rejectors import FittedScore
+from demur.rule import OperatingPoint, Rejector, Score, as_score
 from demur.runs import Record
 from demur.spec import Spec, show
 
@@ -26,7 +26,7 @@ CleanRecord = Callable[[str], Record]  # a split's name to its clean record, fea
 
 
 @dataclass(frozen=True)
-class Bound(Generic[S]):
+class BoundSpec(Generic[S]):
     """A callable spec, the thresholds frozen for it, and what its rejectors were fitted on."""
 
     spec: S
@@ -61,15 +61,17 @@ class Binding:
             fit = self.clean("fit")
             self.fitted[text] = fit.digest
             score = value.fit(fit.output, fit.y)
-            return score.to(self.device) if isinstance(score, Fitted) else score
-        if isinstance(value, Ruled) and isinstance(value.at, OperatingPoint):
-            chosen = self.threshold(fitted(value.rejector), value.at)
+            return score.to(self.device) if isinstance(score, FittedScore) else score
+        if isinstance(value, RuleCriterion) and isinstance(value.threshold, OperatingPoint):
+            chosen = self.threshold(as_score(value.rejector), value.threshold)
             self.thresholds[text] = chosen
-            return replace(value, at=chosen)
+            return replace(value, threshold=chosen)
         return value
 
 
-def bind(spec: S, clean: CleanRecord, device: torch.device = torch.device("cpu")) -> Bound[S]:
+def bind_thresholds(
+    spec: S, clean: CleanRecord, device: torch.device = torch.device("cpu")
+) -> BoundSpec[S]:
     """The spec made callable with what the clean fit and cal records teach."""
     binding = Binding(clean, device)
-    return Bound(binding.bound(spec), binding.thresholds, binding.fitted)
+    return BoundSpec(binding.bound(spec), binding.thresholds, binding.fitted)

@@ -16,18 +16,18 @@ from typing import Any, Literal
 import numpy as np
 
 from demur.attacks import Attack, Clean
-from demur.calibrate import Certificate, Promise, certify, lower_bound, upper_bound
+from demur.calibrate import Certificate, Guarantee, certify, lower_bound, upper_bound
 from demur.errors import BadInput, suggestion
-from demur.evaluate.attack import Order, Source, attacked
-from demur.evaluate.binding import Binding, bind
-from demur.evaluate.plain import plain
-from demur.evaluate.values import Kept, accepted, can_score, values
+from demur.evaluate.as_json import plain
+from demur.evaluate.attack import AttackOptions, Evaluator, run_attack
+from demur.evaluate.binding import Binding, bind_thresholds
+from demur.evaluate.record_scores import StoredScore, accepted, can_score, values
 from demur.metrics import Interval
 from demur.rule import Rejector, Rule, Score
 from demur.runs import Record, Run, provenance
-from demur.runs.files import write_story
+from demur.runs.files import write_json
+from demur.runs.metadata import read_metadata
 from demur.runs.record import identity
-from demur.runs.story import told_in
 from demur.spec import digest, show
 
 MEND = "delete it and make it again with demur calibrate"
@@ -35,24 +35,24 @@ Word = Literal["kept", "within chance", "broken", "nothing accepted"]
 
 
 @dataclass(frozen=True)
-class Issued:
+class IssuedCertificate:
     """A certificate with all that it rests on."""
 
-    story: dict[str, Any]
+    metadata: dict[str, Any]
 
     @property
     def rejector(self) -> str:
         """The rejector's name among those of the recipe."""
-        return str(self.story["rejector"])
+        return str(self.metadata["rejector"])
 
     @property
     def thresholds(self) -> tuple[float, ...]:
         """Of each of its scores."""
-        return tuple(float(t) for t in self.story["thresholds"])
+        return tuple(float(t) for t in self.metadata["thresholds"])
 
     def covers(self, record: Record) -> bool:
         """Whether a record shows images of the kind that was calibrated on."""
-        return bool(record.about["attack"] == self.story["attack"])
+        return bool(record.metadata["attack"] == self.metadata["attack"])
 
     def rule(self, score: Score) -> Rule:
         """The rule that was certified."""
@@ -67,7 +67,7 @@ class Retest:
     certificate: str
     attack: str
     covered: bool  # whether the promise was made for such images
-    about: str
+    quantity: str
     level: float
     observed: float | None  # None where nothing is accepted
     interval: Interval
@@ -78,98 +78,109 @@ class Retest:
 
     def plain(self) -> dict[str, Any]:
         """The retest as JSON values."""
-        told: dict[str, Any] = plain(self)
-        return told
+        describe_counts: dict[str, Any] = plain(self)
+        return describe_counts
 
 
 def issue(
-    source: Source,
+    evaluator: Evaluator,
     name: str,
-    promise: Promise,
+    guarantee: Guarantee,
     confidence: float | None = None,
     label: str = "clean",
     attack: Attack = Clean(),
-) -> Issued:
+) -> IssuedCertificate:
     """The certificate of a rejector on the run's cal images, kept in its folder."""
-    run = source.run
+    run = evaluator.run
     rejector = _named(run.recipe.rejectors(), name)
-    cal = source.clean("cal") if isinstance(attack, Clean) else _attacked_cal(source, label, attack)
-    binding = Binding(source.clean, source.device)
+    cal = (
+        evaluator.clean("cal")
+        if isinstance(attack, Clean)
+        else _attacked_cal(evaluator, label, attack)
+    )
+    binding = Binding(evaluator.clean, evaluator.device)
     text = show(rejector, full=True)
-    score = Kept(text) if text in cal.kept else binding.bound(rejector)
+    score = StoredScore(text) if text in cal.kept else binding.bound(rejector)
     parts = [part for part, _ in score.rule(0.0).pairs]
     columns = np.stack([values(part, cal) for part in parts], axis=1)
-    found = certify(columns, cal.correct, promise, confidence)
-    made = Issued(_story(source, name, rejector, found, cal, binding))
+    found = certify(columns, cal.correct, guarantee, confidence)
+    made = IssuedCertificate(_story(evaluator, name, rejector, found, cal, binding))
     with run.writing():
         return _kept(_path(run, made), made)
 
 
-def _kept(path: Path, made: Issued) -> Issued:
+def _kept(path: Path, made: IssuedCertificate) -> IssuedCertificate:
     """The certificate in its file; one that is there and says otherwise is not written over."""
     if not path.exists():
-        write_story(path, made.story)
+        write_json(path, made.metadata)
         return made
-    there = Issued(told_in(path, MEND))
+    there = IssuedCertificate(read_metadata(path, MEND))
     if there.thresholds != made.thresholds:
         raise BadInput(f"{path} promises the same with other thresholds; delete it to make another")
     return there
 
 
-def issued(run: Run) -> list[Issued]:
+def issued_certificates(run: Run) -> list[IssuedCertificate]:
     """Every certificate of these weights, by rejector and promise."""
-    found = [Issued(told_in(path, MEND)) for path in (run.path / "certificates").glob("*.json")]
-    weights = run.chosen["weights"]
-    mine = [made for made in found if made.story["weights"] == weights]
-    return sorted(mine, key=lambda made: (made.rejector, made.story["promise"], made.story["on"]))
+    found = [
+        IssuedCertificate(read_metadata(path, MEND))
+        for path in (run.path / "certificates").glob("*.json")
+    ]
+    weights = run.checkpoint["weights"]
+    mine = [made for made in found if made.metadata["weights"] == weights]
+    return sorted(
+        mine, key=lambda made: (made.rejector, made.metadata["guarantee"], made.metadata["on"])
+    )
 
 
-def retested(made: Issued, score: Score, record: Record) -> Retest:
+def retest(made: IssuedCertificate, score: Score, record: Record) -> Retest:
     """What a record shows of a promise, with an exact 95% interval."""
     taken, correct = accepted(made.rule(score), record), record.correct
-    about = made.story["about"]
-    within = {"risk": taken, "tpr": correct, "coverage": np.ones_like(taken)}[about]
-    counted = ~correct if about == "risk" else taken
+    quantity = made.metadata["quantity"]
+    within = {"risk": taken, "tpr": correct, "coverage": np.ones_like(taken)}[quantity]
+    counted = ~correct if quantity == "risk" else taken
     hits, trials = int((counted & within).sum()), int(within.sum())
-    level, ceiling = float(made.story["level"]), about == "risk"
+    level, is_upper_bound = float(made.metadata["level"]), quantity == "risk"
     interval = Interval(
         float(lower_bound(hits, trials, 0.025)), float(upper_bound(hits, trials, 0.025))
     )
     observed = hits / trials if trials else None
     return Retest(
-        str(made.story["sentence"]), record.label, made.covers(record), about, level, observed,
-        interval, hits, trials, float(taken.mean()), _word(observed, interval, level, ceiling),
+        str(made.metadata["sentence"]), record.label, made.covers(record), quantity, level, observed,
+        interval, hits, trials, float(taken.mean()), _word(observed, interval, level, is_upper_bound),
     )  # fmt: skip
 
 
 def retests(
-    source: Source, scores: dict[str, Score], records: list[Record]
-) -> list[tuple[Issued, list[Retest]]]:
+    evaluator: Evaluator, scores: dict[str, Score], records: list[Record]
+) -> list[tuple[IssuedCertificate, list[Retest]]]:
     """All certificates on all records that can show them, clean images first.
 
     A certificate whose rejector is not among the scores, or means something else by now, shows no
     record.
     """
-    unseen = [record for record in records if record.about["split"] != "cal"]
-    ordered = sorted(unseen, key=lambda record: record.about["attack"] != digest(Clean()))
-    today = {name: show(r, full=True) for name, r in source.run.recipe.rejectors().items()}
+    unseen = [record for record in records if record.metadata["split"] != "cal"]
+    ordered = sorted(unseen, key=lambda record: record.metadata["attack"] != digest(Clean()))
+    today = {name: show(r, full=True) for name, r in evaluator.run.recipe.rejectors().items()}
     tested = []
-    for made in issued(source.run):
+    for made in issued_certificates(evaluator.run):
         lines: list[Retest] = []
         score = scores.get(made.rejector)
-        if score is not None and today.get(made.rejector) == made.story["rejector_spec"]:
-            lines = [retested(made, score, r) for r in ordered if can_score(score, r)]
+        if score is not None and today.get(made.rejector) == made.metadata["rejector_spec"]:
+            lines = [retest(made, score, r) for r in ordered if can_score(score, r)]
         tested.append((made, lines))
     return tested
 
 
-def _word(observed: float | None, interval: Interval, level: float, ceiling: bool) -> Word:
+def _word(observed: float | None, interval: Interval, level: float, is_upper_bound: bool) -> Word:
     if observed is None:
         return "nothing accepted"
-    if observed <= level if ceiling else observed >= level:
+    if observed <= level if is_upper_bound else observed >= level:
         return "kept"
     return (
-        "broken" if (interval.lo > level if ceiling else interval.hi < level) else "within chance"
+        "broken"
+        if (interval.lo > level if is_upper_bound else interval.hi < level)
+        else "within chance"
     )
 
 
@@ -179,49 +190,64 @@ def _named(rejectors: dict[str, Rejector], name: str) -> Rejector:
     return rejectors[name]
 
 
-def _attacked_cal(source: Source, label: str, attack: Attack) -> Record:
-    if bind(attack, source.clean).thresholds:
+def _attacked_cal(evaluator: Evaluator, label: str, attack: Attack) -> Record:
+    if bind_thresholds(attack, evaluator.clean).thresholds:
         raise BadInput(
             f"{label} has a threshold of its own that was chosen on the cal images, so these "
             "cannot test a promise under it; calibrate under an attack without one"
         )
-    return attacked(source, label, attack, Order("cal", keep_images=0))
+    return run_attack(evaluator, label, attack, AttackOptions("cal", keep_images=0))
 
 
 def _story(
-    source: Source, name: str, rejector: Rejector, found: Certificate, cal: Record, binding: Binding
+    evaluator: Evaluator,
+    name: str,
+    rejector: Rejector,
+    found: Certificate,
+    cal: Record,
+    binding: Binding,
 ) -> dict[str, Any]:
     """All that a certificate rests on."""
-    clean = cal.about["attack"] == digest(Clean())
-    attacked_by = f"images attacked by {cal.about['spec']} and no others"
+    clean = cal.metadata["attack"] == digest(Clean())
+    attacked_by = f"images attacked by {cal.metadata['spec']} and no others"
     only = "images as they are, drawn like these" if clean else attacked_by
-    told: dict[str, Any] = json.loads(json.dumps(found.plain()))
-    return told | {
+    describe_counts: dict[str, Any] = json.loads(json.dumps(found.plain()))
+    return describe_counts | {
         "rejector": name,
         "rejector_spec": show(rejector, full=True),
-        "about": found.promise.about,
-        "level": found.promise.level,
+        "quantity": found.guarantee.quantity,
+        "level": found.guarantee.level,
         "on": cal.label,
-        "attack": cal.about["attack"],
-        "attack_spec": cal.about["spec"],
+        "attack": cal.metadata["attack"],
+        "attack_spec": cal.metadata["spec"],
         "valid_for": only,
         "split": "cal",
         "cal_record": cal.digest,
         "cal_images": len(cal.y),
-        "data": cal.about["data"],
+        "data": cal.metadata["data"],
         "fitted": binding.fitted,
-        "weights": source.run.chosen["weights"],
-        "recipe_digest": digest(source.run.recipe),
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        **provenance(source.device),
+        "weights": evaluator.run.checkpoint["weights"],
+        "recipe_digest": digest(evaluator.run.recipe),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        **provenance(evaluator.device),
     }
 
 
-def _path(run: Run, made: Issued) -> Path:
+def _path(run: Run, made: IssuedCertificate) -> Path:
     """One file a rejector, promise, confidence and kind of image."""
-    told = made.story
-    parts = (told["rejector"], told["promise"], f"{told['confidence']:g}", told["on"])
+    describe_counts = made.metadata
+    parts = (
+        describe_counts["rejector"],
+        describe_counts["guarantee"],
+        f"{describe_counts['confidence']:g}",
+        describe_counts["on"],
+    )
     name = re.sub(r"[^A-Za-z0-9.]+", "-", "_".join(parts)).strip("-")[:100]
-    exact = (told["rejector_spec"], told["attack"], told["cal_record"], *parts)
+    exact = (
+        describe_counts["rejector_spec"],
+        describe_counts["attack"],
+        describe_counts["cal_record"],
+        *parts,
+    )
     apart = identity(parts=exact)[:6]
     return run.path / "certificates" / f"{name}-{apart}.json"

@@ -15,10 +15,10 @@ import numpy as np
 
 from demur import metrics
 from demur.attacks import CW, Attack
-from demur.attacks.criteria import Ruled
+from demur.attacks.criteria import RuleCriterion
 from demur.errors import BadInput
-from demur.evaluate.binding import CleanRecord, bind
-from demur.evaluate.plain import plain
+from demur.evaluate.as_json import plain
+from demur.evaluate.binding import CleanRecord, bind_thresholds
 from demur.metrics import BoolArray, FloatArray, Interval
 from demur.recipes import Recipe
 from demur.recipes import attack as attack_named
@@ -38,7 +38,7 @@ class Distances:
 
     attack: str
     norm: Norm
-    against: str  # the rejector that has to accept, or normal
+    rejector_name: str  # the rejector that has to accept, or normal
     threshold: float | None
     n: int
     broken: float  # share of all images, those broken as they came too
@@ -58,7 +58,7 @@ class Distances:
 
 
 @dataclass(frozen=True)
-class Broken:
+class DistortionVerdicts:
     """One record with the criterion's verdict and the distance of each image."""
 
     record: Record
@@ -76,7 +76,7 @@ class Broken:
 
 def usual(recipe: Recipe) -> list[str]:
     """The paper's table: both norms, normal and adaptive for confidence and the head's own."""
-    name, _ = recipe.own
+    name, _ = recipe.head_rejector
     on_confidence = [] if name == "Con" else [":rejector=Con()"]
     return [
         label
@@ -85,7 +85,7 @@ def usual(recipe: Recipe) -> list[str]:
     ]
 
 
-def least_change(text: str, recipe: Recipe) -> CW:
+def distortion_attack(text: str, recipe: Recipe) -> CW:
     """The attack that a text names, or BadInput where it does not look for the least change."""
     found: Attack = attack_named(text, recipe)
     if not isinstance(found, CW):
@@ -93,27 +93,33 @@ def least_change(text: str, recipe: Recipe) -> CW:
     return found
 
 
-def judged(record: Record, attack: CW, clean: CleanRecord, right_before: BoolArray) -> Broken:
+def judged(
+    record: Record, attack: CW, clean: CleanRecord, right_before: BoolArray
+) -> DistortionVerdicts:
     """Which images of a record are broken, and how far each was moved."""
-    bound = bind(attack, clean).spec
+    bound = bind_thresholds(attack, clean).spec
     broken = bound.criterion(record.output, record.y).numpy()
-    at = bound.criterion.at if isinstance(bound.criterion, Ruled) else None
+    at = bound.criterion.threshold if isinstance(bound.criterion, RuleCriterion) else None
     t = at if isinstance(at, float) else None
-    return Broken(record, attack, t, broken, _distance(record, attack), right_before)
+    return DistortionVerdicts(record, attack, t, broken, _distance(record, attack), right_before)
 
 
-def distances(found: Sequence[Broken], rejectors: Mapping[str, Rejector]) -> list[Distances]:
+def distances(
+    found: Sequence[DistortionVerdicts], rejectors: Mapping[str, Rejector]
+) -> list[Distances]:
     """A line for each attack, beside the normal attack in the same norm where there is one."""
     normal = {each.attack.norm: each for each in reversed(found) if not _ruled(each.attack)}
     return [_line(each, normal.get(each.attack.norm), rejectors) for each in found]
 
 
-def _line(one: Broken, normal: Broken | None, rejectors: Mapping[str, Rejector]) -> Distances:
+def _line(
+    one: DistortionVerdicts, normal: DistortionVerdicts | None, rejectors: Mapping[str, Rejector]
+) -> Distances:
     far = one.distance[one.moved]
     return Distances(
         attack=one.record.label,
         norm=one.attack.norm,
-        against=_against(one.attack, rejectors),
+        rejector_name=_against(one.attack, rejectors),
         threshold=one.threshold,
         n=len(one.broken),
         broken=float(one.broken.mean()),
@@ -128,7 +134,7 @@ def _line(one: Broken, normal: Broken | None, rejectors: Mapping[str, Rejector])
     )
 
 
-def _ratio(one: Broken, other: Broken) -> float | None:
+def _ratio(one: DistortionVerdicts, other: DistortionVerdicts) -> float | None:
     """How many times further one had to go, on the images that a change broke in both."""
     both = one.moved & other.moved
     return float(one.distance[both].mean() / other.distance[both].mean()) if both.any() else None
@@ -142,13 +148,13 @@ def _distance(record: Record, attack: CW) -> FloatArray:
 
 
 def _ruled(attack: CW) -> bool:
-    return isinstance(attack.criterion, Ruled)
+    return isinstance(attack.criterion, RuleCriterion)
 
 
 def _against(attack: CW, rejectors: Mapping[str, Rejector]) -> str:
     """The name of the rejector that has to accept."""
     criterion = attack.criterion
-    if not isinstance(criterion, Ruled):
+    if not isinstance(criterion, RuleCriterion):
         return NORMAL
     known = (name for name, rejector in rejectors.items() if rejector == criterion.rejector)
     return next(known, str(criterion.rejector))

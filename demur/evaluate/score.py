@@ -13,12 +13,12 @@ import numpy as np
 from demur import metrics
 from demur.attacks import Clean
 from demur.calibrate import TPR
-from demur.evaluate.attack import Source
+from demur.evaluate.as_json import plain
+from demur.evaluate.attack import Evaluator
 from demur.evaluate.binding import Binding
-from demur.evaluate.plain import plain
-from demur.evaluate.values import Kept, accepted, can_score, true_confidence, values
-from demur.metrics import Difference, FloatArray, Interval, Operating, Redraws
-from demur.rejectors import Con, TooFew
+from demur.evaluate.record_scores import StoredScore, accepted, can_score, tcon_of, values
+from demur.metrics import Difference, FloatArray, Interval, OperatingStats, Resamples
+from demur.rejectors import Con, TooFewImages
 from demur.rule import Rejector, Score
 from demur.runs import Record
 from demur.spec import digest, show
@@ -51,7 +51,7 @@ class Row:
     attack: str
     rejector: str
     protocol: Protocol
-    point: Operating
+    point: OperatingStats
     accuracy_interval: Interval
     accuracy_vs_con: Difference  # each at its own threshold, on the same images
     coverage_interval: Interval
@@ -102,7 +102,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredRecord:
     """One record with everything a table or a picture needs of it."""
 
     record: Record
@@ -112,7 +112,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Scoring:
+class Scorer:
     """Fitted rejectors and frozen thresholds of a run, ready for any record of it.
 
     A run that held out no cal images has no thresholds, and its rows are the paper's alone.
@@ -127,24 +127,24 @@ class Scoring:
 
     @staticmethod
     def of(
-        source: Source,
+        evaluator: Evaluator,
         level: float = 0.95,
         rejectors: Mapping[str, Rejector] | None = None,
         records: Iterable[Record] | None = None,
-    ) -> "Scoring":
+    ) -> "Scorer":
         """Rejectors, those of the recipe if not said, calibrated on clean cal images.
 
         What has to be learned is learned if one of the records has features, else read from them.
         """
-        asked = source.run.recipe.rejectors() if rejectors is None else rejectors
-        there = source.run.records("test") if records is None else list(records)
-        binding = Binding(source.clean, source.device)
+        asked = evaluator.run.recipe.rejectors() if rejectors is None else rejectors
+        there = evaluator.run.records("test") if records is None else list(records)
+        binding = Binding(evaluator.clean, evaluator.device)
         scores, without = _to_be_had(asked, there, binding)
         texts = {name: show(asked[name], full=True) for name in scores}
-        found = Scoring(scores, {}, level, 0, without, texts)
-        if "cal" not in source.run.recipe.data.splits:
+        found = Scorer(scores, {}, level, 0, without, texts)
+        if "cal" not in evaluator.run.recipe.data.splits:
             return found
-        cal = source.clean("cal")
+        cal = evaluator.clean("cal")
         usable = {name: found.of_record(name, cal) for name in scores}
         thresholds = {
             name: binding.threshold(score, TPR(level))
@@ -155,9 +155,9 @@ class Scoring:
 
     def of_record(self, name: str, record: Record) -> Score:
         """A score as it is to be had of a record: bare ones know it by its rejector's text."""
-        return Kept(self.texts[name]) if record.bare else self.scores[name]
+        return StoredScore(self.texts[name]) if record.scores_only else self.scores[name]
 
-    def scored(self, record: Record, oracles: Mapping[str, FloatArray] = {}) -> Scored:
+    def scored(self, record: Record, oracles: Mapping[str, FloatArray] = {}) -> ScoredRecord:
         """The record's rows, oracles last; what knows the labels has no deployable threshold."""
         base = Baseline(self, record)
         rows, unseen = list[Row](), list[str]()
@@ -168,11 +168,13 @@ class Scoring:
             value = values(score, record)
             ranking = self._ranking(value, base)
             rows.append(self._paper_row(name, value, ranking, base))
-            if name in self.thresholds and record.about["split"] != "cal":  # where they come from
+            if (
+                name in self.thresholds and record.metadata["split"] != "cal"
+            ):  # where they come from
                 rows.append(self._deploy_row(name, value, ranking, base))
-        for name, value in {**oracles, ORACLE: true_confidence(record)}.items():
+        for name, value in {**oracles, ORACLE: tcon_of(record)}.items():
             rows.append(self._paper_row(name, value, self._ranking(value, base), base))
-        return Scored(record, summary(record), rows, tuple(unseen))
+        return ScoredRecord(record, summary(record), rows, tuple(unseen))
 
     def _ranking(self, score: FloatArray, base: "Baseline") -> Ranking:
         correct = base.record.correct
@@ -188,10 +190,10 @@ class Scoring:
 
     def _paper_row(self, name: str, score: FloatArray, ranking: Ranking, base: "Baseline") -> Row:
         record = base.record
-        point = metrics.paper_operating_point(score, record.correct, self.level)
+        point = metrics.paper_stats(score, record.correct, self.level)
         # the threshold moves with the sample, so the whole procedure is redrawn
         redrawn = base.redraws.paper_accuracies(score, record.correct, self.level)
-        gap = metrics.redrawn_difference(
+        gap = metrics.resampled_difference(
             point.accuracy - base.paper.accuracy, redrawn - base.paper_redrawn
         )
         return Row(
@@ -203,10 +205,10 @@ class Scoring:
     def _deploy_row(self, name: str, score: FloatArray, ranking: Ranking, base: "Baseline") -> Row:
         record = base.record
         taken = score >= self.thresholds[name]  # as the rule has it, without scoring again
-        point = metrics.verdict_point(taken, record.correct, self.thresholds[name])
+        point = metrics.stats_of_verdicts(taken, record.correct, self.thresholds[name])
         kept = metrics.wilson(int(taken[record.correct].sum()), int(record.correct.sum()))
         redrawn = base.redraws.shares(record.correct, taken)
-        gap = metrics.redrawn_difference(
+        gap = metrics.resampled_difference(
             point.accuracy - base.deploy.accuracy, redrawn - base.deploy_redrawn
         )
         return Row(
@@ -224,18 +226,18 @@ def _to_be_had(
     asked: Mapping[str, Rejector], records: Sequence[Record], binding: Binding
 ) -> tuple[dict[str, Score], dict[str, str]]:
     """Scores that are computed or read from records, and why the others are not there."""
-    featured = any(record.about["features"] for record in records)
-    bare = bool(records) and all(record.bare for record in records)
+    featured = any(record.metadata["features"] for record in records)
+    bare = bool(records) and all(record.scores_only for record in records)
     scores, without = dict[str, Score](), dict[str, str]()
     for name, rejector in asked.items():
         text = show(rejector, full=True)
         if featured or (isinstance(rejector, Score) and not bare):
             try:
                 scores[name] = binding.bound(rejector)
-            except TooFew as reason:
+            except TooFewImages as reason:
                 without[name] = str(reason)
         elif any(text in record.kept for record in records):
-            scores[name] = Kept(text)
+            scores[name] = StoredScore(text)
         else:
             without[name] = NOT_KEPT if bare else NO_FEATURES
     return scores, without
@@ -244,15 +246,15 @@ def _to_be_had(
 class Baseline:
     """Confidence on one record: what every other rejector is compared with, image by image."""
 
-    def __init__(self, scoring: Scoring, record: Record) -> None:
+    def __init__(self, scoring: Scorer, record: Record) -> None:
         self.record, correct = record, record.correct
         self.value = values(scoring.of_record(BASELINE, record), record)
-        self.redraws = Redraws.of(len(correct))
-        self.paper = metrics.paper_operating_point(self.value, correct, scoring.level)
+        self.redraws = Resamples.of(len(correct))
+        self.paper = metrics.paper_stats(self.value, correct, scoring.level)
         self.paper_redrawn = self.redraws.paper_accuracies(self.value, correct, scoring.level)
         if BASELINE in scoring.thresholds:
             taken = self.value >= scoring.thresholds[BASELINE]
-            self.deploy = metrics.verdict_point(taken, correct)
+            self.deploy = metrics.stats_of_verdicts(taken, correct)
             self.deploy_redrawn = self.redraws.shares(correct, taken)
 
 
@@ -260,10 +262,10 @@ def summary(record: Record) -> Summary:
     """The classifier without any rejector on one record."""
     correct = record.correct
     still = (record.arrays["size_linf"] == 0).numpy() & correct
-    attacked = record.about["attack"] != digest(Clean())
+    attacked = record.metadata["attack"] != digest(Clean())
     return Summary(
         attack=record.label,
-        spec=record.about["spec"],
+        spec=record.metadata["spec"],
         n=len(correct),
         accuracy=metrics.accuracy(correct),
         accuracy_interval=metrics.wilson(int(correct.sum()), len(correct)),

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from demur.attacks.goals import Form, RejectionHinge
-from demur.declared import NonNegative, Share
-from demur.methods.frames import Frame
+from demur.attacks.objectives import Form, RejectionHinge
+from demur.field_types import NonNegative, UnitInterval
+from demur.methods.frameworks import Framework
 from demur.methods.heads import Head
 from demur.methods.modules import DenseAux
-from demur.methods.views import Views
-from demur.rejectors import Aux, Rejector
+from demur.methods.outputs import BatchOutputs
+from demur.rejectors import Rectifier, Rejector
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ATRO(Head):
     loss; their price on the classifier's weights is weight decay.
     """
 
-    cost: Share = 0.3
+    cost: UnitInterval = 0.3
     weight: NonNegative = 0.3
     form: Form = "paper"
 
@@ -40,20 +40,20 @@ class ATRO(Head):
         """What is learned, and what images are crafted for."""
         return RejectionHinge(self.cost, self.form)
 
-    def term(self, views: Views) -> Tensor:
+    def auxiliary_loss(self, outputs: BatchOutputs) -> Tensor:
         """The weighted hinge of each image."""
-        return self.weight * self.hinge(views.attacked.out, views.attacked.y)
+        return self.weight * self.hinge(outputs.attacked.out, outputs.attacked.y)
 
-    def loss(self, each: Tensor, views: Views) -> Tensor:
+    def loss(self, loss_per_image: Tensor, outputs: BatchOutputs) -> Tensor:
         """The hinge beside the frame's loss, or in its place."""
         if self.form == "paper":
-            return super().loss(each, views)
-        return self.hinge(views.attacked.out, views.attacked.y).mean()
+            return super().loss(loss_per_image, outputs)
+        return self.hinge(outputs.attacked.out, outputs.attacked.y).mean()
 
     def rejectors(self) -> dict[str, Rejector]:
         """The sigmoid of what r is the tanh of: the same order, one half where r is zero."""
-        return {"ATRO": Aux()}
+        return {"ATRO": Rectifier()}
 
-    def framed(self, frame: Frame) -> Frame:
+    def adapt_framework(self, framework: Framework) -> Framework:
         """The frame with images crafted for the hinge, in eval mode."""
-        return frame.aimed(self.hinge, "eval")
+        return framework.with_objective(self.hinge, "eval")

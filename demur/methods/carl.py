@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from demur.attacks.goals import Form, Margin, Unsafe, UnsafeMargin
-from demur.declared import NonNegative
-from demur.methods.frames import Frame
+from demur.attacks.objectives import CARLMargin, CARLObjective, Form, LogitMargin
+from demur.field_types import NonNegative
+from demur.methods.frameworks import Framework
 from demur.methods.heads import Head
 from demur.methods.modules import DenseAux
-from demur.methods.views import Seen, Views
-from demur.rejectors import Answers, Rejector
+from demur.methods.outputs import BatchOutputs, LabelledOutput
+from demur.rejectors import AcceptProbability, Rejector
 
 
 @dataclass(frozen=True)
@@ -36,56 +36,62 @@ class CARL(Head):
         """Two layers to the logit of abstaining."""
         return DenseAux(dims[-1])
 
-    def term(self, views: Views) -> Tensor:
+    def auxiliary_loss(self, outputs: BatchOutputs) -> Tensor:
         """The weighted price of each attacked image, and of its clean margin's slope."""
-        each = self.weight * Unsafe()(views.attacked.out, views.attacked.y)
-        return each + self._steepness(views.unattacked()) if self.grad_penalty else each
+        loss_per_image = self.weight * CARLObjective()(outputs.attacked.out, outputs.attacked.y)
+        return (
+            loss_per_image + self._steepness(outputs.clean_outputs())
+            if self.grad_penalty
+            else loss_per_image
+        )
 
-    def loss(self, each: Tensor, views: Views) -> Tensor:
+    def loss(self, loss_per_image: Tensor, outputs: BatchOutputs) -> Tensor:
         """The term beside the frame's loss, or beside that of all classes on clean images."""
         if self.form == "authors":
-            clean = views.unattacked()
-            each = cross_entropy(self._all_logits(clean), clean.y, reduction="none")
-        return super().loss(each, views)
+            clean = outputs.clean_outputs()
+            loss_per_image = cross_entropy(self._all_logits(clean), clean.y, reduction="none")
+        return super().loss(loss_per_image, outputs)
 
     def rejectors(self) -> dict[str, Rejector]:
         """The probability of answering."""
         # reference code: scores by the probability of abstaining, so that higher is less trusted
-        return {"CARL": Answers()}
+        return {"CARL": AcceptProbability()}
 
-    def framed(self, frame: Frame) -> Frame:
+    def adapt_framework(self, framework: Framework) -> Framework:
         """The frame with images crafted to be neither right nor refused."""
         return (
-            frame.aimed(Unsafe()) if self.form == "paper" else frame.aimed(UnsafeMargin(), "eval")
+            framework.with_objective(CARLObjective())
+            if self.form == "paper"
+            else framework.with_objective(CARLMargin(), "eval")
         )
 
     @property
-    def sees_clean(self) -> bool:
+    def needs_clean(self) -> bool:
         """Whether clean images are looked at."""
-        return self.form == "authors" or self.differentiates
+        return self.form == "authors" or self.needs_input_gradient
 
     @property
-    def differentiates(self) -> bool:
+    def needs_input_gradient(self) -> bool:
         """Whether slopes have a price."""
         return self.grad_penalty > 0
 
     @property
-    def by_image(self) -> bool:
+    def is_mean_over_images(self) -> bool:
         """Not where a slope is divided by the size of the batch."""
-        return self.form == "authors" or not self.differentiates
+        return self.form == "authors" or not self.needs_input_gradient
 
-    def _steepness(self, clean: Seen) -> Tensor:
+    def _steepness(self, clean: LabelledOutput) -> Tensor:
         """The weighted L1 norm of the margin's gradient at each clean image."""
         out = clean.out
         if self.form == "authors":
             out = out._replace(logits=self._all_logits(clean))
-        margin = Margin()(out, clean.y).sum()
+        margin = LogitMargin()(out, clean.y).sum()
         # a backward pass runs in the dtypes of the pass before it, not in those of autocast
         with torch.autocast(margin.device.type, enabled=False):
-            (slope,) = torch.autograd.grad(margin, clean.x, create_graph=True)
-        norms = slope.flatten(1).abs().sum(1)
+            (gradient_only,) = torch.autograd.grad(margin, clean.x, create_graph=True)
+        norms = gradient_only.flatten(1).abs().sum(1)
         return self.grad_penalty * (norms if self.form == "authors" else norms / len(norms))
 
-    def _all_logits(self, seen: Seen) -> Tensor:
+    def _all_logits(self, seen: LabelledOutput) -> Tensor:
         """Those of the classes and that of abstaining."""
         return torch.cat([seen.out.logits, seen.out.aux[:, :1]], 1)

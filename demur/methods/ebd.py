@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from demur.declared import NonNegative
+from demur.field_types import NonNegative
 from demur.methods.heads import Head
 from demur.methods.modules import NoAux
-from demur.methods.views import Views, share_of
+from demur.methods.outputs import BatchOutputs, subset_weights
 from demur.output import energy, prediction
 from demur.rejectors import Energy, Rejector
 
@@ -37,28 +37,28 @@ class EBD(Head):
         """A module of width 0."""
         return NoAux()
 
-    def term(self, views: Views) -> Tensor:
+    def auxiliary_loss(self, outputs: BatchOutputs) -> Tensor:
         """The weighted squared hinges of each image."""
-        value = energy(views.attacked.out)
+        value = energy(outputs.attacked.out)
         low, high = relu(value - self.m_out).square(), relu(self.m_in - value).square()
         if self.outside == "attacked":
-            inside = relu(self.m_in - energy(views.unattacked().out)).square()
+            inside = relu(self.m_in - energy(outputs.clean_outputs().out)).square()
             return self.weight * (inside + low)
-        right = (prediction(views.attacked.out) == views.attacked.y).to(value)
+        right = (prediction(outputs.attacked.out) == outputs.attacked.y).to(value)
         both = (right.amax() > 0) & (right.amin() < 1)
-        each = high * share_of(right) + low * share_of(1 - right)
-        return self.weight * torch.where(both, each, torch.zeros_like(each))
+        loss_per_image = high * subset_weights(right) + low * subset_weights(1 - right)
+        return self.weight * torch.where(both, loss_per_image, torch.zeros_like(loss_per_image))
 
     def rejectors(self) -> dict[str, Rejector]:
         """The energy."""
         return {"Energy": Energy()}
 
     @property
-    def sees_clean(self) -> bool:
+    def needs_clean(self) -> bool:
         """Whether clean images are the inside."""
         return self.outside == "attacked"
 
     @property
-    def by_image(self) -> bool:
+    def is_mean_over_images(self) -> bool:
         """Not where right and wrong answers are counted."""
         return self.outside == "attacked"

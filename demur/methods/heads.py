@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from demur.methods.frames import Frame
+from demur.methods.frameworks import Framework
 from demur.methods.modules import NoAux
-from demur.methods.views import Views
+from demur.methods.outputs import BatchOutputs
 from demur.rejectors import Rejector
 from demur.spec import Spec
 
@@ -22,48 +22,50 @@ class Head(Spec, ABC):
         """A module from the list of pooled stages to (N, A)."""
 
     @abstractmethod
-    def term(self, views: Views) -> Tensor | None:
+    def auxiliary_loss(self, outputs: BatchOutputs) -> Tensor | None:
         """The weighted loss of each attacked image; None where there is nothing to learn."""
 
-    def loss(self, each: Tensor, views: Views) -> Tensor:
+    def loss(self, loss_per_image: Tensor, outputs: BatchOutputs) -> Tensor:
         """The mean loss of a batch whose images cost the classifier `each`."""
-        extra = self.term(views)
+        extra = self.auxiliary_loss(outputs)
         if extra is None:
-            return each.mean()
-        same_images = each.shape == extra.shape
-        return (each + extra).mean() if same_images else each.mean() + extra.mean()
+            return loss_per_image.mean()
+        same_images = loss_per_image.shape == extra.shape
+        return (
+            (loss_per_image + extra).mean() if same_images else loss_per_image.mean() + extra.mean()
+        )
 
     def rejectors(self) -> dict[str, Rejector]:
         """The rejectors that this head is for, by name, its own score first."""
         return {}
 
-    def framed(self, frame: Frame) -> Frame:
+    def adapt_framework(self, framework: Framework) -> Framework:
         """The frame as it is used with this head; BadInput where they do not go together."""
-        return frame
+        return framework
 
     @property
-    def sees_clean(self) -> bool:
+    def needs_clean(self) -> bool:
         """Whether its loss looks at the images as they are."""
         return False
 
     @property
-    def by_image(self) -> bool:
+    def is_mean_over_images(self) -> bool:
         """Whether its loss is a mean over images, each by itself."""
         return True
 
     @property
-    def differentiates(self) -> bool:
+    def needs_input_gradient(self) -> bool:
         """Whether its loss holds a gradient with respect to the clean images."""
         return False
 
 
 @dataclass(frozen=True)
-class Plain(Head):
+class NoHead(Head):
     """No second output."""
 
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
         """A module of width 0."""
         return NoAux()
 
-    def term(self, views: Views) -> None:
+    def auxiliary_loss(self, outputs: BatchOutputs) -> None:
         """Nothing to learn."""

@@ -1,7 +1,7 @@
 """A way to train: a frame and a head.
 
 Method(PGDAT(), RR()).loss(net, x, y, index, stream)
-Method(PGDAT(), RR(reach="head"), apart=0.2)    # A learns from images that the classifier does not
+Method(PGDAT(), RR(gradient_to="head"), head_only=0.2)    # A learns from images that the classifier does not
 """
 
 from dataclasses import dataclass, field
@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from demur import noise
-from demur.declared import Share
 from demur.errors import BadInput
-from demur.methods.frames import Frame
-from demur.methods.heads import Head, Plain
+from demur.field_types import UnitInterval
+from demur.methods.frameworks import Framework
+from demur.methods.heads import Head, NoHead
+from demur.methods.outputs import BatchOutputs, subset_weights
 from demur.methods.rr import RR
-from demur.methods.views import Views, share_of
 from demur.noise import Stream
 from demur.spec import Spec, later
 
-SPARED = 0x5BA6ED  # the seed by which images are set apart, the same in every run
+HEAD_ONLY = 0x5BA6ED  # the seed by which images are set apart, the same in every run
 
 
 @dataclass(frozen=True)
@@ -29,62 +29,72 @@ class Method(Spec):
     classifier learns from the others alone, though batch norm sees all.
     """
 
-    frame: Frame
-    head: Head = Plain()
-    apart: Share = field(default=0.0, metadata=later(neutral=0.0))
+    framework: Framework
+    head: Head = NoHead()
+    head_only: UnitInterval = field(default=0.0, metadata=later(neutral=0.0))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.head.framed(self.frame)  # refuses what does not go together
-        if self.apart == 1:
-            raise BadInput("apart=1 leaves the classifier no images; use less than 1")
-        if self.apart and not (isinstance(self.head, RR) and self.head.reach == "head"):
+        self.head.adapt_framework(self.framework)  # refuses what does not go together
+        if self.head_only == 1:
+            raise BadInput("head_only=1 leaves the classifier no images; use less than 1")
+        if self.head_only and not (isinstance(self.head, RR) and self.head.gradient_to == "head"):
             raise BadInput(
                 "images set apart teach the head alone, so it may not change the net; use "
-                "head=RR(reach=head) before apart"
+                "head=RR(gradient_to=head) before apart"
             )
-        if self.apart and not self.frame.one_price_an_image:
+        if self.head_only and not self.framework.one_loss_per_image:
             raise BadInput("images can be set apart where each attacked one has a loss; use PGDAT")
 
     @property
-    def by_image(self) -> bool:
+    def is_mean_over_images(self) -> bool:
         """Whether the loss of a batch is the mean of its parts' losses, however it is parted."""
-        return self.head.by_image and self.frame.one_price_an_image and not self.apart
+        return (
+            self.head.is_mean_over_images
+            and self.framework.one_loss_per_image
+            and not self.head_only
+        )
 
     def loss(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
         """The mean loss of a batch; `stream` gives every step its own noise."""
-        x_adv = self.crafted(net, x, y, index, stream)
-        return self.taught(net, x, x_adv, y, self.spared(index))
+        x_adv = self.craft(net, x, y, index, stream)
+        return self.batch_loss(net, x, x_adv, y, self.head_only_mask(index))
 
-    def crafted(
-        self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream
-    ) -> Tensor:
+    def craft(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
         """The images to teach with."""
-        return self.head.framed(self.frame).crafted(net, x, y, index, stream)
+        return self.head.adapt_framework(self.framework).craft(net, x, y, index, stream)
 
-    def spared(self, index: Tensor) -> Tensor | None:
+    def head_only_mask(self, index: Tensor) -> Tensor | None:
         """1 for images set apart, 0 for the others; None where there are none."""
-        if self.apart == 0:
+        if self.head_only == 0:
             return None
-        return (noise.uniform(SPARED, index, 0, (1,))[:, 0] < self.apart).float()
+        return (noise.uniform(HEAD_ONLY, index, 0, (1,))[:, 0] < self.head_only).float()
 
-    def taught(
-        self, net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, spared: Tensor | None = None
+    def batch_loss(
+        self,
+        net: nn.Module,
+        x: Tensor,
+        x_adv: Tensor,
+        y: Tensor,
+        head_only_mask: Tensor | None = None,
     ) -> Tensor:
         """The mean loss of a batch whose images are crafted already."""
-        return self.reduced(self.views(net, x, x_adv, y), spared)
+        return self.reduce_loss(self.outputs(net, x, x_adv, y), head_only_mask)
 
-    def views(self, net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> Views:
+    def outputs(self, net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> BatchOutputs:
         """What the net makes of a batch."""
-        if self.head.differentiates:
+        if self.head.needs_input_gradient:
             x = x.detach().requires_grad_()
-        return self.frame.views(net, x, x_adv, y, self.head.sees_clean)
+        return self.framework.outputs(net, x, x_adv, y, self.head.needs_clean)
 
-    def reduced(self, views: Views, spared: Tensor | None = None) -> Tensor:
+    def reduce_loss(self, outputs: BatchOutputs, head_only_mask: Tensor | None = None) -> Tensor:
         """The mean loss of what the net made of a batch, in fp32 or better."""
-        each = self.frame.term(views)
-        if spared is None:
-            return self.head.loss(each, views)
-        extra = self.head.term(views)
+        loss_per_image = self.framework.classification_loss(outputs)
+        if head_only_mask is None:
+            return self.head.loss(loss_per_image, outputs)
+        extra = self.head.auxiliary_loss(outputs)
         assert extra is not None, "only heads that learn have images set apart for them"
-        return (share_of(1 - spared) * each + share_of(spared) * extra).mean()
+        return (
+            subset_weights(1 - head_only_mask) * loss_per_image
+            + subset_weights(head_only_mask) * extra
+        ).mean()

@@ -23,9 +23,9 @@ class DenseAux(nn.Module):
     gradient, which is stopped in train mode only.
     """
 
-    def __init__(self, dim: int, apart: bool = False) -> None:
+    def __init__(self, dim: int, detach_features: bool = False) -> None:
         super().__init__()
-        self.apart = apart
+        self.detach_features = detach_features
         self.layers = _two_layers(dim, dim // 2)
 
     def forward(self, stages: list[Tensor]) -> Tensor:
@@ -39,9 +39,9 @@ class BlocksAux(nn.Module):
 
     needs_all_stages = True
 
-    def __init__(self, dims: Sequence[int], apart: bool = False) -> None:
+    def __init__(self, dims: Sequence[int], detach_features: bool = False) -> None:
         super().__init__()
-        self.apart = apart
+        self.detach_features = detach_features
         self.layers = _two_layers(sum(dims), dims[-1] // 2)
 
     def forward(self, stages: list[Tensor]) -> Tensor:
@@ -56,7 +56,7 @@ def _two_layers(dim: int, hidden: int) -> nn.Sequential:
 
 def _let_through(feature: Tensor, aux: DenseAux | BlocksAux) -> Tensor:
     """The feature, without its history while the head learns apart."""
-    return feature.detach() if aux.apart and aux.training else feature
+    return feature.detach() if aux.detach_features and aux.training else feature
 
 
 class SelectiveAux(nn.Module):

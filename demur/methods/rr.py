@@ -4,7 +4,7 @@ RR(weight=1.0)                          # A so that con * A predicts the true co
 RR(construction="difference")           # con - A instead, the paper's footnote
 RR(construction="aux")                  # an ablation: A alone predicts it
 RR(joint=True)                          # images are crafted against A too
-RR(blocks="all", reach="head")          # A sees every stage and changes nothing but itself
+RR(features="all", gradient_to="head")          # A sees every stage and changes nothing but itself
 """
 
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import CE, RRLoss
-from demur.declared import NonNegative, Positive
 from demur.errors import BadInput
-from demur.methods.frames import Frame
+from demur.field_types import NonNegative, Positive
+from demur.methods.frameworks import Framework
 from demur.methods.heads import Head
 from demur.methods.modules import BlocksAux, DenseAux
-from demur.methods.views import Views
+from demur.methods.outputs import BatchOutputs
 from demur.output import Output, prediction, tcon
-from demur.rectified import Construction, Objective, misfit
-from demur.rejectors import Aux, Con, Coupled, Difference, RCon, Rejector
+from demur.rectified import Construction, RRLossKind, rr_loss_per_image
+from demur.rejectors import Con, ConMinusRectifier, Coupled, RCon, Rectifier, Rejector
 from demur.spec import later
 
 
@@ -33,7 +33,7 @@ class RR(Head):
 
     tau is the temperature of this term and of the score it teaches, not of the classifier. The
     stop-gradients are the paper's: always on T-Con, and on the confidence where the prediction is
-    right. reach=head stops all gradients but those of the head's own weights.
+    right. gradient_to=head stops all gradients but those of the head's own weights.
     """
 
     weight: NonNegative = 1.0
@@ -41,68 +41,68 @@ class RR(Head):
     stop_tcon: bool = True
     stop_con: Literal["correct", "all", "none"] = "correct"
     construction: Construction = field(default="product", metadata=later("product"))
-    objective: Objective = field(default="bce", metadata=later("bce"))
+    rr_loss: RRLossKind = field(default="bce", metadata=later("bce"))
     joint: bool = field(default=False, metadata=later(False))
-    on: Literal["attacked", "both"] = field(default="attacked", metadata=later("attacked"))
-    blocks: Literal["last", "all"] = field(default="last", metadata=later("last"))
-    reach: Literal["net", "head"] = field(default="net", metadata=later("net"))
+    images: Literal["attacked", "both"] = field(default="attacked", metadata=later("attacked"))
+    features: Literal["last", "all"] = field(default="last", metadata=later("last"))
+    gradient_to: Literal["net", "head"] = field(default="net", metadata=later("net"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.joint and self.reach == "head":
+        if self.joint and self.gradient_to == "head":
             raise BadInput(
-                "while it learns, a head with reach=head passes no gradient on to the images; "
-                "joint=true needs reach=net"
+                "while it learns, a head with gradient_to=head passes no gradient on to the images; "
+                "joint=true needs gradient_to=net"
             )
-        if self.reach == "head" and self.construction == "con":
-            raise BadInput("confidence alone has no head to learn with; use reach=net")
+        if self.gradient_to == "head" and self.construction == "con":
+            raise BadInput("confidence alone has no head to learn with; use gradient_to=net")
 
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
         """Two layers on the last feature, as in the paper, or on those of all stages."""
-        apart = self.reach == "head"
-        return DenseAux(dims[-1], apart) if self.blocks == "last" else BlocksAux(dims, apart)
+        apart = self.gradient_to == "head"
+        return DenseAux(dims[-1], apart) if self.features == "last" else BlocksAux(dims, apart)
 
-    def term(self, views: Views) -> Tensor:
+    def auxiliary_loss(self, outputs: BatchOutputs) -> Tensor:
         """The weighted RR loss of each attacked image, or the mean of it and the clean one's."""
-        each = self.each(views.attacked.out, views.attacked.y)
-        if self.on == "both":
-            clean = views.unattacked()
-            each = (each + self.each(clean.out, clean.y)) / 2
-        return self.weight * each
+        loss_per_image = self.loss_per_image(outputs.attacked.out, outputs.attacked.y)
+        if self.images == "both":
+            clean = outputs.clean_outputs()
+            loss_per_image = (loss_per_image + self.loss_per_image(clean.out, clean.y)) / 2
+        return self.weight * loss_per_image
 
     def rejectors(self) -> dict[str, Rejector]:
         """What was fitted, at its temperature; the product also behind confidence."""
         match self.construction:
             case "product":
                 rectified = RCon(self.tau)
-                coupled = Coupled(Con(self.tau), then=rectified)
-                return {"R-Con": rectified, "Con+R-Con": coupled, "A": Aux()}
+                coupled = Coupled(Con(self.tau), score=rectified)
+                return {"R-Con": rectified, "Con+R-Con": coupled, "A": Rectifier()}
             case "difference":
-                return {"R-Con": Difference(self.tau), "A": Aux()}
+                return {"R-Con": ConMinusRectifier(self.tau), "A": Rectifier()}
             case "aux":
-                return {"A": Aux()}
+                return {"A": Rectifier()}
             case "con":
                 return {"Con (trained)": Con(self.tau)}  # "Con" is what all are compared with
 
-    def framed(self, frame: Frame) -> Frame:
+    def adapt_framework(self, framework: Framework) -> Framework:
         """The frame, with images crafted for both terms where they are learned jointly."""
         if not self.joint:
-            return frame
-        against_a = RRLoss(self.tau, self.construction, self.objective)
-        return frame.aimed(CE() + self.weight * against_a)
+            return framework
+        against_a = RRLoss(self.tau, self.construction, self.rr_loss)
+        return framework.with_objective(CE() + self.weight * against_a)
 
     @property
-    def sees_clean(self) -> bool:
+    def needs_clean(self) -> bool:
         """Whether clean images are in the term."""
-        return self.on == "both"
+        return self.images == "both"
 
-    def each(self, out: Output, y: Tensor) -> Tensor:
+    def loss_per_image(self, out: Output, y: Tensor) -> Tensor:
         """How far the certainty of each image is from its true confidence."""
-        held = self.reach == "head"
+        held = self.gradient_to == "head"
         target = tcon(out, y, self.tau)
         target = target.detach() if self.stop_tcon or held else target
         out = out._replace(logits=out.logits.detach()) if held else self._stopped(out, y)
-        return misfit(out, y, target, self.construction, self.objective, self.tau)
+        return rr_loss_per_image(out, y, target, self.construction, self.rr_loss, self.tau)
 
     def _stopped(self, out: Output, y: Tensor) -> Output:
         """The same values, with no gradient to the logits where the confidence is stopped."""

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
-from demur.declared import NonNegative, Share
 from demur.errors import BadInput
-from demur.methods.frames import Frame
+from demur.field_types import NonNegative, UnitInterval
+from demur.methods.frameworks import Framework
 from demur.methods.heads import Head
 from demur.methods.modules import SelectiveAux
-from demur.methods.views import Views
-from demur.output import rectifier
-from demur.rejectors import Aux, Rejector
+from demur.methods.outputs import BatchOutputs
+from demur.output import rectifier_logit
+from demur.rejectors import Rectifier, Rejector
 
 
 @dataclass(frozen=True)
@@ -28,43 +28,43 @@ class SNet(Head):
     price of missing coverage: 32 by the authors, 8, 16 and 32 in the paper.
     """
 
-    coverage: Share = 0.7
+    coverage: UnitInterval = 0.7
     weight: NonNegative = 8.0
-    alpha: Share = 0.5
+    alpha: UnitInterval = 0.5
     divided: bool = True  # by the mean of g; the authors' paper does, their code does not
 
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
         """The gate and the second classifier."""
         return SelectiveAux(dims[-1], classes)
 
-    def term(self, views: Views) -> Tensor:
+    def auxiliary_loss(self, outputs: BatchOutputs) -> Tensor:
         """The second classifier's cross-entropy of each image."""
-        return cross_entropy(views.attacked.out.aux[:, 1:], views.attacked.y, reduction="none")
+        return cross_entropy(outputs.attacked.out.aux[:, 1:], outputs.attacked.y, reduction="none")
 
-    def loss(self, each: Tensor, views: Views) -> Tensor:
+    def loss(self, loss_per_image: Tensor, outputs: BatchOutputs) -> Tensor:
         """The risk of what is answered, the price of missing coverage, the second classifier."""
-        g = rectifier(views.attacked.out).sigmoid()
+        g = rectifier_logit(outputs.attacked.out).sigmoid()
         answered = g.mean()
-        risk = (g * each).mean()
+        risk = (g * loss_per_image).mean()
         if self.divided:
             risk = risk / answered.clamp_min(torch.finfo(g.dtype).tiny)
         selective = risk + self.weight * relu(self.coverage - answered).square()
-        return self.alpha * selective + (1 - self.alpha) * self.term(views).mean()
+        return self.alpha * selective + (1 - self.alpha) * self.auxiliary_loss(outputs).mean()
 
     def rejectors(self) -> dict[str, Rejector]:
         """The gate."""
-        return {"SNet": Aux()}
+        return {"SNet": Rectifier()}
 
     @property
-    def by_image(self) -> bool:
+    def is_mean_over_images(self) -> bool:
         """No: coverage is that of a batch."""
         return False
 
-    def framed(self, frame: Frame) -> Frame:
+    def adapt_framework(self, framework: Framework) -> Framework:
         """The frame, if each attacked image has one loss that can be weighed."""
-        if not frame.one_price_an_image:
+        if not framework.one_loss_per_image:
             raise BadInput(
                 "SNet weighs the loss of each attacked image, and this frame also prices clean "
                 "ones; use PGDAT"
             )
-        return frame
+        return framework

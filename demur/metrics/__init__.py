@@ -1,6 +1,6 @@
 """Measures of a rejector; NumPy only, exact under ties, defined for empty groups."""
 
-from demur.metrics.areas import auroc_difference, auroc_interval
+from demur.metrics.auroc_intervals import auroc_difference, auroc_interval
 from demur.metrics.checks import BoolArray, FloatArray
 from demur.metrics.intervals import (
     Difference,
@@ -8,13 +8,12 @@ from demur.metrics.intervals import (
     bootstrap,
     paired_difference,
     percentiles,
-    redrawn_difference,
+    resampled_difference,
     wilson,
 )
-from demur.metrics.redraws import Redraws
 from demur.metrics.rejection import (
     Curve,
-    Operating,
+    OperatingStats,
     accuracy,
     augrc,
     aurc,
@@ -22,13 +21,14 @@ from demur.metrics.rejection import (
     eaurc,
     ece,
     fpr_at_tpr,
-    operating_point,
-    paper_operating_point,
+    paper_stats,
     paper_threshold,
     risk_coverage,
+    stats_at_threshold,
+    stats_of_verdicts,
     threshold_at_tpr,
-    verdict_point,
 )
+from demur.metrics.resamples import Resamples
 
 __all__ = [
     "BoolArray",
@@ -36,8 +36,8 @@ __all__ = [
     "Difference",
     "FloatArray",
     "Interval",
-    "Operating",
-    "Redraws",
+    "OperatingStats",
+    "Resamples",
     "accuracy",
     "augrc",
     "aurc",
@@ -48,14 +48,14 @@ __all__ = [
     "eaurc",
     "ece",
     "fpr_at_tpr",
-    "operating_point",
     "paired_difference",
-    "paper_operating_point",
+    "paper_stats",
     "paper_threshold",
     "percentiles",
-    "redrawn_difference",
+    "resampled_difference",
     "risk_coverage",
+    "stats_at_threshold",
+    "stats_of_verdicts",
     "threshold_at_tpr",
-    "verdict_point",
     "wilson",
 ]

@@ -13,7 +13,7 @@ BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
 
 
-def as_written(share: float) -> Fraction:
+def as_decimal(share: float) -> Fraction:
     """The decimal a user wrote: 0.1 of 10 is 1, although the double nearest 0.1 is larger."""
     return Fraction(repr(float(share)))
 

@@ -17,7 +17,7 @@ from demur.errors import BadInput
 from demur.metrics.checks import (
     BoolArray,
     FloatArray,
-    as_written,
+    as_decimal,
     check_shape,
     check_share,
     same_length,
@@ -90,10 +90,10 @@ def paired_difference(
     a, right = scored_pair(score_a, correct, "score_a")
     b, _ = scored_pair(score_b, correct, "score_b")
     gaps = _resampled(gap, (a, b, right), within, resamples, seed)
-    return redrawn_difference(float(gap(a, b, right)), gaps, level)
+    return resampled_difference(float(gap(a, b, right)), gaps, level)
 
 
-def redrawn_difference(value: float, gaps: FloatArray, level: float = 0.95) -> Difference:
+def resampled_difference(value: float, gaps: FloatArray, level: float = 0.95) -> Difference:
     """A difference with the interval and p-value that redrawing it gave."""
     # Counting the sample itself as one draw more keeps p above 0.
     against = 1 + min(int((gaps <= 0).sum()), int((gaps >= 0).sum()))
@@ -132,5 +132,5 @@ def percentiles(values: FloatArray, level: float) -> Interval:
     check_share("level", level)
     ranked = np.sort(values)
     # Observed values, not interpolated ones: a threshold may be infinite.
-    cut = math.floor((1 - as_written(level)) / 2 * len(ranked))
+    cut = math.floor((1 - as_decimal(level)) / 2 * len(ranked))
     return Interval(float(ranked[cut]), float(ranked[-1 - cut]))

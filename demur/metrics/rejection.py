@@ -18,7 +18,7 @@ from demur.metrics.checks import (
     BoolArray,
     FloatArray,
     IntArray,
-    as_written,
+    as_decimal,
     check_share,
     flags,
     same_length,
@@ -27,7 +27,7 @@ from demur.metrics.checks import (
 from demur.metrics.intervals import Interval, wilson
 
 
-class Operating(NamedTuple):
+class OperatingStats(NamedTuple):
     """What a rejector does at one threshold; the Wilson intervals are at the 95% level.
 
     accuracy is among the accepted and 0.0 when none is; tpr and fpr are the shares accepted of the
@@ -68,7 +68,7 @@ class Curve(NamedTuple):
     threshold: FloatArray
 
 
-def ladder(score: FloatArray, correct: BoolArray) -> tuple[FloatArray, IntArray, IntArray]:
+def score_levels(score: FloatArray, correct: BoolArray) -> tuple[FloatArray, IntArray, IntArray]:
     """The distinct scores, best first, with the right and the wrong answers at or above each."""
     order = np.argsort(-score)
     ranked = score[order]
@@ -84,7 +84,7 @@ def accuracy(correct: ArrayLike) -> float:
 
 def auroc(score: ArrayLike, correct: ArrayLike) -> float:
     """The chance that a right answer outranks a wrong one, ties half; 0.5 if a group is empty."""
-    _, right, wrong = ladder(*scored_pair(score, correct))
+    _, right, wrong = score_levels(*scored_pair(score, correct))
     pairs = int(right[-1]) * int(wrong[-1])
     if pairs == 0:
         return 0.5
@@ -94,26 +94,28 @@ def auroc(score: ArrayLike, correct: ArrayLike) -> float:
     return halves / (2 * pairs)
 
 
-def operating_point(
+def stats_at_threshold(
     score: ArrayLike, correct: ArrayLike, threshold: float, strict: bool = False
-) -> Operating:
+) -> OperatingStats:
     """The operating point that accepts score >= threshold, or score > threshold if strict."""
     values, right = scored_pair(score, correct)
     if math.isnan(threshold):
         raise BadInput("the threshold is NaN; give a number, or -inf to accept every image")
-    return verdict_point(values > threshold if strict else values >= threshold, right, threshold)
+    return stats_of_verdicts(
+        values > threshold if strict else values >= threshold, right, threshold
+    )
 
 
-def verdict_point(
+def stats_of_verdicts(
     accepted: ArrayLike, correct: ArrayLike, threshold: float = math.nan
-) -> Operating:
+) -> OperatingStats:
     """The operating point of verdicts already taken; the threshold is only carried along."""
     kept, right = flags(accepted, "accepted"), flags(correct, "correct")
     same_length(accepted=kept, correct=right)
     n, taken, rights = len(right), int(kept.sum()), int(right.sum())
     taken_right = int((kept & right).sum())
     taken_wrong = taken - taken_right
-    return Operating(
+    return OperatingStats(
         threshold=float(threshold),
         # reference code: its baselines script pads the denominator, so refusing all scores 0.
         accuracy=taken_right / taken if taken else 0.0,
@@ -129,12 +131,12 @@ def verdict_point(
 def paper_threshold(score: ArrayLike, correct: ArrayLike, tpr: float = 0.95) -> float:
     """The threshold of the paper's TPR-95 columns; +inf, accepting none, without right answers."""
     check_share("tpr", tpr, whole=True)
-    threshold, right, wrong = ladder(*scored_pair(score, correct))
-    place = paper_place(right, wrong, tpr)
+    threshold, right, wrong = score_levels(*scored_pair(score, correct))
+    place = paper_level_index(right, wrong, tpr)
     return math.inf if place is None else float(threshold[place])
 
 
-def paper_place(right: IntArray, wrong: IntArray, tpr: float) -> int | None:
+def paper_level_index(right: IntArray, wrong: IntArray, tpr: float) -> int | None:
     """Where on a ladder the paper's threshold stands; None above all of it."""
     if right[-1] == 0:
         # reference code: every TPR is NaN, argmin takes the first point, whose threshold is +inf.
@@ -151,10 +153,10 @@ def paper_place(right: IntArray, wrong: IntArray, tpr: float) -> int | None:
     return None if best == 0 else int(places[best - 1])
 
 
-def paper_operating_point(score: ArrayLike, correct: ArrayLike, tpr: float = 0.95) -> Operating:
+def paper_stats(score: ArrayLike, correct: ArrayLike, tpr: float = 0.95) -> OperatingStats:
     """The operating point of the paper's tables, its threshold taken from this very set."""
     # reference code: strict > also drops the images that sit on the threshold.
-    return operating_point(score, correct, paper_threshold(score, correct, tpr), strict=True)
+    return stats_at_threshold(score, correct, paper_threshold(score, correct, tpr), strict=True)
 
 
 def threshold_at_tpr(score: ArrayLike, correct: ArrayLike, tpr: float = 0.95) -> float:
@@ -164,18 +166,18 @@ def threshold_at_tpr(score: ArrayLike, correct: ArrayLike, tpr: float = 0.95) ->
     kept = values[right]
     if len(kept) == 0:
         raise BadInput("calibration needs right answers; add images the classifier gets right")
-    place = len(kept) - math.ceil(as_written(tpr) * len(kept))
+    place = len(kept) - math.ceil(as_decimal(tpr) * len(kept))
     return float(np.partition(kept, place)[place])
 
 
 def fpr_at_tpr(score: ArrayLike, correct: ArrayLike, tpr: float = 0.95) -> float:
     """The share of wrong answers at or above `threshold_at_tpr`; 0.0 when none is wrong."""
-    return operating_point(score, correct, threshold_at_tpr(score, correct, tpr)).fpr
+    return stats_at_threshold(score, correct, threshold_at_tpr(score, correct, tpr)).fpr
 
 
 def risk_coverage(score: ArrayLike, correct: ArrayLike) -> Curve:
     """The selective risk at every coverage that a threshold can reach."""
-    threshold, right, wrong = ladder(*scored_pair(score, correct))
+    threshold, right, wrong = score_levels(*scored_pair(score, correct))
     accepted = right + wrong
     return Curve(accepted / accepted[-1], wrong / accepted, threshold)
 
@@ -214,7 +216,7 @@ def ece(confidence: ArrayLike, correct: ArrayLike, bins: int = 15) -> float:
 
 def _expected_errors(score: FloatArray, correct: BoolArray) -> FloatArray:
     """The expected wrong answers among the k most trusted, k = 1..n, tied images shuffled."""
-    _, right, wrong = ladder(score, correct)
+    _, right, wrong = score_levels(score, correct)
     # Shuffling spreads a tied group's errors evenly: the expectation is linear inside the group.
     knots = np.append(0, right + wrong)
     errors: FloatArray = np.interp(np.arange(1, len(score) + 1), knots, np.append(0, wrong))

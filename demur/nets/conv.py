@@ -72,10 +72,10 @@ class Conv1x1(nn.Conv2d):
         """The convolved maps."""
         if not x.is_cuda:
             return super().forward(x)
-        return places_times(x, self.weight, (self.stride[0], self.stride[1]))
+        return conv1x1_matmul(x, self.weight, (self.stride[0], self.stride[1]))
 
 
-def places_times(x: Tensor, weight: Tensor, stride: tuple[int, int]) -> Tensor:
+def conv1x1_matmul(x: Tensor, weight: Tensor, stride: tuple[int, int]) -> Tensor:
     """A 1x1 convolution as a matrix product."""
     places = x[:, :, :: stride[0], :: stride[1]].movedim(1, -1)  # N, H, W, C
     return (places @ weight[:, :, 0, 0].t()).movedim(-1, 1)

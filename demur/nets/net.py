@@ -15,8 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from demur.batch import Domain
 from demur.errors import BadInput
+from demur.images import Domain
 from demur.nets.conv import Conv3x3
 from demur.output import Output
 from demur.spec import Spec
@@ -86,7 +86,7 @@ class RejectingNet(nn.Module):
         self.classify.requires_grad_(False)
         self.train(self.training)
 
-    def hold_still(self) -> None:
+    def freeze_for_inference(self) -> None:
         """Say that nothing learns any more: convolutions may prepare for that."""
         self.requires_grad_(False)
         for module in self.modules():

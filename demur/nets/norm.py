@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
-from demur import world
+from demur import distributed
 
 
 class Norm2d(nn.BatchNorm2d):
@@ -35,7 +35,7 @@ class Norm1d(nn.BatchNorm1d):
         return _by_the_batch(self, x) if _apart(self) else super().forward(x)
 
 
-def share_statistics(net: nn.Module) -> None:
+def synchronise_batch_norm(net: nn.Module) -> None:
     """Let every batch norm of a net see the batch of all processes."""
     for module in net.modules():
         if isinstance(module, Norm1d | Norm2d):
@@ -48,7 +48,7 @@ def _apart(norm: Norm1d | Norm2d) -> bool:
 
 
 def _asked(norm: Norm1d | Norm2d) -> bool:
-    return norm.shared and world.current().size > 1
+    return norm.shared and distributed.current().size > 1
 
 
 def _by_the_batch(norm: Norm1d | Norm2d, x: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from demur.declared import Count
 from demur.errors import BadInput
+from demur.field_types import PositiveInt
 from demur.nets.block import ResidualTrunk
 from demur.nets.net import NetSpec, RejectingNet
 
@@ -18,7 +18,7 @@ class ResNet18(NetSpec):
     """Four stages of two blocks; `width` channels in the first, 64 in the paper."""
 
     # reference code: its "ResNet-18" is the pre-activation net
-    width: Count = 64
+    width: PositiveInt = 64
 
     def trunk(self, channels: int) -> ResidualTrunk:
         """A fresh trunk."""
@@ -29,8 +29,8 @@ class ResNet18(NetSpec):
 class WideResNet(NetSpec):
     """Three stages of (depth - 4) / 6 blocks, `widen` times as wide as 16, 32, 64."""
 
-    depth: Count = 34
-    widen: Count = 10
+    depth: PositiveInt = 34
+    widen: PositiveInt = 10
 
     def __post_init__(self) -> None:
         super().__post_init__()

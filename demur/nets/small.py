@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from demur.declared import Count
+from demur.field_types import PositiveInt
 from demur.nets.block import ResidualTrunk
 from demur.nets.net import NetSpec
 
@@ -11,7 +11,7 @@ from demur.nets.net import NetSpec
 class Small(NetSpec):
     """ResNet-8 with `width` channels in its first stage."""
 
-    width: Count = 16
+    width: PositiveInt = 16
 
     def trunk(self, channels: int) -> ResidualTrunk:
         """A fresh trunk."""

@@ -1,6 +1,6 @@
 """A table measured: every recipe trained, attacked and scored, or the reason why it is not there.
 
-    lines = measured(TABLES["methods-digits"], (0, 1), Hands(train, open_run, craft))
+    lines = measured(TABLES["methods-digits"], (0, 1), Factories(train, open_run, craft))
 
 What is trained or attacked already is read, so a table that was stopped goes on. A training that
 diverges is a line that says so, and so is one that cannot be made; all others are made.
@@ -13,7 +13,7 @@ from pathlib import Path
 from demur.attacks import Attack
 from demur.data import SplitName
 from demur.errors import BadInput, Diverged
-from demur.evaluate import Row, Scored, Scoring, Source
+from demur.evaluate import Evaluator, Row, ScoredRecord, Scorer
 from demur.paper.tables import Table
 from demur.recipes import Recipe, attack
 from demur.rejectors import Con, Rejector
@@ -22,12 +22,12 @@ from demur.spec import digest
 
 LATER, WITHOUT, OVERFLOW = "not measured yet", "without", "overflow"
 Train = Callable[[Recipe, Path], Run | None]
-Open = Callable[[Run], Source]
-Craft = Callable[[Source, SplitName, str, Attack], Record | None]
+Open = Callable[[Run], Evaluator]
+Craft = Callable[[Evaluator, SplitName, str, Attack], Record | None]
 
 
 @dataclass(frozen=True)
-class Line:
+class TrainingResult:
     """One training of one recipe: its figures, or why there are none."""
 
     entry: str
@@ -46,7 +46,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Hands:
+class Factories:
     """How trainings, opened runs and records come about, or None where they do not.
 
     A command shows progress beside.
@@ -55,47 +55,60 @@ class Hands:
     train: Train
     open: Open
     craft: Craft
-    keep: Callable[[Source, Sequence[str]], object] = lambda source, scores: None  # of one training
+    keep: Callable[[Evaluator, Sequence[str]], object] = lambda evaluator, scores: (
+        None
+    )  # of one training
 
 
-def measured(table: Table, seeds: Sequence[int], hands: Hands) -> Iterator[Line]:
+def measured(table: Table, seeds: Sequence[int], factories: Factories) -> Iterator[TrainingResult]:
     """The lines as they come, the seeds of an entry one after the other."""
     lost: set[tuple[str | None, int]] = set()
     for entry, recipe in table.entries.items():
         for seed in seeds:
-            line = _line(table, entry, seed, hands, (recipe.base, seed) in lost)
+            line = _line(table, entry, seed, factories, (recipe.base, seed) in lost)
             if line.failure.startswith(OVERFLOW):
                 lost.add((entry, seed))
             yield line
 
 
-def _line(table: Table, entry: str, seed: int, hands: Hands, base_lost: bool) -> Line:
+def _line(
+    table: Table, entry: str, seed: int, factories: Factories, base_lost: bool
+) -> TrainingResult:
     recipe, folder, attacks = table.recipe(entry, seed), table.folder(entry, seed), table.attacks
     about = (entry, seed, digest(recipe), folder.name)
     meant = [attack(label, recipe) for label in attacks]  # a wrong name is refused before any work
     if base_lost:
         lost = table.entries[entry].base
-        return Line(*about, failure=f"{OVERFLOW}: {lost}, which it begins with, diverged")
+        return TrainingResult(*about, failure=f"{OVERFLOW}: {lost}, which it begins with, diverged")
     try:
-        run = hands.train(recipe, folder)
+        run = factories.train(recipe, folder)
         if run is None:
-            return Line(*about, failure=LATER)
-        return _figures(table, replace(Line(*about), run=run.name), recipe, run, meant, hands)
+            return TrainingResult(*about, failure=LATER)
+        return _figures(
+            table, replace(TrainingResult(*about), run=run.name), recipe, run, meant, factories
+        )
     except Diverged as reason:
-        return Line(*about, failure=f"{OVERFLOW}: {reason}")
+        return TrainingResult(*about, failure=f"{OVERFLOW}: {reason}")
     except BadInput as reason:
-        return Line(*about, failure=str(reason))
+        return TrainingResult(*about, failure=str(reason))
 
 
 def _figures(
-    table: Table, line: Line, recipe: Recipe, run: Run, meant: Sequence[Attack], hands: Hands
-) -> Line:
+    table: Table,
+    line: TrainingResult,
+    recipe: Recipe,
+    run: Run,
+    meant: Sequence[Attack],
+    factories: Factories,
+) -> TrainingResult:
     """The line of a trained net, with all figures that its records give."""
-    source, attacks = hands.open(run), table.attacks
-    made = [hands.craft(source, table.split, *each) for each in zip(attacks, meant, strict=True)]
+    evaluator, attacks = factories.open(run), table.attacks
+    made = [
+        factories.craft(evaluator, table.split, *each) for each in zip(attacks, meant, strict=True)
+    ]
     records = {name: record for name, record in zip(attacks, made, strict=True) if record}
-    scoring = Scoring.of(
-        source, rejectors=_rejectors(recipe, table.learned), records=[*records.values()]
+    scoring = Scorer.of(
+        evaluator, rejectors=_rejectors(recipe, table.learned), records=[*records.values()]
     )
     # a record may have been made under another name
     scored = {name: scoring.scored(record) for name, record in records.items()}
@@ -103,7 +116,7 @@ def _figures(
     accuracy = {name: each.summary.accuracy for name, each in scored.items()}
     notes = tuple(each.summary.artefact for each in scored.values() if each.summary.artefact)
     unseen = {name for each in scored.values() for name in each.unseen}
-    hands.keep(source, [name for name in scoring.scores if name not in unseen])
+    factories.keep(evaluator, [name for name in scoring.scores if name not in unseen])
     later = [name for name in attacks if name not in records]
     lacking = ([f"{LATER}: {', '.join(later)}"] if later else []) + _without(scoring, scored)
     return replace(
@@ -111,7 +124,7 @@ def _figures(
     )
 
 
-def _without(scoring: Scoring, scored: Mapping[str, Scored]) -> list[str]:
+def _without(scoring: Scorer, scored: Mapping[str, ScoredRecord]) -> list[str]:
     """The scores that no record gives and why, then those that some do not give."""
     by_reason, by_attacks = dict[str, list[str]](), dict[tuple[str, ...], list[str]]()
     for name, reason in scoring.without.items():
@@ -127,5 +140,5 @@ def _without(scoring: Scoring, scored: Mapping[str, Scored]) -> list[str]:
 
 def _rejectors(recipe: Recipe, learned: Sequence[str]) -> dict[str, Rejector]:
     """Confidence, the score that the head is for, and what learns from the finished net."""
-    (name, own), known = recipe.own, recipe.rejectors()
+    (name, own), known = recipe.head_rejector, recipe.rejectors()
     return {"Con": Con(), name: own} | {each: known[each] for each in learned}

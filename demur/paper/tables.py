@@ -63,7 +63,7 @@ class Table:
 
 PAPER = ["data.split=paper"]
 # the paper averages no weights; what is measured already also rose for longer
-AS_COMPARED = ["average=0", "schedule.warm=0.3"]
+AS_COMPARED = ["ema=0", "schedule.warmup=0.3"]
 LINES = (  # in the order of the paper's first table
     "standard", "pgdat", "pgdat-snet", "pgdat-ebd", "pgdat-carl", "pgdat-atro", "pgdat-rr",
     "trades", "trades-rr", "ccat", "ccat-rr", "ccat-reference", "ccat-reference-rr",
@@ -98,7 +98,9 @@ TABLES: dict[str, Table] = {
     "study-cifar10": Table(
         "What makes R-Con better than confidence? CIFAR-10, twelve epochs",
         variants(
-            changed(RECIPES["cifar10-pgdat-rr-short"], ["epochs=12", "choose=last", *AS_COMPARED]),
+            changed(
+                RECIPES["cifar10-pgdat-rr-short"], ["epochs=12", "selection=last", *AS_COMPARED]
+            ),
             RECIPES["cifar10-trades-rr-short"],
             average="0.998",
         ),
@@ -114,7 +116,7 @@ def entry_folder(entry: str) -> str:
     return "-".join(part for part in kept.split("-") if part)
 
 
-def table_named(name: str) -> Table:
+def table_by_name(name: str) -> Table:
     """The table of that name."""
     if name not in TABLES:
         raise BadInput(f"no table is called {name!r}; {suggestion(name, TABLES)}")

@@ -9,14 +9,14 @@ from functools import reduce
 from pathlib import Path
 from typing import TypeVar
 
-from demur.attacks import ATTACKS, CRITERIA, GOALS, Attack, Evade
+from demur.attacks import ATTACKS, CRITERIA, OBJECTIVES, Attack, Evasion
 from demur.balls import L2, Linf
 from demur.calibrate import OPERATING_POINTS
 from demur.data import AUGMENTS, DATASETS
 from demur.errors import BadInput, brief, suggestion
-from demur.methods import FRAMES, HEADS, SCHEDULES, Method
+from demur.methods import FRAMEWORKS, HEADS, SCHEDULES, Method
 from demur.nets import NETS
-from demur.recipes.adaptive import OBJECTIVES, WEIGHED, Objective
+from demur.recipes.adaptive import ADAPTIVE_ATTACKS, ADAPTIVE_OBJECTIVES, AdaptiveObjective
 from demur.recipes.attacks import NAMED_ATTACKS
 from demur.recipes.named import RECIPES
 from demur.recipes.training import Recipe
@@ -24,15 +24,23 @@ from demur.rejectors import REJECTORS, Con
 from demur.spec import Spec, Vocabulary, edit, read
 
 __all__ = [
-    "NAMED_ATTACKS", "OBJECTIVES", "RECIPES", "VOCABULARY", "Objective", "Recipe", "attack",
-    "changed", "recipe", "recipe_in",
+    "ADAPTIVE_OBJECTIVES",
+    "NAMED_ATTACKS",
+    "RECIPES",
+    "VOCABULARY",
+    "AdaptiveObjective",
+    "Recipe",
+    "attack",
+    "changed",
+    "recipe",
+    "recipe_in",
 ]  # fmt: skip
 
 S = TypeVar("S", bound=Spec)
 
 _LISTS: tuple[tuple[type[Spec], ...], ...] = (
-    (Linf, L2, Recipe, Method), DATASETS, AUGMENTS, NETS, ATTACKS, GOALS, CRITERIA, REJECTORS,
-    OPERATING_POINTS, FRAMES, HEADS, SCHEDULES,
+    (Linf, L2, Recipe, Method), DATASETS, AUGMENTS, NETS, ATTACKS, OBJECTIVES, CRITERIA, REJECTORS,
+    OPERATING_POINTS, FRAMEWORKS, HEADS, SCHEDULES,
 )  # fmt: skip
 
 VOCABULARY: Vocabulary = {cls.__name__: cls for group in _LISTS for cls in group}
@@ -63,10 +71,10 @@ def attack(text: str, recipe: Recipe) -> Attack:
         if not isinstance(held, Attack):
             raise BadInput(f"{name[1:]} does not hold an attack")
         found = held
-    elif name in WEIGHED:
+    elif name in ADAPTIVE_ATTACKS:
         weights = [part for part in parts if part.startswith("eta=")]
         parts = [part for part in parts if part not in weights]
-        found = WEIGHED[name].attack(recipe, reduce(_changed, weights, Evade(Con())).eta)
+        found = ADAPTIVE_ATTACKS[name].attack(recipe, reduce(_changed, weights, Evasion(Con())).eta)
     elif name in NAMED_ATTACKS:
         found = NAMED_ATTACKS[name](recipe)
     else:

@@ -16,27 +16,31 @@ from demur.methods import (
     PGDAT,
     RR,
     TRADES,
-    Frame,
+    Framework,
     Head,
     Method,
+    NoHead,
     OneCycle,
     Piecewise,
-    Plain,
     SNet,
     Standard,
 )
 from demur.methods.ccat import OFFICIAL, REFERENCE
 from demur.nets import NetSpec, ResNet18, Small, WideResNet
+from demur.recipes.threats import linf
 from demur.recipes.training import Recipe
-from demur.recipes.usual import linf
 
 
 def _digits(method: Method) -> Recipe:
-    frame = method.frame
-    peak = 0.1 if isinstance(frame, CCAT) else 0.3  # at which CCAT may not settle
+    framework = method.framework
+    peak = 0.1 if isinstance(framework, CCAT) else 0.3  # at which CCAT may not settle
     # an epoch of CCAT looks at each image two or three times as often
-    epochs = {"official": 18, "reference": 12}[frame.form] if isinstance(frame, CCAT) else 24
-    made = Recipe(Digits(), Small(), method, OneCycle(peak), epochs, judge=linf(Digits(), 10))
+    epochs = (
+        {"official": 18, "reference": 12}[framework.form] if isinstance(framework, CCAT) else 24
+    )
+    made = Recipe(
+        Digits(), Small(), method, OneCycle(peak), epochs, validation_attack=linf(Digits(), 10)
+    )
     return _chosen(made)
 
 
@@ -45,25 +49,27 @@ def _chosen(recipe: Recipe) -> Recipe:
 
     CCAT gives them with little confidence.
     """
-    return replace(recipe, choose="last") if isinstance(recipe.method.frame, CCAT) else recipe
+    return (
+        replace(recipe, selection="last") if isinstance(recipe.method.framework, CCAT) else recipe
+    )
 
 
-def _methods(frames: dict[str, Frame], heads: dict[str, Head]) -> dict[str, Method]:
+def _methods(frameworks: dict[str, Framework], heads: dict[str, Head]) -> dict[str, Method]:
     """Each frame with each head that it goes with."""
     made = {}
-    for (first, frame), (last, head) in product(frames.items(), heads.items()):
+    for (first, framework), (last, head) in product(frameworks.items(), heads.items()):
         with suppress(BadInput):
-            made[f"{first}{last}"] = Method(frame, head)
+            made[f"{first}{last}"] = Method(framework, head)
     return made
 
 
 def _few(attack: PGD, step: float) -> PGD:
     """CCAT's attack for the digits: ten steps."""
-    return replace(attack, ball=_DIGITS_PGD.ball, steps=10, step=step)
+    return replace(attack, ball=_DIGITS_PGD.ball, steps=10, step_size=step)
 
 
 _REFERENCE = CCAT(rho=1.0, form="reference", attack=REFERENCE, bn="train")
-_RR: dict[str, Head] = {"": Plain(), "-rr": RR()}
+_RR: dict[str, Head] = {"": NoHead(), "-rr": RR()}
 _BASELINES: dict[str, Head] = {"-ebd": EBD(), "-snet": SNet(), "-atro": ATRO(), "-carl": CARL()}
 _TRIED: dict[str, Head] = {  # by the paper, beside its choice
     "-ebd-6-0": EBD(m_in=6.0, m_out=0.0),
@@ -76,17 +82,17 @@ _TRIED: dict[str, Head] = {  # by the paper, beside its choice
 }
 _GRID = _methods({"pgdat": PGDAT()}, _TRIED)  # on CIFAR-10 alone
 _METHODS = {
-    "standard": Method(Standard(), Plain()),
+    "standard": Method(Standard(), NoHead()),
     **_methods({"pgdat": PGDAT()}, _RR | _BASELINES),
     **_methods({"trades": TRADES(), "ccat": CCAT(), "ccat-reference": _REFERENCE}, _RR),
 }
 
 # crafted a little beyond the radius of the attacks to come, which so few images need
 _DIGITS_PGD = replace(linf(Digits(), 10), ball=Linf(0.17))
-_DIGITS_FRAMES: dict[str, Frame] = {
+_DIGITS_FRAMES: dict[str, Framework] = {
     "standard": Standard(),
     "pgdat": PGDAT(_DIGITS_PGD),
-    "trades": TRADES(attack=replace(_DIGITS_PGD, start="near", goal=KL())),
+    "trades": TRADES(attack=replace(_DIGITS_PGD, start="near", objective=KL())),
     "ccat": CCAT(attack=_few(OFFICIAL, 0.06)),
     "ccat-reference": replace(_REFERENCE, attack=_few(REFERENCE, 0.04)),
 }
@@ -102,7 +108,7 @@ _NETS: dict[str, NetSpec] = {"": ResNet18(), "-wrn": WideResNet()}
 def _cifar(data: Dataset, net: NetSpec, method: Method) -> Recipe:
     """The paper's 110 epochs; bf16 is ours."""
     return _chosen(Recipe(
-        data, net, method, Piecewise(0.1), epochs=110, augment=CropFlip(), judge=linf(data, 10),
+        data, net, method, Piecewise(0.1), epochs=110, augment=CropFlip(), validation_attack=linf(data, 10),
         precision="bf16",
     ))  # fmt: skip
 
@@ -111,21 +117,19 @@ def _short(recipe: Recipe) -> Recipe:
     """A third of the epochs, for as much robustness: what a shorter run lacks averaging gives."""
     # reference code: running statistics move with every look of the attack, eleven times a batch,
     # so that two thirds of what a net is tested with come from the very last batch; not here
-    frame = recipe.method.frame
-    if isinstance(frame, PGDAT | CCAT) and frame.bn == "train":
-        frame = replace(frame, bn="batch")
-    method = replace(recipe.method, frame=frame)
+    framework = recipe.method.framework
+    if isinstance(framework, PGDAT | CCAT) and framework.bn == "train":
+        framework = replace(framework, bn="batch")
+    method = replace(recipe.method, framework=framework)
     # chosen on held-out images: later peaks and longer averages cost clean accuracy
-    return replace(
-        recipe, method=method, epochs=36, schedule=OneCycle(0.2, warm=0.15), average=0.998
-    )
+    return replace(recipe, method=method, epochs=36, schedule=OneCycle(0.2, warmup=0.15), ema=0.998)
 
 
 def _best(recipe: Recipe) -> Recipe:
     """The best by TPR-95 accuracy and AUROC under attack so far: not the paper's."""
     return replace(
-        _short(recipe), epochs=60, schedule=OneCycle(0.2), average=0.999,
-        awp=0.005, awp_from=0.1,  # as by AWP's authors for TRADES, after some warming up
+        _short(recipe), epochs=60, schedule=OneCycle(0.2), ema=0.999,
+        awp=0.005, awp_start=0.1,  # as by AWP's authors for TRADES, after some warming up
     )  # fmt: skip
 
 

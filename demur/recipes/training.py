@@ -4,17 +4,17 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from demur.attacks import Attack, Clean
-from demur.data import Augment, Dataset, SplitName, Unchanged
-from demur.declared import Count, Natural, NonNegative, Share, Where
+from demur.data import Augment, Dataset, NoAugment, SplitName
 from demur.errors import BadInput
-from demur.methods import EBD, RR, Method, Plain, Schedule
+from demur.field_types import Condition, NonNegative, NonNegativeInt, PositiveInt, UnitInterval
+from demur.methods import EBD, RR, Method, NoHead, Schedule
 from demur.nets import NetSpec
 from demur.precision import Precision
-from demur.rejectors import READ_OFF, Con, Rejector, learned_from
+from demur.rejectors import OUTPUT_REJECTORS, Con, Rejector, fitted_rejectors
 from demur.spec import Spec, later
 
 # an average that keeps all of the past never moves, and what starts at the end never starts
-BelowOne = Annotated[float, Where(lambda v: 0 <= v < 1, "of at least 0 and below 1")]
+BelowOne = Annotated[float, Condition(lambda v: 0 <= v < 1, "of at least 0 and below 1")]
 
 
 @dataclass(frozen=True)
@@ -25,49 +25,51 @@ class Recipe(Spec):
     net: NetSpec
     method: Method
     schedule: Schedule
-    epochs: Count
-    batch_size: Count = 128
-    momentum: Share = 0.9
+    epochs: PositiveInt
+    batch_size: PositiveInt = 128
+    momentum: UnitInterval = 0.9
     weight_decay: NonNegative = 5e-4  # on every parameter, batch norm and biases too
-    augment: Augment = Unchanged()
-    judge: Attack = Clean()  # the val accuracy that chooses the epoch is under this attack
-    seed: Natural = 0
+    augment: Augment = NoAugment()
+    validation_attack: Attack = (
+        Clean()
+    )  # the val accuracy that chooses the epoch is under this attack
+    seed: NonNegativeInt = 0
     precision: Precision = field(default="fp32", metadata=later(neutral="fp32"))
-    choose: Literal["val", "test", "last"] | None = field(default=None, metadata=later(None))
+    selection: Literal["val", "test", "last"] | None = field(default=None, metadata=later(None))
     # what an average of the weights keeps of itself at each step, say 0.995; it is what is judged
     # and saved; 0: no average
-    average: BelowOne = field(default=0.0, metadata=later(neutral=0.0))
+    ema: BelowOne = field(default=0.0, metadata=later(neutral=0.0))
     awp: NonNegative = field(default=0.0, metadata=later(neutral=0.0))  # gamma; 0.005 to 0.01
-    awp_from: BelowOne = field(default=0.0, metadata=later(neutral=0.0))  # share of epochs before
+    awp_start: BelowOne = field(default=0.0, metadata=later(neutral=0.0))  # share of epochs before
     # a finished run whose classifier is taken over as it is: only the head learns
     base: str | None = field(default=None, metadata=later(None))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.awp_from and not self.awp:
-            raise BadInput("awp_from says when awp begins, and there is none; set awp too")
+        if self.awp_start and not self.awp:
+            raise BadInput("awp_start says when awp begins, and there is none; set awp too")
         if self.base is not None:
             self._check_head_learns()
 
     def _check_head_learns(self) -> None:
         """Refuse a base where nothing is left to learn or to choose by."""
         head = self.method.head
-        if isinstance(head, Plain | EBD) or (isinstance(head, RR) and head.construction == "con"):
+        if isinstance(head, NoHead | EBD) or (isinstance(head, RR) and head.construction == "con"):
             raise BadInput("with a base only the head learns, and this one has no weights; use RR")
-        if self.choose in ("val", "test"):
+        if self.selection in ("val", "test"):
             raise BadInput("with a base the classifier is right as often in every epoch; use last")
 
     @property
-    def chosen_on(self) -> SplitName | None:
+    def selection_split(self) -> SplitName | None:
         """The split that chooses the epoch; None where the last is taken."""
         if self.base is not None:
             return None
-        if self.choose is None:
+        if self.selection is None:
             return "val" if "val" in self.data.splits else None
-        return None if self.choose == "last" else self.choose
+        return None if self.selection == "last" else self.selection
 
     @property
-    def own(self) -> tuple[str, Rejector]:
+    def head_rejector(self) -> tuple[str, Rejector]:
         """The rejector that the head is made for, with its name; confidence without a head."""
         return next(iter(self.method.head.rejectors().items()), ("Con", Con()))
 
@@ -77,17 +79,17 @@ class Recipe(Spec):
         return self.method.head.tau if isinstance(self.method.head, RR) else 1.0
 
     @property
-    def rectifying(self) -> RR | None:
+    def rr_head(self) -> RR | None:
         """The head that learned the true confidence with a second output, if it is one."""
         head = self.method.head
         return head if isinstance(head, RR) and head.construction != "con" else None
 
     @property
-    def has_a(self) -> bool:
+    def has_rectifier(self) -> bool:
         """Whether there is a second output that confidence is multiplied by."""
-        return self.rectifying is not None and self.rectifying.construction == "product"
+        return self.rr_head is not None and self.rr_head.construction == "product"
 
     def rejectors(self) -> dict[str, Rejector]:
         """What the trained net can be scored with: confidence, the head's own, and the rest."""
         own = self.method.head.rejectors()
-        return {"Con": Con(), **own, **READ_OFF, **learned_from(self.data)}
+        return {"Con": Con(), **own, **OUTPUT_REJECTORS, **fitted_rejectors(self.data)}

@@ -1,33 +1,55 @@
 """Rejectors: how far an answer can be trusted."""
 
 from demur.rejectors.coupled import Coupled
+from demur.rejectors.defaults import OUTPUT_REJECTORS, fitted_rejectors, paper_grid
 from demur.rejectors.density import KD, KNN, LID
-from demur.rejectors.direct import (
-    Answers,
-    Aux,
+from demur.rejectors.fitted import FittedScore, TooFewImages
+from demur.rejectors.gaussian import GDA, GMM, GDAStar
+from demur.rejectors.outputs import (
+    AcceptProbability,
     Con,
-    Difference,
+    ConMinusRectifier,
     Energy,
     Entropy,
-    Given,
     MaxLogit,
+    ModelScore,
     ProbabilityMargin,
     RCon,
+    Rectifier,
 )
-from demur.rejectors.fitted import Fitted, TooFew
-from demur.rejectors.gaussian import GDA, GMM, GDAStar
-from demur.rejectors.usual import READ_OFF, learned_from, tried_on
 from demur.rejectors.vim import ViM
 from demur.rule import Rejector
 from demur.spec import Spec
 
 REJECTORS: tuple[type[Spec], ...] = (
-    Con, RCon, Difference, Aux, Answers, Energy, ProbabilityMargin, Entropy, MaxLogit, Given,
+    Con, RCon, ConMinusRectifier, Rectifier, AcceptProbability, Energy, ProbabilityMargin, Entropy, MaxLogit, ModelScore,
     Coupled, KD, LID, KNN, GDA, GDAStar, GMM, ViM,
 )  # fmt: skip
 
 __all__ = [
-    "GDA", "GMM", "KD", "KNN", "LID", "READ_OFF", "REJECTORS", "Answers", "Aux", "Con", "Coupled",
-    "Difference", "Energy", "Entropy", "Fitted", "GDAStar", "Given", "MaxLogit",
-    "ProbabilityMargin", "RCon", "Rejector", "TooFew", "ViM", "learned_from", "tried_on",
+    "GDA",
+    "GMM",
+    "KD",
+    "KNN",
+    "LID",
+    "OUTPUT_REJECTORS",
+    "REJECTORS",
+    "AcceptProbability",
+    "Con",
+    "ConMinusRectifier",
+    "Coupled",
+    "Energy",
+    "Entropy",
+    "FittedScore",
+    "GDAStar",
+    "MaxLogit",
+    "ModelScore",
+    "ProbabilityMargin",
+    "RCon",
+    "Rectifier",
+    "Rejector",
+    "TooFewImages",
+    "ViM",
+    "fitted_rejectors",
+    "paper_grid",
 ]  # fmt: skip

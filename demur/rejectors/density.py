@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from demur.declared import Count, Positive
 from demur.errors import BadInput
+from demur.field_types import Positive, PositiveInt
 from demur.output import Output, prediction
-from demur.precision import unlowered
+from demur.precision import no_autocast
 from demur.rejectors.fitted import (
-    Fitted,
-    TooFew,
-    first_of_each,
-    right_answers,
+    FittedScore,
+    TooFewImages,
+    correct_features,
+    first_per_class,
     squared_distances,
 )
 from demur.rule import Rejector
@@ -36,16 +36,16 @@ class KD(Spec, Rejector):
 
     # paper: prints exp(-d^2 / sigma^2), which underflows to 0 at its sigma of 1e-3
     sigma: Positive = 1e-3
-    per_class: Count = 1000
+    per_class: PositiveInt = 1000
 
     def fit(self, out: Output, y: Tensor) -> "KernelDensity":
         """The score that compares with the first right answers of each class."""
-        features, labels = right_answers(out, y)
-        kept = first_of_each(labels, self.per_class)
+        features, labels = correct_features(out, y)
+        kept = first_per_class(labels, self.per_class)
         return KernelDensity(self.sigma, features[kept], labels[kept])
 
 
-class KernelDensity(Fitted):
+class KernelDensity(FittedScore):
     """Log of the mean kernel; the reference code's mean itself would tie where it underflows."""
 
     centre: Tensor
@@ -72,15 +72,15 @@ class KernelDensity(Fitted):
 class LID(Spec, Rejector):
     """Minus the local intrinsic dimension among k neighbours of a bank."""
 
-    k: Count = 600
-    size: Count = 10_000
+    k: PositiveInt = 600
+    size: PositiveInt = 10_000
 
     def fit(self, out: Output, y: Tensor) -> "LocalDimension":
         """The score that compares with the first right answers of all classes."""
         return LocalDimension(self.k, _bank(out, y, self.size, self.k, f"LID(k={self.k})"))
 
 
-class LocalDimension(Fitted):
+class LocalDimension(FittedScore):
     """1 / (mean log r_i - log r_k) over the k nearest of the bank."""
 
     centre: Tensor
@@ -104,15 +104,15 @@ class LocalDimension(Fitted):
 class KNN(Spec, Rejector):
     """Minus the distance to the k-th neighbour among features scaled to length 1."""
 
-    k: Count = 50
-    size: Count = 10_000
+    k: PositiveInt = 50
+    size: PositiveInt = 10_000
 
     def fit(self, out: Output, y: Tensor) -> "Neighbours":
         """The score that compares with the first right answers of all classes."""
         return Neighbours(self.k, _bank(out, y, self.size, self.k, f"KNN(k={self.k})"))
 
 
-class Neighbours(Fitted):
+class Neighbours(FittedScore):
     """Minus the distance to the k-th neighbour."""
 
     bank: Tensor
@@ -126,9 +126,9 @@ class Neighbours(Fitted):
         """Minus the k-th smallest distance."""
         return -self._distances(out).amax(1)
 
-    def trust(self, out: Output) -> Tensor:
+    def log_score(self, out: Output) -> Tensor:
         """Minus the mean distance to all k, since who is the k-th changes with every step."""
-        with unlowered(out.logits.device):
+        with no_autocast(out.logits.device):
             return -self._distances(out._replace(feature=out.feature.to(self.kind))).mean(1)
 
     def _distances(self, out: Output) -> Tensor:
@@ -143,9 +143,11 @@ def nearest(distances: Tensor, k: int) -> Tensor:
 
 
 def _bank(out: Output, y: Tensor, size: int, k: int, who: str) -> Tensor:
-    bank = right_answers(out, y)[0][:size]
+    bank = correct_features(out, y)[0][:size]
     if size <= k:
         raise BadInput(f"{who} needs a bank of more than {k} features; its size is {size}")
     if len(bank) <= k:
-        raise TooFew(f"{who} needs more than {k} right answers to learn from, not {len(bank)}")
+        raise TooFewImages(
+            f"{who} needs more than {k} right answers to learn from, not {len(bank)}"
+        )
     return bank

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 from demur.errors import BadInput
 from demur.output import Output, prediction
-from demur.precision import unlowered
+from demur.precision import no_autocast
 from demur.rule import Score
 
 PIECE = 1024  # images that are scored at once
 
 
-class TooFew(BadInput):
+class TooFewImages(BadInput):
     """The images are too few, or of too few classes, to learn a score from."""
 
 
-class Fitted(nn.Module, Score):
+class FittedScore(nn.Module, Score):
     """A score whose numbers were learned; it moves between devices like any module."""
 
     kind: torch.dtype  # in which it computes
@@ -37,11 +37,11 @@ class Fitted(nn.Module, Score):
         """One value per image, a piece at a time."""
         check_features(out)
         out = out._replace(feature=out.feature.to(self.kind))
-        with unlowered(out.logits.device):  # distances in 16 bits would be noise
+        with no_autocast(out.logits.device):  # distances in 16 bits would be noise
             if len(out.logits) <= PIECE:
                 return self.scored(out)
             places = torch.arange(len(out.logits), device=out.logits.device)
-            return torch.cat([self.scored(out.at(piece)) for piece in places.split(PIECE)])
+            return torch.cat([self.scored(out.select(piece)) for piece in places.split(PIECE)])
 
     @abstractmethod
     def scored(self, out: Output) -> Tensor:
@@ -61,7 +61,7 @@ def check_features(out: Output) -> None:
         raise BadInput("this rejector needs features; keep them with demur attack --keep-features")
 
 
-def right_answers(out: Output, y: Tensor) -> tuple[Tensor, Tensor]:
+def correct_features(out: Output, y: Tensor) -> tuple[Tensor, Tensor]:
     """Features and labels of what the net gets right, in order.
 
     A class that it never gets right is taught by all its images; one without images is refused.
@@ -72,12 +72,14 @@ def right_answers(out: Output, y: Tensor) -> tuple[Tensor, Tensor]:
     seen, right = (torch.bincount(labels, minlength=classes) for labels in (y, y[chosen]))
     if (seen == 0).any():
         missing = int((seen == 0).nonzero()[0, 0])
-        raise TooFew(f"class {missing} has no image to learn from; give images of every class")
+        raise TooFewImages(
+            f"class {missing} has no image to learn from; give images of every class"
+        )
     chosen |= (right == 0)[y]
     return out.feature[chosen].detach(), y[chosen]
 
 
-def first_of_each(y: Tensor, count: int) -> Tensor:
+def first_per_class(y: Tensor, count: int) -> Tensor:
     """Which images are among the first `count` of their class."""
     same = y[:, None] == torch.arange(int(y.max()) + 1, device=y.device)  # N, C
     return same.cumsum(0).gather(1, y[:, None])[:, 0] <= count

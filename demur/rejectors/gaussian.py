@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from demur.declared import NonNegative
 from demur.errors import BadInput
-from demur.output import Output, at, prediction
-from demur.rejectors.fitted import Fitted, TooFew, right_answers
+from demur.field_types import NonNegative
+from demur.output import Output, label_entry, prediction
+from demur.rejectors.fitted import FittedScore, TooFewImages, correct_features
 from demur.rule import Rejector
 from demur.spec import Spec
 
@@ -60,13 +60,13 @@ class GDA(Gaussian):
 
     def fit(self, out: Output, y: Tensor) -> "TiedGaussians":
         """The score of these class means."""
-        z, labels = right_answers(out, y)
+        z, labels = correct_features(out, y)
         means, centred, usual = _centred(z.double(), labels)
         whitening, _ = self.whitening(centred.t() @ centred / len(z), usual)
         return TiedGaussians(means.to(z.dtype), whitening.to(z.dtype))
 
 
-class TiedGaussians(Fitted):
+class TiedGaussians(FittedScore):
     """Minus the smallest distance in whitened space."""
 
     means: Tensor  # C, D, whitened, about their own mean
@@ -92,13 +92,15 @@ class ByClass(Gaussian):
 
     def gaussians(self, out: Output, y: Tensor, nearest: bool) -> "Gaussians":
         """The fitted Gaussians."""
-        z, labels = right_answers(out, y)
+        z, labels = correct_features(out, y)
         means, centred, usual = _centred(z.double(), labels)
         parts = []
         for label in range(len(means)):
             own = centred[labels == label]
             if len(own) < 2:
-                raise TooFew(f"class {label} has one image to learn a covariance from; give more")
+                raise TooFewImages(
+                    f"class {label} has one image to learn a covariance from; give more"
+                )
             parts.append(self.whitening(own.t() @ own / len(own), usual))
         whitenings = torch.stack([whitening for whitening, _ in parts])
         volumes = torch.stack([volume for _, volume in parts]) * float(self.log_det)
@@ -124,7 +126,7 @@ class GMM(ByClass):
         return self.gaussians(out, y, nearest=False)
 
 
-class Gaussians(Fitted):
+class Gaussians(FittedScore):
     """A Gaussian for each class."""
 
     means: Tensor  # C, D
@@ -149,7 +151,7 @@ class Gaussians(Fitted):
         )  # N, C
         if self.nearest:
             return each.amax(1)
-        return at(each, prediction(out))
+        return label_entry(each, prediction(out))
 
 
 def _centred(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -159,5 +161,7 @@ def _centred(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     centred = z - means[labels]
     usual = (centred**2).mean()
     if usual == 0:
-        raise TooFew("the features of a class are all the same; there is no spread to learn from")
+        raise TooFewImages(
+            "the features of a class are all the same; there is no spread to learn from"
+        )
     return means, centred, usual

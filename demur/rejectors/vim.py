@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from demur.declared import Count
 from demur.errors import BadInput
+from demur.field_types import PositiveInt
 from demur.output import Output, energy
-from demur.rejectors.fitted import Fitted, right_answers
+from demur.rejectors.fitted import FittedScore, correct_features
 from demur.rule import Rejector
 from demur.spec import Spec
 
@@ -23,11 +23,11 @@ class ViM(Spec, Rejector):
     Without `principal` that space has half the feature's dimensions.
     """
 
-    principal: Count | None = None
+    principal: PositiveInt | None = None
 
     def fit(self, out: Output, y: Tensor) -> "VirtualLogit":
         """The score of this principal space."""
-        right_answers(out, y)  # refuses what no rejector could learn from
+        correct_features(out, y)  # refuses what no rejector could learn from
         # on the CPU, whose least squares also solve what is rank-deficient
         z, logits = (part.detach().double().cpu() for part in (out.feature, out.logits))
         width = z.shape[1]
@@ -42,7 +42,7 @@ class ViM(Spec, Rejector):
         return VirtualLogit(origin.to(out.feature), (scale * outside).to(out.feature))
 
 
-class VirtualLogit(Fitted):
+class VirtualLogit(FittedScore):
     """Energy minus the scaled length outside."""
 
     origin: Tensor  # D

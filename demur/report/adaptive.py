@@ -7,7 +7,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from demur.evaluate import BASELINE, Row, Scored
+from demur.evaluate import BASELINE, Row, ScoredRecord
 from demur.evaluate.adaptive import Mark, Measure, Trial, marks, minima, row_of
 from demur.report.text import percent, show_scores, terminal, whole_width
 
@@ -23,9 +23,9 @@ class Findings:
     """What the adaptive evaluation of a run found."""
 
     rejector: str  # that was attacked
-    plain: Scored  # PGD on the cross-entropy with the same budget
+    plain: ScoredRecord  # PGD on the cross-entropy with the same budget
     tried: Sequence[Trial]  # paper; empty where it was not asked for
-    worst: Scored | None  # deploy
+    worst: ScoredRecord | None  # deploy
 
     @property
     def rejectors(self) -> list[str]:
@@ -102,7 +102,7 @@ def _stars(found: Findings) -> list[list[str]]:
 
 
 def _cells(
-    scored: Scored, rejectors: Sequence[str], stars: Sequence[str] | None, narrow: bool
+    scored: ScoredRecord, rejectors: Sequence[str], stars: Sequence[str] | None, narrow: bool
 ) -> list[str]:
     rows = [row_of(scored, name, "paper") for name in rejectors]
     figures = [figure for row in rows for figure in _figures(row, narrow)]
@@ -116,5 +116,5 @@ def _figures(row: Row, narrow: bool) -> tuple[str, str]:
     return percent(row.point.accuracy, row.accuracy_interval, narrow), f"{area:.3f}{ends}"
 
 
-def _plain(scored: Scored) -> dict[str, Any]:
+def _plain(scored: ScoredRecord) -> dict[str, Any]:
     return {"attack": scored.summary.plain(), "rows": [row.plain() for row in scored.rows]}

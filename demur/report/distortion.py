@@ -40,7 +40,7 @@ def distance_table(lines: Sequence[Distances]) -> Table:
         table.add_row(UNITS[norm], style="bold")
         for line in lines:
             if line.norm == norm:
-                table.add_row(f"  {line.against} ({line.attack})", *cells(line))
+                table.add_row(f"  {line.rejector_name} ({line.attack})", *cells(line))
         table.add_section()
     return table
 

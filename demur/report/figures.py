@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from demur.errors import BadInput
-from demur.evaluate import BASELINE, ORACLE, Row, Scored, Scoring, true_confidence, values
+from demur.evaluate import BASELINE, ORACLE, Row, ScoredRecord, Scorer, tcon_of, values
 from demur.metrics import FloatArray, risk_coverage
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ STYLE = {
 }
 MISSING = "the page needs matplotlib and jinja2; install them with pip install 'demur[report]'"
 
-Draw = Callable[["Axes", Scored, Scoring], None]
+Draw = Callable[["Axes", ScoredRecord, Scorer], None]
 
 
 def check_installed() -> None:
@@ -69,30 +69,30 @@ def check_installed() -> None:
         raise BadInput(MISSING) from None
 
 
-def decider(scoring: Scoring) -> str:
+def main_rejector(scoring: Scorer) -> str:
     """The rejector whose verdicts a report tells: R-Con where the net has it, else Con."""
     return RECTIFIED if RECTIFIED in scoring.scores else BASELINE
 
 
-def deploy_row(each: Scored, rejector: str) -> Row:
+def deploy_row(each: ScoredRecord, rejector: str) -> Row:
     """The row of a rejector at its frozen threshold."""
     return next(r for r in each.rows if (r.rejector, r.protocol) == (rejector, "deploy"))
 
 
-def certainty_svg(each: Scored, scoring: Scoring) -> bytes:
+def certainty_svg(each: ScoredRecord, scoring: Scorer) -> bytes:
     """Con against R-Con for right and wrong answers; con alone where the net has no R-Con."""
     return _panel(_certainty(scoring), each, scoring)
 
 
-def risk_coverage_svg(each: Scored, scoring: Scoring) -> bytes:
+def risk_coverage_svg(each: ScoredRecord, scoring: Scorer) -> bytes:
     """The errors among the answered at every coverage, a line for each rejector and the oracle."""
     return _panel(_risk_coverage, each, scoring)
 
 
-def overview_figure(scored: list[Scored], scoring: Scoring) -> bytes:
+def overview_figure(scored: list[ScoredRecord], scoring: Scorer) -> bytes:
     """A PNG of both panels for the attack that gets most wrong answers past the rejector."""
     check_installed()
-    name = decider(scoring)
+    name = main_rejector(scoring)
     hardest = max(scored, key=lambda each: deploy_row(each, name).point.accepted_wrong)
     with drawing(9.0, 3.5) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
@@ -102,7 +102,7 @@ def overview_figure(scored: list[Scored], scoring: Scoring) -> bytes:
         return saved(figure, "png")
 
 
-def attacked_images(each: Scored) -> bool:
+def attacked_images(each: ScoredRecord) -> bool:
     """Whether any image of the record was changed."""
     return each.summary.largest_linf > 0
 
@@ -136,7 +136,7 @@ def drawing(width: float, height: float) -> Iterator["Figure"]:
         yield figure
 
 
-def _panel(draw: Draw, each: Scored, scoring: Scoring) -> bytes:
+def _panel(draw: Draw, each: ScoredRecord, scoring: Scorer) -> bytes:
     with drawing(3.8, 3.5) as figure:
         draw(figure.subplots(), each, scoring)
         return saved(figure, "svg")
@@ -150,17 +150,17 @@ def saved(figure: "Figure", kind: Literal["svg", "png"]) -> bytes:
     return buffer.getvalue()
 
 
-def _heading(each: Scored) -> str:
+def _heading(each: ScoredRecord) -> str:
     summary = each.summary
     how = f"attacked with {summary.attack}" if attacked_images(each) else "as they are"
     return f"{summary.n} images {how}: how sure the net is, and what refusing saves"
 
 
-def _certainty(scoring: Scoring) -> Draw:
+def _certainty(scoring: Scorer) -> Draw:
     return _scatter if RECTIFIED in scoring.scores else _histogram
 
 
-def _scatter(axes: "Axes", each: Scored, scoring: Scoring) -> None:
+def _scatter(axes: "Axes", each: ScoredRecord, scoring: Scorer) -> None:
     record, correct = each.record, each.record.correct
     x, y = (values(scoring.of_record(name, record), record) for name in (BASELINE, RECTIFIED))
     as_pixels = len(correct) > MOST_POINTS
@@ -201,7 +201,7 @@ def _note(axes: "Axes", x: float, y: float, words: str, **placed: str | float) -
     axes.text(x, y, words, fontsize=8, zorder=4, **placed)  # type: ignore[arg-type]
 
 
-def _histogram(axes: "Axes", each: Scored, scoring: Scoring) -> None:
+def _histogram(axes: "Axes", each: ScoredRecord, scoring: Scorer) -> None:
     correct = each.record.correct
     x = values(scoring.of_record(BASELINE, each.record), each.record)
     bins = np.linspace(0, 1, 26).tolist()
@@ -216,7 +216,7 @@ def _histogram(axes: "Axes", each: Scored, scoring: Scoring) -> None:
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.3)
 
 
-def _risk_coverage(axes: "Axes", each: Scored, scoring: Scoring) -> None:
+def _risk_coverage(axes: "Axes", each: ScoredRecord, scoring: Scorer) -> None:
     record, correct = each.record, each.record.correct
     highest = 0.0
     shown = {row.rejector for row in each.rows if row.protocol == "deploy"}
@@ -227,7 +227,7 @@ def _risk_coverage(axes: "Axes", each: Scored, scoring: Scoring) -> None:
         if point.accepted:
             axes.plot(100 * point.coverage, 100 * (1 - point.accuracy), "o", color=colour,
                       markeredgecolor="white", markersize=7, zorder=4)  # fmt: skip
-    oracle = true_confidence(record)
+    oracle = tcon_of(record)
     highest = max(highest, _curve(axes, oracle, each, ORACLE, INK, (0, (2, 2))))
     highest = max(highest, float(1 - correct.mean()), 0.01)
     axes.set(xlim=(0, 101), ylim=(-3 * highest, 112 * highest), ylabel="wrong among answered (%)",
@@ -239,7 +239,7 @@ def _risk_coverage(axes: "Axes", each: Scored, scoring: Scoring) -> None:
 def _curve(
     axes: "Axes",
     score: FloatArray,
-    each: Scored,
+    each: ScoredRecord,
     name: str,
     colour: str,
     dashes: tuple[int, tuple[int, ...]],

@@ -14,7 +14,7 @@ import numpy as np
 
 from demur.data import Images
 from demur.errors import BadInput
-from demur.evaluate import BASELINE, Scored, Scoring, Source, values
+from demur.evaluate import BASELINE, Evaluator, ScoredRecord, Scorer, values
 from demur.metrics import BoolArray, FloatArray
 from demur.output import prediction
 from demur.report.figures import RECTIFIED, data_uri, pixel_png
@@ -84,13 +84,13 @@ class Verdicts:
     """What one rejector at its frozen threshold does with every image of a record."""
 
     record: Record
-    scoring: Scoring
+    scoring: Scorer
     rejector: str
     answered: BoolArray
     correct: BoolArray
 
     @staticmethod
-    def of(each: Scored, scoring: Scoring, rejector: str) -> "Verdicts":
+    def of(each: ScoredRecord, scoring: Scorer, rejector: str) -> "Verdicts":
         """The verdicts of the deploy protocol."""
         answered = scoring.taken(rejector, each.record)
         return Verdicts(each.record, scoring, rejector, answered, each.record.correct)
@@ -123,12 +123,12 @@ class Verdicts:
         return Certainty(name, *_apart(value, sign, threshold), name == self.rejector)
 
 
-def gallery(verdicts: Verdicts, source: Source) -> Gallery:
+def gallery(verdicts: Verdicts, evaluator: Evaluator) -> Gallery:
     """The first kept images of every group, beside what they were before the attack."""
     record = verdicts.record
     attacked = record.arrays["x_adv"].double().numpy()
     kept = len(attacked)
-    clean = _clean_images(record, source).first(kept).batch(slice(None))[0].double().numpy()
+    clean = _clean_images(record, evaluator).first(kept).batch(slice(None))[0].double().numpy()
     largest = float(record.arrays["size_linf"][:kept].max())
     factor = max(1, math.floor(0.5 / largest + 1e-6)) if largest > 0 else 1
     groups = []
@@ -140,7 +140,11 @@ def gallery(verdicts: Verdicts, source: Source) -> Gallery:
 
 
 def _cards(
-    verdicts: Verdicts, places: Sequence[int], clean: FloatArray, attacked: FloatArray, factor: int
+    verdicts: Verdicts,
+    places: Sequence[int],
+    clean: FloatArray,
+    attacked: FloatArray,
+    factor: int,
 ) -> list[Card]:
     record, cards = verdicts.record, []
     predicted = prediction(record.output).tolist()
@@ -161,10 +165,10 @@ def _cards(
     return cards
 
 
-def _clean_images(record: Record, source: Source) -> Images:
+def _clean_images(record: Record, evaluator: Evaluator) -> Images:
     """The images the record was made of; BadInput when the data are no longer the same."""
-    split = next(s for name, s in source.splits.items() if name == record.about["split"])
-    if len(record.y) > len(split) or split.first(len(record.y)).digest() != record.about["data"]:
+    split = next(s for name, s in evaluator.splits.items() if name == record.metadata["split"])
+    if len(record.y) > len(split) or split.first(len(record.y)).digest() != record.metadata["data"]:
         raise BadInput(
             f"the record of {record.label} was made of other images than the data now hold; "
             "make it again with demur attack"

@@ -10,25 +10,25 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from demur.evaluate import ORACLE, Protocol, Row, Scored, Scoring, Source, Summary
+from demur.evaluate import ORACLE, Evaluator, Protocol, Row, ScoredRecord, Scorer, Summary
 from demur.evaluate.certificates import retests
 from demur.metrics import Interval
-from demur.report.again import attack_command, still_named, train_command
 from demur.report.certificates import cells
+from demur.report.commands import attack_command, label_is_current, train_command
 from demur.report.figures import (
     RECTIFIED,
     attacked_images,
     certainty_svg,
     check_installed,
     data_uri,
-    decider,
+    main_rejector,
     risk_coverage_svg,
 )
 from demur.report.gallery import GROUPS, PER_GROUP, Gallery, Group, Verdicts, gallery
-from demur.report.promises_figure import promises_svg
+from demur.report.glossary import WORDS
+from demur.report.guarantees_figure import guarantees_svg
 from demur.report.sanity import Sanity
 from demur.report.text import comparable, percent, signed
-from demur.report.words import WORDS
 from demur.runs import Record
 from demur.runs.files import write_text
 from demur.sanity import checked
@@ -53,7 +53,7 @@ class Cell(NamedTuple):
     interval: str = ""
 
 
-class Line(NamedTuple):
+class TableRow(NamedTuple):
     """One row of a table."""
 
     rejector: str
@@ -72,23 +72,25 @@ class AttackView(NamedTuple):
     summary: Summary
     counts: list[tuple[Group, int, str]]  # images and their share in percent
     total: dict[str, int]
-    lines: dict[Protocol, list[Line]]
+    lines: dict[Protocol, list[TableRow]]
     certainty: str
     risk_coverage: str
     gallery: Gallery | None
     told: list[tuple[str, str]]
-    still_named: bool
+    label_is_current: bool
     command: str
 
 
-def write_page(source: Source, scored: list[Scored], scoring: Scoring, path: Path) -> Path:
+def write_page(
+    evaluator: Evaluator, scored: list[ScoredRecord], scoring: Scorer, path: Path
+) -> Path:
     """Where the page was put."""
     check_installed()
-    write_text(path, page_text(source, scored, scoring))
+    write_text(path, page_text(evaluator, scored, scoring))
     return path
 
 
-def page_text(source: Source, scored: list[Scored], scoring: Scoring) -> str:
+def page_text(evaluator: Evaluator, scored: list[ScoredRecord], scoring: Scorer) -> str:
     """The whole page; images as they are come before attacked ones."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -101,22 +103,22 @@ def page_text(source: Source, scored: list[Scored], scoring: Scoring) -> str:
     template = environment.from_string((here / "page.html.j2").read_text(encoding="utf-8"))
     ordered = sorted(scored, key=attacked_images)
     records = [each.record for each in ordered]
-    views = [_attack_view(each, source, scoring) for each in ordered]
+    outputs = [_attack_view(each, evaluator, scoring) for each in ordered]
     return template.render(
         css=css,
-        attacks=views,
-        hardest=max(views, key=lambda view: view.total["answered-wrong"]),
+        attacks=outputs,
+        hardest=max(outputs, key=lambda view: view.total["answered-wrong"]),
         groups=GROUPS,
         per_group=PER_GROUP,
-        decider=decider(scoring),
+        main_rejector=main_rejector(scoring),
         rectified=RECTIFIED in scoring.scores,
-        threshold=number(scoring.thresholds[decider(scoring)]),
+        threshold=number(scoring.thresholds[main_rejector(scoring)]),
         level=f"{100 * scoring.level:g}%",
         cal_n=scoring.cal_n,
         words=_words(scoring),
-        sanity=Sanity.of(checked(records, scoring), source.run, records),
-        **_promises(source, scoring, records),
-        **_run_view(source),
+        sanity=Sanity.of(checked(records, scoring), evaluator.run, records),
+        **_promises(evaluator, scoring, records),
+        **_run_view(evaluator),
     )
 
 
@@ -127,44 +129,44 @@ def number(value: float) -> str:
     return "∞" if value > 0 else "-∞"
 
 
-def _words(scoring: Scoring) -> list[tuple[str, str]]:
+def _words(scoring: Scorer) -> list[tuple[str, str]]:
     """The names on the page and what they mean."""
     names = [*scoring.scores, "T-Con"]
     return [(name, WORDS[name]) for name in names if name in WORDS]
 
 
-def _promises(source: Source, scoring: Scoring, records: list[Record]) -> dict[str, Any]:
+def _promises(evaluator: Evaluator, scoring: Scorer, records: list[Record]) -> dict[str, Any]:
     """Certificates with what each record shows of them, and a picture."""
-    tested = [t for t in retests(source, scoring.scores, records) if t[1]]
+    tested = [t for t in retests(evaluator, scoring.scores, records) if t[1]]
     told = [(made, [(line.attack, cells(line)) for line in lines]) for made, lines in tested]
-    picture = data_uri(promises_svg(tested), "svg+xml") if told else ""
-    return {"promises": told, "promises_picture": picture}
+    picture = data_uri(guarantees_svg(tested), "svg+xml") if told else ""
+    return {"guarantees": told, "guarantees_picture": picture}
 
 
-def _run_view(source: Source) -> dict[str, Any]:
+def _run_view(evaluator: Evaluator) -> dict[str, Any]:
     """What the page tells of the run itself."""
-    run = source.run
+    run = evaluator.run
     recipe = run.recipe
     channels, height, width = recipe.data.domain.shape
-    crafted = getattr(recipe.method.frame, "attack", None)
+    crafted = getattr(recipe.method.framework, "attack", None)
     return {
         "run": run.name,
         "data": show(recipe.data),
-        "sizes": {name: len(images) for name, images in source.splits.items()},
+        "sizes": {name: len(images) for name, images in evaluator.splits.items()},
         "picture": f"{width} by {height} pixels, {'grey' if channels == 1 else 'in colour'}",
         "classes": recipe.data.domain.classes,
         "net": show(recipe.net),
-        "parameters": f"{sum(p.numel() for p in source.net.parameters()):,}",
+        "parameters": f"{sum(p.numel() for p in evaluator.net.parameters()):,}",
         "epochs": recipe.epochs,
         "crafted": show(crafted) if crafted is not None else "",
         "recipe": lines(recipe),
-        "chosen": run.chosen,
+        "chosen": run.checkpoint,
         "train_command": train_command(run),
     }
 
 
-def _attack_view(each: Scored, source: Source, scoring: Scoring) -> AttackView:
-    verdicts = Verdicts.of(each, scoring, decider(scoring))
+def _attack_view(each: ScoredRecord, evaluator: Evaluator, scoring: Scorer) -> AttackView:
+    verdicts = Verdicts.of(each, scoring, main_rejector(scoring))
     total, n = verdicts.counts(), each.summary.n
     kept = attacked_images(each) and "x_adv" in each.record.arrays
     label = each.summary.attack
@@ -177,14 +179,14 @@ def _attack_view(each: Scored, source: Source, scoring: Scoring) -> AttackView:
         lines={"deploy": _table(each, scoring, "deploy"), "paper": _table(each, scoring, "paper")},
         certainty=data_uri(certainty_svg(each, scoring), "svg+xml"),
         risk_coverage=data_uri(risk_coverage_svg(each, scoring), "svg+xml"),
-        gallery=gallery(verdicts, source) if kept else None,
+        gallery=gallery(verdicts, evaluator) if kept else None,
         told=_told(each.record),
-        still_named=still_named(each.record, source),
-        command=attack_command(each.record, source),
+        label_is_current=label_is_current(each.record, evaluator),
+        command=attack_command(each.record, evaluator),
     )
 
 
-def _table(each: Scored, scoring: Scoring, protocol: Protocol) -> list[Line]:
+def _table(each: ScoredRecord, scoring: Scorer, protocol: Protocol) -> list[TableRow]:
     """The rows of one attack in one protocol, the net without a rejector first."""
     summary = each.summary
     wrong = Interval(1 - summary.accuracy_interval.hi, 1 - summary.accuracy_interval.lo)
@@ -197,10 +199,10 @@ def _table(each: Scored, scoring: Scoring, protocol: Protocol) -> list[Line]:
         Cell("n/a"),
     ]
     rows = [_line(r, scoring) for r in each.rows if r.protocol == protocol]
-    return [Line("none", "all are answered", "none", alone, "always", ""), *rows]
+    return [TableRow("none", "all are answered", "none", alone, "always", ""), *rows]
 
 
-def _line(row: Row, scoring: Scoring) -> Line:
+def _line(row: Row, scoring: Scorer) -> TableRow:
     point, area = row.point, row.ranking.auroc_interval
     cells = [
         share(point.accuracy, row.accuracy_interval) if point.accepted else Cell("none answered"),
@@ -210,9 +212,11 @@ def _line(row: Row, scoring: Scoring) -> Line:
         share(point.tpr, row.tpr_interval),
         Cell(f"{row.ranking.auroc:.3f}", f"{area.lo:.3f} to {area.hi:.3f}"),
     ]
-    kind = {ORACLE: "oracle", decider(scoring): "decides"}.get(row.rejector, "rejector")
+    kind = {ORACLE: "oracle", main_rejector(scoring): "decides"}.get(row.rejector, "rejector")
     remark = "needs the true label" if kind == "oracle" else ""
-    return Line(row.rejector, remark, kind, cells, _conditions(row, scoring), row.threshold_from)
+    return TableRow(
+        row.rejector, remark, kind, cells, _conditions(row, scoring), row.threshold_from
+    )
 
 
 def _beside(row: Row) -> Cell:
@@ -231,7 +235,7 @@ def share(value: float, interval: Interval | None = None) -> Cell:
     return Cell(f"{percent(value)}%", f"{percent(interval.lo)} to {percent(interval.hi)}")
 
 
-def _conditions(row: Row, scoring: Scoring) -> str:
+def _conditions(row: Row, scoring: Scorer) -> str:
     """What must hold for an answer; the paper's own threshold is strict."""
     score = scoring.scores.get(row.rejector)
     sign = "≥" if row.protocol == "deploy" else ">"
@@ -243,7 +247,7 @@ def _conditions(row: Row, scoring: Scoring) -> str:
     return ", then ".join([*gates, f"{_score_name(pairs[-1][0], scoring)} {last}"])
 
 
-def _score_name(score: object, scoring: Scoring) -> str:
+def _score_name(score: object, scoring: Scorer) -> str:
     """The name under which the page lists a score."""
     names = (name for name, known in scoring.scores.items() if known == score)
     return next(names, type(score).__name__)
@@ -251,7 +255,7 @@ def _score_name(score: object, scoring: Scoring) -> str:
 
 def _told(record: Record) -> list[tuple[str, str]]:
     """All that a record tells of itself, as text."""
-    return [(TOLD.get(k, k), _plain(v)) for k, v in record.about.items() if k != "recipe"]
+    return [(TOLD.get(k, k), _plain(v)) for k, v in record.metadata.items() if k != "recipe"]
 
 
 def _plain(value: Any) -> str:

@@ -4,15 +4,15 @@ import shlex
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from demur.report.again import said
+from demur.report.commands import run_argument
 from demur.report.text import terminal
 from demur.runs import Record, Run
-from demur.sanity import Checked, Flag
+from demur.sanity import CheckResult, Flag
 
 NOTHING = "Nothing was flagged"
 
 
-class Lacking(NamedTuple):
+class SkippedCheck(NamedTuple):
     """A check that could not be made, and the command whose record would allow it."""
 
     kind: str
@@ -25,10 +25,10 @@ class Sanity(NamedTuple):
 
     flags: list[Flag]
     passed: list[str]
-    lacking: list[Lacking]
+    lacking: list[SkippedCheck]
 
     @staticmethod
-    def of(checks: Iterable[Checked], run: Run, records: Iterable[Record]) -> "Sanity":
+    def of(checks: Iterable[CheckResult], run: Run, records: Iterable[Record]) -> "Sanity":
         """What was flagged, what was looked for in vain, and what could not be looked for."""
         first = next(iter(records))
         found = Sanity([], [], [])
@@ -36,7 +36,7 @@ class Sanity(NamedTuple):
             found.flags.extend(check.flags)
             if check.lacks:
                 found.lacking.append(
-                    Lacking(check.kind, check.lacks, _command(check.wants, run, first))
+                    SkippedCheck(check.kind, check.lacks, _command(check.wants, run, first))
                 )
             elif not check.flags:
                 found.passed.append(check.kind)
@@ -74,9 +74,9 @@ def show_sanity(found: Sanity) -> None:
 
 
 def _command(attack: str, run: Run, like: Record) -> str:
-    """The command that attacks the images of a split; a slim copy is not what can be attacked."""
+    """The command that attacks the images of a split; an archive is not what can be attacked."""
     if not attack:
         return ""
-    split = [] if like.about["split"] == "test" else ["--split", str(like.about["split"])]
-    name = said(run) if run.finished else "RUN"
+    split = [] if like.metadata["split"] == "test" else ["--split", str(like.metadata["split"])]
+    name = run_argument(run) if run.finished else "RUN"
     return shlex.join(["demur", "attack", name, attack, *split])

@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from demur.evaluate import BASELINE, Protocol, Row, Scored
+from demur.evaluate import BASELINE, Protocol, Row, ScoredRecord
 from demur.metrics import Difference, Interval
 
 SLACK = 0.02  # of a TPR that few images can miss
@@ -25,7 +25,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def show_scores(scored: list[Scored], protocols: Iterable[Protocol]) -> None:
+def show_scores(scored: list[ScoredRecord], protocols: Iterable[Protocol]) -> None:
     """Print one table a protocol."""
     console = terminal()
     for protocol in protocols:
@@ -57,7 +57,7 @@ def whole_width(table: Table) -> int:
     return console.measure(table, options=console.options.update(width=10_000)).maximum
 
 
-def score_table(scored: list[Scored], protocol: Protocol, narrow: bool = False) -> Table:
+def score_table(scored: list[ScoredRecord], protocol: Protocol, narrow: bool = False) -> Table:
     """Rejectors under attacks in one protocol; shares in percent with 95% intervals."""
     table = Table(
         title=CAPTIONS[protocol], title_justify="left", header_style="bold", box=box.SIMPLE_HEAD,

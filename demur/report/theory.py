@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rich import box
 from rich.table import Table
 
-from demur.evaluate.theory import RHO, SMALL, RecordTheory, Share, TheoryReport, Throughout
+from demur.evaluate.theory import RHO, SMALL, Proportion, RecordTheory, TheoryReport, WorstCaseXi
 from demur.metrics import wilson
 from demur.report.text import percent, terminal, whole_width
 from demur.theory import n_sub
@@ -33,8 +33,8 @@ def show_theory(report: TheoryReport) -> None:
         console.print(title, style="bold", soft_wrap=True)
         terminal(whole_width(table)).print(table, end="")
         console.print(f"{caption}\n" if caption else "", soft_wrap=True)
-    if report.how_throughout is not None:
-        console.print(missing(report.how_throughout), soft_wrap=True)
+    if report.xi_attack_command is not None:
+        console.print(missing(report.xi_attack_command), soft_wrap=True)
 
 
 def missing(how: str) -> str:
@@ -53,7 +53,7 @@ def theory_tables(report: TheoryReport) -> list[Section]:
         _inside(report),
         _fixed(report),
         _behind(report),
-        *(_throughout(each) for each in report.throughout),
+        *(_throughout(each) for each in report.worst_case_xi),
         _randomised(report),
         _calibrated(report),
         _difficulty(report),
@@ -166,7 +166,7 @@ def _behind(report: TheoryReport) -> Section:
     )
 
 
-def _throughout(found: Throughout) -> Section:
+def _throughout(found: WorstCaseXi) -> Section:
     table = _table("gamma", "xi below", "clean", "in the whole ball, at most")
     for at in found.stays_low:
         clean = "" if at.clean is None else percent(at.clean.value)
@@ -228,7 +228,7 @@ def _toys(report: TheoryReport) -> Section:
     return Section("the temperature can turn an order round: the paper's two toy examples", table)
 
 
-def _shares(shares: Iterable[Share]) -> list[str]:
+def _shares(shares: Iterable[Proportion]) -> list[str]:
     return [percent(share.value) if share.n else "-" for share in shares]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from demur.evaluate.theory import RecordTheory, TheoryReport, seen_at
+from demur.evaluate.theory import RecordTheory, TheoryReport, outputs_at
 from demur.report.figures import (
     FAINT,
     INK,
@@ -22,7 +22,7 @@ from demur.report.figures import (
 )
 from demur.runs import Record, Run
 from demur.runs.files import write_bytes
-from demur.theory import Answers, con_above
+from demur.theory import TheoryInputs, con_above
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,14 +42,14 @@ def theory_svg(shown: RecordTheory, record: Record, tau: float) -> bytes:
     """Both panels of one record."""
     with drawing(9.0, 3.6) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1.1, 1))
-        _xi_against_con(left, seen_at(record, tau))
+        _xi_against_con(left, outputs_at(record, tau))
         _inside_against_tau(right, shown)
         heading = f"{shown.attack}, {shown.n} images"
         figure.suptitle(heading, x=0.01, ha="left", fontsize=11, fontweight="bold")
         return saved(figure, "svg")
 
 
-def _xi_against_con(axes: "Axes", seen: Answers) -> None:
+def _xi_against_con(axes: "Axes", seen: TheoryInputs) -> None:
     as_pixels = len(seen.con) > MOST_POINTS
     for chosen, words, marker, colour, size in (
         (seen.correct, "right", "o", RIGHT, 5),

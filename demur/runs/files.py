@@ -35,14 +35,14 @@ def write_bytes(path: Path, content: bytes) -> str:
 
     A link stays and what it leads to is written; pipes and devices take the bytes as they come.
     """
-    if flows(path):
+    if is_stream(path):
         _pour(path, content)
     else:
         _replace(path, content)
     return content_digest(content)
 
 
-def flows(path: Path) -> bool:
+def is_stream(path: Path) -> bool:
     """Whether something is there that no file can be put in the place of."""
     return path.exists() and (not path.is_file() or _is_our_output(path))
 
@@ -64,7 +64,7 @@ def put_in_place(target: Path) -> Iterator[tuple[Path, Path]]:
         raise BadInput(f"{target} is in the way; name a folder that is not there yet")
     beside = place.with_name(f".{place.name}.making")
     half, old = beside / "half", beside / "old"
-    with only_writer(beside):
+    with exclusive_lock(beside):
         try:
             _settle(place, half, old)
             yield half, place
@@ -101,9 +101,11 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
     return write_bytes(path, bytes_of({k: v.contiguous().cpu() for k, v in tensors.items()}))
 
 
-def write_story(path: Path, story: dict[str, Any]) -> None:
+def write_json(path: Path, metadata: dict[str, Any]) -> None:
     """Put a JSON document at path in one move, with a digest of itself inside."""
-    write_text(path, json.dumps(story | {"story_digest": _story_digest(story)}, indent=2) + "\n")
+    write_text(
+        path, json.dumps(metadata | {"metadata_digest": _story_digest(metadata)}, indent=2) + "\n"
+    )
 
 
 def read_checked(path: Path, digest: str, mend: str) -> bytes:
@@ -121,17 +123,17 @@ def read_tensors(path: Path, digest: str, mend: str) -> dict[str, Tensor]:
     return tensors_of(read_checked(path, digest, mend))
 
 
-def read_story(path: Path, mend: str) -> dict[str, Any]:
+def read_json(path: Path, mend: str) -> dict[str, Any]:
     """A JSON document, after checking the digest it carries."""
     try:
-        story = json.loads(path.read_text(encoding="utf-8"))
-        expected = story.pop("story_digest")
+        metadata = json.loads(path.read_text(encoding="utf-8"))
+        expected = metadata.pop("metadata_digest")
     except FileNotFoundError:
         raise BadInput(f"{path} is missing; {mend}") from None
     except (ValueError, AttributeError, KeyError, TypeError):
         raise BadInput(f"{path} is damaged: it carries no digest; {mend}") from None
-    _compare(path, str(expected), _story_digest(story), mend)
-    checked: dict[str, Any] = story
+    _compare(path, str(expected), _story_digest(metadata), mend)
+    checked: dict[str, Any] = metadata
     return checked
 
 
@@ -147,7 +149,7 @@ def refuse(folder: Path) -> None:
 
 
 @contextmanager
-def only_writer(folder: Path, taken: Callable[[Path], None] = refuse) -> Iterator[None]:
+def exclusive_lock(folder: Path, taken: Callable[[Path], None] = refuse) -> Iterator[None]:
     """Hold the folder's lock; the system drops it if the process dies.
 
     Where another process holds it, `taken` is called, which refuses or lets this one wait.
@@ -215,8 +217,8 @@ def _compare(path: Path, expected: str, found: str, mend: str) -> None:
         )
 
 
-def _story_digest(story: dict[str, Any]) -> str:
-    return content_digest(json.dumps(story, sort_keys=True).encode())
+def _story_digest(metadata: dict[str, Any]) -> str:
+    return content_digest(json.dumps(metadata, sort_keys=True).encode())
 
 
 def _sync_folder(folder: Path) -> None:

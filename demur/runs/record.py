@@ -24,8 +24,8 @@ from torch import Tensor
 
 from demur.errors import BadInput
 from demur.output import Output, prediction
-from demur.runs.files import move, read_checked, write_bytes, write_story
-from demur.runs.story import told_in
+from demur.runs.files import move, read_checked, write_bytes, write_json
+from demur.runs.metadata import read_metadata
 
 MEND = "restore it, or delete it and make it again with demur attack where the weights are"
 
@@ -35,17 +35,17 @@ class Record:
     """Per-image arrays in data-set order, and the record's own story."""
 
     arrays: dict[str, Tensor]
-    about: dict[str, Any]
+    metadata: dict[str, Any]
 
     @property
     def label(self) -> str:
         """The attack as the user named it."""
-        return str(self.about["label"])
+        return str(self.metadata["label"])
 
     @property
     def digest(self) -> str:
         """The digest of what was asked: attack, thresholds, weights, data, count."""
-        return str(self.about["digest"])
+        return str(self.metadata["digest"])
 
     @property
     def y(self) -> Tensor:
@@ -53,14 +53,14 @@ class Record:
         return self.arrays["y"]
 
     @property
-    def bare(self) -> bool:
+    def scores_only(self) -> bool:
         """Whether scores are all that is left of the net's answers."""
         return "logits" not in self.arrays
 
     @property
     def output(self) -> Output:
         """The net's answers; features have width 0 unless they were kept."""
-        if self.bare:
+        if self.scores_only:
             raise BadInput(
                 f"of {self.label} only scores were kept ({', '.join(self.kept)}), and this needs "
                 "the net's answers; train the recipe again and attack it for those"
@@ -72,13 +72,13 @@ class Record:
     @property
     def kept(self) -> dict[str, Tensor]:
         """Scores worked out before features or answers were dropped, by their rejector's text."""
-        names = self.about.get("scores", [])
+        names = self.metadata.get("scores", [])
         return dict(zip(names, self.arrays["scores"], strict=True)) if names else {}
 
     @property
     def correct(self) -> NDArray[np.bool_]:
         """Which answers are right."""
-        if self.bare:
+        if self.scores_only:
             return self.arrays["correct"].numpy()
         return (prediction(self.output) == self.y).numpy()
 
@@ -95,7 +95,7 @@ def write_record(path: Path, record: Record, tight: bool = False) -> None:
     A tight one takes longer to write, and a sixth less room.
     """
     file_digest = write_bytes(path, _packed(record.arrays, ZIP_LZMA if tight else ZIP_DEFLATED))
-    write_story(path.with_suffix(".json"), record.about | {"file_digest": file_digest})
+    write_json(path.with_suffix(".json"), record.metadata | {"file_digest": file_digest})
 
 
 def _packed(arrays: Mapping[str, Tensor], compression: int) -> bytes:
@@ -118,7 +118,7 @@ def move_record(path: Path, folder: Path) -> None:
 def read_record(path: Path) -> Record:
     """The record at path, after checking its digest; BadInput when it is damaged."""
     told = path.with_suffix(".json")
-    about = told_in(told, MEND)
+    about = read_metadata(told, MEND)
     if not path.is_file():
         raise BadInput(
             f"{path} is missing, though {told.name} tells of it; restore it, or delete {told.name} "

@@ -1,7 +1,7 @@
 """A run folder: the recipe, the chosen weights, and the records made with them.
 
 runs/NAME/recipe.txt         every field, defaults too
-         model.safetensors   the chosen weights; chosen.json says which epoch and why
+         model.safetensors   the chosen weights; checkpoint.json says which epoch and why
          metrics.jsonl       one line an epoch
          records/            one record an attack
          state/              what a killed training resumes from; gone when it is done
@@ -20,9 +20,9 @@ import torch
 from demur.errors import BadInput, suggestion
 from demur.nets import RejectingNet
 from demur.recipes import Recipe, recipe_in
-from demur.runs.files import HALF_WRITTEN, only_writer, read_tensors, sweep, write_text
+from demur.runs.files import HALF_WRITTEN, exclusive_lock, read_tensors, sweep, write_text
+from demur.runs.metadata import read_metadata
 from demur.runs.record import Record, read_record
-from demur.runs.story import told_in
 from demur.spec import differences, digest, lines
 
 
@@ -76,7 +76,7 @@ class Run:
         """The run for this recipe, new or to be resumed, held for writing."""
         Run.check(path, recipe)  # before a lock file is put into somebody's folder
         was_there = path.exists()
-        with only_writer(path):
+        with exclusive_lock(path):
             Run.check(path, recipe)  # whoever held the lock may have made the run another's
             run = Run(path)
             run.tidy()
@@ -97,13 +97,13 @@ class Run:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Hold the run for writing; a second process is refused."""
-        with only_writer(self.path):
+        with exclusive_lock(self.path):
             self.tidy()
             yield
 
     def tidy(self) -> None:
         """Remove what killed processes have left behind."""
-        for folder in (self.path, self.records_folder):
+        for folder in (self.path, self.records_folder, self.path / "last"):
             sweep(folder)
         if self.finished:
             shutil.rmtree(self.path / "state", ignore_errors=True)
@@ -115,8 +115,8 @@ class Run:
 
     @property
     def trained(self) -> bool:
-        """Whether training has ended; a slim copy keeps no weights of it."""
-        return (self.path / "chosen.json").exists()
+        """Whether training has ended; an archive keeps no weights of it."""
+        return (self.path / "checkpoint.json").exists()
 
     @property
     def finished(self) -> bool:
@@ -124,27 +124,27 @@ class Run:
         return self.trained and (self.path / "model.safetensors").exists()
 
     @property
-    def chosen(self) -> dict[str, Any]:
+    def checkpoint(self) -> dict[str, Any]:
         """Which epoch's weights were taken, on which split, why, and where they were made."""
         if not self.trained:
             raise BadInput(f"{self.path} is not trained to the end; resume it with demur train")
-        story = told_in(self.path / "chosen.json", self._mend)
-        expected, found = str(story["recipe_digest"]), digest(self.recipe)
+        metadata = read_metadata(self.path / "checkpoint.json", self._mend)
+        expected, found = str(metadata["recipe_digest"]), digest(self.recipe)
         if expected != found:
             raise BadInput(
                 f"{self.path / 'recipe.txt'} is not what these weights were trained by: "
                 f"expected digest {expected[:16]}, found {found[:16]}; restore it or train again"
             )
-        return story
+        return metadata
 
     def check_weights(self) -> None:
-        """Refuse a slim copy, which has none."""
+        """Refuse an archive, which has none."""
         if not (self.path / "model.safetensors").exists():
             raise BadInput(f"{self.path} keeps records alone, without weights; {self._mend}")
 
     def net(self, device: torch.device) -> RejectingNet:
         """The trained net in eval mode."""
-        expected = self.chosen["weights"]
+        expected = self.checkpoint["weights"]
         self.check_weights()
         weights = read_tensors(self.path / "model.safetensors", expected, self._mend)
         net = self.recipe.net.build(self.recipe.data.domain, self.recipe.method.head)
@@ -161,7 +161,7 @@ class Run:
         """Where records live."""
         return self.path / "records"
 
-    def untold(self) -> list[Path]:
+    def orphan_arrays(self) -> list[Path]:
         """Arrays whose story is lost, or is not written yet, so that they are no record."""
         arrays = sorted(self.records_folder.glob("[!.]*.npz"))
         return [path for path in arrays if not path.with_suffix(".json").exists()]
@@ -170,9 +170,11 @@ class Run:
         """All finished records of these weights on a split, oldest first."""
         told = self.records_folder.glob(f"*-{split}-*.json")  # which is written last
         found = [read_record(path.with_suffix(".npz")) for path in told]
-        found.sort(key=lambda record: str(record.about["made"]))
-        weights = self.chosen["weights"]
-        return [r for r in found if r.about["split"] == split and r.about["weights"] == weights]
+        found.sort(key=lambda record: str(record.metadata["created"]))
+        weights = self.checkpoint["weights"]
+        return [
+            r for r in found if r.metadata["split"] == split and r.metadata["weights"] == weights
+        ]
 
 
 def runs_in(folder: Path) -> list[Run]:

@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from demur.attacks import Attack, Clean, Evade, Slips
-from demur.attacks.criteria import Ruled
+from demur.attacks import AcceptedError, Attack, Clean, Evasion
+from demur.attacks.criteria import RuleCriterion
 from demur.calibrate import at_least
 from demur.errors import BadInput
-from demur.evaluate.plain import plain
-from demur.evaluate.score import Scoring
-from demur.evaluate.values import can_score, values
+from demur.evaluate.as_json import plain
+from demur.evaluate.record_scores import can_score, values
+from demur.evaluate.score import Scorer
 from demur.metrics import BoolArray, FloatArray
 from demur.metrics.checks import IntArray
 from demur.recipes import NAMED_ATTACKS, VOCABULARY, Recipe
 from demur.rule import Rejector
 from demur.runs import Record
-from demur.sanity.order import after
+from demur.sanity.attack_order import after
 from demur.spec import read, show
 
 SURE = 0.01  # the chance of a false alarm that one comparison may have
@@ -44,7 +44,7 @@ class Flag:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckResult:
     """What became of one check: its flags, or why it could not be made."""
 
     kind: str
@@ -54,7 +54,7 @@ class Checked:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class ParsedRecord:
     """One record; its attack is None where the spec can no longer be read."""
 
     record: Record
@@ -76,22 +76,22 @@ class Seen:
 class Evidence:
     """All records of one split of a run."""
 
-    def __init__(self, records: Sequence[Record], scoring: Scoring) -> None:
+    def __init__(self, records: Sequence[Record], scoring: Scorer) -> None:
         self.scoring = scoring
         self.seen = [_seen(record, records) for record in records]
         self.attacked = [each for each in self.seen if not isinstance(each.attack, Clean)]
         untouched = [each for each in self.seen if isinstance(each.attack, Clean)]
         self.clean = max(untouched, key=lambda each: len(each.index), default=None)
-        self._values: dict[tuple[str, Seen], FloatArray | None] = {}
+        self._values: dict[tuple[str, ParsedRecord], FloatArray | None] = {}
 
     @cached_property
     def rejectors(self) -> dict[str, Rejector]:
         """The rejectors of the recipe by name."""
-        told = {str(each.record.about.get("recipe", "")) for each in self.seen}
+        told = {str(each.record.metadata.get("recipe", "")) for each in self.seen}
         recipes = [found for found in map(_parsed, told) if isinstance(found, Recipe)]
         return recipes[0].rejectors() if recipes else {}
 
-    def aimed_at(self, seen: Seen) -> list[str]:
+    def aimed_at(self, seen: ParsedRecord) -> list[str]:
         """The rejectors that an attack is made to get past, at the thresholds frozen here."""
         parts = [] if seen.attack is None else after(seen.attack)
         return [
@@ -102,13 +102,15 @@ class Evidence:
             and self._same_threshold(name, own, seen.record)
         ]
 
-    def _same_threshold(self, name: str, parts: list[Slips | Evade], record: Record) -> bool:
+    def _same_threshold(
+        self, name: str, parts: list[AcceptedError | Evasion], record: Record
+    ) -> bool:
         """Whether an attack that knows a threshold knows the one in use."""
-        frozen = [threshold_of(part, record) for part in parts if isinstance(part, Slips)]
+        frozen = [threshold_of(part, record) for part in parts if isinstance(part, AcceptedError)]
         used = self.scoring.thresholds[name]
         return not frozen or any(at is not None and math.isclose(at, used) for at in frozen)
 
-    def values(self, name: str, seen: Seen) -> FloatArray | None:
+    def values(self, name: str, seen: ParsedRecord) -> FloatArray | None:
         """A rejector's score of every image; None where the record does not allow it."""
         if (name, seen) not in self._values:
             score = self.scoring.of_record(name, seen.record)
@@ -116,24 +118,24 @@ class Evidence:
             self._values[name, seen] = values(score, seen.record) if can else None
         return self._values[name, seen]
 
-    def taken(self, name: str, seen: Seen) -> BoolArray | None:
+    def taken(self, name: str, seen: ParsedRecord) -> BoolArray | None:
         """Which images a rejector accepts at its frozen threshold."""
         found = self.values(name, seen)
         return None if found is None else found >= self.scoring.thresholds[name]
 
-    def slipped(self, name: str, seen: Seen) -> BoolArray | None:
+    def accepted_errors(self, name: str, seen: ParsedRecord) -> BoolArray | None:
         """Which images are answered wrongly and accepted."""
         taken = self.taken(name, seen)
         return None if taken is None else taken & ~seen.right
 
 
-def threshold_of(part: Ruled, record: Record) -> float | None:
+def threshold_of(part: RuleCriterion, record: Record) -> float | None:
     """The threshold that an attack was bound to; None where the record does not tell."""
-    at = record.about["thresholds"].get(show(part), part.at)
+    at = record.metadata["thresholds"].get(show(part), part.threshold)
     return float(at) if isinstance(at, int | float) else None
 
 
-def shared(one: Seen, other: Seen) -> tuple[IntArray, IntArray]:
+def shared(one: ParsedRecord, other: ParsedRecord) -> tuple[IntArray, IntArray]:
     """The rows of the images that both records show."""
     _, ours, theirs = np.intersect1d(
         one.index, other.index, assume_unique=True, return_indices=True
@@ -141,7 +143,7 @@ def shared(one: Seen, other: Seen) -> tuple[IntArray, IntArray]:
     return ours, theirs
 
 
-def chance(first: BoolArray, second: BoolArray) -> float:
+def mcnemar_p_value(first: BoolArray, second: BoolArray) -> float:
     """McNemar's exact p that the first holds oftener than the second on the same images."""
     only, lost = int((first & ~second).sum()), int((second & ~first).sum())
     return float(at_least(only, only + lost, 0.5))
@@ -176,12 +178,12 @@ def changed(label: str, key: str, value: str) -> str:
     return f"{name}:{','.join([*kept, f'{key}={value}'])}"
 
 
-def _seen(record: Record, among: Sequence[Record]) -> Seen:
+def _seen(record: Record, among: Sequence[Record]) -> ParsedRecord:
     """A record under its label; where several bear it, with the number of images."""
-    attack = _parsed(str(record.about["spec"]))
+    attack = _parsed(str(record.metadata["spec"]))
     several = sum(other.label == record.label for other in among) > 1
     name = f"{record.label} (n={len(record.y)})" if several else record.label
-    return Seen(record, attack if isinstance(attack, Attack) else None, name)
+    return ParsedRecord(record, attack if isinstance(attack, Attack) else None, name)
 
 
 def _parsed(text: str) -> object:

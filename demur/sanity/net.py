@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from demur.sanity.evidence import TOLERATED, Checked, Evidence, Flag, listed, too_many
+from demur.sanity.evidence import TOLERATED, CheckResult, Evidence, Flag, listed, too_many
 
 TIED = "scores are tied"
 RANDOM = "answers are random"
@@ -12,12 +12,12 @@ FLAT = "gradients are zero"
 NO_PROBE = "a record made since nets are probed; any new attack brings one"
 
 
-def tied_scores(evidence: Evidence) -> Checked:
+def tied_scores(evidence: Evidence) -> CheckResult:
     """Whether many images share one score, so that no threshold can part them."""
     found = {name: _ties(name, evidence) for name in evidence.scoring.scores}
     ties = {name: tied for name, tied in found.items() if tied}
     if not ties:
-        return Checked(TIED)
+        return CheckResult(TIED)
     told = "; ".join(max(tied)[1] for tied in ties.values())
     where = tuple(dict.fromkeys(label for tied in ties.values() for *_, label in tied))
     flag = Flag(
@@ -26,7 +26,7 @@ def tied_scores(evidence: Evidence) -> Checked:
         "A threshold takes all of them or none and their order is arbitrary: take a score that "
         "does not saturate (Energy, MaxLogit), or keep its logarithm.",
     )  # fmt: skip
-    return Checked(TIED, (flag,))
+    return CheckResult(TIED, (flag,))
 
 
 def _ties(name: str, evidence: Evidence) -> list[tuple[float, str, str]]:
@@ -47,17 +47,17 @@ def _ties(name: str, evidence: Evidence) -> list[tuple[float, str, str]]:
     return found
 
 
-def random_answers(evidence: Evidence) -> Checked:
+def random_answers(evidence: Evidence) -> CheckResult:
     """Whether the net answered the same images otherwise when asked again."""
     return _probed(
-        evidence, RANDOM, "unsteady", lambda odd, of: odd > 0,
+        evidence, RANDOM, "random_outputs", lambda odd, of: odd > 0,
         "Asked twice about the same {of} clean images, the net answered otherwise on {odd} of them",
         "Average the gradient over several looks (APGD with looks=20) and report the mean over "
         "several verdicts: a single one is a draw.",
     )  # fmt: skip
 
 
-def zero_gradients(evidence: Evidence) -> Checked:
+def zero_gradients(evidence: Evidence) -> CheckResult:
     """Whether cross-entropy has no gradient at clean images."""
     return _probed(
         evidence, FLAT, "zero_gradients", too_many,
@@ -74,18 +74,18 @@ def _probed(
     odd: Callable[[int, int], bool],
     seen: str,
     remedy: str,
-) -> Checked:
+) -> CheckResult:
     """A check of what was probed when each record was made; old records know nothing of it."""
     probes = {
-        each.name: each.record.about["probe"]
+        each.name: each.record.metadata["probe"]
         for each in evidence.seen
-        if "probe" in each.record.about
+        if "probe" in each.record.metadata
     }
     if not probes:
-        return Checked(kind, lacks=NO_PROBE)
+        return CheckResult(kind, lacks=NO_PROBE)
     names = tuple(name for name, each in probes.items() if odd(each[entry], each["images"]))
     if not names:
-        return Checked(kind)
+        return CheckResult(kind)
     worst = max((probes[name] for name in names), key=lambda each: int(each[entry]))
     told = seen.format(odd=worst[entry], of=worst["images"])
-    return Checked(kind, (Flag(kind, names, f"{told} (seen with {listed(names)}).", remedy),))
+    return CheckResult(kind, (Flag(kind, names, f"{told} (seen with {listed(names)}).", remedy),))

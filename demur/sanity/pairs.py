@@ -4,25 +4,25 @@ from itertools import permutations
 
 from demur.attacks import PGD, Attack, Clean
 from demur.metrics import BoolArray
+from demur.sanity.attack_order import after, smaller_budget, wants_wrong, weaker, weaker_against
 from demur.sanity.evidence import (
     SURE,
-    Checked,
+    CheckResult,
     Evidence,
     Flag,
-    Seen,
-    chance,
+    ParsedRecord,
     changed,
     has_name,
     listed,
+    mcnemar_p_value,
     share,
     shared,
 )
-from demur.sanity.order import after, less_of, wants_wrong, weaker, weaker_against
 
 BEATEN = "a weaker attack beats a stronger one"
 
 
-def weaker_beats_stronger(evidence: Evidence) -> Checked:
+def weaker_beats_stronger(evidence: Evidence) -> CheckResult:
     """Whether an attack does less than one that is plainly weaker, image by image."""
     readable = [each for each in evidence.seen if each.attack is not None]
     compared, flags = False, list[Flag]()
@@ -36,13 +36,13 @@ def weaker_beats_stronger(evidence: Evidence) -> Checked:
         found += [_by_slips(one, other, rejectors, evidence)] if rejectors else []
         flags += [flag for flag in found if flag]
     if compared or flags:
-        return Checked(BEATEN, tuple(flags))
+        return CheckResult(BEATEN, tuple(flags))
     named = [each for each in readable if isinstance(each.attack, PGD) and has_name(each.record)]
     wants = changed(named[0].record.label, "restarts", "10") if named else "pgd-100"
-    return Checked(BEATEN, lacks="two attacks of which one is plainly weaker", wants=wants)
+    return CheckResult(BEATEN, lacks="two attacks of which one is plainly weaker", wants=wants)
 
 
-def _to_be_compared(one: Attack, other: Seen, evidence: Evidence) -> list[str]:
+def _to_be_compared(one: Attack, other: ParsedRecord, evidence: Evidence) -> list[str]:
     """The rejectors past which the first attack should get no more than the second."""
     stronger = other.attack
     if stronger is None or isinstance(stronger, Clean):
@@ -50,15 +50,15 @@ def _to_be_compared(one: Attack, other: Seen, evidence: Evidence) -> list[str]:
     if after(stronger):
         return evidence.aimed_at(other) if weaker_against(one, stronger) else []
     alike = getattr(one, "keep", None) == getattr(stronger, "keep", None)  # a first hit is meek
-    if wants_wrong(stronger) and alike and less_of(one, stronger):
+    if wants_wrong(stronger) and alike and smaller_budget(one, stronger):
         return list(evidence.scoring.thresholds)
     return []
 
 
-def _by_answers(one: Seen, other: Seen) -> Flag | None:
+def _by_answers(one: ParsedRecord, other: ParsedRecord) -> Flag | None:
     ours, theirs = shared(one, other)
     first, second = ~one.right[ours], ~other.right[theirs]
-    p = chance(first, second)
+    p = mcnemar_p_value(first, second)
     if p >= SURE:
         return None
     return Flag(
@@ -70,14 +70,16 @@ def _by_answers(one: Seen, other: Seen) -> Flag | None:
     )  # fmt: skip
 
 
-def _by_slips(one: Seen, other: Seen, rejectors: list[str], evidence: Evidence) -> Flag | None:
+def _by_slips(
+    one: ParsedRecord, other: ParsedRecord, rejectors: list[str], evidence: Evidence
+) -> Flag | None:
     """One flag for all rejectors past which the weaker attack gets more, the clearest first."""
     ours, theirs = shared(one, other)
     found = list[tuple[float, str, BoolArray, BoolArray]]()
     for name in rejectors:
-        first, second = evidence.slipped(name, one), evidence.slipped(name, other)
+        first, second = evidence.accepted_errors(name, one), evidence.accepted_errors(name, other)
         if first is not None and second is not None:
-            p = chance(first[ours], second[theirs])
+            p = mcnemar_p_value(first[ours], second[theirs])
             found.append((p, name, first[ours], second[theirs]))
     beaten = sorted((f for f in found if f[0] < SURE / len(found)), key=lambda f: f[0])
     if not beaten:

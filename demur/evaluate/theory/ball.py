@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from demur.attacks import Xi
+from demur.attacks import XiObjective
 from demur.balls import Ball, Linf
-from demur.evaluate.theory.shares import Share, seen_at
+from demur.evaluate.theory.proportions import Proportion, outputs_at
 from demur.metrics import FloatArray
 from demur.recipes import VOCABULARY
 from demur.runs import Record
@@ -22,38 +22,38 @@ from demur.theory import confident, xi_below
 
 
 @dataclass(frozen=True)
-class StaysLow:
+class XiBelow:
     """The share of images whose xi stays below 2 - 1/gamma, before and after the attacks."""
 
     gamma: float
     xi: float
-    clean: Share | None
-    attacked: Share
+    clean: Proportion | None
+    attacked: Proportion
 
 
 @dataclass(frozen=True)
-class Throughout:
+class WorstCaseXi:
     """Who keeps xi low in a whole ball: at most that many, since an attack may miss the worst."""
 
     ball: str
     n: int
     records: tuple[str, ...]
-    stays_low: tuple[StaysLow, ...]
+    stays_low: tuple[XiBelow, ...]
 
 
-def throughout(
+def worst_case_xi(
     records: Sequence[Record], gammas: Sequence[float], tau: float
-) -> tuple[Throughout, ...]:
+) -> tuple[WorstCaseXi, ...]:
     """One for each ball in which some record raised xi, by the worst of all records in it."""
-    aimed = dict.fromkeys((_ball(record), record.about["data"]) for record in records)
+    with_objective = dict.fromkeys((_ball(record), record.metadata["data"]) for record in records)
     return tuple(
-        _in_ball(ball, [r for r in records if r.about["data"] == images], gammas, tau)
-        for ball, images in aimed
+        _in_ball(ball, [r for r in records if r.metadata["data"] == images], gammas, tau)
+        for ball, images in with_objective
         if ball is not None
     )
 
 
-def _in_ball(ball: Ball, records: list[Record], gammas: Sequence[float], tau: float) -> Throughout:
+def _in_ball(ball: Ball, records: list[Record], gammas: Sequence[float], tau: float) -> WorstCaseXi:
     worst: FloatArray = np.zeros(len(records[0].y))
     clean: FloatArray | None = None
     labels = []
@@ -62,21 +62,21 @@ def _in_ball(ball: Ball, records: list[Record], gammas: Sequence[float], tau: fl
         inside = size <= ball.eps * (1 + 1e-5) + 1e-6  # sizes are kept in fp32
         if not inside.any():
             continue
-        xi = seen_at(record, tau).xi
+        xi = outputs_at(record, tau).xi
         worst = np.maximum(worst, np.where(inside, xi, 0.0))
         labels.append(record.label)
         if not size.any():
             clean = xi
     stays_low = tuple(
-        StaysLow(
+        XiBelow(
             gamma,
             xi_below(gamma),
-            None if clean is None else Share.of(confident(gamma, clean)),
-            Share.of(confident(gamma, worst)),
+            None if clean is None else Proportion.of(confident(gamma, clean)),
+            Proportion.of(confident(gamma, worst)),
         )
         for gamma in gammas
     )
-    return Throughout(show(ball), len(worst), tuple(labels), stays_low)
+    return WorstCaseXi(show(ball), len(worst), tuple(labels), stays_low)
 
 
 def _sizes(ball: Ball, record: Record) -> FloatArray:
@@ -86,8 +86,8 @@ def _sizes(ball: Ball, record: Record) -> FloatArray:
 
 def _ball(record: Record) -> Ball | None:
     """The ball in which a record's attack raised xi; None for any other attack."""
-    text = str(record.about["spec"])
-    if f"{Xi.__name__}(" not in text:
+    text = str(record.metadata["spec"])
+    if f"{XiObjective.__name__}(" not in text:
         return None
     ball = getattr(read(text, VOCABULARY), "ball", None)
     return ball if isinstance(ball, Ball) else None

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from demur import theory as statements
-from demur.evaluate.theory.shares import Share, seen_at
+from demur.evaluate.theory.proportions import Proportion, outputs_at
 from demur.runs import Record
-from demur.theory import Answers, Claim, con_above, xi_below
+from demur.theory import Claim, TheoryInputs, con_above, xi_below
 
 TAUS = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)  # 0 is the limit
 XIS = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -39,12 +39,12 @@ class XiError:
     median_geometric: float
     median_arithmetic: float
     smallest_a: float
-    below_one: Share  # Definition 1 can be met
-    better_than_guess: Share  # than A = 1/2
-    small: Share  # xi <= 0.1
-    small_of_right: Share
-    small_of_wrong: Share
-    same_bin: Share  # the accuracy in Theorem 2's task for xi = 0.1
+    below_one: Proportion  # Definition 1 can be met
+    better_than_guess: Proportion  # than A = 1/2
+    small: Proportion  # xi <= 0.1
+    small_of_right: Proportion
+    small_of_wrong: Proportion
+    same_bin: Proportion  # the accuracy in Theorem 2's task for xi = 0.1
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class AtTau:
     """One temperature: who is inside Theorem 1 at their own xi, and labels drawn at random."""
 
     tau: float
-    inside: Share
-    of_right: Share
-    of_wrong: Share
-    without_head: Share  # inside, if A were 1 everywhere
+    inside: Proportion
+    of_right: Proportion
+    of_wrong: Proportion
+    without_head: Proportion  # inside, if A were 1 everywhere
     randomised: float
     sampled: float
     sampling_error: float
@@ -67,9 +67,9 @@ class AtXi:
 
     xi: float
     con_above: float
-    confident: Share
-    accurate: Share
-    inside: Share
+    confident: Proportion
+    accurate: Proportion
+    inside: Proportion
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class AtGamma:
 
     gamma: float
     xi_below: float
-    past: Share
-    inside: Share
-    inside_of_past: Share
-    accepted: Share  # past the threshold with R-Con above 1/2
-    right_of_accepted: Share
+    past: Proportion
+    inside: Proportion
+    inside_of_past: Proportion
+    accepted: Proportion  # past the threshold with R-Con above 1/2
+    right_of_accepted: Proportion
 
 
 @dataclass(frozen=True)
@@ -90,18 +90,18 @@ class AtThreshold:
     """Confidence alone at one threshold: the accuracy if it were calibrated, and the measured."""
 
     t: float
-    coverage: Share
+    coverage: Proportion
     calibrated: float
-    measured: Share
+    measured: Proportion
 
 
 @dataclass(frozen=True)
 class AtOracle:
     """T-Con above 1/2 as the rejector that nobody has."""
 
-    coverage: Share
-    accuracy: Share
-    right_kept: Share
+    coverage: Proportion
+    accuracy: Proportion
+    right_kept: Proportion
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class RecordTheory:
     attack: str
     record: str
     n: int
-    accuracy: Share
+    accuracy: Proportion
     checks: tuple[Check, ...]
     xi: XiError
     at_tau: tuple[AtTau, ...]
@@ -123,13 +123,13 @@ class RecordTheory:
 
 def of_record(record: Record, tau: float, gammas: Sequence[float]) -> RecordTheory:
     """The record at the temperature of its head, and at others."""
-    seen = seen_at(record, tau)
-    at_all = [seen, *(seen_at(record, other) for other in TAUS if other != tau)]
+    seen = outputs_at(record, tau)
+    at_all = [seen, *(outputs_at(record, other) for other in TAUS if other != tau)]
     return RecordTheory(
         attack=record.label,
         record=record.digest,
         n=len(seen.correct),
-        accuracy=Share.of(seen.correct),
+        accuracy=Proportion.of(seen.correct),
         checks=_checks(at_all, gammas),
         xi=_xi_error(seen),
         at_tau=tuple(_at_tau(record, other) for other in sorted({*TAUS, tau})),
@@ -140,7 +140,7 @@ def of_record(record: Record, tau: float, gammas: Sequence[float]) -> RecordTheo
     )
 
 
-def _checks(at_all: list[Answers], gammas: Sequence[float]) -> tuple[Check, ...]:
+def _checks(at_all: list[TheoryInputs], gammas: Sequence[float]) -> tuple[Check, ...]:
     """Each statement at every temperature; Theorem 1 at each image's own xi, all xi and gamma."""
     theorem1 = [
         claim
@@ -164,7 +164,7 @@ def _check(statement: str, claims: Iterable[Claim]) -> Check:
     return Check(statement, applied, violated)
 
 
-def _xi_error(seen: Answers) -> XiError:
+def _xi_error(seen: TheoryInputs) -> XiError:
     xi, best = seen.xi, seen.a_star
     guess = statements.point_xi(np.full_like(best, 0.5), best)
     same = statements.arithmetic_bin(seen.a, SMALL) == statements.arithmetic_bin(best, SMALL)
@@ -172,57 +172,59 @@ def _xi_error(seen: Answers) -> XiError:
         median_geometric=float(np.median(statements.xi_geometric(seen.a, best))),
         median_arithmetic=float(np.median(statements.xi_arithmetic(seen.a, best))),
         smallest_a=float(seen.a.min()),
-        below_one=Share.of(xi < 1),
-        better_than_guess=Share.of(xi < guess),
-        small=Share.of(xi <= SMALL),
-        small_of_right=Share.of(xi <= SMALL, seen.correct),
-        small_of_wrong=Share.of(xi <= SMALL, ~seen.correct),
-        same_bin=Share.of(same),
+        below_one=Proportion.of(xi < 1),
+        better_than_guess=Proportion.of(xi < guess),
+        small=Proportion.of(xi <= SMALL),
+        small_of_right=Proportion.of(xi <= SMALL, seen.correct),
+        small_of_wrong=Proportion.of(xi <= SMALL, ~seen.correct),
+        same_bin=Proportion.of(same),
     )
 
 
 def _at_tau(record: Record, tau: float) -> AtTau:
-    seen, y = seen_at(record, tau), record.y.numpy()
+    seen, y = outputs_at(record, tau), record.y.numpy()
     inside = statements.theorem1(seen).premise
     p = statements.probabilities(record.output.logits.numpy(), tau)
     trusting = replace(seen, a=np.ones_like(seen.a))
     return AtTau(
         tau=tau,
-        inside=Share.of(inside),
-        of_right=Share.of(inside, seen.correct),
-        of_wrong=Share.of(inside, ~seen.correct),
-        without_head=Share.of(statements.theorem1(trusting).premise),
+        inside=Proportion.of(inside),
+        of_right=Proportion.of(inside, seen.correct),
+        of_wrong=Proportion.of(inside, ~seen.correct),
+        without_head=Proportion.of(statements.theorem1(trusting).premise),
         randomised=statements.randomised_accuracy(seen.tcon),
         sampled=statements.sampled_accuracy(p, y, DRAWS, seed=int(record.digest[:8], 16)),
         sampling_error=statements.sampling_error(seen.tcon, DRAWS),
     )
 
 
-def _at_xi(seen: Answers, xi: float) -> AtXi:
+def _at_xi(seen: TheoryInputs, xi: float) -> AtXi:
     return AtXi(
         xi,
         con_above(xi),
-        Share.of(statements.confident(seen.con, xi)),
-        Share.of(statements.accurate(seen, xi)),
-        Share.of(statements.theorem1(seen, xi).premise),
+        Proportion.of(statements.confident(seen.con, xi)),
+        Proportion.of(statements.accurate(seen, xi)),
+        Proportion.of(statements.theorem1(seen, xi).premise),
     )
 
 
-def _at_gamma(seen: Answers, gamma: float) -> AtGamma:
+def _at_gamma(seen: TheoryInputs, gamma: float) -> AtGamma:
     past, inside = seen.con >= gamma, statements.theorem1_behind(seen, gamma).premise
     accepted = past & (seen.rcon > 0.5)
     return AtGamma(
-        gamma, xi_below(gamma), Share.of(past), Share.of(inside), Share.of(inside, past),
-        Share.of(accepted), Share.of(seen.correct, accepted),
+        gamma, xi_below(gamma), Proportion.of(past), Proportion.of(inside), Proportion.of(inside, past),
+        Proportion.of(accepted), Proportion.of(seen.correct, accepted),
     )  # fmt: skip
 
 
-def _at_threshold(seen: Answers, t: float) -> AtThreshold:
+def _at_threshold(seen: TheoryInputs, t: float) -> AtThreshold:
     kept = seen.con >= t
     calibrated = statements.calibrated_accuracy(seen.con, t)
-    return AtThreshold(t, Share.of(kept), calibrated, Share.of(seen.correct, kept))
+    return AtThreshold(t, Proportion.of(kept), calibrated, Proportion.of(seen.correct, kept))
 
 
-def _at_oracle(seen: Answers) -> AtOracle:
+def _at_oracle(seen: TheoryInputs) -> AtOracle:
     kept = seen.tcon > 0.5
-    return AtOracle(Share.of(kept), Share.of(seen.correct, kept), Share.of(kept, seen.correct))
+    return AtOracle(
+        Proportion.of(kept), Proportion.of(seen.correct, kept), Proportion.of(kept, seen.correct)
+    )

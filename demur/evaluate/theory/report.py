@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from demur.errors import BadInput
-from demur.evaluate.plain import plain
-from demur.evaluate.theory.ball import Throughout, throughout
+from demur.evaluate.as_json import plain
+from demur.evaluate.theory.ball import WorstCaseXi, worst_case_xi
 from demur.evaluate.theory.record import XIS, RecordTheory, of_record
 from demur.runs import Run
 from demur.theory import TOYS, class_counts, n_sub, toy_values, xi_below
@@ -50,8 +50,8 @@ class TheoryReport:
     tau: float
     records: tuple[RecordTheory, ...]
     difficulty: tuple[Difficulty, ...]
-    throughout: tuple[Throughout, ...]
-    how_throughout: str | None  # how to make the record that is missing for it
+    worst_case_xi: tuple[WorstCaseXi, ...]
+    xi_attack_command: str | None  # how to make the record that is missing for it
     toys: tuple[ToyOrder, ...]
 
     @property
@@ -67,7 +67,7 @@ class TheoryReport:
 
 def theory(run: Run, gammas: Sequence[float] = GAMMAS, rho: float = RHO) -> TheoryReport:
     """All figures of a run whose head is R-Con's."""
-    if not run.recipe.has_a:
+    if not run.recipe.has_rectifier:
         raise BadInput(
             f"{run.name} has no A to hold against A*: the theory needs a net whose confidence is "
             "multiplied by one; train with head=RR()"
@@ -80,14 +80,14 @@ def theory(run: Run, gammas: Sequence[float] = GAMMAS, rho: float = RHO) -> Theo
     if not records:
         name = run.path.name
         raise BadInput(f"{name} has no record yet; make some with demur attack {name} clean pgd-10")
-    balls = throughout(records, gammas, tau)
+    balls = worst_case_xi(records, gammas, tau)
     return TheoryReport(
         run=run.name,
         tau=tau,
         records=tuple(of_record(record, tau, gammas) for record in records),
         difficulty=difficulty,
-        throughout=balls,
-        how_throughout=None if balls else _how(run),
+        worst_case_xi=balls,
+        xi_attack_command=None if balls else _how(run),
         toys=tuple(ToyOrder(toy.measure, toy_values(toy, 1), toy_values(toy, 2)) for toy in TOYS),
     )
 

@@ -1,0 +1,124 @@
+"""Types of fields with conditions, and values checked against them.
+
+steps: Count        # a whole number of at least 1
+as_declared("ten", Count, "PGD.steps")
+# BadInput: PGD.steps must be a whole number of at least 1, not 'ten'
+"""
+
+import math
+from collections.abc import Callable
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from demur.errors import BadInput
+
+
+class Condition(NamedTuple):
+    """A condition on a field's value, with the words that name it in an error."""
+
+    holds: Callable[[Any], bool]
+    words: str
+
+
+_STORABLE = Condition(lambda v: v < 2**63, "below 2^63")
+PositiveInt = Annotated[int, Condition(lambda v: v >= 1, "of at least 1"), _STORABLE]
+NonNegativeInt = Annotated[int, Condition(lambda v: v >= 0, "of at least 0"), _STORABLE]
+Positive = Annotated[float, Condition(lambda v: v > 0, "above 0")]
+NonNegative = Annotated[float, Condition(lambda v: v >= 0, "of at least 0")]
+UnitInterval = Annotated[float, Condition(lambda v: 0 <= v <= 1, "between 0 and 1")]
+
+
+def as_declared(value: Any, kind: Any, where: str) -> Any:
+    """`value` as `kind` (a whole number counts as a float), or BadInput."""
+    try:
+        return _as(value, kind)
+    except TypeError:
+        raise BadInput(f"{where} must be {words(kind, value)}, not {_brief(value)}") from None
+
+
+def _as(value: Any, kind: Any) -> Any:
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        base, conditions = args[0], args[1:]
+        value = _as(value, base)
+        if all(condition.holds(value) for condition in conditions):
+            return value
+        raise TypeError
+    if origin in (Union, UnionType):
+        return _first_fit(value, args)
+    if origin is Literal:
+        ok = value in args
+    elif origin is tuple:
+        return _as_tuple(value, args)
+    elif kind is float:
+        value = _float(value)
+        ok = math.isfinite(value)
+    elif kind is int:
+        ok = isinstance(value, int) and not isinstance(value, bool)
+    else:
+        ok = isinstance(value, kind)
+    if not ok:
+        raise TypeError
+    return value
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _first_fit(value: Any, kinds: tuple[Any, ...]) -> Any:
+    for kind in kinds:
+        try:
+            return _as(value, kind)
+        except TypeError:
+            continue
+    raise TypeError
+
+
+def _as_tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not isinstance(value, tuple):
+        raise TypeError
+    if kinds[1:] == (Ellipsis,):
+        kinds = kinds[:1] * len(value)
+    if len(kinds) != len(value):
+        raise TypeError
+    return tuple(_as(v, k) for v, k in zip(value, kinds, strict=True))
+
+
+def words(kind: Any, value: Any = None) -> str:
+    """A type as a user would say it, with the condition that a value breaks."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return f"{words(args[0])} {args[1 if value is None else _broken(args, value)].words}"
+    if origin in (Union, UnionType):
+        return " or ".join(words(arg, value) for arg in args)
+    if origin is Literal:
+        return "one of " + ", ".join(str(arg) for arg in args)
+    if origin is tuple:
+        return "a tuple of " + ", ".join(words(a) for a in args if a is not Ellipsis)
+    plain = {float: "a number", int: "a whole number", str: "a word", bool: "True or False"}
+    return plain.get(kind, "None" if kind is NoneType else f"a {kind.__name__}")
+
+
+def _broken(annotated: tuple[Any, ...], value: Any) -> int:
+    """The place of the first condition that a value of the right type breaks."""
+    places = range(1, len(annotated))
+    numeric = isinstance(value, int | float)
+    return next((i for i in places if numeric and not annotated[i].holds(value)), 1)
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def takes_specs(kind: Any) -> bool:
+    """Whether a field of this type can hold anything but plain values."""
+    plain = (float, int, str, bool, NoneType)
+    parts = [a for a in get_args(kind) if not isinstance(a, Condition) and a is not Ellipsis]
+    return any(takes_specs(a) for a in parts) if parts else kind not in plain

@@ -1,0 +1,169 @@
+"""Slim copies of runs: the same tables without weights, data or features."""
+
+import fcntl
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from demur.attacks import Clean
+from demur.calibrate import TPR
+from demur.data import Digits, Splits
+from demur.errors import BadInput
+from demur.evaluate import AttackOptions, Evaluator, Scorer, archive, run_attack
+from demur.evaluate.certificates import issue
+from demur.paper.stored_runs import stored_factories
+from demur.rejectors import paper_grid
+from demur.runs import Run
+from demur.spec import show
+
+
+def test_an_archive_gives_the_same_tables_without_weights_or_data(
+    scored_source: Evaluator, tmp_path: Path
+) -> None:
+    target = tmp_path / "kept" / "archive"
+    thin = archive(scored_source, target)
+    assert not (target / "model.safetensors").exists()
+    assert all("feature" not in r.arrays and "x_adv" not in r.arrays for r in thin.records())
+    for wanted in (None, paper_grid(Digits())):
+        whole = Scorer.of(scored_source, rejectors=wanted)
+        again = Scorer.of(NoData(thin, torch.device("cpu")), rejectors=wanted)
+        assert again.thresholds == whole.thresholds
+        for one, other in zip(scored_source.run.records(), thin.records(), strict=True):
+            pairs = ((whole, one), (again, other))
+            rows = [[row.plain() for row in s.scored(record).rows] for s, record in pairs]
+            assert rows[0] == rows[1]
+
+
+class NoData(Evaluator):
+    """A source on a machine that has no data set."""
+
+    @property
+    def splits(self) -> Splits:
+        """None."""
+        raise AssertionError("an archived run was asked for images")
+
+
+def test_an_archive_of_an_archive_is_the_same(scored_source: Evaluator, tmp_path: Path) -> None:
+    once = archive(scored_source, tmp_path / "once")
+    twice = archive(NoData(once, torch.device("cpu")), tmp_path / "twice")
+    for one, other in zip(once.records(), twice.records(), strict=True):
+        assert list(one.kept) == list(other.kept) != []
+        assert all(torch.equal(one.kept[text], other.kept[text]) for text in one.kept)
+        assert one.metadata["scores_fitted"] == other.metadata["scores_fitted"]
+
+
+def test_an_archive_never_writes_over_anything(
+    scored_source: Evaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "mine.txt").write_text("mine")
+    with pytest.raises(BadInput, match="is in the way"):
+        archive(scored_source, tmp_path / "there")
+    assert [p.name for p in (tmp_path / "there").iterdir()] == ["mine.txt"]
+    assert [p.name for p in tmp_path.iterdir()] == ["there"]
+    monkeypatch.chdir(tmp_path / "there")
+    for place in (".", "/"):
+        with pytest.raises(BadInput, match="is in the way"):
+            archive(scored_source, Path(place))
+
+
+def test_a_copy_made_again_takes_the_place_of_none_but_its_own(
+    scored_source: Evaluator, tmp_path: Path
+) -> None:
+    target = tmp_path / "copy"
+    archive(scored_source, target, ["R-Con"])
+    with pytest.raises(BadInput, match="is in the way"):
+        archive(scored_source, target, ["R-Con", "GDA"])
+    made = archive(scored_source, target, ["R-Con", "GDA"], again=True)
+    assert all(record.scores_only and len(record.kept) == 4 for record in made.records())
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+    with pytest.raises(BadInput, match="keeps more of clean than this copy would"):
+        archive(scored_source, target, ["R-Con"], again=True)
+    made = archive(scored_source, target, again=True)
+    assert not any(record.scores_only for record in made.records())
+    with pytest.raises(BadInput, match="keeps more of clean than this copy would"):
+        archive(scored_source, target, ["R-Con"], again=True)
+    recipe = target / "recipe.txt"
+    recipe.write_text(show(replace(made.recipe, seed=7)))
+    before = recipe.read_bytes()
+    with pytest.raises(BadInput, match="is in the way"):
+        archive(scored_source, target, again=True)
+    assert recipe.read_bytes() == before
+
+
+def test_a_run_is_never_replaced_by_its_own_copy(own_source: Evaluator, tmp_path: Path) -> None:
+    run_attack(own_source, "clean", Clean(), AttackOptions(n=40))
+    before = sorted(own_source.run.path.rglob("*"))
+    with pytest.raises(BadInput, match="is in the way"):
+        archive(own_source, own_source.run.path, again=True)
+    assert sorted(own_source.run.path.rglob("*")) == before
+
+
+def test_a_link_to_a_folder_stays_and_two_at_once_are_one(
+    scored_source: Evaluator, tmp_path: Path
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    archive(scored_source, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert len(Run(tmp_path / "real").records()) == 2
+    lock = tmp_path / ".copy.making" / ".lock"
+    lock.parent.mkdir()
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(BadInput, match="another process is writing"):
+            archive(scored_source, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_promises_are_copied_and_a_damaged_one_is_named(
+    own_source: Evaluator, tmp_path: Path
+) -> None:
+    run_attack(own_source, "clean", Clean(), AttackOptions(n=40))
+    issue(own_source, "R-Con", TPR(0.8))
+    (made,) = (own_source.run.path / "certificates").iterdir()
+    (copied,) = (archive(own_source, tmp_path / "copy").path / "certificates").iterdir()
+    assert copied.name == made.name
+    assert copied.read_bytes() == made.read_bytes()
+    made.write_text(made.read_text().replace('"rejector": "R-Con"', '"rejector": "Con"'))
+    with pytest.raises(BadInput, match=rf"{made.name} is damaged: .*demur calibrate"):
+        archive(own_source, tmp_path / "other")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "own"]
+
+
+def test_a_copy_that_fails_leaves_nothing_and_the_earlier_one(
+    scored_source: Evaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    target = tmp_path / "copy"
+    for earlier in (False, True):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+            patch.setattr(os, "fsync", full)
+            archive(scored_source, target, again=True)
+        assert [path.name for path in tmp_path.iterdir()] == (["copy"] if earlier else [])
+        archive(scored_source, target, again=True)
+    assert len(Run(target).records()) == 2
+
+
+def test_what_a_killed_copy_leaves_is_no_run_and_taken_away_next_time(
+    scored_source: Evaluator, tmp_path: Path
+) -> None:
+    half, old = (tmp_path / ".copy.making" / part for part in ("half", "old"))
+    shutil.copytree(scored_source.run.path, half)
+    with pytest.raises(BadInput, match="holds no run"):
+        stored_factories(tmp_path, lambda run: scored_source, print)
+    with pytest.raises(BadInput, match="train one first"):
+        Run.open("copy", home=tmp_path)
+    made = archive(scored_source, tmp_path / "copy").path
+    old.parent.mkdir()
+    made.replace(old)  # killed between two moves
+    with pytest.raises(BadInput, match="is in the way"):
+        archive(scored_source, tmp_path / "copy")
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"], "the earlier one came back"
+    assert len(Run(tmp_path / "copy").records()) == 2

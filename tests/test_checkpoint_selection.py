@@ -1,0 +1,266 @@
+"""Which epoch is kept, the paper's split with nothing held out, and runs kept archive."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from demur.attacks import Clean
+from demur.data import CIFAR10
+from demur.errors import BadInput
+from demur.evaluate import AttackOptions, Evaluator, Scorer, archive, run_attack
+from demur.methods import PGDAT, RR, OneCycle, Piecewise, Standard
+from demur.nets import ResNet18, WideResNet
+from demur.recipes import RECIPES, Recipe, recipe
+from demur.report.commands import train_command
+from demur.runs import Run
+from demur.training import train
+from tests.cifar_files import use_small_set
+from tests.conftest import TINY, Command
+from tests.test_cli import refused
+
+BRIEF = ["width=2", "epochs=3", "batch_size=50", "precision=fp32", "attack.steps=1",
+         "validation_attack.steps=1", "schedule.peak=0.05"]  # fmt: skip
+
+
+class Place(NamedTuple):
+    """Where a small CIFAR-10 lies and a run trained on all of it."""
+
+    data: Path
+    run: Run
+
+
+@pytest.fixture(scope="module")
+def paper(tmp_path_factory: pytest.TempPathFactory) -> "Place":
+    """Trained with nothing held out; made-up photographs, so nothing is learned."""
+    folder = tmp_path_factory.mktemp("paper")
+    with pytest.MonkeyPatch.context() as patch:
+        use_small_set(CIFAR10, patch, folder / "data")
+        run = train(cifar("split=paper"), folder / "run", data_folder=folder / "data")
+        evaluator = Evaluator(run, torch.device("cpu"), folder / "data")
+        run_attack(evaluator, "clean", Clean(), AttackOptions(keep_images=0))
+    return Place(folder / "data", run)
+
+
+@pytest.fixture
+def small_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    use_small_set(CIFAR10, monkeypatch, tmp_path / "data")
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def command_there(command: Command, small_set: Path) -> Command:
+    """Call the command as the shell would, where the small set is."""
+    return lambda *words: command(*words, "--data", str(small_set))
+
+
+def cifar(*changes: str) -> Recipe:
+    return recipe("cifar10-pgdat-rr", [*BRIEF, *changes])
+
+
+def lines_of(run: Run) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+
+
+# ------------------------------------------------------------------ which epoch
+
+
+@pytest.mark.parametrize("changes", [["selection=last"], ["split=paper"]])
+def test_the_last_epoch_is_kept_where_nothing_chooses(
+    changes: list[str], small_set: Path, tmp_path: Path
+) -> None:
+    run = train(cifar(*changes), tmp_path / "run", data_folder=small_set)
+    assert (run.checkpoint["epoch"], run.checkpoint["value"]) == (3, None)
+    assert run.checkpoint["selection_split"] is None
+    assert run.checkpoint["reason"] == "the last epoch"
+    assert run.checkpoint["selection_data"] is None
+    assert not any(key.endswith(("robust", "clean")) for line in lines_of(run) for key in line)
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_the_best_epoch_is_chosen_on_the_split_that_is_named(
+    split: str, small_set: Path, tmp_path: Path
+) -> None:
+    made = cifar(f"selection={split}")
+    run = train(made, tmp_path / "run", data_folder=small_set)
+    values = [line[f"{split}_robust"] for line in lines_of(run)]
+    assert run.checkpoint["value"] == max(values)
+    assert run.checkpoint["epoch"] == values.index(max(values)) + 1
+    assert run.checkpoint["selection_split"] == split
+    assert run.checkpoint["reason"].startswith(f"largest {split} accuracy under PGD(")
+    images = made.data.load(small_set)[split]  # type: ignore[index]
+    assert run.checkpoint["selection_data"] == images.digest()
+
+
+def test_a_page_says_that_the_last_epoch_is_kept(tmp_path: Path, command: Command) -> None:
+    run = train(recipe("digits-pgdat-rr", [*TINY, "epochs=2", "selection=last"]), tmp_path / "run")
+    assert command("attack", str(run.path), "clean", "--n", "40")[0] == 0
+    code, _, err = command("report", str(run.path), "-o", "page.html")
+    assert code == 0, err
+    page = Path("page.html").read_text(encoding="utf-8")
+    told = re.search(r"<dt>chosen epoch</dt><dd>(.*?)</dd>", page)
+    assert told is not None
+    assert told[1] == "2 of 2: the last epoch"
+    recipe_as_text = re.compile(r"<pre.*?</pre>|<code.*?</code>", re.S)
+    assert "None" not in recipe_as_text.sub("", page)
+
+
+def test_val_chooses_unless_nothing_was_held_out() -> None:
+    made = cifar()
+    assert made.selection_split == "val"
+    assert replace(made, data=CIFAR10(split="paper")).selection_split is None
+    assert replace(made, selection="last").selection_split is None
+
+
+def test_a_split_that_is_not_there_cannot_choose(small_set: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"has no val images; use selection=last"):
+        train(cifar("split=paper", "selection=val"), tmp_path / "run", data_folder=small_set)
+    assert not (tmp_path / "run").exists()
+
+
+# ------------------------------------------------------------------ nothing held out
+
+
+def test_everything_trains_where_nothing_is_held_out(paper: Place, small_set: Path) -> None:
+    splits = paper.run.recipe.data.load(small_set)
+    assert {name: len(images) for name, images in splits.items()} == {"fit": 100, "test": 20}
+    assert paper.run.checkpoint["fit_data"] == splits["fit"].digest()
+
+
+def test_without_cal_images_only_the_papers_protocol_is_scored(
+    paper: Place, command_there: Command
+) -> None:
+    shutil.copytree(paper.run.path, "runs/paper")
+    code, out, err = command_there("score", "paper", "--json")
+    assert code == 0, err
+    assert {row["protocol"] for row in json.loads(out)["rows"]} == {"paper"}
+    assert "no cal images were held out for this run" in " ".join(err.split())
+    for words in (("score", "paper", "--protocol", "deploy"), ("report", "paper")):
+        code, _, err = command_there(*words)
+        assert code == 2
+        assert "so no threshold can be deployed; train with split=held-out" in " ".join(err.split())
+        assert "Traceback" not in err
+
+
+def test_attacks_that_need_a_threshold_or_a_missing_split_are_refused(
+    paper: Place, command_there: Command
+) -> None:
+    shutil.copytree(paper.run.path, "runs/paper")
+    for words in (("adaptive",), ("clean", "--split", "cal")):
+        code, _, err = command_there("attack", "paper", *words)
+        assert code == 2
+        assert "keeps no cal images; train with split=held-out" in " ".join(err.split())
+
+
+# ------------------------------------------------------------------ runs without weights
+
+
+def test_a_run_without_weights_can_be_scored_but_not_attacked(
+    paper: Place, tiny_run: Run, command_there: Command
+) -> None:
+    bare = Path(shutil.copytree(tiny_run.path, "runs/archive"))
+    evaluator = Evaluator(Run(bare), torch.device("cpu"))
+    run_attack(evaluator, "clean", Clean(), AttackOptions(n=40))
+    whole = Scorer.of(evaluator)
+    (bare / "model.safetensors").unlink()
+    again = Scorer.of(Evaluator(Run(bare), torch.device("cpu")))
+    assert again.thresholds == whole.thresholds
+    code, out, err = command_there("score", "archive", "--protocol", "deploy", "--json")
+    assert code == 0, err
+    assert {row["protocol"] for row in json.loads(out)["rows"]} == {"deploy"}
+    code, _, err = command_there("attack", "archive", "pgd-20")
+    assert code == 2
+    assert "keeps records alone, without weights; train it again" in " ".join(err.split())
+
+
+def test_an_archive_is_not_trained_into(
+    scored_source: Evaluator, command: Command, in_empty_folder: Path
+) -> None:
+    thin = archive(scored_source, Path("runs/archive"))
+    before = {path: path.read_bytes() for path in thin.path.rglob("*") if path.is_file()}
+    words = ("train", "@runs/archive/recipe.txt", "--out")
+    refused(command(*words, "runs/archive"), "keeps records of weights that are not there", "--out")
+    with pytest.raises(BadInput, match="orphan"):
+        train(thin.recipe, thin.path)
+    assert before == {path: path.read_bytes() for path in thin.path.rglob("*") if path.is_file()}
+    assert len(thin.records()) == 2
+    kept = Run(Path(shutil.copytree(thin.path, "results/kept")))
+    assert train_command(kept) == "demur train @results/kept/recipe.txt --out runs/kept"
+
+
+def test_an_archive_shows_as_what_it_is(
+    scored_source: Evaluator, command: Command, in_empty_folder: Path
+) -> None:
+    thin = archive(scored_source, Path("runs/archive"))
+    code, out, _ = command("show", "archive")
+    assert code == 0
+    assert "# an archive: no weights, 3 records\n" in out  # two of test images, one of cal
+    assert f"# chosen: {json.dumps(thin.checkpoint)}\n" in out
+    assert "not trained" not in out
+    (thin.path / "checkpoint.json").unlink()
+    last = command("show", "archive")[1].splitlines()[-1]
+    assert last.startswith("# not trained to the end; go on with it by: demur train")
+
+
+def test_without_weights_it_does_not_help_to_get_the_data(
+    paper: Place, command: Command, in_empty_folder: Path
+) -> None:
+    bare = Path(shutil.copytree(paper.run.path, "runs/archive"))
+    (bare / "model.safetensors").unlink()
+    for words in (
+        ("attack", "archive", "pgd-20"),
+        ("distortion", "archive"),
+        ("bench", "attacks", "archive"),
+    ):
+        refused(command(*words, "--data", "nowhere"), "without weights; train it again elsewhere")
+    refused(
+        command("calibrate", "archive", "--tpr", "0.9", "--data", "nowhere"), "keeps no cal images"
+    )
+
+
+# ------------------------------------------------------------------ recipes of the issue
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
+@pytest.mark.parametrize("method", ["standard", "pgdat", "pgdat-rr"])
+@pytest.mark.parametrize("net", ["", "-wrn"])
+def test_every_recipe_of_the_paper_is_there_in_two_lengths(
+    data: str, method: str, net: str
+) -> None:
+    full, short = RECIPES[f"{data}-{method}{net}"], RECIPES[f"{data}-{method}{net}-short"]
+    assert (full.epochs, short.epochs) == (110, 36)
+    assert full.schedule == Piecewise(0.1)
+    assert short.schedule == OneCycle(0.2, warmup=0.15)
+    assert (full.ema, short.ema) == (0, 0.998)
+    same = {name: getattr(full, name) for name in ("epochs", "schedule", "method", "ema")}
+    assert replace(short, **same) == full
+    assert short.method.head == full.method.head
+    if isinstance(full.method.framework, PGDAT):
+        assert full.method.framework == PGDAT(), "as in the reference code"
+        assert short.method.framework == PGDAT(bn="batch")
+    assert full.data.domain.classes == (10 if data == "cifar10" else 100)
+    assert full.net == (WideResNet(34, 10) if net else ResNet18())
+    assert isinstance(full.method.framework, Standard) == (method == "standard")
+    assert isinstance(full.method.head, RR) == (method == "pgdat-rr")
+    assert (full.batch_size, full.weight_decay, full.momentum) == (128, 5e-4, 0.9)
+
+
+def test_the_rate_drops_at_the_papers_epochs() -> None:
+    """By ten for epochs 100 to 104, by a hundred from 105 on, counted from zero."""
+    schedule, batches = RECIPES["cifar10-pgdat-rr"].schedule, 391
+    total = 110 * batches
+
+    def rate(epoch: int, step: int) -> float:
+        return schedule((epoch * batches + step + 1) / total)
+
+    assert rate(0, 0) == rate(99, batches - 2) == 0.1
+    assert rate(100, 0) == rate(104, batches - 2) == pytest.approx(0.01)
+    assert rate(105, 0) == rate(109, batches - 1) == pytest.approx(0.001)
+    short = RECIPES["cifar10-pgdat-rr-short"].schedule
+    assert max(short(k / 1000) for k in range(1001)) == pytest.approx(0.2)
+    assert short(1.0) == 0

@@ -1,0 +1,233 @@
+"""The house: floors, sizes, habits, and that what is shipped can be installed and run."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import demur
+from tests.conftest import Command
+
+PACKAGE = Path(demur.__file__).parent
+ROOT = PACKAGE.parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+FLOORS = [
+    [
+        "errors",
+        "version",
+        "distributed",
+        "fused",
+        "noise_kernels",
+        "precision",
+        "noise",
+        "field_types",
+        "spec",
+        "images",
+        "output",
+        "rectified",
+        "rule",
+        "device",
+    ],
+    ["balls", "gradient", "data", "nets", "metrics", "theory"],
+    ["attacks", "rejectors", "calibrate", "wrappers"],
+    ["methods"],
+    ["recipes"],
+    ["runs", "engine"],
+    ["evaluate"],
+    ["training", "sanity", "autoattack"],
+    ["report"],
+    ["bench", "paper"],
+    ["cli"],
+]
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """The rooms of the house that a file imports from."""
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("demur"):
+            parts = node.module.split(".")
+            rooms |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.startswith("demur.")]
+            rooms |= {name.split(".")[1] for name in names}
+    return rooms
+
+
+def test_every_file_lives_on_a_floor() -> None:
+    rooms = {room_of(path) for path in SOURCES} - {"__init__", "__main__"}
+    assert rooms == set(FLOOR)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_down(path: Path) -> None:
+    room = room_of(path)
+    if room in ("__init__", "__main__"):
+        return
+    for other in imported_rooms(path) - {room}:
+        lower = FLOOR[other] < FLOOR[room]
+        ground = FLOOR[other] == FLOOR[room] == 0
+        assert lower or ground, f"{room} (floor {FLOOR[room]}) imports {other} ({FLOOR[other]})"
+
+
+def test_the_ground_floor_has_no_cycles() -> None:
+    needs = {room: imported_rooms(PACKAGE / f"{room}.py") for room in FLOORS[0]}
+    built: set[str] = set()
+    while len(built) < len(needs):
+        ready = {room for room, wants in needs.items() if wants <= built} - built
+        assert ready, f"a cycle among {set(needs) - built}"
+        built |= ready
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_files_and_functions_are_short_and_described(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 500
+    tree = ast.parse(text)
+    doc = ast.get_docstring(tree)
+    assert doc, "a module says what it is"
+    assert len(doc.splitlines()) <= 8
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= 60, f"{node.name} has {length} lines"
+
+
+HABITS = {
+    r"(?<![.\w])print\(": "print",
+    r"\.cuda\(": ".cuda()",
+    r"\bimport pickle|torch\.load\(|allow_pickle=True": "pickle",
+    r"(?<![.\w])(eval|exec)\(": "eval of text",
+    r"(torch|np\.random)\.(manual_)?seed\(": "the global generator",
+    r"np\.random\.(rand|randn|permutation|shuffle)\(": "the global generator",
+    r"\bConsole\(": "a console of its own",
+}
+ALLOWED = {
+    ("nets/net.py", "the global generator"),  # inside fork_rng: layers know no other
+    ("report/text.py", "a console of its own"),  # both read no markup in names
+    ("cli/progress.py", "a console of its own"),
+    ("data/plain_pickle.py", "pickle"),  # CIFAR is published so; the reader admits arrays only
+}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_no_bad_habits(path: Path) -> None:
+    text = path.read_text()
+    for pattern, habit in HABITS.items():
+        if (path.relative_to(PACKAGE).as_posix(), habit) not in ALLOWED:
+            assert not re.search(pattern, text), f"{habit} in {path.name}"
+
+
+def test_numpy_floors_import_no_torch() -> None:
+    paths = [*(PACKAGE / "metrics").glob("*.py"), *(PACKAGE / "calibrate").glob("*.py")]
+    for path in (*paths, PACKAGE / "theory.py"):
+        assert "torch" not in path.read_text()
+
+
+def test_vocabulary_names_are_unique() -> None:
+    from demur.recipes import _LISTS, VOCABULARY
+
+    assert len(VOCABULARY) == sum(len(group) for group in _LISTS)
+
+
+def readme_commands() -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    lines = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+def test_the_readme_shows_the_two_commands_and_the_tour() -> None:
+    commands = readme_commands()
+    assert "make demo" in commands
+    assert "make test" in commands
+    assert sum(c.startswith("demur ") for c in commands) >= 6
+
+
+def test_the_readmes_commands_and_code_run(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every demur command of the README in order, with a short training, then its Python."""
+    brief = ["epochs=2", "width=4", "attack.steps=2", "validation_attack.steps=1"]
+    for line in readme_commands():
+        program, *words = line.split()
+        if program != "demur":
+            continue
+        if words[0] == "train":
+            words += [*brief, "--out", f"runs/{words[1]}"]
+        code, _, said = command(*words)
+        # a net that hardly learned keeps no promise, and says so
+        honest = words[0] == "calibrate" and "no threshold gives" in said
+        assert code == 0 or honest, f"{line}\n{said}"
+    for text in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S):
+        exec(compile(text, "README.md", "exec"), {})
+    told = capsys.readouterr().out
+    assert re.search(r"\d+ of 64 wrong answers got past R-Con", told)
+    assert re.search(r"[1-9]\d* of 100 images are answered wrongly and not refused", told)
+
+
+def test_links_in_the_docs_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def git_files(*options: str) -> list[Path]:
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("needs a git checkout and git")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", *options], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return [ROOT / name for name in listed.stdout.split("\0") if name]
+
+
+def test_no_large_files_in_the_checkout() -> None:
+    assert sum(path.stat().st_size for path in git_files() if path.exists()) < 25e6
+
+
+def test_git_ignores_no_source() -> None:
+    ignored = git_files("--others", "--ignored", "--exclude-standard", "demur", "tests", "docs")
+    assert [path for path in ignored if "__pycache__" not in path.parts] == []
+
+
+def test_a_built_wheel_installs_and_runs(tmp_path: Path) -> None:
+    """The wheel holds everything the command needs, templates too."""
+    build = [
+        sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
+        "--disable-pip-version-check", "-w", str(tmp_path), str(ROOT),
+    ]  # fmt: skip
+    subprocess.run(build, check=True, capture_output=True, timeout=200)
+    (wheel,) = tmp_path.glob("demur-*.whl")
+    target = tmp_path / "site"
+    install = [
+        sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target),
+        "--disable-pip-version-check", str(wheel),
+    ]  # fmt: skip
+    subprocess.run(install, check=True, capture_output=True, timeout=200)
+    shipped = {
+        p.relative_to(target / "demur") for p in (target / "demur").rglob("*") if p.is_file()
+    }
+    here = {p.relative_to(PACKAGE) for p in PACKAGE.rglob("*") if p.is_file()}
+    needed = {p for p in here if "__pycache__" not in p.parts}
+    assert needed <= shipped, needed - shipped
+    env = os.environ | {"PYTHONPATH": str(target)}
+    script = "import demur; print(demur.__file__)"
+    where = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert where.stdout.startswith(str(target))
+    listing = [sys.executable, "-m", "demur", "list", "recipes"]
+    done = subprocess.run(
+        listing, cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    assert "digits-pgdat-rr" in done.stdout

@@ -1,0 +1,182 @@
+"""A crafter answers as the net it stands for, in both modes, and follows it."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor
+
+from demur.attacks import CE, PGD, Evasion, LogitMargin
+from demur.balls import Linf
+from demur.engine import FrozenModel
+from demur.engine.fork import fork_convolutions
+from demur.gradient import Gradient, ObjectiveFunction, gradient, gradient_only
+from demur.methods import crafting
+from demur.nets import RejectingNet
+from demur.nets.conv import Conv1x1, Conv3x3
+from demur.nets.norm import Norm2d
+from demur.recipes import recipe
+from demur.rejectors import RCon
+
+OBJECTIVES: tuple[ObjectiveFunction, ...] = (
+    CE(),
+    LogitMargin(),
+    Evasion(RCon()),
+    0.5 * CE() + LogitMargin(),
+)
+
+
+@pytest.fixture
+def net() -> RejectingNet:
+    """A net in fp64 whose statistics and scales are those of nobody's first day."""
+    made = recipe("digits-pgdat-rr", ["width=4"])
+    net = made.net.build(made.data.domain, made.method.head).double().train()
+    g = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=g, dtype=torch.float64))
+        for _ in range(3):
+            net(torch.rand(32, 1, 8, 8, generator=g, dtype=torch.float64))
+    return net
+
+
+@pytest.fixture
+def digits() -> tuple[Tensor, Tensor]:
+    x, y = recipe("digits-pgdat-rr").data.load()["test"].batch(slice(0, 20))
+    return x.double(), y
+
+
+def learned(net: RejectingNet) -> None:
+    """Something that changes weights and statistics."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(1.1)
+        for name, buffer in net.named_buffers():
+            if name.endswith(("running_mean", "running_var")):
+                buffer.mul_(1.3).add_(0.05)
+
+
+def same(ours: Gradient, plain: Gradient) -> bool:
+    return close((ours.grad, ours.value, *ours.out), (plain.grad, plain.value, *plain.out))
+
+
+def close(one: Any, other: Any) -> bool:
+    return all(torch.allclose(a, b, rtol=0, atol=1e-10) for a, b in zip(one, other, strict=True))
+
+
+def test_folded_answers_as_the_net_in_eval_mode_and_follows_it(
+    net: RejectingNet, digits: tuple[Tensor, Tensor]
+) -> None:
+    x, _ = digits
+    frozen_model = FrozenModel(net.eval(), "fp64", "none").eval()
+    folded = frozen_model._copy().net
+    assert not any(isinstance(module, Norm2d) for module in folded.modules())
+    assert close(folded(x), net(x))
+    learned(net)
+    assert not close(folded(x), net(x)), "weights are held still until refreshed"
+    frozen_model.refresh()
+    assert close(folded(x), net(x))
+
+
+def test_moving_answers_as_the_net_in_train_mode_and_shares_its_statistics(
+    net: RejectingNet, digits: tuple[Tensor, Tensor]
+) -> None:
+    x, y = digits
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    expected = net(x)
+    after = {name: value.clone() for name, value in net.state_dict().items()}
+    net.load_state_dict(before)
+    frozen_model = FrozenModel(net, "fp64", "none")
+    assert close(frozen_model.gradient(CE(), x, y).out, expected)
+    for name, value in net.state_dict().items():
+        assert torch.allclose(value.double(), after[name].double(), atol=1e-12)
+    learned(net)
+    frozen_model.refresh()
+    assert close(frozen_model(x), net(x))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=repr)
+@pytest.mark.parametrize("train", [True, False])
+def test_a_crafters_gradient_is_the_nets(
+    net: RejectingNet, digits: tuple[Tensor, Tensor], train: bool, objective: ObjectiveFunction
+) -> None:
+    frozen_model = FrozenModel(net.train(train), "fp64", "none")
+    assert same(gradient(frozen_model, objective, *digits), gradient(net, objective, *digits))
+
+
+def test_compiled_looks_are_the_nets_however_many_there_are(
+    net: RejectingNet, digits: tuple[Tensor, Tensor]
+) -> None:
+    """The compiler allows one piece of code so many versions; every look has its own."""
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for train, objective in ((True, CE()), (False, Evasion(RCon()))):
+            frozen_model = FrozenModel(net.train(train), "fp64", "aot_eager")
+            for _ in range(2):  # a second look finds what the first has left behind
+                assert same(
+                    gradient(frozen_model, objective, *digits), gradient(net, objective, *digits)
+                )
+
+
+def test_a_slope_is_the_gradient_alone(net: RejectingNet, digits: tuple[Tensor, Tensor]) -> None:
+    for train, fixed in ((True, None), (False, 64)):
+        for objective in (CE(), Evasion(RCon())):
+            frozen_model = FrozenModel(net.train(train), "fp64", "none", fixed)
+            assert torch.equal(
+                gradient_only(frozen_model, objective, *digits),
+                gradient(frozen_model, objective, *digits).grad,
+            )
+            assert torch.allclose(
+                gradient_only(frozen_model, objective, *digits),
+                gradient(net, objective, *digits).grad,
+                atol=1e-12,
+            )
+    assert torch.equal(gradient_only(net, CE(), *digits), gradient(net, CE(), *digits).grad)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_fork_is_both_convolutions_and_so_are_its_gradients(stride: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, 6, 5, generator=g, dtype=torch.float64, requires_grad=True)
+    conv, single = Conv3x3(3, 4, stride).double(), Conv1x1(3, 4, stride).double()
+    ours, theirs = fork_convolutions(x, single.weight, conv.weight, stride), (single(x), conv(x))
+    weights = [torch.randn(out.shape, generator=g, dtype=torch.float64) for out in theirs]
+    found = []
+    for outs in (ours, theirs):
+        total = torch.stack([(out * w).sum() for out, w in zip(outs, weights, strict=True)]).sum()
+        found.append(torch.autograd.grad(total, (x, single.weight, conv.weight)))
+    assert close(ours, theirs)
+    assert close(*found)
+
+
+def test_no_weight_gradient_is_computed(net: RejectingNet, digits: tuple[Tensor, Tensor]) -> None:
+    for train in (True, False):
+        frozen_model = FrozenModel(net.train(train), "fp64", "none")
+        frozen_model.gradient(CE(), *digits)
+        assert not any(p.requires_grad for p in frozen_model._copy().net.parameters())
+        assert all(p.grad is None for p in net.parameters())
+    assert list(frozen_model.parameters()) == [], "what crafts is nothing to learn"
+
+
+def test_padding_changes_nothing(net: RejectingNet, digits: tuple[Tensor, Tensor]) -> None:
+    x, y = digits
+    net.eval()
+    ours = FrozenModel(net, "fp64", "none", fixed=64).gradient(LogitMargin(), x, y)
+    assert same(ours, gradient(net, LogitMargin(), x, y))
+    attack = PGD(Linf(0.2), steps=4, keep="success")
+    index = torch.arange(len(x))
+    padded = attack.perturb(FrozenModel(net, "fp64", "none", fixed=64), x, y, index)
+    assert torch.allclose(padded, attack.perturb(net, x, y, index), atol=1e-12)
+
+
+def test_held_statistics_stay_though_the_batchs_own_are_used(
+    net: RejectingNet, digits: tuple[Tensor, Tensor]
+) -> None:
+    before = {name: value.clone() for name, value in net.named_buffers() if "running" in name}
+    moving = gradient(FrozenModel(net, "fp64", "none"), CE(), *digits)
+    net.load_state_dict(before, strict=False)
+    frozen_model = FrozenModel(net, "fp64", "none")
+    with crafting(frozen_model, "batch"):
+        held = gradient(frozen_model, CE(), *digits)
+    assert same(held, moving)
+    assert all(torch.equal(net.get_buffer(name), value) for name, value in before.items())

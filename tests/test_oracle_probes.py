@@ -1,0 +1,167 @@
+"""Probes that are told the right answers find what is there, and nothing where nothing is."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from demur import metrics
+from demur.errors import BadInput
+from demur.evaluate import Evaluator, Row, ScoredRecord, archive, oracle_probes, run_attack
+from demur.evaluate.attack import AttackOptions
+from demur.evaluate.oracle_probes import FEATURES, LINEAR, TREES, probe_scores, why_unprobed
+from demur.evaluate.record_scores import values
+from demur.metrics import FloatArray
+from demur.recipes import attack
+from demur.rejectors import Con
+from demur.report.oracle_probes import sentence
+from demur.runs import Record
+from tests.conftest import Command
+from tests.test_cli import refused
+
+COUNT, CLASSES = 2000, 4
+
+
+def record(right: Tensor, logits: Tensor, aux: Tensor, feature: Tensor | None = None) -> Record:
+    """A record of which these answers are right."""
+    answer = logits.argmax(-1)
+    y = torch.where(right, answer, (answer + 1) % CLASSES)
+    arrays = {"logits": logits, "aux": aux, "y": y}
+    return Record(arrays | ({} if feature is None else {"feature": feature}), {"label": "made up"})
+
+
+def drawn(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
+    g = torch.Generator().manual_seed(seed)
+    widths = (CLASSES, 1, 200)
+    logits, aux, feature = (2 * torch.randn(COUNT, width, generator=g) for width in widths)
+    return logits, aux, feature, g
+
+
+def area(score: FloatArray, made: Record) -> float:
+    return float(metrics.auroc(score, made.correct))
+
+
+def test_no_image_tells_of_itself() -> None:
+    """Where chance decides, as many numbers as a tenth of the images are no help."""
+    logits, aux, feature, g = drawn()
+    made = record(torch.rand(COUNT, generator=g) < 0.5, logits, aux, feature)
+    told = probe_scores(made)
+    assert set(told) == {LINEAR, TREES, FEATURES}
+    for name, score in told.items():
+        assert abs(area(score, made) - 0.5) < 0.05, name
+
+
+def test_what_the_head_knows_is_found() -> None:
+    logits, aux, _, _ = drawn()
+    made = record(aux[:, 0] > 0, logits, aux)
+    told = probe_scores(made)
+    assert set(told) == {LINEAR, TREES}, "there are no features"
+    assert abs(area(values(Con(), made), made) - 0.5) < 0.05
+    for name, score in told.items():
+        assert area(score, made) > 0.99, name
+
+
+def test_what_the_class_knows_is_found() -> None:
+    """Confidence means another thing in another class."""
+    logits, aux, _, g = drawn()
+    often = torch.tensor([0.9, 0.1, 0.5, 0.5])[logits.argmax(-1)]
+    made = record(torch.rand(COUNT, generator=g) < often, logits, aux)
+    for name, score in probe_scores(made).items():
+        assert area(score, made) > area(values(Con(), made), made) + 0.1, name
+
+
+def test_where_confidence_says_it_all_no_probe_is_better() -> None:
+    logits, aux, _, g = drawn()
+    sure = logits.softmax(-1).amax(-1)
+    made = record(torch.rand(COUNT, generator=g) < sure, logits, aux)
+    base = values(Con(), made)
+    for name, score in probe_scores(made).items():
+        assert metrics.auroc_difference(score, base, made.correct).lo <= 0, name
+
+
+def test_what_only_features_know_is_found_in_them() -> None:
+    logits, aux, feature, _ = drawn()
+    made = record(feature[:, 3] + feature[:, 5] > 0, logits, aux, feature)
+    told = probe_scores(made)
+    assert area(told[FEATURES], made) > 0.95
+    assert abs(area(told[LINEAR], made) - 0.5) < 0.05
+
+
+def test_few_right_or_wrong_answers_teach_nothing() -> None:
+    logits, aux, _, _ = drawn()
+    for right in (99, COUNT - 99):
+        made = record(torch.arange(COUNT) < right, logits, aux)
+        assert why_unprobed(made).startswith(f"{right} of 2000 answers are right, and to learn")
+        with pytest.raises(BadInput, match="the record of made up cannot be probed"):
+            probe_scores(made)
+    assert why_unprobed(record(torch.arange(COUNT) < 100, logits, aux)) == ""
+
+
+def test_the_command_shows_probes_and_what_they_found(
+    own_source: Evaluator, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = str(own_source.run.path)
+    for text in ("clean", "pgd-20"):
+        run_attack(own_source, text, attack(text, own_source.run.recipe), AttackOptions("test"))
+    made = next(each for each in own_source.run.records() if each.label == "pgd-20")
+    right = int(made.correct.sum())
+    monkeypatch.setattr(oracle_probes, "LEAST", min(right, 300 - right))
+    code, out, err = command("score", name, "--oracle-probes", "--protocol", "paper")
+    assert code == 0
+    assert "clean (n=300) without probes" in " ".join(err.split())
+    for words in ("KD", LINEAR, TREES, FEATURES, "T-Con (oracle)", "pgd-20 (n=300): "):
+        assert words in out
+    rows = json.loads(command("score", name, "--oracle-probes", "--json")[1])["rows"]
+    areas = {row["rejector"]: row["ranking"] for row in rows if row["attack"] == "pgd-20"}
+    assert areas[LINEAR]["auroc"] == pytest.approx(area(probe_scores(made)[LINEAR], made))
+    gap = areas[LINEAR]["auroc"] - areas["Con"]["auroc"]
+    assert areas[LINEAR]["auroc_vs_con"]["value"] == pytest.approx(gap)
+    assert LINEAR not in command("score", name)[1], "only where it was asked for"
+    refused(
+        command("score", name, "--oracle-probes", "--protocol", "deploy"), "no threshold to deploy"
+    )
+
+
+def test_bare_records_are_passed_over(
+    own_source: Evaluator, command: Command, tmp_path: Path
+) -> None:
+    run_attack(own_source, "clean", attack("clean", own_source.run.recipe), AttackOptions("test"))
+    archive(own_source, tmp_path / "bare", only=["R-Con"])
+    code, out, err = command("score", str(tmp_path / "bare"), "--oracle-probes")
+    assert code == 0
+    assert LINEAR not in out
+    assert "clean (n=300) without probes: only scores were kept" in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    ("ends", "rejector", "words"),
+    [
+        ((0.01, 0.03), LINEAR, "the answers know more than confidence says: AUROC +0.020 [+0.010"),
+        ((0.01, 0.03), FEATURES, "the features know more than confidence says: AUROC +0.020 "),
+        ((-0.01, 0.03), TREES, "no probe found more than confidence says: AUROC +0.020 [-0.010, +"),
+        ((-0.02, -0.01), TREES, "no probe came up to confidence, so this says nothing; more imag"),
+    ],
+)
+def test_the_sentence_is_of_the_best_probe(
+    ends: tuple[float, float], rejector: str, words: str
+) -> None:
+    def row(name: str, auroc: float) -> Row:
+        gap = metrics.Difference(0.02, *ends, 0.5)
+        ranking = SimpleNamespace(auroc=auroc, auroc_vs_con=gap)
+        return cast(Row, SimpleNamespace(rejector=name, ranking=ranking))
+
+    scored = cast(ScoredRecord, SimpleNamespace(summary=SimpleNamespace(attack="pgd", n=40)))
+    told = sentence(scored, [row("another", 0.6), row(rejector, 0.7)])
+    assert told.startswith(f"pgd (n=40): {words}")
+
+
+def test_folds_are_the_same_every_time() -> None:
+    logits, aux, _, g = drawn(3)
+    made = record(torch.rand(COUNT, generator=g) < 0.5, logits, aux)
+    first, again = probe_scores(made), probe_scores(made)
+    assert all(np.array_equal(first[name], again[name]) for name in first)
