@@ -33,7 +33,7 @@ from demur.attacks import (
 from demur.balls import Ball
 from demur.spec import Spec
 
-BUDGETS = ("steps", "restarts", "queries", "searches", "targets", "looks")  # more is stronger
+BUDGETS = ("steps", "restarts", "queries", "searches", "targets", "eot_iter")  # more is stronger
 TO_BE_WRONG = (
     CE,
     LogitMargin,

@@ -138,5 +138,5 @@ def _bound(spec: Any, record: Record) -> Any:
         return spec
     held = {f.name: _bound(getattr(spec, f.name), record) for f in fields(spec)}
     if isinstance(spec, RuleCriterion) and (at := threshold_of(spec, record)) is not None:
-        held["at"] = at
+        held["threshold"] = at
     return replace(spec, **held)
