@@ -105,6 +105,20 @@ def words(kind: Any, value: Any = None) -> str:
     return plain.get(kind, "None" if kind is NoneType else f"a {kind.__name__}")
 
 
+def short_type(kind: Any) -> str:
+    """Return the name of a field's type without its conditions: `int`, `Ball`, `float | None`."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return short_type(args[0])
+    if origin in (Union, UnionType):
+        return " | ".join(short_type(arg) for arg in args)
+    if origin is Literal:
+        return "str" if all(isinstance(arg, str) for arg in args) else "int"
+    if origin is tuple:
+        return "tuple"
+    return "None" if kind is NoneType else str(kind.__name__)
+
+
 def _broken(annotated: tuple[Any, ...], value: Any) -> int:
     """The place of the first condition that a value of the right type breaks."""
     places = range(1, len(annotated))

@@ -1,14 +1,16 @@
-"""What a net returns, and the certainty measures that are functions of it.
+"""The output of a net, and the certainty measures computed from it (paper, section 3).
 
     out = model(x)                      # Output(logits, feature, aux)
     con(out), rcon(out), tcon(out, y)   # confidence, rectified confidence, true confidence
 
-Products and saturated softmaxes are taken in log space, so their gradients survive: log rcon =
-log con + log A, and 1 - rcon = (1 - con) + con (1 - A) is a sum of positive terms. Shapes: N
-images, C classes, D features, A auxiliary outputs.
+Products and saturated softmaxes are computed in log space so that gradients do not vanish:
+log rcon = log con + log A, and 1 - rcon = (1 - con) + con (1 - A) is a sum of positive terms.
+Shapes: N images, C classes, D features, A auxiliary outputs. Every function takes what a model
+returns (see `as_output`).
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,107 +20,148 @@ from demur.errors import BadInput
 
 
 class Output(NamedTuple):
-    """A net's answer for a batch; `aux` is the extra head's raw output, width 0 without one."""
+    """What a net returns for a batch.
+
+    Args:
+        logits: N, C.
+        feature: The last pooled feature, N, D; width 0 if the net gives none.
+        aux: The raw output of the auxiliary head, N, A; width 0 without a head.
+
+    Example:
+        >>> import torch
+        >>> none = torch.zeros(2, 0)
+        >>> Output(torch.eye(2), none, none).logits.shape
+        torch.Size([2, 2])
+    """
 
     logits: Tensor  # N, C
     feature: Tensor  # N, D
     aux: Tensor  # N, A
 
-    def select(self, chosen: Tensor) -> "Output":
-        """The outputs of the chosen images."""
-        return Output(*(part[chosen] for part in self))
+    def select(self, rows: Tensor) -> "Output":
+        """Return the outputs of some images, by index or mask."""
+        return Output(*(part[rows] for part in self))
 
     def to(self, device: torch.device) -> "Output":
-        """The same outputs on a device."""
+        """Return the outputs on a device."""
         return Output(*(part.to(device) for part in self))
 
     def detached(self) -> "Output":
-        """The same values without their history."""
+        """Return the values without their autograd history."""
         return Output(*(part.detach() for part in self))
 
 
-def as_output(answer: Output | Tensor) -> Output:
-    """A model's answer as an Output; a plain tensor is taken as logits."""
+def as_output(answer: Any) -> Output:
+    """Return what a model returned as an Output.
+
+    Args:
+        answer: An Output; logits (N, C); a tuple or list whose first entry is logits and whose
+            second may be an auxiliary output; a mapping or an object with an entry `logits`.
+
+    Raises:
+        BadInput: There are no logits with one row per image.
+    """
     if isinstance(answer, Output):
         return answer
-    if getattr(answer, "ndim", 0) == 2:
-        none = answer.new_zeros(len(answer), 0)
-        return Output(answer, none, none)
-    raise BadInput("a model must return an Output or a tensor of logits with one row per image")
+    aux = None
+    if isinstance(answer, Mapping) and "logits" in answer:
+        answer = answer["logits"]
+    elif isinstance(answer, tuple | list) and answer:
+        answer, aux = answer[0], answer[1] if len(answer) > 1 else None
+    elif not isinstance(answer, Tensor) and hasattr(answer, "logits"):
+        answer = answer.logits
+    if not isinstance(answer, Tensor) or answer.ndim != 2:
+        raise BadInput(
+            "a model must return logits with one row per image (a tensor of shape N, C), an "
+            f"Output, or a tuple or mapping that holds them, not {_described(answer)}"
+        )
+    none = answer.new_zeros(len(answer), 0)
+    if isinstance(aux, Tensor) and aux.ndim == 2 and len(aux) == len(answer):
+        return Output(answer, none, aux)
+    return Output(answer, none, none)
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
 
 
 def prediction(out: Output) -> Tensor:
-    """The predicted label of each image."""
-    return out.logits.argmax(-1)  # N
+    """Return the predicted label of each image: N."""
+    return as_output(out).logits.argmax(-1)
 
 
 def log_probabilities(out: Output, tau: float = 1.0) -> Tensor:
-    """Log of the class probabilities at temperature tau, in at least fp32."""
-    return (_wide(out.logits) / tau).log_softmax(-1)  # N, C
+    """Return the log class probabilities at temperature tau, in fp32 or better: N, C."""
+    return (_wide(as_output(out).logits) / tau).log_softmax(-1)
 
 
 def log_con(out: Output, tau: float = 1.0) -> Tensor:
-    """Log of the confidence."""
+    """Return log con: N."""
     return label_entry(log_probabilities(out, tau), prediction(out))  # N
 
 
 def log_one_minus_con(out: Output, tau: float = 1.0) -> Tensor:
-    """Log of one minus the confidence: the mass on all other classes."""
+    """Return log(1 - con), the log mass on all other classes: N."""
     return mask_label(log_probabilities(out, tau), prediction(out)).logsumexp(-1)  # N
 
 
 def log_tcon(out: Output, y: Tensor, tau: float = 1.0) -> Tensor:
-    """Log of the true confidence."""
+    """Return log T-Con: N."""
     return label_entry(log_probabilities(out, tau), y)  # N
 
 
 def log_rcon(out: Output, tau: float = 1.0) -> Tensor:
-    """Log of the rectified confidence."""
+    """Return log R-Con: N."""
     return log_con(out, tau) + logsigmoid(rectifier_logit(out))  # N
 
 
 def log_one_minus_rcon(out: Output, tau: float = 1.0) -> Tensor:
-    """Log of one minus the rectified confidence."""
+    """Return log(1 - R-Con): N."""
     return torch.logaddexp(
         log_one_minus_con(out, tau), log_con(out, tau) + logsigmoid(-rectifier_logit(out))
     )  # N
 
 
 def con(out: Output, tau: float = 1.0) -> Tensor:
-    """Confidence: the probability of the predicted label."""
+    """Return the confidence, the probability of the predicted label: N."""
     return log_con(out, tau).exp()  # N
 
 
 def tcon(out: Output, y: Tensor, tau: float = 1.0) -> Tensor:
-    """True confidence: the probability of the true label; an oracle, since it needs y."""
+    """Return the true confidence T-Con, the probability of the true label: N.
+
+    It is unknown at test time, since it needs the label.
+    """
     return log_tcon(out, y, tau).exp()  # N
 
 
 def rcon(out: Output, tau: float = 1.0) -> Tensor:
-    """Rectified confidence: confidence times A."""
+    """Return the rectified confidence R-Con = con * A (Eq. 6): N."""
     return log_rcon(out, tau).exp()  # N
 
 
 def energy(out: Output, tau: float = 1.0) -> Tensor:
-    """Free energy with its sign turned: tau times the log-sum-exp of logits over tau."""
-    return tau * (_wide(out.logits) / tau).logsumexp(-1)  # N
+    """Return the negative free energy tau * logsumexp(logits / tau): N."""
+    return tau * (_wide(as_output(out).logits) / tau).logsumexp(-1)  # N
 
 
 def rectifier_logit(out: Output) -> Tensor:
-    """The logit of A."""
+    """Return the logit of A, the first auxiliary output: N."""
+    out = as_output(out)
     if out.aux.shape[-1] == 0:
         raise BadInput("this needs a net with an auxiliary head; train with head=RR() or use Con")
     return _wide(out.aux[:, 0])
 
 
 def label_entry(table: Tensor, label: Tensor) -> Tensor:
-    """The entry of each row at its label."""
-    # the same as gather, whose gradient a GPU spreads with atomic sums; this one it fuses
+    """Return the entry of each row at its label: N, C and N to N."""
+    # equal to gather; the backward of gather uses atomic adds, and this form can be fused
     return table.where(_is(label, table), 0).sum(-1)
 
 
 def mask_label(table: Tensor, label: Tensor) -> Tensor:
-    """The table with minus infinity at the label of each row."""
+    """Return the table with -inf at the label of each row: N, C."""
     return table.masked_fill(_is(label, table), -torch.inf)
 
 

@@ -1,34 +1,113 @@
-"""Frozen dataclasses written as text: the constructor is the configuration language.
+"""Frozen dataclasses written as text: the constructor call is the configuration language.
 
     attack = read("PGD(Linf(8/255), steps=20, objective=Evasion(RCon(), eta=10))", VOCABULARY)
-    show(attack)                                  # the same text again; 8/255 stays 8/255
-    edit(attack, "eps", "16/255", VOCABULARY)     # a key that is no field is looked for below
-    digest(attack)                                # every field counts, defaults too
+    show(attack)                                  # the same text; 8/255 stays 8/255
+    edit(attack, "eps", "16/255", VOCABULARY)     # a key that is no field is searched below
+    digest(attack)                                # covers every field, defaults too
 
-Text is parsed with `ast` and never evaluated: only numbers, strings, tuples and known names.
+Text is parsed with `ast` and never evaluated: numbers, strings, tuples and known class names. A
+class of the user's own is written as Custom("module:Class", ...) and imported when it is read.
 """
 
 import ast
 import hashlib
+import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from fractions import Fraction
+from importlib import import_module
 from typing import Any, ClassVar, Literal, get_args, get_origin
 from typing import get_type_hints as type_hints
 
 from demur.errors import BadInput, brief, suggestion
-from demur.field_types import as_declared, takes_specs, words
+from demur.field_types import as_declared, short_type, takes_specs, words
 
-LONG = 8  # a decimal of more characters is better read as a fraction, if it is one
+LONG = 8  # a decimal with more characters is written as a fraction, if it is one
+CUSTOM = "Custom"  # how a class outside this package is written: Custom("module:Class", ...)
+LINE = 60  # columns of a signature
 Vocabulary = Mapping[str, type["Spec"]]
+
+
+class _TypeName(str):
+    """A type's name that `inspect` prints without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class _Signature(inspect.Signature):
+    """A signature printed in lines of at most LINE columns."""
+
+    def __str__(self) -> str:
+        lines, line = [], "("
+        for i, parameter in enumerate(self.parameters.values()):
+            text = f"{parameter}{', ' if i + 1 < len(self.parameters) else ''}"
+            if len(line) + len(text.rstrip()) > LINE - 8 and line != "(":
+                lines.append(line.rstrip())
+                line = "    "
+            line += text
+        return "\n".join([*lines, f"{line})"])
+
+
+class _ShortSignature:
+    """Class attribute `__signature__`: fields with the names of their types, for help()."""
+
+    def __get__(self, instance: object, owner: type) -> inspect.Signature:
+        if instance is not None or not hasattr(owner, "__dataclass_fields__"):
+            raise AttributeError("__signature__")
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [
+            inspect.Parameter(
+                f.name, kind, annotation=_TypeName(short_type(field_types(owner)[f.name])),
+                default=_shown_default(owner, f),
+            )
+            for f in fields(owner)
+        ]  # fmt: skip
+        _shorten_methods(owner)
+        itself = inspect.Parameter("self", kind)
+        owner.__dict__["__init__"].__signature__ = _Signature([itself, *parameters])
+        return _Signature(parameters)
+
+
+def _shown_default(owner: type["Spec"], f: "Field[Any]") -> Any:
+    if f.name in _required(owner):
+        return inspect.Parameter.empty
+    default = _default(f)
+    return _TypeName(show(default)) if isinstance(default, Spec) else default
+
+
+def _shorten_methods(owner: type) -> None:
+    """Give the methods of a class signatures without module names, for help()."""
+    for cls in owner.__mro__:
+        for function in vars(cls).values():
+            ours = inspect.isfunction(function) and cls.__module__.startswith("demur.")
+            if ours and not hasattr(function, "__signature__"):
+                parameters = inspect.signature(function).parameters.values()
+                function.__signature__ = _Signature(
+                    [p.replace(annotation=_short(p)) for p in parameters]
+                )
+
+
+def _short(parameter: inspect.Parameter) -> Any:
+    if parameter.annotation is inspect.Parameter.empty:
+        return inspect.Parameter.empty
+    return _TypeName(re.sub(r"[\w.]+\.(?=\w)", "", inspect.formatannotation(parameter.annotation)))
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A frozen value whose fields are checked against their declared types when it is made."""
+    """A frozen value whose fields are checked against their declared types on construction.
 
-    VERSION: ClassVar[int] = 1  # raised when the class comes to mean something else
+    A subclass outside this package must be importable from a module: its runs name it as
+    Custom("module:Class", ...).
+    """
+
+    VERSION: ClassVar[int] = 1  # raised when the meaning of the class changes
+    __signature__ = _ShortSignature()
 
     def __post_init__(self) -> None:
         for name, kind in field_types(type(self)).items():
@@ -66,7 +145,7 @@ def show(value: Any, full: bool = False) -> str:
                 parts.append(show(held))
             elif full or held != _default(f):
                 parts.append(f"{f.name}={show(held, full)}")
-        return f"{type(value).__name__}({', '.join(parts)})"
+        return _call(type(value), ", ".join(parts))
     if isinstance(value, tuple):
         inside = ", ".join(show(v, full) for v in value)
         return f"({inside},)" if len(value) == 1 else f"({inside})"
@@ -80,7 +159,50 @@ def lines(value: Spec) -> str:
     inside = "".join(
         f"    {f.name}={show(getattr(value, f.name), full=True)},\n" for f in fields(value)
     )
-    return f"{type(value).__name__}(\n{inside})\n"
+    return _call(type(value), f"\n{inside}") + "\n"
+
+
+def _call(cls: type[Spec], arguments: str) -> str:
+    """Return the text of a constructor call."""
+    if cls.__module__.partition(".")[0] == "demur":
+        return f"{cls.__name__}({arguments})"
+    separator = "," if arguments.startswith("\n") else ", " if arguments else ""
+    return f'{CUSTOM}("{cls.__module__}:{cls.__qualname__}"{separator}{arguments})'
+
+
+def check_readable(value: Spec) -> None:
+    """Raise BadInput if `read` cannot restore the value: a class that no module exports."""
+    for part in _specs_in(value):
+        cls = type(part)
+        if cls.__module__.partition(".")[0] != "demur":
+            path = f"{cls.__module__}:{cls.__qualname__}"
+            if cls.__module__ == "__main__" or _imported(path) is not cls:
+                raise BadInput(
+                    f"{cls.__name__} cannot be found again by {path!r}; define it at the top level "
+                    "of a module that Python can import, not in a script or a notebook cell"
+                )
+
+
+def _specs_in(value: Any) -> Iterator[Spec]:
+    if isinstance(value, Spec):
+        yield value
+        for f in fields(value):
+            yield from _specs_in(getattr(value, f.name))
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _specs_in(part)
+
+
+def _imported(path: str) -> type[Spec] | None:
+    """Return the Spec subclass at "module:Class", or None."""
+    module, _, name = path.partition(":")
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception:  # a user's module may raise anything
+        return None
+    return found if isinstance(found, type) and issubclass(found, Spec) else None
 
 
 def _default(f: "Field[Any]") -> Any:
@@ -138,7 +260,8 @@ def read(text: str, vocabulary: Vocabulary) -> Any:
     """The value that `text` spells, made of numbers, strings, tuples and known classes."""
     told = brief(text.strip())
     try:
-        return _value(ast.parse(text.strip(), mode="eval").body, vocabulary, told)
+        spelled = text if '"' in text else re.sub(r"\bR-Con\b", "RCon", text)
+        return _value(ast.parse(spelled.strip(), mode="eval").body, vocabulary, told)
     except BadInput:
         raise
     except (SyntaxError, ValueError, MemoryError, RecursionError):
@@ -162,7 +285,8 @@ def _value(node: ast.expr, vocabulary: Vocabulary, text: str) -> Any:
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
             values = [_value(a, vocabulary, text) for a in args]
             named = [(k.arg, _value(k.value, vocabulary, text)) for k in keywords]
-            return _made(_class(name, vocabulary), values, named)
+            cls = _custom(values) if name == CUSTOM else _class(name, vocabulary)
+            return _made(cls, values, named)
     raise BadInput(f"{brief(ast.unparse(node))!r} in {text!r} is neither a value nor a known name")
 
 
@@ -178,7 +302,7 @@ def _combined(
 ) -> Any:
     a, b = _value(left, vocabulary, text), _value(right, vocabulary, text)
     if not all(isinstance(v, int | float | Spec) for v in (a, b)):
-        raise BadInput(f"only numbers and goals can be combined in {text!r}")
+        raise BadInput(f"only numbers and objectives can be combined in {text!r}")
     try:
         return _OPERATIONS[op](a, b)
     except (TypeError, ZeroDivisionError, OverflowError) as error:
@@ -186,15 +310,43 @@ def _combined(
 
 
 def _class(name: str, vocabulary: Vocabulary) -> type[Spec]:
-    if name not in vocabulary:
+    found = find_name(name, vocabulary)
+    if found is None:
         raise BadInput(f"nothing is called {brief(name)!r}; {suggestion(name, vocabulary)}")
-    return vocabulary[name]
+    return vocabulary[found]
+
+
+def _custom(values: list[Any]) -> type[Spec]:
+    """Return the class that the first value names, and remove that value."""
+    path = values.pop(0) if values else None
+    if not isinstance(path, str) or ":" not in path:
+        raise BadInput(f'{CUSTOM} must begin with "module:Class", not {path!r}')
+    cls = _imported(path)
+    if cls is None:
+        raise BadInput(
+            f"the class {brief(path)!r} cannot be imported; run the command where Python finds "
+            "that module, or add its folder to PYTHONPATH"
+        )
+    return cls
+
+
+def find_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that a spelling means: R-Con, RCon and rcon are one name."""
+    names = list(known)
+    if name in names:
+        return name
+    alike = [other for other in names if _letters(other) == _letters(name)]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name).lower()
 
 
 def _negative(value: Any, text: str) -> Any:
     if isinstance(value, int | float):
         return -value
-    raise BadInput(f"only a number can be negative in {text!r}; write -1*CE() for a goal")
+    raise BadInput(f"only a number can be negative in {text!r}; write -1*CE() for an objective")
 
 
 def _made(cls: type[Spec], values: list[Any], named: list[tuple[str | None, Any]]) -> Spec:

@@ -279,7 +279,7 @@ GOLDEN: dict[str, str] = {
     "Con+R-Con": "b7f6cd53",
     "A": "afe32a6a",
     "Energy": "6aa36b4b",
-    "LogitMargin": "f3655b01",
+    "Margin": "f3655b01",
     "Entropy": "0a044fb9",
     "MaxLogit": "b7db7f80",
     "KD": "7ffefbfc",

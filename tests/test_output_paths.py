@@ -95,7 +95,7 @@ def test_a_page_goes_through_a_link_or_a_pipe_and_nothing_after_it(
     Path("link").symlink_to("pages/far.html")
     code, out, err = command("report", run, "-o", "link")
     assert code == 0, err
-    assert out == f"the page: {Path('pages/far.html').resolve()}\n"
+    assert out == f"page: {Path('pages/far.html').resolve()}\n"
     assert Path("link").is_symlink()
     os.mkfifo("pipe")
     with ThreadPoolExecutor() as reader:

@@ -168,7 +168,7 @@ def test_goals_add_and_scale_in_text() -> None:
         ("(lambda: 1)()", "neither a value nor a known name"),
         ("Linf(eps)", "nothing is called 'eps'"),
         ("Evasion(CE())", "Evasion.rejector must be a Rejector or a Score"),
-        ("'a' * 3", "only numbers and goals"),
+        ("'a' * 3", "only numbers and objectives"),
         ("-CE()", "only a number can be negative"),
         ("PGD", "PGD lacks ball"),
         ("Small(width=4, width=5)", "the same field twice"),

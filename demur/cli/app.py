@@ -1,23 +1,39 @@
-"""The application object, and what happens when a request is wrong.
+"""The typer application, and the exit code of a command that fails.
 
-Exit codes: 0 done, 1 a fault of ours, 2 what was asked for is wrong, 130 stopped by the user.
+Exit codes: 0 done, 1 a bug of demur, 2 a wrong request, 130 interrupted.
 """
 
 import math
 import signal
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from demur.cli.messages import after_a_stop, is_help, sentence_for, show_all_letters
 from demur.errors import BadInput
 
+VERBS = (
+    "demo", "list", "show", "data", "train", "attack", "score", "calibrate", "report", "adaptive",
+    "distortion", "theory", "archive", "table", "bench",
+)  # fmt: skip
+
+
+class WorkingOrder(TyperGroup):
+    """The commands in the order in which one uses them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=VERBS.index)
+
+
 app = typer.Typer(
     name="demur",
-    help='Adversarially robust image classifiers that may answer "don\'t know".',
+    help="Adversarially robust image classifiers that may reject an input.",
+    cls=WorkingOrder,
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -63,6 +79,8 @@ def main() -> None:
     _stops.clear()
     signal.signal(signal.SIGINT, _interrupt)
     show_all_letters()
+    if (here := str(Path.cwd())) not in sys.path:  # Custom("module:Class") may name a local module
+        sys.path.append(here)
     try:
         code = app(prog_name=app.info.name, standalone_mode=False)
     except SystemExit as end:

@@ -1,4 +1,4 @@
-"""demur demo and demur report: from nothing, or from a run, to a page to look at."""
+"""demur demo and demur report: train and evaluate a small net, and write a report page."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,10 +11,14 @@ from demur.cli.output_paths import checked_file, checked_folder
 from demur.cli.train import trained
 
 if TYPE_CHECKING:
-    from demur.evaluate import Evaluator
+    from demur.evaluate import Evaluator, ScoredRecord, Scorer
 
 RECIPE = "digits-pgdat-rr"
 ATTACKS = ["clean", "pgd-20", "adaptive"]
+SUMMARY = """\
+A net of 80 thousand weights, trained with PGD-AT + RR on 1,150 digits, measured
+on 300 test images. Thresholds keep 95% of the correct predictions on 197 clean
+images and are frozen before any attack. "adaptive" attacks R-Con itself."""
 
 
 @app.command()
@@ -24,19 +28,25 @@ def demo(
     ] = "runs/demo",
     device: Device = "auto",
 ) -> None:
-    """Train, attack, calibrate and report on the embedded digits; prints where the page is.
+    """Train, attack, calibrate and report on the embedded digits, in two minutes.
 
     Example: demur demo --device cpu
     """
+    from demur.cli.evaluate import main_rejectors
     from demur.evaluate import AttackOptions
     from demur.recipes import recipe
+    from demur.report.text import show_table, verdict_table
 
     run = trained(recipe(RECIPE), Path(out), device, None)
     evaluator = open_evaluator(str(run.path), device, None)
     attack_all(evaluator, ATTACKS, AttackOptions())
-    _promise(evaluator)
-    page = _page(evaluator, Path(out) / "report.html", tables=True)
-    typer.echo(f"the page: {page.resolve()}")
+    certificate = _certificate(evaluator)
+    scoring, scored = scored_run(evaluator)
+    page = _write_page(evaluator, scoring, scored, Path(out) / "report.html")
+    typer.echo(f"\n{SUMMARY}")
+    names = [name for name in main_rejectors(evaluator) if name != "A"]
+    show_table(verdict_table(scored, names))
+    typer.echo(f"{certificate}\nPage: {page}   All figures: demur score {run.path} --all")
 
 
 @app.command()
@@ -51,7 +61,7 @@ def report(
     device: Device = "auto",
     data: DataFolder = None,
 ) -> None:
-    """Write one self-contained page about everything a run has records of.
+    """Write one self-contained page about all records of a run.
 
     Example: demur report digits-pgdat-rr -o report.html
     """
@@ -60,32 +70,28 @@ def report(
     evaluator = open_evaluator(run, device, data)
     place = out or str(evaluator.run.path / "report.html")
     checked_file(place)
-    page = _page(evaluator, Path(place), tables=False)
+    scoring, scored = scored_run(evaluator)
+    page = _write_page(evaluator, scoring, scored, Path(place))
     if not is_stream(page):  # nothing comes after a page that goes into a pipe
-        typer.echo(f"the page: {page.resolve()}")
+        typer.echo(f"page: {page.resolve()}")
 
 
-def _promise(evaluator: "Evaluator") -> None:
-    """A threshold with a guarantee, or the reason why there is none."""
+def _certificate(evaluator: "Evaluator") -> str:
+    """Return the certificate of a risk of at most 5%, or why there is none."""
     from demur.calibrate import Risk, Uncertified
     from demur.evaluate.certificates import issue
-    from demur.report.certificates import certificate_words
 
     try:
-        typer.echo(certificate_words(issue(evaluator, "R-Con", Risk(0.05))))
+        certificate = issue(evaluator, "R-Con", Risk(0.05))
     except Uncertified as reason:
-        typer.echo(f"no certificate: {reason}")
+        return f"No certificate: {reason}"
+    return f"Certificate for clean images, R-Con:\n  {certificate.metadata['sentence']}"
 
 
-def _page(evaluator: "Evaluator", path: Path, tables: bool) -> Path:
-    from demur.evaluate.certificates import retests
-    from demur.report.certificates import show_retests
+def _write_page(
+    evaluator: "Evaluator", scoring: "Scorer", scored: "list[ScoredRecord]", path: Path
+) -> Path:
     from demur.report.page import write_page
-    from demur.report.text import show_scores
 
-    scoring, scored = scored_run(evaluator)
     available(scoring, ("deploy",))
-    if tables:
-        show_scores(scored, ["deploy"])
-        show_retests(retests(evaluator, scoring.scores, [s.record for s in scored]))
     return write_page(evaluator, scored, scoring, path)

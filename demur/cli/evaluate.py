@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,16 +128,19 @@ def score(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="KD and LID at all settings the paper tried.")
     ] = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Every rejector, not only Con and the head's own.")
+    ] = False,
     oracle_probes: Annotated[
-        bool, typer.Option("--oracle-probes", help="Also probes that know which answers are right.")
+        bool, typer.Option("--oracle-probes", help="Also fit probes that are given the labels.")
     ] = False,
     as_json: AsJson = False,
     device: Device = "auto",
     data: DataFolder = None,
 ) -> None:
-    """Score every rejector on every record of a run, in both protocols.
+    """Score the rejectors of a run on every record, in both protocols.
 
-    Example: demur score digits-pgdat-rr --protocol deploy
+    Example: demur score digits-pgdat-rr --protocol deploy --all
     """
     from demur.evaluate.certificates import retests
     from demur.rejectors import paper_grid
@@ -163,10 +167,27 @@ def score(
             json.dumps(_plain(scored, asked, retested_certificates) | sanity.plain(), indent=2)
         )
         return
-    show_scores(scored, asked)
+    main = scored if show_all or sweep or oracle_probes else main_rows(evaluator, scored)
+    show_scores(main, asked)
+    if hidden := sum(len(every.rows) for every in scored) - sum(len(some.rows) for some in main):
+        typer.echo(f"{hidden} more lines of other rejectors: add --all")
     show_oracle_probes(scored)
     show_retests(retested_certificates)
     show_sanity(sanity)
+
+
+def main_rejectors(evaluator: "Evaluator") -> list[str]:
+    """Return the names of Con and of the rejectors that the recipe's head is trained for."""
+    return ["Con", *evaluator.run.recipe.method.head.rejectors()]
+
+
+def main_rows(evaluator: "Evaluator", scored: list["ScoredRecord"]) -> list["ScoredRecord"]:
+    """Return the records with the rows of `main_rejectors` alone."""
+    names = main_rejectors(evaluator)
+    return [
+        replace(record, rows=[row for row in record.rows if row.rejector in names])
+        for record in scored
+    ]
 
 
 def _plain(
@@ -174,7 +195,7 @@ def _plain(
     asked: tuple["Protocol", ...],
     retested_certificates: list[tuple["IssuedCertificate", list["Retest"]]],
 ) -> dict[str, Any]:
-    """Tables and promises as JSON values."""
+    """Return scores and certificates as JSON values."""
     return {
         "attacks": [each.summary.plain() for each in scored],
         "rows": [r.plain() for each in scored for r in each.rows if r.protocol in asked],

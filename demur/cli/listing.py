@@ -18,14 +18,14 @@ RUNS = "runs"
 ABOUT = {
     "recipes": "what demur train takes",
     "attacks": "what demur attack takes",
-    "objectives": "what an attack may raise",
-    "criteria": "what an attack may count as broken",
-    "rejectors": "scores that answers are refused by",
-    "nets": "nets that a recipe may have",
-    "data": "data sets that a recipe may have",
-    "methods": "frames, heads and schedules of training",
+    "objectives": "what an attack maximises",
+    "criteria": "when an attack has succeeded",
+    "rejectors": "scores that inputs are rejected by",
+    "nets": "nets of a recipe",
+    "data": "data sets of a recipe",
+    "methods": "frameworks, heads and schedules of training",
     "tables": "what demur table makes",
-    RUNS: "what was trained, in ./runs or in a folder that is named",
+    RUNS: "trained runs in ./runs or in a folder",
 }
 MOST = 3  # changes of a recipe that are named
 
@@ -41,7 +41,7 @@ def list_names(
     ] = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """List what has a name: recipes, attacks, goals, rejectors, nets, methods, tables, runs.
+    """List recipes, attacks, objectives, rejectors, nets, methods, tables or runs.
 
     Example: demur list attacks
     """
@@ -92,7 +92,7 @@ def _tables(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
         return {cls.__name__: (cls.__doc__ or "").splitlines()[0] for cls in classes}
 
     return {
-        "recipes": lambda: {name: text_of(spec) for name, spec in recipes.RECIPES.items()},
+        "recipes": lambda: {name: describe(spec) for name, spec in recipes.RECIPES.items()},
         "attacks": lambda: {
             name: text_of(make(example)) for name, make in recipes.NAMED_ATTACKS.items()
         },
@@ -105,6 +105,18 @@ def _tables(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
         "tables": lambda: {name: table.title for name, table in TABLES.items()},
         RUNS: lambda: _runs(folder),
     }
+
+
+def describe(recipe: "Recipe") -> str:
+    """Return a recipe in one line: method, data, net, epochs."""
+    method, head = recipe.method, type(recipe.method.head).__name__
+    parts = [
+        type(method.framework).__name__ + ("" if head == "NoHead" else f" + {head}"),
+        f"{type(recipe.data).__name__}, {type(recipe.net).__name__}, {recipe.epochs} epochs",
+        *(["EMA"] if recipe.ema else []),
+        *(["AWP"] if recipe.awp else []),
+    ]
+    return ", ".join(parts)
 
 
 def _runs(folder: Path) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from demur.rejectors.vim import ViM
 from demur.rule import Rejector
 
 OUTPUT_REJECTORS: dict[str, Rejector] = {
-    "Energy": Energy(), "LogitMargin": ProbabilityMargin(), "Entropy": Entropy(), "MaxLogit": MaxLogit(),
+    "Energy": Energy(), "Margin": ProbabilityMargin(), "Entropy": Entropy(), "MaxLogit": MaxLogit(),
 }  # fmt: skip
 _GAUSSIAN: dict[str, Rejector] = {"GDA": GDA(), "GDA*": GDAStar(), "GMM": GMM(), "ViM": ViM()}
 _NEAR: dict[type[Dataset], dict[str, Rejector]] = {

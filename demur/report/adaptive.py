@@ -9,7 +9,7 @@ from rich.table import Table
 
 from demur.evaluate import BASELINE, Row, ScoredRecord
 from demur.evaluate.adaptive import Mark, Measure, Trial, marks, minima, row_of
-from demur.report.text import percent, show_scores, terminal, whole_width
+from demur.report.text import percent, show_scores, show_table, table_width, terminal
 
 STARS: dict[Mark, str] = {"": "", "objective": "* ", "all": "** "}
 CAPTION = (
@@ -45,14 +45,11 @@ class Findings:
 
 
 def show_adaptive(found: Findings) -> None:
-    """Print a table a protocol."""
+    """Print the paper's protocol, then the deployed one."""
     if found.tried:
-        console, table = terminal(), paper_table(found)
-        whole = whole_width(table)
-        if not console.is_terminal:
-            terminal(whole).print(table)
-        else:
-            console.print(paper_table(found, narrow=console.width < whole))
+        wide = paper_table(found)
+        fits = table_width(wide) <= terminal().width
+        show_table(wide if fits else paper_table(found, narrow=True))
     if found.worst is not None:
         show_scores([found.plain, found.worst], ["deploy"])
         terminal().print(worst_words(found), soft_wrap=True)
@@ -66,11 +63,11 @@ def paper_table(found: Findings, narrow: bool = False) -> Table:
         caption=CAPTION, caption_justify="left", padding=(0, 1, 0, 0),
     )  # fmt: skip
     table.add_column("objective, eta", no_wrap=True)
-    table.add_column("right of all", justify="right", no_wrap=not narrow)
+    table.add_column("accuracy", justify="right", no_wrap=True)
     for name in found.rejectors:
-        for figure, least in (("right of accepted", 13), ("AUROC", 14)):
-            words = f"{name}: {figure}"
-            table.add_column(words, justify="right", no_wrap=not narrow, min_width=least)
+        for figure in ("accuracy of accepted", "AUROC"):
+            header = f"{name}:\n{figure}" if narrow else f"{name}: {figure}"
+            table.add_column(header, justify="right", no_wrap=True)
     table.add_row(found.plain.summary.attack, *_cells(found.plain, found.rejectors, None, narrow))
     for trial, stars in zip(found.tried, _stars(found), strict=True):
         if trial.eta == found.tried[0].eta:
@@ -112,8 +109,9 @@ def _cells(
 
 def _figures(row: Row, narrow: bool) -> tuple[str, str]:
     area, (lo, hi) = row.ranking.auroc, row.ranking.auroc_interval
-    ends = f"\n{lo:.3f}-{hi:.3f}" if narrow else f" [{lo:.3f}, {hi:.3f}]"
-    return percent(row.point.accuracy, row.accuracy_interval, narrow), f"{area:.3f}{ends}"
+    separator = "\n" if narrow else " "
+    auroc = f"{area:.3f}{separator}[{lo:.3f}, {hi:.3f}]"
+    return percent(row.point.accuracy, row.accuracy_interval, narrow), auroc
 
 
 def _plain(scored: ScoredRecord) -> dict[str, Any]:

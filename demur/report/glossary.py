@@ -13,7 +13,7 @@ WORDS = {
     "T-Con": "True confidence: the probability the net gives to the true label. It needs that "
     "label, so nobody can use it; it is an oracle that shows what is possible.",
     "A": "The net's second output alone: how far it trusts its own confidence, from 0 to 1.",
-    "LogitMargin": "The probability of the answer less that of the second best.",
+    "Margin": "The probability of the predicted class minus that of the second best.",
     "Entropy": "How concentrated the net's probabilities are, over all classes.",
     "MaxLogit": "The largest raw output of the net, before it becomes a probability.",
     "KD": "How densely right answers of the same class lie around the image, inside the net.",

@@ -6,7 +6,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from demur.report.text import terminal
+from demur.report.text import show_table, terminal
 
 COLUMNS = ("what", "batch", "batch norm", "arithmetic", "s / epoch", "images / s", "of peak",
            "GiB", "to prepare, s")  # fmt: skip
@@ -64,7 +64,7 @@ def show_speed(report: dict[str, Any]) -> None:
         table.add_column(column, justify="left" if column == "what" else "right")
     for line in report["lines"]:
         table.add_row(*cells(line))
+    show_table(table)
     console = terminal()
-    console.print(table)
     for sentence in sentences(report):
         console.print(sentence)

@@ -1,11 +1,14 @@
-"""Scores as tables for the terminal.
+"""Score tables for the terminal.
 
     show_scores(scored, ["deploy"])
 
-Piped output is as wide as the table; on a narrow terminal the intervals go below their figures.
+No figure is ever cut. On a terminal narrower than the table, intervals go below their figures; if
+that is still too wide, the columns are printed as several tables one below the other. Output that
+is no terminal is PIPE_WIDTH columns wide unless COLUMNS says otherwise.
 """
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console
@@ -14,113 +17,187 @@ from rich.table import Table
 from demur.evaluate import BASELINE, Protocol, Row, ScoredRecord
 from demur.metrics import Difference, Interval
 
-SLACK = 0.02  # of a TPR that few images can miss
+TPR_SLACK = 0.02  # how far below its level a TPR may lie and still be compared
+PIPE_WIDTH = 100  # columns, where the output is no terminal
 CAPTIONS: dict[Protocol, str] = {
     "paper": "paper: TPR-95 threshold chosen with labels on each scored set (strict >)",
     "deploy": "deploy: TPR-95 threshold frozen on clean cal images before any attack (>=)",
 }
 COLUMNS = (
-    "right of accepted", "vs Con's", "coverage", "accepted & wrong", "right kept", "AUROC",
+    "accuracy of accepted", "vs Con", "coverage", "accepted & wrong", "TPR", "AUROC",
     "AUROC vs Con",
 )  # fmt: skip
+NOTE = (
+    "Percent with 95% intervals. The first line of each attack accepts every image. Differences "
+    "to Con are paired by image, at an equal TPR."
+)
 
 
 def show_scores(scored: list[ScoredRecord], protocols: Iterable[Protocol]) -> None:
-    """Print one table a protocol."""
-    console = terminal()
+    """Print one table per protocol, then a warning for each record whose ranking is an artefact."""
     for protocol in protocols:
-        table = score_table(scored, protocol)
-        whole = whole_width(table)
-        if not console.is_terminal:
-            terminal(whole).print(table)
-        else:
-            console.print(score_table(scored, protocol, narrow=console.width < whole))
-    for each in scored:
-        if each.summary.artefact:
-            console.print(each.summary.artefact, soft_wrap=True)
+        wide = score_table(scored, protocol)
+        fits = table_width(wide) <= terminal().width
+        show_table(wide if fits else score_table(scored, protocol, narrow=True))
+    for record in scored:
+        if record.summary.artefact:
+            terminal().print(record.summary.artefact, soft_wrap=True)
 
 
 def terminal(width: int | None = None) -> Console:
-    """A console that prints names as they are: no bracket or colon in them is a command to it."""
-    return Console(width=width, markup=False, emoji=False, highlight=False)
+    """Return a console that prints brackets and colons in names literally."""
+    console = Console(width=width, markup=False, emoji=False, highlight=False)
+    if width is None and not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPE_WIDTH
+    return console
 
 
 def show_table(table: Table) -> None:
-    """Print a table, as wide as it has to be where no terminal ends."""
+    """Print a table, split by columns where it is wider than the terminal."""
     console = terminal()
-    (console if console.is_terminal else terminal(whole_width(table))).print(table)
+    for part in split_table(table, console.width):
+        console.print(part)
 
 
-def whole_width(table: Table) -> int:
-    """How wide a table is where nothing has to be cut."""
+def table_width(table: Table) -> int:
+    """Return the number of columns that a table needs so that no cell is cut or wrapped."""
     console = terminal()
     return console.measure(table, options=console.options.update(width=10_000)).maximum
 
 
+def split_table(table: Table, width: int) -> list[Table]:
+    """Split a table into tables of at most `width`, each of which repeats the first column.
+
+    A single column that is too wide by itself stays whole: its text is folded, never cut.
+    """
+    if table_width(table) <= width or len(table.columns) <= 2:
+        return [table]
+    groups: list[list[int]] = [[]]
+    for column in range(1, len(table.columns)):
+        if groups[-1] and table_width(_columns_of(table, [*groups[-1], column])) > width:
+            groups.append([])
+        groups[-1].append(column)
+    parts = [_columns_of(table, group) for group in groups]
+    for part in parts[1:]:
+        part.title = None
+    for part in parts[:-1]:
+        part.caption = None
+    return parts
+
+
+def _columns_of(table: Table, columns: Sequence[int]) -> Table:
+    """Return the table with its first column and some of the others."""
+    part = Table(
+        title=table.title, title_justify=table.title_justify, title_style=table.title_style,
+        caption=table.caption, caption_justify=table.caption_justify, box=table.box,
+        header_style=table.header_style, padding=table.padding,
+    )  # fmt: skip
+    kept = [table.columns[0], *(table.columns[i] for i in columns)]
+    for column in kept:
+        part.add_column(
+            column.header, justify=column.justify, no_wrap=column.no_wrap, overflow="fold",
+            min_width=column.min_width,
+        )  # fmt: skip
+    cells = zip(*(column.cells for column in kept), strict=True)
+    for row, values in zip(table.rows, cells, strict=True):
+        part.add_row(*values, style=row.style, end_section=row.end_section)
+    return part
+
+
 def score_table(scored: list[ScoredRecord], protocol: Protocol, narrow: bool = False) -> Table:
-    """Rejectors under attacks in one protocol; shares in percent with 95% intervals."""
+    """Return rejectors x attacks in one protocol; `narrow` puts intervals below their figures."""
     table = Table(
         title=CAPTIONS[protocol], title_justify="left", header_style="bold", box=box.SIMPLE_HEAD,
-        caption="percent, with 95% intervals; the first line of each attack answers everything; "
-        "differences to Con are on the same images, at an equal share of right answers kept",
-        caption_justify="left", padding=(0, 1, 0, 0), title_style="bold",
+        caption=NOTE, caption_justify="left", padding=(0, 1, 0, 0), title_style="bold",
     )  # fmt: skip
-    table.add_column("attack, rejector", no_wrap=True)
+    table.add_column("attack, rejector", overflow="fold")
     for name in COLUMNS:
-        least = 11 if name == "AUROC" else 9
-        table.add_column(name, justify="right", no_wrap=not narrow, min_width=least)
-    for each in scored:
-        everything = each.summary.accuracy, each.summary.accuracy_interval
-        wrong = 1 - each.summary.accuracy
-        cells = (percent(*everything, narrow), "", "100.0", percent(wrong), "100.0", "", "")
-        table.add_row(f"{each.summary.attack}, n={each.summary.n}", *cells, style="bold")
-        for row in each.rows:
+        header = name.replace(" ", "\n") if narrow else name
+        table.add_column(header, justify="right", no_wrap=True)
+    for record in scored:
+        summary = record.summary
+        accuracy = percent(summary.accuracy, summary.accuracy_interval, narrow)
+        cells = (accuracy, "", "100.0", percent(1 - summary.accuracy), "100.0", "", "")
+        table.add_row(f"{summary.attack}, n={summary.n}", *cells, style="bold")
+        for row in record.rows:
             if row.protocol == protocol:
                 table.add_row(f"  {row.rejector}", *_cells(row, narrow))
         table.add_section()
     return table
 
 
+def verdict_table(scored: list[ScoredRecord], rejectors: Sequence[str]) -> Table:
+    """Return what each rejector accepts and rejects at its frozen threshold, in percent.
+
+    The four shares of a line add up to 100 (up to rounding). At most 80 columns wide.
+    """
+    table = Table(
+        title="Percent of all images, by correctness of the prediction and decision",
+        title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )  # fmt: skip
+    table.add_column("attack, rejector", no_wrap=True)
+    for name in ("accepted\ncorrect", "accepted\nwrong", "rejected\ncorrect", "rejected\nwrong"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("accuracy\nof accepted", justify="right", no_wrap=True)
+    table.add_column("\nAUROC", justify="right", no_wrap=True)
+    for record in scored:
+        accuracy, n = record.summary.accuracy, record.summary.n
+        everything = (percent(accuracy), percent(1 - accuracy), "", "", percent(accuracy), "")
+        table.add_row(f"{record.summary.attack}, n={n}", *everything, style="bold")
+        for row in record.rows:
+            if row.protocol == "deploy" and row.rejector in rejectors:
+                accepted_correct = row.point.coverage - row.point.accepted_wrong
+                table.add_row(
+                    f"  {row.rejector}", percent(accepted_correct),
+                    percent(row.point.accepted_wrong), percent(accuracy - accepted_correct),
+                    percent(1 - accuracy - row.point.accepted_wrong),
+                    percent(row.point.accuracy), f"{row.ranking.auroc:.3f}",
+                )  # fmt: skip
+    return table
+
+
 def percent(value: float, interval: Interval | None = None, narrow: bool = False) -> str:
-    """A share as a percentage, with its 95% interval beside or below it."""
-    return _with(f"{100 * value:.1f}", _ends(interval, 100, 1), narrow)
+    """Format a proportion as a percentage, with its 95% interval beside or below it."""
+    return _with_interval(f"{100 * value + 0.0:.1f}", _ends(interval, 100, 1), narrow)
 
 
 def _cells(row: Row, narrow: bool) -> tuple[str, ...]:
     point, ranking = row.point, row.ranking
-    area, gap = _ends(ranking.auroc_interval, 1, 3), ranking.auroc_vs_con
+    auroc = _with_interval(f"{ranking.auroc:.3f}", _ends(ranking.auroc_interval, 1, 3), narrow)
     return (
         percent(point.accuracy, row.accuracy_interval, narrow),
-        _gap(row.accuracy_vs_con, 100, 1, narrow) if comparable(row) else "",
+        difference(row.accuracy_vs_con, 100, 1, narrow) if comparable(row) else "",
         percent(point.coverage, row.coverage_interval, narrow),
         percent(point.accepted_wrong, row.accepted_wrong_interval, narrow),
         percent(point.tpr, row.tpr_interval, narrow),
-        _with(f"{ranking.auroc:.3f}", area, narrow),
-        "" if row.rejector == BASELINE else _gap(gap, 1, 3, narrow),
+        auroc,
+        "" if row.rejector == BASELINE else difference(ranking.auroc_vs_con, 1, 3, narrow),
     )
 
 
 def comparable(row: Row) -> bool:
-    """Whether a row keeps as many right answers as it was asked to, so that shares compare."""
-    asked = row.protocol == "deploy" or row.point.tpr >= row.level - SLACK
+    """Return whether the row reaches the TPR it was asked for, so that accuracies compare."""
+    asked = row.protocol == "deploy" or row.point.tpr >= row.level - TPR_SLACK
     return row.rejector != BASELINE and asked
 
 
 def signed(value: float, scale: float, decimals: int) -> str:
-    """A difference with its sign; nothing has a plus."""
+    """Format a difference with its sign; zero gets a plus."""
     return f"{round(scale * value, decimals) + 0.0:+.{decimals}f}"
 
 
-def _gap(gap: Difference, scale: float, decimals: int, narrow: bool) -> str:
+def difference(gap: Difference, scale: float, decimals: int, narrow: bool) -> str:
+    """Format a paired difference with its 95% interval."""
     value, *ends = (signed(v, scale, decimals) for v in gap[:3])
-    return _with(value, ends, narrow)
+    return _with_interval(value, ends, narrow)
 
 
 def _ends(interval: Interval | None, scale: float, decimals: int) -> list[str]:
     return [] if interval is None else [f"{scale * end:.{decimals}f}" for end in interval]
 
 
-def _with(value: str, ends: list[str], narrow: bool) -> str:
+def _with_interval(value: str, ends: list[str], narrow: bool) -> str:
     if not ends:
         return value
-    return f"{value}\n{'-'.join(ends)}" if narrow else f"{value} [{', '.join(ends)}]"
+    return f"{value}{chr(10) if narrow else ' '}[{', '.join(ends)}]"

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from demur.evaluate.theory import RHO, SMALL, Proportion, RecordTheory, TheoryReport, WorstCaseXi
 from demur.metrics import wilson
-from demur.report.text import percent, terminal, whole_width
+from demur.report.text import percent, show_table, terminal
 from demur.theory import n_sub
 
 
@@ -31,7 +31,7 @@ def show_theory(report: TheoryReport) -> None:
     console = terminal()
     for title, table, caption in theory_tables(report):
         console.print(title, style="bold", soft_wrap=True)
-        terminal(whole_width(table)).print(table, end="")
+        show_table(table)
         console.print(f"{caption}\n" if caption else "", soft_wrap=True)
     if report.xi_attack_command is not None:
         console.print(missing(report.xi_attack_command), soft_wrap=True)
