@@ -50,7 +50,7 @@ def gradient(
     with torch.enable_grad():
         out = as_output(model(x))
         value = objective(out, y, *inputs)  # N
-        # Under autocast the backward pass already follows the dtypes of the forward pass.
+        # Backward passes use the dtypes of the forward pass and must not run under autocast.
         with torch.autocast(x.device.type, enabled=False):
             (grad,) = torch.autograd.grad(value.sum(), x)
     return Gradient(grad, value.detach(), out.detached())
