@@ -1,8 +1,8 @@
 """Threat models: Linf and L2 balls around each image, intersected with the pixel range [0, 1].
 
-    ball = Linf(8/255)
-    x_adv = ball.start(x, seed, index, stream)   # random start
-    x_adv = ball.step(x, x_adv, grad, 2/255)     # one projected gradient ascent step
+ball = Linf(8/255)
+x_adv = ball.start(x, seed, index, stream)   # random start
+x_adv = ball.step(x, x_adv, grad, 2/255)     # one projected gradient ascent step
 """
 
 import math

@@ -109,7 +109,8 @@ class FAB(Attack):
         if len(rows) == 0:
             return x.clone()
         batch = batch.select(rows)
-        boundary, best = self._boundary(batch, out.logits.shape[-1]), ClosestAdversarial.none(batch.x)
+        boundary = self._boundary(batch, out.logits.shape[-1])
+        best = ClosestAdversarial.none(batch.x)
         for restart in range(self.restarts):
             x_start = batch.x
             if restart:

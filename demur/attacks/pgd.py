@@ -87,9 +87,13 @@ class PGD(Attack):
         if self.momentum == 1:
             raise BadInput("PGD.momentum must be below 1; with 1 no image ever moves")
         if 0 < self.backtrack <= 1:
-            raise BadInput("PGD.backtrack divides the step size; it must be above 1, or 0 to disable it")
+            raise BadInput(
+                f"PGD.backtrack must be above 1, or 0 to disable it, not {self.backtrack}"
+            )
         if self.backtrack_objective is not None and not self.backtrack:
-            raise BadInput("PGD.backtrack_objective needs backtrack; set backtrack=1.5 or remove it")
+            raise BadInput(
+                "PGD.backtrack_objective has no effect without backtrack; set backtrack=1.5"
+            )
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         if self.keep == "max_objective":

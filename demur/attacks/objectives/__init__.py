@@ -1,8 +1,8 @@
 """Attack objectives: what an attack maximises, one value per image.
 
-    CE()                                          # cross-entropy of the true label
-    Evasion(RCon(), eta=10)                       # CE + 10 log R-Con: wrong and accepted
-    LogitMargin() + 0.5 * Evasion(Energy())       # objectives add and scale
+CE()                                          # cross-entropy of the true label
+Evasion(RCon(), eta=10)                       # CE + 10 log R-Con: wrong and accepted
+LogitMargin() + 0.5 * Evasion(Energy())       # objectives add and scale
 """
 
 from demur.attacks.objectives.abstention import CARLMargin, CARLObjective, Form, RejectionHinge

@@ -1,7 +1,7 @@
 """Objectives that compare the output with an earlier one.
 
-    GAMA()     # Sriramanan et al. 2020: probability margin plus a decaying squared distance
-    KL()       # TRADES (Zhang et al. 2019): KL divergence from the clean prediction
+GAMA()     # Sriramanan et al. 2020: probability margin plus a decaying squared distance
+KL()       # TRADES (Zhang et al. 2019): KL divergence from the clean prediction
 """
 
 from dataclasses import dataclass

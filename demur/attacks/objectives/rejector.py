@@ -1,10 +1,10 @@
 """Adaptive objectives: they use the score of a rejector or the rectifier A.
 
-    Evasion(RCon(), eta=10)                              # CE + 10 log R-Con
-    Evasion(RCon(), base_objective=WrongConfidence())    # confidently wrong with a high R-Con
-    WrongConfidence() + 10 * RRLoss()                    # confidently wrong where A is wrong
-    ScoreObjective(RCon())                               # the score without the log
-    XiObjective()                                        # the error of A, Definition 1
+Evasion(RCon(), eta=10)                              # CE + 10 log R-Con
+Evasion(RCon(), base_objective=WrongConfidence())    # confidently wrong with a high R-Con
+WrongConfidence() + 10 * RRLoss()                    # confidently wrong where A is wrong
+ScoreObjective(RCon())                               # the score without the log
+XiObjective()                                        # the error of A, Definition 1
 """
 
 import math

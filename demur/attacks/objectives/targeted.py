@@ -1,8 +1,8 @@
 """Targeted objectives: towards one wrong class per image, which `MultiTarget` provides.
 
-    TargetedMargin()        # target logit - true logit (Gowal et al. 2019)
-    TargetedDLR()           # the margin, invariant to the scale of the logits (Croce and Hein 2020)
-    TargetedConfidence()    # log probability of the target
+TargetedMargin()        # target logit - true logit (Gowal et al. 2019)
+TargetedDLR()           # the margin, invariant to the scale of the logits (Croce and Hein 2020)
+TargetedConfidence()    # log probability of the target
 """
 
 from abc import ABC

@@ -1,9 +1,9 @@
 """Untargeted objectives: towards any wrong class.
 
-    CE()                  # cross-entropy of the true label
-    LogitMargin()         # largest wrong logit - true logit
-    DLR()                 # the margin, invariant to the scale of the logits (Croce and Hein 2020)
-    WrongConfidence()     # log of the largest wrong probability
+CE()                  # cross-entropy of the true label
+LogitMargin()         # largest wrong logit - true logit
+DLR()                 # the margin, invariant to the scale of the logits (Croce and Hein 2020)
+WrongConfidence()     # log of the largest wrong probability
 """
 
 from dataclasses import dataclass
