@@ -13,7 +13,7 @@ from demur.data import Images
 from demur.nets import RejectingNet
 from demur.output import prediction
 from demur.rejectors import RCon
-from tests.approximate_model import Rough
+from tests.approximate_model import ApproximateModel
 from tests.linear import LinearNet, centred_images, distance
 
 BALLS = pytest.mark.parametrize("ball", [Linf(0.12), L2(0.8)], ids=repr)
@@ -179,7 +179,7 @@ def test_what_it_returns_in_rough_arithmetic_is_broken(
     ball: Ball, any_distance: bool, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    model = Rough(tiny_net, 0.5)
+    model = ApproximateModel(tiny_net, 0.5)
     attack = FAB(ball, steps=8, restarts=2, any_distance=any_distance)
     x_adv = attack.perturb(model, x, y, torch.arange(len(x)))
     moved = (x_adv != x).flatten(1).any(1)
@@ -196,7 +196,7 @@ def test_rough_arithmetic_costs_little_strength(
     """At several times the error that 16 bits make of these logits."""
     x, y = batch
     attack = FAB(ball, steps=8, restarts=2)
-    x_adv = attack.perturb(Rough(tiny_net, 0.1), x, y, torch.arange(len(x)))
+    x_adv = attack.perturb(ApproximateModel(tiny_net, 0.1), x, y, torch.arange(len(x)))
     best = prediction(tiny_net(attack(tiny_net, x, y))) != y
     assert (prediction(tiny_net(x_adv)) != y).sum() >= best.sum() - 1
 
@@ -206,7 +206,7 @@ def test_only_claims_that_might_be_returned_are_looked_into(ball: Ball) -> None:
     """Out of reach nothing asks for the model's own answer; distances are searched by it."""
     net, x = LinearNet(), centred_images(12)
     y = prediction(net(x))
-    model = Rough(net, 0.0)
+    model = ApproximateModel(net, 0.0)
     tight = type(ball)(0.5 * float(distance(net, x, y, type(ball).__name__).min()))
     assert torch.equal(FAB(tight, steps=10).perturb(model, x, y, y), x)
     assert model.asked == 0

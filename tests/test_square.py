@@ -19,7 +19,7 @@ from demur.gradient import ObjectiveFunction, exact_value
 from demur.nets import RejectingNet
 from demur.output import Output, prediction
 from demur.rejectors import RCon
-from tests.approximate_model import Rough
+from tests.approximate_model import ApproximateModel
 from tests.linear import LinearNet, centred_images, distance
 
 aten = torch.ops.aten
@@ -146,7 +146,7 @@ def test_within_a_block_a_device_is_asked_nothing(
             attack = Square(
                 ball, queries=queries, objective=CE()
             )  # a goal that asks nothing either
-            attack.perturb(Rough(tiny_net, 0.1), *batch, batch[1])
+            attack.perturb(ApproximateModel(tiny_net, 0.1), *batch, batch[1])
         asked.append(questions.asked)
     assert 0 < asked[0] == asked[1] < asked[2]
 
@@ -156,7 +156,7 @@ def test_only_what_is_broken_leaves_though_claims_are_rough(
     ball: Ball, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    model = Rough(tiny_net, 0.5)
+    model = ApproximateModel(tiny_net, 0.5)
     once, later = (
         Square(ball, queries=n).perturb(model, x, y, torch.arange(len(x)))
         for n in (square.BLOCK, 12 * square.BLOCK)
@@ -170,7 +170,7 @@ def test_only_what_is_broken_leaves_though_claims_are_rough(
 
 
 @dataclass
-class Boaster(Rough):
+class Boaster(ApproximateModel):
     """Every value is right, and every image is said to be broken."""
 
     def value(

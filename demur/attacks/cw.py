@@ -69,7 +69,7 @@ class CWHinge:
         return missing + self._missing_decision(out, self.criterion, label)
 
     def _missing_decision(self, out: Output, criterion: RuleCriterion, label: Tensor) -> Tensor:
-        """Return what the scores lack for the wanted decision; one low score is enough to reject."""
+        """Return what the scores lack for the decision, N; one low score is enough to reject."""
         pairs = criterion.rule.pairs
         if isinstance(criterion, AcceptedError):
             below = [
@@ -158,9 +158,8 @@ class CW(Attack):
         x_adv = self(model, x, y, index)
         with torch.no_grad():
             success = self.criterion(as_output(model(x_adv)), y)
-        return MinimalDistortion(
-            x_adv, success, self._distance(x_adv - x).where(success, torch.inf)
-        )
+        distance = self._distance(x_adv - x).where(success, torch.inf)
+        return MinimalDistortion(x_adv, success, distance)
 
     def _distance(self, delta: Tensor) -> Tensor:
         """Return the reported distance, N: the squared L2 norm or the Linf norm."""
