@@ -126,7 +126,9 @@ def test_targeted_apgd_succeeds_at_least_as_often_as_dlr(
     x, y = batch
     untargeted = APGD(Linf(0.12), steps=20, objective=DLR())
     targeted = MultiTarget(APGD(Linf(0.12), steps=20, objective=TargetedDLR()), keep="success")
-    successes = [(prediction(tiny_net(a(tiny_net, x, y))) != y).sum() for a in (untargeted, targeted)]
+    successes = [
+        (prediction(tiny_net(a(tiny_net, x, y))) != y).sum() for a in (untargeted, targeted)
+    ]
     assert successes[1] >= successes[0]
 
 

@@ -247,7 +247,9 @@ class TestContract:
             SHORT[name](tiny_net, *spoil(*batch))
 
 
-def test_index_must_have_one_entry_per_image(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> None:
+def test_index_must_have_one_entry_per_image(
+    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
     with pytest.raises(BadInput, match="one integer per image"):
         PGD(Linf(0.1))(tiny_net, *batch, index=torch.arange(3))
 

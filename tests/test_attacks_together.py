@@ -37,7 +37,9 @@ def run(tiny_run: Run, tmp_path: Path) -> Run:
 
 
 def open_evaluator(run: Run, messages: list[str] | None = None) -> Evaluator:
-    return Evaluator(run, torch.device("cpu"), say=(messages if messages is not None else []).append)
+    return Evaluator(
+        run, torch.device("cpu"), say=(messages if messages is not None else []).append
+    )
 
 
 def lock_folder(run: Run, record: Record) -> Path:
