@@ -77,7 +77,9 @@ EXAMPLES: dict[str, Attack] = {
     ),
     "reject-autoattack": RejectAutoAttackEnsemble(Linf(0.15), RULE),
     "force-rejection": ForceRejection(Linf(0.15), Rejected(RCon(), 0.6)),
-    "reject-coupled": RejectAutoAttackEnsemble(L2(0.8), AcceptedError(Coupled(gate_threshold=0.6), 0.5), version="fast"),
+    "reject-coupled": RejectAutoAttackEnsemble(
+        L2(0.8), AcceptedError(Coupled(gate_threshold=0.6), 0.5), version="fast"
+    ),
     "orthogonal": OrthogonalAPGD(Linf(0.15), steps=8, objective=MinMargin(RULE), criterion=RULE),
     "balanced": MaxMinMargin(L2(0.8), RULE, steps=8),
     "autoattack-plus": AutoAttackEnsemble(Linf(0.1), version="plus"),
@@ -90,14 +92,20 @@ EXAMPLES: dict[str, Attack] = {
         Linf(0.1), steps=6, start="mixed", objective=WrongConfidence(), momentum=0.9, backtrack=1.5
     ),
     "backtracking by another objective": PGD(
-        Linf(0.1), steps=6, start="coin", objective=WrongConfidence(), backtrack=1.5, backtrack_objective=CE(),
-        restarts=2,
+        Linf(0.1), steps=6, start="coin", objective=WrongConfidence(), backtrack=1.5,
+        backtrack_objective=CE(), restarts=2,
     ),
-    "sum": PGD(Linf(0.1), steps=4, objective=CE() + 0.5 * Evasion(Coupled(), eta=2.0, base_objective=LogitMargin())),
+    "sum": PGD(
+        Linf(0.1), steps=4,
+        objective=CE() + 0.5 * Evasion(Coupled(), eta=2.0, base_objective=LogitMargin()),
+    ),
     "gama sum": PGD(L2(0.5), steps=4, start="signs", objective=CE() + 0.1 * GAMA(), restarts=2),
     "targets": MultiTarget(
-        PGD(Linf(0.1), steps=3, objective=Evasion(RCon(), base_objective=TargetedConfidence()) + TargetedDLR()), targets=3,
-        keep="success", criterion=AcceptedError(Con(), 0.5),
+        PGD(
+            Linf(0.1), steps=3,
+            objective=Evasion(RCon(), base_objective=TargetedConfidence()) + TargetedDLR(),
+        ),
+        targets=3, keep="success", criterion=AcceptedError(Con(), 0.5),
     ),
     "apgd": APGD(Linf(0.1), steps=12, objective=DLR(), restarts=2),
     "apgd-l2": APGD(L2(0.5), steps=12, keep="max_objective", objective=LogitMargin(), eot_iter=2),
@@ -107,17 +115,19 @@ EXAMPLES: dict[str, Attack] = {
     "cw-linf": CW("Linf", searches=2, steps=15, rate=0.05, constant=1.0),
     "cw-linf-adam": CW("Linf-adam", searches=2, steps=15, rate=0.05, confidence=1.0, abort=False),
     "cw-adaptive": CW(searches=2, steps=15, rate=0.05, criterion=AcceptedError(Con(), 0.5)),
-    "cw-adaptive-linf": CW(
-        "Linf", searches=2, steps=15, rate=0.05, criterion=Rejected(Con(), 0.5)
-    ),
+    "cw-adaptive-linf": CW("Linf", searches=2, steps=15, rate=0.05, criterion=Rejected(Con(), 0.5)),
     "square": Square(Linf(0.15), queries=30),
     "square-l2": Square(L2(0.8), queries=30),
-    "dlr": PGD(Linf(0.1), steps=4, objective=DLR() + WrongConfidence() + ScoreObjective(Con()) + RRLoss()),
+    "dlr": PGD(
+        Linf(0.1), steps=4,
+        objective=DLR() + WrongConfidence() + ScoreObjective(Con()) + RRLoss(),
+    ),
 }  # fmt: skip
 OBJECTIVE_EXAMPLES: list[Objective] = [
-    CE(), LogitMargin(), Evasion(Energy()), XiObjective(), Sum((CE(), LogitMargin())), Scaled(-2.0, CE()), DLR(),
-    WrongConfidence(), TargetedMargin(), TargetedDLR(), TargetedConfidence(), ScoreObjective(RCon()), RRLoss(), GAMA(),
-    KL(), MinMargin(RULE), SingleMargin(RULE, 1), MarginProduct(RULE), RejectionObjective(Rejected(Con(), 0.5)),
+    CE(), LogitMargin(), Evasion(Energy()), XiObjective(), Sum((CE(), LogitMargin())),
+    Scaled(-2.0, CE()), DLR(), WrongConfidence(), TargetedMargin(), TargetedDLR(),
+    TargetedConfidence(), ScoreObjective(RCon()), RRLoss(), GAMA(), KL(), MinMargin(RULE),
+    SingleMargin(RULE, 1), MarginProduct(RULE), RejectionObjective(Rejected(Con(), 0.5)),
     CARLObjective(), CARLMargin(), RejectionHinge(),
 ]  # fmt: skip
 
@@ -263,7 +273,7 @@ def test_invalid_labels_raise_in_train_mode_without_side_effects(
     net.trunk.eval()  # one frozen submodule
     before, modes = net.state_dict(), [part.training for part in net.modules()]
     before = {name: value.clone() for name, value in before.items()}
-    with pytest.raises(BadInput, match="labels must be (at least|from) 0"):
+    with pytest.raises(BadInput, match=r"labels must be (at least|from) 0"):
         PGD(Linf(0.1))(net, x, torch.cat([y[:-1], y.new_tensor([label])]))
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert modes == [part.training for part in net.modules()]

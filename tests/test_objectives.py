@@ -112,7 +112,8 @@ def test_a_sum_passes_each_objective_its_own_inputs() -> None:
     assert len(inputs) == objective.n_inputs
     by_hand = (
         CE()(OUT, FIRST) + 2 * GAMA(weight=8.0)(OUT, FIRST, *inputs[:2])
-        + TargetedMargin()(OUT, FIRST, LAST) + Con().log_score(OUT) + TargetedDLR()(OUT, FIRST, LAST)
+        + TargetedMargin()(OUT, FIRST, LAST) + Con().log_score(OUT)
+        + TargetedDLR()(OUT, FIRST, LAST)
     )  # fmt: skip
     assert torch.allclose(objective(OUT, FIRST, *inputs), by_hand)
 

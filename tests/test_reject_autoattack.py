@@ -55,8 +55,8 @@ SCORES: list[Score] = [
     ProbabilityMargin(), ModelScore(),
 ]  # fmt: skip
 RULES = [
-    AcceptedError(Con(), 0.4), AcceptedError(RCon(), 0.3), AcceptedError(Energy(), 2.0), AcceptedError(Rectifier(), 0.5),
-    AcceptedError(Coupled(gate_threshold=0.4), 0.2),
+    AcceptedError(Con(), 0.4), AcceptedError(RCon(), 0.3), AcceptedError(Energy(), 2.0),
+    AcceptedError(Rectifier(), 0.5), AcceptedError(Coupled(gate_threshold=0.4), 0.2),
 ]  # fmt: skip
 
 
