@@ -129,13 +129,13 @@ class FAB(Attack):
     def _boundary(self, batch: AttackBatch, classes: int) -> Boundary:
         """Return the boundary of the criterion, for a number of classes."""
         if self.objective is None:
-            inputs_per_class = [(target,) for target in _targets(batch, classes)]
-            return Boundary(TargetedMargin(), inputs_per_class, LogitMargin(), ())
+            inputs: list[ObjectiveState] = [(target,) for target in _targets(batch, classes)]
+            return Boundary(TargetedMargin(), inputs, LogitMargin(), ())
         objective_state = self.objective.prepare(
             AttackStart(batch.model, batch.x, batch.x, batch.y, batch.target)
         )
-        inputs = self.objective.at_step(objective_state, 0, self.steps)
-        return Boundary(self.objective, [inputs], self.objective, inputs)
+        margin_inputs = self.objective.at_step(objective_state, 0, self.steps)
+        return Boundary(self.objective, [margin_inputs], self.objective, margin_inputs)
 
     def _walk(
         self, batch: AttackBatch, boundary: Boundary, x_adv: Tensor, best: ClosestAdversarial
