@@ -1,10 +1,10 @@
-"""The interface that users of AutoAttack know, for classifiers and for those that refuse.
+"""AutoAttack's Python interface (Croce and Hein 2020), for classifiers and rejecting models.
 
-    AutoAttack(model, norm="Linf", eps=8/255, version="standard").run_standard_evaluation(x, y)
-    RejectAutoAttack(model, AcceptedError(Con(), 0.7), eps=8/255).run_standard_evaluation(x, y, bs=250)
+    x_adv = AutoAttack(model, norm="Linf", eps=8/255).run_standard_evaluation(x, y)
+    x_adv = RejectAutoAttack(model, AcceptedError(Con(), 0.7)).run_standard_evaluation(x, y, bs=250)
 
-Members run one after the other over all images; whoever is not yet broken goes on. With a
-`state_path` what is done is kept as it goes, and the same call goes on where it was stopped.
+The attacks run one after the other, each on the images on which no earlier one succeeded. With
+`state_path` the progress is saved, and the same call resumes after an interruption.
 """
 
 import sys
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from demur import attacks
 from demur.attacks.autoattack import MEMBERS, VERSIONS, Version
 from demur.attacks.batch import AttackBatch
-from demur.attacks.chain import NOBODY, Chain, ChainState
+from demur.attacks.chain import NOT_BROKEN, Chain, ChainState
 from demur.attacks.criteria import AcceptedError
 from demur.attacks.reject_autoattack import RejectVersion
 from demur.balls import L2, Ball, Linf
@@ -32,11 +32,11 @@ from demur.images import check_batch
 from demur.output import as_output, prediction
 
 BALLS: dict[str, type[Ball]] = {"Linf": Linf, "L2": L2}
-RESTARTS = dict(VERSIONS["older"])  # of members chosen one by one, as in the original
+RESTARTS = dict(VERSIONS["older"])  # for version="custom", as in the original code
 
 
 class EnsembleEvaluation:
-    """A chain of attacks on one model, told as it goes."""
+    """Run a chain of attacks on one model, with progress messages and resumption."""
 
     def __init__(
         self,
@@ -59,7 +59,18 @@ class EnsembleEvaluation:
         return_labels: bool = False,
         state_path: str | Path | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attacked images, and with `return_labels` what the model calls them."""
+        """Return adversarial examples for all images, N, C, H, W.
+
+        An image on which no attack succeeds is returned unchanged, unless the chain ranks tries.
+
+        Args:
+            x_orig: Images, N, C, H, W, in [0, 1].
+            y_orig: True labels, N, int64.
+            bs: Batch size.
+            return_labels: Return the predicted labels of the adversarial examples as well.
+            state_path: A file to save progress to and to resume from. A file of another model,
+                other images or other attacks raises BadInput.
+        """
         check_batch(x_orig, y_orig)
         if bs < 1:
             raise BadInput(f"the batch size bs must be at least 1, not {bs}")
@@ -71,9 +82,9 @@ class EnsembleEvaluation:
         chain_state = state.kept()
         if chain_state is None:
             chain_state = concat_states(
-                [self.chain.begun(batch.select(rows)) for rows in batch.index.split(bs)]
+                [self.chain.start(batch.select(rows)) for rows in batch.index.split(bs)]
             )
-        self._say(f"to begin with: {_told(chain_state)}")
+        self._log(f"initially: {_summary(chain_state)}")
         for member in range(len(self.chain.attacks)):
             self._run(member, batch, bs, chain_state, state)
         x_adv = chain_state.x_adv.to(x_orig.device)
@@ -87,35 +98,53 @@ class EnsembleEvaluation:
         chain_state: ChainState,
         state: EnsembleState,
     ) -> None:
-        """One member on all that is left, batch by batch."""
-        began = perf_counter()
-        for rows in chain_state.left(member).split(bs):
+        """Run one member of the chain on the remaining images, batch by batch."""
+        started = perf_counter()
+        for rows in chain_state.remaining(member).split(bs):
             self.chain.advance(member, rows, batch, chain_state, stream=0)
             state.keep(chain_state)
         state.keep(chain_state, at_once=True)
-        name, found = self.names[member], int((chain_state.broken_by == member).sum())
-        self._say(f"after {name}: {_told(chain_state)} ({perf_counter() - began:.1f} s)")
-        if name == "square" and found and member > 0:
+        name, count = self.names[member], int((chain_state.broken_by == member).sum())
+        self._log(f"after {name}: {_summary(chain_state)} ({perf_counter() - started:.1f} s)")
+        if name == "square" and count and member > 0:
             warnings.warn(
-                f"random squares broke {found} images that no gradient broke: the model may hide "
-                "its gradients; attack it by transfer or with a surrogate", stacklevel=3,
+                f"Square succeeded on {count} images where every gradient attack failed: the "
+                "model may mask its gradients; use a transfer attack or a surrogate", stacklevel=3,
             )  # fmt: skip
 
     @torch.no_grad()
     def _labels(self, x: Tensor, bs: int) -> Tensor:
         return torch.cat([prediction(as_output(self.model(part))) for part in x.split(bs)])
 
-    def _say(self, sentence: str) -> None:
+    def _log(self, sentence: str) -> None:
         if self.verbose:
             sys.stdout.write(f"{sentence}\n")
             sys.stdout.flush()
 
 
 class AutoAttack(EnsembleEvaluation):
-    """The four attacks of a version on any model that returns logits; images lie in [0, 1].
+    """AutoAttack (Croce and Hein 2020) on any model that returns logits.
 
-    With version="custom", `attacks_to_run` says which. A whole number of `seed` makes it
-    repeatable; `device` may stay unset, since images and model say where they are.
+    The signature is that of the authors' code. Unlike there, `seed` must be an integer, every
+    run is repeatable, and the noise of an image does not depend on the batch size.
+
+    Args:
+        model: A model from images, N, C, H, W in [0, 1], to logits or an `Output`.
+        norm: "Linf" or "L2".
+        eps: The radius of the ball.
+        seed: The seed of all random numbers.
+        verbose: Write one line per attack to standard output.
+        attacks_to_run: Names of attacks for version="custom": apgd-ce, apgd-dlr, apgd-t, fab,
+            fab-t, square.
+        version: "standard", "plus", "rand", "older" (before August 2020) or "custom".
+        device: Where to move the model and the images; None leaves them where they are.
+
+    Example:
+        >>> import torch
+        >>> from demur import AutoAttack
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        >>> attack = AutoAttack(model, version="custom", attacks_to_run=["apgd-ce"], verbose=False)
+        >>> x_adv = attack.run_standard_evaluation(torch.rand(4, 1, 8, 8), torch.arange(4))
     """
 
     def __init__(
@@ -129,14 +158,17 @@ class AutoAttack(EnsembleEvaluation):
         version: str = "standard",
         device: str | torch.device | None = None,
     ) -> None:
-        known = (*VERSIONS, "custom")
-        if version not in known:
-            raise BadInput(f"AutoAttack has no version {version!r}; {suggestion(version, known)}")
+        versions = (*VERSIONS, "custom")
+        if version not in versions:
+            hint = suggestion(version, versions)
+            raise BadInput(f"AutoAttack has no version {version!r}; {hint}")
         if (version == "custom") != bool(attacks_to_run):
-            raise BadInput("attacks_to_run goes with version='custom'; name some of its members: "
-                           f"{', '.join(MEMBERS)}")  # fmt: skip
-        whole: Version = next((one for one in VERSIONS if one == version), "standard")
-        spec = attacks.AutoAttackEnsemble(ball_by_name(norm, eps), version=whole, seed=seed)
+            raise BadInput(
+                "attacks_to_run and version='custom' must be used together; "
+                f"choose from {', '.join(MEMBERS)}"
+            )
+        base: Version = next((known for known in VERSIONS if known == version), "standard")
+        spec = attacks.AutoAttackEnsemble(ball_by_name(norm, eps), version=base, seed=seed)
         if attacks_to_run:
             names = [attacks_to_run] if isinstance(attacks_to_run, str) else list(attacks_to_run)
             chain = Chain(tuple(spec.member(name, RESTARTS.get(name, 1)) for name in names))
@@ -147,7 +179,29 @@ class AutoAttack(EnsembleEvaluation):
 
 
 class RejectAutoAttack(EnsembleEvaluation):
-    """The ensemble for a model that may refuse: broken is what is wrong and accepted."""
+    """Attack ensemble for a model that rejects: success is a wrong and accepted prediction.
+
+    AutoAttack skips an image once it is misclassified, even if the model rejects it. This
+    ensemble counts accepted errors only; see `attacks.RejectAutoAttackEnsemble`.
+
+    Args:
+        model: A model from images, N, C, H, W in [0, 1], to logits or an `Output`.
+        rule: The success criterion, with a number as threshold: AcceptedError(Con(), 0.7).
+        norm: "Linf" or "L2".
+        eps: The radius of the ball.
+        seed: The seed of all random numbers.
+        verbose: Write one line per attack to standard output.
+        version: "standard" or "fast".
+        device: Where to move the model and the images; None leaves them where they are.
+
+    Example:
+        >>> import torch
+        >>> from demur import AcceptedError, Con, RejectAutoAttack
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        >>> rule = AcceptedError(Con(), 0.2)
+        >>> attack = RejectAutoAttack(model, rule, version="fast", verbose=False)
+        >>> x_adv = attack.run_standard_evaluation(torch.rand(4, 1, 8, 8), torch.arange(4))
+    """
 
     def __init__(
         self,
@@ -161,24 +215,26 @@ class RejectAutoAttack(EnsembleEvaluation):
         device: str | torch.device | None = None,
     ) -> None:
         known: tuple[RejectVersion, ...] = get_args(RejectVersion)
-        whole = next((one for one in known if one == version), None)
-        if whole is None:
-            raise BadInput(f"RejectAutoAttack is {' or '.join(known)}, not {version!r}")
+        chosen = next((name for name in known if name == version), None)
+        if chosen is None:
+            raise BadInput(
+                f"the version of RejectAutoAttack must be {' or '.join(known)}, not {version!r}"
+            )
         if not isinstance(rule.threshold, float):
-            raise BadInput("give the rule a number as its threshold: AcceptedError(Con(), 0.7)")
+            raise BadInput("the rule needs a number as its threshold: AcceptedError(Con(), 0.7)")
         spec = attacks.RejectAutoAttackEnsemble(
-            ball_by_name(norm, eps), rule, version=whole, seed=seed
+            ball_by_name(norm, eps), rule, version=chosen, seed=seed
         )
         super().__init__(model, spec.chain(), list(spec.members()), verbose, device)
 
 
-def _told(chain_state: ChainState) -> str:
-    held = int((chain_state.broken_by == NOBODY).sum())
-    return f"{100 * held / len(chain_state.broken_by):.2f}% of {len(chain_state.broken_by)} images hold"
+def _summary(chain_state: ChainState) -> str:
+    robust, count = int((chain_state.broken_by == NOT_BROKEN).sum()), len(chain_state.broken_by)
+    return f"{100 * robust / count:.2f}% of {count} images are robust"
 
 
 def ball_by_name(norm: str, eps: float) -> Ball:
-    """The ball that a norm's usual name means."""
+    """Return the ball of the norm "Linf" or "L2"; raise BadInput for another name."""
     if norm not in BALLS:
         raise BadInput(f"norm must be {' or '.join(BALLS)}, not {norm!r}")
     return BALLS[norm](eps)

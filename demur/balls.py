@@ -1,8 +1,8 @@
-"""The sets an attacker may choose from: Linf and L2 balls cut by the pixel range [0, 1].
+"""Threat models: Linf and L2 balls around each image, intersected with the pixel range [0, 1].
 
 ball = Linf(8/255)
-x_adv = ball.start(x, noise_seed, index, stream)
-x_adv = ball.step(x, x_adv, grad, 2/255)     # ascend, then back into the ball and the box
+x_adv = ball.start(x, seed, index, stream)   # random start
+x_adv = ball.step(x, x_adv, grad, 2/255)     # one projected gradient ascent step
 """
 
 import math
@@ -19,145 +19,172 @@ from demur.images import per_image
 from demur.noise import Stream
 from demur.spec import Spec
 
-RADIUS, LOT = 1, 2  # purposes of random numbers
+RADIUS, CHOICE = 1, 2  # keys of independent random streams
 
 
 @dataclass(frozen=True)
 class Ball(Spec, ABC):
-    """All images within `eps` of x in some norm."""
+    """The images within distance `eps` of x in some norm, with pixels in [0, 1].
+
+    A ball provides what attacks need: random starts, the direction of steepest ascent, the
+    projection and the norm. Images have shape N, C, H, W. Random starts depend on (seed, index,
+    stream) only, where `index` (N) is the position of each image in its data set.
+
+    Args:
+        eps: The radius, in units of pixel values.
+    """
 
     eps: NonNegative
 
     @abstractmethod
     def start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
-        """A random image in the ball around each x."""
+        """Return a random image of the ball around each x."""
 
     def scaled_start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
-        """A random change stretched until it touches the ball's border."""
+        """Return a start on the boundary of the ball, in a random direction (Auto-PGD)."""
         u = noise.normal(seed, index, stream, tuple(x.shape[1:])).to(x)
         size = per_image(self.size(u), x)
         return self.project(x, x + self.eps * u / size.clamp_min(1e-12))
 
-    def corner(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
-        """Every pixel at one end, by a coin, then back into the ball."""
+    def corner_start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
+        """Return a start with a random sign for each pixel: a corner of the Linf ball."""
         u = noise.uniform(seed, index, stream, tuple(x.shape[1:])).to(x)
         return self.project(x, x + self.eps * self.direction(u - 0.5))
 
     def nearby(self, x: Tensor, size: float, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
-        """A little normal noise, back in the ball."""
+        """Return x plus Gaussian noise of standard deviation `size`, projected (TRADES)."""
         noisy = x + size * noise.normal(seed, index, stream, tuple(x.shape[1:])).to(x)
         return self.project(x, noisy)
 
-    def mixed(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
-        """One of three by lot: a little normal noise, a normal direction, the image itself.
+    def mixed_start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
+        """Return one of three starts per image, each with probability 1/3 (CCAT).
 
-        The first has a deviation of eps / (2 ln D) in each of D pixels; the second any share of
-        the radius.
+        They are: Gaussian noise of standard deviation eps / (2 ln D) for D pixels; a Gaussian
+        direction at a uniform radius; the image itself.
         """
-        # reference code: one lot for the whole batch; here each image draws its own, since noise
-        # depends on the image and not on its company
-        away, lot = self._drawn(x, seed, index, stream)
-        little = self.eps / (2 * math.log(max(x[0].numel(), 2)))
-        size = torch.where(lot < 1 / 3, little, self._share(away, seed, index, stream))
-        return self.project(x, x + torch.where(lot < 2 / 3, size, 0) * away)
+        # The reference code makes one choice for the whole batch. Here each image has its own,
+        # so that its noise does not depend on the other images of the batch.
+        direction, choice = self._direction_and_choice(x, seed, index, stream)
+        sigma = self.eps / (2 * math.log(max(x[0].numel(), 2)))
+        radius = self._radius_factor(direction, seed, index, stream)
+        factor = torch.where(choice < 1 / 3, sigma, radius)
+        return self.project(x, x + torch.where(choice < 2 / 3, factor, 0) * direction)
 
-    def ray_or_none(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
-        """By a coin, a normal direction to any share of the radius, or the image itself."""
-        away, lot = self._drawn(x, seed, index, stream)
-        size = self._share(away, seed, index, stream)
-        return self.project(x, x + torch.where(lot < 1 / 2, size, 0) * away)
+    def ray_or_clean_start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
+        """Return a Gaussian direction at a uniform radius or the image itself, half each."""
+        direction, choice = self._direction_and_choice(x, seed, index, stream)
+        factor = self._radius_factor(direction, seed, index, stream)
+        return self.project(x, x + torch.where(choice < 1 / 2, factor, 0) * direction)
 
-    def _drawn(
+    def _direction_and_choice(
         self, x: Tensor, seed: Stream, index: Tensor, stream: Stream
     ) -> tuple[Tensor, Tensor]:
-        """A normal direction for each image, and a lot in [0, 1)."""
+        """Return a Gaussian direction (shape of x) and a uniform number in [0, 1) per image."""
         shape = tuple(x.shape[1:])
-        away = noise.normal(seed, index, stream, shape).to(x)
-        apart = noise.derived(stream, LOT)
-        return away, noise.uniform(seed, index, apart, (1,) * len(shape)).to(x)
+        direction = noise.normal(seed, index, stream, shape).to(x)
+        choice_stream = noise.derived(stream, CHOICE)
+        return direction, noise.uniform(seed, index, choice_stream, (1,) * len(shape)).to(x)
 
-    def _share(self, away: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
-        """The factor that brings each direction to a uniform share of the radius."""
-        ones = (1,) * (away.ndim - 1)
-        share = noise.uniform(seed, index, noise.derived(stream, RADIUS), ones).to(away)
-        return self.eps * share / per_image(self.size(away), away).clamp_min(1e-12)
+    def _radius_factor(
+        self, direction: Tensor, seed: Stream, index: Tensor, stream: Stream
+    ) -> Tensor:
+        """Return the factor that scales each direction to a radius uniform in [0, eps)."""
+        ones = (1,) * (direction.ndim - 1)
+        share = noise.uniform(seed, index, noise.derived(stream, RADIUS), ones).to(direction)
+        return self.eps * share / per_image(self.size(direction), direction).clamp_min(1e-12)
 
     @abstractmethod
     def direction(self, grad: Tensor) -> Tensor:
-        """The steepest ascent direction of unit size."""
+        """Return the steepest ascent direction of unit norm, shape of grad."""
 
     @abstractmethod
     def project(self, x: Tensor, x_adv: Tensor) -> Tensor:
-        """x_adv brought back into the ball around x and into [0, 1]."""
+        """Return x_adv projected into the ball around x and into [0, 1]."""
 
     @abstractmethod
     def size(self, delta: Tensor) -> Tensor:
-        """The norm of each perturbation."""
+        """Return the norm of each perturbation, N."""
 
     @fused
     def step(self, x: Tensor, x_adv: Tensor, grad: Tensor, length: float) -> Tensor:
-        """x_adv after one projected ascent step."""
+        """Return x_adv after one projected gradient ascent step of size `length`."""
         return self.project(x, x_adv + length * self.direction(grad))
 
 
 @dataclass(frozen=True)
 class Linf(Ball):
-    """Every pixel may change by eps."""
+    """The Linf ball: every pixel changes by at most eps.
+
+    Args:
+        eps: The largest change of a pixel value in [0, 1], for instance 8/255.
+
+    Example:
+        >>> import torch
+        >>> from demur import Linf
+        >>> x = torch.full((1, 3, 2, 2), 0.5)
+        >>> x_adv = Linf(8 / 255).project(x, x + 1)
+        >>> assert torch.allclose(x_adv, x + 8 / 255)
+    """
 
     def start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
-        """Uniform in the ball."""
         u = noise.uniform(seed, index, stream, tuple(x.shape[1:])).to(x)
         return self.project(x, x + self.eps * (2 * u - 1))
 
     def scaled_start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
-        """Uniform in the cube, then stretched until one pixel reaches the border."""
+        # The reference code of Auto-PGD draws from the cube, not from a Gaussian, for Linf.
         u = 2 * noise.uniform(seed, index, stream, tuple(x.shape[1:])).to(x) - 1
         size = per_image(self.size(u), x)
         return self.project(x, x + self.eps * u / size.clamp_min(1e-12))
 
     def direction(self, grad: Tensor) -> Tensor:
-        """The gradient's sign."""
         return grad.sign()
 
     def project(self, x: Tensor, x_adv: Tensor) -> Tensor:
-        """Clamped to x +- eps and to [0, 1]."""
         low, high = (x - self.eps).clamp(0, 1), (x + self.eps).clamp(0, 1)
         return x_adv.clamp(low, high)
 
     def size(self, delta: Tensor) -> Tensor:
-        """The largest change of a pixel."""
         return delta.flatten(1).abs().amax(1)
 
 
 @dataclass(frozen=True)
 class L2(Ball):
-    """The change as a vector may have length eps."""
+    """The L2 ball: the perturbation of an image has Euclidean norm at most eps.
+
+    Args:
+        eps: The radius in units of pixel values in [0, 1], for instance 0.5.
+
+    Example:
+        >>> import torch
+        >>> from demur import L2
+        >>> x = torch.full((1, 3, 2, 2), 0.5)
+        >>> x_adv = L2(0.5).project(x, x + 1)
+        >>> assert torch.allclose(L2(0.5).size(x_adv - x), torch.tensor(0.5))
+    """
 
     def start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
-        """A uniform direction at a uniform radius."""
-        # reference code: radius eps * U(0, 1), which favours the centre over uniform in volume
+        # As in the reference code the radius is eps * U(0, 1), so the density is highest at the
+        # centre; the start is not uniform in volume.
         shape = tuple(x.shape[1:])
-        away = self.direction(noise.normal(seed, index, stream, shape).to(x))
-        apart = noise.derived(stream, RADIUS)
-        radius = noise.uniform(seed, index, apart, (1,) * len(shape)).to(x)
-        return self.project(x, x + self.eps * radius * away)
+        direction = self.direction(noise.normal(seed, index, stream, shape).to(x))
+        radius_stream = noise.derived(stream, RADIUS)
+        radius = noise.uniform(seed, index, radius_stream, (1,) * len(shape)).to(x)
+        return self.project(x, x + self.eps * radius * direction)
 
     def direction(self, grad: Tensor) -> Tensor:
-        """The gradient scaled to length one."""
-        return grad / (_length(grad) + 1e-10)
+        return grad / (_l2_norm(grad) + 1e-10)
 
     def project(self, x: Tensor, x_adv: Tensor) -> Tensor:
-        """Shortened to length eps, then clamped to [0, 1], which only shortens it further."""
+        # Clamping to [0, 1] after the rescaling only shortens the perturbation further.
         delta = x_adv - x
-        shrink = (self.eps / _length(delta).clamp_min(1e-12)).clamp(max=1)
+        shrink = (self.eps / _l2_norm(delta).clamp_min(1e-12)).clamp(max=1)
         return (x + delta * shrink).clamp(0, 1)
 
     def size(self, delta: Tensor) -> Tensor:
-        """The Euclidean length."""
-        return _length(delta).flatten()
+        return _l2_norm(delta).flatten()
 
 
-def _length(delta: Tensor) -> Tensor:
-    """Euclidean lengths, shaped to broadcast over images."""
-    length: Tensor = delta.flatten(1).norm(dim=1)
-    return per_image(length, delta)
+def _l2_norm(delta: Tensor) -> Tensor:
+    """Return Euclidean norms, shaped to broadcast over images."""
+    norm: Tensor = delta.flatten(1).norm(dim=1)
+    return per_image(norm, delta)

@@ -1,11 +1,10 @@
-"""The one place where an attack asks a model for a gradient.
+"""Evaluations of a model by an attack: gradient queries and forward passes.
 
-    grad, value, out = gradient(model, goal, x, y)
-    grad = slope(model, goal, x, y)                     # where nobody looks at the rest
-    value, out = glance(model, goal, x, y)              # without a gradient
+    grad, value, out = gradient(model, objective, x, y)            # one forward, one backward pass
+    value, out = exact_value(model, objective, x, y)               # one forward pass in fp32
 
-A model may bring faster ways of its own: `model.gradient`, `.slope`, `.value`. No weight gradient
-is computed. `given` are tensors, one row per image, that the goal looks at besides.
+All attacks evaluate models here. A model may define `gradient`, `gradient_only` and `value` to
+compute them faster, for instance in bf16. Their values are approximate; `model(x)` stays exact.
 """
 
 from collections.abc import Callable
@@ -16,31 +15,43 @@ from torch import Tensor
 
 from demur.output import Output, as_output
 
-Model = Callable[[Tensor], Output | Tensor]
-ObjectiveFunction = Callable[..., Tensor]  # of an Output, the labels, and what else it is given
+Model = Callable[[Tensor], Output | Tensor]  # images (N, C, H, W) to an Output or logits (N, K)
+ObjectiveFunction = Callable[..., Tensor]  # (out, y, *inputs) -> one value per image, N
 
 
 class Gradient(NamedTuple):
-    """The gradient of a goal at x, with the goal's value and the output there."""
+    """The result of one gradient query."""
 
-    grad: Tensor  # like x
-    value: Tensor  # N
-    out: Output
+    grad: Tensor  # gradient of the objective with respect to x; shape of x
+    value: Tensor  # value of the objective, N
+    out: Output  # output of the model
 
 
 def gradient(
     model: Model, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
 ) -> Gradient:
-    """The goal's gradient with respect to each image."""
+    """Return the gradient of the objective at each image, its value and the model's output.
+
+    One call is one gradient query: a forward and a backward pass. No gradient of a weight is
+    computed. If the model defines `gradient`, that method runs instead.
+
+    Args:
+        model: The attacked model.
+        objective: The function that the attack maximises.
+        x: Images, N, C, H, W, in [0, 1].
+        y: True labels, N.
+        *inputs: Further tensors that the objective takes, one row per image.
+    """
     own = getattr(model, "gradient", None)
     if own is not None:
-        found: Gradient = own(objective, x, y, *inputs)
-        return found
+        result: Gradient = own(objective, x, y, *inputs)
+        return result
     x = x.detach().requires_grad_()
     with torch.enable_grad():
         out = as_output(model(x))
         value = objective(out, y, *inputs)  # N
-        with torch.autocast(x.device.type, enabled=False):  # a backward pass has its own dtypes
+        # Backward passes use the dtypes of the forward pass and must not run under autocast.
+        with torch.autocast(x.device.type, enabled=False):
             (grad,) = torch.autograd.grad(value.sum(), x)
     return Gradient(grad, value.detach(), out.detached())
 
@@ -48,29 +59,33 @@ def gradient(
 def gradient_only(
     model: Model, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
 ) -> Tensor:
-    """The goal's gradient with respect to each image, and nothing else."""
+    """Return the gradient of the objective at each image without its value and the output."""
     own = getattr(model, "gradient_only", None)
     if own is not None:
-        found: Tensor = own(objective, x, y, *inputs)
-        return found
+        result: Tensor = own(objective, x, y, *inputs)
+        return result
     return gradient(model, objective, x, y, *inputs).grad
 
 
 def approximate_value(
     model: Model, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
 ) -> tuple[Tensor, Output]:
-    """The goal's value at x and the output there, as rough as the model's gradients are."""
+    """Return the objective's value (N) and the output, in the precision of the gradients.
+
+    Success read from this output is only a candidate; `attacks.batch.verify_success` confirms it
+    in fp32. Without `model.value` the result is exact.
+    """
     own = getattr(model, "value", None)
     if own is not None:
-        found: tuple[Tensor, Output] = own(objective, x, y, *inputs)
-        return found
+        result: tuple[Tensor, Output] = own(objective, x, y, *inputs)
+        return result
     return exact_value(model, objective, x, y, *inputs)
 
 
 def exact_value(
     model: Model, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
 ) -> tuple[Tensor, Output]:
-    """The goal's value at x and the output there, by the model's own answer."""
+    """Return the objective's value (N) and the output of `model(x)`, the exact forward pass."""
     with torch.no_grad():
         out = as_output(model(x))
         return objective(out, y, *inputs), out

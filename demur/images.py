@@ -1,4 +1,4 @@
-"""What a batch of images must be, said once: N, C, H, W floats in [0, 1] with whole labels."""
+"""Checks of image batches: N, C, H, W floats in [0, 1] with int64 labels."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from demur.errors import BadInput
 
 
 class Domain(NamedTuple):
-    """The kind of images a net is made for."""
+    """The images that a net classifies: number of classes, shape and normalisation."""
 
     classes: int
     shape: tuple[int, int, int]  # C, H, W
@@ -18,24 +18,30 @@ class Domain(NamedTuple):
 
 
 def check_batch(x: Tensor, y: Tensor, classes: int | None = None) -> None:
-    """Refuse a batch that no attack or net could treat correctly, and say how to mend it."""
+    """Raise BadInput unless x is a valid batch of images and y holds valid labels.
+
+    Args:
+        x: Images, N, C, H, W.
+        y: Labels, N, int64.
+        classes: Number of classes of the classifier; None skips the upper bound on labels.
+    """
     check_images(x)
     if y.ndim != 1 or len(y) != len(x):
         raise BadInput(
-            f"labels must be one whole number per image ({len(x)}), not shape {tuple(y.shape)}"
+            f"labels must be one integer per image ({len(x)}), not shape {tuple(y.shape)}"
         )
     if y.dtype != torch.int64:
         raise BadInput(f"labels must be int64, not {y.dtype}; use y.long()")
     if classes is not None and classes < 2:
-        raise BadInput("the classifier knows one class only; there is nothing to tell apart")
+        raise BadInput("the classifier has one class only; it needs at least two")
     low, high = int(y.min()), int(y.max())
     if low < 0 or (classes is not None and high >= classes):
-        top = "up" if classes is None else f"to {classes - 1}"
-        raise BadInput(f"labels must run from 0 {top}, but {low} to {high} came")
+        allowed = "at least 0" if classes is None else f"from 0 to {classes - 1}"
+        raise BadInput(f"labels must be {allowed}, but these range from {low} to {high}")
 
 
 def check_images(x: Tensor) -> None:
-    """Refuse images that are not N, C, H, W floats in [0, 1]."""
+    """Raise BadInput unless x is a non-empty N, C, H, W float tensor in [0, 1]."""
     if x.ndim != 4:
         raise BadInput(f"images must have shape N, C, H, W, not {tuple(x.shape)}")
     if len(x) == 0:
@@ -43,13 +49,13 @@ def check_images(x: Tensor) -> None:
     if not x.is_floating_point():
         raise BadInput(f"images must be floats in [0, 1], not {x.dtype}; use x.float() / 255")
     low, high = float(x.min()), float(x.max())
-    if not (low >= 0 and high <= 1):
+    if not (low >= 0 and high <= 1):  # also true for NaN
         raise BadInput(
-            f"pixels must lie in [0, 1], but run from {low:.3g} to {high:.3g}; "
-            "scale them and leave normalisation to the net's first layer"
+            f"pixels must lie in [0, 1], but these range from {low:.3g} to {high:.3g}; "
+            "rescale them and normalise in the first layer of the net"
         )
 
 
 def per_image(values: Tensor, x: Tensor) -> Tensor:
-    """One value per image, shaped to broadcast over its pixels."""
+    """Reshape one value per image (N) so that it broadcasts over the pixels of x."""
     return values.view(-1, *([1] * (x.ndim - 1)))

@@ -1,11 +1,10 @@
-"""Other people's models that refuse, made ready for every attack here.
+"""Wrappers that prepare other people's rejecting models for the attacks of demur.
 
-    model = RejectClassModel(net)                          # K + 1 logits, the last for "don't know"
-    model = ModelWithScore(net, detector)                  # any callable: images to one value each
-    model = ModelWithScore(net, detector, surrogate=soft)  # climb this where the detector is flat
-    RejectAutoAttackEnsemble(Linf(8/255), AcceptedError(ModelScore(), 0.5))(model, x, y)
+    model = RejectClassModel(net)                          # K + 1 logits, the last one rejects
+    model = ModelWithScore(net, detector)                  # detector: images to one score each
+    RejectAutoAttack(model, AcceptedError(ModelScore(), 0.5)).run_standard_evaluation(x, y)
 
-A plain classifier needs no wrapping: a module that returns logits is taken as it is.
+A classifier that returns logits needs no wrapper.
 """
 
 from collections.abc import Callable
@@ -17,11 +16,11 @@ from demur.errors import BadInput
 from demur.gradient import Model
 from demur.output import Output, as_output
 
-ImageScore = Callable[[Tensor], Tensor]  # images to one value per image, higher = more trusted
+ImageScore = Callable[[Tensor], Tensor]  # images to one score per image; accept if it is high
 
 
 class WrappedModel(nn.Module):
-    """A wrapped model; its weights and its mode are the model's own."""
+    """A model inside a module; the wrapper starts in the train or eval mode of the model."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -31,26 +30,51 @@ class WrappedModel(nn.Module):
 
 
 class RejectClassModel(WrappedModel):
-    """A net of K + 1 classes, the last of which is a refusal.
+    """A classifier of K + 1 classes whose last class rejects the input.
 
-    Its score, `ModelScore`, is the best logit of a real class less that of the refusal: the net answers
-    exactly where that is at least 0.
+    The wrapper returns the K logits of the real classes. Its score, read by `ModelScore`, is the
+    largest of them minus the logit of the reject class, so that `ModelScore` with threshold 0
+    accepts exactly the images that the classifier does not reject.
+
+    Args:
+        model: A model that returns K + 1 >= 3 logits per image; fewer raise BadInput.
+
+    Example:
+        >>> import torch
+        >>> from demur import ModelScore, RejectClassModel
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 11))
+        >>> out = RejectClassModel(net)(torch.rand(4, 1, 8, 8))
+        >>> accepted = ModelScore().rule(0.0).accepted(out)
     """
 
     def forward(self, x: Tensor) -> Output:
-        """The logits of the real classes, and how far they are ahead of the refusal."""
+        """Return the logits of the K real classes, with the score as last auxiliary output."""
         out = as_output(self.model(x))
         if out.logits.shape[-1] < 3:
-            raise BadInput("a net with a class for refusals has at least three logits")
-        logits, refusal = out.logits[:, :-1], out.logits[:, -1]
-        ahead = logits.amax(-1) - refusal
-        return Output(logits, out.feature, torch.cat([out.aux, ahead[:, None]], 1))
+            raise BadInput(
+                "a net with a reject class needs at least three logits, "
+                f"not {out.logits.shape[-1]}; use the net without RejectClassModel"
+            )
+        logits, reject_logit = out.logits[:, :-1], out.logits[:, -1]
+        score = logits.amax(-1) - reject_logit
+        return Output(logits, out.feature, torch.cat([out.aux, score[:, None]], 1))
 
 
 class ModelWithScore(WrappedModel):
-    """A classifier with a score of its own making, read by `ModelScore`.
+    """A classifier with a separate detector, whose score `ModelScore` reads.
 
-    A surrogate lends the score its slope: values and verdicts stay those of the score.
+    Args:
+        model: A model that returns an Output or logits, N, K.
+        score: A callable from images to one score per image; high scores are accepted.
+        surrogate: A differentiable stand-in for a score with zero or no gradient (BPDA). Gradients
+            come from the surrogate, values and decisions from the score.
+
+    Example:
+        >>> import torch
+        >>> from demur import ModelWithScore
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        >>> model = ModelWithScore(net, score=lambda x: x.flatten(1).std(1))
+        >>> score = model(torch.rand(4, 1, 8, 8)).aux[:, -1]
     """
 
     def __init__(
@@ -60,17 +84,20 @@ class ModelWithScore(WrappedModel):
         self.score, self.surrogate = score, surrogate
 
     def forward(self, x: Tensor) -> Output:
-        """The model's answer, with the score as its last auxiliary output."""
+        """Return the model's output with the score as last auxiliary output."""
         out = as_output(self.model(x))
-        value = _column(self.score(x), x).to(out.logits)
+        value = _as_column(self.score(x), x).to(out.logits)
         if self.surrogate is not None:
-            gradient_only = _column(self.surrogate(x), x).to(value)
-            value = value.detach() + (gradient_only - gradient_only.detach())
+            stand_in = _as_column(self.surrogate(x), x).to(value)
+            # Adds zero to the value and the surrogate's gradient to the gradient.
+            value = value.detach() + (stand_in - stand_in.detach())
         return out._replace(aux=torch.cat([out.aux, value], 1))
 
 
-def _column(values: Tensor, x: Tensor) -> Tensor:
-    """One value per image as a column."""
+def _as_column(values: Tensor, x: Tensor) -> Tensor:
+    """Return one value per image with shape N, 1; raise BadInput for another number of values."""
     if values.numel() != len(x):
-        raise BadInput(f"a score must be a tensor with one value per image ({len(x)})")
+        raise BadInput(
+            f"a score must return one value per image ({len(x)}), not {values.numel()} values"
+        )
     return values.reshape(len(x), 1)

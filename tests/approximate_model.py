@@ -1,4 +1,4 @@
-"""A model in rough arithmetic: its gradients and values err, its own answer does not."""
+"""A model whose gradients and values are approximate, as in bf16, with an exact forward pass."""
 
 from dataclasses import dataclass
 
@@ -10,31 +10,31 @@ from demur.output import Output, as_output
 
 
 @dataclass
-class Rough:
-    """What a crafter in 16 bits is to an attack; errors depend on the pixels alone."""
+class ApproximateModel:
+    """Add errors to the logits of a net, as a function of the pixels, except in `__call__`."""
 
     net: Model
-    error: float  # of each logit, at most
-    asked: int = 0  # images of which the model's own answer was wanted
+    error: float  # largest error of a logit
+    exact_passes: int = 0  # images in exact forward passes
     exact: bool = False
 
     def __call__(self, x: Tensor) -> Output:
-        self.asked += len(x)
+        self.exact_passes += len(x)
         return as_output(self.net(x))
 
     def gradient(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *given: Tensor
+        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
-        return gradient(self.seen, objective, x, y, *given)
+        return gradient(self.approximate, objective, x, y, *inputs)
 
     def value(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *given: Tensor
+        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, Output]:
-        return exact_value(self.seen, objective, x, y, *given)
+        return exact_value(self.approximate, objective, x, y, *inputs)
 
-    def seen(self, x: Tensor) -> Output:
-        """The answer with errors; they have no slope."""
+    def approximate(self, x: Tensor) -> Output:
+        """Return the output with errors that have no gradient."""
         out = as_output(self.net(x))
-        places = torch.arange(1, out.logits.shape[-1] + 1).to(x)
-        errors = (1e4 * x.detach().flatten(1).sum(1, keepdim=True) * places).sin()
+        classes = torch.arange(1, out.logits.shape[-1] + 1).to(x)
+        errors = (1e4 * x.detach().flatten(1).sum(1, keepdim=True) * classes).sin()
         return out._replace(logits=out.logits + self.error * errors)

@@ -1,4 +1,4 @@
-"""Linear nets: the distance to the nearest wrong answer is known in closed form."""
+"""Linear nets, whose distance to the nearest misclassified point has a closed form."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ CLASSES, SHAPE = 4, (1, 5, 5)
 
 
 class LinearNet(nn.Module):
-    """Logits that are linear in the pixels, with an auxiliary logit that is too."""
+    """A net whose logits and auxiliary logit are linear in the pixels."""
 
     def __init__(self, seed: int = 0, classes: int = CLASSES) -> None:
         super().__init__()
@@ -23,13 +23,13 @@ class LinearNet(nn.Module):
 
 
 def centred_images(count: int, seed: int = 1) -> Tensor:
-    """Images near mid-grey, so that small balls never touch the pixel range."""
+    """Return images near mid-grey, so that small balls lie inside the pixel range."""
     g = torch.Generator().manual_seed(seed)
     return 0.5 + 0.2 * (torch.rand(count, *SHAPE, generator=g, dtype=torch.float64) - 0.5)
 
 
 def distance(net: LinearNet, x: Tensor, y: Tensor, norm: str) -> Tensor:
-    """The distance from each image to the nearest point where another class ties with y."""
+    """Return the distance of each image to the nearest point where another class ties with y."""
     logits = net(x).logits
     gap = logits.gather(1, y[:, None]) - logits  # N, C
     difference = net.weight[y][:, None] - net.weight[None]  # N, C, 25

@@ -1,4 +1,4 @@
-"""Auto-PGD: its checkpoints, its memory, and its strength beside a peer's."""
+"""Auto-PGD: checkpoints, step sizes, verification, and strength against a peer."""
 
 import warnings
 
@@ -7,27 +7,29 @@ import torch
 from torch import Tensor
 
 from demur.attacks import APGD, CE, DLR, PGD, LogitMargin, MultiTarget, TargetedDLR
-from demur.attacks.apgd import APGDState, _checks
-from demur.attacks.batch import BLOCK
+from demur.attacks.apgd import APGDState, _checkpoints
+from demur.attacks.batch import VERIFY_EVERY
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.nets import RejectingNet
 from demur.output import prediction
-from tests.approximate_model import Rough
+from tests.approximate_model import ApproximateModel
 from tests.linear import LinearNet, centred_images, distance
 
 
-def test_checks_come_closer_and_closer() -> None:
-    assert sorted(_checks(100)) == [22, 41, 57, 70, 80, 87, 93, 99]
-    assert sorted(_checks(1)) == [1]
-    assert max(_checks(7)) <= 7
+def test_gaps_between_checkpoints_shrink() -> None:
+    assert sorted(_checkpoints(100)) == [22, 41, 57, 70, 80, 87, 93, 99]
+    assert sorted(_checkpoints(1)) == [1]
+    assert max(_checkpoints(7)) <= 7
 
 
-def climb(**parts: float) -> APGDState:
-    usual = {"x_adv": 0.0, "before": 0.0, "grad": 0.0, "value": 0.0, "best": 9.0, "best_grad": 9.0,
-             "best_value": 1.0, "length": 8.0, "rises": 10.0, "best_at_check": 0.0}  # fmt: skip
-    tensors = {name: torch.tensor([value]) for name, value in (usual | parts).items()}
-    return APGDState(**tensors, reduced=torch.tensor([False]))
+def make_state(**parts: float) -> APGDState:
+    defaults = {
+        "x_adv": 0.0, "previous": 0.0, "grad": 0.0, "value": 0.0, "best": 9.0, "best_grad": 9.0,
+        "best_value": 1.0, "step_size": 8.0, "rises": 10.0, "best_at_checkpoint": 0.0,
+    }  # fmt: skip
+    tensors = {name: torch.tensor([value]) for name, value in (defaults | parts).items()}
+    return APGDState(**tensors, halved=torch.tensor([False]))
 
 
 @pytest.mark.parametrize(
@@ -35,38 +37,38 @@ def climb(**parts: float) -> APGDState:
     [
         ({"rises": 8.0}, False),  # more than three quarters of ten
         ({"rises": 7.0}, True),
-        ({"rises": 10.0, "best_at_check": 1.0}, True),  # the best did not move since
+        ({"rises": 10.0, "best_at_checkpoint": 1.0}, True),  # the best value did not improve
     ],
 )
-def test_who_rises_too_seldom_goes_back_with_half_the_step(
+def test_slow_ascent_returns_to_the_best_iterate_with_half_the_step_size(
     parts: dict[str, float], halves: bool
 ) -> None:
-    after = APGD(Linf(0.1))._checked(climb(**parts), 10)
-    assert after.length.item() == (4 if halves else 8)
+    after = APGD(Linf(0.1))._checkpoint(make_state(**parts), 10)
+    assert after.step_size.item() == (4 if halves else 8)
     assert after.x_adv.item() == (9 if halves else 0)
     assert after.grad.item() == (9 if halves else 0)
-    assert after.reduced.item() is halves
+    assert after.halved.item() is halves
     assert after.rises.item() == 0
-    assert after.best_at_check.item() == 1
+    assert after.best_at_checkpoint.item() == 1
 
 
 @pytest.mark.parametrize("ball", [Linf, L2])
 @pytest.mark.parametrize("objective", [CE(), LogitMargin(), DLR()], ids=repr)
-def test_a_linear_net_breaks_just_beyond_its_distance(
+def test_succeeds_on_a_linear_net_just_beyond_its_distance(
     ball: type[Ball], objective: CE | LogitMargin | DLR
 ) -> None:
     net, x = LinearNet(), centred_images(3)
     y = prediction(net(x))
-    least = distance(net, x, y, ball.__name__)
-    for share, expected in ((0.98, False), (1.02, True)):
-        for place, far in enumerate(least):
-            attack = APGD(ball(float(share * far)), steps=60, objective=objective)
-            chosen = slice(place, place + 1)
-            broken = prediction(net(attack(net, x[chosen], y[chosen]))) != y[chosen]
-            assert bool(broken) is expected
+    distances = distance(net, x, y, ball.__name__)
+    for factor, expected in ((0.98, False), (1.02, True)):
+        for row, far in enumerate(distances):
+            attack = APGD(ball(float(factor * far)), steps=60, objective=objective)
+            chosen = slice(row, row + 1)
+            success = prediction(net(attack(net, x[chosen], y[chosen]))) != y[chosen]
+            assert bool(success) is expected
 
 
-def test_broken_images_are_returned_broken_and_others_with_their_best(
+def test_returns_a_success_or_the_iterate_with_the_largest_objective(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
@@ -78,12 +80,12 @@ def test_broken_images_are_returned_broken_and_others_with_their_best(
     margin, best = (LogitMargin()(tiny_net(images), y) for images in (x_adv, longer))
     assert ((margin > 0) == (prediction(tiny_net(x_adv)) != y)).all()
     assert (margin > 0).any()
-    assert (best >= margin - 1e-4).all(), "without leaving early every goal gets further"
-    unbroken = margin <= 0
-    assert torch.allclose(best[unbroken], margin[unbroken], atol=1e-3)
+    assert (best >= margin - 1e-4).all(), "images that do not leave early reach a larger objective"
+    robust = margin <= 0
+    assert torch.allclose(best[robust], margin[robust], atol=1e-3)
 
 
-def test_it_is_at_least_as_strong_as_pgd_of_as_many_steps(
+def test_is_at_least_as_strong_as_pgd_with_as_many_steps(
     tiny_net: RejectingNet, test_images: Images
 ) -> None:
     x, y = test_images.batch(slice(0, 100))
@@ -96,7 +98,7 @@ def test_it_is_at_least_as_strong_as_pgd_of_as_many_steps(
 
 @pytest.mark.parametrize(("norm", "ball"), [("Linf", Linf(0.12)), ("L2", L2(0.8))])
 @pytest.mark.parametrize(("loss", "objective"), [("ce", CE()), ("dlr", DLR())])
-def test_it_is_as_strong_as_a_peers(
+def test_is_as_strong_as_torchattacks(
     tiny_net: RejectingNet,
     test_images: Images,
     norm: str,
@@ -109,46 +111,48 @@ def test_it_is_as_strong_as_a_peers(
         import torchattacks
     x, y = test_images.batch(slice(0, 60))
     model = tiny_net.classifier().eval()
-    lead = []  # how many more are left right by ours, for one start each
+    differences = []  # robust images after ours minus after the peer, one start each
     for seed in range(4):
         peer = torchattacks.APGD(
             model, norm=norm, eps=ball.eps, steps=40, n_restarts=1, loss=loss, seed=seed
         )
         ours = APGD(ball, steps=40, objective=objective, seed=seed)(tiny_net, x, y)
         right = [int((prediction(tiny_net(images)) == y).sum()) for images in (ours, peer(x, y))]
-        lead.append(right[0] - right[1])
-    assert sum(lead) / len(lead) <= 2.5, "one start leaves 1.3 more or fewer by chance"
+        differences.append(right[0] - right[1])
+    assert sum(differences) / len(differences) <= 2.5, "the standard deviation over starts is 1.3"
 
 
-def test_targets_by_apgd_break_what_dlr_alone_breaks(
+def test_targeted_apgd_succeeds_at_least_as_often_as_dlr(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    alone = APGD(Linf(0.12), steps=20, objective=DLR())
-    each = MultiTarget(APGD(Linf(0.12), steps=20, objective=TargetedDLR()), keep="success")
-    broken = [(prediction(tiny_net(a(tiny_net, x, y))) != y).sum() for a in (alone, each)]
-    assert broken[1] >= broken[0]
+    untargeted = APGD(Linf(0.12), steps=20, objective=DLR())
+    targeted = MultiTarget(APGD(Linf(0.12), steps=20, objective=TargetedDLR()), keep="success")
+    successes = [
+        (prediction(tiny_net(a(tiny_net, x, y))) != y).sum() for a in (untargeted, targeted)
+    ]
+    assert successes[1] >= successes[0]
 
 
-def test_a_rough_model_is_asked_once_in_a_block_and_only_about_claims() -> None:
+def test_an_approximate_model_is_verified_at_candidates_only() -> None:
     net, x = LinearNet(), centred_images(12)
     y = prediction(net(x))
-    model = Rough(net, 0.0)
+    model = ApproximateModel(net, 0.0)
     tight = Linf(0.5 * float(distance(net, x, y, "Linf").min()))
-    APGD(tight, steps=3 * BLOCK).perturb(model, x, y, y)
-    assert model.asked == 0, "nothing was claimed"
+    APGD(tight, steps=3 * VERIFY_EVERY).perturb(model, x, y, y)
+    assert model.exact_passes == 0, "there was no candidate"
     wide = Linf(2 * float(distance(net, x, y, "Linf").max()))
-    x_adv = APGD(wide, steps=3 * BLOCK).perturb(model, x, y, y)
+    x_adv = APGD(wide, steps=3 * VERIFY_EVERY).perturb(model, x, y, y)
     assert (prediction(net(x_adv)) != y).all()
-    assert model.asked == len(x), "each claim is true, and its image leaves"
+    assert model.exact_passes == len(x), "each candidate is confirmed, and its image leaves"
 
 
-def test_what_it_calls_broken_in_rough_arithmetic_is(
+def test_successes_of_an_approximate_model_are_real(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
     attack = APGD(Linf(0.15), steps=25, objective=DLR())
-    sure = prediction(tiny_net(attack(tiny_net, x, y))) != y
-    x_adv = attack.perturb(Rough(tiny_net, 0.5), x, y, torch.arange(len(x)))
+    exact = prediction(tiny_net(attack(tiny_net, x, y))) != y
+    x_adv = attack.perturb(ApproximateModel(tiny_net, 0.5), x, y, torch.arange(len(x)))
     assert Linf(0).size(x_adv - x).max() <= 0.15 + 1e-6
-    assert (prediction(tiny_net(x_adv)) != y).sum() >= sure.sum() - 2
+    assert (prediction(tiny_net(x_adv)) != y).sum() >= exact.sum() - 2

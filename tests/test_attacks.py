@@ -1,6 +1,7 @@
-"""Contracts of every attack, goal and criterion, and the gradient that attacks ask for."""
+"""The contract of every attack, objective and criterion, and gradient queries."""
 
 import copy
+import doctest
 from dataclasses import replace
 
 import pytest
@@ -54,6 +55,7 @@ from demur.attacks import (
     XiObjective,
 )  # fmt: skip
 from demur.attacks.objectives import CARLMargin, CARLObjective, RejectionHinge
+from demur.autoattack import AutoAttack, RejectAutoAttack
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.errors import BadInput
@@ -62,39 +64,48 @@ from demur.nets import RejectingNet
 from demur.output import Output, as_output, prediction
 from demur.recipes import NAMED_ATTACKS, RECIPES
 from demur.rejectors import Con, Coupled, Energy, RCon
+from demur.wrappers import ModelWithScore, RejectClassModel
 from tests.linear import LinearNet, centred_images
 
-SLIPS = AcceptedError(RCon(), 0.6)
+RULE = AcceptedError(RCon(), 0.6)
 EXAMPLES: dict[str, Attack] = {
     **{name: make(RECIPES["digits-pgdat-rr"]) for name, make in NAMED_ATTACKS.items()},
-    "adaptive-apgd": APGD(Linf(0.15), objective=MarginProduct(SLIPS), criterion=SLIPS),
+    "adaptive-apgd": APGD(Linf(0.15), objective=MarginProduct(RULE), criterion=RULE),
     "adaptive": PGD(
         Linf(0.15), steps=8, objective=Evasion(RCon(), eta=0.1), keep="success",
         criterion=AcceptedError(RCon(), 0.6),
     ),
-    "reject-autoattack": RejectAutoAttackEnsemble(Linf(0.15), SLIPS),
+    "reject-autoattack": RejectAutoAttackEnsemble(Linf(0.15), RULE),
     "force-rejection": ForceRejection(Linf(0.15), Rejected(RCon(), 0.6)),
-    "reject-coupled": RejectAutoAttackEnsemble(L2(0.8), AcceptedError(Coupled(gate_threshold=0.6), 0.5), version="fast"),
-    "orthogonal": OrthogonalAPGD(Linf(0.15), steps=8, objective=MinMargin(SLIPS), criterion=SLIPS),
-    "balanced": MaxMinMargin(L2(0.8), SLIPS, steps=8),
+    "reject-coupled": RejectAutoAttackEnsemble(
+        L2(0.8), AcceptedError(Coupled(gate_threshold=0.6), 0.5), version="fast"
+    ),
+    "orthogonal": OrthogonalAPGD(Linf(0.15), steps=8, objective=MinMargin(RULE), criterion=RULE),
+    "balanced": MaxMinMargin(L2(0.8), RULE, steps=8),
     "autoattack-plus": AutoAttackEnsemble(Linf(0.1), version="plus"),
     "chain": Chain((PGD(Linf(0.1), steps=4), Square(Linf(0.1), queries=20)), rank_by=LogitMargin()),
     "restarts": PGD(L2(0.5), steps=4, restarts=3),
-    "survivors": PGD(Linf(0.1), steps=4, restarts=3, keep="success", objective=LogitMargin()),
+    "until-success": PGD(Linf(0.1), steps=4, restarts=3, keep="success", objective=LogitMargin()),
     "from-clean": PGD(Linf(0.1), steps=4, start="clean"),
     "momentum": PGD(L2(0.5), steps=4, objective=LogitMargin(), momentum=0.5, decay_steps=(2,)),
     "backtracking": PGD(
         Linf(0.1), steps=6, start="mixed", objective=WrongConfidence(), momentum=0.9, backtrack=1.5
     ),
-    "backtracking by another goal": PGD(
-        Linf(0.1), steps=6, start="coin", objective=WrongConfidence(), backtrack=1.5, backtrack_objective=CE(),
-        restarts=2,
+    "backtracking by another objective": PGD(
+        Linf(0.1), steps=6, start="coin", objective=WrongConfidence(), backtrack=1.5,
+        backtrack_objective=CE(), restarts=2,
     ),
-    "sum": PGD(Linf(0.1), steps=4, objective=CE() + 0.5 * Evasion(Coupled(), eta=2.0, base_objective=LogitMargin())),
-    "relaxed sum": PGD(L2(0.5), steps=4, start="signs", objective=CE() + 0.1 * GAMA(), restarts=2),
+    "sum": PGD(
+        Linf(0.1), steps=4,
+        objective=CE() + 0.5 * Evasion(Coupled(), eta=2.0, base_objective=LogitMargin()),
+    ),
+    "gama sum": PGD(L2(0.5), steps=4, start="signs", objective=CE() + 0.1 * GAMA(), restarts=2),
     "targets": MultiTarget(
-        PGD(Linf(0.1), steps=3, objective=Evasion(RCon(), base_objective=TargetedConfidence()) + TargetedDLR()), targets=3,
-        keep="success", criterion=AcceptedError(Con(), 0.5),
+        PGD(
+            Linf(0.1), steps=3,
+            objective=Evasion(RCon(), base_objective=TargetedConfidence()) + TargetedDLR(),
+        ),
+        targets=3, keep="success", criterion=AcceptedError(Con(), 0.5),
     ),
     "apgd": APGD(Linf(0.1), steps=12, objective=DLR(), restarts=2),
     "apgd-l2": APGD(L2(0.5), steps=12, keep="max_objective", objective=LogitMargin(), eot_iter=2),
@@ -104,31 +115,33 @@ EXAMPLES: dict[str, Attack] = {
     "cw-linf": CW("Linf", searches=2, steps=15, rate=0.05, constant=1.0),
     "cw-linf-adam": CW("Linf-adam", searches=2, steps=15, rate=0.05, confidence=1.0, abort=False),
     "cw-adaptive": CW(searches=2, steps=15, rate=0.05, criterion=AcceptedError(Con(), 0.5)),
-    "cw-adaptive-linf": CW(
-        "Linf", searches=2, steps=15, rate=0.05, criterion=Rejected(Con(), 0.5)
-    ),
+    "cw-adaptive-linf": CW("Linf", searches=2, steps=15, rate=0.05, criterion=Rejected(Con(), 0.5)),
     "square": Square(Linf(0.15), queries=30),
     "square-l2": Square(L2(0.8), queries=30),
-    "dlr": PGD(Linf(0.1), steps=4, objective=DLR() + WrongConfidence() + ScoreObjective(Con()) + RRLoss()),
+    "dlr": PGD(
+        Linf(0.1), steps=4,
+        objective=DLR() + WrongConfidence() + ScoreObjective(Con()) + RRLoss(),
+    ),
 }  # fmt: skip
-GOAL_EXAMPLES: list[Objective] = [
-    CE(), LogitMargin(), Evasion(Energy()), XiObjective(), Sum((CE(), LogitMargin())), Scaled(-2.0, CE()), DLR(),
-    WrongConfidence(), TargetedMargin(), TargetedDLR(), TargetedConfidence(), ScoreObjective(RCon()), RRLoss(), GAMA(),
-    KL(), MinMargin(SLIPS), SingleMargin(SLIPS, 1), MarginProduct(SLIPS), RejectionObjective(Rejected(Con(), 0.5)),
+OBJECTIVE_EXAMPLES: list[Objective] = [
+    CE(), LogitMargin(), Evasion(Energy()), XiObjective(), Sum((CE(), LogitMargin())),
+    Scaled(-2.0, CE()), DLR(), WrongConfidence(), TargetedMargin(), TargetedDLR(),
+    TargetedConfidence(), ScoreObjective(RCon()), RRLoss(), GAMA(), KL(), MinMargin(RULE),
+    SingleMargin(RULE, 1), MarginProduct(RULE), RejectionObjective(Rejected(Con(), 0.5)),
     CARLObjective(), CARLMargin(), RejectionHinge(),
 ]  # fmt: skip
 
 
-def short(attack: Attack) -> Attack:
+def shortened(attack: Attack) -> Attack:
     """The same attack with few steps and restarts."""
     if isinstance(attack, PGD):
         return replace(attack, steps=min(attack.steps, 10), restarts=min(attack.restarts, 3))
     if isinstance(attack, MultiTarget):
-        return replace(attack, attack=short(attack.attack), targets=2)
+        return replace(attack, attack=shortened(attack.attack), targets=2)
     if isinstance(attack, Ensemble):
-        return short(attack.chain())
+        return shortened(attack.chain())
     if isinstance(attack, Chain):
-        return replace(attack, attacks=tuple(short(member) for member in attack.attacks))
+        return replace(attack, attacks=tuple(shortened(member) for member in attack.attacks))
     if isinstance(attack, APGD | FAB | MaxMinMargin):
         return replace(attack, steps=min(attack.steps, 6), restarts=min(attack.restarts, 2))
     return (
@@ -137,31 +150,31 @@ def short(attack: Attack) -> Attack:
 
 
 def ball_of(attack: Attack) -> Ball:
-    """Where an attack may go."""
+    """The ball of an attack."""
     inner = attack.attacks[0] if isinstance(attack, Chain) else getattr(attack, "attack", attack)
     ball = getattr(inner, "ball", Linf(0))
     assert isinstance(ball, Ball)
     return ball
 
 
-NEED_A = (
+NEED_AUX = (
     "adaptive", "adaptive-apgd", "sum", "xi", "targets", "dlr", "reject-autoattack",
     "force-rejection", "reject-coupled", "orthogonal", "balanced", "adaptive-ce-log-score",
     "adaptive-ce-rr", "adaptive-con-rr", "adaptive-con-log-score", "adaptive-targets-rr",
     "adaptive-ce-score",
 )  # fmt: skip
-SHORT = {name: short(attack) for name, attack in EXAMPLES.items()}
+SHORT = {name: shortened(attack) for name, attack in EXAMPLES.items()}
 
 
-def test_every_attack_goal_and_criterion_has_an_example() -> None:
+def test_every_attack_objective_and_criterion_has_an_example() -> None:
     assert {type(a) for a in EXAMPLES.values()} == set(ATTACKS)
-    assert {type(g) for g in GOAL_EXAMPLES} == set(OBJECTIVES)
+    assert {type(g) for g in OBJECTIVE_EXAMPLES} == set(OBJECTIVES)
     assert set(CRITERIA) == {Misclassified, AcceptedError, FalseRejection, Rejected}
 
 
 @pytest.mark.parametrize("name", SHORT)
 class TestContract:
-    def test_stays_in_its_ball_and_in_the_box(
+    def test_stays_in_the_ball_and_in_the_pixel_range(
         self, name: str, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
     ) -> None:
         attack, (x, y) = SHORT[name], batch
@@ -170,11 +183,11 @@ class TestContract:
         assert x_adv.min() >= 0
         assert x_adv.max() <= 1
         if isinstance(attack, CW):
-            return  # looks for the nearest, however far
+            return  # minimises the distance, without a bound
         ball = ball_of(attack)
         assert ball.size(x_adv - x).max() <= ball.eps * (1 + 1e-6) + 1e-7
 
-    def test_is_repeatable_and_leaves_everything_untouched(
+    def test_is_repeatable_and_has_no_side_effects(
         self, name: str, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
     ) -> None:
         attack, (x, y) = SHORT[name], batch
@@ -194,13 +207,13 @@ class TestContract:
         net, attack = LinearNet().eval(), SHORT[name]
         x, index = centred_images(9), torch.arange(40, 49)
         y = prediction(net(x))
-        whole = attack(net, x, y, index)
-        turned = attack(net, x.flip(0), y.flip(0), index.flip(0))
+        full = attack(net, x, y, index)
+        flipped = attack(net, x.flip(0), y.flip(0), index.flip(0))
         one = attack(net, x[4:5], y[4:5], index[4:5])
-        assert torch.allclose(whole, turned.flip(0), atol=1e-9)
-        assert torch.allclose(whole[4:5], one, atol=1e-9)
+        assert torch.allclose(full, flipped.flip(0), atol=1e-9)
+        assert torch.allclose(full[4:5], one, atol=1e-9)
 
-    def test_takes_a_batch_of_one(
+    def test_accepts_a_batch_of_one(
         self, name: str, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
     ) -> None:
         x, y = batch
@@ -210,15 +223,15 @@ class TestContract:
         self, name: str, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
     ) -> None:
         x, y = batch
-        foreign = tiny_net.classifier().eval()
-        if name in NEED_A:
+        logits_only = tiny_net.classifier().eval()
+        if name in NEED_AUX:
             with pytest.raises(BadInput, match="auxiliary head"):
-                SHORT[name](foreign, x, y)
+                SHORT[name](logits_only, x, y)
             return
-        assert torch.equal(SHORT[name](foreign, x, y), SHORT[name](tiny_net, x, y))
+        assert torch.equal(SHORT[name](logits_only, x, y), SHORT[name](tiny_net, x, y))
 
     @pytest.mark.parametrize(
-        ("spoil", "words"),
+        ("spoil", "message"),
         [
             (lambda x, y: (x * 2 - 1, y), r"pixels must lie in \[0, 1\]"),
             (lambda x, y: (x * 255, y), r"pixels must lie in \[0, 1\]"),
@@ -226,45 +239,47 @@ class TestContract:
             (lambda x, y: (x[0], y), "shape N, C, H, W"),
             (lambda x, y: ((x * 255).byte(), y), "x.float"),
             (lambda x, y: (x[:0], y[:0]), "empty"),
-            (lambda x, y: (x, y[:-1]), "one whole number per image"),
+            (lambda x, y: (x, y[:-1]), "one integer per image"),
             (lambda x, y: (x, y.float()), "y.long"),
-            (lambda x, y: (x, y + 10), "labels must run from 0 to 9"),
-            (lambda x, y: (x, y - 10), "labels must run from 0"),
+            (lambda x, y: (x, y + 10), "labels must be from 0 to 9"),
+            (lambda x, y: (x, y - 10), "labels must be at least 0"),
             (lambda x, y: (x.double(), y), "torch.float32, not .* torch.float64"),
             (lambda x, y: (x.repeat(1, 3, 1, 1), y), "N, 1, 8, 8"),
             (lambda x, y: (x.repeat(1, 1, 2, 2), y), "N, 1, 8, 8"),
         ],
     )
-    def test_refuses_what_it_cannot_attack(
-        self, name: str, spoil: object, words: str, tiny_net: RejectingNet,
+    def test_rejects_invalid_input(
+        self, name: str, spoil: object, message: str, tiny_net: RejectingNet,
         batch: tuple[Tensor, Tensor],
     ) -> None:  # fmt: skip
         assert callable(spoil)
-        with pytest.raises(BadInput, match=words):
+        with pytest.raises(BadInput, match=message):
             SHORT[name](tiny_net, *spoil(*batch))
 
 
-def test_index_must_fit_the_batch(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> None:
-    with pytest.raises(BadInput, match="one place per image"):
+def test_index_must_have_one_entry_per_image(
+    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
+    with pytest.raises(BadInput, match="one integer per image"):
         PGD(Linf(0.1))(tiny_net, *batch, index=torch.arange(3))
 
 
 @pytest.mark.parametrize("label", [-1, 10])
-def test_impossible_labels_are_refused_in_train_mode_too(
+def test_invalid_labels_raise_in_train_mode_without_side_effects(
     label: int, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
     net = copy.deepcopy(tiny_net).train()
-    net.trunk.eval()  # somebody has frozen it
+    net.trunk.eval()  # one frozen submodule
     before, modes = net.state_dict(), [part.training for part in net.modules()]
     before = {name: value.clone() for name, value in before.items()}
-    with pytest.raises(BadInput, match="labels must run from 0"):
+    with pytest.raises(BadInput, match=r"labels must be (at least|from) 0"):
         PGD(Linf(0.1))(net, x, torch.cat([y[:-1], y.new_tensor([label])]))
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert modes == [part.training for part in net.modules()]
 
 
-def test_a_classifier_of_one_class_is_refused(batch: tuple[Tensor, Tensor]) -> None:
+def test_a_classifier_with_one_class_raises(batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
     with pytest.raises(BadInput, match="one class only"):
         PGD(Linf(0.1))(lambda images: images.flatten(1)[:, :1], x, y * 0)
@@ -280,27 +295,27 @@ def _random_output(seed: int) -> tuple[Output, Tensor]:
 @given(st.integers(0, 10**6))
 def test_criteria_partition_the_images(seed: int) -> None:
     out, y = _random_output(seed)
-    wrong, slips, refused = (
+    wrong, accepted_error, false_rejection = (
         Misclassified()(out, y),
         AcceptedError(Con(), 0.5)(out, y),
         FalseRejection(Con(), 0.5)(out, y),
     )
     accepted = Con().rule(0.5).accepted(out)
-    assert torch.equal(wrong & accepted, slips)
-    assert torch.equal(~wrong & ~accepted, refused)
+    assert torch.equal(wrong & accepted, accepted_error)
+    assert torch.equal(~wrong & ~accepted, false_rejection)
     assert torch.equal(LogitMargin()(out, y) > 0, wrong)
 
 
 @given(st.integers(0, 10**6))
-def test_goals_add_and_scale(seed: int) -> None:
+def test_objectives_add_and_scale(seed: int) -> None:
     out, y = _random_output(seed)
-    mixed = CE() + 3.0 * LogitMargin() + Evasion(Con(), eta=0.5)
+    combined = CE() + 3.0 * LogitMargin() + Evasion(Con(), eta=0.5)
     by_hand = CE()(out, y) + 3 * LogitMargin()(out, y) + CE()(out, y) + 0.5 * Con()(out).log()
-    assert torch.allclose(mixed(out, y), by_hand, atol=1e-5)
+    assert torch.allclose(combined(out, y), by_hand, atol=1e-5)
     assert torch.equal(Scaled(-1.0, CE())(out, y), -CE()(out, y))
 
 
-def test_gradient_matches_the_linear_net_by_hand() -> None:
+def test_gradient_matches_the_closed_form_of_a_linear_net() -> None:
     net, x = LinearNet(), centred_images(3)
     y = torch.tensor([0, 1, 2])
     grad, value, out = gradient(net, LogitMargin(), x, y)
@@ -310,18 +325,31 @@ def test_gradient_matches_the_linear_net_by_hand() -> None:
     assert net.weight.grad is None
 
 
-def test_a_model_may_bring_its_own_gradient() -> None:
-    class FusedResNet(LinearNet):
+def test_a_model_may_define_its_own_gradient() -> None:
+    class ModelWithGradient(LinearNet):
         calls = 0
 
         def gradient(self, objective: Objective, x: Tensor, y: Tensor) -> object:
-            FusedResNet.calls += 1
+            ModelWithGradient.calls += 1
             return gradient(super().forward, objective, x, y)
 
-    net, x = FusedResNet(), centred_images(2)
+    net, x = ModelWithGradient(), centred_images(2)
     PGD(Linf(0.1), steps=5)(net, x, torch.zeros(2, dtype=torch.long))
-    assert FusedResNet.calls == 5
+    assert ModelWithGradient.calls == 5
 
 
 def test_clean_changes_nothing(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> None:
     assert Clean()(tiny_net, *batch) is batch[0]
+
+
+@pytest.mark.parametrize(
+    "public",
+    [
+        PGD, APGD, AcceptedError, Misclassified, Linf, L2, AutoAttack, RejectAutoAttack,
+        ModelWithScore, RejectClassModel,
+    ],
+)  # fmt: skip
+def test_examples_of_public_docstrings_run(public: type) -> None:
+    (example,) = doctest.DocTestFinder(recurse=False).find(public, globs={})
+    assert example.examples
+    assert doctest.DocTestRunner().run(example).failed == 0

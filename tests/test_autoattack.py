@@ -1,4 +1,4 @@
-"""Chains and AutoAttack's versions."""
+"""Chains of attacks and the versions of AutoAttack."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from demur.attacks import (
 )
 from demur.attacks.autoattack import VERSIONS
 from demur.attacks.batch import AttackBatch
-from demur.attacks.chain import NOBODY, NOTHING
+from demur.attacks.chain import BROKEN_CLEAN, NOT_BROKEN
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.errors import BadInput
@@ -35,7 +35,7 @@ from tests.linear import LinearNet, centred_images, distance
 SMALL = (APGD(Linf(0.1), steps=8), FAB(Linf(0.1), steps=5), Square(Linf(0.1), queries=30))
 
 
-def victims(net: RejectingNet, images: Images, count: int) -> AttackBatch:
+def attack_batch(net: RejectingNet, images: Images, count: int) -> AttackBatch:
     x, y = images.batch(slice(0, count))
     return AttackBatch(net, x, y, images.index[:count], None)
 
@@ -44,51 +44,53 @@ class TestChain:
     def test_is_at_least_as_strong_as_each_member(
         self, tiny_net: RejectingNet, test_images: Images
     ) -> None:
-        on = victims(tiny_net, test_images, 60)
-        chained = prediction(tiny_net(Chain(SMALL).run(on, 0))) != on.y
-        for place, member in enumerate(SMALL):
-            alone = member.run(on, noise.derived(0, place))  # on all images, with its own noise
-            assert chained[prediction(tiny_net(alone)) != on.y].all()
-        assert chained.sum() > (prediction(tiny_net(on.x)) != on.y).sum()
+        batch = attack_batch(tiny_net, test_images, 60)
+        chained = prediction(tiny_net(Chain(SMALL).run(batch, 0))) != batch.y
+        for position, member in enumerate(SMALL):
+            alone = member.run(
+                batch, noise.derived(0, position)
+            )  # on all images, with its own noise
+            assert chained[prediction(tiny_net(alone)) != batch.y].all()
+        assert chained.sum() > (prediction(tiny_net(batch.x)) != batch.y).sum()
 
-    def test_says_who_broke_what_and_tries_nobody_twice(
+    def test_records_which_attack_succeeded_and_runs_each_once_per_image(
         self, tiny_net: RejectingNet, test_images: Images
     ) -> None:
-        on = victims(tiny_net, test_images, 60)
+        batch = attack_batch(tiny_net, test_images, 60)
         chain = Chain(SMALL)
-        standing = chain.begun(on)
-        wrong = prediction(tiny_net(on.x)) != on.y
-        assert torch.equal(standing.broken_by == NOTHING, wrong)
-        for place in range(3):
-            before = standing.left(place)
-            chain.advance(place, before, on, standing, 0)
-            assert not len(standing.left(place))
+        state = chain.start(batch)
+        wrong = prediction(tiny_net(batch.x)) != batch.y
+        assert torch.equal(state.broken_by == BROKEN_CLEAN, wrong)
+        for position in range(3):
+            before = state.remaining(position)
+            chain.advance(position, before, batch, state, 0)
+            assert not len(state.remaining(position))
             assert torch.equal(
-                standing.left(place + 1), before[standing.broken_by[before] == NOBODY]
+                state.remaining(position + 1), before[state.broken_by[before] == NOT_BROKEN]
             )
-        broken = prediction(tiny_net(standing.x_adv)) != on.y
-        assert torch.equal(broken, standing.broken_by != NOBODY)
-        assert len(set(standing.broken_by.tolist())) > 2
+        success = prediction(tiny_net(state.x_adv)) != batch.y
+        assert torch.equal(success, state.broken_by != NOT_BROKEN)
+        assert len(set(state.broken_by.tolist())) > 2
 
-    def test_returns_the_image_itself_or_the_best_try(
+    def test_without_success_returns_the_clean_image_or_the_best_ranked(
         self, tiny_net: RejectingNet, test_images: Images
     ) -> None:
-        on = victims(tiny_net, test_images, 60)
+        batch = attack_batch(tiny_net, test_images, 60)
         weak = (PGD(Linf(0.02), steps=3),)
-        whole = prediction(tiny_net(Chain(weak).run(on, 0))) == on.y
-        assert torch.equal(Chain(weak).run(on, 0)[whole], on.x[whole])
-        tried = Chain(weak, rank_by=LogitMargin()).run(on, 0)
-        rise = LogitMargin()(tiny_net(tried), on.y) - LogitMargin()(tiny_net(on.x), on.y)
-        assert (rise[whole] >= 0).all()
-        assert (rise[whole] > 0).float().mean() > 0.9
+        robust = prediction(tiny_net(Chain(weak).run(batch, 0))) == batch.y
+        assert torch.equal(Chain(weak).run(batch, 0)[robust], batch.x[robust])
+        ranked = Chain(weak, rank_by=LogitMargin()).run(batch, 0)
+        rise = LogitMargin()(tiny_net(ranked), batch.y) - LogitMargin()(tiny_net(batch.x), batch.y)
+        assert (rise[robust] >= 0).all()
+        assert (rise[robust] > 0).float().mean() > 0.9
 
-    def test_an_empty_one_is_refused(self) -> None:
+    def test_an_empty_chain_raises(self) -> None:
         with pytest.raises(BadInput, match="at least one attack"):
             Chain(())
 
 
 class TestVersions:
-    def test_are_what_they_are_published_as(self) -> None:
+    def test_match_the_published_versions(self) -> None:
         standard = AutoAttackEnsemble(Linf(0.1)).chain().attacks
         ce, dlr, fab, square = standard
         assert ce == APGD(Linf(0.1), steps=100, objective=CE())
@@ -104,7 +106,7 @@ class TestVersions:
 
     @pytest.mark.parametrize("classes", [2, 3, 4])
     @pytest.mark.parametrize("kind", [Linf, L2])
-    def test_few_classes_are_broken_exactly_where_the_budget_allows(
+    def test_with_few_classes_success_is_exactly_where_eps_exceeds_the_distance(
         self, classes: int, kind: type[Ball]
     ) -> None:
         net, x = LinearNet(3, classes), centred_images(24, 5)
@@ -113,25 +115,25 @@ class TestVersions:
         eps = float(reach.quantile(0.5))
         chain = AutoAttackEnsemble(kind(eps)).chain()
         quick = replace(chain, attacks=(*chain.attacks[:3], Square(kind(eps), queries=50)))
-        broken = prediction(net(quick(net, x, y))) != y
-        assert broken[1.01 * reach <= eps].all()
-        assert not broken[0.99 * reach >= eps].any()
+        success = prediction(net(quick(net, x, y))) != y
+        assert success[1.01 * reach <= eps].all()
+        assert not success[0.99 * reach >= eps].any()
 
 
-def test_rankings_of_a_mixture_with_clean_images_are_called_artefacts(
+def test_rankings_on_a_mixture_with_clean_images_are_flagged_as_artefacts(
     own_source: Evaluator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chain = Chain((PGD(Linf(0.05), steps=3),))
-    mixed, whole, clean = (
-        run_attack(own_source, "mixed" if attack is chain else "whole", attack, AttackOptions(n=40))
+    mixed, plain, clean = (
+        run_attack(own_source, "mixed" if attack is chain else "plain", attack, AttackOptions(n=40))
         for attack in (chain, chain.attacks[0], Clean())
     )
-    told = summary(mixed)
-    still = (mixed.arrays["size_linf"] == 0).numpy()
-    assert told.untouched == pytest.approx((still & mixed.correct).mean())
-    assert 0 < told.untouched < 1
-    assert "AUROC on such a mixture are artefacts" in told.artefact
-    assert summary(whole).artefact == summary(clean).artefact == ""
+    found = summary(mixed)
+    unchanged = (mixed.arrays["size_linf"] == 0).numpy()
+    assert found.untouched == pytest.approx((unchanged & mixed.correct).mean())
+    assert 0 < found.untouched < 1
+    assert "AUROC on such a mixture are artefacts" in found.artefact
+    assert summary(plain).artefact == summary(clean).artefact == ""
     scoring = Scorer.of(own_source, rejectors={"Con": Con()}, records=[mixed])
     show_scores([scoring.scored(mixed)], ("paper",))
-    assert told.artefact in capsys.readouterr().out
+    assert found.artefact in capsys.readouterr().out

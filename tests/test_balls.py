@@ -1,4 +1,4 @@
-"""Balls: every operation stays inside, over random images."""
+"""Balls: starts, steps and projections."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ radii = st.floats(0, 2)
 
 @pytest.mark.parametrize("kind", BALLS)
 @given(seed=st.integers(0, 10**6), eps=radii, length=st.floats(0, 3))
-def test_start_and_step_stay_in_the_ball_and_the_box(
+def test_start_and_step_stay_in_the_ball_and_the_pixel_range(
     kind: type[Ball], seed: int, eps: float, length: float
 ) -> None:
     g = torch.Generator().manual_seed(seed)
@@ -27,7 +27,7 @@ def test_start_and_step_stay_in_the_ball_and_the_box(
         x_adv = ball.step(x, x_adv, torch.randn(x.shape, generator=g), length)
 
 
-def test_steps_have_unit_size_by_hand() -> None:
+def test_steps_by_hand() -> None:
     x = torch.full((1, 1, 1, 2), 0.5)
     grad = torch.tensor([3.0, -4.0]).view(1, 1, 1, 2)
     assert Linf(1).step(x, x, grad, 0.1).flatten().tolist() == pytest.approx([0.6, 0.4])
@@ -36,7 +36,7 @@ def test_steps_have_unit_size_by_hand() -> None:
 
 
 @pytest.mark.parametrize("kind", BALLS)
-def test_zero_gradient_and_zero_radius_are_harmless(kind: type[Ball]) -> None:
+def test_zero_gradient_and_zero_radius_leave_images_unchanged(kind: type[Ball]) -> None:
     x = torch.rand(2, 1, 3, 3)
     assert torch.equal(kind(0.1).step(x, x, torch.zeros_like(x), 0.1), x)
     assert torch.allclose(kind(0).start(x, 0, torch.arange(2), 0), x)

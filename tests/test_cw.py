@@ -1,4 +1,4 @@
-"""Least changes: closed-form distances, peers beside, and a rule that has to accept."""
+"""Carlini-Wagner: closed-form distances, peers, and criteria with a rejector."""
 
 import warnings
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from demur.attacks import AcceptedError, FalseRejection, MultiTarget
-from demur.attacks.cw import CW, CWHinge, pixels, unbounded
+from demur.attacks.cw import CW, CWHinge, to_pixels, to_tanh_space
 from demur.data import Images
 from demur.nets import RejectingNet
 from demur.output import prediction
@@ -23,14 +23,14 @@ FAST = CW("L2", searches=3, steps=60, rate=0.04, constant=1.0)
 QUICK = CW("L2", searches=2, steps=50, rate=0.1, constant=20.0)
 EXAMPLES: dict[str, CW] = {
     **{norm: CW(norm, searches=2, steps=15, rate=0.08, constant=1.0) for norm in NORMS},
-    "slips": CW("L2", 2, 15, 0.08, 1.0, criterion=AcceptedError(RCon(), 0.4)),
-    "sure": CW("L2", 2, 15, 0.08, 1.0, confidence=1.0, abort=False),
+    "accepted-error": CW("L2", 2, 15, 0.08, 1.0, criterion=AcceptedError(RCon(), 0.4)),
+    "confident": CW("L2", 2, 15, 0.08, 1.0, confidence=1.0, abort=False),
 }
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 class TestContract:
-    def test_a_changed_image_is_broken_and_another_comes_back_as_it_was(
+    def test_a_changed_image_is_a_success_and_others_are_unchanged(
         self, name: str, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
     ) -> None:
         x, y = batch
@@ -42,18 +42,18 @@ class TestContract:
 
 
 @pytest.mark.parametrize(("norm", "slack"), [("L2", 1.01), ("Linf", 1.05), ("Linf-adam", 1.12)])
-def test_it_comes_close_to_a_linear_nets_distance(norm: Norm, slack: float) -> None:
+def test_finds_the_distance_of_a_linear_net(norm: Norm, slack: float) -> None:
     net, x = LinearNet(), centred_images(6)
     y = prediction(net(x))
     found = CW(norm, steps=150, rate=0.01).distances(net, x, y)
-    least = distance(net, x, y, norm[:4])
+    optimum = distance(net, x, y, norm[:4])
     size = found.distance.sqrt() if norm == "L2" else found.distance
     assert found.broken.all()
-    assert (size >= least * (1 - 1e-6)).all()
-    assert (size <= slack * least).all(), (size / least).tolist()
+    assert (size >= optimum * (1 - 1e-6)).all()
+    assert (size <= slack * optimum).all(), (size / optimum).tolist()
 
 
-def test_it_goes_no_further_than_the_best_of_two_peers(
+def test_finds_examples_as_close_as_foolbox_and_torchattacks(
     tiny_net: RejectingNet, test_images: Images
 ) -> None:
     with warnings.catch_warnings():
@@ -70,14 +70,14 @@ def test_it_goes_no_further_than_the_best_of_two_peers(
         peer(box, x, y, epsilons=None)[0],
         torchattacks.CW(model, c=1, steps=180, lr=0.04)(x, y),
     ]
-    broken = torch.stack([prediction(tiny_net(found)) != y for found in images])
-    shared = broken.all(0)
+    success = torch.stack([prediction(tiny_net(found)) != y for found in images])
+    shared = success.all(0)
     ours, *theirs = (float((a - x)[shared].square().sum() / shared.sum()) for a in images)
-    assert broken[0].sum() >= broken[1:].sum(1).max()
+    assert success[0].sum() >= success[1:].sum(1).max()
     assert ours <= 1.02 * min(theirs), (ours, theirs)
 
 
-def test_the_change_in_linf_is_smaller_when_linf_is_minimised(
+def test_minimising_linf_gives_smaller_linf_distances(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = (part[:6] for part in batch)
@@ -89,24 +89,24 @@ def test_the_change_in_linf_is_smaller_when_linf_is_minimised(
 
 
 @pytest.mark.parametrize("rejector", [RCon(), Energy(), Coupled()], ids=repr)
-def test_an_adaptive_attack_is_accepted_and_pays_for_it(
+def test_accepted_errors_are_farther_away_than_misclassification(
     rejector: RCon | Energy | Coupled, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = (part[:12] for part in batch)
     with torch.no_grad():
         t = float(as_score(rejector)(tiny_net(x)).median())  # the paper's threshold
     normal = QUICK.distances(tiny_net, x, y)
-    slips = AcceptedError(rejector, t)
-    adaptive = replace(QUICK, criterion=slips).distances(tiny_net, x, y)
+    rule = AcceptedError(rejector, t)
+    adaptive = replace(QUICK, criterion=rule).distances(tiny_net, x, y)
     changed = (adaptive.x_adv != x).flatten(1).any(1)
-    assert slips(tiny_net(adaptive.x_adv), y)[changed].all()
+    assert rule(tiny_net(adaptive.x_adv), y)[changed].all()
     both = normal.broken & adaptive.broken
-    assert adaptive.broken.float().mean() > 0.5, "most images can be made to slip"
+    assert adaptive.broken.float().mean() > 0.5, "most images have an accepted error"
     assert normal.broken.sum() >= adaptive.broken.sum()
     assert adaptive.distance[both].mean() >= normal.distance[both].mean()
 
 
-def test_a_rule_that_accepts_nothing_gives_clean_images_back(
+def test_a_rule_that_accepts_nothing_returns_clean_images(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
@@ -118,18 +118,18 @@ def test_a_rule_that_accepts_nothing_gives_clean_images_back(
         assert found.distance.isinf().all()
 
 
-def test_a_right_answer_can_be_made_to_be_refused(
+def test_correct_predictions_can_be_made_rejected(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = (part[:12] for part in batch)
-    refused = FalseRejection(Con(), 0.6)
-    found = replace(FAST, searches=3, criterion=refused).distances(tiny_net, x, y)
+    rule = FalseRejection(Con(), 0.6)
+    found = replace(FAST, searches=3, criterion=rule).distances(tiny_net, x, y)
     right = prediction(tiny_net(x)) == y
     assert found.broken[right].float().mean() > 0.8
-    assert refused(tiny_net(found.x_adv), y)[found.broken].all()
+    assert rule(tiny_net(found.x_adv), y)[found.broken].all()
 
 
-def test_a_target_is_reached_by_the_confidence_asked_for() -> None:
+def test_a_target_is_reached_with_the_required_confidence() -> None:
     net, x = LinearNet(), centred_images(6)
     y = prediction(net(x))
     target, index = (y + 1) % 4, torch.arange(6)
@@ -138,11 +138,11 @@ def test_a_target_is_reached_by_the_confidence_asked_for() -> None:
     first, second = logits.topk(2).values.unbind(-1)
     assert torch.equal(logits.argmax(-1), target)
     assert (first - second >= 0.5).all()
-    each = MultiTarget(replace(FAST, steps=40), keep="success")
-    assert (prediction(net(each(net, x, y))) != y).all()
+    multi_target = MultiTarget(replace(FAST, steps=40), keep="success")
+    assert (prediction(net(multi_target(net, x, y))) != y).all()
 
 
-def test_images_broken_already_are_not_touched() -> None:
+def test_misclassified_images_are_returned_unchanged() -> None:
     net, x = LinearNet(), centred_images(4)
     y = (prediction(net(x)) + 1) % 4
     found = FAST.distances(net, x, y)
@@ -151,17 +151,17 @@ def test_images_broken_already_are_not_touched() -> None:
     assert (found.distance == 0).all()
 
 
-def test_pixels_at_the_walls_come_back_from_tanh_space_and_can_move() -> None:
+def test_tanh_space_is_invertible_and_extreme_pixels_can_move() -> None:
     x = torch.tensor([0.0, 1e-3, 0.5, 1.0])
-    assert torch.allclose(pixels(unbounded(x)), x, atol=1e-6)
-    assert (pixels(unbounded(x) * 0.98)[[0, 3]] - x[[0, 3]]).abs().min() > 1e-3
+    assert torch.allclose(to_pixels(to_tanh_space(x)), x, atol=1e-6)
+    assert (to_pixels(to_tanh_space(x) * 0.98)[[0, 3]] - x[[0, 3]]).abs().min() > 1e-3
 
 
-def test_the_shortfall_counts_the_lead_and_each_score() -> None:
+def test_the_hinge_adds_logit_and_accept_margins() -> None:
     net, x = LinearNet(), centred_images(5)
     out, y = net(x), prediction(net(x))
     first, second = out.logits.topk(2).values.unbind(-1)
-    slips = AcceptedError(Energy(), 50.0)
-    alone, ruled = (CWHinge(c, 0.0)(out, y) for c in (CW().criterion, slips))
-    assert torch.allclose(alone, first - second, atol=1e-3)
-    assert torch.allclose(ruled - alone, 50 - Energy()(out), atol=1e-3)
+    rule = AcceptedError(Energy(), 50.0)
+    plain, with_rule = (CWHinge(c, 0.0)(out, y) for c in (CW().criterion, rule))
+    assert torch.allclose(plain, first - second, atol=1e-3)
+    assert torch.allclose(with_rule - plain, 50 - Energy()(out), atol=1e-3)

@@ -1,4 +1,4 @@
-"""FAB: its projections, the distances it finds, and its strength beside a peer's."""
+"""FAB: projections, distances, verification, and strength against a peer."""
 
 import warnings
 
@@ -7,53 +7,53 @@ import torch
 from torch import Tensor
 
 from demur.attacks import AcceptedError, MultiTarget
-from demur.attacks.fab import FAB, SEARCHES, to_plane
+from demur.attacks.fab import FAB, FINAL_SEARCH_STEPS, project_to_hyperplane
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.nets import RejectingNet
 from demur.output import prediction
 from demur.rejectors import RCon
-from tests.approximate_model import Rough
+from tests.approximate_model import ApproximateModel
 from tests.linear import LinearNet, centred_images, distance
 
 BALLS = pytest.mark.parametrize("ball", [Linf(0.12), L2(0.8)], ids=repr)
 
 
-def random_plane(count: int = 40) -> tuple[Tensor, Tensor, Tensor]:
+def random_hyperplane(count: int = 40) -> tuple[Tensor, Tensor, Tensor]:
     g = torch.Generator().manual_seed(3)
     x = torch.rand(count, 1, 3, 3, generator=g, dtype=torch.float64)
-    gradient_only = torch.randn(count, 1, 3, 3, generator=g, dtype=torch.float64)
-    gradient_only[:, :, 0, 0] = 0  # a pixel that does not matter
+    grad = torch.randn(count, 1, 3, 3, generator=g, dtype=torch.float64)
+    grad[:, :, 0, 0] = 0  # a pixel that does not matter
     rise = 2 * torch.randn(count, generator=g, dtype=torch.float64)
-    return x, gradient_only, rise
+    return x, grad, rise
 
 
-def reach(x: Tensor, gradient_only: Tensor, rise: Tensor) -> Tensor:
-    """The most a linear function can rise, or fall, within the pixel range."""
-    corner = torch.where(gradient_only * rise.sign().view(-1, 1, 1, 1) > 0, 1.0, 0.0)
-    return ((corner - x) * gradient_only).flatten(1).sum(1)
+def largest_rise(x: Tensor, grad: Tensor, rise: Tensor) -> Tensor:
+    """Return the largest rise (or fall) of a linear function within the pixel range."""
+    corner = torch.where(grad * rise.sign().view(-1, 1, 1, 1) > 0, 1.0, 0.0)
+    return ((corner - x) * grad).flatten(1).sum(1)
 
 
 @BALLS
-def test_a_projection_lands_on_the_plane_inside_the_box(ball: Ball) -> None:
-    x, gradient_only, rise = random_plane()
-    delta = to_plane(ball, x, gradient_only, rise)
-    most = reach(x, gradient_only, rise)
-    wanted = torch.where(most.abs() < rise.abs(), most, rise)
-    assert (most.abs() < rise.abs()).any(), "some planes lie outside the box"
-    assert torch.allclose((delta * gradient_only).flatten(1).sum(1), wanted, atol=1e-12)
+def test_a_projection_lies_on_the_hyperplane_inside_the_pixel_range(ball: Ball) -> None:
+    x, grad, rise = random_hyperplane()
+    delta = project_to_hyperplane(ball, x, grad, rise)
+    most = largest_rise(x, grad, rise)
+    expected = torch.where(most.abs() < rise.abs(), most, rise)
+    assert (most.abs() < rise.abs()).any(), "some hyperplanes lie outside the pixel range"
+    assert torch.allclose((delta * grad).flatten(1).sum(1), expected, atol=1e-12)
     assert (x + delta).min() >= -1e-15
     assert (x + delta).max() <= 1 + 1e-15
-    assert (delta[gradient_only == 0] == 0).all()
+    assert (delta[grad == 0] == 0).all()
 
 
 @BALLS
-def test_no_other_point_of_the_plane_is_closer(ball: Ball) -> None:
-    """The optimum by bisection: the least t at which the best point of size t reaches the plane."""
-    x, gradient_only, rise = random_plane()
-    able = reach(x, gradient_only, rise).abs() > rise.abs()
-    x, gradient_only, rise = x[able], gradient_only[able], rise[able]
-    toward = gradient_only * rise.sign().view(-1, 1, 1, 1)
+def test_no_other_point_of_the_hyperplane_is_closer(ball: Ball) -> None:
+    """Find the optimum by bisection on the norm of the perturbation."""
+    x, grad, rise = random_hyperplane()
+    reachable = largest_rise(x, grad, rise).abs() > rise.abs()
+    x, grad, rise = x[reachable], grad[reachable], rise[reachable]
+    toward = grad * rise.sign().view(-1, 1, 1, 1)
     low, high = torch.zeros_like(rise), torch.full_like(rise, 100.0)
     for _ in range(100):
         middle = (low + high) / 2
@@ -61,86 +61,89 @@ def test_no_other_point_of_the_plane_is_closer(ball: Ball) -> None:
         delta = (x + middle.view(-1, 1, 1, 1) * speed).clamp(0, 1) - x
         enough = (delta * toward).flatten(1).sum(1) >= rise.abs()
         low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-    assert torch.allclose(to_plane(ball, x, gradient_only, rise), delta, atol=1e-9)
+    assert torch.allclose(project_to_hyperplane(ball, x, grad, rise), delta, atol=1e-9)
 
 
 @BALLS
-def test_nothing_moves_where_nothing_helps(ball: Ball) -> None:
-    x, gradient_only, rise = random_plane(4)
-    assert torch.equal(to_plane(ball, x, 0 * gradient_only, rise), torch.zeros_like(x))
-    assert torch.equal(to_plane(ball, x, gradient_only, 0 * rise), torch.zeros_like(x))
+def test_a_zero_gradient_or_rise_gives_a_zero_perturbation(ball: Ball) -> None:
+    x, grad, rise = random_hyperplane(4)
+    assert torch.equal(project_to_hyperplane(ball, x, 0 * grad, rise), torch.zeros_like(x))
+    assert torch.equal(project_to_hyperplane(ball, x, grad, 0 * rise), torch.zeros_like(x))
 
 
 @BALLS
-def test_projections_side_by_side_are_each_their_own(ball: Ball) -> None:
-    x, gradient_only, rise = (part.float() for part in random_plane())
-    apart = torch.cat(
-        (to_plane(ball, x, gradient_only, rise), to_plane(ball, 1 - x, gradient_only, -rise))
+def test_projections_do_not_depend_on_the_batch(ball: Ball) -> None:
+    x, grad, rise = (part.float() for part in random_hyperplane())
+    separate = torch.cat(
+        (
+            project_to_hyperplane(ball, x, grad, rise),
+            project_to_hyperplane(ball, 1 - x, grad, -rise),
+        )
     )
-    both = to_plane(
-        ball, *map(torch.cat, ((x, 1 - x), (gradient_only, gradient_only), (rise, -rise)))
+    together = project_to_hyperplane(
+        ball, *map(torch.cat, ((x, 1 - x), (grad, grad), (rise, -rise)))
     )
-    assert torch.equal(both, apart)
+    assert torch.equal(together, separate)
 
 
-def assert_found(far: Tensor, least: Tensor) -> None:
-    """Never below the closed form, and just above it where the pixel range does not cut in."""
-    assert (far >= least * (1 - 1e-9)).all()
-    inside = least < 0.8
+def assert_close_to_optimum(found: Tensor, optimum: Tensor) -> None:
+    """Check distances: at least the closed form, and at most 5% above it inside the pixel range."""
+    assert (found >= optimum * (1 - 1e-9)).all()
+    inside = optimum < 0.8
     assert inside.any()
-    assert (far[inside] <= 1.05 * least[inside]).all()
+    assert (found[inside] <= 1.05 * optimum[inside]).all()
 
 
 @pytest.mark.parametrize("kind", [Linf, L2])
 @pytest.mark.parametrize("seed", range(3))
-def test_it_finds_the_distance_of_a_linear_net(kind: type[Ball], seed: int) -> None:
+def test_finds_the_distance_of_a_linear_net(kind: type[Ball], seed: int) -> None:
     net, x = LinearNet(seed), centred_images(16, seed)
     y = prediction(net(x))
-    least = distance(net, x, y, kind.__name__)
+    optimum = distance(net, x, y, kind.__name__)
     x_adv = FAB(kind(0.01), steps=20, any_distance=True)(net, x, y)
     far = kind(0.01).size(x_adv - x)
     assert (prediction(net(x_adv)) != y).all()
-    assert_found(far, least)
+    assert_close_to_optimum(far, optimum)
 
 
 @pytest.mark.parametrize("kind", [Linf, L2])
-def test_with_a_target_it_finds_the_distance_to_that_class(kind: type[Ball]) -> None:
+def test_with_a_target_finds_the_distance_to_that_class(kind: type[Ball]) -> None:
     net, x = LinearNet(classes=2), centred_images(16)
     y = prediction(net(x))
-    least = distance(net, x, y, kind.__name__)
+    optimum = distance(net, x, y, kind.__name__)
     attack = FAB(kind(0.01), steps=20, any_distance=True)
     x_adv = attack.perturb(net, x, y, torch.arange(16), target=1 - y)
-    assert_found(kind(0.01).size(x_adv - x), least)
+    assert_close_to_optimum(kind(0.01).size(x_adv - x), optimum)
 
 
 @pytest.mark.parametrize("kind", [Linf, L2])
-def test_of_all_targets_the_nearest_gives_the_distance(kind: type[Ball]) -> None:
+def test_the_nearest_target_gives_the_distance(kind: type[Ball]) -> None:
     net, x = LinearNet(), centred_images(8)
     y = prediction(net(x))
-    least = distance(net, x, y, kind.__name__)
+    optimum = distance(net, x, y, kind.__name__)
     attack = FAB(kind(0.01), steps=20, any_distance=True)
     found = [
-        kind(0.01).size(attack.perturb(net, x, y, y, target=(y + apart) % 4) - x)
-        for apart in (1, 2, 3)
+        kind(0.01).size(attack.perturb(net, x, y, y, target=(y + offset) % 4) - x)
+        for offset in (1, 2, 3)
     ]
-    assert_found(torch.stack(found).amin(0), least)
+    assert_close_to_optimum(torch.stack(found).amin(0), optimum)
 
 
 @pytest.mark.parametrize("kind", [Linf, L2])
-def test_it_breaks_a_linear_net_exactly_when_the_ball_reaches(kind: type[Ball]) -> None:
+def test_succeeds_on_a_linear_net_exactly_where_eps_exceeds_the_distance(kind: type[Ball]) -> None:
     net, x = LinearNet(), centred_images(12)
     y = prediction(net(x))
-    least = distance(net, x, y, kind.__name__)
-    for eps in least.quantile(torch.tensor([0.0, 0.3, 0.7], dtype=torch.float64)).tolist():
+    optimum = distance(net, x, y, kind.__name__)
+    for eps in optimum.quantile(torch.tensor([0.0, 0.3, 0.7], dtype=torch.float64)).tolist():
         x_adv = FAB(kind(0.99 * eps), steps=20, restarts=2)(net, x, y)
-        broken = prediction(net(x_adv)) != y
-        assert not broken[least >= eps].any()
-        assert broken[1.05 * least <= 0.99 * eps].all()
-        assert torch.equal(x_adv[~broken], x[~broken]), "what is out of reach stays as it is"
+        success = prediction(net(x_adv)) != y
+        assert not success[optimum >= eps].any()
+        assert success[1.05 * optimum <= 0.99 * eps].all()
+        assert torch.equal(x_adv[~success], x[~success]), "images out of reach stay unchanged"
 
 
 @BALLS
-def test_more_restarts_find_nothing_farther(
+def test_more_restarts_find_no_larger_distance(
     ball: Ball, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch[0][:12], batch[1][:12]
@@ -152,7 +155,7 @@ def test_more_restarts_find_nothing_farther(
     assert (twice < once).any()
 
 
-def test_what_is_wrong_as_it_stands_is_returned_as_it_is(
+def test_a_misclassified_image_is_returned_unchanged(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
@@ -160,26 +163,26 @@ def test_what_is_wrong_as_it_stands_is_returned_as_it_is(
     assert torch.equal(FAB(Linf(0.2), steps=2)(tiny_net, x, y), x)
 
 
-def test_what_counts_as_broken_is_the_criterions_word(
+def test_success_is_decided_by_the_criterion(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    slips = AcceptedError(RCon(), 0.2)
-    before = slips(tiny_net(x), y)
-    x_adv = FAB(Linf(0.3), steps=6, criterion=slips)(tiny_net, x, y)
+    rule = AcceptedError(RCon(), 0.2)
+    before = rule(tiny_net(x), y)
+    x_adv = FAB(Linf(0.3), steps=6, criterion=rule)(tiny_net, x, y)
     moved = (x_adv != x).flatten(1).any(1)
     assert moved.any()
-    assert torch.equal(slips(tiny_net(x_adv), y), moved | before)
+    assert torch.equal(rule(tiny_net(x_adv), y), moved | before)
     assert not (moved & before).any()
 
 
 @BALLS
 @pytest.mark.parametrize("any_distance", [False, True])
-def test_what_it_returns_in_rough_arithmetic_is_broken(
+def test_successes_of_an_approximate_model_are_real(
     ball: Ball, any_distance: bool, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    model = Rough(tiny_net, 0.5)
+    model = ApproximateModel(tiny_net, 0.5)
     attack = FAB(ball, steps=8, restarts=2, any_distance=any_distance)
     x_adv = attack.perturb(model, x, y, torch.arange(len(x)))
     moved = (x_adv != x).flatten(1).any(1)
@@ -190,42 +193,44 @@ def test_what_it_returns_in_rough_arithmetic_is_broken(
 
 
 @BALLS
-def test_rough_arithmetic_costs_little_strength(
+def test_an_approximate_model_costs_little_strength(
     ball: Ball, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
-    """At several times the error that 16 bits make of these logits."""
+    """The errors are several times those of bf16 on these logits."""
     x, y = batch
     attack = FAB(ball, steps=8, restarts=2)
-    x_adv = attack.perturb(Rough(tiny_net, 0.1), x, y, torch.arange(len(x)))
-    best = prediction(tiny_net(attack(tiny_net, x, y))) != y
-    assert (prediction(tiny_net(x_adv)) != y).sum() >= best.sum() - 1
+    x_adv = attack.perturb(ApproximateModel(tiny_net, 0.1), x, y, torch.arange(len(x)))
+    exact = prediction(tiny_net(attack(tiny_net, x, y))) != y
+    assert (prediction(tiny_net(x_adv)) != y).sum() >= exact.sum() - 1
 
 
 @BALLS
-def test_only_claims_that_might_be_returned_are_looked_into(ball: Ball) -> None:
-    """Out of reach nothing asks for the model's own answer; distances are searched by it."""
+def test_only_candidates_inside_the_ball_are_verified(ball: Ball) -> None:
+    """Without a success in the ball there is no exact pass; `any_distance` needs some."""
     net, x = LinearNet(), centred_images(12)
     y = prediction(net(x))
-    model = Rough(net, 0.0)
+    model = ApproximateModel(net, 0.0)
     tight = type(ball)(0.5 * float(distance(net, x, y, type(ball).__name__).min()))
     assert torch.equal(FAB(tight, steps=10).perturb(model, x, y, y), x)
-    assert model.asked == 0
+    assert model.exact_passes == 0
     FAB(tight, steps=10, any_distance=True).perturb(model, x, y, y)
-    assert model.asked >= len(x) * (1 + 2 + SEARCHES)
+    assert model.exact_passes >= len(x) * (1 + 2 + FINAL_SEARCH_STEPS)
 
 
-def test_the_nearest_of_many_targets_is_as_good_as_none(
+def test_targeted_fab_succeeds_at_least_as_often_as_untargeted(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    alone = FAB(Linf(0.2), steps=20)  # with far fewer a single target is not reached yet
-    each = MultiTarget(alone, keep="success")
-    broken = [(prediction(tiny_net(a(tiny_net, x, y))) != y).sum() for a in (alone, each)]
-    assert broken[1] >= broken[0]
+    untargeted = FAB(Linf(0.2), steps=20)  # with fewer steps one target is not reached
+    targeted = MultiTarget(untargeted, keep="success")
+    successes = [
+        (prediction(tiny_net(a(tiny_net, x, y))) != y).sum() for a in (untargeted, targeted)
+    ]
+    assert successes[1] >= successes[0]
 
 
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
-def test_it_finds_images_as_close_as_a_peers(
+def test_finds_examples_as_close_as_torchattacks(
     tiny_net: RejectingNet, test_images: Images, norm: str
 ) -> None:
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""PGD that averages its directions and takes steps back, and the starts made for it."""
+"""PGD with momentum and backtracking, and the random starts of CCAT."""
 
 from dataclasses import replace
 from math import log
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from demur import noise
 from demur.attacks import CE, KL, PGD, FrankWolfe, LogitMargin, Objective, WrongConfidence
-from demur.attacks.momentum import ahead, begun, taken
+from demur.attacks.momentum import initial_state, keep_or_undo_step, propose_step
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.errors import BadInput
@@ -23,38 +23,42 @@ BACK = PGD(
 )
 
 
-def worth(net: nn.Module, objective: Objective, x: Tensor, y: Tensor) -> Tensor:
+def objective_value(net: nn.Module, objective: Objective, x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad():
         return objective(net(x), y)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_backtracking_never_ends_below_its_start_nor_below_plain_steps(
+def test_backtracking_ends_above_the_start_and_plain_steps(
     momentum: float, tiny_net: RejectingNet, test_images: Images
 ) -> None:
     x, y = test_images.batch(slice(0, 60))
     attack = replace(BACK, momentum=momentum, step_size=0.05)
-    start = attack._start(x, torch.arange(len(x)), noise.derived(0, 0))
-    found = worth(tiny_net, WrongConfidence(), attack(tiny_net, x, y), y)
-    assert (found >= worth(tiny_net, WrongConfidence(), start, y)).all()
-    plain = worth(tiny_net, WrongConfidence(), replace(attack, backtrack=0.0)(tiny_net, x, y), y)
+    start = attack._first_iterate(x, torch.arange(len(x)), noise.derived(0, 0))
+    found = objective_value(tiny_net, WrongConfidence(), attack(tiny_net, x, y), y)
+    assert (found >= objective_value(tiny_net, WrongConfidence(), start, y)).all()
+    plain = objective_value(
+        tiny_net, WrongConfidence(), replace(attack, backtrack=0.0)(tiny_net, x, y), y
+    )
     assert found.mean() >= plain.mean()
-    more = worth(tiny_net, WrongConfidence(), replace(attack, steps=40)(tiny_net, x, y), y)
+    more = objective_value(
+        tiny_net, WrongConfidence(), replace(attack, steps=40)(tiny_net, x, y), y
+    )
     assert (more >= found).all()
 
 
-def test_backtracking_helps_where_steps_are_too_long(
+def test_backtracking_helps_with_too_large_steps(
     tiny_net: RejectingNet, test_images: Images
 ) -> None:
     x, y = test_images.batch(slice(0, 100))
     long = PGD(Linf(0.1), steps=12, step_size=0.2, start="clean", objective=CE(), backtrack=2.0)
-    back = worth(tiny_net, CE(), long(tiny_net, x, y), y)
-    plain = worth(tiny_net, CE(), replace(long, backtrack=0.0)(tiny_net, x, y), y)
+    back = objective_value(tiny_net, CE(), long(tiny_net, x, y), y)
+    plain = objective_value(tiny_net, CE(), replace(long, backtrack=0.0)(tiny_net, x, y), y)
     assert back.mean() > plain.mean()
 
 
 def test_steps_by_hand(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> None:
-    """The official climb written out, image by image."""
+    """The reference algorithm, image by image."""
     x, y = batch
     attack = PGD(
         Linf(0.1),
@@ -68,17 +72,17 @@ def test_steps_by_hand(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> 
     found = attack(tiny_net, x, y)
     for i in range(4):
         one, label = x[i : i + 1], y[i : i + 1]
-        at, mean, length = one, torch.zeros_like(one), 0.04
+        current, mean, length = one, torch.zeros_like(one), 0.04
         for _ in range(6):
-            grad, value, _ = gradient(tiny_net, WrongConfidence(), at, label)
+            grad, value, _ = gradient(tiny_net, WrongConfidence(), current, label)
             mean = 0.9 * mean + 0.1 * grad.sign()
             low, high = (one - 0.1).clamp_min(0), (one + 0.1).clamp_max(1)
-            there = (at + length * mean).clamp(low, high)
-            if worth(tiny_net, WrongConfidence(), there, label) >= value:
-                at = there
+            proposal = (current + length * mean).clamp(low, high)
+            if objective_value(tiny_net, WrongConfidence(), proposal, label) >= value:
+                current = proposal
             else:
                 length /= 1.5
-        assert torch.allclose(found[i : i + 1], at, atol=1e-6)
+        assert torch.allclose(found[i : i + 1], current, atol=1e-6)
 
 
 @pytest.mark.parametrize("ball", [Linf(0.5), L2(2.0)])
@@ -93,68 +97,74 @@ def test_the_first_step_with_momentum_is_a_tenth(ball: Ball) -> None:
     assert ball.size(plain(net, x, y) - x).tolist() == pytest.approx(5 * [0.02], rel=1e-6)
 
 
-def test_directions_are_averaged() -> None:
+def test_momentum_is_a_moving_average_of_directions() -> None:
     x = torch.full((1, 1, 1, 2), 0.5)
-    climb = begun(x, 0.1, None)
+    state = initial_state(x, 0.1, None)
     for grad, mean in (([3.0, -4.0], [0.1, -0.1]), ([2.0, 1.0], [0.19, 0.01])):
-        gradient_only = torch.tensor(grad).view(1, 1, 1, 2)
-        x_next, found = ahead(Linf(1.0), x, climb, gradient_only, 0.9)
+        grad_tensor = torch.tensor(grad).view(1, 1, 1, 2)
+        x_next, found = propose_step(Linf(1.0), x, state, grad_tensor, 0.9)
         assert found.flatten().tolist() == pytest.approx(mean)
         assert x_next.flatten().tolist() == pytest.approx([0.5 + 0.1 * m for m in mean])
-        climb = climb._replace(mean=found)
+        state = state._replace(mean=found)
 
 
-def test_a_tie_is_taken_and_a_strict_climb_shortens_it() -> None:
+def test_a_tie_is_kept_and_strict_shortens_the_next_step() -> None:
     x = torch.zeros(3, 1, 1, 1)
     value = torch.tensor([1.0, 1.0, 1.0])
-    climb, there = begun(x, 0.3, value), x + 1
-    after = taken(climb, there, torch.tensor([0.5, 1.0, 2.0]), 1.5, strict=True)
+    state, proposal = initial_state(x, 0.3, value), x + 1
+    after = keep_or_undo_step(state, proposal, torch.tensor([0.5, 1.0, 2.0]), 1.5, strict=True)
     assert after.x_adv.flatten().tolist() == [0, 1, 1]
     assert after.length.tolist() == pytest.approx([0.2, 0.2, 0.3])
     assert after.value.tolist() == [1, 1, 2]
-    after = taken(climb, there, torch.tensor([0.5, 1.0, 2.0]), 1.5, strict=False)
+    after = keep_or_undo_step(state, proposal, torch.tensor([0.5, 1.0, 2.0]), 1.5, strict=False)
     assert after.x_adv.flatten().tolist() == [0, 1, 1]
     assert after.length.tolist() == pytest.approx([0.2, 0.3, 0.3])
-    assert taken(begun(x, 0.3, None), there, value, 1.5, strict=True).x_adv.all()
+    first = keep_or_undo_step(initial_state(x, 0.3, None), proposal, value, 1.5, strict=True)
+    assert first.x_adv.all()
 
 
-def test_a_goal_of_its_own_decides_what_is_taken_back(
+def test_backtrack_objective_decides_which_steps_are_undone(
     tiny_net: RejectingNet, test_images: Images
 ) -> None:
-    """By cross-entropy the first step is taken whatever it does, and nothing after it loses."""
+    """The first step is always kept, and no later one lowers the cross-entropy."""
     x, y = test_images.batch(slice(0, 60))
     attack = replace(BACK, start="clean", step_size=0.05, backtrack_objective=CE())
     first = replace(attack, steps=1, backtrack=0.0, backtrack_objective=None)(tiny_net, x, y)
     assert torch.equal(replace(attack, steps=1)(tiny_net, x, y), first)
-    values = [worth(tiny_net, CE(), replace(attack, steps=n)(tiny_net, x, y), y) for n in (1, 5, 9)]
+    values = [
+        objective_value(tiny_net, CE(), replace(attack, steps=n)(tiny_net, x, y), y)
+        for n in (1, 5, 9)
+    ]
     assert (values[1] >= values[0]).all()
     assert (values[2] >= values[1]).all()
     other = replace(attack, backtrack_objective=None)(tiny_net, x, y)
     assert not torch.equal(attack(tiny_net, x, y), other)
 
 
-def test_restarts_are_chosen_by_what_decides_the_steps(
+def test_restarts_are_ranked_by_the_backtrack_objective(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
     attack = replace(BACK, steps=4, backtrack_objective=CE(), start="random")
     few, more = attack(tiny_net, x, y), replace(attack, restarts=3)(tiny_net, x, y)
-    assert (worth(tiny_net, CE(), more, y) >= worth(tiny_net, CE(), few, y) - 1e-6).all()
+    assert (
+        objective_value(tiny_net, CE(), more, y) >= objective_value(tiny_net, CE(), few, y) - 1e-6
+    ).all()
 
 
 @pytest.mark.parametrize("objective", [None, KL()], ids=repr)
 @pytest.mark.parametrize("start", ["mixed", "coin", "random"])
 @pytest.mark.parametrize("ball", [Linf(0.1), L2(0.5)], ids=repr)
-def test_it_does_not_depend_on_company_and_stays_in_the_ball(
+def test_does_not_depend_on_the_batch_and_stays_in_the_ball(
     ball: Ball, start: str, objective: Objective | None, tiny_net: RejectingNet, test_images: Images
 ) -> None:
     attack = replace(BACK, ball=ball, steps=5, start=start, backtrack_objective=objective)  # type: ignore[arg-type]
     net, x = LinearNet().eval(), centred_images(9)
     y, index = prediction(net(x)), torch.arange(40, 49)
-    whole = attack(net, x, y, index)
-    assert torch.allclose(whole, attack(net, x.flip(0), y.flip(0), index.flip(0)).flip(0))
-    assert torch.allclose(whole[4:5], attack(net, x[4:5], y[4:5], index[4:5]))
-    assert torch.equal(whole, attack(net, x, y, index))
+    full = attack(net, x, y, index)
+    assert torch.allclose(full, attack(net, x.flip(0), y.flip(0), index.flip(0)).flip(0))
+    assert torch.allclose(full[4:5], attack(net, x[4:5], y[4:5], index[4:5]))
+    assert torch.equal(full, attack(net, x, y, index))
     x, y = test_images.batch(slice(0, 30))
     x_adv = attack(tiny_net, x, y)
     assert ball.size(x_adv - x).max() <= ball.eps * (1 + 1e-6) + 1e-7
@@ -163,20 +173,20 @@ def test_it_does_not_depend_on_company_and_stays_in_the_ball(
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("construct", "message"),
     [
-        (lambda: replace(BACK, keep="success"), "use keep=max_objective"),
-        (lambda: PGD(Linf(0.1), momentum=0.5, keep="success"), "use keep=max_objective"),
-        (lambda: PGD(Linf(0.1), backtrack_objective=CE()), "without backtrack it does nothing"),
+        (lambda: replace(BACK, keep="success"), "keep=max_objective only"),
+        (lambda: PGD(Linf(0.1), momentum=0.5, keep="success"), "keep=max_objective only"),
+        (lambda: PGD(Linf(0.1), backtrack_objective=CE()), "no effect without backtrack"),
         (lambda: PGD(Linf(0.1), backtrack=0.5), "must be above 1"),
         (lambda: PGD(Linf(0.1), momentum=1.0), "no image ever moves"),
         (lambda: FrankWolfe(Linf(0.1), momentum=0.5), "use PGD"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make: object, words: str) -> None:
-    assert callable(make)
-    with pytest.raises(BadInput, match=words) as error:
-        make()
+def test_invalid_fields_raise(construct: object, message: str) -> None:
+    assert callable(construct)
+    with pytest.raises(BadInput, match=message) as error:
+        construct()
     assert "\n" not in str(error.value)
 
 
@@ -184,35 +194,35 @@ def test_what_makes_no_sense_is_refused(make: object, words: str) -> None:
 
 
 @pytest.mark.parametrize("ball", [Linf(0.3), L2(0.3)], ids=repr)
-def test_a_mixed_start_is_one_of_three(ball: Ball) -> None:
+def test_random_starts_have_the_documented_distribution(ball: Ball) -> None:
     x = torch.full((3000, 1, 6, 6), 0.5)
-    delta = ball.mixed(x, 0, torch.arange(3000), 4) - x
+    delta = ball.mixed_start(x, 0, torch.arange(3000), 4) - x
     size = Linf(1).size(delta)
-    none = size == 0
-    assert none.float().mean().item() == pytest.approx(1 / 3, abs=0.03)
-    spread = 0.3 / (2 * log(36))
-    share = ball.size(delta)[~none] / 0.3
-    coin = ball.ray_or_none(x, 0, torch.arange(3000), 4) - x
-    heads = Linf(1).size(coin) > 0
-    assert heads.float().mean().item() == pytest.approx(1 / 2, abs=0.03)
-    rays = ball.size(coin)[heads] / 0.3
+    clean = size == 0
+    assert clean.float().mean().item() == pytest.approx(1 / 3, abs=0.03)
+    sigma = 0.3 / (2 * log(36))
+    radius = ball.size(delta)[~clean] / 0.3
+    ray_or_clean = ball.ray_or_clean_start(x, 0, torch.arange(3000), 4) - x
+    moved = Linf(1).size(ray_or_clean) > 0
+    assert moved.float().mean().item() == pytest.approx(1 / 2, abs=0.03)
+    rays = ball.size(ray_or_clean)[moved] / 0.3
     assert rays.max() <= 1 + 1e-5
     assert rays.mean().item() == pytest.approx(1 / 2, abs=0.03)
     assert (rays < 0.1).float().mean().item() == pytest.approx(0.1, abs=0.02)
-    assert share.max() <= 1 + 1e-5
-    if isinstance(ball, Linf):  # normal noise has its largest pixel near 2.2 deviations
-        lots = noise.uniform(0, torch.arange(3000), noise.derived(4, 2), (1,))[:, 0]
-        little = delta[lots < 1 / 3]
-        assert little.std().item() == pytest.approx(spread, rel=0.02)
+    assert radius.max() <= 1 + 1e-5
+    if isinstance(ball, Linf):  # the largest of 36 normal pixels is near 2.2 sigma
+        choice = noise.uniform(0, torch.arange(3000), noise.derived(4, 2), (1,))[:, 0]
+        small = delta[choice < 1 / 3]
+        assert small.std().item() == pytest.approx(sigma, rel=0.02)
 
 
-def test_starts_are_drawn_anew_and_are_harmless_at_the_edges() -> None:
+def test_starts_differ_by_stream_and_allow_a_zero_radius() -> None:
     x, index = torch.rand(4, 1, 1, 1), torch.arange(4)
     for ball in (Linf(0.0), L2(0.0)):
-        for start in (ball.mixed, ball.ray_or_none):
+        for start in (ball.mixed_start, ball.ray_or_clean_start):
             assert torch.allclose(start(x, 0, index, 0), x)
     wide = torch.full((50, 1, 4, 4), 0.5)
-    for start in (Linf(0.1).mixed, Linf(0.1).ray_or_none):
-        many, held = torch.arange(50), torch.full((1,), 7, dtype=torch.int64)
-        assert not torch.equal(start(wide, 0, many, 0), start(wide, 0, many, 1))
-        assert torch.equal(start(wide, 0, many, held), start(wide, 0, many, 7))
+    for start in (Linf(0.1).mixed_start, Linf(0.1).ray_or_clean_start):
+        index, stream = torch.arange(50), torch.full((1,), 7, dtype=torch.int64)
+        assert not torch.equal(start(wide, 0, index, 0), start(wide, 0, index, 1))
+        assert torch.equal(start(wide, 0, index, stream), start(wide, 0, index, 7))

@@ -1,4 +1,4 @@
-"""Noise depends on (seed, index, stream) alone, and looks random."""
+"""Counter-based noise: a function of (seed, index, stream) with the right statistics."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_uniform_is_uniform_and_uncorrelated() -> None:
         assert abs(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1]) < 0.02
 
 
-def test_streams_and_seeds_are_unrelated() -> None:
+def test_streams_and_seeds_are_uncorrelated() -> None:
     index = torch.arange(300)
     first = noise.uniform(0, index, 0, (32,))
     addresses = ((0, 1), (1, 0), (2**32, 0), (0, 2**32), (0, 2**62), (2**62, 0))
@@ -32,8 +32,8 @@ def test_streams_and_seeds_are_unrelated() -> None:
 
 
 def test_batch_composition_does_not_matter() -> None:
-    whole = noise.uniform(5, torch.arange(10), 2, (3, 4))
-    assert torch.equal(whole[[7, 3]], noise.uniform(5, torch.tensor([7, 3]), 2, (3, 4)))
+    full = noise.uniform(5, torch.arange(10), 2, (3, 4))
+    assert torch.equal(full[[7, 3]], noise.uniform(5, torch.tensor([7, 3]), 2, (3, 4)))
 
 
 def test_normal_has_the_right_moments() -> None:
@@ -44,7 +44,7 @@ def test_normal_has_the_right_moments() -> None:
     assert (z**4).mean().item() == pytest.approx(3, abs=0.2)
 
 
-def test_permutation_is_one() -> None:
+def test_permutation_contains_every_number_once() -> None:
     order = noise.permutation(0, 1000, 0)
     assert order.sort().values.tolist() == list(range(1000))
     assert not torch.equal(order, noise.permutation(0, 1000, 1))
@@ -60,35 +60,39 @@ def test_the_global_generator_is_untouched() -> None:
 
 @settings(max_examples=25)
 @given(st.integers(0, 2**62), st.integers(0, 2**62))
-def test_seeds_and_streams_held_in_tensors_are_the_same_numbers(seed: int, stream: int) -> None:
+def test_tensor_seeds_and_streams_give_the_same_numbers(seed: int, stream: int) -> None:
     index = torch.tensor([0, 3, 2**40])
-    held_seed, held = torch.tensor([seed]), torch.tensor([stream])
+    seed_tensor, stream_tensor = torch.tensor([seed]), torch.tensor([stream])
     for draw in (noise.uniform, noise.normal):
         plain = draw(seed, index, stream, (2, 3))
-        assert torch.equal(draw(seed, index, held, (2, 3)), plain)
-        assert torch.equal(draw(held_seed, index, held, (2, 3)), plain)
-    assert torch.equal(noise.permutation(seed, 9, held), noise.permutation(seed, 9, stream))
+        assert torch.equal(draw(seed, index, stream_tensor, (2, 3)), plain)
+        assert torch.equal(draw(seed_tensor, index, stream_tensor, (2, 3)), plain)
+    assert torch.equal(
+        noise.permutation(seed, 9, stream_tensor), noise.permutation(seed, 9, stream)
+    )
     for words in ((), (5,), (5, 2**33)):
         derived = noise.derived(seed, *words, stream)
         assert isinstance(derived, int)
-        assert int(noise.derived(seed, *words, held)) == derived
-        assert int(noise.derived(held_seed, *words, stream)) == derived
+        assert int(noise.derived(seed, *words, stream_tensor)) == derived
+        assert int(noise.derived(seed_tensor, *words, stream)) == derived
 
 
-def test_starts_and_crops_take_a_stream_from_a_tensor() -> None:
+def test_starts_and_crops_accept_a_tensor_stream() -> None:
     x = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     index, stream = torch.tensor([4, 0, 9]), 2**35 + 1
-    held = torch.tensor([stream])
+    stream_tensor = torch.tensor([stream])
     for ball in (Linf(0.2), L2(0.7)):
-        assert torch.equal(ball.start(x, 1, index, held), ball.start(x, 1, index, stream))
-        assert not torch.equal(ball.start(x, 1, index, held + 1), ball.start(x, 1, index, held))
+        assert torch.equal(ball.start(x, 1, index, stream_tensor), ball.start(x, 1, index, stream))
+        assert not torch.equal(
+            ball.start(x, 1, index, stream_tensor + 1), ball.start(x, 1, index, stream_tensor)
+        )
     crop = CropFlip(pad=2)
-    assert torch.equal(crop(x, 1, index, held), crop(x, 1, index, stream))
-    assert not torch.equal(crop(x, 1, index, held + 1), crop(x, 1, index, held))
+    assert torch.equal(crop(x, 1, index, stream_tensor), crop(x, 1, index, stream))
+    assert not torch.equal(crop(x, 1, index, stream_tensor + 1), crop(x, 1, index, stream_tensor))
 
 
-def test_values_are_frozen() -> None:
-    """Records and splits depend on these numbers; they may never change."""
+def test_values_never_change() -> None:
+    """Records and splits depend on these numbers, so they must never change."""
     u = noise.uniform(0, torch.tensor([0, 12345]), 7, (2,))
     assert u.flatten().tolist() == pytest.approx(FROZEN_UNIFORM, abs=1e-7)
     assert noise.permutation(0, 6, 0).tolist() == FROZEN_ORDER

@@ -1,4 +1,4 @@
-"""Goals by hand on a few logits, what they remember, and attacks with targets."""
+"""Objectives by hand on a few logits, their state, and targeted attacks."""
 
 import math
 from dataclasses import replace
@@ -52,16 +52,16 @@ def test_margins_by_hand() -> None:
     assert TargetedDLR()(OUT, FIRST, LAST).item() == pytest.approx(-4 / (3 - (0 - 1) / 2))
 
 
-@pytest.mark.parametrize(("classes", "below"), [(2, 1.0), (3, 3.0), (4, 3.5)])
-def test_ratios_degrade_with_few_classes(classes: int, below: float) -> None:
+@pytest.mark.parametrize(("classes", "divisor"), [(2, 1.0), (3, 3.0), (4, 3.5)])
+def test_dlr_with_few_classes(classes: int, divisor: float) -> None:
     few = OUT._replace(logits=LOGITS[:, :classes])
     target = torch.tensor([1])
-    assert TargetedDLR()(few, FIRST, target).item() == pytest.approx(-2 / below)
-    assert DLR()(few, FIRST).item() == pytest.approx(-2 / min(below, 3))
+    assert TargetedDLR()(few, FIRST, target).item() == pytest.approx(-2 / divisor)
+    assert DLR()(few, FIRST).item() == pytest.approx(-2 / min(divisor, 3))
 
 
 @given(st.integers(0, 2**32), st.floats(0.1, 100), st.floats(-50, 50))
-def test_ratios_do_not_see_scale_or_shift(seed: int, scale: float, shift: float) -> None:
+def test_dlr_is_invariant_to_scale_and_shift(seed: int, scale: float, shift: float) -> None:
     g = torch.Generator().manual_seed(seed)
     logits = torch.randn(5, 6, generator=g, dtype=torch.float64)
     y, target = torch.arange(5), torch.arange(1, 6)
@@ -79,7 +79,7 @@ def test_confidences_by_hand() -> None:
     assert ScoreObjective(RCon())(OUT, FIRST).item() == pytest.approx(p[0].item() / 2)
 
 
-def test_rr_loss_is_the_loss_that_a_learned_by() -> None:
+def test_rr_loss_is_the_training_loss_of_the_rectifier() -> None:
     for y in (FIRST, LAST):
         assert torch.allclose(RRLoss()(OUT, y), RR().loss_per_image(OUT, y))
     aux = torch.zeros(1, 1, dtype=torch.float64, requires_grad=True)
@@ -87,18 +87,18 @@ def test_rr_loss_is_the_loss_that_a_learned_by() -> None:
     assert grad.item() < 0, "where R-Con is below T-Con, raising the loss lowers it further"
 
 
-def test_relaxed_by_hand_and_fading() -> None:
+def test_gama_by_hand_with_decaying_weight() -> None:
     objective = GAMA(weight=8.0, fade=4)
     start = torch.full((1, 4), 0.25, dtype=torch.float64)
     p = LOGITS[0].softmax(0)
-    away = float(((p - 0.25) ** 2).sum())
-    kept = start, torch.zeros(1, dtype=torch.float64)
+    squared_distance = float(((p - 0.25) ** 2).sum())
+    state = start, torch.zeros(1, dtype=torch.float64)
     for step, weight in ((0, 8.0), (1, 6.0), (4, 0.0), (90, 0.0)):
-        value = objective(OUT, FIRST, *objective.at_step(kept, step, 100))
-        assert value.item() == pytest.approx(float(p[1] - p[0]) + weight * away)
+        value = objective(OUT, FIRST, *objective.at_step(state, step, 100))
+        assert value.item() == pytest.approx(float(p[1] - p[0]) + weight * squared_distance)
 
 
-def test_sums_share_out_what_their_goals_remember() -> None:
+def test_a_sum_passes_each_objective_its_own_inputs() -> None:
     objective = (
         CE()
         + 2.0 * GAMA(weight=8.0)
@@ -108,89 +108,94 @@ def test_sums_share_out_what_their_goals_remember() -> None:
     assert objective.n_inputs == 0 + 2 + 1 + 1
     x = torch.zeros(1, 3)
     start_point = AttackStart(lambda x: OUT, x, x, FIRST, LAST)
-    given = objective.at_step(objective.prepare(start_point), 0, 10)
-    assert len(given) == objective.n_inputs
+    inputs = objective.at_step(objective.prepare(start_point), 0, 10)
+    assert len(inputs) == objective.n_inputs
     by_hand = (
-        CE()(OUT, FIRST) + 2 * GAMA(weight=8.0)(OUT, FIRST, *given[:2])
-        + TargetedMargin()(OUT, FIRST, LAST) + Con().log_score(OUT) + TargetedDLR()(OUT, FIRST, LAST)
+        CE()(OUT, FIRST) + 2 * GAMA(weight=8.0)(OUT, FIRST, *inputs[:2])
+        + TargetedMargin()(OUT, FIRST, LAST) + Con().log_score(OUT)
+        + TargetedDLR()(OUT, FIRST, LAST)
     )  # fmt: skip
-    assert torch.allclose(objective(OUT, FIRST, *given), by_hand)
+    assert torch.allclose(objective(OUT, FIRST, *inputs), by_hand)
 
 
-def test_a_targeted_goal_without_a_target_is_refused() -> None:
-    with pytest.raises(BadInput, match="use it in EachTarget"):
+def test_a_targeted_objective_without_a_target_raises() -> None:
+    with pytest.raises(BadInput, match="wrap the attack in MultiTarget"):
         PGD(Linf(0.1), objective=TargetedMargin())(
             LinearNet(), centred_images(2), torch.zeros(2).long()
         )
 
 
-def test_each_target_tries_the_best_wrong_class_first_and_all_in_the_end() -> None:
+def test_multi_target_tries_wrong_classes_by_decreasing_logit() -> None:
     net, x = LinearNet(), centred_images(4)
     logits = as_output(net(x)).logits
     y = logits.argmax(1)
     tried: list[Tensor] = []
 
-    class Spy(PGD):
-        def run(self, on: AttackBatch, stream: Stream) -> Tensor:
-            assert on.target is not None
-            tried.append(on.target)
-            return on.x
+    class RecordTargets(PGD):
+        def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
+            assert batch.target is not None
+            tried.append(batch.target)
+            return batch.x
 
-    MultiTarget(Spy(Linf(0.1), objective=TargetedMargin()))(net, x, y)
+    MultiTarget(RecordTargets(Linf(0.1), objective=TargetedMargin()))(net, x, y)
     classes = logits.shape[1]
     ranked = logits.scatter(1, y[:, None], -torch.inf).argsort(1, descending=True)
     assert torch.equal(torch.stack(tried), ranked[:, : classes - 1].t())
     tried.clear()
-    MultiTarget(Spy(Linf(0.1), objective=TargetedMargin()), targets=99)(net, x, y)
+    MultiTarget(RecordTargets(Linf(0.1), objective=TargetedMargin()), targets=99)(net, x, y)
     assert len(tried) == classes - 1
 
 
-def test_targets_break_at_least_what_the_margin_breaks(
+def test_multi_target_succeeds_at_least_as_often_as_the_margin(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
     plain = PGD(Linf(0.15), steps=10, objective=LogitMargin())
     targeted = MultiTarget(replace(plain, objective=TargetedMargin()), keep="success")
-    broken = [(prediction(tiny_net(a(tiny_net, x, y))) != y).sum() for a in (plain, targeted)]
-    assert broken[1] >= broken[0]
+    successes = [(prediction(tiny_net(a(tiny_net, x, y))) != y).sum() for a in (plain, targeted)]
+    assert successes[1] >= successes[0]
 
 
-def test_each_target_kept_by_a_rule_gets_more_past_it(
+def test_multi_target_with_a_rule_finds_more_accepted_errors(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    slips = AcceptedError(RCon(), 0.5)
+    rule = AcceptedError(RCon(), 0.5)
     inner = PGD(Linf(0.2), steps=10, objective=Evasion(RCon(), base_objective=TargetedConfidence()))
-    by_rule = MultiTarget(inner, keep="success", criterion=slips)
+    by_rule = MultiTarget(inner, keep="success", criterion=rule)
     by_loss = MultiTarget(inner, criterion=Misclassified())
-    past = [slips(tiny_net(a(tiny_net, x, y)), y).sum() for a in (by_loss, by_rule)]
-    assert past[1] >= past[0]
+    successes = [rule(tiny_net(a(tiny_net, x, y)), y).sum() for a in (by_loss, by_rule)]
+    assert successes[1] >= successes[0]
 
 
-def test_gama_is_the_authors(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> None:
+def test_gama_attacks_match_the_reference_code(
+    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+) -> None:
     recipe = RECIPES["cifar10-pgdat-rr"]
-    gama, walk = attack("gama-pgd", recipe), attack("gama-fw", recipe)
+    gama, frank_wolfe = attack("gama-pgd", recipe), attack("gama-fw", recipe)
     assert isinstance(gama, PGD)
-    assert isinstance(walk, FrankWolfe)
-    lengths = [gama._dropped(step) * (gama.step_size or 0) for step in (0, 59, 60, 84, 85)]
-    assert lengths == pytest.approx([16 / 255, 16 / 255, 1.6 / 255, 1.6 / 255, 0.16 / 255])
-    assert [walk.mix * walk._dropped(s) for s in (0, 60, 85)] == pytest.approx([0.5, 0.1, 0.02])
-    assert gama.objective == walk.objective == GAMA(50.0, 25)
+    assert isinstance(frank_wolfe, FrankWolfe)
+    step_sizes = [gama._decay(step) * (gama.step_size or 0) for step in (0, 59, 60, 84, 85)]
+    assert step_sizes == pytest.approx([16 / 255, 16 / 255, 1.6 / 255, 1.6 / 255, 0.16 / 255])
+    assert [frank_wolfe.mix * frank_wolfe._decay(s) for s in (0, 60, 85)] == pytest.approx(
+        [0.5, 0.1, 0.02]
+    )
+    assert gama.objective == frank_wolfe.objective == GAMA(50.0, 25)
     x, _ = batch
-    start = gama._start(x, torch.arange(len(x)), 0)
-    inner = (x > 8 / 255) & (x < 1 - 8 / 255)
-    assert torch.allclose((start - x).abs()[inner], torch.tensor(8 / 255))
+    start = gama._first_iterate(x, torch.arange(len(x)), 0)
+    unclamped = (x > 8 / 255) & (x < 1 - 8 / 255)
+    assert torch.allclose((start - x).abs()[unclamped], torch.tensor(8 / 255))
 
 
-def test_frank_wolfe_moves_a_share_of_the_way_to_the_corner() -> None:
+def test_frank_wolfe_moves_part_of_the_way_to_the_corner() -> None:
     x, grad = torch.full((1, 1, 1, 2), 0.5), torch.tensor([[[[2.0, -3.0]]]])
-    step = FrankWolfe(Linf(0.1), mix=0.5).moved(x, x, grad, 0)
+    step = FrankWolfe(Linf(0.1), mix=0.5).next_iterate(x, x, grad, 0)
     assert torch.allclose(step - x, torch.tensor([0.05, -0.05]))
-    again = FrankWolfe(Linf(0.1), mix=0.5).moved(x, step, grad, 1)
+    again = FrankWolfe(Linf(0.1), mix=0.5).next_iterate(x, step, grad, 1)
     assert torch.allclose(again - x, torch.tensor([0.075, -0.075]))
 
 
-def test_raising_rcon_raises_it(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> None:
+def test_score_objective_raises_rcon(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
     x_adv = PGD(Linf(0.1), steps=5, start="clean", objective=ScoreObjective(RCon()))(tiny_net, x, y)
     assert (rcon(tiny_net(x_adv)) > rcon(tiny_net(x))).float().mean() > 0.9
@@ -198,11 +203,11 @@ def test_raising_rcon_raises_it(tiny_net: RejectingNet, batch: tuple[Tensor, Ten
 
 @pytest.mark.parametrize("name", ["xi", "adaptive-ce-rr", "adaptive-targets-rr"])
 @pytest.mark.parametrize("trained", ["digits-pgdat-snet", "digits-pgdat-carl", "digits-pgdat"])
-def test_attacks_on_a_need_an_a(name: str, trained: str) -> None:
+def test_attacks_on_the_rectifier_need_a_rectifier(name: str, trained: str) -> None:
     with pytest.raises(BadInput, match=r"head=RR\(\)"):
         attack(name, RECIPES[trained])
 
 
-def test_the_objective_is_the_one_that_a_was_trained_by() -> None:
+def test_the_rr_objective_uses_the_training_loss_of_the_recipe() -> None:
     made = attack("adaptive-ce-rr", recipe("digits-pgdat-rr", ["rr_loss=squared", "tau=0.5"]))
     assert made.objective == CE() + 1.0 * RRLoss(0.5, "product", "squared")  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Our PGD beside the field's implementations, on the same net and images."""
+"""PGD compared with foolbox and torchattacks on the same net and images."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from demur.output import prediction
 N, STEPS = 200, 20
 
 
-def _right(net: RejectingNet, x_adv: torch.Tensor, y: torch.Tensor) -> int:
+def _correct(net: RejectingNet, x_adv: torch.Tensor, y: torch.Tensor) -> int:
     return int((prediction(net(x_adv)) == y).sum())
 
 
@@ -27,7 +27,7 @@ def test_at_least_as_strong_as_foolbox(
     step = ball.eps / 4
     _, theirs, _ = peer(steps=STEPS, abs_stepsize=step)(model, x, y, epsilons=ball.eps)
     ours = PGD(ball, steps=STEPS, step_size=step)(tiny_net, x, y)
-    assert _right(tiny_net, ours, y) <= _right(tiny_net, theirs, y) + 2
+    assert _correct(tiny_net, ours, y) <= _correct(tiny_net, theirs, y) + 2
 
 
 @pytest.mark.parametrize("ball", [Linf(0.1), L2(0.5)], ids=["Linf", "L2"])
@@ -42,4 +42,4 @@ def test_at_least_as_strong_as_torchattacks(
     step = ball.eps / 4
     theirs = peer(tiny_net.classifier().eval(), eps=ball.eps, alpha=step, steps=STEPS)(x, y)
     ours = PGD(ball, steps=STEPS, step_size=step)(tiny_net, x, y)
-    assert _right(tiny_net, ours, y) <= _right(tiny_net, theirs, y) + 2
+    assert _correct(tiny_net, ours, y) <= _correct(tiny_net, theirs, y) + 2

@@ -1,4 +1,4 @@
-"""Attacks on models that may refuse: their margins, planted nets, and ensembles."""
+"""Attacks on models that reject: margins, nets with known solutions, and ensembles."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ from demur.attacks import (
     Square,
 )
 from demur.attacks.chain import Chain
-from demur.attacks.maxmin import begun, played
+from demur.attacks.maxmin import initial_state, solve_game
 from demur.attacks.objectives import AttackStart
 from demur.attacks.orthogonal import orthogonal
 from demur.balls import L2, Linf
@@ -50,17 +50,17 @@ from demur.rule import Score
 from demur.wrappers import ModelWithScore
 from tests.linear import SHAPE, LinearNet, centred_images, distance
 
-DIRECT: list[Score] = [
+SCORES: list[Score] = [
     Con(), Con(0.5), RCon(), RCon(2.0), Rectifier(), Energy(), Entropy(), MaxLogit(2.0),
     ProbabilityMargin(), ModelScore(),
 ]  # fmt: skip
 RULES = [
-    AcceptedError(Con(), 0.4), AcceptedError(RCon(), 0.3), AcceptedError(Energy(), 2.0), AcceptedError(Rectifier(), 0.5),
-    AcceptedError(Coupled(gate_threshold=0.4), 0.2),
+    AcceptedError(Con(), 0.4), AcceptedError(RCon(), 0.3), AcceptedError(Energy(), 2.0),
+    AcceptedError(Rectifier(), 0.5), AcceptedError(Coupled(gate_threshold=0.4), 0.2),
 ]  # fmt: skip
 
 
-def some_output(seed: int, scale: float = 2.0) -> tuple[Output, Tensor]:
+def random_output(seed: int, scale: float = 2.0) -> tuple[Output, Tensor]:
     g = torch.Generator().manual_seed(seed)
     logits = scale * torch.randn(60, 5, generator=g, dtype=torch.float64)
     aux = torch.randn(60, 1, generator=g, dtype=torch.float64)
@@ -68,18 +68,18 @@ def some_output(seed: int, scale: float = 2.0) -> tuple[Output, Tensor]:
 
 
 class TestMargins:
-    @pytest.mark.parametrize("score", DIRECT, ids=str)
+    @pytest.mark.parametrize("score", SCORES, ids=str)
     @given(seed=st.integers(0, 10**6))
-    def test_room_has_the_sign_of_the_score_less_the_threshold(
+    def test_accept_margin_has_the_sign_of_score_minus_threshold(
         self, score: Score, seed: int
     ) -> None:
-        out, _ = some_output(seed)
+        out, _ = random_output(seed)
         value = score(out)
         t = float(value.median()) + 1e-9
-        room = score.accept_margin(out, t, prediction(out))
-        assert torch.equal(room > 0, value > t)
+        margin = score.accept_margin(out, t, prediction(out))
+        assert torch.equal(margin > 0, value > t)
 
-    def test_room_of_another_answer_by_hand(self) -> None:
+    def test_accept_margin_of_another_class_by_hand(self) -> None:
         out = Output(torch.tensor([[2.0, 0.0]]), torch.zeros(1, 0), torch.tensor([[0.0]]))
         p = float(out.logits.softmax(-1)[0, 1])
         label = torch.tensor([1])
@@ -92,33 +92,33 @@ class TestMargins:
 
     @pytest.mark.parametrize("rule", RULES, ids=str)
     @given(seed=st.integers(0, 10**6))
-    def test_least_is_positive_exactly_where_an_image_slips(
+    def test_min_margin_is_positive_exactly_at_accepted_errors(
         self, rule: AcceptedError, seed: int
     ) -> None:
-        out, y = some_output(seed)
+        out, y = random_output(seed)
         g = torch.Generator().manual_seed(seed)
-        parts = 1 + len(rule.rule.pairs)
-        slopes = torch.rand(60, parts, generator=g, dtype=torch.float64) + 0.1
+        count = 1 + len(rule.rule.pairs)
+        slopes = torch.rand(60, count, generator=g, dtype=torch.float64) + 0.1
         any_target = torch.full_like(y, -1)
         value = MinMargin(rule)(out, y, any_target, slopes)
         assert torch.equal(value > 0, rule(out, y))
-        each = [SingleMargin(rule, place)(out, y, any_target, slopes) for place in range(parts)]
-        assert torch.equal(torch.stack(each).amin(0), value)
+        single = [SingleMargin(rule, i)(out, y, any_target, slopes) for i in range(count)]
+        assert torch.equal(torch.stack(single).amin(0), value)
 
     @given(seed=st.integers(0, 10**6))
-    def test_what_reaches_its_target_slips(self, seed: int) -> None:
-        out, y = some_output(seed)
+    def test_reaching_the_target_is_an_accepted_error(self, seed: int) -> None:
+        out, y = random_output(seed)
         target = (y + 1) % 5
         for rule in RULES:
             slopes = torch.ones(60, 1 + len(rule.rule.pairs), dtype=torch.float64)
             reached = MinMargin(rule)(out, y, target, slopes) > 0
-            slips = rule(out, y)
-            assert slips[reached].all()
-            assert torch.equal(reached[prediction(out) == target], slips[prediction(out) == target])
+            success, at_target = rule(out, y), prediction(out) == target
+            assert success[reached].all()
+            assert torch.equal(reached[at_target], success[at_target])
 
     @given(seed=st.integers(0, 10**6))
-    def test_doubt_is_positive_exactly_where_an_answer_is_refused(self, seed: int) -> None:
-        out, y = some_output(seed)
+    def test_rejection_objective_is_positive_exactly_at_rejected_inputs(self, seed: int) -> None:
+        out, y = random_output(seed)
         for rejector in (Con(), RCon(), Coupled(gate_threshold=0.4)):
             rule = Rejected(rejector, 0.35)
             assert torch.equal(RejectionObjective(rule)(out, y) > 0, rule(out, y))
@@ -127,13 +127,13 @@ class TestMargins:
         out = Output(torch.tensor([[2.0, 0.0]]), torch.zeros(1, 0), torch.zeros(1, 0))
         y, target = torch.tensor([0]), torch.tensor([-1])
         p = float(out.logits.softmax(-1)[0, 1])
-        slopes = torch.tensor([[3.0, 1.5]])  # a unit of room is worth two of a logit
+        slopes = torch.tensor([[3.0, 1.5]])  # one unit of accept margin is worth two of a logit
         chance = 1 / (1 + np.exp(-2 * (np.log(p / (1 - p)) - np.log(0.7 / 0.3))))
         assert float(
             MarginProduct(AcceptedError(Con(), 0.7))(out, y, target, slopes)
         ) == pytest.approx(np.log(p) + np.log(chance), rel=1e-5)
 
-    def test_slopes_are_those_of_the_linear_net(self) -> None:
+    def test_slopes_of_a_linear_net_are_the_norms_of_its_weights(self) -> None:
         net, x = LinearNet(), centred_images(6)
         y = torch.tensor([0, 1, 2, 3, 0, 1])
         rule = AcceptedError(MaxLogit(), 1.0)
@@ -143,7 +143,7 @@ class TestMargins:
         assert torch.allclose(slopes[:, 0], lead)
         assert torch.allclose(slopes[:, 1], net.weight[target].norm(dim=1))
 
-    def test_a_score_without_a_gradient_counts_in_its_own_units(self) -> None:
+    def test_a_score_without_a_gradient_has_slope_one(self) -> None:
         net = ModelWithScore(LinearNet(), lambda x: x.detach().flatten(1).sum(1))
         x, y = centred_images(4), torch.zeros(4, dtype=torch.long)
         _, slopes = MinMargin(AcceptedError(ModelScore(), 1.0)).prepare(
@@ -152,17 +152,21 @@ class TestMargins:
         assert torch.equal(slopes[:, 1], torch.ones(4, dtype=torch.float64))
 
 
-class TestGames:
+class TestMaxMinGame:
     @pytest.mark.parametrize("margins", [2, 3])
     @settings(max_examples=20)
     @given(seed=st.integers(0, 10**6))
-    def test_the_outcome_is_nearly_the_best_of_the_box(self, margins: int, seed: int) -> None:
+    def test_the_solution_is_close_to_that_of_a_linear_program(
+        self, margins: int, seed: int
+    ) -> None:
         g = torch.Generator().manual_seed(seed)
         grads = torch.randn(1, margins, 25, generator=g, dtype=torch.float64)
         values = 0.3 * torch.randn(1, margins, generator=g, dtype=torch.float64)
         x, ball = centred_images(1, seed), Linf(0.1)
         now = ball.start(x, 0, torch.zeros(1, dtype=torch.long), seed)
-        found, weights = played(ball, x, replace(begun(now, margins), values=values, grads=grads))
+        found, weights = solve_game(
+            ball, x, replace(initial_state(now, margins), values=values, grads=grads)
+        )
         assert torch.allclose(weights.sum(1), torch.ones(1, dtype=torch.float64))
         assert ball.size(found - x) <= ball.eps + 1e-9
         reached = values + (grads * (found - now).flatten(1)[:, None]).sum(2)
@@ -176,30 +180,30 @@ class TestGames:
 
 class TestOrthogonal:
     @given(st.integers(0, 10**6))
-    def test_leaves_the_other_margins_as_they_are(self, seed: int) -> None:
+    def test_is_orthogonal_to_the_other_gradients(self, seed: int) -> None:
         g = torch.Generator().manual_seed(seed)
         grads = torch.randn(7, 3, 16, generator=g, dtype=torch.float64)
         chosen = torch.randint(0, 3, (7,), generator=g)
         found = orthogonal(grads, chosen)
-        for place in range(3):
-            along = (found * grads[:, place]).sum(1)
-            assert (along[chosen == place] > 0).all()
-            assert torch.allclose(along[chosen != place], torch.zeros(1, dtype=torch.float64))
+        for index in range(3):
+            along = (found * grads[:, index]).sum(1)
+            assert (along[chosen == index] > 0).all()
+            assert torch.allclose(along[chosen != index], torch.zeros(1, dtype=torch.float64))
 
-    def test_margins_that_are_one_leave_the_gradient_whole(self) -> None:
+    def test_parallel_gradients_stay_unchanged(self) -> None:
         grad = torch.randn(3, 4)
         found = orthogonal(torch.stack([grad, 2 * grad], 1), torch.tensor([0, 1, 0]))
         assert torch.allclose(found, torch.stack([grad[0], 2 * grad[1], grad[2]]))
 
-    def test_needs_margins(self) -> None:
+    def test_needs_min_margin(self) -> None:
         with pytest.raises(BadInput, match="objective=MinMargin"):
             OrthogonalAPGD(Linf(0.1))
 
 
-def reachable(net: LinearNet, x: Tensor, y: int, t: float, eps: float) -> float:
-    """The largest m such that some image in the box is wrong by m and accepted by m.
+def best_margin(net: LinearNet, x: Tensor, y: int, t: float, eps: float) -> float:
+    """Return the largest m such that some image of the ball is wrong by m and accepted by m.
 
-    With a linear net and A's logit as the score that is a linear program for each wrong class.
+    For a linear net with the logit of A as score this is a linear program per wrong class.
     """
     weight: NDArray[np.float64] = net.weight.detach().numpy()
     aux: NDArray[np.float64] = net.aux.detach().numpy()[0]
@@ -212,53 +216,55 @@ def reachable(net: LinearNet, x: Tensor, y: int, t: float, eps: float) -> float:
     return best
 
 
-def margins_at(net: LinearNet, x: Tensor, y: Tensor, t: float, eps: float) -> NDArray[np.float64]:
-    """The same for each image."""
+def best_margins(net: LinearNet, x: Tensor, y: Tensor, t: float, eps: float) -> NDArray[np.float64]:
+    """Return `best_margin` for each image."""
     pairs = zip(x, y.tolist(), strict=True)
-    return np.array([reachable(net, image, label, t, eps) for image, label in pairs])
+    return np.array([best_margin(net, image, label, t, eps) for image, label in pairs])
 
 
-def halfway(net: LinearNet, x: Tensor, y: Tensor, eps: float) -> tuple[float, NDArray[np.float64]]:
-    """A threshold at which half of the images can slip through, and their margins there."""
+def median_threshold(
+    net: LinearNet, x: Tensor, y: Tensor, eps: float
+) -> tuple[float, NDArray[np.float64]]:
+    """Return a threshold at which half of the images can be accepted errors, and their margins."""
     low, high = (float(end) for end in net(x).aux.detach().aminmax())
     low, high = low - 10, high + 10
     for _ in range(12):
         level = (low + high) / 2
-        margins = margins_at(net, x, y, level, eps)
+        margins = best_margins(net, x, y, level, eps)
         low, high = (level, high) if np.median(margins) > 0 else (low, level)
     return level, margins
 
 
-class TestPlanted:
-    """Nets whose accepted-and-wrong images are known."""
+class TestKnownSolutions:
+    """Linear nets whose reachable accepted errors are known."""
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_the_whole_reachable_set_is_found_and_nothing_else(self, seed: int) -> None:
+    def test_finds_exactly_the_reachable_accepted_errors(self, seed: int) -> None:
         net, x = LinearNet(seed), centred_images(16, seed)
         y = prediction(net(x))
         eps = 1.5 * float(distance(net, x, y, "Linf").max())
-        level, margins = halfway(net, x, y, eps)
+        level, margins = median_threshold(net, x, y, eps)
         rule = AcceptedError(Rectifier(), float(torch.tensor(level, dtype=torch.float64).sigmoid()))
         attack = RejectAutoAttackEnsemble(Linf(eps), rule, version="fast")
-        broken = rule(net(attack(net, x, y)), y).numpy()
-        assert broken[margins > 0.01].all()
-        assert not broken[margins < -1e-6].any()
+        success = rule(net(attack(net, x, y)), y).numpy()
+        assert success[margins > 0.01].all()
+        assert not success[margins < -1e-6].any()
         assert 3 < (margins > 0.01).sum() < 13
 
-    def test_what_plain_attacks_leave_alone_is_found(self) -> None:
-        """Wrong from the start but refused: AutoAttack would not even look at these."""
+    def test_attacks_images_that_are_misclassified_but_rejected(self) -> None:
+        """AutoAttack skips these images, because they are misclassified from the start."""
         net, x = LinearNet(1), centred_images(24, 1)
         y = (prediction(net(x)) + 1) % 4
         level = float(net(x).aux.max()) + 0.05
         rule = AcceptedError(Rectifier(), float(torch.tensor(level, dtype=torch.float64).sigmoid()))
         assert not rule(net(x), y).any()
         found = RejectAutoAttackEnsemble(Linf(0.05), rule, version="fast")(net, x, y)
-        reached = margins_at(net, x, y, level, 0.05) > 0.01
+        reached = best_margins(net, x, y, level, 0.05) > 0.01
         assert rule(net(found), y).numpy()[reached].all()
         assert reached.sum() > 12
 
-    def test_a_narrow_passage_between_two_scores_is_found(self) -> None:
-        """Coupled: the gate and the second score pull in opposite directions."""
+    def test_finds_accepted_errors_of_two_coupled_scores(self) -> None:
+        """The gradients of the gate and of the second score conflict."""
         net, x = LinearNet(2), centred_images(16, 2)
         y = prediction(net(x))
         rule = AcceptedError(Coupled(gate=Con(), gate_threshold=0.5, score=Rectifier()), 0.45)
@@ -267,21 +273,21 @@ class TestPlanted:
             PGD(Linf(0.25), steps=100, keep="success", criterion=rule, objective=objective)
             for objective in (MarginProduct(rule), MinMargin(rule))
         ]
-        broken = rule(net(attack(net, x, y)), y)
+        success = rule(net(attack(net, x, y)), y)
         for part in parts:
-            assert broken[rule(net(part(net, x, y)), y)].all()
-        assert broken.any()
+            assert success[rule(net(part(net, x, y)), y)].all()
+        assert success.any()
 
 
 class TestEnsembles:
-    def test_fast_is_the_first_part_of_standard(self) -> None:
+    def test_fast_is_a_prefix_of_standard(self) -> None:
         rule = AcceptedError(RCon(), 0.6)
-        whole = RejectAutoAttackEnsemble(Linf(0.15), rule).members()
+        standard = RejectAutoAttackEnsemble(Linf(0.15), rule).members()
         fast = RejectAutoAttackEnsemble(Linf(0.15), rule, version="fast").members()
-        assert list(fast.items()) == list(whole.items())[: len(fast)]
-        assert list(whole)[len(fast) :] == ["orthogonal", "closest", "balanced-t", "square"]
+        assert list(fast.items()) == list(standard.items())[: len(fast)]
+        assert list(standard)[len(fast) :] == ["orthogonal", "closest", "balanced-t", "square"]
 
-    def test_beats_its_parts_and_the_best_try_comes_back(
+    def test_is_stronger_than_its_members_and_returns_the_best_ranked_example(
         self, tiny_net: RejectingNet, test_images: Images
     ) -> None:
         x, y = test_images.batch(slice(0, 60))
@@ -296,17 +302,15 @@ class TestEnsembles:
             criterion=rule, rank_by=MinMargin(rule),
         )  # fmt: skip
         x_adv = short(tiny_net, x, y)
-        broken = rule(tiny_net(x_adv), y)
+        success = rule(tiny_net(x_adv), y)
         first = Chain(short.attacks[:1], criterion=rule)(tiny_net, x, y)
-        assert broken[rule(tiny_net(first), y)].all()
-        assert broken.sum() > rule(tiny_net(x), y).sum()
-        given = MinMargin(rule).prepare(AttackStart(tiny_net, x, x, y, None))
-        moved = MinMargin(rule)(tiny_net(x_adv), y, *given) - MinMargin(rule)(
-            tiny_net(x), y, *given
-        )
-        assert (moved[~broken] > 0).float().mean() > 0.9
+        assert success[rule(tiny_net(first), y)].all()
+        assert success.sum() > rule(tiny_net(x), y).sum()
+        inputs = MinMargin(rule).prepare(AttackStart(tiny_net, x, x, y, None))
+        after, before = (MinMargin(rule)(tiny_net(images), y, *inputs) for images in (x_adv, x))
+        assert (after[~success] > before[~success]).float().mean() > 0.9
 
-    def test_refusals_are_forced_wherever_the_score_can_be_lowered(self) -> None:
+    def test_rejection_is_forced_exactly_where_the_score_can_be_lowered(self) -> None:
         net, x = LinearNet(0), centred_images(24, 0)
         y, eps = prediction(net(x)), 0.1
         drop = eps * net.aux.detach().abs().sum()
@@ -316,16 +320,16 @@ class TestEnsembles:
         quick = replace(
             attack.chain(), attacks=(attack.chain().attacks[0], Square(Linf(eps), queries=20))
         )
-        refused = rule(net(quick(net, x, y)), y)
+        rejected = rule(net(quick(net, x, y)), y)
         margin = (net(x).aux[:, 0] - drop - level).detach()
-        assert refused[margin < -1e-3].all()
-        assert not refused[margin > 1e-3].any()
-        assert 4 < refused.sum() < 20
+        assert rejected[margin < -1e-3].all()
+        assert not rejected[margin > 1e-3].any()
+        assert 4 < rejected.sum() < 20
 
 
 @settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 1000))
-def test_l2_works_as_well(seed: int) -> None:
+def test_l2_ensemble_stays_in_the_ball_and_does_not_lose_successes(seed: int) -> None:
     net, x = LinearNet(seed), centred_images(8, seed)
     y = prediction(net(x))
     rule = AcceptedError(Con(), 0.3)

@@ -1,4 +1,4 @@
-"""What attacks break, and what they keep: linear nets by their distance, real ones by the goal."""
+"""When PGD succeeds and what it returns, on linear nets and on a trained net."""
 
 from dataclasses import replace
 from typing import Literal
@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from demur import noise
-from demur.attacks import (
-    CE,
-    PGD,
-    AcceptedError,
-    Evasion,
-    LogitMargin,
-    Objective,
-)  # fmt: skip
+from demur.attacks import CE, PGD, AcceptedError, Evasion, LogitMargin, Objective
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.gradient import gradient
@@ -33,7 +26,7 @@ from tests.linear import LinearNet, centred_images, distance
 @pytest.mark.parametrize("keep", ["max_objective", "success"])
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_breaks_a_linear_net_exactly_when_the_budget_allows(
+def test_succeeds_on_a_linear_net_exactly_where_eps_exceeds_the_distance(
     kind: type[Ball], objective: Objective, keep: Literal["max_objective", "success"], seed: int
 ) -> None:
     net, x = LinearNet(seed, classes=2), centred_images(32, seed)
@@ -41,16 +34,16 @@ def test_breaks_a_linear_net_exactly_when_the_budget_allows(
     reach = distance(net, x, y, kind.__name__)
     for eps in reach.quantile(torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)).tolist():
         if eps > 0.35:
-            continue  # the ball would touch the pixel range, where the closed form ends
+            continue  # beyond this the pixel range cuts the ball and the closed form is wrong
         attack = PGD(kind(eps), steps=30, objective=objective, keep=keep)
-        broken = prediction(net(attack(net, x, y))) != y
-        assert broken[1.05 * reach <= eps].all()
-        assert not broken[0.95 * reach >= eps].any()
+        success = prediction(net(attack(net, x, y))) != y
+        assert success[1.05 * reach <= eps].all()
+        assert not success[0.95 * reach >= eps].any()
 
 
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_never_breaks_a_linear_net_of_many_classes_below_its_distance(seed: int) -> None:
+def test_never_succeeds_below_the_distance_of_a_linear_net(seed: int) -> None:
     net, x = LinearNet(seed), centred_images(16, seed)
     y = prediction(net(x))
     for ball in (Linf, L2):
@@ -59,7 +52,9 @@ def test_never_breaks_a_linear_net_of_many_classes_below_its_distance(seed: int)
             assert torch.equal(prediction(net(attack(net, x, y))), y)
 
 
-def test_a_larger_ball_breaks_no_fewer(tiny_net: RejectingNet, test_images: Images) -> None:
+def test_a_larger_ball_gives_at_least_as_many_successes(
+    tiny_net: RejectingNet, test_images: Images
+) -> None:
     x, y = test_images.batch(slice(0, 100))
     right = []
     for eps in (0.0, 0.05, 0.15, 0.5, 1.0):
@@ -70,24 +65,24 @@ def test_a_larger_ball_breaks_no_fewer(tiny_net: RejectingNet, test_images: Imag
     assert right[-1] == 0
 
 
-def test_largest_keeps_the_largest_last_iterate(
+def test_max_objective_returns_the_last_iterate_with_the_largest_objective(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
     attack = PGD(Linf(0.1), steps=3, restarts=3)
     index = torch.arange(len(x))
-    singles = []
+    last_iterates = []
     for restart in range(3):
         x_adv = Linf(0.1).start(x, 0, index, noise.derived(0, restart))
         for _ in range(3):
             x_adv = Linf(0.1).step(x, x_adv, gradient(tiny_net, CE(), x_adv, y).grad, 0.1 / 4)
-        singles.append(x_adv)
-    values = torch.stack([CE()(tiny_net(one), y) for one in singles])
-    kept = CE()(tiny_net(attack(tiny_net, x, y)), y)
-    assert torch.allclose(kept, values.amax(0), atol=1e-6)
+        last_iterates.append(x_adv)
+    values = torch.stack([CE()(tiny_net(one), y) for one in last_iterates])
+    returned = CE()(tiny_net(attack(tiny_net, x, y)), y)
+    assert torch.allclose(returned, values.amax(0), atol=1e-6)
 
 
-def test_criterion_returns_broken_images_wherever_an_iterate_broke(
+def test_success_returns_every_iterate_that_satisfies_the_criterion(
     tiny_net: RejectingNet, test_images: Images
 ) -> None:
     x, y = test_images.batch(slice(0, 100))
@@ -96,14 +91,14 @@ def test_criterion_returns_broken_images_wherever_an_iterate_broke(
         Linf(0.15), steps=10, objective=CE(), keep="success", criterion=AcceptedError(RCon(), 0.5)
     )
     out = tiny_net(attack(tiny_net, x, y))
-    slips = (prediction(out) != y) & rule.accepted(out)
+    success = (prediction(out) != y) & rule.accepted(out)
     largest = tiny_net(replace(attack, keep="max_objective")(tiny_net, x, y))
-    slips_at_the_end = (prediction(largest) != y) & rule.accepted(largest)
-    assert slips.sum() >= slips_at_the_end.sum()
-    assert slips[slips_at_the_end].all()  # whatever the last iterate breaks, some iterate broke
+    success_at_the_end = (prediction(largest) != y) & rule.accepted(largest)
+    assert success.sum() >= success_at_the_end.sum()
+    assert success[success_at_the_end].all()  # the last iterate is one of the iterates
 
 
-def test_an_image_that_is_broken_as_it_stands_is_returned_as_it_is(
+def test_a_clean_image_that_is_a_success_is_returned_unchanged(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
@@ -111,7 +106,7 @@ def test_an_image_that_is_broken_as_it_stands_is_returned_as_it_is(
     assert torch.equal(PGD(Linf(0.1), keep="success")(tiny_net, x, y), x)
 
 
-def test_adaptive_attack_gets_more_past_the_rejector_than_plain_noise(
+def test_adaptive_attack_finds_more_accepted_errors_than_noise(
     tiny_net: RejectingNet, test_images: Images
 ) -> None:
     x, y = test_images.batch(slice(0, 150))
@@ -124,5 +119,5 @@ def test_adaptive_attack_gets_more_past_the_rejector_than_plain_noise(
         criterion=criterion,
     )
     random = Linf(0.15).start(x, 0, torch.arange(len(x)), 0)
-    past = int(criterion(tiny_net(adaptive(tiny_net, x, y)), y).sum())
-    assert past > int(criterion(tiny_net(random), y).sum()) + 5
+    successes = int(criterion(tiny_net(adaptive(tiny_net, x, y)), y).sum())
+    assert successes > int(criterion(tiny_net(random), y).sum()) + 5

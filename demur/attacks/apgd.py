@@ -1,9 +1,10 @@
-"""Auto-PGD: ascent with momentum whose step halves by itself (Croce and Hein 2020).
+"""Auto-PGD: gradient ascent with momentum and adaptive step size (Croce and Hein 2020).
 
-    APGD(Linf(8/255), objective=DLR())           # no step length to choose
+    APGD(Linf(8/255), objective=DLR())
 
-At checkpoints that come closer and closer, an image whose goal rose too seldom, or whose best did
-not move, goes back to its best place with half the step.
+At checkpoints the step size of an image is halved if its objective rose in too few steps or its
+best value did not improve. The image then restarts from its best iterate. Unlike in the authors'
+code an image leaves at its first success, and its noise does not depend on the batch.
 """
 
 from dataclasses import dataclass, replace
@@ -29,29 +30,50 @@ from demur.gradient import Gradient, approximate_value, gradient
 from demur.images import per_image
 from demur.noise import Stream
 
-FIRST, SHRINK, LEAST = 0.22, 0.03, 0.06  # of all steps: the first gap between checks, and so on
+# Gaps between checkpoints, as fractions of all steps: the first, its decrement, the smallest.
+FIRST_GAP, GAP_DECREMENT, MIN_GAP = 0.22, 0.03, 0.06
 
 
 @dataclass
 class APGDState(PerImageState):
-    """Images on their way up; every tensor has one row per image."""
+    """The state of the ascent; every tensor has one row per image."""
 
     x_adv: Tensor
-    before: Tensor  # the iterate before
-    grad: Tensor
-    value: Tensor
-    best: Tensor
+    previous: Tensor  # iterate
+    grad: Tensor  # at x_adv
+    value: Tensor  # of the objective at x_adv
+    best: Tensor  # iterate with the largest objective
     best_grad: Tensor
     best_value: Tensor
-    length: Tensor  # of the step
-    rises: Tensor  # since the last check
-    best_at_check: Tensor
-    reduced: Tensor  # at the last check
+    step_size: Tensor
+    rises: Tensor  # steps since the last checkpoint that raised the objective
+    best_at_checkpoint: Tensor  # best_value at the last checkpoint
+    halved: Tensor  # whether the last checkpoint halved the step size
 
 
 @dataclass(frozen=True)
 class APGD(Attack):
-    """Auto-PGD; `keep` as in PGD, the largest goal being that of the best iterate."""
+    """Auto-PGD, an attack without a step size to choose.
+
+    Args:
+        ball: Where adversarial examples may lie, for instance Linf(8/255).
+        steps: The number of steps per restart.
+        restarts: The number of restarts; each attacks the images without success so far.
+        objective: What the attack maximises.
+        keep: "success" returns the first iterate that satisfies the criterion, else the iterate
+            with the largest objective. "max_objective" always returns the latter.
+        criterion: The success criterion.
+        rho: Halve the step size if at most this fraction of the steps raised the objective.
+        eot_iter: The number of gradients to average, for randomised models (EOT).
+        seed: The seed of the random starts.
+
+    Example:
+        >>> import torch
+        >>> from demur import APGD, DLR, Linf
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        >>> attack = APGD(Linf(8 / 255), steps=20, objective=DLR())
+        >>> x_adv = attack(model, torch.rand(4, 1, 8, 8), torch.arange(4))
+    """
 
     ball: Ball
     steps: PositiveInt = 100
@@ -59,16 +81,15 @@ class APGD(Attack):
     objective: Objective = CE()
     keep: Literal["max_objective", "success"] = "success"
     criterion: Criterion = Misclassified()
-    rho: UnitInterval = 0.75  # rises below this share of the steps since the last check are too few
-    eot_iter: PositiveInt = 1  # gradients averaged, for nets that answer at random
+    rho: UnitInterval = 0.75
+    eot_iter: PositiveInt = 1
     seed: NonNegativeInt = 0
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
-        """Attacked images: broken where that was found, else those with the largest goal."""
-        return best_of_restarts(batch, self._whole(batch), self.restarts, stream, self._climbed)
+        return best_of_restarts(batch, self._to_attack(batch), self.restarts, stream, self._restart)
 
-    def _whole(self, batch: AttackBatch) -> Tensor:
-        """Which images need an attack: all, or those not broken as they stand."""
+    def _to_attack(self, batch: AttackBatch) -> Tensor:
+        """Return which images to attack: all, or those whose clean image is no success."""
         if self.keep == "max_objective":
             return torch.ones_like(batch.y, dtype=torch.bool)
         _, out = approximate_value(batch.model, CE(), batch.x, batch.y)
@@ -76,113 +97,113 @@ class APGD(Attack):
             self.criterion, batch.model, batch.x, batch.y, self.criterion(out, batch.y)
         )
 
-    def _climbed(self, batch: AttackBatch, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
-        """One restart: the images to keep, the goal's best value, and which are broken."""
+    def _restart(self, batch: AttackBatch, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+        """Run one restart; return examples, their objective values and verified success."""
         x_start = self.ball.scaled_start(batch.x, self.seed, batch.index, stream)
         objective_state = self.objective.prepare(
             AttackStart(batch.model, batch.x, x_start, batch.y, batch.target)
         )
-        found, values = batch.x.clone(), torch.full_like(batch.y, -torch.inf, dtype=batch.x.dtype)
-        done = torch.zeros_like(batch.y, dtype=torch.bool)
-        alive = torch.arange(len(batch.x), device=batch.x.device)
-        climb, broken = self._first(batch, x_start, objective_state)
-        checks, block, claims = (
-            _checks(self.steps),
-            verification_interval(batch.model),
-            Candidates.none(batch.x),
-        )
-        since = 0
+        best, values = batch.x.clone(), torch.full_like(batch.y, -torch.inf, dtype=batch.x.dtype)
+        success = torch.zeros_like(batch.y, dtype=torch.bool)
+        rows = torch.arange(len(batch.x), device=batch.x.device)  # of the images still attacked
+        state, candidate = self._initial_state(batch, x_start, objective_state)
+        checkpoints, interval = _checkpoints(self.steps), verification_interval(batch.model)
+        candidates, since_checkpoint = Candidates.empty(batch.x), 0
         for step in range(self.steps + 1):
-            claims = claims.update(climb.x_adv, climb.value, broken)
-            if step % block == 0 or step == self.steps:
-                true = claims.true(self.criterion, batch)
-                if len(gone := true.nonzero()[:, 0]):  # rows: every mask would make a device wait
-                    place = alive[gone]
-                    found[place], values[place] = claims.x_adv[gone], claims.value[gone]
-                    done[place] = True
-                    left = (~true).nonzero()[:, 0]
-                    alive, climb, batch = alive[left], climb.select(left), batch.select(left)
+            candidates = candidates.update(state.x_adv, state.value, candidate)
+            if step % interval == 0 or step == self.steps:
+                verified = candidates.verify(self.criterion, batch)
+                # Index by rows: each use of a boolean mask makes the host wait for the GPU.
+                if len(done := verified.nonzero()[:, 0]):
+                    best[rows[done]] = candidates.x_adv[done]
+                    values[rows[done]] = candidates.value[done]
+                    success[rows[done]] = True
+                    left = (~verified).nonzero()[:, 0]
+                    rows, state, batch = rows[left], state.select(left), batch.select(left)
                     objective_state = tuple(part[left] for part in objective_state)
-                claims = Candidates.none(batch.x)
-            if step == self.steps or len(alive) == 0:
+                candidates = Candidates.empty(batch.x)
+            if step == self.steps or len(rows) == 0:
                 break
-            climb, broken = self._stepped(climb, batch, objective_state, step)
-            since += 1
-            if step + 1 in checks:
-                climb = self._checked(climb, since)
-                since = 0
-        found[alive], values[alive] = climb.best, climb.best_value
-        return found, values, done
+            state, candidate = self._step(state, batch, objective_state, step)
+            since_checkpoint += 1
+            if step + 1 in checkpoints:
+                state = self._checkpoint(state, since_checkpoint)
+                since_checkpoint = 0
+        best[rows], values[rows] = state.best, state.best_value
+        return best, values, success
 
-    def _first(
+    def _initial_state(
         self, batch: AttackBatch, x_adv: Tensor, objective_state: ObjectiveState
     ) -> tuple[APGDState, Tensor]:
-        """Everything at the start, and what seems broken there."""
-        (grad, value, _), broken = self._look(batch, x_adv, objective_state, 0)
-        length = torch.full_like(value, 2 * self.ball.eps)
-        none = torch.zeros_like(value)
-        climb = APGDState(
-            x_adv, x_adv, grad, value, x_adv, grad, value, length, none, value,
-            torch.ones_like(batch.y, dtype=torch.bool),
+        """Return the state at the first iterate, and which iterates are candidate successes."""
+        (grad, value, _), candidate = self._query(batch, x_adv, objective_state, 0)
+        state = APGDState(
+            x_adv=x_adv, previous=x_adv, grad=grad, value=value, best=x_adv, best_grad=grad,
+            best_value=value, step_size=torch.full_like(value, 2 * self.ball.eps),
+            rises=torch.zeros_like(value), best_at_checkpoint=value,
+            halved=torch.ones_like(batch.y, dtype=torch.bool),
         )  # fmt: skip
-        return climb, broken
+        return state, candidate
 
-    def _stepped(
-        self, c: APGDState, batch: AttackBatch, objective_state: ObjectiveState, step: int
+    def _step(
+        self, s: APGDState, batch: AttackBatch, objective_state: ObjectiveState, step: int
     ) -> tuple[APGDState, Tensor]:
-        """One step with momentum, and what seems broken after it."""
-        inertia = 0.25 if step else 0.0
-        ahead = c.x_adv + per_image(c.length, c.x_adv) * self.ball.direction(c.grad)
-        ahead = self.ball.project(batch.x, ahead)
-        drift = c.x_adv - c.before
-        x_adv = c.x_adv + (1 - inertia) * (ahead - c.x_adv) + inertia * drift
+        """Take one step with momentum; return the state and the candidate successes."""
+        momentum = 0.25 if step else 0.0
+        z = s.x_adv + per_image(s.step_size, s.x_adv) * self.ball.direction(s.grad)
+        z = self.ball.project(batch.x, z)
+        x_adv = s.x_adv + (1 - momentum) * (z - s.x_adv) + momentum * (s.x_adv - s.previous)
         x_adv = self.ball.project(batch.x, x_adv)
-        (grad, value, _), broken = self._look(batch, x_adv, objective_state, step + 1)
-        better = value > c.best_value
-        wide = per_image(better, x_adv)
+        (grad, value, _), candidate = self._query(batch, x_adv, objective_state, step + 1)
+        better = value > s.best_value
+        mask = per_image(better, x_adv)
         return replace(
-            c, x_adv=x_adv, before=c.x_adv, grad=grad, value=value,
-            best=torch.where(wide, x_adv, c.best), best_grad=torch.where(wide, grad, c.best_grad),
-            best_value=torch.where(better, value, c.best_value),
-            rises=c.rises + (value > c.value).to(value.dtype),
-        ), broken  # fmt: skip
+            s, x_adv=x_adv, previous=s.x_adv, grad=grad, value=value,
+            best=torch.where(mask, x_adv, s.best), best_grad=torch.where(mask, grad, s.best_grad),
+            best_value=torch.where(better, value, s.best_value),
+            rises=s.rises + (value > s.value).to(value.dtype),
+        ), candidate  # fmt: skip
 
-    def _checked(self, c: APGDState, since: int) -> APGDState:
-        """Half the step, from the best place, for whoever rose too seldom or got stuck."""
-        stuck = ~c.reduced & (c.best_at_check >= c.best_value)
-        back = (c.rises <= self.rho * since) | stuck
-        wide = per_image(back, c.x_adv)
-        return replace(  # the last value stays: the next rise is counted from it
-            c, x_adv=torch.where(wide, c.best, c.x_adv),
-            grad=torch.where(wide, c.best_grad, c.grad),
-            length=torch.where(back, c.length / 2, c.length), rises=torch.zeros_like(c.rises),
-            best_at_check=c.best_value, reduced=back,
+    def _checkpoint(self, s: APGDState, since_checkpoint: int) -> APGDState:
+        """Halve the step size and return to the best iterate where the ascent is too slow."""
+        stuck = ~s.halved & (s.best_at_checkpoint >= s.best_value)
+        halve = (s.rises <= self.rho * since_checkpoint) | stuck
+        mask = per_image(halve, s.x_adv)
+        # `value` stays that of the last iterate: the next rise is counted from it, as in the
+        # authors' code.
+        return replace(
+            s, x_adv=torch.where(mask, s.best, s.x_adv),
+            grad=torch.where(mask, s.best_grad, s.grad),
+            step_size=torch.where(halve, s.step_size / 2, s.step_size),
+            rises=torch.zeros_like(s.rises), best_at_checkpoint=s.best_value, halved=halve,
         )  # fmt: skip
 
-    def _look(
+    def _query(
         self, batch: AttackBatch, x_adv: Tensor, objective_state: ObjectiveState, step: int
     ) -> tuple[Gradient, Tensor]:
-        """The mean gradient of some looks, and what seems broken at the last of them."""
+        """Return the mean of `eot_iter` gradients, and the candidate successes of the last one."""
         inputs = self.objective.at_step(objective_state, step, self.steps)
-        seen = [
+        queries = [
             gradient(batch.model, self.objective, x_adv, batch.y, *inputs)
             for _ in range(self.eot_iter)
         ]
-        grad = (
-            torch.stack([look.grad for look in seen]).mean(0) if self.eot_iter > 1 else seen[0].grad
-        )
-        last = Gradient(grad, seen[-1].value, seen[-1].out)
+        grad = queries[0].grad
+        if self.eot_iter > 1:
+            grad = torch.stack([query.grad for query in queries]).mean(0)
+        last = Gradient(grad, queries[-1].value, queries[-1].out)
         if self.keep == "max_objective":
             return last, torch.zeros_like(batch.y, dtype=torch.bool)
         return last, self.criterion(last.out, batch.y)
 
 
-def _checks(steps: int) -> set[int]:
-    """After how many steps there is a check."""
-    gap, shrink, least = (max(1, int(share * steps)) for share in (FIRST, SHRINK, LEAST))
-    found, at = set(), gap
-    while at <= steps:
-        found.add(at)
-        gap = max(gap - shrink, least)
-        at += gap
-    return found
+def _checkpoints(steps: int) -> set[int]:
+    """Return the numbers of steps after which there is a checkpoint."""
+    gap, decrement, smallest = (
+        max(1, int(fraction * steps)) for fraction in (FIRST_GAP, GAP_DECREMENT, MIN_GAP)
+    )
+    checkpoints, step = set(), gap
+    while step <= steps:
+        checkpoints.add(step)
+        gap = max(gap - decrement, smallest)
+        step += gap
+    return checkpoints

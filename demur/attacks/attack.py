@@ -1,10 +1,10 @@
-"""What every attack is: a frozen value that turns images into attacked images.
+"""The base class of all attacks.
 
     x_adv = PGD(Linf(8/255), steps=10, step_size=2/255)(model, x, y)
 
-The call leaves the model's weights, gradients and mode and the global generator untouched (batch
-norm in train mode moves its running statistics, as any look does). `index` is each image's place
-in its data set; noise depends on it, never on the place in the batch.
+An attack is a frozen dataclass. Calling it changes neither the model's weights, gradients and mode
+nor the global random generator. The one exception: batch norm in train mode updates its running
+statistics, as in any forward pass.
 """
 
 from abc import ABC, abstractmethod
@@ -26,16 +26,37 @@ from demur.spec import Spec
 
 @dataclass(frozen=True)
 class Attack(Spec, ABC):
-    """attack(model, x, y) -> x_adv."""
+    """A search for adversarial examples: `attack(model, x, y)` returns x_adv.
+
+    Most attacks are configured by a ball (where x_adv may lie), an *objective* (the function of the
+    model's output that they maximise, one value per image) and a *success criterion* (when an
+    image counts as adversarial, for instance `Misclassified` or `AcceptedError`). A *gradient
+    query* is one forward and one backward pass of the model.
+
+    Subclasses implement `run`.
+    """
 
     def __call__(self, model: Model, x: Tensor, y: Tensor, index: Tensor | None = None) -> Tensor:
-        """Attacked images, after checking what was given."""
+        """Check the arguments and return adversarial examples, shape of x.
+
+        Args:
+            model: A model that returns logits (N, K) or an `Output`.
+            x: Images, N, C, H, W, in [0, 1].
+            y: True labels, N, int64.
+            index: The position of each image in its data set, N; 0 ... N-1 by default. The noise
+                of an image depends on its index, not on its position in the batch.
+
+        Raises:
+            BadInput: The images, labels or indices are not as described.
+        """
         check_batch(x, y)
-        with torch.no_grad(), _at_rest(model):
+        with torch.no_grad(), _eval_mode(model):
             check_batch(x, y, classes=as_output(model(x[:1])).logits.shape[-1])
         index = torch.arange(len(x), device=x.device) if index is None else index
         if index.shape != y.shape:
-            raise BadInput(f"index must be one place per image ({len(x)}), not {len(index)}")
+            raise BadInput(
+                f"index must hold one integer per image ({len(x)}), not shape {tuple(index.shape)}"
+            )
         return self.perturb(model, x, y, index)
 
     def perturb(
@@ -47,35 +68,41 @@ class Attack(Spec, ABC):
         stream: Stream = 0,
         target: Tensor | None = None,
     ) -> Tensor:
-        """Attacked images; `stream` gives each training step its own noise.
+        """Return adversarial examples without checking the arguments.
 
-        `target` is a wrong class for each image, for goals that ask for one.
+        Args:
+            model: As in `__call__`.
+            x: As in `__call__`.
+            y: As in `__call__`.
+            index: As in `__call__`.
+            stream: Selects independent noise, for instance for each training step.
+            target: A wrong class for each image, N, for targeted objectives.
         """
         return self.run(AttackBatch(model, x, y, index, target), stream)
 
     @abstractmethod
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
-        """What the attack makes of its victims."""
+        """Return adversarial examples for the batch, shape of `batch.x`."""
 
 
 @dataclass(frozen=True)
 class Clean(Attack):
-    """No attack: the images as they are."""
+    """No attack: return the images unchanged."""
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
-        """The images themselves."""
         return batch.x
 
 
 @contextmanager
-def _at_rest(model: Model) -> Iterator[None]:
-    """The model in eval mode for a look that moves no batch norm, then as each part of it was."""
-    parts = list(model.modules()) if isinstance(model, nn.Module) else []
-    learning = [part for part in parts if part.training]
-    for part in learning:
-        part.training = False
+def _eval_mode(model: Model) -> Iterator[None]:
+    """Switch the model to eval mode, so that batch norm keeps its statistics, and back."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    in_train_mode = [module for module in modules if module.training]
+    # Not model.eval() and model.train(): some submodules may have been frozen one by one.
+    for module in in_train_mode:
+        module.training = False
     try:
         yield
     finally:
-        for part in learning:
-            part.training = True
+        for module in in_train_mode:
+            module.training = True

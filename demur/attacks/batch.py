@@ -1,4 +1,10 @@
-"""Images under attack, and what attacks ask of them again and again."""
+"""Images under attack, and the verification of success in fp32.
+
+A fast model may compute gradients and values in bf16. Its outputs are approximate, so an iterate
+that satisfies the success criterion there is only a *candidate*. It counts as a success after an
+exact forward pass in fp32 confirms it. Candidates of approximate models are verified every
+`VERIFY_EVERY` steps, because each verification makes the host wait for the GPU.
+"""
 
 from dataclasses import dataclass, fields
 from typing import Self
@@ -12,10 +18,20 @@ from demur.images import per_image
 from demur.output import as_output
 from demur.precision import use_precision
 
+VERIFY_EVERY = 10  # steps between verifications for an approximate model
+
 
 @dataclass(frozen=True)
 class AttackBatch:
-    """Images under attack with all that is known of each."""
+    """The images under attack with the model, the labels and the indices.
+
+    Args:
+        model: The attacked model.
+        x: Clean images, N, C, H, W, in [0, 1].
+        y: True labels, N.
+        index: The position of each image in its data set, N; it determines the image's noise.
+        target: A wrong class for each image, N, or None for an untargeted attack.
+    """
 
     model: Model
     x: Tensor
@@ -23,67 +39,67 @@ class AttackBatch:
     index: Tensor
     target: Tensor | None
 
-    def select(self, chosen: Tensor) -> "AttackBatch":
-        """The chosen ones."""
-        target = None if self.target is None else self.target[chosen]
-        return AttackBatch(self.model, self.x[chosen], self.y[chosen], self.index[chosen], target)
+    def select(self, rows: Tensor) -> "AttackBatch":
+        """Return the batch of the given rows (indices or a boolean mask)."""
+        target = None if self.target is None else self.target[rows]
+        return AttackBatch(self.model, self.x[rows], self.y[rows], self.index[rows], target)
 
 
 @dataclass
 class PerImageState:
-    """Tensors that all have one row per image."""
+    """Base class for the state of an attack: tensors with one row per image."""
 
-    def select(self, chosen: Tensor) -> Self:
-        """The rows of the chosen images."""
-        return type(self)(*(getattr(self, f.name)[chosen] for f in fields(self)))
-
-
-BLOCK = 10  # steps in which a rough model is asked nothing, so that a device never waits
+    def select(self, rows: Tensor) -> Self:
+        """Return the state of the given rows (indices or a boolean mask)."""
+        return type(self)(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
 @dataclass
 class Candidates(PerImageState):
-    """Iterates that seem broken and were not looked into yet, the most valuable of each image."""
+    """Unverified candidate successes, for each image the one with the largest objective."""
 
     x_adv: Tensor
-    value: Tensor  # of the goal
-    made: Tensor  # whether there is one
+    value: Tensor  # of the objective, N
+    present: Tensor  # whether the image has a candidate, N, bool
 
     @classmethod
-    def none(cls, x: Tensor) -> Self:
-        """No claim."""
+    def empty(cls, x: Tensor) -> Self:
+        """Return a state without candidates."""
         return cls(x, x.new_zeros(len(x)), torch.zeros(len(x), dtype=torch.bool, device=x.device))
 
-    def update(self, x_adv: Tensor, value: Tensor, broken: Tensor) -> "Candidates":
-        """These, or the given ones where they seem broken and are more valuable."""
-        surer = broken & (~self.made | (value > self.value))
-        x_adv = torch.where(per_image(surer, x_adv), x_adv, self.x_adv)
-        return Candidates(x_adv, torch.where(surer, value, self.value), self.made | broken)
+    def update(self, x_adv: Tensor, value: Tensor, success: Tensor) -> "Candidates":
+        """Add the iterates with `success`, where they have a larger objective value."""
+        better = success & (~self.present | (value > self.value))
+        x_adv = torch.where(per_image(better, x_adv), x_adv, self.x_adv)
+        return Candidates(x_adv, torch.where(better, value, self.value), self.present | success)
 
-    def true(self, criterion: Criterion, batch: AttackBatch) -> Tensor:
-        """Which of the claims are."""
-        return verify_success(criterion, batch.model, self.x_adv, batch.y, self.made)
+    def verify(self, criterion: Criterion, batch: AttackBatch) -> Tensor:
+        """Return which candidates are confirmed, N, bool."""
+        return verify_success(criterion, batch.model, self.x_adv, batch.y, self.present)
 
 
 def verification_interval(model: Model) -> int:
-    """Steps after which claims are looked into: every one where that costs nothing."""
-    return 1 if exact(model) else BLOCK
+    """Return the number of steps between verifications; an exact model needs no extra pass."""
+    return 1 if is_exact(model) else VERIFY_EVERY
 
 
 def verify_success(
-    criterion: Criterion, model: Model, x_adv: Tensor, y: Tensor, broken: Tensor
+    criterion: Criterion, model: Model, x_adv: Tensor, y: Tensor, candidate: Tensor
 ) -> Tensor:
-    """What is broken; a gradient in rough arithmetic is not taken at its word."""
-    if exact(model):
-        return broken
-    claimed = broken.nonzero()[:, 0]  # the one question a device is asked where nothing is claimed
-    if len(claimed) == 0:
-        return broken
+    """Return which candidates satisfy the criterion in an exact forward pass in fp32, N, bool.
+
+    For an exact model the candidates are successes already and are returned as they are.
+    """
+    if is_exact(model):
+        return candidate
+    rows = candidate.nonzero()[:, 0]  # the only host-device synchronisation without candidates
+    if len(rows) == 0:
+        return candidate
     with torch.no_grad(), use_precision("fp32", x_adv.device):
-        found = criterion(as_output(model(x_adv[claimed])), y[claimed])
-    return broken.index_put((claimed,), found)
+        confirmed = criterion(as_output(model(x_adv[rows])), y[rows])
+    return candidate.index_put((rows,), confirmed)
 
 
-def exact(model: Model) -> bool:
-    """Whether gradients and values come from the model's own answer, not from rough arithmetic."""
+def is_exact(model: Model) -> bool:
+    """Return whether gradients and values have the precision of `model(x)`, by `model.exact`."""
     return bool(getattr(model, "exact", True))

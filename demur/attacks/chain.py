@@ -1,9 +1,7 @@
-"""Attacks one after the other: an image that one has broken is left alone by the rest.
+"""Chains: several attacks in turn, each on the images on which no earlier one succeeded.
 
 Chain((APGD(Linf(8/255)), Square(Linf(8/255))))
-Chain(..., criterion=AcceptedError(RCon(), TPR(0.95)), rank_by=MinMargin(...))     # and the best try elsewhere
-
-An `Ensemble` is a chain with a name, spelt out when it is run.
+Chain(attacks, criterion=rule, rank_by=MinMargin(rule))     # rule = AcceptedError(RCon(), 0.5)
 """
 
 from abc import ABC, abstractmethod
@@ -21,29 +19,37 @@ from demur.errors import BadInput
 from demur.gradient import exact_value
 from demur.noise import Stream
 
-NOBODY, NOTHING = -1, -2  # nobody broke it; nothing had to, it was broken as it came
+# Values of ChainState.broken_by that name no attack.
+NOT_BROKEN = -1  # no attack has succeeded yet
+BROKEN_CLEAN = -2  # the clean image satisfies the criterion
 
 
 @dataclass
 class ChainState:
-    """How far a chain has come, one row per image."""
+    """The progress of a chain, one row per image."""
 
-    x_adv: Tensor  # the best so far
-    value: Tensor  # of the goal it is chosen by
-    broken_by: Tensor  # the place in the chain of whoever broke it
-    tried: Tensor  # how many of the attacks have been at it
-    inputs: ObjectiveState  # what the goal remembers
+    x_adv: Tensor  # the best example so far
+    value: Tensor  # its value of `rank_by`
+    broken_by: Tensor  # the position of the attack that succeeded, or a constant above
+    tried: Tensor  # the number of attacks that have run on the image
+    inputs: ObjectiveState  # of the objective `rank_by`
 
-    def left(self, member: int) -> Tensor:
-        """Who is still whole and has not met the attack at that place."""
-        return ((self.broken_by == NOBODY) & (self.tried <= member)).nonzero()[:, 0]
+    def remaining(self, member: int) -> Tensor:
+        """Return the rows of the images that the attack at position `member` must still try."""
+        return ((self.broken_by == NOT_BROKEN) & (self.tried <= member)).nonzero()[:, 0]
 
 
 @dataclass(frozen=True)
 class Chain(Attack):
-    """Where nothing breaks an image: the try with the largest `by`; without it, the image itself.
+    """Attacks in turn; an image leaves the chain after the first success.
 
-    Every verdict is taken on the model's own answer, never on rough arithmetic.
+    Success is decided by an exact forward pass in fp32.
+
+    Args:
+        attacks: The attacks, in the order in which they run.
+        criterion: The success criterion.
+        rank_by: Where no attack succeeds, return the example with the largest value of this
+            objective. None returns the clean image instead.
     """
 
     attacks: tuple[Attack, ...]
@@ -53,54 +59,49 @@ class Chain(Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.attacks:
-            raise BadInput("a chain needs at least one attack")
+            raise BadInput("a chain needs at least one attack: Chain((PGD(Linf(8/255)),))")
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
-        """What the attacks make of their victims."""
-        chain_state = self.begun(batch)
+        chain_state = self.start(batch)
         for member in range(len(self.attacks)):
-            self.advance(member, chain_state.left(member), batch, chain_state, stream)
+            self.advance(member, chain_state.remaining(member), batch, chain_state, stream)
         return chain_state.x_adv
 
-    def begun(self, batch: AttackBatch) -> ChainState:
-        """The images before any attack."""
+    def start(self, batch: AttackBatch) -> ChainState:
+        """Return the state before the first attack."""
         objective = self.rank_by or CE()
-        inputs = objective.at_step(
-            objective.prepare(AttackStart(batch.model, batch.x, batch.x, batch.y, batch.target)),
-            0,
-            1,
-        )
+        start_point = AttackStart(batch.model, batch.x, batch.x, batch.y, batch.target)
+        inputs = objective.at_step(objective.prepare(start_point), 0, 1)
         value, out = exact_value(batch.model, objective, batch.x, batch.y, *inputs)
-        broken_by = torch.where(self.criterion(out, batch.y), NOTHING, NOBODY)
+        broken_by = torch.where(self.criterion(out, batch.y), BROKEN_CLEAN, NOT_BROKEN)
         return ChainState(batch.x.clone(), value, broken_by, torch.zeros_like(batch.y), inputs)
 
     def advance(
         self, member: int, rows: Tensor, batch: AttackBatch, chain_state: ChainState, stream: Stream
     ) -> None:
-        """Let the attack at a place try the images in some rows."""
+        """Run the attack at position `member` on some rows and update the state in place."""
         if len(rows) == 0:
             return
-        left, known = batch.select(rows), [part[rows] for part in chain_state.inputs]
-        x_adv = self.attacks[member].run(left, noise.derived(stream, member))
-        value, out = exact_value(batch.model, self.rank_by or CE(), x_adv, left.y, *known)
-        broken = self.criterion(out, left.y)
-        better = broken | (value > chain_state.value[rows]) if self.rank_by else broken
+        selected, inputs = batch.select(rows), [part[rows] for part in chain_state.inputs]
+        x_adv = self.attacks[member].run(selected, noise.derived(stream, member))
+        value, out = exact_value(batch.model, self.rank_by or CE(), x_adv, selected.y, *inputs)
+        success = self.criterion(out, selected.y)
+        better = success | (value > chain_state.value[rows]) if self.rank_by else success
         chain_state.x_adv[rows[better]] = x_adv[better]
         chain_state.value[rows[better]] = value[better]
-        chain_state.broken_by[rows[broken]] = member
+        chain_state.broken_by[rows[success]] = member
         chain_state.tried[rows] = member + 1
         if (forget := getattr(batch.model, "forget", None)) is not None:
-            forget()  # what was recorded for this attack is of no use to the next
+            forget()  # CUDA graphs captured for this attack's objective hold memory
 
 
 @dataclass(frozen=True)
 class Ensemble(Attack, ABC):
-    """An attack that is a chain of others."""
+    """A named chain of attacks; subclasses implement `chain`."""
 
     @abstractmethod
     def chain(self) -> Chain:
-        """The chain spelt out."""
+        """Return the chain that `run` executes."""
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
-        """What the chain makes of its victims."""
         return self.chain().run(batch, stream)

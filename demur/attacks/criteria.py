@@ -1,9 +1,9 @@
-"""What counts as broken, for a classifier that may refuse.
+"""Success criteria: when an attack on an image has succeeded.
 
-Misclassified()                        # the answer is wrong, whether or not it would be given
-AcceptedError(RCon(), TPR(0.95))       # wrong and accepted: what gets past the rejector
-FalseRejection(RCon(), 0.5)           # right but refused
-Rejected(RCon(), 0.5)        # refused, right or not: the attacker denies the service
+Misclassified()                     # the prediction is wrong, accepted or not
+AcceptedError(RCon(), TPR(0.95))    # the prediction is wrong and accepted
+FalseRejection(RCon(), 0.5)         # the prediction is correct and rejected
+Rejected(RCon(), 0.5)               # the input is rejected, correct or not
 """
 
 from abc import ABC, abstractmethod
@@ -18,59 +18,88 @@ from demur.spec import Spec
 
 @dataclass(frozen=True)
 class Criterion(Spec, ABC):
-    """A claim about each image, true when the attack has succeeded there."""
+    """A success criterion: a predicate of the model's output and the true label.
+
+    Attacks stop at an image once the criterion holds there. The objective is what an attack
+    maximises; the criterion decides whether it has succeeded.
+    """
 
     @abstractmethod
     def __call__(self, out: Output, y: Tensor) -> Tensor:
-        """Which images are broken."""
+        """Return on which images the attack has succeeded, N, bool."""
 
 
 @dataclass(frozen=True)
 class Misclassified(Criterion):
-    """The predicted label is not the true one."""
+    """Success is a wrong prediction, whether or not a rejector accepts it. It takes no arguments.
+
+    Example:
+        >>> import torch
+        >>> from demur import PGD, Linf, Misclassified
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        >>> attack = PGD(Linf(8 / 255), keep="success", criterion=Misclassified())
+        >>> x_adv = attack(model, torch.rand(4, 1, 8, 8), torch.arange(4))
+    """
 
     def __call__(self, out: Output, y: Tensor) -> Tensor:
-        """Which answers are wrong."""
         return prediction(out) != y
 
 
 @dataclass(frozen=True)
 class RuleCriterion(Criterion):
-    """A criterion about a rule: a rejector's score against a threshold, or how to choose one."""
+    """A criterion that depends on a rejector's decision.
+
+    Args:
+        rejector: The rejector or its score.
+        threshold: A number, accepted is score >= threshold, or an operating point such as
+            TPR(0.95). `evaluate.bind_thresholds` turns an operating point into a number.
+    """
 
     rejector: Rejector | Score
     threshold: float | OperatingPoint
 
     @property
     def rule(self) -> Rule:
-        """The rule in force."""
+        """The accept rule; raises TypeError while the threshold is an operating point."""
         if isinstance(self.threshold, float):
             return as_score(self.rejector).rule(self.threshold)
-        raise TypeError(f"{self} has no threshold yet; evaluate.bind makes specs callable")
+        raise TypeError(
+            f"{self} has an operating point as threshold; call evaluate.bind_thresholds first"
+        )
 
 
 @dataclass(frozen=True)
 class AcceptedError(RuleCriterion):
-    """Wrong and accepted."""
+    """Success is a wrong prediction that the rejector accepts.
+
+    Args:
+        rejector: The rejector or its score, for instance Con() or RCon().
+        threshold: A number (accepted is score >= threshold) or an operating point such as
+            TPR(0.95), which `bind_thresholds` turns into a number.
+
+    Example:
+        >>> import torch
+        >>> from demur import AcceptedError, Con, Output
+        >>> logits, none = torch.tensor([[0.0, 3.0], [0.0, 0.1]]), torch.zeros(2, 0)
+        >>> AcceptedError(Con(), 0.9)(Output(logits, none, none), y=torch.tensor([0, 0]))
+        tensor([ True, False])
+    """
 
     def __call__(self, out: Output, y: Tensor) -> Tensor:
-        """Which wrong answers are given."""
         return (prediction(out) != y) & self.rule.accepted(out)
 
 
 @dataclass(frozen=True)
 class FalseRejection(RuleCriterion):
-    """Right and refused."""
+    """Success is a correct prediction that the rejector rejects."""
 
     def __call__(self, out: Output, y: Tensor) -> Tensor:
-        """Which right answers are withheld."""
         return (prediction(out) == y) & ~self.rule.accepted(out)
 
 
 @dataclass(frozen=True)
 class Rejected(RuleCriterion):
-    """Refused, whatever the answer would have been."""
+    """Success is a rejected input, whether or not the prediction is correct."""
 
     def __call__(self, out: Output, y: Tensor) -> Tensor:
-        """Which answers are withheld."""
         return ~self.rule.accepted(out)

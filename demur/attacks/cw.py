@@ -1,10 +1,11 @@
-"""The least change that breaks an image (Carlini and Wagner 2017).
+"""Carlini and Wagner's minimum-distortion attack (2017), for any success criterion.
 
-    CW("L2").distances(model, x, y)                         # images, which broke, how far they are
-    CW("Linf", criterion=AcceptedError(RCon(), TPR(0.95)))          # wrong and accepted, as near as can be
+    CW("L2").distances(model, x, y)                     # examples, success and distance per image
+    CW("Linf", criterion=AcceptedError(RCon(), 0.5))    # the closest accepted error
 
-Adam goes down distance + c * shortfall, the shortfall being what an image lacks to be broken; c
-grows tenfold until it breaks, then is bisected. Every image has its own c, steps and end.
+Adam minimises distance + c * hinge. c grows tenfold until the attack succeeds, then is bisected.
+Unlike in the authors' code, each image has its own c, step count and end, and the tanh range
+exceeds [0, 1] by 5%, so that pixels at 0 and 1 have a gradient.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -31,80 +32,91 @@ from demur.images import per_image
 from demur.noise import Stream
 from demur.output import Output, as_output, label_entry, prediction
 
-WALL = 0.05  # tanh reaches this far beyond the pixel range, else pixels at 0 and 1 cannot move
-SLACK = 1e-5  # of logits and thresholds: a batch of another size rounds differently
-SHRINK = 0.9  # of the largest change, after each success
-GROWTH = 10.0  # of c, after each failure
-PROGRESS = 0.9999  # the least loss of a tenth of the steps must fall below this share
-BETAS, TINY = (0.9, 0.999), 1e-8  # Adam's
+TANH_MARGIN = 0.05  # tanh covers this much more than [0, 1], else pixels at 0 and 1 cannot move
+SLACK = 1e-5  # relative, on logits and thresholds: another batch size rounds differently
+TAU_SHRINK = 0.9  # of the largest change, after each success (Linf)
+C_GROWTH = 10.0  # after each failure
+PROGRESS = 0.9999  # a search stops unless a tenth of its steps lowers the loss below this factor
+BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
 
 
 class MinimalDistortion(NamedTuple):
-    """What an attack of least change found; the distance of an unbroken image is infinite."""
+    """The result of a minimum-distortion attack."""
 
-    x_adv: Tensor
-    broken: Tensor  # N
-    distance: Tensor  # N
+    x_adv: Tensor  # shape of x
+    broken: Tensor  # whether the attack succeeded, N, bool
+    distance: Tensor  # N, infinite without success
 
 
 @dataclass(frozen=True)
 class CWHinge:
-    """What each image lacks to be broken, 0 where nothing: a lead in logits, and scores."""
+    """The hinge loss of the attack: what is missing for success, 0 at a success, N.
+
+    It is the missing logit margin plus the missing accept margin of each score of the criterion.
+    """
 
     criterion: Criterion
     confidence: float
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """The missing lead plus what is missing at each threshold."""
         slack = SLACK * out.logits.detach().abs().amax(-1)
-        lacking = (self.confidence + slack - lead(out, y, *inputs)).clamp_min(0)
+        missing = (self.confidence + slack - logit_margin(out, y, *inputs)).clamp_min(0)
         if not isinstance(self.criterion, RuleCriterion):
-            return lacking
-        if isinstance(self.criterion, Rejected):  # whatever the answer would be
-            return self._unruly(out, self.criterion, prediction(out))
+            return missing
+        if isinstance(self.criterion, Rejected):  # for any prediction
+            return self._missing_decision(out, self.criterion, prediction(out))
         label = inputs[0] if inputs else best_wrong_class(out.logits, y)
-        return lacking + self._unruly(out, self.criterion, label)
+        return missing + self._missing_decision(out, self.criterion, label)
 
-    def _unruly(self, out: Output, criterion: RuleCriterion, label: Tensor) -> Tensor:
-        """What is missing for the rule's verdict; to be refused by one score is enough."""
+    def _missing_decision(self, out: Output, criterion: RuleCriterion, label: Tensor) -> Tensor:
+        """Return what the scores lack for the decision, N; one low score is enough to reject."""
         pairs = criterion.rule.pairs
         if isinstance(criterion, AcceptedError):
-            under = [
+            below = [
                 SLACK * max(1, abs(t)) - score.accept_margin(out, t, label) for score, t in pairs
             ]
-            return torch.stack(under).clamp_min(0).sum(0)
-        over = [SLACK * max(1, abs(t)) + score.accept_margin(out, t, label) for score, t in pairs]
-        return torch.stack(over).amin(0).clamp_min(0)
+            return torch.stack(below).clamp_min(0).sum(0)
+        above = [SLACK * max(1, abs(t)) + score.accept_margin(out, t, label) for score, t in pairs]
+        return torch.stack(above).amin(0).clamp_min(0)
 
 
 @dataclass
 class CWState(PerImageState):
-    """Images on their way; every tensor has one row per image."""
+    """The state of the searches; every tensor has one row per image."""
 
-    w: Tensor  # the image before tanh
-    mean: Tensor  # Adam's
-    square: Tensor  # Adam's
-    age: Tensor  # steps in this search
-    spent: Tensor  # steps in all searches
-    searches: Tensor  # that ended
-    rate: Tensor
+    w: Tensor  # the image in tanh space
+    adam_mean: Tensor
+    adam_square: Tensor
+    step: Tensor  # in the current search
+    total_steps: Tensor  # in all searches
+    searches: Tensor  # completed
+    rate: Tensor  # learning rate
     c: Tensor
-    low: Tensor  # the largest c, or tau, that failed
-    high: Tensor  # the smallest c that broke the image
-    tau: Tensor  # changes up to here are free (Linf)
-    found: Tensor  # broken in this search
-    least: Tensor  # loss since the last check
-    before: Tensor  # the least loss up to the last check
-    best: Tensor
-    distance: Tensor  # of the best
+    low: Tensor  # the largest c (or tau for Linf) that failed
+    high: Tensor  # the smallest c that succeeded
+    tau: Tensor  # changes up to tau are free (Linf)
+    succeeded: Tensor  # in the current search, bool
+    window_loss: Tensor  # smallest loss since the last progress check
+    best_loss: Tensor  # smallest loss up to the last progress check
+    best: Tensor  # closest adversarial example
+    distance: Tensor  # of `best`, infinite without one
 
 
 @dataclass(frozen=True)
 class CW(Attack):
-    """The nearest broken image, or the image itself where none is found.
+    """The closest adversarial example, or the image itself where none is found.
 
-    L2: the squared distance. Linf: the sum of all change beyond tau, tau falling with each success.
-    Linf-adam: the largest change itself, as the paper's code does; slower to settle.
+    Args:
+        norm: "L2" minimises the squared distance. "Linf" minimises the sum of the changes beyond
+            tau and lowers tau after each success. "Linf-adam" minimises the largest change
+            directly, as the code of the R-Con paper does; it converges more slowly.
+        searches: The number of values of c (or tau) per image.
+        steps: The number of gradient queries per search.
+        rate: The learning rate of Adam.
+        constant: The initial c.
+        confidence: The required logit margin.
+        criterion: The success criterion.
+        abort: Stop a search that makes no progress.
     """
 
     norm: Literal["L2", "Linf", "Linf-adam"] = "L2"
@@ -114,169 +126,178 @@ class CW(Attack):
     constant: Positive = 0.01
     confidence: NonNegative = 0.0
     criterion: Criterion = Misclassified()
-    abort: bool = True  # a search that makes no progress
+    abort: bool = True
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
-        """The nearest broken images; one that is broken as it stands comes back as it is."""
         objective, best = CWHinge(self.criterion, self.confidence), batch.x.clone()
-        if isinstance(self.criterion, FalseRejection):  # the right class should go on leading
+        if isinstance(self.criterion, FalseRejection):  # the prediction has to stay correct
             batch = replace(batch, target=batch.y)
-        _, out = exact_value(batch.model, objective, batch.x, batch.y, *aim(batch))
-        broken = self.criterion(out, batch.y)
+        _, out = exact_value(batch.model, objective, batch.x, batch.y, *hinge_inputs(batch))
+        success = self.criterion(out, batch.y)
         if not isinstance(self.criterion, Rejected):
-            broken &= lead(out, batch.y, *aim(batch)) >= self.confidence
-        alive = (~broken).nonzero()[:, 0]
-        batch = batch.select(alive)
-        d = self._begun(batch.x)
-        while len(alive):
-            x_adv = pixels(d.w)
-            look = gradient(batch.model, objective, x_adv, batch.y, *aim(batch))
-            d, over = self._noted(d, batch, x_adv, look)
-            d = self._moved(self._renewed(d, batch.x, over), batch.x, x_adv, look.grad, ~over)
-            left = (d.searches < self.searches) & (d.spent < self.searches * self.steps)
+            success &= logit_margin(out, batch.y, *hinge_inputs(batch)) >= self.confidence
+        rows = (~success).nonzero()[:, 0]
+        batch = batch.select(rows)
+        s = self._initial_state(batch.x)
+        while len(rows):
+            x_adv = to_pixels(s.w)
+            query = gradient(batch.model, objective, x_adv, batch.y, *hinge_inputs(batch))
+            s, ended = self._update_best(s, batch, x_adv, query)
+            s = self._start_next_search(s, batch.x, ended)
+            s = self._adam_step(s, batch.x, x_adv, query.grad, ~ended)
+            left = (s.searches < self.searches) & (s.total_steps < self.searches * self.steps)
             if not left.all():
-                best[alive[~left]] = d.best[~left]
-                alive, d, batch = alive[left], d.select(left), batch.select(left)
+                best[rows[~left]] = s.best[~left]
+                rows, s, batch = rows[left], s.select(left), batch.select(left)
         return best
 
     def distances(
         self, model: Model, x: Tensor, y: Tensor, index: Tensor | None = None
     ) -> MinimalDistortion:
-        """The attacked images, which of them are broken, and how far each had to go."""
+        """Return adversarial examples, success and distances (squared for L2)."""
         x_adv = self(model, x, y, index)
         with torch.no_grad():
-            broken = self.criterion(as_output(model(x_adv)), y)
-        return MinimalDistortion(x_adv, broken, self._size(x_adv - x).where(broken, torch.inf))
+            success = self.criterion(as_output(model(x_adv)), y)
+        distance = self._distance(x_adv - x).where(success, torch.inf)
+        return MinimalDistortion(x_adv, success, distance)
 
-    def _size(self, delta: Tensor) -> Tensor:
-        """The distance as it is reported."""
+    def _distance(self, delta: Tensor) -> Tensor:
+        """Return the reported distance, N: the squared L2 norm or the Linf norm."""
         flat = delta.flatten(1)
         return flat.square().sum(1) if self.norm == "L2" else flat.abs().amax(1)
 
     def _penalty(self, delta: Tensor, tau: Tensor) -> Tensor:
-        """The distance as it is minimised."""
+        """Return the minimised distance, N."""
         if self.norm == "Linf":
             return (delta.abs() - per_image(tau, delta)).clamp_min(0).flatten(1).sum(1)
-        return self._size(delta)
+        return self._distance(delta)
 
-    def _pull(self, delta: Tensor, tau: Tensor) -> Tensor:
-        """The gradient of what is minimised."""
+    def _penalty_gradient(self, delta: Tensor, tau: Tensor) -> Tensor:
+        """Return the gradient of the minimised distance, shape of delta."""
         if self.norm == "L2":
             return 2 * delta
         if self.norm == "Linf":
             return delta.sign() * (delta.abs() > per_image(tau, delta))
-        top = delta.abs() == per_image(self._size(delta), delta)
-        return delta.sign() * top / per_image(top.flatten(1).sum(1), delta)
+        largest = delta.abs() == per_image(self._distance(delta), delta)
+        return delta.sign() * largest / per_image(largest.flatten(1).sum(1), delta)
 
-    def _begun(self, x: Tensor) -> CWState:
-        """Everything at the clean images."""
+    def _initial_state(self, x: Tensor) -> CWState:
+        """Return the state at the clean images."""
         zero = x.new_zeros(len(x))
-        inf, none = torch.full_like(zero, torch.inf), torch.zeros_like(x)
+        inf, zero_image = torch.full_like(zero, torch.inf), torch.zeros_like(x)
         return CWState(
-            w=unbounded(x), mean=none, square=none, age=zero, spent=zero, searches=zero,
-            rate=torch.full_like(zero, self.rate), c=torch.full_like(zero, self.constant),
-            low=zero, high=inf, tau=torch.ones_like(zero), found=zero.bool(),
-            least=inf, before=inf, best=x, distance=inf,
+            w=to_tanh_space(x), adam_mean=zero_image, adam_square=zero_image, step=zero,
+            total_steps=zero, searches=zero, rate=torch.full_like(zero, self.rate),
+            c=torch.full_like(zero, self.constant), low=zero, high=inf, tau=torch.ones_like(zero),
+            succeeded=zero.bool(), window_loss=inf, best_loss=inf, best=x, distance=inf,
         )  # fmt: skip
 
-    def _noted(
-        self, d: CWState, batch: AttackBatch, x_adv: Tensor, look: Gradient
+    def _update_best(
+        self, s: CWState, batch: AttackBatch, x_adv: Tensor, query: Gradient
     ) -> tuple[CWState, Tensor]:
-        """The best so far, and whose search is over."""
-        delta, value = x_adv - batch.x, look.value.to(batch.x.dtype)
-        size = self._size(delta)
-        hit = (value <= 0) & self.criterion(look.out, batch.y)
-        closer = hit & (size < d.distance)
+        """Return the state with the best examples updated, and which searches have ended."""
+        delta, value = x_adv - batch.x, query.value.to(batch.x.dtype)
+        distance = self._distance(delta)
+        candidate = (value <= 0) & self.criterion(query.out, batch.y)
+        closer = candidate & (distance < s.distance)
         closer = verify_success(self.criterion, batch.model, x_adv, batch.y, closer)
-        age = d.age + 1
-        least = torch.minimum(d.least, self._penalty(delta, d.tau) + d.c * value)
-        check = age % max(1, self.steps // 10) == 0
-        stalled = check & (least > PROGRESS * d.before) if self.abort else torch.zeros_like(check)
-        d = replace(
-            d, age=age, spent=d.spent + 1, found=d.found | closer | (hit & (size >= d.distance)),
-            best=x_adv.where(per_image(closer, x_adv), d.best),
-            distance=size.where(closer, d.distance),
-            least=torch.full_like(least, torch.inf).where(check, least),
-            before=torch.minimum(d.before, least).where(check, d.before),
+        step = s.step + 1
+        loss = torch.minimum(s.window_loss, self._penalty(delta, s.tau) + s.c * value)
+        check = step % max(1, self.steps // 10) == 0
+        stalled = check & (loss > PROGRESS * s.best_loss) if self.abort else torch.zeros_like(check)
+        not_closer = candidate & (distance >= s.distance)
+        s = replace(
+            s, step=step, total_steps=s.total_steps + 1,
+            succeeded=s.succeeded | closer | not_closer,
+            best=x_adv.where(per_image(closer, x_adv), s.best),
+            distance=distance.where(closer, s.distance),
+            window_loss=torch.full_like(loss, torch.inf).where(check, loss),
+            best_loss=torch.minimum(s.best_loss, loss).where(check, s.best_loss),
         )  # fmt: skip
-        within = closer & (size <= d.tau) if self.norm == "Linf" else torch.zeros_like(hit)
-        return d, within | stalled | (age == self.steps)
+        within = torch.zeros_like(candidate)
+        if self.norm == "Linf":
+            within = closer & (distance <= s.tau)
+        return s, within | stalled | (step == self.steps)
 
-    def _renewed(self, d: CWState, x: Tensor, over: Tensor) -> CWState:
-        """The next search of every image whose last one is over."""
-        wide, zero = per_image(over, x), torch.zeros_like(d.age)
-        new = self._smaller(d, x) if self.norm == "Linf" else self._bisected(d, x)
+    def _start_next_search(self, s: CWState, x: Tensor, ended: Tensor) -> CWState:
+        """Return the state with a new search for the images whose last one has ended."""
+        mask, zero = per_image(ended, x), torch.zeros_like(s.step)
+        new = self._lower_tau(s, x) if self.norm == "Linf" else self._bisect_c(s, x)
+        inf, zero_image = torch.full_like(zero, torch.inf), torch.zeros_like(x)
         new = replace(
-            new, mean=torch.zeros_like(x), square=torch.zeros_like(x), age=zero, found=zero.bool(),
-            least=torch.full_like(zero, torch.inf), before=torch.full_like(zero, torch.inf),
+            new, adam_mean=zero_image, adam_square=zero_image, step=zero, succeeded=zero.bool(),
+            window_loss=inf, best_loss=inf,
         )  # fmt: skip
-        chosen = {}
-        for f in fields(d):
-            now, then = getattr(d, f.name), getattr(new, f.name)
-            chosen[f.name] = then.where(wide if then.ndim > 1 else over, now)
-        return CWState(**chosen)
+        merged = {}
+        for f in fields(s):
+            old_value, new_value = getattr(s, f.name), getattr(new, f.name)
+            merged[f.name] = new_value.where(mask if new_value.ndim > 1 else ended, old_value)
+        return CWState(**merged)
 
-    def _bisected(self, d: CWState, x: Tensor) -> CWState:
-        """From the clean image with another c."""
-        low, high = d.low.where(d.found, d.c), d.c.where(d.found, d.high)
-        c = torch.where(high.isinf(), d.c * GROWTH, (low + high) / 2)
-        return replace(d, w=unbounded(x), c=c, low=low, high=high, searches=d.searches + 1)
+    def _bisect_c(self, s: CWState, x: Tensor) -> CWState:
+        """Return the state at the clean image with the next c."""
+        low, high = s.low.where(s.succeeded, s.c), s.c.where(s.succeeded, s.high)
+        c = torch.where(high.isinf(), s.c * C_GROWTH, (low + high) / 2)
+        return replace(s, w=to_tanh_space(x), c=c, low=low, high=high, searches=s.searches + 1)
 
-    def _smaller(self, d: CWState, x: Tensor) -> CWState:
-        """From the best image with a smaller tau, or from the clean one with a larger c."""
-        within = d.distance <= d.tau
-        never = d.distance.isinf()
-        low = d.low.where(within | never, d.tau)
-        tau = torch.maximum(SHRINK * d.distance, (low + d.distance) / 2).where(~never, d.tau)
-        c = (d.c * GROWTH).where(never, d.c)
-        rate = d.rate.where(within | never, d.rate / 2)  # finer steps where the bracket halves
-        searches = d.searches + (~within).to(d.searches.dtype)
-        return replace(d, w=unbounded(d.best), c=c, low=low, tau=tau, rate=rate, searches=searches)
+    def _lower_tau(self, s: CWState, x: Tensor) -> CWState:
+        """Return the state at the best image with a smaller tau; without success, a larger c."""
+        within = s.distance <= s.tau
+        never = s.distance.isinf()
+        low = s.low.where(within | never, s.tau)
+        tau = torch.maximum(TAU_SHRINK * s.distance, (low + s.distance) / 2).where(~never, s.tau)
+        c = (s.c * C_GROWTH).where(never, s.c)
+        rate = s.rate.where(within | never, s.rate / 2)  # smaller steps where tau is bisected
+        searches = s.searches + (~within).to(s.searches.dtype)
+        w = to_tanh_space(s.best)
+        return replace(s, w=w, c=c, low=low, tau=tau, rate=rate, searches=searches)
 
-    def _moved(self, d: CWState, x: Tensor, x_adv: Tensor, grad: Tensor, who: Tensor) -> CWState:
-        """One step of Adam in tanh space for who goes on."""
-        gradient_only = per_image(d.c, x) * grad + self._pull(x_adv - x, d.tau)
-        gradient_only = gradient_only * stretch(d.w)
-        mean = torch.lerp(gradient_only, d.mean, BETAS[0])
-        square = torch.lerp(gradient_only.square(), d.square, BETAS[1])
-        age = per_image(d.age.clamp_min(1), x)
-        size = (square / (1 - BETAS[1] ** age)).sqrt() + TINY
-        w = d.w - per_image(d.rate, x) * mean / (1 - BETAS[0] ** age) / size
-        wide = per_image(who, x)
+    def _adam_step(
+        self, s: CWState, x: Tensor, x_adv: Tensor, grad: Tensor, active: Tensor
+    ) -> CWState:
+        """Return the state after one step of Adam in tanh space for the active images."""
+        loss_grad = per_image(s.c, x) * grad + self._penalty_gradient(x_adv - x, s.tau)
+        loss_grad = loss_grad * pixel_derivative(s.w)
+        mean = torch.lerp(loss_grad, s.adam_mean, BETAS[0])
+        square = torch.lerp(loss_grad.square(), s.adam_square, BETAS[1])
+        step = per_image(s.step.clamp_min(1), x)
+        scale = (square / (1 - BETAS[1] ** step)).sqrt() + ADAM_EPS
+        w = s.w - per_image(s.rate, x) * mean / (1 - BETAS[0] ** step) / scale
+        mask = per_image(active, x)
         return replace(
-            d, w=within_range(w).where(wide, d.w), mean=mean.where(wide, d.mean),
-            square=square.where(wide, d.square),
+            s, w=clamp_to_pixel_range(w).where(mask, s.w), adam_mean=mean.where(mask, s.adam_mean),
+            adam_square=square.where(mask, s.adam_square),
         )  # fmt: skip
 
 
-def aim(batch: AttackBatch) -> tuple[Tensor, ...]:
-    """What the shortfall is given: the class that should lead, if there is one."""
+def hinge_inputs(batch: AttackBatch) -> tuple[Tensor, ...]:
+    """Return the inputs of `CWHinge`: the class that should be predicted, if there is one."""
     return () if batch.target is None else (batch.target,)
 
 
-def lead(out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-    """By how much the wanted class leads, or the best wrong one where any will do."""
+def logit_margin(out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
+    """Return the margin of the target over the other logits, or of the best wrong class, N."""
     if inputs:
         return label_entry(out.logits, inputs[0]) - best_wrong(out.logits, inputs[0])
     return best_wrong(out.logits, y) - label_entry(out.logits, y)
 
 
-def unbounded(x: Tensor) -> Tensor:
-    """Pixels before tanh."""
-    return ((2 * x - 1) / (1 + WALL)).atanh()
+def to_tanh_space(x: Tensor) -> Tensor:
+    """Return w with `to_pixels(w)` equal to x."""
+    return ((2 * x - 1) / (1 + TANH_MARGIN)).atanh()
 
 
-def pixels(w: Tensor) -> Tensor:
-    """The image; rounding does not take it out of the pixel range."""
-    return (((1 + WALL) * w.tanh() + 1) / 2).clamp(0, 1)
+def to_pixels(w: Tensor) -> Tensor:
+    """Return the image of w, clamped to [0, 1] against rounding."""
+    return (((1 + TANH_MARGIN) * w.tanh() + 1) / 2).clamp(0, 1)
 
 
-def stretch(w: Tensor) -> Tensor:
-    """How fast pixels move with w."""
-    return (1 + WALL) / 2 * (1 - w.tanh().square())
+def pixel_derivative(w: Tensor) -> Tensor:
+    """Return the derivative of the pixels with respect to w."""
+    return (1 + TANH_MARGIN) / 2 * (1 - w.tanh().square())
 
 
-def within_range(w: Tensor) -> Tensor:
-    """w brought back to where pixels lie in [0, 1]."""
-    wall = float(torch.tensor(1 / (1 + WALL), dtype=torch.float64).atanh())
-    return w.clamp(-wall, wall)
+def clamp_to_pixel_range(w: Tensor) -> Tensor:
+    """Return w clamped to where pixels lie in [0, 1]."""
+    bound = float(torch.tensor(1 / (1 + TANH_MARGIN), dtype=torch.float64).atanh())
+    return w.clamp(-bound, bound)

@@ -1,11 +1,11 @@
-"""FAB: the closest image that is broken, by walking along the boundary (Croce and Hein 2020).
+"""FAB, the fast adaptive boundary attack (Croce and Hein 2020): a minimum-norm attack.
 
-    FAB(Linf(8/255))                         # broken where an image within 8/255 was found
-    FAB(L2(0.5), any_distance=True)          # the closest found, to report distances
-    FAB(Linf(8/255), objective=MinMargin(rule), criterion=rule)     # into what is wrong and accepted
+    FAB(Linf(8/255))                         # successes within 8/255; other images unchanged
+    FAB(L2(0.5), any_distance=True)          # the closest adversarial examples at any distance
+    FAB(Linf(8/255), objective=MinMargin(rule), criterion=rule)     # closest accepted errors
 
-Each step takes the margin of the nearest wrong class as linear and goes just beyond its zero. A
-`goal` is such a margin itself: positive where an image is broken.
+Unlike the authors' code, it takes any criterion and any margin as objective, and the final search
+covers only images close enough to end inside the ball.
 """
 
 from dataclasses import dataclass, field
@@ -31,228 +31,257 @@ from demur.images import per_image
 from demur.noise import Stream
 from demur.spec import later
 
-SEARCHES, BEYOND = 3, 0.05  # the last search, and the share of the margin it leaves
-NEAR = 1.5  # times the radius: what was found farther away no search brings within it
+FINAL_SEARCH_STEPS = 3  # towards the clean image, after each restart
+FINAL_MARGIN = 0.05  # the final search aims at this fraction of the margin
+NEAR = 1.5  # times eps: examples farther away never end inside the ball
 TINY = 1e-12
 
 
 @dataclass(frozen=True)
 class ClosestAdversarial:
-    """The closest broken image found so far, one row per image."""
+    """The closest adversarial example of each image so far."""
 
     x_adv: Tensor
-    far: Tensor  # N, infinite where none was found
+    distance: Tensor  # N, infinite where there is none
 
     @classmethod
     def none(cls, x: Tensor) -> "ClosestAdversarial":
-        """Nothing found yet."""
+        """Return a state without adversarial examples."""
         return cls(x, x.new_full((len(x),), torch.inf))
 
-    def or_closer(self, x_adv: Tensor, far: Tensor, broken: Tensor) -> "ClosestAdversarial":
-        """These, or the given ones where they are broken and closer."""
-        closer = broken & (far < self.far)
-        wide = per_image(closer, x_adv)
+    def update(self, x_adv: Tensor, distance: Tensor, success: Tensor) -> "ClosestAdversarial":
+        """Return the state with the given examples where they are successful and closer."""
+        closer = success & (distance < self.distance)
         return ClosestAdversarial(
-            torch.where(wide, x_adv, self.x_adv), torch.where(closer, far, self.far)
+            torch.where(per_image(closer, x_adv), x_adv, self.x_adv),
+            torch.where(closer, distance, self.distance),
         )
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """Margins that are zero where images begin to be broken, and one margin of all of them."""
+    """The decision boundary: zero sets of margins that are positive at adversarial images."""
 
-    part: Objective
-    each: list[ObjectiveState]  # what `part` is given for each of the margins
-    whole: Objective
-    inputs: ObjectiveState
+    margin: Objective
+    margin_inputs: list[ObjectiveState]  # one entry per margin, for instance per wrong class
+    overall: Objective  # one margin for all, used by the final search
+    overall_inputs: ObjectiveState
 
 
 @dataclass(frozen=True)
 class FAB(Attack):
-    """Fast adaptive boundary; a target makes it walk along the boundary of that class alone.
+    """Fast adaptive boundary attack; with targets it follows the boundary of the target class.
 
-    The first restart begins at the image itself, as in the reference code, the others at random.
+    Each step linearises the margin of the nearest wrong class and projects onto its zero set. The
+    first restart starts at the clean image, as in the authors' code, the others at random.
+
+    Args:
+        ball: The norm, and the radius within which a success is returned.
+        steps: The number of steps per restart.
+        restarts: The number of restarts.
+        alpha: The largest weight of the projection of the clean image in a step.
+        overshoot: The factor by which a step goes beyond the linearised boundary.
+        backward: After a success, the fraction of the perturbation that is kept.
+        any_distance: Return the closest success even outside the ball.
+        criterion: The success criterion.
+        seed: The seed of the random starts.
+        objective: A margin that is positive at a success; None uses the logit margins.
     """
 
     ball: Ball
     steps: PositiveInt = 100
     restarts: PositiveInt = 1
-    alpha: UnitInterval = 0.1  # at most this much of each step is taken from the clean image
+    alpha: UnitInterval = 0.1
     overshoot: Positive = 1.05
-    backward: UnitInterval = 0.9  # of the change is kept once an image is broken
-    any_distance: bool = False  # return what is broken even outside the ball
+    backward: UnitInterval = 0.9
+    any_distance: bool = False
     criterion: Criterion = Misclassified()
     seed: NonNegativeInt = 0
     objective: Objective | None = field(default=None, metadata=later(neutral=None))
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
-        """The closest broken images within reach, and the others as they are."""
         x = batch.x
         _, out = approximate_value(batch.model, LogitMargin(), x, batch.y)
-        broken = verify_success(
+        success = verify_success(
             self.criterion, batch.model, x, batch.y, self.criterion(out, batch.y)
         )
-        whole = (~broken).nonzero()[:, 0]
-        if len(whole) == 0:
+        rows = (~success).nonzero()[:, 0]
+        if len(rows) == 0:
             return x.clone()
-        batch = batch.select(whole)
-        boundary, best = self._border(batch, out.logits.shape[-1]), ClosestAdversarial.none(batch.x)
+        batch = batch.select(rows)
+        boundary = self._boundary(batch, out.logits.shape[-1])
+        best = ClosestAdversarial.none(batch.x)
         for restart in range(self.restarts):
-            prepare = (
-                self._begun(batch, best, noise.derived(stream, restart)) if restart else batch.x
-            )
-            best = self._searched(batch, boundary, self._walked(batch, boundary, prepare, best))
-        within = best.far.isfinite() if self.any_distance else best.far <= self.ball.eps
-        return x.index_put((whole[within],), best.x_adv[within])
+            x_start = batch.x
+            if restart:
+                x_start = self._random_start(batch, best, noise.derived(stream, restart))
+            best = self._walk(batch, boundary, x_start, best)
+            best = self._final_search(batch, boundary, best)
+        returned = best.distance.isfinite() if self.any_distance else best.distance <= self.ball.eps
+        return x.index_put((rows[returned],), best.x_adv[returned])
 
-    def _begun(self, batch: AttackBatch, best: ClosestAdversarial, stream: Stream) -> Tensor:
-        """A random place half as far as the ball reaches, or as the closest found if nearer."""
-        away = self.ball.scaled_start(batch.x, self.seed, batch.index, stream) - batch.x
-        share = (best.far / max(self.ball.eps, TINY)).clamp(max=1) / 2
-        return batch.x + per_image(share, batch.x) * away
+    def _random_start(self, batch: AttackBatch, best: ClosestAdversarial, stream: Stream) -> Tensor:
+        """Return a random point at half of eps, or of the closest distance if that is smaller."""
+        delta = self.ball.scaled_start(batch.x, self.seed, batch.index, stream) - batch.x
+        fraction = (best.distance / max(self.ball.eps, TINY)).clamp(max=1) / 2
+        return batch.x + per_image(fraction, batch.x) * delta
 
-    def _border(self, batch: AttackBatch, classes: int) -> Boundary:
-        """What separates the images from those that are broken."""
+    def _boundary(self, batch: AttackBatch, classes: int) -> Boundary:
+        """Return the boundary of the criterion, for a number of classes."""
         if self.objective is None:
-            return Boundary(
-                TargetedMargin(), [(aim,) for aim in _aims(batch, classes)], LogitMargin(), ()
-            )
+            inputs: list[ObjectiveState] = [(target,) for target in _targets(batch, classes)]
+            return Boundary(TargetedMargin(), inputs, LogitMargin(), ())
         objective_state = self.objective.prepare(
             AttackStart(batch.model, batch.x, batch.x, batch.y, batch.target)
         )
-        inputs = self.objective.at_step(objective_state, 0, self.steps)
-        return Boundary(self.objective, [inputs], self.objective, inputs)
+        margin_inputs = self.objective.at_step(objective_state, 0, self.steps)
+        return Boundary(self.objective, [margin_inputs], self.objective, margin_inputs)
 
-    def _walked(
+    def _walk(
         self, batch: AttackBatch, boundary: Boundary, x_adv: Tensor, best: ClosestAdversarial
     ) -> ClosestAdversarial:
-        """The closest broken images after one restart."""
-        claims, block = (
-            Candidates.none(batch.x),
-            1 if self.any_distance else verification_interval(batch.model),
-        )
+        """Run the steps of one restart and return the closest adversarial examples."""
+        interval = 1 if self.any_distance else verification_interval(batch.model)
+        candidates = Candidates.empty(batch.x)
         for step in range(1, self.steps + 1):
-            gradient_only, margin = self._nearest(batch, boundary, x_adv)
-            ahead, over = self._to_border(batch.x, x_adv, gradient_only, margin)
-            near, far = self.ball.size(ahead), self.ball.size(over)
-            share = per_image((near / (near + far).clamp_min(TINY)).clamp(max=self.alpha), x_adv)
-            moved, anew = x_adv + self.overshoot * ahead, batch.x + self.overshoot * over
-            x_adv = ((1 - share) * moved + share * anew).clamp(0, 1)
+            x_adv = self._step(batch, boundary, x_adv)
             value, out = approximate_value(
-                batch.model, boundary.whole, x_adv, batch.y, *boundary.inputs
+                batch.model, boundary.overall, x_adv, batch.y, *boundary.overall_inputs
             )
-            broken, far = self.criterion(out, batch.y), self.ball.size(x_adv - batch.x)
-            matters = self._might_be_returned(far)
-            best = best.or_closer(x_adv, far, broken & ~matters)
-            new = broken & matters & (far < best.far)
-            claims = claims.update(x_adv, value.to(x_adv), new)
-            if step % block == 0 or step == self.steps:
-                best, claims = self._settled(batch, best, claims), Candidates.none(batch.x)
-            back = batch.x + self.backward * (x_adv - batch.x)
-            x_adv = torch.where(per_image(broken, x_adv), back, x_adv)
+            candidate, distance = self.criterion(out, batch.y), self.ball.size(x_adv - batch.x)
+            # Only examples that may be returned are verified. Those farther away serve as
+            # starting points of the final search.
+            returnable = self._is_returnable(distance)
+            best = best.update(x_adv, distance, candidate & ~returnable)
+            new = candidate & returnable & (distance < best.distance)
+            candidates = candidates.update(x_adv, value.to(x_adv), new)
+            if step % interval == 0 or step == self.steps:
+                best = self._add_verified(batch, best, candidates)
+                candidates = Candidates.empty(batch.x)
+            shortened = batch.x + self.backward * (x_adv - batch.x)
+            x_adv = torch.where(per_image(candidate, x_adv), shortened, x_adv)
         return best
 
-    def _to_border(
-        self, x: Tensor, x_adv: Tensor, gradient_only: Tensor, margin: Tensor
+    def _step(self, batch: AttackBatch, boundary: Boundary, x_adv: Tensor) -> Tensor:
+        """Return the next iterate: a mix of the projections of the iterate and the clean image."""
+        grad, margin = self._nearest_margin(batch, boundary, x_adv)
+        from_iterate, from_clean = self._project_both(batch.x, x_adv, grad, margin)
+        near, far = self.ball.size(from_iterate), self.ball.size(from_clean)
+        weight = (near / (near + far).clamp_min(TINY)).clamp(max=self.alpha)
+        weight = per_image(weight, x_adv)
+        projected_iterate = x_adv + self.overshoot * from_iterate
+        projected_clean = batch.x + self.overshoot * from_clean
+        return ((1 - weight) * projected_iterate + weight * projected_clean).clamp(0, 1)
+
+    def _project_both(
+        self, x: Tensor, x_adv: Tensor, grad: Tensor, margin: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The changes that lead to the border, from where images are and from the clean ones."""
-        missing = (gradient_only * (x_adv - x)).flatten(1).sum(
-            1
-        ) - margin  # the same plane, seen from x
-        both = (
+        """Return the perturbations that take x_adv and x to the linearised boundary."""
+        rise_from_clean = (grad * (x_adv - x)).flatten(1).sum(1) - margin  # the same hyperplane
+        both = project_to_hyperplane(  # one sort for both
+            self.ball,
             torch.cat((x_adv, x)),
-            torch.cat((gradient_only, gradient_only)),
-            torch.cat((-margin, missing)),
+            torch.cat((grad, grad)),
+            torch.cat((-margin, rise_from_clean)),
         )
-        ahead, over = to_plane(self.ball, *both).chunk(2)  # one sort for both
-        return ahead, over
+        from_iterate, from_clean = both.chunk(2)
+        return from_iterate, from_clean
 
-    def _might_be_returned(self, far: Tensor) -> Tensor:
-        """Who is close enough; what lies farther away is only where a search begins."""
-        return torch.ones_like(far, dtype=torch.bool) if self.any_distance else far <= self.ball.eps
+    def _is_returnable(self, distance: Tensor) -> Tensor:
+        """Return which examples are close enough to be returned, N, bool."""
+        if self.any_distance:
+            return torch.ones_like(distance, dtype=torch.bool)
+        return distance <= self.ball.eps
 
-    def _settled(
-        self, batch: AttackBatch, best: ClosestAdversarial, claims: Candidates
+    def _add_verified(
+        self, batch: AttackBatch, best: ClosestAdversarial, candidates: Candidates
     ) -> ClosestAdversarial:
-        """The closest, with those of the claims that are confirmed."""
-        true = claims.true(self.criterion, batch)
-        return best.or_closer(claims.x_adv, self.ball.size(claims.x_adv - batch.x), true)
+        """Return the closest examples, with the verified candidates added."""
+        success = candidates.verify(self.criterion, batch)
+        return best.update(candidates.x_adv, self.ball.size(candidates.x_adv - batch.x), success)
 
-    def _nearest(
+    def _nearest_margin(
         self, batch: AttackBatch, boundary: Boundary, x_adv: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Slope and value of the margin whose zero is the nearest, taking each as linear."""
-        gradient_only, margin = torch.zeros_like(x_adv), x_adv.new_zeros(len(x_adv))
-        least = torch.full_like(margin, torch.inf)
-        for inputs in boundary.each:
-            grad, value, _ = gradient(batch.model, boundary.part, x_adv, batch.y, *inputs)
+        """Return gradient and value of the margin whose linearised zero set is nearest."""
+        nearest_grad, margin = torch.zeros_like(x_adv), x_adv.new_zeros(len(x_adv))
+        shortest = torch.full_like(margin, torch.inf)
+        for inputs in boundary.margin_inputs:
+            grad, value, _ = gradient(batch.model, boundary.margin, x_adv, batch.y, *inputs)
             grad, value = grad.to(x_adv), value.to(x_adv)
-            steepest = (grad * self.ball.direction(grad)).flatten(1).sum(1)  # the dual norm
-            far = value.abs() / steepest.clamp_min(TINY)
-            nearer = far < least
-            gradient_only = torch.where(per_image(nearer, grad), grad, gradient_only)
-            margin, least = torch.where(nearer, value, margin), torch.where(nearer, far, least)
-        return gradient_only, margin
+            dual_norm = (grad * self.ball.direction(grad)).flatten(1).sum(1)
+            distance = value.abs() / dual_norm.clamp_min(TINY)
+            nearer = distance < shortest
+            nearest_grad = torch.where(per_image(nearer, grad), grad, nearest_grad)
+            margin = torch.where(nearer, value, margin)
+            shortest = torch.where(nearer, distance, shortest)
+        return nearest_grad, margin
 
-    def _searched(
+    def _final_search(
         self, batch: AttackBatch, boundary: Boundary, best: ClosestAdversarial
     ) -> ClosestAdversarial:
-        """The closest broken images after a search on the line to the clean image."""
+        """Search on the segment to the clean image (regula falsi, else bisection), in fp32."""
         reach = torch.inf if self.any_distance else NEAR * self.ball.eps
-        found = (best.far.isfinite() & (best.far <= reach)).nonzero()[:, 0]
-        if len(found) == 0:
+        rows = (best.distance.isfinite() & (best.distance <= reach)).nonzero()[:, 0]
+        if len(rows) == 0:
             return best
-        batch, objective, inputs = (
-            batch.select(found),
-            boundary.whole,
-            [part[found] for part in boundary.inputs],
-        )
-        closest = ClosestAdversarial(best.x_adv[found], best.far[found])
+        batch, objective = batch.select(rows), boundary.overall
+        inputs = [part[rows] for part in boundary.overall_inputs]
+        closest = ClosestAdversarial(best.x_adv[rows], best.distance[rows])
         low, high = batch.x, closest.x_adv
         low_value = exact_value(batch.model, objective, low, batch.y, *inputs)[0].to(batch.x)
         high_value = exact_value(batch.model, objective, high, batch.y, *inputs)[0].to(batch.x)
-        for _ in range(SEARCHES):
-            share = (BEYOND * high_value - low_value) / (high_value - low_value)
-            crosses = (low_value <= 0) & (high_value > 0)  # other criteria may break elsewhere
-            share = torch.where(crosses, share, torch.full_like(share, 0.5))
-            between = low + per_image(share, low) * (high - low)
-            value, out = exact_value(batch.model, objective, between, batch.y, *inputs)
-            value, broken = value.to(batch.x), self.criterion(out, batch.y)
-            closest = closest.or_closer(between, self.ball.size(between - batch.x), broken)
-            wide = per_image(broken, low)
-            low, high = torch.where(wide, low, between), torch.where(wide, between, high)
-            low_value = torch.where(broken, low_value, value)
-            high_value = torch.where(broken, value, high_value)
+        for _ in range(FINAL_SEARCH_STEPS):
+            fraction = (FINAL_MARGIN * high_value - low_value) / (high_value - low_value)
+            # The objective of another criterion may not change its sign on the segment.
+            crosses = (low_value <= 0) & (high_value > 0)
+            fraction = torch.where(crosses, fraction, torch.full_like(fraction, 0.5))
+            middle = low + per_image(fraction, low) * (high - low)
+            value, out = exact_value(batch.model, objective, middle, batch.y, *inputs)
+            value, success = value.to(batch.x), self.criterion(out, batch.y)
+            closest = closest.update(middle, self.ball.size(middle - batch.x), success)
+            mask = per_image(success, low)
+            low, high = torch.where(mask, low, middle), torch.where(mask, middle, high)
+            low_value = torch.where(success, low_value, value)
+            high_value = torch.where(success, value, high_value)
         return ClosestAdversarial(
-            best.x_adv.index_put((found,), closest.x_adv), best.far.index_put((found,), closest.far)
+            best.x_adv.index_put((rows,), closest.x_adv),
+            best.distance.index_put((rows,), closest.distance),
         )
 
 
-def to_plane(ball: Ball, x: Tensor, gradient_only: Tensor, rise: Tensor) -> Tensor:
-    """The smallest change within [0, 1] that makes a linear function rise so much, or the most.
+def project_to_hyperplane(ball: Ball, x: Tensor, grad: Tensor, rise: Tensor) -> Tensor:
+    """Return the smallest perturbation within [0, 1] that raises a linear function by `rise`.
 
-    Pixels move at their speed in the ball's norm until they meet the box; when to stop is exact.
+    Where that is impossible, return the perturbation with the largest rise. Pixels move at the
+    speed of the ball's steepest ascent until they reach 0 or 1; the stopping time is exact.
+
+    Args:
+        ball: Linf or L2.
+        x: Images, N, C, H, W.
+        grad: The gradient of the linear function, shape of x.
+        rise: The required rise, N; it may be negative.
     """
-    toward = (gradient_only * per_image(rise.sign(), x)).flatten(1)
-    room = torch.where(toward > 0, 1 - x.flatten(1), x.flatten(1))
-    speed = ball.direction(gradient_only).abs().flatten(1)
+    toward = (grad * per_image(rise.sign(), x)).flatten(1)
+    slack = torch.where(toward > 0, 1 - x.flatten(1), x.flatten(1))  # up to the pixel range
+    speed = ball.direction(grad).abs().flatten(1)
     gain = toward.abs() * speed  # of the function per unit of time
-    until = torch.where(gain > 0, room / speed.clamp_min(TINY), 0)
-    until, order = until.sort(1)
+    stop_time = torch.where(gain > 0, slack / speed.clamp_min(TINY), 0)
+    stop_time, order = stop_time.sort(1)
     gain = gain.gather(1, order)
-    spent = (gain * until).cumsum(1) - gain * until  # by the pixels that stopped before
-    going = gain.flip(1).cumsum(1).flip(1)  # this pixel and those after it
-    passed = (spent + going * until < rise.abs()[:, None]).sum(1, keepdim=True)
-    stop = passed.clamp(max=until.shape[1] - 1)
-    left = rise.abs()[:, None] - spent.gather(1, stop)
-    time = left / going.gather(1, stop).clamp_min(torch.finfo(x.dtype).tiny)
-    time = time.clamp(min=0).minimum(until[:, -1:])  # out of reach: as far as there is room
-    return (toward.sign() * room.minimum(time * speed)).view_as(x)
+    stopped_gain = (gain * stop_time).cumsum(1) - gain * stop_time  # of pixels stopped earlier
+    moving_gain = gain.flip(1).cumsum(1).flip(1)  # of this pixel and those after it
+    passed = (stopped_gain + moving_gain * stop_time < rise.abs()[:, None]).sum(1, keepdim=True)
+    last = passed.clamp(max=stop_time.shape[1] - 1)
+    missing = rise.abs()[:, None] - stopped_gain.gather(1, last)
+    time = missing / moving_gain.gather(1, last).clamp_min(torch.finfo(x.dtype).tiny)
+    time = time.clamp(min=0).minimum(stop_time[:, -1:])  # unreachable: until every pixel stops
+    return (toward.sign() * slack.minimum(time * speed)).view_as(x)
 
 
-def _aims(batch: AttackBatch, classes: int) -> Tensor:
-    """The wrong classes whose margins count: the target alone, or all of them."""
+def _targets(batch: AttackBatch, classes: int) -> Tensor:
+    """Return the wrong classes to consider, shape (targets, N): the target or all K - 1."""
     if batch.target is not None:
         return batch.target[None]
-    apart = torch.arange(1, classes, device=batch.y.device)
-    return (batch.y + apart[:, None]) % classes  # C - 1, N
+    offset = torch.arange(1, classes, device=batch.y.device)
+    return (batch.y + offset[:, None]) % classes  # K - 1, N

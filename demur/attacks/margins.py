@@ -1,4 +1,4 @@
-"""All margins of an attacker at once: to be wrong, and to be accepted by every score."""
+"""The margins of an accepted error with their gradients: one to be wrong, one per score."""
 
 from dataclasses import dataclass
 
@@ -13,18 +13,20 @@ from demur.output import Output
 
 @dataclass
 class Margins(PerImageState):
-    """The margins at some images and their gradients, one row per image."""
+    """Margins and their gradients, for M margins and D = C * H * W pixels."""
 
-    values: Tensor  # N, margins
-    grads: Tensor  # N, margins, pixels
+    values: Tensor  # N, M
+    grads: Tensor  # N, M, D
 
 
 def margins_at(
-    batch: AttackBatch, least: MinMargin, x_adv: Tensor, inputs: ObjectiveState
+    batch: AttackBatch, min_margin: MinMargin, x_adv: Tensor, inputs: ObjectiveState
 ) -> tuple[Margins, Output]:
-    """Every margin that a goal is the least of, and the output there."""
-    parts = [SingleMargin(least.rule, place) for place in range(inputs[1].shape[1])]
-    gradients = [gradient(batch.model, part, x_adv, batch.y, *inputs) for part in parts]
-    grads = torch.stack([look.grad.flatten(1) for look in gradients], 1)
-    values = torch.stack([look.value for look in gradients], 1).to(grads)
+    """Return all margins whose minimum is `min_margin`, and the output, with M gradient queries."""
+    objectives = [SingleMargin(min_margin.rule, index) for index in range(inputs[1].shape[1])]
+    gradients = [
+        gradient(batch.model, objective, x_adv, batch.y, *inputs) for objective in objectives
+    ]
+    grads = torch.stack([query.grad.flatten(1) for query in gradients], 1)
+    values = torch.stack([query.value for query in gradients], 1).to(grads)
     return Margins(values, grads), gradients[-1].out

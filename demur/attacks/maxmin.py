@@ -1,11 +1,10 @@
-"""A search for the image whose least margin is the highest: linear games, one after the other.
+"""Maximise the smallest margin of an accepted error by a sequence of linearised games (ours).
 
     MaxMinMargin(Linf(8/255), AcceptedError(RCon(), TPR(0.95)))
 
-To be wrong and to be accepted pull in different directions. Were the margins linear, the best
-compromise within the ball would be the outcome of a small game between the image and the weights
-of its margins. Each step plays that game on the margins as they look from the best image so far,
-and goes a share of the way to its outcome: a larger share after a success, half after a failure.
+The margins "wrong" and "accepted" have conflicting gradients. With linearised margins, max-min over
+the ball is a zero-sum game between the image and the weights of the margins. Each step solves it
+by fictitious play around the best iterate and moves part of the way to the solution.
 """
 
 from dataclasses import dataclass, replace
@@ -27,49 +26,57 @@ from demur.gradient import exact_value
 from demur.images import per_image
 from demur.noise import Stream
 
-ROUNDS = 20  # of a game
-BOLDER, SHYER = 1.5, 0.5  # what becomes of the share of the way
+ROUNDS = 20  # of fictitious play per step
+GROW, SHRINK = 1.5, 0.5  # factors of the step fraction after a rise and after a fall
 
 
 @dataclass
 class MaxMinState(PerImageState):
-    """Images on their way; every tensor has one row per image."""
+    """The state of the search; every tensor has one row per image."""
 
-    place: Tensor  # in the batch
+    row: Tensor  # in the batch
     x_adv: Tensor
-    best: Tensor
-    value: Tensor  # the least margin of the best
-    values: Tensor  # its margins and their gradients
-    grads: Tensor
-    share: Tensor
-    weights: Tensor  # of the margins, as the games so far have left them
-    games: Tensor  # played so far
+    best: Tensor  # iterate with the largest smallest margin
+    value: Tensor  # smallest margin at `best`
+    values: Tensor  # all margins at `best`, N, M
+    grads: Tensor  # their gradients, N, M, D
+    step_fraction: Tensor  # of the way to the solution of the game
+    weights: Tensor  # of the margins, carried over from game to game, N, M
+    games: Tensor  # number of games so far
 
-    def updated(self, margins: Margins) -> Self:
-        """The search after a look at `x_adv`."""
+    def update_best(self, margins: Margins) -> Self:
+        """Return the state with the margins at `x_adv` taken into account."""
         value = margins.values.amin(1)
         rose = value > self.value
-        wide = per_image(rose, self.x_adv)
-        return type(self)(
-            self.place, self.x_adv, torch.where(wide, self.x_adv, self.best),
-            torch.where(rose, value, self.value),
-            torch.where(rose[:, None], margins.values, self.values),
-            torch.where(rose[:, None, None], margins.grads, self.grads),
-            torch.where(rose, (BOLDER * self.share).clamp(max=1), SHYER * self.share),
-            self.weights, self.games,
+        mask = per_image(rose, self.x_adv)
+        fraction = self.step_fraction
+        return replace(
+            self, best=torch.where(mask, self.x_adv, self.best),
+            value=torch.where(rose, value, self.value),
+            values=torch.where(rose[:, None], margins.values, self.values),
+            grads=torch.where(rose[:, None, None], margins.grads, self.grads),
+            step_fraction=torch.where(rose, (GROW * fraction).clamp(max=1), SHRINK * fraction),
         )  # fmt: skip
 
-    def moved(self, ball: Ball, x: Tensor) -> Self:
-        """The search on its way to the outcome of another game."""
-        target, weights = played(ball, x, self)
-        x_adv = self.best + per_image(self.share, x) * (target - self.best)
-        x_adv = ball.project(x, x_adv)  # out of it by a rounding only
+    def step(self, ball: Ball, x: Tensor) -> Self:
+        """Return the state after a step towards the solution of the linearised game."""
+        solution, weights = solve_game(ball, x, self)
+        x_adv = self.best + per_image(self.step_fraction, x) * (solution - self.best)
+        x_adv = ball.project(x, x_adv)  # corrects rounding only
         return replace(self, x_adv=x_adv, weights=weights, games=self.games + 1)
 
 
 @dataclass(frozen=True)
 class MaxMinMargin(Attack):
-    """Successive linear games about the margins of being wrong and accepted."""
+    """Maximise the smallest of the margins "wrong" and "accepted by each score".
+
+    Args:
+        ball: Linf or L2.
+        rule: The success criterion; it defines the margins.
+        steps: The number of steps per restart, each with one gradient query per margin.
+        restarts: The number of restarts.
+        seed: The seed of the random starts.
+    """
 
     ball: Ball
     rule: AcceptedError
@@ -78,71 +85,65 @@ class MaxMinMargin(Attack):
     seed: NonNegativeInt = 0
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
-        """Broken images where they were found, else those with the highest least margin."""
         _, out = exact_value(batch.model, CE(), batch.x, batch.y)
-        return best_of_restarts(
-            batch, ~self.rule(out, batch.y), self.restarts, stream, self._searched
-        )
+        to_attack = ~self.rule(out, batch.y)
+        return best_of_restarts(batch, to_attack, self.restarts, stream, self._restart)
 
-    def _searched(self, batch: AttackBatch, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
-        """One restart: the images to keep, their least margins, and which are broken."""
+    def _restart(self, batch: AttackBatch, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+        """Run one restart; return examples, their smallest margins and verified success."""
         x_adv = self.ball.scaled_start(batch.x, self.seed, batch.index, stream)
-        least = MinMargin(self.rule)
-        objective_state = least.prepare(
+        min_margin = MinMargin(self.rule)
+        objective_state = min_margin.prepare(
             AttackStart(batch.model, batch.x, x_adv, batch.y, batch.target)
         )
-        search = begun(x_adv, objective_state[1].shape[1])
-        found, values = batch.x.clone(), torch.full_like(search.value, -torch.inf)
-        done = torch.zeros_like(batch.y, dtype=torch.bool)
+        state = initial_state(x_adv, objective_state[1].shape[1])
+        best, values = batch.x.clone(), torch.full_like(state.value, -torch.inf)
+        success = torch.zeros_like(batch.y, dtype=torch.bool)
         for _ in range(self.steps):
-            margins, out = margins_at(batch, least, search.x_adv, objective_state)
-            broken = verify_success(
-                self.rule, batch.model, search.x_adv, batch.y, self.rule(out, batch.y)
+            margins, out = margins_at(batch, min_margin, state.x_adv, objective_state)
+            verified = verify_success(
+                self.rule, batch.model, state.x_adv, batch.y, self.rule(out, batch.y)
             )
-            if broken.any():
-                gone = search.place[broken]
-                found[gone], done[gone] = search.x_adv[broken], True
-                left = ~broken
-                search, margins, batch = (
-                    search.select(left),
-                    margins.select(left),
-                    batch.select(left),
-                )
+            if verified.any():
+                done = state.row[verified]
+                best[done], success[done] = state.x_adv[verified], True
+                left = ~verified
+                state, margins = state.select(left), margins.select(left)
+                batch = batch.select(left)
                 objective_state = tuple(part[left] for part in objective_state)
-            if len(search.place) == 0:
+            if len(state.row) == 0:
                 break
-            search = search.updated(margins).moved(self.ball, batch.x)
-        found[search.place], values[search.place] = search.best, search.value
-        return found, values, done
+            state = state.update_best(margins).step(self.ball, batch.x)
+        best[state.row], values[state.row] = state.best, state.value
+        return best, values, success
 
 
-def played(ball: Ball, x: Tensor, search: MaxMinState) -> tuple[Tensor, Tensor]:
-    """The image of the ball with about the highest least margin, were they linear from the best.
+def solve_game(ball: Ball, x: Tensor, state: MaxMinState) -> tuple[Tensor, Tensor]:
+    """Return an approximate max-min solution of the linearised margins, and the margin weights.
 
-    Both players answer the other's average so far: the image takes the end of the ball that the
-    weighted gradient points to, the weights take the margin that is the lowest. A later game goes
-    on where the one before it ended, and is the finer for it.
+    Fictitious play: each player responds to the other's average so far. The image moves to the
+    point of the ball that maximises the weighted margin; the weights move to the smallest margin.
+    Later games continue from the weights of earlier ones with smaller steps.
     """
-    weights, average = search.weights, search.best
+    weights, average = state.weights, state.best
     for turn in range(ROUNDS):
-        share = 2 / (turn + 2 + ROUNDS * search.games)  # N
-        mean = (weights[:, :, None] * search.grads).sum(1).view_as(x)
-        end = ball.project(x, x + ball.eps * ball.direction(mean))
-        average = average + per_image(share, x) * (end - average)
-        step = (average - search.best).flatten(1)
-        ahead = search.values + (search.grads * step[:, None]).sum(2)
-        lowest = one_hot(ahead.argmin(1), weights.shape[1]).to(weights)
-        weights = weights + share[:, None] * (lowest - weights)
+        rate = 2 / (turn + 2 + ROUNDS * state.games)  # N
+        weighted_grad = (weights[:, :, None] * state.grads).sum(1).view_as(x)
+        response = ball.project(x, x + ball.eps * ball.direction(weighted_grad))
+        average = average + per_image(rate, x) * (response - average)
+        delta = (average - state.best).flatten(1)
+        predicted = state.values + (state.grads * delta[:, None]).sum(2)
+        smallest = one_hot(predicted.argmin(1), weights.shape[1]).to(weights)
+        weights = weights + rate[:, None] * (smallest - weights)
     return average, weights
 
 
-def begun(x_adv: Tensor, count: int) -> MaxMinState:
-    """A search that has seen nothing yet."""
-    number, pixels = len(x_adv), x_adv[0].numel()
-    lowest = x_adv.new_full((number,), -torch.inf)
+def initial_state(x_adv: Tensor, margins: int) -> MaxMinState:
+    """Return the state before the first gradient query, for a number of margins."""
+    n, pixels = len(x_adv), x_adv[0].numel()
     return MaxMinState(
-        torch.arange(number, device=x_adv.device), x_adv, x_adv, lowest,
-        x_adv.new_zeros(number, count), x_adv.new_zeros(number, count, pixels),
-        x_adv.new_ones(number), x_adv.new_full((number, count), 1 / count),
-        x_adv.new_zeros(number),
+        row=torch.arange(n, device=x_adv.device), x_adv=x_adv, best=x_adv,
+        value=x_adv.new_full((n,), -torch.inf), values=x_adv.new_zeros(n, margins),
+        grads=x_adv.new_zeros(n, margins, pixels), step_fraction=x_adv.new_ones(n),
+        weights=x_adv.new_full((n, margins), 1 / margins), games=x_adv.new_zeros(n),
     )  # fmt: skip

@@ -1,10 +1,9 @@
-"""A climb that averages its directions and takes back steps that led down.
+"""Gradient ascent with momentum and backtracking, the attack of CCAT (Stutz et al. 2020).
 
-    x_next, mean = ahead(ball, x, climb, grad, momentum=0.9)
-    climb = taken(climb._replace(mean=mean), x_next, value, factor=1.5, strict=False)
+    x_next, mean = propose_step(ball, x, state, grad, momentum=0.9)
+    state = keep_or_undo_step(state._replace(mean=mean), x_next, value, factor=1.5, strict=False)
 
-The attack that CCAT trains with (Stutz et al. 2020). Nothing here asks the device for an answer,
-so a climb can be recorded.
+No function here synchronises host and device, so the attack can be captured in a CUDA graph.
 """
 
 from typing import NamedTuple
@@ -18,45 +17,50 @@ from demur.images import per_image
 
 
 class MomentumState(NamedTuple):
-    """Images on their way up; every tensor has one row per image."""
+    """The state of the ascent; every tensor has one row per image."""
 
     x_adv: Tensor
-    mean: Tensor  # of the directions so far, the latest ones most
-    length: Tensor  # of the next step
-    value: Tensor  # of x_adv, by what decides whether a step is taken
+    mean: Tensor  # exponential moving average of the directions
+    length: Tensor  # size of the next step
+    value: Tensor  # of the objective that decides on backtracking, at x_adv
 
 
-def begun(x_adv: Tensor, length: float, value: Tensor | None) -> MomentumState:
-    """A climb before its first step; with no value to lose, that step will be taken."""
+def initial_state(x_adv: Tensor, length: float, value: Tensor | None) -> MomentumState:
+    """Return the state before the first step; without a value the first step is always kept."""
     lengths = x_adv.new_full((len(x_adv),), length)
     value = torch.full_like(lengths, -torch.inf) if value is None else value
     return MomentumState(x_adv, torch.zeros_like(x_adv), lengths, value)
 
 
 @fused
-def ahead(
-    ball: Ball, x: Tensor, climb: MomentumState, grad: Tensor, momentum: float, share: float = 1.0
+def propose_step(
+    ball: Ball,
+    x: Tensor,
+    state: MomentumState,
+    grad: Tensor,
+    momentum: float,
+    decay: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Where the next step leads, at a share of its length, and the mean direction it takes."""
-    mean = momentum * climb.mean + (1 - momentum) * ball.direction(grad)
-    length = per_image(share * climb.length, x)
-    return ball.project(x, climb.x_adv + length * mean), mean
+    """Return the next iterate, with the step size times `decay`, and the new mean direction."""
+    mean = momentum * state.mean + (1 - momentum) * ball.direction(grad)
+    length = per_image(decay * state.length, x)
+    return ball.project(x, state.x_adv + length * mean), mean
 
 
 @fused
-def taken(
-    climb: MomentumState, x_next: Tensor, value: Tensor, factor: float, strict: bool
+def keep_or_undo_step(
+    state: MomentumState, x_next: Tensor, value: Tensor, factor: float, strict: bool
 ) -> MomentumState:
-    """The climb after a look at the next images: those not worse are taken.
+    """Return the state after a step: keep it where the objective did not fall, else undo it.
 
-    Where they are worse the step is shortened; a strict climb also shortens one that gained
-    nothing.
+    The step size is divided by `factor` where the objective fell; with `strict` also where it
+    stayed equal.
     """
-    objective_state = value >= climb.value
-    gained = value > climb.value if strict else objective_state
+    kept = value >= state.value
+    full_length = value > state.value if strict else kept
     return MomentumState(
-        torch.where(per_image(objective_state, x_next), x_next, climb.x_adv),
-        climb.mean,
-        torch.where(gained, climb.length, climb.length / factor),
-        torch.where(objective_state, value, climb.value),
+        torch.where(per_image(kept, x_next), x_next, state.x_adv),
+        state.mean,
+        torch.where(full_length, state.length, state.length / factor),
+        torch.where(kept, value, state.value),
     )

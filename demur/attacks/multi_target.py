@@ -1,8 +1,9 @@
-"""One attack against each wrong class in turn, or against the most promising ones.
+"""The multi-targeted attack (Gowal et al. 2019): one attack towards each wrong class in turn.
 
-    MultiTarget(PGD(Linf(8/255), steps=100, step_size=2/255, objective=TargetedMargin(), restarts=20))
+    MultiTarget(PGD(Linf(8/255), steps=100, objective=TargetedMargin(), restarts=20))
 
-Gowal et al. 2019. With `keep="success"` only images that are not yet broken go on.
+With keep="max_objective" the example with the largest cross-entropy is returned, as in the
+reference code.
 """
 
 from dataclasses import dataclass, replace
@@ -24,52 +25,57 @@ from demur.noise import Stream
 
 @dataclass(frozen=True)
 class MultiTarget(Attack):
-    """`attack` with a target for each image: its best wrong class first, then the next.
+    """A targeted attack towards the wrong classes of each image, by decreasing logit.
 
-    largest: of all targets the image with the largest `by`; criterion: the first that breaks.
+    Args:
+        attack: The attack to run for each target.
+        targets: The number of targets; None is every wrong class.
+        keep: "max_objective" returns the example with the largest `rank_by` over all targets.
+            "success" returns the first success; images leave after it.
+        rank_by: The objective that compares examples.
+        criterion: The success criterion, used by keep="success".
     """
 
     attack: Attack
-    targets: PositiveInt | None = None  # None: every wrong class
+    targets: PositiveInt | None = None
     keep: Literal["max_objective", "success"] = "max_objective"
-    rank_by: Objective = CE()  # reference code: chosen by cross-entropy
+    rank_by: Objective = CE()
     criterion: Criterion = Misclassified()
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
-        """Attacked images, kept over all targets."""
-        best, alive = batch.x.clone(), torch.arange(len(batch.x), device=batch.x.device)
+        best, rows = batch.x.clone(), torch.arange(len(batch.x), device=batch.x.device)
         objective_state = self.rank_by.prepare(
             AttackStart(batch.model, batch.x, batch.x, batch.y, None)
         )
         inputs = self.rank_by.at_step(objective_state, 0, 1)
         best_value, out = exact_value(batch.model, self.rank_by, batch.x, batch.y, *inputs)
         if self.keep == "success":
-            alive = alive[~self.criterion(out, batch.y)]
+            rows = rows[~self.criterion(out, batch.y)]
         else:
             best_value = torch.full_like(best_value, -torch.inf)
-        for member, wanted in enumerate(self._targets(out.logits, batch.y)):
-            if len(alive) == 0:
+        for number, target in enumerate(self._targets(out.logits, batch.y)):
+            if len(rows) == 0:
                 break
-            left = replace(batch, target=wanted).select(alive)
-            x_adv = self.attack.run(left, noise.derived(stream, member))
-            value, ends = self._worth(left, x_adv, [part[alive] for part in inputs])
-            better = ends | (value > best_value[alive])
-            best[alive[better]] = x_adv[better]
-            best_value[alive[better]] = value[better]
-            alive = alive[~ends]
+            selected = replace(batch, target=target).select(rows)
+            x_adv = self.attack.run(selected, noise.derived(stream, number))
+            value, done = self._evaluate(selected, x_adv, [part[rows] for part in inputs])
+            better = done | (value > best_value[rows])
+            best[rows[better]] = x_adv[better]
+            best_value[rows[better]] = value[better]
+            rows = rows[~done]
         return best
 
-    def _worth(
+    def _evaluate(
         self, batch: AttackBatch, x_adv: Tensor, inputs: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """What a try is worth, and which images are done with."""
+        """Return the value of `rank_by`, N, and which images need no further target, N, bool."""
         value, out = exact_value(batch.model, self.rank_by, x_adv, batch.y, *inputs)
-        broken = self.criterion(out, batch.y)
-        return value, broken if self.keep == "success" else torch.zeros_like(broken)
+        success = self.criterion(out, batch.y)
+        return value, success if self.keep == "success" else torch.zeros_like(success)
 
     def _targets(self, logits: Tensor, y: Tensor) -> Tensor:
-        """The wrong classes of each image, the best first: targets, N."""
+        """Return the wrong classes of each image by decreasing logit, shape (targets, N)."""
         classes = logits.shape[-1]
-        true = one_hot(y, classes).bool()
-        ranked = logits.masked_fill(true, -torch.inf).argsort(-1, descending=True)
+        is_true = one_hot(y, classes).bool()
+        ranked = logits.masked_fill(is_true, -torch.inf).argsort(-1, descending=True)
         return ranked[:, : min(self.targets or classes, classes - 1)].t()

@@ -1,11 +1,10 @@
-"""An ensemble made for a model that may refuse, and one that makes it refuse.
+"""Attack ensembles for models that reject: find accepted errors, or force rejections.
 
-    RejectAutoAttackEnsemble(Linf(8/255), AcceptedError(RCon(), TPR(0.95)))       # wrong and accepted
-    ForceRejection(Linf(8/255), Rejected(RCon(), TPR(0.95)))      # no answer at all
+    RejectAutoAttackEnsemble(Linf(8/255), AcceptedError(RCon(), TPR(0.95)))
+    ForceRejection(Linf(8/255), Rejected(RCon(), TPR(0.95)))
 
-There is nothing to choose but the ball and the rule, which may be one score or a coupled pair.
-AutoAttack leaves an image once it is wrong, refused or not, and never tries one that is wrong from
-the start; here only what is wrong *and accepted* counts, and everything else is tried.
+AutoAttack skips an image once it is misclassified, also from the start, even if the model rejects
+it. Here only a wrong and accepted prediction is a success, and every other image is attacked.
 """
 
 from dataclasses import dataclass, replace
@@ -25,18 +24,25 @@ from demur.balls import Ball
 from demur.field_types import NonNegativeInt, PositiveInt
 
 RejectVersion = Literal["standard", "fast"]
-FAST = ("product", "product-t", "balanced")  # what finds nearly all that is ever found
+FAST = ("product", "product-t", "balanced")  # these find nearly all accepted errors
 
 
 @dataclass(frozen=True)
 class RejectAutoAttackEnsemble(Ensemble):
-    """Attacks on margins that are positive where an image is wrong and accepted.
+    """Attacks that look for wrong and accepted predictions; see `demur.RejectAutoAttack`.
 
-    fast: gradients on the product, also toward each of the nearest classes; balanced ones on the
-    margins. standard: orthogonal ones too, the closest such image, and random squares.
+    "fast" runs Auto-PGD on `MarginProduct`, untargeted and targeted, and `MaxMinMargin`.
+    "standard" adds Auto-PGD with orthogonal gradients, FAB, targeted `MaxMinMargin` and Square.
+
+    Args:
+        ball: Linf or L2.
+        rule: The success criterion; its rejector may be one score or a coupled pair.
+        version: "standard" or "fast".
+        targets: The number of wrong classes for the targeted attacks.
+        seed: The seed of all random numbers.
     """
 
-    VERSION: ClassVar[int] = 2  # fast has other members since
+    VERSION: ClassVar[int] = 2  # version 1 had other attacks in "fast"
 
     ball: Ball
     rule: AcceptedError
@@ -45,37 +51,43 @@ class RejectAutoAttackEnsemble(Ensemble):
     seed: NonNegativeInt = 0
 
     def chain(self) -> Chain:
-        """The ensemble spelt out."""
         return Chain(
             tuple(self.members().values()), criterion=self.rule, rank_by=MinMargin(self.rule)
         )
 
     def members(self) -> dict[str, Attack]:
-        """Its attacks by name, in the order they are run in."""
-        rule, ball, seed, least = self.rule, self.ball, self.seed, MinMargin(self.rule)
+        """Return the attacks by name, in the order in which they run."""
+        rule, ball, seed, margin = self.rule, self.ball, self.seed, MinMargin(self.rule)
         product = APGD(ball, objective=MarginProduct(rule), criterion=rule, seed=seed)
         balanced = MaxMinMargin(ball, rule, steps=50, restarts=2, seed=seed)
         members: dict[str, Attack] = {
             "product": product,
-            "product-t": self._at_each(replace(product, restarts=2)),  # most of what is left
+            "product-t": self._multi_target(replace(product, restarts=2)),
             "balanced": balanced,
-            "orthogonal": OrthogonalAPGD(ball, objective=least, criterion=rule, seed=seed),
-            "closest": FAB(ball, objective=least, criterion=rule, seed=seed),
-            "balanced-t": self._at_each(balanced),
-            "square": Square(ball, objective=least, criterion=rule, seed=seed),
+            "orthogonal": OrthogonalAPGD(ball, objective=margin, criterion=rule, seed=seed),
+            "closest": FAB(ball, objective=margin, criterion=rule, seed=seed),
+            "balanced-t": self._multi_target(balanced),
+            "square": Square(ball, objective=margin, criterion=rule, seed=seed),
         }
         return members if self.version == "standard" else {name: members[name] for name in FAST}
 
-    def _at_each(self, attack: Attack) -> MultiTarget:
-        least = MinMargin(self.rule)
+    def _multi_target(self, attack: Attack) -> MultiTarget:
+        margin = MinMargin(self.rule)
         return MultiTarget(
-            attack, targets=self.targets, keep="success", rank_by=least, criterion=self.rule
+            attack, targets=self.targets, keep="success", rank_by=margin, criterion=self.rule
         )
 
 
 @dataclass(frozen=True)
 class ForceRejection(Ensemble):
-    """Attacks that lower the score a model answers by until it refuses."""
+    """Auto-PGD and Square on the accept margin, until the model rejects the input.
+
+    Args:
+        ball: Linf or L2.
+        rule: The success criterion.
+        restarts: The restarts of Auto-PGD.
+        seed: The seed of all random numbers.
+    """
 
     ball: Ball
     rule: Rejected
@@ -83,8 +95,7 @@ class ForceRejection(Ensemble):
     seed: NonNegativeInt = 0
 
     def chain(self) -> Chain:
-        """The attacks spelt out."""
-        rule, ball, doubt = self.rule, self.ball, RejectionObjective(self.rule)
-        climb = APGD(ball, restarts=self.restarts, objective=doubt, criterion=rule, seed=self.seed)
-        squares = Square(ball, objective=doubt, criterion=rule, seed=self.seed)
-        return Chain((climb, squares), criterion=rule, rank_by=doubt)
+        rule, ball, seed, objective = self.rule, self.ball, self.seed, RejectionObjective(self.rule)
+        apgd = APGD(ball, restarts=self.restarts, objective=objective, criterion=rule, seed=seed)
+        square = Square(ball, objective=objective, criterion=rule, seed=seed)
+        return Chain((apgd, square), criterion=rule, rank_by=objective)

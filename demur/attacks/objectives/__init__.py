@@ -1,8 +1,8 @@
-"""What an attacker raises, one value per image; goals add and scale.
+"""Attack objectives: what an attack maximises, one value per image.
 
-CE()                                    # the usual: make the true label improbable
-Evasion(RCon(), eta=10)                   # be wrong and be trusted: CE + 10 log R-Con
-LogitMargin() + 0.5 * Evasion(Energy())        # any sum
+CE()                                          # cross-entropy of the true label
+Evasion(RCon(), eta=10)                       # CE + 10 log R-Con: wrong and accepted
+LogitMargin() + 0.5 * Evasion(Energy())       # objectives add and scale
 """
 
 from demur.attacks.objectives.abstention import CARLMargin, CARLObjective, Form, RejectionHinge
@@ -19,37 +19,15 @@ from demur.attacks.objectives.targeted import TargetedConfidence, TargetedDLR, T
 from demur.attacks.objectives.untargeted import CE, DLR, LogitMargin, WrongConfidence
 
 OBJECTIVES: tuple[type[Objective], ...] = (
-    CE, LogitMargin, DLR, WrongConfidence, TargetedMargin, TargetedDLR, TargetedConfidence, Evasion, ScoreObjective, RRLoss, XiObjective, GAMA, KL,
-    MinMargin, SingleMargin, MarginProduct, RejectionObjective, CARLObjective, CARLMargin, RejectionHinge, Sum, Scaled,
+    CE, LogitMargin, DLR, WrongConfidence, TargetedMargin, TargetedDLR, TargetedConfidence, Evasion,
+    ScoreObjective, RRLoss, XiObjective, GAMA, KL, MinMargin, SingleMargin, MarginProduct,
+    RejectionObjective, CARLObjective, CARLMargin, RejectionHinge, Sum, Scaled,
 )  # fmt: skip
 
 __all__ = [
-    "CE",
-    "DLR",
-    "GAMA",
-    "KL",
-    "OBJECTIVES",
-    "AttackStart",
-    "CARLMargin",
-    "CARLObjective",
-    "Evasion",
-    "Form",
-    "LogitMargin",
-    "MarginProduct",
-    "MinMargin",
-    "Objective",
-    "ObjectiveState",
-    "RRLoss",
-    "RejectionHinge",
-    "RejectionObjective",
-    "Scaled",
-    "ScoreObjective",
-    "SingleMargin",
-    "Sum",
-    "TargetedConfidence",
-    "TargetedDLR",
-    "TargetedMargin",
-    "WrongConfidence",
-    "XiObjective",
+    "CE", "DLR", "GAMA", "KL", "OBJECTIVES", "AttackStart", "CARLMargin", "CARLObjective",
+    "Evasion", "Form", "LogitMargin", "MarginProduct", "MinMargin", "Objective", "ObjectiveState",
+    "RRLoss", "RejectionHinge", "RejectionObjective", "Scaled", "ScoreObjective", "SingleMargin",
+    "Sum", "TargetedConfidence", "TargetedDLR", "TargetedMargin", "WrongConfidence", "XiObjective",
     "divergence",
 ]  # fmt: skip

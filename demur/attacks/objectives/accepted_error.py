@@ -1,11 +1,10 @@
-"""Goals of an attacker who must be wrong and accepted at once, whatever the rule.
+"""Objectives for accepted errors: wrong and accepted at once, for any rejector.
 
-MinMargin(AcceptedError(RCon(), TPR(0.95)))          # the smallest margin: positive exactly where it slips
-MarginProduct(AcceptedError(Energy(), TPR(0.95)))      # the wrong probability times how surely it is accepted
-RejectionObjective(Rejected(RCon(), TPR(0.95)))     # the other way round: have an answer refused
+    MinMargin(AcceptedError(RCon(), TPR(0.95)))        # the smallest margin; > 0 at a success
+    MarginProduct(AcceptedError(Energy(), TPR(0.95)))  # P(wrong class) times soft acceptance
+    RejectionObjective(Rejected(RCon(), TPR(0.95)))    # the opposite: make the model reject
 
-Margins of scores have units of their own. Each is counted in the slope it has where the attack
-starts, so that all are distances in the image and no weight has to be chosen.
+Margins are divided by the norm of their gradient at the start, so no weights are needed.
 """
 
 from abc import ABC
@@ -20,25 +19,28 @@ from demur.attacks.objectives.objective import AttackStart, Objective, Objective
 from demur.field_types import NonNegativeInt
 from demur.output import Output, as_output, label_entry, log_probabilities, mask_label
 
-ANY = -1  # in place of a target: whichever wrong class is the best
+ANY = -1  # in place of a target: the wrong class with the largest logit
 
 
 @dataclass(frozen=True)
 class MarginObjective(Objective, ABC):
-    """A goal made of margins: to be wrong, and to be accepted by each score of the rule.
+    """An objective made of margins: one to be wrong and one to be accepted by each score.
 
-    It remembers for each image the target, if there is one, and the slope of each margin.
+    The margins of logits and scores have different units. Dividing each by the norm of its
+    gradient at the start of the attack turns all of them into distances in pixel space (L2, to
+    first order). The state of each image is its target and these gradient norms ("slopes").
+
+    Args:
+        rule: The criterion with the rejector and its threshold.
     """
 
     rule: RuleCriterion
 
     @property
     def n_inputs(self) -> int:
-        """The target and the slopes."""
         return 2
 
     def prepare(self, start_point: AttackStart) -> ObjectiveState:
-        """The target, or none, and how steep each margin is at the start."""
         target = (
             torch.full_like(start_point.y, ANY)
             if start_point.target is None
@@ -46,83 +48,80 @@ class MarginObjective(Objective, ABC):
         )
         x = start_point.x_start.detach().requires_grad_()
         with torch.enable_grad():
-            margins = self.raw(as_output(start_point.model(x)), start_point.y, target)
+            margins = self.unscaled(as_output(start_point.model(x)), start_point.y, target)
             slopes = [_slope(margin, x) for margin in margins.unbind(1)]
         return target, torch.stack(slopes, 1)
 
-    def raw(self, out: Output, y: Tensor, target: Tensor) -> Tensor:
-        """The margins in their own units: N, one of being wrong and one a score."""
+    def unscaled(self, out: Output, y: Tensor, target: Tensor) -> Tensor:
+        """Return the margins in their own units, N, 1 + number of scores."""
         label = torch.where(target == ANY, best_wrong_class(out.logits, y), target)
-        lead = label_entry(out.logits, label) - label_entry(out.logits, y)
-        rooms = [score.accept_margin(out, t, label) for score, t in self.rule.rule.pairs]
-        return torch.stack([lead, *(room.to(lead) for room in rooms)], 1)
+        wrong = label_entry(out.logits, label) - label_entry(out.logits, y)
+        accept = [score.accept_margin(out, t, label) for score, t in self.rule.rule.pairs]
+        return torch.stack([wrong, *(margin.to(wrong) for margin in accept)], 1)
 
     def margins(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """The margins as distances."""
+        """Return the margins divided by their slopes, N, 1 + number of scores."""
         target, slopes = inputs
-        return self.raw(out, y, target) / slopes.to(out.logits)
+        return self.unscaled(out, y, target) / slopes.to(out.logits)
 
 
 @dataclass(frozen=True)
 class MinMargin(MarginObjective):
-    """The smallest of the margins: positive exactly where an image is wrong and accepted."""
+    """The smallest margin: positive exactly at an accepted error."""
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """By how much the attack has got through."""
         return self.margins(out, y, *inputs).amin(1)
 
 
 @dataclass(frozen=True)
 class SingleMargin(MarginObjective):
-    """One of the margins alone."""
+    """One margin: index 0 is the wrong class, index i > 0 the i-th score of the rule."""
 
     index: NonNegativeInt = 0
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """The margin at that place."""
         return self.margins(out, y, *inputs)[:, self.index]
 
 
 @dataclass(frozen=True)
 class MarginProduct(MarginObjective):
-    """The log of: the wrong probability, times for each score a chance to be accepted.
+    """log P(wrong class) + sum of log sigmoid(accept margin) over the scores.
 
-    That chance is a half at the threshold and goes to one with the margin.
+    The sigmoid is a soft acceptance: one half at the threshold, near one far inside.
     """
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """The sum of the logs, with scores in the units of logits."""
         target, slopes = inputs
         label = torch.where(target == ANY, best_wrong_class(out.logits, y), target)
         wrong = label_entry(log_probabilities(out), label)
-        rooms = self.margins(out, y, *inputs)[:, 1:] * slopes[:, :1].to(wrong)
-        return wrong + logsigmoid(rooms).sum(1)
+        # Accept margins in the units of the logit margin.
+        accept = self.margins(out, y, *inputs)[:, 1:] * slopes[:, :1].to(wrong)
+        return wrong + logsigmoid(accept).sum(1)
 
 
 @dataclass(frozen=True)
 class RejectionObjective(Objective):
-    """By how much an answer is refused: minus the smallest room that a score of the rule leaves."""
+    """Minus the smallest accept margin of the rule's scores: positive where rejected."""
 
     rule: RuleCriterion
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """How far outside the accepted set the answer is."""
         label = out.logits.argmax(-1)
-        rooms = [score.accept_margin(out, t, label) for score, t in self.rule.rule.pairs]
-        return -torch.stack(rooms, 1).amin(1)
+        margins = [score.accept_margin(out, t, label) for score, t in self.rule.rule.pairs]
+        return -torch.stack(margins, 1).amin(1)
 
 
 def best_wrong_class(logits: Tensor, y: Tensor) -> Tensor:
-    """The wrong class that each image is nearest to."""
+    """Return the wrong class with the largest logit, N."""
     return mask_label(logits, y).argmax(-1)
 
 
 def _slope(margin: Tensor, x: Tensor) -> Tensor:
-    """How steep a margin is in each image; one where it gives no gradient."""
+    """Return the L2 norm of the margin's gradient per image, N; 1 where there is no gradient."""
     grad = None
     if margin.requires_grad:
         (grad,) = torch.autograd.grad(margin.sum(), x, retain_graph=True, allow_unused=True)
     if grad is None:
         return torch.ones_like(margin)
-    steep = grad.flatten(1).norm(dim=1).to(margin)
-    return torch.where((steep > 0) & steep.isfinite(), steep, torch.ones_like(steep))
+    norm = grad.flatten(1).norm(dim=1).to(margin)
+    return torch.where((norm > 0) & norm.isfinite(), norm, torch.ones_like(norm))

@@ -1,9 +1,10 @@
-"""What a goal is: a function of a net's output and the labels, and of what it remembers.
+"""The base class of attack objectives.
 
-    kept = goal.prepare(moment)                              # once, where an attack starts
-    value = goal(out, y, *goal.given(kept, step, steps))   # one value per image, to be raised
+    state = objective.prepare(start_point)                  # once per restart of an attack
+    inputs = objective.at_step(state, step, steps)          # once per step
+    value = objective(out, y, *inputs)                      # one value per image, maximised
 
-Most goals remember nothing. What is remembered has one row per image, so that images can leave.
+Most objectives have no state. State tensors have one row per image, so that images can leave.
 """
 
 from abc import ABC, abstractmethod
@@ -22,45 +23,57 @@ ObjectiveState = tuple[Tensor, ...]
 
 
 class AttackStart(NamedTuple):
-    """Where an attack starts."""
+    """What an objective may use when an attack starts."""
 
     model: Model
-    x: Tensor
-    x_start: Tensor
-    y: Tensor
-    target: Tensor | None  # a wrong class for each image, if the attack has one
+    x: Tensor  # clean images, N, C, H, W
+    x_start: Tensor  # first iterates, shape of x
+    y: Tensor  # true labels, N
+    target: Tensor | None  # a wrong class for each image, N, in a targeted attack
 
-    def seen(self, x: Tensor) -> Output:
-        """What the model makes of images."""
+    def output(self, x: Tensor) -> Output:
+        """Return the model's output without gradients."""
         with torch.no_grad():
             return as_output(self.model(x)).detached()
 
-    def aim(self) -> Tensor:
-        """The target, or BadInput."""
+    def required_target(self) -> Tensor:
+        """Return the target classes; raise BadInput without them."""
         if self.target is None:
-            raise BadInput("this goal needs a target; use it in EachTarget")
+            raise BadInput(
+                "a targeted objective needs target classes; wrap the attack in MultiTarget"
+            )
         return self.target
 
 
 @dataclass(frozen=True)
 class Objective(Spec, ABC):
-    """One value per image that an attacker wants large."""
+    """The function of a model's output that an attack maximises, one value per image.
+
+    Objectives can be added and scaled: `CE() + 0.5 * DLR()`. An objective guides the search; the
+    success criterion of the attack decides whether an image counts as adversarial.
+    """
 
     @abstractmethod
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """One value per image."""
+        """Return one value per image, N.
+
+        Args:
+            out: The output of the model.
+            y: True labels, N.
+            *inputs: The tensors that `at_step` returns, `n_inputs` of them.
+        """
 
     @property
     def n_inputs(self) -> int:
-        """How many tensors it is given."""
+        """The number of tensors in the state and in `inputs`."""
         return 0
 
     def prepare(self, start_point: AttackStart) -> ObjectiveState:
-        """What it remembers of the start, one row per image."""
+        """Return the state for one restart: tensors with one row per image."""
         return ()
 
     def at_step(self, objective_state: ObjectiveState, step: int, steps: int) -> ObjectiveState:
-        """What it looks at in a step."""
+        """Return the `inputs` of `__call__` for a step out of `steps`."""
         return objective_state
 
     def __add__(self, other: "Objective") -> "Sum":
@@ -74,78 +87,70 @@ class Objective(Spec, ABC):
 
 @dataclass(frozen=True)
 class WrappedObjective(Objective, ABC):
-    """A goal made of one other, which alone remembers."""
+    """An objective that depends on one inner objective and shares its state."""
 
     @property
     @abstractmethod
     def inner(self) -> Objective:
-        """The other goal."""
+        """The inner objective."""
 
     @property
     def n_inputs(self) -> int:
-        """As many as the other."""
         return self.inner.n_inputs
 
     def prepare(self, start_point: AttackStart) -> ObjectiveState:
-        """What the other remembers."""
         return self.inner.prepare(start_point)
 
     def at_step(self, objective_state: ObjectiveState, step: int, steps: int) -> ObjectiveState:
-        """What the other looks at."""
         return self.inner.at_step(objective_state, step, steps)
 
 
 @dataclass(frozen=True)
 class Sum(Objective):
-    """Several goals added."""
+    """The sum of several objectives; its state is the concatenation of theirs."""
 
     objectives: tuple[Objective, ...]
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """The sum of the goals' values."""
-        parts = zip(self.objectives, self._shared_out(inputs), strict=True)
-        return torch.stack([objective(out, y, *own) for objective, own in parts]).sum(0)
+        pairs = zip(self.objectives, self._split(inputs), strict=True)
+        return torch.stack([objective(out, y, *own) for objective, own in pairs]).sum(0)
 
     @property
     def n_inputs(self) -> int:
-        """All that its goals are given."""
         return sum(objective.n_inputs for objective in self.objectives)
 
     def prepare(self, start_point: AttackStart) -> ObjectiveState:
-        """All that its goals remember."""
         return tuple(
-            part for objective in self.objectives for part in objective.prepare(start_point)
+            tensor for objective in self.objectives for tensor in objective.prepare(start_point)
         )
 
     def at_step(self, objective_state: ObjectiveState, step: int, steps: int) -> ObjectiveState:
-        """All that its goals look at."""
-        parts = zip(self.objectives, self._shared_out(objective_state), strict=True)
+        pairs = zip(self.objectives, self._split(objective_state), strict=True)
         return tuple(
-            part for objective, own in parts for part in objective.at_step(own, step, steps)
+            tensor for objective, own in pairs for tensor in objective.at_step(own, step, steps)
         )
 
-    def _shared_out(self, tensors: ObjectiveState) -> list[ObjectiveState]:
-        shares, start = [], 0
+    def _split(self, tensors: ObjectiveState) -> list[ObjectiveState]:
+        """Return the tensors of each objective."""
+        parts, start = [], 0
         for objective in self.objectives:
-            shares.append(tensors[start : start + objective.n_inputs])
+            parts.append(tensors[start : start + objective.n_inputs])
             start += objective.n_inputs
-        return shares
+        return parts
 
 
 @dataclass(frozen=True)
 class Scaled(WrappedObjective):
-    """A goal times a factor; a negative one turns it round."""
+    """An objective times a factor; a negative factor makes the attack minimise it."""
 
     factor: float
     objective: Objective
 
     @property
     def inner(self) -> Objective:
-        """The goal that is scaled."""
         return self.objective
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """The scaled value."""
         return self.factor * self.objective(out, y, *inputs)
 
 

@@ -1,10 +1,7 @@
-"""Goals that remember the probabilities before the attack.
+"""Objectives that compare the output with an earlier one.
 
-GAMA()     # GAMA's (Sriramanan et al. 2020): a margin of probabilities, and a fading distance
-KL()          # TRADES' (Zhang et al. 2019): away from the answer to the clean image
-
-Relaxed's distance to the probabilities at the noisy start, whose weight falls to nothing over the
-first steps, gives a gradient where the margin alone has none.
+GAMA()     # Sriramanan et al. 2020: probability margin plus a decaying squared distance
+KL()       # TRADES (Zhang et al. 2019): KL divergence from the clean prediction
 """
 
 from dataclasses import dataclass
@@ -19,28 +16,31 @@ from demur.output import Output, label_entry, log_probabilities
 
 @dataclass(frozen=True)
 class GAMA(Objective):
-    """The best wrong probability minus the true one, plus a fading distance to the start's."""
+    """GAMA: max wrong probability - true probability + w_t * ||p(x_start) - p(x_adv)||^2.
+
+    The distance gives a gradient where the margin alone has none.
+
+    Args:
+        weight: w_0, the weight of the distance at the first step.
+        fade: The number of steps over which w_t falls linearly to 0.
+    """
 
     weight: NonNegative = 50.0
-    fade: PositiveInt = 25  # steps until nothing is left of it
+    fade: PositiveInt = 25
 
     @property
     def n_inputs(self) -> int:
-        """The probabilities at the start, and the weight of the step."""
         return 2
 
     def prepare(self, start_point: AttackStart) -> ObjectiveState:
-        """The probabilities at the noisy start, and room for the weight."""
-        start = log_probabilities(start_point.seen(start_point.x_start)).exp()
-        return start, start.new_zeros(len(start))
+        start = log_probabilities(start_point.output(start_point.x_start)).exp()
+        return start, start.new_zeros(len(start))  # the zeros become w_t in at_step
 
     def at_step(self, objective_state: ObjectiveState, step: int, steps: int) -> ObjectiveState:
-        """The probabilities at the start and how much their distance counts now."""
-        start, room = objective_state
-        return start, room + self.weight * max(0.0, 1 - step / self.fade)
+        start, zeros = objective_state
+        return start, zeros + self.weight * max(0.0, 1 - step / self.fade)
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """The margin plus the weighted distance."""
         start, weight = inputs
         now = log_probabilities(out).exp()
         return best_wrong(now, y) - label_entry(now, y) + weight * ((start - now) ** 2).sum(-1)
@@ -48,22 +48,19 @@ class GAMA(Objective):
 
 @dataclass(frozen=True)
 class KL(Objective):
-    """The divergence of the answer from that to the clean image, which is held still: TRADES'."""
+    """TRADES' objective: KL(p(x) || p(x_adv)), with the clean prediction p(x) fixed."""
 
     @property
     def n_inputs(self) -> int:
-        """The log probabilities of the clean image."""
         return 1
 
     def prepare(self, start_point: AttackStart) -> ObjectiveState:
-        """The log probabilities of the clean image."""
-        return (log_probabilities(start_point.seen(start_point.x)),)
+        return (log_probabilities(start_point.output(start_point.x)),)
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """What is lost by taking the one for the other."""
         return divergence(inputs[0], log_probabilities(out))
 
 
-def divergence(true: Tensor, other: Tensor) -> Tensor:
-    """KL divergence of the second distribution from the first, both given by their logs."""
-    return (true.exp() * (true - other)).sum(-1)
+def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Return KL(p || q) per row, from log probabilities of shape N, K."""
+    return (log_p.exp() * (log_p - log_q)).sum(-1)

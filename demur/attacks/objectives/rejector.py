@@ -1,10 +1,10 @@
-"""Goals against a net that may refuse.
+"""Adaptive objectives: they use the score of a rejector or the rectifier A.
 
-Evasion(RCon(), eta=10)                   # be wrong and be trusted: CE + 10 log R-Con
-Evasion(RCon(), base_objective=WrongConfidence())          # be confident and be trusted
-WrongConfidence() + 10 * RRLoss()              # be confident where A does not follow
-ScoreObjective(RCon())                           # the score itself, without its log
-XiObjective()                                    # take A far from what would make R-Con right
+Evasion(RCon(), eta=10)                              # CE + 10 log R-Con
+Evasion(RCon(), base_objective=WrongConfidence())    # confidently wrong with a high R-Con
+WrongConfidence() + 10 * RRLoss()                    # confidently wrong where A is wrong
+ScoreObjective(RCon())                               # the score without the log
+XiObjective()                                        # the error of A, Definition 1
 """
 
 import math
@@ -24,7 +24,13 @@ from demur.spec import later
 
 @dataclass(frozen=True)
 class Evasion(WrappedObjective):
-    """Be wrong and be trusted at once: `fool` plus eta times the log of the rejector's score."""
+    """Wrong and accepted at once: base objective + eta * log score.
+
+    Args:
+        rejector: The rejector or its score.
+        eta: The weight of the log score.
+        base_objective: The objective that makes the prediction wrong.
+    """
 
     rejector: Rejector | Score
     eta: NonNegative = 1.0
@@ -32,52 +38,54 @@ class Evasion(WrappedObjective):
 
     @property
     def inner(self) -> Objective:
-        """What fools the classifier."""
         return self.base_objective
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """The weighted sum of both aims."""
-        return self.base_objective(out, y, *inputs) + self.eta * as_score(self.rejector).log_score(
-            out
-        )
+        log_score = as_score(self.rejector).log_score(out)
+        return self.base_objective(out, y, *inputs) + self.eta * log_score
 
 
 @dataclass(frozen=True)
 class ScoreObjective(Objective):
-    """A rejector's score as it is."""
+    """The score of a rejector, without the log of `Evasion`."""
 
     rejector: Rejector | Score
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """The score."""
         return as_score(self.rejector)(out)
 
 
 @dataclass(frozen=True)
 class RRLoss(Objective):
-    """The loss that A was trained by, the paper's L_RR: R-Con away from T-Con, on either side."""
+    """The training loss of A, Eq. 7: L_RR = BCE(R-Con, T-Con), with T-Con fixed.
+
+    Maximising it moves R-Con away from T-Con in either direction.
+
+    Args:
+        tau: The temperature of the softmax.
+        construction: How R-Con is built from the confidence and A, as in `methods.RR`.
+        rr_loss: The loss between R-Con and T-Con, as in `methods.RR`.
+    """
 
     tau: Positive = 1.0
     construction: Construction = field(default="product", metadata=later("product"))
     rr_loss: RRLossKind = field(default="bce", metadata=later("bce"))
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """How far R-Con is from the true confidence, which is held still."""
-        true = tcon(out, y, self.tau).detach()
-        return rr_loss_per_image(out, y, true, self.construction, self.rr_loss, self.tau)
+        true_confidence = tcon(out, y, self.tau).detach()
+        return rr_loss_per_image(out, y, true_confidence, self.construction, self.rr_loss, self.tau)
 
 
 @dataclass(frozen=True)
 class XiObjective(Objective):
-    """The xi-error 2|A - A*|: how far A is from making R-Con the true confidence."""
+    """The xi-error of Definition 1, 2 |A - A*|, where A* makes R-Con equal T-Con."""
 
     tau: Positive = 1.0
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """The least xi of Definition 1."""
         log_a_star = log_tcon(out, y, self.tau) - log_con(out, self.tau)
         logit = rectifier_logit(out)
-        # near 1 both are counted from 1: what is left keeps its digits and its gradient
+        # Near 1, subtract both from 1 first: the difference keeps its digits and its gradient.
         from_one = log_a_star.expm1() + (-logit).sigmoid()
         from_zero = log_a_star.exp() - logit.sigmoid()
         return 2 * torch.where(log_a_star > -math.log(2), from_one, from_zero).abs()

@@ -1,8 +1,8 @@
-"""Goals that take an image to one wrong class; `MultiTarget` says to which.
+"""Targeted objectives: towards one wrong class per image, which `MultiTarget` provides.
 
-TargetedMargin()       # that class's logit less the true one (Gowal et al. 2019)
-TargetedDLR()    # the same, whatever the scale of the logits (Croce and Hein 2020)
-TargetedConfidence()    # be confident in that class
+TargetedMargin()        # target logit - true logit (Gowal et al. 2019)
+TargetedDLR()           # the margin, invariant to the scale of the logits (Croce and Hein 2020)
+TargetedConfidence()    # log probability of the target
 """
 
 from abc import ABC
@@ -18,33 +18,32 @@ from demur.output import Output, label_entry, log_probabilities
 
 @dataclass(frozen=True)
 class Targeted(Objective, ABC):
-    """A goal that is given a target for each image."""
+    """Base class of objectives with a target class per image."""
 
     @property
     def n_inputs(self) -> int:
-        """The target."""
         return 1
 
     def prepare(self, start_point: AttackStart) -> ObjectiveState:
-        """The target."""
-        return (start_point.aim(),)
+        return (start_point.required_target(),)
 
 
 @dataclass(frozen=True)
 class TargetedMargin(Targeted):
-    """The target's logit minus the true one."""
+    """The target logit minus the true logit."""
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """The logit margin of the target."""
         return label_entry(out.logits, inputs[0]) - label_entry(out.logits, y)
 
 
 @dataclass(frozen=True)
 class TargetedDLR(Targeted):
-    """The target's margin over the distance of the first logit to the third and fourth."""
+    """The targeted margin divided by z_1 - (z_3 + z_4) / 2, with sorted logits z.
+
+    With three classes the divisor is z_1 - z_3; with two classes the margin is not divided.
+    """
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """The ratio; with three classes to the third, with two the margin as it is."""
         margin = label_entry(out.logits, inputs[0]) - label_entry(out.logits, y)
         classes = out.logits.shape[-1]
         if classes < 3:
@@ -55,10 +54,9 @@ class TargetedDLR(Targeted):
 
 @dataclass(frozen=True)
 class TargetedConfidence(Targeted):
-    """Log of the target's probability: the paper's L_Con, one class at a time."""
+    """The log probability of the target: the paper's L_Con for one class."""
 
     tau: Positive = 1.0
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """The log probability of the target."""
         return label_entry(log_probabilities(out, self.tau), inputs[0])

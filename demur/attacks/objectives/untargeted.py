@@ -1,9 +1,9 @@
-"""Goals that any wrong answer serves.
+"""Untargeted objectives: towards any wrong class.
 
-CE()           # make the true label improbable
-LogitMargin()       # the best wrong logit less the true one
-DLR()          # the margin, whatever the scale of the logits (Croce and Hein 2020)
-WrongConfidence()     # be confident in a wrong answer
+CE()                  # cross-entropy of the true label
+LogitMargin()         # largest wrong logit - true logit
+DLR()                 # the margin, invariant to the scale of the logits (Croce and Hein 2020)
+WrongConfidence()     # log of the largest wrong probability
 """
 
 from dataclasses import dataclass
@@ -19,28 +19,28 @@ TINY = 1e-12
 
 @dataclass(frozen=True)
 class CE(Objective):
-    """Cross-entropy of the true label."""
+    """Cross-entropy of the true label, -log T-Con."""
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """Minus the log of the true confidence."""
         return -log_tcon(out, y)
 
 
 @dataclass(frozen=True)
 class LogitMargin(Objective):
-    """The largest wrong logit minus the true one: positive exactly when the answer is wrong."""
+    """The largest wrong logit minus the true logit: positive exactly where misclassified."""
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """The logit margin by which the answer is wrong."""
         return best_wrong(out.logits, y) - label_entry(out.logits, y)
 
 
 @dataclass(frozen=True)
 class DLR(Objective):
-    """The margin over the distance between the first and the third logit."""
+    """Difference of logits ratio: the margin divided by z_1 - z_3, with sorted logits z.
+
+    With two classes there is no z_3 and the margin is not divided.
+    """
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """The ratio; with two classes there is no third and the margin stays as it is."""
         margin = best_wrong(out.logits, y) - label_entry(out.logits, y)
         if out.logits.shape[-1] < 3:
             return margin
@@ -50,15 +50,14 @@ class DLR(Objective):
 
 @dataclass(frozen=True)
 class WrongConfidence(Objective):
-    """Log of the largest wrong probability: the paper's L_Con."""
+    """The log of the largest wrong probability: the paper's L_Con."""
 
     tau: Positive = 1.0
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """The log probability of the best wrong answer."""
         return best_wrong(log_probabilities(out, self.tau), y)
 
 
 def best_wrong(table: Tensor, y: Tensor) -> Tensor:
-    """The largest entry of each row outside the true label."""
+    """Return the largest entry of each row of an N, K table, without the true label."""
     return mask_label(table, y).amax(-1)
