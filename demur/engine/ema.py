@@ -23,7 +23,10 @@ class EMA:
         self.min_rate = 1 - decay
         # running statistics are averaged like weights; num_batches_tracked is copied
         self.averages, self.source = _state_tensors(self.net, True), _state_tensors(net, True)
-        self.counts, self.source_counts = _state_tensors(self.net, False), _state_tensors(net, False)
+        self.counts, self.source_counts = (
+            _state_tensors(self.net, False),
+            _state_tensors(net, False),
+        )
         self.steps = self.averages[0].new_zeros((), dtype=torch.int64)
 
     @torch.no_grad()
