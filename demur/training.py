@@ -90,6 +90,7 @@ def train(
         Diverged: the loss is too large or not finite; the last saved epoch stays in the folder.
 
     Example:
+        >>> from pathlib import Path
         >>> from demur import recipe, train
         >>> short = recipe("digits-pgdat-rr", ["epochs=1", "width=4", "attack.steps=1"])
         >>> train(short, Path("runs/short")).finished

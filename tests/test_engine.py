@@ -35,7 +35,7 @@ from demur.spec import show
 from tests.conftest import FEW
 
 CPU = torch.device("cpu")
-QUICK = PGD(Linf(0.1), steps=2)
+SHORT_PGD = PGD(Linf(0.1), steps=2)
 CHANGES = ["width=4", "precision=fp64", "batch_size=64", "epochs=2", "attack.steps=2"]
 
 
@@ -52,16 +52,16 @@ def rr() -> Recipe:
     return recipe("digits-pgdat-rr", CHANGES)
 
 
-def quick(method: Method) -> Recipe:
+def short(method: Method) -> Recipe:
     """A recipe of `check` with a small net and two steps an attack."""
     framework = method.framework
     if isinstance(framework, PGDAT):
-        framework = replace(framework, attack=QUICK)
+        framework = replace(framework, attack=SHORT_PGD)
     if isinstance(framework, CCAT | TRADES):
         assert isinstance(framework.attack, PGD)
         framework = replace(framework, attack=replace(framework.attack, steps=2))
-    made = check.recipe_of(replace(method, framework=framework), "fp64")
-    return replace(made, net=Small(4), batch_size=64, epochs=2)
+    spec = check.recipe_of(replace(method, framework=framework), "fp64")
+    return replace(spec, net=Small(4), batch_size=64, epochs=2)
 
 
 # ------------------------------------------------------------------ steps
@@ -72,7 +72,7 @@ def test_fast_steps_end_with_the_plain_steps_weights(
     method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "STEPS", 4)
-    found = check.equality(quick(method), CPU, "none")
+    found = check.equality(short(method), CPU, "none")
     assert found.holds, found
     assert found.tolerance == 1e-9
     assert not found.captured, "there is no graph on a CPU"
@@ -123,15 +123,15 @@ def test_a_wrong_engine_is_caught(
 
 def test_a_rounding_is_no_difference_in_fp32(brief: None) -> None:
     """Without an attack there is no sign to turn, so the least allowance is enough."""
-    found = check.equality(replace(quick(Method(Standard(), RR())), precision="fp32"), CPU, "none")
+    found = check.equality(replace(short(Method(Standard(), RR())), precision="fp32"), CPU, "none")
     assert found.holds
     assert found.tolerance == check.LEAST
     assert 0 < found.distance_to_plain < 1e-4
 
 
 def test_the_last_partial_batch_takes_the_plain_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, taken = rr(), list[tuple[str, int, int]]()
-    steps = FastSteps(made, TrainState(made, CPU), made.data.load()["fit"], "none")
+    spec, taken = rr(), list[tuple[str, int, int]]()
+    steps = FastSteps(spec, TrainState(spec, CPU), spec.data.load()["fit"], "none")
 
     def noted(kind: str) -> Callable[..., Tensor]:
         def update(chosen: Tensor, step: Any, share: float) -> Tensor:
@@ -160,8 +160,8 @@ def as_on_a_gpu(steps: FastSteps) -> None:
     steps.begin = begun  # type: ignore[method-assign]
 
 
-def trained(made: Recipe, steps: PlainSteps) -> dict[str, Tensor]:
-    for epoch in range(made.epochs):
+def trained(spec: Recipe, steps: PlainSteps) -> dict[str, Tensor]:
+    for epoch in range(spec.epochs):
         steps.begin(epoch)
         for i in range(steps.batches):
             steps(i)
@@ -172,9 +172,9 @@ def test_a_step_that_cannot_be_compiled_falls_back_to_the_plain_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The recorder fails after the warm-up has changed weights; they are put back."""
-    made, said = rr(), list[str]()
-    fit = made.data.load()["fit"]
-    steps = FastSteps(made, TrainState(made, CPU), fit, "none", said.append)
+    spec, said = rr(), list[str]()
+    fit = spec.data.load()["fit"]
+    steps = FastSteps(spec, TrainState(spec, CPU), fit, "none", said.append)
 
     def failing(work: Callable[[], None], prepare: Callable[[], object]) -> None:
         prepare()
@@ -183,8 +183,8 @@ def test_a_step_that_cannot_be_compiled_falls_back_to_the_plain_one(
 
     monkeypatch.setattr("demur.engine.fast.capture", failing)
     as_on_a_gpu(steps)
-    fast = trained(made, steps)
-    plain = trained(made, PlainSteps(made, TrainState(made, CPU), fit))
+    fast = trained(spec, steps)
+    plain = trained(spec, PlainSteps(spec, TrainState(spec, CPU), fit))
     assert all(torch.equal(fast[name], plain[name]) for name in plain)
     (sentence,) = said
     assert sentence == (
@@ -198,8 +198,8 @@ def test_out_of_memory_is_no_reason_to_go_on_slowly(monkeypatch: pytest.MonkeyPa
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("demur.engine.fast.capture", full)
-    made = rr()
-    steps = FastSteps(made, TrainState(made, CPU), made.data.load()["fit"], "none")
+    spec = rr()
+    steps = FastSteps(spec, TrainState(spec, CPU), spec.data.load()["fit"], "none")
     as_on_a_gpu(steps)
     with pytest.raises(torch.OutOfMemoryError):
         steps.begin(0)
@@ -222,10 +222,10 @@ def test_restored_tensors_keep_their_addresses() -> None:
 def test_the_judge_counts_right_answers(tiny_run: Run, test_images: Images) -> None:
     train_state = TrainState(tiny_run.recipe, CPU)
     train_state.net.load_state_dict(tiny_run.net(CPU).state_dict())
-    found = Validator(train_state, "plain").accuracy(QUICK, test_images)
+    found = Validator(train_state, "plain").accuracy(SHORT_PGD, test_images)
     x, y = test_images.batch(slice(None))
     net = tiny_run.net(CPU)
-    x_adv = QUICK.perturb(net, x, y, test_images.index)
+    x_adv = SHORT_PGD.perturb(net, x, y, test_images.index)
     assert found == pytest.approx(
         float((net(x_adv).logits.argmax(1) == y).float().mean()), abs=0.01
     )
@@ -258,28 +258,28 @@ def test_plans_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
 
     def plan(
-        name: str, made: Recipe, world: ProcessGroup = ProcessGroup(), sync_bn: bool = False
+        name: str, spec: Recipe, world: ProcessGroup = ProcessGroup(), sync_bn: bool = False
     ) -> EnginePlan:
-        return choose_plan(name, made, CPU, world, sync_bn, said.append)
+        return choose_plan(name, spec, CPU, world, sync_bn, said.append)
 
-    made = replace(rr(), precision="fp32")
-    half = replace(made, precision="bf16")
-    monkeypatch.setattr(plan_module, "fastest", lambda made: ("fp32", True))
-    assert plan("auto", made) == EnginePlan("plain", "fp32")
+    spec = replace(rr(), precision="fp32")
+    half = replace(spec, precision="bf16")
+    monkeypatch.setattr(plan_module, "fastest", lambda spec: ("fp32", True))
+    assert plan("auto", spec) == EnginePlan("plain", "fp32")
     assert plan("plain", half) == EnginePlan("plain", "bf16")
-    assert plan("fast", made) == EnginePlan("fast", "fp32", channels_last=True)
+    assert plan("fast", spec) == EnginePlan("fast", "fp32", channels_last=True)
     assert not said
     assert plan("auto", half) == EnginePlan("fast", "fp32", channels_last=True)
     assert said == ["bf16 does not pay on this CPU: computing in fp32"]
-    assert plan("auto", made, ProcessGroup(1, 2), sync_bn=True).sync_bn
-    assert not plan("auto", made, ProcessGroup(1, 2)).sync_bn
-    train_state = plan("fast", made).train_state(made, CPU, ProcessGroup())
+    assert plan("auto", spec, ProcessGroup(1, 2), sync_bn=True).sync_bn
+    assert not plan("auto", spec, ProcessGroup(1, 2)).sync_bn
+    train_state = plan("fast", spec).train_state(spec, CPU, ProcessGroup())
     (stem, *_) = train_state.net.trunk.parameters()
     assert stem.is_contiguous(memory_format=torch.channels_last)
-    steps = plan("fast", made).steps(made, train_state, made.data.load()["fit"], said.append)
+    steps = plan("fast", spec).steps(spec, train_state, spec.data.load()["fit"], said.append)
     assert type(steps) is PlainSteps, "there is nothing to record on a CPU"
     with pytest.raises(BadInput, match="no engine is called 'fsat'; did you mean fast"):
-        plan("fsat", made)
+        plan("fsat", spec)
 
 
 def test_roundings_are_tried_while_the_engines_are_further_apart() -> None:

@@ -15,11 +15,16 @@ from demur.nets.net import NetSpec, RejectingNet
 
 @dataclass(frozen=True)
 class ResNet18(NetSpec):
-    """Pre-activation ResNet-18: four stages of two blocks, `width` channels in the first.
+    """Pre-activation ResNet-18: four stages of two blocks.
 
     The "ResNet-18" of the reference code is this pre-activation net, with width 64.
 
+    Args:
+        width: channels of the first stage; the later stages have 2, 4 and 8 times as many.
+
     Example:
+        >>> import torch
+        >>> from demur import CIFAR10, RR, ResNet18
         >>> net = ResNet18(width=4).build(CIFAR10().domain, RR())
         >>> net(torch.rand(2, 3, 32, 32)).logits.shape
         torch.Size([2, 10])
@@ -35,7 +40,14 @@ class ResNet18(NetSpec):
 class WideResNet(NetSpec):
     """WideResNet: three stages of (depth - 4) / 6 blocks with 16, 32, 64 times `widen` channels.
 
-    Raises BadInput if the depth is not 6n + 4.
+    Args:
+        depth: number of layers, 6n + 4; another depth raises BadInput.
+        widen: factor of the channels; 10 in the paper.
+
+    Example:
+        >>> from demur import CIFAR10, RR, WideResNet
+        >>> WideResNet(depth=10, widen=1).build(CIFAR10().domain, RR()).trunk.dims
+        (16, 32, 64)
     """
 
     depth: PositiveInt = 34
