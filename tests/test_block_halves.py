@@ -42,7 +42,9 @@ def plain_half(block: Block, total: Tensor, active: Tensor) -> tuple[Tensor, Ten
 
 
 @pytest.mark.parametrize(("width", "stride"), [(4, 1), (6, 1), (8, 2)])
-def test_folded_half_has_the_outputs_and_the_gradient_of_the_plain_half(width: int, stride: int) -> None:
+def test_folded_half_has_the_outputs_and_the_gradient_of_the_plain_half(
+    width: int, stride: int
+) -> None:
     block = random_block(width, stride, seed=width)
     g = torch.Generator().manual_seed(1)
     total, active = torch.randn(2, 3, 4, 6, 6, generator=g, dtype=torch.float64)

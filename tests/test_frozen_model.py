@@ -115,9 +115,7 @@ def test_any_number_of_compiled_objectives_have_the_gradient_of_the_net(
                 assert same_gradient(ours, gradient(net, objective, *digits))
 
 
-def test_gradient_only_is_the_gradient(
-    net: RejectingNet, digits: tuple[Tensor, Tensor]
-) -> None:
+def test_gradient_only_is_the_gradient(net: RejectingNet, digits: tuple[Tensor, Tensor]) -> None:
     for train, fixed in ((True, None), (False, 64)):
         for objective in (CE(), Evasion(RCon())):
             frozen_model = FrozenModel(net.train(train), "fp64", "none", fixed)
@@ -152,7 +150,9 @@ def test_no_weight_gradient_is_computed(net: RejectingNet, digits: tuple[Tensor,
     assert list(frozen_model.parameters()) == [], "a FrozenModel has nothing to train"
 
 
-def test_padding_changes_neither_gradients_nor_attacks(net: RejectingNet, digits: tuple[Tensor, Tensor]) -> None:
+def test_padding_changes_neither_gradients_nor_attacks(
+    net: RejectingNet, digits: tuple[Tensor, Tensor]
+) -> None:
     x, y = digits
     net.eval()
     ours = FrozenModel(net, "fp64", "none", fixed=64).gradient(LogitMargin(), x, y)
