@@ -140,11 +140,11 @@ def test_the_last_partial_batch_takes_the_plain_step(monkeypatch: pytest.MonkeyP
     steps = FastSteps(spec, TrainState(spec, CPU), spec.data.load()["fit"], "none")
 
     def log_step(kind: str) -> Callable[..., Tensor]:
-        def step(chosen: Tensor, step: Any, share: float) -> Tensor:
+        def run_step(chosen: Tensor, step: Any, share: float) -> Tensor:
             taken.append((kind, int(step), len(chosen)))
             return torch.zeros((), dtype=torch.float64)
 
-        return step
+        return run_step
 
     monkeypatch.setattr(steps, "fast_step", log_step("fast"))
     monkeypatch.setattr(steps, "plain_step", log_step("plain"))
