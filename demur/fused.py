@@ -1,10 +1,10 @@
-"""Short chains of tensor operations that a compiler may turn into one kernel.
+"""Mark short chains of tensor operations that torch.compile may fuse into one kernel.
 
     @fused
     def step(self, x, x_adv, grad, length): ...
 
-Inside `with fusing():` a marked function runs compiled; anywhere else it is the function itself,
-so plain results never depend on a compiler.
+Inside `with fusing():` a marked function runs compiled. Anywhere else it runs as written, so the
+results of the plain engine never depend on a compiler.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,22 +17,22 @@ import torch
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_depth = 0  # of fusing() blocks around the code that runs
+_depth = 0  # nested fusing() blocks around the running code
 
 
 @contextmanager
-def fusing(wanted: bool = True) -> Iterator[None]:
-    """Compile marked functions for a while, if wanted."""
+def fusing(enabled: bool = True) -> Iterator[None]:
+    """Run marked functions compiled inside this block; do nothing if not enabled."""
     global _depth  # noqa: PLW0603
-    _depth += wanted
+    _depth += enabled
     try:
         yield
     finally:
-        _depth -= wanted
+        _depth -= enabled
 
 
 def fused(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, compiled where somebody asked for it."""
+    """Decorate a function so that it runs compiled inside `fusing()`."""
     compiled: list[Callable[P, R]] = []
 
     @wraps(function)

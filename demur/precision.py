@@ -1,9 +1,9 @@
-"""The arithmetic of convolutions and matrix products; losses and verdicts never fall below fp32.
+"""The precision of convolutions and matrix products; heads, losses and scores use fp32 at least.
 
-    with arithmetic("bf16", device): ...
+    with use_precision("bf16", device): ...
 
-fp64 and fp32 are what they say, tf32 rounds the factors of products on a GPU, bf16 does too and
-computes convolutions in 16 bits.
+"fp64" and "fp32" compute in that dtype. "tf32" rounds the factors of fp32 products to TF32 on a
+GPU. "bf16" computes convolutions in bf16 by autocast, and the remaining fp32 products with TF32.
 """
 
 from collections.abc import Iterator
@@ -16,42 +16,42 @@ Precision = Literal["fp64", "fp32", "tf32", "bf16"]
 
 
 def weights_dtype(precision: Precision) -> torch.dtype:
-    """In what the weights are held and changed."""
+    """Return the dtype of the weights and of their updates."""
     return torch.float64 if precision == "fp64" else torch.float32
 
 
 def products_dtype(precision: Precision) -> torch.dtype:
-    """In what the factors of convolutions are held."""
+    """Return the dtype of the inputs and weights of convolutions."""
     return torch.bfloat16 if precision == "bf16" else weights_dtype(precision)
 
 
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:
-    """Convolutions in bf16 for a while, where that is the precision."""
-    # the cache would keep casts of weights from one step of a captured graph to the next
+    """Return a context in which convolutions run in bf16, if that is the precision."""
+    # the cache would carry weight casts from one step of a captured CUDA graph to the next
     return torch.autocast(
         device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False
     )
 
 
 def no_autocast(device: torch.device) -> torch.autocast:
-    """No lowering for a while: for what is never computed in 16 bits, and for backward passes."""
+    """Return a context without autocast, for heads, losses and backward passes."""
     return torch.autocast(device.type, enabled=False)
 
 
 @contextmanager
 def tf32(precision: Precision) -> Iterator[None]:
-    """The factors of fp32 products rounded to TF32 for a while, or not, by the precision."""
-    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = convolutions.allow_tf32, products.allow_tf32
-    convolutions.allow_tf32 = products.allow_tf32 = precision in ("tf32", "bf16")
+    """Allow TF32 in convolutions and matrix products for "tf32" and "bf16", else forbid it."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.allow_tf32 = matmul.allow_tf32 = precision in ("tf32", "bf16")
     try:
         yield
     finally:
-        convolutions.allow_tf32, products.allow_tf32 = before
+        cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
 @contextmanager
 def use_precision(precision: Precision, device: torch.device) -> Iterator[None]:
-    """This precision and no other for a while."""
+    """Set TF32 and autocast for a precision."""
     with tf32(precision), autocast(precision, device):
         yield

@@ -1,10 +1,10 @@
-"""Training: crash-safe, resumable, and the same weights however often it was interrupted.
+"""Training of a recipe: crash-safe and resumable.
 
     run = train(recipe("digits-pgdat-rr"), Path("runs/digits-pgdat-rr"))
 
-SGD with momentum; the recipe says which epoch's weights are chosen. Kill it at any moment and call
-it again: it goes on after the last epoch that was kept and, on a CPU with the same number of
-threads, ends with bit-identical weights. Under torchrun the leading process writes.
+A training that was killed resumes after the last saved epoch when `train` is called again. On a
+CPU with the same number of threads it ends with bit-identical weights. Under torchrun only rank 0
+writes files.
 """
 
 import math
@@ -31,30 +31,30 @@ from demur.spec import digest, show
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a training has come, for whoever watches."""
+    """The progress of a training, passed to `watch` after every step and every epoch."""
 
-    epoch: int
+    epoch: int  # finished epochs
     epochs: int
-    step: int
-    steps: int
-    loss: float | None = None
-    robust: float | None = None  # accuracy on the images that choose the epoch, if any do
-    clean: float | None = None
+    step: int  # finished steps of the current epoch
+    steps: int  # per epoch
+    loss: float | None = None  # mean loss of the last epoch
+    robust: float | None = None  # accuracy on the selection split under the validation attack
+    clean: float | None = None  # accuracy on the selection split without attack
 
 
-RUNAWAY = 1e6  # a loss of which nothing can be learned any more
-KEEPING = 0.02  # the share of the time that may go into keeping states on disk
+MAX_LOSS = 1e6  # a larger loss means that training has diverged
+SAVE_TIME_SHARE = 0.02  # of the training time
 
 Watch = Callable[[Progress], None]
 Say = Callable[[str], None]
 
 
-def no_progress(progress: Progress) -> None:
-    """Nobody looks."""
+def ignore_progress(progress: Progress) -> None:
+    """Do nothing."""
 
 
-def no_messages(sentence: str) -> None:
-    """Nobody listens."""
+def ignore_message(sentence: str) -> None:
+    """Do nothing."""
 
 
 def train(
@@ -62,38 +62,69 @@ def train(
     folder: Path,
     device: torch.device | None = None,
     data_folder: Path | None = None,
-    watch: Watch = no_progress,
+    watch: Watch = ignore_progress,
     engine: str = "auto",
     sync_bn: bool = False,
-    say: Say = no_messages,
+    say: Say = ignore_message,
 ) -> Run:
-    """The finished run of a recipe in a folder, resumed where an earlier call stopped."""
-    here = distributed.current()
-    if here.is_leader:
+    """Train a recipe in a folder, or resume the training that an earlier call started there.
+
+    A finished run is returned unchanged. Under torchrun all processes call this function.
+
+    Args:
+        recipe: data, net, method, schedule and seed.
+        folder: the run folder.
+        device: where to train; None: the CPU.
+        data_folder: where the data set is; None: the usual places.
+        watch: called with a Progress after every step and every epoch.
+        engine: "auto", "plain" (eager, the reference) or "fast" (CUDA graphs).
+        sync_bn: compute batch-norm statistics over all processes.
+        say: called with sentences about the choice of the engine.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        BadInput: the recipe cannot be trained on these images or by so many processes, or the
+            folder belongs to another recipe or is damaged.
+        Diverged: the loss is too large or not finite; the last saved epoch stays in the folder.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from demur import recipe, train
+        >>> short = recipe("digits-pgdat-rr", ["epochs=1", "width=4", "attack.steps=1"])
+        >>> train(short, Path("runs/short")).finished
+        True
+    """
+    world = distributed.current()
+    if world.is_leader:
         Run.check(folder, recipe)
     splits = recipe.data.load(data_folder)
-    check_trainable(recipe, splits, here.size)
-    check_divisible(recipe, here.size, sync_bn)
+    check_trainable(recipe, splits, world.size)
+    check_divisible(recipe, world.size, sync_bn)
     base_of(recipe)
     device = device or torch.device("cpu")
-    with Run.claim(folder, recipe) if here.is_leader else nullcontext(Run(folder)) as run:
-        if not here.broadcast(run.finished):
-            plan = choose_plan(engine, recipe, device, here, sync_bn, say)
-            plan = here.broadcast(plan.after(stored_plan(run)) if here.is_leader else plan)
-            Training(recipe, run, splits, device, plan, watch, say).go()
-    here.barrier()
+    with Run.claim(folder, recipe) if world.is_leader else nullcontext(Run(folder)) as run:
+        if not world.broadcast(run.finished):
+            plan = choose_plan(engine, recipe, device, world, sync_bn, say)
+            plan = world.broadcast(plan.resumed(stored_plan(run)) if world.is_leader else plan)
+            Training(recipe, run, splits, device, plan, watch, say).train()
+    world.barrier()
     return run
 
 
 def check_trainable(recipe: Recipe, splits: Splits, processes: int = 1) -> None:
-    """Refuse what would fail after an hour."""
+    """Raise BadInput if training would fail later: splits, classes and batch sizes.
+
+    Batch norm needs at least two images in every batch of every process.
+    """
     fit = splits["fit"]
     if recipe.selection_split not in (None, *splits):
         raise BadInput(
             f"{show(recipe.data)} has no {recipe.selection_split} images; use selection=last"
         )
     if len(fit.y.unique()) < 2:
-        raise BadInput("the fit split holds one class only; a classifier needs at least two")
+        raise BadInput("the fit split has one class only; a classifier needs at least two")
     last = len(fit) % recipe.batch_size or recipe.batch_size
     if last == 1 or recipe.batch_size == 1:
         raise BadInput(
@@ -102,22 +133,22 @@ def check_trainable(recipe: Recipe, splits: Splits, processes: int = 1) -> None:
         )
     if last < 2 * processes:
         raise BadInput(
-            f"the last batch has {last} images, too few for {processes} processes of two each; "
+            f"the last batch has {last} images, too few for {processes} processes with two each; "
             "start fewer processes or change batch_size"
         )
 
 
 def check_divisible(recipe: Recipe, processes: int, sync_bn: bool) -> None:
-    """Refuse to share out a batch whose loss is not the mean over its parts."""
+    """Raise BadInput if synchronised processes would not compute the loss of the whole batch."""
     if processes > 1 and not recipe.method.is_mean_over_images and sync_bn:
         raise BadInput(
-            f"{show(recipe.method)} counts over a whole batch, and {processes} processes would "
-            "each count over their part; leave out --sync-bn if that is meant"
+            f"the loss of {show(recipe.method)} is not a mean over images, so its value differs "
+            f"between {processes} processes and one; leave out --sync-bn if that is meant"
         )
 
 
 class Training:
-    """One run under way: the learner, its steps, and the loop over epochs."""
+    """The training of one run: its state, its steps and the loop over epochs."""
 
     def __init__(
         self,
@@ -132,45 +163,47 @@ class Training:
         self.recipe, self.run, self.watch, self.plan = recipe, run, watch, plan
         self.world = distributed.current()
         self.fit = splits["fit"].to(device)
-        self.choosing = _choosing(recipe, splits, device)
+        self.selection_images = _selection_images(recipe, splits, device)
         self.train_state = plan.train_state(recipe, device, self.world)
         self.base = base_of(recipe)
         if self.base is not None:
             self.train_state.load_base(self.base.net(torch.device("cpu")))
         self.steps = plan.steps(recipe, self.train_state, self.fit, say)
         self.validator = Validator(self.train_state, plan.engine)
-        self.best: Tensors = {}  # the weights chosen so far
-        self.kept = 0  # the epoch whose state is on disk
-        self.next_keep = 0.0  # when keeping another will be worth its time
+        self.best: Tensors = {}  # weights of the best epoch so far
+        self.saved_epoch = 0
+        self.next_save = 0.0  # on the monotonic clock
 
-    def go(self) -> None:
-        """Train from the last whole epoch to the end and choose the weights."""
-        state = self._resumed()
-        seen = Progress(state.epoch, self.recipe.epochs, 0, self.steps.batches)
+    def train(self) -> None:
+        """Train from the last saved epoch to the end and write the selected weights."""
+        state = self._resume()
+        progress = Progress(state.epoch, self.recipe.epochs, 0, self.steps.batches)
         while state.epoch < self.recipe.epochs:
-            began = time.monotonic()
-            loss = self._epoch(state.epoch, seen)
-            robust, clean = self._judged()
-            on = self.recipe.selection_split
-            judged = {} if on is None else {f"{on}_robust": robust, f"{on}_clean": clean}
+            start = time.monotonic()
+            loss = self._epoch(state.epoch, progress)
+            robust, clean = self._validate()
+            split = self.recipe.selection_split
+            accuracies = (
+                {} if split is None else {f"{split}_robust": robust, f"{split}_clean": clean}
+            )
             line = {
                 "loss": loss,
-                **judged,
+                **accuracies,
                 "lr": self.recipe.schedule((state.epoch + 1) / self.recipe.epochs),
-                "seconds": round(time.monotonic() - began, 3),
+                "seconds": round(time.monotonic() - start, 3),
             }
             state = state.after(robust, line)
-            self._keep(state)
-            seen = Progress(
+            self._save(state)
+            progress = Progress(
                 state.epoch, self.recipe.epochs, 0, self.steps.batches, loss, robust, clean
             )
-            self.watch(seen)
+            self.watch(progress)
         if self.world.is_leader:
-            last = self.train_state.judged.state_dict()
-            finish(self.run, state, self.best, last, self._about())
+            last = self.train_state.eval_net.state_dict()
+            finish(self.run, state, self.best, last, self._metadata())
 
-    def _resumed(self) -> ResumeState:
-        """The state of the leading process, with its tensors in every process's learner."""
+    def _resume(self) -> ResumeState:
+        """Load the saved state on rank 0 and broadcast it with its tensors to all ranks."""
         state = ResumeState()
         if self.world.is_leader:
             state, tensors, self.best = load_state(self.run)
@@ -179,105 +212,109 @@ class Training:
                 self.train_state.restore(tensors)
         self.world.broadcast_tensors(list(self.train_state.tensors().values()))
         state = self.world.broadcast(state)
-        self.kept = state.epoch
+        self.saved_epoch = state.epoch
         return state
 
-    def _check_same_base(self, kept: Tensors) -> None:
-        """Refuse to go on with a base that is not the one this run began with."""
-        held = {} if self.base is None else self.train_state.net.trunk.state_dict()
-        pairs = [(value.cpu(), kept[f"net.trunk.{name}"].cpu()) for name, value in held.items()]
+    def _check_same_base(self, saved: Tensors) -> None:
+        """Raise BadInput if the base is not the one that this run started from."""
+        trunk = {} if self.base is None else self.train_state.net.trunk.state_dict()
+        pairs = [(value.cpu(), saved[f"net.trunk.{name}"].cpu()) for name, value in trunk.items()]
         if not all(torch.equal(*pair) for pair in pairs):
             raise BadInput(
-                f"{self.recipe.base} is not the run that {self.run.name} began with; train it "
+                f"{self.recipe.base} is not the run that {self.run.name} began with; train "
                 "again in another folder"
             )
 
-    def _keep(self, state: ResumeState) -> None:
-        """Remember the best weights, and put the state on disk unless that was just done."""
+    def _save(self, state: ResumeState) -> None:
+        """Copy the weights of a best epoch; save the state unless that was done recently."""
         if not self.world.is_leader:
             return
         if state.is_best:
-            self.best = {k: v.clone() for k, v in self.train_state.judged.state_dict().items()}
+            self.best = {k: v.clone() for k, v in self.train_state.eval_net.state_dict().items()}
         write_metrics(self.run, state)
-        began = time.monotonic()
-        if began >= self.next_keep and state.epoch < self.recipe.epochs:
-            keep(self.run, state, self.train_state.tensors(), self.best, self.plan.words())
-            self.kept, ended = state.epoch, time.monotonic()
-            self.next_keep = ended + (ended - began) / KEEPING
+        start = time.monotonic()
+        if start >= self.next_save and state.epoch < self.recipe.epochs:
+            keep(self.run, state, self.train_state.tensors(), self.best, self.plan.metadata())
+            self.saved_epoch, end = state.epoch, time.monotonic()
+            self.next_save = end + (end - start) / SAVE_TIME_SHARE
 
-    def _judged(self) -> tuple[float | None, float | None]:
-        """Accuracy of the images that choose the epoch, under the judge and as they are."""
-        if self.choosing is None:
+    def _validate(self) -> tuple[float | None, float | None]:
+        """Return the accuracy on the selection split under the validation attack and clean."""
+        if self.selection_images is None:
             return None, None
         return (
-            self.validator.accuracy(self.recipe.validation_attack, self.choosing),
-            self.validator.accuracy(Clean(), self.choosing),
+            self.validator.accuracy(self.recipe.validation_attack, self.selection_images),
+            self.validator.accuracy(Clean(), self.selection_images),
         )
 
-    def _about(self) -> dict[str, Any]:
-        """How the chosen weights came to be."""
-        on, judge = self.recipe.selection_split, show(self.recipe.validation_attack)
+    def _metadata(self) -> dict[str, Any]:
+        """Return the provenance of the selected weights."""
+        split, attack = self.recipe.selection_split, show(self.recipe.validation_attack)
+        reason = "the last epoch" if split is None else f"largest {split} accuracy under {attack}"
+        images = self.selection_images
         return {
-            "reason": "the last epoch" if on is None else f"largest {on} accuracy under {judge}",
-            "selection_split": on,
+            "reason": reason,
+            "selection_split": split,
             "recipe_digest": digest(self.recipe),
             "fit_data": self.fit.digest(),
-            "selection_data": None if self.choosing is None else self.choosing.digest(),
+            "selection_data": None if images is None else images.digest(),
             "seed": self.recipe.seed,
             "processes": self.world.size,
             **({} if self.base is None else {"base_weights": self.base.checkpoint["weights"]}),
-            **self.plan.words(),
+            **self.plan.metadata(),
             **provenance(self.fit.y.device),
         }
 
-    def _epoch(self, epoch: int, seen: Progress) -> float:
-        """One pass over the fit split; the mean loss."""
+    def _epoch(self, epoch: int, before: Progress) -> float:
+        """Train one epoch on the fit split and return the mean loss."""
         self.steps.begin(epoch)
         for i in range(self.steps.batches):
             self.steps(i)
             self.watch(
                 Progress(
                     epoch, self.recipe.epochs, i + 1, self.steps.batches,
-                    seen.loss, seen.robust, seen.clean,
+                    before.loss, before.robust, before.clean,
                 )
             )  # fmt: skip
         self.world.all_reduce([self.steps.losses])
-        self.world.broadcast_tensors(
-            self.train_state.statistics()
-        )  # those of each process's own have parted
-        self._check_sound(self.steps.losses, epoch)
+        # without --sync-bn each rank has updated its own running statistics
+        self.world.broadcast_tensors(self.train_state.buffers())
+        self._check_finite(self.steps.losses, epoch)
         return float(self.steps.losses.mean())
 
-    def _check_sound(self, losses: Tensor, epoch: int) -> None:
-        """Stop on a loss that has run away; the state of the last whole epoch stays."""
-        bad = (~(losses.abs() < RUNAWAY)).nonzero()  # what is no number is not smaller either
-        sound = all(bool(p.isfinite().all()) for p in self.train_state.net.parameters())
-        if len(bad) or not sound:
+    def _check_finite(self, losses: Tensor, epoch: int) -> None:
+        """Raise Diverged if a loss is too large or a weight is not finite."""
+        bad = (~(losses.abs() < MAX_LOSS)).nonzero()  # true for NaN too
+        finite = all(bool(p.isfinite().all()) for p in self.train_state.net.parameters())
+        if len(bad) or not finite:
             step = int(bad[0]) if len(bad) else self.steps.batches - 1
-            worst = float(losses[step])
-            words = f"has grown to {worst:.1e}" if math.isfinite(worst) else "is no longer a number"
+            loss = float(losses[step])
+            problem = f"has grown to {loss:.1e}" if math.isfinite(loss) else "is not finite"
             raise Diverged(
-                f"the loss {words} at epoch {epoch + 1}, step {step + 1} of "
-                f"{self.steps.batches}; the state after epoch {self.kept} is kept; "
+                f"the loss {problem} at epoch {epoch + 1}, step {step + 1} of "
+                f"{self.steps.batches}; the state after epoch {self.saved_epoch} is kept; "
                 "lower the learning rate, for example schedule.peak=0.05"
             )
 
 
 def base_of(recipe: Recipe) -> Run | None:
-    """The finished run whose classifier is taken over, if there is one."""
+    """Return the finished run whose classifier the recipe reuses, or None.
+
+    Raises BadInput if that run is not finished or has another net or data set.
+    """
     if recipe.base is None:
         return None
     run = Run.open(recipe.base)
-    _ = run.checkpoint  # an unfinished run is refused
+    _ = run.checkpoint  # raises if the run is not finished
     if run.recipe.net != recipe.net or run.recipe.data != recipe.data:
         raise BadInput(
             f"{recipe.base} is a {show(run.recipe.net)} trained on {show(run.recipe.data)}; a base "
-            f"must be a {show(recipe.net)} trained on {show(recipe.data)}, so that nothing that "
-            "was held out is known to it"
+            f"must be a {show(recipe.net)} trained on {show(recipe.data)}, so that it "
+            "has seen no held-out image"
         )
     return run
 
 
-def _choosing(recipe: Recipe, splits: Splits, device: torch.device) -> Images | None:
-    """The images that choose the epoch, if any do."""
+def _selection_images(recipe: Recipe, splits: Splits, device: torch.device) -> Images | None:
+    """Return the images for checkpoint selection, or None if the last epoch is selected."""
     return None if recipe.selection_split is None else splits[recipe.selection_split].to(device)

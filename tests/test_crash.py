@@ -1,7 +1,7 @@
-"""A process that dies at any file operation whatever leaves nothing that a second call cannot mend.
+"""A process killed at any file operation leaves files that the next call can resume from.
 
-A forked child counts its file operations and leaves at the k-th without any clean-up, as under
-kill -9; the parent then does the same work again and must end with the same files.
+A forked child counts its file operations and exits at the k-th without cleaning up, as under
+kill -9. The parent then does the same work again and must end with the same files.
 """
 
 import os
@@ -24,34 +24,34 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
 RECIPE = recipe("digits-standard")
 VALUES = (0.5, 0.7, 0.6)  # the second epoch is the best
-KILLED = 9
-MOST = 200
+KILLED = 9  # exit status of the child
+MAX_OPERATIONS = 200
 
 
-def dies_at(place: int, work: Callable[[], None]) -> bool:
-    """Whether the work reached its `place`-th file operation, where it died."""
+def killed_at(operation: int, work: Callable[[], None]) -> bool:
+    """Run the work in a child, killed before this file operation; return whether it got there."""
     child = os.fork()
     if child == 0:
-        _count_down(place)
+        _exit_before(operation)
         work()
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
 
 
-def _count_down(place: int) -> None:
-    left = [place]
+def _exit_before(operation: int) -> None:
+    remaining = [operation]
 
-    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-        def operation(*args: Any, **kwargs: Any) -> Any:
-            if left[0] == 0:
+    def count(real: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if remaining[0] == 0:
                 os._exit(KILLED)
-            left[0] -= 1
+            remaining[0] -= 1
             return real(*args, **kwargs)
 
-        return operation
+        return counted
 
     for name in ("open", "fsync", "replace", "unlink", "rename", "mkdir", "rmdir"):
-        setattr(os, name, counted(getattr(os, name)))
+        setattr(os, name, count(getattr(os, name)))
 
 
 def train_with_made_up_epochs(folder: Path) -> None:
@@ -74,40 +74,40 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_training_that_dies_anywhere_ends_as_if_it_had_not(tmp_path: Path) -> None:
-    train_with_made_up_epochs(tmp_path / "whole")
-    expected = files(tmp_path / "whole")
+def test_a_training_killed_at_any_file_operation_ends_with_the_same_files(tmp_path: Path) -> None:
+    train_with_made_up_epochs(tmp_path / "expected")
+    expected = files(tmp_path / "expected")
     assert set(expected) == {
-        ".lock", "recipe.txt", "checkpoint.json", "model.safetensors", "metrics.jsonl", "last/recipe.txt",
-        "last/checkpoint.json", "last/model.safetensors", "last/metrics.jsonl",
+        ".lock", "recipe.txt", "checkpoint.json", "model.safetensors", "metrics.jsonl",
+        "last/recipe.txt", "last/checkpoint.json", "last/model.safetensors", "last/metrics.jsonl",
     }  # fmt: skip
-    assert Run(tmp_path / "whole").checkpoint["epoch"] == 2
-    assert Run(tmp_path / "whole" / "last").checkpoint["epoch"] == len(VALUES)
-    places = 0
-    for place in range(MOST):
-        folder = tmp_path / str(place)
-        if not dies_at(place, partial(train_with_made_up_epochs, folder)):
+    assert Run(tmp_path / "expected").checkpoint["epoch"] == 2
+    assert Run(tmp_path / "expected" / "last").checkpoint["epoch"] == len(VALUES)
+    operations = 0
+    for operation in range(MAX_OPERATIONS):
+        folder = tmp_path / str(operation)
+        if not killed_at(operation, partial(train_with_made_up_epochs, folder)):
             break
-        places += 1
+        operations += 1
         train_with_made_up_epochs(folder)
-        train_with_made_up_epochs(folder)  # a finished run is tidied by the next that opens it
-        assert files(folder) == expected, f"died at file operation {place}"
-    assert 40 < places < MOST
+        train_with_made_up_epochs(folder)  # opening a finished run removes leftover files
+        assert files(folder) == expected, f"killed at file operation {operation}"
+    assert 40 < operations < MAX_OPERATIONS
 
 
-def test_a_record_that_dies_anywhere_is_absent_or_whole(tmp_path: Path) -> None:
+def test_a_record_killed_at_any_file_operation_is_absent_or_complete(tmp_path: Path) -> None:
     arrays = {"y": torch.zeros(3, dtype=torch.int64), "logits": torch.eye(3)}
     record = Record(arrays, {"digest": "abcdef123456", "split": "test", "label": "pgd"})
-    places = 0
-    for place in range(MOST):
-        folder = tmp_path / str(place)
+    operations = 0
+    for operation in range(MAX_OPERATIONS):
+        folder = tmp_path / str(operation)
         path = record_path(folder, "pgd", "test", record.digest)
-        if not dies_at(place, partial(write_record, path, record)):
+        if not killed_at(operation, partial(write_record, path, record)):
             break
-        places += 1
-        made = finished_record(folder, "test", record.digest)
-        assert made is None or torch.equal(read_record(made).arrays["logits"], torch.eye(3))
+        operations += 1
+        found = finished_record(folder, "test", record.digest)
+        assert found is None or torch.equal(read_record(found).arrays["logits"], torch.eye(3))
         write_record(path, record)
         assert finished_record(folder, "test", record.digest) == path
         assert read_record(path).label == "pgd"
-    assert 4 < places < MOST
+    assert 4 < operations < MAX_OPERATIONS

@@ -1,4 +1,4 @@
-"""A crafter answers as the net it stands for, in both modes, and follows it."""
+"""A FrozenModel has the outputs and gradients of its net in both modes, also after a refresh."""
 
 from typing import Any
 
@@ -20,18 +20,15 @@ from demur.recipes import recipe
 from demur.rejectors import RCon
 
 OBJECTIVES: tuple[ObjectiveFunction, ...] = (
-    CE(),
-    LogitMargin(),
-    Evasion(RCon()),
-    0.5 * CE() + LogitMargin(),
-)
+    CE(), LogitMargin(), Evasion(RCon()), 0.5 * CE() + LogitMargin(),
+)  # fmt: skip
 
 
 @pytest.fixture
 def net() -> RejectingNet:
-    """A net in fp64 whose statistics and scales are those of nobody's first day."""
-    made = recipe("digits-pgdat-rr", ["width=4"])
-    net = made.net.build(made.data.domain, made.method.head).double().train()
+    """A net in fp64 with weights and statistics other than the initial ones."""
+    spec = recipe("digits-pgdat-rr", ["width=4"])
+    net = spec.net.build(spec.data.domain, spec.method.head).double().train()
     g = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in net.parameters():
@@ -47,8 +44,8 @@ def digits() -> tuple[Tensor, Tensor]:
     return x.double(), y
 
 
-def learned(net: RejectingNet) -> None:
-    """Something that changes weights and statistics."""
+def change_weights(net: RejectingNet) -> None:
+    """Change weights and statistics as a training step does."""
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.mul_(1.1)
@@ -57,7 +54,7 @@ def learned(net: RejectingNet) -> None:
                 buffer.mul_(1.3).add_(0.05)
 
 
-def same(ours: Gradient, plain: Gradient) -> bool:
+def same_gradient(ours: Gradient, plain: Gradient) -> bool:
     return close((ours.grad, ours.value, *ours.out), (plain.grad, plain.value, *plain.out))
 
 
@@ -65,7 +62,7 @@ def close(one: Any, other: Any) -> bool:
     return all(torch.allclose(a, b, rtol=0, atol=1e-10) for a, b in zip(one, other, strict=True))
 
 
-def test_folded_answers_as_the_net_in_eval_mode_and_follows_it(
+def test_folded_copy_equals_the_net_in_eval_mode_also_after_a_refresh(
     net: RejectingNet, digits: tuple[Tensor, Tensor]
 ) -> None:
     x, _ = digits
@@ -73,13 +70,13 @@ def test_folded_answers_as_the_net_in_eval_mode_and_follows_it(
     folded = frozen_model._copy().net
     assert not any(isinstance(module, Norm2d) for module in folded.modules())
     assert close(folded(x), net(x))
-    learned(net)
-    assert not close(folded(x), net(x)), "weights are held still until refreshed"
+    change_weights(net)
+    assert not close(folded(x), net(x)), "weights are frozen until refreshed"
     frozen_model.refresh()
     assert close(folded(x), net(x))
 
 
-def test_moving_answers_as_the_net_in_train_mode_and_shares_its_statistics(
+def test_train_mode_copy_equals_the_net_and_updates_its_running_statistics(
     net: RejectingNet, digits: tuple[Tensor, Tensor]
 ) -> None:
     x, y = digits
@@ -91,62 +88,57 @@ def test_moving_answers_as_the_net_in_train_mode_and_shares_its_statistics(
     assert close(frozen_model.gradient(CE(), x, y).out, expected)
     for name, value in net.state_dict().items():
         assert torch.allclose(value.double(), after[name].double(), atol=1e-12)
-    learned(net)
+    change_weights(net)
     frozen_model.refresh()
     assert close(frozen_model(x), net(x))
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=repr)
 @pytest.mark.parametrize("train", [True, False])
-def test_a_crafters_gradient_is_the_nets(
+def test_gradient_is_that_of_the_net(
     net: RejectingNet, digits: tuple[Tensor, Tensor], train: bool, objective: ObjectiveFunction
 ) -> None:
     frozen_model = FrozenModel(net.train(train), "fp64", "none")
-    assert same(gradient(frozen_model, objective, *digits), gradient(net, objective, *digits))
+    ours = gradient(frozen_model, objective, *digits)
+    assert same_gradient(ours, gradient(net, objective, *digits))
 
 
-def test_compiled_looks_are_the_nets_however_many_there_are(
+def test_any_number_of_compiled_objectives_have_the_gradient_of_the_net(
     net: RejectingNet, digits: tuple[Tensor, Tensor]
 ) -> None:
-    """The compiler allows one piece of code so many versions; every look has its own."""
+    """torch.compile limits the versions of a code object; every objective has its own."""
     with torch._dynamo.config.patch(recompile_limit=1):
         for train, objective in ((True, CE()), (False, Evasion(RCon()))):
             frozen_model = FrozenModel(net.train(train), "fp64", "aot_eager")
-            for _ in range(2):  # a second look finds what the first has left behind
-                assert same(
-                    gradient(frozen_model, objective, *digits), gradient(net, objective, *digits)
-                )
+            for _ in range(2):  # the second query meets the caches of the first
+                ours = gradient(frozen_model, objective, *digits)
+                assert same_gradient(ours, gradient(net, objective, *digits))
 
 
-def test_a_slope_is_the_gradient_alone(net: RejectingNet, digits: tuple[Tensor, Tensor]) -> None:
+def test_gradient_only_is_the_gradient(net: RejectingNet, digits: tuple[Tensor, Tensor]) -> None:
     for train, fixed in ((True, None), (False, 64)):
         for objective in (CE(), Evasion(RCon())):
             frozen_model = FrozenModel(net.train(train), "fp64", "none", fixed)
-            assert torch.equal(
-                gradient_only(frozen_model, objective, *digits),
-                gradient(frozen_model, objective, *digits).grad,
-            )
-            assert torch.allclose(
-                gradient_only(frozen_model, objective, *digits),
-                gradient(net, objective, *digits).grad,
-                atol=1e-12,
-            )
+            ours = gradient_only(frozen_model, objective, *digits)
+            assert torch.equal(ours, gradient(frozen_model, objective, *digits).grad)
+            assert torch.allclose(ours, gradient(net, objective, *digits).grad, atol=1e-12)
     assert torch.equal(gradient_only(net, CE(), *digits), gradient(net, CE(), *digits).grad)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_a_fork_is_both_convolutions_and_so_are_its_gradients(stride: int) -> None:
+def test_fork_has_the_outputs_and_gradients_of_both_convolutions(stride: int) -> None:
     g = torch.Generator().manual_seed(0)
     x = torch.randn(2, 3, 6, 5, generator=g, dtype=torch.float64, requires_grad=True)
-    conv, single = Conv3x3(3, 4, stride).double(), Conv1x1(3, 4, stride).double()
-    ours, theirs = fork_convolutions(x, single.weight, conv.weight, stride), (single(x), conv(x))
+    conv, shortcut = Conv3x3(3, 4, stride).double(), Conv1x1(3, 4, stride).double()
+    ours = fork_convolutions(x, shortcut.weight, conv.weight, stride)
+    theirs = (shortcut(x), conv(x))
     weights = [torch.randn(out.shape, generator=g, dtype=torch.float64) for out in theirs]
-    found = []
+    grads = []
     for outs in (ours, theirs):
         total = torch.stack([(out * w).sum() for out, w in zip(outs, weights, strict=True)]).sum()
-        found.append(torch.autograd.grad(total, (x, single.weight, conv.weight)))
+        grads.append(torch.autograd.grad(total, (x, shortcut.weight, conv.weight)))
     assert close(ours, theirs)
-    assert close(*found)
+    assert close(*grads)
 
 
 def test_no_weight_gradient_is_computed(net: RejectingNet, digits: tuple[Tensor, Tensor]) -> None:
@@ -155,28 +147,30 @@ def test_no_weight_gradient_is_computed(net: RejectingNet, digits: tuple[Tensor,
         frozen_model.gradient(CE(), *digits)
         assert not any(p.requires_grad for p in frozen_model._copy().net.parameters())
         assert all(p.grad is None for p in net.parameters())
-    assert list(frozen_model.parameters()) == [], "what crafts is nothing to learn"
+    assert list(frozen_model.parameters()) == [], "a FrozenModel has nothing to train"
 
 
-def test_padding_changes_nothing(net: RejectingNet, digits: tuple[Tensor, Tensor]) -> None:
+def test_padding_changes_neither_gradients_nor_attacks(
+    net: RejectingNet, digits: tuple[Tensor, Tensor]
+) -> None:
     x, y = digits
     net.eval()
     ours = FrozenModel(net, "fp64", "none", fixed=64).gradient(LogitMargin(), x, y)
-    assert same(ours, gradient(net, LogitMargin(), x, y))
+    assert same_gradient(ours, gradient(net, LogitMargin(), x, y))
     attack = PGD(Linf(0.2), steps=4, keep="success")
     index = torch.arange(len(x))
     padded = attack.perturb(FrozenModel(net, "fp64", "none", fixed=64), x, y, index)
     assert torch.allclose(padded, attack.perturb(net, x, y, index), atol=1e-12)
 
 
-def test_held_statistics_stay_though_the_batchs_own_are_used(
+def test_bn_batch_normalises_by_the_batch_and_keeps_the_running_statistics(
     net: RejectingNet, digits: tuple[Tensor, Tensor]
 ) -> None:
     before = {name: value.clone() for name, value in net.named_buffers() if "running" in name}
-    moving = gradient(FrozenModel(net, "fp64", "none"), CE(), *digits)
+    updating = gradient(FrozenModel(net, "fp64", "none"), CE(), *digits)
     net.load_state_dict(before, strict=False)
     frozen_model = FrozenModel(net, "fp64", "none")
     with crafting(frozen_model, "batch"):
-        held = gradient(frozen_model, CE(), *digits)
-    assert same(held, moving)
+        ours = gradient(frozen_model, CE(), *digits)
+    assert same_gradient(ours, updating)
     assert all(torch.equal(net.get_buffer(name), value) for name, value in before.items())

@@ -1,4 +1,6 @@
-"""Contracts of every net."""
+"""Properties of every net, and of the convolutions that replace those of torch."""
+
+import doctest
 
 import pytest
 import torch
@@ -7,8 +9,8 @@ from torch import Tensor
 from demur.data import CIFAR10, Digits
 from demur.errors import BadInput
 from demur.methods import RR, NoHead
-from demur.nets import NETS, NetSpec, ResNet18, Small, WideResNet, conv
-from demur.nets.conv import Conv3x3, _OfFewChannels, conv1x1_matmul
+from demur.nets import NETS, NetSpec, ResNet18, Small, WideResNet, conv, resnet, small
+from demur.nets.conv import Conv3x3, _PaddedChannels, conv1x1_matmul
 from demur.output import Output
 
 DOMAIN = Digits().domain
@@ -19,8 +21,14 @@ def test_every_net_has_an_example() -> None:
     assert tuple(type(spec) for spec in EXAMPLES) == NETS
 
 
+def test_the_examples_in_docstrings_run() -> None:
+    for module in (resnet, small):
+        failed, attempted = doctest.testmod(module)
+        assert attempted and not failed
+
+
 @pytest.mark.parametrize("spec", EXAMPLES, ids=lambda spec: type(spec).__name__)
-class TestContract:
+class TestEveryNet:
     def test_returns_an_output_of_the_right_shapes(
         self, spec: NetSpec, batch: tuple[Tensor, Tensor]
     ) -> None:
@@ -34,7 +42,7 @@ class TestContract:
             assert out.aux.shape == (len(x), width)
             assert torch.equal(net.classifier()(x), out.logits)
 
-    def test_the_seed_decides_the_weights_and_the_global_generator_is_untouched(
+    def test_the_seed_determines_the_weights_and_the_global_generator_does_not_change(
         self, spec: NetSpec
     ) -> None:
         before = torch.get_rng_state()
@@ -48,7 +56,7 @@ class TestContract:
         mean = torch.full((1, *DOMAIN.shape), DOMAIN.mean[0])
         assert torch.allclose(net.normalise(mean), torch.zeros_like(mean), atol=1e-6)
 
-    def test_an_image_is_answered_the_same_in_any_batch(
+    def test_logits_do_not_depend_on_the_other_images_of_the_batch(
         self, spec: NetSpec, batch: tuple[Tensor, Tensor]
     ) -> None:
         net = spec.build(DOMAIN, RR()).eval()
@@ -61,7 +69,7 @@ def test_small_is_a_resnet_8_of_width_16() -> None:
     layers = [m for m in net.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
     main = [m for m in layers if not (isinstance(m, torch.nn.Conv2d) and m.kernel_size == (1, 1))]
     assert len(main) == 8
-    assert sum(p.numel() for p in net.parameters()) == 77_562  # added up by hand, layer by layer
+    assert sum(p.numel() for p in net.parameters()) == 77_562  # summed by hand, layer by layer
     assert net.trunk.dims == (16, 32, 64)
 
 
@@ -69,7 +77,7 @@ def test_small_is_a_resnet_8_of_width_16() -> None:
     ("spec", "plain", "rectified", "dim"),
     [(ResNet18(), 11_172_170, 11_304_267, 512), (WideResNet(), 46_160_474, 46_366_555, 640)],
 )
-def test_the_papers_nets_have_the_papers_sizes(
+def test_the_nets_of_the_paper_have_its_numbers_of_weights(
     spec: NetSpec, plain: int, rectified: int, dim: int
 ) -> None:
     for head, expected in ((NoHead(), plain), (RR(), rectified)):
@@ -78,7 +86,7 @@ def test_the_papers_nets_have_the_papers_sizes(
         assert net.trunk.dims[-1] == dim
 
 
-def test_wide_resnets_start_as_the_reference_code() -> None:
+def test_wide_resnets_are_initialised_as_in_the_reference_code() -> None:
     net = WideResNet(depth=10, widen=4).build(CIFAR10().domain, RR())
     convolution = net.trunk.get_submodule("stages.1.0.conv2")
     assert isinstance(convolution, Conv3x3)
@@ -91,16 +99,16 @@ def test_wide_resnets_start_as_the_reference_code() -> None:
         WideResNet(depth=30)
 
 
-def test_heads_stay_in_fp32_when_the_trunk_does_not() -> None:
+def test_heads_stay_in_fp32_under_autocast() -> None:
     net = Small().build(DOMAIN, RR()).eval()
     x = torch.rand(4, *DOMAIN.shape)
     with torch.autocast("cpu", torch.bfloat16):
-        rough = net(x)
-    assert {part.dtype for part in rough} == {torch.float32}
-    assert torch.allclose(rough.logits, net(x).logits, atol=0.05)
+        out = net(x)
+    assert {part.dtype for part in out} == {torch.float32}
+    assert torch.allclose(out.logits, net(x).logits, atol=0.05)
 
 
-def test_the_rr_head_is_the_papers() -> None:
+def test_the_rr_head_has_the_layers_of_the_paper() -> None:
     plain, rr = (Small().build(DOMAIN, head) for head in (NoHead(), RR()))
     extra = sum(p.numel() for p in rr.parameters()) - sum(p.numel() for p in plain.parameters())
     assert extra == (64 * 32 + 32) + 2 * 32 + (32 + 1)
@@ -108,7 +116,7 @@ def test_the_rr_head_is_the_papers() -> None:
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("side", [2, 5, 8])
-def test_conv3x3_is_the_ordinary_convolution_and_so_are_its_gradients(
+def test_conv3x3_has_the_output_and_gradients_of_the_ordinary_convolution(
     stride: int, side: int
 ) -> None:
     g = torch.Generator().manual_seed(0)
@@ -126,20 +134,20 @@ def test_conv3x3_is_the_ordinary_convolution_and_so_are_its_gradients(
     assert torch.autograd.gradgradcheck(layer, (x,))
 
 
-def test_convolutions_of_few_channels_and_of_single_places_are_the_ordinary_ones() -> None:
-    """What a GPU is given in their place, checked where it is exact."""
+def test_padded_channels_and_conv1x1_matmul_equal_the_ordinary_convolutions() -> None:
+    """The GPU versions, checked in fp64 on a CPU."""
     g = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=g, dtype=torch.float64, requires_grad=True)
 
-    x, weight, single = random(2, 3, 6, 5), random(4, 3, 3, 3), random(4, 3, 1, 1)
+    x, weight, weight1x1 = random(2, 3, 6, 5), random(4, 3, 3, 3), random(4, 3, 1, 1)
     pairs = [
-        (_OfFewChannels.apply(x, weight), weight, {"padding": 1}),  # type: ignore[no-untyped-call]
-        (conv1x1_matmul(x, single, (2, 1)), single, {"stride": (2, 1)}),
+        (_PaddedChannels.apply(x, weight), weight, {"padding": 1}),  # type: ignore[no-untyped-call]
+        (conv1x1_matmul(x, weight1x1, (2, 1)), weight1x1, {"stride": (2, 1)}),
     ]
-    for ours, kernel, how in pairs:
-        theirs = torch.nn.functional.conv2d(x, kernel, **how)  # type: ignore[arg-type]
+    for ours, kernel, options in pairs:
+        theirs = torch.nn.functional.conv2d(x, kernel, **options)  # type: ignore[arg-type]
         assert torch.allclose(ours, theirs, atol=1e-12)
         weighting = random(*ours.shape).detach()
         for one, other in zip(
@@ -151,16 +159,16 @@ def test_convolutions_of_few_channels_and_of_single_places_are_the_ordinary_ones
 
 
 @pytest.mark.parametrize(("size", "stride"), [((6, 4), 2), ((5, 4), 2), ((5, 3), 1)])
-def test_a_convolution_whose_weight_is_still_has_the_ordinary_gradient(
+def test_conv3x3_with_a_frozen_weight_has_the_ordinary_gradient(
     size: tuple[int, int], stride: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     g = torch.Generator().manual_seed(1)
     layer = Conv3x3(3, 4, stride).double().requires_grad_(False)
-    layer.still = True
+    layer.frozen_weight = True
     plain = torch.nn.Conv2d(3, 4, 3, stride, padding=1, bias=False)
-    for small in (0, 2**16):  # by parts, and as one matrix
-        monkeypatch.setattr(conv, "SMALL", small)
-        for _ in range(2):  # a matrix follows its weight
+    for max_matrix in (0, 2**16):  # as a convolution, and as one matrix product
+        monkeypatch.setattr(conv, "MAX_MATRIX", max_matrix)
+        for _ in range(2):  # the matrix must change with the weight
             layer.weight.copy_(torch.randn(layer.weight.shape, generator=g, dtype=torch.float64))
             plain.weight = layer.weight
             x = torch.randn(2, 3, *size, generator=g, dtype=torch.float64, requires_grad=True)
@@ -173,19 +181,17 @@ def test_a_convolution_whose_weight_is_still_has_the_ordinary_gradient(
             assert torch.allclose(one, other, atol=1e-12)
 
 
-def test_the_matrix_of_a_still_convolution_does_no_harm() -> None:
+def test_the_cached_matrix_of_a_frozen_weight_is_never_stale() -> None:
     layer, x = Conv3x3(3, 4).requires_grad_(False), torch.rand(2, 3, 2, 2)
     layer(x)
-    assert layer._matrix is None, (
-        "a weight that may change is no matrix, even while images are made"
-    )
-    layer.still = True
+    assert layer._cache is None, "no matrix for a weight that may change"
+    layer.frozen_weight = True
     with torch.inference_mode():
         layer(x)
     assert torch.autograd.grad(layer(x.requires_grad_()).sum(), x)[0].abs().sum() > 0
     assert list(layer.state_dict()) == ["weight"]
     assert layer(x[:0]).shape == (0, 4, 2, 2)
     before = layer(x)
-    layer.weight.data.mul_(2)  # which no version counts
+    layer.weight.data.mul_(2)  # does not change the version counter
     assert torch.allclose(layer(x), 2 * before, atol=1e-6)
     assert layer(torch.rand(1, 3, 3, 3)).shape == (1, 4, 3, 3)

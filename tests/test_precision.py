@@ -1,4 +1,4 @@
-"""Arithmetic that is asked for and given back, and functions fused only where asked."""
+"""Precision contexts restore what they set; fused functions compile only inside `fusing()`."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, get_args
@@ -20,18 +20,20 @@ def flags() -> tuple[bool, bool]:
 
 @pytest.fixture(params=[(True, False), (False, True)])
 def before(request: pytest.FixtureRequest) -> Iterator[tuple[bool, bool]]:
-    """TF32 in convolutions or in products, as somebody else may have set it."""
-    found = flags()
+    """TF32 flags that the caller has set, in convolutions or in matrix products."""
+    initial = flags()
     torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = request.param
     yield request.param
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = found
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = initial
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_arithmetic_is_set_for_a_while(precision: Precision, before: tuple[bool, bool]) -> None:
-    rough = precision in ("tf32", "bf16")
+def test_use_precision_sets_and_restores_the_flags(
+    precision: Precision, before: tuple[bool, bool]
+) -> None:
+    allow_tf32 = precision in ("tf32", "bf16")
     with pytest.raises(RuntimeError, match="inside"), use_precision(precision, CPU):
-        assert flags() == (rough, rough)
+        assert flags() == (allow_tf32, allow_tf32)
         assert torch.is_autocast_enabled("cpu") == (precision == "bf16")
         raise RuntimeError("inside")
     assert flags() == before
@@ -39,7 +41,7 @@ def test_arithmetic_is_set_for_a_while(precision: Precision, before: tuple[bool,
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_only_bf16_lowers_convolutions_and_nothing_lowers_weights(precision: Precision) -> None:
+def test_only_bf16_casts_convolutions_and_no_precision_casts_weights(precision: Precision) -> None:
     weights = weights_dtype(precision)
     assert weights == (torch.float64 if precision == "fp64" else torch.float32)
     conv = torch.nn.Conv2d(2, 2, 3).to(weights)
@@ -49,57 +51,57 @@ def test_only_bf16_lowers_convolutions_and_nothing_lowers_weights(precision: Pre
     assert products_dtype(precision) == (torch.bfloat16 if precision == "bf16" else weights)
 
 
-class Compiler:
-    """Stands in for torch.compile and counts what it is asked for."""
+class CountingCompile:
+    """Replaces torch.compile; counts compilations and calls of compiled functions."""
 
     def __init__(self) -> None:
-        self.made, self.ran = 0, 0
+        self.compiled, self.calls = 0, 0
 
     def __call__(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        self.made += 1
+        self.compiled += 1
 
         def counted(*args: Any, **kwargs: Any) -> Any:
-            self.ran += 1
+            self.calls += 1
             return function(*args, **kwargs)
 
         return counted
 
 
-def test_fused_functions_are_compiled_once_and_only_where_asked(
+def test_fused_functions_are_compiled_once_and_only_inside_fusing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compiler = Compiler()
+    compiler = CountingCompile()
     monkeypatch.setattr(torch, "compile", compiler)
 
     @fused
     def doubled(x: Tensor) -> Tensor:
         return 2 * x
 
-    def asked() -> tuple[int, int]:
+    def counts() -> tuple[int, int]:
         assert torch.equal(doubled(torch.ones(2)), torch.full((2,), 2.0))
-        return compiler.made, compiler.ran
+        return compiler.compiled, compiler.calls
 
-    assert asked() == (0, 0)
-    with fusing(wanted=False):
-        assert asked() == (0, 0)
+    assert counts() == (0, 0)
+    with fusing(enabled=False):
+        assert counts() == (0, 0)
     with fusing():
-        assert asked() == (1, 1)
-        with fusing(), fusing(wanted=False):
-            assert asked() == (1, 2)
-        assert asked() == (1, 3)
-    assert asked() == (1, 3)
+        assert counts() == (1, 1)
+        with fusing(), fusing(enabled=False):
+            assert counts() == (1, 2)
+        assert counts() == (1, 3)
+    assert counts() == (1, 3)
     with pytest.raises(ValueError, match="inside"), fusing():
         raise ValueError("inside")
-    assert asked() == (1, 3), "an error ends it too"
+    assert counts() == (1, 3), "an error ends the block too"
     assert doubled.__name__ == "doubled"
 
 
-def test_nothing_is_compiled_by_itself_inside_what_is_being_compiled(
+def test_fused_functions_are_inlined_while_an_outer_function_compiles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compiler = Compiler()
+    compiler = CountingCompile()
     monkeypatch.setattr(torch, "compile", compiler)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with fusing():
         assert fused(lambda x: x + 1)(1) == 2
-    assert compiler.made == 0
+    assert compiler.compiled == 0

@@ -77,7 +77,7 @@ def test_bases_that_do_not_fit_are_refused(base: Run, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="a base must be a Small"):
         train(other, tmp_path / "run")
     elsewhere = recipe("digits-pgdat-rr", [*BRIEF, f"base={base.path}"])
-    with pytest.raises(BadInput, match="nothing that was held out is known to it"):
+    with pytest.raises(BadInput, match="has seen no held-out image"):
         base_of(replace(elsewhere, data=CIFAR10()))
     missing = recipe("digits-pgdat-rr", [f"base={tmp_path / 'nothing'}"])
     with pytest.raises(BadInput, match="nothing"):

@@ -1,5 +1,6 @@
-"""Training: resumable to the bit, one writer, NaN and damage stop it without loss."""
+"""Training resumes bit-identically, has one writer, and stops at NaN or damage without loss."""
 
+import doctest
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from demur import training
 from demur.data import SPLITS, Digits, Splits
 from demur.errors import BadInput, Diverged
 from demur.methods import Piecewise
@@ -33,50 +35,50 @@ def brief() -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def whole(brief: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def uninterrupted(brief: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The brief recipe trained without interruption."""
-    return train(brief, tmp_path_factory.mktemp("whole") / "run")
+    return train(brief, tmp_path_factory.mktemp("uninterrupted") / "run")
 
 
 def weights(run: Run) -> bytes:
     return (run.path / "model.safetensors").read_bytes()
 
 
-class Stopped(Exception):
-    """A crash."""
+class Crash(Exception):
+    """Raised in the middle of a training."""
 
 
 def crash_at(epoch: int, step: int) -> object:
-    def watch(seen: Progress) -> None:
-        if (seen.epoch, seen.step) == (epoch, step):
-            raise Stopped
+    def watch(progress: Progress) -> None:
+        if (progress.epoch, progress.step) == (epoch, step):
+            raise Crash
 
     return watch
 
 
 @pytest.mark.parametrize(("epoch", "step"), [(0, 1), (1, 0), (1, 5), (2, 9)])
-def test_interrupted_training_ends_with_the_same_bits(
-    brief: Recipe, whole: Run, tmp_path: Path, epoch: int, step: int
+def test_an_interrupted_training_ends_with_bit_identical_weights(
+    brief: Recipe, uninterrupted: Run, tmp_path: Path, epoch: int, step: int
 ) -> None:
-    with pytest.raises(Stopped):
+    with pytest.raises(Crash):
         train(brief, tmp_path / "run", watch=crash_at(epoch, step))  # type: ignore[arg-type]
     run = train(brief, tmp_path / "run")
-    assert weights(run) == weights(whole)
+    assert weights(run) == weights(uninterrupted)
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2, 3, 4]
     assert not (run.path / "state").exists()
 
 
-def test_kill_9_then_the_same_command(whole: Run, tmp_path: Path) -> None:
-    """A real process, killed early, killed in the middle of its second epoch, then left alone."""
+def test_the_same_command_resumes_after_kill_9(uninterrupted: Run, tmp_path: Path) -> None:
+    """A process is killed early, killed in its second epoch, then left to finish."""
     out = tmp_path / "run"
     command = [sys.executable, "-m", "demur", "train", "digits-pgdat-rr", *BRIEF, "--out", str(out)]
     threads = str(torch.get_num_threads())
     env = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    for sign in ("recipe.txt", "state/now.json"):
+    for file in ("recipe.txt", "state/now.json"):
         process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
-        while not (out / sign).exists() and time.monotonic() < deadline:
+        while not (out / file).exists() and time.monotonic() < deadline:
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
@@ -85,8 +87,13 @@ def test_kill_9_then_the_same_command(whole: Run, tmp_path: Path) -> None:
         command, env=env, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert weights(Run(out)) == weights(whole)
+    assert weights(Run(out)) == weights(uninterrupted)
     assert [p.name for p in out.rglob(".*.tmp")] == []
+
+
+def test_the_example_in_the_docstring_runs(in_empty_folder: Path) -> None:
+    failed, attempted = doctest.testmod(training)
+    assert attempted and not failed
 
 
 def test_two_processes_cannot_write_one_run(brief: Recipe, tmp_path: Path) -> None:
@@ -102,37 +109,39 @@ def test_two_processes_cannot_write_one_run(brief: Recipe, tmp_path: Path) -> No
     assert sorted(p.name for p in out.iterdir()) == [".lock", "recipe.txt"]
 
 
-def test_a_finished_run_is_not_trained_again(brief: Recipe, whole: Run) -> None:
-    before = weights(whole)
-    stamp = (whole.path / "model.safetensors").stat().st_mtime_ns
-    train(brief, whole.path)
-    assert weights(whole) == before
-    assert (whole.path / "model.safetensors").stat().st_mtime_ns == stamp
+def test_a_finished_run_is_not_trained_again(brief: Recipe, uninterrupted: Run) -> None:
+    before = weights(uninterrupted)
+    stamp = (uninterrupted.path / "model.safetensors").stat().st_mtime_ns
+    train(brief, uninterrupted.path)
+    assert weights(uninterrupted) == before
+    assert (uninterrupted.path / "model.safetensors").stat().st_mtime_ns == stamp
 
 
-def test_the_chosen_epoch_is_the_first_best_on_val(whole: Run) -> None:
-    lines = [json.loads(s) for s in (whole.path / "metrics.jsonl").read_text().splitlines()]
+def test_the_selected_epoch_is_the_first_best_on_val(uninterrupted: Run) -> None:
+    lines = [json.loads(s) for s in (uninterrupted.path / "metrics.jsonl").read_text().splitlines()]
     best = max(line["val_robust"] for line in lines)
-    assert whole.checkpoint["value"] == best
-    assert whole.checkpoint["epoch"] == next(i["epoch"] for i in lines if i["val_robust"] == best)
-    assert "val" in whole.checkpoint["reason"]
+    assert uninterrupted.checkpoint["value"] == best
+    assert uninterrupted.checkpoint["epoch"] == next(
+        i["epoch"] for i in lines if i["val_robust"] == best
+    )
+    assert "val" in uninterrupted.checkpoint["reason"]
 
 
-def test_seeds_differ_and_the_global_generator_is_untouched(
-    brief: Recipe, whole: Run, tmp_path: Path
+def test_seeds_give_different_weights_and_the_global_generator_does_not_change(
+    brief: Recipe, uninterrupted: Run, tmp_path: Path
 ) -> None:
     before = torch.get_rng_state()
     other = train(replace(brief, seed=1), tmp_path / "run")
     assert torch.equal(before, torch.get_rng_state())
-    assert weights(other) != weights(whole)
+    assert weights(other) != weights(uninterrupted)
 
 
-def test_nan_stops_and_names_the_step_and_keeps_the_last_good_state(
+def test_nan_stops_the_training_names_the_step_and_keeps_the_last_finite_state(
     brief: Recipe, tmp_path: Path
 ) -> None:
-    bomb = replace(brief, epochs=3, schedule=Piecewise(0.01, milestones=(0.5,), gamma=1e30))
+    diverging = replace(brief, epochs=3, schedule=Piecewise(0.01, milestones=(0.5,), gamma=1e30))
     with pytest.raises(BadInput) as error:
-        train(bomb, tmp_path / "run")
+        train(diverging, tmp_path / "run")
     assert "epoch 2, step " in str(error.value)
     assert "of 9" in str(error.value)
     assert "state after epoch 1 is kept" in str(error.value)
@@ -144,20 +153,20 @@ def test_nan_stops_and_names_the_step_and_keeps_the_last_good_state(
 
 def test_a_damaged_checkpoint_is_named_and_not_overwritten(brief: Recipe, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with pytest.raises(Stopped):
+    with pytest.raises(Crash):
         train(brief, out, watch=crash_at(1, 2))  # type: ignore[arg-type]
     state = out / "state" / "epoch-0001.safetensors"
     spoil(state)
-    spoiled = state.read_bytes()
+    damaged = state.read_bytes()
     with pytest.raises(BadInput, match=r"epoch-0001\.safetensors is damaged: expected digest"):
         train(brief, out)
-    assert state.read_bytes() == spoiled
+    assert state.read_bytes() == damaged
 
 
-def test_a_full_disk_ends_in_one_sentence_and_loses_nothing(
-    brief: Recipe, whole: Run, tmp_path: Path
+def test_a_full_disk_gives_one_sentence_and_loses_nothing(
+    brief: Recipe, uninterrupted: Run, tmp_path: Path
 ) -> None:
-    """A real process whose files may not grow past a limit, as on a full disk."""
+    """A process whose files may not grow past a limit, as on a full disk."""
     out = tmp_path / "run"
     command = [sys.executable, "-m", "demur", "train", "digits-pgdat-rr", *BRIEF, "--out", str(out)]
     limited = ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash", *command]
@@ -169,10 +178,12 @@ def test_a_full_disk_ends_in_one_sentence_and_loses_nothing(
     assert "disk is full" in done.stderr
     assert "Traceback" not in done.stderr
     assert [p.name for p in out.rglob(".*.tmp")] == []
-    assert weights(train(brief, out)) == weights(whole)
+    assert weights(train(brief, out)) == weights(uninterrupted)
 
 
-def test_what_would_fail_after_an_hour_is_refused_at_once(brief: Recipe, tmp_path: Path) -> None:
+def test_untrainable_recipes_and_splits_raise_before_training(
+    brief: Recipe, tmp_path: Path
+) -> None:
     with pytest.raises(BadInput, match=r"batch of one image out of 1150.*batch_size=1150"):
         train(replace(brief, batch_size=1149), tmp_path / "run")
     with pytest.raises(BadInput, match="batch norm needs two"):
@@ -188,18 +199,18 @@ def test_what_would_fail_after_an_hour_is_refused_at_once(brief: Recipe, tmp_pat
         check_trainable(brief, one_class)
 
 
-def test_a_training_that_learns_nothing_leaves_no_folder(
+def test_a_training_that_fails_at_the_start_leaves_no_folder(
     brief: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*args: object) -> None:
+    def fail(*args: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(Training, "__init__", fails)
+    monkeypatch.setattr(Training, "__init__", fail)
     (tmp_path / "empty").mkdir()
-    for folder, there in (("new", False), ("empty", True)):
+    for folder, existed in (("new", False), ("empty", True)):
         with pytest.raises(MemoryError):
             train(brief, tmp_path / folder)
-        assert (tmp_path / folder).exists() is there, "what was there before stays"
+        assert (tmp_path / folder).exists() is existed, "an existing folder stays"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +221,7 @@ def test_a_training_that_learns_nothing_leaves_no_folder(
         ["bn=eval", "attack.keep=success"],
     ],
 )
-def test_any_attack_can_craft(changes: list[str], tmp_path: Path) -> None:
+def test_any_attack_can_make_training_images(changes: list[str], tmp_path: Path) -> None:
     spec = recipe(
         "digits-pgdat-rr",
         ["epochs=1", "width=4", "attack.steps=1", "validation_attack=Clean", *changes],
@@ -218,30 +229,33 @@ def test_any_attack_can_craft(changes: list[str], tmp_path: Path) -> None:
     assert train(spec, tmp_path / "run").finished
 
 
-def test_survivors_and_train_mode_batch_norm_are_refused() -> None:
+def test_keep_success_with_train_mode_batch_norm_raises() -> None:
     with pytest.raises(BadInput, match="use bn=eval or keep=max_objective"):
         recipe("digits-pgdat-rr", ["attack.keep=success"])
 
 
-def test_the_weights_tell_where_they_come_from(whole: Run, brief: Recipe) -> None:
-    metadata = whole.checkpoint
+def test_the_checkpoint_holds_the_provenance_of_the_weights(
+    uninterrupted: Run, brief: Recipe
+) -> None:
+    metadata = uninterrupted.checkpoint
     assert metadata["recipe_digest"] == digest(brief)
     assert metadata["fit_data"] == brief.data.load()["fit"].digest()
-    words = "code torch numpy device threads seed reason selection_split selection_data engine precision"
-    for key in words.split():
-        assert key in metadata
+    assert metadata.keys() >= {
+        "code", "torch", "numpy", "device", "threads", "seed", "reason", "selection_split",
+        "selection_data", "engine", "precision",
+    }  # fmt: skip
 
 
-def test_tiny_run_learns(tiny_run: Run) -> None:
-    """The net that the other tests share is no random one."""
+def test_the_shared_run_is_trained(tiny_run: Run) -> None:
+    """The net that other tests share is better than random."""
     lines = [json.loads(s) for s in (tiny_run.path / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == int(TINY[0].removeprefix("epochs="))
     assert lines[-1]["val_clean"] > 0.8
     assert lines[-1]["loss"] < lines[0]["loss"]
 
 
-def test_copying_a_run_moves_it(tiny_run: Run, tmp_path: Path) -> None:
-    copy = Run(Path(shutil.copytree(tiny_run.path, tmp_path / "mask_label")))
+def test_a_copied_run_folder_is_the_same_run(tiny_run: Run, tmp_path: Path) -> None:
+    copy = Run(Path(shutil.copytree(tiny_run.path, tmp_path / "copy")))
     assert copy.recipe == tiny_run.recipe
     assert copy.checkpoint == tiny_run.checkpoint
 
@@ -249,25 +263,25 @@ def test_copying_a_run_moves_it(tiny_run: Run, tmp_path: Path) -> None:
 DIGITS = [n for n in RECIPES if n.startswith("digits-") and not n.endswith("swapped")]
 
 
-def test_a_loss_that_runs_away_is_called_so(tmp_path: Path) -> None:
-    made = recipe("digits-pgdat-ebd-swapped", ["width=4", "attack.steps=1", "head.m_out=-2000"])
+def test_a_diverging_loss_is_named(tmp_path: Path) -> None:
+    spec = recipe("digits-pgdat-ebd-swapped", ["width=4", "attack.steps=1", "head.m_out=-2000"])
     with pytest.raises(Diverged, match=r"the loss has grown to \d\.\de\+\d+ at epoch"):
-        train(made, tmp_path / "run")
+        train(spec, tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", DIGITS)
-def test_every_way_to_train_resumes_with_the_same_bits(
+def test_every_digits_recipe_resumes_with_bit_identical_weights(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = Digits.load
 
-    def few(self: Digits, folder: Path | None = None) -> Splits:
+    def load_few(self: Digits, folder: Path | None = None) -> Splits:
         return {split: images.first(64) for split, images in load(self, folder).items()}
 
-    monkeypatch.setattr(Digits, "load", few)
-    attacked = [] if "standard" in name else ["framework.attack.steps=2"]
-    made = recipe(name, ["epochs=2", "width=4", "batch_size=32", "selection=last", *attacked])
-    unbroken = train(made, tmp_path / "whole")
-    with pytest.raises(Stopped):
-        train(made, tmp_path / "run", watch=crash_at(1, 1))  # type: ignore[arg-type]
-    assert weights(train(made, tmp_path / "run")) == weights(unbroken)
+    monkeypatch.setattr(Digits, "load", load_few)
+    short_attack = [] if "standard" in name else ["framework.attack.steps=2"]
+    spec = recipe(name, ["epochs=2", "width=4", "batch_size=32", "selection=last", *short_attack])
+    expected = train(spec, tmp_path / "uninterrupted")
+    with pytest.raises(Crash):
+        train(spec, tmp_path / "run", watch=crash_at(1, 1))  # type: ignore[arg-type]
+    assert weights(train(spec, tmp_path / "run")) == weights(expected)

@@ -1,4 +1,8 @@
-"""Training and attack steps made fast; the plain step is the reference."""
+"""The engine: training steps and gradient queries, eager ("plain") or fast.
+
+The plain step is the reference. The fast one uses CUDA graphs, torch.compile and Triton kernels
+and ends with the same weights up to rounding.
+"""
 
 from demur.engine.fast import FastSteps
 from demur.engine.frozen import FrozenModel, pad_batch
@@ -9,16 +13,6 @@ from demur.engine.train_state import Tensors, TrainState
 from demur.engine.validation import Validator
 
 __all__ = [
-    "ENGINES",
-    "EnginePlan",
-    "FastSteps",
-    "FrozenModel",
-    "PlainSteps",
-    "Tensors",
-    "TrainState",
-    "Validator",
-    "check_engine",
-    "choose_plan",
-    "compiler_for_attacks",
-    "pad_batch",
+    "ENGINES", "EnginePlan", "FastSteps", "FrozenModel", "PlainSteps", "Tensors", "TrainState",
+    "Validator", "check_engine", "choose_plan", "compiler_for_attacks", "pad_batch",
 ]  # fmt: skip

@@ -1,9 +1,10 @@
-"""The first half of a residual block: its shortcut, first convolution, second norm and ReLU.
+"""The first half of a residual block: shortcut, first convolution, second batch norm and ReLU.
 
-    skip, active = half(total, active)
+    skip, hidden = half(total, active)
 
-In eval mode the norm is worked into the convolution, and the library adds the shift and cuts off
-below zero before it writes the maps: they are written once.
+In eval mode batch norm is folded into the convolution, and cuDNN adds the shift and applies ReLU
+in the same kernel, so the feature maps are written once. Folding only reassociates the products
+of batch norm, so the result equals the plain block up to rounding.
 """
 
 from typing import Any
@@ -23,34 +24,37 @@ Convolution = Learnable | FrozenConv
 
 
 class BlockHalf:
-    """With a norm of its own, in train mode."""
+    """Convolution, batch norm and ReLU of a block with an identity shortcut, in train mode."""
 
     def __init__(self, conv: Convolution, norm: FusedBatchNorm) -> None:
         self.conv, self.norm = conv, norm
 
     def __call__(self, total: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-        """What goes past the block, and the active maps within."""
+        """Return the shortcut and the hidden maps.
+
+        `total` is the input of the block, `active` is ReLU(norm1(total)).
+        """
         return total, self.norm(self.conv(active))[1]
 
 
 class ForkedBlockHalf:
-    """The same where the block's shortcut is a convolution too."""
+    """The same for a block whose shortcut is a 1x1 convolution."""
 
     def __init__(self, conv: Learnable, shortcut: Learnable, norm: FusedBatchNorm) -> None:
         assert shortcut.stride == conv.stride
         self.conv, self.shortcut, self.norm = conv, shortcut, norm
 
     def __call__(self, total: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-        """What goes past the block, and the active maps within."""
+        """Return the shortcut and the hidden maps."""
         conv, shortcut = self.conv, self.shortcut
         skip, maps = fork_convolutions(active, shortcut.weight, conv.weight, conv.stride[0])
         return skip, self.norm(maps)[1]
 
 
 class FoldedBlockHalf:
-    """With the norm worked into the convolution, in eval mode; nothing in it learns.
+    """The same in eval mode with batch norm folded into the convolution and frozen weights.
 
-    `weight` and `shift` are filled from outside, which also makes them follow a net that learns.
+    The caller writes `weight` and `shift` in place, once or after every training step.
     """
 
     def __init__(self, block: Block) -> None:
@@ -58,40 +62,40 @@ class FoldedBlockHalf:
         self.shift = block.conv1.weight.new_zeros(len(block.conv1.weight))
 
     def __call__(self, total: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-        """What goes past the block, and the active maps within."""
+        """Return the shortcut and the hidden maps."""
         shortcut = self.block.shortcut
-        single = None if shortcut is None else shortcut.weight
-        skip, within = _Folded.apply(active, self.weight, self.shift, single)  # type: ignore[no-untyped-call]
-        return total if skip is None else skip, within
+        weight1x1 = None if shortcut is None else shortcut.weight
+        skip, hidden = _FoldedHalf.apply(active, self.weight, self.shift, weight1x1)  # type: ignore[no-untyped-call]
+        return total if skip is None else skip, hidden
 
 
-class _Folded(torch.autograd.Function):
+class _FoldedHalf(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, active: Tensor, weight: FrozenWeight, shift: Tensor, single: Tensor | None
+        ctx: Any, active: Tensor, weight: FrozenWeight, shift: Tensor, weight1x1: Tensor | None
     ) -> tuple[Tensor | None, Tensor]:
-        skip = None if single is None else conv2d(active, single, stride=weight.stride)
-        within = _cut_off(active, weight.own, shift, weight.stride)
-        ctx.save_for_backward(active, single, within)
+        skip = None if weight1x1 is None else conv2d(active, weight1x1, stride=weight.stride)
+        hidden = _conv_relu(active, weight.weight, shift, weight.stride)
+        ctx.save_for_backward(active, weight1x1, hidden)
         ctx.weight = weight
-        return skip, within
+        return skip, hidden
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        active, single, within = ctx.saved_tensors
-        by_skip, by_within = grads
-        by_maps = torch.ops.aten.threshold_backward(by_within, within, 0)
-        before = ctx.weight.given_back(by_maps, active)
-        if single is not None:
-            add_shortcut_gradient(before, by_skip, single, ctx.weight.stride)
-        return before, None, None, None
+        active, weight1x1, hidden = ctx.saved_tensors
+        grad_skip, grad_hidden = grads
+        grad_maps = torch.ops.aten.threshold_backward(grad_hidden, hidden, 0)
+        grad_active = ctx.weight.input_gradient(grad_maps, active)
+        if weight1x1 is not None:
+            add_shortcut_gradient(grad_active, grad_skip, weight1x1, ctx.weight.stride)
+        return grad_active, None, None, None
 
 
-def _cut_off(active: Tensor, weight: Tensor, shift: Tensor, stride: int) -> Tensor:
-    """ReLU of the shifted convolution."""
+def _conv_relu(active: Tensor, weight: Tensor, shift: Tensor, stride: int) -> Tensor:
+    """Return ReLU(conv3x3(active) + shift)."""
     if active.is_cuda:
-        made: Tensor = torch.cudnn_convolution_relu(
+        out: Tensor = torch.cudnn_convolution_relu(
             active, weight, shift, [stride, stride], [1, 1], [1, 1], 1
         )
-        return made
+        return out
     return relu(conv2d(active, weight, shift, stride, padding=1))

@@ -1,10 +1,11 @@
-"""The weights of a net that learns in the arithmetic of its products, all cast at once.
+"""bf16 copies of the weights that training updates, all cast by one launch.
 
     casts = CastWeights(convs, torch.bfloat16)
-    with casts.renewed():               # for one pass
-        maps = casts[conv](active)      # as conv does, by its weight of this pass
+    with casts.refreshed():             # for one forward pass
+        maps = casts[conv](active)      # conv with the weight cast for this pass
 
-Autocast casts weight by weight and their gradients back one by one: forty short kernels a step.
+Autocast casts each weight, and each weight gradient back, in a kernel of its own: forty short
+kernels a step. Casting all weights together gives the same values and gradients.
 """
 
 from collections.abc import Iterator
@@ -19,41 +20,41 @@ from demur.engine.copies import copy_tensors
 
 
 class CastConv:
-    """A convolution by the weight that was cast for the pass under way."""
+    """A convolution by the weight that was cast for the current forward pass."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         self.stride, self.padding, self.weight = conv.stride, conv.padding, conv.weight.detach()
 
     def __call__(self, active: Tensor) -> Tensor:
-        """The convolved maps."""
+        """Return the convolution of maps of shape N, C, H, W."""
         return conv2d(active, self.weight, stride=self.stride, padding=self.padding)
 
 
 class CastWeights(dict[nn.Conv2d, CastConv]):
-    """Convolutions in one arithmetic; gradients of their weights come back in the weights' own."""
+    """Convolutions computed in `dtype`; the gradients of their weights keep the weights' dtype."""
 
     def __init__(self, convs: list[nn.Conv2d], dtype: torch.dtype) -> None:
         super().__init__({conv: CastConv(conv) for conv in convs})
         self.dtype = dtype
 
     @contextmanager
-    def renewed(self) -> Iterator[None]:
-        """The weights as they are now, cast for one pass."""
+    def refreshed(self) -> Iterator[None]:
+        """Cast the current weights for one forward pass."""
         weights: tuple[Tensor, ...] = tuple(conv.weight for conv in self)
         if weights[0].dtype != self.dtype:
-            weights = _Together.apply(self.dtype, *weights)  # type: ignore[no-untyped-call]
-        self._hold(weights)
+            weights = _CastTogether.apply(self.dtype, *weights)  # type: ignore[no-untyped-call]
+        self._set_weights(weights)
         try:
             yield
-        finally:  # a history kept beyond its pass would tie the weights to the stream it ran on
-            self._hold(tuple(weight.detach() for weight in weights))
+        finally:  # an autograd graph kept longer would tie the weights to the stream it ran on
+            self._set_weights(tuple(weight.detach() for weight in weights))
 
-    def _hold(self, weights: tuple[Tensor, ...]) -> None:
-        for cast, weight in zip(self.values(), weights, strict=True):
-            cast.weight = weight
+    def _set_weights(self, weights: tuple[Tensor, ...]) -> None:
+        for conv, weight in zip(self.values(), weights, strict=True):
+            conv.weight = weight
 
 
-class _Together(torch.autograd.Function):
+class _CastTogether(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.dtype = weights[0].dtype
@@ -65,6 +66,6 @@ class _Together(torch.autograd.Function):
 
 
 def _cast(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    made = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-    copy_tensors(made, list(tensors))
-    return tuple(made)
+    copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    copy_tensors(copies, list(tensors))
+    return tuple(copies)

@@ -1,9 +1,11 @@
-"""Copies of a net that attacks look at: weights held still, in the arithmetic of crafting.
+"""Copies of a net for attacks: frozen weights in the dtype of the attack's convolutions.
 
-    copy = TrainModeCopy(net, "bf16")                            # train mode: statistics are the net's
-    total, value, out = copy.look(goal, "inductor")(x, y) # differentiable in x
+    model = TrainModeCopy(net, "bf16")      # running statistics are those of `net`
+    total, value, out = model.objective_forward(objective, "inductor")(x, y)
 
-`refresh` follows the net after it has learned. Which kind serves best is the crafter's to say.
+The copy computes no weight gradients, and its weights are cast once, not in every forward pass.
+`refresh` copies the weights again after a training step, so outputs and input gradients are those
+of the net. `FrozenModel` chooses the kind of copy.
 """
 
 import copy
@@ -22,13 +24,11 @@ from demur.precision import Precision, autocast, products_dtype
 P = ParamSpec("P")
 R = TypeVar("R")
 Compiler = Literal["inductor", "aot_eager", "none"]
-ObjectiveForward = Callable[
-    ..., tuple[Tensor, Tensor, Output]
-]  # of images, labels, what a goal is given
+ObjectiveForward = Callable[..., tuple[Tensor, Tensor, Output]]  # of x, y, *inputs
 
 
 class ModelCopy(ABC):
-    """A copy of `source` in one mode of batch norm."""
+    """A copy of `source` in train or eval mode."""
 
     def __init__(self, source: RejectingNet, train: bool, precision: Precision) -> None:
         self.source, self.precision = source, precision
@@ -42,10 +42,10 @@ class ModelCopy(ABC):
 
     @abstractmethod
     def refresh(self) -> None:
-        """Take over what the source has learned."""
+        """Copy the current weights of the source."""
 
-    def answer(self, x: Tensor) -> Output:
-        """What the copy makes of images."""
+    def forward(self, x: Tensor) -> Output:
+        """Return the output for images of shape N, C, H, W."""
         with autocast(self.precision, x.device):
             out: Output = self.net(x)
         return out
@@ -53,12 +53,16 @@ class ModelCopy(ABC):
     def objective_forward(
         self, objective: ObjectiveFunction, compiler: Compiler, skip_aux: bool = False
     ) -> ObjectiveForward:
-        """One look at images: the goal's sum, its values, and the output, `bare` without aux."""
+        """Return a compiled function of (x, y, *inputs) for one gradient query.
 
-        def looked(x: Tensor, y: Tensor, *given: Tensor) -> tuple[Tensor, Tensor, Output]:
-            return judged(objective(out := self.answer(x), y, *given), out, skip_aux)
+        It returns the sum of the objective, differentiable in x, the objective of each image (N),
+        and the output. `skip_aux` leaves the auxiliary output empty.
+        """
 
-        return compile_function(looked, compiler)
+        def forward(x: Tensor, y: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Output]:
+            return query_result(objective(out := self.forward(x), y, *inputs), out, skip_aux)
+
+        return compile_function(forward, compiler)
 
 
 class TrainModeCopy(ModelCopy):
@@ -72,45 +76,44 @@ class TrainModeCopy(ModelCopy):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over the source's weights as they are now."""
-        copy_tensors([twin for twin, _ in self.pairs], [own for _, own in self.pairs])
+        copy_tensors([copied for copied, _ in self.pairs], [weight for _, weight in self.pairs])
 
 
-def copy_tensors(held: list[Tensor], given: list[Tensor]) -> None:
-    """Copy tensors into others with few launches, whatever their types are.
+def copy_tensors(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy sources into targets in place with few launches, whatever their dtypes are.
 
-    A launch takes many tensors where all are of one type, are copied to one, and lie alike; a list
-    that mixes them would be copied tensor by tensor.
+    One launch copies many tensors only if they agree in both dtypes and in whether the strides
+    match; a mixed list would be copied tensor by tensor.
     """
-    alike: dict[tuple[torch.dtype, torch.dtype, bool], tuple[list[Tensor], list[Tensor]]] = {}
-    for own, new in zip(held, given, strict=True):
-        key = own.dtype, new.dtype, own.stride() == new.stride()
-        into, out_of = alike.setdefault(key, ([], []))
-        into.append(own)
-        out_of.append(new)
-    for into, out_of in alike.values():
-        torch._foreach_copy_(into, out_of)
+    groups: dict[tuple[torch.dtype, torch.dtype, bool], tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        key = target.dtype, source.dtype, target.stride() == source.stride()
+        group_targets, group_sources = groups.setdefault(key, ([], []))
+        group_targets.append(target)
+        group_sources.append(source)
+    for group_targets, group_sources in groups.values():
+        torch._foreach_copy_(group_targets, group_sources)
 
 
-def judged(value: Tensor, out: Output, skip_aux: bool) -> tuple[Tensor, Tensor, Output]:
-    """What a look returns; only the sum has a history.
+def query_result(value: Tensor, out: Output, skip_aux: bool) -> tuple[Tensor, Tensor, Output]:
+    """Return the sum, the values and the output of a gradient query; only the sum has a graph.
 
-    Of a bare one nobody sees the auxiliary output. What stands for it is made of nothing: a part of
-    width 0 would be computed like the whole.
+    With `skip_aux` the auxiliary output is a new tensor of width 0. A slice of width 0 would keep
+    the auxiliary head in the compiled graph.
     """
     shown = out._replace(aux=out.logits.new_zeros(len(out.logits), 0)) if skip_aux else out
     return value.sum(), value.detach(), shown.detached()
 
 
 def compile_function(function: Callable[P, R], compiler: Compiler) -> Callable[P, R]:
-    """The function compiled for fixed shapes, or as it is."""
+    """Return the function compiled for static shapes, or unchanged if the compiler is "none"."""
     if compiler == "none":
         return function
 
     def own(*args: P.args, **kwargs: P.kwargs) -> R:
         return function(*args, **kwargs)
 
-    # the compiler allows a piece of code eight versions: each function has code of its own
+    # torch.compile keeps at most eight versions of a code object: give each function its own
     own.__code__ = own.__code__.replace()
-    made: Callable[P, R] = torch.compile(own, dynamic=False, fullgraph=True, backend=compiler)
-    return made
+    compiled: Callable[P, R] = torch.compile(own, dynamic=False, fullgraph=True, backend=compiler)
+    return compiled

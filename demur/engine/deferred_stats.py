@@ -1,11 +1,12 @@
-"""What a head's norms remember of the looks of an attack, taken in together when it is over.
+"""Update the running statistics of a head's batch norm once, after the attack.
 
-    memory = DeferredBatchNormStats(aux, "inductor")
-    memory.see(feature)     # of a look in which the norms themselves remembered nothing
-    memory.take_in()
+    stats = DeferredBatchNormStats(aux, "inductor")
+    stats.add(feature)      # after each forward pass with frozen running statistics
+    stats.update()
 
-In train mode a norm goes by its batch and never by what it remembers, so that may wait: ten looks
-cost the head little more than one.
+In train mode batch norm normalises by batch statistics, so the running statistics can be updated
+later, for all forward passes at once. With momentum m and k passes of statistics s_i the result
+is (1 - m)^k r + sum_i (1 - m)^(k - i) m s_i: that of k single updates.
 """
 
 import torch
@@ -18,47 +19,48 @@ from demur.precision import no_autocast
 
 
 class DeferredBatchNormStats:
-    """The looks that the norms of an auxiliary module have not taken in yet."""
+    """Features of forward passes that the running statistics of `aux` do not include yet."""
 
     def __init__(self, aux: nn.Module, compiler: Compiler) -> None:
         self.aux = aux
         self.norms = {n: m for n, m in aux.named_modules() if isinstance(m, _BatchNorm)}
-        self.seen: list[Tensor] = []
-        self._moved = compile_function(self._move, compiler)
+        self.pending: list[Tensor] = []
+        self._update_compiled = compile_function(self._update, compiler)
 
-    def see(self, feature: Tensor) -> None:
-        """Keep the last pooled feature of a look, unless no norm would remember it."""
+    def add(self, feature: Tensor) -> None:
+        """Store the last pooled feature (N, D) of a forward pass, unless momentum is 0."""
         if any(norm.momentum != 0 for norm in self.norms.values()):
-            if self.seen and self.seen[0].shape != feature.shape:
-                self.take_in()
-            self.seen.append(feature)
+            if self.pending and self.pending[0].shape != feature.shape:
+                self.update()
+            self.pending.append(feature)
 
-    def forget(self) -> None:
-        """Drop the looks that were not taken in."""
-        self.seen = []
+    def clear(self) -> None:
+        """Drop the pending forward passes."""
+        self.pending = []
 
     @torch.no_grad()
-    def take_in(self) -> None:
-        """Move the running statistics as the looks would have done, one after another."""
-        if self.seen:
-            seen, self.seen = self.seen, []
-            with no_autocast(seen[0].device):
-                self._moved(*seen)
+    def update(self) -> None:
+        """Update the running statistics for all pending forward passes, in their order."""
+        if self.pending:
+            pending, self.pending = self.pending, []
+            with no_autocast(pending[0].device):
+                self._update_compiled(*pending)
 
-    def _move(self, *features: Tensor) -> None:
-        looks, feature = len(features), features[0]
-        nothing = {n: b.new_zeros(looks, *b.shape) for n, b in self.aux.named_buffers()}
+    def _update(self, *features: Tensor) -> None:
+        passes, feature = len(features), features[0]
+        zeros = {n: b.new_zeros(passes, *b.shape) for n, b in self.aux.named_buffers()}
 
-        def remembered(buffers: dict[str, Tensor], seen: Tensor) -> dict[str, Tensor]:
-            functional_call(self.aux, buffers, ([seen],))
+        def updated_buffers(buffers: dict[str, Tensor], feature: Tensor) -> dict[str, Tensor]:
+            functional_call(self.aux, buffers, ([feature],))
             return buffers
 
-        by_look = vmap(remembered)(nothing, torch.stack(features))
+        # from zero, one pass leaves momentum * batch statistics in each buffer
+        by_pass = vmap(updated_buffers)(zeros, torch.stack(features))
         for name, norm in self.norms.items():
             assert norm.momentum is not None
-            kept = 1 - norm.momentum  # by each later look
-            left = kept ** torch.arange(looks - 1, -1, -1, device=feature.device)[:, None]
+            decay = 1 - norm.momentum
+            decays = decay ** torch.arange(passes - 1, -1, -1, device=feature.device)[:, None]
             for part in ("running_mean", "running_var"):
-                added = (left.to(feature.dtype) * by_look[f"{name}.{part}"]).sum(0)
-                norm.get_buffer(part).mul_(kept**looks).add_(added)
-            norm.get_buffer("num_batches_tracked").add_(looks)
+                added = (decays.to(feature.dtype) * by_pass[f"{name}.{part}"]).sum(0)
+                norm.get_buffer(part).mul_(decay**passes).add_(added)
+            norm.get_buffer("num_batches_tracked").add_(passes)

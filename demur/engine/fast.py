@@ -1,8 +1,10 @@
-"""The fast engine: a whole training step recorded once as a CUDA graph and replayed.
+"""The fast engine: a whole training step captured once as a CUDA graph and replayed.
 
-Attack, loss, optimiser and batch choice lie on the device with fixed addresses, so an epoch is a
-row of replays with no word from the host. Gradients while crafting come from compiled code that
-never computes a weight gradient. The last, partial batch takes the plain step.
+Attack, loss, optimiser step and choice of the batch read and write fixed device addresses, so an
+epoch is a sequence of replays without host-device synchronisation. Attacks run on a FrozenModel,
+which computes no weight gradients. The step draws the same noise and takes the same gradients as
+the plain step, so both end with the same weights up to rounding: see `demur bench --check`.
+The last, partial batch takes the plain step.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +28,7 @@ from demur.recipes import Recipe
 
 
 class FastSteps(PlainSteps):
-    """Compiled steps, recorded as a graph on a GPU."""
+    """Compiled training steps, replayed from a CUDA graph on a GPU."""
 
     def __init__(
         self,
@@ -39,45 +41,46 @@ class FastSteps(PlainSteps):
         super().__init__(recipe, train_state, fit)
         device, self.compiler, self.say = fit.y.device, compiler, say
         self.frozen_model = FrozenModel(train_state.net, train_state.precision, compiler)
-        self.fast_step = TrainingStep(recipe, train_state, fit, self.frozen_model, self._taught())
-        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)  # the step to come
-        self.opening = torch.zeros(1, dtype=torch.int64, device=device)  # `first`, on the device
-        self.rates_there = torch.zeros(self.batches, device=device)
-        everyone = torch.arange(recipe.batch_size, device=device)
-        self.within = train_state.world.shard(everyone)  # places of a batch that are this process's
+        self.fast_step = TrainingStep(
+            recipe, train_state, fit, self.frozen_model, self._compiled_loss()
+        )
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)  # next step of the epoch
+        self.first_step_on_device = torch.zeros(1, dtype=torch.int64, device=device)
+        self.rates_on_device = torch.zeros(self.batches, device=device)
+        positions = torch.arange(recipe.batch_size, device=device)
+        self.shard_positions = train_state.world.shard(positions)  # this rank's part of a batch
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.refused = False  # whether the step could not be compiled or recorded
+        self.capture_failed = False
 
-    def _taught(self) -> Callable[..., Tensor]:
-        """The loss of crafted images, compiled; a net that can be made quick is."""
+    def _compiled_loss(self) -> Callable[..., Tensor]:
+        """Return the batch loss, compiled, with a fused net if the net supports that."""
         method, net = self.recipe.method, self.train_state.net
         if method.head.needs_input_gradient:
-            return method.batch_loss  # no compiler differentiates twice; a recorder does not mind
+            # torch.compile has no double backward; a CUDA graph captures the eager one
+            return method.batch_loss
         if not fused_supported(net, self.train_state.precision):
             return compile_function(method.batch_loss, self.compiler)
-        fused = FusedTrainingNet(net, self.train_state.precision, self.compiler)
-        reduced = compile_function(method.reduce_loss, self.compiler)
+        fused_net = FusedTrainingNet(net, self.train_state.precision, self.compiler)
+        reduce_loss = compile_function(method.reduce_loss, self.compiler)
 
         def batch_loss(
             net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, head_only_mask: Tensor | None
         ) -> Tensor:
-            return reduced(method.outputs(fused, x, x_adv, y), head_only_mask)
+            return reduce_loss(method.outputs(fused_net, x, x_adv, y), head_only_mask)
 
         return batch_loss
 
     def begin(self, epoch: int) -> None:
-        """Draw the order of an epoch and its learning rates."""
         super().begin(epoch)
         self.cursor.zero_()
-        self.opening.fill_(self.first)
-        self.rates_there.copy_(self.rates)
-        whole_batches = len(self.fit) >= self.recipe.batch_size
-        if self.order.is_cuda and self.graph is None and whole_batches and not self.refused:
-            self._try_to_record()
+        self.first_step_on_device.fill_(self.first_step)
+        self.rates_on_device.copy_(self.rates)
+        has_full_batch = len(self.fit) >= self.recipe.batch_size
+        if self.order.is_cuda and self.graph is None and has_full_batch and not self.capture_failed:
+            self._try_capture()
 
     def __call__(self, i: int) -> None:
-        """Take step i of the epoch."""
-        if self.refused or (i + 1) * self.recipe.batch_size > len(self.fit):
+        if self.capture_failed or (i + 1) * self.recipe.batch_size > len(self.fit):
             super().__call__(i)
         elif self.graph is None:
             self.train_state.set_learning_rate(float(self.rates[i]))
@@ -86,44 +89,43 @@ class FastSteps(PlainSteps):
             self.graph.replay()
 
     def _step(self) -> None:
-        """The step at the cursor; nothing in it depends on the host."""
-        chosen = self.order[self.cursor * self.recipe.batch_size + self.within]
-        self.train_state.rate.copy_(self.rates_there.gather(0, self.cursor)[0])
+        """Take the step at the cursor; read all inputs from the device."""
+        chosen = self.order[self.cursor * self.recipe.batch_size + self.shard_positions]
+        self.train_state.rate.copy_(self.rates_on_device.gather(0, self.cursor)[0])
         with fusing(self.compiler == "inductor"):
-            with use_precision(
-                self.train_state.precision, chosen.device
-            ):  # as where the copy is made
+            # the precision under which the attack will use the copy
+            with use_precision(self.train_state.precision, chosen.device):
                 self.frozen_model.refresh()
-            share = len(self.within) / self.recipe.batch_size
-            loss = self.fast_step(chosen, self.opening + self.cursor, share)
+            share = len(self.shard_positions) / self.recipe.batch_size
+            loss = self.fast_step(chosen, self.first_step_on_device + self.cursor, share)
         self.losses.index_copy_(0, self.cursor, loss[None])
         self.cursor += 1
 
-    def _try_to_record(self) -> None:
-        """Record the step, or go on with the plain one, which always works, in every process."""
+    def _try_capture(self) -> None:
+        """Capture the step; if that fails in any process, use the plain step in all of them."""
         reason = ""
         try:
-            self._record()
+            self._capture()
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # of the compiler or the recorder
+        except Exception as error:  # from torch.compile or the capture
             reason = first_line(error)
-        refusals = torch.tensor([float(bool(reason))], device=self.order.device)
-        self.train_state.world.all_reduce([refusals])
-        if bool(refusals):
-            self.graph, self.refused = None, True
-            self.say(f"the fast step cannot be had here, going on with the plain one: {reason}")
+        failures = torch.tensor([float(bool(reason))], device=self.order.device)
+        self.train_state.world.all_reduce([failures])
+        if bool(failures):
+            self.graph, self.capture_failed = None, True
+            self.say(f"cannot capture the fast training step, using the plain one: {reason}")
 
-    def _record(self) -> None:
-        """Record the step; what the warm-up changed is put back."""
+    def _capture(self) -> None:
+        """Capture the step and undo the changes of the warm-up."""
         attack = getattr(self.recipe.method.framework, "attack", None)
         if getattr(attack, "keep", None) == "success":
-            raise BadInput("an attack with keep=success drops images as it goes")
-        with self._unchanged():
+            raise BadInput("an attack with keep=success changes its batch size while it runs")
+        with self._state_restored():
             self.graph, _ = capture(self._step, prepare=self.cursor.zero_)
 
     @contextmanager
-    def _unchanged(self) -> Iterator[None]:
+    def _state_restored(self) -> Iterator[None]:
         before = {name: value.clone() for name, value in self.train_state.tensors().items()}
         try:
             yield

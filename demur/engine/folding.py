@@ -1,7 +1,8 @@
-"""A net in eval mode with batch norm worked into its weights.
+"""A copy of a net in eval mode with batch norm folded into its weights.
 
-Batch norm that stands still is a scale and a shift of each channel: behind a convolution the
-scale goes into its weights, elsewhere both become one multiplication and one addition.
+In eval mode batch norm is an affine map of each channel. After a convolution its scale is folded
+into the convolution's weight and only a shift remains; elsewhere it becomes one multiplication
+and one addition. This reassociates products, so outputs equal those of the net up to rounding.
 """
 
 import torch
@@ -14,7 +15,7 @@ from demur.precision import Precision
 
 
 class Affine(nn.Module):
-    """A scale and a shift of each channel."""
+    """Scale and shift each channel of maps N, C, H, W."""
 
     scale: Tensor
     shift: Tensor
@@ -25,12 +26,11 @@ class Affine(nn.Module):
             self.register_buffer(name, norm.weight.detach()[:, None, None].clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scaled and shifted maps."""
         return x * self.scale + self.shift
 
 
 class Shift(nn.Module):
-    """A shift of each channel."""
+    """Shift each channel of maps N, C, H, W."""
 
     shift: Tensor
 
@@ -39,72 +39,74 @@ class Shift(nn.Module):
         self.register_buffer("shift", norm.bias.detach()[:, None, None].clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """The shifted maps."""
         return x + self.shift
 
 
 class FoldedCopy(ModelCopy):
-    """A copy that answers as its source does in eval mode."""
+    """A copy with folded batch norm; its outputs are those of the source in eval mode."""
 
     def __init__(self, source: RejectingNet, precision: Precision) -> None:
         super().__init__(source, False, precision)
         self.folds: list[tuple[nn.Conv2d, nn.BatchNorm2d, nn.Conv2d, Shift]] = []
         self.affines: list[tuple[nn.BatchNorm2d, Affine]] = []
-        self.casts: list[tuple[Tensor, Tensor]] = []
-        behind = {id(block.norm2) for block in source.modules() if isinstance(block, Block)}
+        self.plain_copies: list[tuple[Tensor, Tensor]] = []  # (tensor of the copy, of the source)
+        after_conv = {id(block.norm2) for block in source.modules() if isinstance(block, Block)}
         for name, module in source.named_modules():
             if isinstance(module, Block) and isinstance(module.norm2, nn.BatchNorm2d):
-                twin = self.net.get_submodule(name)
-                assert isinstance(twin, Block)
-                twin.norm2 = Shift(module.norm2)
-                self.folds.append((module.conv1, module.norm2, twin.conv1, twin.norm2))
-            elif isinstance(module, nn.BatchNorm2d) and id(module) not in behind:
+                block = self.net.get_submodule(name)
+                assert isinstance(block, Block)
+                block.norm2 = Shift(module.norm2)
+                self.folds.append((module.conv1, module.norm2, block.conv1, block.norm2))
+            elif isinstance(module, nn.BatchNorm2d) and id(module) not in after_conv:
                 affine = Affine(module)
                 replace_module(self.net, name, affine)
                 self.affines.append((module, affine))
-        self._hold(source)
+        self._pair_unfolded(source)
         self.refresh()
 
-    def _hold(self, source: RejectingNet) -> None:
-        """Whatever is not folded is copied as it is."""
+    def _pair_unfolded(self, source: RejectingNet) -> None:
+        """Pair every tensor that is not folded with its source."""
         folded = {id(conv.weight) for conv, *_ in self.folds}
-        held = dict(self.net.named_parameters()) | dict(self.net.named_buffers())
+        own = dict(self.net.named_parameters()) | dict(self.net.named_buffers())
         given = dict(source.named_parameters()) | dict(source.named_buffers())
-        self.casts = [
-            (held[name], value)
+        self.plain_copies = [
+            (own[name], value)
             for name, value in given.items()
-            if name in held and id(value) not in folded
+            if name in own and id(value) not in folded
         ]
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over the source's weights and statistics as they are now."""
         norms = [norm for _, norm, _, _ in self.folds] + [norm for norm, _ in self.affines]
         scales, shifts = scales_and_shifts(norms)
-        for (conv, _, twin, _), scale in zip(self.folds, scales, strict=False):
-            twin.weight.copy_(conv.weight * scale[:, None, None, None])
+        for (conv, _, folded_conv, _), scale in zip(self.folds, scales, strict=False):
+            folded_conv.weight.copy_(conv.weight * scale[:, None, None, None])
         count = len(self.folds)
-        shifted = [behind.shift for *_, behind in self.folds]
-        shifted += [affine.shift for _, affine in self.affines]
-        held = [*shifted, *(affine.scale for _, affine in self.affines)]
-        given = [value[:, None, None] for value in (*shifts, *scales[count:])]
-        held += [own for own, _ in self.casts]
-        given += [value for _, value in self.casts]
-        copy_tensors(held, given)
+        shift_buffers = [module.shift for *_, module in self.folds]
+        shift_buffers += [affine.shift for _, affine in self.affines]
+        targets = [*shift_buffers, *(affine.scale for _, affine in self.affines)]
+        values = [value[:, None, None] for value in (*shifts, *scales[count:])]
+        targets += [own for own, _ in self.plain_copies]
+        values += [value for _, value in self.plain_copies]
+        copy_tensors(targets, values)
 
 
 def scales_and_shifts(norms: list[nn.BatchNorm2d]) -> tuple[list[Tensor], list[Tensor]]:
-    """What each batch norm in eval mode does to its channels; few launches for all of them."""
+    """Return the scale and shift (C) of each batch norm in eval mode, with few launches.
+
+    scale = weight / sqrt(running_var + eps), shift = bias - running_mean * scale.
+    """
     means = [norm.get_buffer("running_mean") for norm in norms]
     variances = torch._foreach_add(
         [norm.get_buffer("running_var") for norm in norms], [norm.eps for norm in norms]
     )
     scales = torch._foreach_mul(torch._foreach_rsqrt(variances), [n.weight.detach() for n in norms])
-    moved = torch._foreach_mul(means, scales)
-    return list(scales), list(torch._foreach_sub([norm.bias.detach() for norm in norms], moved))
+    scaled_means = torch._foreach_mul(means, scales)
+    biases = [norm.bias.detach() for norm in norms]
+    return list(scales), list(torch._foreach_sub(biases, scaled_means))
 
 
 def replace_module(net: nn.Module, name: str, module: nn.Module) -> None:
-    """Put a module in the place of another."""
-    above, _, last = name.rpartition(".")
-    setattr(net.get_submodule(above), last, module)
+    """Replace the submodule of this name."""
+    parent, _, child = name.rpartition(".")
+    setattr(net.get_submodule(parent), child, module)

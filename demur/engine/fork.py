@@ -1,9 +1,10 @@
-"""Where a residual block forks: a 3x3 and a 1x1 convolution of the same maps, differentiated once.
+"""A 3x3 and a 1x1 convolution of the same maps with one joint backward pass.
 
-    skip, maps = forked(active, shortcut.weight, conv.weight, stride)
+    skip, maps = fork_convolutions(active, shortcut.weight, conv.weight, stride)
 
-Automatic differentiation would spread the shortcut's gradient over zeros and add that up; here it
-is added where it belongs, onto what the other convolution gives back.
+Autograd would scatter the gradient of the strided 1x1 convolution into a tensor of zeros and add
+that to the gradient of the 3x3 convolution. Here it is added in place at the strided positions:
+the same sum with less memory traffic.
 """
 
 from typing import Any
@@ -14,54 +15,58 @@ from torch.nn.functional import conv2d
 
 
 def fork_convolutions(
-    active: Tensor, single: Tensor, weight: Tensor, stride: int
+    active: Tensor, weight1x1: Tensor, weight3x3: Tensor, stride: int
 ) -> tuple[Tensor, Tensor]:
-    """Both convolutions of the maps."""
-    skip, maps = _Fork.apply(active, single, weight, stride)  # type: ignore[no-untyped-call]
+    """Return the 1x1 and the 3x3 convolution of maps of shape N, C, H, W."""
+    skip, maps = _Fork.apply(active, weight1x1, weight3x3, stride)  # type: ignore[no-untyped-call]
     return skip, maps
 
 
 class _Fork(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, active: Tensor, single: Tensor, weight: Tensor, stride: int
+        ctx: Any, active: Tensor, weight1x1: Tensor, weight3x3: Tensor, stride: int
     ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(active, single, weight)
+        ctx.save_for_backward(active, weight1x1, weight3x3)
         ctx.stride = stride
-        skip = conv2d(active, single, stride=stride)
-        return skip, conv2d(active, weight, stride=stride, padding=1)
+        skip = conv2d(active, weight1x1, stride=stride)
+        return skip, conv2d(active, weight3x3, stride=stride, padding=1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        active, single, weight = ctx.saved_tensors
-        by_skip, by_maps = grads
-        wanted, stride = ctx.needs_input_grad, ctx.stride
-        before, by_weight = conv_gradients(by_maps, active, weight, stride, (wanted[0], wanted[2]))
-        if wanted[0]:
-            add_shortcut_gradient(before, by_skip, single, stride)
-        by_single = None
-        if wanted[1]:
-            given, seen = by_skip.movedim(1, -1), _places(active, stride)
-            by_single = (given.flatten(0, 2).t() @ seen.flatten(0, 2))[:, :, None, None]
-        return before, by_single, by_weight, None
+        active, weight1x1, weight3x3 = ctx.saved_tensors
+        grad_skip, grad_maps = grads
+        needed, stride = ctx.needs_input_grad, ctx.stride
+        grad_active, grad_weight3x3 = conv3x3_gradients(
+            grad_maps, active, weight3x3, stride, (needed[0], needed[2])
+        )
+        if needed[0]:
+            add_shortcut_gradient(grad_active, grad_skip, weight1x1, stride)
+        grad_weight1x1 = None
+        if needed[1]:
+            rows, inputs = grad_skip.movedim(1, -1), _strided_positions(active, stride)
+            grad_weight1x1 = (rows.flatten(0, 2).t() @ inputs.flatten(0, 2))[:, :, None, None]
+        return grad_active, grad_weight1x1, grad_weight3x3, None
 
 
-def conv_gradients(
-    by_maps: Tensor, active: Tensor, weight: Tensor, stride: int, wanted: tuple[bool, bool]
+def conv3x3_gradients(
+    grad_maps: Tensor, active: Tensor, weight: Tensor, stride: int, needed: tuple[bool, bool]
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of a 3x3 convolution with respect to what it saw and to its weight."""
-    before, by_weight, _ = torch.ops.aten.convolution_backward(
-        by_maps, active, weight, None, [stride] * 2, [1, 1], [1, 1], False, [0, 0], 1,
-        [*wanted, False],
+    """Return the gradients of a 3x3 convolution with respect to its input and its weight."""
+    grad_active, grad_weight, _ = torch.ops.aten.convolution_backward(
+        grad_maps, active, weight, None, [stride] * 2, [1, 1], [1, 1], False, [0, 0], 1,
+        [*needed, False],
     )  # fmt: skip
-    return before, by_weight
+    return grad_active, grad_weight
 
 
-def add_shortcut_gradient(before: Tensor, by_skip: Tensor, single: Tensor, stride: int) -> None:
-    """Add what the single places give back to the gradient of the maps, in place."""
-    _places(before, stride).add_(by_skip.movedim(1, -1) @ single[:, :, 0, 0])
+def add_shortcut_gradient(
+    grad_active: Tensor, grad_skip: Tensor, weight1x1: Tensor, stride: int
+) -> None:
+    """Add the input gradient of the 1x1 convolution to `grad_active` in place."""
+    _strided_positions(grad_active, stride).add_(grad_skip.movedim(1, -1) @ weight1x1[:, :, 0, 0])
 
 
-def _places(maps: Tensor, stride: int) -> Tensor:
-    """N, H, W, C: the places a strided single-place convolution looks at."""
+def _strided_positions(maps: Tensor, stride: int) -> Tensor:
+    """Return a view N, H, W, C of the positions that a strided 1x1 convolution reads."""
     return maps[:, :, ::stride, ::stride].movedim(1, -1)

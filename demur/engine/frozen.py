@@ -1,10 +1,11 @@
-"""A net as an attack sees it: the same answers, its weights held still in the fast arithmetic.
+"""A net with frozen weights for attacks: compiled, captured as CUDA graphs, in low precision.
 
-    crafter = FrozenModel(net, "bf16")
-    attack.perturbed(crafter, x, y, index)      # gradients come from compiled code
+    model = FrozenModel(net, "bf16")
+    attack.perturb(model, x, y, index)      # gradient queries run compiled code
 
-In eval mode batch norm is folded into scales and shifts; in train mode running statistics are the
-net's own and move, with every look or by `remember`. `refresh` follows a net that has learned.
+In eval mode batch norm is folded into the weights. In train mode the running statistics are those
+of the net and are updated by each forward pass or by `remember`. `refresh` copies the weights
+after a training step. Gradients equal those of the net up to the rounding of `precision`.
 """
 
 from collections.abc import Callable
@@ -25,11 +26,21 @@ from demur.nets import RejectingNet
 from demur.output import Output
 from demur.precision import Precision, no_autocast, tf32
 
-Want = Literal["gradient", "gradient_only", "value"]
+Query = Literal["gradient", "gradient_only", "value"]
 
 
 class FrozenModel(nn.Module):
-    """What the engine hands to an attack in place of the net."""
+    """The model that the engine passes to an attack in place of the net.
+
+    Args:
+        net: the net to copy; its weights stay outside of this module's parameters.
+        precision: precision of the copy.
+        compiler: backend of torch.compile, or "none".
+        fixed: largest batch size of attacks. Batches are then padded to a few bucket sizes, and
+            each size is captured as a CUDA graph. None: all batches have one size, and the caller
+            captures the whole step.
+        say: called with a sentence if an objective cannot be compiled or captured.
+    """
 
     def __init__(
         self,
@@ -41,38 +52,35 @@ class FrozenModel(nn.Module):
     ) -> None:
         super().__init__()
         self.precision, self.compiler, self.say = precision, compiler, say
-        # for batches padded to a few sizes, each recorded; None where all batches are alike and
-        # recorded by whoever crafts
         self.buckets: BatchBuckets | None = None
         self._source = (net,)  # in a tuple, so that its weights are not this module's
-        self._copies: dict[bool, ModelCopy] = {}  # by mode
-        self._recordings: dict[tuple[ObjectiveFunction, Want, Bucket], CapturedGraph[Gradient]] = {}
-        self._answers: dict[int, CapturedGraph[Output]] = {}  # in full precision, by batch size
-        self._unrecorded: set[ObjectiveFunction] = set()  # goals that no compiler or recorder takes
-        self._looks: dict[
-            tuple[ObjectiveFunction, Want, bool], ObjectiveForward
-        ] = {}  # by mode too
+        self._copies: dict[bool, ModelCopy] = {}  # by train mode
+        self._graphs: dict[tuple[ObjectiveFunction, Query, Bucket], CapturedGraph[Gradient]] = {}
+        self._output_graphs: dict[int, CapturedGraph[Output]] = {}  # full precision, by batch size
+        self._eager_objectives: set[ObjectiveFunction] = set()  # neither compiled nor captured
+        self._forwards: dict[tuple[ObjectiveFunction, Query, bool], ObjectiveForward] = {}
         self.train(net.training)
         if fixed is not None:
             self.set_max_batch(fixed)
 
     @property
     def exact(self) -> bool:
-        """Whether `gradient` answers as the net does; where not, `forward` still does."""
+        """Whether `gradient` computes in full precision; `forward` does in eval mode anyway."""
         return self.precision in ("fp32", "fp64")
 
     def forward(self, x: Tensor) -> Output:
-        """The net's own answer in full precision; that of the copy while the net is learning."""
+        """Return the output of the net in full precision, or of the copy during training."""
         if self._source[0].training:
-            return self._copy().answer(x)
-        followed = torch.is_grad_enabled() and x.requires_grad
-        if self.buckets is None or len(x) > self.buckets.largest or followed or not x.is_cuda:
+            return self._copy().forward(x)
+        needs_graph = torch.is_grad_enabled() and x.requires_grad
+        if self.buckets is None or len(x) > self.buckets.largest or needs_graph or not x.is_cuda:
             return self._exact(x)
-        bucket = self.buckets.usual(len(x))
-        if bucket not in self._answers:  # untuned: a few looks would not pay for the trials
-            quietly = torch.no_grad()(self._exact)
-            self._answers[bucket] = CapturedGraph(quietly, pad_batch(x, bucket), tune=False)
-        return Output(*(part[: len(x)].clone() for part in self._answers[bucket](x)))
+        bucket = self.buckets.coarse_size(len(x))
+        if bucket not in self._output_graphs:  # untuned: too few calls to repay cuDNN benchmark
+            without_grad = torch.no_grad()(self._exact)
+            padded = pad_batch(x, bucket)
+            self._output_graphs[bucket] = CapturedGraph(without_grad, padded, tune=False)
+        return Output(*(part[: len(x)].clone() for part in self._output_graphs[bucket](x)))
 
     def _exact(self, x: Tensor) -> Output:
         with tf32("fp32"), no_autocast(x.device):
@@ -82,118 +90,117 @@ class FrozenModel(nn.Module):
     def gradient(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
-        """The goal's gradient with respect to each image."""
-        return self._sized(objective, "gradient", x, y, *inputs)
+        """Return the gradient of the objective with respect to each image, its value and output."""
+        return self._bucketed_query(objective, "gradient", x, y, *inputs)
 
     def gradient_only(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Tensor:
-        """The goal's gradient alone."""
-        return self._sized(objective, "gradient_only", x, y, *inputs).grad
+        """Return the gradient of the objective alone."""
+        return self._bucketed_query(objective, "gradient_only", x, y, *inputs).grad
 
     def value(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, Output]:
-        """The goal's value and the output, in the arithmetic of the gradient."""
-        found = self._sized(objective, "value", x, y, *inputs)
-        return found.value, found.out
+        """Return the objective (N) and the output, in the precision of the gradient."""
+        result = self._bucketed_query(objective, "value", x, y, *inputs)
+        return result.value, result.out
 
-    def _sized(
-        self, objective: ObjectiveFunction, want: Want, x: Tensor, y: Tensor, *inputs: Tensor
+    def _bucketed_query(
+        self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
-        """The gradient, taken in a batch of a compiled size."""
-        if self.buckets is None or self.training:  # padding would move the statistics
-            return self._gradient(objective, want, x, y, *inputs)
-        count, bucket = len(x), self.buckets.bucket_for((objective, want), len(x))
-        grad, value, out = self._taken(objective, want, bucket, x, y, *inputs)
-        return Gradient(  # copies, since the next replay writes over what this one made
+        """Pad the batch to its bucket size, run the query and drop the padding."""
+        if self.buckets is None or self.training:  # padding would change the batch statistics
+            return self._query(objective, query, x, y, *inputs)
+        count, bucket = len(x), self.buckets.bucket_for((objective, query), len(x))
+        grad, value, out = self._padded_query(objective, query, bucket, x, y, *inputs)
+        return Gradient(  # copies, since the next replay overwrites its results
             grad[:count].clone(), value[:count].clone(),
             Output(*(part[:count].clone() for part in out)),
         )  # fmt: skip
 
-    def _taken(
+    def _padded_query(
         self,
         objective: ObjectiveFunction,
-        want: Want,
+        query: Query,
         bucket: Bucket,
         x: Tensor,
         y: Tensor,
         *inputs: Tensor,
     ) -> Gradient:
-        """The gradient by a recording if there can be one, else as it comes."""
-        if objective in self._unrecorded or not x.is_cuda:
-            whole = (pad_batch(part, bucket.size) for part in (x, y, *inputs))
-            return self._gradient(objective, want, *whole)
+        """Replay the CUDA graph of the query; run it eagerly if there is none."""
+        if objective in self._eager_objectives or not x.is_cuda:
+            padded = (pad_batch(part, bucket.size) for part in (x, y, *inputs))
+            return self._query(objective, query, *padded)
         try:
-            return self._recording(objective, want, bucket, x, y, *inputs)(x, y, *inputs)
+            return self._graph_for(objective, query, bucket, x, y, *inputs)(x, y, *inputs)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # of the compiler or the recorder
-            self._unrecorded.add(objective)
-            self._looks.clear()
-            self.say(f"this goal cannot be compiled and is attacked slowly: {first_line(error)}")
-            return self._gradient(objective, want, x, y, *inputs)
+        except Exception as error:  # from torch.compile or the capture
+            self._eager_objectives.add(objective)
+            self._forwards.clear()
+            self.say(f"cannot compile this objective, attacking it eagerly: {first_line(error)}")
+            return self._query(objective, query, x, y, *inputs)
 
-    def _gradient(
-        self, objective: ObjectiveFunction, want: Want, x: Tensor, y: Tensor, *inputs: Tensor
+    def _query(
+        self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
-        if want == "value":
+        if query == "value":
             with torch.no_grad():
-                _, value, out = self._look(objective, want)(x, y, *inputs)
+                _, value, out = self._objective_forward(objective, query)(x, y, *inputs)
             return Gradient(x[:, :0], value, out)
         x = x.detach().requires_grad_()
         with torch.enable_grad():
-            total, value, out = self._look(objective, want)(x, y, *inputs)
+            total, value, out = self._objective_forward(objective, query)(x, y, *inputs)
             with no_autocast(x.device):
                 (grad,) = torch.autograd.grad(total, x)
         return Gradient(grad, value, out)
 
-    def _recording(
-        self, objective: ObjectiveFunction, want: Want, bucket: Bucket, *examples: Tensor
+    def _graph_for(
+        self, objective: ObjectiveFunction, query: Query, bucket: Bucket, *examples: Tensor
     ) -> CapturedGraph[Gradient]:
-        """The gradient of a goal for one batch size, recorded when first asked for."""
-        assert not self.training, "trying it out would move running statistics"
-        key = (objective, want, bucket)
-        if key not in self._recordings:
-            whole = (pad_batch(part, bucket.size) for part in examples)
-            self._recordings.pop(
-                (objective, want, bucket._replace(tuned=False)), None
-            )  # it holds memory
-            objective_forward = partial(self._gradient, objective, want)
-            self._recordings[key] = CapturedGraph(objective_forward, *whole, tune=bucket.tuned)
-        return self._recordings[key]
+        """Return the CUDA graph of a query for one bucket, captured on first use."""
+        assert not self.training, "the warm-up would update the running statistics"
+        key = (objective, query, bucket)
+        if key not in self._graphs:
+            padded = (pad_batch(part, bucket.size) for part in examples)
+            untuned = (objective, query, bucket._replace(tuned=False))
+            self._graphs.pop(untuned, None)  # frees its memory
+            function = partial(self._query, objective, query)
+            self._graphs[key] = CapturedGraph(function, *padded, tune=bucket.tuned)
+        return self._graphs[key]
 
     def set_max_batch(self, largest: int) -> None:
-        """Expect batches of at most this size; what was recorded for others is dropped."""
+        """Set the largest batch size; a new size drops all captured graphs."""
         if self.buckets is None or largest != self.buckets.largest:
-            # where each size is compiled for itself, no waste pays for another
-            self.buckets = BatchBuckets(largest, fits=self.compiler == "none")
-            self._answers.clear()
+            # with torch.compile each size is compiled separately, which padding never repays
+            self.buckets = BatchBuckets(largest, tune_later=self.compiler == "none")
+            self._output_graphs.clear()
             self.forget()
 
     def forget(self) -> None:
-        """Drop all recordings, which hold memory, as when another attack begins."""
-        self._recordings.clear()
+        """Drop the captured gradient queries and their memory, for example between attacks."""
+        self._graphs.clear()
         if self.buckets is not None:
-            self.buckets.forget()
+            self.buckets.reset()
 
     def batch_norms(self) -> list[_BatchNorm]:
-        """Those of the copy for this mode; a frame may hold their momentum."""
+        """Return the batch norms of the copy for this mode; callers may set their momentum."""
         return [m for m in self._copy().net.modules() if isinstance(m, _BatchNorm)]
 
     def remember(self) -> None:
-        """Let the norms take in what was looked at; whoever crafts says when that is over."""
-        for held in self._copies.values():
-            if isinstance(held, FusedResNet):
-                held.remember()
+        """Apply deferred updates of running statistics; call it after the attack."""
+        for model_copy in self._copies.values():
+            if isinstance(model_copy, FusedResNet):
+                model_copy.update_statistics()
 
     def refresh(self) -> None:
-        """Take over what the net has learned."""
-        for held in self._copies.values():
-            held.refresh()
+        """Copy the current weights of the net."""
+        for model_copy in self._copies.values():
+            model_copy.refresh()
 
     def _copy(self) -> ModelCopy:
-        """The copy to look at in this mode, made when first asked for."""
+        """Return the copy for the current mode, made on first use."""
         train = self.training
         if train not in self._copies:
             (source,) = self._source
@@ -204,19 +211,19 @@ class FrozenModel(nn.Module):
                 self._copies[train] = kind(source, self.precision)
         return self._copies[train]
 
-    def _look(self, objective: ObjectiveFunction, want: Want) -> ObjectiveForward:
-        """One look at images for a goal, compiled when first asked for."""
-        key = (objective, want, self.training)
-        if key not in self._looks:
-            compiler = "none" if objective in self._unrecorded else self.compiler
-            self._looks[key] = self._copy().objective_forward(
-                objective, compiler, skip_aux=want == "gradient_only"
+    def _objective_forward(self, objective: ObjectiveFunction, query: Query) -> ObjectiveForward:
+        """Return the forward pass of a query, compiled on first use."""
+        key = (objective, query, self.training)
+        if key not in self._forwards:
+            compiler = "none" if objective in self._eager_objectives else self.compiler
+            self._forwards[key] = self._copy().objective_forward(
+                objective, compiler, skip_aux=query == "gradient_only"
             )
-        return self._looks[key]
+        return self._forwards[key]
 
 
 def pad_batch(batch: Tensor, bucket: int) -> Tensor:
-    """A batch with zeros behind it, up to the room there is."""
+    """Append zeros to a batch up to `bucket` rows."""
     if len(batch) == bucket:
         return batch
     return torch.cat([batch, batch.new_zeros(bucket - len(batch), *batch.shape[1:])])

@@ -1,7 +1,8 @@
-"""Residual nets on a GPU with batch norm, ReLU and residual sums by our own kernels.
+"""Residual nets on a GPU with batch norm, ReLU and residual sums in Triton kernels.
 
-Convolutions are the library's. Only the ends are compiled, the image side and the answer side, so
-a step is ready in seconds; the fused_trunk is recorded into its graph.
+Convolutions are those of cuDNN. torch.compile compiles only the stem and the head, so a step is
+ready in seconds; the trunk runs eagerly and is captured into the CUDA graph of its caller. Every
+layer computes the formulas of the plain net, so results agree up to rounding.
 """
 
 import torch
@@ -15,41 +16,40 @@ from demur.engine.copies import (
     ObjectiveForward,
     compile_function,
     copy_tensors,
-    judged,
+    query_result,
 )
 from demur.engine.deferred_stats import DeferredBatchNormStats
 from demur.engine.fused_trunk import FusedTrunk, batch_norms_of, convolutions_of
 from demur.gradient import ObjectiveFunction
 from demur.methods.batch_norm_mode import running_stats_frozen
 from demur.nets import RejectingNet
-from demur.nets.block import ResidualTrunk, pooled
+from demur.nets.block import ResidualTrunk, global_average_pool
 from demur.output import Output
 from demur.precision import Precision, autocast, no_autocast, products_dtype
 
 
 def fused_supported(net: RejectingNet, precision: Precision) -> bool:
-    """Whether the kernels can serve a net here; fp64 is beyond them."""
+    """Return whether the kernels can compute this net on its device; they have no fp64."""
     on_gpu = next(net.parameters()).is_cuda and norm_kernels.AVAILABLE
     usual = isinstance(net.trunk, ResidualTrunk) and not net.frozen
-    whole = getattr(
-        net.aux, "needs_all_stages", False
-    )  # only the last one comes out of the fused_trunk
-    return on_gpu and precision != "fp64" and usual and not whole
+    # a FusedTrunk returns the maps of the last stage only
+    all_stages = getattr(net.aux, "needs_all_stages", False)
+    return on_gpu and precision != "fp64" and usual and not all_stages
 
 
 def compiler_for_attacks(net: RejectingNet, precision: Precision) -> Compiler:
-    """What pays for attacks on a trained net, which come with many goals and batch sizes.
+    """Return the compiler for attacks on a trained net.
 
-    Where our kernels serve the net only its two ends are left to compile, and that would be done
-    for every goal and size anew: it takes longer than it ever saves.
+    With a fused net only stem and head are left to compile, for every objective and batch size
+    again. That takes longer than it saves.
     """
     return "none" if fused_supported(net, precision) else "inductor"
 
 
 class FusedResNet(ModelCopy):
-    """A copy in either mode; in train mode the source's running statistics move.
+    """A fused copy in either mode; train mode updates the running statistics of the source.
 
-    Those of the trunk do with every look, those of the heads when looks are remembered.
+    Those of the trunk change with every forward pass, those of the head in `update_statistics`.
     """
 
     def __init__(
@@ -57,118 +57,116 @@ class FusedResNet(ModelCopy):
     ) -> None:
         super().__init__(source, train, precision)
         self.fused_trunk = FusedTrunk(self.net.trunk, source.trunk, train, compiler=compiler)
-        self.ends = StemAndHead(self.net, precision)
+        self.stem_and_head = StemAndHead(self.net, precision)
         self._share_heads()
-        self.memory = DeferredBatchNormStats(self.net.aux, compiler) if train else None
-        by_kernels = {id(w) for norm in batch_norms_of(source.trunk) for w in norm.parameters()}
-        by_kernels |= {id(conv.weight) for conv, _ in self.fused_trunk.folds}
-        twins = zip(self.net.trunk.parameters(), source.trunk.parameters(), strict=True)
+        self.deferred_stats = DeferredBatchNormStats(self.net.aux, compiler) if train else None
+        # batch norms are read from the source; folded weights are written by eval_constants
+        not_copied = {id(w) for norm in batch_norms_of(source.trunk) for w in norm.parameters()}
+        not_copied |= {id(conv.weight) for conv, _ in self.fused_trunk.folds}
+        pairs = zip(self.net.trunk.parameters(), source.trunk.parameters(), strict=True)
         self.pairs: list[tuple[Tensor, Tensor]]
-        self.pairs = [(twin, own) for twin, own in twins if id(own) not in by_kernels]
+        self.pairs = [(own, weight) for own, weight in pairs if id(weight) not in not_copied]
         self.refresh()
 
     def _share_heads(self) -> None:
-        """Let the heads be the source's own tensors, which keep their places while it learns."""
+        """Use the source's own tensors for the heads; training updates them in place."""
         for name, module in self.source.named_modules():
             if name.split(".")[0] in ("classify", "aux"):
-                twin = self.net.get_submodule(name)
-                twin._buffers = module._buffers
-                for mine, own in zip(twin.parameters(False), module.parameters(False), strict=True):
-                    mine.data = own.data
+                own = self.net.get_submodule(name)
+                own._buffers = module._buffers
+                parameters = zip(own.parameters(False), module.parameters(False), strict=True)
+                for parameter, shared in parameters:
+                    parameter.data = shared.data
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over the source's weights, and in eval mode its statistics, as they are now.
+        """Copy the current weights of the source and, in eval mode, its running statistics.
 
-        Looks that nobody asked to remember go: what made them has failed.
+        This drops pending statistics, which are left over only if an attack failed.
         """
-        if self.memory is not None:
-            self.memory.forget()
-        held, inputs = [twin for twin, _ in self.pairs], [own for _, own in self.pairs]
+        if self.deferred_stats is not None:
+            self.deferred_stats.clear()
+        targets, values = [own for own, _ in self.pairs], [weight for _, weight in self.pairs]
         if not self.fused_trunk.train:
-            places, values = self.fused_trunk.settle()
-            held, inputs = held + places, inputs + values
-        copy_tensors(held, inputs)
-        self.fused_trunk.turn()
+            buffers, constants = self.fused_trunk.eval_constants()
+            targets, values = targets + buffers, values + constants
+        copy_tensors(targets, values)
+        self.fused_trunk.update_flipped()
 
-    def remember(self) -> None:
-        """Let the head's norms take in what has been looked at."""
-        if self.memory is not None:
-            self.memory.take_in()
+    def update_statistics(self) -> None:
+        """Apply the deferred updates of the head's running statistics."""
+        if self.deferred_stats is not None:
+            self.deferred_stats.update()
 
-    def answer(self, x: Tensor) -> Output:
-        """What the copy makes of images."""
-        self.remember()
+    def forward(self, x: Tensor) -> Output:
+        self.update_statistics()
         with autocast(self.precision, x.device):
-            maps = self.fused_trunk(self.ends.opened(x))
+            maps = self.fused_trunk(self.stem_and_head.stem(x))
         with no_autocast(x.device):
-            return self.ends.closed(maps)
+            return self.stem_and_head.head(maps)
 
     def objective_forward(
         self, objective: ObjectiveFunction, compiler: Compiler, skip_aux: bool = False
     ) -> ObjectiveForward:
-        """One look at images: the goal's sum, its values, and the output, `bare` without aux."""
-        opened = compile_function(self.ends.opened, compiler)
+        stem = compile_function(self.stem_and_head.stem, compiler)
 
-        def closed(maps: Tensor, y: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Output]:
-            return judged(objective(out := self.ends.closed(maps), y, *inputs), out, skip_aux)
+        def head(maps: Tensor, y: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Output]:
+            out = self.stem_and_head.head(maps)
+            return query_result(objective(out, y, *inputs), out, skip_aux)
 
-        ended = compile_function(closed, compiler)
+        compiled_head = compile_function(head, compiler)
 
-        def looked(x: Tensor, y: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Output]:
+        def forward(x: Tensor, y: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Output]:
             with autocast(self.precision, x.device):
-                maps = self.fused_trunk(opened(x))
-            with no_autocast(x.device):  # outside what is compiled, so that its backward is too
-                return self._remembered(ended, maps, y, *inputs)
+                maps = self.fused_trunk(stem(x))
+            with no_autocast(x.device):  # outside of the compiled code, to cover its backward too
+                return self._run_head(compiled_head, maps, y, *inputs)
 
-        return looked
+        return forward
 
-    def _remembered(
-        self, ended: ObjectiveForward, *inputs: Tensor
-    ) -> tuple[Tensor, Tensor, Output]:
-        """What a look ends with, in train mode kept for the norms that remember it later."""
-        if self.memory is None:
-            return ended(*inputs)
+    def _run_head(self, head: ObjectiveForward, *inputs: Tensor) -> tuple[Tensor, Tensor, Output]:
+        """Run the head; in train mode defer the update of its running statistics."""
+        if self.deferred_stats is None:
+            return head(*inputs)
         with running_stats_frozen(self.net.aux):
-            total, value, out = ended(*inputs)
-        self.memory.see(out.feature)
+            total, value, out = head(*inputs)
+        self.deferred_stats.add(out.feature)
         return total, value, out
 
 
 class FusedTrainingNet(nn.Module):
-    """The learner's net itself in train mode, made quick; its weights get gradients."""
+    """The net under training itself in train mode, with fused layers and weight gradients."""
 
     def __init__(self, net: RejectingNet, precision: Precision, compiler: Compiler) -> None:
         super().__init__()
         self.precision = precision
         casts = CastWeights(convolutions_of(net.trunk), products_dtype(precision))
         self.fused_trunk = FusedTrunk(net.trunk, net.trunk, train=True, casts=casts)
-        ends = StemAndHead(net, precision)
-        self.opened = compile_function(ends.opened, compiler)
-        self.closed = compile_function(ends.closed, compiler)
+        stem_and_head = StemAndHead(net, precision)
+        self.stem = compile_function(stem_and_head.stem, compiler)
+        self.head = compile_function(stem_and_head.head, compiler)
 
     def forward(self, x: Tensor) -> Output:
-        """Logits, the last pooled feature, and the auxiliary output."""
         with autocast(self.precision, x.device):
-            maps = self.fused_trunk(self.opened(x))
+            maps = self.fused_trunk(self.stem(x))
         with no_autocast(x.device):
-            return self.closed(maps)
+            return self.head(maps)
 
 
 class StemAndHead:
-    """What comes before and behind the fused_trunk of a net."""
+    """The layers of a net before and after its FusedTrunk."""
 
     def __init__(self, net: RejectingNet, precision: Precision) -> None:
         assert isinstance(net.trunk, ResidualTrunk)
-        self.net, self.stem, self.precision = net, net.trunk.stem, precision
+        self.net, self.stem_conv, self.precision = net, net.trunk.stem, precision
 
-    def opened(self, x: Tensor) -> Tensor:
-        """From images to the first maps."""
+    def stem(self, x: Tensor) -> Tensor:
+        """Return the maps after the stem convolution for images N, C, H, W."""
         with autocast(self.precision, x.device):
-            maps: Tensor = self.stem(self.net.normalise(x))
+            maps: Tensor = self.stem_conv(self.net.normalise(x))
         return maps
 
-    def closed(self, maps: Tensor) -> Output:
-        """From the last active maps to the answer."""
-        feature = pooled(maps)
+    def head(self, maps: Tensor) -> Output:
+        """Return the output of the net for the last active maps."""
+        feature = global_average_pool(maps)
         return Output(self.net.classify(feature), feature, self.net.aux([feature]))

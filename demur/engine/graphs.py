@@ -1,4 +1,9 @@
-"""Work recorded once as a CUDA graph and replayed without a word from the host."""
+"""CUDA graph capture and replay.
+
+A replay launches all kernels of a function with one call from the host. It runs the kernels that
+were captured on the same addresses, so it computes what the function computes, for inputs of the
+captured shapes.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,63 +13,67 @@ import torch
 from torch import Tensor
 
 R = TypeVar("R")
-WARM_UP = 3  # times before recording, in which kernels are compiled and chosen
+WARM_UP = 3  # calls before the capture, in which kernels are compiled and chosen
 
 
 def capture(
     work: Callable[[], R], prepare: Callable[[], object] = lambda: None, tune: bool = True
 ) -> tuple[torch.cuda.CUDAGraph, R]:
-    """The graph of some work and what it returns, at addresses that every replay fills anew.
+    """Return the CUDA graph of `work` and its result, which every replay overwrites in place.
 
-    `prepare` is done before each of the trials and before the recording, and is no part of it.
+    `prepare` runs before each warm-up call and before the capture; it is not captured. `tune`
+    turns cuDNN benchmark on. Raises torch.OutOfMemoryError if the device memory is exhausted.
     """
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
+    side_stream = torch.cuda.Stream()
+    side_stream.wait_stream(torch.cuda.current_stream())
     try:
-        with tuned(tune), torch.cuda.stream(aside):
+        with cudnn_benchmark(tune), torch.cuda.stream(side_stream):
             for _ in range(WARM_UP):
                 prepare()
                 work()
     finally:
-        torch.cuda.current_stream().wait_stream(aside)
-    torch.cuda.empty_cache()  # a graph has memory of its own
+        torch.cuda.current_stream().wait_stream(side_stream)
+    torch.cuda.empty_cache()  # a graph allocates from a memory pool of its own
     prepare()
     graph = torch.cuda.CUDAGraph()
     try:
-        with tuned(tune), torch.cuda.graph(graph):
-            made = work()
-    except RuntimeError as error:  # ending a recording that ran out of memory fails too
+        with cudnn_benchmark(tune), torch.cuda.graph(graph):
+            result = work()
+    except RuntimeError as error:  # ending a capture that ran out of memory fails too
         if isinstance(error.__context__, torch.OutOfMemoryError):
             raise error.__context__ from None
         raise
-    return graph, made
+    return graph, result
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in one line."""
+    """Return the first line of an error message, or the type of the error."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 class CapturedGraph(Generic[R]):
-    """recording(a, b) is function(a, b), recorded at the first call, for one shape of each."""
+    """A function captured at construction for the shapes of `examples`; a call replays it."""
 
     def __init__(self, function: Callable[..., R], *examples: Tensor, tune: bool) -> None:
         self.inputs = [example.clone() for example in examples]
-        self.graph, self.made = capture(lambda: function(*self.inputs), tune=tune)
+        self.graph, self.result = capture(lambda: function(*self.inputs), tune=tune)
 
     def __call__(self, *inputs: Tensor) -> R:
-        """What the function makes of the inputs, until the next call; unused rows stay behind."""
-        for own, given in zip(self.inputs, inputs, strict=True):
-            own[: len(given)].copy_(given)
+        """Replay and return the result, valid until the next call.
+
+        An input may have fewer rows than its example; the other rows keep earlier values.
+        """
+        for static, given in zip(self.inputs, inputs, strict=True):
+            static[: len(given)].copy_(given)
         self.graph.replay()
-        return self.made
+        return self.result
 
 
 @contextmanager
-def tuned(wanted: bool) -> Iterator[None]:
-    """Let the convolution library try its kernels and keep the fastest, or not."""
+def cudnn_benchmark(enabled: bool) -> Iterator[None]:
+    """Set cuDNN benchmark, which times the convolution kernels and keeps the fastest."""
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = wanted
+    torch.backends.cudnn.benchmark = enabled
     try:
         yield
     finally:

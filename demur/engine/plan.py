@@ -1,9 +1,9 @@
-"""Which engine a training gets, and what it says when the fast one cannot be had.
+"""Choice of the engine for a training, with its precision and memory format.
 
-    plan = plan_for("auto", recipe, device, world, False, say)      # engine, layout, arithmetic
+    plan = choose_plan("auto", recipe, device, world, False, say)
 
-auto is fast on a GPU and wherever a recipe allows bf16, else plain. On a CPU fast means the
-memory layout and arithmetic that a short trial there finds fastest.
+"auto" is "fast" on a GPU and for recipes in bf16, otherwise "plain". On a CPU "fast" means the
+plain step in the precision and memory format that a short measurement finds fastest.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from demur.distributed import ProcessGroup
 from demur.engine.fast import FastSteps
 from demur.engine.steps import PlainSteps
 from demur.engine.train_state import TrainState
-from demur.engine.trial import fastest
+from demur.engine.trial import fastest_settings
 from demur.errors import BadInput, suggestion
 from demur.nets.norm import synchronise_batch_norm
 from demur.precision import Precision
@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """How the steps of a recipe are computed on a device; provenance, not recipe."""
+    """How the training steps of a recipe are computed; part of the provenance, not the recipe."""
 
     engine: str
     precision: Precision
@@ -37,26 +37,26 @@ class EnginePlan:
     sync_bn: bool = False
 
     def train_state(self, recipe: Recipe, device: torch.device, world: ProcessGroup) -> TrainState:
-        """A fresh learner laid out for this plan."""
+        """Return a new TrainState in this precision and memory format."""
         train_state = TrainState(recipe, device, self.channels_last, self.precision, world)
         if self.sync_bn:
             synchronise_batch_norm(train_state.net)
         return train_state
 
     def steps(self, recipe: Recipe, train_state: TrainState, fit: Images, say: Say) -> PlainSteps:
-        """The steps of an epoch."""
+        """Return the training steps of this engine."""
         if self.engine == "fast" and fit.y.device.type == "cuda":
             return FastSteps(recipe, train_state, fit, say=say)
         return PlainSteps(recipe, train_state, fit)
 
-    def after(self, kept: dict[str, Any] | None) -> "EnginePlan":
-        """The plan a kept state was computed by, if it was this engine: trials may vary."""
-        if kept is None or kept["engine"] != self.engine:
+    def resumed(self, stored: dict[str, Any] | None) -> "EnginePlan":
+        """Return the plan of a stored state if it used this engine: measurements may vary."""
+        if stored is None or stored["engine"] != self.engine:
             return self
-        return replace(self, precision=kept["precision"], channels_last=kept["channels_last"])
+        return replace(self, precision=stored["precision"], channels_last=stored["channels_last"])
 
-    def words(self) -> dict[str, str | bool]:
-        """The plan as provenance."""
+    def metadata(self) -> dict[str, str | bool]:
+        """Return the plan as JSON values."""
         return {
             "engine": self.engine,
             "precision": self.precision,
@@ -66,7 +66,7 @@ class EnginePlan:
 
 
 def check_engine(name: str) -> str:
-    """The name of an engine, or a refusal."""
+    """Return the name if it is that of an engine, else raise BadInput."""
     if name not in ENGINES:
         raise BadInput(f"no engine is called {name!r}; {suggestion(name, ENGINES)}")
     return name
@@ -80,21 +80,24 @@ def choose_plan(
     sync_bn: bool,
     say: Say,
 ) -> EnginePlan:
-    """How a recipe is trained on a device by the named engine."""
-    shared = world.size > 1 and sync_bn
-    wanted = check_engine(name)
-    if wanted == "plain" or (wanted == "auto" and _plain_by_nature(recipe, device)):
-        return EnginePlan("plain", recipe.precision, sync_bn=shared)
+    """Return the plan of the named engine for a recipe on a device; explain changes by `say`.
+
+    Raises BadInput if there is no such engine.
+    """
+    synchronised = world.size > 1 and sync_bn
+    engine = check_engine(name)
+    if engine == "plain" or (engine == "auto" and _plain_is_default(recipe, device)):
+        return EnginePlan("plain", recipe.precision, sync_bn=synchronised)
     if device.type == "cpu":
-        precision, channels_last = fastest(recipe)
+        precision, channels_last = fastest_settings(recipe)
         if precision != recipe.precision:
-            say(f"{recipe.precision} does not pay on this CPU: computing in {precision}")
-        return EnginePlan("fast", precision, channels_last, shared)
-    if shared:
-        say("synchronised batch norm takes the plain step; without --sync-bn the fast one is used")
+            say(f"{recipe.precision} is not faster on this CPU; computing in {precision}")
+        return EnginePlan("fast", precision, channels_last, synchronised)
+    if synchronised:
+        say("synchronised batch norm needs the plain engine; omit --sync-bn to use the fast one")
         return EnginePlan("plain", recipe.precision, sync_bn=True)
     return EnginePlan("fast", recipe.precision, channels_last=True)
 
 
-def _plain_by_nature(recipe: Recipe, device: torch.device) -> bool:
+def _plain_is_default(recipe: Recipe, device: torch.device) -> bool:
     return device.type == "cpu" and recipe.precision != "bf16"

@@ -1,11 +1,12 @@
-"""The steps of an epoch: the plain engine, which is the reference for every other.
+"""The plain engine: one eager training step after another, the reference for the fast engine.
 
-steps = PlainSteps(recipe, learner, fit)
-steps.begin(epoch)
-for i in range(steps.batches): steps(i)
-steps.losses            # one a step, on the device; read once an epoch
+    steps = PlainSteps(recipe, train_state, fit)
+    steps.begin(epoch)
+    for i in range(steps.batches):
+        steps(i)
+    steps.losses            # one per step, on the device; read once per epoch
 
-Under torchrun each process takes its part of every batch; the losses of all add up to the mean.
+Under torchrun each rank trains on its shard of every batch.
 """
 
 import torch
@@ -16,11 +17,17 @@ from demur.engine.train_state import TrainState
 from demur.engine.training_step import TrainingStep
 from demur.recipes import Recipe
 
-ORDER = 1  # a purpose of random numbers
+ORDER = 1  # random stream of the batch order
 
 
 class PlainSteps:
-    """One eager step after another."""
+    """The training steps of an epoch, run eagerly.
+
+    Attributes:
+        batches: steps per epoch; the last batch may be partial.
+        losses: loss of each step of the epoch. Each rank holds its share: all-reduce them to get
+            the mean losses of the batches.
+    """
 
     def __init__(self, recipe: Recipe, train_state: TrainState, fit: Images) -> None:
         self.recipe, self.train_state, self.fit = recipe, train_state, fit
@@ -29,16 +36,16 @@ class PlainSteps:
         self.order = torch.zeros(len(fit), dtype=torch.int64, device=device)
         self.rates = torch.zeros(self.batches)
         self.losses = torch.zeros(self.batches, dtype=train_state.dtype, device=device)
-        self.first = 0  # step of the whole run that opens the epoch
-        self.update = TrainingStep(recipe, train_state, fit)
+        self.first_step = 0  # steps of the run before this epoch
+        self.plain_step = TrainingStep(recipe, train_state, fit)
 
     def begin(self, epoch: int) -> None:
-        """Draw the order of an epoch and its learning rates."""
+        """Draw the batch order of an epoch and set its learning rates."""
         seed = noise.derived(self.recipe.seed, ORDER)
         self.order.copy_(noise.permutation(seed, len(self.fit), epoch))
-        self.first = epoch * self.batches
+        self.first_step = epoch * self.batches
         total = self.recipe.epochs * self.batches
-        steps = range(self.first + 1, self.first + self.batches + 1)
+        steps = range(self.first_step + 1, self.first_step + self.batches + 1)
         self.rates = torch.tensor([self.recipe.schedule(step / total) for step in steps])
         self.train_state.begin(epoch / self.recipe.epochs)
 
@@ -47,5 +54,5 @@ class PlainSteps:
         size = self.recipe.batch_size
         self.train_state.set_learning_rate(float(self.rates[i]))
         batch = self.order[i * size : (i + 1) * size]
-        chosen = self.train_state.world.shard(batch)
-        self.losses[i] = self.update(chosen, self.first + i, len(chosen) / len(batch))
+        shard = self.train_state.world.shard(batch)
+        self.losses[i] = self.plain_step(shard, self.first_step + i, len(shard) / len(batch))

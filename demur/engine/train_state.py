@@ -1,7 +1,8 @@
-"""What training changes: the net's weights and the optimiser's momentum.
+"""The tensors that training changes: weights, running statistics, momentum and their EMA.
 
-Where a recipe asks for it, each step is wrapped: `awp.py` moves the weights before the gradient is
-taken, `averaging.py` follows them after the step.
+A recipe may wrap each step: `awp.py` perturbs the weights before the gradient is taken, `ema.py`
+averages them after the step. All tensors keep their addresses, so that a CUDA graph can update
+them, and a resumed run restores them in place.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,15 @@ Tensors = dict[str, Tensor]
 
 
 class TrainState:
-    """A net with SGD and momentum; every tensor keeps its address for the whole run."""
+    """A net and its SGD optimiser with momentum.
+
+    Args:
+        recipe: what to train.
+        device: where to train.
+        channels_last: use the channels_last memory format.
+        precision: precision of convolutions; None: that of the recipe.
+        world: the processes that train together.
+    """
 
     def __init__(
         self,
@@ -40,83 +49,83 @@ class TrainState:
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         on_gpu = device.type == "cuda"
         self.rate = torch.tensor(recipe.schedule.peak, device=device)
-        self.learning = {n: p for n, p in self.net.named_parameters() if p.requires_grad}
+        self.trainable = {n: p for n, p in self.net.named_parameters() if p.requires_grad}
         self.optimiser = torch.optim.SGD(
-            self.learning.values(),
+            self.trainable.values(),
             lr=self.rate if on_gpu else recipe.schedule.peak,
             momentum=recipe.momentum,
             weight_decay=recipe.weight_decay,
             fused=True if on_gpu else None,
         )
-        for parameter in self.learning.values():
+        for parameter in self.trainable.values():
             self.optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         self.ema = EMA(self.net, recipe.ema) if recipe.ema else None
         self.awp = AWP(self.net, recipe.awp, recipe.awp_start) if recipe.awp else None
 
     @torch.no_grad()
     def load_base(self, base: RejectingNet) -> None:
-        """Begin with the trunk and the classifier of a trained net."""
+        """Copy the trunk and the classifier of a trained net."""
         nets = [self.net] if self.ema is None else [self.net, self.ema.net]
         for net in nets:
-            for part, given in ((net.trunk, base.trunk), (net.classify, base.classify)):
-                part.load_state_dict(given.state_dict())
+            for part, source in ((net.trunk, base.trunk), (net.classify, base.classify)):
+                part.load_state_dict(source.state_dict())
 
     @property
-    def judged(self) -> RejectingNet:
-        """The net that is judged and saved: the averaged one where there is one."""
+    def eval_net(self) -> RejectingNet:
+        """The net that is validated and saved: the EMA if the recipe has one."""
         return self.net if self.ema is None else self.ema.net
 
-    def begin(self, passed: float) -> None:
-        """Get ready for an epoch, now that this share of all epochs has passed."""
+    def begin(self, progress: float) -> None:
+        """Prepare an epoch that starts after this fraction of all epochs."""
         self.net.train()
         if self.awp is not None:
-            self.awp.begin(passed)
+            self.awp.begin(progress)
 
     def set_learning_rate(self, rate: float) -> None:
-        """The learning rate of the next step."""
+        """Set the learning rate of the next step."""
         self.rate.fill_(rate)
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate if self.rate.is_cuda else rate
 
     def update_weights(self, loss: Callable[[], Tensor]) -> Tensor:
-        """The loss, after one step against its gradient over all processes together.
+        """Take one optimiser step on the gradient over all processes; return the loss.
 
-        With AWP it is asked for twice, and the second value comes back: that of the moved weights.
+        AWP evaluates the loss twice; the second value, at the perturbed weights, is returned.
         """
         if self.awp is None:
-            found = self._differentiated(loss)
+            value = self._backward(loss)
         else:
-            with self.awp.looking():
-                self._differentiated(loss)
+            with self.awp.preserve_statistics():
+                self._backward(loss)
             with self.awp.perturb():
-                found = self._differentiated(loss)
+                value = self._backward(loss)
         self.optimiser.step()
         if self.ema is not None:
-            self.ema.follow()
-        return found
+            self.ema.update()
+        return value
 
-    def _differentiated(self, loss: Callable[[], Tensor]) -> Tensor:
-        """The loss; the weights hold its gradient, summed over processes."""
-        found = loss()
+    def _backward(self, loss: Callable[[], Tensor]) -> Tensor:
+        """Set the gradients of the weights, all-reduced over processes; return the loss."""
+        value = loss()
         self.optimiser.zero_grad()
-        found.backward(inputs=list(self.learning.values()))
+        value.backward(inputs=list(self.trainable.values()))
         self.world.all_reduce([p.grad for p in self.net.parameters() if p.grad is not None])
-        return found.detach()
+        return value.detach()
 
     def tensors(self) -> Tensors:
-        """Weights, statistics, momentum and their average if there is one, by name."""
-        held = {f"net.{name}": value for name, value in self.net.state_dict().items()}
-        for name, parameter in self.learning.items():
-            held[f"momentum.{name}"] = self.optimiser.state[parameter]["momentum_buffer"]
-        return held if self.ema is None else held | self.ema.tensors()
+        """Return weights, running statistics, momentum and EMA by name."""
+        tensors = {f"net.{name}": value for name, value in self.net.state_dict().items()}
+        for name, parameter in self.trainable.items():
+            tensors[f"momentum.{name}"] = self.optimiser.state[parameter]["momentum_buffer"]
+        return tensors if self.ema is None else tensors | self.ema.tensors()
 
-    def statistics(self) -> list[Tensor]:
-        """Batch norm's, and their average if there is one."""
-        nets = dict.fromkeys([self.net, self.judged])  # one where there is no average
-        return [held for net in nets for held in net.buffers()]
+    def buffers(self) -> list[Tensor]:
+        """Return the buffers of the net and of its EMA, running statistics among them."""
+        nets = dict.fromkeys([self.net, self.eval_net])  # one net without EMA
+        return [buffer for net in nets for buffer in net.buffers()]
 
     @torch.no_grad()
     def restore(self, tensors: Tensors) -> None:
-        """Take over tensors that were kept, in place."""
+        """Copy saved tensors into this state, in place."""
         for name, own in self.tensors().items():
             own.copy_(tensors[name])

@@ -1,7 +1,7 @@
-"""One training step, as the recipe says it: augment, craft, teach, and change the weights.
+"""One training step of a recipe: augment, attack, compute the loss, update the weights.
 
-The plain engine calls it as it stands; the fast one gives it a crafter and a compiled loss and
-records it once. Both draw the same noise, since that depends on (seed, image, step) alone.
+The plain engine calls it eagerly. The fast engine passes a FrozenModel and a compiled loss and
+captures it as a CUDA graph. Both draw the same noise, which depends only on (seed, image, step).
 """
 
 from collections.abc import Callable
@@ -15,11 +15,19 @@ from demur.noise import Stream
 from demur.precision import autocast, tf32
 from demur.recipes import Recipe
 
-AUGMENT, CRAFT = 2, 3  # purposes of random numbers
+AUGMENT, CRAFT = 2, 3  # random streams of augmentation and attack
 
 
 class TrainingStep:
-    """update(chosen, step) changes the learner by one step and returns the loss."""
+    """Update a TrainState by one step and return the loss.
+
+    Args:
+        recipe: what to train.
+        train_state: the state to update.
+        fit: the training images.
+        model: the model that attacks query; None: the net itself.
+        batch_loss: a faster version of the method's batch loss; None: the method's own.
+    """
 
     def __init__(
         self,
@@ -30,11 +38,15 @@ class TrainingStep:
         batch_loss: Callable[..., Tensor] | None = None,
     ) -> None:
         self.recipe, self.train_state, self.fit = recipe, train_state, fit
-        self.model = model or train_state.net  # what the attack looks at
+        self.model = model or train_state.net
         self.batch_loss = batch_loss or recipe.method.batch_loss
 
     def __call__(self, chosen: Tensor, step: Stream, share: float = 1.0) -> Tensor:
-        """The mean loss of the chosen images, times their share of the batch of all processes."""
+        """Train on the chosen images; return their mean loss times `share`.
+
+        `share` is the fraction of the whole batch in this process, so that losses and gradients
+        sum over processes to those of the whole batch.
+        """
         recipe, train_state = self.recipe, self.train_state
         x, y = self.fit.batch(chosen)
         index = self.fit.index[chosen]

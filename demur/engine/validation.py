@@ -1,4 +1,8 @@
-"""Accuracy of the net that a learner would save, under an attack, by the engine that trains."""
+"""Validation during training: accuracy under an attack, computed by the engine that trains.
+
+The fast engine attacks a FrozenModel in the precision of the training. Predictions for the
+adversarial examples always come from the net itself in fp32, whichever engine made them.
+"""
 
 import torch
 from torch import nn
@@ -15,30 +19,32 @@ BATCH = 250
 
 
 class Validator:
-    """judge.accuracy(attack, images) in eval mode, shared out between processes."""
+    """Accuracy of the net that a TrainState would save, in eval mode."""
 
     def __init__(self, train_state: TrainState, engine: str) -> None:
         self.train_state = train_state
-        quick = engine == "fast" and next(train_state.judged.parameters()).is_cuda
-        self.frozen_model = (
-            FrozenModel(train_state.judged, train_state.precision, fixed=BATCH) if quick else None
-        )
+        net = train_state.eval_net
+        fast = engine == "fast" and next(net.parameters()).is_cuda
+        self.frozen_model = FrozenModel(net, train_state.precision, fixed=BATCH) if fast else None
 
     def accuracy(self, attack: Attack, images: Images) -> float:
-        """The share of images answered rightly under an attack."""
-        net, world = self.train_state.judged, self.train_state.world
+        """Return the fraction of images that are classified correctly under the attack.
+
+        The batches are divided between the processes.
+        """
+        net, world = self.train_state.eval_net, self.train_state.world
         model: nn.Module = net
         if self.frozen_model is not None:
             self.frozen_model.refresh()
             model = self.frozen_model.eval()
-        right = torch.zeros((), dtype=torch.int64, device=images.y.device)
+        correct = torch.zeros((), dtype=torch.int64, device=images.y.device)
         with crafting(net, "eval"):
-            for chosen in list(images.slices(BATCH))[world.rank :: world.size]:
-                x, y = images.batch(chosen)
+            for piece in list(images.slices(BATCH))[world.rank :: world.size]:
+                x, y = images.batch(piece)
                 x = x.to(self.train_state.dtype)
                 with use_precision(self.train_state.precision, x.device):
-                    x_adv = attack.perturb(model, x, y, images.index[chosen])
+                    x_adv = attack.perturb(model, x, y, images.index[piece])
                 with torch.no_grad(), tf32("fp32"):
-                    right += (prediction(net(x_adv)) == y).sum()
-        world.all_reduce([right])
-        return int(right) / len(images)
+                    correct += (prediction(net(x_adv)) == y).sum()
+        world.all_reduce([correct])
+        return int(correct) / len(images)

@@ -1,4 +1,4 @@
-"""Nets: images in [0, 1] to an Output."""
+"""Nets: from images in [0, 1], of shape N, C, H, W, to an Output."""
 
 from demur.nets.net import NetSpec, RejectingNet, Trunk
 from demur.nets.resnet import ResNet18, WideResNet

@@ -1,7 +1,7 @@
-"""The pre-activation residual block that all our nets are made of (He et al. 2016).
+"""The pre-activation residual block (He et al. 2016) and the trunk built from it.
 
-Norm, ReLU, convolution, twice. The shortcut takes the pre-activated input, as in the reference
-code; where shapes agree it is the input itself.
+A block is batch norm, ReLU, 3x3 convolution, twice, plus a shortcut. The shortcut is the identity
+if the shapes agree, otherwise a 1x1 convolution of the activated input, as in the reference code.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from demur.nets.norm import Norm2d
 
 
 class Block(nn.Module):
-    """Norm, ReLU, convolution, twice, beside a shortcut."""
+    """A pre-activation residual block: maps N, C, H, W to N, width, H / stride, W / stride."""
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
@@ -28,7 +28,6 @@ class Block(nn.Module):
         self.shortcut = None if same else Conv1x1(width_in, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output."""
         active = relu(self.norm1(x))
         skip: Tensor = x if self.shortcut is None else self.shortcut(active)
         out: Tensor = self.conv2(relu(self.norm2(self.conv1(active))))
@@ -36,7 +35,10 @@ class Block(nn.Module):
 
 
 class ResidualTrunk(Trunk):
-    """A stem, then stages of `depth` blocks each; every stage but the first halves the image."""
+    """A stem convolution, then one stage of `depth` blocks per width.
+
+    Every stage but the first halves height and width.
+    """
 
     def __init__(self, channels: int, stem: int, widths: Sequence[int], depth: int) -> None:
         super().__init__()
@@ -44,23 +46,22 @@ class ResidualTrunk(Trunk):
         self.stem = Conv3x3(channels, stem)
         self.stages = nn.ModuleList()
         for i, width in enumerate(widths):
-            before = widths[i - 1] if i else stem
-            first = Block(before, width, stride=2 if i else 1)
+            width_in = widths[i - 1] if i else stem
+            first = Block(width_in, width, stride=2 if i else 1)
             self.stages.append(
                 nn.Sequential(first, *(Block(width, width, 1) for _ in range(depth - 1)))
             )
         self.norm = Norm2d(widths[-1])
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """The pooled features of the stages."""
         x = self.stem(x)
         features = []
         for stage in self.stages:
             x = stage(x)
-            features.append(pooled(x))
-        return [*features[:-1], pooled(relu(self.norm(x)))]
+            features.append(global_average_pool(x))
+        return [*features[:-1], global_average_pool(relu(self.norm(x)))]
 
 
-def pooled(maps: Tensor) -> Tensor:
-    """The mean over places, in fp32 or better."""
+def global_average_pool(maps: Tensor) -> Tensor:
+    """Return the mean over height and width (N, C), in fp32 or fp64."""
     return maps.mean((2, 3), dtype=torch.promote_types(maps.dtype, torch.float32))

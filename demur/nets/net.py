@@ -1,10 +1,10 @@
-"""The shape of every net: normalise, trunk, classifier, and the auxiliary module it is given.
+"""The parts of every net: normalisation, trunk, linear classifier and auxiliary head.
 
     net = Small().build(Digits().domain, RR())
     net(x).logits, net(x).aux
 
-A trunk returns the pooled features of each stage, earliest first; the last one feeds the linear
-classifier, and the auxiliary module sees them all. The net never asks which head it carries.
+A trunk returns the pooled features of each stage, the first stage first. The classifier reads the
+last one, the auxiliary head reads all of them.
 """
 
 from abc import ABC, abstractmethod
@@ -23,25 +23,25 @@ from demur.spec import Spec
 
 
 class AuxiliaryHead(Protocol):
-    """What a training head tells a net: the module to put beside the classifier."""
+    """A training head, as far as a net needs it: the builder of the auxiliary module."""
 
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
-        """A module from the list of pooled stages to (N, A)."""
+        """Return a module from the list of pooled stages, of widths `dims`, to (N, A)."""
         ...
 
 
 class Trunk(nn.Module, ABC):
-    """Images to pooled stage features; `dims` are their widths."""
+    """Images to pooled features of each stage; `dims` are their widths."""
 
     dims: tuple[int, ...]
 
     @abstractmethod
     def forward(self, x: Tensor) -> list[Tensor]:
-        """The pooled features of each stage."""
+        """Return the pooled features of each stage, (N, dims[i])."""
 
 
 class Normalise(nn.Module):
-    """Shift and scale of each channel, so that pixels stay in [0, 1] outside the net."""
+    """Standardise each channel inside the net, so that images stay in [0, 1] outside of it."""
 
     mean: Tensor
     std: Tensor
@@ -52,12 +52,17 @@ class Normalise(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The normalised images."""
         return (x - self.mean) / self.std
 
 
 class RejectingNet(nn.Module):
-    """A classifier with a second, auxiliary output."""
+    """A classifier with an auxiliary output that rejectors can read.
+
+    Args:
+        domain: shape, classes, mean and std of the images.
+        trunk: from images to pooled features.
+        aux: from the list of pooled features to (N, A).
+    """
 
     def __init__(self, domain: Domain, trunk: Trunk, aux: nn.Module) -> None:
         super().__init__()
@@ -69,65 +74,73 @@ class RejectingNet(nn.Module):
         self.frozen = False
 
     def forward(self, x: Tensor) -> Output:
-        """Logits, the last pooled feature, and the auxiliary output."""
+        """Return logits (N, K), the last pooled feature (N, D) and the auxiliary output (N, A).
+
+        Raises BadInput if shape or dtype of the images are not those of the net.
+        """
         if x.shape[1:] != self.domain.shape or x.dtype != self.normalise.mean.dtype:
             raise BadInput(
                 f"this net takes images of shape N, {', '.join(map(str, self.domain.shape))} in "
                 f"{self.normalise.mean.dtype}, not {tuple(x.shape)} in {x.dtype}"
             )
         stages = self.trunk(self.normalise(x))
-        with torch.autocast(x.device.type, enabled=False):  # heads are cheap: never below fp32
+        with torch.autocast(x.device.type, enabled=False):  # heads are cheap: fp32 at least
             return Output(self.classify(stages[-1]), stages[-1], self.aux(stages))
 
     def freeze(self) -> None:
-        """Hold the classifier still for good: nothing but the auxiliary module learns."""
+        """Freeze trunk and classifier for good; only the auxiliary head trains."""
         self.frozen = True
         self.trunk.requires_grad_(False)
         self.classify.requires_grad_(False)
         self.train(self.training)
 
     def freeze_for_inference(self) -> None:
-        """Say that nothing learns any more: convolutions may prepare for that."""
+        """Freeze all weights, so that convolutions may cache what they derive from them."""
         self.requires_grad_(False)
         for module in self.modules():
             if isinstance(module, Conv3x3):
-                module.still = True
+                module.frozen_weight = True
 
     def train(self, mode: bool = True) -> "RejectingNet":
-        """Train or eval mode; a frozen classifier stays in the latter."""
+        """Set train or eval mode; a frozen trunk stays in eval mode."""
         super().train(mode)
         if self.frozen:
             self.trunk.eval()
         return self
 
     def classifier(self) -> nn.Module:
-        """The net as other libraries want it: images to logits alone."""
+        """Return a module from images to logits alone, as other libraries expect it."""
         return LogitsOnly(self)
 
 
 class LogitsOnly(nn.Module):
-    """A net that forgets all but its logits."""
+    """A net that returns only its logits, (N, K)."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits."""
         logits: Tensor = self.net(x).logits
         return logits
 
 
 @dataclass(frozen=True)
 class NetSpec(Spec, ABC):
-    """A frozen description of a net."""
+    """The specification of a net."""
 
     @abstractmethod
     def trunk(self, channels: int) -> Trunk:
-        """A fresh trunk for images with this many channels."""
+        """Return a new trunk for images with this many channels."""
 
     def build(self, domain: Domain, head: AuxiliaryHead, seed: int = 0) -> RejectingNet:
-        """A fresh net for a kind of images, with the auxiliary module of a head."""
+        """Return a new net for images of a domain; the seed determines its weights.
+
+        Args:
+            domain: shape, classes, mean and std of the images.
+            head: builds the auxiliary module.
+            seed: seed of the initial weights; the global random state does not change.
+        """
         with torch.random.fork_rng(devices=[]):  # layers draw from the global generator only
             torch.default_generator.manual_seed(seed)
             trunk = self.trunk(domain.shape[0])
@@ -137,4 +150,4 @@ class NetSpec(Spec, ABC):
             return net
 
     def initialise(self, net: RejectingNet) -> None:
-        """Weights to begin with, where they are not each layer's own."""
+        """Change the initial weights of the layers; does nothing by default."""

@@ -1,8 +1,8 @@
-"""Batch norm whose statistics may be those of the batch of all processes together.
+"""Batch norm with optional synchronisation over processes.
 
-share_statistics(net)       # from now on, in train mode, under torchrun
+    synchronise_batch_norm(net)     # train mode under torchrun uses statistics of all processes
 
-Our own sums over processes, so it runs wherever they can talk: torch's SyncBatchNorm needs GPUs.
+The all-reduce is ours, so it also works between CPUs; torch's SyncBatchNorm needs GPUs.
 """
 
 from typing import Any
@@ -16,69 +16,66 @@ from demur import distributed
 
 
 class Norm2d(nn.BatchNorm2d):
-    """Batch norm of maps."""
+    """Batch norm of maps N, C, H, W; `synchronised` uses the statistics of all processes."""
 
-    shared = False
+    synchronised = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """The normalised maps."""
-        return _by_the_batch(self, x) if _apart(self) else super().forward(x)
+        return _normalise(self, x) if _needs_own_forward(self) else super().forward(x)
 
 
 class Norm1d(nn.BatchNorm1d):
-    """Batch norm of features."""
+    """Batch norm of features N, C; `synchronised` uses the statistics of all processes."""
 
-    shared = False
+    synchronised = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """The normalised features."""
-        return _by_the_batch(self, x) if _apart(self) else super().forward(x)
+        return _normalise(self, x) if _needs_own_forward(self) else super().forward(x)
 
 
 def synchronise_batch_norm(net: nn.Module) -> None:
-    """Let every batch norm of a net see the batch of all processes."""
+    """Make every batch norm of a net normalise by the statistics of all processes."""
     for module in net.modules():
         if isinstance(module, Norm1d | Norm2d):
-            module.shared = True
+            module.synchronised = True
 
 
-def _apart(norm: Norm1d | Norm2d) -> bool:
-    """Whether torch's own batch norm would not do."""
-    return norm.training and (norm.momentum == 0 or _asked(norm))
+def _needs_own_forward(norm: Norm1d | Norm2d) -> bool:
+    """Return whether torch's batch norm is not enough."""
+    return norm.training and (norm.momentum == 0 or _spans_processes(norm))
 
 
-def _asked(norm: Norm1d | Norm2d) -> bool:
-    return norm.shared and distributed.current().size > 1
+def _spans_processes(norm: Norm1d | Norm2d) -> bool:
+    return norm.synchronised and distributed.current().size > 1
 
 
-def _by_the_batch(norm: Norm1d | Norm2d, x: Tensor) -> Tensor:
-    if _asked(norm):
-        return _over_all_processes(norm, x)
-    # with momentum 0 nothing is remembered, so that a compiler may leave out what nobody looks at
+def _normalise(norm: Norm1d | Norm2d, x: Tensor) -> Tensor:
+    if _spans_processes(norm):
+        return _normalise_over_processes(norm, x)
+    # momentum 0 updates no running statistics; without them torch.compile can drop unused outputs
     return batch_norm(x, None, None, norm.weight, norm.bias, training=True, eps=norm.eps)
 
 
-def _over_all_processes(norm: Norm1d | Norm2d, x: Tensor) -> Tensor:
-    """As torch's batch norm in train mode, of all processes' images."""
-    over = [d for d in range(x.ndim) if d != 1]
+def _normalise_over_processes(norm: Norm1d | Norm2d, x: Tensor) -> Tensor:
+    """Apply batch norm in train mode with the statistics of all processes' images."""
+    dims = [d for d in range(x.ndim) if d != 1]
     wide = x.to(norm.weight.dtype)
-    count = _summed(wide.new_full((), x.numel() / x.shape[1]))
-    mean = _summed(wide.sum(over)) / count
-    away = wide - _per_channel(mean, x)
-    variance = _summed((away * away).sum(over)) / count
+    count = _all_reduce_sum(wide.new_full((), x.numel() / x.shape[1]))
+    mean = _all_reduce_sum(wide.sum(dims)) / count
+    centred = wide - _per_channel(mean, x)
+    variance = _all_reduce_sum((centred * centred).sum(dims)) / count
     if norm.momentum != 0:
-        _remember(norm, mean, variance * count / (count - 1))
+        _update_running_statistics(norm, mean, variance * count / (count - 1))
     scale = norm.weight * (variance + norm.eps).rsqrt()
-    return (away * _per_channel(scale, x) + _per_channel(norm.bias, x)).to(x.dtype)
+    return (centred * _per_channel(scale, x) + _per_channel(norm.bias, x)).to(x.dtype)
 
 
 @torch.no_grad()
-def _remember(norm: Norm1d | Norm2d, mean: Tensor, variance: Tensor) -> None:
-    """Move the running statistics."""
-    keep = norm.momentum
-    assert keep is not None and norm.num_batches_tracked is not None
-    norm.get_buffer("running_mean").lerp_(mean, keep)
-    norm.get_buffer("running_var").lerp_(variance, keep)
+def _update_running_statistics(norm: Norm1d | Norm2d, mean: Tensor, variance: Tensor) -> None:
+    momentum = norm.momentum
+    assert momentum is not None and norm.num_batches_tracked is not None
+    norm.get_buffer("running_mean").lerp_(mean, momentum)
+    norm.get_buffer("running_var").lerp_(variance, momentum)
     norm.num_batches_tracked.add_(1)
 
 
@@ -86,13 +83,13 @@ def _per_channel(values: Tensor, x: Tensor) -> Tensor:
     return values.view(-1, *([1] * (x.ndim - 2)))
 
 
-def _summed(values: Tensor) -> Tensor:
-    total: Tensor = _Summed.apply(values)  # type: ignore[no-untyped-call]
+def _all_reduce_sum(values: Tensor) -> Tensor:
+    total: Tensor = _AllReduceSum.apply(values)  # type: ignore[no-untyped-call]
     return total
 
 
-class _Summed(torch.autograd.Function):
-    """The sum over processes; its gradient is the sum of theirs."""
+class _AllReduceSum(torch.autograd.Function):
+    """Sum over processes; the gradient is the sum of the processes' gradients."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:

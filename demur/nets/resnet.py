@@ -1,6 +1,6 @@
 """The nets of the paper: pre-activation ResNet-18 and WideResNet-34-10, for 32x32 images.
 
-ResNet18().build(CIFAR10().domain, RR())        # 11,304,267 weights, 11,172,170 without the head
+ResNet18().build(CIFAR10().domain, RR())    # 11,304,267 weights, 11,172,170 without the head
 """
 
 from dataclasses import dataclass
@@ -15,19 +15,40 @@ from demur.nets.net import NetSpec, RejectingNet
 
 @dataclass(frozen=True)
 class ResNet18(NetSpec):
-    """Four stages of two blocks; `width` channels in the first, 64 in the paper."""
+    """Pre-activation ResNet-18: four stages of two blocks.
 
-    # reference code: its "ResNet-18" is the pre-activation net
+    The "ResNet-18" of the reference code is this pre-activation net, with width 64.
+
+    Args:
+        width: channels of the first stage; the later stages have 2, 4 and 8 times as many.
+
+    Example:
+        >>> import torch
+        >>> from demur import CIFAR10, RR, ResNet18
+        >>> net = ResNet18(width=4).build(CIFAR10().domain, RR())
+        >>> net(torch.rand(2, 3, 32, 32)).logits.shape
+        torch.Size([2, 10])
+    """
+
     width: PositiveInt = 64
 
     def trunk(self, channels: int) -> ResidualTrunk:
-        """A fresh trunk."""
         return ResidualTrunk(channels, self.width, [self.width * f for f in (1, 2, 4, 8)], depth=2)
 
 
 @dataclass(frozen=True)
 class WideResNet(NetSpec):
-    """Three stages of (depth - 4) / 6 blocks, `widen` times as wide as 16, 32, 64."""
+    """WideResNet: three stages of (depth - 4) / 6 blocks with 16, 32, 64 times `widen` channels.
+
+    Args:
+        depth: number of layers, 6n + 4; another depth raises BadInput.
+        widen: factor of the channels; 10 in the paper.
+
+    Example:
+        >>> from demur import CIFAR10, RR, WideResNet
+        >>> WideResNet(depth=10, widen=1).build(CIFAR10().domain, RR()).trunk.dims
+        (16, 32, 64)
+    """
 
     depth: PositiveInt = 34
     widen: PositiveInt = 10
@@ -36,16 +57,15 @@ class WideResNet(NetSpec):
         super().__post_init__()
         if self.depth < 10 or (self.depth - 4) % 6:
             raise BadInput(
-                f"a WideResNet has a depth of 6n + 4, such as 28 or 34, not {self.depth}"
+                f"WideResNet needs a depth of 6n + 4, such as 28 or 34, not {self.depth}"
             )
 
     def trunk(self, channels: int) -> ResidualTrunk:
-        """A fresh trunk."""
         widths = [16 * self.widen * f for f in (1, 2, 4)]
         return ResidualTrunk(channels, 16, widths, depth=(self.depth - 4) // 6)
 
     def initialise(self, net: RejectingNet) -> None:
-        """Convolutions by the fan out, all biases of linear layers at zero."""
+        # as in the reference code of WideResNet
         for module in net.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -1,4 +1,4 @@
-"""A pre-activation ResNet-8 for small images: three stages of one block, 78 thousand weights."""
+"""A pre-activation ResNet-8 for small images, such as the 8x8 digits."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,18 @@ from demur.nets.net import NetSpec
 
 @dataclass(frozen=True)
 class Small(NetSpec):
-    """ResNet-8 with `width` channels in its first stage."""
+    """Pre-activation ResNet-8: three stages of one block; 78 thousand weights by default.
+
+    Args:
+        width: channels of the first stage; the later stages have 2 and 4 times as many.
+
+    Example:
+        >>> from demur import RR, Digits, Small
+        >>> Small(width=4).build(Digits().domain, RR()).trunk.dims
+        (4, 8, 16)
+    """
 
     width: PositiveInt = 16
 
     def trunk(self, channels: int) -> ResidualTrunk:
-        """A fresh trunk."""
         return ResidualTrunk(channels, self.width, [self.width * f for f in (1, 2, 4)], depth=1)
