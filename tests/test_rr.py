@@ -14,7 +14,7 @@ from demur.data import Digits
 from demur.methods import RR, BatchOutputs, LabelledOutput
 from demur.nets import Small
 from demur.output import Output, log_one_minus_rcon, log_rcon
-from demur.rectified import LEAST, RRLossKind, certainty, log_certainty, rr_loss_per_image
+from demur.rectified import LINEAR_BELOW, RRLossKind, certainty, log_certainty, rr_loss_per_image
 from demur.rejectors import ConMinusRectifier
 
 Stop = Literal["correct", "all", "none"]
@@ -172,7 +172,7 @@ def test_every_objective_has_its_price_by_hand() -> None:
 def test_a_difference_below_nothing_still_learns() -> None:
     aux = torch.tensor([[5.0]], dtype=torch.float64, requires_grad=True)  # A is about 1
     out = Output(torch.zeros(1, 3, dtype=torch.float64), torch.zeros(1, 0), aux)
-    assert certainty(out, "difference").item() < LEAST
+    assert certainty(out, "difference").item() < LINEAR_BELOW
     one = torch.tensor([0.9], dtype=torch.float64)
     loss = rr_loss_per_image(out, torch.tensor([0]), one, "difference")
     (grad,) = torch.autograd.grad(loss.sum(), aux)
