@@ -1,38 +1,47 @@
-"""What a user asked for cannot be done: one sentence that says what to do.
+"""Errors in a user's request, as one sentence that says what to do instead.
 
     raise BadInput(f"no recipe is called {name!r}; {suggestion(name, RECIPES)}")
 
-The command prints the sentence and exits with 2; the library lets it through as a ValueError.
+The command prints the sentence and exits with code 2. The library raises it as a ValueError.
 """
 
 import difflib
 from collections.abc import Iterable
 
-LONGEST = 80  # characters of what a user wrote that a sentence repeats
-MOST = 60  # known words that a sentence names
+LONGEST = 80  # characters of user input that a message repeats
+MOST_NAMES = 60  # known names that a message lists
 
 
 class BadInput(ValueError):
-    """A request that is wrong, said in one sentence a user can act on."""
+    """A wrong request, with a message of one sentence: what is wrong and what to write instead.
+
+    Example:
+        >>> from demur import PGD, BadInput, Linf
+        >>> try:
+        ...     PGD(Linf(8 / 255), steps=0)
+        ... except BadInput as error:
+        ...     print(error)
+        PGD.steps must be a whole number of at least 1, not 0
+    """
 
 
 class Diverged(BadInput):
-    """A training whose loss has run away."""
+    """A training run whose loss has diverged."""
 
 
 def brief(text: str) -> str:
-    """A text as a sentence can show it: its beginning, where it is long."""
+    """The text, cut to LONGEST characters."""
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """The known words nearest to `word`, as the end of a sentence."""
+    """End of an error message that names the known words nearest to `word`."""
     words = sorted(known)
     if not words:
         return "there is nothing to choose from"
     near = difflib.get_close_matches(word[:LONGEST], words, n=3, cutoff=0.5)
     if near:
         return "did you mean " + " or ".join(near) + "?"
-    if len(words) > MOST:
-        return f"demur list says which {len(words)} are known"
+    if len(words) > MOST_NAMES:
+        return f"demur list shows the {len(words)} known names"
     return "known: " + ", ".join(words)

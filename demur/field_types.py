@@ -1,7 +1,7 @@
-"""Types of fields with conditions, and values checked against them.
+"""Field types with conditions, and a check of values against them.
 
-steps: Count        # a whole number of at least 1
-as_declared("ten", Count, "PGD.steps")
+steps: PositiveInt
+as_declared("ten", PositiveInt, "PGD.steps")
 # BadInput: PGD.steps must be a whole number of at least 1, not 'ten'
 """
 
@@ -14,44 +14,49 @@ from demur.errors import BadInput
 
 
 class Condition(NamedTuple):
-    """A condition on a field's value, with the words that name it in an error."""
+    """A condition on a field's value, with its wording in an error message."""
 
     holds: Callable[[Any], bool]
     words: str
 
 
-_STORABLE = Condition(lambda v: v < 2**63, "below 2^63")
-PositiveInt = Annotated[int, Condition(lambda v: v >= 1, "of at least 1"), _STORABLE]
-NonNegativeInt = Annotated[int, Condition(lambda v: v >= 0, "of at least 0"), _STORABLE]
+_FITS_INT64 = Condition(lambda v: v < 2**63, "below 2^63")
+PositiveInt = Annotated[int, Condition(lambda v: v >= 1, "of at least 1"), _FITS_INT64]
+NonNegativeInt = Annotated[int, Condition(lambda v: v >= 0, "of at least 0"), _FITS_INT64]
 Positive = Annotated[float, Condition(lambda v: v > 0, "above 0")]
 NonNegative = Annotated[float, Condition(lambda v: v >= 0, "of at least 0")]
 UnitInterval = Annotated[float, Condition(lambda v: 0 <= v <= 1, "between 0 and 1")]
 
 
 def as_declared(value: Any, kind: Any, where: str) -> Any:
-    """`value` as `kind` (a whole number counts as a float), or BadInput."""
+    """Value converted to the type `kind`, where a float also accepts an int.
+
+    Raises:
+        BadInput: If the value does not fit; `where` names the field in the message.
+    """
     try:
-        return _as(value, kind)
+        return _convert(value, kind)
     except TypeError:
-        raise BadInput(f"{where} must be {words(kind, value)}, not {_brief(value)}") from None
+        raise BadInput(f"{where} must be {words(kind, value)}, not {_brief_repr(value)}") from None
 
 
-def _as(value: Any, kind: Any) -> Any:
+def _convert(value: Any, kind: Any) -> Any:
+    """Value converted to `kind`; raises TypeError if it does not fit."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         base, conditions = args[0], args[1:]
-        value = _as(value, base)
+        value = _convert(value, base)
         if all(condition.holds(value) for condition in conditions):
             return value
         raise TypeError
     if origin in (Union, UnionType):
-        return _first_fit(value, args)
+        return _convert_to_any(value, args)
     if origin is Literal:
         ok = value in args
     elif origin is tuple:
-        return _as_tuple(value, args)
+        return _convert_tuple(value, args)
     elif kind is float:
-        value = _float(value)
+        value = _to_float(value)
         ok = math.isfinite(value)
     elif kind is int:
         ok = isinstance(value, int) and not isinstance(value, bool)
@@ -62,7 +67,7 @@ def _as(value: Any, kind: Any) -> Any:
     return value
 
 
-def _float(value: Any) -> float:
+def _to_float(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError
     try:
@@ -71,30 +76,30 @@ def _float(value: Any) -> float:
         return math.inf
 
 
-def _first_fit(value: Any, kinds: tuple[Any, ...]) -> Any:
+def _convert_to_any(value: Any, kinds: tuple[Any, ...]) -> Any:
     for kind in kinds:
         try:
-            return _as(value, kind)
+            return _convert(value, kind)
         except TypeError:
             continue
     raise TypeError
 
 
-def _as_tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+def _convert_tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
     if not isinstance(value, tuple):
         raise TypeError
     if kinds[1:] == (Ellipsis,):
         kinds = kinds[:1] * len(value)
     if len(kinds) != len(value):
         raise TypeError
-    return tuple(_as(v, k) for v, k in zip(value, kinds, strict=True))
+    return tuple(_convert(v, k) for v, k in zip(value, kinds, strict=True))
 
 
 def words(kind: Any, value: Any = None) -> str:
-    """A type as a user would say it, with the condition that a value breaks."""
+    """Description of a type for an error message, with the condition that `value` violates."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return f"{words(args[0])} {args[1 if value is None else _broken(args, value)].words}"
+        return f"{words(args[0])} {args[1 if value is None else _violated(args, value)].words}"
     if origin in (Union, UnionType):
         return " or ".join(words(arg, value) for arg in args)
     if origin is Literal:
@@ -119,20 +124,20 @@ def short_type(kind: Any) -> str:
     return "None" if kind is NoneType else str(kind.__name__)
 
 
-def _broken(annotated: tuple[Any, ...], value: Any) -> int:
-    """The place of the first condition that a value of the right type breaks."""
-    places = range(1, len(annotated))
+def _violated(annotated: tuple[Any, ...], value: Any) -> int:
+    """Index of the first condition that a numeric value violates; 1 for other values."""
+    indices = range(1, len(annotated))
     numeric = isinstance(value, int | float)
-    return next((i for i in places if numeric and not annotated[i].holds(value)), 1)
+    return next((i for i in indices if numeric and not annotated[i].holds(value)), 1)
 
 
-def _brief(value: Any) -> str:
+def _brief_repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def takes_specs(kind: Any) -> bool:
-    """Whether a field of this type can hold anything but plain values."""
+    """Whether a field of this type can hold a Spec."""
     plain = (float, int, str, bool, NoneType)
     parts = [a for a in get_args(kind) if not isinstance(a, Condition) and a is not Ellipsis]
     return any(takes_specs(a) for a in parts) if parts else kind not in plain

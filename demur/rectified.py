@@ -1,10 +1,10 @@
-"""The ways to build a certainty from confidence and A, and to fit it to the true confidence.
+"""Constructions of R-Con from the confidence and A, and losses that fit them to T-Con.
 
-    built(out, "product")                       # R-Con = con * A, the paper's (Eq. 6)
-    misfit(out, y, target, "product", "bce")    # L_RR, given T-Con as the target
+    certainty(out, "product")                               # R-Con = con * A (Eq. 6)
+    rr_loss_per_image(out, y, t_con, "product", "bce")      # L_RR = BCE(R-Con, T-Con) (Eq. 7)
 
-The paper's footnote names the difference; A alone and confidence alone are its ablations. All is
-taken in log space where that keeps gradients alive.
+The paper's footnote names the difference con - A; A alone and con alone are ablations. Values are
+computed in log space where probabilities saturate and their gradients would vanish.
 """
 
 from typing import Literal
@@ -27,12 +27,12 @@ from demur.output import (
 
 Construction = Literal["product", "difference", "aux", "con"]
 RRLossKind = Literal["bce", "squared", "absolute", "margin"]
-LEAST = 0.1  # below that the log of a difference goes on as a straight line; ours to choose
-MARGIN = 0.5  # how far beyond one half a certainty has to be, as a share of the way to its end
+LINEAR_BELOW = 0.1  # con - A may be negative: below this the log continues as its tangent
+MARGIN = 0.5  # of the hinge; the scale is 2 r - 1, from -1 to 1
 
 
 def certainty(out: Output, construction: Construction, tau: float = 1.0) -> Tensor:
-    """The certainty of each image."""
+    """R-Con in the given construction, N."""
     match construction:
         case "product":
             return rcon(out, tau)
@@ -47,13 +47,16 @@ def certainty(out: Output, construction: Construction, tau: float = 1.0) -> Tens
 def log_certainty(
     out: Output, construction: Construction, tau: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """The logs of the certainty and of one minus it."""
+    """log R-Con and log(1 - R-Con) in the given construction, N each."""
     match construction:
         case "product":
             return log_rcon(out, tau), log_one_minus_rcon(out, tau)
         case "difference":
-            missing = torch.logaddexp(log_one_minus_con(out, tau), logsigmoid(rectifier_logit(out)))
-            return _extended_log(certainty(out, construction, tau)), missing
+            # 1 - (con - A) = (1 - con) + A
+            log_rest = torch.logaddexp(
+                log_one_minus_con(out, tau), logsigmoid(rectifier_logit(out))
+            )
+            return _extended_log(certainty(out, construction, tau)), log_rest
         case "aux":
             return logsigmoid(rectifier_logit(out)), logsigmoid(-rectifier_logit(out))
         case "con":
@@ -68,11 +71,12 @@ def rr_loss_per_image(
     rr_loss: RRLossKind = "bce",
     tau: float = 1.0,
 ) -> Tensor:
-    """How far the certainty of each image is from the target.
+    """Loss between r = R-Con and the target t = T-Con, N.
 
-    bce: binary cross-entropy. squared: the squared difference. Both are least at the mean of what
-    the target may be. absolute: the difference, which is least at its median. margin: a hinge that
-    asks for a certainty well above one half where the answer is right and well below where wrong.
+    "bce":      -t log r - (1 - t) log(1 - r)  (Eq. 7), minimised by the mean of t
+    "squared":  (r - t)^2, minimised by the mean of t
+    "absolute": |r - t|, minimised by the median of t
+    "margin":   relu(MARGIN - s (2 r - 1)), with s = 1 for a correct prediction and -1 for a wrong
     """
     match rr_loss:
         case "bce":
@@ -84,11 +88,11 @@ def rr_loss_per_image(
         case "absolute":
             return (certainty(out, construction, tau) - target).abs()
         case "margin":
-            side = torch.where(prediction(out) == y, 1.0, -1.0)
-            return relu(MARGIN - side * (2 * certainty(out, construction, tau) - 1))
+            sign = torch.where(prediction(out) == y, 1.0, -1.0)
+            return relu(MARGIN - sign * (2 * certainty(out, construction, tau) - 1))
 
 
 def _extended_log(r: Tensor) -> Tensor:
-    """The log, and below the least value the straight line that touches it there."""
-    line = torch.log(torch.full_like(r, LEAST)) + (r - LEAST) / LEAST
-    return torch.where(r > LEAST, r.clamp_min(LEAST).log(), line)
+    """log r, continued below LINEAR_BELOW by its tangent there."""
+    tangent = torch.log(torch.full_like(r, LINEAR_BELOW)) + (r - LINEAR_BELOW) / LINEAR_BELOW
+    return torch.where(r > LINEAR_BELOW, r.clamp_min(LINEAR_BELOW).log(), tangent)

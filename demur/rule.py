@@ -1,10 +1,10 @@
-"""When an answer is given: scores, the rejectors that make them, and rules with thresholds.
+"""Scores, the rejectors that fit them, and rules that accept by thresholds.
 
     rule = score.rule(0.7)
     rule.accepted(out)      # score >= 0.7
     rule.margin(out)        # score - 0.7; for coupled scores the smallest of the margins
 
-A Score is a torch function of an Output, so whatever decides can also be attacked.
+A Score is a differentiable function of an Output, so that attacks can target it.
 """
 
 from abc import ABC, abstractmethod
@@ -19,51 +19,51 @@ from demur.output import Output
 
 
 class Score(ABC):
-    """How far an answer can be trusted; higher means more."""
+    """A value per image; higher means more likely to be accepted."""
 
     @abstractmethod
     def __call__(self, out: Output) -> Tensor:
-        """One value per image."""
+        """Score of each image, N."""
 
     def log_score(self, out: Output) -> Tensor:
-        """The score in the form an attacker should climb: its log where that keeps gradients."""
+        """Form of the score for an attack's objective, N: its log where that keeps gradients."""
         return self(out)
 
     def accept_margin(self, out: Output, t: float, label: Tensor) -> Tensor:
-        """How far inside the accepted set the answer `label` would be, if it were given.
+        """Signed distance of the score to the threshold `t` if the net predicted `label`, N.
 
-        For the answer that is given its sign is that of the score less t.
+        For the label that the net does predict, the sign is that of score - t.
         """
         return self(out) - t
 
     def rule(self, t: float) -> "Rule":
-        """Accept where the score reaches t."""
+        """Rule that accepts where score >= t."""
         return Rule(((self, t),))
 
 
 class Rejector(ABC):
-    """A frozen spec that learns its Score from clean outputs of the fit split."""
+    """A specification of a score, which `fit` fits to clean outputs of the fit split."""
 
     @abstractmethod
     def fit(self, out: Output, y: Tensor) -> Score:
-        """The fitted score."""
+        """Fitted score."""
 
 
 class OperatingPoint(ABC):
-    """How a threshold is chosen from scores of clean images, of the cal split if not said."""
+    """How a threshold is chosen from the scores of clean images of a split, by default `cal`."""
 
     split: str = "cal"
 
     @abstractmethod
     def threshold(self, score: NDArray[np.float64], correct: NDArray[np.bool_]) -> float:
-        """The threshold; accepted is score >= threshold."""
+        """Threshold t of the rule score >= t, from the scores and correctness of images, N."""
 
 
 def as_score(rejector: Rejector | Score) -> Score:
-    """The rejector as a score; one that still has to be fitted is a mistake of the caller."""
+    """The rejector as a score; raises TypeError if it still has to be fitted."""
     if isinstance(rejector, Score):
         return rejector
-    raise TypeError(f"{rejector} is not fitted; evaluate.bind makes specs callable")
+    raise TypeError(f"{rejector} is not fitted; call fit(out, y) or demur.bind_thresholds first")
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class Rule:
     pairs: tuple[tuple[Score, float], ...]
 
     def margin(self, out: Output) -> Tensor:
-        """How far each image is inside (positive) or outside the accepted set."""
+        """Smallest of score - threshold, N."""
         return torch.stack([score(out) - t for score, t in self.pairs]).amin(0)  # N
 
     def accepted(self, out: Output) -> Tensor:
-        """Which images are answered."""
+        """Whether each image is accepted, N."""
         return torch.stack([score(out) >= t for score, t in self.pairs]).all(0)  # N

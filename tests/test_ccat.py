@@ -1,4 +1,4 @@
-"""CCAT: targets and losses by hand, both forms, and an attack that goes back when it lost."""
+"""CCAT: targets and losses against formulas, both forms, and both engines."""
 
 from dataclasses import replace
 from math import log
@@ -28,15 +28,15 @@ FORMS = {
 each_form = pytest.mark.parametrize("framework", FORMS.values(), ids=FORMS)
 
 
-def seen(x: Tensor, logits: Tensor, y: Tensor) -> LabelledOutput:
+def labelled(x: Tensor, logits: Tensor, y: Tensor) -> LabelledOutput:
     return LabelledOutput(x, y, Output(logits, logits[:, :0], logits[:, :0]))
 
 
-# ------------------------------------------------------------------ by hand
+# ------------------------------------------------------------------ formulas
 
 
 @pytest.mark.parametrize(("rho", "half"), [(1.0, 0.5), (10.0, 1 - 0.5**10)])
-def test_the_transition_at_nothing_half_and_the_whole_radius(rho: float, half: float) -> None:
+def test_the_transition_at_zero_half_and_full_radius(rho: float, half: float) -> None:
     framework = CCAT(rho=rho)
     eps = 8 / 255
     delta = torch.zeros(4, 3, 2, 2, dtype=torch.float64)
@@ -45,14 +45,14 @@ def test_the_transition_at_nothing_half_and_the_whole_radius(rho: float, half: f
     assert CCAT(attack=replace(OFFICIAL, ball=Linf(0))).transition(0 * delta).tolist() == 4 * [0]
 
 
-def test_the_radius_is_that_of_the_ball() -> None:
+def test_the_transition_uses_the_norm_of_the_ball() -> None:
     delta = torch.full((1, 1, 1, 4), 0.25, dtype=torch.float64)  # of length one half
     framework = CCAT(rho=1.0, attack=replace(OFFICIAL, ball=L2(2.0)))
     assert framework.transition(delta).tolist() == pytest.approx([0.25])
 
 
 def three_classes(framework: CCAT) -> tuple[BatchOutputs, Tensor, Tensor]:
-    """Views of two images, the second of which moved by half the radius; both tables of logits."""
+    """Outputs for two images, the second perturbed by half the radius, and both sets of logits."""
     eps = framework.attack.ball.eps
     before = torch.full((2, 1, 1, 2), 0.5, dtype=torch.float64)
     after = before.clone()
@@ -61,13 +61,13 @@ def three_classes(framework: CCAT) -> tuple[BatchOutputs, Tensor, Tensor]:
     attacked = torch.tensor([[0, 1.0, 0], [3.0, 0, 1]], dtype=torch.float64, requires_grad=True)
     y = torch.tensor([0, 2])
     return (
-        BatchOutputs(seen(after, attacked, y), seen(before, clean, y), before),
+        BatchOutputs(labelled(after, attacked, y), labelled(before, clean, y), before),
         clean,
         attacked,
     )
 
 
-def test_the_official_loss_by_hand() -> None:
+def test_the_official_loss_equals_its_formula() -> None:
     framework = FORMS["official"]
     outputs, clean, attacked = three_classes(framework)
     gamma = 1 - 0.5**10
@@ -79,11 +79,11 @@ def test_the_official_loss_by_hand() -> None:
     )
     framework.classification_loss(outputs).sum().backward()
     assert attacked.grad is not None
-    gradient_only = q[1].exp() - torch.tensor(target, dtype=torch.float64)
-    assert attacked.grad[1].tolist() == pytest.approx(gradient_only.tolist())
+    gradient = q[1].exp() - torch.tensor(target, dtype=torch.float64)
+    assert attacked.grad[1].tolist() == pytest.approx(gradient.tolist())
 
 
-def test_the_reference_loss_by_hand() -> None:
+def test_the_reference_loss_equals_its_formula() -> None:
     framework = FORMS["reference"]
     outputs, clean, attacked = three_classes(framework)
     p, q = clean.detach().log_softmax(1), attacked.detach().log_softmax(1)
@@ -98,8 +98,8 @@ def test_the_reference_loss_by_hand() -> None:
     assert attacked.grad.isfinite().all()
 
 
-def test_both_forms_have_the_gradient_of_a_divergence() -> None:
-    """What the two losses differ by, no weight can change."""
+def test_both_forms_have_the_same_gradient() -> None:
+    """The losses differ by the entropy of the target, which is constant."""
     grads = []
     for form in ("official", "reference"):
         outputs, _, attacked = three_classes(replace(FORMS["reference"], form=form))
@@ -110,38 +110,35 @@ def test_both_forms_have_the_gradient_of_a_divergence() -> None:
     assert torch.allclose(grads[0], grads[1])
 
 
-def test_the_published_settings() -> None:
+def test_settings_are_the_published_ones() -> None:
     assert CCAT().rho == 10
     assert CCAT().bn == "eval"
     assert CCAT().attack == PGD(
-        Linf(8 / 255), steps=40, step_size=0.005, start="mixed", objective=WrongConfidence(), momentum=0.9,
-        backtrack=1.5,
+        Linf(8 / 255), steps=40, step_size=0.005, start="mixed", objective=WrongConfidence(),
+        momentum=0.9, backtrack=1.5,
     )  # fmt: skip
     framework = RECIPES["cifar10-ccat-reference-rr"].method.framework
     assert framework == CCAT(1.0, "reference", REFERENCE, "train")
-    assert (REFERENCE.backtrack_objective, REFERENCE.steps, REFERENCE.step_size) == (
-        CE(),
-        20,
-        1 / 255,
-    )
+    assert REFERENCE.backtrack_objective == CE()
+    assert (REFERENCE.steps, REFERENCE.step_size) == (20, 1 / 255)
     short = RECIPES["cifar10-ccat-reference-rr-short"].method.framework
     assert isinstance(short, CCAT)
     assert short.bn == "batch"
     assert RECIPES["cifar10-ccat-short"].method.framework == CCAT()
 
 
-# ------------------------------------------------------------------ which images are seen
+# ------------------------------------------------------------------ forward passes
 
 
-class Counting(nn.Module):
-    """A net that notes the batches it is shown."""
+class BatchRecorder(nn.Module):
+    """A net that stores its input batches."""
 
     def __init__(self, net: RejectingNet) -> None:
         super().__init__()
-        self.net, self.shown = net, list[Tensor]()
+        self.net, self.batches = net, list[Tensor]()
 
     def forward(self, x: Tensor) -> Output:
-        self.shown.append(x.detach())
+        self.batches.append(x.detach())
         out: Output = self.net(x)
         return out
 
@@ -161,38 +158,38 @@ def test_the_official_form_attacks_the_second_half(
     first, half = count // 2, (count + 1) // 2
     assert net.training
     assert torch.equal(x_adv[:first], x[:first])
-    moved = Linf(0.1).size(x_adv - x)[first:]
-    assert (moved > 0).any()
-    assert moved.max() <= 0.1 + 1e-6
-    counting = Counting(net)
-    outputs = framework.outputs(counting, x, x_adv, y, clean=False)
-    (joint,) = counting.shown
+    sizes = Linf(0.1).size(x_adv - x)[first:]
+    assert (sizes > 0).any()
+    assert sizes.max() <= 0.1 + 1e-6
+    recorder = BatchRecorder(net)
+    outputs = framework.outputs(recorder, x, x_adv, y, clean=False)
+    (joint,) = recorder.batches
     assert torch.equal(joint, torch.cat([x[:half], x_adv[first:]]))
     assert outputs.clean is not None
-    assert outputs.before is not None
+    assert outputs.unperturbed is not None
     assert torch.equal(outputs.clean.y, y[:half])
     assert torch.equal(outputs.attacked.y, y[first:])
-    assert torch.equal(outputs.before, x[first:])
+    assert torch.equal(outputs.unperturbed, x[first:])
     assert len(outputs.clean.out.logits) == len(outputs.attacked.out.logits) == half
-    term = framework.classification_loss(outputs)
-    assert len(term) == 2 * half
-    wanted = 0.5 * (term[:half].mean() + term[half:].mean())
-    assert Method(framework, NoHead()).reduce_loss(outputs).item() == pytest.approx(wanted.item())
-    with_head = wanted + RR().auxiliary_loss(outputs).mean()
+    loss = framework.classification_loss(outputs)
+    assert len(loss) == 2 * half
+    expected = 0.5 * (loss[:half].mean() + loss[half:].mean())
+    assert Method(framework, NoHead()).reduce_loss(outputs).item() == pytest.approx(expected.item())
+    with_head = expected + RR().auxiliary_loss(outputs).mean()
     assert Method(framework, RR()).reduce_loss(outputs).item() == pytest.approx(
         with_head.item(), rel=1e-6
     )
 
 
-def test_the_reference_form_looks_twice_at_the_whole_batch(
+def test_the_reference_form_classifies_the_whole_batch_clean_and_attacked(
     net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
     framework = FORMS["reference"]
     x_adv = framework.craft(net, x, y, torch.arange(len(x)), 3)
-    counting = Counting(net)
-    outputs = framework.outputs(counting, x, x_adv, y, clean=False)
-    first, second = counting.shown
+    recorder = BatchRecorder(net)
+    outputs = framework.outputs(recorder, x, x_adv, y, clean=False)
+    first, second = recorder.batches
     assert torch.equal(first, x)
     assert torch.equal(second, x_adv)
     assert len(framework.classification_loss(outputs)) == len(x)
@@ -201,11 +198,11 @@ def test_the_reference_form_looks_twice_at_the_whole_batch(
 @each_form
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize("head", [NoHead(), RR()], ids=lambda head: type(head).__name__)
-def test_any_batch_teaches_every_parameter(
+def test_any_batch_has_gradients_for_every_parameter(
     framework: CCAT, count: int, head: NoHead | RR, test_images: Images
 ) -> None:
     if count == 1 and framework.form == "reference" and head != NoHead():
-        return  # batch norm of one feature has no statistics, whatever the frame
+        return  # batch norm of a single feature vector has no statistics
     net = Small(4).build(Digits().domain, head).train()
     x, y = test_images.batch(slice(0, count))
     loss = Method(framework, head).loss(net, x, y, torch.arange(count), 0)
@@ -217,24 +214,24 @@ def test_any_batch_teaches_every_parameter(
 
 
 @pytest.mark.parametrize(("form", "updates"), [("official", 1), ("reference", 8)])
-def test_how_often_running_statistics_move(
+def test_number_of_updates_of_the_running_statistics(
     form: str, updates: int, net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
-    """Crafted in eval mode, or three steps of two looks each, and then what teaches."""
+    """The attack in eval mode, or three steps of two forward passes; then those of the loss."""
     x, y = batch
     Method(FORMS[form], RR()).loss(net, x, y, torch.arange(len(x)), 0)
-    counted = {int(v) for k, v in net.state_dict().items() if k.endswith("num_batches_tracked")}
-    assert counted == {updates}
+    counts = {int(v) for k, v in net.state_dict().items() if k.endswith("num_batches_tracked")}
+    assert counts == {updates}
 
 
 @each_form
-def test_heads_that_do_not_go_with_it_are_refused(framework: CCAT) -> None:
-    with pytest.raises(BadInput, match="crafted for its own goal"):
+def test_heads_with_their_own_objective_raise(framework: CCAT) -> None:
+    with pytest.raises(BadInput, match="fixes the objective"):
         framework.with_objective(CE(), "eval")
     assert not framework.one_loss_per_image
 
 
-def test_an_attack_that_drops_images_is_refused_in_train_mode() -> None:
+def test_an_attack_that_drops_images_raises_in_train_mode() -> None:
     with pytest.raises(BadInput, match="drops images"):
         CCAT(attack=PGD(Linf(0.1), keep="success"), bn="train")
 
@@ -246,8 +243,8 @@ def test_an_attack_that_drops_images_is_refused_in_train_mode() -> None:
 @each_form
 def test_engines_agree(framework: CCAT, bn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "STEPS", 3)
-    made = check.recipe_of(Method(replace(framework, bn=bn), RR()), "fp64")  # type: ignore[arg-type]
-    made = replace(made, net=Small(4), batch_size=65, epochs=1)
-    found = check.equality(made, CPU, "none")
+    recipe = check.recipe_of(Method(replace(framework, bn=bn), RR()), "fp64")  # type: ignore[arg-type]
+    recipe = replace(recipe, net=Small(4), batch_size=65, epochs=1)
+    found = check.equality(recipe, CPU, "none")
     assert found.holds, found
     assert found.tolerance == 1e-9

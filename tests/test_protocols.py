@@ -171,5 +171,5 @@ class TestDeployProtocol:
         assert metrics.fpr_at_tpr([2, 1], [1, 1]) == 0.0
 
     def test_needs_right_answers(self) -> None:
-        with pytest.raises(BadInput, match="calibration needs right answers"):
+        with pytest.raises(BadInput, match="calibration needs correct predictions"):
             metrics.threshold_at_tpr([1, 2], [0, 0])

@@ -1,4 +1,4 @@
-"""Learning A alone on a net that is trained already."""
+"""Recipes with a base: only the head is trained, on a frozen classifier."""
 
 import shutil
 from dataclasses import replace
@@ -21,39 +21,41 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train(recipe("digits-pgdat", BRIEF), tmp_path_factory.mktemp("base") / "run")
 
 
-def test_only_the_head_learns(base: Run, tmp_path: Path, test_images: Images) -> None:
+def test_only_the_head_is_trained(base: Run, tmp_path: Path, test_images: Images) -> None:
     run = train(recipe("digits-pgdat-rr", [*BRIEF, f"base={base.path}"]), tmp_path / "run")
-    before, after = (each.net(torch.device("cpu")) for each in (base, run))
-    fresh = run.recipe.net.build(run.recipe.data.domain, run.recipe.method.head)
+    before, after = (trained.net(torch.device("cpu")) for trained in (base, run))
+    initial = run.recipe.net.build(run.recipe.data.domain, run.recipe.method.head)
     for name, value in before.state_dict().items():
         assert torch.equal(value, after.state_dict()[name]), name
-    moved = [
+    changed = [
         not torch.equal(value, after.state_dict()[f"aux.{name}"])
-        for name, value in fresh.aux.state_dict().items()
+        for name, value in initial.aux.state_dict().items()
     ]
-    assert all(moved)
+    assert all(changed)
     x, _ = test_images.batch(slice(0, 50))
     with torch.no_grad():
         assert torch.equal(before(x).logits, after(x).logits)
         assert after(x).aux.shape == (50, 1)
     assert run.checkpoint["base_weights"] == base.checkpoint["weights"]
     assert run.checkpoint["epoch"] == 2, (
-        "the classifier is as right after every epoch: the last counts"
+        "every epoch has the same accuracy, so the last one is selected"
     )
 
 
-def test_a_retrofit_resumes_with_the_same_bits(base: Run, tmp_path: Path) -> None:
+def test_an_interrupted_run_with_a_base_resumes_with_the_same_bits(
+    base: Run, tmp_path: Path
+) -> None:
     made = recipe("digits-pgdat-rr", [*BRIEF, f"base={base.path}", "ema=0.9"])
-    whole = train(made, tmp_path / "whole")
+    uninterrupted = train(made, tmp_path / "whole")
 
-    class Stopped(Exception):
+    class StopTraining(Exception):
         pass
 
-    def watch(seen: object) -> None:
-        if getattr(seen, "epoch", 0) == 1 and getattr(seen, "step", 0) == 2:
-            raise Stopped
+    def watch(progress: object) -> None:
+        if getattr(progress, "epoch", 0) == 1 and getattr(progress, "step", 0) == 2:
+            raise StopTraining
 
-    with pytest.raises(Stopped):
+    with pytest.raises(StopTraining):
         train(made, tmp_path / "run", watch=watch)
     aside = base.path.with_name("aside")
     base.path.rename(aside)
@@ -63,15 +65,15 @@ def test_a_retrofit_resumes_with_the_same_bits(base: Run, tmp_path: Path) -> Non
     shutil.rmtree(base.path)
     aside.rename(base.path)
     run = train(made, tmp_path / "run")
-    files = [(each.path / "model.safetensors").read_bytes() for each in (run, whole)]
+    files = [(trained.path / "model.safetensors").read_bytes() for trained in (run, uninterrupted)]
     assert files[0] == files[1]
 
 
-def test_bases_that_do_not_fit_are_refused(base: Run, tmp_path: Path) -> None:
+def test_bad_bases_raise(base: Run, tmp_path: Path) -> None:
     for name, change in (("digits-pgdat", "seed=0"), ("digits-pgdat-rr", "construction=con")):
-        with pytest.raises(BadInput, match="only the head learns, and this one has no weights"):
+        with pytest.raises(BadInput, match="trains the head alone, and this head has no weights"):
             recipe(name, [change, f"base={base.path}"])
-    with pytest.raises(BadInput, match="right as often in every epoch"):
+    with pytest.raises(BadInput, match="the same accuracy in every epoch"):
         recipe("digits-pgdat-rr", [f"base={base.path}", "selection=val"])
     other = recipe("digits-pgdat-rr", ["width=8", f"base={base.path}"])
     with pytest.raises(BadInput, match="a base must be a Small"):

@@ -1,4 +1,4 @@
-"""Rules: verdicts, margins, coupling."""
+"""Rules: decisions, margins, coupled scores."""
 
 import pytest
 import torch
@@ -16,7 +16,9 @@ def random_output(seed: int, n: int = 64) -> Output:
 
 
 @given(st.integers(0, 1000), st.floats(0.05, 0.95))
-def test_accepted_is_at_least_t_and_the_margin_says_by_how_much(seed: int, t: float) -> None:
+def test_a_rule_accepts_scores_of_at_least_t_and_its_margin_is_score_minus_t(
+    seed: int, t: float
+) -> None:
     out = random_output(seed)
     for score in (Con(), RCon(), Energy()):
         rule = score.rule(t)
@@ -32,7 +34,9 @@ def test_a_tie_with_the_threshold_is_accepted() -> None:
 
 
 @given(st.integers(0, 1000), st.floats(0.3, 0.7), st.floats(0.1, 0.7))
-def test_coupled_accepts_where_both_do(seed: int, gate: float, t: float) -> None:
+def test_a_coupled_rule_accepts_where_both_scores_reach_their_thresholds(
+    seed: int, gate: float, t: float
+) -> None:
     out = random_output(seed)
     pair = Coupled(gate_threshold=gate)
     both = (con(out) >= gate) & (rcon(out) >= t)
@@ -41,28 +45,28 @@ def test_coupled_accepts_where_both_do(seed: int, gate: float, t: float) -> None
     assert torch.equal(pair.rule(t).margin(out), torch.minimum(con(out) - gate, rcon(out) - t))
 
 
-def test_before_the_gate_comes_last() -> None:
+def test_images_that_fail_the_gate_rank_last() -> None:
     out = random_output(3)
     score = Coupled(gate_threshold=0.6)(out)
-    past = con(out) >= 0.6
-    assert 0 < past.sum() < len(past)
-    assert score[~past].max() == -torch.inf
-    assert torch.equal(score[past], rcon(out)[past])
+    passes = con(out) >= 0.6
+    assert 0 < passes.sum() < len(passes)
+    assert score[~passes].max() == -torch.inf
+    assert torch.equal(score[passes], rcon(out)[passes])
 
 
-def test_coupled_gives_an_attacker_a_gradient_before_the_gate() -> None:
+def test_the_coupled_log_score_has_a_gradient_below_the_gate() -> None:
     logits = torch.tensor([[0.1, 0.0, 0.0]], requires_grad=True)
     out = Output(logits, logits[:, :0], torch.zeros(1, 1))
     (grad,) = torch.autograd.grad(Coupled().log_score(out).sum(), logits)
     assert grad.abs().sum() > 0
 
 
-def test_unfitted_rejectors_are_a_programming_error() -> None:
+def test_an_unfitted_rejector_raises_type_error() -> None:
     from demur.rule import Rejector, Score, as_score
 
-    class NotYet(Rejector):
+    class Unfitted(Rejector):
         def fit(self, out: Output, y: torch.Tensor) -> Score:
             return Con()
 
     with pytest.raises(TypeError, match="not fitted"):
-        as_score(NotYet())
+        as_score(Unfitted())

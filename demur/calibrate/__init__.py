@@ -1,8 +1,8 @@
-"""Thresholds chosen on held-out clean images and frozen before any attacked image is seen.
+"""Thresholds of rejectors, chosen on held-out clean images, with and without a guarantee.
 
-TPR(0.95).threshold(score, correct)             # keeps 95% of these right answers
-certify(score, correct, TPR(0.95))              # keeps 95% of all, with 95% confidence
-certify(con_and_rcon, correct, Risk(0.05))      # two thresholds; at most 5% wrong if accepted
+TPR(0.95).threshold(score, correct)             # accepts 95% of the correct predictions given
+certify(score, correct, TPR(0.95))              # accepts 95% of all to come, with 95% confidence
+certify(con_and_rcon, correct, Risk(0.05))      # two thresholds; at most 5% errors if accepted
 """
 
 from demur.calibrate.binomial import at_least, at_most, lower_bound, upper_bound
@@ -12,18 +12,6 @@ from demur.calibrate.operating_points import OPERATING_POINTS, TPR, Coverage, Me
 from demur.calibrate.shortfall import Shortfall, Uncertified
 
 __all__ = [
-    "OPERATING_POINTS",
-    "TPR",
-    "Certificate",
-    "Coverage",
-    "Guarantee",
-    "Median",
-    "Risk",
-    "Shortfall",
-    "Uncertified",
-    "at_least",
-    "at_most",
-    "certify",
-    "lower_bound",
-    "upper_bound",
+    "OPERATING_POINTS", "TPR", "Certificate", "Coverage", "Guarantee", "Median", "Risk",
+    "Shortfall", "Uncertified", "at_least", "at_most", "certify", "lower_bound", "upper_bound",
 ]  # fmt: skip

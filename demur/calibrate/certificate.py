@@ -1,11 +1,11 @@
-"""Thresholds with a promise that holds, with the confidence asked for, on images never seen.
+"""Thresholds with a guarantee for images to come, at a given confidence.
 
-    found = certify(score, correct, Risk(0.05))                # one score, (N,)
-    found = certify(con_and_rcon, correct, TPR(0.95))          # two, (N, 2): both must be reached
-    found.thresholds, found.sentence, found.risk_interval      # or Uncertified is raised
+    certificate = certify(score, correct, Risk(0.05))           # one score, shape (N,)
+    certificate = certify(con_and_rcon, correct, TPR(0.95))     # two, (N, 2): both must pass
+    certificate.thresholds, certificate.sentence                # raises Uncertified if none passes
 
-A seeded draw, blind to scores and labels, makes some images the pilot. It sets the thresholds to
-be tested and where testing starts; the other images test them.
+A random pilot, drawn without regard to scores and labels, sets the candidate thresholds and the
+order of their tests. The other images test them.
 """
 
 import math
@@ -19,24 +19,26 @@ from demur.calibrate.binomial import lower_bound, upper_bound
 from demur.calibrate.guarantee import Guarantee, Quantity, percent
 from demur.calibrate.sequential_test import allocate_error, last_passing
 from demur.calibrate.shortfall import Shortfall, Uncertified
-from demur.calibrate.threshold_path import ANY_SCORE, Counts, counted, thresholds
+from demur.calibrate.threshold_path import ANY_SCORE, Counts, build_path, count_decisions
 from demur.errors import BadInput
 from demur.metrics import BoolArray, FloatArray, Interval
 from demur.metrics.checks import check_share, flags, floats, same_length
 from demur.spec import Spec, show
 
-GUARANTEED = 0.9  # of the error allowed; the ends of the intervals have the rest
+GUARANTEE_SHARE = 0.9  # of the allowed error; the intervals have the rest
 INTERVALS = 3
-PILOT = 5  # times the root of n for each score: more costs tests, less leaves a poor path
-MOST_PILOT = 5  # one image in five
+# A pilot has PILOT_FACTOR * sqrt(n) images per score, at most n / MAX_PILOT_INVERSE. A larger one
+# takes images from the tests, a smaller one gives a worse path.
+PILOT_FACTOR, MAX_PILOT_INVERSE = 5, 5
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A promise, and what the test images showed at the thresholds chosen for it.
+    """A guarantee, its thresholds, and the counts of the test images at these thresholds.
 
-    With the confidence stated the promise and all three intervals hold together, for images drawn
-    like the calibration ones. Attacked images are not, and a seed must not be chosen by outcome.
+    The guarantee and all three intervals hold together with the stated confidence, for images
+    from the distribution of the calibration images. Attacked images are from another one. The
+    seed must not be selected by the outcome.
     """
 
     guarantee: Guarantee
@@ -46,33 +48,33 @@ class Certificate:
     candidates: int
     pilot: int
     n: int  # test images; the counts below are of these
-    right: int
+    right: int  # correct predictions
     accepted: int
-    wrong: int  # accepted though wrong
+    wrong: int  # accepted errors
 
     @property
-    def kept(self) -> int:
-        """The right answers accepted."""
+    def accepted_correct(self) -> int:
+        """Number of accepted correct predictions."""
         return self.accepted - self.wrong
 
     @property
     def risk_interval(self) -> Interval:
-        """Of the wrong among the accepted."""
+        """Interval of the share of errors among the accepted."""
         return self._interval("risk", self.wrong, self.accepted)
 
     @property
     def tpr_interval(self) -> Interval:
-        """Of the accepted among the right."""
-        return self._interval("tpr", self.kept, self.right)
+        """Interval of the accepted share of the correct predictions."""
+        return self._interval("tpr", self.accepted_correct, self.right)
 
     @property
     def coverage_interval(self) -> Interval:
-        """Of the accepted among all."""
+        """Interval of the accepted share of all images."""
         return self._interval("coverage", self.accepted, self.n)
 
     @property
     def sentence(self) -> str:
-        """The promise as it may be repeated."""
+        """The guarantee and its thresholds in words."""
         start = f"{self.guarantee.statement} with {percent(self.confidence)} confidence"
         if all(t == ANY_SCORE for t in self.thresholds):
             return f"{start}, accepting every score"
@@ -80,28 +82,28 @@ class Certificate:
         return f"{start}, accepting scores from {at} up"
 
     def plain(self) -> dict[str, Any]:
-        """The certificate as JSON values."""
-        describe_counts = {f.name: getattr(self, f.name) for f in fields(self)} | {
-            "guarantee": self._promised(),
+        """Certificate as JSON values."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)} | {
+            "guarantee": self._guarantee_text(),
             "thresholds": list(self.thresholds),
             "sentence": self.sentence,
         }
         for share in ("risk", "tpr", "coverage"):
-            describe_counts[f"{share}_interval"] = getattr(self, f"{share}_interval")._asdict()
-        return describe_counts
+            values[f"{share}_interval"] = getattr(self, f"{share}_interval")._asdict()
+        return values
 
-    def _promised(self) -> str:
-        """The promise as text, with the confidence it was made with."""
-        made = self.guarantee
-        if not isinstance(made, Spec):
-            return made.statement
-        own: dict[str, Any] = {"confidence": self.confidence}
-        sure = "confidence" in {f.name for f in fields(made)}
-        return show(replace(made, **own) if sure else made)
+    def _guarantee_text(self) -> str:
+        """The guarantee's spec as text, with the confidence of this certificate."""
+        guarantee = self.guarantee
+        if not isinstance(guarantee, Spec):
+            return guarantee.statement
+        change: dict[str, Any] = {"confidence": self.confidence}
+        has_confidence = "confidence" in {f.name for f in fields(guarantee)}
+        return show(replace(guarantee, **change) if has_confidence else guarantee)
 
     def _interval(self, share: Quantity, hits: int, trials: int) -> Interval:
-        """Clopper and Pearson's, with room for every candidate, cut where the promise ends it."""
-        error = (1 - GUARANTEED) * (1 - self.confidence) / (2 * INTERVALS * self.candidates)
+        """Clopper-Pearson interval, Bonferroni-corrected, cut at the guaranteed level."""
+        error = (1 - GUARANTEE_SHARE) * (1 - self.confidence) / (2 * INTERVALS * self.candidates)
         low, high = float(lower_bound(hits, trials, error)), float(upper_bound(hits, trials, error))
         if share == self.guarantee.quantity and self.guarantee.is_upper_bound:
             high = min(high, self.guarantee.level)
@@ -118,36 +120,58 @@ def certify(
     *,
     seed: int = 0,
 ) -> Certificate:
-    """The thresholds that keep the promise; the promise's own confidence if none is given.
+    """Choose thresholds that give a guarantee for images to come.
 
-    Of thresholds that pass, a promised risk takes those of the largest coverage, a promised TPR or
-    coverage those that accept the fewest wrong answers. A score of -inf is never accepted.
+    Of the thresholds that pass, a risk takes those of the largest coverage, a TPR or coverage
+    those with the fewest accepted errors.
+
+    Args:
+        scores: Scores of the calibration images, N or (N, 2); -inf is never accepted.
+        correct: Whether each prediction is correct, N.
+        guarantee: What to guarantee: a TPR, Coverage or Risk.
+        confidence: Probability that the guarantee holds; None takes the guarantee's own.
+        seed: Seed of the pilot; it must not be selected by the outcome.
+
+    Returns:
+        The certificate, with one threshold per score.
+
+    Raises:
+        Uncertified: If no threshold passes; the message says what would be needed.
+        BadInput: If the arrays, the level or the confidence are invalid.
+
+    Example:
+        >>> import numpy as np
+        >>> from demur import Risk, certify
+        >>> certificate = certify(np.arange(500.0), np.arange(500) > 100, Risk(0.05))
     """
-    columns, right = _checked(scores, correct)
-    sure = guarantee.confidence if confidence is None else confidence
+    columns, is_correct = _check_inputs(scores, correct)
+    confidence = guarantee.confidence if confidence is None else confidence
     check_share("level", guarantee.level, whole=True)
-    check_share("confidence", sure)
-    pilot = _drawn(len(right), columns.shape[1], seed)
-    path = thresholds(columns[pilot], right[pilot])
-    seen, tests = (counted(path, columns[part], right[part]) for part in (pilot, ~pilot))
-    shares = allocate_error(guarantee, seen, tests.n, GUARANTEED * (1 - sure))
+    check_share("confidence", confidence)
+    pilot = _draw_pilot(len(is_correct), columns.shape[1], seed)
+    path = build_path(columns[pilot], is_correct[pilot])
+    pilot_counts, tests = (
+        count_decisions(path, columns[part], is_correct[part]) for part in (pilot, ~pilot)
+    )
+    allowed = GUARANTEE_SHARE * (1 - confidence)
+    shares = allocate_error(guarantee, pilot_counts, tests.n, allowed)
     p_value = guarantee.p_value(*guarantee.hits_and_trials(tests))
-    # a risk is walked from strict to loose, a share to be kept from loose to strict; the path is
-    # nested, so the last to pass has the largest coverage, or the fewest wrong answers
-    way = np.arange(len(path)) if guarantee.is_upper_bound else np.arange(len(path))[::-1]
-    passed = last_passing(p_value[way], shares[way])
+    # A risk is tested from strict to loose, a TPR or coverage from loose to strict. The path is
+    # nested, so the last to pass has the largest coverage, or the fewest accepted errors.
+    order = np.arange(len(path)) if guarantee.is_upper_bound else np.arange(len(path))[::-1]
+    passed = last_passing(p_value[order], shares[order])
     if passed is None:
-        raise Uncertified(_shortfall(guarantee, sure, path, seen.n, tests, shares))
-    place = int(way[passed])
+        raise Uncertified(_shortfall(guarantee, confidence, path, pilot_counts.n, tests, shares))
+    best = int(order[passed])
     return Certificate(
-        guarantee, sure, tuple(path[place].tolist()), seed, len(path), seen.n, tests.n, tests.right,
-        int(tests.accepted[place]), int(tests.wrong[place]),
+        guarantee, confidence, tuple(path[best].tolist()), seed, len(path), pilot_counts.n,
+        tests.n, tests.correct, int(tests.accepted[best]), int(tests.accepted_wrong[best]),
     )  # fmt: skip
 
 
-def _drawn(n: int, scores: int, seed: int) -> BoolArray:
-    """Which of n images are the pilot; the number and the seed alone decide."""
-    size = max(1, min(n // MOST_PILOT, math.ceil(PILOT * scores * math.sqrt(n))))
+def _draw_pilot(n: int, scores: int, seed: int) -> BoolArray:
+    """Mask of the pilot images (N), which depends on the numbers and the seed alone."""
+    size = max(1, min(n // MAX_PILOT_INVERSE, math.ceil(PILOT_FACTOR * scores * math.sqrt(n))))
     pilot = np.zeros(n, dtype=np.bool_)
     pilot[np.random.default_rng(seed).permutation(n)[:size]] = True
     return pilot
@@ -155,27 +179,28 @@ def _drawn(n: int, scores: int, seed: int) -> BoolArray:
 
 def _shortfall(
     guarantee: Guarantee,
-    sure: float,
+    confidence: float,
     path: FloatArray,
     pilot: int,
     tests: Counts,
     shares: FloatArray,
 ) -> Shortfall:
-    """What came of the place with the largest start."""
-    place = int(np.argmax(shares))
-    hits, trials = (int(part[place]) for part in guarantee.hits_and_trials(tests))
-    at = tuple(path[place].tolist())
-    return Shortfall(guarantee, sure, at, pilot + tests.n, hits, trials, float(shares[place]))
+    """Test result of the candidate with the largest share of the error."""
+    best = int(np.argmax(shares))
+    hits, trials = (int(part[best]) for part in guarantee.hits_and_trials(tests))
+    at = tuple(path[best].tolist())
+    images, error = pilot + tests.n, float(shares[best])
+    return Shortfall(guarantee, confidence, at, images, hits, trials, error)
 
 
-def _checked(scores: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, BoolArray]:
-    """The scores as (N, 1) or (N, 2) and the correctness of the same images."""
-    right = flags(correct, "correct")
+def _check_inputs(scores: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, BoolArray]:
+    """Scores as (N, 1) or (N, 2) and correctness (N) of the same images; BadInput otherwise."""
+    is_correct = flags(correct, "correct")
     table = np.asarray(scores)
     columns = list(table.T) if table.ndim == 2 else [table]
     if len(columns) not in (1, 2):
         raise BadInput(f"scores has shape {table.shape}; give one or two scores for each image")
-    named = {f"score {place}": floats(c, f"score {place}") for place, c in enumerate(columns, 1)}
-    if same_length(**named, correct=right) < 2:
+    named = {f"score {i}": floats(column, f"score {i}") for i, column in enumerate(columns, 1)}
+    if same_length(**named, correct=is_correct) < 2:
         raise BadInput("one image cannot both set a threshold and test it; give at least two")
-    return np.stack(list(named.values()), axis=1), right
+    return np.stack(list(named.values()), axis=1), is_correct

@@ -1,7 +1,8 @@
-"""What can be promised of a rule: that a share of all images to come keeps to a level.
+"""Guarantees: a share of all images to come stays at or above (or below) a level.
 
-Each promise is about a binomial share: the wrong among the accepted, the accepted among the right,
-or the accepted among all. Thresholds fixed beforehand make its test exact, with ties or without.
+The share is binomial: errors among the accepted (risk), accepted among the correct (TPR), or
+accepted among all (coverage). For thresholds that are fixed beforehand its test is exact, with ties
+or without.
 """
 
 from abc import abstractmethod
@@ -17,35 +18,35 @@ Quantity = Literal["risk", "tpr", "coverage"]
 
 
 class Guarantee(OperatingPoint):
-    """An operating point whose level can be certified."""
+    """An operating point whose level `certify` can guarantee."""
 
     quantity: Quantity
-    is_upper_bound: bool = False  # the share stays at or below its level, else at or above
+    is_upper_bound: bool = False  # whether the share stays at or below `level`, else at or above
     level: float
     confidence: float = 0.95
 
     @property
     @abstractmethod
     def statement(self) -> str:
-        """The promise in words."""
+        """The guarantee in words."""
 
     @abstractmethod
-    def broadcast(self, hits: int, trials: int) -> str:
-        """Counts of the share in words."""
+    def describe_counts(self, hits: int, trials: int) -> str:
+        """Observed counts of the share in words."""
 
     @abstractmethod
     def hits_and_trials(self, counts: Counts) -> tuple[IntArray, IntArray]:
-        """The hits and the trials of the share at each place of a path."""
+        """Numerator and denominator of the share for each candidate on a path, K each."""
 
     def p_value(self, hits: IntArray | int, trials: IntArray | int) -> FloatArray:
-        """The p-values: how likely such counts, or better ones, are if the promise is false."""
+        """Probability of such counts, or better ones, if the guarantee does not hold."""
         return (at_most if self.is_upper_bound else at_least)(hits, trials, self.level)
 
     def bound(self, hits: int, trials: int, error: float) -> float:
-        """The best level that these counts allow to promise."""
+        """Best level that can be guaranteed from these counts with probability 1 - error."""
         return float((upper_bound if self.is_upper_bound else lower_bound)(hits, trials, error))
 
 
 def percent(share: float) -> str:
-    """The share as a percentage of at most four digits."""
+    """Share as a percentage of at most four digits."""
     return f"{100 * share:.4g}%"

@@ -1,10 +1,10 @@
-"""Operating points: the promises a threshold can be chosen for.
+"""Operating points: rules for choosing a threshold.
 
-TPR(0.95).threshold(score, correct)     # the largest that keeps 95% of these right answers
-Risk(0.05).threshold(score, correct)    # certified: at most 5% wrong, with 95% confidence
+TPR(0.95).threshold(score, correct)     # accepts 95% of the correct predictions given
+Risk(0.05).threshold(score, correct)    # certified: at most 5% errors, with 95% confidence
 
-TPR and Coverage choose on the images they are given; certify makes a promise of them. Median is
-no promise: it is what the paper's C&W has to reach.
+TPR and Coverage choose by the images they are given; `certify` guarantees their level for images
+to come. Median guarantees nothing: it is the threshold that the paper's C&W attack has to reach.
 """
 
 from dataclasses import dataclass
@@ -21,15 +21,26 @@ from demur.metrics.checks import IntArray
 from demur.rule import OperatingPoint
 from demur.spec import Spec
 
-Inside = Annotated[float, Condition(lambda v: 0 < v < 1, "above 0 and below 1")]
+OpenUnitInterval = Annotated[float, Condition(lambda v: 0 < v < 1, "above 0 and below 1")]
 
 
 @dataclass(frozen=True)
 class TPR(Spec, Guarantee):
-    """Keep at least this share of the right answers.
+    """Accept at least this share of the correct predictions.
 
-    Where a gate refuses more than the rest by itself, the threshold is the lowest score past it:
-    the gate then decides alone and the share it keeps stands in the row.
+        threshold = max t with P(score >= t | correct) >= level
+
+    If the gate of a coupled score rejects too many by itself, the threshold is the lowest score
+    that passes the gate, and the TPR stays below the level.
+
+    Args:
+        level: The true positive rate, in [0, 1].
+
+    Example:
+        >>> import numpy as np
+        >>> from demur import TPR
+        >>> TPR(0.5).threshold(np.array([0.1, 0.6, 0.9]), np.array([False, True, True]))
+        0.9
     """
 
     level: UnitInterval
@@ -37,90 +48,109 @@ class TPR(Spec, Guarantee):
 
     @property
     def statement(self) -> str:
-        """The promise in words."""
-        return f"at least {percent(self.level)} of the right answers accepted"
+        return f"at least {percent(self.level)} of the correct predictions accepted"
 
-    def broadcast(self, hits: int, trials: int) -> str:
-        """Counts of the share in words."""
-        return f"{hits:,} of {trials:,} right answers accepted"
+    def describe_counts(self, hits: int, trials: int) -> str:
+        return f"{hits:,} of {trials:,} correct predictions accepted"
 
     def hits_and_trials(self, counts: Counts) -> tuple[IntArray, IntArray]:
-        """The accepted among the right."""
-        return counts.kept, np.full_like(counts.kept, counts.right)
+        return counts.accepted_correct, np.full_like(counts.accepted_correct, counts.correct)
 
     def threshold(self, score: FloatArray, correct: BoolArray) -> float:
-        """The largest threshold that keeps `level` of the right answers."""
-        return _past_the_gate(threshold_at_tpr(score, correct, self.level), score)
+        return _finite_threshold(threshold_at_tpr(score, correct, self.level), score)
 
 
 @dataclass(frozen=True)
 class Coverage(Spec, Guarantee):
-    """Answer at least this share of the images; a gate that refuses more decides alone."""
+    """Accept at least this share of all images.
+
+        threshold = max t with P(score >= t) >= level
+
+    If the gate of a coupled score rejects too many by itself, the threshold is the lowest score
+    that passes the gate.
+
+    Args:
+        level: The coverage, in [0, 1].
+
+    Example:
+        >>> import numpy as np
+        >>> from demur import Coverage
+        >>> Coverage(0.5).threshold(np.array([0.1, 0.6, 0.9]), np.array([False, True, True]))
+        0.6
+    """
 
     level: UnitInterval
     quantity = "coverage"
 
     @property
     def statement(self) -> str:
-        """The promise in words."""
         return f"at least {percent(self.level)} of the images accepted"
 
-    def broadcast(self, hits: int, trials: int) -> str:
-        """Counts of the share in words."""
+    def describe_counts(self, hits: int, trials: int) -> str:
         return f"{hits:,} of {trials:,} images accepted"
 
     def hits_and_trials(self, counts: Counts) -> tuple[IntArray, IntArray]:
-        """The accepted among all."""
         return counts.accepted, np.full_like(counts.accepted, counts.n)
 
     def threshold(self, score: FloatArray, correct: BoolArray) -> float:
-        """The largest threshold that `level` of the images reach."""
         everyone = np.ones(len(correct), dtype=np.bool_)
-        return _past_the_gate(threshold_at_tpr(score, everyone, self.level), score)
+        return _finite_threshold(threshold_at_tpr(score, everyone, self.level), score)
 
 
 @dataclass(frozen=True)
 class Risk(Spec, Guarantee):
-    """At most this share wrong among the accepted, with this confidence."""
+    """Accept with at most this share of errors among the accepted, with a confidence.
 
-    level: Inside
-    confidence: Inside = 0.95
+        P(wrong | score >= threshold) <= level
+
+    The threshold is the one that `certify` gives, with the largest coverage that passes.
+
+    Args:
+        level: The selective risk, in (0, 1).
+        confidence: Probability that the guarantee holds, in (0, 1).
+
+    Raises:
+        Uncertified: In `threshold`, if no threshold can be certified.
+
+    Example:
+        >>> import numpy as np
+        >>> from demur import Risk
+        >>> threshold = Risk(0.05).threshold(np.arange(500.0), np.arange(500) > 100)
+    """
+
+    level: OpenUnitInterval
+    confidence: OpenUnitInterval = 0.95
     quantity = "risk"
     is_upper_bound = True
 
     @property
     def statement(self) -> str:
-        """The promise in words."""
         return f"at most {percent(self.level)} wrong among the accepted"
 
-    def broadcast(self, hits: int, trials: int) -> str:
-        """Counts of the share in words."""
-        return f"{hits:,} of {trials:,} accepted answers wrong"
+    def describe_counts(self, hits: int, trials: int) -> str:
+        return f"{hits:,} of {trials:,} accepted predictions wrong"
 
     def hits_and_trials(self, counts: Counts) -> tuple[IntArray, IntArray]:
-        """The wrong among the accepted."""
-        return counts.wrong, counts.accepted
+        return counts.accepted_wrong, counts.accepted
 
     def threshold(self, score: FloatArray, correct: BoolArray) -> float:
-        """The certified threshold of the largest coverage; Uncertified if there is none."""
         return certify(score, correct, self).thresholds[0]
 
 
 @dataclass(frozen=True)
 class Median(Spec, OperatingPoint):
-    """What half of the right answers reach, on the images that were learned from unless told."""
+    """The median score of the correct predictions, by default of the fit split."""
 
     split: Literal["fit", "cal"] = "fit"
 
     def threshold(self, score: FloatArray, correct: BoolArray) -> float:
-        """The largest threshold that half of the right answers reach."""
-        return _past_the_gate(threshold_at_tpr(score, correct, 0.5), score)
+        return _finite_threshold(threshold_at_tpr(score, correct, 0.5), score)
 
 
-def _past_the_gate(found: float, score: FloatArray) -> float:
-    """The threshold, but never one that lets in what a gate has refused."""
+def _finite_threshold(threshold: float, score: FloatArray) -> float:
+    """The threshold, or the lowest finite score for -inf, which would accept gated images."""
     finite = score[np.isfinite(score)]
-    return found if np.isfinite(found) or len(finite) == 0 else float(finite.min())
+    return threshold if np.isfinite(threshold) or len(finite) == 0 else float(finite.min())
 
 
 OPERATING_POINTS: tuple[type[Spec], ...] = (TPR, Coverage, Risk, Median)

@@ -1,9 +1,9 @@
-"""When nothing can be certified: how near it came and what would be needed.
+"""The result of a failed certification: how close it came and what would be needed.
 
 try:
-    found = certify(score, correct, Risk(0.05))
-except Uncertified as refusal:
-    refusal.shortfall.needed      # about so many images, or None if more would not help
+    certificate = certify(score, correct, Risk(0.05))
+except Uncertified as error:
+    error.shortfall.needed      # estimated number of images, or None if more would not help
 """
 
 import math
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from demur.calibrate.guarantee import Guarantee, percent
 from demur.errors import BadInput
 
-MOST_TRIALS = 10**7
+MAX_TRIALS = 10**7
 
 
 @dataclass(frozen=True)
 class Shortfall:
-    """What the thresholds that the pilot thought most promising showed on the test images."""
+    """Counts on the test images of the candidate that was best on the pilot images."""
 
     guarantee: Guarantee
     confidence: float
@@ -25,63 +25,64 @@ class Shortfall:
     images: int  # pilot and test
     hits: int
     trials: int
-    error: float  # with which they were tested
+    error: float  # at which the candidate was tested
 
     @property
     def possible(self) -> float:
-        """The level that can be promised at these thresholds now, rounded to the safe side."""
+        """Level that can be guaranteed at these thresholds, rounded to the safe side."""
         bound = 10_000 * self.guarantee.bound(self.hits, self.trials, self.error)
         return (math.ceil(bound) if self.guarantee.is_upper_bound else math.floor(bound)) / 10_000
 
     @property
     def needed(self) -> int | None:
-        """About how many images would do if the rate stayed as it is; None: no sensible number."""
+        """Estimated number of images that suffice at the observed rate; None above MAX_TRIALS."""
         if self.trials == 0:
             return None
         enough = self.trials
         while not self._passes(enough):
             enough *= 2
-            if enough > MOST_TRIALS:
+            if enough > MAX_TRIALS:
                 return None
-        short = enough // 2
-        while enough - short > 1 + enough // 100:
-            middle = (short + enough) // 2
-            short, enough = (short, middle) if self._passes(middle) else (middle, enough)
-        return _rounded_up(self.images * enough / self.trials)
+        too_few = enough // 2
+        while enough - too_few > 1 + enough // 100:
+            middle = (too_few + enough) // 2
+            too_few, enough = (too_few, middle) if self._passes(middle) else (middle, enough)
+        return _round_up(self.images * enough / self.trials)
 
     @property
     def sentence(self) -> str:
-        """The whole story, for a user."""
-        sure, needed = percent(self.confidence), self.needed
-        start = f"no threshold gives {self.guarantee.statement} with {sure} confidence"
+        """What failed and what to do instead, for an error message."""
+        confidence, needed = percent(self.confidence), self.needed
+        start = f"no threshold gives {self.guarantee.statement} with {confidence} confidence"
         if self.trials == 0:
             return f"{start}: {self.images:,} images are too few to test any; give more"
-        seen = f"{self.guarantee.broadcast(self.hits, self.trials)} ({percent(self.hits / self.trials)})"
-        way_out = (
+        counts = self.guarantee.describe_counts(self.hits, self.trials)
+        observed = f"{counts} ({percent(self.hits / self.trials)})"
+        advice = (
             "more images would not help at that rate, but a better score might"
             if needed is None
             else f"give about {needed:,} images instead of {self.images:,}"
         )
         if 0 < self.possible < 1:
             bound = "at most" if self.guarantee.is_upper_bound else "at least"
-            way_out += f", or promise {bound} {percent(self.possible)}"
-        return f"{start}: the most promising had {seen}; {way_out}"
+            advice += f", or ask for {bound} {percent(self.possible)}"
+        return f"{start}: the best candidate had {observed}; {advice}"
 
     def _passes(self, trials: int) -> bool:
-        """Whether so many trials at the observed rate would keep the promise."""
+        """Whether the guarantee would pass its test with this many trials at the observed rate."""
         expected = self.hits * trials / self.trials
         hits = math.ceil(expected) if self.guarantee.is_upper_bound else math.floor(expected)
         return bool(self.guarantee.p_value(hits, trials) <= self.error)
 
 
-def _rounded_up(number: float) -> int:
-    """The next number of two digits and zeros."""
+def _round_up(number: float) -> int:
+    """Number rounded up to two significant digits."""
     unit: int = 10 ** max(0, len(str(math.ceil(number))) - 2)
     return math.ceil(number / unit) * unit
 
 
 class Uncertified(BadInput):
-    """No thresholds keep the promise with the confidence asked for."""
+    """No thresholds give the guarantee with the required confidence."""
 
     def __init__(self, shortfall: Shortfall) -> None:
         super().__init__(shortfall)

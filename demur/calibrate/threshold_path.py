@@ -1,10 +1,11 @@
-"""The thresholds that will be tested, set by pilot images alone: a path from strict to loose.
+"""Candidate thresholds from pilot images: a nested path from strict to loose.
 
-    path = thresholds(scores[pilot], correct[pilot])            # K, D
-    counted(path, scores[~pilot], correct[~pilot]).accepted     # K: grows along the path
+    path = build_path(scores[pilot], correct[pilot])                    # K, D
+    count_decisions(path, scores[~pilot], correct[~pilot]).accepted     # K, ascending
 
-Two scores span a grid. One nested path through it, along which the pilot's right answers come in
-before its wrong ones, leaves a single order to test and no correction for how many pairs there are.
+Two scores span a grid of threshold pairs. One nested path through it, along which correct pilot
+predictions are accepted before wrong ones, gives a single order to test, so that no correction for
+the number of pairs is needed.
 """
 
 from functools import cache
@@ -15,98 +16,100 @@ import numpy as np
 from demur.metrics import BoolArray, FloatArray
 from demur.metrics.checks import IntArray
 
-# Every score but -inf. In float32, as nets answer: a smaller double would be rounded to -inf there.
+# Accepts every score but -inf. In fp32, as scores are: a smaller double would round to -inf there.
 ANY_SCORE = -float(np.finfo(np.float32).max)
 
-STEPS = 240  # on the path of one score
-# Of each of two scores: few knots to choose a path by, lest it follow single images; finer steps
-# on it. A chain for each gate, with the error divided between them, gave less in every simulation:
-# 1 to 4% of the oracle's coverage where both scores count, 18% where the gate alone does.
-KNOTS, PARTS = 12, 10
-TOWARDS_LOOSE = 1.5  # more than 1: closer steps where few are refused, as a TPR of 95% needs
+STEPS = 240  # candidates on the path of one score
+# For two scores: few knots per score to choose the path by, so that it does not follow single
+# images, and finer steps between them. In simulations, one chain of tests per gate threshold with
+# divided error had less coverage: by 1 to 4% of the optimum where both scores matter, by 18% where
+# only the gate does.
+KNOTS, STEPS_PER_KNOT = 12, 10
+LOOSE_EXPONENT = 1.5  # above 1: closer steps where few are rejected, as a TPR of 95% needs
+Pair = tuple[int, int]  # indices of the thresholds of two scores, 0 for the loosest
 
 
 class Counts(NamedTuple):
-    """What a set of images says of each pair of thresholds on a path."""
+    """Decisions on a set of images for each of K candidates on a path."""
 
     n: int
-    right: int
+    correct: int
     accepted: IntArray  # K
-    wrong: IntArray  # K: accepted though wrong
+    accepted_wrong: IntArray  # K
 
     @property
-    def kept(self) -> IntArray:
-        """The right answers accepted."""
-        return self.accepted - self.wrong
+    def accepted_correct(self) -> IntArray:
+        """Accepted correct predictions, K."""
+        return self.accepted - self.accepted_wrong
 
 
-def counted(path: FloatArray, scores: FloatArray, correct: BoolArray) -> Counts:
-    """How many images each place of a path accepts, and how many of them are wrong."""
-    # thresholds only fall along a path, so an image is accepted from some place on
+def count_decisions(path: FloatArray, scores: FloatArray, correct: BoolArray) -> Counts:
+    """Count the accepted images, and the wrong ones among them, for each candidate of a path."""
+    # thresholds decrease along a path, so an image is accepted from some candidate on
     entry = np.zeros(len(correct), dtype=np.int64)
-    for column, falling in enumerate(path.T):
-        entry = np.maximum(entry, np.searchsorted(-falling, -scores[:, column]))
-    places = len(path) + 1  # the last is for images never accepted
-    accepted = np.cumsum(np.bincount(entry, minlength=places))[:-1]
-    wrong = np.cumsum(np.bincount(entry[~correct], minlength=places))[:-1]
+    for column, thresholds in enumerate(path.T):
+        entry = np.maximum(entry, np.searchsorted(-thresholds, -scores[:, column]))
+    bins = len(path) + 1  # the last is for images never accepted
+    accepted = np.cumsum(np.bincount(entry, minlength=bins))[:-1]
+    wrong = np.cumsum(np.bincount(entry[~correct], minlength=bins))[:-1]
     return Counts(len(correct), int(correct.sum()), accepted, wrong)
 
 
-def thresholds(scores: FloatArray, correct: BoolArray) -> FloatArray:
-    """The path of one or two scores, strictest thresholds first."""
+def build_path(scores: FloatArray, correct: BoolArray) -> FloatArray:
+    """Candidates (K, D) for scores (N, D) of pilot images, D = 1 or 2, strictest first."""
     if scores.shape[1] == 1:
-        path = _rungs(scores[:, 0], STEPS)[::-1, None]
+        path = _candidate_thresholds(scores[:, 0], STEPS)[::-1, None]
     else:
-        rungs = [_rungs(column, KNOTS * PARTS) for column in scores.T]
-        places = _filled(_staircase([rung[::PARTS] for rung in rungs], scores, correct))
-        path = np.stack([rung[place] for rung, place in zip(rungs, places.T, strict=True)], axis=1)
+        grid = [_candidate_thresholds(column, KNOTS * STEPS_PER_KNOT) for column in scores.T]
+        knots = [thresholds[::STEPS_PER_KNOT] for thresholds in grid]
+        indices = _interpolate(_best_staircase(knots, scores, correct))
+        path = np.stack([t[index] for t, index in zip(grid, indices.T, strict=True)], axis=1)
     repeated = (path[1:] == path[:-1]).all(axis=1)
-    kept: FloatArray = path[np.append(True, ~repeated)]
-    return kept
+    distinct: FloatArray = path[np.append(True, ~repeated)]
+    return distinct
 
 
-def _rungs(score: FloatArray, steps: int) -> FloatArray:
-    """`steps` thresholds from the one that any score reaches up; the others are pilot scores."""
+def _candidate_thresholds(score: FloatArray, steps: int) -> FloatArray:
+    """`steps` ascending thresholds: ANY_SCORE, then quantiles of the pilot scores."""
     finite = np.sort(score[np.isfinite(score)])
     if len(finite) == 0:
         return np.full(steps, ANY_SCORE)
-    shares = (np.arange(steps) / steps) ** TOWARDS_LOOSE
-    rungs = finite[(shares * len(finite)).astype(np.int64)]
-    rungs[0] = ANY_SCORE
-    return rungs
+    shares = (np.arange(steps) / steps) ** LOOSE_EXPONENT
+    thresholds = finite[(shares * len(finite)).astype(np.int64)]
+    thresholds[0] = ANY_SCORE
+    return thresholds
 
 
-def _staircase(
-    knots: list[FloatArray], scores: FloatArray, correct: BoolArray
-) -> list[tuple[int, int]]:
-    """The places of the pairs of knots on the best way from strictest to loosest."""
-    right, wrong = _table(knots, scores[correct]), _table(knots, scores[~correct])
+def _best_staircase(knots: list[FloatArray], scores: FloatArray, correct: BoolArray) -> list[Pair]:
+    """Pairs of knots from strictest to loosest, along the path with the best pilot AUROC."""
+    n_correct, n_wrong = _count_grid(knots, scores[correct]), _count_grid(knots, scores[~correct])
     size = len(knots[0])
     area = {(0, 0): 0}
-    looser: dict[tuple[int, int], tuple[int, int]] = {}
-    for here, ways in _ways(size):
-        kept, let_in = right[here[0]][here[1]], wrong[here[0]][here[1]]
-        # the area under the wrong answers let in, over the right ones: 1 - AUROC of the path
-        area[here], looser[here] = min(
-            (area[a, b] + (right[a][b] - kept) * (wrong[a][b] + let_in), (a, b)) for a, b in ways
+    best_looser: dict[Pair, Pair] = {}
+    for pair, looser in _looser_neighbours(size):
+        right, wrong = n_correct[pair[0]][pair[1]], n_wrong[pair[0]][pair[1]]
+        # area under accepted errors over accepted correct predictions: 1 - AUROC of the path
+        area[pair], best_looser[pair] = min(
+            (area[a, b] + (n_correct[a][b] - right) * (n_wrong[a][b] + wrong), (a, b))
+            for a, b in looser
         )
-    way = [(size - 1, size - 1)]
-    while way[-1] != (0, 0):
-        way.append(looser[way[-1]])
-    return way
+    staircase = [(size - 1, size - 1)]
+    while staircase[-1] != (0, 0):
+        staircase.append(best_looser[staircase[-1]])
+    return staircase
 
 
 @cache
-def _ways(size: int) -> list[tuple[tuple[int, int], list[tuple[int, int]]]]:
-    """Every pair of knots but the loosest with the next looser ones, these always before it."""
+def _looser_neighbours(size: int) -> list[tuple[Pair, list[Pair]]]:
+    """Every pair of knots but the loosest, after its looser neighbours, with these neighbours."""
     pairs = [(i, j) for i in range(size) for j in range(size)][1:]
-    steps = [[(i - 1, j - 1), (i - 1, j), (i, j - 1)] for i, j in pairs]
-    inside = [[way for way in ways if min(way) >= 0] for ways in steps]
+    neighbours = [[(i - 1, j - 1), (i - 1, j), (i, j - 1)] for i, j in pairs]
+    inside = [[pair for pair in around if min(pair) >= 0] for around in neighbours]
     return list(zip(pairs, inside, strict=True))
 
 
-def _table(knots: list[FloatArray], scores: FloatArray) -> list[list[int]]:
-    """How many images reach both thresholds, for each pair of knots."""
+def _count_grid(knots: list[FloatArray], scores: FloatArray) -> list[list[int]]:
+    """Number of images that reach both thresholds, for each pair of knots."""
     side = len(knots[0]) + 1
     first, second = (
         np.searchsorted(knot, column, side="right")
@@ -117,10 +120,11 @@ def _table(knots: list[FloatArray], scores: FloatArray) -> list[list[int]]:
     return table
 
 
-def _filled(way: list[tuple[int, int]]) -> IntArray:
-    """The way in steps of a rung, from the strictest rungs on."""
-    knots = PARTS * np.array(way)  # W, 2
-    back = np.arange(PARTS)[:, None]
-    onset = knots[0] + back[:0:-1]
-    between = (knots[:-1, None] - back * np.sign(knots[:-1] - knots[1:])[:, None]).reshape(-1, 2)
-    return np.concatenate([onset, between, knots[-1:]])
+def _interpolate(staircase: list[Pair]) -> IntArray:
+    """Indices into the fine thresholds (K, 2), one step at a time, from the strictest on."""
+    knots = STEPS_PER_KNOT * np.array(staircase)  # W, 2
+    offset = np.arange(STEPS_PER_KNOT)[:, None]
+    before_first = knots[0] + offset[:0:-1]
+    direction = np.sign(knots[:-1] - knots[1:])
+    between = (knots[:-1, None] - offset * direction[:, None]).reshape(-1, 2)
+    return np.concatenate([before_first, between, knots[-1:]])

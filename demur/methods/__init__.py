@@ -1,4 +1,4 @@
-"""Methods of training: frames, heads and schedules."""
+"""Training methods: a framework (how images are attacked and classified), a head and a schedule."""
 
 from demur.methods.atro import ATRO
 from demur.methods.batch_norm_mode import BatchNorm, crafting
@@ -18,27 +18,7 @@ HEADS: tuple[type[Head], ...] = (NoHead, RR, EBD, SNet, ATRO, CARL)
 SCHEDULES: tuple[type[Schedule], ...] = (Piecewise, OneCycle)
 
 __all__ = [
-    "ATRO",
-    "CARL",
-    "CCAT",
-    "EBD",
-    "FRAMEWORKS",
-    "HEADS",
-    "PGDAT",
-    "RR",
-    "SCHEDULES",
-    "TRADES",
-    "BatchNorm",
-    "BatchOutputs",
-    "Framework",
-    "Head",
-    "LabelledOutput",
-    "Method",
-    "NoHead",
-    "OneCycle",
-    "Piecewise",
-    "SNet",
-    "Schedule",
-    "Standard",
-    "crafting",
+    "ATRO", "CARL", "CCAT", "EBD", "FRAMEWORKS", "HEADS", "PGDAT", "RR", "SCHEDULES", "TRADES",
+    "BatchNorm", "BatchOutputs", "Framework", "Head", "LabelledOutput", "Method", "NoHead",
+    "OneCycle", "Piecewise", "SNet", "Schedule", "Standard", "crafting",
 ]  # fmt: skip

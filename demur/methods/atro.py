@@ -19,12 +19,24 @@ from demur.rejectors import Rectifier, Rejector
 
 @dataclass(frozen=True)
 class ATRO(Head):
-    """A rejector r = tanh(aux) that answers from 0 on, learned by a hinge with a cost of refusal.
+    """ATRO: a rejector r = tanh(auxiliary output) trained by a hinge with a rejection cost.
 
-    paper: the hinge, on probabilities, is added to the frame's loss. For one image it is least at
-    an r that rises with its true confidence in a line, by 0.8 / C at the usual cost; for images
-    that look alike, at the quantile 2 cost of that. authors: the squared hinge on logits is the
-    loss; their price on the classifier's weights is weight decay.
+        hinge = max(mean_k(1 + (r - s_k p_k) / 2), cost * (1 - r / (1 - 2 cost)))
+
+    s_k is 1 for the true class and -1 for the others; r >= 0 accepts. Images are attacked with the
+    hinge as objective, in eval mode. On probabilities the optimal r of a single image is linear
+    in its true confidence, with slope 0.8 / C at cost 0.3, so r barely varies between images. For
+    images with equal features it is fixed by the 2 cost quantile of their true confidence.
+
+    Args:
+        cost: Cost of a rejection, below 0.5.
+        weight: Weight of the hinge in the "paper" form.
+        form: "paper" adds the hinge to the framework's loss. "authors" minimises the squared
+            hinge on logits instead; their penalty on the classifier's weights is weight decay.
+
+    Example:
+        >>> from demur import ATRO, PGDAT, Method
+        >>> method = Method(PGDAT(), ATRO(cost=0.3))
     """
 
     cost: UnitInterval = 0.3
@@ -32,28 +44,24 @@ class ATRO(Head):
     form: Form = "paper"
 
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
-        """Two layers."""
         return DenseAux(dims[-1])
 
     @property
     def hinge(self) -> RejectionHinge:
-        """What is learned, and what images are crafted for."""
+        """The training loss, which is also the objective of the attack."""
         return RejectionHinge(self.cost, self.form)
 
     def auxiliary_loss(self, outputs: BatchOutputs) -> Tensor:
-        """The weighted hinge of each image."""
         return self.weight * self.hinge(outputs.attacked.out, outputs.attacked.y)
 
     def loss(self, loss_per_image: Tensor, outputs: BatchOutputs) -> Tensor:
-        """The hinge beside the frame's loss, or in its place."""
         if self.form == "paper":
             return super().loss(loss_per_image, outputs)
         return self.hinge(outputs.attacked.out, outputs.attacked.y).mean()
 
     def rejectors(self) -> dict[str, Rejector]:
-        """The sigmoid of what r is the tanh of: the same order, one half where r is zero."""
+        # sigmoid orders images as tanh does, and is 1/2 where r = 0
         return {"ATRO": Rectifier()}
 
     def adapt_framework(self, framework: Framework) -> Framework:
-        """The frame with images crafted for the hinge, in eval mode."""
         return framework.with_objective(self.hinge, "eval")

@@ -1,4 +1,9 @@
-"""The mode a net is in while images are crafted for it to learn from."""
+"""The batch-norm mode of a net while its training images are attacked.
+
+train   normalise by batch statistics; every forward pass of the attack updates the running ones
+batch   normalise by batch statistics; the attack leaves the running ones unchanged
+eval    normalise by the running statistics
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,52 +20,54 @@ BatchNorm = Literal["train", "batch", "eval"]
 
 @contextmanager
 def crafting(net: nn.Module, bn: BatchNorm) -> Iterator[None]:
-    """The net in a batch-norm mode and with its weights held still, then as it was."""
-    mode, learning = net.training, [p for p in net.parameters() if p.requires_grad]
+    """Put `net` into a batch-norm mode with frozen parameters, and restore both on exit."""
+    was_training, trainable = net.training, [p for p in net.parameters() if p.requires_grad]
     net.train(bn != "eval")
-    for parameter in learning:
-        parameter.requires_grad_(False)  # no gradient is computed for what no attack may change
+    for parameter in trainable:
+        parameter.requires_grad_(False)  # an attack needs gradients of pixels only
     try:
         with running_stats_frozen(net) if bn == "batch" else nullcontext():
             yield
-        _of_stand_in(net, "remember")
+        # an engine's model defers the updates of its running statistics to the end of the attack
+        _call_if_defined(net, "remember")
     finally:
-        net.train(mode)
-        for parameter in learning:
+        net.train(was_training)
+        for parameter in trainable:
             parameter.requires_grad_(True)
 
 
 def check_keeps_batch(attack: Attack, bn: BatchNorm) -> None:
-    """Refuse an attack that drops images while batch norm goes by the batch."""
+    """Raise BadInput if `attack` drops images while batch norm uses batch statistics."""
     if bn != "eval" and getattr(attack, "keep", "") == "success":
         raise BadInput(
-            "an attack with keep=success drops images from the batch, which batch norm by "
-            "its statistics would feel; use bn=eval or keep=max_objective"
+            "an attack with keep=success drops images from the batch, which changes the batch "
+            f"statistics that bn={bn} normalises by; use bn=eval or keep=max_objective"
         )
 
 
 @contextmanager
 def running_stats_frozen(net: nn.Module) -> Iterator[None]:
-    """Batch norm by the batch's statistics, of which nothing is remembered."""
+    """Set the momentum of every batch norm to 0, so that running statistics do not change."""
     norms = _batch_norms(net)
-    before = [norm.momentum for norm in norms]
+    momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 0.0
     try:
         yield
     finally:
-        for norm, momentum in zip(norms, before, strict=True):
+        for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
 
 
 def _batch_norms(net: nn.Module) -> list[_BatchNorm]:
-    """Those of a net, or those that an engine's stand-in for it names."""
-    named: list[_BatchNorm] | None = _of_stand_in(net, "batch_norms")
-    own = (module for module in net.modules() if isinstance(module, _BatchNorm))
-    return list(own) if named is None else named
+    """Batch-norm layers of a net, or of the net that an engine's model replaces."""
+    replaced: list[_BatchNorm] | None = _call_if_defined(net, "batch_norms")
+    if replaced is not None:
+        return replaced
+    return [module for module in net.modules() if isinstance(module, _BatchNorm)]
 
 
-def _of_stand_in(net: nn.Module, name: str) -> Any:
-    """What a method answers that only an engine's stand-in for a net has."""
+def _call_if_defined(net: nn.Module, name: str) -> Any:
+    """Result of the method `name`, which only an engine's model defines; None for other nets."""
     method = getattr(net, name, None)
     return None if method is None else method()

@@ -1,4 +1,4 @@
-"""Playing it safe: a further class that means "don't know" (Laidlaw and Feizi 2019).
+"""Playing it safe: an additional class that abstains (Laidlaw and Feizi 2019).
 
 CARL(weight=0.5, grad_penalty=0.02)
 """
@@ -21,11 +21,23 @@ from demur.rejectors import AcceptProbability, Rejector
 
 @dataclass(frozen=True)
 class CARL(Head):
-    """A further class that means "don't know", and smooth margins on clean images.
+    """CARL: class C + 1 abstains; a gradient penalty smooths the margin of clean images.
 
-    paper: `weight` times the price of being neither right nor abstaining is added to the frame's
-    loss, and the gradient is that of a mean margin, so its norm is smaller by the batch size.
-    authors: cross-entropy over all C + 1 classes on clean images in place of the frame's loss.
+        auxiliary loss = -weight * log(p_y + p_abstain) + grad_penalty * ||grad_x margin||_1
+
+    The first term is of the attacked image, the second of the clean one; margin is the largest
+    wrong logit minus the true one.
+
+    Args:
+        weight: Weight of the first term.
+        grad_penalty: Weight of the gradient's L1 norm; 0 skips the second derivative.
+        form: "paper" adds both terms to the framework's loss and divides the norm by the batch
+            size, since its code differentiates a mean. "authors" replaces the framework's loss
+            by cross-entropy over all C + 1 classes on clean images.
+
+    Example:
+        >>> from demur import CARL, PGDAT, Method
+        >>> method = Method(PGDAT(), CARL(weight=0.5, grad_penalty=0.02))
     """
 
     weight: NonNegative = 0.5
@@ -33,65 +45,54 @@ class CARL(Head):
     form: Form = "paper"
 
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
-        """Two layers to the logit of abstaining."""
-        return DenseAux(dims[-1])
+        return DenseAux(dims[-1])  # the logit of abstaining
 
     def auxiliary_loss(self, outputs: BatchOutputs) -> Tensor:
-        """The weighted price of each attacked image, and of its clean margin's slope."""
         loss_per_image = self.weight * CARLObjective()(outputs.attacked.out, outputs.attacked.y)
-        return (
-            loss_per_image + self._steepness(outputs.clean_outputs())
-            if self.grad_penalty
-            else loss_per_image
-        )
+        if not self.grad_penalty:
+            return loss_per_image
+        return loss_per_image + self._gradient_penalty(outputs.clean_outputs())
 
     def loss(self, loss_per_image: Tensor, outputs: BatchOutputs) -> Tensor:
-        """The term beside the frame's loss, or beside that of all classes on clean images."""
         if self.form == "authors":
             clean = outputs.clean_outputs()
             loss_per_image = cross_entropy(self._all_logits(clean), clean.y, reduction="none")
         return super().loss(loss_per_image, outputs)
 
     def rejectors(self) -> dict[str, Rejector]:
-        """The probability of answering."""
-        # reference code: scores by the probability of abstaining, so that higher is less trusted
+        # reference code: scores by the probability of abstaining, where higher means reject
         return {"CARL": AcceptProbability()}
 
     def adapt_framework(self, framework: Framework) -> Framework:
-        """The frame with images crafted to be neither right nor refused."""
-        return (
-            framework.with_objective(CARLObjective())
-            if self.form == "paper"
-            else framework.with_objective(CARLMargin(), "eval")
-        )
+        if self.form == "paper":
+            return framework.with_objective(CARLObjective())
+        return framework.with_objective(CARLMargin(), "eval")
 
     @property
     def needs_clean(self) -> bool:
-        """Whether clean images are looked at."""
         return self.form == "authors" or self.needs_input_gradient
 
     @property
     def needs_input_gradient(self) -> bool:
-        """Whether slopes have a price."""
         return self.grad_penalty > 0
 
     @property
     def is_mean_over_images(self) -> bool:
-        """Not where a slope is divided by the size of the batch."""
+        # the paper's form divides the norm by the batch size once more
         return self.form == "authors" or not self.needs_input_gradient
 
-    def _steepness(self, clean: LabelledOutput) -> Tensor:
-        """The weighted L1 norm of the margin's gradient at each clean image."""
+    def _gradient_penalty(self, clean: LabelledOutput) -> Tensor:
+        """Weighted L1 norm of the margin's gradient at each clean image, N."""
         out = clean.out
         if self.form == "authors":
             out = out._replace(logits=self._all_logits(clean))
         margin = LogitMargin()(out, clean.y).sum()
-        # a backward pass runs in the dtypes of the pass before it, not in those of autocast
+        # a backward pass uses the dtypes of its forward pass; autocast would change them
         with torch.autocast(margin.device.type, enabled=False):
-            (gradient_only,) = torch.autograd.grad(margin, clean.x, create_graph=True)
-        norms = gradient_only.flatten(1).abs().sum(1)
+            (gradient,) = torch.autograd.grad(margin, clean.x, create_graph=True)
+        norms = gradient.flatten(1).abs().sum(1)
         return self.grad_penalty * (norms if self.form == "authors" else norms / len(norms))
 
-    def _all_logits(self, seen: LabelledOutput) -> Tensor:
-        """Those of the classes and that of abstaining."""
-        return torch.cat([seen.out.logits, seen.out.aux[:, :1]], 1)
+    def _all_logits(self, labelled: LabelledOutput) -> Tensor:
+        """Logits of the classes and of abstaining, N, C + 1."""
+        return torch.cat([labelled.out.logits, labelled.out.aux[:, :1]], 1)

@@ -1,4 +1,4 @@
-"""Energy-bounded detection (Liu et al. 2020): high energy where right, low where wrong.
+"""Energy-bounded detection (Liu et al. 2020): bounds on the energy of correct and wrong images.
 
 EBD(m_in=6, m_out=3)
 """
@@ -21,11 +21,21 @@ from demur.rejectors import Energy, Rejector
 
 @dataclass(frozen=True)
 class EBD(Head):
-    """Energy (log-sum-exp of logits) above `m_in` inside and below `m_out` outside.
+    """EBD: raise the energy E = logsumexp(logits) of inliers and lower it for outliers.
 
-    wrong: inside are attacked images that are answered rightly, outside those answered wrongly,
-    as the paper has it; a batch of one kind alone teaches nothing. attacked: inside are clean
-    images, outside attacked ones, the closest to the authors' outliers.
+        auxiliary loss = weight * (mean_in relu(m_in - E)^2 + mean_out relu(E - m_out)^2)
+
+    Args:
+        m_in: Lower bound on the energy of inliers.
+        m_out: Upper bound on the energy of outliers.
+        weight: Weight of the auxiliary loss.
+        outside: "wrong", as in the paper: inliers are the correctly classified attacked images,
+            outliers the misclassified ones, and a batch without both has loss 0. "attacked":
+            inliers are the clean images, outliers the attacked ones, closest to the authors.
+
+    Example:
+        >>> from demur import EBD, PGDAT, Method
+        >>> method = Method(PGDAT(), EBD(m_in=6.0, m_out=3.0))
     """
 
     m_in: float = 6.0
@@ -34,31 +44,27 @@ class EBD(Head):
     outside: Literal["wrong", "attacked"] = "wrong"
 
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
-        """A module of width 0."""
         return NoAux()
 
     def auxiliary_loss(self, outputs: BatchOutputs) -> Tensor:
-        """The weighted squared hinges of each image."""
         value = energy(outputs.attacked.out)
-        low, high = relu(value - self.m_out).square(), relu(self.m_in - value).square()
+        too_high, too_low = relu(value - self.m_out).square(), relu(self.m_in - value).square()
         if self.outside == "attacked":
-            inside = relu(self.m_in - energy(outputs.clean_outputs().out)).square()
-            return self.weight * (inside + low)
-        right = (prediction(outputs.attacked.out) == outputs.attacked.y).to(value)
-        both = (right.amax() > 0) & (right.amin() < 1)
-        loss_per_image = high * subset_weights(right) + low * subset_weights(1 - right)
-        return self.weight * torch.where(both, loss_per_image, torch.zeros_like(loss_per_image))
+            clean_too_low = relu(self.m_in - energy(outputs.clean_outputs().out)).square()
+            return self.weight * (clean_too_low + too_high)
+        correct = (prediction(outputs.attacked.out) == outputs.attacked.y).to(value)
+        has_both = (correct.amax() > 0) & (correct.amin() < 1)
+        loss_per_image = too_low * subset_weights(correct) + too_high * subset_weights(1 - correct)
+        return self.weight * torch.where(has_both, loss_per_image, torch.zeros_like(loss_per_image))
 
     def rejectors(self) -> dict[str, Rejector]:
-        """The energy."""
         return {"Energy": Energy()}
 
     @property
     def needs_clean(self) -> bool:
-        """Whether clean images are the inside."""
         return self.outside == "attacked"
 
     @property
     def is_mean_over_images(self) -> bool:
-        """Not where right and wrong answers are counted."""
+        # outside=wrong divides by the numbers of correct and wrong predictions in the batch
         return self.outside == "attacked"

@@ -1,10 +1,11 @@
-"""Adversarial training frames: which images the net sees and how they teach the classifier.
+"""Adversarial training frameworks: how training images are attacked and classified.
 
-    PGDAT(PGD(Linf(8/255), steps=10, step_size=2/255))       # Madry et al. 2018, as in the paper
-    TRADES(beta=6)                                      # Zhang et al. 2019
+    PGDAT(PGD(Linf(8/255), steps=10, step_size=2/255))      # Madry et al. 2018, as in the paper
+    TRADES(beta=6)                                          # Zhang et al. 2019
 
-A frame crafts images, looks at them, and says how they teach the classifier; the head adds its
-own term. Crafting and teaching are apart, so that an engine may do each in its own fast way.
+A *framework* (the paper's "AT framework") makes adversarial examples and computes the
+classification loss; a head adds an auxiliary loss. `craft` and `classification_loss` are separate
+methods, so that an engine can run each in its own way.
 """
 
 from abc import ABC, abstractmethod
@@ -27,130 +28,148 @@ from demur.spec import Spec
 
 @dataclass(frozen=True)
 class Framework(Spec, ABC):
-    """How images are crafted and what the classifier learns from them."""
+    """How training images are attacked, and the classification loss of their outputs."""
 
     @abstractmethod
     def craft(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
-        """The images to teach with."""
+        """Adversarial examples of `x`, N, C, H, W; `index` and `stream` seed their noise."""
 
     @abstractmethod
     def outputs(
         self, net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, clean: bool
     ) -> BatchOutputs:
-        """The answers that the losses look at, clean images among them where asked."""
+        """Outputs that the losses use; `clean` asks for those of the clean images."""
 
     @abstractmethod
     def classification_loss(self, outputs: BatchOutputs) -> Tensor:
-        """The classification loss of each image."""
+        """Classification loss of each image, N."""
 
     @property
     def one_loss_per_image(self) -> bool:
-        """Whether its loss has one value for each attacked image."""
+        """Whether `classification_loss` has exactly one value for each attacked image."""
         return True
 
     def with_objective(self, objective: Objective, bn: BatchNorm | None = None) -> "Framework":
-        """The frame with images crafted for another goal, and in another batch-norm mode."""
+        """Copy whose attack maximises `objective`, in batch-norm mode `bn` if given.
+
+        Raises:
+            BadInput: If the framework's loss fixes the objective of its attack.
+        """
         raise BadInput(
-            f"{type(self).__name__} learns from images crafted for its own goal, and this head "
-            "brings another; use PGDAT"
+            f"{type(self).__name__} fixes the objective of its attack, and this head needs "
+            "another; use PGDAT"
         )
 
 
 @dataclass(frozen=True)
 class Standard(Framework):
-    """Cross-entropy on the images as they are."""
+    """Training without attacks: cross-entropy on clean images.
+
+        loss = CE(f(x), y)
+
+    Example:
+        >>> from demur import Method, Standard
+        >>> method = Method(Standard())
+    """
 
     def craft(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
-        """The images themselves."""
         return x
 
     def outputs(
         self, net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, clean: bool
     ) -> BatchOutputs:
-        """One look at the clean images, which stand for attacked ones too."""
-        seen = LabelledOutput(x, y, net(x))
-        return BatchOutputs(seen, seen)
+        # a head's loss on attacked images falls on the clean ones
+        labelled = LabelledOutput(x, y, net(x))
+        return BatchOutputs(labelled, labelled)
 
     def classification_loss(self, outputs: BatchOutputs) -> Tensor:
-        """Cross-entropy."""
         return CE()(outputs.attacked.out, outputs.attacked.y)
 
     def with_objective(self, objective: Objective, bn: BatchNorm | None = None) -> "Standard":
-        """The same: nothing is crafted."""
         return self
 
 
 @dataclass(frozen=True)
 class PGDAT(Framework):
-    """Cross-entropy on attacked images; `bn` is the batch-norm mode while they are crafted.
+    """PGD adversarial training (Madry et al. 2018): cross-entropy on adversarial examples.
 
-    train: by the batch's statistics, and running statistics move with every look of the attack;
-    batch: by the batch's statistics, but running statistics learn from the finished images alone;
-    eval: by the running statistics.
+        loss = CE(f(x_adv), y)
+
+    Args:
+        attack: The attack on training images; by default PGD-10 with eps = 8/255.
+        bn: Batch-norm mode during the attack. "train": batch statistics, and every forward pass
+            updates the running statistics. "batch": batch statistics, and only the forward pass
+            of the loss updates the running ones. "eval": running statistics.
+
+    Example:
+        >>> from demur import PGD, PGDAT, Linf
+        >>> framework = PGDAT(PGD(Linf(8 / 255), steps=10, step_size=2 / 255), bn="batch")
     """
 
     attack: Attack = PGD(Linf(8 / 255), steps=10, step_size=2 / 255)
-    bn: BatchNorm = "train"  # reference code: train mode, so crafting moves running statistics
+    bn: BatchNorm = "train"  # reference code: train mode, so the attack updates running statistics
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_keeps_batch(self.attack, self.bn)
 
     def craft(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
-        """Attacked images, with batch norm in the frame's mode."""
         with crafting(net, self.bn):
             return self.attack.perturb(net, x, y, index, stream)
 
     def outputs(
         self, net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, clean: bool
     ) -> BatchOutputs:
-        """One look at the attacked images, in train mode, then one at the clean if asked."""
         attacked = LabelledOutput(x_adv, y, net(x_adv))
         return BatchOutputs(attacked, LabelledOutput(x, y, net(x)) if clean else None)
 
     def classification_loss(self, outputs: BatchOutputs) -> Tensor:
-        """Cross-entropy."""
         return CE()(outputs.attacked.out, outputs.attacked.y)
 
     def with_objective(self, objective: Objective, bn: BatchNorm | None = None) -> "PGDAT":
-        """The same attack on another goal."""
-        return replace(self, attack=_aimed(self.attack, objective), bn=bn or self.bn)
+        return replace(self, attack=_set_objective(self.attack, objective), bn=bn or self.bn)
 
 
 @dataclass(frozen=True)
 class TRADES(Framework):
-    """Cross-entropy on the images as they are, and a price on changing the answer under attack.
+    """TRADES (Zhang et al. 2019): clean cross-entropy plus a divergence under attack.
 
-    Zhang et al. 2019. Crafted in eval mode. The answer to the clean images learns from both terms.
+        loss = CE(f(x), y) + beta * KL(f(x) || f(x_adv))
+
+    The attack maximises the same KL, in eval mode. The loss passes gradients to both outputs.
+
+    Args:
+        beta: Weight of the divergence.
+        attack: The attack on training images.
+
+    Example:
+        >>> from demur import RR, TRADES, Method
+        >>> method = Method(TRADES(beta=6.0), RR())
     """
 
     beta: NonNegative = 6.0
     attack: Attack = PGD(Linf(8 / 255), steps=10, step_size=2 / 255, start="near", objective=KL())
 
     def craft(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
-        """Images whose answer is as far from the clean one as can be."""
         with crafting(net, "eval"):
             return self.attack.perturb(net, x, y, index, stream)
 
     def outputs(
         self, net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, clean: bool
     ) -> BatchOutputs:
-        """One look at the attacked images, then one at the clean ones, each a batch of its own."""
+        # two forward passes, so that each batch has its own batch-norm statistics
         attacked = LabelledOutput(x_adv, y, net(x_adv))
         return BatchOutputs(attacked, LabelledOutput(x, y, net(x)))
 
     def classification_loss(self, outputs: BatchOutputs) -> Tensor:
-        """Cross-entropy of the clean answer plus beta times the divergence of the attacked one."""
-        clean_outputs = outputs.clean_outputs()
-        clean, attacked = (
-            log_probabilities(seen.out) for seen in (clean_outputs, outputs.attacked)
-        )
-        return CE()(clean_outputs.out, clean_outputs.y) + self.beta * divergence(clean, attacked)
+        clean = outputs.clean_outputs()
+        log_p, log_p_adv = (log_probabilities(part.out) for part in (clean, outputs.attacked))
+        return CE()(clean.out, clean.y) + self.beta * divergence(log_p, log_p_adv)
 
 
-def _aimed(attack: Attack, objective: Objective) -> Attack:
-    """The attack on another goal."""
+def _set_objective(attack: Attack, objective: Objective) -> Attack:
+    """Copy of the attack with another objective."""
     if not hasattr(attack, "objective"):
-        raise BadInput(f"{type(attack).__name__} has no goal that a head could change; use PGD")
+        raise BadInput(f"{type(attack).__name__} has no objective that a head can set; use PGD")
     changes: dict[str, Any] = {"objective": objective}
     return replace(attack, **changes)

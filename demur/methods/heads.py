@@ -1,4 +1,8 @@
-"""What a head is: the second output of the net, what it learns, and the score it is for."""
+"""Heads: an auxiliary module beside the classifier, its loss, and the rejector it is trained for.
+
+A head adds a second output to the net and an *auxiliary loss* to the framework's classification
+loss. It may also change the objective that training images are attacked with.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,57 +19,64 @@ from demur.spec import Spec
 
 @dataclass(frozen=True)
 class Head(Spec, ABC):
-    """The auxiliary module, its loss, and how images are crafted for it."""
+    """An auxiliary module, its loss, its rejectors, and the changes it makes to a framework."""
 
     @abstractmethod
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
-        """A module from the list of pooled stages to (N, A)."""
+        """Create the auxiliary module: pooled stage features of widths `dims` to (N, A)."""
 
     @abstractmethod
     def auxiliary_loss(self, outputs: BatchOutputs) -> Tensor | None:
-        """The weighted loss of each attacked image; None where there is nothing to learn."""
+        """Weighted auxiliary loss of each attacked image (N), or None without one."""
 
     def loss(self, loss_per_image: Tensor, outputs: BatchOutputs) -> Tensor:
-        """The mean loss of a batch whose images cost the classifier `each`."""
-        extra = self.auxiliary_loss(outputs)
-        if extra is None:
+        """Mean training loss of a batch: classification loss plus auxiliary loss.
+
+        `loss_per_image` is the classification loss of each image. CCAT also has one for each clean
+        image, so the shapes of both losses may differ.
+        """
+        auxiliary = self.auxiliary_loss(outputs)
+        if auxiliary is None:
             return loss_per_image.mean()
-        same_images = loss_per_image.shape == extra.shape
-        return (
-            (loss_per_image + extra).mean() if same_images else loss_per_image.mean() + extra.mean()
-        )
+        if loss_per_image.shape == auxiliary.shape:
+            return (loss_per_image + auxiliary).mean()
+        return loss_per_image.mean() + auxiliary.mean()
 
     def rejectors(self) -> dict[str, Rejector]:
-        """The rejectors that this head is for, by name, its own score first."""
+        """Rejectors that this head is trained for, by name, the main one first."""
         return {}
 
     def adapt_framework(self, framework: Framework) -> Framework:
-        """The frame as it is used with this head; BadInput where they do not go together."""
+        """Framework as used with this head; raises BadInput if they cannot be combined."""
         return framework
 
     @property
     def needs_clean(self) -> bool:
-        """Whether its loss looks at the images as they are."""
+        """Whether the loss uses the outputs for clean images."""
         return False
 
     @property
     def is_mean_over_images(self) -> bool:
-        """Whether its loss is a mean over images, each by itself."""
+        """Whether the loss is a mean of terms that depend on one image each."""
         return True
 
     @property
     def needs_input_gradient(self) -> bool:
-        """Whether its loss holds a gradient with respect to the clean images."""
+        """Whether the loss contains a gradient with respect to the clean images."""
         return False
 
 
 @dataclass(frozen=True)
 class NoHead(Head):
-    """No second output."""
+    """No auxiliary output and no auxiliary loss: the loss is the framework's alone.
+
+    Example:
+        >>> from demur import PGDAT, Method, NoHead
+        >>> method = Method(PGDAT(), NoHead())
+    """
 
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
-        """A module of width 0."""
         return NoAux()
 
     def auxiliary_loss(self, outputs: BatchOutputs) -> None:
-        """Nothing to learn."""
+        return None

@@ -1,7 +1,11 @@
-"""A way to train: a frame and a head.
+"""A training method: a framework and a head.
 
-Method(PGDAT(), RR()).loss(net, x, y, index, stream)
-Method(PGDAT(), RR(gradient_to="head"), head_only=0.2)    # A learns from images that the classifier does not
+    Method(PGDAT(), RR()).loss(net, x, y, index, stream)
+    Method(PGDAT(), RR(gradient_to="head"), head_only=0.2)
+
+The *head-only subset* is a fixed share of the training images. The auxiliary loss uses these images
+alone and the classification loss uses the others alone, so that the head is trained on images that
+the classifier has not been fitted to. Batch norm sees all of them.
 """
 
 from dataclasses import dataclass, field
@@ -18,15 +22,27 @@ from demur.methods.rr import RR
 from demur.noise import Stream
 from demur.spec import Spec, later
 
-HEAD_ONLY = 0x5BA6ED  # the seed by which images are set apart, the same in every run
+HEAD_ONLY_SEED = 0x5BA6ED  # fixed, so that every run has the same head-only subset
 
 
 @dataclass(frozen=True)
 class Method(Spec):
-    """The classification loss of a frame plus the term of a head.
+    """A framework's classification loss plus a head's auxiliary loss.
 
-    `apart` is a share of the images, always the same ones, from which the head alone learns; the
-    classifier learns from the others alone, though batch norm sees all.
+        loss = mean(classification loss + auxiliary loss)
+
+    Args:
+        framework: How training images are attacked and classified.
+        head: The auxiliary module and its loss.
+        head_only: Share of the images in the head-only subset, in [0, 1). It needs
+            `RR(gradient_to="head")` and a framework with one loss per image.
+
+    Raises:
+        BadInput: If the framework and the head cannot be combined.
+
+    Example:
+        >>> from demur import PGDAT, RR, Method
+        >>> method = Method(PGDAT(), RR(gradient_to="head"), head_only=0.2)
     """
 
     framework: Framework
@@ -35,20 +51,22 @@ class Method(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.head.adapt_framework(self.framework)  # refuses what does not go together
+        self.head.adapt_framework(self.framework)  # raises if they cannot be combined
         if self.head_only == 1:
             raise BadInput("head_only=1 leaves the classifier no images; use less than 1")
         if self.head_only and not (isinstance(self.head, RR) and self.head.gradient_to == "head"):
             raise BadInput(
-                "images set apart teach the head alone, so it may not change the net; use "
-                "head=RR(gradient_to=head) before apart"
+                "head_only images train the head alone, so its loss must not reach the backbone; "
+                "use head=RR(gradient_to=head)"
             )
         if self.head_only and not self.framework.one_loss_per_image:
-            raise BadInput("images can be set apart where each attacked one has a loss; use PGDAT")
+            raise BadInput(
+                "head_only needs a framework with one loss per attacked image; use PGDAT"
+            )
 
     @property
     def is_mean_over_images(self) -> bool:
-        """Whether the loss of a batch is the mean of its parts' losses, however it is parted."""
+        """Whether the loss of a batch is the mean of the losses of its equal parts."""
         return (
             self.head.is_mean_over_images
             and self.framework.one_loss_per_image
@@ -56,19 +74,27 @@ class Method(Spec):
         )
 
     def loss(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
-        """The mean loss of a batch; `stream` gives every step its own noise."""
+        """Attack a batch and return its mean training loss.
+
+        Args:
+            net: The net in train mode.
+            x: Images, N, C, H, W, in [0, 1].
+            y: Labels, N.
+            index: Positions of the images in the data set, N. They seed the attack's noise.
+            stream: Number of the training step, so that every step draws its own noise.
+        """
         x_adv = self.craft(net, x, y, index, stream)
         return self.batch_loss(net, x, x_adv, y, self.head_only_mask(index))
 
     def craft(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
-        """The images to teach with."""
+        """Adversarial examples of a batch (N, C, H, W); arguments as in `loss`."""
         return self.head.adapt_framework(self.framework).craft(net, x, y, index, stream)
 
     def head_only_mask(self, index: Tensor) -> Tensor | None:
-        """1 for images set apart, 0 for the others; None where there are none."""
+        """1.0 for images of the head-only subset and 0.0 for others (N); None without a subset."""
         if self.head_only == 0:
             return None
-        return (noise.uniform(HEAD_ONLY, index, 0, (1,))[:, 0] < self.head_only).float()
+        return (noise.uniform(HEAD_ONLY_SEED, index, 0, (1,))[:, 0] < self.head_only).float()
 
     def batch_loss(
         self,
@@ -78,23 +104,23 @@ class Method(Spec):
         y: Tensor,
         head_only_mask: Tensor | None = None,
     ) -> Tensor:
-        """The mean loss of a batch whose images are crafted already."""
+        """Mean training loss of a batch whose adversarial examples `x_adv` are given."""
         return self.reduce_loss(self.outputs(net, x, x_adv, y), head_only_mask)
 
     def outputs(self, net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> BatchOutputs:
-        """What the net makes of a batch."""
+        """Forward passes of a training step, in train mode."""
         if self.head.needs_input_gradient:
             x = x.detach().requires_grad_()
         return self.framework.outputs(net, x, x_adv, y, self.head.needs_clean)
 
     def reduce_loss(self, outputs: BatchOutputs, head_only_mask: Tensor | None = None) -> Tensor:
-        """The mean loss of what the net made of a batch, in fp32 or better."""
+        """Mean training loss of the outputs, in fp32 or better."""
         loss_per_image = self.framework.classification_loss(outputs)
         if head_only_mask is None:
             return self.head.loss(loss_per_image, outputs)
-        extra = self.head.auxiliary_loss(outputs)
-        assert extra is not None, "only heads that learn have images set apart for them"
+        auxiliary = self.head.auxiliary_loss(outputs)
+        assert auxiliary is not None, "a head-only subset needs a head with an auxiliary loss"
         return (
             subset_weights(1 - head_only_mask) * loss_per_image
-            + subset_weights(head_only_mask) * extra
+            + subset_weights(head_only_mask) * auxiliary
         ).mean()

@@ -1,4 +1,4 @@
-"""The modules that heads put beside the classifier: from pooled stages to raw outputs."""
+"""Auxiliary modules of the heads: pooled features of the stages to auxiliary outputs (N, A)."""
 
 from collections.abc import Sequence
 
@@ -9,18 +9,17 @@ from demur.nets.norm import Norm1d
 
 
 class NoAux(nn.Module):
-    """An auxiliary output of width 0."""
+    """Auxiliary output of width 0."""
 
     def forward(self, stages: list[Tensor]) -> Tensor:
-        """Nothing, one row per image."""
         return stages[-1][:, :0]
 
 
 class DenseAux(nn.Module):
-    """The paper's A before its sigmoid: two layers on the last feature.
+    """Logit of A from two layers on the last feature, as in the paper.
 
-    `apart`: what it learns does not reach the net. An attack on the trained net still sees its
-    gradient, which is stopped in train mode only.
+    `detach_features` stops the gradient from the auxiliary loss to the backbone in train mode. In
+    eval mode the gradient flows, so that attacks on the trained net can use it.
     """
 
     def __init__(self, dim: int, detach_features: bool = False) -> None:
@@ -29,13 +28,12 @@ class DenseAux(nn.Module):
         self.layers = _two_layers(dim, dim // 2)
 
     def forward(self, stages: list[Tensor]) -> Tensor:
-        """The logit of A."""
-        logit: Tensor = self.layers(_let_through(stages[-1], self))  # N, 1
+        logit: Tensor = self.layers(_detach_in_training(stages[-1], self))  # N, 1
         return logit
 
 
 class BlocksAux(nn.Module):
-    """A on the pooled features of all stages side by side."""
+    """Logit of A from two layers on the concatenated pooled features of all stages."""
 
     needs_all_stages = True
 
@@ -45,8 +43,7 @@ class BlocksAux(nn.Module):
         self.layers = _two_layers(sum(dims), dims[-1] // 2)
 
     def forward(self, stages: list[Tensor]) -> Tensor:
-        """The logit of A."""
-        logit: Tensor = self.layers(_let_through(torch.cat(stages, 1), self))  # N, 1
+        logit: Tensor = self.layers(_detach_in_training(torch.cat(stages, 1), self))  # N, 1
         return logit
 
 
@@ -54,13 +51,12 @@ def _two_layers(dim: int, hidden: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(dim, hidden), Norm1d(hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
 
-def _let_through(feature: Tensor, aux: DenseAux | BlocksAux) -> Tensor:
-    """The feature, without its history while the head learns apart."""
+def _detach_in_training(feature: Tensor, aux: DenseAux | BlocksAux) -> Tensor:
     return feature.detach() if aux.detach_features and aux.training else feature
 
 
 class SelectiveAux(nn.Module):
-    """Whether to answer, in two layers, and a second classifier, in one."""
+    """SelectiveNet's selection logit (two layers) and auxiliary class logits (one layer)."""
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
@@ -68,5 +64,4 @@ class SelectiveAux(nn.Module):
         self.classify = nn.Linear(dim, classes)
 
     def forward(self, stages: list[Tensor]) -> Tensor:
-        """The logit of answering, then the logits of the second classifier."""
         return torch.cat([self.select(stages), self.classify(stages[-1])], 1)  # N, 1 + C

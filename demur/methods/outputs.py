@@ -1,4 +1,4 @@
-"""What a net made of a batch while it learns."""
+"""Outputs of a net for one training batch."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from demur.output import Output
 
 
 class LabelledOutput(NamedTuple):
-    """Images, their labels, and the net's answer."""
+    """Images (N, C, H, W), their labels (N) and the net's output for them."""
 
     x: Tensor
     y: Tensor
@@ -16,21 +16,22 @@ class LabelledOutput(NamedTuple):
 
 
 class BatchOutputs(NamedTuple):
-    """The attacked images, and the same as they are where somebody asked for that.
+    """Outputs for the attacked images, and for the clean ones if a loss needs them.
 
-    `before`: what the attacked images were, for a frame whose clean images are others.
+    `unperturbed` holds the attacked images before the attack. Only CCAT sets it: its clean images
+    are other images than its attacked ones.
     """
 
     attacked: LabelledOutput
     clean: LabelledOutput | None = None
-    before: Tensor | None = None
+    unperturbed: Tensor | None = None
 
     def clean_outputs(self) -> LabelledOutput:
-        """The images as they are."""
-        assert self.clean is not None, "the head did not say that it looks at clean images"
+        """Outputs for the clean images, which must have been computed."""
+        assert self.clean is not None, "a head that uses clean outputs must set needs_clean"
         return self.clean
 
 
-def subset_weights(members: Tensor) -> Tensor:
-    """Weights, from ones and zeros, that turn a mean over all images into one over the members."""
-    return members * len(members) / members.sum().clamp_min(1)
+def subset_weights(mask: Tensor) -> Tensor:
+    """Weights w with mean(w * v) = mean of v where `mask` is 1; `mask` holds ones and zeros (N)."""
+    return mask * len(mask) / mask.sum().clamp_min(1)

@@ -1,10 +1,10 @@
-"""Rectified rejection, the paper's head, with all that the paper says could be tried.
+"""Rectified rejection (RR), the head of the paper.
 
-RR(weight=1.0)                          # A so that con * A predicts the true confidence (Eq. 6, 7)
-RR(construction="difference")           # con - A instead, the paper's footnote
-RR(construction="aux")                  # an ablation: A alone predicts it
-RR(joint=True)                          # images are crafted against A too
-RR(features="all", gradient_to="head")          # A sees every stage and changes nothing but itself
+    R-Con = con * A                     Eq. 6; con = max_l p_l, A = sigmoid(auxiliary output)
+    L_RR  = BCE(R-Con, sg(T-Con))       Eq. 7; T-Con = p_y, sg = stop-gradient
+
+The paper also stops the gradient through con where the prediction is correct, so that L_RR does not
+lower the confidence of correct predictions. Both stop-gradients are in `RR.stop_gradients`.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,33 @@ from demur.spec import later
 
 @dataclass(frozen=True)
 class RR(Head):
-    """Rectified rejection: R-Con is fitted to the true confidence of attacked images.
+    """Rectified rejection: fit R-Con to the true confidence of attacked images.
 
-    tau is the temperature of this term and of the score it teaches, not of the classifier. The
-    stop-gradients are the paper's: always on T-Con, and on the confidence where the prediction is
-    right. gradient_to=head stops all gradients but those of the head's own weights.
+        auxiliary loss = weight * BCE(con * A, sg(T-Con))       (Eq. 6 and 7)
+
+    The defaults are the paper's; every other value is an ablation or a variant.
+
+    Args:
+        weight: Weight of the auxiliary loss.
+        tau: Softmax temperature of con and T-Con in this loss and in the trained score. The
+            classification loss keeps temperature 1.
+        stop_tcon: Stop the gradient through T-Con.
+        stop_con: Predictions for which the gradient through con is stopped: the "correct" ones,
+            "all" or "none".
+        construction: What is fitted to T-Con: "product" con * A, "difference" con - A (the
+            paper's footnote), "aux" A alone, or "con" alone.
+        rr_loss: Loss between R-Con and T-Con; see `demur.rectified.rr_loss_per_image`.
+        joint: Attack training images with CE + weight * L_RR instead of CE.
+        images: Fit "attacked" images, or "both" attacked and clean ones with equal weight.
+        features: Input of A: the "last" feature, or the pooled features of "all" stages.
+        gradient_to: "net" lets the loss train the backbone too; "head" trains A alone.
+
+    Raises:
+        BadInput: If gradient_to="head" is combined with joint=True or construction="con".
+
+    Example:
+        >>> from demur import PGDAT, RR, Method
+        >>> method = Method(PGDAT(), RR(weight=1.0))
     """
 
     weight: NonNegative = 1.0
@@ -51,63 +73,61 @@ class RR(Head):
         super().__post_init__()
         if self.joint and self.gradient_to == "head":
             raise BadInput(
-                "while it learns, a head with gradient_to=head passes no gradient on to the images; "
-                "joint=true needs gradient_to=net"
+                "gradient_to=head stops the gradient from A to the images in train mode, so an "
+                "attack cannot use it; joint=true needs gradient_to=net"
             )
         if self.gradient_to == "head" and self.construction == "con":
-            raise BadInput("confidence alone has no head to learn with; use gradient_to=net")
+            raise BadInput("construction=con has no A to train; use gradient_to=net")
 
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
-        """Two layers on the last feature, as in the paper, or on those of all stages."""
-        apart = self.gradient_to == "head"
-        return DenseAux(dims[-1], apart) if self.features == "last" else BlocksAux(dims, apart)
+        detach = self.gradient_to == "head"
+        return DenseAux(dims[-1], detach) if self.features == "last" else BlocksAux(dims, detach)
 
     def auxiliary_loss(self, outputs: BatchOutputs) -> Tensor:
-        """The weighted RR loss of each attacked image, or the mean of it and the clean one's."""
         loss_per_image = self.loss_per_image(outputs.attacked.out, outputs.attacked.y)
         if self.images == "both":
             clean = outputs.clean_outputs()
             loss_per_image = (loss_per_image + self.loss_per_image(clean.out, clean.y)) / 2
         return self.weight * loss_per_image
 
+    def loss_per_image(self, out: Output, y: Tensor) -> Tensor:
+        """L_RR of each image (Eq. 7), unweighted, N."""
+        out, target = self.stop_gradients(out, tcon(out, y, self.tau), y)
+        # the product construction computes R-Con = con * A (Eq. 6) from the stopped output
+        return rr_loss_per_image(out, y, target, self.construction, self.rr_loss, self.tau)
+
+    def stop_gradients(self, out: Output, t_con: Tensor, y: Tensor) -> tuple[Output, Tensor]:
+        """Output and T-Con with the same values, detached as `stop_con` and `stop_tcon` say."""
+        head_alone = self.gradient_to == "head"
+        if self.stop_tcon or head_alone:
+            t_con = t_con.detach()
+        if self.stop_con == "all" or head_alone:
+            return out._replace(logits=out.logits.detach()), t_con
+        if self.stop_con == "correct":
+            correct = prediction(out) == y
+            logits = torch.where(correct[:, None], out.logits.detach(), out.logits)
+            return out._replace(logits=logits), t_con
+        return out, t_con
+
     def rejectors(self) -> dict[str, Rejector]:
-        """What was fitted, at its temperature; the product also behind confidence."""
         match self.construction:
             case "product":
-                rectified = RCon(self.tau)
-                coupled = Coupled(Con(self.tau), score=rectified)
-                return {"R-Con": rectified, "Con+R-Con": coupled, "A": Rectifier()}
+                rcon = RCon(self.tau)
+                coupled = Coupled(Con(self.tau), score=rcon)
+                return {"R-Con": rcon, "Con+R-Con": coupled, "A": Rectifier()}
             case "difference":
                 return {"R-Con": ConMinusRectifier(self.tau), "A": Rectifier()}
             case "aux":
                 return {"A": Rectifier()}
             case "con":
-                return {"Con (trained)": Con(self.tau)}  # "Con" is what all are compared with
+                return {"Con (trained)": Con(self.tau)}  # "Con" names the baseline of every run
 
     def adapt_framework(self, framework: Framework) -> Framework:
-        """The frame, with images crafted for both terms where they are learned jointly."""
         if not self.joint:
             return framework
-        against_a = RRLoss(self.tau, self.construction, self.rr_loss)
-        return framework.with_objective(CE() + self.weight * against_a)
+        l_rr = RRLoss(self.tau, self.construction, self.rr_loss)
+        return framework.with_objective(CE() + self.weight * l_rr)
 
     @property
     def needs_clean(self) -> bool:
-        """Whether clean images are in the term."""
         return self.images == "both"
-
-    def loss_per_image(self, out: Output, y: Tensor) -> Tensor:
-        """How far the certainty of each image is from its true confidence."""
-        held = self.gradient_to == "head"
-        target = tcon(out, y, self.tau)
-        target = target.detach() if self.stop_tcon or held else target
-        out = out._replace(logits=out.logits.detach()) if held else self._stopped(out, y)
-        return rr_loss_per_image(out, y, target, self.construction, self.rr_loss, self.tau)
-
-    def _stopped(self, out: Output, y: Tensor) -> Output:
-        """The same values, with no gradient to the logits where the confidence is stopped."""
-        if self.stop_con == "none":
-            return out
-        held = prediction(out) == y if self.stop_con == "correct" else torch.ones_like(y).bool()
-        logits = torch.where(held[:, None], out.logits.detach(), out.logits)
-        return out._replace(logits=logits)

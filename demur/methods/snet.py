@@ -1,4 +1,4 @@
-"""SelectiveNet (Geifman and El-Yaniv 2019): a gate that pays for what it lets through.
+"""SelectiveNet (Geifman and El-Yaniv 2019): a selection function with a coverage constraint.
 
 SNet(coverage=0.7, weight=8)
 """
@@ -22,49 +22,58 @@ from demur.rejectors import Rectifier, Rejector
 
 @dataclass(frozen=True)
 class SNet(Head):
-    """A gate g that answers at least `coverage` of the images, and pays for those it answers.
+    """SelectiveNet: a selection function g in [0, 1] trained on the selective risk.
 
-    The frame's loss is weighed by g; a second classifier keeps the features whole. `weight` is the
-    price of missing coverage: 32 by the authors, 8, 16 and 32 in the paper.
+        selective = mean(g * loss) / mean(g) + weight * relu(coverage - mean(g))^2
+        loss = alpha * selective + (1 - alpha) * CE(auxiliary classifier, y)
+
+    The auxiliary classifier trains the features on all images, also on those that g rejects.
+
+    Args:
+        coverage: Target coverage, the share of images to accept.
+        weight: Weight of the coverage constraint; the authors use 32, the paper 8, 16 and 32.
+        alpha: Weight of the selective loss against the auxiliary classifier's.
+        divided: Divide the risk by mean(g), as the authors' paper does and their code does not.
+
+    Raises:
+        BadInput: In a Method whose framework has no single loss per attacked image.
+
+    Example:
+        >>> from demur import PGDAT, Method, SNet
+        >>> method = Method(PGDAT(), SNet(coverage=0.7, weight=8.0))
     """
 
     coverage: UnitInterval = 0.7
     weight: NonNegative = 8.0
     alpha: UnitInterval = 0.5
-    divided: bool = True  # by the mean of g; the authors' paper does, their code does not
+    divided: bool = True
 
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
-        """The gate and the second classifier."""
         return SelectiveAux(dims[-1], classes)
 
     def auxiliary_loss(self, outputs: BatchOutputs) -> Tensor:
-        """The second classifier's cross-entropy of each image."""
         return cross_entropy(outputs.attacked.out.aux[:, 1:], outputs.attacked.y, reduction="none")
 
     def loss(self, loss_per_image: Tensor, outputs: BatchOutputs) -> Tensor:
-        """The risk of what is answered, the price of missing coverage, the second classifier."""
         g = rectifier_logit(outputs.attacked.out).sigmoid()
-        answered = g.mean()
+        coverage = g.mean()
         risk = (g * loss_per_image).mean()
         if self.divided:
-            risk = risk / answered.clamp_min(torch.finfo(g.dtype).tiny)
-        selective = risk + self.weight * relu(self.coverage - answered).square()
+            risk = risk / coverage.clamp_min(torch.finfo(g.dtype).tiny)
+        selective = risk + self.weight * relu(self.coverage - coverage).square()
         return self.alpha * selective + (1 - self.alpha) * self.auxiliary_loss(outputs).mean()
 
     def rejectors(self) -> dict[str, Rejector]:
-        """The gate."""
         return {"SNet": Rectifier()}
 
     @property
     def is_mean_over_images(self) -> bool:
-        """No: coverage is that of a batch."""
-        return False
+        return False  # coverage is a statistic of the batch
 
     def adapt_framework(self, framework: Framework) -> Framework:
-        """The frame, if each attacked image has one loss that can be weighed."""
         if not framework.one_loss_per_image:
             raise BadInput(
-                "SNet weighs the loss of each attacked image, and this frame also prices clean "
-                "ones; use PGDAT"
+                "SNet weights the loss of each attacked image, but "
+                f"{type(framework).__name__} has losses of clean images too; use PGDAT"
             )
         return framework

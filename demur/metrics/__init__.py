@@ -1,4 +1,4 @@
-"""Measures of a rejector; NumPy only, exact under ties, defined for empty groups."""
+"""Metrics of rejectors; NumPy only, exact under ties, defined for empty groups."""
 
 from demur.metrics.auroc_intervals import auroc_difference, auroc_interval
 from demur.metrics.checks import BoolArray, FloatArray
@@ -31,31 +31,9 @@ from demur.metrics.rejection import (
 from demur.metrics.resamples import Resamples
 
 __all__ = [
-    "BoolArray",
-    "Curve",
-    "Difference",
-    "FloatArray",
-    "Interval",
-    "OperatingStats",
-    "Resamples",
-    "accuracy",
-    "augrc",
-    "aurc",
-    "auroc",
-    "auroc_difference",
-    "auroc_interval",
-    "bootstrap",
-    "eaurc",
-    "ece",
-    "fpr_at_tpr",
-    "paired_difference",
-    "paper_stats",
-    "paper_threshold",
-    "percentiles",
-    "resampled_difference",
-    "risk_coverage",
-    "stats_at_threshold",
-    "stats_of_verdicts",
-    "threshold_at_tpr",
-    "wilson",
-]
+    "BoolArray", "Curve", "Difference", "FloatArray", "Interval", "OperatingStats", "Resamples",
+    "accuracy", "augrc", "aurc", "auroc", "auroc_difference", "auroc_interval", "bootstrap",
+    "eaurc", "ece", "fpr_at_tpr", "paired_difference", "paper_stats", "paper_threshold",
+    "percentiles", "resampled_difference", "risk_coverage", "stats_at_threshold",
+    "stats_of_verdicts", "threshold_at_tpr", "wilson",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What every measure asks of its arrays: one value per image, none of them NaN."""
+"""Checks of the arrays that metrics take: one value per image, no NaN."""
 
 from fractions import Fraction
 from typing import Any
@@ -14,18 +14,18 @@ IntArray = NDArray[np.int64]
 
 
 def as_decimal(share: float) -> Fraction:
-    """The decimal a user wrote: 0.1 of 10 is 1, although the double nearest 0.1 is larger."""
+    """Exact value of the decimal that a user wrote: 0.1 is 1/10, not the nearest double."""
     return Fraction(repr(float(share)))
 
 
 def check_share(name: str, share: float, whole: bool = False) -> None:
-    """Nothing; a share outside (0, 1) is refused, 1 as well unless `whole`."""
+    """Raise BadInput unless 0 < share < 1; `whole` also allows 1."""
     if not (0 < share < 1 or (whole and share == 1)):
         raise BadInput(f"{name} is {share}; give a share between 0 and 1, such as 0.95")
 
 
 def check_shape(array: NDArray[Any], name: str) -> None:
-    """Nothing; an array that is not one value per image is refused."""
+    """Raise BadInput unless the array is one-dimensional and not empty."""
     if array.ndim != 1:
         raise BadInput(f"{name} has shape {array.shape}; give one value per image in one dimension")
     if array.size == 0:
@@ -33,7 +33,7 @@ def check_shape(array: NDArray[Any], name: str) -> None:
 
 
 def same_length(**arrays: NDArray[Any]) -> int:
-    """The common number of images."""
+    """Common length of the arrays; raises BadInput if they differ."""
     if len({len(array) for array in arrays.values()}) > 1:
         sizes = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
         raise BadInput(f"the numbers of images differ ({sizes}); give the same images in all")
@@ -41,19 +41,19 @@ def same_length(**arrays: NDArray[Any]) -> int:
 
 
 def floats(values: ArrayLike, name: str) -> FloatArray:
-    """The values as doubles, one per image, none NaN."""
+    """Values as doubles, N; raises BadInput for other shapes and NaN."""
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise BadInput(f"{name} cannot be read; give one number per image") from error
     check_shape(array, name)
     if np.isnan(array).any():
-        raise BadInput(f"{name} has a NaN; use -inf for an image that is never to be trusted")
+        raise BadInput(f"{name} has a NaN; use -inf for an image that must be rejected")
     return array
 
 
 def flags(values: ArrayLike, name: str) -> BoolArray:
-    """The values as booleans, one per image."""
+    """Values as booleans, N; raises BadInput for values other than 0, 1, False and True."""
     if isinstance(values, np.ndarray) and values.dtype == np.bool_:
         check_shape(values, name)
         return values
@@ -67,7 +67,7 @@ def flags(values: ArrayLike, name: str) -> BoolArray:
 def scored_pair(
     score: ArrayLike, correct: ArrayLike, name: str = "score"
 ) -> tuple[FloatArray, BoolArray]:
-    """The score and the correctness of the same images, checked."""
-    values, right = floats(score, name), flags(correct, "correct")
-    same_length(**{name: values, "correct": right})
-    return values, right
+    """Score and correctness of the same images, N each, checked."""
+    values, is_correct = floats(score, name), flags(correct, "correct")
+    same_length(**{name: values, "correct": is_correct})
+    return values, is_correct

@@ -1,10 +1,10 @@
-"""What a rejector is worth: ranking, operating points, risk curves and calibration.
+"""Metrics of a rejector: ranking, operating points, risk-coverage curves and calibration.
 
-`score` holds one number per image, higher = more trusted, -inf = never; `correct` says whether
-the classifier was right there.
+`score` has one value per image, higher for images to accept and -inf for images never accepted;
+`correct` says whether the prediction is correct.
 
-    point = paper_operating_point(score, correct)
-    f"{point.accuracy:.1%} right, answering {point.coverage:.1%}; AUROC {auroc(score, correct):.3f}"
+    stats = paper_stats(score, correct)
+    f"accuracy {stats.accuracy:.1%} at coverage {stats.coverage:.1%}; AUROC {auroc(score, correct)}"
 """
 
 import math
@@ -28,11 +28,13 @@ from demur.metrics.intervals import Interval, wilson
 
 
 class OperatingStats(NamedTuple):
-    """What a rejector does at one threshold; the Wilson intervals are at the 95% level.
+    """Statistics of a rejector at one threshold, with Wilson intervals at the 95% level.
 
-    accuracy is among the accepted and 0.0 when none is; tpr and fpr are the shares accepted of the
-    right and of the wrong answers, 1.0 and 0.0 when there is no such answer; accepted_wrong is the
-    share of all n images both accepted and wrong.
+    accuracy: correct share of the accepted predictions; 0.0 if none is accepted.
+    coverage: accepted share of all n images.
+    tpr, fpr: accepted shares of the correct and of the wrong predictions; 1.0 and 0.0 if there
+        are none.
+    accepted_wrong: share of all n images that are accepted and misclassified.
     """
 
     threshold: float
@@ -46,22 +48,22 @@ class OperatingStats(NamedTuple):
 
     @property
     def accuracy_interval(self) -> Interval:
-        """The interval of the accuracy among the accepted, for a threshold fixed beforehand."""
+        """Interval of the accuracy among the accepted, for a threshold chosen on other images."""
         return wilson(round(self.accuracy * self.accepted), self.accepted)
 
     @property
     def coverage_interval(self) -> Interval:
-        """The interval of the share accepted."""
+        """Interval of the coverage."""
         return wilson(self.accepted, self.n)
 
     @property
     def accepted_wrong_interval(self) -> Interval:
-        """The interval of the share both accepted and wrong."""
+        """Interval of the share of accepted errors."""
         return wilson(round(self.accepted_wrong * self.n), self.n)
 
 
 class Curve(NamedTuple):
-    """The risk of accepting score >= threshold at each distinct score, coverage ascending."""
+    """Risk-coverage curve: risk of accepting score >= threshold, by ascending coverage."""
 
     coverage: FloatArray
     risk: FloatArray
@@ -69,155 +71,166 @@ class Curve(NamedTuple):
 
 
 def score_levels(score: FloatArray, correct: BoolArray) -> tuple[FloatArray, IntArray, IntArray]:
-    """The distinct scores, best first, with the right and the wrong answers at or above each."""
+    """Distinct scores in descending order, with the correct and wrong counts at or above each."""
     order = np.argsort(-score)
     ranked = score[order]
     last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
-    right = np.cumsum(correct[order], dtype=np.int64)[last]
-    return ranked[last], right, last + 1 - right
+    n_correct = np.cumsum(correct[order], dtype=np.int64)[last]
+    return ranked[last], n_correct, last + 1 - n_correct
 
 
 def accuracy(correct: ArrayLike) -> float:
-    """The share of right answers when every image is answered."""
+    """Accuracy without rejection."""
     return float(flags(correct, "correct").mean())
 
 
 def auroc(score: ArrayLike, correct: ArrayLike) -> float:
-    """The chance that a right answer outranks a wrong one, ties half; 0.5 if a group is empty."""
-    _, right, wrong = score_levels(*scored_pair(score, correct))
-    pairs = int(right[-1]) * int(wrong[-1])
+    """Probability that a correct prediction scores above a wrong one; ties count half.
+
+    0.5 if no prediction is correct or none is wrong.
+    """
+    _, n_correct, n_wrong = score_levels(*scored_pair(score, correct))
+    pairs = int(n_correct[-1]) * int(n_wrong[-1])
     if pairs == 0:
         return 0.5
-    # Integers up to the last division keep ties exact.
-    rights, wrongs = np.diff(right, prepend=0), np.diff(wrong, prepend=0)
-    halves = int(np.sum(rights * (2 * (wrong[-1] - wrong) + wrongs)))
+    # integers up to the last division keep ties exact
+    level_correct, level_wrong = np.diff(n_correct, prepend=0), np.diff(n_wrong, prepend=0)
+    halves = int(np.sum(level_correct * (2 * (n_wrong[-1] - n_wrong) + level_wrong)))
     return halves / (2 * pairs)
 
 
 def stats_at_threshold(
     score: ArrayLike, correct: ArrayLike, threshold: float, strict: bool = False
 ) -> OperatingStats:
-    """The operating point that accepts score >= threshold, or score > threshold if strict."""
-    values, right = scored_pair(score, correct)
+    """Statistics of accepting score >= threshold, or score > threshold if `strict`."""
+    values, is_correct = scored_pair(score, correct)
     if math.isnan(threshold):
         raise BadInput("the threshold is NaN; give a number, or -inf to accept every image")
     return stats_of_verdicts(
-        values > threshold if strict else values >= threshold, right, threshold
+        values > threshold if strict else values >= threshold, is_correct, threshold
     )
 
 
 def stats_of_verdicts(
     accepted: ArrayLike, correct: ArrayLike, threshold: float = math.nan
 ) -> OperatingStats:
-    """The operating point of verdicts already taken; the threshold is only carried along."""
-    kept, right = flags(accepted, "accepted"), flags(correct, "correct")
-    same_length(accepted=kept, correct=right)
-    n, taken, rights = len(right), int(kept.sum()), int(right.sum())
-    taken_right = int((kept & right).sum())
-    taken_wrong = taken - taken_right
+    """Statistics of given decisions; `threshold` is only copied into the result."""
+    is_accepted, is_correct = flags(accepted, "accepted"), flags(correct, "correct")
+    same_length(accepted=is_accepted, correct=is_correct)
+    n, n_accepted, n_correct = len(is_correct), int(is_accepted.sum()), int(is_correct.sum())
+    accepted_correct = int((is_accepted & is_correct).sum())
+    accepted_wrong = n_accepted - accepted_correct
     return OperatingStats(
         threshold=float(threshold),
-        # reference code: its baselines script pads the denominator, so refusing all scores 0.
-        accuracy=taken_right / taken if taken else 0.0,
-        coverage=taken / n,
-        tpr=taken_right / rights if rights else 1.0,
-        fpr=taken_wrong / (n - rights) if rights < n else 0.0,
-        accepted_wrong=taken_wrong / n,
+        # reference code: its baselines script pads the denominator, so rejecting all gives 0
+        accuracy=accepted_correct / n_accepted if n_accepted else 0.0,
+        coverage=n_accepted / n,
+        tpr=accepted_correct / n_correct if n_correct else 1.0,
+        fpr=accepted_wrong / (n - n_correct) if n_correct < n else 0.0,
+        accepted_wrong=accepted_wrong / n,
         n=n,
-        accepted=taken,
+        accepted=n_accepted,
     )
 
 
 def paper_threshold(score: ArrayLike, correct: ArrayLike, tpr: float = 0.95) -> float:
-    """The threshold of the paper's TPR-95 columns; +inf, accepting none, without right answers."""
+    """Threshold of the paper's TPR-95 columns; +inf (reject all) without a correct prediction."""
     check_share("tpr", tpr, whole=True)
-    threshold, right, wrong = score_levels(*scored_pair(score, correct))
-    place = paper_level_index(right, wrong, tpr)
-    return math.inf if place is None else float(threshold[place])
+    threshold, n_correct, n_wrong = score_levels(*scored_pair(score, correct))
+    index = paper_level_index(n_correct, n_wrong, tpr)
+    return math.inf if index is None else float(threshold[index])
 
 
-def paper_level_index(right: IntArray, wrong: IntArray, tpr: float) -> int | None:
-    """Where on a ladder the paper's threshold stands; None above all of it."""
-    if right[-1] == 0:
-        # reference code: every TPR is NaN, argmin takes the first point, whose threshold is +inf.
+def paper_level_index(n_correct: IntArray, n_wrong: IntArray, tpr: float) -> int | None:
+    """Index of the paper's threshold among the levels of `score_levels`; None for +inf."""
+    if n_correct[-1] == 0:
+        # reference code: every TPR is NaN, and argmin takes the first point, at threshold +inf
         return None
     # reference code: scikit-learn's roc_curve drops points midway between their neighbours, which
-    # moves the nearest TPR: a perfect ranking keeps only its first and last right answers.
-    corner = np.ones(len(right), dtype=np.bool_)
-    corner[1:-1] = (np.diff(right, 2) != 0) | (np.diff(wrong, 2) != 0)
-    places = np.flatnonzero(corner)
-    # reference code: scikit-learn >= 1.3 opens the curve at +inf, where nothing is accepted.
-    kept = np.append(0, right[places]) / right[-1]
-    # reference code: the nearest TPR may lie below the level, and the first of equals wins.
-    best = int(np.argmin(np.abs(kept - tpr)))
-    return None if best == 0 else int(places[best - 1])
+    # changes the nearest TPR: a perfect ranking keeps its first and last correct predictions only
+    corner = np.ones(len(n_correct), dtype=np.bool_)
+    corner[1:-1] = (np.diff(n_correct, 2) != 0) | (np.diff(n_wrong, 2) != 0)
+    corners = np.flatnonzero(corner)
+    # reference code: scikit-learn >= 1.3 starts the curve at +inf, where nothing is accepted
+    tprs = np.append(0, n_correct[corners]) / n_correct[-1]
+    # reference code: the nearest TPR may be below the level, and the first of equals wins
+    best = int(np.argmin(np.abs(tprs - tpr)))
+    return None if best == 0 else int(corners[best - 1])
 
 
 def paper_stats(score: ArrayLike, correct: ArrayLike, tpr: float = 0.95) -> OperatingStats:
-    """The operating point of the paper's tables, its threshold taken from this very set."""
-    # reference code: strict > also drops the images that sit on the threshold.
+    """Statistics of the paper's tables, whose threshold is chosen on the same images."""
+    # reference code: a strict > also rejects the images at the threshold
     return stats_at_threshold(score, correct, paper_threshold(score, correct, tpr), strict=True)
 
 
 def threshold_at_tpr(score: ArrayLike, correct: ArrayLike, tpr: float = 0.95) -> float:
-    """The largest threshold with at least `tpr` of the right answers at or above it."""
+    """Largest threshold that at least the share `tpr` of the correct predictions reaches.
+
+    Raises:
+        BadInput: If no prediction is correct.
+    """
     check_share("tpr", tpr, whole=True)
-    values, right = scored_pair(score, correct)
-    kept = values[right]
-    if len(kept) == 0:
-        raise BadInput("calibration needs right answers; add images the classifier gets right")
-    place = len(kept) - math.ceil(as_decimal(tpr) * len(kept))
-    return float(np.partition(kept, place)[place])
+    values, is_correct = scored_pair(score, correct)
+    scores = values[is_correct]
+    if len(scores) == 0:
+        raise BadInput(
+            "calibration needs correct predictions; add images that are classified correctly"
+        )
+    index = len(scores) - math.ceil(as_decimal(tpr) * len(scores))
+    return float(np.partition(scores, index)[index])
 
 
 def fpr_at_tpr(score: ArrayLike, correct: ArrayLike, tpr: float = 0.95) -> float:
-    """The share of wrong answers at or above `threshold_at_tpr`; 0.0 when none is wrong."""
+    """Share of wrong predictions at or above `threshold_at_tpr`; 0.0 if none is wrong."""
     return stats_at_threshold(score, correct, threshold_at_tpr(score, correct, tpr)).fpr
 
 
 def risk_coverage(score: ArrayLike, correct: ArrayLike) -> Curve:
-    """The selective risk at every coverage that a threshold can reach."""
-    threshold, right, wrong = score_levels(*scored_pair(score, correct))
-    accepted = right + wrong
-    return Curve(accepted / accepted[-1], wrong / accepted, threshold)
+    """Selective risk at every coverage that a threshold can give."""
+    threshold, n_correct, n_wrong = score_levels(*scored_pair(score, correct))
+    accepted = n_correct + n_wrong
+    return Curve(accepted / accepted[-1], n_wrong / accepted, threshold)
 
 
 def aurc(score: ArrayLike, correct: ArrayLike) -> float:
-    """The mean over k = 1..n of the risk of the k most trusted, tied images in random order."""
+    """AURC: mean over k = 1..n of the risk of the k highest scores, ties in random order."""
     errors = _expected_errors(*scored_pair(score, correct))
     return float(np.mean(errors / np.arange(1, len(errors) + 1)))
 
 
 def eaurc(score: ArrayLike, correct: ArrayLike) -> float:
-    """The AURC in excess of that of an order with every right answer first."""
-    values, right = scored_pair(score, correct)
-    # Rounding alone could take a perfect order below zero.
-    return max(0.0, aurc(values, right) - aurc(right, right))
+    """Excess AURC: AURC minus that of a ranking with every correct prediction first."""
+    values, is_correct = scored_pair(score, correct)
+    # rounding could make a perfect ranking negative
+    return max(0.0, aurc(values, is_correct) - aurc(is_correct, is_correct))
 
 
 def augrc(score: ArrayLike, correct: ArrayLike) -> float:
-    """The mean over k = 1..n of the wrong among the k most trusted, as a share of all n."""
+    """AUGRC: mean over k = 1..n of the errors among the k highest scores, as a share of all n."""
     errors = _expected_errors(*scored_pair(score, correct))
     return float(np.mean(errors)) / len(errors)
 
 
 def ece(confidence: ArrayLike, correct: ArrayLike, bins: int = 15) -> float:
-    """The expected calibration error over equal bins (a, b] of [0, 1], the first with its 0."""
-    values, right = scored_pair(confidence, correct, "confidence")
+    """Expected calibration error over equal bins (a, b] of [0, 1]; the first bin includes 0."""
+    values, is_correct = scored_pair(confidence, correct, "confidence")
     if bins < 1:
-        raise BadInput(f"bins is {bins}; ask for one bin or more")
+        raise BadInput(f"bins is {bins}; give 1 or more")
     if values.min() < 0 or values.max() > 1:
-        raise BadInput("confidence leaves [0, 1]; give probabilities, not logits or percentages")
-    # Dividing rounds every edge once; a multiplied step (linspace) misses 23/30, among others.
+        raise BadInput(
+            "confidence has values outside [0, 1]; give probabilities, not logits or percentages"
+        )
+    # a division rounds every edge once; a multiplied step (linspace) misses 23/30 and others
     edges = np.arange(1, bins + 1) / bins
-    gaps = np.bincount(np.searchsorted(edges, values), weights=values - right)
+    gaps = np.bincount(np.searchsorted(edges, values), weights=values - is_correct)
     return float(np.abs(gaps).sum() / len(values))
 
 
 def _expected_errors(score: FloatArray, correct: BoolArray) -> FloatArray:
-    """The expected wrong answers among the k most trusted, k = 1..n, tied images shuffled."""
-    _, right, wrong = score_levels(score, correct)
-    # Shuffling spreads a tied group's errors evenly: the expectation is linear inside the group.
-    knots = np.append(0, right + wrong)
-    errors: FloatArray = np.interp(np.arange(1, len(score) + 1), knots, np.append(0, wrong))
+    """Expected errors among the k highest scores for k = 1..n, ties in random order."""
+    _, n_correct, n_wrong = score_levels(score, correct)
+    # ties in random order spread their errors evenly: the expectation is linear inside a tie
+    knots = np.append(0, n_correct + n_wrong)
+    errors: FloatArray = np.interp(np.arange(1, len(score) + 1), knots, np.append(0, n_wrong))
     return errors

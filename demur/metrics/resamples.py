@@ -1,10 +1,10 @@
-"""Images redrawn once and shared by all that is measured on them, so that comparisons are paired.
+"""Bootstrap resamples shared by all metrics of the same images, so that comparisons are paired.
 
-    redraws = Redraws.of(len(correct))
-    percentiles(redraws.paper_accuracies(score, correct, 0.95), 0.95)
+    resamples = Resamples.of(len(correct))
+    percentiles(resamples.paper_accuracies(score, correct, 0.95), 0.95)
 
-Scores are sorted once; a redraw only changes how often each image counts. Many redraws are worked
-out at a time, as many as a processor keeps at hand.
+Scores are sorted once; a resample only changes how often each image counts. Resamples are processed
+in blocks that fit into the processor's cache.
 """
 
 from dataclasses import dataclass
@@ -16,97 +16,101 @@ from numpy.typing import ArrayLike, NDArray
 from demur.metrics.checks import FloatArray, flags, scored_pair
 
 RESAMPLES = 500
-AT_HAND = 200_000  # numbers of one array
-Counts = NDArray[np.int32]
+BLOCK_SIZE = 200_000  # entries of one array
+CountArray = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Resamples:
-    """How often each image counts in each redraw."""
+    """How often each image occurs in each resample."""
 
-    counts: Counts  # resamples, n
+    counts: CountArray  # resamples, n
 
     @staticmethod
     @lru_cache(maxsize=2)
     def of(n: int, resamples: int = RESAMPLES, seed: int = 0) -> "Resamples":
-        """The redraws of n images."""
+        """Resamples of n images with replacement."""
         generator = np.random.default_rng(seed)
         drawn = (generator.integers(n, size=n) for _ in range(resamples))
         return Resamples(np.stack([np.bincount(d, minlength=n) for d in drawn]).astype(np.int32))
 
     def paper_accuracies(self, score: ArrayLike, correct: ArrayLike, tpr: float) -> FloatArray:
-        """The paper's accuracy among the accepted in each redraw, the threshold chosen anew."""
-        values, right = scored_pair(score, correct)
+        """`paper_stats(...).accuracy` of each resample, with the threshold chosen on it."""
+        values, is_correct = scored_pair(score, correct)
         order = np.argsort(-values)
-        ranked, right = values[order], right[order]
-        rungs = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))  # where each begins
-        found, some = np.empty(len(self.counts)), max(1, AT_HAND // len(order))
-        for first in range(0, len(found), some):
-            drawn = self.counts[first : first + some, order]
-            rights, drawn = _summed(drawn * right, rungs), _summed(drawn, rungs)
-            found[first : first + some] = _paper_accuracies(rights, drawn, tpr)
-        return found
+        ranked, is_correct = values[order], is_correct[order]
+        levels = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))  # first of each tie
+        accuracies, block = np.empty(len(self.counts)), max(1, BLOCK_SIZE // len(order))
+        for first in range(0, len(accuracies), block):
+            drawn = self.counts[first : first + block, order]
+            n_correct, n = _sum_ties(drawn * is_correct, levels), _sum_ties(drawn, levels)
+            accuracies[first : first + block] = _paper_accuracies(n_correct, n, tpr)
+        return accuracies
 
     def shares(self, part: ArrayLike, whole: ArrayLike) -> FloatArray:
-        """How many of `whole` are in `part`, in each redraw; 0 of nothing."""
-        inside, all_of_them = flags(part, "part"), flags(whole, "whole")
-        below = self.counts @ all_of_them.astype(np.int64)
-        above = self.counts @ (inside & all_of_them).astype(np.int64)
-        found: FloatArray = above / np.maximum(below, 1)
-        return found
+        """Share of the images in `whole` that are also in `part`, per resample; 0 for none."""
+        in_part, in_whole = flags(part, "part"), flags(whole, "whole")
+        n_whole = self.counts @ in_whole.astype(np.int64)
+        n_part = self.counts @ (in_part & in_whole).astype(np.int64)
+        shares: FloatArray = n_part / np.maximum(n_whole, 1)
+        return shares
 
 
-def _summed(each: Counts, rungs: NDArray[np.intp]) -> Counts:
-    """The sum over every rung, which is mostly one image."""
-    return each if each.shape[1] == len(rungs) else np.add.reduceat(each, rungs, axis=1)
+def _sum_ties(counts: CountArray, levels: NDArray[np.intp]) -> CountArray:
+    """Counts summed over the images of each score level."""
+    if counts.shape[1] == len(levels):  # no ties
+        return counts
+    return np.add.reduceat(counts, levels, axis=1)
 
 
-def _paper_accuracies(right: Counts, drawn: Counts, tpr: float) -> FloatArray:
-    """Right among those strictly above the paper's threshold, by what stands on each rung.
+def _paper_accuracies(n_correct: CountArray, n: CountArray, tpr: float) -> FloatArray:
+    """Accuracy strictly above the paper's threshold, from the counts on each score level.
 
-    The threshold is that of `rejection.paper_place`, in every row at once. It is looked for near
-    the share `tpr`, and on the whole ladder where no rung near there is surely the nearest.
+    The threshold is that of `rejection.paper_level_index`, for every row at once. The search
+    starts near the share `tpr` and covers all levels where none of those is surely the nearest.
     """
-    rights = np.cumsum(right, axis=1, dtype=np.int32)
-    reached = (rights < tpr * rights[:, -1:]).sum(1)
-    margin = right.shape[1] // 50 + 5
+    cumulative = np.cumsum(n_correct, axis=1, dtype=np.int32)
+    reached = (cumulative < tpr * cumulative[:, -1:]).sum(1)
+    margin = n_correct.shape[1] // 50 + 5
     near = slice(max(0, reached.min() - margin), reached.max() + margin)
-    found, sure = _among(right, drawn, rights, near, tpr)
-    if not sure.all():
-        left, whole = ~sure, slice(0, right.shape[1])
-        found[left] = _among(right[left], drawn[left], rights[left], whole, tpr)[0]
-    return found
+    accuracies, certain = _search(n_correct, n, cumulative, near, tpr)
+    if not certain.all():
+        rows, everything = ~certain, slice(0, n_correct.shape[1])
+        accuracies[rows] = _search(n_correct[rows], n[rows], cumulative[rows], everything, tpr)[0]
+    return accuracies
 
 
-def _among(
-    right: Counts, drawn: Counts, rights: Counts, near: slice, tpr: float
+def _search(
+    n_correct: CountArray, n: CountArray, cumulative: CountArray, near: slice, tpr: float
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """The accuracies if the thresholds are among these rungs, and whether they surely are."""
-    total, accepted_before = rights[:, -1], drawn[:, : near.start].sum(1)
-    whole = near.stop - near.start == right.shape[1]
-    right, drawn, rights = right[:, near], drawn[:, near], rights[:, near]
-    off = np.abs(rights / np.maximum(total, 1)[:, None] - tpr)
-    corner, ends = _corners(right, drawn)
-    at_ends = np.where(ends, off, np.inf).min(1)
-    off = np.where(corner | ends if whole else corner, off, np.inf)
-    place = np.argmin(off, axis=1)
-    row = np.arange(len(place))
-    least = off[row, place]
-    accepted = accepted_before + np.where(np.arange(off.shape[1]) < place[:, None], drawn, 0).sum(1)
-    rights_above = rights[row, place] - right[row, place]
-    # where nothing is accepted a share of 0 is kept, and the first of equals wins
-    some = (least < tpr) & (total > 0)
-    return np.where(some, rights_above / np.maximum(accepted, 1), 0.0), least < at_ends
+    """Accuracies if the thresholds are among the levels `near`, and whether they surely are."""
+    total, accepted_before = cumulative[:, -1], n[:, : near.start].sum(1)
+    is_whole = near.stop - near.start == n_correct.shape[1]
+    n_correct, n, cumulative = n_correct[:, near], n[:, near], cumulative[:, near]
+    distance = np.abs(cumulative / np.maximum(total, 1)[:, None] - tpr)
+    corner, ends = _corners(n_correct, n)
+    end_distance = np.where(ends, distance, np.inf).min(1)
+    distance = np.where(corner | ends if is_whole else corner, distance, np.inf)
+    level = np.argmin(distance, axis=1)
+    row = np.arange(len(level))
+    smallest = distance[row, level]
+    above = np.arange(distance.shape[1]) < level[:, None]
+    accepted = accepted_before + np.where(above, n, 0).sum(1)
+    accepted_correct = cumulative[row, level] - n_correct[row, level]
+    # at threshold +inf the TPR is 0, and it comes first: it wins ties
+    accepts_any = (smallest < tpr) & (total > 0)
+    accuracy = np.where(accepts_any, accepted_correct / np.maximum(accepted, 1), 0.0)
+    return accuracy, smallest < end_distance
 
 
-def _corners(right: Counts, drawn: Counts) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Rungs with something drawn that are not midway between their neighbours; and the two ends."""
-    here, places = drawn > 0, np.arange(drawn.shape[1])
-    beyond = len(places)
-    after = np.where(here, places, beyond)
-    after = np.minimum.accumulate(after[:, ::-1], axis=1)[:, ::-1]  # the next one drawn, or itself
-    following = np.append(after[:, 1:], np.full((len(after), 1), beyond), axis=1)
-    ends = here & ((places == after[:, :1]) | (following == beyond))
-    following = np.minimum(following, beyond - 1)
-    same = [np.take_along_axis(each, following, 1) == each for each in (right, drawn)]
-    return here & ~ends & ~(same[0] & same[1]), ends
+def _corners(n_correct: CountArray, n: CountArray) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Drawn levels that are not midway between their neighbours, and the first and last drawn."""
+    drawn, index = n > 0, np.arange(n.shape[1])
+    none = len(index)
+    after = np.where(drawn, index, none)
+    after = np.minimum.accumulate(after[:, ::-1], axis=1)[:, ::-1]  # this or the next drawn level
+    following = np.append(after[:, 1:], np.full((len(after), 1), none), axis=1)
+    ends = drawn & ((index == after[:, :1]) | (following == none))
+    following = np.minimum(following, none - 1)
+    same = [np.take_along_axis(c, following, 1) == c for c in (n_correct, n)]
+    return drawn & ~ends & ~(same[0] & same[1]), ends

@@ -1,4 +1,4 @@
-"""Recipes: everything that decides a training run, and the names people type.
+"""Recipes and named attacks: what a user types for a training run or an attack.
 
 recipe("digits-pgdat-rr", ["epochs=20", "head.weight=0.5"])
 attack("pgd-20:eps=0.2,restarts=5", RECIPES["digits-pgdat-rr"])
@@ -24,16 +24,8 @@ from demur.rejectors import REJECTORS, Con
 from demur.spec import Spec, Vocabulary, edit, read
 
 __all__ = [
-    "ADAPTIVE_OBJECTIVES",
-    "NAMED_ATTACKS",
-    "RECIPES",
-    "VOCABULARY",
-    "AdaptiveObjective",
-    "Recipe",
-    "attack",
-    "changed",
-    "recipe",
-    "recipe_in",
+    "ADAPTIVE_OBJECTIVES", "NAMED_ATTACKS", "RECIPES", "VOCABULARY", "AdaptiveObjective", "Recipe",
+    "attack", "changed", "recipe", "recipe_in",
 ]  # fmt: skip
 
 S = TypeVar("S", bound=Spec)
@@ -47,7 +39,23 @@ VOCABULARY: Vocabulary = {cls.__name__: cls for group in _LISTS for cls in group
 
 
 def recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
-    """A named recipe, or one in an @file, with `key=value` changes."""
+    """Look up a recipe by name and apply changes to it.
+
+    Args:
+        name: A key of `RECIPES` (`demur list recipes`), or "@FILE" for a file with a recipe.
+        changes: Texts "key=value"; a dotted key sets a field of a field, as in "head.weight=0.5".
+
+    Returns:
+        The changed recipe.
+
+    Raises:
+        BadInput: If the name, a key or a value is unknown.
+
+    Example:
+        >>> from demur import recipe
+        >>> recipe("digits-pgdat-rr", ["epochs=2", "head.weight=0.5"]).epochs
+        2
+    """
     if name.startswith("@"):
         found = recipe_in(Path(name[1:]))
     elif name in RECIPES:
@@ -58,40 +66,42 @@ def recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
 
 
 def changed(recipe: Recipe, changes: Iterable[str]) -> Recipe:
-    """The recipe with `key=value` changes."""
-    return reduce(_changed, changes, recipe)
+    """Recipe with `key=value` changes applied in order."""
+    return reduce(_apply_change, changes, recipe)
 
 
 def attack(text: str, recipe: Recipe) -> Attack:
-    """The attack that `name:key=value,...` or an @file means for a run of this recipe."""
+    """Attack described by `name:key=value,...` or `@FILE:key=value,...` for a run of `recipe`."""
     name, _, changes = text.partition(":")
-    parts = _parts(changes)
+    parts = _split_changes(changes)
     if name.startswith("@"):
-        held = _from_file(Path(name[1:]))
-        if not isinstance(held, Attack):
-            raise BadInput(f"{name[1:]} does not hold an attack")
-        found = held
+        spec = _read_file(Path(name[1:]))
+        if not isinstance(spec, Attack):
+            raise BadInput(f"{name[1:]} does not hold an attack; write one, such as PGD(Linf(0.1))")
+        found = spec
     elif name in ADAPTIVE_ATTACKS:
-        weights = [part for part in parts if part.startswith("eta=")]
-        parts = [part for part in parts if part not in weights]
-        found = ADAPTIVE_ATTACKS[name].attack(recipe, reduce(_changed, weights, Evasion(Con())).eta)
+        # eta has several places in these objectives, so it is set when the attack is made
+        etas = [part for part in parts if part.startswith("eta=")]
+        parts = [part for part in parts if part not in etas]
+        eta = reduce(_apply_change, etas, Evasion(Con())).eta
+        found = ADAPTIVE_ATTACKS[name].attack(recipe, eta)
     elif name in NAMED_ATTACKS:
         found = NAMED_ATTACKS[name](recipe)
     else:
         raise BadInput(f"no attack is called {brief(name)!r}; {suggestion(name, NAMED_ATTACKS)}")
-    return reduce(_changed, parts, found)
+    return reduce(_apply_change, parts, found)
 
 
 def recipe_in(path: Path) -> Recipe:
-    """The recipe that a file holds."""
-    held = _from_file(path)
-    if not isinstance(held, Recipe):
-        raise BadInput(f"{path} does not hold a recipe")
-    return held
+    """Recipe in a file; raises BadInput if the file holds no recipe."""
+    spec = _read_file(path)
+    if not isinstance(spec, Recipe):
+        raise BadInput(f"{path} does not hold a recipe; write one as demur show RECIPE prints it")
+    return spec
 
 
-def _parts(changes: str) -> list[str]:
-    """The changes between commas that stand outside all brackets."""
+def _split_changes(changes: str) -> list[str]:
+    """Changes separated by commas outside of all brackets."""
     parts, depth = [""], 0
     for letter in changes:
         depth += {"(": 1, ")": -1}.get(letter, 0)
@@ -102,21 +112,23 @@ def _parts(changes: str) -> list[str]:
     return [part for part in parts if part]
 
 
-def _changed(spec: S, change: str) -> S:
+def _apply_change(spec: S, change: str) -> S:
+    """Spec with one `key=value` change."""
     key, equals, text = change.partition("=")
     if not equals or not key or not text:
         raise BadInput(f"{brief(change)!r} is not a change; write key=value")
-    changed: S = edit(spec, key.strip(), text.strip(), VOCABULARY)
-    return changed
+    edited: S = edit(spec, key.strip(), text.strip(), VOCABULARY)
+    return edited
 
 
-def _from_file(path: Path) -> Spec:
+def _read_file(path: Path) -> Spec:
+    """Spec in a text file."""
     if not path.is_file():
         raise BadInput(f"there is no file {path}; @FILE names a file that holds a spec")
     try:
-        found: Spec = read(path.read_text(encoding="utf-8"), VOCABULARY)
+        spec: Spec = read(path.read_text(encoding="utf-8"), VOCABULARY)
     except UnicodeDecodeError:
-        raise BadInput(f"{path} is not a text file") from None
+        raise BadInput(f"{path} is not a text file; @FILE names a file that holds a spec") from None
     except BadInput as error:
         raise BadInput(f"{path} cannot be read: {error}") from None
-    return found
+    return spec

@@ -1,7 +1,7 @@
-"""The paper's adaptive attacks: PGD on goals that are after the classifier and the rejector.
+"""The paper's adaptive attacks: PGD on objectives against the classifier and the rejector.
 
-OBJECTIVES["ce-log-score"].attack(recipe, eta=10)               # CE + 10 log R-Con, as the paper
-OBJECTIVES["con-rr"].attack(recipe, eta=10, rule=AcceptedError(...))    # kept by what gets past a rule
+ADAPTIVE_OBJECTIVES["ce-log-score"].attack(recipe, eta=10)      # CE + 10 log R-Con, as in the paper
+ADAPTIVE_OBJECTIVES["con-rr"].attack(recipe, eta=10, rule=AcceptedError(...))   # keeps successes
 """
 
 from dataclasses import dataclass, replace
@@ -29,26 +29,28 @@ STEPS, RESTARTS = 500, 10  # the paper's
 
 @dataclass(frozen=True)
 class AdaptiveObjective:
-    """What fools the classifier, and what is added to it, eta times, for the rejector."""
+    """base_objective + eta * rejector_term: misclassification plus a term for the rejector."""
 
     base_objective: CE | WrongConfidence | TargetedConfidence
-    rejector_term: Literal["trust", "score", "rr"]
+    rejector_term: Literal["log-score", "score", "rr"]
 
     def suits(self, recipe: Recipe) -> bool:
-        """Whether a net of this recipe has what it is after."""
+        """Whether a net of this recipe has the outputs that the objective needs."""
         return self.rejector_term != "rr" or recipe.rr_head is not None
 
     def formula(self, recipe: Recipe) -> str:
-        """The goal as the paper writes it."""
+        """Objective as the paper writes it."""
         name, _ = recipe.head_rejector
-        lures = {"trust": f"log {name}", "score": name, "rr": "L_RR"}
-        each = " of each class" if isinstance(self.base_objective, TargetedConfidence) else ""
-        return f"{'CE' if self.base_objective == CE() else 'L_Con'}{each} + eta {lures[self.rejector_term]}"
+        base = "CE" if self.base_objective == CE() else "L_Con"
+        if isinstance(self.base_objective, TargetedConfidence):
+            base += " of each class"
+        term = {"log-score": f"log {name}", "score": name, "rr": "L_RR"}[self.rejector_term]
+        return f"{base} + eta {term}"
 
     def objective(self, recipe: Recipe, eta: float) -> Objective:
-        """The goal for a run of this recipe."""
+        """Objective for a net of this recipe."""
         _, rejector = recipe.head_rejector
-        if self.rejector_term == "trust":
+        if self.rejector_term == "log-score":
             return Evasion(rejector, eta, self.base_objective)
         return self.base_objective + eta * (
             ScoreObjective(rejector) if self.rejector_term == "score" else rr_loss(recipe)
@@ -62,7 +64,16 @@ class AdaptiveObjective:
         restarts: int = RESTARTS,
         rule: AcceptedError | None = None,
     ) -> Attack:
-        """PGD kept by the largest goal, as the paper has it, or by what gets past a rule."""
+        """PGD on this objective; a targeted one runs against every wrong class.
+
+        Args:
+            recipe: The recipe of the attacked net.
+            eta: Weight of the rejector's term.
+            steps: Gradient steps per restart.
+            restarts: Random restarts.
+            rule: Keep adversarial examples that succeed by this criterion. None keeps those with
+                the largest objective, as in the paper.
+        """
         pgd = replace(
             linf(recipe.data, steps), restarts=restarts, objective=self.objective(recipe, eta)
         )
@@ -78,21 +89,19 @@ class AdaptiveObjective:
 
 
 def rr_loss(recipe: Recipe) -> RRLoss:
-    """The loss that the second output was trained by."""
+    """L_RR with the options that A was trained with; raises BadInput without an RR head."""
     head = recipe.rr_head
     if head is None:
-        raise BadInput("L_RR needs a net whose second output was trained by it; use head=RR()")
+        raise BadInput("L_RR needs a net whose auxiliary output was trained by it; use head=RR()")
     return RRLoss(head.tau, head.construction, head.rr_loss)
 
 
 ADAPTIVE_OBJECTIVES: dict[str, AdaptiveObjective] = {
-    "ce-log-score": AdaptiveObjective(CE(), "trust"),
+    "ce-log-score": AdaptiveObjective(CE(), "log-score"),
     "ce-rr": AdaptiveObjective(CE(), "rr"),
     "con-rr": AdaptiveObjective(WrongConfidence(), "rr"),
-    "con-log-score": AdaptiveObjective(WrongConfidence(), "trust"),
+    "con-log-score": AdaptiveObjective(WrongConfidence(), "log-score"),
     "targets-rr": AdaptiveObjective(TargetedConfidence(), "rr"),
     "ce-score": AdaptiveObjective(CE(), "score"),
 }
-ADAPTIVE_ATTACKS = {
-    f"adaptive-{name}": objective for name, objective in ADAPTIVE_OBJECTIVES.items()
-}  # as typed
+ADAPTIVE_ATTACKS = {f"adaptive-{name}": made for name, made in ADAPTIVE_OBJECTIVES.items()}

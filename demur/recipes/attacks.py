@@ -1,4 +1,4 @@
-"""The attacks people type, each made for a run of some recipe."""
+"""Named attacks, as functions of the recipe of the attacked net."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,29 +31,31 @@ from demur.recipes.training import Recipe
 
 
 def _adaptive(recipe: Recipe) -> PGD:
-    """PGD that is wrong and trusted by the head's own score, kept by what gets past it."""
-    _, own = recipe.head_rejector
+    """PGD on CE + 0.1 log score of the head's rejector; keeps accepted errors."""
+    _, rejector = recipe.head_rejector
     return replace(
-        linf(recipe.data, 50), objective=Evasion(own, eta=0.1), keep="success",
-        criterion=AcceptedError(own, TPR(0.95)),
+        linf(recipe.data, 50), objective=Evasion(rejector, eta=0.1), keep="success",
+        criterion=AcceptedError(rejector, TPR(0.95)),
     )  # fmt: skip
 
 
 def _adaptive_apgd(recipe: Recipe) -> APGD:
-    """Auto-PGD on the wrong probability times the chance of being accepted: nothing to weigh."""
-    rule = AcceptedError(recipe.head_rejector[1], TPR(0.95))
-    return APGD(Linf(recipe.data.threat.linf), objective=MarginProduct(rule), criterion=rule)
+    """Auto-PGD on the product of the misclassification and acceptance margins, without a weight."""
+    criterion = AcceptedError(recipe.head_rejector[1], TPR(0.95))
+    return APGD(
+        Linf(recipe.data.threat.linf), objective=MarginProduct(criterion), criterion=criterion
+    )
 
 
 def _xi(recipe: Recipe) -> PGD:
-    """PGD that takes A away from A*, at the temperature that A was trained for."""
+    """PGD on |A - A*|, at the temperature that A was trained with."""
     if not recipe.has_rectifier:
-        raise BadInput("xi is about A, which confidence is multiplied by; use head=RR()")
+        raise BadInput("xi needs a net with R-Con = con * A; train with head=RR()")
     return replace(linf(recipe.data, 50), objective=XiObjective(recipe.tau))
 
 
 def _gama_pgd(recipe: Recipe) -> PGD:
-    """The authors' constants; broken by any iterate, where theirs looks at the last."""
+    """GAMA-PGD with the authors' constants; any iterate may succeed, theirs tests the last one."""
     eps = recipe.data.threat.linf
     return PGD(
         Linf(eps), steps=100, step_size=2 * eps, restarts=5, start="signs", objective=GAMA(),
@@ -62,7 +64,7 @@ def _gama_pgd(recipe: Recipe) -> PGD:
 
 
 def _gama_fw(recipe: Recipe) -> FrankWolfe:
-    """The authors' constants; the same departure."""
+    """GAMA-FW with the authors' constants; any iterate may succeed."""
     return FrankWolfe(
         Linf(recipe.data.threat.linf), steps=100, restarts=5, start="signs", objective=GAMA(),
         keep="success", decay_steps=(60, 85), decay_factor=0.2,

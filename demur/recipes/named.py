@@ -1,4 +1,4 @@
-"""The recipes people type: the embedded digits, and the paper's runs on CIFAR."""
+"""Named recipes: small runs on the embedded digits, and the paper's runs on CIFAR."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -33,72 +33,72 @@ from demur.recipes.training import Recipe
 
 def _digits(method: Method) -> Recipe:
     framework = method.framework
-    peak = 0.1 if isinstance(framework, CCAT) else 0.3  # at which CCAT may not settle
-    # an epoch of CCAT looks at each image two or three times as often
+    peak = 0.1 if isinstance(framework, CCAT) else 0.3  # CCAT may diverge at 0.3
+    # an epoch of CCAT has two or three times as many forward passes
     epochs = (
         {"official": 18, "reference": 12}[framework.form] if isinstance(framework, CCAT) else 24
     )
-    made = Recipe(
+    recipe = Recipe(
         Digits(), Small(), method, OneCycle(peak), epochs, validation_attack=linf(Digits(), 10)
     )
-    return _chosen(made)
+    return _with_selection(recipe)
 
 
-def _chosen(recipe: Recipe) -> Recipe:
-    """The recipe as it is; with CCAT the last epoch, since the judge is after wrong answers alone.
+def _with_selection(recipe: Recipe) -> Recipe:
+    """Recipe that selects the last epoch if its framework is CCAT.
 
-    CCAT gives them with little confidence.
+    Validation measures robust accuracy. CCAT trains for low confidence under attack instead.
     """
-    return (
-        replace(recipe, selection="last") if isinstance(recipe.method.framework, CCAT) else recipe
-    )
+    if isinstance(recipe.method.framework, CCAT):
+        return replace(recipe, selection="last")
+    return recipe
 
 
 def _methods(frameworks: dict[str, Framework], heads: dict[str, Head]) -> dict[str, Method]:
-    """Each frame with each head that it goes with."""
-    made = {}
-    for (first, framework), (last, head) in product(frameworks.items(), heads.items()):
+    """Methods by name: each framework with each head that it can be combined with."""
+    methods = {}
+    for (prefix, framework), (suffix, head) in product(frameworks.items(), heads.items()):
         with suppress(BadInput):
-            made[f"{first}{last}"] = Method(framework, head)
-    return made
+            methods[f"{prefix}{suffix}"] = Method(framework, head)
+    return methods
 
 
-def _few(attack: PGD, step: float) -> PGD:
+def _for_digits(attack: PGD, step_size: float) -> PGD:
     """CCAT's attack for the digits: ten steps."""
-    return replace(attack, ball=_DIGITS_PGD.ball, steps=10, step_size=step)
+    return replace(attack, ball=_DIGITS_PGD.ball, steps=10, step_size=step_size)
 
 
-_REFERENCE = CCAT(rho=1.0, form="reference", attack=REFERENCE, bn="train")
+_CCAT_REFERENCE = CCAT(rho=1.0, form="reference", attack=REFERENCE, bn="train")
 _RR: dict[str, Head] = {"": NoHead(), "-rr": RR()}
 _BASELINES: dict[str, Head] = {"-ebd": EBD(), "-snet": SNet(), "-atro": ATRO(), "-carl": CARL()}
-_TRIED: dict[str, Head] = {  # by the paper, beside its choice
+_PAPER_GRID: dict[str, Head] = {  # other settings that the paper tried
     "-ebd-6-0": EBD(m_in=6.0, m_out=0.0),
-    "-ebd-swapped": EBD(m_in=-5.0, m_out=-23.0, weight=1.0),  # runs away, as in the paper
+    "-ebd-swapped": EBD(m_in=-5.0, m_out=-23.0, weight=1.0),  # diverges, as in the paper
     **{
         f"-snet-{weight}-{coverage}": SNet(coverage, float(weight))
         for weight, coverage in product((8, 16, 32), (0.7, 0.8, 0.9))
         if (weight, coverage) != (8, 0.7)
     },
 }
-_GRID = _methods({"pgdat": PGDAT()}, _TRIED)  # on CIFAR-10 alone
+_GRID_METHODS = _methods({"pgdat": PGDAT()}, _PAPER_GRID)  # on CIFAR-10 only
 _METHODS = {
     "standard": Method(Standard(), NoHead()),
     **_methods({"pgdat": PGDAT()}, _RR | _BASELINES),
-    **_methods({"trades": TRADES(), "ccat": CCAT(), "ccat-reference": _REFERENCE}, _RR),
+    **_methods({"trades": TRADES(), "ccat": CCAT(), "ccat-reference": _CCAT_REFERENCE}, _RR),
 }
 
-# crafted a little beyond the radius of the attacks to come, which so few images need
+# a slightly larger radius than that of the evaluation, which helps with so few images
 _DIGITS_PGD = replace(linf(Digits(), 10), ball=Linf(0.17))
-_DIGITS_FRAMES: dict[str, Framework] = {
+_DIGITS_FRAMEWORKS: dict[str, Framework] = {
     "standard": Standard(),
     "pgdat": PGDAT(_DIGITS_PGD),
     "trades": TRADES(attack=replace(_DIGITS_PGD, start="near", objective=KL())),
-    "ccat": CCAT(attack=_few(OFFICIAL, 0.06)),
-    "ccat-reference": replace(_REFERENCE, attack=_few(REFERENCE, 0.04)),
+    "ccat": CCAT(attack=_for_digits(OFFICIAL, 0.06)),
+    "ccat-reference": replace(_CCAT_REFERENCE, attack=_for_digits(REFERENCE, 0.04)),
 }
 _DIGITS_METHODS = {
-    **_methods(_DIGITS_FRAMES, _RR | _BASELINES),
-    "pgdat-ebd-swapped": Method(_DIGITS_FRAMES["pgdat"], _TRIED["-ebd-swapped"]),
+    **_methods(_DIGITS_FRAMEWORKS, _RR | _BASELINES),
+    "pgdat-ebd-swapped": Method(_DIGITS_FRAMEWORKS["pgdat"], _PAPER_GRID["-ebd-swapped"]),
 }
 
 _CIFARS: dict[str, Dataset] = {"cifar10": CIFAR10(), "cifar100": CIFAR100()}
@@ -106,37 +106,37 @@ _NETS: dict[str, NetSpec] = {"": ResNet18(), "-wrn": WideResNet()}
 
 
 def _cifar(data: Dataset, net: NetSpec, method: Method) -> Recipe:
-    """The paper's 110 epochs; bf16 is ours."""
-    return _chosen(Recipe(
-        data, net, method, Piecewise(0.1), epochs=110, augment=CropFlip(), validation_attack=linf(data, 10),
-        precision="bf16",
+    """The paper's schedule of 110 epochs, in bf16 instead of fp32."""
+    return _with_selection(Recipe(
+        data, net, method, Piecewise(0.1), epochs=110, augment=CropFlip(),
+        validation_attack=linf(data, 10), precision="bf16",
     ))  # fmt: skip
 
 
 def _short(recipe: Recipe) -> Recipe:
-    """A third of the epochs, for as much robustness: what a shorter run lacks averaging gives."""
-    # reference code: running statistics move with every look of the attack, eleven times a batch,
-    # so that two thirds of what a net is tested with come from the very last batch; not here
+    """A third of the epochs at equal robustness, with one cycle and averaged weights."""
+    # reference code: every forward pass of the attack updates the running statistics, eleven times
+    # a batch, so that the last batch alone makes up two thirds of them; bn="batch" avoids this
     framework = recipe.method.framework
     if isinstance(framework, PGDAT | CCAT) and framework.bn == "train":
         framework = replace(framework, bn="batch")
     method = replace(recipe.method, framework=framework)
-    # chosen on held-out images: later peaks and longer averages cost clean accuracy
+    # selected on held-out images: a later peak or a longer average lowers clean accuracy
     return replace(recipe, method=method, epochs=36, schedule=OneCycle(0.2, warmup=0.15), ema=0.998)
 
 
 def _best(recipe: Recipe) -> Recipe:
-    """The best by TPR-95 accuracy and AUROC under attack so far: not the paper's."""
+    """The best settings by TPR-95 accuracy and AUROC under attack so far; not the paper's."""
     return replace(
         _short(recipe), epochs=60, schedule=OneCycle(0.2), ema=0.999,
-        awp=0.005, awp_start=0.1,  # as by AWP's authors for TRADES, after some warming up
+        awp=0.005, awp_start=0.1,  # gamma of AWP's authors for TRADES, after a warm-up
     )  # fmt: skip
 
 
 _PAPER: dict[str, Recipe] = {
     f"{name}-{label}{tail}": _cifar(data, net, method)
     for name, data in _CIFARS.items()
-    for label, method in (_METHODS | (_GRID if name == "cifar10" else {})).items()
+    for label, method in (_METHODS | (_GRID_METHODS if name == "cifar10" else {})).items()
     for tail, net in _NETS.items()
 }
 

@@ -1,4 +1,4 @@
-"""What decides a training run."""
+"""The recipe of a training run: everything that determines its result."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -13,13 +13,44 @@ from demur.precision import Precision
 from demur.rejectors import OUTPUT_REJECTORS, Con, Rejector, fitted_rejectors
 from demur.spec import Spec, later
 
-# an average that keeps all of the past never moves, and what starts at the end never starts
+# an average with decay 1 never changes, and AWP that starts at the end never runs
 BelowOne = Annotated[float, Condition(lambda v: 0 <= v < 1, "of at least 0 and below 1")]
 
 
 @dataclass(frozen=True)
 class Recipe(Spec):
-    """A training run: data, net, method, and how long and how fast it learns."""
+    """A training run: data, net, method, schedule and optimiser settings.
+
+    Args:
+        data: The data set.
+        net: The architecture.
+        method: The framework and the head.
+        schedule: Learning rate of SGD as a function of progress.
+        epochs: Number of epochs.
+        batch_size: Images per step, over all processes.
+        momentum: Momentum of SGD.
+        weight_decay: L2 penalty on every parameter, batch norm and biases included.
+        augment: Augmentation of training images.
+        validation_attack: Attack under which the accuracy for checkpoint selection is measured.
+        seed: Seed of the initial weights, the order of the images and all noise.
+        precision: Arithmetic of the training step.
+        selection: Split whose accuracy selects the checkpoint: "val", "test" (as some papers
+            do), or "last" for the last epoch. None is "val" where the data set has that split.
+        ema: Decay of an exponential moving average of the weights, such as 0.995. The average is
+            validated and saved. 0 disables it.
+        awp: Size gamma of adversarial weight perturbation, 0.005 to 0.01. 0 disables it.
+        awp_start: Share of the epochs before AWP starts.
+        base: Path of a finished run whose classifier is frozen and reused; only the head is
+            trained.
+
+    Raises:
+        BadInput: If fields contradict each other.
+
+    Example:
+        >>> from demur import PGDAT, RR, Digits, Method, Recipe, Small
+        >>> from demur.methods import OneCycle
+        >>> made = Recipe(Digits(), Small(), Method(PGDAT(), RR()), OneCycle(0.3), epochs=24)
+    """
 
     data: Dataset
     net: NetSpec
@@ -28,40 +59,37 @@ class Recipe(Spec):
     epochs: PositiveInt
     batch_size: PositiveInt = 128
     momentum: UnitInterval = 0.9
-    weight_decay: NonNegative = 5e-4  # on every parameter, batch norm and biases too
+    weight_decay: NonNegative = 5e-4
     augment: Augment = NoAugment()
-    validation_attack: Attack = (
-        Clean()
-    )  # the val accuracy that chooses the epoch is under this attack
+    validation_attack: Attack = Clean()
     seed: NonNegativeInt = 0
     precision: Precision = field(default="fp32", metadata=later(neutral="fp32"))
     selection: Literal["val", "test", "last"] | None = field(default=None, metadata=later(None))
-    # what an average of the weights keeps of itself at each step, say 0.995; it is what is judged
-    # and saved; 0: no average
     ema: BelowOne = field(default=0.0, metadata=later(neutral=0.0))
-    awp: NonNegative = field(default=0.0, metadata=later(neutral=0.0))  # gamma; 0.005 to 0.01
-    awp_start: BelowOne = field(default=0.0, metadata=later(neutral=0.0))  # share of epochs before
-    # a finished run whose classifier is taken over as it is: only the head learns
+    awp: NonNegative = field(default=0.0, metadata=later(neutral=0.0))
+    awp_start: BelowOne = field(default=0.0, metadata=later(neutral=0.0))
     base: str | None = field(default=None, metadata=later(None))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.awp_start and not self.awp:
-            raise BadInput("awp_start says when awp begins, and there is none; set awp too")
+            raise BadInput("awp_start has no effect without awp; set awp too")
         if self.base is not None:
-            self._check_head_learns()
+            self._check_base()
 
-    def _check_head_learns(self) -> None:
-        """Refuse a base where nothing is left to learn or to choose by."""
+    def _check_base(self) -> None:
+        """Raise BadInput if a base leaves nothing to train or no checkpoint to select."""
         head = self.method.head
         if isinstance(head, NoHead | EBD) or (isinstance(head, RR) and head.construction == "con"):
-            raise BadInput("with a base only the head learns, and this one has no weights; use RR")
+            raise BadInput(
+                "a base trains the head alone, and this head has no weights; use head=RR()"
+            )
         if self.selection in ("val", "test"):
-            raise BadInput("with a base the classifier is right as often in every epoch; use last")
+            raise BadInput("a base has the same accuracy in every epoch; use selection=last")
 
     @property
     def selection_split(self) -> SplitName | None:
-        """The split that chooses the epoch; None where the last is taken."""
+        """Split whose accuracy selects the checkpoint; None selects the last epoch."""
         if self.base is not None:
             return None
         if self.selection is None:
@@ -70,26 +98,26 @@ class Recipe(Spec):
 
     @property
     def head_rejector(self) -> tuple[str, Rejector]:
-        """The rejector that the head is made for, with its name; confidence without a head."""
+        """Name and spec of the rejector that the head is trained for; Con without a head."""
         return next(iter(self.method.head.rejectors().items()), ("Con", Con()))
 
     @property
     def tau(self) -> float:
-        """The temperature that A was trained for."""
+        """Temperature that A is trained with."""
         return self.method.head.tau if isinstance(self.method.head, RR) else 1.0
 
     @property
     def rr_head(self) -> RR | None:
-        """The head that learned the true confidence with a second output, if it is one."""
+        """RR head with an auxiliary output, or None."""
         head = self.method.head
         return head if isinstance(head, RR) and head.construction != "con" else None
 
     @property
     def has_rectifier(self) -> bool:
-        """Whether there is a second output that confidence is multiplied by."""
+        """Whether the net has R-Con = con * A."""
         return self.rr_head is not None and self.rr_head.construction == "product"
 
     def rejectors(self) -> dict[str, Rejector]:
-        """What the trained net can be scored with: confidence, the head's own, and the rest."""
-        own = self.method.head.rejectors()
-        return {"Con": Con(), **own, **OUTPUT_REJECTORS, **fitted_rejectors(self.data)}
+        """Rejectors of the trained net by name: Con, the head's, and those for every net."""
+        of_head = self.method.head.rejectors()
+        return {"Con": Con(), **of_head, **OUTPUT_REJECTORS, **fitted_rejectors(self.data)}

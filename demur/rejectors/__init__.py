@@ -1,4 +1,8 @@
-"""Rejectors: how far an answer can be trusted."""
+"""Rejectors: scores of a net's output, higher for predictions to accept.
+
+RCon()(net(x))                      # read off the output
+KD().fit(out, y)(net(x))            # fitted to features of clean images
+"""
 
 from demur.rejectors.coupled import Coupled
 from demur.rejectors.defaults import OUTPUT_REJECTORS, fitted_rejectors, paper_grid
@@ -22,34 +26,13 @@ from demur.rule import Rejector
 from demur.spec import Spec
 
 REJECTORS: tuple[type[Spec], ...] = (
-    Con, RCon, ConMinusRectifier, Rectifier, AcceptProbability, Energy, ProbabilityMargin, Entropy, MaxLogit, ModelScore,
-    Coupled, KD, LID, KNN, GDA, GDAStar, GMM, ViM,
+    Con, RCon, ConMinusRectifier, Rectifier, AcceptProbability, Energy, ProbabilityMargin, Entropy,
+    MaxLogit, ModelScore, Coupled, KD, LID, KNN, GDA, GDAStar, GMM, ViM,
 )  # fmt: skip
 
 __all__ = [
-    "GDA",
-    "GMM",
-    "KD",
-    "KNN",
-    "LID",
-    "OUTPUT_REJECTORS",
-    "REJECTORS",
-    "AcceptProbability",
-    "Con",
-    "ConMinusRectifier",
-    "Coupled",
-    "Energy",
-    "Entropy",
-    "FittedScore",
-    "GDAStar",
-    "MaxLogit",
-    "ModelScore",
-    "ProbabilityMargin",
-    "RCon",
-    "Rectifier",
-    "Rejector",
-    "TooFewImages",
-    "ViM",
-    "fitted_rejectors",
-    "paper_grid",
+    "GDA", "GMM", "KD", "KNN", "LID", "OUTPUT_REJECTORS", "REJECTORS", "AcceptProbability", "Con",
+    "ConMinusRectifier", "Coupled", "Energy", "Entropy", "FittedScore", "GDAStar", "MaxLogit",
+    "ModelScore", "ProbabilityMargin", "RCon", "Rectifier", "Rejector", "TooFewImages", "ViM",
+    "fitted_rejectors", "paper_grid",
 ]  # fmt: skip

@@ -1,9 +1,9 @@
 """Two scores in sequence: the paper's coupled rejection (Theorem 1).
 
-    Coupled(gate_threshold=1 / (2 - xi)).rule(0.5)      # Con >= 1/(2 - xi), then R-Con >= 1/2
+    Coupled(gate_threshold=1 / (2 - xi)).rule(0.5)      # Con >= 1/(2 - xi) and R-Con >= 1/2
 
-Wherever A is xi-accurate that rule accepts every right answer past the gate and no wrong one.
-As a ranking, the second score orders those past the gate and all others come last.
+Where A is xi-accurate and con > 1/(2 - xi), this rule accepts every correct prediction and rejects
+every wrong one.
 """
 
 from dataclasses import dataclass, replace
@@ -20,14 +20,25 @@ from demur.spec import Spec
 
 @dataclass(frozen=True)
 class Coupled(Spec, Score, Rejector):
-    """Trust `then`, but only where `gate` reaches `at`; 1/2 is the least that Lemma 1 allows."""
+    """`score` where `gate` reaches its threshold, and -inf elsewhere.
+
+        value = score(out) if gate(out) >= gate_threshold else -inf
+
+    Args:
+        gate: The first score; the paper couples with the confidence.
+        gate_threshold: Threshold of the gate; 1/2 is the smallest that Lemma 1 allows.
+        score: The second score, which orders the images that pass the gate.
+
+    Example:
+        >>> from demur import Con, Coupled, RCon
+        >>> rule = Coupled(Con(), gate_threshold=0.6, score=RCon()).rule(0.5)
+    """
 
     gate: Rejector | Score = Con()
     gate_threshold: float = 1 / 2
     score: Rejector | Score = RCon()
 
     def fit(self, out: Output, y: Tensor) -> Self:
-        """The same pair with both parts fitted."""
         gate, score = (
             part.fit(out, y) if isinstance(part, Rejector) else part
             for part in (self.gate, self.score)
@@ -35,15 +46,13 @@ class Coupled(Spec, Score, Rejector):
         return replace(self, gate=gate, score=score)
 
     def __call__(self, out: Output) -> Tensor:
-        """The second score past the gate, minus infinity before it."""
-        past = as_score(self.gate)(out) >= self.gate_threshold
-        return as_score(self.score)(out).masked_fill(~past, -torch.inf)
+        passes_gate = as_score(self.gate)(out) >= self.gate_threshold
+        return as_score(self.score)(out).masked_fill(~passes_gate, -torch.inf)
 
     def log_score(self, out: Output) -> Tensor:
-        """The second score to climb, less what is missing at the gate."""
-        missing = (self.gate_threshold - as_score(self.gate)(out)).clamp_min(0)
-        return as_score(self.score).log_score(out) - missing
+        # the shortfall at the gate keeps a gradient where the score itself is -inf
+        shortfall = (self.gate_threshold - as_score(self.gate)(out)).clamp_min(0)
+        return as_score(self.score).log_score(out) - shortfall
 
     def rule(self, t: float) -> Rule:
-        """Both thresholds as one rule."""
         return Rule(((as_score(self.gate), self.gate_threshold), (as_score(self.score), t)))

@@ -1,7 +1,7 @@
-"""The rejectors that every net is scored with, and the settings the paper tried, by data set.
+"""Rejectors that every net is scored with, and the settings that the paper tried.
 
-READ_OFF                  # from the net's own answer
-learned_from(CIFAR10())   # from features of the fit split
+OUTPUT_REJECTORS                # read off the net's output
+fitted_rejectors(CIFAR10())     # fitted to features of the fit split, with the data set's settings
 """
 
 from dataclasses import replace
@@ -17,31 +17,32 @@ OUTPUT_REJECTORS: dict[str, Rejector] = {
     "Energy": Energy(), "Margin": ProbabilityMargin(), "Entropy": Entropy(), "MaxLogit": MaxLogit(),
 }  # fmt: skip
 _GAUSSIAN: dict[str, Rejector] = {"GDA": GDA(), "GDA*": GDAStar(), "GMM": GMM(), "ViM": ViM()}
-_NEAR: dict[type[Dataset], dict[str, Rejector]] = {
+_DENSITY: dict[type[Dataset], dict[str, Rejector]] = {
     CIFAR10: {"KD": KD(), "LID": LID(), "kNN": KNN()},
     # paper: sigma is 1 here; reference code: 1e-2
     CIFAR100: {
         "KD": KD(1.0, 100), "KD, sigma 0.01": KD(1e-2, 100), "LID": LID(20), "kNN": KNN(),
     },
 }  # fmt: skip
-_FEW_IMAGES: dict[str, Rejector] = {"KD": KD(1e-2, 100), "LID": LID(20), "kNN": KNN(10)}
-_TRIED: dict[type[Dataset], tuple[KD, tuple[float, ...], tuple[int, ...]]] = {
+_DENSITY_FEW_IMAGES: dict[str, Rejector] = {"KD": KD(1e-2, 100), "LID": LID(20), "kNN": KNN(10)}
+# KD with the data set's bank size, the values of sigma, and the values of LID's k
+_GRID: dict[type[Dataset], tuple[KD, tuple[float, ...], tuple[int, ...]]] = {
     CIFAR10: (KD(), (1e-1, 1e-2, 1e-3), (*range(100, 900, 100), 1000, 2000)),
     CIFAR100: (
         KD(per_class=100), (10.0, 1.0, 1e-1, 1e-2, 1e-3),
         (10, 20, 40, 60, 80, *range(100, 600, 100)),
     ),
 }  # fmt: skip
-_TRIED_ON_FEW = (KD(per_class=100), (1.0, 1e-1, 1e-2, 1e-3), (10, 20, 40, 60, 80, 100))
+_GRID_FEW_IMAGES = (KD(per_class=100), (1.0, 1e-1, 1e-2, 1e-3), (10, 20, 40, 60, 80, 100))
 
 
 def fitted_rejectors(data: Dataset) -> dict[str, Rejector]:
-    """Rejectors that learn from features, at the settings for this data set."""
-    return {**_NEAR.get(type(data), _FEW_IMAGES), **_GAUSSIAN}
+    """Rejectors fitted to features, by name, with the settings for this data set."""
+    return {**_DENSITY.get(type(data), _DENSITY_FEW_IMAGES), **_GAUSSIAN}
 
 
 def paper_grid(data: Dataset) -> dict[str, Rejector]:
-    """The settings of KD and LID that the paper tried, beside confidence."""
-    density, sigmas, counts = _TRIED.get(type(data), _TRIED_ON_FEW)
-    widths = {f"KD, sigma {sigma:g}": replace(density, sigma=sigma) for sigma in sigmas}
-    return {"Con": Con(), **widths, **{f"LID, k {k}": LID(k) for k in counts}}
+    """Con, and KD and LID at every setting that the paper tried on this data set, by name."""
+    density, sigmas, ks = _GRID.get(type(data), _GRID_FEW_IMAGES)
+    by_sigma = {f"KD, sigma {sigma:g}": replace(density, sigma=sigma) for sigma in sigmas}
+    return {"Con": Con(), **by_sigma, **{f"LID, k {k}": LID(k) for k in ks}}

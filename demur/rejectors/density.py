@@ -1,10 +1,10 @@
-"""Trust what lies where right answers lie: kernel density, local dimension, nearest neighbours.
+"""Density rejectors: kernel density, local intrinsic dimension and nearest neighbours.
 
 KD(sigma=1e-3)      # Feinman et al. 2017, with the kernel of the reference code
 LID(k=600)          # Ma et al. 2018, on one layer and a fixed bank
 KNN(k=50)           # Sun et al. 2022
 
-All compare the last feature with a bank of features that the net classifies rightly.
+Each compares the last feature with a bank of features of correctly classified images.
 """
 
 from dataclasses import dataclass
@@ -27,127 +27,165 @@ from demur.rejectors.fitted import (
 from demur.rule import Rejector
 from demur.spec import Spec
 
-LEAST_GAP = 1e-6  # between log distances: below it a dimension has no estimate
+MIN_LOG_GAP = 1e-6  # between log distances; a smaller gap gives no estimate of the dimension
 
 
 @dataclass(frozen=True)
 class KD(Spec, Rejector):
-    """The mean of exp(-sigma d^2) over the predicted class's bank, as a log."""
+    """Log kernel density of the feature among the predicted class.
+
+        score = log mean_i exp(-sigma * ||z - z_i||^2)
+
+    The z_i are features of correctly classified images of the predicted class.
+
+    Args:
+        sigma: Inverse squared width of the kernel.
+        per_class: Largest number of features per class; the first ones are used.
+
+    Example:
+        >>> import torch
+        >>> from demur import KD, Output
+        >>> z, y = torch.randn(100, 8), torch.arange(100) % 2
+        >>> score = KD(sigma=0.01).fit(Output(z[:, :2], z, z[:, :0]), y)
+    """
 
     # paper: prints exp(-d^2 / sigma^2), which underflows to 0 at its sigma of 1e-3
     sigma: Positive = 1e-3
     per_class: PositiveInt = 1000
 
     def fit(self, out: Output, y: Tensor) -> "KernelDensity":
-        """The score that compares with the first right answers of each class."""
         features, labels = correct_features(out, y)
-        kept = first_per_class(labels, self.per_class)
-        return KernelDensity(self.sigma, features[kept], labels[kept])
+        chosen = first_per_class(labels, self.per_class)
+        return KernelDensity(self.sigma, features[chosen], labels[chosen])
 
 
 class KernelDensity(FittedScore):
-    """Log of the mean kernel; the reference code's mean itself would tie where it underflows."""
+    """Log kernel density; the reference code's density without the log ties where it underflows."""
 
-    centre: Tensor
-    bank: Tensor
-    labels: Tensor
-    log_counts: Tensor
+    centre: Tensor  # D
+    bank: Tensor  # M, D
+    labels: Tensor  # M
+    log_counts: Tensor  # C
 
     def __init__(self, sigma: float, bank: Tensor, labels: Tensor) -> None:
         super().__init__()
         self.sigma = sigma
         centre = bank.mean(0)
         counts = torch.bincount(labels).to(bank.dtype)
-        self.hold(centre=centre, bank=bank - centre, labels=labels, log_counts=counts.log())
+        self.set_buffers(centre=centre, bank=bank - centre, labels=labels, log_counts=counts.log())
 
-    def scored(self, out: Output) -> Tensor:
-        """The log density of the predicted class."""
+    def score_chunk(self, out: Output) -> Tensor:
         label = prediction(out)
-        kernel = -self.sigma * squared_distances(out.feature - self.centre, self.bank)
-        others = label[:, None] != self.labels
-        return kernel.masked_fill(others, -torch.inf).logsumexp(1) - self.log_counts[label]
+        log_kernel = -self.sigma * squared_distances(out.feature - self.centre, self.bank)
+        other_class = label[:, None] != self.labels
+        return log_kernel.masked_fill(other_class, -torch.inf).logsumexp(1) - self.log_counts[label]
 
 
 @dataclass(frozen=True)
 class LID(Spec, Rejector):
-    """Minus the local intrinsic dimension among k neighbours of a bank."""
+    """Minus the local intrinsic dimension among the k nearest features of a bank.
+
+        score = 1 / mean_i log(r_i / r_k)
+
+    r_1 <= ... <= r_k are the distances to the k nearest features.
+
+    Args:
+        k: Number of neighbours.
+        size: Size of the bank, the first correctly classified images.
+
+    Example:
+        >>> import torch
+        >>> from demur import LID, Output
+        >>> z, y = torch.randn(100, 8), torch.arange(100) % 2
+        >>> score = LID(k=10).fit(Output(z[:, :2], z, z[:, :0]), y)
+    """
 
     k: PositiveInt = 600
     size: PositiveInt = 10_000
 
     def fit(self, out: Output, y: Tensor) -> "LocalDimension":
-        """The score that compares with the first right answers of all classes."""
         return LocalDimension(self.k, _bank(out, y, self.size, self.k, f"LID(k={self.k})"))
 
 
 class LocalDimension(FittedScore):
-    """1 / (mean log r_i - log r_k) over the k nearest of the bank."""
+    """Minus the local intrinsic dimension: 1 / (mean log r_i - log r_k)."""
 
-    centre: Tensor
-    bank: Tensor
+    centre: Tensor  # D
+    bank: Tensor  # M, D
 
     def __init__(self, k: int, bank: Tensor) -> None:
         super().__init__()
         self.k = k
         centre = bank.mean(0)
-        self.hold(centre=centre, bank=bank - centre)
+        self.set_buffers(centre=centre, bank=bank - centre)
 
-    def scored(self, out: Output) -> Tensor:
-        """Minus the dimension."""
-        near = nearest(squared_distances(out.feature - self.centre, self.bank), self.k)
-        tiny = torch.finfo(near.dtype).eps ** 2  # of an image that is in the bank itself
+    def score_chunk(self, out: Output) -> Tensor:
+        near = k_smallest(squared_distances(out.feature - self.centre, self.bank), self.k)
+        tiny = torch.finfo(near.dtype).eps ** 2  # an image of the bank has distance 0 to itself
         logs = near.clamp_min(tiny).log() / 2  # N, k
-        return -1 / (logs.amax(1) - logs.mean(1)).clamp_min(LEAST_GAP)
+        return -1 / (logs.amax(1) - logs.mean(1)).clamp_min(MIN_LOG_GAP)
 
 
 @dataclass(frozen=True)
 class KNN(Spec, Rejector):
-    """Minus the distance to the k-th neighbour among features scaled to length 1."""
+    """Minus the distance to the k-th nearest feature of a bank, all scaled to length 1.
+
+        score = -||z / ||z|| - z_(k)||
+
+    Args:
+        k: Number of neighbours.
+        size: Size of the bank, the first correctly classified images.
+
+    Example:
+        >>> import torch
+        >>> from demur import KNN, Output
+        >>> z, y = torch.randn(100, 8), torch.arange(100) % 2
+        >>> score = KNN(k=10).fit(Output(z[:, :2], z, z[:, :0]), y)
+    """
 
     k: PositiveInt = 50
     size: PositiveInt = 10_000
 
     def fit(self, out: Output, y: Tensor) -> "Neighbours":
-        """The score that compares with the first right answers of all classes."""
         return Neighbours(self.k, _bank(out, y, self.size, self.k, f"KNN(k={self.k})"))
 
 
 class Neighbours(FittedScore):
-    """Minus the distance to the k-th neighbour."""
+    """Minus the distance to the k-th neighbour among normalised features."""
 
-    bank: Tensor
+    bank: Tensor  # M, D
 
     def __init__(self, k: int, bank: Tensor) -> None:
         super().__init__()
         self.k = k
-        self.hold(bank=normalize(bank))
+        self.set_buffers(bank=normalize(bank))
 
-    def scored(self, out: Output) -> Tensor:
-        """Minus the k-th smallest distance."""
+    def score_chunk(self, out: Output) -> Tensor:
         return -self._distances(out).amax(1)
 
     def log_score(self, out: Output) -> Tensor:
-        """Minus the mean distance to all k, since who is the k-th changes with every step."""
+        # the mean over all k neighbours is smoother: the k-th one changes with every attack step
         with no_autocast(out.logits.device):
-            return -self._distances(out._replace(feature=out.feature.to(self.kind))).mean(1)
+            return -self._distances(out._replace(feature=out.feature.to(self.dtype))).mean(1)
 
     def _distances(self, out: Output) -> Tensor:
         squared = squared_distances(normalize(out.feature), self.bank)
         tiny = torch.finfo(squared.dtype).eps ** 2  # keeps the gradient of the root finite
-        return nearest(squared, self.k).clamp_min(tiny).sqrt()  # N, k
+        return k_smallest(squared, self.k).clamp_min(tiny).sqrt()  # N, k
 
 
-def nearest(distances: Tensor, k: int) -> Tensor:
-    """The k smallest of each row, in any order."""
+def k_smallest(distances: Tensor, k: int) -> Tensor:
+    """The k smallest entries of each row (N, k), unsorted."""
     return distances.topk(k, dim=1, largest=False, sorted=False).values
 
 
-def _bank(out: Output, y: Tensor, size: int, k: int, who: str) -> Tensor:
+def _bank(out: Output, y: Tensor, size: int, k: int, rejector: str) -> Tensor:
+    """The first `size` features of correctly classified images; BadInput if `k` or fewer."""
     bank = correct_features(out, y)[0][:size]
     if size <= k:
-        raise BadInput(f"{who} needs a bank of more than {k} features; its size is {size}")
+        raise BadInput(f"{rejector} needs a bank of more than {k} features; its size is {size}")
     if len(bank) <= k:
         raise TooFewImages(
-            f"{who} needs more than {k} right answers to learn from, not {len(bank)}"
+            f"{rejector} needs more than {k} correctly classified images, not {len(bank)}"
         )
     return bank

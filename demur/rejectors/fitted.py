@@ -1,9 +1,9 @@
-"""What learned scores share: a module with buffers, and the right answers it learns from.
+"""Base of the fitted scores: a module with buffers, and the features that it is fitted to.
 
 score = KD(sigma=1e-3).fit(out, y)
 score.to("cuda")(model(x))
 
-Large sets are scored a piece at a time, so memory stays bounded whatever is asked.
+Scores of more than CHUNK images are computed in chunks, which bounds the memory.
 """
 
 from abc import abstractmethod
@@ -17,75 +17,76 @@ from demur.output import Output, prediction
 from demur.precision import no_autocast
 from demur.rule import Score
 
-PIECE = 1024  # images that are scored at once
+CHUNK = 1024  # images per chunk
 
 
 class TooFewImages(BadInput):
-    """The images are too few, or of too few classes, to learn a score from."""
+    """Too few images, or images of too few classes, to fit a score."""
 
 
 class FittedScore(nn.Module, Score):
-    """A score whose numbers were learned; it moves between devices like any module."""
+    """A fitted score as a module, so that `to(device)` moves its buffers."""
 
-    kind: torch.dtype  # in which it computes
+    dtype: torch.dtype  # of the buffers and of the computation
 
     def __call__(self, out: Output) -> Tensor:
-        """One value per image."""
         return cast(Tensor, super().__call__(out))
 
     def forward(self, out: Output) -> Tensor:
-        """One value per image, a piece at a time."""
+        """Score of each image, N; raises BadInput for an output without features."""
         check_features(out)
-        out = out._replace(feature=out.feature.to(self.kind))
-        with no_autocast(out.logits.device):  # distances in 16 bits would be noise
-            if len(out.logits) <= PIECE:
-                return self.scored(out)
-            places = torch.arange(len(out.logits), device=out.logits.device)
-            return torch.cat([self.scored(out.select(piece)) for piece in places.split(PIECE)])
+        out = out._replace(feature=out.feature.to(self.dtype))
+        with no_autocast(out.logits.device):  # rounding in 16 bits would exceed the distances
+            if len(out.logits) <= CHUNK:
+                return self.score_chunk(out)
+            rows = torch.arange(len(out.logits), device=out.logits.device)
+            return torch.cat([self.score_chunk(out.select(chunk)) for chunk in rows.split(CHUNK)])
 
     @abstractmethod
-    def scored(self, out: Output) -> Tensor:
-        """One value per image of a piece."""
+    def score_chunk(self, out: Output) -> Tensor:
+        """Score of each image of a chunk, N, without autocast."""
 
-    def hold(self, **tensors: Tensor) -> None:
-        """Keep tensors as buffers."""
+    def set_buffers(self, **tensors: Tensor) -> None:
+        """Register tensors as buffers by name; floating-point ones set `dtype`."""
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor)
             if tensor.is_floating_point():
-                self.kind = tensor.dtype
+                self.dtype = tensor.dtype
 
 
 def check_features(out: Output) -> None:
-    """Nothing; an output without features is refused."""
+    """Raise BadInput if the output has no features."""
     if out.feature.shape[-1] == 0:
         raise BadInput("this rejector needs features; keep them with demur attack --keep-features")
 
 
 def correct_features(out: Output, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Features and labels of what the net gets right, in order.
+    """Features (M, D) and labels (M) of the correctly classified images, in order.
 
-    A class that it never gets right is taught by all its images; one without images is refused.
+    A class without a correct prediction contributes all its images.
+
+    Raises:
+        TooFewImages: If a class has no image.
+        BadInput: If the output has no features.
     """
     check_features(out)
     chosen = prediction(out) == y
     classes = out.logits.shape[-1]
-    seen, right = (torch.bincount(labels, minlength=classes) for labels in (y, y[chosen]))
-    if (seen == 0).any():
-        missing = int((seen == 0).nonzero()[0, 0])
-        raise TooFewImages(
-            f"class {missing} has no image to learn from; give images of every class"
-        )
-    chosen |= (right == 0)[y]
+    images, correct = (torch.bincount(labels, minlength=classes) for labels in (y, y[chosen]))
+    if (images == 0).any():
+        missing = int((images == 0).nonzero()[0, 0])
+        raise TooFewImages(f"class {missing} has no image to fit to; give images of every class")
+    chosen |= (correct == 0)[y]
     return out.feature[chosen].detach(), y[chosen]
 
 
 def first_per_class(y: Tensor, count: int) -> Tensor:
-    """Which images are among the first `count` of their class."""
+    """Mask (N) of the first `count` images of each class."""
     same = y[:, None] == torch.arange(int(y.max()) + 1, device=y.device)  # N, C
     return same.cumsum(0).gather(1, y[:, None])[:, 0] <= count
 
 
 def squared_distances(z: Tensor, bank: Tensor) -> Tensor:
-    """Between each feature and each of a bank, both with the bank's mean taken off."""
+    """Squared distances (N, M) between features; both centred by the bank's mean beforehand."""
     products = z @ bank.t()
     return ((z * z).sum(1)[:, None] + (bank * bank).sum(1) - 2 * products).clamp_min(0)  # N, M

@@ -1,11 +1,11 @@
-"""Trust what lies near a class by its covariance: Gaussian discriminant analysis and its kin.
+"""Gaussian rejectors: squared Mahalanobis distances to class means.
 
 GDA()                       # Lee et al. 2018 on one layer: one covariance for all classes
-GDAStar(), GMM()            # one for each class: the nearest class, or the predicted one
-GMM(inverse="pseudo")       # no distance counts along directions the class never moved in
+GDAStar(), GMM()            # one per class; distance to the nearest or to the predicted class
+GMM(inverse="pseudo")       # ignores directions in which the class has no variance
 
-A covariance is inverted in fp64 by its eigenvalues: after adding `ridge` times their mean to each
-(which stays sane with fewer images than dimensions), or leaving out those that are none.
+Covariances are inverted in fp64 by their eigenvalues, with a ridge (which also works with fewer
+images than dimensions) or as a pseudo-inverse.
 """
 
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ from demur.rule import Rejector
 from demur.spec import Spec
 
 Inverse = Literal["ridge", "pseudo"]
-NONE = 1e-10  # of the largest eigenvalue: below that a pseudo-inverse takes one for nothing
+ZERO_EIGENVALUE = 1e-10  # times the mean variance; a pseudo-inverse treats smaller ones as 0
 
 
 @dataclass(frozen=True)
 class Gaussian(Spec, Rejector):
-    """How a covariance is inverted."""
+    """Options for the inversion of a covariance, shared by GDA, GDAStar and GMM."""
 
     # reference code: 1e-10 on the scatter in fp32, whose inverse is noise for 100 classes
     inverse: Inverse = "ridge"
@@ -37,131 +37,168 @@ class Gaussian(Spec, Rejector):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.inverse == "ridge" and self.ridge == 0:
-            raise BadInput("a ridge of 0 may have no inverse; use inverse=pseudo")
+            raise BadInput("with ridge=0 a covariance may have no inverse; use inverse=pseudo")
 
-    def whitening(self, covariance: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
-        """W with W W' the inverse, and the log of the determinant that was inverted.
+    def whitening(self, covariance: Tensor, mean_variance: Tensor) -> tuple[Tensor, Tensor]:
+        """W (D, D) with W W^T the inverse covariance, and the log-determinant of the covariance.
 
-        `usual` is the mean variance of all classes: a class that hardly varies has the same ridge.
+        The ridge is relative to `mean_variance`, the mean over all classes, so that a class with
+        little variance has the same ridge as the others.
         """
         values, vectors = torch.linalg.eigh(covariance)
         values = values.clamp_min(0)
         if self.inverse == "ridge":
-            values = values + self.ridge * usual
+            values = values + self.ridge * mean_variance
             return vectors / values.sqrt(), values.log().sum()
-        there = values > NONE * usual
-        roots = torch.where(there, values, torch.inf).rsqrt()
-        return vectors * roots, torch.where(there, values, 1).log().sum()
+        nonzero = values > ZERO_EIGENVALUE * mean_variance
+        inverse_roots = torch.where(nonzero, values, torch.inf).rsqrt()
+        return vectors * inverse_roots, torch.where(nonzero, values, 1).log().sum()
 
 
 @dataclass(frozen=True)
 class GDA(Gaussian):
-    """Minus the squared Mahalanobis distance to the nearest class mean, one covariance for all."""
+    """Minus the squared Mahalanobis distance to the nearest class mean, with one covariance.
+
+        score = -min_c (z - mu_c)^T S^-1 (z - mu_c)
+
+    Args:
+        inverse: "ridge" adds a multiple of the identity to S; "pseudo" takes the pseudo-inverse.
+        ridge: The multiple, relative to the mean variance.
+
+    Example:
+        >>> import torch
+        >>> from demur import GDA, Output
+        >>> z, y = torch.randn(100, 8), torch.arange(100) % 2
+        >>> score = GDA().fit(Output(z[:, :2], z, z[:, :0]), y)
+    """
 
     def fit(self, out: Output, y: Tensor) -> "TiedGaussians":
-        """The score of these class means."""
         z, labels = correct_features(out, y)
-        means, centred, usual = _centred(z.double(), labels)
-        whitening, _ = self.whitening(centred.t() @ centred / len(z), usual)
+        means, centred, mean_variance = _centre_by_class(z.double(), labels)
+        whitening, _ = self.whitening(centred.t() @ centred / len(z), mean_variance)
         return TiedGaussians(means.to(z.dtype), whitening.to(z.dtype))
 
 
 class TiedGaussians(FittedScore):
-    """Minus the smallest distance in whitened space."""
+    """Minus the squared distance to the nearest mean in whitened space."""
 
-    means: Tensor  # C, D, whitened, about their own mean
-    centre: Tensor
+    means: Tensor  # C, D, whitened, minus `centre`
+    centre: Tensor  # D
     whitening: Tensor  # D, D
 
     def __init__(self, means: Tensor, whitening: Tensor) -> None:
         super().__init__()
         centre = means.mean(0)
-        self.hold(means=(means - centre) @ whitening, centre=centre, whitening=whitening)
+        self.set_buffers(means=(means - centre) @ whitening, centre=centre, whitening=whitening)
 
-    def scored(self, out: Output) -> Tensor:
-        """Minus the squared distance to the nearest mean."""
+    def score_chunk(self, out: Output) -> Tensor:
         z = (out.feature - self.centre) @ self.whitening
         return torch.stack([-((z - mean) ** 2).sum(1) for mean in self.means]).amax(0)
 
 
 @dataclass(frozen=True)
 class ByClass(Gaussian):
-    """A Gaussian for each class; `log_det` adds what its volume costs."""
+    """A Gaussian for each class; `log_det` subtracts the log-determinant of its covariance."""
 
     log_det: bool = False  # reference code: distances alone
 
-    def gaussians(self, out: Output, y: Tensor, nearest: bool) -> "Gaussians":
-        """The fitted Gaussians."""
+    def fit_gaussians(self, out: Output, y: Tensor, nearest: bool) -> "Gaussians":
+        """Fit a mean and a covariance to each class; TooFewImages if one has a single image."""
         z, labels = correct_features(out, y)
-        means, centred, usual = _centred(z.double(), labels)
-        parts = []
+        means, centred, mean_variance = _centre_by_class(z.double(), labels)
+        fitted = []
         for label in range(len(means)):
-            own = centred[labels == label]
-            if len(own) < 2:
+            members = centred[labels == label]
+            if len(members) < 2:
                 raise TooFewImages(
-                    f"class {label} has one image to learn a covariance from; give more"
+                    f"class {label} has one image to fit a covariance to; give more images"
                 )
-            parts.append(self.whitening(own.t() @ own / len(own), usual))
-        whitenings = torch.stack([whitening for whitening, _ in parts])
-        volumes = torch.stack([volume for _, volume in parts]) * float(self.log_det)
-        means, whitenings, volumes = (p.to(z.dtype) for p in (means, whitenings, volumes))
-        return Gaussians(means, whitenings, volumes, nearest)
+            fitted.append(self.whitening(members.t() @ members / len(members), mean_variance))
+        whitenings = torch.stack([whitening for whitening, _ in fitted])
+        log_dets = torch.stack([log_det for _, log_det in fitted]) * float(self.log_det)
+        means, whitenings, log_dets = (p.to(z.dtype) for p in (means, whitenings, log_dets))
+        return Gaussians(means, whitenings, log_dets, nearest)
 
 
 @dataclass(frozen=True)
 class GDAStar(ByClass):
-    """Minus the squared distance to the nearest class, each by its own covariance."""
+    """Minus the squared Mahalanobis distance to the nearest class, with one covariance per class.
+
+        score = -min_c (z - mu_c)^T S_c^-1 (z - mu_c)
+
+    Args:
+        inverse: "ridge" adds a multiple of the identity to S_c; "pseudo": pseudo-inverse.
+        ridge: The multiple, relative to the mean variance.
+        log_det: Subtract log det S_c, so that the score is a log density.
+
+    Example:
+        >>> import torch
+        >>> from demur import GDAStar, Output
+        >>> z, y = torch.randn(100, 8), torch.arange(100) % 2
+        >>> score = GDAStar().fit(Output(z[:, :2], z, z[:, :0]), y)
+    """
 
     def fit(self, out: Output, y: Tensor) -> "Gaussians":
-        """The score of these Gaussians."""
-        return self.gaussians(out, y, nearest=True)
+        return self.fit_gaussians(out, y, nearest=True)
 
 
 @dataclass(frozen=True)
 class GMM(ByClass):
-    """Minus the squared distance to the predicted class by its own covariance."""
+    """Minus the squared Mahalanobis distance to the predicted class, by its own covariance.
+
+        score = -(z - mu_k)^T S_k^-1 (z - mu_k),    k = argmax_c logit_c
+
+    Args:
+        inverse: "ridge" adds a multiple of the identity to S_k; "pseudo": pseudo-inverse.
+        ridge: The multiple, relative to the mean variance.
+        log_det: Subtract log det S_k, so that the score is a log density.
+
+    Example:
+        >>> import torch
+        >>> from demur import GMM, Output
+        >>> z, y = torch.randn(100, 8), torch.arange(100) % 2
+        >>> score = GMM().fit(Output(z[:, :2], z, z[:, :0]), y)
+    """
 
     def fit(self, out: Output, y: Tensor) -> "Gaussians":
-        """The score of these Gaussians."""
-        return self.gaussians(out, y, nearest=False)
+        return self.fit_gaussians(out, y, nearest=False)
 
 
 class Gaussians(FittedScore):
-    """A Gaussian for each class."""
+    """Minus the squared distance to the nearest class, or to the predicted one."""
 
     means: Tensor  # C, D
     whitenings: Tensor  # C, D, D
-    volumes: Tensor  # C
+    log_dets: Tensor  # C; zeros without log_det
 
-    def __init__(self, means: Tensor, whitenings: Tensor, volumes: Tensor, nearest: bool) -> None:
+    def __init__(self, means: Tensor, whitenings: Tensor, log_dets: Tensor, nearest: bool) -> None:
         super().__init__()
         self.nearest = nearest
-        self.hold(means=means, whitenings=whitenings, volumes=volumes)
+        self.set_buffers(means=means, whitenings=whitenings, log_dets=log_dets)
 
-    def scored(self, out: Output) -> Tensor:
-        """Minus the distance to the nearest class, or to the predicted one."""
-        each = torch.stack(
+    def score_chunk(self, out: Output) -> Tensor:
+        by_class = torch.stack(
             [
-                -(((out.feature - mean) @ whitening) ** 2).sum(1) - volume
-                for mean, whitening, volume in zip(
-                    self.means, self.whitenings, self.volumes, strict=True
+                -(((out.feature - mean) @ whitening) ** 2).sum(1) - log_det
+                for mean, whitening, log_det in zip(
+                    self.means, self.whitenings, self.log_dets, strict=True
                 )
             ],
             dim=1,
         )  # N, C
         if self.nearest:
-            return each.amax(1)
-        return label_entry(each, prediction(out))
+            return by_class.amax(1)
+        return label_entry(by_class, prediction(out))
 
 
-def _centred(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Class means, features without their own, and the mean variance of what is left."""
+def _centre_by_class(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Class means (C, D), features minus their class mean (N, D), and their mean variance."""
     members = one_hot(labels).to(z.dtype)  # N, C
     means = members.t() @ z / members.sum(0)[:, None]
     centred = z - means[labels]
-    usual = (centred**2).mean()
-    if usual == 0:
+    mean_variance = (centred**2).mean()
+    if mean_variance == 0:
         raise TooFewImages(
-            "the features of a class are all the same; there is no spread to learn from"
+            "the features of each class are all equal and have no variance; give other images"
         )
-    return means, centred, usual
+    return means, centred, mean_variance

@@ -1,7 +1,7 @@
-"""Scores that need no fitting: they are read off the net's own output.
+"""Scores that are read off the net's output and need no fitting.
 
-score = RCon()           # confidence times A
-score(model(x))          # one value per image, higher = more trusted
+score = RCon()           # con * A
+score(model(x))          # one value per image, N; higher means accept
 """
 
 import math
@@ -31,187 +31,237 @@ from demur.rectified import certainty, log_certainty
 from demur.rule import Rejector, Score
 from demur.spec import Spec
 
-TINY = 1e-300  # a threshold of 0 has no logit
+TINY = 1e-300  # smallest threshold of which a logit is taken
 
 
 @dataclass(frozen=True)
 class OutputScore(Spec, Score, Rejector, ABC):
-    """A rejector that already is its score."""
+    """A rejector that is its own score: `fit` returns it unchanged."""
 
     def fit(self, out: Output, y: Tensor) -> Self:
-        """The score itself."""
         return self
 
 
 @dataclass(frozen=True)
 class LogitScore(OutputScore, ABC):
-    """A score of the logits; tau divides them."""
+    """A score of the logits; `tau` is the softmax temperature."""
 
     tau: Positive = 1.0
 
 
 @dataclass(frozen=True)
 class SigmoidScore(OutputScore, ABC):
-    """A score that is the sigmoid of a logit."""
+    """A score in (0, 1) that is the sigmoid of a logit."""
 
     @abstractmethod
     def logit(self, out: Output) -> Tensor:
-        """The logit of the score."""
+        """Logit of the score, N."""
 
     def __call__(self, out: Output) -> Tensor:
-        """The score, between 0 and 1."""
         return self.logit(out).sigmoid()
 
     def log_score(self, out: Output) -> Tensor:
-        """Its log."""
         return logsigmoid(self.logit(out))
 
     def accept_margin(self, out: Output, t: float, label: Tensor) -> Tensor:
-        """Its logit less that of t."""
         return self.logit(out) - _logit(t)
 
 
 @dataclass(frozen=True)
 class Con(LogitScore):
-    """Confidence: the largest class probability."""
+    """Confidence: the largest class probability, con = max_l p_l.
+
+    Args:
+        tau: Softmax temperature.
+
+    Example:
+        >>> import torch
+        >>> from demur import Con, Output
+        >>> Con()(Output(torch.tensor([[2.0, 0.0]]), torch.zeros(1, 0), torch.zeros(1, 0)))
+        tensor([0.8808])
+    """
 
     def __call__(self, out: Output) -> Tensor:
-        """The confidence."""
         return con(out, self.tau)
 
     def log_score(self, out: Output) -> Tensor:
-        """Its log."""
         return log_con(out, self.tau)
 
     def accept_margin(self, out: Output, t: float, label: Tensor) -> Tensor:
-        """The logit of the label's probability less that of t."""
-        log_p, log_rest = _shares(out, self.tau, label)
-        return log_p - log_rest - _logit(t)
+        log_p, log_not_p = _log_p_and_rest(out, self.tau, label)
+        return log_p - log_not_p - _logit(t)
 
 
 @dataclass(frozen=True)
 class RCon(LogitScore):
-    """Rectified confidence: the paper's estimate of the probability of the true label."""
+    """Rectified confidence, R-Con = con * A (Eq. 6): an estimate of the true confidence T-Con.
+
+    A is the sigmoid of the first auxiliary output; a net without one raises BadInput.
+
+    Args:
+        tau: Softmax temperature of con.
+
+    Example:
+        >>> import torch
+        >>> from demur import Output, RCon
+        >>> RCon()(Output(torch.tensor([[2.0, 0.0]]), torch.zeros(1, 0), torch.zeros(1, 1)))
+        tensor([0.4404])
+    """
 
     def __call__(self, out: Output) -> Tensor:
-        """Confidence times A."""
         return rcon(out, self.tau)
 
     def log_score(self, out: Output) -> Tensor:
-        """Its log."""
         return log_rcon(out, self.tau)
 
     def accept_margin(self, out: Output, t: float, label: Tensor) -> Tensor:
-        """The logit of the label's rectified probability less that of t."""
-        log_p, log_rest = _shares(out, self.tau, label)
+        log_p, log_not_p = _log_p_and_rest(out, self.tau, label)
         a = rectifier_logit(out)
-        without = torch.logaddexp(log_rest, log_p + logsigmoid(-a))  # one less p times A
-        return log_p + logsigmoid(a) - without - _logit(t)
+        # 1 - p A = (1 - p) + p (1 - A), a sum of positive terms
+        log_not_pa = torch.logaddexp(log_not_p, log_p + logsigmoid(-a))
+        return log_p + logsigmoid(a) - log_not_pa - _logit(t)
 
 
 @dataclass(frozen=True)
 class Rectifier(SigmoidScore):
-    """A alone: what rectifies the confidence, without it."""
+    """A alone, the sigmoid of the first auxiliary output."""
 
     def logit(self, out: Output) -> Tensor:
-        """The first auxiliary output."""
         return rectifier_logit(out)
 
 
 @dataclass(frozen=True)
 class AcceptProbability(SigmoidScore):
-    """The probability of answering, where the auxiliary output is the logit of abstaining."""
+    """One minus the probability of abstaining, whose logit is the first auxiliary output (CARL)."""
 
     def logit(self, out: Output) -> Tensor:
-        """The logit of all classes together less that of abstaining."""
         return energy(out) - rectifier_logit(out)
 
 
 @dataclass(frozen=True)
 class ModelScore(OutputScore):
-    """A score that the model brings itself, as the last of its auxiliary outputs."""
+    """A score that the model computes itself: its last auxiliary output.
+
+    A model without an auxiliary output raises BadInput.
+
+    Example:
+        >>> import torch
+        >>> from demur import ModelScore, Output
+        >>> ModelScore()(Output(torch.zeros(1, 2), torch.zeros(1, 0), torch.tensor([[0.7]])))
+        tensor([0.7000])
+    """
 
     def __call__(self, out: Output) -> Tensor:
-        """What the model says."""
         if out.aux.shape[-1] == 0:
-            raise BadInput(
-                "the model brings no score of its own; wrap it as ModelWithScore(model, ...)"
-            )
+            raise BadInput("the model returns no score; wrap it as ModelWithScore(model, ...)")
         return out.aux[:, -1]
 
 
 @dataclass(frozen=True)
 class ConMinusRectifier(LogitScore):
-    """Confidence less A: the other construction of R-Con that the paper names."""
+    """con - A: the construction of R-Con in the paper's footnote."""
 
     def __call__(self, out: Output) -> Tensor:
-        """The difference."""
         return certainty(out, "difference", self.tau)
 
     def log_score(self, out: Output) -> Tensor:
-        """Its log, and a straight line where there is none."""
         return log_certainty(out, "difference", self.tau)[0]
 
     def accept_margin(self, out: Output, t: float, label: Tensor) -> Tensor:
-        """The label's probability less A and t."""
-        log_p, _ = _shares(out, self.tau, label)
+        log_p, _ = _log_p_and_rest(out, self.tau, label)
         return log_p.exp() - rectifier_logit(out).sigmoid() - t
 
 
 @dataclass(frozen=True)
 class ProbabilityMargin(LogitScore):
-    """The largest class probability less the second."""
+    """The largest class probability minus the second largest, p_(1) - p_(2).
+
+    Args:
+        tau: Softmax temperature.
+
+    Example:
+        >>> import torch
+        >>> from demur import Output, ProbabilityMargin
+        >>> out = Output(torch.tensor([[2.0, 0.0]]), torch.zeros(1, 0), torch.zeros(1, 0))
+        >>> ProbabilityMargin()(out)
+        tensor([0.7616])
+    """
 
     def __call__(self, out: Output) -> Tensor:
-        """The margin."""
         first, second = log_probabilities(out, self.tau).exp().topk(2, dim=-1).values.unbind(-1)
         return first - second
 
     def accept_margin(self, out: Output, t: float, label: Tensor) -> Tensor:
-        """The label's probability less the largest other one and t."""
         p = log_probabilities(out, self.tau).exp()
         return label_entry(p, label) - mask_label(p, label).amax(-1) - t
 
 
 @dataclass(frozen=True)
 class Entropy(LogitScore):
-    """Minus the entropy of the class probabilities."""
+    """Minus the entropy of the class probabilities, sum_l p_l log p_l.
+
+    Args:
+        tau: Softmax temperature.
+
+    Example:
+        >>> import torch
+        >>> from demur import Entropy, Output
+        >>> Entropy()(Output(torch.zeros(1, 2), torch.zeros(1, 0), torch.zeros(1, 0)))
+        tensor([-0.6931])
+    """
 
     def __call__(self, out: Output) -> Tensor:
-        """The sum of p log p."""
         logs = log_probabilities(out, self.tau)
         return (logs.exp() * logs).sum(-1)
 
 
 @dataclass(frozen=True)
 class MaxLogit(LogitScore):
-    """The largest logit, over tau."""
+    """The largest logit divided by the temperature, max_l z_l / tau.
+
+    Args:
+        tau: Temperature.
+
+    Example:
+        >>> import torch
+        >>> from demur import MaxLogit, Output
+        >>> MaxLogit()(Output(torch.tensor([[2.0, 0.0]]), torch.zeros(1, 0), torch.zeros(1, 0)))
+        tensor([2.])
+    """
 
     def __call__(self, out: Output) -> Tensor:
-        """The logit of the answer."""
         return out.logits.amax(-1) / self.tau
 
     def accept_margin(self, out: Output, t: float, label: Tensor) -> Tensor:
-        """The label's logit, over tau, less t."""
         return label_entry(out.logits, label) / self.tau - t
 
 
 @dataclass(frozen=True)
 class Energy(LogitScore):
-    """Log-sum-exp of the logits: energy-based detection with the sign turned."""
+    """Negative free energy, tau * logsumexp(z / tau) (Liu et al. 2020).
+
+    Args:
+        tau: Temperature.
+
+    Example:
+        >>> import torch
+        >>> from demur import Energy, Output
+        >>> Energy()(Output(torch.tensor([[2.0, 0.0]]), torch.zeros(1, 0), torch.zeros(1, 0)))
+        tensor([2.1269])
+    """
 
     def __call__(self, out: Output) -> Tensor:
-        """The negative free energy."""
         return energy(out, self.tau)
 
 
-def _shares(out: Output, tau: float, label: Tensor) -> tuple[Tensor, Tensor]:
-    """Log of the probability of a label, and of all others together."""
+def _log_p_and_rest(out: Output, tau: float, label: Tensor) -> tuple[Tensor, Tensor]:
+    """log p_label and log(1 - p_label), N each."""
     logs = log_probabilities(out, tau)
     return label_entry(logs, label), mask_label(logs, label).logsumexp(-1)
 
 
 def _logit(t: float) -> float:
-    """The logit of a threshold; at 1 that of all that a 32-bit float takes for 1."""
+    """Logit of a threshold, finite also for t <= 0 and t >= 1."""
+    # 1 - 2^-25 is the smallest number that rounds to 1 in fp32
     t = max(t, TINY) if t < 1 else 1 - 2**-25
     return math.log(t) - math.log1p(-t)

@@ -1,6 +1,6 @@
-"""Virtual-logit matching (Wang et al. 2022): energy, less what no class explains of the feature.
+"""Virtual-logit matching (Wang et al. 2022): energy minus a residual of the feature.
 
-ViM().fit(out, y)      # no gradient step, no outliers needed
+ViM().fit(out, y)      # needs no training and no outliers
 """
 
 from dataclasses import dataclass
@@ -18,50 +18,65 @@ from demur.spec import Spec
 
 @dataclass(frozen=True)
 class ViM(Spec, Rejector):
-    """Energy minus a virtual logit: the feature's part outside its principal space, scaled.
+    """Energy minus a virtual logit, the scaled norm of the feature outside its principal space.
 
-    Without `principal` that space has half the feature's dimensions.
+        score = logsumexp(logits) - alpha * ||R^T (z - o)||
+
+    R spans the complement of the principal space, o is the origin where the linear classifier's
+    logits vanish, and alpha scales the mean norm to the mean of the largest logits.
+
+    Args:
+        principal: Dimensions of the principal space; None takes half of the feature's.
+
+    Raises:
+        BadInput: In `fit`, if `principal` is not below the feature's dimensions.
+
+    Example:
+        >>> import torch
+        >>> from demur import Output, ViM
+        >>> z, y = torch.randn(100, 8), torch.arange(100) % 2
+        >>> score = ViM(principal=4).fit(Output(z[:, :2], z, z[:, :0]), y)
     """
 
     principal: PositiveInt | None = None
 
     def fit(self, out: Output, y: Tensor) -> "VirtualLogit":
-        """The score of this principal space."""
-        correct_features(out, y)  # refuses what no rejector could learn from
-        # on the CPU, whose least squares also solve what is rank-deficient
+        correct_features(out, y)  # raises for outputs that no rejector can be fitted to
+        # on the CPU, where least squares also solve rank-deficient problems
         z, logits = (part.detach().double().cpu() for part in (out.feature, out.logits))
-        width = z.shape[1]
-        kept = width // 2 if self.principal is None else self.principal
-        if kept >= width:
-            raise BadInput(f"ViM keeps {kept} of {width} dimensions; nothing is left outside")
+        dim = z.shape[1]
+        principal = dim // 2 if self.principal is None else self.principal
+        if principal >= dim:
+            raise BadInput(
+                f"principal={principal} of {dim} dimensions leaves no residual; use less"
+            )
         origin = _origin(z, logits)
         moments = (z - origin).t() @ (z - origin) / len(z)
-        outside = torch.linalg.eigh(moments).eigenvectors[:, : width - kept]  # the least come first
-        lengths = ((z - origin) @ outside).norm(dim=1)
-        scale = logits.amax(1).mean() / lengths.mean().clamp_min(torch.finfo(z.dtype).tiny)
-        return VirtualLogit(origin.to(out.feature), (scale * outside).to(out.feature))
+        residual = torch.linalg.eigh(moments).eigenvectors[:, : dim - principal]  # ascending order
+        norms = ((z - origin) @ residual).norm(dim=1)
+        alpha = logits.amax(1).mean() / norms.mean().clamp_min(torch.finfo(z.dtype).tiny)
+        return VirtualLogit(origin.to(out.feature), (alpha * residual).to(out.feature))
 
 
 class VirtualLogit(FittedScore):
-    """Energy minus the scaled length outside."""
+    """Energy minus the scaled norm of the residual."""
 
     origin: Tensor  # D
-    outside: Tensor  # D, D - principal
+    residual: Tensor  # D, D - principal, scaled by alpha
 
-    def __init__(self, origin: Tensor, outside: Tensor) -> None:
+    def __init__(self, origin: Tensor, residual: Tensor) -> None:
         super().__init__()
-        self.hold(origin=origin, outside=outside)
+        self.set_buffers(origin=origin, residual=residual)
 
-    def scored(self, out: Output) -> Tensor:
-        """Energy minus the virtual logit."""
-        away = (out.feature - self.origin) @ self.outside
-        tiny = torch.finfo(away.dtype).tiny  # keeps the gradient of the root finite
-        return energy(out) - (away**2).sum(1).clamp_min(tiny).sqrt()
+    def score_chunk(self, out: Output) -> Tensor:
+        projected = (out.feature - self.origin) @ self.residual
+        tiny = torch.finfo(projected.dtype).tiny  # keeps the gradient of the root finite
+        return energy(out) - (projected**2).sum(1).clamp_min(tiny).sqrt()
 
 
 def _origin(z: Tensor, logits: Tensor) -> Tensor:
-    """Where a linear classifier of these features answers nothing: its weights are found again."""
-    ones = torch.cat([z, z.new_ones(len(z), 1)], 1)
-    layer = torch.linalg.lstsq(ones, logits, driver="gelsd").solution  # D + 1, C
+    """Feature (D) at which all logits are 0; the linear layer is recovered by least squares."""
+    with_bias = torch.cat([z, z.new_ones(len(z), 1)], 1)
+    layer = torch.linalg.lstsq(with_bias, logits, driver="gelsd").solution  # D + 1, C
     origin: Tensor = -torch.linalg.pinv(layer[:-1].t()) @ layer[-1]
     return origin
