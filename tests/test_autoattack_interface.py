@@ -101,7 +101,7 @@ class TestDropIn:
         with pytest.raises(BadInput, match="another model, other images"):
             self.quick(tiny_net).run_standard_evaluation(x.flip(0), y, state_path=state)
         state.write_bytes(b"nonsense")
-        with pytest.raises(BadInput, match="is no state"):
+        with pytest.raises(BadInput, match="is not a state"):
             self.quick(tiny_net).run_standard_evaluation(x, y, state_path=state)
 
     def test_a_model_is_known_by_its_answers_too(

@@ -13,8 +13,8 @@ from torch import Tensor
 from demur.data import Images
 from demur.errors import BadInput
 from demur.evaluate.batching import (
-    ON_CPU,
-    ROOMY,
+    MAX_BATCH_CPU,
+    MAX_BATCH_CUDA,
     Piece,
     attack_in_batches,
     default_batch_size,
@@ -47,7 +47,7 @@ def test_what_is_done_and_what_is_left_is_every_image_once(
 
 @given(st.integers(1, 30_000))
 def test_usual_batches_fit_and_are_about_equal(count: int) -> None:
-    for device, most in ((CPU, ON_CPU), (torch.device("cuda"), ROOMY)):
+    for device, most in ((CPU, MAX_BATCH_CPU), (torch.device("cuda"), MAX_BATCH_CUDA)):
         size = default_batch_size(count, device)
         assert 1 <= size <= most
         batches = -(-count // size)
