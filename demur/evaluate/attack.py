@@ -135,7 +135,7 @@ class Evaluator:
         return FrozenModel(self.net, self.precision, compiler, say=self.say)
 
     def craft(self, attack: Attack, images: Images, piece: slice, batch_size: int) -> Tensor:
-        """Adversarial examples of a slice of the images, which do not depend on the other slices."""
+        """Adversarial examples of a slice of the images, independent of the other images."""
         with self.crafting(batch_size) as model:
             return attack.perturb(model, *self.laid_out(images, piece)).contiguous()
 
@@ -152,7 +152,7 @@ class Evaluator:
             yield self.frozen_model
 
     def laid_out(self, images: Images, piece: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Pixels (in the memory format of the engine), labels and indices of a slice of the images."""
+        """Pixels in the memory format of the engine, labels and indices of a slice of images."""
         x, y = images.batch(piece)
         on_cpu = self.device.type == "cpu"
         layout = torch.channels_last if self.fast or on_cpu else torch.contiguous_format

@@ -47,7 +47,9 @@ class Distances:
     mean: float | None  # over the images that a change broke
     mean_interval: Interval | None
     median: float | None
-    paper_mean: float  # over all images; failures and images misclassified before the attack count as 0
+    paper_mean: (
+        float  # over all images; 0 for failures and images misclassified before
+    )
     beyond_normal: float | None  # mean divided by that of normal, on the images that both broke
     record: str
 
@@ -75,7 +77,7 @@ class DistortionVerdicts:
 
 
 def usual(recipe: Recipe) -> list[str]:
-    """Attacks of the paper's table: both norms, normal and adaptive for Con and the head's score."""
+    """Attacks of the paper's table: both norms, normal, adaptive for Con and for the head."""
     name, _ = recipe.head_rejector
     on_confidence = [] if name == "Con" else [":rejector=Con()"]
     return [
@@ -107,7 +109,7 @@ def judged(
 def distances(
     found: Sequence[DistortionVerdicts], rejectors: Mapping[str, Rejector]
 ) -> list[Distances]:
-    """Distances of each attack, compared with the normal attack in the same norm if there is one."""
+    """Distances of each attack, compared with the normal attack in the same norm if any."""
     normal = {one.attack.norm: one for one in reversed(found) if not _has_rejector(one.attack)}
     return [_distances(one, normal.get(one.attack.norm), rejectors) for one in found]
 

@@ -49,7 +49,9 @@ class EnsembleState:
         try:
             stored = tensors_of(self.path.read_bytes())
         except SafetensorError:
-            raise BadInput(f"{self.path} is not a state of an evaluation; name another file") from None
+            raise BadInput(
+                f"{self.path} is not a state of an evaluation; name another file"
+            ) from None
         found = {name: part.to(self.device) for name, part in stored.items()}
         if "key" not in found or not torch.equal(found["key"].cpu(), self.key):
             raise BadInput(

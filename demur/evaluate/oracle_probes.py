@@ -2,9 +2,9 @@
 
     scores = probe_scores(record)           # {"outputs, linear (oracle)": N scores, ...}
 
-A probe is a classifier that is trained to predict which predictions of the net are correct. It
-is trained with the labels of the very record that it scores, which no deployed rejector has. Scores are
-cross-fitted: each image is scored by a model that was fitted to the other folds.
+A probe is a classifier of correct and wrong predictions of the net. It is trained with the labels
+of the record that it scores, which no deployed rejector has. Scores are cross-fitted: the model
+that scores an image was fitted to the other folds.
 """
 
 from collections.abc import Callable

@@ -40,9 +40,7 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
         yield from _zero_score_gradients(model, chain.criterion, x, y)
 
 
-def _zero_score_gradients(
-    model: Model, rule: AcceptedError, x: Tensor, y: Tensor
-) -> Iterator[str]:
+def _zero_score_gradients(model: Model, rule: AcceptedError, x: Tensor, y: Tensor) -> Iterator[str]:
     """Yield a sentence for each score of a rule whose gradient is zero for most images."""
     count = len(rule.rule.pairs)
     inputs = torch.full_like(y, ANY), x.new_ones(len(x), 1 + count)

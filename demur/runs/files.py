@@ -1,6 +1,6 @@
 """Atomic file writes, digests that detect damage, and one writer per folder.
 
-digest = write_tensors(path, tensors)             # after a kill, the old file or the new one is there
+digest = write_tensors(path, tensors)             # a kill leaves the old file or the new one
 tensors = read_tensors(path, digest, remedy)      # BadInput names a file whose bytes changed
 write_json(path, {"epoch": 3})                    # JSON that contains its own digest
 metadata = read_json(path, remedy)

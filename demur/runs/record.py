@@ -170,8 +170,8 @@ def read_record(path: Path) -> Record:
     metadata = read_metadata(metadata_path, REMEDY)
     if not path.is_file():
         raise BadInput(
-            f"{path} is missing although {metadata_path.name} exists; restore it, or delete "
-            f"{metadata_path.name} and make the record again with demur attack where the weights are"
+            f"{path} is missing, though {metadata_path.name} is there; restore it, or delete "
+            f"{metadata_path.name} and make the record again with demur attack"
         )
     content = io.BytesIO(read_checked(path, metadata["file_digest"], REMEDY))
     with np.load(content, allow_pickle=False) as arrays:

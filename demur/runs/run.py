@@ -223,7 +223,7 @@ class Run:
 
 
 def runs_in(folder: Path) -> list[Run]:
-    """Runs in a folder, sorted by name, without unfinished copies (their names begin with a dot)."""
+    """Runs in a folder, sorted by name; hidden folders are unfinished archives and left out."""
     return [Run(path.parent) for path in sorted(folder.glob("[!.]*/recipe.txt"))]
 
 

@@ -56,7 +56,7 @@ def write_metrics(run: Run, state: ResumeState) -> None:
 
 
 def load_state(run: Run) -> tuple[ResumeState, Tensors, Tensors]:
-    """Read (state, its tensors, the best weights); a fresh state and empty ones if none is stored."""
+    """Read the state, its tensors and the best weights; a fresh state and {} if there is none."""
     now = run.path / "state" / "now.json"
     if not now.exists():
         return ResumeState(), {}, {}
