@@ -47,9 +47,7 @@ class Distances:
     mean: float | None  # over the images that a change broke
     mean_interval: Interval | None
     median: float | None
-    paper_mean: (
-        float  # over all images; 0 for failures and images misclassified before
-    )
+    paper_mean: float  # over all images; 0 for failures and images misclassified before
     beyond_normal: float | None  # mean divided by that of normal, on the images that both broke
     record: str
 
