@@ -64,7 +64,7 @@ def test_examples_of_docstrings_run(
     assert "Example:" in doc
     assert test.examples
     said = list[str]()
-    assert doctest.DocTestRunner().run(test, said.append).failed == 0, "".join(said)
+    assert doctest.DocTestRunner().run(test, out=said.append).failed == 0, "".join(said)
 
 
 # ------------------------------------------------------------------ thresholds
@@ -159,8 +159,9 @@ def test_a_record_holds_the_outputs_of_exactly_its_adversarial_examples(
 
 
 def test_a_record_has_metadata(evaluator: Evaluator) -> None:
-    record = run_attack(evaluator, "adaptive", PGD(Linf(0.1), steps=2, keep="success",
-                      criterion=AcceptedError(RCon(), TPR(0.95)), seed=3), AttackOptions(n=20))  # fmt: skip
+    criterion = AcceptedError(RCon(), TPR(0.95))
+    attack = PGD(Linf(0.1), steps=2, keep="success", criterion=criterion, seed=3)
+    record = run_attack(evaluator, "adaptive", attack, AttackOptions(n=20))
     metadata = record.metadata
     assert metadata["spec"].startswith("PGD(ball=Linf(eps=0.1), steps=2, step_size=None")
     assert metadata["weights"] == evaluator.run.checkpoint["weights"]

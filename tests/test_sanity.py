@@ -61,7 +61,7 @@ def made(
     n: int = N,
     **about: Any,
 ) -> Record:
-    """A record of n images: the first `wrong` are misclassified, the first `trusted` have a high A."""
+    """A record of n images, of which the first are misclassified and the first have a high A."""
     y = torch.zeros(n, dtype=torch.long)
     lead = margin + torch.linspace(0, 1, n)
     logits = torch.zeros(n, 3)
@@ -215,8 +215,10 @@ def test_a_few_ties_are_not() -> None:
     assert TIED not in kinds(made(PLAIN, 1, n=3)), "one image of three is no tie"
 
 
-@pytest.mark.parametrize(("entry", "kind", "few", "many"),
-                         [("random_outputs", RANDOM, 0, 1), ("zero_gradients", FLAT, 6, 30)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("entry", "kind", "few", "many"),
+    [("random_outputs", RANDOM, 0, 1), ("zero_gradients", FLAT, 6, 30)],
+)
 def test_an_unusual_probe_is_flagged(entry: str, kind: str, few: int, many: int) -> None:
     probe = {"images": 128, "random_outputs": 0, "zero_gradients": 0}
     assert kinds(made(PLAIN, 100, probe=probe | {entry: few})) == []

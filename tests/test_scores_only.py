@@ -193,9 +193,9 @@ def test_thresholds_are_not_tested_on_the_images_they_were_chosen_on(
     refused(command("score", str(copy)), "no record of test images yet", "--split cal")
     refused(
         command("score", str(copy), "--split", "cal", "--protocol", "deploy"),
-        "say nothing metadata them",
+        "say nothing about them",
     )
     code, out, err = command("score", str(copy), "--split", "cal", "--json")
     assert code == 0
-    assert "say nothing metadata them" in err
+    assert "say nothing about them" in err
     assert {row["protocol"] for row in json.loads(out)["rows"]} == {"paper"}
