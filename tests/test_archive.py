@@ -1,4 +1,4 @@
-"""Slim copies of runs: the same tables without weights, data or features."""
+"""Archives of runs: the same tables without weights, data or features."""
 
 import fcntl
 import os
@@ -25,38 +25,40 @@ def test_an_archive_gives_the_same_tables_without_weights_or_data(
     scored_source: Evaluator, tmp_path: Path
 ) -> None:
     target = tmp_path / "kept" / "archive"
-    thin = archive(scored_source, target)
+    archived = archive(scored_source, target)
     assert not (target / "model.safetensors").exists()
-    assert all("feature" not in r.arrays and "x_adv" not in r.arrays for r in thin.records())
+    assert all("feature" not in r.arrays and "x_adv" not in r.arrays for r in archived.records())
     for wanted in (None, paper_grid(Digits())):
         whole = Scorer.of(scored_source, rejectors=wanted)
-        again = Scorer.of(NoData(thin, torch.device("cpu")), rejectors=wanted)
+        again = Scorer.of(NoData(archived, torch.device("cpu")), rejectors=wanted)
         assert again.thresholds == whole.thresholds
-        for one, other in zip(scored_source.run.records(), thin.records(), strict=True):
+        for one, other in zip(scored_source.run.records(), archived.records(), strict=True):
             pairs = ((whole, one), (again, other))
             rows = [[row.plain() for row in s.scored(record).rows] for s, record in pairs]
             assert rows[0] == rows[1]
 
 
 class NoData(Evaluator):
-    """A source on a machine that has no data set."""
+    """An evaluator on a machine without the data set."""
 
     @property
     def splits(self) -> Splits:
-        """None."""
-        raise AssertionError("an archived run was asked for images")
+        raise AssertionError("images of an archive were loaded")
 
 
 def test_an_archive_of_an_archive_is_the_same(scored_source: Evaluator, tmp_path: Path) -> None:
     once = archive(scored_source, tmp_path / "once")
     twice = archive(NoData(once, torch.device("cpu")), tmp_path / "twice")
     for one, other in zip(once.records(), twice.records(), strict=True):
-        assert list(one.kept) == list(other.kept) != []
-        assert all(torch.equal(one.kept[text], other.kept[text]) for text in one.kept)
+        assert list(one.stored_scores) == list(other.stored_scores) != []
+        assert all(
+            torch.equal(one.stored_scores[text], other.stored_scores[text])
+            for text in one.stored_scores
+        )
         assert one.metadata["scores_fitted"] == other.metadata["scores_fitted"]
 
 
-def test_an_archive_never_writes_over_anything(
+def test_an_archive_never_overwrites_a_folder(
     scored_source: Evaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "there").mkdir()
@@ -71,7 +73,7 @@ def test_an_archive_never_writes_over_anything(
             archive(scored_source, Path(place))
 
 
-def test_a_copy_made_again_takes_the_place_of_none_but_its_own(
+def test_again_replaces_only_an_archive_of_the_same_run_with_nothing_more(
     scored_source: Evaluator, tmp_path: Path
 ) -> None:
     target = tmp_path / "copy"
@@ -79,7 +81,7 @@ def test_a_copy_made_again_takes_the_place_of_none_but_its_own(
     with pytest.raises(BadInput, match="is in the way"):
         archive(scored_source, target, ["R-Con", "GDA"])
     made = archive(scored_source, target, ["R-Con", "GDA"], again=True)
-    assert all(record.scores_only and len(record.kept) == 4 for record in made.records())
+    assert all(record.scores_only and len(record.stored_scores) == 4 for record in made.records())
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
     with pytest.raises(BadInput, match="keeps more of clean than this copy would"):
         archive(scored_source, target, ["R-Con"], again=True)
@@ -95,7 +97,7 @@ def test_a_copy_made_again_takes_the_place_of_none_but_its_own(
     assert recipe.read_bytes() == before
 
 
-def test_a_run_is_never_replaced_by_its_own_copy(own_source: Evaluator, tmp_path: Path) -> None:
+def test_a_run_is_never_replaced_by_its_own_archive(own_source: Evaluator, tmp_path: Path) -> None:
     run_attack(own_source, "clean", Clean(), AttackOptions(n=40))
     before = sorted(own_source.run.path.rglob("*"))
     with pytest.raises(BadInput, match="is in the way"):
@@ -103,7 +105,7 @@ def test_a_run_is_never_replaced_by_its_own_copy(own_source: Evaluator, tmp_path
     assert sorted(own_source.run.path.rglob("*")) == before
 
 
-def test_a_link_to_a_folder_stays_and_two_at_once_are_one(
+def test_a_symbolic_link_stays_and_a_second_process_is_rejected(
     scored_source: Evaluator, tmp_path: Path
 ) -> None:
     (tmp_path / "real").mkdir()
@@ -113,14 +115,14 @@ def test_a_link_to_a_folder_stays_and_two_at_once_are_one(
     assert len(Run(tmp_path / "real").records()) == 2
     lock = tmp_path / ".copy.making" / ".lock"
     lock.parent.mkdir()
-    with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with lock.open("w") as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
         with pytest.raises(BadInput, match="another process is writing"):
             archive(scored_source, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 
 
-def test_promises_are_copied_and_a_damaged_one_is_named(
+def test_certificates_are_copied_and_a_damaged_one_is_named(
     own_source: Evaluator, tmp_path: Path
 ) -> None:
     run_attack(own_source, "clean", Clean(), AttackOptions(n=40))
@@ -135,7 +137,7 @@ def test_promises_are_copied_and_a_damaged_one_is_named(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "own"]
 
 
-def test_a_copy_that_fails_leaves_nothing_and_the_earlier_one(
+def test_a_failed_archive_leaves_only_the_earlier_one(
     scored_source: Evaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(handle: int) -> None:
@@ -151,7 +153,7 @@ def test_a_copy_that_fails_leaves_nothing_and_the_earlier_one(
     assert len(Run(target).records()) == 2
 
 
-def test_what_a_killed_copy_leaves_is_no_run_and_taken_away_next_time(
+def test_a_killed_archive_leaves_no_run_and_is_cleaned_up_next_time(
     scored_source: Evaluator, tmp_path: Path
 ) -> None:
     half, old = (tmp_path / ".copy.making" / part for part in ("half", "old"))

@@ -100,7 +100,7 @@ class TestInterface:
         with pytest.raises(BadInput, match="another model, other images"):
             self.short_attack(tiny_net).run_standard_evaluation(x.flip(0), y, state_path=state)
         state.write_bytes(b"nonsense")
-        with pytest.raises(BadInput, match="is no state"):
+        with pytest.raises(BadInput, match="is not a state"):
             self.short_attack(tiny_net).run_standard_evaluation(x, y, state_path=state)
 
     def test_a_model_with_other_outputs_cannot_resume(

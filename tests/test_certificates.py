@@ -1,4 +1,4 @@
-"""Certificates: made on cal images alone, kept whole, and held against every record."""
+"""Certificates: issued on cal images only, stored unchanged, and retested on every record."""
 
 import json
 import shutil
@@ -33,7 +33,7 @@ WEAK = PGD(Linf(0.05), steps=3)
 
 @pytest.fixture(scope="module")
 def evaluator(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Evaluator:
-    copy = shutil.copytree(tiny_run.path, tmp_path_factory.mktemp("promised") / "run")
+    copy = shutil.copytree(tiny_run.path, tmp_path_factory.mktemp("certified") / "run")
     evaluator = Evaluator(Run(Path(copy)), torch.device("cpu"))
     run_attack(evaluator, "clean", Clean())
     run_attack(evaluator, "pgd-3", PGD(Linf(0.3), steps=3))
@@ -45,41 +45,29 @@ def coupled(evaluator: Evaluator) -> IssuedCertificate:
     return issue(evaluator, "Con+R-Con", TPR(0.6), 0.9)
 
 
-def test_a_certificate_says_what_it_rests_on(
-    evaluator: Evaluator, coupled: IssuedCertificate
-) -> None:
-    describe_counts = coupled.metadata
-    assert describe_counts["split"] == "cal"
-    assert describe_counts["cal_record"] == evaluator.clean("cal").digest
-    assert describe_counts["data"] == evaluator.clean("cal").metadata["data"]
-    assert describe_counts["weights"] == evaluator.run.checkpoint["weights"]
-    assert (
-        describe_counts["pilot"] + describe_counts["n"]
-        == describe_counts["cal_images"]
-        == len(evaluator.clean("cal").y)
-    )
-    assert (
-        describe_counts["level"],
-        describe_counts["confidence"],
-        describe_counts["quantity"],
-    ) == (
-        0.6,
-        0.9,
-        "tpr",
-    )
-    assert describe_counts["rejector_spec"].startswith("Coupled(")
-    assert describe_counts["valid_for"] == "images as they are, drawn like these"
-    assert describe_counts["sentence"] in certificate_words(coupled)
+def test_a_certificate_has_metadata(evaluator: Evaluator, coupled: IssuedCertificate) -> None:
+    metadata = coupled.metadata
+    assert metadata["split"] == "cal"
+    assert metadata["cal_record"] == evaluator.clean("cal").digest
+    assert metadata["data"] == evaluator.clean("cal").metadata["data"]
+    assert metadata["weights"] == evaluator.run.checkpoint["weights"]
+    assert metadata["pilot"] + metadata["n"] == metadata["cal_images"]
+    assert metadata["cal_images"] == len(evaluator.clean("cal").y)
+    expected = {"level": 0.6, "confidence": 0.9, "quantity": "tpr"}
+    assert expected.items() <= metadata.items()
+    assert metadata["rejector_spec"].startswith("Coupled(")
+    assert metadata["valid_for"] == "clean images of the same distribution"
+    assert metadata["sentence"] in certificate_words(coupled)
 
 
-def test_it_is_found_again_and_repeated_to_the_letter(
+def test_a_certificate_is_read_back_unchanged(
     evaluator: Evaluator, coupled: IssuedCertificate
 ) -> None:
     (found,) = [made for made in issued_certificates(evaluator.run) if made.rejector == "Con+R-Con"]
     assert {k: v for k, v in found.metadata.items() if k != "metadata_digest"} == coupled.metadata
     again = issue(evaluator, "Con+R-Con", TPR(0.6), 0.9)
     assert again.metadata["created"] == coupled.metadata["created"], (
-        "the same promise is not made twice"
+        "the same certificate is not issued twice"
     )
     assert len([m for m in issued_certificates(evaluator.run) if m.rejector == "Con+R-Con"]) == 1
 
@@ -98,12 +86,10 @@ def test_both_thresholds_of_the_coupled_rule_are_used(
     assert line.interval.lo <= line.observed <= line.interval.hi
 
 
-def test_every_record_is_held_against_the_promise(
-    evaluator: Evaluator, coupled: IssuedCertificate
-) -> None:
+def test_every_record_is_retested(evaluator: Evaluator, coupled: IssuedCertificate) -> None:
     records = evaluator.run.records()
-    hits_and_trials = retests(evaluator, Scorer.of(evaluator).scores, records)
-    ((made, lines),) = [t for t in hits_and_trials if t[0].rejector == "Con+R-Con"]
+    certificates_and_retests = retests(evaluator, Scorer.of(evaluator).scores, records)
+    ((made, lines),) = [t for t in certificates_and_retests if t[0].rejector == "Con+R-Con"]
     assert made.metadata["sentence"] == coupled.metadata["sentence"]
     assert [(line.attack, line.covered) for line in lines] == [("clean", True), ("pgd-3", False)]
     assert lines[0].word == "kept"
@@ -114,7 +100,7 @@ def test_every_record_is_held_against_the_promise(
 
 @pytest.mark.parametrize("guarantee", [Risk(0.4), TPR(0.5), Coverage(0.5)], ids=repr)
 @pytest.mark.parametrize("name", ["Con", "GDA"])
-def test_shares_are_those_of_the_promise(
+def test_the_observed_share_is_the_guaranteed_quantity(
     evaluator: Evaluator, guarantee: Risk | TPR | Coverage, name: str
 ) -> None:
     made = issue(evaluator, name, guarantee, 0.8)
@@ -132,7 +118,9 @@ def test_shares_are_those_of_the_promise(
     assert line.level == guarantee.level
 
 
-def test_one_made_on_attacked_images_is_for_that_attack_only(evaluator: Evaluator) -> None:
+def test_a_certificate_on_adversarial_examples_covers_that_attack_only(
+    evaluator: Evaluator,
+) -> None:
     made = issue(evaluator, "Con", Coverage(0.3), 0.8, "weak", WEAK)
     assert made.metadata["valid_for"].startswith("images attacked by PGD(ball=Linf(eps=0.05)")
     assert made.metadata["attack_spec"].startswith("PGD(")
@@ -142,7 +130,7 @@ def test_one_made_on_attacked_images_is_for_that_attack_only(evaluator: Evaluato
     assert not any(made.covers(other) for other in others)
 
 
-def test_words_follow_the_interval() -> None:
+def test_the_verdict_depends_on_the_interval() -> None:
     from demur.evaluate.certificates import _word
 
     assert _word(None, Interval(0, 1), 0.05, is_upper_bound=True) == "nothing accepted"
@@ -153,40 +141,42 @@ def test_words_follow_the_interval() -> None:
     assert _word(0.9, Interval(0.88, 0.92), 0.95, is_upper_bound=False) == "broken"
 
 
-def test_an_attack_that_knows_the_cal_images_cannot_test_them(evaluator: Evaluator) -> None:
+def test_an_attack_with_a_threshold_from_cal_images_raises(evaluator: Evaluator) -> None:
     knowing = PGD(Linf(0.1), steps=2, keep="success", criterion=AcceptedError(Con(), TPR(0.9)))
-    with pytest.raises(BadInput, match="a threshold of its own that was chosen on the cal images"):
+    with pytest.raises(BadInput, match="a threshold that was chosen on the cal images"):
         issue(evaluator, "Con", Coverage(0.3), 0.8, "knowing", knowing)
 
 
-def test_a_promise_with_other_thresholds_is_not_written_over(evaluator: Evaluator) -> None:
+def test_a_certificate_with_other_thresholds_is_not_overwritten(evaluator: Evaluator) -> None:
     made = issue(evaluator, "Entropy", Coverage(0.5), 0.8)
     (path,) = (evaluator.run.path / "certificates").glob("Entropy*")
     write_json(path, made.metadata | {"thresholds": [0.125]})
-    with pytest.raises(BadInput, match="promises the same with other thresholds"):
+    with pytest.raises(BadInput, match="has the same guarantee with other thresholds"):
         issue(evaluator, "Entropy", Coverage(0.5), 0.8)
     path.unlink()
 
 
-def test_a_promise_about_a_rejector_that_changed_shows_nothing(evaluator: Evaluator) -> None:
+def test_a_certificate_of_a_changed_rejector_has_no_retests(evaluator: Evaluator) -> None:
     made = issue(evaluator, "MaxLogit", Coverage(0.5), 0.8)
     (path,) = (evaluator.run.path / "certificates").glob("MaxLogit*")
     write_json(path, made.metadata | {"rejector_spec": "MaxLogit(tau=2.0)"})
-    hits_and_trials = retests(evaluator, Scorer.of(evaluator).scores, evaluator.run.records())
-    assert [lines for one, lines in hits_and_trials if one.rejector == "MaxLogit"] == [[]]
-    assert "no record shows it" in str(retest_table(hits_and_trials).columns[0]._cells)
+    certificates_and_retests = retests(
+        evaluator, Scorer.of(evaluator).scores, evaluator.run.records()
+    )
+    assert [lines for one, lines in certificates_and_retests if one.rejector == "MaxLogit"] == [[]]
+    assert "no record shows it" in str(retest_table(certificates_and_retests).columns[0]._cells)
     path.unlink()
 
 
 def test_a_rule_that_accepts_nothing_has_no_observed_risk(evaluator: Evaluator) -> None:
     made = issue(evaluator, "Con", Risk(0.4), 0.8)
-    shut = IssuedCertificate(made.metadata | {"thresholds": [2.0]})
-    line = retest(shut, Con(), evaluator.run.records()[0])
+    rejects_all = IssuedCertificate(made.metadata | {"thresholds": [2.0]})
+    line = retest(rejects_all, Con(), evaluator.run.records()[0])
     assert (line.observed, line.word, line.coverage) == (None, "nothing accepted", 0)
-    assert retest_table([(shut, [line])]).row_count == 2
+    assert retest_table([(rejects_all, [line])]).row_count == 2
 
 
-def test_what_cannot_be_promised_is_refused_and_nothing_is_written(evaluator: Evaluator) -> None:
+def test_an_impossible_guarantee_raises_and_writes_nothing(evaluator: Evaluator) -> None:
     before = sorted(p.name for p in (evaluator.run.path / "certificates").glob("*"))
     with pytest.raises(Uncertified, match="no threshold gives at most"):
         issue(evaluator, "Con", Risk(0.0001))
@@ -195,28 +185,30 @@ def test_what_cannot_be_promised_is_refused_and_nothing_is_written(evaluator: Ev
     assert sorted(p.name for p in (evaluator.run.path / "certificates").glob("*")) == before
 
 
-def test_an_archive_keeps_promises_and_can_make_more(
+def test_an_archive_keeps_certificates_and_can_issue_more(
     evaluator: Evaluator, coupled: IssuedCertificate, tmp_path: Path
 ) -> None:
-    thin = archive(evaluator, tmp_path / "archive")
-    assert [made.metadata for made in issued_certificates(thin)] == [
+    archived = archive(evaluator, tmp_path / "archive")
+    assert [made.metadata for made in issued_certificates(archived)] == [
         made.metadata for made in issued_certificates(evaluator.run)
     ]
-    again = issue(Evaluator(thin, torch.device("cpu")), "KD", TPR(0.5), 0.8)
+    again = issue(Evaluator(archived, torch.device("cpu")), "KD", TPR(0.5), 0.8)
     whole = issue(evaluator, "KD", TPR(0.5), 0.8)
     assert np.allclose(again.thresholds, whole.thresholds)
 
 
-def test_the_command_makes_keeps_and_shows_it(evaluator: Evaluator, command: Command) -> None:
+def test_the_command_issues_stores_and_shows_a_certificate(
+    evaluator: Evaluator, command: Command
+) -> None:
     shutil.copytree(evaluator.run.path, "runs/mine")
     code, out, err = command("calibrate", "mine", "--coverage", "0.5", "--json")
     assert code == 0, err
-    describe_counts = json.loads(out)
-    assert describe_counts["rejector"] == "R-Con"
+    metadata = json.loads(out)
+    assert metadata["rejector"] == "R-Con"
     code, out, err = command("score", "mine", "--json")
     assert code == 0, err
     shown = [made["certificate"]["sentence"] for made in json.loads(out)["certificates"]]
-    assert describe_counts["sentence"] in shown
+    assert metadata["sentence"] in shown
     code, out, _ = command("score", "mine", "--protocol", "paper")
     assert "certificates: promised on cal, observed on test" in out
 
@@ -243,7 +235,7 @@ def test_bad_requests_get_one_sentence(
     assert "Traceback" not in err
 
 
-def test_a_split_that_is_not_there_is_refused_by_name(
+def test_an_unknown_or_empty_split_gets_one_sentence(
     evaluator: Evaluator, command: Command
 ) -> None:
     shutil.copytree(evaluator.run.path, "runs/mine")

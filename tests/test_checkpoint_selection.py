@@ -1,4 +1,4 @@
-"""Which epoch is kept, the paper's split with nothing held out, and runs kept archive."""
+"""Checkpoint selection, the paper's split without held-out images, and archives."""
 
 import json
 import re
@@ -28,23 +28,23 @@ BRIEF = ["width=2", "epochs=3", "batch_size=50", "precision=fp32", "attack.steps
          "validation_attack.steps=1", "schedule.peak=0.05"]  # fmt: skip
 
 
-class Place(NamedTuple):
-    """Where a small CIFAR-10 lies and a run trained on all of it."""
+class PaperRun(NamedTuple):
+    """Folder of a small CIFAR-10 and a run trained on all of it."""
 
     data: Path
     run: Run
 
 
 @pytest.fixture(scope="module")
-def paper(tmp_path_factory: pytest.TempPathFactory) -> "Place":
-    """Trained with nothing held out; made-up photographs, so nothing is learned."""
+def paper(tmp_path_factory: pytest.TempPathFactory) -> "PaperRun":
+    """A run trained without held-out images, on random pixels."""
     folder = tmp_path_factory.mktemp("paper")
     with pytest.MonkeyPatch.context() as patch:
         use_small_set(CIFAR10, patch, folder / "data")
         run = train(cifar("split=paper"), folder / "run", data_folder=folder / "data")
         evaluator = Evaluator(run, torch.device("cpu"), folder / "data")
         run_attack(evaluator, "clean", Clean(), AttackOptions(keep_images=0))
-    return Place(folder / "data", run)
+    return PaperRun(folder / "data", run)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def lines_of(run: Run) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("changes", [["selection=last"], ["split=paper"]])
-def test_the_last_epoch_is_kept_where_nothing_chooses(
+def test_the_last_epoch_is_selected_without_a_selection_split(
     changes: list[str], small_set: Path, tmp_path: Path
 ) -> None:
     run = train(cifar(*changes), tmp_path / "run", data_folder=small_set)
@@ -83,7 +83,7 @@ def test_the_last_epoch_is_kept_where_nothing_chooses(
 
 
 @pytest.mark.parametrize("split", ["val", "test"])
-def test_the_best_epoch_is_chosen_on_the_split_that_is_named(
+def test_the_best_epoch_is_selected_on_the_named_split(
     split: str, small_set: Path, tmp_path: Path
 ) -> None:
     made = cifar(f"selection={split}")
@@ -97,27 +97,27 @@ def test_the_best_epoch_is_chosen_on_the_split_that_is_named(
     assert run.checkpoint["selection_data"] == images.digest()
 
 
-def test_a_page_says_that_the_last_epoch_is_kept(tmp_path: Path, command: Command) -> None:
+def test_a_page_says_that_the_last_epoch_is_selected(tmp_path: Path, command: Command) -> None:
     run = train(recipe("digits-pgdat-rr", [*TINY, "epochs=2", "selection=last"]), tmp_path / "run")
     assert command("attack", str(run.path), "clean", "--n", "40")[0] == 0
     code, _, err = command("report", str(run.path), "-o", "page.html")
     assert code == 0, err
     page = Path("page.html").read_text(encoding="utf-8")
-    told = re.search(r"<dt>chosen epoch</dt><dd>(.*?)</dd>", page)
-    assert told is not None
-    assert told[1] == "2 of 2: the last epoch"
+    shown = re.search(r"<dt>chosen epoch</dt><dd>(.*?)</dd>", page)
+    assert shown is not None
+    assert shown[1] == "2 of 2: the last epoch"
     recipe_as_text = re.compile(r"<pre.*?</pre>|<code.*?</code>", re.S)
     assert "None" not in recipe_as_text.sub("", page)
 
 
-def test_val_chooses_unless_nothing_was_held_out() -> None:
+def test_val_is_the_selection_split_if_it_exists() -> None:
     made = cifar()
     assert made.selection_split == "val"
     assert replace(made, data=CIFAR10(split="paper")).selection_split is None
     assert replace(made, selection="last").selection_split is None
 
 
-def test_a_split_that_is_not_there_cannot_choose(small_set: Path, tmp_path: Path) -> None:
+def test_a_missing_selection_split_raises(small_set: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"has no val images; use selection=last"):
         train(cifar("split=paper", "selection=val"), tmp_path / "run", data_folder=small_set)
     assert not (tmp_path / "run").exists()
@@ -126,14 +126,14 @@ def test_a_split_that_is_not_there_cannot_choose(small_set: Path, tmp_path: Path
 # ------------------------------------------------------------------ nothing held out
 
 
-def test_everything_trains_where_nothing_is_held_out(paper: Place, small_set: Path) -> None:
+def test_the_paper_split_trains_on_all_images(paper: PaperRun, small_set: Path) -> None:
     splits = paper.run.recipe.data.load(small_set)
     assert {name: len(images) for name, images in splits.items()} == {"fit": 100, "test": 20}
     assert paper.run.checkpoint["fit_data"] == splits["fit"].digest()
 
 
-def test_without_cal_images_only_the_papers_protocol_is_scored(
-    paper: Place, command_there: Command
+def test_without_cal_images_only_the_paper_protocol_is_scored(
+    paper: PaperRun, command_there: Command
 ) -> None:
     shutil.copytree(paper.run.path, "runs/paper")
     code, out, err = command_there("score", "paper", "--json")
@@ -147,71 +147,73 @@ def test_without_cal_images_only_the_papers_protocol_is_scored(
         assert "Traceback" not in err
 
 
-def test_attacks_that_need_a_threshold_or_a_missing_split_are_refused(
-    paper: Place, command_there: Command
-) -> None:
+def test_attacks_that_need_a_missing_split_raise(paper: PaperRun, command_there: Command) -> None:
     shutil.copytree(paper.run.path, "runs/paper")
     for words in (("adaptive",), ("clean", "--split", "cal")):
         code, _, err = command_there("attack", "paper", *words)
         assert code == 2
-        assert "keeps no cal images; train with split=held-out" in " ".join(err.split())
+        assert "has no cal images; train with split=held-out" in " ".join(err.split())
 
 
 # ------------------------------------------------------------------ runs without weights
 
 
 def test_a_run_without_weights_can_be_scored_but_not_attacked(
-    paper: Place, tiny_run: Run, command_there: Command
+    paper: PaperRun, tiny_run: Run, command_there: Command
 ) -> None:
-    bare = Path(shutil.copytree(tiny_run.path, "runs/archive"))
-    evaluator = Evaluator(Run(bare), torch.device("cpu"))
+    folder = Path(shutil.copytree(tiny_run.path, "runs/archive"))
+    evaluator = Evaluator(Run(folder), torch.device("cpu"))
     run_attack(evaluator, "clean", Clean(), AttackOptions(n=40))
     whole = Scorer.of(evaluator)
-    (bare / "model.safetensors").unlink()
-    again = Scorer.of(Evaluator(Run(bare), torch.device("cpu")))
+    (folder / "model.safetensors").unlink()
+    again = Scorer.of(Evaluator(Run(folder), torch.device("cpu")))
     assert again.thresholds == whole.thresholds
     code, out, err = command_there("score", "archive", "--protocol", "deploy", "--json")
     assert code == 0, err
     assert {row["protocol"] for row in json.loads(out)["rows"]} == {"deploy"}
     code, _, err = command_there("attack", "archive", "pgd-20")
     assert code == 2
-    assert "keeps records alone, without weights; train it again" in " ".join(err.split())
+    assert "contains records without weights; train it again" in " ".join(err.split())
 
 
-def test_an_archive_is_not_trained_into(
+def test_no_training_starts_in_an_archive(
     scored_source: Evaluator, command: Command, in_empty_folder: Path
 ) -> None:
-    thin = archive(scored_source, Path("runs/archive"))
-    before = {path: path.read_bytes() for path in thin.path.rglob("*") if path.is_file()}
+    archived = archive(scored_source, Path("runs/archive"))
+    before = {path: path.read_bytes() for path in archived.path.rglob("*") if path.is_file()}
     words = ("train", "@runs/archive/recipe.txt", "--out")
-    refused(command(*words, "runs/archive"), "keeps records of weights that are not there", "--out")
+    refused(
+        command(*words, "runs/archive"), "contains records of weights that are missing", "--out"
+    )
     with pytest.raises(BadInput, match="orphan"):
-        train(thin.recipe, thin.path)
-    assert before == {path: path.read_bytes() for path in thin.path.rglob("*") if path.is_file()}
-    assert len(thin.records()) == 2
-    kept = Run(Path(shutil.copytree(thin.path, "results/kept")))
+        train(archived.recipe, archived.path)
+    assert before == {
+        path: path.read_bytes() for path in archived.path.rglob("*") if path.is_file()
+    }
+    assert len(archived.records()) == 2
+    kept = Run(Path(shutil.copytree(archived.path, "results/kept")))
     assert train_command(kept) == "demur train @results/kept/recipe.txt --out runs/kept"
 
 
-def test_an_archive_shows_as_what_it_is(
+def test_show_describes_an_archive(
     scored_source: Evaluator, command: Command, in_empty_folder: Path
 ) -> None:
-    thin = archive(scored_source, Path("runs/archive"))
+    archived = archive(scored_source, Path("runs/archive"))
     code, out, _ = command("show", "archive")
     assert code == 0
     assert "# an archive: no weights, 3 records\n" in out  # two of test images, one of cal
-    assert f"# chosen: {json.dumps(thin.checkpoint)}\n" in out
+    assert f"# chosen: {json.dumps(archived.checkpoint)}\n" in out
     assert "not trained" not in out
-    (thin.path / "checkpoint.json").unlink()
+    (archived.path / "checkpoint.json").unlink()
     last = command("show", "archive")[1].splitlines()[-1]
     assert last.startswith("# not trained to the end; go on with it by: demur train")
 
 
-def test_without_weights_it_does_not_help_to_get_the_data(
-    paper: Place, command: Command, in_empty_folder: Path
+def test_missing_weights_are_reported_before_missing_data(
+    paper: PaperRun, command: Command, in_empty_folder: Path
 ) -> None:
-    bare = Path(shutil.copytree(paper.run.path, "runs/archive"))
-    (bare / "model.safetensors").unlink()
+    folder = Path(shutil.copytree(paper.run.path, "runs/archive"))
+    (folder / "model.safetensors").unlink()
     for words in (
         ("attack", "archive", "pgd-20"),
         ("distortion", "archive"),
@@ -219,17 +221,17 @@ def test_without_weights_it_does_not_help_to_get_the_data(
     ):
         refused(command(*words, "--data", "nowhere"), "without weights; train it again elsewhere")
     refused(
-        command("calibrate", "archive", "--tpr", "0.9", "--data", "nowhere"), "keeps no cal images"
+        command("calibrate", "archive", "--tpr", "0.9", "--data", "nowhere"), "has no cal images"
     )
 
 
-# ------------------------------------------------------------------ recipes of the issue
+# ------------------------------------------------------------------ recipes of the paper
 
 
 @pytest.mark.parametrize("data", ["cifar10", "cifar100"])
 @pytest.mark.parametrize("method", ["standard", "pgdat", "pgdat-rr"])
 @pytest.mark.parametrize("net", ["", "-wrn"])
-def test_every_recipe_of_the_paper_is_there_in_two_lengths(
+def test_every_recipe_of_the_paper_has_a_full_and_a_short_form(
     data: str, method: str, net: str
 ) -> None:
     full, short = RECIPES[f"{data}-{method}{net}"], RECIPES[f"{data}-{method}{net}-short"]

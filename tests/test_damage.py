@@ -1,4 +1,4 @@
-"""Runs of which a file is gone, or does not tell what it ought to: one sentence that names it."""
+"""Runs with a missing file or a missing key: one sentence names it."""
 
 from pathlib import Path
 
@@ -19,17 +19,18 @@ def test_a_record_without_its_arrays_is_named(own_source: Evaluator, command: Co
     run_attack(own_source, "pgd-1", PGD(Linf(0.1), steps=1), AttackOptions(n=30))
     (arrays,) = own_source.run.records_folder.glob("pgd-1-test-*.npz")
     arrays.unlink()
-    told = arrays.with_suffix(".json").name
-    words = (f"{arrays} is missing, though {told} tells of it", "demur attack")
+    metadata = arrays.with_suffix(".json").name
+    words = (f"{arrays} is missing, though {metadata} is there", "demur attack")
     for asked in ("score", "report", "theory"):
         refused(command(asked, str(own_source.run.path)), *words)
-    run_attack(
-        own_source, "pgd-1", PGD(Linf(0.1), steps=1), AttackOptions(n=30)
-    )  # which makes it again
+    # the attack makes the record again
+    run_attack(own_source, "pgd-1", PGD(Linf(0.1), steps=1), AttackOptions(n=30))
     assert len(own_source.run.records()) == 2
 
 
-def test_a_record_without_its_story_is_told_of(own_source: Evaluator, command: Command) -> None:
+def test_a_record_without_metadata_is_reported_and_left_out(
+    own_source: Evaluator, command: Command
+) -> None:
     run_attack(own_source, "clean", Clean(), AttackOptions(n=30))
     run_attack(own_source, "pgd-1", PGD(Linf(0.1), steps=1), AttackOptions(n=30))
     (metadata,) = own_source.run.records_folder.glob("pgd-1-test-*.json")
@@ -40,28 +41,29 @@ def test_a_record_without_its_story_is_told_of(own_source: Evaluator, command: C
     assert f"{arrays} is left out, for {metadata.name}, which tells what it is, is missing\n" in err
     assert "pgd-1, n=30" not in out
     assert "clean, n=30" in out
-    run_attack(
-        own_source, "pgd-1", PGD(Linf(0.1), steps=1), AttackOptions(n=30)
-    )  # which makes it again
+    # the attack makes the record again
+    run_attack(own_source, "pgd-1", PGD(Linf(0.1), steps=1), AttackOptions(n=30))
     assert "left out" not in command("score", str(own_source.run.path))[2]
 
 
-def lacking(path: Path, key: str) -> None:
-    """Take a key out of a story, whose digest is right again."""
-    metadata = read_json(path, "mend it")
+def delete_key(path: Path, key: str) -> None:
+    """Delete a key of a metadata file and update the digest."""
+    metadata = read_json(path, "restore it")
     del metadata[key]
     write_json(path, metadata)
 
 
-def test_a_story_that_grows_still_names_its_file(tmp_path: Path) -> None:
+def test_extended_metadata_still_names_its_file(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"epoch": 3})
-    grown = read_metadata(tmp_path / "a.json", "mend it") | {"more": 1}
+    grown = read_metadata(tmp_path / "a.json", "restore it") | {"more": 1}
     assert (grown["epoch"], grown["more"]) == (3, 1)
-    with pytest.raises(BadInput, match=r"a\.json is damaged: it does not tell 'weights'; mend it"):
+    with pytest.raises(
+        BadInput, match=r"a\.json is damaged: the key 'weights' is missing; restore it"
+    ):
         grown["weights"]
 
 
-def test_a_story_that_lacks_something_is_named(own_source: Evaluator, command: Command) -> None:
+def test_a_missing_key_is_named(own_source: Evaluator, command: Command) -> None:
     run_attack(own_source, "clean", Clean(), AttackOptions(n=30))
     run = own_source.run
     scored = ("score", str(run.path))
@@ -72,10 +74,10 @@ def test_a_story_that_lacks_something_is_named(own_source: Evaluator, command: C
         (run.path / "checkpoint.json", ("weights", "epoch", "recipe_digest")),
     ):
         for key in keys:
-            lacking(path, key)
+            delete_key(path, key)
             asked = (
                 ("attack", str(run.path), "pgd-10") if key == "epoch" else ("score", str(run.path))
             )
-            refused(command(*asked), f"{path.name} is damaged: it does not tell '{key}'; ")
+            refused(command(*asked), f"{path.name} is damaged: the key '{key}' is missing; ")
             path.write_bytes(whole[path])
     assert command(*scored)[0] == 0

@@ -1,4 +1,4 @@
-"""Least changes as a command: the median they must reach, and means that say what they are of."""
+"""Minimal distortion: the median score to reach, the mean distances, and the command."""
 
 import json
 import shutil
@@ -52,19 +52,21 @@ def test_normal_beside_adaptive_in_both_norms() -> None:
         "cw-adaptive-linf:rejector=Con()", "cw-adaptive-linf",
     ]  # fmt: skip
     assert usual(PLAIN_RUN) == ["cw", "cw-adaptive", "cw-linf", "cw-adaptive-linf"]
-    with pytest.raises(BadInput, match="pgd-20 does not look for the least change; use cw"):
+    with pytest.raises(BadInput, match="pgd-20 does not minimise the distortion; use cw"):
         distortion_attack("pgd-20", RR_RUN)
 
 
-def test_the_median_is_that_of_right_answers_among_training_images(tiny_source: Evaluator) -> None:
+def test_the_median_is_of_correct_predictions_on_training_images(tiny_source: Evaluator) -> None:
     fit, cal = (tiny_source.clean(split) for split in ("fit", "cal"))
     binding = Binding(tiny_source.clean)
-    for at, seen in ((Median(), fit), (Median("cal"), cal), (TPR(0.5), cal)):
-        right = rcon(seen.output)[prediction(seen.output) == seen.y].double()
-        t = binding.threshold(RCon(), at)
+    for at, record in ((Median(), fit), (Median("cal"), cal), (TPR(0.5), cal)):
+        right = rcon(record.output)[prediction(record.output) == record.y].double()
+        t = binding.choose_threshold(RCon(), at)
         assert t in right.tolist()
         assert (right >= t).double().mean() == pytest.approx(0.5, abs=1 / len(right))
-    assert binding.threshold(RCon(), Median()) != binding.threshold(RCon(), Median("cal"))
+    assert binding.choose_threshold(RCon(), Median()) != binding.choose_threshold(
+        RCon(), Median("cal")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -88,14 +90,16 @@ def test_success_means_a_score_above_the_median(
     adaptive = found[f"cw-adaptive{norm}"]
     output, y = adaptive.record.output, adaptive.record.y
     assert adaptive.threshold is not None
-    slips = ((prediction(output) != y) & (rcon(output) >= adaptive.threshold)).numpy()
-    assert np.array_equal(adaptive.broken, slips)
-    assert adaptive.broken.mean() > 0.5, "most images can be made to slip"
-    assert np.array_equal(adaptive.distance > 0, adaptive.moved), "what failed is as it came"
+    accepted_errors = ((prediction(output) != y) & (rcon(output) >= adaptive.threshold)).numpy()
+    assert np.array_equal(adaptive.broken, accepted_errors)
+    assert adaptive.broken.mean() > 0.5, "most images become accepted errors"
+    assert np.array_equal(adaptive.distance > 0, adaptive.moved), "failures are unchanged"
 
 
 @pytest.mark.parametrize("norm", ["", "-linf"])
-def test_to_be_accepted_too_costs_more(norm: str, found: dict[str, DistortionVerdicts]) -> None:
+def test_an_accepted_error_needs_a_larger_distance(
+    norm: str, found: dict[str, DistortionVerdicts]
+) -> None:
     normal, adaptive = found[f"cw{norm}"], found[f"cw-adaptive{norm}"]
     both = normal.moved & adaptive.moved
     assert (adaptive.distance >= normal.distance)[both].mean() > 0.9
@@ -107,7 +111,7 @@ def test_to_be_accepted_too_costs_more(norm: str, found: dict[str, DistortionVer
 
 
 def test_means_by_hand() -> None:
-    """Two broken by a change, one as it came, one not at all."""
+    """Two images broken by a change, one without a change, one not broken."""
     nothing = torch.zeros(4)
     arrays = {"size_l2": torch.tensor([2.0, 4.0, 0.0, 0.0]), "y": nothing}
     record = Record(arrays, {"label": "cw", "digest": "d"})
@@ -120,7 +124,9 @@ def test_means_by_hand() -> None:
     normal, adaptive, failed = distances([one, far, never], RR_RUN.rejectors())
     assert (normal.mean, normal.median, normal.paper_mean) == (10.0, 10.0, 5.0)
     assert (normal.broken, normal.as_they_came) == (0.75, 0.25)
-    assert (adaptive.mean, adaptive.paper_mean) == (8.5, 3.0), "the wrong one counts for nothing"
+    assert (adaptive.mean, adaptive.paper_mean) == (8.5, 3.0), (
+        "an image that was wrong before counts as 0"
+    )
     assert adaptive.beyond_normal == 3.0, "on the one image that a change broke in both"
     assert (failed.mean, failed.median, failed.paper_mean, failed.broken) == (None, None, 0.0, 0.0)
     json.dumps([line.plain() for line in (normal, adaptive, failed)])
@@ -153,7 +159,7 @@ def test_the_command_end_to_end(command: Command, tiny_run: Run, in_empty_folder
     assert code == 0
     for word in ("squared L2", "times normal", "paper: mean of all, rest 0", "R-Con (cw-adaptive"):
         assert word in out, word
-    refused(command("distortion", "tiny", "pgd-20"), "does not look for the least change")
+    refused(command("distortion", "tiny", "pgd-20"), "does not minimise the distortion")
     refused(command("distortion", "tiny", "cv"), "no attack is called 'cv'", "cw")
     refused(command("distortion", "tiny", "cw:step_size=3"), "no key 'step_size'")
     refused(command("distortion", "tiny", "--n", "0"), "asked for 0 images")

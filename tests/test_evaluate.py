@@ -1,5 +1,7 @@
-"""Binding, records that resume, rows that agree with the definitions."""
+"""Chosen thresholds, records that resume, and rows that agree with the definitions."""
 
+import doctest
+import inspect
 import shutil
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import demur
 import demur.evaluate.attack as evaluation
 from demur import metrics
 from demur.attacks import CE, PGD, AcceptedError, Clean, Evasion, Sum
@@ -21,7 +24,7 @@ from demur.output import Output, con, prediction, rcon, tcon
 from demur.recipes import recipe
 from demur.rejectors import Con, Coupled, RCon
 from demur.rule import Rejector, Score
-from demur.runs import Run
+from demur.runs import Record, Run
 from demur.runs.files import write_json
 from demur.spec import Spec
 from demur.training import train
@@ -36,10 +39,38 @@ def evaluator(tiny_run: Run, tmp_path: Path) -> Evaluator:
     return Evaluator(Run(Path(copy)), torch.device("cpu"))
 
 
-# ------------------------------------------------------------------ binding
+# ------------------------------------------------------------------ public names
 
 
-def test_bind_freezes_thresholds_on_clean_cal_images(evaluator: Evaluator) -> None:
+def test_a_device_may_be_given_by_name(tiny_run: Run) -> None:
+    assert Evaluator(tiny_run, "cpu").device == torch.device("cpu")
+    with pytest.raises(BadInput, match="no device is called 'gpu'; use auto, cpu or cuda"):
+        Evaluator(tiny_run, "gpu")
+    with pytest.raises(BadInput, match=r"^device must be a torch\.device or a name .*, not int$"):
+        Evaluator(tiny_run, 0)  # type: ignore[arg-type]
+
+
+PUBLIC = [Run, Record, Evaluator, AttackOptions, Scorer, run_attack, bind_thresholds]
+
+
+@pytest.mark.parametrize("public", PUBLIC, ids=lambda public: str(public.__name__))
+def test_examples_of_docstrings_run(
+    public: object, scored_source: Evaluator, in_empty_folder: Path
+) -> None:
+    shutil.copytree(scored_source.run.path, in_empty_folder / "runs" / "digits-pgdat-rr")
+    doc = inspect.getdoc(public) or ""
+    names = {name: getattr(demur, name) for name in demur.__all__} | {"torch": torch}
+    test = doctest.DocTestParser().get_doctest(doc, names, str(public), None, None)
+    assert "Example:" in doc
+    assert test.examples
+    said = list[str]()
+    assert doctest.DocTestRunner().run(test, out=said.append).failed == 0, "".join(said)
+
+
+# ------------------------------------------------------------------ thresholds
+
+
+def test_thresholds_are_chosen_on_clean_cal_images(evaluator: Evaluator) -> None:
     attack = PGD(Linf(0.1), objective=Evasion(RCon()), criterion=AcceptedError(RCon(), TPR(0.9)))
     bound = bind_thresholds(attack, evaluator.clean)
     cal = evaluator.clean("cal")
@@ -52,7 +83,7 @@ def test_bind_freezes_thresholds_on_clean_cal_images(evaluator: Evaluator) -> No
 
 def test_a_fixed_threshold_needs_no_data() -> None:
     def no_data(split: str) -> object:
-        raise AssertionError("looked at data")
+        raise AssertionError("data was read")
 
     attack = PGD(
         Linf(0.1), objective=CE() + Evasion(Coupled()), criterion=AcceptedError(Coupled(), 0.5)
@@ -76,7 +107,7 @@ class NearCentre(Spec, Rejector):
         return Centroid(out.feature.mean(0))
 
 
-def test_rejectors_are_fitted_wherever_they_stand_in_a_spec(evaluator: Evaluator) -> None:
+def test_rejectors_are_fitted_anywhere_in_a_spec(evaluator: Evaluator) -> None:
     objective = Sum((CE(), Evasion(NearCentre()), Evasion(Coupled(gate=Con(), score=NearCentre()))))
     bound = bind_thresholds(PGD(Linf(0.1), steps=2, objective=objective), evaluator.clean).spec
     fit = evaluator.clean("fit")
@@ -94,7 +125,7 @@ def test_rejectors_are_fitted_wherever_they_stand_in_a_spec(evaluator: Evaluator
         PGD(Linf(0.1), objective=objective)(evaluator.net, x, y)
 
 
-def test_a_fitted_rejector_has_a_lasting_identity(evaluator: Evaluator) -> None:
+def test_an_attack_on_a_fitted_rejector_has_a_stable_digest(evaluator: Evaluator) -> None:
     attack = PGD(
         Linf(0.1), steps=1, keep="success", criterion=AcceptedError(NearCentre(), TPR(0.9))
     )
@@ -104,13 +135,15 @@ def test_a_fitted_rejector_has_a_lasting_identity(evaluator: Evaluator) -> None:
     assert first.fitted == {"NearCentre()": evaluator.clean("fit").digest}
     records = [run_attack(evaluator, label, attack, AttackOptions(n=8)) for label in ("a", "b")]
     assert records[0].digest == records[1].digest
-    assert records[1].label == "a", "the same attack under another name is not made again"
+    assert records[1].label == "a", "the same attack under another label is not run again"
 
 
 # ------------------------------------------------------------------ records
 
 
-def test_a_record_holds_the_verdicts_of_exactly_the_images_made(evaluator: Evaluator) -> None:
+def test_a_record_holds_the_outputs_of_exactly_its_adversarial_examples(
+    evaluator: Evaluator,
+) -> None:
     record = run_attack(
         evaluator, "pgd-3", ATTACK, AttackOptions(n=50, keep_images=50, keep_features=True)
     )
@@ -125,17 +158,18 @@ def test_a_record_holds_the_verdicts_of_exactly_the_images_made(evaluator: Evalu
     assert record.correct.tolist() == (prediction(record.output) == y).tolist()
 
 
-def test_a_record_tells_its_story(evaluator: Evaluator) -> None:
-    record = run_attack(evaluator, "adaptive", PGD(Linf(0.1), steps=2, keep="success",
-                      criterion=AcceptedError(RCon(), TPR(0.95)), seed=3), AttackOptions(n=20))  # fmt: skip
-    about = record.metadata
-    assert about["spec"].startswith("PGD(ball=Linf(eps=0.1), steps=2, step_size=None")
-    assert about["weights"] == evaluator.run.checkpoint["weights"]
-    assert about["seed"] == 3
-    assert about["n"] == 20
-    assert list(about["thresholds"]) == ["AcceptedError(RCon(), TPR(0.95))"]
+def test_a_record_has_metadata(evaluator: Evaluator) -> None:
+    criterion = AcceptedError(RCon(), TPR(0.95))
+    attack = PGD(Linf(0.1), steps=2, keep="success", criterion=criterion, seed=3)
+    record = run_attack(evaluator, "adaptive", attack, AttackOptions(n=20))
+    metadata = record.metadata
+    assert metadata["spec"].startswith("PGD(ball=Linf(eps=0.1), steps=2, step_size=None")
+    assert metadata["weights"] == evaluator.run.checkpoint["weights"]
+    assert metadata["seed"] == 3
+    assert metadata["n"] == 20
+    assert list(metadata["thresholds"]) == ["AcceptedError(RCon(), TPR(0.95))"]
     for key in ("data", "code", "torch", "numpy", "device", "recipe", "epoch", "digest"):
-        assert about[key], key
+        assert metadata[key], key
 
 
 def test_batch_size_does_not_change_a_record(evaluator: Evaluator) -> None:
@@ -146,11 +180,11 @@ def test_batch_size_does_not_change_a_record(evaluator: Evaluator) -> None:
     assert torch.allclose(whole.arrays["x_adv"], parts.arrays["x_adv"], atol=1e-6)
 
 
-def test_a_killed_attack_goes_on_where_it_stopped(
+def test_a_killed_attack_resumes_where_it_stopped(
     evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order = AttackOptions(n=60, batch_size=20)
-    whole = run_attack(evaluator, "a", ATTACK, order)
+    options = AttackOptions(n=60, batch_size=20)
+    whole = run_attack(evaluator, "a", ATTACK, options)
     shutil.rmtree(evaluator.run.records_folder)
     calls: list[int] = []
     real = PGD.perturb
@@ -163,36 +197,38 @@ def test_a_killed_attack_goes_on_where_it_stopped(
 
     monkeypatch.setattr(PGD, "perturb", counted)
     with pytest.raises(KeyboardInterrupt):
-        run_attack(evaluator, "a", ATTACK, order)
+        run_attack(evaluator, "a", ATTACK, options)
     assert evaluator.run.records() == []
-    resumed = run_attack(evaluator, "a", ATTACK, order)
+    resumed = run_attack(evaluator, "a", ATTACK, options)
     assert len(calls) == 4  # two done, one killed, one left
     assert torch.equal(whole.output.logits, resumed.output.logits)
     assert not list(evaluator.run.records_folder.glob(".making*"))
 
 
-def test_a_damaged_part_is_made_again(
+def test_a_damaged_batch_is_made_again(
     evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.test_runs import spoil
 
-    order = AttackOptions(n=40, batch_size=20)
-    whole = run_attack(evaluator, "a", ATTACK, order)
+    options = AttackOptions(n=40, batch_size=20)
+    whole = run_attack(evaluator, "a", ATTACK, options)
     shutil.rmtree(evaluator.run.records_folder)
 
     def stop(*args: object) -> dict[str, Tensor]:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(evaluation, "_answers", stop)
+        patched.setattr(evaluation, "_record_arrays", stop)
         with pytest.raises(KeyboardInterrupt):
-            run_attack(evaluator, "a", ATTACK, order)
+            run_attack(evaluator, "a", ATTACK, options)
     (part,) = evaluator.run.records_folder.glob(".making*/parts*/0-20-*")
     spoil(part)
-    assert torch.equal(whole.output.logits, run_attack(evaluator, "a", ATTACK, order).output.logits)
+    assert torch.equal(
+        whole.output.logits, run_attack(evaluator, "a", ATTACK, options).output.logits
+    )
 
 
-def test_an_existing_record_is_read_not_made(
+def test_an_existing_record_is_read_and_not_made_again(
     evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = run_attack(evaluator, "a", ATTACK, AttackOptions(n=20))
@@ -201,31 +237,31 @@ def test_an_existing_record_is_read_not_made(
     assert torch.equal(first.output.logits, again.output.logits)
 
 
-def test_bad_orders_are_refused(evaluator: Evaluator) -> None:
-    for order, words in (
+def test_bad_options_raise_one_sentence(evaluator: Evaluator) -> None:
+    for options, words in (
         (AttackOptions(split="tset"), "did you mean test"),
         (AttackOptions(n=0), "asked for 0"),
         (AttackOptions(n=4000), "has 300"),
         (AttackOptions(batch_size=0), "at least 1"),
     ):
         with pytest.raises(BadInput, match=words):
-            run_attack(evaluator, "a", ATTACK, order)
+            run_attack(evaluator, "a", ATTACK, options)
 
 
-# ------------------------------------------------------------------ scoring
+# ------------------------------------------------------------------ scorer
 
 
 def test_rows_agree_with_the_definitions(scored_source: Evaluator) -> None:
-    scoring = Scorer.of(scored_source)
-    assert list(scoring.scores) == list(scored_source.run.recipe.rejectors())
+    scorer = Scorer.of(scored_source)
+    assert list(scorer.scores) == list(scored_source.run.recipe.rejectors())
     for record in scored_source.run.records():
-        scored = scoring.scored(record)
+        scored = scorer.scored(record)
         rows = {(row.rejector, row.protocol): row for row in scored.rows}
-        assert len(rows) == 2 * len(scoring.scores) + 1
+        assert len(rows) == 2 * len(scorer.scores) + 1
         correct = record.correct
         score = rcon(record.output).double().numpy()
         deploy, paper = rows["R-Con", "deploy"], rows["R-Con", "paper"]
-        accepted = score >= scoring.thresholds["R-Con"]
+        accepted = score >= scorer.thresholds["R-Con"]
         assert deploy.point.coverage == accepted.mean()
         assert deploy.point.accuracy == correct[accepted].mean()
         assert deploy.point.accepted_wrong == (accepted & ~correct).mean()
@@ -240,9 +276,9 @@ def test_rows_agree_with_the_definitions(scored_source: Evaluator) -> None:
         assert oracle.ranking.auroc > paper.ranking.auroc
         assert ("T-Con (oracle)", "deploy") not in rows
         assert rows["Con", "paper"].ranking.auroc_vs_con.value == 0
-        for name in scoring.scores:
-            held = metrics.stats_of_verdicts(scoring.taken(name, record), correct)
-            assert rows[name, "deploy"].point._replace(threshold=0) == held._replace(threshold=0)
+        for name in scorer.scores:
+            stats = metrics.stats_of_verdicts(scorer.taken(name, record), correct)
+            assert rows[name, "deploy"].point._replace(threshold=0) == stats._replace(threshold=0)
         for protocol in ("paper", "deploy"):
             own, base = rows["R-Con", protocol], rows["Con", protocol]
             gap = own.accuracy_vs_con
@@ -251,12 +287,12 @@ def test_rows_agree_with_the_definitions(scored_source: Evaluator) -> None:
             assert base.accuracy_vs_con[:3] == (0, 0, 0)
 
 
-def test_the_coupled_row_ranks_those_past_the_gate_and_puts_others_last(
+def test_the_coupled_score_ranks_images_that_pass_the_gate_first(
     scored_source: Evaluator,
 ) -> None:
-    scoring = Scorer.of(scored_source)
+    scorer = Scorer.of(scored_source)
     record = scored_source.run.records()[-1]
-    row = next(r for r in scoring.scored(record).rows if r.rejector == "Con+R-Con")
+    row = next(r for r in scorer.scored(record).rows if r.rejector == "Con+R-Con")
     out = record.output
     ranked = np.where(con(out) >= 0.5, rcon(out).double(), -np.inf)
     assert np.isneginf(ranked).any()
@@ -266,8 +302,8 @@ def test_the_coupled_row_ranks_those_past_the_gate_and_puts_others_last(
 def test_rows_are_json(scored_source: Evaluator) -> None:
     import json
 
-    scoring = Scorer.of(scored_source)
-    for row in scoring.scored(scored_source.run.records()[0]).rows:
+    scorer = Scorer.of(scored_source)
+    for row in scorer.scored(scored_source.run.records()[0]).rows:
         plain = json.loads(json.dumps(row.plain(), allow_nan=False))
         assert plain["point"]["n"] == 300
         assert set(plain["ranking"]["auroc_interval"]) == {"lo", "hi"}
@@ -288,27 +324,27 @@ def test_a_net_without_a_head_is_scored_without_rcon(tmp_path: Path) -> None:
     assert spec.method.head == NoHead()
     evaluator = Evaluator(train(spec, tmp_path / "run"), torch.device("cpu"))
     run_attack(evaluator, "clean", Clean(), AttackOptions(n=60))
-    scoring = Scorer.of(evaluator)
-    assert not {"R-Con", "Con+R-Con", "A"} & set(scoring.scores)
-    assert {"Con", "Energy", "KD", "GDA"} <= set(scoring.scores)
+    scorer = Scorer.of(evaluator)
+    assert not {"R-Con", "Con+R-Con", "A"} & set(scorer.scores)
+    assert {"Con", "Energy", "KD", "GDA"} <= set(scorer.scores)
 
 
-def test_records_without_features_are_scored_by_what_they_have(
+def test_records_without_features_are_scored_by_rejectors_without_features(
     scored_source: Evaluator, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(scored_source.run.path, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "records")
     evaluator = Evaluator(Run(Path(copy)), torch.device("cpu"))
     record = run_attack(evaluator, "clean", Clean(), AttackOptions(keep_features=False))
-    scoring = Scorer.of(evaluator)
-    assert "KD" not in scoring.scores, "nothing is learned that nothing can use"
-    assert {row.rejector for row in scoring.scored(record).rows} >= {"Con", "R-Con", "Entropy"}
+    scorer = Scorer.of(evaluator)
+    assert "KD" not in scorer.scores, "no rejector is fitted that no record has features for"
+    assert {row.rejector for row in scorer.scored(record).rows} >= {"Con", "R-Con", "Entropy"}
     run_attack(evaluator, "pgd-3", PGD(Linf(0.15), steps=3), AttackOptions(n=20))
-    scoring = Scorer.of(evaluator)
-    assert "KD" in scoring.scores
-    assert "KD" not in {row.rejector for row in scoring.scored(record).rows}
+    scorer = Scorer.of(evaluator)
+    assert "KD" in scorer.scores
+    assert "KD" not in {row.rejector for row in scorer.scored(record).rows}
 
 
-def test_verdicts_in_eval_mode(tiny_net: RejectingNet) -> None:
+def test_the_net_is_in_eval_mode_without_gradients(tiny_net: RejectingNet) -> None:
     assert not tiny_net.training
     assert not any(p.requires_grad for p in tiny_net.parameters())

@@ -1,4 +1,4 @@
-"""Writing a file: links stay, pipes take what is written, and faults name the file itself."""
+"""Writing files: symbolic links stay, pipes are written to, errors name the target."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from demur.runs.files import content_digest, write_bytes
 
 
-def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path) -> None:
+def test_a_symbolic_link_stays_and_its_target_is_written(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     (tmp_path / "far" / "page").write_bytes(b"old")
     (tmp_path / "link").symlink_to("far/page")
@@ -23,14 +23,14 @@ def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path) -> None:
     assert files == {"page": b"now", "other": b"other"}
 
 
-def test_a_link_that_leads_to_itself_is_an_error_of_the_system(tmp_path: Path) -> None:
+def test_a_link_to_itself_raises_oserror(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("link")
     with pytest.raises(OSError, match=r"link"):
         write_bytes(tmp_path / "link", b"now")
     assert (tmp_path / "link").is_symlink()
 
 
-def test_a_pipe_takes_what_is_written(tmp_path: Path) -> None:
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -43,8 +43,8 @@ def test_a_pipe_takes_what_is_written(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
-def test_our_own_output_loses_nothing_that_was_said(tmp_path: Path) -> None:
-    """As where /dev/stdout is named and the shell sends it to a file."""
+def test_writing_to_standard_output_appends(tmp_path: Path) -> None:
+    """As with /dev/stdout as the path, redirected to a file by the shell."""
     script = (
         "import sys; from pathlib import Path; from demur.runs.files import write_bytes\n"
         f"sys.stdout.write('before '); write_bytes(Path({str(tmp_path / 'out')!r}), b'written ')\n"
@@ -55,7 +55,7 @@ def test_our_own_output_loses_nothing_that_was_said(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_bytes() == b"before written after"
 
 
-def test_what_goes_wrong_is_said_of_the_file_and_not_of_its_half(
+def test_an_error_names_the_file_and_not_its_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def denied(self: Path, *words: object) -> None:
@@ -67,7 +67,7 @@ def test_what_goes_wrong_is_said_of_the_file_and_not_of_its_half(
     assert caught.value.filename == str(tmp_path / "page")
 
 
-def test_a_name_may_be_as_long_as_the_system_allows(tmp_path: Path) -> None:
+def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path: Path) -> None:
     path = tmp_path / (250 * "x")
     write_bytes(path, b"new")
     assert path.read_bytes() == b"new"

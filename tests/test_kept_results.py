@@ -1,4 +1,4 @@
-"""What lies in results/ is what the pages say it is."""
+"""The runs in results/ agree with the documentation pages."""
 
 import json
 import re
@@ -31,7 +31,7 @@ MADE_BY = {
 
 
 @pytest.mark.parametrize("table", ["methods-cifar10", "study-cifar10"])
-def test_every_figure_of_a_page_comes_from_a_kept_run_of_the_recipe_of_its_line(table: str) -> None:
+def test_every_line_of_a_page_has_a_stored_run_of_its_recipe(table: str) -> None:
     page = (ROOT / "docs" / f"{table}.md").read_text()
     rows = re.findall(r"^\| (\S+) \| (\d) \| (\S+) \| ([0-9a-f]{12}) \|$", page, re.MULTILINE)
     assert {name for _, _, name, _ in rows} == {run.name for run in runs_in(RESULTS / table)}
@@ -41,7 +41,7 @@ def test_every_figure_of_a_page_comes_from_a_kept_run_of_the_recipe_of_its_line(
         assert Run.open(str(RESULTS / table / name)).recipe == recipe
 
 
-def test_every_other_kept_run_is_of_the_recipe_that_is_said_to_make_it() -> None:
+def test_every_other_stored_run_has_its_documented_recipe() -> None:
     runs = {run.name: run.recipe for run in runs_in(RESULTS)}
     made = {
         name: changed(RECIPES[recipe], ["data.split=paper", *changes])
@@ -51,7 +51,7 @@ def test_every_other_kept_run_is_of_the_recipe_that_is_said_to_make_it() -> None
 
 
 def short_records(runs: str) -> dict[str, list[Record]]:
-    """Those of the three seeds on all test images, by attack."""
+    """Records of three seeds on all test images, by attack."""
     seeds = [Run(RESULTS / f"{runs}-seed{seed}") for seed in (0, 1, 2)]
     made = [one for run in seeds for one in run.records() if len(one.y) == 10_000]
     return {name: [one for one in made if one.label == name] for name in SHORT_ATTACKS}
@@ -78,30 +78,30 @@ def short_records(runs: str) -> dict[str, list[Record]]:
         ),
     ],
 )
-def test_the_figures_of_the_short_recipes_are_those_of_their_records(
+def test_the_numbers_of_the_short_recipes_are_those_of_their_records(
     page: str, line: str, runs: str
 ) -> None:
-    """Accuracies, each or as a mean; TPR-95 and AUROC under PGD-10 by score."""
+    """Accuracies of each seed or their mean; TPR-95 and AUROC under PGD-10 of each score."""
     (row,) = [r for r in (ROOT / page).read_text().splitlines() if r.startswith(f"| {line} |")]
     records = short_records(runs)
     shown = [cell.strip(" *") for cell in row.strip("| ").split("|")][1:]
     for name, cell in zip(SHORT_ATTACKS, shown[:3], strict=True):
         right = [100 * float(one.correct.mean()) for one in records[name]]
         assert len(right) == 3
-        assert cell in (", ".join(f"{each:.1f}" for each in right), spread(right))
+        assert cell in (", ".join(f"{value:.1f}" for value in right), spread(right))
     points, areas = [], []
     scores = [Con(), RCon()] if "rr" in runs else [Con()]
     for score in scores:
         rows = [(values(score, one), one.correct) for one in records["pgd-10"]]
-        kept = [metrics.paper_stats(*pair, 0.95).accuracy for pair in rows]
-        points.append(spread([100 * each for each in kept]))
+        accuracies = [metrics.paper_stats(*pair, 0.95).accuracy for pair in rows]
+        points.append(spread([100 * value for value in accuracies]))
         area = mean(metrics.auroc(*pair) for pair in rows)
         areas.append(f"{area:.3f}".removeprefix("0"))
-    told = [cell.removesuffix(" / -") for cell in shown[-2:]]
-    assert told == [" / ".join(points), " / ".join(areas)]
+    last_cells = [cell.removesuffix(" / -") for cell in shown[-2:]]
+    assert last_cells == [" / ".join(points), " / ".join(areas)]
 
 
-def test_the_figures_of_the_speed_page_are_those_of_its_benchmark() -> None:
+def test_the_numbers_of_the_speed_page_are_those_of_its_benchmark() -> None:
     page = " ".join((ROOT / "docs" / "speed.md").read_text().split())
     (name,) = re.findall(r"all in one run \(`(benchmarks/\S+)`\)", page)
     report = json.loads((ROOT / name).read_text())
@@ -113,17 +113,17 @@ def test_the_figures_of_the_speed_page_are_those_of_its_benchmark() -> None:
     eager, _, fast, *_ = (line["epoch_s"] for line in report["lines"])
     assert f"That is {eager / fast:.1f} times the eager loop" in page
     assert f"PGD-100 on 10,000 images takes {report['attack']['seconds']:.1f} s" in page
-    told = sentences({"head": report["head"]})
-    for mode, sentence in zip(report["head"], told, strict=True):
+    lines = sentences({"head": report["head"]})
+    for mode, sentence in zip(report["head"], lines, strict=True):
         cost, apart, more, share = re.findall(r"[-+]?\d+(?:\.\d+)?", sentence)
         assert f"| {mode} | {cost}% | {apart}% | {more} | {share}% |" in page
 
 
-def spread(each: list[float]) -> str:
-    return f"{mean(each):.1f} ± {stdev(each):.1f}"
+def spread(values: list[float]) -> str:
+    return f"{mean(values):.1f} ± {stdev(values):.1f}"
 
 
-def test_every_folder_that_a_page_reads_a_table_from_holds_some_of_it() -> None:
+def test_every_folder_of_a_documented_table_has_its_runs() -> None:
     pages = [ROOT / "README.md", RESULTS / "README.md", *(ROOT / "docs").glob("*.md")]
     words = " ".join(" ".join(page.read_text().split()) for page in pages)
     asked = set(re.findall(r"demur table (\S+) [^`]*?--kept (results\S*?)[` ]", words))

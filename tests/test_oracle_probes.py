@@ -1,4 +1,4 @@
-"""Probes that are told the right answers find what is there, and nothing where nothing is."""
+"""Oracle probes find the information that outputs have, and nothing if they have none."""
 
 import json
 from pathlib import Path
@@ -28,14 +28,14 @@ COUNT, CLASSES = 2000, 4
 
 
 def record(right: Tensor, logits: Tensor, aux: Tensor, feature: Tensor | None = None) -> Record:
-    """A record of which these answers are right."""
-    answer = logits.argmax(-1)
-    y = torch.where(right, answer, (answer + 1) % CLASSES)
+    """A record in which the predictions marked `right` are correct."""
+    predicted = logits.argmax(-1)
+    y = torch.where(right, predicted, (predicted + 1) % CLASSES)
     arrays = {"logits": logits, "aux": aux, "y": y}
     return Record(arrays | ({} if feature is None else {"feature": feature}), {"label": "made up"})
 
 
-def drawn(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
+def random_outputs(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
     g = torch.Generator().manual_seed(seed)
     widths = (CLASSES, 1, 200)
     logits, aux, feature = (2 * torch.randn(COUNT, width, generator=g) for width in widths)
@@ -46,37 +46,37 @@ def area(score: FloatArray, made: Record) -> float:
     return float(metrics.auroc(score, made.correct))
 
 
-def test_no_image_tells_of_itself() -> None:
-    """Where chance decides, as many numbers as a tenth of the images are no help."""
-    logits, aux, feature, g = drawn()
+def test_no_image_is_scored_by_a_model_fitted_to_it() -> None:
+    """If correctness is random, a probe with N / 10 inputs has an AUROC of 1/2."""
+    logits, aux, feature, g = random_outputs()
     made = record(torch.rand(COUNT, generator=g) < 0.5, logits, aux, feature)
-    told = probe_scores(made)
-    assert set(told) == {LINEAR, TREES, FEATURES}
-    for name, score in told.items():
+    scores = probe_scores(made)
+    assert set(scores) == {LINEAR, TREES, FEATURES}
+    for name, score in scores.items():
         assert abs(area(score, made) - 0.5) < 0.05, name
 
 
-def test_what_the_head_knows_is_found() -> None:
-    logits, aux, _, _ = drawn()
+def test_information_in_the_head_is_found() -> None:
+    logits, aux, _, _ = random_outputs()
     made = record(aux[:, 0] > 0, logits, aux)
-    told = probe_scores(made)
-    assert set(told) == {LINEAR, TREES}, "there are no features"
+    scores = probe_scores(made)
+    assert set(scores) == {LINEAR, TREES}, "there are no features"
     assert abs(area(values(Con(), made), made) - 0.5) < 0.05
-    for name, score in told.items():
+    for name, score in scores.items():
         assert area(score, made) > 0.99, name
 
 
-def test_what_the_class_knows_is_found() -> None:
-    """Confidence means another thing in another class."""
-    logits, aux, _, g = drawn()
+def test_information_in_the_predicted_class_is_found() -> None:
+    """The accuracy depends on the predicted class, not on the confidence."""
+    logits, aux, _, g = random_outputs()
     often = torch.tensor([0.9, 0.1, 0.5, 0.5])[logits.argmax(-1)]
     made = record(torch.rand(COUNT, generator=g) < often, logits, aux)
     for name, score in probe_scores(made).items():
         assert area(score, made) > area(values(Con(), made), made) + 0.1, name
 
 
-def test_where_confidence_says_it_all_no_probe_is_better() -> None:
-    logits, aux, _, g = drawn()
+def test_no_probe_is_better_if_confidence_is_sufficient() -> None:
+    logits, aux, _, g = random_outputs()
     sure = logits.softmax(-1).amax(-1)
     made = record(torch.rand(COUNT, generator=g) < sure, logits, aux)
     base = values(Con(), made)
@@ -84,19 +84,21 @@ def test_where_confidence_says_it_all_no_probe_is_better() -> None:
         assert metrics.auroc_difference(score, base, made.correct).lo <= 0, name
 
 
-def test_what_only_features_know_is_found_in_them() -> None:
-    logits, aux, feature, _ = drawn()
+def test_information_in_features_alone_is_found_in_them() -> None:
+    logits, aux, feature, _ = random_outputs()
     made = record(feature[:, 3] + feature[:, 5] > 0, logits, aux, feature)
-    told = probe_scores(made)
-    assert area(told[FEATURES], made) > 0.95
-    assert abs(area(told[LINEAR], made) - 0.5) < 0.05
+    scores = probe_scores(made)
+    assert area(scores[FEATURES], made) > 0.95
+    assert abs(area(scores[LINEAR], made) - 0.5) < 0.05
 
 
-def test_few_right_or_wrong_answers_teach_nothing() -> None:
-    logits, aux, _, _ = drawn()
+def test_too_few_correct_or_wrong_predictions_are_not_probed() -> None:
+    logits, aux, _, _ = random_outputs()
     for right in (99, COUNT - 99):
         made = record(torch.arange(COUNT) < right, logits, aux)
-        assert why_unprobed(made).startswith(f"{right} of 2000 answers are right, and to learn")
+        assert why_unprobed(made).startswith(
+            f"{right} of 2000 predictions are correct, and a probe needs"
+        )
         with pytest.raises(BadInput, match="the record of made up cannot be probed"):
             probe_scores(made)
     assert why_unprobed(record(torch.arange(COUNT) < 100, logits, aux)) == ""
@@ -127,7 +129,7 @@ def test_the_command_shows_probes_and_what_they_found(
     )
 
 
-def test_bare_records_are_passed_over(
+def test_scores_only_records_are_skipped(
     own_source: Evaluator, command: Command, tmp_path: Path
 ) -> None:
     run_attack(own_source, "clean", attack("clean", own_source.run.recipe), AttackOptions("test"))
@@ -135,7 +137,7 @@ def test_bare_records_are_passed_over(
     code, out, err = command("score", str(tmp_path / "bare"), "--oracle-probes")
     assert code == 0
     assert LINEAR not in out
-    assert "clean (n=300) without probes: only scores were kept" in " ".join(err.split())
+    assert "clean (n=300) without probes: the record has only scores" in " ".join(err.split())
 
 
 @pytest.mark.parametrize(
@@ -156,12 +158,12 @@ def test_the_sentence_is_of_the_best_probe(
         return cast(Row, SimpleNamespace(rejector=name, ranking=ranking))
 
     scored = cast(ScoredRecord, SimpleNamespace(summary=SimpleNamespace(attack="pgd", n=40)))
-    told = sentence(scored, [row("another", 0.6), row(rejector, 0.7)])
-    assert told.startswith(f"pgd (n=40): {words}")
+    line = sentence(scored, [row("another", 0.6), row(rejector, 0.7)])
+    assert line.startswith(f"pgd (n=40): {words}")
 
 
 def test_folds_are_the_same_every_time() -> None:
-    logits, aux, _, g = drawn(3)
+    logits, aux, _, g = random_outputs(3)
     made = record(torch.rand(COUNT, generator=g) < 0.5, logits, aux)
     first, again = probe_scores(made), probe_scores(made)
     assert all(np.array_equal(first[name], again[name]) for name in first)

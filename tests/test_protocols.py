@@ -35,7 +35,7 @@ def sklearn_threshold(score: FloatArray, correct: BoolArray, level: float) -> fl
     return float(thresholds[np.argmin(np.abs(tpr - level))])
 
 
-class TestOperatingPoint:
+class TestOperatingStats:
     SCORE = (0.9, 0.8, 0.8, 0.4, 0.1)
     CORRECT = (1, 1, 0, 1, 0)
 
@@ -44,16 +44,16 @@ class TestOperatingPoint:
         assert point == (0.8, 2 / 3, 3 / 5, 2 / 3, 1 / 2, 1 / 5, 5, 3)
         assert metrics.accuracy(self.CORRECT) == 3 / 5
 
-    def test_strict_drops_the_threshold(self) -> None:
+    def test_strict_rejects_a_score_equal_to_the_threshold(self) -> None:
         point = metrics.stats_at_threshold(self.SCORE, self.CORRECT, 0.8, strict=True)
         assert point == (0.8, 1.0, 1 / 5, 1 / 3, 0.0, 0.0, 5, 1)
 
-    def test_never_is_refused_unless_all_are_accepted(self) -> None:
+    def test_minus_infinity_is_accepted_only_if_all_are(self) -> None:
         score, correct = [-INF, -INF, 1.0], [0, 0, 1]
         assert metrics.stats_at_threshold(score, correct, -INF).accepted == 3
         assert metrics.stats_at_threshold(score, correct, -INF, strict=True).accepted == 1
 
-    def test_refusing_all_earns_nothing(self) -> None:
+    def test_rejecting_all_images_gives_zeros(self) -> None:
         point = metrics.stats_at_threshold(self.SCORE, self.CORRECT, INF)
         assert point == (INF, 0.0, 0.0, 0.0, 0.0, 0.0, 5, 0)
         assert point.accuracy_interval == (0, 1)
@@ -64,7 +64,7 @@ class TestOperatingPoint:
         right = metrics.stats_at_threshold([1, 2], [1, 1], 2)
         assert (right.tpr, right.fpr, right.accuracy) == (0.5, 0.0, 1.0)
 
-    def test_verdicts_without_a_threshold(self) -> None:
+    def test_accept_decisions_without_a_threshold(self) -> None:
         point = metrics.stats_of_verdicts([1, 1, 1, 0, 0], self.CORRECT)
         assert math.isnan(point.threshold)
         assert point[1:] == metrics.stats_at_threshold(self.SCORE, self.CORRECT, 0.8)[1:]
@@ -75,10 +75,10 @@ class TestOperatingPoint:
         self, data: Set, threshold: float, strict: bool
     ) -> None:
         score, correct = data
-        taken = score > threshold if strict else score >= threshold
-        right, n = int((taken & correct).sum()), len(score)
+        accept = score > threshold if strict else score >= threshold
+        right, n = int((accept & correct).sum()), len(score)
         point = metrics.stats_at_threshold(score, correct, threshold, strict)
-        accepted = int(taken.sum())
+        accepted = int(accept.sum())
         assert (point.accepted, point.n) == (accepted, n)
         assert point.accuracy_interval == metrics.wilson(right, accepted)
         assert point.coverage_interval == metrics.wilson(accepted, n)
@@ -93,9 +93,9 @@ class TestPaperProtocol:
         expected = sklearn_threshold(score, correct, level)
         assert metrics.paper_threshold(score, correct, level) == expected
         point = metrics.paper_stats(score, correct, level)
-        answered = correct[score > expected]
-        assert point.accepted == len(answered)
-        assert point.accuracy == (answered.mean() if len(answered) else 0.0)
+        accepted = correct[score > expected]
+        assert point.accepted == len(accepted)
+        assert point.accuracy == (accepted.mean() if len(accepted) else 0.0)
 
     @pytest.mark.parametrize("step", [0.0, 0.02, 0.3])
     @pytest.mark.parametrize("n", [10, 100, 3000])
@@ -108,7 +108,7 @@ class TestPaperProtocol:
 
     @SOME
     @given(sets(st.one_of(TIED, st.just(-INF))), LEVELS)
-    def test_never_is_the_lowest_score(self, data: Set, level: float) -> None:
+    def test_minus_infinity_is_the_lowest_score(self, data: Set, level: float) -> None:
         score, correct = data
         lowest = np.where(np.isneginf(score), -9.0, score)
         expected = sklearn_threshold(lowest, correct, level)
@@ -122,23 +122,23 @@ class TestPaperProtocol:
         assert metrics.paper_threshold(score, correct) == 20
         assert metrics.paper_stats(score, correct).tpr == 19 / 20
 
-    def test_nearest_may_keep_less_than_asked(self) -> None:
+    def test_the_nearest_tpr_may_be_below_the_level(self) -> None:
         score, correct = np.arange(44.0), np.arange(44) % 2 == 0
         assert metrics.paper_threshold(score, correct, 0.93) == 4
         assert metrics.stats_at_threshold(score, correct, 4).tpr == 20 / 22
         assert metrics.threshold_at_tpr(score, correct, 0.93) == 2
 
-    def test_without_right_answers_nothing_is_accepted(self) -> None:
+    def test_without_correct_predictions_nothing_is_accepted(self) -> None:
         assert metrics.paper_threshold([1, 2, 3], [0, 0, 0]) == INF
         point = metrics.paper_stats([1, 2, 3], [0, 0, 0])
         assert point == (INF, 0.0, 0.0, 1.0, 0.0, 0.0, 3, 0)
 
-    def test_without_wrong_answers_the_last_threshold_is_taken(self) -> None:
+    def test_without_wrong_predictions_the_smallest_threshold_is_used(self) -> None:
         assert metrics.paper_threshold(np.arange(100.0), np.ones(100)) == 0
         assert metrics.paper_stats(np.arange(100.0), np.ones(100)).accepted == 99
 
     @pytest.mark.parametrize("correct", [[0], [1]])
-    def test_one_image_is_refused(self, correct: list[int]) -> None:
+    def test_a_single_image_is_rejected(self, correct: list[int]) -> None:
         point = metrics.paper_stats([0.3], correct)
         assert (point.accepted, point.accuracy, point.coverage) == (0, 0.0, 0.0)
 
@@ -154,7 +154,7 @@ class TestDeployProtocol:
 
     @SOME
     @given(WITH_NEVER, LEVELS)
-    def test_largest_threshold_that_keeps_enough(self, data: Set, level: float) -> None:
+    def test_the_largest_threshold_that_reaches_the_level(self, data: Set, level: float) -> None:
         score, correct = data
         correct[0] = True
         threshold = metrics.threshold_at_tpr(score, correct, level)
@@ -164,12 +164,12 @@ class TestDeployProtocol:
         assert all(np.sum(right >= t) < asked for t in score if t > threshold)
         assert metrics.stats_at_threshold(score, correct, threshold).tpr >= level
 
-    def test_ties_at_the_threshold_are_kept(self) -> None:
+    def test_ties_at_the_threshold_are_accepted(self) -> None:
         score, correct = [2, 1, 1, 1, 0], [1, 1, 1, 0, 0]
         assert metrics.threshold_at_tpr(score, correct, 0.5) == 1
         assert metrics.fpr_at_tpr(score, correct, 0.5) == 1 / 2
         assert metrics.fpr_at_tpr([2, 1], [1, 1]) == 0.0
 
-    def test_needs_right_answers(self) -> None:
+    def test_a_threshold_needs_correct_predictions(self) -> None:
         with pytest.raises(BadInput, match="calibration needs correct predictions"):
             metrics.threshold_at_tpr([1, 2], [0, 0])

@@ -1,4 +1,4 @@
-"""Run folders: atomic files, damage noticed, one writer, another recipe refused."""
+"""Run folders: atomic files, detected damage, one writer, one recipe."""
 
 import os
 import shutil
@@ -29,13 +29,13 @@ from demur.runs.record import Record, read_record, write_record
 from demur.spec import digest, lines
 from demur.version import code_version
 
-MEND = "mend it"
+REMEDY = "restore it"
 
 
-def spoil(path: Path, place: int = -1) -> None:
+def spoil(path: Path, position: int = -1) -> None:
     """Flip one bit of a file."""
     content = bytearray(path.read_bytes())
-    content[place] ^= 1
+    content[position] ^= 1
     path.write_bytes(bytes(content))
 
 
@@ -61,38 +61,40 @@ def test_files_have_the_users_usual_permissions(tmp_path: Path) -> None:
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "theirs").stat().st_mode
 
 
-def test_a_changed_bit_is_noticed_and_both_digests_are_named(tmp_path: Path) -> None:
+def test_a_changed_bit_is_detected_and_both_digests_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     expected = write_tensors(path, {"w": torch.ones(3)})
-    assert torch.equal(read_tensors(path, expected, MEND)["w"], torch.ones(3))
+    assert torch.equal(read_tensors(path, expected, REMEDY)["w"], torch.ones(3))
     spoil(path)
     with pytest.raises(BadInput) as error:
-        read_tensors(path, expected, MEND)
+        read_tensors(path, expected, REMEDY)
     assert str(path) in str(error.value)
     assert f"expected digest {expected[:16]}" in str(error.value)
     assert "found " in str(error.value)
     path.unlink()
     with pytest.raises(BadInput, match="missing"):
-        read_tensors(path, expected, MEND)
+        read_tensors(path, expected, REMEDY)
 
 
-def test_a_story_carries_its_own_digest(tmp_path: Path) -> None:
+def test_metadata_contains_its_own_digest(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     write_json(path, {"epoch": 1, "why": "b"})
-    assert read_json(path, MEND) == {"epoch": 1, "why": "b"}
+    assert read_json(path, REMEDY) == {"epoch": 1, "why": "b"}
     path.write_text(path.read_text().replace('"epoch": 1', '"epoch": 2'))
-    with pytest.raises(BadInput, match=r"a\.json is damaged: expected digest .*, found .*; mend"):
-        read_json(path, MEND)
+    with pytest.raises(
+        BadInput, match=r"a\.json is damaged: expected digest .*, found .*; restore"
+    ):
+        read_json(path, REMEDY)
     for content in ("{", "{}", "[]", "3", '"x"'):
         path.write_text(content)
-        with pytest.raises(BadInput, match="damaged: it carries no digest; mend it"):
-            read_json(path, MEND)
+        with pytest.raises(BadInput, match="damaged: it contains no digest; restore it"):
+            read_json(path, REMEDY)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(BadInput, match="damaged"):
-        read_json(path, MEND)
+        read_json(path, REMEDY)
 
 
-def test_a_second_process_is_refused_and_the_first_unharmed(tmp_path: Path) -> None:
+def test_a_second_process_cannot_take_the_lock(tmp_path: Path) -> None:
     script = "from pathlib import Path; from demur.runs.files import exclusive_lock\n"
     script += f"with exclusive_lock(Path({str(tmp_path)!r})): pass"
     second = [sys.executable, "-c", script]
@@ -102,7 +104,7 @@ def test_a_second_process_is_refused_and_the_first_unharmed(tmp_path: Path) -> N
     assert subprocess.run(second, check=False).returncode == 0
 
 
-def test_a_folder_that_vanishes_before_its_lock_is_opened_comes_back(
+def test_a_folder_deleted_before_its_lock_is_opened_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, opened = tmp_path / "folder", list[Path]()
@@ -121,7 +123,7 @@ def test_a_folder_that_vanishes_before_its_lock_is_opened_comes_back(
 
 
 @pytest.mark.parametrize("tight", [False, True])
-def test_a_record_survives_the_disk_and_notices_damage(tmp_path: Path, tight: bool) -> None:
+def test_a_record_is_read_back_and_damage_is_detected(tmp_path: Path, tight: bool) -> None:
     arrays = {"y": torch.tensor([1, 0]), "logits": torch.eye(2), "aux": torch.zeros(2, 0)}
     record = Record(arrays, {"label": "pgd-20", "digest": "d"})
     path = tmp_path / "pgd-20-test-d.npz"
@@ -135,7 +137,7 @@ def test_a_record_survives_the_disk_and_notices_damage(tmp_path: Path, tight: bo
         read_record(path)
 
 
-def test_a_tight_record_is_smaller_and_numpy_reads_it(tmp_path: Path) -> None:
+def test_a_tight_record_is_smaller_and_readable_by_numpy(tmp_path: Path) -> None:
     scores = torch.rand(3, 4000, generator=torch.Generator().manual_seed(0))
     arrays = {"y": torch.arange(4000) % 10, "index": torch.arange(4000), "scores": scores}
     record = Record(arrays, {"label": "clean", "digest": "d"})
@@ -143,34 +145,49 @@ def test_a_tight_record_is_smaller_and_numpy_reads_it(tmp_path: Path) -> None:
     write_record(loose, record)
     write_record(tight, record, tight=True)
     assert tight.stat().st_size < loose.stat().st_size
-    with np.load(tight) as held:
-        assert all(np.array_equal(held[name], values.numpy()) for name, values in arrays.items())
+    with np.load(tight) as stored:
+        assert all(np.array_equal(stored[name], values.numpy()) for name, values in arrays.items())
     again = tmp_path / "again.npz"
     write_record(again, record, tight=True)
     assert again.read_bytes() == tight.read_bytes()
 
 
-def claimed(path: Path, wanted: Recipe) -> Run:
+def test_the_repr_of_a_record_is_three_short_lines() -> None:
+    arrays = {"y": torch.tensor([1, 0]), "logits": torch.eye(2), "aux": torch.zeros(2, 0)}
+    metadata = {"label": "pgd-20", "split": "test", "digest": 64 * "d", "created": "2024-05-01",
+                "device": "cpu (x86_64)"}  # fmt: skip
+    first, second, third = repr(Record(arrays, metadata)).splitlines()
+    assert first == ("Record('pgd-20', split='test', n=2, accuracy=0.0%, digest='dddddddddddd',")
+    assert second == "  arrays: y(2,), logits(2, 2), aux(2, 0),"
+    assert third == "  created 2024-05-01 on cpu (x86_64))"
+    many = arrays | {f"an array with a long name {i}": torch.zeros(2) for i in range(9)}
+    for record in (Record(many, metadata | {"label": 99 * "x\n"}), Record({}, {})):
+        lines = repr(record).splitlines()
+        assert len(lines) == 3
+        assert max(map(len, lines)) <= 100
+
+
+def claim_run(path: Path, wanted: Recipe) -> Run:
     with Run.claim(path, wanted) as run:
         return run
 
 
-def test_a_run_of_another_recipe_is_refused_with_the_differing_fields(tmp_path: Path) -> None:
+def test_a_run_of_another_recipe_raises_with_the_differing_fields(tmp_path: Path) -> None:
     first = recipe("digits-pgdat-rr")
-    assert claimed(tmp_path / "run", first).recipe == first
-    assert claimed(tmp_path / "run", first).recipe == first
+    assert claim_run(tmp_path / "run", first).recipe == first
+    assert claim_run(tmp_path / "run", first).recipe == first
     other = recipe("digits-pgdat-rr", ["epochs=3", "head.weight=0.5"])
     with pytest.raises(BadInput) as error:
-        claimed(tmp_path / "run", other)
+        claim_run(tmp_path / "run", other)
     assert "method.head.weight: 0.5 asked, 1.0 found" in str(error.value)
     assert "epochs: 3 asked" in str(error.value)
     assert Run(tmp_path / "run").recipe == first
 
 
-def test_a_recipe_that_changes_while_the_lock_is_awaited_is_refused(
+def test_a_recipe_that_changes_before_the_lock_is_taken_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process makes the folder its own between our look and our lock."""
+    """Another process writes its recipe between our check and our lock."""
     folder, real = tmp_path / "run", exclusive_lock
 
     @contextmanager
@@ -182,23 +199,25 @@ def test_a_recipe_that_changes_while_the_lock_is_awaited_is_refused(
 
     monkeypatch.setattr(run_module, "exclusive_lock", late)
     with pytest.raises(BadInput, match="another recipe"):
-        claimed(folder, recipe("digits-pgdat-rr"))
+        claim_run(folder, recipe("digits-pgdat-rr"))
     assert Run(folder).recipe == recipe("digits-standard")
 
 
-def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_unchanged(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     for path in (tmp_path, tmp_path / "thesis.tex"):
         with pytest.raises(BadInput, match="in the way"):
-            claimed(path, recipe("digits-pgdat-rr"))
+            claim_run(path, recipe("digits-pgdat-rr"))
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_damaged_recipes_are_refused(tiny_run: Run, tmp_path: Path) -> None:
+def test_damaged_recipes_raise(tiny_run: Run, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(tiny_run.path, tmp_path / "copy"))
     text = (copy / "recipe.txt").read_text()
     (copy / "recipe.txt").write_text(text.replace("epochs=4", "epochs=5"))
-    with pytest.raises(BadInput, match=r"recipe\.txt is not what .* expected digest .* found"):
+    with pytest.raises(
+        BadInput, match=r"recipe\.txt is not the recipe .* expected digest .* found"
+    ):
         _ = Run(copy).checkpoint
     for content in (b"\xff\xfe\x00", b"Recipe(", b"Small()"):
         (copy / "recipe.txt").write_bytes(content)
@@ -215,20 +234,20 @@ def test_changed_recipes_get_their_own_folder() -> None:
     assert run_folder("digits-pgdat", changed, changed=True) == Path(name)
 
 
-def test_damaged_weights_are_refused(tiny_run: Run, tmp_path: Path) -> None:
+def test_damaged_or_missing_weights_raise(tiny_run: Run, tmp_path: Path) -> None:
     copy = Run(Path(shutil.copytree(tiny_run.path, tmp_path / "copy")))
     spoil(copy.path / "model.safetensors")
     with pytest.raises(BadInput, match=r"model\.safetensors is damaged: expected digest"):
         copy.net(torch.device("cpu"))
     (copy.path / "model.safetensors").unlink()
-    with pytest.raises(BadInput, match="keeps records alone, without weights"):
+    with pytest.raises(BadInput, match="contains records without weights"):
         copy.net(torch.device("cpu"))
 
 
 def test_an_unknown_or_unfinished_run_says_what_to_do(tmp_path: Path, tiny_recipe: Recipe) -> None:
     with pytest.raises(BadInput, match="demur train"):
         Run.open("nowhere", home=tmp_path)
-    claimed(tmp_path / "digits-a", tiny_recipe)
+    claim_run(tmp_path / "digits-a", tiny_recipe)
     with pytest.raises(BadInput, match="did you mean digits-a"):
         Run.open("digits-b", home=tmp_path)
     with pytest.raises(BadInput, match="not trained to the end"):

@@ -1,4 +1,4 @@
-"""Sanity flags: each fires on records made for it and keeps silent on their near misses."""
+"""Sanity checks: each raises a flag on records made for it, and none on similar ones."""
 
 import json
 from typing import Any
@@ -30,14 +30,14 @@ from demur.rejectors import KD, Con, RCon
 from demur.runs import Record
 from demur.sanity import CHECKS, Flag, checked, flags
 from demur.sanity.net import FLAT, RANDOM, TIED
-from demur.sanity.objective import STILL
+from demur.sanity.objective import NOT_RISEN
 from demur.sanity.pairs import BEATEN
 from demur.sanity.radius import LEFT, RISES, TOO_GOOD
 from demur.spec import digest, show
 
 N = 200
 RECIPE = recipe("digits-pgdat-rr")
-SCORING = Scorer({"Con": Con(), "R-Con": RCon()}, {"Con": 0.6, "R-Con": 0.3}, 0.95, 100)
+SCORER = Scorer({"Con": Con(), "R-Con": RCon()}, {"Con": 0.6, "R-Con": 0.3}, 0.95, 100)
 NO_THRESHOLDS = Scorer({"Con": Con(), "R-Con": RCon()}, {}, 0.95, 0)
 EPS = 0.15
 PLAIN = PGD(Linf(EPS), steps=20, step_size=0.04)
@@ -49,21 +49,21 @@ ADAPTIVE = PGD(
     criterion=AcceptedError(RCon(), TPR(0.95)),
 )
 
-BOUND = {"AcceptedError(RCon(), TPR(0.95))": 0.3}  # as its record tells
+BOUND = {"AcceptedError(RCon(), TPR(0.95))": 0.3}  # metadata of its record
 
 
 def made(
     attack: Attack,
     wrong: int,
-    sure: float = 2.0,
+    margin: float = 2.0,
     trusted: int = N,
     label: str = "",
     n: int = N,
     **about: Any,
 ) -> Record:
-    """A record of n images: the first are wrong, the first ones trusted; no two scores alike."""
+    """A record of n images, of which the first are misclassified and the first have a high A."""
     y = torch.zeros(n, dtype=torch.long)
-    lead = sure + torch.linspace(0, 1, n)
+    lead = margin + torch.linspace(0, 1, n)
     logits = torch.zeros(n, 3)
     logits[:, 0] = torch.where(torch.arange(n) < wrong, -lead, lead)
     logits[:, 1] = torch.where(torch.arange(n) < wrong, lead, 0)
@@ -71,75 +71,73 @@ def made(
     none = torch.zeros(n)
     arrays = {"y": y, "index": torch.arange(n), "logits": logits, "aux": aux,
               "size_linf": none, "size_l2": none}  # fmt: skip
-    told = {
+    metadata = {
         "label": label or show(attack), "spec": show(attack, full=True), "attack": digest(attack),
         "digest": digest(attack), "thresholds": {}, "split": "test", "features": False, "n": n,
         "recipe": show(RECIPE, full=True),
     }  # fmt: skip
-    return Record(arrays, told | about)
+    return Record(arrays, metadata | about)
 
 
-def kinds(*records: Record, scoring: Scorer = SCORING) -> list[str]:
-    return [flag.kind for flag in flags(records, scoring)]
+def kinds(*records: Record, scorer: Scorer = SCORER) -> list[str]:
+    return [flag.kind for flag in flags(records, scorer)]
 
 
-def the_flag(kind: str, *records: Record, scoring: Scorer = SCORING) -> Flag:
-    (found,) = [flag for flag in flags(records, scoring) if flag.kind == kind]
+def the_flag(kind: str, *records: Record, scorer: Scorer = SCORER) -> Flag:
+    (found,) = [flag for flag in flags(records, scorer) if flag.kind == kind]
     return found
 
 
 def clean(wrong: int = 0, **about: Any) -> Record:
-    return made(Clean(), wrong, sure=3.0, label="clean", **about)
+    return made(Clean(), wrong, margin=3.0, label="clean", **about)
 
 
-# ------------------------------------------------------------------ the goal
+# ------------------------------------------------------------------ the objective
 
 
-def test_an_attack_that_leaves_its_goal_where_it_was_is_flagged() -> None:
-    flag = the_flag(STILL, clean(), made(PLAIN, 0, sure=3.0, label="pgd-20"))
+def test_an_attack_that_does_not_raise_its_objective_is_flagged() -> None:
+    flag = the_flag(NOT_RISEN, clean(), made(PLAIN, 0, margin=3.0, label="pgd-20"))
     assert flag.attacks == ("pgd-20",)
     assert "raised CE() on 0.0% of the 200 images" in flag.seen
     assert "median change is 0" in flag.seen
 
 
-def test_an_attack_that_moved_more_than_half_is_not() -> None:
+def test_an_attack_that_raises_it_on_more_than_half_is_not() -> None:
     assert kinds(clean(), made(PLAIN, 101)) == []
-    assert kinds(clean(), made(PLAIN, 0, sure=2.9)) == [], "right, but less surely so"
+    assert kinds(clean(), made(PLAIN, 0, margin=2.9)) == [], "correct, with a smaller margin"
 
 
-def test_images_broken_from_the_start_do_not_count() -> None:
-    still = made(PLAIN, 150, sure=3.0)
-    assert STILL in kinds(clean(150), still)
-    assert STILL not in kinds(clean(150), made(PLAIN, 180, sure=3.0)), "30 of 50 moved"
-    assert STILL not in kinds(clean(N), made(PLAIN, N, sure=3.0)), "there was nothing to break"
+def test_images_broken_before_the_attack_do_not_count() -> None:
+    unchanged = made(PLAIN, 150, margin=3.0)
+    assert NOT_RISEN in kinds(clean(150), unchanged)
+    assert NOT_RISEN not in kinds(clean(150), made(PLAIN, 180, margin=3.0)), "30 of 50 rose"
+    assert NOT_RISEN not in kinds(clean(N), made(PLAIN, N, margin=3.0)), (
+        "there was nothing to break"
+    )
 
 
-def test_attacks_that_return_unbroken_images_as_they_came_are_left_out() -> None:
+def test_attacks_that_return_unbroken_images_unchanged_are_left_out() -> None:
     ball = Linf(EPS)
-    each = MultiTarget(FAB(ball), keep="success")
-    meek: list[Attack] = [
-        FAB(ball),
-        CW(),
-        AutoAttackEnsemble(ball),
-        Chain((FAB(ball), PLAIN)),
-        each,
-    ]
-    for attack in meek:
-        assert STILL not in kinds(clean(), made(attack, 0, sure=3.0))
-    each = MultiTarget(PGD(ball, objective=TargetedMargin()))
-    climbing: list[Attack] = [Square(ball), APGD(ball), Chain((PLAIN,), rank_by=CE()), each]
-    for attack in climbing:
-        assert STILL in kinds(clean(), made(attack, 0, sure=3.0))
+    targeted = MultiTarget(FAB(ball), keep="success")
+    returning_unchanged: list[Attack] = [
+        FAB(ball), CW(), AutoAttackEnsemble(ball), Chain((FAB(ball), PLAIN)), targeted,
+    ]  # fmt: skip
+    for attack in returning_unchanged:
+        assert NOT_RISEN not in kinds(clean(), made(attack, 0, margin=3.0))
+    targeted = MultiTarget(PGD(ball, objective=TargetedMargin()))
+    maximising: list[Attack] = [Square(ball), APGD(ball), Chain((PLAIN,), rank_by=CE()), targeted]
+    for attack in maximising:
+        assert NOT_RISEN in kinds(clean(), made(attack, 0, margin=3.0))
 
 
-def test_a_goal_with_a_rejector_is_told_by_the_record_or_by_cross_entropy() -> None:
-    told = the_flag(STILL, clean(), made(ADAPTIVE, 0, sure=3.0))
-    assert "raised Evasion(RCon())" in told.seen
+def test_an_objective_with_a_rejector_is_computed_or_replaced_by_cross_entropy() -> None:
+    flag = the_flag(NOT_RISEN, clean(), made(ADAPTIVE, 0, margin=3.0))
+    assert "raised Evasion(RCon())" in flag.seen
     unfitted = PGD(
         Linf(EPS), objective=Evasion(KD()), keep="success", criterion=AcceptedError(KD(), TPR(0.95))
     )
-    assert "raised CE()" in the_flag(STILL, clean(), made(unfitted, 0, sure=3.0)).seen
-    assert STILL not in kinds(clean(), made(unfitted, 150))
+    assert "raised CE()" in the_flag(NOT_RISEN, clean(), made(unfitted, 0, margin=3.0)).seen
+    assert NOT_RISEN not in kinds(clean(), made(unfitted, 150))
 
 
 # ------------------------------------------------------------------ the radius
@@ -152,20 +150,26 @@ def at_eps(eps: float, wrong: int, **about: Any) -> Record:
 
 def test_accuracy_that_rises_with_eps_is_flagged() -> None:
     flag = the_flag(RISES, at_eps(32 / 255, 100), at_eps(16 / 255, 120))
-    assert "40.0% of 200 images right at eps=16/255 and 50.0% at eps=32/255" in flag.seen
+    assert "40.0% of 200 images correct at eps=16/255 and 50.0% at eps=32/255" in flag.seen
     assert RISES not in kinds(at_eps(32 / 255, 114), at_eps(16 / 255, 120))
     assert RISES not in kinds(at_eps(32 / 255, 120), at_eps(16 / 255, 100))
 
 
-def test_the_papers_sweep_is_in_order() -> None:
+def test_a_sweep_may_change_the_step_size() -> None:
+    small = made(PGD(Linf(16 / 255), steps=100, step_size=4 / 255), 120)
+    large = made(PGD(Linf(32 / 255), steps=100, step_size=8 / 255), 100)
+    assert RISES in kinds(large, small)
+
+
+def test_the_papers_sweep_is_not_flagged() -> None:
     accuracies = {8: 54.40, 16: 33.56, 32: 19.80, 64: 6.71, 128: 0.95}
     sweep = [at_eps(k / 255, 1000 - round(10 * a), n=1000) for k, a in accuracies.items()]
-    assert kinds(made(Clean(), 180, sure=3.0, label="clean", n=1000), *sweep) == []
+    assert kinds(made(Clean(), 180, margin=3.0, label="clean", n=1000), *sweep) == []
 
 
 def test_accuracy_that_is_left_at_a_large_eps_is_flagged() -> None:
     flag = the_flag(LEFT, at_eps(128 / 255, 160))
-    assert "20.0% of 200 images are still right" in flag.seen
+    assert "20.0% of 200 images are still correct" in flag.seen
     assert LEFT not in kinds(at_eps(128 / 255, 185)), "15 of 200 may be chance"
     assert LEFT not in kinds(at_eps(64 / 255, 100))
     assert LEFT not in kinds(made(PGD(L2(0.9)), 0)), "an L2 ball of 0.9 is small"
@@ -175,18 +179,18 @@ def test_a_rejector_that_beats_the_classifier_at_half_the_radius_is_flagged() ->
     bad, half = made(PLAIN, N, trusted=0), made(PGD(Linf(EPS / 2), steps=20, step_size=0.04), 150)
     flag = the_flag(TOO_GOOD, clean(), bad, half)
     assert "With R-Con 100.0% of 200 images seem safe at eps=0.15" in flag.seen
-    assert "this one gets 25.0% right" in flag.seen
-    assert "harder" in flag.remedy
+    assert "this one gets 25.0% correct" in flag.seen
+    assert "stronger" in flag.remedy
 
 
-def test_a_claim_is_what_the_worst_attack_leaves_of_it() -> None:
+def test_only_images_that_no_attack_breaks_are_safe() -> None:
     bad, half = made(PLAIN, N, trusted=0), made(PGD(Linf(EPS / 2), steps=20, step_size=0.04), 150)
     strong = made(ADAPTIVE, N, trusted=150, thresholds=BOUND)
     assert TOO_GOOD not in kinds(clean(), bad, half, strong)
-    held = made(PGD(Linf(EPS / 2), steps=20, step_size=0.04), 3)
-    assert TOO_GOOD not in kinds(clean(), bad, held), "97% may be 100%"
-    assert TOO_GOOD not in kinds(clean(160), bad, half), "clean images must be right, too"
-    assert TOO_GOOD not in kinds(clean(), bad, half, scoring=NO_THRESHOLDS)
+    robust = made(PGD(Linf(EPS / 2), steps=20, step_size=0.04), 3)
+    assert TOO_GOOD not in kinds(clean(), bad, robust), "97% may be 100%"
+    assert TOO_GOOD not in kinds(clean(160), bad, half), "clean images must be correct, too"
+    assert TOO_GOOD not in kinds(clean(), bad, half, scorer=NO_THRESHOLDS)
 
 
 # ------------------------------------------------------------------ scores and the net
@@ -201,22 +205,24 @@ def test_scores_that_many_images_share_are_flagged() -> None:
     assert "Con is exactly 1 on 15.0% under pgd-20" in flag.seen
     assert "R-Con is exactly 1 on 15.0% under pgd-20" in flag.seen
     at = Scorer({"Con": Con()}, {"Con": 1.0}, 0.95, 100)
-    assert "Con is its threshold, exactly 1" in the_flag(TIED, record, scoring=at).seen
+    assert "Con is its threshold, exactly 1" in the_flag(TIED, record, scorer=at).seen
 
 
 def test_a_few_ties_are_not() -> None:
     record = made(PLAIN, 100)
     record.arrays["logits"][:15] *= 1e6
-    assert TIED not in kinds(record, scoring=Scorer({"Con": Con()}, {}, 0.95, 0))
+    assert TIED not in kinds(record, scorer=Scorer({"Con": Con()}, {}, 0.95, 0))
     assert TIED not in kinds(made(PLAIN, 1, n=3)), "one image of three is no tie"
 
 
-@pytest.mark.parametrize(("entry", "kind", "few", "many"),
-                         [("random_outputs", RANDOM, 0, 1), ("zero_gradients", FLAT, 6, 30)])  # fmt: skip
-def test_what_was_probed_is_flagged(entry: str, kind: str, few: int, many: int) -> None:
-    probe_scores = {"images": 128, "random_outputs": 0, "zero_gradients": 0}
-    assert kinds(made(PLAIN, 100, probe=probe_scores | {entry: few})) == []
-    flag = the_flag(kind, made(PLAIN, 100, label="pgd-20", probe=probe_scores | {entry: many}))
+@pytest.mark.parametrize(
+    ("entry", "kind", "few", "many"),
+    [("random_outputs", RANDOM, 0, 1), ("zero_gradients", FLAT, 6, 30)],
+)
+def test_an_unusual_probe_is_flagged(entry: str, kind: str, few: int, many: int) -> None:
+    probe = {"images": 128, "random_outputs": 0, "zero_gradients": 0}
+    assert kinds(made(PLAIN, 100, probe=probe | {entry: few})) == []
+    flag = the_flag(kind, made(PLAIN, 100, label="pgd-20", probe=probe | {entry: many}))
     assert f"{many} of" in flag.seen
     assert "128" in flag.seen
     assert flag.attacks == ("pgd-20",)
@@ -225,32 +231,32 @@ def test_what_was_probed_is_flagged(entry: str, kind: str, few: int, many: int) 
 # ------------------------------------------------------------------ what cannot be checked
 
 
-def test_old_and_unreadable_records_are_no_error() -> None:
+def test_records_with_unknown_specs_raise_no_error() -> None:
     record = made(PLAIN, 100)
     record.metadata["spec"] = "Forgotten(eps=1)"
     del record.metadata["recipe"]
     assert kinds(record, clean()) == []
 
 
-def test_every_check_that_lacks_records_says_which_would_do() -> None:
-    found = {check.kind: check for check in checked([made(PLAIN, 100, label="pgd-20")], SCORING)}
+def test_a_check_without_records_names_the_attack_it_needs() -> None:
+    found = {check.kind: check for check in checked([made(PLAIN, 100, label="pgd-20")], SCORER)}
     assert len(found) == len(CHECKS)
-    assert found[STILL].wants == found[TOO_GOOD].wants == "clean"
+    assert found[NOT_RISEN].wants == found[TOO_GOOD].wants == "clean"
     assert found[RISES].wants == found[LEFT].wants == f"pgd-20:eps={show(128 / 255)}"
     assert found[BEATEN].wants == "pgd-20:restarts=10"
     assert found[FLAT].lacks
     assert found[RANDOM].lacks
     assert not found[TIED].lacks
     with_clean = [clean(), made(PLAIN, 100, label="pgd-20:eps=0.15,seed=3")]
-    found = {check.kind: check for check in checked(with_clean, SCORING)}
+    found = {check.kind: check for check in checked(with_clean, SCORER)}
     assert found[TOO_GOOD].wants == "pgd-20:seed=3,eps=0.075"
     assert found[BEATEN].wants == "pgd-20:eps=0.15,seed=3,restarts=10"
     short = [made(PGD(Linf(8 / 255), steps=10, step_size=2 / 255), 9, label="pgd-10")]
-    found = {check.kind: check for check in checked(short, SCORING)}
-    assert found[LEFT].wants == "pgd-100:eps=128/255", "ten steps would not get there"
+    found = {check.kind: check for check in checked(short, SCORER)}
+    assert found[LEFT].wants == "pgd-100:eps=128/255", "ten steps would not reach eps"
 
 
-def test_flags_are_plain_values() -> None:
+def test_flags_are_json_values() -> None:
     (flag,) = flags([at_eps(128 / 255, 160)], NO_THRESHOLDS)
     assert set(json.loads(json.dumps(flag.plain()))) == {"kind", "attacks", "seen", "remedy"}
     assert flag.seen.endswith(".")

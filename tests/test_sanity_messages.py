@@ -1,4 +1,4 @@
-"""Sanity flags from end to end: nets that deserve them, and how they are told."""
+"""Sanity checks end to end: nets that are flagged, and the text of the flags."""
 
 import json
 import shutil
@@ -11,10 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from demur.attacks import (
-    PGD,
-    Clean,
-)
+from demur.attacks import PGD, Clean
 from demur.balls import Linf
 from demur.evaluate import AttackOptions, Evaluator, Scorer, archive, run_attack
 from demur.evaluate.model_probe import PROBED, probe
@@ -24,15 +21,15 @@ from demur.report.sanity import Sanity, show_sanity
 from demur.runs import Record, Run
 from demur.sanity import checked, flags
 from demur.sanity.net import FLAT, RANDOM, TIED
-from demur.sanity.objective import STILL
+from demur.sanity.objective import NOT_RISEN
 from demur.sanity.pairs import BEATEN
 from demur.sanity.radius import LEFT, RISES, TOO_GOOD
 from tests.conftest import Command
-from tests.test_sanity import SCORING, at_eps
+from tests.test_sanity import SCORER, at_eps
 
 
 class Masked(nn.Module):
-    """A net whose logits went through something."""
+    """A net with a function applied to its logits."""
 
     def __init__(self, net: RejectingNet, mask: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -46,28 +43,28 @@ class Masked(nn.Module):
 def open_evaluator(
     run: Run, path: Path, mask: Callable[[Tensor], Tensor] | None = None
 ) -> Evaluator:
-    """A private copy of a run with a net of our making."""
+    """A private copy of a run, with masked logits if a mask is given."""
     evaluator = Evaluator(Run(Path(shutil.copytree(run.path, path))), torch.device("cpu"))
     if mask is not None:
         evaluator.__dict__["net"] = Masked(evaluator.net, mask)
     return evaluator
 
 
-def evaluated(evaluator: Evaluator) -> list[Record]:
-    order = AttackOptions(n=100, keep_features=False)
+def attack_records(evaluator: Evaluator) -> list[Record]:
+    options = AttackOptions(n=100, keep_features=False)
     long = PGD(Linf(0.1), steps=10)
     return [
-        run_attack(evaluator, "clean", Clean(), order),
-        run_attack(evaluator, "pgd-10:eps=0.1", long, order),
-        run_attack(evaluator, "pgd-10:eps=0.05", PGD(Linf(0.05), steps=10), order),
-        run_attack(evaluator, "pgd-10:eps=0.1,steps=2", PGD(Linf(0.1), steps=2), order),
-        run_attack(evaluator, "pgd-20:eps=0.6", PGD(Linf(0.6), steps=10), order),
+        run_attack(evaluator, "clean", Clean(), options),
+        run_attack(evaluator, "pgd-10:eps=0.1", long, options),
+        run_attack(evaluator, "pgd-10:eps=0.05", PGD(Linf(0.05), steps=10), options),
+        run_attack(evaluator, "pgd-10:eps=0.1,steps=2", PGD(Linf(0.1), steps=2), options),
+        run_attack(evaluator, "pgd-20:eps=0.6", PGD(Linf(0.6), steps=10), options),
     ]
 
 
 def test_an_ordinary_net_is_not_flagged(tiny_run: Run, tmp_path: Path) -> None:
     evaluator = open_evaluator(tiny_run, tmp_path / "run")
-    records = evaluated(evaluator)
+    records = attack_records(evaluator)
     found = checked(records, Scorer.of(evaluator))
     assert [flag for check in found for flag in check.flags] == []
     assert [check.kind for check in found if check.lacks] == []
@@ -75,20 +72,22 @@ def test_an_ordinary_net_is_not_flagged(tiny_run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mask", [lambda z: 1e6 * z, torch.round], ids=["scaled", "rounded"])
-def test_a_net_that_hides_its_gradients_is_flagged(
+def test_a_net_with_masked_gradients_is_flagged(
     tiny_run: Run, tmp_path: Path, mask: Callable[[Tensor], Tensor]
 ) -> None:
     evaluator = open_evaluator(tiny_run, tmp_path / "run", mask)
-    records = evaluated(evaluator)
+    records = attack_records(evaluator)
     found = {flag.kind for flag in flags(records, Scorer.of(evaluator))}
     assert {FLAT, LEFT} <= found
-    thin = archive(evaluator, tmp_path / "archive")
-    assert [r.metadata["probe"] for r in thin.records()] == [r.metadata["probe"] for r in records]
-    evaluator = Evaluator(thin, torch.device("cpu"))
-    assert {flag.kind for flag in flags(thin.records(), Scorer.of(evaluator))} == found
+    archived = archive(evaluator, tmp_path / "archive")
+    assert [r.metadata["probe"] for r in archived.records()] == [
+        r.metadata["probe"] for r in records
+    ]
+    evaluator = Evaluator(archived, torch.device("cpu"))
+    assert {flag.kind for flag in flags(archived.records(), Scorer.of(evaluator))} == found
 
 
-def test_a_net_that_answers_at_random_is_seen(tiny_net: RejectingNet, batch: Any) -> None:
+def test_a_net_with_random_outputs_is_detected(tiny_net: RejectingNet, batch: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     noisy = Masked(tiny_net, lambda z: z + torch.randn(z.shape, generator=generator))
     x, y = batch
@@ -97,37 +96,37 @@ def test_a_net_that_answers_at_random_is_seen(tiny_net: RejectingNet, batch: Any
     assert probe(tiny_net, x.repeat(9, 1, 1, 1), y.repeat(9))["images"] == PROBED
 
 
-def test_probing_leaves_the_identity_of_a_record_alone(
+def test_the_probe_does_not_change_the_digest_of_a_record(
     tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order = AttackOptions(n=20, keep_features=False)
+    options = AttackOptions(n=20, keep_features=False)
     evaluator = open_evaluator(tiny_run, tmp_path / "one")
-    here = run_attack(evaluator, "clean", Clean(), order)
+    here = run_attack(evaluator, "clean", Clean(), options)
     monkeypatch.setattr("demur.evaluate.attack.probe", lambda *given: {"other": 1})
-    there = run_attack(open_evaluator(tiny_run, tmp_path / "two"), "clean", Clean(), order)
+    there = run_attack(open_evaluator(tiny_run, tmp_path / "two"), "clean", Clean(), options)
     assert here.digest == there.digest
     assert here.metadata["probe"] != there.metadata["probe"]
     assert np.array_equal(here.correct, there.correct)
 
 
-# ------------------------------------------------------------------ told
+# ------------------------------------------------------------------ text
 
 
-def test_flags_are_told_with_the_command_that_is_missing(
+def test_flags_are_shown_with_the_missing_command(
     tiny_run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records = [at_eps(64 / 255, 0), at_eps(32 / 255, 100)]
-    told = Sanity.of(checked(records, SCORING), tiny_run, records)
-    show_sanity(told)
+    sanity = Sanity.of(checked(records, SCORER), tiny_run, records)
+    show_sanity(sanity)
     out = capsys.readouterr().out
-    (flag,) = told.flags
+    (flag,) = sanity.flags
     assert "Sanity: 1 flag\n" in out
     assert f"  seen: {flag.seen}\n  remedy: {flag.remedy}\n" in out
     assert f"looked for and not found: {TIED}\n" in out
     assert f"demur attack {tiny_run.path} pgd-100:eps=128/255\n" in out
-    assert told.plain()["sanity"] == [flag.plain()]
-    assert {each["kind"] for each in told.plain()["unchecked"]} == {
-        STILL, FLAT, RANDOM, BEATEN, LEFT, TOO_GOOD,
+    assert sanity.plain()["sanity"] == [flag.plain()]
+    assert {each["kind"] for each in sanity.plain()["unchecked"]} == {
+        NOT_RISEN, FLAT, RANDOM, BEATEN, LEFT, TOO_GOOD,
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Sanity: attacks that should be stronger and are not, and which should be."""
+"""Sanity checks: the order of attacks by strength, and attacks that violate it."""
 
 import pytest
 
@@ -21,7 +21,13 @@ from demur.attacks import (
 from demur.balls import L2, Linf
 from demur.calibrate import TPR
 from demur.rejectors import RCon
-from demur.sanity.attack_order import after, effort, wants_wrong, weaker, weaker_against
+from demur.sanity.attack_order import (
+    gradient_queries,
+    seeks_misclassification,
+    targeted_rules,
+    weaker,
+    weaker_against,
+)
 from demur.sanity.pairs import BEATEN
 from tests.test_sanity import (
     ADAPTIVE,
@@ -39,36 +45,36 @@ from tests.test_sanity import (
 def test_fewer_steps_that_break_more_are_flagged() -> None:
     long = PGD(Linf(EPS), steps=100, step_size=0.04)
     flag = the_flag(BEATEN, made(PLAIN, 120, label="pgd-20"), made(long, 100, label="pgd-100"),
-                    scoring=NO_THRESHOLDS)  # fmt: skip
+                    scorer=NO_THRESHOLDS)  # fmt: skip
     assert flag.attacks == ("pgd-20", "pgd-100")
-    assert "pgd-20 leaves 40.0% of 200 images right" in flag.seen
-    assert "50.0%: 20 by the weaker alone, 0 by the stronger alone" in flag.seen
+    assert "pgd-20 leaves 40.0% of 200 images correct" in flag.seen
+    assert "50.0%: 20 by the weaker only, 0 by the stronger only" in flag.seen
 
 
-def test_a_difference_that_chance_explains_is_not() -> None:
+def test_an_insignificant_difference_is_not_flagged() -> None:
     long = PGD(Linf(EPS), steps=100, step_size=0.04)
-    assert kinds(made(PLAIN, 106), made(long, 100), scoring=NO_THRESHOLDS) == []
-    assert BEATEN in kinds(made(PLAIN, 107), made(long, 100), scoring=NO_THRESHOLDS)
-    assert kinds(made(PLAIN, 100), made(long, 120), scoring=NO_THRESHOLDS) == []
+    assert kinds(made(PLAIN, 106), made(long, 100), scorer=NO_THRESHOLDS) == []
+    assert BEATEN in kinds(made(PLAIN, 107), made(long, 100), scorer=NO_THRESHOLDS)
+    assert kinds(made(PLAIN, 100), made(long, 120), scorer=NO_THRESHOLDS) == []
     other = PGD(Linf(EPS), steps=100, step_size=0.01)
-    assert kinds(made(PLAIN, 120), made(other, 100), scoring=NO_THRESHOLDS) == [], "another step"
+    assert kinds(made(PLAIN, 120), made(other, 100), scorer=NO_THRESHOLDS) == [], "another step"
 
 
-def test_an_adaptive_attack_that_lets_less_past_than_plain_pgd_is_flagged() -> None:
+def test_an_adaptive_attack_with_fewer_accepted_errors_than_plain_pgd_is_flagged() -> None:
     weak = made(ADAPTIVE, 100, trusted=50, label="adaptive", thresholds=BOUND)
     flag = the_flag(BEATEN, made(PLAIN, 100, trusted=80, label="pgd-20"), weak)
-    assert "pgd-20 gets 80 of 200 images past R-Con" in flag.seen
-    assert "but adaptive, which should be stronger, 50" in flag.seen
+    assert "pgd-20 causes accepted errors of R-Con on 80 of 200 images" in flag.seen
+    assert "but adaptive, which should be stronger, on 50" in flag.seen
     assert "worst case for R-Con" in flag.remedy
 
 
-def test_an_adaptive_attack_is_judged_by_its_own_aim_alone() -> None:
+def test_an_adaptive_attack_is_compared_by_its_own_rejector_only() -> None:
     plain = made(PLAIN, 100, trusted=80)
     assert kinds(plain, made(ADAPTIVE, 90, trusted=80, thresholds=BOUND)) == [], (
-        "more right, as many past"
+        "more correct, as many accepted errors"
     )
     assert kinds(plain, made(ADAPTIVE, 100, trusted=76, thresholds=BOUND)) == [], (
-        "a difference by chance"
+        "an insignificant difference"
     )
     longer = PGD(Linf(EPS), steps=51)
     assert (
@@ -81,29 +87,29 @@ def test_an_adaptive_attack_is_judged_by_its_own_aim_alone() -> None:
     )
 
 
-def test_more_steps_that_let_less_past_a_rejector_are_flagged_once() -> None:
+def test_more_steps_with_fewer_accepted_errors_are_flagged_once() -> None:
     long = PGD(Linf(EPS), steps=100, step_size=0.04)
     flag = the_flag(BEATEN, made(PLAIN, 100, label="pgd-20"),
-                    made(long, 100, sure=0.0, trusted=20, label="pgd-100"))  # fmt: skip
-    assert "pgd-20 gets 100 of 200 images past Con with a wrong answer" in flag.seen
+                    made(long, 100, margin=0.0, trusted=20, label="pgd-100"))  # fmt: skip
+    assert "pgd-20 causes accepted errors of Con on 100 of 200 images" in flag.seen
     assert "the same with R-Con" in flag.seen
 
 
-def test_clean_images_that_are_wrong_oftener_than_attacked_ones_are_flagged() -> None:
-    assert BEATEN in kinds(clean(20), made(PLAIN, 0, sure=1.0))
-    assert BEATEN not in kinds(clean(20), made(PLAIN, 16, sure=1.0))
+def test_more_errors_on_clean_than_on_attacked_images_are_flagged() -> None:
+    assert BEATEN in kinds(clean(20), made(PLAIN, 0, margin=1.0))
+    assert BEATEN not in kinds(clean(20), made(PLAIN, 16, margin=1.0))
     assert BEATEN not in kinds(
-        clean(20), made(PGD(Linf(EPS), objective=XiObjective()), 0, sure=1.0)
+        clean(20), made(PGD(Linf(EPS), objective=XiObjective()), 0, margin=1.0)
     )
 
 
 def test_records_of_other_images_are_compared_where_they_overlap() -> None:
     long = PGD(Linf(EPS), steps=100, step_size=0.04)
     few = made(long, 0, n=30)
-    flag = the_flag(BEATEN, made(PLAIN, 120), few, scoring=NO_THRESHOLDS)
-    assert "leaves 0.0% of 30 images right" in flag.seen
+    flag = the_flag(BEATEN, made(PLAIN, 120), few, scorer=NO_THRESHOLDS)
+    assert "leaves 0.0% of 30 images correct" in flag.seen
     few.arrays["index"] += 500
-    assert kinds(made(PLAIN, 120), few, scoring=NO_THRESHOLDS) == []
+    assert kinds(made(PLAIN, 120), few, scorer=NO_THRESHOLDS) == []
     elsewhere = made(PGD(Linf(EPS / 2)), 100)
     elsewhere.arrays["index"] += 500
     assert kinds(clean(), made(PLAIN, 120), elsewhere) == []
@@ -135,21 +141,25 @@ ORDER: list[tuple[Attack, Attack, bool]] = [
 
 
 @pytest.mark.parametrize(("one", "other", "expected"), ORDER)
-def test_the_order_of_attacks_is_explicit(one: Attack, other: Attack, expected: bool) -> None:
+def test_the_order_of_attacks(one: Attack, other: Attack, expected: bool) -> None:
     assert weaker(one, other) == expected
 
 
-def test_what_an_attack_is_after() -> None:
+def test_the_rejector_that_an_attack_targets() -> None:
     ensemble = RejectAutoAttackEnsemble(BALL, AcceptedError(RCon(), TPR(0.95)))
-    past: list[Attack] = [ADAPTIVE, ensemble, Chain((PLAIN,), criterion=AcceptedError(RCon(), 0.5))]
-    for attack in past:
-        assert {part.rejector for part in after(attack)} == {RCon()}
-        assert not wants_wrong(attack)
+    targeting: list[Attack] = [
+        ADAPTIVE,
+        ensemble,
+        Chain((PLAIN,), criterion=AcceptedError(RCon(), 0.5)),
+    ]
+    for attack in targeting:
+        assert {part.rejector for part in targeted_rules(attack)} == {RCon()}
+        assert not seeks_misclassification(attack)
         assert weaker_against(Clean(), attack)
-    assert effort(ensemble) > effort(ADAPTIVE) == 50
+    assert gradient_queries(ensemble) > gradient_queries(ADAPTIVE) == 50
     assert weaker_against(PLAIN, ensemble)
     each = MultiTarget(PGD(BALL, objective=TargetedMargin()))
     wrong: list[Attack] = [PLAIN, AutoAttackEnsemble(BALL), FAB(BALL), CW(), each]
     for attack in wrong:
-        assert wants_wrong(attack)
-        assert not after(attack)
+        assert seeks_misclassification(attack)
+        assert not targeted_rules(attack)

@@ -129,7 +129,7 @@ def test_what_was_kept_is_read_and_what_was_not_is_named(
     away = arrays.rename("away")
     code, page, err = command("table", *words, "--kept", "kept")
     assert (code, page) == (2, ""), "no figure comes from it"
-    assert f"{arrays} is missing, though {arrays.stem}.json tells of it" in err
+    assert f"{arrays} is missing, though {arrays.stem}.json is there" in err
     away.rename(arrays)
     assert command("archive", str(run), "-o", "kept/again", "--only", "R-Con")[0] == 0
     refused(
@@ -182,7 +182,7 @@ def test_a_damaged_copy_costs_its_own_line_and_no_other(
     broken = Path("kept/broken/recipe.txt")
     broken.parent.mkdir()
     broken.write_text("Recipe(", encoding="utf-8")
-    reason = f"pgdat-rr, seed 0: {arrays} is missing, though {arrays.stem}.json tells of it"
+    reason = f"pgdat-rr, seed 0: {arrays} is missing, though {arrays.stem}.json is there"
     code, page, err = command("table", *words, "--kept", "kept", "-o", "page.md")
     assert code == 2
     assert f"broken is passed over: {broken} cannot be read" in err

@@ -1,4 +1,4 @@
-"""The theory on records: the goal that raises xi, kept runs, and the command."""
+"""The theory on records: the xi objective, stored runs, and the command."""
 
 import json
 import math
@@ -29,13 +29,13 @@ from tests.conftest import Command
 from tests.test_cli import refused
 
 ROOT = Path(__file__).parent.parent
-RECIPES_KEPT = sorted((ROOT / "results").glob("**/recipe.txt"))
-KEPT = [  # those with an A and with answers
+STORED_RECIPES = sorted((ROOT / "results").glob("**/recipe.txt"))
+STORED = [  # runs with an A and with outputs
     path.parent
-    for path in RECIPES_KEPT
+    for path in STORED_RECIPES
     if "RR(" in path.read_text() and not any(r.scores_only for r in Run(path.parent).records())
 ]
-SLIM = ROOT / "results" / "methods-cifar10" / "pgdat-rr-seed1"
+ARCHIVE = ROOT / "results" / "methods-cifar10" / "pgdat-rr-seed1"
 SOME = settings(deadline=None, max_examples=60)
 
 
@@ -45,41 +45,41 @@ def output_and_labels(seed: int, spread: float = 2.0) -> tuple[Output, Tensor]:
     return Output(logits, logits[:, :0], aux), torch.randint(0, 5, (40,), generator=g)
 
 
-class TestGoal:
+class TestXiObjective:
     @SOME
     @given(st.integers(0, 10**6), st.sampled_from([0.25, 1.0, 3.0]))
     def test_is_the_xi_of_the_theory(self, seed: int, tau: float) -> None:
         out, y = output_and_labels(seed)
         a = out.aux[:, 0].double().sigmoid().numpy()
-        seen = theory.theory_inputs_at(out.logits.numpy(), y.numpy(), a, tau)
-        assert XiObjective(tau)(out, y).numpy() == pytest.approx(seen.xi, abs=2e-6)
+        inputs = theory.theory_inputs_at(out.logits.numpy(), y.numpy(), a, tau)
+        assert XiObjective(tau)(out, y).numpy() == pytest.approx(inputs.xi, abs=2e-6)
 
     @pytest.mark.parametrize(("logit", "wrong"), [(18.0, False), (-18.0, True)])
-    def test_keeps_digits_and_slope_where_a_has_nearly_arrived(
+    def test_value_and_gradient_are_accurate_if_a_is_nearly_a_star(
         self, logit: float, wrong: bool
     ) -> None:
         logits = torch.tensor([[30.0, 0.0]])
         aux = torch.tensor([[logit]], requires_grad=True)
         value = XiObjective()(Output(logits, logits[:, :0], aux), torch.tensor([int(wrong)]))
-        (gradient_only,) = torch.autograd.grad(value.sum(), aux)
+        (grad,) = torch.autograd.grad(value.sum(), aux)
         value = value.detach()
         assert float(value) == pytest.approx(2 / (1 + math.exp(18)), rel=1e-4)
-        assert float(gradient_only) == pytest.approx((1 if wrong else -1) * float(value), rel=1e-4)
+        assert float(grad) == pytest.approx((1 if wrong else -1) * float(value), rel=1e-4)
 
-    def test_a_right_answer_gives_no_slope_to_the_logits(self) -> None:
+    def test_a_correct_prediction_has_no_gradient_in_the_logits(self) -> None:
         logits = torch.tensor([[2.0, 0.0, 1.0]], requires_grad=True)
         out = Output(logits, logits[:, :0], torch.zeros(1, 1))
-        (gradient_only,) = torch.autograd.grad(XiObjective()(out, torch.tensor([0])).sum(), logits)
-        assert not gradient_only.any(), "A* is 1 and flat while the answer is right"
+        (grad,) = torch.autograd.grad(XiObjective()(out, torch.tensor([0])).sum(), logits)
+        assert not grad.any(), "A* is constant at 1 while the prediction is correct"
 
-    def test_the_attack_raises_it(self, tiny_net: RejectingNet, test_images: Images) -> None:
+    def test_the_attack_increases_xi(self, tiny_net: RejectingNet, test_images: Images) -> None:
         x, y = test_images.batch(slice(0, 60))
         objective, attack = XiObjective(), PGD(Linf(0.15), steps=10, objective=XiObjective())
         before, after = (objective(tiny_net(images), y) for images in (x, attack(tiny_net, x, y)))
         assert after.mean() > before.mean() + 0.1
         assert (after >= before - 1e-3).float().mean() > 0.9
 
-    def test_a_net_without_a_head_is_refused(
+    def test_a_net_without_a_head_raises(
         self, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
     ) -> None:
         with pytest.raises(BadInput, match="needs a net with an auxiliary head"):
@@ -92,53 +92,55 @@ class TestGoal:
 
 
 @pytest.fixture(scope="module")
-def slim_report() -> TheoryReport:
-    return theory_of(Run(SLIM))
+def archive_report() -> TheoryReport:
+    return theory_of(Run(ARCHIVE))
 
 
 class TestRecords:
-    @pytest.mark.parametrize("folder", KEPT, ids=lambda path: path.name)
-    def test_no_image_of_any_kept_record_violates_a_statement(self, folder: Path) -> None:
+    @pytest.mark.parametrize("folder", STORED, ids=lambda path: path.name)
+    def test_no_image_of_any_stored_record_violates_a_statement(self, folder: Path) -> None:
         for record in Run(folder).records():
-            tried: Counter[str] = Counter()  # a cautious net says little that is tried at every tau
+            tried: Counter[str] = Counter()  # at some tau few images meet the premise
             for tau in (0.0, 0.25, 1.0, 2.0):
-                seen = outputs_at(record, tau)
+                inputs = outputs_at(record, tau)
                 for name, claim in (
-                    ("Lemma 1", theory.lemma1(seen)),
-                    ("Theorem 1", theory.theorem1(seen)),
-                    ("Theorem 1 at 1/2", theory.theorem1(seen, 0.5)),
-                    ("Theorem 1 behind 0.8", theory.theorem1_behind(seen, 0.8)),
-                    ("the oracle", theory.oracle(seen)),
+                    ("Lemma 1", theory.lemma1(inputs)),
+                    ("Theorem 1", theory.theorem1(inputs)),
+                    ("Theorem 1 at 1/2", theory.theorem1(inputs, 0.5)),
+                    ("Theorem 1 behind 0.8", theory.theorem1_behind(inputs, 0.8)),
+                    ("the oracle", theory.oracle(inputs)),
                 ):
                     where = f"{name} fails on {record.label} of {folder.name}: a bug"
                     assert not claim.violated.any(), where
                     tried[name] += int(claim.premise.sum())
             assert min(tried.values()) >= len(record.y) // 100, f"hardly tried: {tried}"
 
-    def test_the_report_agrees_with_the_record(self, slim_report: TheoryReport) -> None:
-        clean, attacked = slim_report.records[:2]
+    def test_the_report_agrees_with_the_record(self, archive_report: TheoryReport) -> None:
+        clean, attacked = archive_report.records[:2]
         assert (clean.attack, attacked.attack, clean.n) == ("clean", "pgd-10", 10_000)
-        record = Run(SLIM).records()[1]
+        record = Run(ARCHIVE).records()[1]
         at_zero, *_, at_one, _ = attacked.at_tau
         assert (at_zero.tau, at_one.tau) == (0, 1)
         assert at_zero.randomised == at_zero.sampled == record.correct.mean()
-        seen = outputs_at(record, 1.0)
-        assert at_one.inside.value == (seen.con * (2 - 2 * abs(seen.a - seen.a_star)) > 1).mean()
+        inputs = outputs_at(record, 1.0)
+        assert (
+            at_one.inside.value == (inputs.con * (2 - 2 * abs(inputs.a - inputs.a_star)) > 1).mean()
+        )
         assert at_one.without_head.value == attacked.oracle.coverage.value
         assert attacked.oracle.accuracy.value == 1
-        assert attacked.xi.small.value == (seen.xi <= 0.1).mean()
+        assert attacked.xi.small.value == (inputs.xi <= 0.1).mean()
         assert all(t.calibrated >= t.t for t in attacked.calibration)
         for at in attacked.at_tau:
             assert abs(at.sampled - at.randomised) <= 6 * at.sampling_error
 
-    def test_shares_are_consistent(self, slim_report: TheoryReport) -> None:
-        for record in slim_report.records:
+    def test_shares_are_consistent(self, archive_report: TheoryReport) -> None:
+        for record in archive_report.records:
             for at in record.at_gamma:
                 assert at.inside.value == pytest.approx(at.past.value * at.inside_of_past.value)
                 assert at.right_of_accepted.value >= at.inside_of_past.value - 1e-12
             for fixed in record.at_xi:
                 assert fixed.inside.value <= min(fixed.confident.value, fixed.accurate.value)
-        assert slim_report.violations == 0
+        assert archive_report.violations == 0
 
 
 @pytest.fixture
@@ -148,7 +150,7 @@ def run_here(tiny_run: Run, in_empty_folder: Path) -> Path:
 
 class TestCommand:
     def test_a_run_without_weights_or_data(self, command: Command) -> None:
-        code, out, err = command("theory", str(SLIM), "--gamma", "0.8", "-o", "theory.svg")
+        code, out, err = command("theory", str(ARCHIVE), "--gamma", "0.8", "-o", "theory.svg")
         assert code == 0, err
         for words in ("Lemma 1", "0 / ", "same of 20 bins", "-> 0", "0.8 (0.75)", "T-Con > 1/2",
                       "A_tau", "0.0474", "about 50%"):  # fmt: skip
@@ -160,7 +162,7 @@ class TestCommand:
         assert Path("theory.svg").read_text().startswith("<?xml")
 
     def test_json_has_everything(self, command: Command) -> None:
-        code, out, _ = command("theory", str(SLIM), "--json", "--rho", "0.4")
+        code, out, _ = command("theory", str(ARCHIVE), "--json", "--rho", "0.4")
         found = json.loads(out)
         assert code == 0
         assert found["violations"] == 0
@@ -189,20 +191,20 @@ class TestCommand:
             assert low["attacked"]["value"] <= low["clean"]["value"]
         assert ball["stays_low"][0]["attacked"]["value"] < ball["stays_low"][0]["clean"]["value"]
 
-    def test_refusals(self, command: Command, in_empty_folder: Path) -> None:
+    def test_bad_requests_get_one_sentence(self, command: Command, in_empty_folder: Path) -> None:
         refused(command("theory", "nothing"), "there is no run")
-        refused(command("theory", str(SLIM), "--gamma", "0.5"), "gamma is 0.5", "above 0.5")
-        refused(command("theory", str(SLIM), "--rho", "0"), "rho is 0")
+        refused(command("theory", str(ARCHIVE), "--gamma", "0.5"), "gamma is 0.5", "above 0.5")
+        refused(command("theory", str(ARCHIVE), "--rho", "0"), "rho is 0")
         Path("plain").mkdir()
         Path("plain/recipe.txt").write_text(lines(recipe("digits-pgdat")))
-        refused(command("theory", "plain"), "multiplied by one", "train with head=RR()")
+        refused(command("theory", "plain"), "R-Con is con * A", "train with head=RR()")
 
     def test_a_violation_ends_with_code_1(
         self, command: Command, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         claim = theory.Claim(np.array([True]), np.array([False]))
-        monkeypatch.setattr(theory, "lemma1", lambda seen: claim)
-        code, _, err = command("theory", str(SLIM))
+        monkeypatch.setattr(theory, "lemma1", lambda inputs: claim)
+        code, _, err = command("theory", str(ARCHIVE))
         assert code == 1
         assert "a bug" in err
 

@@ -1,4 +1,10 @@
-"""From a run and an attack to a record, and from records to rows."""
+"""Evaluation of a run: attacks to records, records to rows of a table.
+
+binding    chooses thresholds on clean images (bind_thresholds)
+attack     runs an attack and writes its record (run_attack)
+score      scores the rejectors on records, with intervals (Scorer)
+archive    copies a run without weights, for a repository
+"""
 
 from demur.evaluate.archive import ArchiveKeepsLess, archive
 from demur.evaluate.attack import AttackOptions, Evaluator, run_attack
@@ -17,24 +23,7 @@ from demur.evaluate.score import (
 )
 
 __all__ = [
-    "BASELINE",
-    "ORACLE",
-    "PROTOCOLS",
-    "ArchiveKeepsLess",
-    "AttackOptions",
-    "BoundSpec",
-    "Evaluator",
-    "Protocol",
-    "Ranking",
-    "Row",
-    "ScoredRecord",
-    "Scorer",
-    "StoredScore",
-    "Summary",
-    "accepted",
-    "archive",
-    "bind_thresholds",
-    "run_attack",
-    "tcon_of",
-    "values",
+    "BASELINE", "ORACLE", "PROTOCOLS", "ArchiveKeepsLess", "AttackOptions", "BoundSpec",
+    "Evaluator", "Protocol", "Ranking", "Row", "ScoredRecord", "Scorer", "StoredScore", "Summary",
+    "accepted", "archive", "bind_thresholds", "run_attack", "tcon_of", "values",
 ]  # fmt: skip

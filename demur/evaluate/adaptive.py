@@ -1,8 +1,8 @@
-"""The paper's adaptive evaluation: every objective at every eta, as the paper has it and deployed.
+"""The paper's adaptive evaluation: every adaptive objective at every weight eta.
 
-plan = Plan.of(recipe, etas=(1, 10), steps=50, restarts=2)
-trials(plan, make, scoring)         # paper: a record each, kept by the largest goal
-plan.worst                          # deploy: one attack, kept by what gets past the rejector
+plan = AdaptivePlan.of(recipe, etas=(1, 10), steps=50, restarts=2)
+trials(plan, make, scorer)          # paper protocol: one record per objective and eta
+plan.worst                          # deploy protocol: one attack, the worst case over all of them
 """
 
 import math
@@ -20,16 +20,16 @@ from demur.rejectors import Con, Rejector
 from demur.runs import Record
 
 ETAS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # the paper's
-KEPT = TPR(0.95)
+OPERATING_POINT = TPR(0.95)
 
 Make = Callable[[str, Attack], Record]  # a label and an attack to its record
 Measure = Literal["accuracy", "auroc"]
-Mark = Literal["", "objective", "all"]  # least of its objective, or of all
+Mark = Literal["", "objective", "all"]  # smallest value of its objective, or of all
 
 
 @dataclass(frozen=True)
 class AdaptivePlan:
-    """Which objectives are tried on a run, at which weights, for how long."""
+    """Objectives to try on a run, with their weights and the budget of each attack."""
 
     recipe: Recipe
     objectives: tuple[str, ...]
@@ -40,43 +40,44 @@ class AdaptivePlan:
     @staticmethod
     def of(
         recipe: Recipe,
-        objectives: Sequence[str] | None = None,  # None: all that suit the net
+        objectives: Sequence[str] | None = None,  # None: all that the net has outputs for
         etas: Sequence[float] = ETAS,
         steps: int = STEPS,
         restarts: int = RESTARTS,
     ) -> "AdaptivePlan":
-        """The plan, after checking what was asked for."""
-        asked = tuple(name for name in ADAPTIVE_OBJECTIVES if suits(name, recipe))
+        """Make a plan; BadInput if an objective or a number is invalid."""
+        names = tuple(name for name in ADAPTIVE_OBJECTIVES if suits(name, recipe))
         if objectives is not None:
-            asked = tuple(dict.fromkeys(_checked(name, recipe) for name in objectives))
+            names = tuple(dict.fromkeys(_checked_name(name, recipe) for name in objectives))
         for eta in etas:
             if not (eta >= 0 and math.isfinite(eta)):
                 raise BadInput(f"eta must be a number of at least 0, not {eta:g}")
-        if not etas or not asked:
+        if not etas or not names:
             raise BadInput("there is nothing to try; give an objective and an eta")
-        plan = AdaptivePlan(recipe, asked, tuple(dict.fromkeys(map(float, etas))), steps, restarts)
-        _ = plan.worst  # steps and restarts are checked where an attack is made
+        plan = AdaptivePlan(recipe, names, tuple(dict.fromkeys(map(float, etas))), steps, restarts)
+        _ = plan.worst  # constructing the attacks checks steps and restarts
         return plan
 
     @property
     def rejectors(self) -> dict[str, Rejector]:
-        """What is scored: confidence, and the rejector that is attacked."""
+        """Rejectors to score: confidence and the rejector that is attacked."""
         return {BASELINE: Con(), **dict([self.recipe.head_rejector])}
 
     @property
     def plain(self) -> str:
-        """PGD on the cross-entropy with the same budget, as the command names it."""
+        """Name of PGD on the cross-entropy with the same budget, as the command takes it."""
         return _label(
             f"pgd-{STEPS}", _changes(steps=(self.steps, STEPS), restarts=(self.restarts, 1))
         )
 
     @property
     def worst(self) -> Chain:
-        """Each objective at each eta on what the others left, kept by what is wrong and accepted.
+        """Chain of every objective at every eta; success is a wrong prediction that is accepted.
 
-        The thresholds are frozen on clean cal images; attacks on each class come last.
+        Each attack continues with the images that the others did not break. Attacks on every target
+        class come last, since they take longest.
         """
-        rule = AcceptedError(self.recipe.head_rejector[1], KEPT)
+        rule = AcceptedError(self.recipe.head_rejector[1], OPERATING_POINT)
         members = [
             ADAPTIVE_OBJECTIVES[name].attack(self.recipe, eta, self.steps, self.restarts, rule)
             for name in self.objectives
@@ -87,28 +88,28 @@ class AdaptivePlan:
 
     @property
     def worst_label(self) -> str:
-        """The label of its record: what is not the paper's is said."""
-        all_of_them = tuple(name for name in ADAPTIVE_OBJECTIVES if suits(name, self.recipe))
+        """Label of the record of `worst`, with the settings that differ from the paper's."""
+        all_names = tuple(name for name in ADAPTIVE_OBJECTIVES if suits(name, self.recipe))
         changes = _changes(
-            objectives=("+".join(self.objectives), "+".join(all_of_them)),
+            objectives=("+".join(self.objectives), "+".join(all_names)),
             etas=("+".join(map(_number, self.etas)), "+".join(map(_number, ETAS))),
             steps=(self.steps, STEPS), restarts=(self.restarts, RESTARTS),
         )  # fmt: skip
         return _label("adaptive-worst", changes)
 
     def label(self, objective: str, eta: float) -> str:
-        """One attack as the command names it."""
+        """Name of one attack, as the command takes it."""
         changes = _changes(steps=(self.steps, STEPS), restarts=(self.restarts, RESTARTS))
         return _label(f"adaptive-{objective}", [f"eta={_number(eta)}", *changes])
 
     def attack(self, objective: str, eta: float) -> Attack:
-        """The same, kept by the largest goal."""
+        """One attack; of each image it returns the example with the largest objective."""
         return ADAPTIVE_OBJECTIVES[objective].attack(self.recipe, eta, self.steps, self.restarts)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of one objective at one eta."""
+    """Results of one objective at one eta."""
 
     objective: str
     formula: str
@@ -116,11 +117,11 @@ class Trial:
     scored: ScoredRecord
 
     def row(self, rejector: str, protocol: Protocol = "paper") -> Row:
-        """The row of a rejector."""
+        """Row of a rejector."""
         return row_of(self.scored, rejector, protocol)
 
     def value(self, rejector: str, measure: Measure) -> float:
-        """A figure that an attacker wants small."""
+        """Accuracy or AUROC of a rejector; smaller is better for the attacker."""
         row = self.row(rejector)
         return row.point.accuracy if measure == "accuracy" else row.ranking.auroc
 
@@ -135,12 +136,12 @@ class Trial:
         }
 
 
-def trials(plan: AdaptivePlan, make: Make, scoring: Scorer) -> list[Trial]:
-    """Every objective at every eta, in that order."""
+def trials(plan: AdaptivePlan, make: Make, scorer: Scorer) -> list[Trial]:
+    """Run and score every objective at every eta, in that order."""
     return [
         Trial(
             name, ADAPTIVE_OBJECTIVES[name].formula(plan.recipe), eta,
-            scoring.scored(make(plan.label(name, eta), plan.attack(name, eta))),
+            scorer.scored(make(plan.label(name, eta), plan.attack(name, eta))),
         )
         for name in plan.objectives
         for eta in plan.etas
@@ -148,19 +149,21 @@ def trials(plan: AdaptivePlan, make: Make, scoring: Scorer) -> list[Trial]:
 
 
 def marks(tried: Sequence[Trial], rejector: str, measure: Measure) -> list[Mark]:
-    """For each trial whether its figure is the least of its objective, or of all."""
+    """Mark the trials with the smallest value of their objective, or of all."""
     values = [trial.value(rejector, measure) for trial in tried]
-    least: dict[str, float] = {}
+    smallest: dict[str, float] = {}
     for trial, value in zip(tried, values, strict=True):
-        least[trial.objective] = min(value, least.get(trial.objective, math.inf))
+        smallest[trial.objective] = min(value, smallest.get(trial.objective, math.inf))
     return [
-        "all" if value == min(values) else "objective" if value == least[trial.objective] else ""
+        "all" if value == min(values)
+        else "objective" if value == smallest[trial.objective]
+        else ""
         for trial, value in zip(tried, values, strict=True)
-    ]
+    ]  # fmt: skip
 
 
 def minima(tried: Sequence[Trial], rejector: str) -> dict[str, Any]:
-    """The least figures over all trials, each with where it was reached, as JSON values."""
+    """Smallest accuracy and AUROC over all trials, with their objective and eta, as JSON values."""
     found: dict[str, Any] = {}
     measures: tuple[Measure, ...] = ("accuracy", "auroc")
     for measure in measures:
@@ -171,17 +174,17 @@ def minima(tried: Sequence[Trial], rejector: str) -> dict[str, Any]:
 
 
 def row_of(scored: ScoredRecord, rejector: str, protocol: Protocol) -> Row:
-    """The row of a rejector in a protocol."""
+    """Row of a rejector in a protocol."""
     return next(r for r in scored.rows if (r.rejector, r.protocol) == (rejector, protocol))
 
 
 def suits(objective: str, recipe: Recipe) -> bool:
-    """Whether a net has all that an objective looks at."""
+    """Whether the net has the outputs that an objective needs."""
     return ADAPTIVE_OBJECTIVES[objective].suits(recipe)
 
 
-def _checked(objective: str, recipe: Recipe) -> str:
-    """The name of an objective, or BadInput."""
+def _checked_name(objective: str, recipe: Recipe) -> str:
+    """Name of an objective; BadInput if it is unknown or does not suit the net."""
     if objective not in ADAPTIVE_OBJECTIVES:
         raise BadInput(
             f"no objective is called {objective!r}; {suggestion(objective, ADAPTIVE_OBJECTIVES)}"
@@ -191,9 +194,9 @@ def _checked(objective: str, recipe: Recipe) -> str:
     return objective
 
 
-def _changes(**given: tuple[object, object]) -> list[str]:
-    """What was asked for where it is not what is usual."""
-    return [f"{key}={asked}" for key, (asked, usual) in given.items() if asked != usual]
+def _changes(**settings: tuple[object, object]) -> list[str]:
+    """Settings, given as (value, default), that differ from their default."""
+    return [f"{key}={value}" for key, (value, default) in settings.items() if value != default]
 
 
 def _label(name: str, changes: Sequence[str]) -> str:
@@ -201,6 +204,6 @@ def _label(name: str, changes: Sequence[str]) -> str:
 
 
 def _number(value: float) -> str:
-    """The number as people type it."""
+    """Shortest text of a number that reads back as the same number."""
     short = f"{value:g}"
     return short if float(short) == value else repr(value)

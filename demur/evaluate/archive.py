@@ -1,11 +1,11 @@
-"""A copy of a run that fits in a repository: no weights, features or images, but every score.
+"""Archive a run: copy it without weights, features and images, so that it fits in a repository.
 
-    archive(source, Path("results/NAME"))
-    archive(source, Path("results/NAME"), only=["R-Con"])      # bare: a third of the room
+    archive(evaluator, Path("results/NAME"))
+    archive(evaluator, Path("results/NAME"), only=["R-Con"])      # scores-only: a third of the size
 
-Records keep what each learned rejector makes of every image beside the net's answers, so that all
-tables can be made again from the copy alone. The clean cal record goes with them, since thresholds
-come from it. Bare records keep the scores of some rejectors, Con and T-Con instead of the answers.
+Records keep the net's outputs and the score of each fitted rejector, so every table can be made
+from the archive alone. The clean cal record is copied too, for the thresholds. Scores-only records
+keep the scores of the named rejectors, Con and T-Con instead of the outputs.
 """
 
 import shutil
@@ -20,24 +20,24 @@ from demur.attacks import Clean
 from demur.errors import BadInput, suggestion
 from demur.evaluate.attack import Evaluator, no_progress
 from demur.evaluate.binding import Binding
-from demur.evaluate.certificates import MEND
+from demur.evaluate.certificates import REMEDY
 from demur.evaluate.record_scores import TRUE, can_score, tcon_of, values
 from demur.rejectors import Coupled, Rejector, TooFewImages, paper_grid
 from demur.rule import Score
 from demur.runs import Record, Run
-from demur.runs.files import put_in_place, read_json, write_json
+from demur.runs.files import read_json, replace_folder, write_json
 from demur.runs.record import record_path, write_record
 from demur.spec import digest, show
 from demur.version import code_version
 
-COPIED = ("recipe.txt", "checkpoint.json", "metrics.jsonl")
-DROPPED = ("feature", "x_adv")
-ANSWERS = ("logits", "aux")  # what bare records have scores for
-Metadata = dict[str, Any]
+COPIED_FILES = ("recipe.txt", "checkpoint.json", "metrics.jsonl")
+DROPPED_ARRAYS = ("feature", "x_adv")
+OUTPUT_ARRAYS = ("logits", "aux")  # scores-only records have scores instead of these
+Json = dict[str, Any]
 
 
 class ArchiveKeepsLess(BadInput):
-    """A copy that would replace one that keeps more."""
+    """The new archive would contain less than the one it replaces."""
 
 
 def archive(
@@ -47,73 +47,82 @@ def archive(
     watch: Callable[[int, int], None] = no_progress,
     again: bool = False,
 ) -> Run:
-    """The archive of a run, with bare records of some rejectors if those are named.
+    """Write the archive of a run.
 
-    An earlier copy is in the way, unless it shall be made `again` and keeps nothing more.
+    Args:
+        evaluator: The run; its clean cal record is made if it has none.
+        target: Folder to write, which must not exist unless `again`.
+        only: Names of rejectors; if given, records are scores-only with these and Con.
+        watch: Function that is called with (records done, records in all).
+        again: Replace an earlier archive of the same weights that contains nothing more.
+
+    Returns:
+        The archive as a run without weights.
     """
-    asked = _named(evaluator, only) if only else _learned(evaluator)
-    with put_in_place(target) as (half, place):
-        _check_free(place, evaluator.run, again)
-        guarantees, records = _promises(evaluator.run), _records(evaluator)
+    rejectors = _rejectors_by_spec(evaluator, only) if only else _fitted_rejectors(evaluator)
+    with replace_folder(target) as (half, resolved):
+        _check_replaceable(resolved, evaluator.run, again)
+        certificates, records = _certificates(evaluator.run), _records(evaluator)
         binding = Binding(evaluator.clean, evaluator.device)
-        scores = _bound(asked, records, binding, bool(only))
-        thinned = []
+        scores = _fit(rejectors, records, binding, bool(only))
+        archived = []
         for done, record in enumerate(records):
             watch(done, len(records))
-            thinned.append(_thinned(record, asked, scores, binding.fitted, bool(only)))
+            archived.append(_archived(record, rejectors, scores, binding.fitted, bool(only)))
             if only:
-                _check_all_found(asked, thinned[-1], evaluator.run)
+                _check_has_scores(rejectors, archived[-1], evaluator.run)
         watch(len(records), len(records))
-        _check_nothing_lost(place, thinned)
-        _write(evaluator.run, thinned, guarantees, half)
+        _check_nothing_lost(resolved, archived)
+        _write(evaluator.run, archived, certificates, half)
     return Run(target)
 
 
-def _check_free(target: Path, run: Run, again: bool) -> None:
-    """Refuse a target that holds anything but a copy of the run that may be replaced."""
+def _check_replaceable(target: Path, run: Run, again: bool) -> None:
+    """Raise BadInput if the target exists and is not an archive of the run to be made again."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
-    there, known = Run(target), (target / COPIED[0]).is_file()
-    if not (again and known and there.recipe == run.recipe and not there.finished):
-        raise BadInput(f"{target} is in the way; name a folder that is not there yet")
-    if there.checkpoint["weights"] != run.checkpoint["weights"]:
-        raise BadInput(f"{target} is a copy of another training; name another folder")
+    existing, is_run = Run(target), (target / COPIED_FILES[0]).is_file()
+    if not (again and is_run and existing.recipe == run.recipe and not existing.finished):
+        raise BadInput(f"{target} is in the way; name a folder that does not exist yet")
+    if existing.checkpoint["weights"] != run.checkpoint["weights"]:
+        raise BadInput(f"{target} is an archive of other weights; name another folder")
 
 
 def _check_nothing_lost(target: Path, records: Sequence[Record]) -> None:
-    """Refuse to replace a copy that keeps a record or a score which these do not."""
-    if not (target / COPIED[0]).is_file():
+    """Raise ArchiveKeepsLess if the target contains a record or a score that these lack."""
+    if not (target / COPIED_FILES[0]).is_file():
         return
-    made, there = {record.digest: record for record in records}, Run(target)
-    for split in there.recipe.data.splits:
-        for old in there.records(split):
-            if _poorer(made.get(old.digest), old):
+    new, existing = {record.digest: record for record in records}, Run(target)
+    for split in existing.recipe.data.splits:
+        for old in existing.records(split):
+            if _has_less(new.get(old.digest), old):
                 raise ArchiveKeepsLess(
                     f"{target} keeps more of {old.label} than this copy would; name another folder"
                 )
 
 
-def _poorer(new: Record | None, old: Record) -> bool:
-    """Whether a record keeps less than an earlier one of the same."""
+def _has_less(new: Record | None, old: Record) -> bool:
+    """Whether a record contains less than an earlier one with the same digest."""
     if new is None or (new.scores_only and not old.scores_only):
         return True
-    return new.scores_only == old.scores_only and bool(set(old.kept) - set(new.kept))
+    lost = set(old.stored_scores) - set(new.stored_scores)
+    return new.scores_only == old.scores_only and bool(lost)
 
 
-def _promises(run: Run) -> dict[str, Metadata]:
-    """What every certificate says, by its file's name; a damaged one is refused."""
+def _certificates(run: Run) -> dict[str, Json]:
+    """Certificates of a run by file name; BadInput if one is damaged."""
     paths = sorted((run.path / "certificates").glob("*.json"))
-    return {path.name: read_json(path, MEND) for path in paths}
+    return {path.name: read_json(path, REMEDY) for path in paths}
 
 
 def _write(
-    run: Run, records: Sequence[Record], guarantees: Mapping[str, Metadata], folder: Path
+    run: Run, records: Sequence[Record], certificates: Mapping[str, Json], folder: Path
 ) -> None:
     folder.mkdir()
-    for name in COPIED:
+    for name in COPIED_FILES:
         if (run.path / name).exists():
             shutil.copy2(run.path / name, folder / name)
-    for name, metadata in guarantees.items():
+    for name, metadata in certificates.items():
         write_json(folder / "certificates" / name, metadata)
     for record in records:
         split = str(record.metadata["split"])
@@ -121,95 +130,95 @@ def _write(
         write_record(path, record, tight=True)
 
 
-def _named(evaluator: Evaluator, only: Sequence[str]) -> dict[str, Rejector]:
-    """The rejectors of these names by their whole text, Con first."""
+def _rejectors_by_spec(evaluator: Evaluator, only: Sequence[str]) -> dict[str, Rejector]:
+    """Rejectors of these names by their full spec, Con first."""
     known = evaluator.run.recipe.rejectors()
     for name in only:
         if name not in known:
             raise BadInput(f"the run has no rejector called {name!r}; {suggestion(name, known)}")
         if isinstance(pair := known[name], Coupled):
-            parts = [part for part, each in known.items() if each in (pair.gate, pair.score)]
+            parts = [part for part, other in known.items() if other in (pair.gate, pair.score)]
             raise BadInput(f"{name} is made of two scores; name those: {','.join(parts)}")
     names = dict.fromkeys(("Con", *only))
     return {show(known[name], full=True): known[name] for name in names}
 
 
-def _learned(evaluator: Evaluator) -> dict[str, Rejector]:
-    """Every rejector that has to be learned, by its whole text."""
+def _fitted_rejectors(evaluator: Evaluator) -> dict[str, Rejector]:
+    """Rejectors that have to be fitted, by their full spec."""
     recipe = evaluator.run.recipe
-    asked: list[Rejector] = [*recipe.rejectors().values(), *paper_grid(recipe.data).values()]
-    return {show(each, full=True): each for each in asked if not isinstance(each, Score)}
+    every: list[Rejector] = [*recipe.rejectors().values(), *paper_grid(recipe.data).values()]
+    return {show(one, full=True): one for one in every if not isinstance(one, Score)}
 
 
 def _records(evaluator: Evaluator) -> list[Record]:
-    """All but those of fit images; clean ones of the same images once, the fullest."""
+    """Records to archive: all but those of the fit split, and of equal clean ones the fullest."""
     splits = [split for split in evaluator.run.recipe.data.splits if split != "fit"]
     found = [record for split in splits for record in evaluator.run.records(split)]
     if not found:
         raise BadInput(f"{evaluator.run.path} has no record yet; make one with demur attack")
     found += [evaluator.clean("cal")] if "cal" in splits else []
-    clean, kept = digest(Clean()), dict[tuple[str, str, int], Record]()
+    clean, fullest = digest(Clean()), dict[tuple[str, str, int], Record]()
     for record in found:
         attack, split = str(record.metadata["attack"]), str(record.metadata["split"])
         key = (split, attack if attack == clean else record.digest, len(record.y))
-        if key not in kept or _fullness(record) > _fullness(kept[key]):
-            kept[key] = record
-    return list(kept.values())
+        if key not in fullest or _fullness(record) > _fullness(fullest[key]):
+            fullest[key] = record
+    return list(fullest.values())
 
 
 def _fullness(record: Record) -> tuple[bool, bool, int]:
-    return bool(record.metadata["features"]), not record.scores_only, len(record.kept)
+    return bool(record.metadata["features"]), not record.scores_only, len(record.stored_scores)
 
 
-def _bound(
-    asked: Mapping[str, Rejector], records: Sequence[Record], binding: Binding, named: bool
+def _fit(
+    rejectors: Mapping[str, Rejector], records: Sequence[Record], binding: Binding, named: bool
 ) -> dict[str, Score]:
-    """What can be computed here: what was learned is read where no record has features."""
-    featured = any(record.metadata["features"] for record in records)
+    """Scores that can be computed; if no record has features, fitted ones must be stored."""
+    with_features = any(record.metadata["features"] for record in records)
     scores = dict[str, Score]()
-    for text, rejector in asked.items():
-        if featured or isinstance(rejector, Score):
-            # the tables leave it out too, unless it was named
+    for text, rejector in rejectors.items():
+        if with_features or isinstance(rejector, Score):
+            # tables leave out a rejector with too few images too, unless the user named it
             with nullcontext() if named else suppress(TooFewImages):
                 scores[text] = binding.bound(rejector)
     return scores
 
 
-def _thinned(
+def _archived(
     record: Record,
-    asked: Mapping[str, Rejector],
+    rejectors: Mapping[str, Rejector],
     scores: Mapping[str, Score],
     fitted: Mapping[str, str],
-    bare: bool,
+    scores_only: bool,
 ) -> Record:
-    """The record with scores in place of what they were computed from."""
-    made = {
+    """Copy of a record with scores instead of the arrays that they were computed from."""
+    computed = {
         text: torch.from_numpy(values(score, record)).float()
         for text, score in scores.items()
         if can_score(score, record)
     }
-    found = record.kept | made
-    arrays = {name: array for name, array in record.arrays.items() if name not in DROPPED}
-    about = record.metadata | {"archive": True, "features": False, "images": 0}
-    if bare:
-        found = {text: found[text] for text in asked if text in found}
-        found[TRUE] = torch.from_numpy(tcon_of(record)).float()
-        arrays = {name: array for name, array in arrays.items() if name not in ANSWERS}
+    stored = record.stored_scores | computed
+    arrays = {name: array for name, array in record.arrays.items() if name not in DROPPED_ARRAYS}
+    metadata = record.metadata | {"archive": True, "features": False, "images": 0}
+    if scores_only:
+        stored = {text: stored[text] for text in rejectors if text in stored}
+        stored[TRUE] = torch.from_numpy(tcon_of(record)).float()
+        arrays = {name: array for name, array in arrays.items() if name not in OUTPUT_ARRAYS}
         arrays["correct"] = torch.from_numpy(record.correct)
-    if found:
-        arrays["scores"] = torch.stack(list(found.values()))
-    about["scores"] = list(found)
-    if any(not isinstance(asked[text], Score) for text in made):
-        about |= {"scores_fitted": sorted(set(fitted.values())), "scored_by": code_version()}
-    elif bare and all(isinstance(asked[text], Score) for text in found if text != TRUE):
-        about.pop("scores_fitted", None)
-    return Record(arrays, about)
+    if stored:
+        arrays["scores"] = torch.stack(list(stored.values()))
+    metadata["scores"] = list(stored)
+    if any(not isinstance(rejectors[text], Score) for text in computed):
+        metadata |= {"scores_fitted": sorted(set(fitted.values())), "scored_by": code_version()}
+    elif scores_only and all(isinstance(rejectors[text], Score) for text in stored if text != TRUE):
+        metadata.pop("scores_fitted", None)
+    return Record(arrays, metadata)
 
 
-def _check_all_found(asked: Mapping[str, Rejector], record: Record, run: Run) -> None:
-    """Refuse a rejector whose score a record cannot give, where no more than scores are kept."""
-    for text in asked:
-        if text not in record.kept:
+def _check_has_scores(rejectors: Mapping[str, Rejector], record: Record, run: Run) -> None:
+    """Raise BadInput if a scores-only record lacks the score of a named rejector."""
+    for text in rejectors:
+        if text not in record.stored_scores:
             split = str(record.metadata["split"])
             path = record_path(run.records_folder, record.label, split, record.digest)
             raise BadInput(

@@ -1,9 +1,9 @@
-"""Run an attack on a run's net and keep what came of it as a record.
+"""Run an attack on the net of a run and write the result as a record.
 
-    record = attacked(Evaluator(run, device), "pgd-20", PGD(Linf(0.15), steps=20))
+    record = run_attack(Evaluator(run, "cpu"), "pgd-20", PGD(Linf(0.15), steps=20))
 
-The images are made by the fast engine where there is one. The verdicts are taken at the end, in
-fp32 and at one fixed batch size, on exactly the images that were made.
+On a GPU the fast engine makes the adversarial examples. The net is evaluated on them at the end, in
+fp32 and at one fixed batch size, so that records do not depend on how the attack was batched.
 """
 
 import shutil
@@ -22,6 +22,7 @@ from demur import distributed
 from demur.attacks import Attack, Clean
 from demur.balls import L2, Linf
 from demur.data import Images, SplitName, Splits
+from demur.device import device_by_name
 from demur.engine import FrozenModel, check_engine, compiler_for_attacks
 from demur.errors import BadInput, suggestion
 from demur.evaluate.batching import Watch, attack_in_batches, default_batch_size
@@ -50,45 +51,71 @@ VERDICT_BATCH = 256
 
 
 def no_progress(done: int, total: int) -> None:
-    """Nobody looks."""
+    """Report no progress."""
 
 
 @dataclass(frozen=True)
 class AttackOptions:
-    """Which images an attack is run on, how many at a time, and what is kept."""
+    """Which images are attacked, how many at a time, and what the record stores.
+
+    Attributes:
+        split: Split of the data: fit, val, cal or test.
+        n: Number of images, the first of the split; None attacks all of them.
+        batch_size: Images per batch; None chooses by device. Records do not depend on it.
+        keep_images: Number of adversarial examples to store in the record.
+        keep_features: Whether to store features, which fitted rejectors need.
+
+    Example:
+        >>> options = AttackOptions("test", n=20, keep_images=0)
+    """
 
     split: str = "test"
     n: int | None = None
-    batch_size: int | None = None  # None: what suits the device
+    batch_size: int | None = None
     keep_images: int = 256
     keep_features: bool = True
 
     def check(self) -> None:
-        """Refuse numbers that make no sense."""
+        """Raise BadInput if a number is out of range."""
         if self.batch_size is not None and self.batch_size < 1:
-            raise BadInput(f"the batch size must be at least 1, not {self.batch_size}")
+            raise BadInput(f"batch_size must be at least 1, not {self.batch_size}")
         if self.keep_images < 0:
-            raise BadInput(f"the number of images kept must be 0 or more, not {self.keep_images}")
+            raise BadInput(f"keep_images must be 0 or more, not {self.keep_images}")
 
 
 class Evaluator:
-    """A finished run opened for evaluation: its net and splits, loaded once."""
+    """A trained run opened for evaluation; the net and the data are loaded once, when needed.
+
+    Args:
+        run: A trained run, or an archive (which can be scored but not attacked).
+        device: Device of the net: a torch.device, or its name (auto, cpu, cuda or cuda:1).
+        data_folder: Folder of the data set; None searches the default locations.
+        engine: auto, plain or fast; auto uses the fast engine on a GPU.
+        say: Function that is called with each log sentence.
+
+    Example:
+        >>> evaluator = Evaluator(Run.open("digits-pgdat-rr"), "cpu")
+        >>> x, y = evaluator.splits["test"].batch(slice(0, 8))
+        >>> evaluator.net(x).logits.shape
+        torch.Size([8, 10])
+    """
 
     def __init__(
         self,
         run: Run,
-        device: torch.device,
+        device: torch.device | str,
         data_folder: Path | None = None,
         engine: str = "auto",
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        self.run, self.device, self.data_folder, self.say = run, device, data_folder, say
-        self.fast = check_engine(engine) != "plain" and device.type == "cuda"
+        self.run, self.device = run, _as_device(device)
+        self.data_folder, self.say = data_folder, say
+        self.fast = check_engine(engine) != "plain" and self.device.type == "cuda"
         self._clean: dict[str, Record] = {}
 
     @cached_property
     def net(self) -> RejectingNet:
-        """The trained net in eval mode; on a CPU in the layout that suits its convolutions."""
+        """The trained net in eval mode; on a CPU in channels_last, which is faster there."""
         net = self.run.net(self.device)
         net.freeze_for_inference()
         if self.device.type == "cpu":
@@ -97,24 +124,24 @@ class Evaluator:
 
     @property
     def precision(self) -> Precision:
-        """The arithmetic in which attacks are made."""
-        trained_in = self.run.recipe.precision  # a net is evaluated in fp32 at most
+        """Precision of the forward and backward passes of attacks: the training's, at most fp32."""
+        trained_in = self.run.recipe.precision
         return trained_in if self.fast and trained_in != "fp64" else "fp32"
 
     @cached_property
     def frozen_model(self) -> FrozenModel:
-        """The net as the fast engine hands it to attacks."""
+        """The net as the fast engine runs it in attacks."""
         compiler = compiler_for_attacks(self.net, self.precision)
         return FrozenModel(self.net, self.precision, compiler, say=self.say)
 
     def craft(self, attack: Attack, images: Images, piece: slice, batch_size: int) -> Tensor:
-        """Attacked images of one piece; nothing in it depends on the rest of the order."""
+        """Adversarial examples of a slice of the images, independent of the other images."""
         with self.crafting(batch_size) as model:
             return attack.perturb(model, *self.laid_out(images, piece)).contiguous()
 
     @contextmanager
     def crafting(self, batch_size: int) -> Iterator[Model]:
-        """The net as attacks see it, in the arithmetic they are made in."""
+        """Yield the model to attack, with the precision of attacks set."""
         if not self.fast:
             with tf32("fp32"):
                 yield self.net
@@ -125,7 +152,7 @@ class Evaluator:
             yield self.frozen_model
 
     def laid_out(self, images: Images, piece: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Pixels as the engine wants them, labels and indices of one piece."""
+        """Pixels in the memory format of the engine, labels and indices of a slice of images."""
         x, y = images.batch(piece)
         on_cpu = self.device.type == "cpu"
         layout = torch.channels_last if self.fast or on_cpu else torch.contiguous_format
@@ -133,46 +160,46 @@ class Evaluator:
 
     @cached_property
     def splits(self) -> Splits:
-        """The data, on the CPU."""
+        """The data set by split, on the CPU."""
         return self.run.recipe.data.load(self.data_folder)
 
     def split_by_name(self, name: str) -> SplitName:
-        """The split of that name; one that is not there is refused."""
+        """Split of that name; BadInput if it is unknown or the data set has none."""
         splits: tuple[SplitName, ...] = get_args(SplitName)
         found = next((split for split in splits if split == name), None)
         if found is None:
             raise BadInput(f"no split is called {name!r}; {suggestion(name, splits)}")
         if found not in self.run.recipe.data.splits:
             data = show(self.run.recipe.data)
-            raise BadInput(f"{data} keeps no {name} images; train with split=held-out")
+            raise BadInput(f"{data} has no {name} images; train with split=held-out")
         return found
 
     def images(self, options: AttackOptions) -> Images:
-        """The images that were ordered, on the device."""
+        """Images of the split to attack, on the device."""
         split = self.split_by_name(options.split)
         try:
-            whole = self.splits[split]
+            images = self.splits[split]
         except BadInput:
-            self.run.check_weights()  # where they are gone too, data would not help
+            self.run.check_weights()  # without weights the data would not help: report that first
             raise
-        return (whole if options.n is None else whole.first(options.n)).to(self.device)
+        return (images if options.n is None else images.first(options.n)).to(self.device)
 
     def clean(self, split: str) -> Record:
-        """The clean record of a split, made if it is not there and read only once."""
-        if split not in self._clean and (kept := self._slim(split)) is not None:
-            self._clean[split] = kept
+        """Record of the clean images of a split, made if there is none, and cached."""
+        if split not in self._clean and (archived := self._archived_clean(split)) is not None:
+            self._clean[split] = archived
         if split not in self._clean:
             options = AttackOptions(split, keep_images=0, keep_features=True)
             self._clean[split] = run_attack(self, "clean", Clean(), options)
         return self._clean[split]
 
-    def _slim(self, split: str) -> Record | None:
-        """The clean record of an archived run, which has no weights to make another."""
+    def _archived_clean(self, split: str) -> Record | None:
+        """Clean record of an archive, which has no weights to make another; None for a run."""
         if self.run.finished:
             return None
-        known = digest(Clean())
+        clean = digest(Clean())
         records = (r for r in self.run.records(split) if r.metadata.get("archive"))
-        return next((r for r in records if r.metadata["attack"] == known), None)
+        return next((r for r in records if r.metadata["attack"] == clean), None)
 
 
 def run_attack(
@@ -182,51 +209,79 @@ def run_attack(
     options: AttackOptions = AttackOptions(),
     watch: Watch = no_progress,
 ) -> Record:
-    """The record of an attack, read if it exists, else made."""
+    """Run an attack and write its record, or read the record if it exists.
+
+    Thresholds in the attack are chosen on clean images first (see bind_thresholds). Finished
+    batches are stored, so an interrupted attack resumes where it stopped.
+
+    Args:
+        evaluator: The run to attack.
+        label: Name of the record in tables and file names.
+        attack: The attack; its rejectors need not be fitted.
+        options: Which images to attack and what to store.
+        watch: Function that is called with (images done, images in all).
+
+    Returns:
+        The record, which is also in the run's folder `records`.
+
+    Example:
+        >>> evaluator = Evaluator(Run.open("digits-pgdat-rr"), "cpu")
+        >>> attack = PGD(Linf(0.15), steps=3)
+        >>> record = run_attack(evaluator, "pgd-3", attack, AttackOptions(n=20))
+        >>> accuracy = record.correct.mean()
+    """
     options.check()
     here, images = distributed.current(), evaluator.images(options)
     bound = bind_thresholds(attack, evaluator.clean, evaluator.device)
-    asked = _asked(evaluator, attack, bound, images, options)
-    key = identity(**asked)
+    inputs = _record_inputs(evaluator, attack, bound, images, options)
+    key = identity(**inputs)
     folder = evaluator.run.records_folder
-    if (made := here.broadcast(finished_record(folder, options.split, key))) is not None:
-        return read_record(made)
+    if (finished := here.broadcast(finished_record(folder, options.split, key))) is not None:
+        return read_record(finished)
     x, y = images.batch(slice(None))
     check_batch(x, y, evaluator.run.recipe.data.domain.classes)
-    spec = show(attack, full=True)
-    about = {
+    metadata = {
         "label": label,
-        "spec": spec,
+        "spec": show(attack, full=True),
         "digest": key,
-        **asked,
-        **_story(evaluator, attack, images),
+        **inputs,
+        **_record_provenance(evaluator, attack, images),
     }
     making = folder / f".making-{key[:12]}"
-    with exclusive_lock(making, _waiting(evaluator)) if here.is_leader else nullcontext():
-        made = here.broadcast(
-            finished_record(folder, options.split, key)
-        )  # by whoever was waited for
-        if made is None:
-            x_adv = _crafted(evaluator, bound.spec, images, options, making, watch)
+    with exclusive_lock(making, _report_waiting(evaluator)) if here.is_leader else nullcontext():
+        # the process that held the lock may have finished this record
+        finished = here.broadcast(finished_record(folder, options.split, key))
+        if finished is None:
+            x_adv = _craft_all(evaluator, bound.spec, images, options, making, watch)
             if here.is_leader:
-                about["probe"] = probe(evaluator.net, x, y)
+                metadata["probe"] = probe(evaluator.net, x, y)
                 half = record_path(making, label, options.split, key)
-                write_record(
-                    half, Record(_answers(evaluator.net, x, x_adv, images, options), about)
-                )
+                arrays = _record_arrays(evaluator.net, x, x_adv, images, options)
+                write_record(half, Record(arrays, metadata))
                 move_record(half, folder)
         if here.is_leader:
             shutil.rmtree(making, ignore_errors=True)
     here.barrier()
-    return read_record(made or record_path(folder, label, options.split, key))
+    return read_record(finished or record_path(folder, label, options.split, key))
 
 
-def _waiting(evaluator: Evaluator) -> Callable[[Path], None]:
-    """Says what is waited for; other records of the run can be made at the same time."""
+def _as_device(device: object) -> torch.device:
+    """A torch.device from itself or its name; BadInput for anything else."""
+    if isinstance(device, torch.device):
+        return device
+    if isinstance(device, str):
+        return device_by_name(device)
+    raise BadInput(
+        f"device must be a torch.device or a name such as 'cpu', not {type(device).__name__}"
+    )
+
+
+def _report_waiting(evaluator: Evaluator) -> Callable[[Path], None]:
+    """Callback that logs the wait for another process that makes the same record."""
     return lambda folder: evaluator.say("another process is making this record; waiting for it")
 
 
-def _crafted(
+def _craft_all(
     evaluator: Evaluator,
     attack: Attack,
     images: Images,
@@ -234,7 +289,7 @@ def _crafted(
     folder: Path,
     watch: Watch,
 ) -> Tensor:
-    """All attacked images; batches lie in the folder meanwhile, by the code that made them."""
+    """Adversarial examples of all images; finished batches are stored under the code version."""
     if evaluator.fast:
         evaluator.frozen_model.forget()
     size = options.batch_size or default_batch_size(len(images), evaluator.device)
@@ -242,15 +297,15 @@ def _crafted(
     return attack_in_batches(partial(evaluator.craft, attack, images), images, size, parts, watch)
 
 
-def _asked(
+def _record_inputs(
     evaluator: Evaluator,
     attack: Attack,
     bound: BoundSpec[Attack],
     images: Images,
     options: AttackOptions,
 ) -> dict[str, Any]:
-    """All that a record depends on: another one of the same need not be made."""
-    asked = {
+    """Everything that determines a record; the digest of these values identifies it."""
+    inputs = {
         "attack": digest(attack),
         "thresholds": bound.thresholds,
         "fitted": bound.fitted,
@@ -261,12 +316,12 @@ def _asked(
         "images": min(options.keep_images, len(images)),
     }
     if evaluator.precision != "fp32" and not isinstance(attack, Clean):
-        asked["precision"] = evaluator.precision
-    return asked
+        inputs["precision"] = evaluator.precision
+    return inputs
 
 
-def _story(evaluator: Evaluator, attack: Attack, images: Images) -> dict[str, Any]:
-    """How a record came about: when, of which net, by what code and machine."""
+def _record_provenance(evaluator: Evaluator, attack: Attack, images: Images) -> dict[str, Any]:
+    """Metadata that does not identify a record: time, recipe, engine, code and device."""
     return {
         "n": len(images),
         "seed": getattr(attack, "seed", None),
@@ -279,11 +334,11 @@ def _story(evaluator: Evaluator, attack: Attack, images: Images) -> dict[str, An
     }
 
 
-def _answers(
+def _record_arrays(
     net: RejectingNet, x: Tensor, x_adv: Tensor, images: Images, options: AttackOptions
 ) -> dict[str, Tensor]:
-    """The per-image arrays of a record."""
-    out = _verdicts(net, x_adv, x.device)
+    """Per-image arrays of a record, on the CPU."""
+    out = _final_outputs(net, x_adv, x.device)
     delta = x_adv - x.cpu()
     arrays = {
         "y": images.y.cpu(),
@@ -300,8 +355,8 @@ def _answers(
     return arrays
 
 
-def _verdicts(net: RejectingNet, x_adv: Tensor, device: torch.device) -> Output:
-    """The net's answers in fp32 at one batch size, the last batch padded to it."""
+def _final_outputs(net: RejectingNet, x_adv: Tensor, device: torch.device) -> Output:
+    """Outputs of the net in fp32; the last batch is padded, since kernels depend on the size."""
     missing = -len(x_adv) % VERDICT_BATCH
     padded = torch.cat([x_adv, x_adv.new_zeros(missing, *x_adv.shape[1:])])
     with torch.no_grad(), tf32("fp32"):

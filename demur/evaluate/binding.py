@@ -1,10 +1,11 @@
-"""From a spec that names rejectors and operating points to a callable with frozen thresholds.
+"""Choose thresholds on clean images and fit rejectors, so that a spec can be called.
 
-    bound = bind(PGD(Linf(8/255), objective=Evasion(RCon()), criterion=AcceptedError(RCon(), TPR(0.95))), clean)
-    bound.spec(model, x, y);  bound.thresholds
+    criterion = AcceptedError(RCon(), TPR(0.95))
+    bound = bind_thresholds(PGD(Linf(8 / 255), criterion=criterion), evaluator.clean)
+    x_adv = bound.spec(model, x, y)
 
-Rejectors are fitted on clean fit images, thresholds chosen on clean cal images, or on those that
-the operating point names as its `split`: no attacked image and no test image is looked at.
+Rejectors are fitted on clean fit images. Thresholds are chosen on clean cal images, or on the split
+that the operating point names. No adversarial example and no test image is used.
 """
 
 from collections.abc import Callable
@@ -22,12 +23,18 @@ from demur.spec import Spec, show
 
 S = TypeVar("S", bound=Spec)
 
-CleanRecord = Callable[[str], Record]  # a split's name to its clean record, features included
+CleanRecord = Callable[[str], Record]  # name of a split to its clean record, with features
 
 
 @dataclass(frozen=True)
 class BoundSpec(Generic[S]):
-    """A callable spec, the thresholds frozen for it, and what its rejectors were fitted on."""
+    """A spec that can be called, with the thresholds and fits that it uses.
+
+    Attributes:
+        spec: The spec, with fitted rejectors and thresholds that are numbers.
+        thresholds: Chosen thresholds by the text of their criterion.
+        fitted: Digests of the records that rejectors were fitted on, by the rejector's text.
+    """
 
     spec: S
     thresholds: dict[str, float]
@@ -36,42 +43,62 @@ class BoundSpec(Generic[S]):
 
 @dataclass
 class Binding:
-    """One pass over a spec; remembers what it froze and fitted, by the text that asked for it."""
+    """Fits rejectors and chooses thresholds in a spec, and collects what it fitted and chose."""
 
     clean: CleanRecord
-    device: torch.device = torch.device("cpu")  # where fitted scores are to answer
+    device: torch.device = torch.device("cpu")  # of the fitted scores
     thresholds: dict[str, float] = field(default_factory=dict)
     fitted: dict[str, str] = field(default_factory=dict)
 
-    def threshold(self, score: Score, at: OperatingPoint) -> float:
-        """The threshold of a fitted score on clean images: cal unless the point says another."""
-        seen = self.clean(at.split)  # refused in words where none were held out
-        return at.threshold(values(score, seen), seen.correct)
+    def choose_threshold(self, score: Score, at: OperatingPoint) -> float:
+        """Threshold of a fitted score at an operating point, on clean images of its split.
+
+        Raises BadInput if the data set has no such split.
+        """
+        record = self.clean(at.split)
+        return at.threshold(values(score, record), record.correct)
 
     def bound(self, value: Any) -> Any:
-        """`value` with every rejector below it fitted and every threshold frozen."""
+        """Copy of `value` with every rejector in it fitted and every threshold chosen."""
         if isinstance(value, tuple):
             return tuple(self.bound(v) for v in value)
         if not isinstance(value, Spec):
             return value
         text = show(value)
-        below = {f.name: self.bound(getattr(value, f.name)) for f in fields(value)}
-        value = replace(value, **below)
+        bound_fields = {f.name: self.bound(getattr(value, f.name)) for f in fields(value)}
+        value = replace(value, **bound_fields)
         if isinstance(value, Rejector) and not isinstance(value, Score):
             fit = self.clean("fit")
             self.fitted[text] = fit.digest
             score = value.fit(fit.output, fit.y)
             return score.to(self.device) if isinstance(score, FittedScore) else score
         if isinstance(value, RuleCriterion) and isinstance(value.threshold, OperatingPoint):
-            chosen = self.threshold(as_score(value.rejector), value.threshold)
-            self.thresholds[text] = chosen
-            return replace(value, threshold=chosen)
+            threshold = self.choose_threshold(as_score(value.rejector), value.threshold)
+            self.thresholds[text] = threshold
+            return replace(value, threshold=threshold)
         return value
 
 
 def bind_thresholds(
     spec: S, clean: CleanRecord, device: torch.device = torch.device("cpu")
 ) -> BoundSpec[S]:
-    """The spec made callable with what the clean fit and cal records teach."""
+    """Fit the rejectors of a spec and replace its operating points by thresholds.
+
+    Args:
+        spec: An attack, an objective or a criterion.
+        clean: Function from the name of a split to its clean record, such as Evaluator.clean.
+        device: Device of the fitted scores.
+
+    Returns:
+        The spec that can be called, its thresholds and what its rejectors were fitted on. BadInput
+        is raised if the data set lacks a split that is needed.
+
+    Example:
+        >>> evaluator = Evaluator(Run.open("digits-pgdat-rr"), "cpu")
+        >>> criterion = AcceptedError(RCon(), TPR(0.95))
+        >>> bound = bind_thresholds(PGD(Linf(0.15), criterion=criterion), evaluator.clean)
+        >>> list(bound.thresholds)
+        ['AcceptedError(RCon(), TPR(0.95))']
+    """
     binding = Binding(clean, device)
     return BoundSpec(binding.bound(spec), binding.thresholds, binding.fitted)

@@ -1,9 +1,9 @@
-"""Promises a run has made about one rejector each, and what became of them on every record.
+"""Certificates: statistical guarantees about a rejector of a run, and retests of them on records.
 
-    made = issue(source, "R-Con", Risk(0.05))            # on clean cal images, and nothing else
-    retested(made, score, record)                        # observed beside promised
+    certificate = issue(evaluator, "R-Con", Risk(0.05))  # on clean cal images only
+    retest(certificate, score, record)                   # observed value beside the guarantee
 
-A certificate made on attacked images is valid for that attack at that radius only.
+A certificate that was issued on adversarial examples is valid for that attack and radius only.
 """
 
 import json
@@ -30,46 +30,46 @@ from demur.runs.metadata import read_metadata
 from demur.runs.record import identity
 from demur.spec import digest, show
 
-MEND = "delete it and make it again with demur calibrate"
+REMEDY = "delete it and make it again with demur calibrate"
 Word = Literal["kept", "within chance", "broken", "nothing accepted"]
 
 
 @dataclass(frozen=True)
 class IssuedCertificate:
-    """A certificate with all that it rests on."""
+    """A certificate as it is stored, with the data, weights and rejector that it is valid for."""
 
     metadata: dict[str, Any]
 
     @property
     def rejector(self) -> str:
-        """The rejector's name among those of the recipe."""
+        """Name of the rejector in the recipe."""
         return str(self.metadata["rejector"])
 
     @property
     def thresholds(self) -> tuple[float, ...]:
-        """Of each of its scores."""
+        """Threshold of each score of the rejector."""
         return tuple(float(t) for t in self.metadata["thresholds"])
 
     def covers(self, record: Record) -> bool:
-        """Whether a record shows images of the kind that was calibrated on."""
+        """Whether the images of a record were attacked like those of the certificate."""
         return bool(record.metadata["attack"] == self.metadata["attack"])
 
     def rule(self, score: Score) -> Rule:
-        """The rule that was certified."""
+        """The certified rule for the fitted score of the rejector."""
         parts = [part for part, _ in score.rule(0.0).pairs]
         return Rule(tuple(zip(parts, self.thresholds, strict=True)))
 
 
 @dataclass(frozen=True)
 class Retest:
-    """What one record shows of a promise."""
+    """The guaranteed quantity, observed on one record; intervals are exact 95%."""
 
     certificate: str
     attack: str
-    covered: bool  # whether the promise was made for such images
+    covered: bool  # whether the guarantee is valid for these images
     quantity: str
     level: float
-    observed: float | None  # None where nothing is accepted
+    observed: float | None  # None if no image counts, as the risk if nothing is accepted
     interval: Interval
     hits: int
     trials: int
@@ -78,8 +78,8 @@ class Retest:
 
     def plain(self) -> dict[str, Any]:
         """The retest as JSON values."""
-        describe_counts: dict[str, Any] = plain(self)
-        return describe_counts
+        values: dict[str, Any] = plain(self)
+        return values
 
 
 def issue(
@@ -90,9 +90,21 @@ def issue(
     label: str = "clean",
     attack: Attack = Clean(),
 ) -> IssuedCertificate:
-    """The certificate of a rejector on the run's cal images, kept in its folder."""
+    """Certify a rejector on the cal images of a run and store the certificate in its folder.
+
+    Args:
+        evaluator: The run.
+        name: Name of the rejector in the recipe.
+        guarantee: Quantity and level to guarantee, such as Risk(0.05).
+        confidence: Probability that the guarantee holds; None takes the default of certify.
+        label: Name of the attack.
+        attack: Attack on the cal images; the certificate is valid under this attack only.
+
+    Returns:
+        The certificate. Uncertified is raised if no threshold gives the guarantee.
+    """
     run = evaluator.run
-    rejector = _named(run.recipe.rejectors(), name)
+    rejector = _rejector_by_name(run.recipe.rejectors(), name)
     cal = (
         evaluator.clean("cal")
         if isinstance(attack, Clean)
@@ -100,91 +112,92 @@ def issue(
     )
     binding = Binding(evaluator.clean, evaluator.device)
     text = show(rejector, full=True)
-    score = StoredScore(text) if text in cal.kept else binding.bound(rejector)
+    score = StoredScore(text) if text in cal.stored_scores else binding.bound(rejector)
     parts = [part for part, _ in score.rule(0.0).pairs]
     columns = np.stack([values(part, cal) for part in parts], axis=1)
     found = certify(columns, cal.correct, guarantee, confidence)
-    made = IssuedCertificate(_story(evaluator, name, rejector, found, cal, binding))
+    certificate = IssuedCertificate(_metadata(evaluator, name, rejector, found, cal, binding))
     with run.writing():
-        return _kept(_path(run, made), made)
+        return _write_or_read(_path(run, certificate), certificate)
 
 
-def _kept(path: Path, made: IssuedCertificate) -> IssuedCertificate:
-    """The certificate in its file; one that is there and says otherwise is not written over."""
+def _write_or_read(path: Path, certificate: IssuedCertificate) -> IssuedCertificate:
+    """Write a certificate, or read an equal one; BadInput if the stored thresholds differ."""
     if not path.exists():
-        write_json(path, made.metadata)
-        return made
-    there = IssuedCertificate(read_metadata(path, MEND))
-    if there.thresholds != made.thresholds:
-        raise BadInput(f"{path} promises the same with other thresholds; delete it to make another")
-    return there
+        write_json(path, certificate.metadata)
+        return certificate
+    stored = IssuedCertificate(read_metadata(path, REMEDY))
+    if stored.thresholds != certificate.thresholds:
+        raise BadInput(
+            f"{path} has the same guarantee with other thresholds; delete it to make another"
+        )
+    return stored
 
 
 def issued_certificates(run: Run) -> list[IssuedCertificate]:
-    """Every certificate of these weights, by rejector and promise."""
+    """Certificates of the run's weights, sorted by rejector and guarantee."""
     found = [
-        IssuedCertificate(read_metadata(path, MEND))
+        IssuedCertificate(read_metadata(path, REMEDY))
         for path in (run.path / "certificates").glob("*.json")
     ]
     weights = run.checkpoint["weights"]
-    mine = [made for made in found if made.metadata["weights"] == weights]
+    own = [one for one in found if one.metadata["weights"] == weights]
     return sorted(
-        mine, key=lambda made: (made.rejector, made.metadata["guarantee"], made.metadata["on"])
+        own, key=lambda one: (one.rejector, one.metadata["guarantee"], one.metadata["on"])
     )
 
 
-def retest(made: IssuedCertificate, score: Score, record: Record) -> Retest:
-    """What a record shows of a promise, with an exact 95% interval."""
-    taken, correct = accepted(made.rule(score), record), record.correct
-    quantity = made.metadata["quantity"]
-    within = {"risk": taken, "tpr": correct, "coverage": np.ones_like(taken)}[quantity]
-    counted = ~correct if quantity == "risk" else taken
-    hits, trials = int((counted & within).sum()), int(within.sum())
-    level, is_upper_bound = float(made.metadata["level"]), quantity == "risk"
+def retest(certificate: IssuedCertificate, score: Score, record: Record) -> Retest:
+    """Observe the guaranteed quantity on a record, with an exact 95% interval."""
+    accept, correct = accepted(certificate.rule(score), record), record.correct
+    quantity = certificate.metadata["quantity"]
+    among = {"risk": accept, "tpr": correct, "coverage": np.ones_like(accept)}[quantity]
+    counted = ~correct if quantity == "risk" else accept
+    hits, trials = int((counted & among).sum()), int(among.sum())
+    level, is_upper_bound = float(certificate.metadata["level"]), quantity == "risk"
     interval = Interval(
         float(lower_bound(hits, trials, 0.025)), float(upper_bound(hits, trials, 0.025))
     )
     observed = hits / trials if trials else None
+    word = _word(observed, interval, level, is_upper_bound)
     return Retest(
-        str(made.metadata["sentence"]), record.label, made.covers(record), quantity, level, observed,
-        interval, hits, trials, float(taken.mean()), _word(observed, interval, level, is_upper_bound),
+        str(certificate.metadata["sentence"]), record.label, certificate.covers(record), quantity,
+        level, observed, interval, hits, trials, float(accept.mean()), word,
     )  # fmt: skip
 
 
 def retests(
     evaluator: Evaluator, scores: dict[str, Score], records: list[Record]
 ) -> list[tuple[IssuedCertificate, list[Retest]]]:
-    """All certificates on all records that can show them, clean images first.
+    """Retest each certificate of a run on the records that contain its score, clean ones first.
 
-    A certificate whose rejector is not among the scores, or means something else by now, shows no
-    record.
+    A certificate has no retests if its rejector has no score or another spec than it had then.
     """
-    unseen = [record for record in records if record.metadata["split"] != "cal"]
-    ordered = sorted(unseen, key=lambda record: record.metadata["attack"] != digest(Clean()))
-    today = {name: show(r, full=True) for name, r in evaluator.run.recipe.rejectors().items()}
+    not_cal = [record for record in records if record.metadata["split"] != "cal"]
+    ordered = sorted(not_cal, key=lambda record: record.metadata["attack"] != digest(Clean()))
+    specs = {name: show(r, full=True) for name, r in evaluator.run.recipe.rejectors().items()}
     tested = []
-    for made in issued_certificates(evaluator.run):
+    for certificate in issued_certificates(evaluator.run):
         lines: list[Retest] = []
-        score = scores.get(made.rejector)
-        if score is not None and today.get(made.rejector) == made.metadata["rejector_spec"]:
-            lines = [retest(made, score, r) for r in ordered if can_score(score, r)]
-        tested.append((made, lines))
+        name = certificate.rejector
+        score = scores.get(name)
+        if score is not None and specs.get(name) == certificate.metadata["rejector_spec"]:
+            lines = [retest(certificate, score, r) for r in ordered if can_score(score, r)]
+        tested.append((certificate, lines))
     return tested
 
 
 def _word(observed: float | None, interval: Interval, level: float, is_upper_bound: bool) -> Word:
+    """Verdict on a guarantee: broken only if the whole interval is on the wrong side of it."""
     if observed is None:
         return "nothing accepted"
     if observed <= level if is_upper_bound else observed >= level:
         return "kept"
-    return (
-        "broken"
-        if (interval.lo > level if is_upper_bound else interval.hi < level)
-        else "within chance"
-    )
+    broken = interval.lo > level if is_upper_bound else interval.hi < level
+    return "broken" if broken else "within chance"
 
 
-def _named(rejectors: dict[str, Rejector], name: str) -> Rejector:
+def _rejector_by_name(rejectors: dict[str, Rejector], name: str) -> Rejector:
     if name not in rejectors:
         raise BadInput(f"no rejector is called {name!r}; {suggestion(name, rejectors)}")
     return rejectors[name]
@@ -193,13 +206,13 @@ def _named(rejectors: dict[str, Rejector], name: str) -> Rejector:
 def _attacked_cal(evaluator: Evaluator, label: str, attack: Attack) -> Record:
     if bind_thresholds(attack, evaluator.clean).thresholds:
         raise BadInput(
-            f"{label} has a threshold of its own that was chosen on the cal images, so these "
-            "cannot test a promise under it; calibrate under an attack without one"
+            f"{label} has a threshold that was chosen on the cal images, so they cannot test a "
+            "guarantee under it; calibrate under an attack without a threshold"
         )
     return run_attack(evaluator, label, attack, AttackOptions("cal", keep_images=0))
 
 
-def _story(
+def _metadata(
     evaluator: Evaluator,
     name: str,
     rejector: Rejector,
@@ -207,12 +220,12 @@ def _story(
     cal: Record,
     binding: Binding,
 ) -> dict[str, Any]:
-    """All that a certificate rests on."""
+    """Metadata of a certificate: the guarantee, the rejector, the data and the provenance."""
     clean = cal.metadata["attack"] == digest(Clean())
     attacked_by = f"images attacked by {cal.metadata['spec']} and no others"
-    only = "images as they are, drawn like these" if clean else attacked_by
-    describe_counts: dict[str, Any] = json.loads(json.dumps(found.plain()))
-    return describe_counts | {
+    valid_for = "clean images of the same distribution" if clean else attacked_by
+    values: dict[str, Any] = json.loads(json.dumps(found.plain()))
+    return values | {
         "rejector": name,
         "rejector_spec": show(rejector, full=True),
         "quantity": found.guarantee.quantity,
@@ -220,7 +233,7 @@ def _story(
         "on": cal.label,
         "attack": cal.metadata["attack"],
         "attack_spec": cal.metadata["spec"],
-        "valid_for": only,
+        "valid_for": valid_for,
         "split": "cal",
         "cal_record": cal.digest,
         "cal_images": len(cal.y),
@@ -233,21 +246,11 @@ def _story(
     }
 
 
-def _path(run: Run, made: IssuedCertificate) -> Path:
-    """One file a rejector, promise, confidence and kind of image."""
-    describe_counts = made.metadata
-    parts = (
-        describe_counts["rejector"],
-        describe_counts["guarantee"],
-        f"{describe_counts['confidence']:g}",
-        describe_counts["on"],
-    )
+def _path(run: Run, certificate: IssuedCertificate) -> Path:
+    """Path of a certificate: one file per rejector, guarantee, confidence and attack."""
+    values = certificate.metadata
+    parts = (values["rejector"], values["guarantee"], f"{values['confidence']:g}", values["on"])
     name = re.sub(r"[^A-Za-z0-9.]+", "-", "_".join(parts)).strip("-")[:100]
-    exact = (
-        describe_counts["rejector_spec"],
-        describe_counts["attack"],
-        describe_counts["cal_record"],
-        *parts,
-    )
-    apart = identity(parts=exact)[:6]
-    return run.path / "certificates" / f"{name}-{apart}.json"
+    exact = (values["rejector_spec"], values["attack"], values["cal_record"], *parts)
+    suffix = identity(parts=exact)[:6]
+    return run.path / "certificates" / f"{name}-{suffix}.json"

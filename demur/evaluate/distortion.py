@@ -1,10 +1,10 @@
-"""How far an image must be moved until it is broken, read off records of C&W.
+"""Minimal distortion that breaks an image, measured on records of C&W.
 
-    found = judged(record, attack, source.clean, right_before)
-    distances([found], recipe.rejectors())      # the mean over what was broken, and how much was
+    found = judged(record, attack, evaluator.clean, right_before)
+    distances([found], recipe.rejectors())      # mean distance and share of broken images
 
-normal: the answer is wrong. adaptive: it is wrong and the score reaches the median of the right
-answers among clean training images.
+normal: the prediction is wrong. adaptive: it is wrong, and its score reaches the median score of
+correct predictions on clean training images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,51 +31,51 @@ Norm = Literal["L2", "Linf", "Linf-adam"]
 
 @dataclass(frozen=True)
 class Distances:
-    """What one attack of least change found on one record.
+    """Distances that one minimal-distortion attack needed on one record.
 
-    Squared for L2, times 255 for Linf. None: there is no image to take the mean of.
+    They are squared for L2 and times 255 for Linf. A mean over no images is None.
     """
 
     attack: str
     norm: Norm
-    rejector_name: str  # the rejector that has to accept, or normal
+    rejector_name: str  # the rejector that must accept, or normal
     threshold: float | None
     n: int
-    broken: float  # share of all images, those broken as they came too
+    broken: float  # share of all images, including those broken without a change
     broken_interval: Interval
-    as_they_came: float  # share of all images that no change was needed for
+    as_they_came: float  # share of all images that were broken without a change
     mean: float | None  # over the images that a change broke
     mean_interval: Interval | None
     median: float | None
-    paper_mean: float  # over all images; failures and those wrong as they came count as 0
-    beyond_normal: float | None  # mean over normal's, on the images that both broke
+    paper_mean: float  # over all images; 0 for failures and images misclassified before
+    beyond_normal: float | None  # mean divided by that of normal, on the images that both broke
     record: str
 
     def plain(self) -> dict[str, Any]:
-        """The line as JSON values."""
+        """The distances as JSON values."""
         line: dict[str, Any] = plain(self)
         return line
 
 
 @dataclass(frozen=True)
 class DistortionVerdicts:
-    """One record with the criterion's verdict and the distance of each image."""
+    """A record with the success and the distance of each image."""
 
     record: Record
     attack: CW
     threshold: float | None
     broken: BoolArray
     distance: FloatArray
-    right_before: BoolArray  # answered rightly as they came
+    right_before: BoolArray  # correct before the attack
 
     @property
     def moved(self) -> BoolArray:
-        """Which images a change broke."""
+        """Which images a change broke; N."""
         return self.broken & (self.distance > 0)
 
 
 def usual(recipe: Recipe) -> list[str]:
-    """The paper's table: both norms, normal and adaptive for confidence and the head's own."""
+    """Attacks of the paper's table: both norms, normal, adaptive for Con and for the head."""
     name, _ = recipe.head_rejector
     on_confidence = [] if name == "Con" else [":rejector=Con()"]
     return [
@@ -86,17 +86,17 @@ def usual(recipe: Recipe) -> list[str]:
 
 
 def distortion_attack(text: str, recipe: Recipe) -> CW:
-    """The attack that a text names, or BadInput where it does not look for the least change."""
+    """Attack of that name; BadInput if it does not minimise the distortion."""
     found: Attack = attack_named(text, recipe)
     if not isinstance(found, CW):
-        raise BadInput(f"{text} does not look for the least change; use cw, cw-linf, cw-adaptive")
+        raise BadInput(f"{text} does not minimise the distortion; use cw, cw-linf or cw-adaptive")
     return found
 
 
 def judged(
     record: Record, attack: CW, clean: CleanRecord, right_before: BoolArray
 ) -> DistortionVerdicts:
-    """Which images of a record are broken, and how far each was moved."""
+    """Which images of a record are broken, and the distance of each."""
     bound = bind_thresholds(attack, clean).spec
     broken = bound.criterion(record.output, record.y).numpy()
     at = bound.criterion.threshold if isinstance(bound.criterion, RuleCriterion) else None
@@ -107,19 +107,19 @@ def judged(
 def distances(
     found: Sequence[DistortionVerdicts], rejectors: Mapping[str, Rejector]
 ) -> list[Distances]:
-    """A line for each attack, beside the normal attack in the same norm where there is one."""
-    normal = {each.attack.norm: each for each in reversed(found) if not _ruled(each.attack)}
-    return [_line(each, normal.get(each.attack.norm), rejectors) for each in found]
+    """Distances of each attack, compared with the normal attack in the same norm if any."""
+    normal = {one.attack.norm: one for one in reversed(found) if not _has_rejector(one.attack)}
+    return [_distances(one, normal.get(one.attack.norm), rejectors) for one in found]
 
 
-def _line(
+def _distances(
     one: DistortionVerdicts, normal: DistortionVerdicts | None, rejectors: Mapping[str, Rejector]
 ) -> Distances:
     far = one.distance[one.moved]
     return Distances(
         attack=one.record.label,
         norm=one.attack.norm,
-        rejector_name=_against(one.attack, rejectors),
+        rejector_name=_rejector_name(one.attack, rejectors),
         threshold=one.threshold,
         n=len(one.broken),
         broken=float(one.broken.mean()),
@@ -129,30 +129,30 @@ def _line(
         mean_interval=metrics.bootstrap(lambda part: float(part.mean()), far) if len(far) else None,
         median=float(np.median(far)) if len(far) else None,
         paper_mean=float(np.where(one.moved & one.right_before, one.distance, 0.0).mean()),
-        beyond_normal=_ratio(one, normal) if normal and _ruled(one.attack) else None,
+        beyond_normal=_ratio(one, normal) if normal and _has_rejector(one.attack) else None,
         record=one.record.digest,
     )
 
 
 def _ratio(one: DistortionVerdicts, other: DistortionVerdicts) -> float | None:
-    """How many times further one had to go, on the images that a change broke in both."""
+    """Ratio of the mean distances on the images that a change broke in both."""
     both = one.moved & other.moved
     return float(one.distance[both].mean() / other.distance[both].mean()) if both.any() else None
 
 
 def _distance(record: Record, attack: CW) -> FloatArray:
-    """The distance of each image as papers report it."""
+    """Distance of each image in the units of the paper; N."""
     sizes = record.arrays["size_l2" if attack.norm == "L2" else "size_linf"].double().numpy()
     found: FloatArray = sizes**2 if attack.norm == "L2" else 255 * sizes
     return found
 
 
-def _ruled(attack: CW) -> bool:
+def _has_rejector(attack: CW) -> bool:
     return isinstance(attack.criterion, RuleCriterion)
 
 
-def _against(attack: CW, rejectors: Mapping[str, Rejector]) -> str:
-    """The name of the rejector that has to accept."""
+def _rejector_name(attack: CW, rejectors: Mapping[str, Rejector]) -> str:
+    """Name of the rejector that must accept, or normal."""
     criterion = attack.criterion
     if not isinstance(criterion, RuleCriterion):
         return NORMAL

@@ -1,10 +1,10 @@
-"""How much is there to gain? Probes that learn which of a net's answers were right.
+"""Oracle probes: an upper estimate of how well correct predictions can be recognised.
 
-    told = probed(record)           # {"answers, linear (oracle)": N scores, ...}
+    scores = probe_scores(record)           # {"outputs, linear (oracle)": N scores, ...}
 
-They are fitted by the labels of the very record they are scored on, which nobody has. Images are
-dealt into folds, and each is scored by a fit to the others, so that no image tells of itself. What
-they find is there; what they do not find may still be, for another fit or for more images.
+A probe is a classifier of correct and wrong predictions of the net. It is trained with the labels
+of the record that it scores, which no deployed rejector has. Scores are cross-fitted: the model
+that scores an image was fitted to the other folds.
 """
 
 from collections.abc import Callable
@@ -20,63 +20,63 @@ from demur.output import Output, log_probabilities, prediction
 from demur.runs import Record
 
 FOLDS = 5
-LEAST = 100  # right answers, and wrong ones, below which nothing is fitted
-LINEAR, TREES = "answers, linear (oracle)", "answers, trees (oracle)"
-FEATURES = "features, linear (oracle)"  # and answers
+LEAST = 100  # least number of correct and of wrong predictions to fit a probe
+LINEAR, TREES = "outputs, linear (oracle)", "outputs, trees (oracle)"
+FEATURES = "features, linear (oracle)"  # features and outputs
 PROBES = (LINEAR, TREES, FEATURES)
 
 
 def probe_scores(record: Record) -> dict[str, FloatArray]:
-    """The score of every image by each probe that the record has something for."""
+    """Scores (N) of each probe that the record has inputs for; BadInput if there is none."""
     if reason := why_unprobed(record):
         raise BadInput(f"the record of {record.label} cannot be probed: {reason}")
     out = record.output
-    answers = _answers(out)
-    found = {
-        LINEAR: _cross_fitted(_line, answers, record.correct),
-        TREES: _cross_fitted(_trees, answers, record.correct),
+    inputs = _probe_inputs(out)
+    scores = {
+        LINEAR: _cross_fit(_linear_model, inputs, record.correct),
+        TREES: _cross_fit(_tree_model, inputs, record.correct),
     }
     if out.feature.shape[-1]:
-        both = np.concatenate([answers, out.feature.double().numpy()], 1)
-        found[FEATURES] = _cross_fitted(_line, both, record.correct)
-    return found
+        both = np.concatenate([inputs, out.feature.double().numpy()], 1)
+        scores[FEATURES] = _cross_fit(_linear_model, both, record.correct)
+    return scores
 
 
 def why_unprobed(record: Record) -> str:
-    """Why nothing can be learned from a record; nothing where something can."""
+    """Reason why no probe can be fitted to a record; empty if one can."""
     if record.scores_only:
-        return "only scores were kept; attack the run again, and archive it without --only"
-    right = int(record.correct.sum())
-    if min(right, len(record.y) - right) < LEAST:
+        return "the record has only scores; attack the run again and archive it without --only"
+    correct = int(record.correct.sum())
+    if min(correct, len(record.y) - correct) < LEAST:
         return (
-            f"{right} of {len(record.y)} answers are right, and to learn what makes them so takes "
-            f"{LEAST} right and {LEAST} wrong ones; attack more images, or otherwise"
+            f"{correct} of {len(record.y)} predictions are correct, and a probe needs {LEAST} "
+            f"correct and {LEAST} wrong ones; attack more images or use another attack"
         )
     return ""
 
 
-def _answers(out: Output) -> FloatArray:
-    """All that a net says: its log-probabilities by class and in order, its class, its head."""
+def _probe_inputs(out: Output) -> FloatArray:
+    """Log-probabilities by class and sorted, predicted class (one-hot) and aux; N, 3C + H."""
     logs = log_probabilities(out)
     ordered = logs.sort(-1, descending=True).values
-    own = one_hot(prediction(out), logs.shape[-1])
-    told: FloatArray = torch.cat([logs, ordered, own, out.aux], 1).double().numpy()
-    return told
+    predicted = one_hot(prediction(out), logs.shape[-1])
+    inputs: FloatArray = torch.cat([logs, ordered, predicted, out.aux], 1).double().numpy()
+    return inputs
 
 
-def _cross_fitted(model: Callable[[], Any], told: FloatArray, correct: BoolArray) -> FloatArray:
-    """How probable it is that each answer is right, by a fit to the images of the other folds."""
+def _cross_fit(model: Callable[[], Any], inputs: FloatArray, correct: BoolArray) -> FloatArray:
+    """Probability that each prediction is correct, by a model fitted to the other folds; N."""
     from sklearn.model_selection import StratifiedKFold
 
-    found = np.zeros(len(correct))
+    scores = np.zeros(len(correct))
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
-    for others, these in folds.split(told, correct):
-        fitted = model().fit(told[others], correct[others])
-        found[these] = fitted.predict_proba(told[these])[:, 1]
-    return found
+    for train, test in folds.split(inputs, correct):
+        fitted = model().fit(inputs[train], correct[train])
+        scores[test] = fitted.predict_proba(inputs[test])[:, 1]
+    return scores
 
 
-def _line() -> Any:
+def _linear_model() -> Any:
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -84,7 +84,7 @@ def _line() -> Any:
     return make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=2000))
 
 
-def _trees() -> Any:
+def _tree_model() -> Any:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     return HistGradientBoostingClassifier(

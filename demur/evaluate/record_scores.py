@@ -1,4 +1,4 @@
-"""Scores and verdicts of a record's images, computed from its outputs or read where they are kept.
+"""Scores of the images of a record, computed from its outputs or read where they are stored.
 
 values(score, record)            # N, double
 accepted(score.rule(t), record)  # N, bool
@@ -18,67 +18,67 @@ from demur.rule import Rule, Score
 from demur.runs import Record
 from demur.spec import show
 
-TRUE = "T-Con"  # what bare records call the true confidence, which no rejector knows
+TRUE = "T-Con"  # name of the true confidence among the scores of a scores-only record
 
 
 @dataclass(frozen=True)
 class StoredScore(Score):
-    """A score that archive records keep, since they lack what it was computed from."""
+    """A score that is read from archived records, which lack the features to compute it."""
 
-    text: str  # of the rejector
+    text: str  # full spec of the rejector
 
     def __call__(self, out: Output) -> Tensor:
-        """Never: only a record knows."""
-        raise TypeError(f"{self.text} is kept in records and cannot be computed from an output")
+        raise TypeError(f"{self.text} is stored in records; it cannot be computed from an output")
 
 
 def values(score: Score, record: Record) -> FloatArray:
-    """The score of every image of a record."""
+    """Score of every image of a record; N. BadInput if the record does not contain it."""
     if isinstance(score, StoredScore) or record.scores_only:
-        return _kept(record, _text(score))
+        return _stored(record, _text(score))
     parts = [part for part, _ in score.rule(0.0).pairs]
-    homes = [next(part.buffers()).device for part in parts if isinstance(part, FittedScore)]
-    here = homes[0] if homes else record.y.device
+    devices = [next(part.buffers()).device for part in parts if isinstance(part, FittedScore)]
+    device = devices[0] if devices else record.y.device
     with torch.no_grad():
-        found: FloatArray = score(record.output.to(here)).double().cpu().numpy()
+        found: FloatArray = score(record.output.to(device)).double().cpu().numpy()
     return found
 
 
 def tcon_of(record: Record) -> FloatArray:
-    """The probability of the true label of every image."""
+    """T-Con of every image: the probability of its true label; N."""
     if record.scores_only:
-        return _kept(record, TRUE)
+        return _stored(record, TRUE)
     found: FloatArray = tcon(record.output, record.y).double().numpy()
     return found
 
 
 def accepted(rule: Rule, record: Record) -> BoolArray:
-    """Which images of a record are answered."""
-    verdicts: BoolArray = np.all([values(score, record) >= t for score, t in rule.pairs], axis=0)
-    return verdicts
+    """Which images of a record the rule accepts; N."""
+    accept: BoolArray = np.all([values(score, record) >= t for score, t in rule.pairs], axis=0)
+    return accept
 
 
 def can_score(score: Score, record: Record) -> bool:
-    """Whether a record holds what a score looks at."""
+    """Whether a record contains the outputs, features or stored scores that a score needs."""
     if record.scores_only:
-        return _text(score) in record.kept
+        return _text(score) in record.stored_scores
     for part, _ in score.rule(0.0).pairs:
-        if isinstance(part, StoredScore) and part.text not in record.kept:
+        if isinstance(part, StoredScore) and part.text not in record.stored_scores:
             return False
         if isinstance(part, FittedScore) and record.output.feature.shape[-1] == 0:
             return False
     return True
 
 
-def _kept(record: Record, text: str) -> FloatArray:
-    if text not in record.kept:
+def _stored(record: Record, text: str) -> FloatArray:
+    if text not in record.stored_scores:
         raise BadInput(
-            f"of {record.label} the score {text} was not kept, only {', '.join(record.kept)}"
+            f"the record of {record.label} does not contain the score {text}, only "
+            f"{', '.join(record.stored_scores)}; attack the run again where the weights are"
         )
-    kept: FloatArray = record.kept[text].double().numpy()
-    return kept
+    found: FloatArray = record.stored_scores[text].double().numpy()
+    return found
 
 
 def _text(score: Score) -> str:
-    """What records call a score."""
+    """Name of a score in records: the full spec of its rejector."""
     return score.text if isinstance(score, StoredScore) else show(score, full=True)

@@ -1,7 +1,7 @@
-"""Records to rows: every rejector under every attack, in both protocols, with intervals.
+"""Score records: a row for every rejector under every attack, in two protocols, with intervals.
 
-paper: the TPR-95 threshold is chosen with labels on each scored set, strict >, as the paper did.
-deploy: the threshold comes from clean cal images and is frozen before an attack is seen, >=.
+paper: the threshold is chosen on the scored images with their labels, and a score must be above it.
+deploy: the threshold is chosen on clean cal images before any attack, and a score must reach it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ NOT_KEPT = "only the scores of some others were kept"
 
 @dataclass(frozen=True)
 class Ranking:
-    """How well a score orders right before wrong, whatever the threshold."""
+    """How well a score separates correct from wrong predictions, over all thresholds."""
 
     auroc: float
     auroc_interval: Interval
@@ -46,24 +46,24 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Row:
-    """One rejector under one attack in one protocol."""
+    """Results of one rejector under one attack in one protocol; intervals are 95%."""
 
     attack: str
     rejector: str
     protocol: Protocol
     point: OperatingStats
     accuracy_interval: Interval
-    accuracy_vs_con: Difference  # each at its own threshold, on the same images
+    accuracy_vs_con: Difference  # both at their own thresholds, on the same images
     coverage_interval: Interval
     accepted_wrong_interval: Interval
-    tpr_interval: Interval | None  # None where that share itself set the threshold
+    tpr_interval: Interval | None  # None if the TPR set the threshold, as in the paper protocol
     ranking: Ranking
     threshold_from: str
     record: str
-    level: float  # the TPR that was asked for
+    level: float  # TPR at which the threshold was chosen
 
     def plain(self) -> dict[str, Any]:
-        """The row as JSON values; an infinite threshold is written as text."""
+        """The row as JSON values; an infinite threshold becomes text."""
         row: dict[str, Any] = plain(self)
         if not np.isfinite(self.point.threshold):
             row["point"]["threshold"] = str(self.point.threshold)
@@ -72,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """What the classifier alone does under one attack."""
+    """Results of the classifier without a rejector under one attack."""
 
     attack: str
     spec: str
@@ -83,16 +83,16 @@ class Summary:
     largest_linf: float
     largest_l2: float
     record: str
-    untouched: float = 0.0  # share of the images that an attack gave up on and returned clean
+    untouched: float = 0.0  # share of images that the attack returned unchanged and correct
 
     @property
     def artefact(self) -> str:
-        """A warning where rankings are of clean and attacked images together; else nothing."""
+        """Warning if the images are a mixture of clean and adversarial ones; otherwise empty."""
         if self.untouched == 0:
             return ""
         return (
-            f"{self.attack} returned {100 * self.untouched:.1f}% of the images as they came, since "
-            "it could not break them: TPR-95 and AUROC on such a mixture are artefacts"
+            f"{self.attack} returned {100 * self.untouched:.1f}% of the images unchanged, since it "
+            "could not break them: TPR-95 and AUROC on such a mixture are artefacts"
         )
 
     def plain(self) -> dict[str, Any]:
@@ -103,27 +103,41 @@ class Summary:
 
 @dataclass(frozen=True)
 class ScoredRecord:
-    """One record with everything a table or a picture needs of it."""
+    """A record with its summary and rows, for tables and figures."""
 
     record: Record
     summary: Summary
     rows: list[Row]
-    unseen: tuple[str, ...] = ()  # rejectors that need what this record has not
+    unseen: tuple[str, ...] = ()  # rejectors that need arrays which this record lacks
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """Fitted rejectors and frozen thresholds of a run, ready for any record of it.
+    """Fitted rejectors of a run with their thresholds; scores any record of the run.
 
-    A run that held out no cal images has no thresholds, and its rows are the paper's alone.
+    Without cal images there are no thresholds, and only the paper protocol has rows.
+
+    Attributes:
+        scores: Fitted scores by the name of their rejector.
+        thresholds: Thresholds of the deploy protocol, by name.
+        level: TPR at which thresholds are chosen.
+        cal_n: Number of cal images that thresholds were chosen on.
+        without: Reasons why rejectors are missing, by name.
+        texts: Full specs of the rejectors, by name; stored scores are found by them.
+
+    Example:
+        >>> evaluator = Evaluator(Run.open("digits-pgdat-rr"), "cpu")
+        >>> scorer = Scorer.of(evaluator)
+        >>> record = evaluator.run.records("test")[0]
+        >>> aurocs = {row.rejector: row.ranking.auroc for row in scorer.scored(record).rows}
     """
 
     scores: dict[str, Score]
     thresholds: dict[str, float]
     level: float
     cal_n: int
-    without: dict[str, str] = field(default_factory=dict)  # rejectors that are not there, and why
-    texts: dict[str, str] = field(default_factory=dict)  # of rejectors, by which scores are kept
+    without: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -132,33 +146,49 @@ class Scorer:
         rejectors: Mapping[str, Rejector] | None = None,
         records: Iterable[Record] | None = None,
     ) -> "Scorer":
-        """Rejectors, those of the recipe if not said, calibrated on clean cal images.
+        """Fit the rejectors of a run and choose their thresholds on clean cal images.
 
-        What has to be learned is learned if one of the records has features, else read from them.
+        Args:
+            evaluator: The run.
+            level: TPR of the thresholds: the share of correct predictions to accept.
+            rejectors: Rejectors by name; None takes those of the recipe.
+            records: Records to score; None takes those of the test split. Rejectors are fitted if
+                one of them has features; otherwise their stored scores are read.
+
+        Returns:
+            The scorer. `without` names the rejectors that could not be fitted or read.
         """
-        asked = evaluator.run.recipe.rejectors() if rejectors is None else rejectors
-        there = evaluator.run.records("test") if records is None else list(records)
+        specs = evaluator.run.recipe.rejectors() if rejectors is None else rejectors
+        to_score = evaluator.run.records("test") if records is None else list(records)
         binding = Binding(evaluator.clean, evaluator.device)
-        scores, without = _to_be_had(asked, there, binding)
-        texts = {name: show(asked[name], full=True) for name in scores}
-        found = Scorer(scores, {}, level, 0, without, texts)
+        scores, without = _fit_or_read(specs, to_score, binding)
+        texts = {name: show(specs[name], full=True) for name in scores}
+        scorer = Scorer(scores, {}, level, 0, without, texts)
         if "cal" not in evaluator.run.recipe.data.splits:
-            return found
+            return scorer
         cal = evaluator.clean("cal")
-        usable = {name: found.of_record(name, cal) for name in scores}
+        cal_scores = {name: scorer.of_record(name, cal) for name in scores}
         thresholds = {
-            name: binding.threshold(score, TPR(level))
-            for name, score in usable.items()
+            name: binding.choose_threshold(score, TPR(level))
+            for name, score in cal_scores.items()
             if can_score(score, cal)
         }
-        return replace(found, thresholds=thresholds, cal_n=len(cal.y))
+        return replace(scorer, thresholds=thresholds, cal_n=len(cal.y))
 
     def of_record(self, name: str, record: Record) -> Score:
-        """A score as it is to be had of a record: bare ones know it by its rejector's text."""
+        """Score of a rejector for a record: computed, or read if the record is scores-only."""
         return StoredScore(self.texts[name]) if record.scores_only else self.scores[name]
 
     def scored(self, record: Record, oracles: Mapping[str, FloatArray] = {}) -> ScoredRecord:
-        """The record's rows, oracles last; what knows the labels has no deployable threshold."""
+        """Score a record with every rejector.
+
+        Args:
+            record: A record of the run.
+            oracles: Scores (N each) by name that use the labels; they get paper rows only.
+
+        Returns:
+            The record with its summary and its rows, oracles last.
+        """
         base = Baseline(self, record)
         rows, unseen = list[Row](), list[str]()
         for name in self.scores:
@@ -168,9 +198,8 @@ class Scorer:
             value = values(score, record)
             ranking = self._ranking(value, base)
             rows.append(self._paper_row(name, value, ranking, base))
-            if (
-                name in self.thresholds and record.metadata["split"] != "cal"
-            ):  # where they come from
+            # thresholds were chosen on cal images, so they are not tested on them
+            if name in self.thresholds and record.metadata["split"] != "cal":
                 rows.append(self._deploy_row(name, value, ranking, base))
         for name, value in {**oracles, ORACLE: tcon_of(record)}.items():
             rows.append(self._paper_row(name, value, self._ranking(value, base), base))
@@ -191,77 +220,77 @@ class Scorer:
     def _paper_row(self, name: str, score: FloatArray, ranking: Ranking, base: "Baseline") -> Row:
         record = base.record
         point = metrics.paper_stats(score, record.correct, self.level)
-        # the threshold moves with the sample, so the whole procedure is redrawn
-        redrawn = base.redraws.paper_accuracies(score, record.correct, self.level)
+        # the threshold depends on the sample, so each resample chooses its own
+        resampled = base.resamples.paper_accuracies(score, record.correct, self.level)
         gap = metrics.resampled_difference(
-            point.accuracy - base.paper.accuracy, redrawn - base.paper_redrawn
+            point.accuracy - base.paper.accuracy, resampled - base.paper_resampled
         )
         return Row(
-            record.label, name, "paper", point, metrics.percentiles(redrawn, 0.95), gap,
+            record.label, name, "paper", point, metrics.percentiles(resampled, 0.95), gap,
             point.coverage_interval, point.accepted_wrong_interval, None, ranking,
             "this set, with its labels", record.digest, self.level,
         )  # fmt: skip
 
     def _deploy_row(self, name: str, score: FloatArray, ranking: Ranking, base: "Baseline") -> Row:
         record = base.record
-        taken = score >= self.thresholds[name]  # as the rule has it, without scoring again
-        point = metrics.stats_of_verdicts(taken, record.correct, self.thresholds[name])
-        kept = metrics.wilson(int(taken[record.correct].sum()), int(record.correct.sum()))
-        redrawn = base.redraws.shares(record.correct, taken)
+        accept = score >= self.thresholds[name]
+        point = metrics.stats_of_verdicts(accept, record.correct, self.thresholds[name])
+        tpr = metrics.wilson(int(accept[record.correct].sum()), int(record.correct.sum()))
+        resampled = base.resamples.shares(record.correct, accept)
         gap = metrics.resampled_difference(
-            point.accuracy - base.deploy.accuracy, redrawn - base.deploy_redrawn
+            point.accuracy - base.deploy.accuracy, resampled - base.deploy_resampled
         )
         return Row(
             record.label, name, "deploy", point, point.accuracy_interval, gap,
-            point.coverage_interval, point.accepted_wrong_interval, kept, ranking,
+            point.coverage_interval, point.accepted_wrong_interval, tpr, ranking,
             f"cal, clean, n={self.cal_n}", record.digest, self.level,
         )  # fmt: skip
 
     def taken(self, name: str, record: Record) -> metrics.BoolArray:
-        """Which images a rejector accepts at its frozen threshold."""
+        """Which images a rejector accepts at its threshold; N."""
         return accepted(self.of_record(name, record).rule(self.thresholds[name]), record)
 
 
-def _to_be_had(
-    asked: Mapping[str, Rejector], records: Sequence[Record], binding: Binding
+def _fit_or_read(
+    rejectors: Mapping[str, Rejector], records: Sequence[Record], binding: Binding
 ) -> tuple[dict[str, Score], dict[str, str]]:
-    """Scores that are computed or read from records, and why the others are not there."""
-    featured = any(record.metadata["features"] for record in records)
-    bare = bool(records) and all(record.scores_only for record in records)
+    """Scores that can be computed or read from records, and why the others are missing."""
+    with_features = any(record.metadata["features"] for record in records)
+    scores_only = bool(records) and all(record.scores_only for record in records)
     scores, without = dict[str, Score](), dict[str, str]()
-    for name, rejector in asked.items():
+    for name, rejector in rejectors.items():
         text = show(rejector, full=True)
-        if featured or (isinstance(rejector, Score) and not bare):
+        if with_features or (isinstance(rejector, Score) and not scores_only):
             try:
                 scores[name] = binding.bound(rejector)
             except TooFewImages as reason:
                 without[name] = str(reason)
-        elif any(text in record.kept for record in records):
+        elif any(text in record.stored_scores for record in records):
             scores[name] = StoredScore(text)
         else:
-            without[name] = NOT_KEPT if bare else NO_FEATURES
+            without[name] = NOT_KEPT if scores_only else NO_FEATURES
     return scores, without
 
 
 class Baseline:
-    """Confidence on one record: what every other rejector is compared with, image by image."""
+    """Confidence on one record, which every other rejector is compared with on the same images."""
 
-    def __init__(self, scoring: Scorer, record: Record) -> None:
+    def __init__(self, scorer: Scorer, record: Record) -> None:
         self.record, correct = record, record.correct
-        self.value = values(scoring.of_record(BASELINE, record), record)
-        self.redraws = Resamples.of(len(correct))
-        self.paper = metrics.paper_stats(self.value, correct, scoring.level)
-        self.paper_redrawn = self.redraws.paper_accuracies(self.value, correct, scoring.level)
-        if BASELINE in scoring.thresholds:
-            taken = self.value >= scoring.thresholds[BASELINE]
-            self.deploy = metrics.stats_of_verdicts(taken, correct)
-            self.deploy_redrawn = self.redraws.shares(correct, taken)
+        self.value = values(scorer.of_record(BASELINE, record), record)
+        self.resamples = Resamples.of(len(correct))
+        self.paper = metrics.paper_stats(self.value, correct, scorer.level)
+        self.paper_resampled = self.resamples.paper_accuracies(self.value, correct, scorer.level)
+        if BASELINE in scorer.thresholds:
+            accept = self.value >= scorer.thresholds[BASELINE]
+            self.deploy = metrics.stats_of_verdicts(accept, correct)
+            self.deploy_resampled = self.resamples.shares(correct, accept)
 
 
 def summary(record: Record) -> Summary:
-    """The classifier without any rejector on one record."""
+    """Results of the classifier without a rejector on one record."""
     correct = record.correct
-    still = (record.arrays["size_linf"] == 0).numpy() & correct
+    unchanged = (record.arrays["size_linf"] == 0).numpy() & correct
     attacked = record.metadata["attack"] != digest(Clean())
     return Summary(
         attack=record.label,
@@ -273,5 +302,5 @@ def summary(record: Record) -> Summary:
         largest_linf=float(record.arrays["size_linf"].max()),
         largest_l2=float(record.arrays["size_l2"].max()),
         record=record.digest,
-        untouched=float(still.mean()) if attacked else 0.0,
+        untouched=float(unchanged.mean()) if attacked else 0.0,
     )

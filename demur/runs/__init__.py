@@ -1,4 +1,4 @@
-"""Run folders, records and where they came from."""
+"""Run folders, the records in them, and the provenance of both."""
 
 from demur.runs.provenance import provenance
 from demur.runs.record import Record

@@ -1,8 +1,9 @@
-"""Files that are whole or absent: atomic writes, digests, and one writer at a time.
+"""Atomic file writes, digests that detect damage, and one writer per folder.
 
-digest = write_tensors(path, tensors)      # a kill at any moment leaves the old file or the new
-tensors = read_tensors(path, digest)       # a changed byte is noticed and named
-write_story(path, {"epoch": 3});  read_story(path)       # JSON that carries its own digest
+digest = write_tensors(path, tensors)             # a kill leaves the old file or the new one
+tensors = read_tensors(path, digest, remedy)      # BadInput names a file whose bytes changed
+write_json(path, {"epoch": 3})                    # JSON that contains its own digest
+metadata = read_json(path, remedy)
 """
 
 import errno
@@ -23,163 +24,166 @@ from torch import Tensor
 
 from demur.errors import BadInput
 
-HALF_WRITTEN = ".*.tmp"
-PATIENCE = 0.2  # seconds between two tries at a lock
+TEMPORARY_FILES = ".*.tmp"
+LOCK_RETRY_SECONDS = 0.2
 STANDARD_OUTPUT = 1
-LONGEST = 50  # letters of a name that are kept while it is written, beside what is added to it
-_held: set[Path] = set()  # folders this process is the writer of
+MAX_STEM = 50  # characters of the target's name in a temporary name, which must not be too long
+_locked_folders: set[Path] = set()  # folders that this process holds the lock of
 
 
 def write_bytes(path: Path, content: bytes) -> str:
-    """Put content at path in one move; its digest.
+    """Write content to path atomically and return its digest.
 
-    A link stays and what it leads to is written; pipes and devices take the bytes as they come.
+    A symbolic link stays and its target is written. Pipes and devices are written to directly.
     """
     if is_stream(path):
-        _pour(path, content)
+        _write_stream(path, content)
     else:
-        _replace(path, content)
+        _write_atomically(path, content)
     return content_digest(content)
 
 
 def is_stream(path: Path) -> bool:
-    """Whether something is there that no file can be put in the place of."""
-    return path.exists() and (not path.is_file() or _is_our_output(path))
+    """Whether path exists and cannot be replaced by a file: a pipe, a device, standard output."""
+    return path.exists() and (not path.is_file() or _is_standard_output(path))
 
 
-def move(path: Path, folder: Path) -> None:
-    """Put a whole file into another folder, to stay."""
+def move_file(path: Path, folder: Path) -> None:
+    """Move a complete file into another folder and make the move durable."""
     path.replace(folder / path.name)
     _sync_folder(folder)
 
 
 @contextmanager
-def put_in_place(target: Path) -> Iterator[tuple[Path, Path]]:
-    """A folder to be made, and where it will be once it is whole; a link to there stays.
+def replace_folder(target: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield (temporary folder to fill, resolved target); move it to the target on success.
 
-    One process at a time. What is there is replaced, and comes back if that is cut short.
+    Only one process may replace a target at a time. An existing target is replaced, and is
+    restored if the replacement fails. A symbolic link stays and its target is replaced.
     """
-    place = target.resolve()
-    if not place.name:
-        raise BadInput(f"{target} is in the way; name a folder that is not there yet")
-    beside = place.with_name(f".{place.name}.making")
+    resolved = target.resolve()
+    if not resolved.name:
+        raise BadInput(f"{target} is in the way; name a folder that does not exist yet")
+    beside = resolved.with_name(f".{resolved.name}.making")
     half, old = beside / "half", beside / "old"
     with exclusive_lock(beside):
         try:
-            _settle(place, half, old)
-            yield half, place
-            if place.exists():
-                place.replace(old)
-            half.replace(place)
+            _restore_and_clean(resolved, half, old)
+            yield half, resolved
+            if resolved.exists():
+                resolved.replace(old)
+            half.replace(resolved)
         finally:
-            _settle(place, half, old)
+            _restore_and_clean(resolved, half, old)
             (beside / ".lock").unlink(missing_ok=True)
-            with suppress(OSError):  # something of somebody else's is there
+            with suppress(OSError):  # not empty: somebody else put a file there
                 beside.rmdir()
 
 
-def _settle(place: Path, half: Path, old: Path) -> None:
-    """Take away what is not whole; what was put aside comes back if nothing is in its place."""
-    if old.exists() and not place.exists():
-        old.replace(place)
-    for left in (half, old):
-        shutil.rmtree(left, ignore_errors=True)
+def _restore_and_clean(target: Path, half: Path, old: Path) -> None:
+    """Restore the old folder if the target is missing, then delete temporary folders."""
+    if old.exists() and not target.exists():
+        old.replace(target)
+    for leftover in (half, old):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def content_digest(content: bytes) -> str:
-    """64 hex digits over the bytes of a file."""
+    """SHA-256 of the bytes as 64 hex digits."""
     return hashlib.sha256(content).hexdigest()
 
 
 def write_text(path: Path, text: str) -> str:
-    """Put text at path in one move; its digest."""
+    """Write text to path atomically and return its digest."""
     return write_bytes(path, text.encode())
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
-    """Put tensors at path as safetensors in one move; the file's digest."""
+    """Write tensors to path as safetensors, atomically, and return the file's digest."""
     return write_bytes(path, bytes_of({k: v.contiguous().cpu() for k, v in tensors.items()}))
 
 
 def write_json(path: Path, metadata: dict[str, Any]) -> None:
-    """Put a JSON document at path in one move, with a digest of itself inside."""
-    write_text(
-        path, json.dumps(metadata | {"metadata_digest": _story_digest(metadata)}, indent=2) + "\n"
-    )
+    """Write a JSON document atomically, with a digest of itself as `metadata_digest`."""
+    document = metadata | {"metadata_digest": _metadata_digest(metadata)}
+    write_text(path, json.dumps(document, indent=2) + "\n")
 
 
-def read_checked(path: Path, digest: str, mend: str) -> bytes:
-    """The file's bytes, refused when they are not those that were written."""
+def read_checked(path: Path, digest: str, remedy: str) -> bytes:
+    """Bytes of a file; BadInput, which ends with `remedy`, if it is missing or damaged."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise BadInput(f"{path} is missing; {mend}") from None
-    _compare(path, digest, content_digest(content), mend)
+        raise BadInput(f"{path} is missing; {remedy}") from None
+    _check_digest(path, digest, content_digest(content), remedy)
     return content
 
 
-def read_tensors(path: Path, digest: str, mend: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, after checking its digest."""
-    return tensors_of(read_checked(path, digest, mend))
+def read_tensors(path: Path, digest: str, remedy: str) -> dict[str, Tensor]:
+    """Tensors of a safetensors file, after its digest is checked."""
+    return tensors_of(read_checked(path, digest, remedy))
 
 
-def read_json(path: Path, mend: str) -> dict[str, Any]:
-    """A JSON document, after checking the digest it carries."""
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """Contents of a JSON file that write_json wrote, after its own digest is checked."""
     try:
         metadata = json.loads(path.read_text(encoding="utf-8"))
         expected = metadata.pop("metadata_digest")
     except FileNotFoundError:
-        raise BadInput(f"{path} is missing; {mend}") from None
+        raise BadInput(f"{path} is missing; {remedy}") from None
     except (ValueError, AttributeError, KeyError, TypeError):
-        raise BadInput(f"{path} is damaged: it carries no digest; {mend}") from None
-    _compare(path, str(expected), _story_digest(metadata), mend)
+        raise BadInput(f"{path} is damaged: it contains no digest; {remedy}") from None
+    _check_digest(path, str(expected), _metadata_digest(metadata), remedy)
     checked: dict[str, Any] = metadata
     return checked
 
 
-def sweep(folder: Path) -> None:
-    """Delete what writes that were cut short have left in a folder."""
-    for half in folder.glob(HALF_WRITTEN):
+def delete_temporary_files(folder: Path) -> None:
+    """Delete the temporary files that interrupted writes left in a folder."""
+    for half in folder.glob(TEMPORARY_FILES):
         half.unlink(missing_ok=True)
 
 
-def refuse(folder: Path) -> None:
-    """What a second writer is told, unless it may wait."""
+def raise_locked(folder: Path) -> None:
+    """Raise BadInput: another process holds the lock of the folder."""
     raise BadInput(f"another process is writing {folder}; wait until it has ended")
 
 
 @contextmanager
-def exclusive_lock(folder: Path, taken: Callable[[Path], None] = refuse) -> Iterator[None]:
-    """Hold the folder's lock; the system drops it if the process dies.
+def exclusive_lock(
+    folder: Path, on_locked: Callable[[Path], None] = raise_locked
+) -> Iterator[None]:
+    """Hold the lock of a folder; the operating system releases it if the process dies.
 
-    Where another process holds it, `taken` is called, which refuses or lets this one wait.
+    If another process holds the lock, `on_locked(folder)` is called. If that returns instead of
+    raising, this process waits for the lock. A process may take a lock that it already holds.
     """
-    place = folder.resolve()
-    if place in _held:
+    resolved = folder.resolve()
+    if resolved in _locked_folders:
         yield
         return
-    with _opened(folder / ".lock") as file:
-        if not _locked(file.fileno()):
-            taken(folder)
-            while not _locked(file.fileno()):
-                time.sleep(PATIENCE)
-        _held.add(place)
+    with _open_lock_file(folder / ".lock") as file:
+        if not _try_lock(file.fileno()):
+            on_locked(folder)
+            while not _try_lock(file.fileno()):
+                time.sleep(LOCK_RETRY_SECONDS)
+        _locked_folders.add(resolved)
         try:
             yield
         finally:
-            _held.discard(place)
+            _locked_folders.discard(resolved)
 
 
-def _is_our_output(path: Path) -> bool:
-    """Whether that is the file our standard output goes to, as /dev/stdout may be."""
+def _is_standard_output(path: Path) -> bool:
+    """Whether path is the file that standard output is redirected to, as /dev/stdout may be."""
     with suppress(OSError):
         return os.path.samestat(path.stat(), os.fstat(STANDARD_OUTPUT))
     return False
 
 
-def _pour(path: Path, content: bytes) -> None:
-    """Write into what is there; into our own output after what was said before."""
-    if _is_our_output(path):
+def _write_stream(path: Path, content: bytes) -> None:
+    """Write into an existing pipe or device; append if it is standard output."""
+    if _is_standard_output(path):
         sys.stdout.flush()
         with os.fdopen(os.dup(STANDARD_OUTPUT), "wb") as stream:
             stream.write(content)
@@ -188,41 +192,41 @@ def _pour(path: Path, content: bytes) -> None:
             stream.write(content)
 
 
-def _replace(path: Path, content: bytes) -> None:
-    """Write beside the file, then put it there; what goes wrong is said of the file itself."""
-    place = Path(os.path.realpath(path))
-    if place.is_symlink():  # it leads in a circle
+def _write_atomically(path: Path, content: bytes) -> None:
+    """Write a temporary file beside the target, then rename it; an OSError names the target."""
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():  # realpath stops at a link that leads to itself
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-    half = place.with_name(f".{place.name[:LONGEST]}.{os.getpid()}.tmp")
+    half = target.with_name(f".{target.name[:MAX_STEM]}.{os.getpid()}.tmp")
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         with half.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        half.replace(place)
+        half.replace(target)
     except BaseException as error:
         with suppress(OSError):
             half.unlink()
         if isinstance(error, OSError) and error.filename in (None, str(half)):
             error.filename = str(path)
         raise
-    _sync_folder(place.parent)
+    _sync_folder(target.parent)
 
 
-def _compare(path: Path, expected: str, found: str, mend: str) -> None:
+def _check_digest(path: Path, expected: str, found: str, remedy: str) -> None:
     if found != expected:
         raise BadInput(
-            f"{path} is damaged: expected digest {expected[:16]}, found {found[:16]}; {mend}"
+            f"{path} is damaged: expected digest {expected[:16]}, found {found[:16]}; {remedy}"
         )
 
 
-def _story_digest(metadata: dict[str, Any]) -> str:
+def _metadata_digest(metadata: dict[str, Any]) -> str:
     return content_digest(json.dumps(metadata, sort_keys=True).encode())
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a move outlast a power cut, before anything that relied on the old name is deleted."""
+    """Make a rename survive a power failure before files that it replaces are deleted."""
     if sys.platform != "win32":
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -231,8 +235,8 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def _opened(lock: Path) -> IO[str]:
-    """The file, in a folder that a writer who has just ended may be deleting."""
+def _open_lock_file(lock: Path) -> IO[str]:
+    """Open a lock file, and try again if another process deletes its folder at that moment."""
     while True:
         lock.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -240,11 +244,12 @@ def _opened(lock: Path) -> IO[str]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            error.filename = str(lock.parent)  # which is what the user has named
+            error.filename = str(lock.parent)  # the user named the folder, not the lock file
             raise
 
 
-def _locked(handle: int) -> bool:
+def _try_lock(handle: int) -> bool:
+    """Take the lock without waiting; False if another process holds it."""
     try:
         if sys.platform == "win32":
             import msvcrt

@@ -1,7 +1,7 @@
-"""What a JSON file of a run tells, checked for damage, and for what it ought to tell.
+"""JSON metadata files of a run, checked for damage and for missing keys.
 
-story = told_in(run.path / "checkpoint.json", mend)
-story["weights"]      # BadInput, where it is missing, names the file and the key
+metadata = read_metadata(run.path / "checkpoint.json", remedy)
+metadata["weights"]      # BadInput names the file and the key if the key is missing
 """
 
 from pathlib import Path
@@ -12,19 +12,19 @@ from demur.runs.files import read_json
 
 
 class Metadata(dict[str, Any]):
-    """A story that names its file when asked for what it does not tell."""
+    """A dictionary that raises BadInput with the name of its file if a key is missing."""
 
-    def __init__(self, path: Path, told: dict[str, Any], mend: str) -> None:
-        super().__init__(told)
-        self.path, self.mend = path, mend
+    def __init__(self, path: Path, values: dict[str, Any], remedy: str) -> None:
+        super().__init__(values)
+        self.path, self.remedy = path, remedy
 
     def __missing__(self, key: str) -> Any:
-        raise BadInput(f"{self.path} is damaged: it does not tell {key!r}; {self.mend}")
+        raise BadInput(f"{self.path} is damaged: the key {key!r} is missing; {self.remedy}")
 
     def __or__(self, more: dict[str, Any]) -> "Metadata":  # type: ignore[override]
-        return Metadata(self.path, super().__or__(more), self.mend)
+        return Metadata(self.path, super().__or__(more), self.remedy)
 
 
-def read_metadata(path: Path, mend: str) -> Metadata:
-    """The story in a file, after checking the digest it carries."""
-    return Metadata(path, read_json(path, mend), mend)
+def read_metadata(path: Path, remedy: str) -> Metadata:
+    """Metadata of a JSON file, after its digest is checked."""
+    return Metadata(path, read_json(path, remedy), remedy)

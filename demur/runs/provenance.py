@@ -1,4 +1,4 @@
-"""Where a number comes from: code, libraries and machine, written into every result."""
+"""Provenance of a result: versions of code and libraries, and the device."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -11,25 +11,25 @@ LIBRARIES = ("numpy", "safetensors", "scikit-learn")
 
 
 def provenance(device: torch.device) -> dict[str, str | int]:
-    """Code version, library versions and device, as flat text."""
+    """Code version, library versions, device and number of threads, by name."""
     return {
         "code": code_version(),
         "python": platform.python_version(),
-        "torch": str(torch.__version__),  # with its build, on which weights depend
-        **{name: _installed(name) for name in LIBRARIES},
-        "device": _device_words(device),
+        "torch": str(torch.__version__),  # with the build, since results depend on it
+        **{name: _installed_version(name) for name in LIBRARIES},
+        "device": _device_description(device),
         "threads": torch.get_num_threads(),
     }
 
 
-def _installed(name: str) -> str:
+def _installed_version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:
         return "absent"
 
 
-def _device_words(device: torch.device) -> str:
+def _device_description(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"{device} ({platform.machine()})"

@@ -1,10 +1,11 @@
-"""A record: what a net answered to every image of one attack, and where that came from.
+"""A record: the net's output for every image of one attack, and the metadata of that attack.
 
-    record.output          # logits, features, aux as an Output
-    record.correct         # N, bool
-    record.about["spec"]   # the attack as text
+    record.output             # logits, features and aux as an Output
+    record.correct            # N, bool
+    record.metadata["spec"]   # the attack as text
 
-Attacks cost hours, scores cost seconds: every rejector, metric and figure reads records.
+An attack takes hours and scoring takes seconds, so rejectors, metrics and figures read records.
+write_record writes a record, read_record reads it.
 """
 
 import hashlib
@@ -24,82 +25,130 @@ from torch import Tensor
 
 from demur.errors import BadInput
 from demur.output import Output, prediction
-from demur.runs.files import move, read_checked, write_bytes, write_json
+from demur.runs.files import move_file, read_checked, write_bytes, write_json
 from demur.runs.metadata import read_metadata
 
-MEND = "restore it, or delete it and make it again with demur attack where the weights are"
+REMEDY = "restore it, or delete it and make it again with demur attack where the weights are"
+MAX_COLUMNS = 100  # of a line of repr(record)
 
 
 @dataclass(frozen=True)
 class Record:
-    """Per-image arrays in data-set order, and the record's own story."""
+    """Output of a net for N images under one attack, with the metadata of the attack.
+
+    Attributes:
+        arrays: Tensors by name, each with N images first and in data-set order: `y` (N, labels),
+            `index` (N, positions in the data set), `logits` (N, C), `aux` (N, H: outputs of the
+            auxiliary head), `size_linf` and `size_l2` (N, norms of the perturbation). Optional:
+            `feature` (N, F) and `x_adv` (the first images, C, H, W). A scores-only record has
+            `scores` (S, N) and `correct` (N) instead of `logits` and `aux`.
+        metadata: JSON values: label, attack and its digest, split, thresholds, digest of the
+            weights, provenance. Digests of two records are equal if their attack, thresholds,
+            weights and images are.
+
+    Example:
+        >>> record = Run.open("digits-pgdat-rr").records("test")[0]
+        >>> record.label, record.correct.shape == record.y.shape
+        ('clean', True)
+    """
 
     arrays: dict[str, Tensor]
     metadata: dict[str, Any]
 
+    def __repr__(self) -> str:
+        known = self.metadata.get
+        accuracy = f"{100 * self.correct.mean():.1f}%" if self._has_predictions else "unknown"
+        shapes = (f"{name}{tuple(array.shape)}" for name, array in self.arrays.items())
+        parts = (
+            f"Record({known('label')!r}, split={known('split')!r}, n={self._count}, "
+            f"accuracy={accuracy}, digest={str(known('digest'))[:12]!r},",
+            f"  arrays: {', '.join(shapes)},",
+            f"  created {known('created')} on {known('device')})",
+        )
+        return "\n".join(_shortened(part) for part in parts)
+
+    @property
+    def _has_predictions(self) -> bool:
+        return self._count > 0 and ("correct" in self.arrays or {"logits", "aux"} <= {*self.arrays})
+
+    @property
+    def _count(self) -> int:
+        return len(self.arrays.get("y", ()))
+
     @property
     def label(self) -> str:
-        """The attack as the user named it."""
+        """Name of the attack as the user typed it."""
         return str(self.metadata["label"])
 
     @property
     def digest(self) -> str:
-        """The digest of what was asked: attack, thresholds, weights, data, count."""
+        """Digest of the inputs of the record: attack, thresholds, weights, images and options."""
         return str(self.metadata["digest"])
 
     @property
     def y(self) -> Tensor:
-        """The true labels."""
+        """True labels; N."""
         return self.arrays["y"]
 
     @property
     def scores_only(self) -> bool:
-        """Whether scores are all that is left of the net's answers."""
+        """Whether the record contains scores instead of the net's output."""
         return "logits" not in self.arrays
 
     @property
     def output(self) -> Output:
-        """The net's answers; features have width 0 unless they were kept."""
+        """Output of the net; features have width 0 if they were not stored.
+
+        Raises BadInput for a scores-only record.
+        """
         if self.scores_only:
             raise BadInput(
-                f"of {self.label} only scores were kept ({', '.join(self.kept)}), and this needs "
-                "the net's answers; train the recipe again and attack it for those"
+                f"the record of {self.label} has only scores ({', '.join(self.stored_scores)}), "
+                "and this needs the net's output; train the recipe again and attack the new run"
             )
         logits = self.arrays["logits"]
         none = logits.new_zeros(len(logits), 0)
         return Output(logits, self.arrays.get("feature", none), self.arrays["aux"])
 
     @property
-    def kept(self) -> dict[str, Tensor]:
-        """Scores worked out before features or answers were dropped, by their rejector's text."""
+    def stored_scores(self) -> dict[str, Tensor]:
+        """Scores (N each) computed before features or output were dropped, by rejector spec."""
         names = self.metadata.get("scores", [])
         return dict(zip(names, self.arrays["scores"], strict=True)) if names else {}
 
     @property
     def correct(self) -> NDArray[np.bool_]:
-        """Which answers are right."""
+        """Which predictions are correct; N."""
         if self.scores_only:
             return self.arrays["correct"].numpy()
         return (prediction(self.output) == self.y).numpy()
 
 
+def _shortened(line: str) -> str:
+    """The line without line breaks and cut to MAX_COLUMNS."""
+    line = line.replace("\n", " ")
+    return line if len(line) <= MAX_COLUMNS else line[: MAX_COLUMNS - 3] + "..."
+
+
 def record_path(folder: Path, label: str, split: str, digest: str) -> Path:
-    """Where a record of this attack on this split lives."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", label)[:80]  # what every file system takes
+    """Path of the record of an attack on a split."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", label)[:80]  # characters that every file system allows
     return folder / f"{name}-{split}-{digest[:12]}.npz"
 
 
 def write_record(path: Path, record: Record, tight: bool = False) -> None:
-    """Put arrays and story in place; the story is written last and makes the record count.
+    """Write arrays to path and metadata beside it as JSON.
 
-    A tight one takes longer to write, and a sixth less room.
+    The metadata is written last: arrays without metadata are not a record. `tight` compresses with
+    LZMA, which takes longer and makes the file a sixth smaller.
     """
-    file_digest = write_bytes(path, _packed(record.arrays, ZIP_LZMA if tight else ZIP_DEFLATED))
+    compression = ZIP_LZMA if tight else ZIP_DEFLATED
+    file_digest = write_bytes(path, _npz_bytes(record.arrays, compression))
     write_json(path.with_suffix(".json"), record.metadata | {"file_digest": file_digest})
 
 
-def _packed(arrays: Mapping[str, Tensor], compression: int) -> bytes:
-    """The arrays as numpy's npz file; the same arrays are the same bytes at any time."""
+def _npz_bytes(arrays: Mapping[str, Tensor], compression: int) -> bytes:
+    """Arrays as an npz file without time stamps, so that equal arrays give equal bytes."""
     buffer = io.BytesIO()
     with ZipFile(buffer, "w") as file:
         for name, values in arrays.items():
@@ -110,27 +159,27 @@ def _packed(arrays: Mapping[str, Tensor], compression: int) -> bytes:
 
 
 def move_record(path: Path, folder: Path) -> None:
-    """Put a whole record into another folder; the story goes last here too."""
+    """Move a complete record into another folder, the metadata last."""
     for part in (path, path.with_suffix(".json")):
-        move(part, folder)
+        move_file(part, folder)
 
 
 def read_record(path: Path) -> Record:
-    """The record at path, after checking its digest; BadInput when it is damaged."""
-    told = path.with_suffix(".json")
-    about = read_metadata(told, MEND)
+    """Record at path, after its digests are checked; BadInput if a file is missing or damaged."""
+    metadata_path = path.with_suffix(".json")
+    metadata = read_metadata(metadata_path, REMEDY)
     if not path.is_file():
         raise BadInput(
-            f"{path} is missing, though {told.name} tells of it; restore it, or delete {told.name} "
-            "and make the record again with demur attack where the weights are"
+            f"{path} is missing, though {metadata_path.name} is there; restore it, or delete "
+            f"{metadata_path.name} and make the record again with demur attack"
         )
-    content = io.BytesIO(read_checked(path, about["file_digest"], MEND))
+    content = io.BytesIO(read_checked(path, metadata["file_digest"], REMEDY))
     with np.load(content, allow_pickle=False) as arrays:
-        return Record({name: torch.from_numpy(arrays[name]) for name in arrays.files}, about)
+        return Record({name: torch.from_numpy(arrays[name]) for name in arrays.files}, metadata)
 
 
 def finished_record(folder: Path, split: str, digest: str) -> Path | None:
-    """Where a record of exactly this was finished, under whatever name."""
+    """Path of a finished record with this digest, under any label; None if there is none."""
     for path in folder.glob(f"*-{split}-{digest[:12]}.npz"):
         if path.with_suffix(".json").is_file():
             return path
@@ -138,5 +187,5 @@ def finished_record(folder: Path, split: str, digest: str) -> Path | None:
 
 
 def identity(**parts: Any) -> str:
-    """64 hex digits over named parts."""
+    """SHA-256 of named JSON values as 64 hex digits."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -1,10 +1,11 @@
-"""A run folder: the recipe, the chosen weights, and the records made with them.
+"""A run folder: a recipe, the weights trained from it, and the records of attacks on them.
 
-runs/NAME/recipe.txt         every field, defaults too
-         model.safetensors   the chosen weights; checkpoint.json says which epoch and why
-         metrics.jsonl       one line an epoch
-         records/            one record an attack
-         state/              what a killed training resumes from; gone when it is done
+runs/NAME/recipe.txt         every field of the recipe, defaults too
+         model.safetensors   weights of the selected epoch
+         checkpoint.json     which epoch was selected, and why
+         metrics.jsonl       one line per epoch
+         records/            one record per attack
+         state/              resume state of an unfinished training
 """
 
 import shutil
@@ -20,7 +21,13 @@ import torch
 from demur.errors import BadInput, suggestion
 from demur.nets import RejectingNet
 from demur.recipes import Recipe, recipe_in
-from demur.runs.files import HALF_WRITTEN, exclusive_lock, read_tensors, sweep, write_text
+from demur.runs.files import (
+    TEMPORARY_FILES,
+    delete_temporary_files,
+    exclusive_lock,
+    read_tensors,
+    write_text,
+)
 from demur.runs.metadata import read_metadata
 from demur.runs.record import Record, read_record
 from demur.spec import differences, digest, lines
@@ -28,56 +35,76 @@ from demur.spec import differences, digest, lines
 
 @dataclass(frozen=True)
 class Run:
-    """A folder that holds one recipe and what came of it."""
+    """A folder with one recipe, its trained weights and the records of attacks on them.
+
+    Attributes:
+        path: The folder. Use `Run.open` to find it by name, `demur.train` to make one.
+
+    Example:
+        >>> run = Run.open("digits-pgdat-rr")
+        >>> net = run.net(torch.device("cpu"))
+        >>> [record.label for record in run.records("test")]
+        ['clean', 'pgd-3']
+    """
 
     path: Path
 
     @property
     def name(self) -> str:
-        """The folder's own name."""
+        """Name of the folder."""
         return self.path.resolve().name
 
     @staticmethod
     def open(name: str, home: Path = Path("runs")) -> "Run":
-        """The run at a path, or of that name under `home`."""
+        """Find a run.
+
+        Args:
+            name: Path of a run folder, or its name under `home`.
+            home: Folder that contains run folders.
+
+        Returns:
+            The run. BadInput suggests similar names if there is none.
+        """
         for path in (Path(name), home / name):
             if (path / "recipe.txt").is_file():
                 return Run(path)
-        there = [run.path.name for run in runs_in(home)]
-        hint = suggestion(name, there) if there else "train one first with demur train RECIPE"
+        names = [run.path.name for run in runs_in(home)]
+        hint = suggestion(name, names) if names else "train one first with demur train RECIPE"
         raise BadInput(f"there is no run {name!r}; {hint}")
 
     @staticmethod
     def check(path: Path, recipe: Recipe) -> None:
-        """Refuse a folder that holds another recipe's run, or something that is no run."""
+        """Raise BadInput if the folder contains a run of another recipe or is not a run."""
         if (path / "recipe.txt").exists():
             if differing := differences(recipe, Run(path).recipe):
                 raise BadInput(
-                    f"{path} holds a run of another recipe ({'; '.join(differing)}); "
+                    f"{path} contains a run of another recipe ({'; '.join(differing)}); "
                     "choose another folder with --out"
                 )
         elif path.exists():
-            ours = {path / ".lock", *path.glob(HALF_WRITTEN)} if path.is_dir() else set()
+            ours = {path / ".lock", *path.glob(TEMPORARY_FILES)} if path.is_dir() else set()
             if not path.is_dir() or set(path.iterdir()) - ours:
-                raise BadInput(f"{path} is in the way: it is no run; choose another with --out")
+                raise BadInput(
+                    f"{path} is in the way: it is not a run; choose another folder with --out"
+                )
         Run(path)._check_no_orphans()
 
     def _check_no_orphans(self) -> None:
-        """Refuse to train where records of other weights would be left behind."""
+        """Raise BadInput if a training here would separate records from their weights."""
         if not self.finished and any(self.records_folder.glob("*.json")):
             raise BadInput(
-                f"{self.path} keeps records of weights that are not there, and a training would "
+                f"{self.path} contains records of weights that are missing, and a training would "
                 "orphan them; choose another folder with --out"
             )
 
     @staticmethod
     @contextmanager
     def claim(path: Path, recipe: Recipe) -> "Iterator[Run]":
-        """The run for this recipe, new or to be resumed, held for writing."""
-        Run.check(path, recipe)  # before a lock file is put into somebody's folder
+        """Lock a folder and yield the run for this recipe, which is new or resumed."""
+        Run.check(path, recipe)  # before a lock file is written into a folder of something else
         was_there = path.exists()
         with exclusive_lock(path):
-            Run.check(path, recipe)  # whoever held the lock may have made the run another's
+            Run.check(path, recipe)  # the previous holder of the lock may have changed the recipe
             run = Run(path)
             run.tidy()
             if not (path / "recipe.txt").exists():
@@ -86,90 +113,108 @@ class Run:
                 yield run
             except BaseException:
                 if not was_there:
-                    run._forget_if_empty()
+                    run._delete_if_untrained()
                 raise
 
-    def _forget_if_empty(self) -> None:
-        """Take the folder away if nothing was learned in it."""
+    def _delete_if_untrained(self) -> None:
+        """Delete the folder if it contains only the recipe."""
         if set(self.path.iterdir()) <= {self.path / "recipe.txt", self.path / ".lock"}:
             shutil.rmtree(self.path)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the run for writing; a second process is refused."""
+        """Lock the run for writing; BadInput in a second process."""
         with exclusive_lock(self.path):
             self.tidy()
             yield
 
     def tidy(self) -> None:
-        """Remove what killed processes have left behind."""
+        """Delete the temporary files of processes that were killed."""
         for folder in (self.path, self.records_folder, self.path / "last"):
-            sweep(folder)
+            delete_temporary_files(folder)
         if self.finished:
             shutil.rmtree(self.path / "state", ignore_errors=True)
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The recipe the folder was made for."""
+        """Recipe of the run, read from recipe.txt."""
         return recipe_in(self.path / "recipe.txt")
 
     @property
     def trained(self) -> bool:
-        """Whether training has ended; an archive keeps no weights of it."""
+        """Whether training has ended; True for an archive too, which has no weights."""
         return (self.path / "checkpoint.json").exists()
 
     @property
     def finished(self) -> bool:
-        """Whether training has ended and the chosen weights are here."""
+        """Whether training has ended and the folder contains the weights."""
         return self.trained and (self.path / "model.safetensors").exists()
 
     @property
     def checkpoint(self) -> dict[str, Any]:
-        """Which epoch's weights were taken, on which split, why, and where they were made."""
+        """Metadata of the weights: selected epoch, selection split, reason, digest, provenance.
+
+        Raises BadInput if training has not ended or the recipe was changed since.
+        """
         if not self.trained:
             raise BadInput(f"{self.path} is not trained to the end; resume it with demur train")
-        metadata = read_metadata(self.path / "checkpoint.json", self._mend)
+        metadata = read_metadata(self.path / "checkpoint.json", self._remedy)
         expected, found = str(metadata["recipe_digest"]), digest(self.recipe)
         if expected != found:
             raise BadInput(
-                f"{self.path / 'recipe.txt'} is not what these weights were trained by: "
+                f"{self.path / 'recipe.txt'} is not the recipe these weights were trained with: "
                 f"expected digest {expected[:16]}, found {found[:16]}; restore it or train again"
             )
         return metadata
 
     def check_weights(self) -> None:
-        """Refuse an archive, which has none."""
+        """Raise BadInput if the folder has no weights, as an archive."""
         if not (self.path / "model.safetensors").exists():
-            raise BadInput(f"{self.path} keeps records alone, without weights; {self._mend}")
+            raise BadInput(f"{self.path} contains records without weights; {self._remedy}")
 
     def net(self, device: torch.device) -> RejectingNet:
-        """The trained net in eval mode."""
+        """Load the trained net.
+
+        Args:
+            device: Where the weights are loaded to.
+
+        Returns:
+            The net in eval mode, without gradients for its weights.
+        """
         expected = self.checkpoint["weights"]
         self.check_weights()
-        weights = read_tensors(self.path / "model.safetensors", expected, self._mend)
+        weights = read_tensors(self.path / "model.safetensors", expected, self._remedy)
         net = self.recipe.net.build(self.recipe.data.domain, self.recipe.method.head)
         net.load_state_dict(weights)
         return net.to(device).eval().requires_grad_(False)
 
     @property
-    def _mend(self) -> str:
-        """What to do about weights that are gone or damaged, so that no record is orphaned."""
+    def _remedy(self) -> str:
+        """Advice for missing or damaged weights; training elsewhere orphans no record."""
         return f"train it again elsewhere with demur train @{self.path / 'recipe.txt'}"
 
     @property
     def records_folder(self) -> Path:
-        """Where records live."""
+        """Folder of the records."""
         return self.path / "records"
 
     def orphan_arrays(self) -> list[Path]:
-        """Arrays whose story is lost, or is not written yet, so that they are no record."""
+        """Array files without metadata, which are therefore not records."""
         arrays = sorted(self.records_folder.glob("[!.]*.npz"))
         return [path for path in arrays if not path.with_suffix(".json").exists()]
 
     def records(self, split: str = "test") -> list[Record]:
-        """All finished records of these weights on a split, oldest first."""
-        told = self.records_folder.glob(f"*-{split}-*.json")  # which is written last
-        found = [read_record(path.with_suffix(".npz")) for path in told]
+        """Read the finished records of these weights.
+
+        Args:
+            split: Split whose images were attacked: fit, val, cal or test.
+
+        Returns:
+            The records, oldest first. BadInput names a record that is damaged.
+        """
+        # metadata is written last, so a record with metadata is complete
+        metadata_paths = self.records_folder.glob(f"*-{split}-*.json")
+        found = [read_record(path.with_suffix(".npz")) for path in metadata_paths]
         found.sort(key=lambda record: str(record.metadata["created"]))
         weights = self.checkpoint["weights"]
         return [
@@ -178,14 +223,14 @@ class Run:
 
 
 def runs_in(folder: Path) -> list[Run]:
-    """The runs of a folder by name; one that begins with a dot is a copy still being made."""
+    """Runs in a folder, sorted by name; hidden folders are unfinished archives and left out."""
     return [Run(path.parent) for path in sorted(folder.glob("[!.]*/recipe.txt"))]
 
 
 def run_folder(name: str, recipe: Recipe, changed: bool, home: Path = Path("runs")) -> Path:
-    """runs/NAME, or runs/NAME-digest when the recipe was changed, so that none collide.
+    """Default folder of a run: runs/NAME, or runs/NAME-digest if the recipe was changed.
 
-    A recipe in the folder of a run, where all are called the same, is named by the folder.
+    `@folder/recipe.txt` is named after its folder, since all recipes of runs are called recipe.txt.
     """
     stem = name
     if name.startswith("@"):

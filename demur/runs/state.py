@@ -1,7 +1,7 @@
-"""What a killed training resumes from: weights and momentum after a whole epoch.
+"""The resume state of a training: weights and momentum after a complete epoch.
 
-state/now.json names the files and their digests and is written last, so it always describes a
-state that is whole. All randomness is a function of (seed, step), so nothing else is kept.
+state/now.json names the tensor files and their digests. It is written last, so it always describes
+a complete state. All randomness is a function of (seed, step), so no generator state is stored.
 """
 
 import json
@@ -22,7 +22,7 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class BestEpoch:
-    """The epoch chosen so far; without a value it is the last one, whatever it can do."""
+    """The epoch selected so far; its value is None if the last epoch is selected."""
 
     epoch: int
     value: float | None
@@ -30,14 +30,14 @@ class BestEpoch:
 
 @dataclass(frozen=True)
 class ResumeState:
-    """How far a training has come; epoch 0 is a fresh start."""
+    """Progress of a training; epoch 0 is a fresh start."""
 
     epoch: int = 0
     best: BestEpoch | None = None
     lines: tuple[str, ...] = ()  # of metrics.jsonl
 
     def after(self, value: float | None, line: dict[str, Any]) -> "ResumeState":
-        """The state after one more epoch, which is the best one if its value says so."""
+        """State after one more epoch, which becomes the best one if its value is larger."""
         epoch, best = self.epoch + 1, self.best
         if best is None or best.value is None or value is None or value > best.value:
             best = BestEpoch(epoch, value)
@@ -46,36 +46,36 @@ class ResumeState:
 
     @property
     def is_best(self) -> bool:
-        """Whether the last epoch is the one chosen so far."""
+        """Whether the last epoch is the one selected so far."""
         return self.best is not None and self.best.epoch == self.epoch
 
 
 def write_metrics(run: Run, state: ResumeState) -> None:
-    """One line an epoch."""
+    """Write metrics.jsonl: one line per epoch."""
     write_text(run.path / "metrics.jsonl", "\n".join(state.lines) + "\n")
 
 
 def load_state(run: Run) -> tuple[ResumeState, Tensors, Tensors]:
-    """The last kept state, its tensors and the best weights; a fresh state and none of either."""
+    """Read the state, its tensors and the best weights; a fresh state and {} if there is none."""
     now = run.path / "state" / "now.json"
     if not now.exists():
         return ResumeState(), {}, {}
-    mend = _mend(now)
-    metadata = read_metadata(now, mend)
-    chosen = Metadata(now, metadata["best"], mend)
+    remedy = _remedy(now)
+    metadata = read_metadata(now, remedy)
+    chosen = Metadata(now, metadata["best"], remedy)
     state = ResumeState(
         metadata["epoch"], BestEpoch(chosen["epoch"], chosen["value"]), tuple(metadata["lines"])
     )
-    best = read_tensors(now.parent / metadata["best_file"], metadata["best_digest"], mend)
-    return state, read_tensors(now.parent / metadata["file"], metadata["digest"], mend), best
+    best = read_tensors(now.parent / metadata["best_file"], metadata["best_digest"], remedy)
+    return state, read_tensors(now.parent / metadata["file"], metadata["digest"], remedy), best
 
 
 def stored_plan(run: Run) -> dict[str, Any] | None:
-    """How the kept state was computed, if there is one."""
+    """How the stored state was computed; None if there is none."""
     now = run.path / "state" / "now.json"
     if not now.exists():
         return None
-    plan: dict[str, Any] | None = read_metadata(now, _mend(now)).get("plan")
+    plan: dict[str, Any] | None = read_metadata(now, _remedy(now)).get("plan")
     return plan
 
 
@@ -86,7 +86,7 @@ def keep(
     best: Tensors,
     plan: dict[str, Any] | None = None,
 ) -> None:
-    """Put a state on disk, with how it was computed; an earlier one stays until it is whole."""
+    """Write a state, with how it was computed; the earlier one stays until this one is complete."""
     assert state.best is not None
     folder = run.path / "state"
     file, best_file = (
@@ -104,20 +104,20 @@ def keep(
         "plan": plan,
     }
     write_json(folder / "now.json", metadata)
-    _forget(folder, keep={file, best_file, "now.json"})
+    _delete_others(folder, keep={file, best_file, "now.json"})
 
 
 def finish(
     run: Run, state: ResumeState, best: Tensors, last: Tensors, metadata: dict[str, Any]
 ) -> None:
-    """Write the selected weights; checkpoint.json is written last and ends the run.
+    """Write the selected weights, then checkpoint.json, which marks the run as trained.
 
-    Where another epoch than the last was selected, the last one becomes a run of its own in the
-    folder `last`: it is what the same recipe with selection=last would have given.
+    If an earlier epoch than the last was selected, the last epoch becomes a run of its own in the
+    folder `last`: it equals the run of the same recipe with selection=last.
     """
     assert state.best is not None, "a run has at least one epoch"
     write_metrics(run, state)
-    (run.path / "checkpoint.json").unlink(missing_ok=True)  # of weights that have been deleted
+    (run.path / "checkpoint.json").unlink(missing_ok=True)  # of weights that the user deleted
     if not state.is_best:
         _write_last(run, state, last, metadata)
     weights = write_tensors(run.path / "model.safetensors", best)
@@ -132,22 +132,22 @@ def _write_last(run: Run, state: ResumeState, weights: Tensors, metadata: dict[s
     write_text(last.path / "recipe.txt", lines(recipe))
     write_metrics(last, state)
     written = write_tensors(last.path / "model.safetensors", weights)
-    about_last: dict[str, Any] = {
+    last_metadata: dict[str, Any] = {
         "reason": "the last epoch",
         "selection_split": None,
         "selection_data": None,
         "recipe_digest": digest(recipe),
     }
-    about_last |= {"epoch": state.epoch, "value": None, "weights": written}
-    write_json(last.path / "checkpoint.json", metadata | about_last)
+    last_metadata |= {"epoch": state.epoch, "value": None, "weights": written}
+    write_json(last.path / "checkpoint.json", metadata | last_metadata)
 
 
-def _mend(now: Path) -> str:
+def _remedy(now: Path) -> str:
     return f"delete the folder {now.parent} to train from the start"
 
 
-def _forget(folder: Path, keep: set[str]) -> None:
-    """Drop files of earlier epochs and of writes that were cut short."""
+def _delete_others(folder: Path, keep: set[str]) -> None:
+    """Delete the files of earlier epochs and of interrupted writes."""
     for path in folder.iterdir():
         if path.name not in keep:
             path.unlink(missing_ok=True)

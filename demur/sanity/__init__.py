@@ -1,10 +1,10 @@
-"""Signs that an evaluation says less than it seems to, from records and scores alone.
+"""Sanity checks: signs that an evaluation overestimates robustness, from records and scores.
 
-    for check in checked(records, scoring):
-        check.flags                       # what was seen, and the remedy
-        check.lacks, check.wants          # or why it could not be looked for
+    for check in checked(records, scorer):
+        check.flags                       # observations and remedies
+        check.lacks, check.wants          # or the record that the check needs, and its attack
 
-A new check is a function of the evidence and a word in CHECKS; docs/sanity.md tells of each.
+A new check is a function of the Evidence and an entry in CHECKS; docs/sanity.md describes each.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,25 +12,25 @@ from collections.abc import Callable, Sequence
 from demur.evaluate.score import Scorer
 from demur.runs import Record
 from demur.sanity.evidence import CheckResult, Evidence, Flag
-from demur.sanity.net import random_answers, tied_scores, zero_gradients
-from demur.sanity.objective import goal_did_not_move
+from demur.sanity.net import random_outputs, tied_scores, zero_gradients
+from demur.sanity.objective import objective_did_not_rise
 from demur.sanity.pairs import weaker_beats_stronger
 from demur.sanity.radius import left_at_large_eps, rises_with_eps, too_good
 
 CHECKS: tuple[Callable[[Evidence], CheckResult], ...] = (
-    goal_did_not_move, zero_gradients, random_answers, weaker_beats_stronger, rises_with_eps,
+    objective_did_not_rise, zero_gradients, random_outputs, weaker_beats_stronger, rises_with_eps,
     left_at_large_eps, too_good, tied_scores,
 )  # fmt: skip
 
 __all__ = ["CHECKS", "CheckResult", "Flag", "checked", "flags"]
 
 
-def checked(records: Sequence[Record], scoring: Scorer) -> list[CheckResult]:
-    """Every check on all records of one split."""
-    evidence = Evidence(records, scoring)
+def checked(records: Sequence[Record], scorer: Scorer) -> list[CheckResult]:
+    """Run every check on the records of one split."""
+    evidence = Evidence(records, scorer)
     return [check(evidence) for check in CHECKS]
 
 
-def flags(records: Sequence[Record], scoring: Scorer) -> list[Flag]:
-    """What the checks found."""
-    return [flag for check in checked(records, scoring) for flag in check.flags]
+def flags(records: Sequence[Record], scorer: Scorer) -> list[Flag]:
+    """Flags of all checks on the records of one split."""
+    return [flag for check in checked(records, scorer) for flag in check.flags]

@@ -1,9 +1,9 @@
-"""Which attack is plainly weaker than which, and what each of them is after.
+"""A partial order of attacks by strength, and the rejectors that they target.
 
-    weaker(PGD(ball, steps=10), PGD(ball, steps=100))     # the same with less
-    after(PGD(ball, objective=Evasion(RCon())))                  # to be wrong and trusted by R-Con
+    weaker(PGD(ball, steps=10), PGD(ball, steps=100))     # True: the same attack with fewer steps
+    targeted_rules(PGD(ball, objective=Evasion(RCon())))  # [Evasion(RCon())]
 
-Only orders that nobody doubts: anything else is no contradiction, whichever does better.
+Only undisputed pairs are ordered; no conclusion is drawn from any other pair.
 """
 
 import math
@@ -34,20 +34,13 @@ from demur.balls import Ball
 from demur.spec import Spec
 
 BUDGETS = ("steps", "restarts", "queries", "searches", "targets", "eot_iter")  # more is stronger
-TO_BE_WRONG = (
-    CE,
-    LogitMargin,
-    DLR,
-    WrongConfidence,
-    TargetedMargin,
-    TargetedDLR,
-    TargetedConfidence,
-    GAMA,
-)
+MISCLASSIFICATION_OBJECTIVES = (
+    CE, LogitMargin, DLR, WrongConfidence, TargetedMargin, TargetedDLR, TargetedConfidence, GAMA,
+)  # fmt: skip
 
 
 def weaker(one: Attack, other: Attack) -> bool:
-    """Whether one attack should break no more images than the other."""
+    """Whether `one` should break no more images than `other`."""
     if isinstance(other, Clean) or isinstance(one, Clean):
         return not isinstance(other, Clean)
     if ball_of(one) != ball_of(other):
@@ -55,19 +48,19 @@ def weaker(one: Attack, other: Attack) -> bool:
     if smaller_budget(one, other):
         return True
     parts = members(other)
-    enough = effort(one) <= effort(other)
+    enough = gradient_queries(one) <= gradient_queries(other)
     return any(not_larger(one, part) for part in parts) or (
         bool(parts) and is_plain(one) and enough
     )
 
 
 def smaller_budget(one: Attack, other: Attack) -> bool:
-    """Whether both are the same attack, and the first has less to spend."""
+    """Whether both are the same attack and `one` has a smaller budget."""
     return not_larger(one, other) and not not_larger(other, one)
 
 
 def not_larger(one: Any, other: Any) -> bool:
-    """Whether both are the same but for seeds, and nothing of the first is larger."""
+    """Whether both are the same attack except for seeds, and no budget of `one` is larger."""
     if type(one) is not type(other) or not isinstance(one, Attack):
         return bool(one == other)
     for f in fields(one):
@@ -84,74 +77,78 @@ def not_larger(one: Any, other: Any) -> bool:
 
 
 def weaker_against(one: Attack, other: Attack) -> bool:
-    """Whether one attack should get no more past the rejector that the other is made against."""
+    """Whether `one` should cause no more accepted errors of the rejector that `other` targets."""
     if isinstance(one, Clean):
         return True
     if ball_of(one) != ball_of(other):
         return False
-    return smaller_budget(one, other) or (is_plain(one) and effort(one) <= effort(other))
+    return smaller_budget(one, other) or (
+        is_plain(one) and gradient_queries(one) <= gradient_queries(other)
+    )
 
 
-def after(attack: Attack) -> list[AcceptedError | Evasion]:
-    """The parts of an attack that say which rejector it wants to be wrong and accepted by."""
+def targeted_rules(attack: Attack) -> list[AcceptedError | Evasion]:
+    """Parts of an attack that name the rejector whose accepted errors it seeks."""
     return [part for part in sub_specs(attack) if isinstance(part, AcceptedError | Evasion)]
 
 
-def wants_wrong(attack: Attack) -> bool:
-    """Whether all that an attack is after is a wrong answer."""
+def seeks_misclassification(attack: Attack) -> bool:
+    """Whether an attack seeks misclassification alone, whether accepted or not."""
     if isinstance(attack, Clean) or not isinstance(
         getattr(attack, "criterion", Misclassified()), Misclassified
     ):
         return False
     objective = getattr(attack, "objective", None)
-    own = objective is None or isinstance(objective, TO_BE_WRONG)
-    return own and all(wants_wrong(part) for part in members(attack))
+    own = objective is None or isinstance(objective, MISCLASSIFICATION_OBJECTIVES)
+    return own and all(seeks_misclassification(part) for part in members(attack))
 
 
 def is_plain(attack: Attack) -> bool:
-    """Whether it is PGD on the cross-entropy."""
+    """Whether an attack is PGD on the cross-entropy."""
     return (
         isinstance(attack, PGD) and attack.objective == CE() and attack.criterion == Misclassified()
     )
 
 
 def members(attack: Attack) -> tuple[Attack, ...]:
-    """The attacks that one consists of, if it does."""
+    """Attacks that an ensemble, chain or multi-target attack consists of; empty for others."""
     if isinstance(attack, MultiTarget):
         return (attack.attack,)
     chain = attack.chain() if isinstance(attack, Ensemble) else attack
     return chain.attacks if isinstance(chain, Chain) else ()
 
 
-def effort(attack: Attack) -> float:
-    """How many gradients it takes of an image; of all targets at least one is counted."""
+def gradient_queries(attack: Attack) -> float:
+    """Gradient queries per image; one target is counted if the attack takes all of them."""
     if parts := members(attack):
         times = attack.targets or 1 if isinstance(attack, MultiTarget) else 1
-        return times * sum(effort(part) for part in parts)
+        return times * sum(gradient_queries(part) for part in parts)
     return float(getattr(attack, "steps", 0) * getattr(attack, "restarts", 1))
 
 
 def ball_of(attack: Attack) -> Ball | None:
-    """The one ball in which an attack stays; None where it has none or several."""
+    """The ball of an attack; None if it has none or several, or is not confined to it."""
     parts = list(sub_specs(attack))
-    roams = any(getattr(part, "any_distance", False) for part in parts)
+    unconfined = any(getattr(part, "any_distance", False) for part in parts)
     balls = {part for part in parts if isinstance(part, Ball)}
-    return balls.pop() if len(balls) == 1 and not roams else None
+    return balls.pop() if len(balls) == 1 and not unconfined else None
 
 
 def without_radius(spec: Any) -> Any:
-    """A spec without its radius, step length and seed: what a sweep over eps has in common."""
+    """A spec with fixed radius, step size and seed: equal for all attacks of a sweep over eps."""
     if isinstance(spec, tuple):
         return tuple(without_radius(part) for part in spec)
     if not isinstance(spec, Spec):
         return spec
-    plain = {"eps": 1.0, "step": None, "seed": 0}
-    kept = {f.name: plain.get(f.name, without_radius(getattr(spec, f.name))) for f in fields(spec)}
-    return replace(spec, **kept)
+    fixed = {"eps": 1.0, "step_size": None, "seed": 0}
+    values = {
+        f.name: fixed.get(f.name, without_radius(getattr(spec, f.name))) for f in fields(spec)
+    }
+    return replace(spec, **values)
 
 
 def sub_specs(spec: Any) -> Iterator[Any]:
-    """A spec and all that it is made of."""
+    """Iterate over a spec and all specs inside it."""
     if isinstance(spec, tuple):
         for part in spec:
             yield from sub_specs(part)

@@ -1,4 +1,4 @@
-"""Records as the sanity checks read them: attacks parsed, images paired, every score taken once."""
+"""Records prepared for the sanity checks: parsed attacks, paired images and cached scores."""
 
 import math
 import re
@@ -21,122 +21,122 @@ from demur.metrics.checks import IntArray
 from demur.recipes import NAMED_ATTACKS, VOCABULARY, Recipe
 from demur.rule import Rejector
 from demur.runs import Record
-from demur.sanity.attack_order import after
+from demur.sanity.attack_order import targeted_rules
 from demur.spec import read, show
 
-SURE = 0.01  # the chance of a false alarm that one comparison may have
-TOLERATED = 0.05  # the share of images that may be odd
+SIGNIFICANCE = 0.01  # of one comparison
+TOLERATED = 0.05  # share of images that may be unusual without a flag
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A sign that an evaluation says less than it seems to."""
+    """A sign that an evaluation overestimates robustness."""
 
     kind: str
     attacks: tuple[str, ...]
-    seen: str  # with the numbers
+    seen: str  # observation, with numbers
     remedy: str
 
     def plain(self) -> dict[str, Any]:
         """The flag as JSON values."""
-        told: dict[str, Any] = plain(self)
-        return told
+        values: dict[str, Any] = plain(self)
+        return values
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What became of one check: its flags, or why it could not be made."""
+    """Result of one check: its flags, or what it needs to be made."""
 
     kind: str
     flags: tuple[Flag, ...] = ()
-    lacks: str = ""  # in words; empty where the check was made
-    wants: str = ""  # the attack whose record would allow it
+    lacks: str = ""  # description of the missing record; empty if the check was made
+    wants: str = ""  # attack whose record the check needs
 
 
 @dataclass(frozen=True, eq=False)
 class ParsedRecord:
-    """One record; its attack is None where the spec can no longer be read."""
+    """A record with its parsed attack, which is None if the spec can no longer be parsed."""
 
     record: Record
     attack: Attack | None
     name: str
 
     @cached_property
-    def right(self) -> BoolArray:
-        """Which answers are right."""
+    def correct(self) -> BoolArray:
+        """Which predictions are correct; N."""
         return self.record.correct
 
     @cached_property
     def index(self) -> IntArray:
-        """The places of the images in their data set."""
-        places: IntArray = self.record.arrays["index"].numpy()
-        return places
+        """Positions of the images in their data set; N."""
+        index: IntArray = self.record.arrays["index"].numpy()
+        return index
 
 
 class Evidence:
-    """All records of one split of a run."""
+    """Records of one split of a run, with the scores of its rejectors."""
 
-    def __init__(self, records: Sequence[Record], scoring: Scorer) -> None:
-        self.scoring = scoring
-        self.seen = [_seen(record, records) for record in records]
-        self.attacked = [each for each in self.seen if not isinstance(each.attack, Clean)]
-        untouched = [each for each in self.seen if isinstance(each.attack, Clean)]
-        self.clean = max(untouched, key=lambda each: len(each.index), default=None)
+    def __init__(self, records: Sequence[Record], scorer: Scorer) -> None:
+        self.scorer = scorer
+        self.records = [_parse_record(record, records) for record in records]
+        self.attacked = [one for one in self.records if not isinstance(one.attack, Clean)]
+        clean = [one for one in self.records if isinstance(one.attack, Clean)]
+        self.clean = max(clean, key=lambda one: len(one.index), default=None)
         self._values: dict[tuple[str, ParsedRecord], FloatArray | None] = {}
 
     @cached_property
     def rejectors(self) -> dict[str, Rejector]:
-        """The rejectors of the recipe by name."""
-        told = {str(each.record.metadata.get("recipe", "")) for each in self.seen}
-        recipes = [found for found in map(_parsed, told) if isinstance(found, Recipe)]
+        """Rejectors of the recipe, by name."""
+        texts = {str(one.record.metadata.get("recipe", "")) for one in self.records}
+        recipes = [found for found in map(_parse, texts) if isinstance(found, Recipe)]
         return recipes[0].rejectors() if recipes else {}
 
-    def aimed_at(self, seen: ParsedRecord) -> list[str]:
-        """The rejectors that an attack is made to get past, at the thresholds frozen here."""
-        parts = [] if seen.attack is None else after(seen.attack)
+    def targeted(self, parsed: ParsedRecord) -> list[str]:
+        """Names of the rejectors that an attack targets, at the thresholds of the scorer."""
+        parts = [] if parsed.attack is None else targeted_rules(parsed.attack)
         return [
             name
             for name, rejector in self.rejectors.items()
-            if name in self.scoring.thresholds
+            if name in self.scorer.thresholds
             and (own := [part for part in parts if part.rejector == rejector])
-            and self._same_threshold(name, own, seen.record)
+            and self._same_threshold(name, own, parsed.record)
         ]
 
     def _same_threshold(
         self, name: str, parts: list[AcceptedError | Evasion], record: Record
     ) -> bool:
-        """Whether an attack that knows a threshold knows the one in use."""
-        frozen = [threshold_of(part, record) for part in parts if isinstance(part, AcceptedError)]
-        used = self.scoring.thresholds[name]
-        return not frozen or any(at is not None and math.isclose(at, used) for at in frozen)
+        """Whether an attack that uses a threshold uses the one of the scorer."""
+        attacked = [threshold_of(part, record) for part in parts if isinstance(part, AcceptedError)]
+        used = self.scorer.thresholds[name]
+        return not attacked or any(t is not None and math.isclose(t, used) for t in attacked)
 
-    def values(self, name: str, seen: ParsedRecord) -> FloatArray | None:
-        """A rejector's score of every image; None where the record does not allow it."""
-        if (name, seen) not in self._values:
-            score = self.scoring.of_record(name, seen.record)
-            can = can_score(score, seen.record)
-            self._values[name, seen] = values(score, seen.record) if can else None
-        return self._values[name, seen]
+    def values(self, name: str, parsed: ParsedRecord) -> FloatArray | None:
+        """Score of a rejector for every image (N); None if the record cannot give it."""
+        if (name, parsed) not in self._values:
+            score = self.scorer.of_record(name, parsed.record)
+            available = can_score(score, parsed.record)
+            self._values[name, parsed] = values(score, parsed.record) if available else None
+        return self._values[name, parsed]
 
-    def taken(self, name: str, seen: ParsedRecord) -> BoolArray | None:
-        """Which images a rejector accepts at its frozen threshold."""
-        found = self.values(name, seen)
-        return None if found is None else found >= self.scoring.thresholds[name]
+    def accepted(self, name: str, parsed: ParsedRecord) -> BoolArray | None:
+        """Which images a rejector accepts at its threshold; N."""
+        found = self.values(name, parsed)
+        return None if found is None else found >= self.scorer.thresholds[name]
 
-    def accepted_errors(self, name: str, seen: ParsedRecord) -> BoolArray | None:
-        """Which images are answered wrongly and accepted."""
-        taken = self.taken(name, seen)
-        return None if taken is None else taken & ~seen.right
+    def accepted_errors(self, name: str, parsed: ParsedRecord) -> BoolArray | None:
+        """Which images are misclassified and accepted; N."""
+        accepted = self.accepted(name, parsed)
+        return None if accepted is None else accepted & ~parsed.correct
 
 
 def threshold_of(part: RuleCriterion, record: Record) -> float | None:
-    """The threshold that an attack was bound to; None where the record does not tell."""
+    """Threshold of a criterion in the attack of a record; None if the record does not have it."""
     at = record.metadata["thresholds"].get(show(part), part.threshold)
     return float(at) if isinstance(at, int | float) else None
 
 
-def shared(one: ParsedRecord, other: ParsedRecord) -> tuple[IntArray, IntArray]:
-    """The rows of the images that both records show."""
+def common_images(one: ParsedRecord, other: ParsedRecord) -> tuple[IntArray, IntArray]:
+    """Row numbers, in each record, of the images that both contain."""
     _, ours, theirs = np.intersect1d(
         one.index, other.index, assume_unique=True, return_indices=True
     )
@@ -144,50 +144,50 @@ def shared(one: ParsedRecord, other: ParsedRecord) -> tuple[IntArray, IntArray]:
 
 
 def mcnemar_p_value(first: BoolArray, second: BoolArray) -> float:
-    """McNemar's exact p that the first holds oftener than the second on the same images."""
-    only, lost = int((first & ~second).sum()), int((second & ~first).sum())
-    return float(at_least(only, only + lost, 0.5))
+    """Exact one-sided p of McNemar's test that `first` holds more often than `second`."""
+    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
+    return float(at_least(only_first, only_first + only_second, 0.5))
 
 
-def too_many(odd: int, of: int) -> bool:
-    """Whether a share of images is surely above what is tolerated."""
-    return bool(at_least(odd, of, TOLERATED) < SURE)
+def too_many(unusual: int, total: int) -> bool:
+    """Whether a share of images is significantly above TOLERATED."""
+    return bool(at_least(unusual, total, TOLERATED) < SIGNIFICANCE)
 
 
 def share(part: BoolArray) -> str:
-    """A share in percent."""
+    """Share of true values as text, in percent."""
     return f"{100 * float(part.mean()):.1f}%"
 
 
-def listed(names: Sequence[str]) -> str:
-    """Names in a sentence: the first three and how many more."""
+def joined_names(names: Sequence[str]) -> str:
+    """Names for a sentence: the first three and the number of others."""
     more = [f"{len(names) - 3} more"] if len(names) > 3 else []
     *most, last = [*names[:3], *more]
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def has_name(record: Record) -> bool:
-    """Whether the command knows the record's attack by a name, changed or not."""
+def is_named_attack(record: Record) -> bool:
+    """Whether the label of a record is a named attack, with or without changes."""
     return record.label.partition(":")[0] in NAMED_ATTACKS
 
 
-def changed(label: str, key: str, value: str) -> str:
-    """A named attack with one more change, as the command takes it."""
+def with_change(label: str, key: str, value: str) -> str:
+    """Label of a named attack with one more change, as the command takes it."""
     name, _, changes = label.partition(":")
-    kept = [c for c in changes.split(",") if c and not re.match(rf"(\w+\.)?{key}=", c)]
-    return f"{name}:{','.join([*kept, f'{key}={value}'])}"
+    others = [c for c in changes.split(",") if c and not re.match(rf"(\w+\.)?{key}=", c)]
+    return f"{name}:{','.join([*others, f'{key}={value}'])}"
 
 
-def _seen(record: Record, among: Sequence[Record]) -> ParsedRecord:
-    """A record under its label; where several bear it, with the number of images."""
-    attack = _parsed(str(record.metadata["spec"]))
-    several = sum(other.label == record.label for other in among) > 1
+def _parse_record(record: Record, records: Sequence[Record]) -> ParsedRecord:
+    """Parse a record; its name is its label, with the number of images if labels are equal."""
+    attack = _parse(str(record.metadata["spec"]))
+    several = sum(other.label == record.label for other in records) > 1
     name = f"{record.label} (n={len(record.y)})" if several else record.label
     return ParsedRecord(record, attack if isinstance(attack, Attack) else None, name)
 
 
-def _parsed(text: str) -> object:
-    """The spec, or None where a class or a field of it is no longer there."""
+def _parse(text: str) -> object:
+    """Spec of a text; None if one of its classes or fields no longer exists."""
     try:
         found: object = read(text, VOCABULARY)
     except BadInput:

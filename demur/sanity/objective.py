@@ -1,4 +1,4 @@
-"""The sanity check of what attacks climb: has the goal risen on the images they returned?"""
+"""Sanity check of objectives: has an attack increased its objective on the images it returned?"""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -23,101 +23,103 @@ from demur.attacks.criteria import RuleCriterion
 from demur.evaluate.record_scores import tcon_of
 from demur.metrics import BoolArray, FloatArray
 from demur.runs import Record
-from demur.sanity.attack_order import after, members, wants_wrong
+from demur.sanity.attack_order import members, seeks_misclassification, targeted_rules
 from demur.sanity.evidence import (
     CheckResult,
     Evidence,
     Flag,
     ParsedRecord,
+    common_images,
     share,
-    shared,
     threshold_of,
 )
 from demur.spec import Spec, show
 
-STILL = "the goal did not move"
-TINY = 1e-30  # a probability whose logarithm is still a number
+NOT_RISEN = "the objective did not rise"
+TINY = 1e-30  # smallest probability whose logarithm is taken
 
 
-def goal_did_not_move(evidence: Evidence) -> CheckResult:
-    """Whether attacks raised what they climb, on images that were not broken to begin with."""
-    climbing = [
-        (each, objective) for each in evidence.attacked if (objective := _climbed(each.attack))
+def objective_did_not_rise(evidence: Evidence) -> CheckResult:
+    """Check whether attacks increased their objective on images that were not broken before."""
+    maximising = [
+        (parsed, objective)
+        for parsed in evidence.attacked
+        if (objective := _maximised(parsed.attack))
     ]
-    if not climbing:
-        return CheckResult(STILL, lacks="an attack that climbs a goal", wants="pgd-100")
+    if not maximising:
+        lacks = "an attack that maximises an objective"
+        return CheckResult(NOT_RISEN, lacks=lacks, wants="pgd-100")
     if evidence.clean is None:
-        return CheckResult(STILL, lacks="a record of the clean images", wants="clean")
-    flags = (_still(each, objective, evidence.clean) for each, objective in climbing)
-    return CheckResult(STILL, tuple(flag for flag in flags if flag))
+        return CheckResult(NOT_RISEN, lacks="a record of the clean images", wants="clean")
+    flags = (_flag(parsed, objective, evidence.clean) for parsed, objective in maximising)
+    return CheckResult(NOT_RISEN, tuple(flag for flag in flags if flag))
 
 
-def _climbed(attack: Attack | None) -> Objective | None:
-    """What the images that an attack returns have more of, even those that did not break."""
+def _maximised(attack: Attack | None) -> Objective | None:
+    """Objective that an attack increases even on images it does not break; None if it has none."""
     if isinstance(attack, PGD | APGD | Square):
         return attack.objective
     if isinstance(attack, Ensemble):
-        return _climbed(attack.chain())
-    if isinstance(attack, MultiTarget | Chain) and any(map(_climbed, members(attack))):
+        return _maximised(attack.chain())
+    if isinstance(attack, MultiTarget | Chain) and any(map(_maximised, members(attack))):
         return attack.rank_by
-    return None  # it returns unbroken images as they came
+    return None  # the attack returns unbroken images unchanged
 
 
-def _still(attacked: ParsedRecord, objective: Objective, clean: ParsedRecord) -> Flag | None:
-    here, there = shared(attacked, clean)
-    whole = ~_broken(attacked, clean)
-    bound = _bound(objective, attacked.record)
-    after_it, before = _value(bound, attacked.record), _value(bound, clean.record)
-    if after_it is None or before is None:  # it remembers something, or has to be fitted
-        objective, whole = CE(), clean.right
-        after_it, before = _value(objective, attacked.record), _value(objective, clean.record)
-        if after_it is None or before is None or not _to_be_wrong(attacked.attack):
+def _flag(attacked: ParsedRecord, objective: Objective, clean: ParsedRecord) -> Flag | None:
+    attacked_rows, clean_rows = common_images(attacked, clean)
+    unbroken = ~_broken(attacked, clean)
+    bound = _with_thresholds(objective, attacked.record)
+    after, before = _value(bound, attacked.record), _value(bound, clean.record)
+    if after is None or before is None:  # a record is not enough: compare the cross-entropy
+        objective, unbroken = CE(), clean.correct
+        after, before = _value(objective, attacked.record), _value(objective, clean.record)
+        if after is None or before is None or not _seeks_errors(attacked.attack):
             return None
-    rise = _rise(after_it[here], before[there])[whole[there]]
+    rise = _rise(after[attacked_rows], before[clean_rows])[unbroken[clean_rows]]
     if len(rise) == 0 or (rise > 0).mean() >= 0.5:
         return None
     return Flag(
-        STILL, (attacked.name,),
-        f"{attacked.name} raised {show(objective)} on {share(rise > 0)} of the {len(rise)} images that "
-        f"were not broken as they are; the median change is {_middle(rise):.3g}.",
-        "Look at gradients, step length and eps: climb a goal that does not saturate (DLR, "
-        "Margin), and try an attack that asks for no gradient (Square).",
+        NOT_RISEN, (attacked.name,),
+        f"{attacked.name} raised {show(objective)} on {share(rise > 0)} of the {len(rise)} images "
+        f"that were not broken before; the median change is {_median(rise):.3g}.",
+        "Check gradients, step size and eps: use an objective that does not saturate (DLR, "
+        "LogitMargin), and an attack without gradients (Square).",
     )  # fmt: skip
 
 
-def _rise(after_it: FloatArray, before: FloatArray) -> FloatArray:
-    """How much more there is; none where both are infinite, or where one is no number."""
-    known = (after_it != before) & ~np.isnan(after_it) & ~np.isnan(before)
-    return np.subtract(after_it, before, out=np.zeros_like(before), where=known)
+def _rise(after: FloatArray, before: FloatArray) -> FloatArray:
+    """Difference of the objective (N); 0 if both values are equally infinite or one is NaN."""
+    known = (after != before) & ~np.isnan(after) & ~np.isnan(before)
+    return np.subtract(after, before, out=np.zeros_like(before), where=known)
 
 
-def _middle(rise: FloatArray) -> float:
-    """The median, which may be infinite."""
+def _median(rise: FloatArray) -> float:
+    """Median, which may be infinite (np.median would give NaN)."""
     lower, upper = np.sort(rise)[[(len(rise) - 1) // 2, len(rise) // 2]]
     return float(lower if np.isinf(lower) or np.isinf(upper) else (lower + upper) / 2)
 
 
-def _to_be_wrong(attack: Attack | None) -> bool:
-    """Whether an attack is after wrong answers, accepted or not."""
-    return attack is not None and (wants_wrong(attack) or bool(after(attack)))
+def _seeks_errors(attack: Attack | None) -> bool:
+    """Whether an attack seeks wrong predictions, accepted or not."""
+    return attack is not None and (seeks_misclassification(attack) or bool(targeted_rules(attack)))
 
 
 def _broken(attacked: ParsedRecord, clean: ParsedRecord) -> BoolArray:
-    """Which clean images the attack has no need to touch."""
+    """Which clean images satisfy the criterion of the attack before it starts; N."""
     criterion: Criterion = getattr(attacked.attack, "criterion", Misclassified())
     if clean.record.scores_only:
-        return ~clean.right
+        return ~clean.correct
     try:
-        found: BoolArray = _bound(criterion, attacked.record)(
-            clean.record.output, clean.record.y
-        ).numpy()
-    except TypeError:  # its rejector has to be fitted
-        return ~clean.right
+        bound = _with_thresholds(criterion, attacked.record)
+        found: BoolArray = bound(clean.record.output, clean.record.y).numpy()
+    except TypeError:  # raised by a rejector that is not fitted
+        return ~clean.correct
     return found
 
 
 def _value(objective: Objective, record: Record) -> FloatArray | None:
-    """The goal of every image; None where a record is not enough to tell."""
+    """Objective of every image (N); None if it cannot be computed from a record."""
     if objective.n_inputs:
         return None
     if record.scores_only:
@@ -125,18 +127,18 @@ def _value(objective: Objective, record: Record) -> FloatArray | None:
     try:
         with torch.no_grad():
             found: FloatArray = objective(record.output, record.y).double().numpy()
-    except TypeError:  # its rejector has to be fitted
+    except TypeError:  # raised by a rejector that is not fitted
         return None
     return found
 
 
-def _bound(spec: Any, record: Record) -> Any:
-    """A spec with the thresholds that the attack of a record was bound to."""
+def _with_thresholds(spec: Any, record: Record) -> Any:
+    """A spec with the thresholds that the attack of a record used."""
     if isinstance(spec, tuple):
-        return tuple(_bound(part, record) for part in spec)
+        return tuple(_with_thresholds(part, record) for part in spec)
     if not isinstance(spec, Spec):
         return spec
-    held = {f.name: _bound(getattr(spec, f.name), record) for f in fields(spec)}
+    values = {f.name: _with_thresholds(getattr(spec, f.name), record) for f in fields(spec)}
     if isinstance(spec, RuleCriterion) and (at := threshold_of(spec, record)) is not None:
-        held["threshold"] = at
-    return replace(spec, **held)
+        values["threshold"] = at
+    return replace(spec, **values)

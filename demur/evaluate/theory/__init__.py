@@ -1,4 +1,4 @@
-"""The paper's theory measured on records."""
+"""The quantities of the paper's theory, measured on records."""
 
 from demur.evaluate.theory.ball import WorstCaseXi, XiBelow
 from demur.evaluate.theory.proportions import Proportion, outputs_at
@@ -6,16 +6,6 @@ from demur.evaluate.theory.record import SMALL, RecordTheory, of_record
 from demur.evaluate.theory.report import GAMMAS, RHO, Difficulty, TheoryReport, theory
 
 __all__ = [
-    "GAMMAS",
-    "RHO",
-    "SMALL",
-    "Difficulty",
-    "Proportion",
-    "RecordTheory",
-    "TheoryReport",
-    "WorstCaseXi",
-    "XiBelow",
-    "of_record",
-    "outputs_at",
-    "theory",
+    "GAMMAS", "RHO", "SMALL", "Difficulty", "Proportion", "RecordTheory", "TheoryReport",
+    "WorstCaseXi", "XiBelow", "of_record", "outputs_at", "theory",
 ]  # fmt: skip

@@ -1,9 +1,9 @@
-"""The worst xi that attacks found in a ball.
+"""The largest xi that attacks found in a ball, per image.
 
-    throughout(records, gammas, tau)    # who keeps xi below 2 - 1/gamma in the whole ball
+    worst_case_xi(records, gammas, tau)    # share of images with xi below 2 - 1/gamma in the ball
 
-While an answer is right A* is 1 and flat, so an attack on xi alone seldom finds the way to a
-wrong answer with a large A. Every record in the ball is therefore looked at, not this one alone.
+While a prediction is correct, A* is constant at 1, so an attack on xi alone seldom finds a wrong
+prediction with a large A. The maximum is therefore taken over all records in the ball.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from demur.theory import confident, xi_below
 
 @dataclass(frozen=True)
 class XiBelow:
-    """The share of images whose xi stays below 2 - 1/gamma, before and after the attacks."""
+    """Share of images with xi below 2 - 1/gamma, before and after the attacks."""
 
     gamma: float
     xi: float
@@ -33,7 +33,7 @@ class XiBelow:
 
 @dataclass(frozen=True)
 class WorstCaseXi:
-    """Who keeps xi low in a whole ball: at most that many, since an attack may miss the worst."""
+    """Upper bounds of the share of images with a low xi in a whole ball (attacks may miss some)."""
 
     ball: str
     n: int
@@ -44,11 +44,11 @@ class WorstCaseXi:
 def worst_case_xi(
     records: Sequence[Record], gammas: Sequence[float], tau: float
 ) -> tuple[WorstCaseXi, ...]:
-    """One for each ball in which some record raised xi, by the worst of all records in it."""
-    with_objective = dict.fromkeys((_ball(record), record.metadata["data"]) for record in records)
+    """One result for each ball in which a record's attack maximised xi, over all records in it."""
+    balls_and_data = dict.fromkeys((_ball(record), record.metadata["data"]) for record in records)
     return tuple(
         _in_ball(ball, [r for r in records if r.metadata["data"] == images], gammas, tau)
-        for ball, images in with_objective
+        for ball, images in balls_and_data
         if ball is not None
     )
 
@@ -59,7 +59,7 @@ def _in_ball(ball: Ball, records: list[Record], gammas: Sequence[float], tau: fl
     labels = []
     for record in records:
         size = _sizes(ball, record)
-        inside = size <= ball.eps * (1 + 1e-5) + 1e-6  # sizes are kept in fp32
+        inside = size <= ball.eps * (1 + 1e-5) + 1e-6  # sizes are stored in fp32
         if not inside.any():
             continue
         xi = outputs_at(record, tau).xi
@@ -85,7 +85,7 @@ def _sizes(ball: Ball, record: Record) -> FloatArray:
 
 
 def _ball(record: Record) -> Ball | None:
-    """The ball in which a record's attack raised xi; None for any other attack."""
+    """Ball of a record whose attack maximised xi; None for any other attack."""
     text = str(record.metadata["spec"])
     if f"{XiObjective.__name__}(" not in text:
         return None

@@ -1,7 +1,7 @@
-"""A record as the theory sees it, and shares of its images.
+"""Inputs of the theory from a record, and proportions of its images.
 
-seen = seen_at(record, tau)             # con, tcon and A of every image
-Share.of(seen.xi <= 0.1)                # with its interval
+inputs = outputs_at(record, tau)        # con, tcon and A of every image
+Proportion.of(inputs.xi <= 0.1)         # with its interval
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from demur.theory import TheoryInputs, theory_inputs_at
 
 @dataclass(frozen=True)
 class Proportion:
-    """A share of images with its 95% interval; 0 of 0 is 0."""
+    """A proportion of n images with its 95% interval; 0 of 0 is 0."""
 
     value: float
     interval: Interval
@@ -21,13 +21,13 @@ class Proportion:
 
     @staticmethod
     def of(mask: BoolArray, among: BoolArray | None = None) -> "Proportion":
-        """The share of true values, among all images or some."""
+        """Proportion of true values among all images, or among those selected."""
         chosen = mask if among is None else mask[among]
         k, n = int(chosen.sum()), len(chosen)
         return Proportion(k / n if n else 0.0, wilson(k, n), n)
 
 
 def outputs_at(record: Record, tau: float) -> TheoryInputs:
-    """The record's answers at a temperature, in doubles."""
+    """con, T-Con, A and correctness of each image at a temperature, in double precision."""
     a = record.output.aux[:, 0].double().sigmoid().numpy()
     return theory_inputs_at(record.output.logits.numpy(), record.y.numpy(), a, tau)

@@ -1,9 +1,9 @@
-"""Every figure that the theory gives of one record.
+"""The quantities of the theory on one record.
 
     found = of_record(record, tau=1.0, gammas=(0.6, 0.8))
-    found.at_tau[0].inside              # the share inside Theorem 1 as tau goes to 0
+    found.at_tau[0].inside              # share that meets the premise of Theorem 1 as tau goes to 0
 
-Shares carry their intervals; statements are tried on every image in every setting.
+Proportions have intervals; each statement is checked on every image in every setting.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,14 +18,14 @@ from demur.theory import Claim, TheoryInputs, con_above, xi_below
 
 TAUS = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)  # 0 is the limit
 XIS = (0.1, 0.25, 0.5, 0.75, 0.9)
-SMALL = 0.1  # the xi for which the paper expects 70 to 90% of the images
+SMALL = 0.1  # the paper expects 70 to 90% of the images below this xi
 THRESHOLDS = tuple(tenth / 10 for tenth in range(1, 10))
-DRAWS = 10  # labels drawn for every image
+DRAWS = 10  # random labels per image
 
 
 @dataclass(frozen=True)
 class Check:
-    """A statement tried on every image in every setting: how often it applied, and failed."""
+    """How often a statement applied and was violated, over all images and settings."""
 
     statement: str
     applied: int
@@ -34,28 +34,28 @@ class Check:
 
 @dataclass(frozen=True)
 class XiError:
-    """How far A is from A*, and the task of learning it as one of many classes."""
+    """Difference between A and A*, and the accuracy of A as a classifier into bins (Theorem 2)."""
 
     median_geometric: float
     median_arithmetic: float
     smallest_a: float
-    below_one: Proportion  # Definition 1 can be met
-    better_than_guess: Proportion  # than A = 1/2
+    below_one: Proportion  # as Definition 1 requires
+    better_than_guess: Proportion  # a smaller xi than A = 1/2 gives
     small: Proportion  # xi <= 0.1
     small_of_right: Proportion
     small_of_wrong: Proportion
-    same_bin: Proportion  # the accuracy in Theorem 2's task for xi = 0.1
+    same_bin: Proportion  # accuracy in the task of Theorem 2 for xi = 0.1
 
 
 @dataclass(frozen=True)
 class AtTau:
-    """One temperature: who is inside Theorem 1 at their own xi, and labels drawn at random."""
+    """One temperature: share inside Theorem 1 at each image's xi; accuracy of sampled labels."""
 
     tau: float
     inside: Proportion
     of_right: Proportion
     of_wrong: Proportion
-    without_head: Proportion  # inside, if A were 1 everywhere
+    without_head: Proportion  # inside if A were 1 for every image
     randomised: float
     sampled: float
     sampling_error: float
@@ -63,7 +63,7 @@ class AtTau:
 
 @dataclass(frozen=True)
 class AtXi:
-    """One xi: who is confident enough, whose A is accurate enough, and who is both."""
+    """One xi: shares with a high enough confidence, with an accurate enough A, and with both."""
 
     xi: float
     con_above: float
@@ -74,20 +74,20 @@ class AtXi:
 
 @dataclass(frozen=True)
 class AtGamma:
-    """One confidence threshold with R-Con > 1/2 behind it."""
+    """Acceptance by confidence >= gamma and R-Con > 1/2."""
 
     gamma: float
     xi_below: float
     past: Proportion
     inside: Proportion
     inside_of_past: Proportion
-    accepted: Proportion  # past the threshold with R-Con above 1/2
+    accepted: Proportion  # confidence >= gamma and R-Con > 1/2
     right_of_accepted: Proportion
 
 
 @dataclass(frozen=True)
 class AtThreshold:
-    """Confidence alone at one threshold: the accuracy if it were calibrated, and the measured."""
+    """Acceptance by confidence >= t: accuracy if it were calibrated, and measured accuracy."""
 
     t: float
     coverage: Proportion
@@ -97,7 +97,7 @@ class AtThreshold:
 
 @dataclass(frozen=True)
 class AtOracle:
-    """T-Con above 1/2 as the rejector that nobody has."""
+    """Acceptance by T-Con > 1/2, an oracle since T-Con needs the labels."""
 
     coverage: Proportion
     accuracy: Proportion
@@ -106,7 +106,7 @@ class AtOracle:
 
 @dataclass(frozen=True)
 class RecordTheory:
-    """Every figure of one record."""
+    """The quantities of the theory on one record."""
 
     attack: str
     record: str
@@ -122,33 +122,33 @@ class RecordTheory:
 
 
 def of_record(record: Record, tau: float, gammas: Sequence[float]) -> RecordTheory:
-    """The record at the temperature of its head, and at others."""
-    seen = outputs_at(record, tau)
-    at_all = [seen, *(outputs_at(record, other) for other in TAUS if other != tau)]
+    """Quantities of a record at the temperature of its head, and at those of TAUS."""
+    inputs = outputs_at(record, tau)
+    at_all = [inputs, *(outputs_at(record, other) for other in TAUS if other != tau)]
     return RecordTheory(
         attack=record.label,
         record=record.digest,
-        n=len(seen.correct),
-        accuracy=Proportion.of(seen.correct),
+        n=len(inputs.correct),
+        accuracy=Proportion.of(inputs.correct),
         checks=_checks(at_all, gammas),
-        xi=_xi_error(seen),
+        xi=_xi_error(inputs),
         at_tau=tuple(_at_tau(record, other) for other in sorted({*TAUS, tau})),
-        at_xi=tuple(_at_xi(seen, xi) for xi in XIS),
-        at_gamma=tuple(_at_gamma(seen, gamma) for gamma in gammas),
-        calibration=tuple(_at_threshold(seen, t) for t in THRESHOLDS),
-        oracle=_at_oracle(seen),
+        at_xi=tuple(_at_xi(inputs, xi) for xi in XIS),
+        at_gamma=tuple(_at_gamma(inputs, gamma) for gamma in gammas),
+        calibration=tuple(_at_threshold(inputs, t) for t in THRESHOLDS),
+        oracle=_at_oracle(inputs),
     )
 
 
 def _checks(at_all: list[TheoryInputs], gammas: Sequence[float]) -> tuple[Check, ...]:
-    """Each statement at every temperature; Theorem 1 at each image's own xi, all xi and gamma."""
+    """Check each statement at every temperature; Theorem 1 at each image's xi, XIS and gammas."""
     theorem1 = [
         claim
-        for seen in at_all
+        for inputs in at_all
         for claim in (
-            statements.theorem1(seen),
-            *(statements.theorem1(seen, xi) for xi in XIS),
-            *(statements.theorem1_behind(seen, gamma) for gamma in gammas),
+            statements.theorem1(inputs),
+            *(statements.theorem1(inputs, xi) for xi in XIS),
+            *(statements.theorem1_behind(inputs, gamma) for gamma in gammas),
         )
     ]
     return (
@@ -164,67 +164,70 @@ def _check(statement: str, claims: Iterable[Claim]) -> Check:
     return Check(statement, applied, violated)
 
 
-def _xi_error(seen: TheoryInputs) -> XiError:
-    xi, best = seen.xi, seen.a_star
+def _xi_error(inputs: TheoryInputs) -> XiError:
+    xi, best = inputs.xi, inputs.a_star
     guess = statements.point_xi(np.full_like(best, 0.5), best)
-    same = statements.arithmetic_bin(seen.a, SMALL) == statements.arithmetic_bin(best, SMALL)
+    same = statements.arithmetic_bin(inputs.a, SMALL) == statements.arithmetic_bin(best, SMALL)
     return XiError(
-        median_geometric=float(np.median(statements.xi_geometric(seen.a, best))),
-        median_arithmetic=float(np.median(statements.xi_arithmetic(seen.a, best))),
-        smallest_a=float(seen.a.min()),
+        median_geometric=float(np.median(statements.xi_geometric(inputs.a, best))),
+        median_arithmetic=float(np.median(statements.xi_arithmetic(inputs.a, best))),
+        smallest_a=float(inputs.a.min()),
         below_one=Proportion.of(xi < 1),
         better_than_guess=Proportion.of(xi < guess),
         small=Proportion.of(xi <= SMALL),
-        small_of_right=Proportion.of(xi <= SMALL, seen.correct),
-        small_of_wrong=Proportion.of(xi <= SMALL, ~seen.correct),
+        small_of_right=Proportion.of(xi <= SMALL, inputs.correct),
+        small_of_wrong=Proportion.of(xi <= SMALL, ~inputs.correct),
         same_bin=Proportion.of(same),
     )
 
 
 def _at_tau(record: Record, tau: float) -> AtTau:
-    seen, y = outputs_at(record, tau), record.y.numpy()
-    inside = statements.theorem1(seen).premise
+    inputs, y = outputs_at(record, tau), record.y.numpy()
+    inside = statements.theorem1(inputs).premise
     p = statements.probabilities(record.output.logits.numpy(), tau)
-    trusting = replace(seen, a=np.ones_like(seen.a))
+    with_a_one = replace(inputs, a=np.ones_like(inputs.a))
     return AtTau(
         tau=tau,
         inside=Proportion.of(inside),
-        of_right=Proportion.of(inside, seen.correct),
-        of_wrong=Proportion.of(inside, ~seen.correct),
-        without_head=Proportion.of(statements.theorem1(trusting).premise),
-        randomised=statements.randomised_accuracy(seen.tcon),
+        of_right=Proportion.of(inside, inputs.correct),
+        of_wrong=Proportion.of(inside, ~inputs.correct),
+        without_head=Proportion.of(statements.theorem1(with_a_one).premise),
+        randomised=statements.randomised_accuracy(inputs.tcon),
         sampled=statements.sampled_accuracy(p, y, DRAWS, seed=int(record.digest[:8], 16)),
-        sampling_error=statements.sampling_error(seen.tcon, DRAWS),
+        sampling_error=statements.sampling_error(inputs.tcon, DRAWS),
     )
 
 
-def _at_xi(seen: TheoryInputs, xi: float) -> AtXi:
+def _at_xi(inputs: TheoryInputs, xi: float) -> AtXi:
     return AtXi(
         xi,
         con_above(xi),
-        Proportion.of(statements.confident(seen.con, xi)),
-        Proportion.of(statements.accurate(seen, xi)),
-        Proportion.of(statements.theorem1(seen, xi).premise),
+        Proportion.of(statements.confident(inputs.con, xi)),
+        Proportion.of(statements.accurate(inputs, xi)),
+        Proportion.of(statements.theorem1(inputs, xi).premise),
     )
 
 
-def _at_gamma(seen: TheoryInputs, gamma: float) -> AtGamma:
-    past, inside = seen.con >= gamma, statements.theorem1_behind(seen, gamma).premise
-    accepted = past & (seen.rcon > 0.5)
+def _at_gamma(inputs: TheoryInputs, gamma: float) -> AtGamma:
+    confident, inside = inputs.con >= gamma, statements.theorem1_behind(inputs, gamma).premise
+    accepted = confident & (inputs.rcon > 0.5)
     return AtGamma(
-        gamma, xi_below(gamma), Proportion.of(past), Proportion.of(inside), Proportion.of(inside, past),
-        Proportion.of(accepted), Proportion.of(seen.correct, accepted),
+        gamma, xi_below(gamma), Proportion.of(confident), Proportion.of(inside),
+        Proportion.of(inside, confident), Proportion.of(accepted),
+        Proportion.of(inputs.correct, accepted),
     )  # fmt: skip
 
 
-def _at_threshold(seen: TheoryInputs, t: float) -> AtThreshold:
-    kept = seen.con >= t
-    calibrated = statements.calibrated_accuracy(seen.con, t)
-    return AtThreshold(t, Proportion.of(kept), calibrated, Proportion.of(seen.correct, kept))
+def _at_threshold(inputs: TheoryInputs, t: float) -> AtThreshold:
+    accepted = inputs.con >= t
+    calibrated = statements.calibrated_accuracy(inputs.con, t)
+    return AtThreshold(
+        t, Proportion.of(accepted), calibrated, Proportion.of(inputs.correct, accepted)
+    )
 
 
-def _at_oracle(seen: TheoryInputs) -> AtOracle:
-    kept = seen.tcon > 0.5
+def _at_oracle(inputs: TheoryInputs) -> AtOracle:
+    accepted, correct = inputs.tcon > 0.5, inputs.correct
     return AtOracle(
-        Proportion.of(kept), Proportion.of(seen.correct, kept), Proportion.of(kept, seen.correct)
+        Proportion.of(accepted), Proportion.of(correct, accepted), Proportion.of(accepted, correct)
     )

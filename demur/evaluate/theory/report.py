@@ -1,10 +1,10 @@
-"""The theory on every record of a run.
+"""The quantities of the theory on every record of a run.
 
     report = theory(Run.open("digits-pgdat-rr"))
-    report.violations                   # 0, or there is a bug
-    report.records[0].at_tau            # the share inside Theorem 1 at each temperature
+    report.violations                   # 0; anything else is a bug in demur
+    report.records[0].at_tau            # share inside Theorem 1 at each temperature
 
-Everything is read off records, so a run without weights or data will do.
+Everything is computed from records, so neither weights nor data are needed.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from demur.runs import Run
 from demur.theory import TOYS, class_counts, n_sub, toy_values, xi_below
 
 GAMMAS = (0.55, 0.6, 0.7, 0.8, 0.9)
-RHO = 0.01  # the paper gives none; below 1/e it changes nothing
+RHO = 0.01  # the paper gives no value; below 1/e the result does not depend on it
 
 
 @dataclass(frozen=True)
 class Difficulty:
-    """The classes that learning a xi-error A is worth (Theorem 2)."""
+    """Number of classes of the task that learning A with error xi is equivalent to (Theorem 2)."""
 
     xi: float
     rho: float
@@ -35,7 +35,7 @@ class Difficulty:
 
 @dataclass(frozen=True)
 class ToyOrder:
-    """A toy example at tau = 1 and tau = 2: the order turns round."""
+    """A toy example whose order of two inputs differs between tau = 1 and tau = 2."""
 
     measure: str
     at_one: tuple[float, float]
@@ -44,38 +44,41 @@ class ToyOrder:
 
 @dataclass(frozen=True)
 class TheoryReport:
-    """The theory on every test record of a run."""
+    """The quantities of the theory on every test record of a run."""
 
     run: str
     tau: float
     records: tuple[RecordTheory, ...]
     difficulty: tuple[Difficulty, ...]
     worst_case_xi: tuple[WorstCaseXi, ...]
-    xi_attack_command: str | None  # how to make the record that is missing for it
+    xi_attack_command: str | None  # command that makes the missing record; None if there is one
     toys: tuple[ToyOrder, ...]
 
     @property
     def violations(self) -> int:
-        """The cases in which a statement failed; each is a bug of ours."""
+        """Number of violated statements; each one is a bug in demur."""
         return sum(check.violated for record in self.records for check in record.checks)
 
     def plain(self) -> dict[str, Any]:
         """The report as JSON values."""
-        found: dict[str, Any] = plain(self)
-        return found | {"violations": self.violations}
+        values: dict[str, Any] = plain(self)
+        return values | {"violations": self.violations}
 
 
 def theory(run: Run, gammas: Sequence[float] = GAMMAS, rho: float = RHO) -> TheoryReport:
-    """All figures of a run whose head is R-Con's."""
+    """Measure the theory on the test records of a run with an RR head.
+
+    Raises BadInput if the run has no RR head or no records, or if a gamma or rho is out of range.
+    """
     if not run.recipe.has_rectifier:
         raise BadInput(
-            f"{run.name} has no A to hold against A*: the theory needs a net whose confidence is "
-            "multiplied by one; train with head=RR()"
+            f"{run.name} has no A to compare with A*: the theory needs a net whose R-Con is "
+            "con * A; train with head=RR()"
         )
     tau = run.recipe.tau
     difficulty = tuple(_difficulty(xi, rho) for xi in XIS)
     for gamma in gammas:
-        xi_below(gamma)  # refuses a threshold that leaves no room
+        xi_below(gamma)  # raises BadInput if no xi satisfies the bound
     records = run.records("test")
     if not records:
         name = run.path.name
@@ -87,7 +90,7 @@ def theory(run: Run, gammas: Sequence[float] = GAMMAS, rho: float = RHO) -> Theo
         records=tuple(of_record(record, tau, gammas) for record in records),
         difficulty=difficulty,
         worst_case_xi=balls,
-        xi_attack_command=None if balls else _how(run),
+        xi_attack_command=None if balls else _xi_attack_command(run),
         toys=tuple(ToyOrder(toy.measure, toy_values(toy, 1), toy_values(toy, 2)) for toy in TOYS),
     )
 
@@ -96,12 +99,12 @@ def _difficulty(xi: float, rho: float) -> Difficulty:
     return Difficulty(xi, rho, *class_counts(xi, rho), n_sub(xi, rho))
 
 
-def _how(run: Run) -> str:
-    """The command that makes a record of an attack on xi, after a training where it takes one."""
+def _xi_attack_command(run: Run) -> str:
+    """Command that makes a record of the attack on xi, after a training if weights are missing."""
     if run.finished:
         return f"demur attack {run.path} xi"
-    again = f"runs/{run.name}"
+    new_run = f"runs/{run.name}"
     return (
-        f"demur train @{run.path / 'recipe.txt'} --out {again}, since no weights are kept here, "
-        f"and demur attack {again} clean xi"
+        f"demur train @{run.path / 'recipe.txt'} --out {new_run}, since there are no weights here, "
+        f"and demur attack {new_run} clean xi"
     )
