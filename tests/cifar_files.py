@@ -1,4 +1,4 @@
-"""Small CIFAR sets in every published form, made up from a fixed seed."""
+"""Small CIFAR files with random content in every published format, from a fixed seed."""
 
 import hashlib
 import pickle
@@ -28,15 +28,15 @@ Writer = Callable[[Content, Layout], bytes]
 
 
 def contents(published: Published) -> list[Content]:
-    """What the files of a small set hold, in order; the same whatever the form."""
-    made = []
+    """The content of each file of a small data set, independent of the format."""
+    files = []
     for part in range(len(published.layouts[0].parts)):
         noise = hashlib.shake_256(f"{published.name} {part}".encode()).digest(BATCH * 3073)
         records = np.frombuffer(noise, np.uint8).reshape(BATCH, 3073)
         y = records[:, 0] % published.classes
         y[:2] = 0, published.classes - 1
-        made.append(Content(records[:, 1:], y // 5, y))
-    return made
+        files.append(Content(records[:, 1:], y // 5, y))
+    return files
 
 
 def as_binary(content: Content, layout: Layout) -> bytes:
@@ -45,19 +45,19 @@ def as_binary(content: Content, layout: Layout) -> bytes:
 
 
 def as_python3(content: Content, layout: Layout) -> bytes:
-    """As a Python 3 that read the published file and wrote it again."""
-    held = {layout.label_key: content.y.tolist(), "data": content.pixels, "batch_label": b"1 of 5"}
-    return pickle.dumps(held, protocol=2)
+    """The published file, loaded and pickled again by Python 3."""
+    batch = {layout.label_key: content.y.tolist(), "data": content.pixels, "batch_label": b"1 of 5"}
+    return pickle.dumps(batch, protocol=2)
 
 
 def as_python3_with_bytes(content: Content, layout: Layout) -> bytes:
-    """The same, read with encoding="bytes" and written with a newer protocol."""
-    held = {layout.label_key.encode(): content.y.tolist(), b"data": content.pixels}
-    return pickle.dumps(held, protocol=4)
+    """The same, loaded with encoding="bytes" and pickled with a newer protocol."""
+    batch = {layout.label_key.encode(): content.y.tolist(), b"data": content.pixels}
+    return pickle.dumps(batch, protocol=4)
 
 
 def as_python2(content: Content, layout: Layout) -> bytes:
-    """As published: the opcodes that Python 2 and the numpy of its day wrote."""
+    """The published format: the opcodes that Python 2 and its numpy wrote."""
     count, raw = len(content.y), content.pixels.tobytes()
     return b"".join([
         b"\x80\x02}(", _string(b"data"),
@@ -87,18 +87,18 @@ WRITERS: dict[str, Writer] = {
 
 
 def small(published: Published) -> Published:
-    """The set with 20 images a file and the checksums of what `write` writes."""
-    held = contents(published)
+    """The data set with 20 images a file and the checksums of the files from `write`."""
+    small_contents = contents(published)
 
-    def shrunk(layout: Layout) -> Layout:
-        files = [WRITERS[layout.form](content, layout) for content in held]
+    def shrink(layout: Layout) -> Layout:
+        files = [WRITERS[layout.form](content, layout) for content in small_contents]
         parts = [
             Part(part.name, BATCH, hashlib.md5(file).hexdigest() if part.md5 else None)
             for part, file in zip(layout.parts, files, strict=True)
         ]
         return replace(layout, train=tuple(parts[:-1]), test=parts[-1])
 
-    layouts = tuple(shrunk(layout) for layout in published.layouts)
+    layouts = tuple(shrink(layout) for layout in published.layouts)
     count = BATCH * len(layouts[0].train)
     return replace(
         published,
@@ -108,18 +108,24 @@ def small(published: Published) -> Published:
     )
 
 
-def write(published: Published, place: Path, form: str) -> Path:
-    """Write a small set in one form; the folder of its files."""
-    (layout,) = (held for held in published.layouts if form.startswith(held.form))
-    folder = place / layout.folder
+def layout_of(published: Published, form: str) -> Layout:
+    """The layout that a writer's format belongs to."""
+    (layout,) = (layout for layout in published.layouts if form.startswith(layout.form))
+    return layout
+
+
+def write(published: Published, data_folder: Path, form: str) -> Path:
+    """Write a small data set in one format; return the folder of its files."""
+    layout = layout_of(published, form)
+    folder = data_folder / layout.folder
     folder.mkdir(parents=True)
     for part, content in zip(layout.parts, contents(published), strict=True):
         (folder / part.name).write_bytes(WRITERS[form](content, layout))
     return folder
 
 
-def use_small_set(kind: Any, monkeypatch: Any, place: Path) -> None:
-    """Let a data set class read a small set, written to `place`."""
-    made = small(kind.published)
-    monkeypatch.setattr(kind, "published", made)
-    write(made, place, made.layouts[0].form)
+def use_small_set(dataset: Any, monkeypatch: Any, data_folder: Path) -> None:
+    """Make a data set class read a small data set, written to `data_folder`."""
+    published = small(dataset.published)
+    monkeypatch.setattr(dataset, "published", published)
+    write(published, data_folder, published.layouts[0].form)

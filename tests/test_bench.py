@@ -1,4 +1,4 @@
-"""The bench measures what it says, and its check can fail."""
+"""The speed benchmark and the check that both engines train the same weights."""
 
 import json
 from dataclasses import replace
@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from demur.bench import check, speed, timing
 from demur.bench.eager import EagerLoop
-from demur.bench.kernel_profile import KernelTime, _kind, added, time_by_kind
+from demur.bench.kernel_profile import KernelTime, _kind, kernel_difference, time_by_kind
 from demur.engine import FrozenModel
 from demur.errors import BadInput
 from demur.methods import PGDAT, RR
@@ -27,9 +27,9 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("name", ["digits-pgdat", "digits-pgdat-rr"])
 def test_the_eager_loop_trains(name: str) -> None:
-    made = recipe(name, ["width=4"])
-    fit = made.data.load()["fit"]
-    loop = EagerLoop(made, fit, eps=0.1, length=0.1, steps=1)
+    small = recipe(name, ["width=4"])
+    fit = small.data.load()["fit"]
+    loop = EagerLoop(small, fit, eps=0.1, step_size=0.1, steps=1)
     x, y = fit.batch(slice(0, 256))
 
     def loss() -> float:
@@ -40,38 +40,37 @@ def test_the_eager_loop_trains(name: str) -> None:
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        for i in range(4):  # until batch norm has seen something
+        for i in range(4):  # warm up the running statistics of batch norm
             loop(i)
         early = loss()
         for i in range(4, 34):
             loop(i)
         assert loss() < 0.92 * early
-        delta = loop._crafted(x, y)
+        delta = loop._craft(x, y)
     assert float(delta.abs().max()) <= 0.1 + 1e-6
     assert float((x + delta).min()) >= 0
     assert float((x + delta).max()) <= 1
 
 
-def test_operations_of_the_papers_net_are_counted() -> None:
-    """0.556 billion multiply-adds an image of 32x32."""
-    made = recipe("cifar10-pgdat-rr")
-    assert speed._forward_flops(made) == pytest.approx(1.11e9, rel=0.02)
+def test_forward_flops_of_resnet18() -> None:
+    """0.556 billion multiply-adds per 32x32 image."""
+    assert speed._forward_flops(recipe("cifar10-pgdat-rr")) == pytest.approx(1.11e9, rel=0.02)
 
 
-def test_a_clock_measures_one_action() -> None:
+def test_timing_warms_up_and_takes_the_faster_of_two_trials() -> None:
     calls: list[int] = []
-    took = timing.best_of_restarts(calls.append, 5, CPU)
+    seconds = timing.best_of_two(calls.append, 5, CPU)
     assert calls == [0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
-    assert 0 < took < 0.1
+    assert 0 < seconds < 0.1
     assert timing.matrix_peak(CPU) is None
     assert timing.copy_rate(CPU) is None
 
 
-def test_the_report_is_json_with_hardware_versions_and_figures(command: Command) -> None:
+def test_the_report_is_json_with_hardware_versions_and_rates(command: Command) -> None:
     brief = recipe("digits-pgdat-rr", ["width=4", "attack.steps=1"])
     Path("brief.txt").write_text(lines(brief))
-    words = ("--only", "eager,plain", "--steps", "3", "--json", "-o", "out.json")
-    code, out, err = command("bench", "@brief.txt", *words)
+    options = ("--only", "eager,plain", "--steps", "3", "--json", "-o", "out.json")
+    code, out, err = command("bench", "@brief.txt", *options)
     assert code == 0, err
     report = json.loads(out)
     assert report == json.loads(Path("out.json").read_text())
@@ -83,37 +82,37 @@ def test_the_report_is_json_with_hardware_versions_and_figures(command: Command)
         assert line["images_per_s"] == pytest.approx(rate)
         assert line["epoch_s"] == pytest.approx(report["epoch_images"] / rate)
         assert 10 < rate < 1e6
-        assert line["share_of_peak"] is None, "nobody knows a CPU's peak"
+        assert line["share_of_peak"] is None, "there is no peak for a CPU"
         assert line["crafting"] == "train"
 
 
-def test_what_cannot_be_measured_is_refused(command: Command) -> None:
+def test_impossible_measurements_are_an_error(command: Command) -> None:
     refused(
-        command("bench", "--only", "eagre"), "no measurement is called 'eagre'; did you mean eager"
+        command("bench", "--only", "eagre"), "there is no measurement 'eagre'; did you mean eager"
     )
     refused(
         command("bench", "atacks", "demo"),
         "no bench or recipe is called 'atacks'; did you mean attacks?",
     )
-    found = command("bench", "--only", "eager,fast", "--steps", "3")
-    refused(found, "the fast engine needs a GPU; on a CPU use --only eager,plain")
-    assert not any("measuring" in words for words in found[1:]), "refused before any work"
-    with pytest.raises(BadInput, match="measures recipes trained on PGD"):
+    result = command("bench", "--only", "eager,fast", "--steps", "3")
+    refused(result, "the fast engine needs a GPU; on a CPU use --only eager,plain")
+    assert not any("measuring" in text for text in result[1:]), "the error precedes any work"
+    with pytest.raises(BadInput, match="measures recipes trained with PGD"):
         speed.Bench(recipe("digits-standard"), CPU, 3)
 
 
 @pytest.fixture
 def one_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check that takes seconds: one frame, one head, two steps, nothing compiled."""
+    """A check that takes seconds: one framework, one head, two steps, no compilation."""
     framework = recipe("digits-pgdat-rr", ["attack.steps=1", "bn=eval"]).method.framework
     assert isinstance(framework, PGDAT)
     monkeypatch.setattr(check, "frameworks", lambda: [framework])
     monkeypatch.setattr(check, "HEADS", (RR,))
     monkeypatch.setattr(check, "STEPS", 2)
     equality = check.equality
-    monkeypatch.setattr(check, "equality", lambda made, device, compiler: equality(
-        replace(made, net=replace(made.net, width=4)), device, "none"))  # fmt: skip
-    monkeypatch.setattr(check, "LEAST", 0.1)  # two steps of few images are no statistics
+    monkeypatch.setattr(check, "equality", lambda full, device, compiler: equality(
+        replace(full, net=replace(full.net, width=4)), device, "none"))  # fmt: skip
+    monkeypatch.setattr(check, "LEAST", 0.1)  # two steps vary more than twenty
 
 
 def test_engines_that_agree_pass_the_check(command: Command, one_pair: None) -> None:
@@ -138,49 +137,49 @@ def test_engines_that_differ_fail_the_check(
     assert (double["precision"], double["holds"]) == ("fp64", False)
 
 
-def test_a_check_goes_on_where_it_was_stopped(
+def test_an_interrupted_check_resumes(
     command: Command, one_pair: None, in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stop = 2
-    done: list[Any] = []
+    limit = 2
+    compared: list[Any] = []
 
-    def until_stopped(made: Any, device: Any, compiler: Any) -> check.Equality:
-        if len(done) == stop:
+    def interrupted_equality(recipe: Any, device: Any, compiler: Any) -> check.Equality:
+        if len(compared) == limit:
             raise KeyboardInterrupt
-        done.append(made)
+        compared.append(recipe)
         return check.Equality(
-            **check._about(made), distance_to_plain=0.0, tolerance=1.0, distance_in_one_step=0.0, tolerance_in_one_step=1.0,
-            captured=False,
+            **check._identity(recipe), distance_to_plain=0.0, tolerance=1.0,
+            distance_in_one_step=0.0, tolerance_in_one_step=1.0, captured=False,
         )  # fmt: skip
 
-    monkeypatch.setattr(check, "equality", until_stopped)
-    words = ["bench", "--check", "--only", "rr,fp32,fp64", "-o", "check.json"]
-    assert command(*words)[0] != 0
-    kept = json.loads((in_empty_folder / "check.json").read_text())["pairs"]
-    assert [pair["precision"] for pair in kept] == ["fp64", "fp64"]
-    stop = 4
-    assert command(*words)[0] == 0
-    assert len(done) == 4, "nothing was compared twice"
+    monkeypatch.setattr(check, "equality", interrupted_equality)
+    arguments = ["bench", "--check", "--only", "rr,fp32,fp64", "-o", "check.json"]
+    assert command(*arguments)[0] != 0
+    saved = json.loads((in_empty_folder / "check.json").read_text())["pairs"]
+    assert [pair["precision"] for pair in saved] == ["fp64", "fp64"]
+    limit = 4
+    assert command(*arguments)[0] == 0
+    assert len(compared) == 4, "nothing was compared twice"
     pairs = json.loads((in_empty_folder / "check.json").read_text())["pairs"]
-    assert pairs[:2] == kept
+    assert pairs[:2] == saved
     assert [pair["precision"] for pair in pairs] == ["fp64", "fp64", "fp32", "fp32"]
 
 
-def test_a_check_can_be_of_some_pairs_alone(command: Command, in_empty_folder: Path) -> None:
-    words = {
-        (check._words(made)) for made in check.selected_recipes(("trades", "ccat", "rr", "fp32"))
+def test_only_selects_the_compared_pairs(command: Command, in_empty_folder: Path) -> None:
+    selected = check.selected_recipes(("trades", "ccat", "rr", "fp32"))
+    assert {check._names(recipe) for recipe in selected} == {
+        ("trades", "rr", "fp32"),
+        ("ccat", "rr", "fp32"),
     }
-    assert words == {("trades", "rr", "fp32"), ("ccat", "rr", "fp32")}
-    assert len(check.selected_recipes(())) == len(check.recipes("fp32")) + len(
-        check.recipes("fp64")
-    )
+    everything = [*check.recipes("fp32"), *check.recipes("fp64")]
+    assert len(check.selected_recipes(())) == len(everything)
     refused(
         command("bench", "--check", "--only", "trade"),
-        "nothing to compare is called 'trade'; did you mean trades",
+        "no framework, head or precision is called 'trade'; did you mean trades",
     )
     refused(
         command("bench", "--check", "--only", "ccat,snet"),
-        "no frame and head go together as ccat, snet",
+        "no framework and head combine as ccat, snet",
     )
     (in_empty_folder / "other.json").write_text("[]")
     refused(
@@ -190,7 +189,7 @@ def test_a_check_can_be_of_some_pairs_alone(command: Command, in_empty_folder: P
     assert (in_empty_folder / "other.json").read_text() == "[]"
 
 
-def test_other_noise_on_the_device_fails_the_check(
+def test_different_noise_on_the_device_fails_the_check(
     command: Command, one_pair: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert check.noise_is_equal(CPU)
@@ -198,7 +197,7 @@ def test_other_noise_on_the_device_fails_the_check(
     assert command("bench", "--check")[0] == 1
 
 
-def test_a_fast_engine_that_gave_way_proves_nothing() -> None:
+def test_equality_fails_after_a_fallback_or_a_large_distance() -> None:
     same = check.Equality("framework", "head", "fp64", 0.0, 1e-9, 0.0, 1e-9, captured=True)
     assert same.holds
     assert not replace(same, failure="no compiler").holds
@@ -207,19 +206,19 @@ def test_a_fast_engine_that_gave_way_proves_nothing() -> None:
     assert not replace(same, distance_in_one_step=2e-9).holds
 
 
-def line(what: str, **other: Any) -> dict[str, Any]:
+def speed_row(what: str, **changes: Any) -> dict[str, Any]:
     return {"what": what, "batch_size": 128, "crafting": "eval", "precision": "bf16",
             "step_ms": 15.0, "epoch_s": 5.9, "images_per_s": 8533.3, "share_of_peak": 0.273,
-            "memory_gib": 1.04, "prepare_s": 41.0, **other}  # fmt: skip
+            "memory_gib": 1.04, "prepare_s": 41.0, **changes}  # fmt: skip
 
 
-def test_every_measurement_is_shown(
+def test_the_printed_report_shows_every_measurement(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     report = {
         "machine": {"device": "Some GPU", "torch": "2.0"},
-        "lines": [line("fast"), line("eager loop", share_of_peak=None, memory_gib=None)],
+        "lines": [speed_row("fast"), speed_row("eager loop", share_of_peak=None, memory_gib=None)],
         "head": {
             "eval": {
                 "share": 0.0071,
@@ -228,7 +227,7 @@ def test_every_measurement_is_shown(
                 "kernels": {
                     "gemm": {"launches": 3.0, "ms": 0.05},
                     "mean": {"launches": -1.0, "ms": -0.008},
-                    "fprop": {"launches": 0.0, "ms": 0.3},  # as many: it took longer by chance
+                    "fprop": {"launches": 0.0, "ms": 0.3},  # equal launches: not the head's
                 },
             },
             "train": {"share": 0.01, "ms": [14.14], "ms_without": [14.0], "kernels": {}},
@@ -254,23 +253,23 @@ def test_every_measurement_is_shown(
     ]
     show_speed(report)
     out = " ".join(capsys.readouterr().out.split())
-    for words in ("Some GPU, torch 2.0", "eager loop", "+0.71%", "PGD-100 on 10,000 images"):
-        assert words in out
+    for text in ("Some GPU, torch 2.0", "eager loop", "+0.71%", "PGD-100 on 10,000 images"):
+        assert text in out
 
 
-def test_kernels_are_told_apart() -> None:
-    named = {
+def test_kernels_are_grouped_by_name() -> None:
+    kinds = {
         "sm90_xmma_fprop_implicit_gemm_bf16": "convolutions",
         "triton_red_fused_native_batch_norm": "batch norm",
         "multi_tensor_apply_kernel<FusedSgdMathFunctor>": "optimiser, averaging",
         "multi_tensor_apply_kernel<CopyFunctor>": "copies",
         "nothing known": "other",
     }
-    for name, kind in named.items():
+    for name, kind in kinds.items():
         assert _kind(name).startswith(kind)
 
 
-def test_time_goes_to_kernels_and_to_what_is_between_them() -> None:
+def test_time_is_split_into_kinds_of_kernels_and_idle_time() -> None:
     kernels = {"fprop": KernelTime(2, 6.0), "dgrad": KernelTime(1, 3.0), "odd": KernelTime(1, 0.5)}
     assert time_by_kind(kernels, 0.010) == {
         "convolutions and matrix products": 9.0, "other": 0.5, "between kernels": 0.5,
@@ -280,25 +279,25 @@ def test_time_goes_to_kernels_and_to_what_is_between_them() -> None:
         "fprop": KernelTime(2, 6.0005),
         "odd": KernelTime(0, 0.0),
     }
-    assert added(longer, kernels) == {
+    assert kernel_difference(longer, kernels) == {
         "gemm": KernelTime(3, 0.06), "odd": KernelTime(-1, -0.5), "dgrad": KernelTime(-1, -3.0),
     }  # fmt: skip
 
 
-def test_what_a_head_costs_is_the_middle_of_all_recordings(
+def test_the_overhead_of_a_head_is_the_median_over_captures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of one recipe's 10, 11, 30 ms and the other's 10, 10, 9; single turns may be slow."""
-    made = recipe("digits-pgdat-rr")
-    bare = recipe("digits-pgdat")
-    ms = {made: iter([10.0, 11.0, 30.0]), bare: iter([10.0, 10.0, 9.0])}
-    bench = speed.Bench(made, CPU, steps=10)
-    monkeypatch.setattr(bench, "_prepared", lambda each: (next(ms[each]), 0.0))
-    slow = iter([5.0, *[1.0] * 17])
-    monkeypatch.setattr(bench, "_step_seconds", lambda steps: steps * next(slow) / 1000)
-    seen = iter([{"gemm": KernelTime(3, 0.5)}, {"gemm": KernelTime(1, 0.25)}])
-    monkeypatch.setattr(speed, "kernels_of", lambda action: next(seen))
-    cost = bench.overhead(made, bare)
+    """Captures take 10, 11, 30 ms with the head and 10, 10, 9 without; one turn is slow."""
+    with_head = recipe("digits-pgdat-rr")
+    without_head = recipe("digits-pgdat")
+    ms = {with_head: iter([10.0, 11.0, 30.0]), without_head: iter([10.0, 10.0, 9.0])}
+    bench = speed.Bench(with_head, CPU, steps=10)
+    monkeypatch.setattr(bench, "_prepare", lambda recipe: (next(ms[recipe]), 0.0))
+    slowdown = iter([5.0, *[1.0] * 17])
+    monkeypatch.setattr(bench, "_step_seconds", lambda steps: steps * next(slowdown) / 1000)
+    profiles = iter([{"gemm": KernelTime(3, 0.5)}, {"gemm": KernelTime(1, 0.25)}])
+    monkeypatch.setattr(speed, "kernels_of", lambda action: next(profiles))
+    cost = bench.overhead(with_head, without_head)
     assert cost["share"] == pytest.approx(0.1)
     assert cost["ms"] == pytest.approx([10, 11, 30])
     assert cost["ms_without"] == pytest.approx([10, 10, 9])

@@ -1,4 +1,4 @@
-"""Our attacks beside other libraries': every pair runs, and the judge is the same for all."""
+"""Peer comparison of attacks: every pair runs and is evaluated by the same rules."""
 
 import importlib
 import json
@@ -41,18 +41,18 @@ def run_here(tiny_run: Run, in_empty_folder: Path) -> Path:
     return Path(shutil.copytree(tiny_run.path, in_empty_folder / "runs" / "tiny"))
 
 
-def brief(evaluator: Evaluator) -> PeerSetup:
-    """A ball in which images break at once, and little work."""
+def short_setup(evaluator: Evaluator) -> PeerSetup:
+    """A large ball, in which attacks succeed at once, and a small budget."""
     cw = CW("L2", searches=2, steps=15, rate=0.05, constant=1.0)
     return replace(ground(evaluator), ball=Linf(0.5), step=0.1, steps=4, queries=20, cw=cw)
 
 
 def test_every_pair_runs(libraries: None, tiny_source: Evaluator) -> None:
-    images, said = tiny_source.images(AttackOptions(n=4)), list[str]()
-    report = compare_attacks(tiny_source, images, PAIRS, brief(tiny_source), said.append)
+    images, log = tiny_source.images(AttackOptions(n=4)), list[str]()
+    report = compare_attacks(tiny_source, images, PAIRS, short_setup(tiny_source), log.append)
     expected = [(name, by) for name, pair in PAIRS.items() for by in (OURS, *pair.peers)]
     assert [(line["attack"], line["by"]) for line in report["lines"]] == expected
-    assert len(said) == len(expected)
+    assert len(log) == len(expected)
     assert report["missing"] == []
     assert set(report["libraries"]) == set(LIBRARIES)
     assert {"device", "torch", "code", "threads"} <= report["machine"].keys()
@@ -68,126 +68,128 @@ def test_every_pair_runs(libraries: None, tiny_source: Evaluator) -> None:
             assert line["distance"] is None
         if line["by"] == OURS:
             assert (line["differ"], line["times_ours"]) == (0, 1)
-    near = [line for line in report["lines"] if line["attack"] == "cw-l2"]
-    assert all(line["distance"] > 0 and line["distance_ours"] > 0 for line in near)
+    cw = [line for line in report["lines"] if line["attack"] == "cw-l2"]
+    assert all(line["distance"] > 0 and line["distance_ours"] > 0 for line in cw)
 
 
-def test_members_are_those_of_our_autoattack(tiny_source: Evaluator) -> None:
-    on = ground(tiny_source)
+def test_pairs_use_the_members_of_our_autoattack(tiny_source: Evaluator) -> None:
+    setup = ground(tiny_source)
     for name in ("apgd-ce", "apgd-dlr", "apgd-t", "fab-t", "square"):
-        assert PAIRS[name].ours(on) == AutoAttackEnsemble(on.ball).member(name)
+        assert PAIRS[name].ours(setup) == AutoAttackEnsemble(setup.ball).member(name)
 
 
-def test_as_it_comes_nothing_is_made_easier(
+def test_as_it_comes_uses_default_batches_and_trainable_weights(
     tiny_source: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran: list[tuple[dict[str, int], set[bool]]] = []
+    calls: list[tuple[dict[str, int], set[bool]]] = []
 
-    class Theirs:
-        def __init__(self, net: torch.nn.Module, **asked: object) -> None:
+    class FakeAutoAttack:
+        def __init__(self, net: torch.nn.Module, **options: object) -> None:
             self.net = net
             self.apgd = self.fab = self.apgd_targeted = self.square = SimpleNamespace()
 
         def run_standard_evaluation(self, x: Tensor, y: Tensor, **batches: int) -> tuple[Tensor]:
-            ran.append((batches, {weight.requires_grad for weight in self.net.parameters()}))
+            calls.append((batches, {weight.requires_grad for weight in self.net.parameters()}))
             return (x,)
 
-    monkeypatch.setattr(peer_adapters, "library", lambda name: SimpleNamespace(AutoAttack=Theirs))
-    on, images = ground(tiny_source), tiny_source.images(AttackOptions(n=4))
+    monkeypatch.setattr(
+        peer_adapters, "library", lambda name: SimpleNamespace(AutoAttack=FakeAutoAttack)
+    )
+    setup, images = ground(tiny_source), tiny_source.images(AttackOptions(n=4))
     for adapter in PAIRS["autoattack"].peers.values():
-        adapter(on)(*images.batch(slice(None)), 512)
-    assert ran == [({"batch_size": 512}, {False}), ({}, {True})]
+        adapter(setup)(*images.batch(slice(None)), 512)
+    assert calls == [({"batch_size": 512}, {False}), ({}, {True})]
 
 
-def test_a_missing_library_is_said_and_the_rest_goes_on(
+def test_a_missing_library_is_named_and_skipped(
     libraries: None, command: Command, run_here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, place = importlib.import_module, "demur.bench.peer_adapters.import_module"
+    original, target = importlib.import_module, "demur.bench.peer_adapters.import_module"
 
     def without_foolbox(name: str) -> Any:
         if name == "foolbox":
             raise ImportError(name)
-        return found(name)
+        return original(name)
 
-    monkeypatch.setattr(place, without_foolbox)
-    words = ("bench", "attacks", "tiny", "--n", "6", "--only", "pgd-10", "-o", "out.json")
-    code, out, err = command(*words)
+    monkeypatch.setattr(target, without_foolbox)
+    arguments = ("bench", "attacks", "tiny", "--n", "6", "--only", "pgd-10", "-o", "out.json")
+    code, out, err = command(*arguments)
     assert code == 0, err
-    assert "foolbox is left out, it is not installed: pip install foolbox" in out
+    assert "foolbox is not installed and left out: pip install foolbox" in out
     report = json.loads(Path("out.json").read_text())
     assert [line["by"] for line in report["lines"]] == [OURS, "torchattacks"]
     assert (report["n"], report["run"]) == (6, "tiny")
-    monkeypatch.setattr(place, lambda name: without_foolbox("foolbox"))
-    code, out, err = command(*words[:-2], "--json")
+    monkeypatch.setattr(target, lambda name: without_foolbox("foolbox"))
+    code, out, err = command(*arguments[:-2], "--json")
     assert code == 0, err
     assert [line["by"] for line in json.loads(out)["lines"]] == [OURS]
     assert len(json.loads(out)["missing"]) == 2
 
 
-def test_wrong_requests_are_refused(command: Command, run_here: Path) -> None:
-    for words, sentence in (
-        (("tiny", "--only", "pgd-11"), "no attack to compare is called 'pgd-11'; did you mean"),
+def test_wrong_arguments_are_one_sentence(command: Command, run_here: Path) -> None:
+    for arguments, sentence in (
+        (("tiny", "--only", "pgd-11"), "there is no attack 'pgd-11' to compare; did you mean"),
         (("tinny",), "there is no run 'tinny'"),
         (("tiny", "--n", "0"), "asked for 0 images"),
     ):
-        code, out, err = command("bench", "attacks", *words)
+        code, out, err = command("bench", "attacks", *arguments)
         assert (code, out) == (2, "")
         assert sentence in " ".join(err.split())
     assert command("bench", "attacks")[0] == 2
 
 
-def test_both_benches_have_help_and_speed_need_not_be_named(command: Command) -> None:
+def test_bench_commands_have_help_and_speed_is_the_default(command: Command) -> None:
     code, out, _ = command("bench", "attacks", "--help")
     assert code == 0
     assert "Example: demur bench attacks digits-pgdat-rr" in " ".join(out.split())
-    for words in (("--help",), ("speed", "--help")):
-        code, out, _ = command("bench", *words)
+    for arguments in (("--help",), ("speed", "--help")):
+        code, out, _ = command("bench", *arguments)
         assert code == 0
         assert "--check" in out
         assert "demur bench attacks RUN" in out
 
 
-class Doubter(torch.nn.Module):
-    """Answers 1 where an image is bright."""
+class BrightnessNet(torch.nn.Module):
+    """Predicts class 1 for bright images."""
 
     def forward(self, x: Tensor) -> Tensor:
         bright = x.mean((1, 2, 3)) - 0.5
         return torch.stack((-bright, bright), 1)
 
 
-def test_what_left_the_ball_is_not_broken(tiny_source: Evaluator) -> None:
+def test_images_outside_the_ball_are_not_broken(tiny_source: Evaluator) -> None:
     images = tiny_source.images(AttackOptions(n=4))
     x, y = images.batch(slice(None))
-    right = prediction(tiny_source.net(x)) == y
-    assert right.all(), "these four are easy"
-    broken = PGD(Linf(0.5), steps=10)(tiny_source.net, x, y)
-    far = float((broken - x).abs().amax())
+    correct = prediction(tiny_source.net(x)) == y
+    assert correct.all(), "these four are classified correctly"
+    x_adv = PGD(Linf(0.5), steps=10)(tiny_source.net, x, y)
+    radius = float((x_adv - x).abs().amax())
     for eps, distance, left, outside in (
-        (far, None, 0, 0), (1e-4, None, 4, 4), (1e-4, "Linf", 4, 0), (1e-4, "squared L2", 0, 0),
+        (radius, None, 0, 0), (1e-4, None, 4, 4), (1e-4, "Linf", 4, 0), (1e-4, "squared L2", 0, 0),
     ):  # fmt: skip
-        judge = PeerEvaluator(tiny_source.net, images, right, Linf(eps), distance)  # type: ignore[arg-type]
-        made = judge.made(broken, 1.0, None)
-        assert made.wrong.all()
-        assert int((~made.broken).sum()) == left
-        assert int(made.outside.sum()) == outside
-        theirs, ours = judge.distances(made, made)
+        evaluator = PeerEvaluator(tiny_source.net, images, correct, Linf(eps), distance)  # type: ignore[arg-type]
+        result = evaluator.evaluate(x_adv, 1.0, None)
+        assert result.wrong.all()
+        assert int((~result.broken).sum()) == left
+        assert int(result.outside.sum()) == outside
+        theirs, ours = evaluator.distances(result, result)
         assert theirs == ours
         assert (theirs is None) == (distance is None)
-    beyond = judge.made(broken + 2, 1.0, None)
-    assert beyond.outside.all()
-    assert not beyond.broken.any()
+    out_of_range = evaluator.evaluate(x_adv + 2, 1.0, None)
+    assert out_of_range.outside.all()
+    assert not out_of_range.broken.any()
 
 
-def test_a_failure_that_foolbox_paints_black_is_no_success(libraries: None) -> None:
-    on = PeerSetup(Doubter().eval(), Linf(0.1), 0.02, classes=2)
+def test_black_images_of_failed_foolbox_attacks_become_clean_images(libraries: None) -> None:
+    setup = PeerSetup(BrightnessNet().eval(), Linf(0.1), 0.02, classes=2)
     x, y = torch.rand(3, 1, 4, 4), torch.zeros(3, dtype=torch.int64)
-    black = peer_adapters._by_foolbox(
-        on, lambda model, x, y, epsilons: (x, torch.zeros_like(x)), None
+    craft = peer_adapters._by_foolbox(
+        setup, lambda model, x, y, epsilons: (x, torch.zeros_like(x)), None
     )
-    assert torch.equal(black(x, y, 2), x)
+    assert torch.equal(craft(x, y, 2), x)
 
 
-def test_other_libraries_draw_the_same_numbers_and_leave_ours() -> None:
+def test_seeded_repeats_draws_and_restores_the_global_generator() -> None:
     before = torch.get_rng_state()
     draws = []
     for _ in range(2):
@@ -197,35 +199,35 @@ def test_other_libraries_draw_the_same_numbers_and_leave_ours() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def line(by: str, **changes: object) -> dict[str, Any]:
+def peer_row(by: str, **changes: object) -> dict[str, Any]:
     return {
         "attack": "fab", "by": by, "right": 10, "seconds": 2.0, "ready_s": None, "times_ours": 2.0,
         "largest": 0.2, "outside": 0, "differ": 0, "distance": 0.1, "distance_ours": 0.1,
     } | changes  # fmt: skip
 
 
-def test_a_weaker_attack_of_ours_is_said() -> None:
-    same = {"lines": [line(OURS), line("foolbox")], "missing": ["gone"], "notes": ["note"]}
+def test_the_report_names_attacks_of_ours_that_are_weaker() -> None:
+    same = {"lines": [peer_row(OURS), peer_row("foolbox")], "missing": ["gone"], "notes": ["note"]}
     assert weaker(same) == []
-    none, *rest = sentences(same)
-    assert none.startswith("none of ours leaves more than 1 image more right")
+    verdict, *rest = sentences(same)
+    assert verdict.startswith("none of ours leaves more than 1 image more right")
     assert rest == ["gone", "note"]
-    worse = {"lines": [line(OURS, right=12), line("foolbox", distance_ours=0.11)]}
+    worse = {"lines": [peer_row(OURS, right=12), peer_row("foolbox", distance_ours=0.11)]}
     assert weaker(worse) == [
         "fab leaves 2 images more right than foolbox's",
         "fab goes 10.0% further than foolbox's",
     ]
-    assert cells(line(OURS, ready_s=1.0, outside=3)) == (
+    assert cells(peer_row(OURS, ready_s=1.0, outside=3)) == (
         "fab", OURS, "10", "", "2.0", "1.0", "", "0.2000, 3 outside", "0.1000", "",
     )  # fmt: skip
 
 
-def test_a_plain_twin_answers_alike_with_none_of_our_layers(tiny_net: RejectingNet) -> None:
-    twin = plain_copy(tiny_net)
-    kinds = {type(module) for module in twin.modules() if isinstance(module, torch.nn.Conv2d)}
+def test_a_plain_copy_has_the_same_output_with_torch_convolutions(tiny_net: RejectingNet) -> None:
+    plain = plain_copy(tiny_net)
+    kinds = {type(module) for module in plain.modules() if isinstance(module, torch.nn.Conv2d)}
     assert kinds == {torch.nn.Conv2d}
     assert {type(m) for m in tiny_net.modules() if isinstance(m, torch.nn.Conv2d)} != kinds
     x = torch.rand(5, *tiny_net.domain.shape)
-    for ours, theirs in zip(tiny_net(x), twin(x), strict=True):
+    for ours, theirs in zip(tiny_net(x), plain(x), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
-    assert not any(parameter.requires_grad for parameter in twin.parameters())
+    assert not any(parameter.requires_grad for parameter in plain.parameters())

@@ -1,4 +1,4 @@
-"""Data sets and their splits; augmentation."""
+"""Data sets, their splits and augmentation."""
 
 from pathlib import Path
 
@@ -16,17 +16,17 @@ INDEX = torch.arange(6)
 
 
 @pytest.mark.parametrize("kind", DATASETS)
-def test_contract_of_every_data_set(
+def test_every_data_set_meets_the_interface(
     kind: type[Dataset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sets that come as files are read from small ones; test_cifar.py looks at the real ones."""
+    """CIFAR is read from small files; test_cifar.py tests the real ones."""
     if issubclass(kind, Cifar):
         use_small_set(kind, monkeypatch, tmp_path)
     data = kind()
     splits = data.load(tmp_path)
     assert tuple(splits) == SPLITS
-    places = torch.cat([split.index for split in splits.values()])
-    assert len(places.unique()) == len(places), "splits share images"
+    index = torch.cat([split.index for split in splits.values()])
+    assert len(index.unique()) == len(index), "splits share images"
     for split in splits.values():
         x, y = split.batch(slice(None))
         check_batch(x, y, data.domain.classes)
@@ -59,22 +59,22 @@ def test_digits_are_scikit_learns() -> None:
     assert np.array_equal(y, bundle.target[split.index])
 
 
-def test_digits_are_found_where_the_library_keeps_them_elsewhere(
+def test_digits_load_through_scikit_learn_if_its_file_moved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    usual = Digits().load()
+    expected = Digits().load()
     monkeypatch.setattr(digits, "find_spec", lambda name: None)
     for name, split in Digits().load().items():
-        assert split.digest() == usual[name].digest()
+        assert split.digest() == expected[name].digest()
 
 
 def test_splits_are_frozen() -> None:
-    """Old runs and records were made with these images; they may never change."""
+    """Stored runs and records refer to these images, so they must never change."""
     found = {name: split.digest()[:8] for name, split in Digits().load().items()}
     assert found == GOLDEN
 
 
-def test_first_cuts_and_refuses() -> None:
+def test_first_returns_the_first_images_and_rejects_impossible_counts() -> None:
     test = Digits().load()["test"]
     assert len(test.first(7)) == 7
     assert torch.equal(test.first(7).index, test.index[:7])
@@ -87,7 +87,7 @@ def test_every_augmentation_is_covered() -> None:
     assert set(AUGMENTS) == {NoAugment, CropFlip}
 
 
-def test_unchanged() -> None:
+def test_no_augmentation_returns_the_same_images() -> None:
     x = torch.rand(6, 1, 8, 8)
     assert NoAugment()(x, 0, INDEX, 0) is x
 
@@ -97,8 +97,8 @@ def test_crop_moves_the_image_by_at_most_pad_and_fills_with_zero() -> None:
     x[:, :, 4, 4] = 1
     index = torch.arange(500)
     moved = CropFlip(pad=2, flip=False)(x, 0, index, 0)
-    places = moved.flatten(1).argmax(1)
-    offsets = torch.stack([places // 9 - 4, places % 9 - 4], 1)
+    pixel = moved.flatten(1).argmax(1)
+    offsets = torch.stack([pixel // 9 - 4, pixel % 9 - 4], 1)
     assert offsets.abs().max() == 2
     assert len(offsets.unique(dim=0)) == 25
     assert torch.equal(moved.sum((1, 2, 3)), torch.ones(500))
@@ -122,15 +122,10 @@ def test_reflect_fill_has_no_black_border() -> None:
 
 def test_augmentation_is_seeded_per_image() -> None:
     x, augment = torch.rand(6, 1, 8, 8), CropFlip(pad=2)
-    whole = augment(x, 3, INDEX, 1)
-    assert torch.equal(whole, augment(x, 3, INDEX, 1))
-    assert torch.equal(whole[2:4], augment(x[2:4], 3, INDEX[2:4], 1))
-    assert not torch.equal(whole, augment(x, 3, INDEX, 2))
+    augmented = augment(x, 3, INDEX, 1)
+    assert torch.equal(augmented, augment(x, 3, INDEX, 1))
+    assert torch.equal(augmented[2:4], augment(x[2:4], 3, INDEX[2:4], 1))
+    assert not torch.equal(augmented, augment(x, 3, INDEX, 2))
 
 
-GOLDEN: dict[str, str] = {
-    "fit": "ab98c94b",
-    "val": "749b9899",
-    "cal": "fd1b77e2",
-    "test": "86ec42e5",
-}
+GOLDEN = {"fit": "ab98c94b", "val": "749b9899", "cal": "fd1b77e2", "test": "86ec42e5"}

@@ -1,4 +1,4 @@
-"""The ensemble against refusals beside simpler searches, counted and drawn."""
+"""Peer comparison of RejectAutoAttack with simpler attacks: queries, curves, resuming."""
 
 import json
 from dataclasses import replace
@@ -16,8 +16,8 @@ from demur.bench.peer_rejection import (
     Budget,
     CountingModel,
     OrthogonalPGD,
+    _criterion,
     _curve,
-    _rule,
     compare_rejection_attacks,
     rules_by_name,
 )
@@ -38,7 +38,7 @@ from tests.linear import LinearNet, centred_images
 from tests.test_cli import refused
 
 
-def test_looks_are_counted() -> None:
+def test_gradient_queries_are_counted() -> None:
     net = CountingModel(LinearNet())
     x, y = centred_images(6), torch.zeros(6, dtype=torch.long)
     net(x)
@@ -50,29 +50,29 @@ def test_looks_are_counted() -> None:
     assert net.queries == pytest.approx(10)
 
 
-def test_orthogonal_pgd_gets_through_where_there_is_room() -> None:
+def test_orthogonal_pgd_finds_accepted_errors() -> None:
     net, x = LinearNet(1), centred_images(20, 1)
-    y = (prediction(net(x)) + 1) % 4  # wrong from the start, and to be accepted
+    y = (prediction(net(x)) + 1) % 4  # misclassified from the start, rejected
     rule = AcceptedError(Rectifier(), net(x).aux.max().sigmoid().item() + 0.05)
     assert not rule(net(x), y).any()
     assert rule(net(OrthogonalPGD(Linf(0.2), rule)(net, x, y)), y).float().mean() > 0.7
 
 
 @pytest.fixture
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every attack with few steps."""
-    whole = RejectAutoAttackEnsemble.members
+    original = RejectAutoAttackEnsemble.members
 
     def members(self: RejectAutoAttackEnsemble) -> dict[str, Attack]:
-        found = whole(self)
-        return {name: replace(found[name], steps=8) for name in ("product", "balanced")}  # type: ignore[call-arg]
+        attacks = original(self)
+        return {name: replace(attacks[name], steps=8) for name in ("product", "balanced")}  # type: ignore[call-arg]
 
     monkeypatch.setattr(RejectAutoAttackEnsemble, "members", members)
     monkeypatch.setattr(peer_rejection, "STEPS", 8)
 
 
-@pytest.mark.usefixtures("brief")
-def test_the_report_says_what_slipped_and_what_it_cost(own_source: Evaluator) -> None:
+@pytest.mark.usefixtures("few_steps")
+def test_the_report_has_accepted_errors_and_queries(own_source: Evaluator) -> None:
     images = own_source.images(AttackOptions(n=40))
     rules: dict[str, Rejector] = {"Con": Con(), "Con+R-Con": Coupled()}
     report = compare_rejection_attacks(
@@ -82,141 +82,137 @@ def test_the_report_says_what_slipped_and_what_it_cost(own_source: Evaluator) ->
     for name in rules:
         curves = report["rules"][name]["curves"]
         for curve in curves.values():
-            looks, slips = zip(*curve, strict=True)
-            assert list(looks) == sorted(looks)
-            assert list(slips) == sorted(slips)
-            assert slips[-1] < 40
+            queries, errors = zip(*curve, strict=True)
+            assert list(queries) == sorted(queries)
+            assert list(errors) == sorted(errors)
+            assert errors[-1] < 40
         assert len(curves["reject-autoattack"]) == 2
         assert curves["reject-autoattack"][-1][1] > 0
         assert curves["product PGD"][-1][0] >= 2 * curves["reject-autoattack"][-1][0]
     assert b"<svg" in peer_rejection_svg(report)
 
 
-@pytest.mark.usefixtures("brief")
-def test_a_report_goes_on_where_it_was_stopped(
+@pytest.mark.usefixtures("few_steps")
+def test_an_interrupted_report_resumes(
     own_source: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images, budget = own_source.images(AttackOptions(n=10)), Budget("fast", 0.5)
-    kept: list[str] = []
-    reports = Reports(lambda report: kept.append(json.dumps(report)))
+    saved: list[str] = []
+    reports = Reports(lambda report: saved.append(json.dumps(report)))
 
-    def made(rules: dict[str, Rejector], reports: Reports, n: int = 10) -> dict[str, Any]:
-        ball, some = Linf(0.15), images.first(n)
+    def compare(rules: dict[str, Rejector], reports: Reports, n: int = 10) -> dict[str, Any]:
+        ball, first = Linf(0.15), images.first(n)
         return compare_rejection_attacks(
-            own_source, some, ball, rules, budget, lambda _: None, reports
+            own_source, first, ball, rules, budget, lambda _: None, reports
         )
 
-    made({"Con": Con()}, reports)
-    (first,) = map(json.loads, kept)
-    whole = made({"Con": Con(), "R-Con": RCon()}, Reports(earlier=first))
-    assert list(whole["rules"]) == ["Con", "R-Con"]
-    assert whole["rules"]["Con"] == first["rules"]["Con"]
+    compare({"Con": Con()}, reports)
+    (first,) = map(json.loads, saved)
+    resumed = compare({"Con": Con(), "R-Con": RCon()}, Reports(earlier=first))
+    assert list(resumed["rules"]) == ["Con", "R-Con"]
+    assert resumed["rules"]["Con"] == first["rules"]["Con"]
     monkeypatch.setattr(peer_rejection, "_curve", lambda *args: [(1.0, 0)])
-    assert made({"Con": Con()}, Reports(earlier=first))["rules"] == first["rules"]
-    with pytest.raises(BadInput, match="of another n, and is not overwritten; name another file"):
-        made({"Con": Con()}, Reports(earlier=first), n=5)
+    assert compare({"Con": Con()}, Reports(earlier=first))["rules"] == first["rules"]
+    with pytest.raises(BadInput, match="has another n and is not overwritten; name another file"):
+        compare({"Con": Con()}, Reports(earlier=first), n=5)
     changed = first | {"machine": first["machine"] | {"code": "other"}}
-    with pytest.raises(BadInput, match="of another code, and is not overwritten"):
-        made({"Con": Con()}, Reports(earlier=changed))
+    with pytest.raises(BadInput, match="has another code and is not overwritten"):
+        compare({"Con": Con()}, Reports(earlier=changed))
 
 
-@pytest.mark.usefixtures("brief")
-def test_what_the_report_counts_is_what_slips(own_source: Evaluator) -> None:
+@pytest.mark.usefixtures("few_steps")
+def test_the_reported_counts_are_the_accepted_errors(own_source: Evaluator) -> None:
     images = own_source.images(AttackOptions(n=40))
-    rule = _rule(own_source, Con(), 40)
+    rule = _criterion(own_source, Con(), 40)
     chain = RejectAutoAttackEnsemble(Linf(0.15), rule, version="fast").chain()
     curve = _curve(own_source, images, rule, iter(chain.attacks), None)
     x, y = images.batch(slice(None))
     x_adv = x
-    for place, attack in enumerate(chain.attacks):
-        whole = ~rule(own_source.net(x_adv), y)
-        on = AttackBatch(own_source.net, x[whole], y[whole], images.index[whole], None)
+    for member, attack in enumerate(chain.attacks):
+        left = ~rule(own_source.net(x_adv), y)
+        batch = AttackBatch(own_source.net, x[left], y[left], images.index[left], None)
         x_adv = x_adv.clone()
-        x_adv[whole] = Chain((attack,), rule).run(on, place)
-        assert curve[place][1] == int(rule(own_source.net(x_adv), y).sum())
+        x_adv[left] = Chain((attack,), rule).run(batch, member)
+        assert curve[member][1] == int(rule(own_source.net(x_adv), y).sum())
 
 
-@pytest.mark.usefixtures("brief")
-def test_a_radius_may_be_named(own_source: Evaluator, command: Command) -> None:
-    words = ("bench", "rejection", str(own_source.run.path), "--n", "6", "--only", "Con")
-    code, out, err = command(*words, "--times", "0", "--eps", "16/255", "--json")
+@pytest.mark.usefixtures("few_steps")
+def test_eps_sets_the_radius(own_source: Evaluator, command: Command) -> None:
+    arguments = ("bench", "rejection", str(own_source.run.path), "--n", "6", "--only", "Con")
+    code, out, err = command(*arguments, "--times", "0", "--eps", "16/255", "--json")
     assert code == 0, err
     assert json.loads(out)["ball"] == "Linf(16/255)"
     for eps in ("-1", "far"):
-        code, out, err = command(*words, "--eps", eps)
+        code, out, err = command(*arguments, "--eps", eps)
         assert (code, out) == (2, "")
         assert len(err.strip().splitlines()) == 1
 
 
-def test_wrong_words_are_answered(own_source: Evaluator, command: Command) -> None:
-    words = ("bench", "rejection", str(own_source.run.path))
-    refused(command(*words, "--only", "Con,Kon"), "the run has no rule called 'Kon'", "mean Con")
-    refused(command(*words, "--version", "slow"), "standard or fast")
+def test_wrong_arguments_are_one_sentence(own_source: Evaluator, command: Command) -> None:
+    arguments = ("bench", "rejection", str(own_source.run.path))
+    refused(command(*arguments, "--only", "Con,Kon"), "the run has no rejector 'Kon'", "mean Con")
+    refused(command(*arguments, "--version", "slow"), "standard or fast")
 
 
-# ------------------------------------------------------------------ which rules a net has
+# ------------------------------------------------------------------ rejectors of a net
 
 
-def test_the_rules_are_those_of_the_head() -> None:
-    def usual(name: str, *changes: str) -> list[str]:
+def test_default_rejectors_follow_the_head() -> None:
+    def default(name: str, *changes: str) -> list[str]:
         return list(rules_by_name((), recipe(name, changes)))
 
     product = ["Con", "R-Con", "Con+R-Con", "Energy", "GDA"]
-    assert usual("digits-pgdat-rr") == product
+    assert default("digits-pgdat-rr") == product
     assert rules_by_name(product, recipe("digits-pgdat-rr"))["Con+R-Con"] == Coupled()
-    assert usual("digits-pgdat") == ["Con", "Energy", "GDA"]
-    assert usual("digits-pgdat-rr", "head.construction=con")[:2] == ["Con", "Con (trained)"]
+    assert default("digits-pgdat") == ["Con", "Energy", "GDA"]
+    assert default("digits-pgdat-rr", "head.construction=con")[:2] == ["Con", "Con (trained)"]
     assert rules_by_name(["R-Con"], recipe("digits-pgdat-rr", ["head.tau=2"])) == {
         "R-Con": RCon(2.0)
     }
     for head, own in [("SNet", "SNet"), ("ATRO", "ATRO"), ("CARL", "CARL"), ("EBD", "Energy")]:
-        made = replace(
-            recipe("digits-pgdat"), method=Method(PGDAT(), read(f"{head}()", VOCABULARY))
+        method = Method(PGDAT(), read(f"{head}()", VOCABULARY))
+        with_head = replace(recipe("digits-pgdat"), method=method)
+        assert own in rules_by_name((), with_head)
+        assert list(rules_by_name((), with_head)) == list(
+            dict.fromkeys(("Con", own, "Energy", "GDA"))
         )
-        assert own in rules_by_name((), made)
-        assert list(rules_by_name((), made)) == list(dict.fromkeys(("Con", own, "Energy", "GDA")))
         for name in ("R-Con", "Con+R-Con", "A"):
-            with pytest.raises(BadInput, match="the run has no rule called"):
-                rules_by_name(["Con", name], made)
+            with pytest.raises(BadInput, match="the run has no rejector"):
+                rules_by_name(["Con", name], with_head)
 
 
-def test_rules_are_checked_before_any_work(
+def test_all_rejectors_are_fitted_before_the_first_attack(
     own_source: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_few(self: GDA, *given: object) -> None:
         raise TooFewImages("too few images of class 3")
 
     monkeypatch.setattr(GDA, "fit", too_few)
-    monkeypatch.setattr(peer_rejection, "_curve", lambda *args: pytest.fail("an attack was made"))
+    monkeypatch.setattr(peer_rejection, "_curve", lambda *args: pytest.fail("an attack ran"))
     rules: dict[str, Rejector] = {"Con": Con(), "GDA": GDA()}
     with pytest.raises(TooFewImages):
-        compare_rejection_attacks(
-            own_source,
-            own_source.images(AttackOptions(n=5)),
-            Linf(0.15),
-            rules,
-            Budget(),
-            lambda _: None,
-        )
+        images = own_source.images(AttackOptions(n=5))
+        compare_rejection_attacks(own_source, images, Linf(0.15), rules, Budget(), lambda _: None)
 
 
 @pytest.mark.parametrize("to", ["--json", "--figure=curves.svg"])
-def test_a_rule_that_fails_leaves_what_the_others_found(
+def test_a_failing_rejector_does_not_lose_the_results_of_others(
     to: str, own_source: Evaluator, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def curve(
         evaluator: Evaluator, images: Images, rule: AcceptedError, *rest: object
     ) -> list[Any]:
         if rule.rejector != Con():
-            raise BadInput("the sky fell")
+            raise BadInput("an error")
         return [(1.0, 3)]
 
     monkeypatch.setattr(peer_rejection, "_curve", curve)
-    words = ("bench", "rejection", str(own_source.run.path), "--n", "6", "--only", "Con,Energy")
-    code, out, err = command(*words, to, "-o", "kept.json")
+    run = str(own_source.run.path)
+    arguments = ("bench", "rejection", run, "--n", "6", "--only", "Con,Energy")
+    code, out, err = command(*arguments, to, "-o", "report.json")
     assert code == 2
-    assert "the sky fell" in err
-    assert list(json.loads(Path("kept.json").read_text())["rules"]) == ["Con"]
+    assert "an error" in err
+    assert list(json.loads(Path("report.json").read_text())["rules"]) == ["Con"]
     if to == "--json":
         assert list(json.loads(out)["rules"]) == ["Con"]
     else:
@@ -224,9 +220,7 @@ def test_a_rule_that_fails_leaves_what_the_others_found(
         assert Path("curves.svg").is_file()
 
 
-def test_a_picture_never_takes_the_place_of_the_report(
-    own_source: Evaluator, command: Command
-) -> None:
+def test_report_and_figure_need_two_files(own_source: Evaluator, command: Command) -> None:
     run = str(own_source.run.path)
     code, _, err = command("bench", "rejection", run, "-o", "one", "--figure", "./one")
     assert code == 2

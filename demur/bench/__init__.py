@@ -1,1 +1,1 @@
-"""Speed and equality of the engines, measured on the machine at hand."""
+"""Benchmarks on the current machine: speed and equality of the engines, peer comparisons."""

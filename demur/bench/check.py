@@ -1,10 +1,10 @@
-"""Proof that the fast step is the plain step: the same weights after twenty steps.
+"""Check that the fast engine trains the same weights as the plain engine.
 
-In fp64 both agree to rounding. In fp32 a sign of a tiny gradient may turn, and one turned pixel
-moves everything after it; how much is shown by the plain step itself, with another layout or from
-weights that differ by a few roundings. The fast step may stray no more than a few times that, after
-twenty steps and, which is sharper, in each single step from the plain one's weights. Such turns
-are rare, so more and more roundings are tried before a fast step is called different.
+In fp64 both agree to rounding error. In fp32 rounding can flip the sign of a tiny gradient, and one
+changed pixel changes every later step. The tolerance is therefore measured: a few times the
+distance between plain runs that differ by the memory format or by a few ulps in the weights. Both
+the distance after 20 steps and, more strictly, after each single step from equal weights count.
+Sign flips are rare, so the check tries larger perturbations before it reports a difference.
 """
 
 import math
@@ -29,110 +29,111 @@ from demur.recipes import RECIPES, Recipe
 from demur.runs import provenance
 from demur.spec import show
 
-Make = Callable[[Recipe, TrainState, Images], PlainSteps]
+StepsFactory = Callable[[Recipe, TrainState, Images], PlainSteps]
 STEPS = 20
-CLOSE = 1e-9  # of the way the weights went, in fp64
-STRAY = 3.0  # times what roundings alone make of the plain step, in fp32
-LEAST = 1e-3
-NUDGES = 12  # weights moved by 0, 1, ... 11 roundings; other kernels' sums differ by about ten
+FP64_TOLERANCE = 1e-9  # relative to the distance from the initial weights
+FP32_FACTOR = 3.0  # times the distance that rounding causes between plain runs
+LEAST = 1e-3  # the smallest tolerance in fp32
+PERTURBATIONS = 12  # 0, 1, ... 11 ulps; sums by other kernels differ by about ten
 PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32")
-WRAPPED = {"ema": 0.99, "awp": 0.01}  # around the steps of one more recipe
+WRAPPED = {"ema": 0.99, "awp": 0.01}  # wrappers around the steps of one more recipe
 
 
 @dataclass(frozen=True)
 class Equality:
-    """How far two engines end from each other, as a share of the way the weights went."""
+    """Distances between the two engines, relative to the distance from the initial weights."""
 
     framework: str
     head: str
     precision: str
     distance_to_plain: float  # after all steps
-    tolerance: float  # as far as it was needed: no rounding is tried where less is apart
-    distance_in_one_step: float  # after one step, the largest of all
+    tolerance: float  # grows only until it exceeds the distance
+    distance_in_one_step: float  # the largest over all steps
     tolerance_in_one_step: float
-    captured: bool  # whether the step ran as a graph
-    failure: str = ""  # why the fast engine gave way to the plain one, if it did
-    wrapped: str = ""  # what was around the steps, if anything
+    captured: bool  # whether the step ran as a CUDA graph
+    failure: str = ""  # why the fast engine fell back to the plain one, if it did
+    wrapped: str = ""  # wrappers around the steps, if any
 
     @property
     def holds(self) -> bool:
-        """Whether they may be called the same; plain compared with plain proves nothing."""
-        near = (
+        """Whether the engines agree; False after a fallback, which compares plain with plain."""
+        close = (
             self.distance_to_plain <= self.tolerance
             and self.distance_in_one_step <= self.tolerance_in_one_step
         )
-        return near and not self.failure
+        return close and not self.failure
 
 
 def frameworks() -> list[Framework]:
-    """Every frame, with all modes of batch norm and other forms where it has them."""
-    usual = RECIPES["digits-pgdat-rr"].method.framework
-    assert isinstance(usual, PGDAT)
-    modes: list[Framework] = [replace(usual, bn=mode) for mode in get_args(BatchNorm)]
+    """Every framework, PGD-AT in each batch norm mode and CCAT in both forms."""
+    pgdat = RECIPES["digits-pgdat-rr"].method.framework
+    assert isinstance(pgdat, PGDAT)
+    modes: list[Framework] = [replace(pgdat, bn=mode) for mode in get_args(BatchNorm)]
     other_forms = [RECIPES["digits-ccat-reference"].method.framework]
     return [framework() for framework in FRAMEWORKS if framework is not PGDAT] + other_forms + modes
 
 
 def pairs() -> list[Method]:
-    """Every frame with every head that it goes with."""
-    found = []
+    """Every valid combination of a framework and a head."""
+    methods = []
     for framework, head in product(frameworks(), HEADS):
         with suppress(BadInput):
-            found.append(Method(framework, head()))
-    return found
+            methods.append(Method(framework, head()))
+    return methods
 
 
 def recipe_of(method: Method, precision: Precision) -> Recipe:
-    """A short training on the digits by this method."""
+    """A short digits recipe with this method."""
     return replace(RECIPES["digits-pgdat-rr"], method=method, precision=precision)
 
 
 def recipes(precision: Precision) -> list[Recipe]:
-    """Every pair, and the usual one once more with its steps wrapped."""
-    made = [recipe_of(method, precision) for method in pairs()]
-    usual = recipe_of(RECIPES["digits-pgdat-rr"].method, precision)
-    return [*made, replace(usual, **WRAPPED)]  # type: ignore[arg-type]
+    """One recipe per pair, and PGD-AT with RR once more with EMA and AWP."""
+    unwrapped = [recipe_of(method, precision) for method in pairs()]
+    pgdat_rr = recipe_of(RECIPES["digits-pgdat-rr"].method, precision)
+    return [*unwrapped, replace(pgdat_rr, **WRAPPED)]  # type: ignore[arg-type]
 
 
 def equality(recipe: Recipe, device: torch.device, compiler: Compiler) -> Equality:
-    """The fast engine beside the plain one on a recipe."""
+    """Train a recipe with both engines and compare the weights."""
     fit = recipe.data.load()["fit"].to(device)
-    plain, start = _trained(recipe, fit, PlainSteps)
-    refusals: list[str] = []
+    plain, initial = _train(recipe, fit, PlainSteps)
+    failures: list[str] = []
 
     def fast_steps(recipe: Recipe, train_state: TrainState, fit: Images) -> FastSteps:
-        return FastSteps(recipe, train_state, fit, compiler, refusals.append)
+        return FastSteps(recipe, train_state, fit, compiler, failures.append)
 
-    fast, _ = _trained(recipe, fit, fast_steps, channels_last=True)
-    way = distance(plain, start)
-    distance_to_plain, in_one = (
-        distance(plain, fast) / way,
-        _distance_in_one_step(recipe, fit, fast_steps),
-    )
+    fast, _ = _train(recipe, fit, fast_steps, channels_last=True)
+    length = distance(plain, initial)
+    to_plain = distance(plain, fast) / length
+    in_one_step = _distance_in_one_step(recipe, fit, fast_steps)
 
-    def stray(nudge: int) -> float:
-        twin, _ = _trained(recipe, fit, PlainSteps, channels_last=True, nudge=nudge)
-        return distance(plain, twin) / way
+    def perturbed_distance(ulps: int) -> float:
+        perturbed, _ = _train(recipe, fit, PlainSteps, channels_last=True, ulps=ulps)
+        return distance(plain, perturbed) / length
 
-    def stray_in_one(nudge: int) -> float:
-        return _distance_in_one_step(recipe, fit, PlainSteps, nudge)
+    def perturbed_distance_in_one_step(ulps: int) -> float:
+        return _distance_in_one_step(recipe, fit, PlainSteps, ulps)
 
-    exact = recipe.precision == "fp64"
+    tolerance = tolerance_in_one_step = FP64_TOLERANCE
+    if recipe.precision != "fp64":
+        tolerance = _allowed(to_plain, perturbed_distance)
+        tolerance_in_one_step = _allowed(in_one_step, perturbed_distance_in_one_step)
     return Equality(
-        **_about(recipe),
-        distance_to_plain=distance_to_plain, tolerance=CLOSE if exact else _allowed(distance_to_plain, stray),
-        distance_in_one_step=in_one, tolerance_in_one_step=CLOSE if exact else _allowed(in_one, stray_in_one),
-        captured=device.type == "cuda" and not refusals, failure="".join(refusals),
+        **_identity(recipe),
+        distance_to_plain=to_plain, tolerance=tolerance,
+        distance_in_one_step=in_one_step, tolerance_in_one_step=tolerance_in_one_step,
+        captured=device.type == "cuda" and not failures, failure="".join(failures),
     )  # fmt: skip
 
 
-def _allowed(distance_to_plain: float, stray: Callable[[int], float]) -> float:
-    """A few times what roundings make of the plain step, tried while more is apart."""
+def _allowed(measured: float, perturbed_distance: Callable[[int], float]) -> float:
+    """The fp32 tolerance: perturbs the weights more until it exceeds the measured distance."""
     tolerance = LEAST
-    for nudge in range(NUDGES):
-        if distance_to_plain <= tolerance:
+    for ulps in range(PERTURBATIONS):
+        if measured <= tolerance:
             break
-        tolerance = max(tolerance, STRAY * stray(nudge))
+        tolerance = max(tolerance, FP32_FACTOR * perturbed_distance(ulps))
     return tolerance
 
 
@@ -143,9 +144,9 @@ def check(
     only: tuple[str, ...] = (),
     reports: Reports = Reports(),
 ) -> dict[str, Any]:
-    """Every frame with every head, and wrapped steps, in fp64 and fp32, as JSON values.
+    """Compare the engines for every framework and head in fp64 and fp32; return JSON values.
 
-    Pairs that an earlier report of the same code and machine holds are taken from it.
+    Pairs in an earlier report of the same code and machine are not measured again.
     """
     report: dict[str, Any] = {
         "machine": provenance(device),
@@ -156,49 +157,53 @@ def check(
     report["pairs"] = [*(reports.known(report, "pairs") or [])]
     known = {_key(pair) for pair in report["pairs"]}
     for recipe in selected_recipes(only):
-        if _key(_about(recipe)) not in known:
+        if _key(_identity(recipe)) not in known:
             say(f"comparing: {recipe.precision} {show(recipe.method)}")
-            found = equality(recipe, device, compiler)
-            report["pairs"].append(asdict(found) | {"holds": found.holds})
+            result = equality(recipe, device, compiler)
+            report["pairs"].append(asdict(result) | {"holds": result.holds})
             reports.keep(report)
     return report
 
 
 def selected_recipes(only: tuple[str, ...]) -> list[Recipe]:
-    """All recipes to compare, or those of the frames, heads and precisions that are named."""
-    whole = [recipe for precision in PRECISIONS for recipe in recipes(precision)]
-    words = [_words(recipe) for recipe in whole]
+    """The recipes to compare: all, or those of the given frameworks, heads and precisions.
+
+    Raises:
+        BadInput: A name is unknown, or no recipe matches all names.
+    """
+    all_recipes = [recipe for precision in PRECISIONS for recipe in recipes(precision)]
+    names_of = [_names(recipe) for recipe in all_recipes]
     for name in only:
-        if not any(name in each for each in words):
-            known = dict.fromkeys(word for each in words for word in each)
-            raise BadInput(f"nothing to compare is called {name!r}; {suggestion(name, known)}")
-    kinds = [{each[kind] for each in words} & set(only) for kind in range(3)]
-    found = [
+        if not any(name in names for names in names_of):
+            known = dict.fromkeys(known for names in names_of for known in names)
+            raise BadInput(
+                f"no framework, head or precision is called {name!r}; {suggestion(name, known)}"
+            )
+    # a user restricts frameworks, heads or precisions; an empty set restricts nothing
+    wanted = [{names[kind] for names in names_of} & set(only) for kind in range(3)]
+    selected = [
         recipe
-        for recipe, each in zip(whole, words, strict=True)
-        if all(not named or word in named for word, named in zip(each, kinds, strict=True))
+        for recipe, names in zip(all_recipes, names_of, strict=True)
+        if all(not choice or name in choice for name, choice in zip(names, wanted, strict=True))
     ]
-    if not found:
-        raise BadInput(f"no frame and head go together as {', '.join(only)}; name fewer of them")
-    return found
+    if not selected:
+        raise BadInput(f"no framework and head combine as {', '.join(only)}; name fewer of them")
+    return selected
 
 
-def _words(recipe: Recipe) -> tuple[str, str, str]:
-    """Frame, head and precision as a user names them."""
+def _names(recipe: Recipe) -> tuple[str, str, str]:
+    """Framework, head and precision as --only spells them."""
     method = recipe.method
-    return (
-        type(method.framework).__name__.lower(),
-        type(method.head).__name__.lower(),
-        recipe.precision,
-    )
+    framework, head = type(method.framework).__name__, type(method.head).__name__
+    return framework.lower(), head.lower(), recipe.precision
 
 
-def _about(recipe: Recipe) -> dict[str, str]:
-    """What an equality says of the recipe it is about."""
-    around = [f"{name}={value}" for name in WRAPPED if (value := getattr(recipe, name))]
+def _identity(recipe: Recipe) -> dict[str, str]:
+    """The fields of an `Equality` that name its recipe."""
+    wrappers = [f"{name}={value}" for name in WRAPPED if (value := getattr(recipe, name))]
     return {
         "framework": show(recipe.method.framework), "head": show(recipe.method.head),
-        "precision": recipe.precision, "wrapped": " ".join(around),
+        "precision": recipe.precision, "wrapped": " ".join(wrappers),
     }  # fmt: skip
 
 
@@ -207,68 +212,70 @@ def _key(pair: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def noise_is_equal(device: torch.device) -> bool:
-    """Whether the device draws the numbers that the CPU draws."""
+    """Whether the device draws the same random numbers as the CPU."""
     index, seed, stream = torch.tensor([0, 7, 2**40 + 3]), 2**61 + 5, 2**45 + 9
-    here = noise.uniform(seed, index, stream, (3, 700))
-    held = torch.full((1,), stream, dtype=torch.int64, device=device)
-    there = noise.uniform(seed, index.to(device), held, (3, 700))
-    derived = noise.derived(seed, 4, held)
+    on_cpu = noise.uniform(seed, index, stream, (3, 700))
+    device_stream = torch.full((1,), stream, dtype=torch.int64, device=device)
+    on_device = noise.uniform(seed, index.to(device), device_stream, (3, 700))
+    derived = noise.derived(seed, 4, device_stream)
     assert isinstance(derived, Tensor)
-    return torch.equal(here, there.cpu()) and int(derived) == noise.derived(seed, 4, stream)
+    return torch.equal(on_cpu, on_device.cpu()) and int(derived) == noise.derived(seed, 4, stream)
 
 
-def _distance_in_one_step(recipe: Recipe, fit: Images, make: Make, nudge: int = 0) -> float:
-    """The largest distance after one step from the plain step's weights, of its way."""
-    learners = [TrainState(recipe, fit.y.device, last) for last in (False, True)]
-    plain, other = PlainSteps(recipe, learners[0], fit), make(recipe, learners[1], fit)
+def _distance_in_one_step(
+    recipe: Recipe, fit: Images, make_steps: StepsFactory, ulps: int = 0
+) -> float:
+    """The largest distance after one step from equal weights, relative to the plain step."""
+    states = [TrainState(recipe, fit.y.device, last) for last in (False, True)]
+    plain, other = PlainSteps(recipe, states[0], fit), make_steps(recipe, states[1], fit)
     largest = 0.0
     for step in range(STEPS):
         epoch, i = divmod(step, plain.batches)
-        before = {name: value.clone() for name, value in learners[0].tensors().items()}
-        for train_state, steps in zip(learners, (plain, other), strict=True):
+        before = {name: value.clone() for name, value in states[0].tensors().items()}
+        for train_state, steps in zip(states, (plain, other), strict=True):
             train_state.restore(before)
             if steps is other:
-                _nudge(train_state, nudge)
+                _perturb(train_state, ulps)
             if i == 0:
                 steps.begin(epoch)
             steps(i)
-        after, there = (train_state.tensors() for train_state in learners)
-        largest = max(largest, distance(after, there) / distance(after, before))
+        after, after_other = (train_state.tensors() for train_state in states)
+        largest = max(largest, distance(after, after_other) / distance(after, before))
     return largest
 
 
-def _trained(
+def _train(
     recipe: Recipe,
     fit: Images,
-    make: Make,
+    make_steps: StepsFactory,
     channels_last: bool = False,
-    nudge: int = 0,
+    ulps: int = 0,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights after some steps, and before."""
+    """Train for `STEPS` steps; return the final and the initial tensors."""
     train_state = TrainState(recipe, fit.y.device, channels_last)
-    start = {name: value.clone() for name, value in train_state.tensors().items()}
-    _nudge(train_state, nudge)
-    steps = make(recipe, train_state, fit)
+    initial = {name: value.clone() for name, value in train_state.tensors().items()}
+    _perturb(train_state, ulps)
+    steps = make_steps(recipe, train_state, fit)
     for step in range(STEPS):
         epoch, i = divmod(step, steps.batches)
         if i == 0:
             steps.begin(epoch)
         steps(i)
-    return {name: value.clone() for name, value in train_state.tensors().items()}, start
+    return {name: value.clone() for name, value in train_state.tensors().items()}, initial
 
 
 @torch.no_grad()
-def _nudge(train_state: TrainState, roundings: int) -> None:
-    """Move every weight by so many roundings, up or down by a coin."""
+def _perturb(train_state: TrainState, ulps: int) -> None:
+    """Scale every weight by 1 + ulps * eps or 1 - ulps * eps, at random."""
     for stream, parameter in enumerate(train_state.net.parameters()):
-        places = torch.arange(parameter.numel(), device=parameter.device)
-        draw = noise.uniform(roundings, places, stream, (1,)).view_as(parameter)
-        size = roundings * torch.finfo(parameter.dtype).eps
+        index = torch.arange(parameter.numel(), device=parameter.device)
+        draw = noise.uniform(ulps, index, stream, (1,)).view_as(parameter)
+        size = ulps * torch.finfo(parameter.dtype).eps
         parameter.mul_(1 + size * (2 * draw.round() - 1))
 
 
 def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """The length of the difference of all weights and statistics, averaged ones too."""
+    """The L2 distance of all weights and running statistics, including the EMA ones."""
     squares = [
         float((one[name].double() - other[name].double()).square().sum())
         for name in one

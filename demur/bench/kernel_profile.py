@@ -1,4 +1,4 @@
-"""Where the time of a step goes on a GPU: by kind of kernel, and between kernels."""
+"""The GPU time of a training step by kind of kernel, and the idle time between kernels."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -8,8 +8,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 STEPS = 3
-LEAST = 0.001  # milliseconds that are worth telling
-KINDS = {  # the first kind with a word in a kernel's name takes it
+SHORTEST_MS = 0.001  # shorter differences are not reported
+KINDS = {  # a kernel belongs to the first kind of which its name contains a part
     "batch norm, ReLU, residual sums": (
         "sums_kernel", "normalise_kernel", "affine_kernel", "grad_kernel", "batch_norm",
     ),
@@ -24,56 +24,60 @@ KINDS = {  # the first kind with a word in a kernel's name takes it
 
 
 class KernelTime(NamedTuple):
-    """What a step spends on one kernel."""
+    """The launches and milliseconds of one kernel in one step."""
 
     launches: float
     ms: float
 
 
 def kernels_of(action: Callable[[int], object]) -> dict[str, KernelTime]:
-    """The kernels of a step by name, the longest first."""
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    """Profile a step; return its kernels by name, the longest first."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for i in range(STEPS):
             action(i)
         torch.cuda.synchronize()
     spent: dict[str, KernelTime] = {}
-    for event in seen.events() or ():
+    for event in profiler.events() or ():
         if "CUDA" in str(event.device_type):
             launches, ms = spent.get(event.name, (0.0, 0.0))
-            took = event.device_time / 1000 / STEPS
-            spent[event.name] = KernelTime(launches + 1 / STEPS, ms + took)
+            event_ms = event.device_time / 1000 / STEPS
+            spent[event.name] = KernelTime(launches + 1 / STEPS, ms + event_ms)
     return dict(sorted(spent.items(), key=lambda item: -item[1].ms))
 
 
 def time_by_kind(kernels: dict[str, KernelTime], seconds: float) -> dict[str, float]:
-    """Milliseconds of a step by kind of kernel; what is left of `seconds` is idle."""
+    """Milliseconds of a step by kind of kernel; the rest of `seconds` is idle time."""
     spent: dict[str, float] = defaultdict(float)
-    for name, each in kernels.items():
-        spent[_kind(name)] += each.ms
+    for name, kernel in kernels.items():
+        spent[_kind(name)] += kernel.ms
     spent["between kernels"] = max(0.0, 1000 * seconds - sum(spent.values()))
     return {kind: round(ms, 3) for kind, ms in sorted(spent.items(), key=lambda item: -item[1])}
 
 
-def added(one: dict[str, KernelTime], other: dict[str, KernelTime]) -> dict[str, KernelTime]:
-    """What one step spends more than another by kernel, the most first; where less, negative."""
-    more = {}
+def kernel_difference(
+    one: dict[str, KernelTime], other: dict[str, KernelTime]
+) -> dict[str, KernelTime]:
+    """Launches and milliseconds of one step minus those of another, the largest first."""
+    difference = {}
     for name in {**one, **other}:
-        (launches, ms), (less, shorter) = (part.get(name, (0.0, 0.0)) for part in (one, other))
-        more[name] = KernelTime(launches - less, ms - shorter)
-    counted = {name: spent for name, spent in more.items() if abs(spent.ms) >= LEAST}
-    return dict(sorted(counted.items(), key=lambda item: -item[1].ms))
+        (launches, ms), (other_launches, other_ms) = (
+            kernels.get(name, (0.0, 0.0)) for kernels in (one, other)
+        )
+        difference[name] = KernelTime(launches - other_launches, ms - other_ms)
+    reported = {name: time for name, time in difference.items() if abs(time.ms) >= SHORTEST_MS}
+    return dict(sorted(reported.items(), key=lambda item: -item[1].ms))
 
 
-def plain_kernels(kernels: dict[str, KernelTime]) -> dict[str, dict[str, float]]:
+def kernels_json(kernels: dict[str, KernelTime]) -> dict[str, dict[str, float]]:
     """Kernels as JSON values."""
     return {
-        name: {part: round(value, 4) for part, value in spent._asdict().items()}
-        for name, spent in kernels.items()
+        name: {field: round(value, 4) for field, value in kernel._asdict().items()}
+        for name, kernel in kernels.items()
     }
 
 
 def _kind(name: str) -> str:
-    for kind, words in KINDS.items():
-        if any(word in name for word in words):
+    for kind, parts in KINDS.items():
+        if any(part in name for part in parts):
             return kind
     return "other"

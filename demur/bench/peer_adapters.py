@@ -1,10 +1,10 @@
-"""Other libraries' attacks, each in one shape: craft(x, y, batch_size) -> x_adv.
+"""Adapters of other libraries' attacks to one signature: craft(x, y, batch_size) -> x_adv.
 
-    craft = pyautoattack_member("square")(PeerSetup(net, Linf(0.15), step_size=0.0375, classes=10))
+    craft = pyautoattack_member("square")(PeerSetup(net, Linf(0.15), step=0.0375, classes=10))
 
-They are optional, and imported here alone. The net is what they expect: images to logits, weights
-held still, plain torch. Where a library keeps no image of its own for a failure, the clean one is
-returned.
+The libraries are optional and imported only here. They get a plain torch net from images to logits
+with frozen weights. Where a library returns no image for a failed attack, the adapter returns the
+clean one.
 """
 
 import copy
@@ -24,17 +24,17 @@ from demur.balls import Linf
 from demur.images import per_image
 
 Craft = Callable[[Tensor, Tensor, int], Tensor]
-ANY_DISTANCE = 100.0  # a radius that every image is within
-TARGETS = 9  # AutoAttack's, as are steps and queries
+ANY_DISTANCE = 100.0  # a radius that contains every image
+TARGETS = 9  # as in AutoAttack, like `steps` and `queries` below
 
 
 @dataclass(frozen=True)
 class PeerSetup:
-    """What both sides are given, and how much work both may do."""
+    """The net, ball and budget that both sides of a peer comparison use."""
 
     net: nn.Module  # images to logits
     ball: Linf
-    step: float  # of PGD
+    step: float  # step size of PGD
     classes: int
     steps: int = 100
     queries: int = 5000
@@ -49,28 +49,28 @@ class PeerSetup:
 Adapter = Callable[[PeerSetup], Craft]
 
 
-class Absent(Exception):
-    """A library that is not installed."""
+class LibraryMissing(Exception):
+    """A library is not installed."""
 
 
 def library(name: str) -> Any:
-    """An optional library, imported without its warnings."""
+    """Import an optional library without its warnings; raise LibraryMissing if there is none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return import_module(name)
     except ImportError as error:
-        raise Absent(name) from error
+        raise LibraryMissing(name) from error
 
 
 def library_of(peer: str) -> str:
-    """The library that a peer comes from; what follows a comma says how it is used."""
+    """The library in the name of a peer: the part before the comma."""
     return peer.partition(",")[0]
 
 
 @contextmanager
 def seeded(device: torch.device) -> Iterator[None]:
-    """The global generators at 0 for a while: other libraries draw from them."""
+    """Seed the global generators with 0 inside the block: other libraries draw from them."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.set_rng_state(torch.Generator().manual_seed(0).get_state())
         if device.type == "cuda":
@@ -79,11 +79,11 @@ def seeded(device: torch.device) -> Iterator[None]:
 
 
 def in_batches(craft: Callable[[Tensor, Tensor], Tensor]) -> Craft:
-    """An attack on one batch, made to take any number of images."""
+    """Extend an attack on one batch to any number of images."""
 
     def craft_all(x: Tensor, y: Tensor, size: int) -> Tensor:
-        pieces = zip(x.split(size), y.split(size), strict=True)
-        return torch.cat([craft(*piece).detach() for piece in pieces])
+        batches = zip(x.split(size), y.split(size), strict=True)
+        return torch.cat([craft(*batch).detach() for batch in batches])
 
     return craft_all
 
@@ -94,25 +94,26 @@ def in_batches(craft: Callable[[Tensor, Tensor], Tensor]) -> Craft:
 def foolbox_pgd(steps: int) -> Adapter:
     """PGD from a random start."""
 
-    def adapted(on: PeerSetup) -> Craft:
-        kind = library("foolbox").attacks.LinfPGD
-        return _by_foolbox(on, kind(steps=steps, abs_stepsize=on.step), on.ball.eps)
+    def adapter(setup: PeerSetup) -> Craft:
+        attack_class = library("foolbox").attacks.LinfPGD
+        attack = attack_class(steps=steps, abs_stepsize=setup.step)
+        return _by_foolbox(setup, attack, setup.ball.eps)
 
-    return adapted
-
-
-def foolbox_cw(on: PeerSetup) -> Craft:
-    """C&W with our searches, steps, rate and first constant."""
-    kind, cw = library("foolbox").attacks.L2CarliniWagnerAttack, on.cw
-    attack = kind(cw.searches, cw.steps, stepsize=cw.rate, initial_const=cw.constant)
-    return _by_foolbox(on, attack, None)
+    return adapter
 
 
-def _by_foolbox(on: PeerSetup, attack: Any, eps: float | None) -> Craft:
+def foolbox_cw(setup: PeerSetup) -> Craft:
+    """C&W with demur's searches, steps, rate and first constant."""
+    attack_class, cw = library("foolbox").attacks.L2CarliniWagnerAttack, setup.cw
+    attack = attack_class(cw.searches, cw.steps, stepsize=cw.rate, initial_const=cw.constant)
+    return _by_foolbox(setup, attack, None)
+
+
+def _by_foolbox(setup: PeerSetup, attack: Any, eps: float | None) -> Craft:
     def craft(x: Tensor, y: Tensor) -> Tensor:
-        model = library("foolbox").PyTorchModel(on.net, bounds=(0, 1), device=x.device)
+        model = library("foolbox").PyTorchModel(setup.net, bounds=(0, 1), device=x.device)
         x_adv: Tensor = attack(model, x, y, epsilons=eps)[1]
-        black = (x_adv == 0).flatten(1).all(1)  # what a C&W that failed leaves
+        black = (x_adv == 0).flatten(1).all(1)  # foolbox's C&W returns zeros for a failure
         return torch.where(per_image(black, x), x, x_adv)
 
     return in_batches(craft)
@@ -123,66 +124,72 @@ def _by_foolbox(on: PeerSetup, attack: Any, eps: float | None) -> Craft:
 
 def torchattacks_pgd(steps: int) -> Adapter:
     """PGD from a random start."""
-    return lambda on: in_batches(
-        library("torchattacks").PGD(on.net, eps=on.ball.eps, alpha=on.step, steps=steps)
+    return lambda setup: in_batches(
+        library("torchattacks").PGD(setup.net, eps=setup.ball.eps, alpha=setup.step, steps=steps)
     )
 
 
 def torchattacks_apgd(loss: str) -> Adapter:
     """Auto-PGD on `ce` or `dlr`."""
-    return lambda on: in_batches(
-        library("torchattacks").APGD(on.net, eps=on.ball.eps, steps=on.steps, loss=loss)
+    return lambda setup: in_batches(
+        library("torchattacks").APGD(setup.net, eps=setup.ball.eps, steps=setup.steps, loss=loss)
     )
 
 
-def torchattacks_fab(on: PeerSetup) -> Craft:
+def torchattacks_fab(setup: PeerSetup) -> Craft:
     """FAB at any distance."""
-    kind = library("torchattacks").FAB
-    return in_batches(kind(on.net, eps=ANY_DISTANCE, steps=on.steps, n_classes=on.classes))
+    attack_class = library("torchattacks").FAB
+    return in_batches(
+        attack_class(setup.net, eps=ANY_DISTANCE, steps=setup.steps, n_classes=setup.classes)
+    )
 
 
-def torchattacks_cw(on: PeerSetup) -> Craft:
-    """C&W with one constant, and the steps of all our searches together."""
-    steps = on.cw.searches * on.cw.steps
-    return in_batches(library("torchattacks").CW(on.net, c=1, steps=steps, lr=on.cw.rate))
+def torchattacks_cw(setup: PeerSetup) -> Craft:
+    """C&W with one constant and the total steps of demur's searches."""
+    steps = setup.cw.searches * setup.cw.steps
+    return in_batches(library("torchattacks").CW(setup.net, c=1, steps=steps, lr=setup.cw.rate))
 
 
 # -------------------------------------------------------------------------------- pyautoattack
 
 
-def pyautoattack_standard(on: PeerSetup) -> Craft:
-    """The authors' AutoAttack."""
-    return _by_pyautoattack(on, on.ball.eps, version="standard")
+def pyautoattack_standard(setup: PeerSetup) -> Craft:
+    """AutoAttack in its standard version."""
+    return _by_pyautoattack(setup, setup.ball.eps, version="standard")
 
 
-def pyautoattack_as_it_comes(on: PeerSetup) -> Craft:
-    """The authors' AutoAttack with nothing made easier: its own batches, a net that could learn."""
-    usual = replace(on, net=copy.deepcopy(on.net).requires_grad_())
-    return _by_pyautoattack(usual, on.ball.eps, own_batches=True, version="standard")
+def pyautoattack_as_it_comes(setup: PeerSetup) -> Craft:
+    """AutoAttack as installed: its own batch size, and weights that require gradients."""
+    trainable = replace(setup, net=copy.deepcopy(setup.net).requires_grad_())
+    return _by_pyautoattack(trainable, setup.ball.eps, own_batches=True, version="standard")
 
 
 def pyautoattack_member(name: str) -> Adapter:
-    """One of its attacks, as its standard version runs it."""
-    return lambda on: _by_pyautoattack(on, on.ball.eps, version="custom", attacks=[name])
+    """One attack of AutoAttack, as the standard version runs it."""
+    return lambda setup: _by_pyautoattack(setup, setup.ball.eps, version="custom", attacks=[name])
 
 
-def pyautoattack_fab(on: PeerSetup) -> Craft:
+def pyautoattack_fab(setup: PeerSetup) -> Craft:
     """FAB at any distance."""
-    return _by_pyautoattack(on, ANY_DISTANCE, version="custom", attacks=["fab"])
+    return _by_pyautoattack(setup, ANY_DISTANCE, version="custom", attacks=["fab"])
 
 
-def _by_pyautoattack(on: PeerSetup, eps: float, own_batches: bool = False, **asked: Any) -> Craft:
-    kind = library("pyautoattack").AutoAttack
+def _by_pyautoattack(
+    setup: PeerSetup, eps: float, own_batches: bool = False, **options: Any
+) -> Craft:
+    autoattack_class = library("pyautoattack").AutoAttack
 
     def craft_all(x: Tensor, y: Tensor, size: int) -> Tensor:
-        whole = kind(on.net, device=x.device, eps=eps, norm="Linf", seed=0, **asked)
-        whole.apgd.n_restarts = whole.fab.n_restarts = 1  # five where a version is spelt out
-        whole.apgd_targeted.n_target_classes = whole.fab.n_target_classes = on.targets
-        whole.apgd.n_iter = whole.apgd_targeted.n_iter = whole.fab.n_iter = on.steps
-        whole.square.n_queries = on.queries
+        ensemble = autoattack_class(
+            setup.net, device=x.device, eps=eps, norm="Linf", seed=0, **options
+        )
+        ensemble.apgd.n_restarts = ensemble.fab.n_restarts = 1  # "custom" would use five
+        ensemble.apgd_targeted.n_target_classes = ensemble.fab.n_target_classes = setup.targets
+        ensemble.apgd.n_iter = ensemble.apgd_targeted.n_iter = ensemble.fab.n_iter = setup.steps
+        ensemble.square.n_queries = setup.queries
         logging.getLogger("auto-attack").setLevel(logging.ERROR)
         batches = {} if own_batches else {"batch_size": size}
-        x_adv: Tensor = whole.run_standard_evaluation(x, y, **batches)[0]
+        x_adv: Tensor = ensemble.run_standard_evaluation(x, y, **batches)[0]
         return x_adv.detach()
 
     return craft_all

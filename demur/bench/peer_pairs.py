@@ -1,4 +1,4 @@
-"""Our attacks, each with its counterparts in other libraries."""
+"""demur's attacks, each paired with its counterparts in other libraries."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,12 +36,14 @@ Distance = Literal["Linf", "squared L2"]
 
 @dataclass(frozen=True)
 class Pair:
-    """An attack of ours and those it is compared with, by the library they come from.
+    """An attack of demur and the peers it is compared with.
 
-    Behind a comma stands how the library is used, where it is compared in two ways.
-
-    A `distance` is what attacks that look for the closest image keep small; what they find within
-    the ball is broken, and where the distance is of another norm, whatever they find.
+    Attributes:
+        ours: demur's attack for a setup.
+        peers: Adapters by library; a comma and a remark follow if a library is used in two ways.
+        distance: The norm that a minimum-distance attack minimises, None for other attacks. Such
+            an attack may leave the ball: a "Linf" image then counts as not broken, a "squared L2"
+            image counts at any distance.
     """
 
     ours: Callable[[PeerSetup], Attack]
@@ -51,18 +53,18 @@ class Pair:
 
 def _pgd(steps: int) -> Pair:
     return Pair(
-        lambda on: PGD(on.ball, steps=steps, step_size=on.step),
+        lambda setup: PGD(setup.ball, steps=steps, step_size=setup.step),
         {"foolbox": foolbox_pgd(steps), "torchattacks": torchattacks_pgd(steps)},
     )
 
 
 def _member(name: str, ours: Callable[[PeerSetup], Attack], **more: Adapter) -> Pair:
-    """A member of AutoAttack by itself; torchattacks' descend from the same code."""
+    """A single member of AutoAttack; torchattacks' versions descend from the same code."""
     return Pair(ours, {"pyautoattack": pyautoattack_member(name), **more})
 
 
-def _at_each(attack: Attack, on: PeerSetup) -> MultiTarget:
-    return MultiTarget(attack, targets=on.targets, keep="success")
+def _multi_target(attack: Attack, setup: PeerSetup) -> MultiTarget:
+    return MultiTarget(attack, targets=setup.targets, keep="success")
 
 
 PAIRS: dict[str, Pair] = {
@@ -70,34 +72,39 @@ PAIRS: dict[str, Pair] = {
     "pgd-100": _pgd(100),
     "apgd-ce": _member(
         "apgd-ce",
-        lambda on: APGD(on.ball, steps=on.steps),
+        lambda setup: APGD(setup.ball, steps=setup.steps),
         torchattacks=torchattacks_apgd("ce"),
     ),
     "apgd-dlr": _member(
         "apgd-dlr",
-        lambda on: APGD(on.ball, steps=on.steps, objective=DLR()),
+        lambda setup: APGD(setup.ball, steps=setup.steps, objective=DLR()),
         torchattacks=torchattacks_apgd("dlr"),
     ),
     "apgd-t": _member(
-        "apgd-t", lambda on: _at_each(APGD(on.ball, steps=on.steps, objective=TargetedDLR()), on)
+        "apgd-t",
+        lambda setup: _multi_target(
+            APGD(setup.ball, steps=setup.steps, objective=TargetedDLR()), setup
+        ),
     ),
     "fab": Pair(
-        lambda on: FAB(on.ball, steps=on.steps, any_distance=True),
+        lambda setup: FAB(setup.ball, steps=setup.steps, any_distance=True),
         {"pyautoattack": pyautoattack_fab, "torchattacks": torchattacks_fab},
         distance="Linf",
     ),
-    "fab-t": _member("fab-t", lambda on: _at_each(FAB(on.ball, steps=on.steps), on)),
-    "square": _member("square", lambda on: Square(on.ball, queries=on.queries)),
-    # torchattacks has one whose members take 10 steps: nothing to compare with
+    "fab-t": _member(
+        "fab-t", lambda setup: _multi_target(FAB(setup.ball, steps=setup.steps), setup)
+    ),
+    "square": _member("square", lambda setup: Square(setup.ball, queries=setup.queries)),
+    # torchattacks' AutoAttack takes 10 steps per member, so it is not comparable
     "autoattack": Pair(
-        lambda on: AutoAttackEnsemble(on.ball),
+        lambda setup: AutoAttackEnsemble(setup.ball),
         {
             "pyautoattack": pyautoattack_standard,
             "pyautoattack, as it comes": pyautoattack_as_it_comes,
         },
     ),
     "cw-l2": Pair(
-        lambda on: on.cw,
+        lambda setup: setup.cw,
         {"foolbox": foolbox_cw, "torchattacks": torchattacks_cw},
         distance="squared L2",
     ),
@@ -105,8 +112,8 @@ PAIRS: dict[str, Pair] = {
 
 
 def pairs_by_name(names: tuple[str, ...]) -> dict[str, Pair]:
-    """Some of the pairs, or all where none is named."""
+    """The pairs with these names, or all pairs if there are none."""
     for name in names:
         if name not in PAIRS:
-            raise BadInput(f"no attack to compare is called {name!r}; {suggestion(name, PAIRS)}")
+            raise BadInput(f"there is no attack {name!r} to compare; {suggestion(name, PAIRS)}")
     return {name: PAIRS[name] for name in names or PAIRS}

@@ -1,11 +1,11 @@
-"""RejectAutoAttack beside simpler searches that may look ten times as often.
+"""RejectAutoAttack beside simpler attacks with ten times its gradient queries.
 
-    against_refusals(source, images, ball, rules_named((), recipe), Budget(), say)
+    compare_rejection_attacks(evaluator, images, ball, rules_by_name((), recipe), Budget(), say)
 
-Each search is a chain, so after each member it is known what has slipped through and what it
-cost. A gradient counts as one look and an answer as a third of one. Thresholds keep 95% of the
-right answers on the clean images that are then attacked, the coupled pair has its own: this
-compares attacks, not rejectors.
+Attacks run one after another on the images not yet broken, so accepted errors and queries are known
+after each. A gradient counts as one query, a forward pass as a third. Thresholds accept 95% of the
+correct predictions on the clean images (the coupled pair has its own): this compares attacks, not
+rejectors.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,104 +49,105 @@ from demur.rule import Rejector
 from demur.runs import provenance
 from demur.spec import show
 
-EVERYWHERE = ("Con", "Energy", "GDA")  # what every net can be held to
+ANY_NET = ("Con", "Energy", "GDA")  # rejectors that every net has
 STEPS = 100
-Curve = list[tuple[float, int]]  # looks an image, and what has slipped through by then
+Curve = list[tuple[float, int]]  # (gradient queries per image, accepted errors so far)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Which ensemble, and how many times its looks the others get."""
+    """The version of the ensemble, and the other attacks' queries as a multiple of its own."""
 
     version: RejectVersion = "fast"
     times: float = 10.0
 
 
 class CountingModel(nn.Module):
-    """A model that counts how often it is looked at."""
+    """A model that counts gradient queries: one per gradient, a third per forward pass."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self._model = (model,)  # in a tuple, so that it is not this module's
+        self._model = (model,)  # in a tuple, so that torch registers no submodule
         self.queries = 0.0
         self.training = bool(getattr(model, "training", False))
         self.exact = bool(getattr(model, "exact", True))
 
     def forward(self, x: Tensor) -> Output:
-        """The model's answer, a third of a look."""
         self.queries += len(x) / 3
         return as_output(self._model[0](x))
 
     def gradient(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
-        """The model's gradient, one look."""
+        """The model's gradient; counts one query per image."""
         self.queries += len(x)
         return gradient(self._model[0], objective, x, y, *inputs)
 
     def value(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, Output]:
-        """The model's rough value, a third of a look."""
+        """The model's approximate value; counts a third of a query per image."""
         self.queries += len(x) / 3
         return approximate_value(self._model[0], objective, x, y, *inputs)
 
     def forget(self) -> None:
-        """Let the model drop what it recorded."""
+        """Release the model's captured CUDA graphs, if it has any."""
         getattr(self._model[0], "forget", lambda: None)()
 
 
 @dataclass(frozen=True)
 class OrthogonalPGD(Attack):
-    """Bryniarski et al.'s attack as published: fool first, then please the score, orthogonally."""
+    """Orthogonal PGD of Bryniarski et al.: misclassify first, then raise the rejection score.
+
+    Each step follows the gradient of one margin, orthogonal to the gradients of the others.
+    """
 
     ball: Ball
     rule: AcceptedError
     seed: int = 0
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
-        """What slipped through on the way, and the last iterates of all others."""
         x_adv = self.ball.start(batch.x, self.seed, batch.index, stream)
         objective = MinMargin(self.rule)
         objective_state = objective.prepare(AttackStart(batch.model, batch.x, x_adv, batch.y, None))
-        found, alive = batch.x.clone(), torch.arange(len(batch.x), device=batch.x.device)
+        result, alive = batch.x.clone(), torch.arange(len(batch.x), device=batch.x.device)
         for _ in range(STEPS):
             margins, out = margins_at(batch, objective, x_adv, objective_state)
             broken = verify_success(self.rule, batch.model, x_adv, batch.y, self.rule(out, batch.y))
-            found[alive], left = x_adv, ~broken
-            alive, x_adv, batch, margins = (
-                alive[left],
-                x_adv[left],
-                batch.select(left),
-                margins.select(left),
-            )
+            result[alive], left = x_adv, ~broken
+            alive, x_adv = alive[left], x_adv[left]
+            batch, margins = batch.select(left), margins.select(left)
             objective_state = tuple(part[left] for part in objective_state)
             if len(alive) == 0:
-                return found
-            behind = margins.values[:, 1:].argmin(1) + 1
-            chosen = torch.where(margins.values[:, 0] > 0, behind, 0)
+                return result
+            worst_score = margins.values[:, 1:].argmin(1) + 1
+            misclassified = margins.values[:, 0] > 0
+            chosen = torch.where(misclassified, worst_score, 0)
             grad = orthogonal(margins.grads, chosen).view_as(x_adv)
             x_adv = self.ball.step(batch.x, x_adv, grad, self.ball.eps / 4)
-        found[alive] = x_adv
-        return found
+        result[alive] = x_adv
+        return result
 
 
 def rules_by_name(names: Sequence[str], recipe: Recipe) -> dict[str, Rejector]:
-    """The rejectors of these names, if a net of the recipe has them; without names, the usual.
+    """The rejectors with these names; without names, the head's own and those of every net.
 
-    A second output that is no A is scored by what its head is for, never by R-Con.
+    R-Con is included only if the head's second output is A (Eq. 6).
+
+    Raises:
+        BadInput: A net of the recipe has no such rejector.
     """
     known = recipe.rejectors()
     for name in names:
         if name not in known:
-            raise BadInput(f"the run has no rule called {name!r}; {suggestion(name, known)}")
+            raise BadInput(f"the run has no rejector {name!r}; {suggestion(name, known)}")
     own = [
         name
         for name in recipe.method.head.rejectors()
         if not (recipe.has_rectifier and name == "A")
     ]
-    usual = dict.fromkeys((EVERYWHERE[0], *own, *EVERYWHERE[1:]))
-    return {name: known[name] for name in names or usual}
+    default = dict.fromkeys((ANY_NET[0], *own, *ANY_NET[1:]))
+    return {name: known[name] for name in names or default}
 
 
 def compare_rejection_attacks(
@@ -158,11 +159,12 @@ def compare_rejection_attacks(
     say: Callable[[str], None],
     reports: Reports = Reports(),
 ) -> dict[str, Any]:
-    """The whole report as JSON values; rules that an earlier one of the same holds are its.
+    """Attack each rejector with each attack; return the report as JSON values.
 
-    Every rule is made before any attack, so that one that cannot be costs nothing.
+    Rules in an earlier report of the same run and code are not attacked again. All thresholds are
+    set before the first attack, so that a rejector that cannot be fitted fails early.
     """
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     report = {
         "run": evaluator.run.name,
         "recipe": show(evaluator.run.recipe, full=True),
@@ -172,19 +174,20 @@ def compare_rejection_attacks(
         "ball": show(ball),
         "version": budget.version,
         "times": budget.times,
-        "rules": found,
+        "rules": results,
     }
-    found.update(reports.known(report, "rules") or {})
-    made = {name: _rule(evaluator, rules[name], len(images)) for name in rules if name not in found}
-    for name, rule in made.items():
-        curves = _curves(evaluator, images, ball, rule, budget, partial(_told, say, name))
-        found[name] = {"rule": show(rules[name]), "threshold": rule.threshold, "curves": curves}
+    results.update(reports.known(report, "rules") or {})
+    remaining = [name for name in rules if name not in results]
+    criteria = {name: _criterion(evaluator, rules[name], len(images)) for name in remaining}
+    for name, rule in criteria.items():
+        curves = _curves(evaluator, images, ball, rule, budget, partial(_say_for, say, name))
+        results[name] = {"rule": show(rules[name]), "threshold": rule.threshold, "curves": curves}
         reports.keep(report)
     return report
 
 
-def _told(say: Callable[[str], None], name: str, doing: str) -> None:
-    say(f"{name}: {doing}")
+def _say_for(say: Callable[[str], None], name: str, sentence: str) -> None:
+    say(f"{name}: {sentence}")
 
 
 def _curves(
@@ -195,30 +198,30 @@ def _curves(
     budget: Budget,
     say: Callable[[str], None],
 ) -> dict[str, Curve]:
-    """The curve of the ensemble, and those of the others at their share of its looks."""
+    """The curve of the ensemble, and those of the other attacks at a multiple of its queries."""
     ensemble = RejectAutoAttackEnsemble(ball, rule, version=budget.version)
     say("reject-autoattack")
     ours = _curve(evaluator, images, rule, iter(ensemble.chain().attacks), None)
-    curves, most = {"reject-autoattack": ours}, budget.times * ours[-1][0]
-    for label, searches in _others(ball, rule).items():
-        say(f"{label}, up to {most:.0f} looks an image")
-        curves[label] = _curve(evaluator, images, rule, searches, most)
+    curves, max_queries = {"reject-autoattack": ours}, budget.times * ours[-1][0]
+    for label, attacks in _baselines(ball, rule).items():
+        say(f"{label}, up to {max_queries:.0f} gradient queries per image")
+        curves[label] = _curve(evaluator, images, rule, attacks, max_queries)
     return curves
 
 
-def _rule(evaluator: Evaluator, rejector: Rejector, count: int) -> AcceptedError:
-    """The rule at the threshold that keeps 95% of the right answers on the clean images."""
+def _criterion(evaluator: Evaluator, rejector: Rejector, count: int) -> AcceptedError:
+    """AcceptedError at the threshold that accepts 95% of the correct clean predictions."""
     clean = evaluator.clean("test")
     score = Binding(evaluator.clean, evaluator.device).bound(rejector)
     if isinstance(rejector, Coupled):
-        return AcceptedError(score, 0.5)  # the paper's pair: both scores above a half
+        return AcceptedError(score, 0.5)  # the paper accepts if both scores exceed 1/2
     return AcceptedError(
         score, TPR(0.95).threshold(values(score, clean)[:count], clean.correct[:count])
     )
 
 
-def _others(ball: Ball, rule: AcceptedError) -> dict[str, Iterator[Attack]]:
-    """What the ensemble is held against: endless restarts of one attack each."""
+def _baselines(ball: Ball, rule: AcceptedError) -> dict[str, Iterator[Attack]]:
+    """The simpler attacks: each an endless sequence of restarts of one attack."""
     product = Evasion(rule.rejector, base_objective=WrongConfidence())
     return {
         "orthogonal PGD": (OrthogonalPGD(ball, rule, seed=seed) for seed in count()),
@@ -233,20 +236,20 @@ def _curve(
     evaluator: Evaluator,
     images: Images,
     rule: AcceptedError,
-    searches: Iterator[Attack],
-    most: float | None,
+    attacks: Iterator[Attack],
+    max_queries: float | None,
 ) -> Curve:
-    """What slips through after each attack, until they end or have looked too often."""
+    """Queries and accepted errors after each attack, until none is left or `max_queries`."""
     curve: Curve = []
     with evaluator.crafting(len(images)) as model:
-        counted = CountingModel(model)
-        batch = AttackBatch(counted, *evaluator.laid_out(images, slice(None)), None)
+        counting = CountingModel(model)
+        batch = AttackBatch(counting, *evaluator.laid_out(images, slice(None)), None)
         left = torch.arange(len(images), device=batch.x.device)
-        for member, attack in enumerate(searches):
+        for member, attack in enumerate(attacks):
             x_adv = Chain((attack,), rule).run(batch.select(left), stream=member)
             with torch.no_grad():
-                left = left[~rule(counted(x_adv), batch.y[left])]
-            curve.append((counted.queries / len(images), len(images) - len(left)))
-            if len(left) == 0 or (most is not None and curve[-1][0] >= most):
+                left = left[~rule(counting(x_adv), batch.y[left])]
+            curve.append((counting.queries / len(images), len(images) - len(left)))
+            if len(left) == 0 or (max_queries is not None and curve[-1][0] >= max_queries):
                 break
     return curve

@@ -1,8 +1,8 @@
-"""A net as somebody else would have written it: with torch's own convolutions.
+"""A copy of a net with torch's own convolutions, for attacks of other libraries.
 
-    plain_twin(net)(x)            # the same answers, none of our ways to reach them
+    plain_copy(net)(x)            # the same output
 
-Ours differentiate by kernels of their own, which an attack of another library would profit from.
+demur's convolutions have faster backward kernels; a peer comparison must not lend them to a peer.
 """
 
 import copy
@@ -13,17 +13,17 @@ from demur.nets import RejectingNet
 
 
 def plain_copy(net: RejectingNet) -> RejectingNet:
-    """A copy of the net in the same mode, its convolutions torch's."""
-    twin = copy.deepcopy(net)
-    for module in list(twin.modules()):
+    """Copy a net, in the same mode and with the same weights, with `torch.nn.Conv2d` layers."""
+    plain = copy.deepcopy(net)
+    for module in list(plain.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.Conv2d):
-                setattr(module, name, _plain(child))
-    return twin
+                setattr(module, name, _plain_conv(child))
+    return plain
 
 
-def _plain(conv: nn.Conv2d) -> nn.Conv2d:
-    size, stride = conv.kernel_size[0], conv.stride[0]  # ours are square, and keep the places
-    made = nn.Conv2d(conv.in_channels, conv.out_channels, size, stride, size // 2, bias=False)
-    made.weight = conv.weight
-    return made.train(conv.training)
+def _plain_conv(conv: nn.Conv2d) -> nn.Conv2d:
+    size, stride = conv.kernel_size[0], conv.stride[0]  # demur's are square with "same" padding
+    plain = nn.Conv2d(conv.in_channels, conv.out_channels, size, stride, size // 2, bias=False)
+    plain.weight = conv.weight
+    return plain.train(conv.training)

@@ -1,4 +1,4 @@
-"""Reports that take long: kept after every part, and gone on with where they were stopped."""
+"""Reports of long benchmarks: saved after every part and resumed after an interruption."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,31 +9,35 @@ from demur.errors import BadInput
 
 @dataclass(frozen=True)
 class Reports:
-    """Where a report is kept while it grows, and an earlier one that may hold parts of it."""
+    """Saves a growing report and resumes from an earlier one."""
 
     keep: Callable[[dict[str, Any]], object] = lambda report: None
     earlier: dict[str, Any] = field(default_factory=dict)
 
     def known(self, report: dict[str, Any], parts: str) -> Any:
-        """The parts of the earlier report, which is refused if it is about something else."""
+        """The entry `parts` of the earlier report, or None if there is none.
+
+        Raises:
+            BadInput: The two reports differ in anything but `parts`.
+        """
         if not self.earlier:
             return None
-        about = {name: value for name, value in report.items() if name != parts}
-        if others := _differing(about, self.earlier):
+        header = {name: value for name, value in report.items() if name != parts}
+        if names := _differing_names(header, self.earlier):
             raise BadInput(
-                f"the report that is there is of another {', '.join(others)}, and is not "
-                "overwritten; name another file with --out, or delete it"
+                f"the existing report has another {', '.join(names)} and is not overwritten; "
+                "name another file with --out, or delete it"
             )
         return self.earlier.get(parts)
 
 
-def _differing(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """The names under which two reports differ; inside a dictionary, those in there."""
+def _differing_names(report: dict[str, Any], earlier: dict[str, Any]) -> list[str]:
+    """The keys whose values differ; for nested dictionaries, the inner keys."""
     names = []
-    for name, value in ours.items():
-        held = theirs.get(name)
-        if isinstance(value, dict) and isinstance(held, dict):
-            names += _differing(value, held)
-        elif value != held:
+    for name, value in report.items():
+        earlier_value = earlier.get(name)
+        if isinstance(value, dict) and isinstance(earlier_value, dict):
+            names += _differing_names(value, earlier_value)
+        elif value != earlier_value:
             names.append(name)
     return names

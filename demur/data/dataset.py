@@ -1,4 +1,4 @@
-"""What every data set says of itself, so that nets, recipes and attacks need not ask which it is.
+"""The interface of a data set: its images' domain, its usual threat model and its splits.
 
 Digits().domain.classes, Digits().threat.linf
 """
@@ -14,7 +14,7 @@ from demur.spec import Spec
 
 
 class ThreatModel(NamedTuple):
-    """The radii at which a data set is usually attacked, with PGD's step for each."""
+    """The usual attack radii of a data set and their PGD step sizes, for pixels in [0, 1]."""
 
     linf: float
     linf_step: float
@@ -24,16 +24,16 @@ class ThreatModel(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset(Spec, ABC):
-    """A named source of splits."""
+    """A data set that loads as named splits."""
 
     domain: ClassVar[Domain]
     threat: ClassVar[ThreatModel]
 
     @property
     def splits(self) -> tuple[SplitName, ...]:
-        """The splits that `load` gives."""
+        """The names of the splits that `load` returns."""
         return SPLITS
 
     @abstractmethod
     def load(self, folder: Path | None = None) -> Splits:
-        """The splits, all four unless the spec says otherwise; `folder` is where data sets live."""
+        """Load the splits from `folder`, or from where `demur.data.locations` finds the files."""

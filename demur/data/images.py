@@ -1,10 +1,10 @@
-"""Labelled images held as bytes on a device, and the splits they come in.
+"""Labelled uint8 images on a device, and the splits of a data set.
 
     splits = Digits().load()            # fit / val / cal / test
     x, y = splits["test"].batch(chosen) # floats in [0, 1], labels
 
-fit trains, val chooses the epoch and nothing else, cal sets thresholds, test is only measured.
-A study compares settings on cal images: thresholds for what it chose need others.
+fit trains, val selects the checkpoint, cal sets thresholds, test is only evaluated. A study
+compares settings on cal images, so thresholds for the settings it selects need other images.
 """
 
 import hashlib
@@ -23,22 +23,22 @@ SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 
 @dataclass(frozen=True)
 class Images:
-    """One split: byte images, labels, and each image's place in the published data set."""
+    """One split: images, labels, and each image's position in the published data set."""
 
     pixels: Tensor  # N, C, H, W, uint8
     y: Tensor  # N, int64
     index: Tensor  # N, int64
-    levels: int  # the byte that means 1.0
+    levels: int  # the pixel value that maps to 1.0
 
     def __len__(self) -> int:
         return len(self.y)
 
     def batch(self, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """The chosen images as floats in [0, 1], with their labels."""
+        """Return the chosen images as floats in [0, 1] (N, C, H, W) and their labels (N)."""
         return self.pixels[chosen].float() / self.levels, self.y[chosen]
 
     def first(self, count: int) -> "Images":
-        """The split cut to its first images."""
+        """Return the first `count` images; raise BadInput if there are fewer."""
         if not 1 <= count <= len(self):
             raise BadInput(
                 f"asked for {count} images of a split that has {len(self)}; "
@@ -47,25 +47,22 @@ class Images:
         return replace(self, pixels=self.pixels[:count], y=self.y[:count], index=self.index[:count])
 
     def to(self, device: torch.device) -> "Images":
-        """The split on another device."""
+        """Return a copy on another device."""
         return replace(
-            self,
-            pixels=self.pixels.to(device),
-            y=self.y.to(device),
-            index=self.index.to(device),
+            self, pixels=self.pixels.to(device), y=self.y.to(device), index=self.index.to(device)
         )
 
     def slices(self, batch_size: int) -> Iterator[slice]:
-        """The split in order, cut into batches."""
+        """Yield consecutive slices of at most `batch_size` images."""
         for begin in range(0, len(self), batch_size):
             yield slice(begin, min(begin + batch_size, len(self)))
 
     def digest(self) -> str:
-        """64 hex digits over pixels, labels and places."""
-        whole = hashlib.sha256(f"{tuple(self.pixels.shape)} {self.levels}".encode())
-        for part in (self.pixels, self.y, self.index):
-            whole.update(part.cpu().contiguous().numpy().tobytes())
-        return whole.hexdigest()
+        """SHA-256 over pixels, labels and indices, as 64 hex digits."""
+        sha256 = hashlib.sha256(f"{tuple(self.pixels.shape)} {self.levels}".encode())
+        for tensor in (self.pixels, self.y, self.index):
+            sha256.update(tensor.cpu().contiguous().numpy().tobytes())
+        return sha256.hexdigest()
 
 
 Splits = dict[SplitName, Images]

@@ -1,9 +1,9 @@
-"""Where the files of named data sets are looked for.
+"""Search for the files of a data set.
 
     locate(CIFAR10_FILES, None).folder      # ~/.cache/demur/cifar-10-batches-bin
 
-A folder that is named (--data) is the only place; otherwise $DEMUR_DATA, then the user's cache.
-The files may lie in the place itself or in the sub-folder in which they are published.
+A folder given by the user (--data) is the only one searched; otherwise $DEMUR_DATA, then the cache.
+The files may be in the folder itself or in the sub-folder of the published archive.
 """
 
 import os
@@ -14,23 +14,27 @@ from demur.data.published import Layout, Published
 from demur.errors import BadInput
 
 
-class Found(NamedTuple):
-    """A folder that holds files of a layout, perhaps not all of them."""
+class DataFiles(NamedTuple):
+    """A folder that contains some or all files of a layout."""
 
     layout: Layout
     folder: Path
 
 
 def places(given: Path | None) -> list[Path]:
-    """The folders in which data sets are looked for, the first is where `get` puts them."""
+    """The folders to search for data sets; `get` installs into the first."""
     if given is not None:
         return [given]
-    named = os.environ.get("DEMUR_DATA")
-    return ([Path(named)] if named else []) + _cache()
+    variable = os.environ.get("DEMUR_DATA")
+    return ([Path(variable)] if variable else []) + _cache_folders()
 
 
-def locate(published: Published, given: Path | None) -> Found:
-    """The most complete set of files there is, in the earliest place that has it."""
+def locate(published: Published, given: Path | None) -> DataFiles:
+    """Find the most complete set of files, in the first folder that has it.
+
+    Raises:
+        BadInput: No folder has any of the files.
+    """
     found = find(published, places(given))
     if found is not None:
         return found
@@ -38,34 +42,35 @@ def locate(published: Published, given: Path | None) -> Found:
 
 
 def not_found_error(what: str, name: str, given: Path | None) -> BadInput:
-    """The sentence that says where was looked and what to do."""
-    looked = " or ".join(str(place) for place in places(given)) or "a cache: there is no home"
-    where = f" --data {given}" if given else ""
+    """The error that names the searched folders and the command that downloads the data."""
+    searched = " or ".join(map(str, places(given))) or "a cache folder: there is no home folder"
+    option = f" --data {given}" if given else ""
     return BadInput(
-        f"{what} in {looked}; run 'demur data get {name}{where}' or say with --data DIR where it is"
+        f"{what} in {searched}; run 'demur data get {name}{option}' "
+        "or name its folder with --data DIR"
     )
 
 
-def find(published: Published, where: list[Path]) -> Found | None:
-    """The most complete set of files in these places, or None."""
+def find(published: Published, folders: list[Path]) -> DataFiles | None:
+    """Find the most complete set of files in these folders; None if there is none."""
     candidates = [
-        Found(layout, folder)
-        for place in where
+        DataFiles(layout, candidate)
+        for folder in folders
         for layout in published.layouts
-        for folder in (place / layout.folder, place)
+        for candidate in (folder / layout.folder, folder)
     ]
     best = max(candidates, key=_share_present, default=None)
     return best if best is not None and _share_present(best) > 0 else None
 
 
-def _share_present(found: Found) -> float:
+def _share_present(found: DataFiles) -> float:
     parts = found.layout.parts
     return sum((found.folder / part.name).is_file() for part in parts) / len(parts)
 
 
-def _cache() -> list[Path]:
+def _cache_folders() -> list[Path]:
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if base.is_absolute():  # the standard says to ignore any other
+    if base.is_absolute():  # the XDG standard ignores relative paths
         return [base / "demur"]
     try:
         return [Path.home() / ".cache" / "demur"]

