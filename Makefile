@@ -1,6 +1,7 @@
-# make demo: the main job on embedded data. make test: every check. Both start from nothing.
+# make demo: train, attack and report on the embedded digits. make test: lint, types and tests.
+# make docs: build the documentation into site/. Each target sets up .venv by itself.
 
-.PHONY: demo test clean
+.PHONY: demo test docs clean
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --disable-pip-version-check --quiet -c constraints.txt
@@ -14,8 +15,12 @@ test: $(VENV)/test.stamp
 	$(PY) -m mypy
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q -rs
 
+docs: $(VENV)/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@echo "documentation: $(CURDIR)/site/index.html"
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info runs/demo
+	rm -rf $(VENV) build dist site *.egg-info runs/demo
 
 $(VENV)/made.stamp:
 	@sh tools/find-python.sh $(VENV)
@@ -25,7 +30,11 @@ $(VENV)/demo.stamp: $(VENV)/made.stamp pyproject.toml constraints.txt
 	$(PIP) -e '.[report]'
 	@touch $@
 
+$(VENV)/docs.stamp: $(VENV)/made.stamp pyproject.toml constraints.txt
+	$(PIP) -e '.[docs]'
+	@touch $@
+
 $(VENV)/test.stamp: $(VENV)/made.stamp pyproject.toml constraints.txt
 	$(PIP) -e '.[dev]'
 	$(PIP) --no-deps torchattacks
-	@touch $@ $(VENV)/demo.stamp
+	@touch $@ $(VENV)/demo.stamp $(VENV)/docs.stamp

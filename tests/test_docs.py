@@ -1,0 +1,135 @@
+"""The documentation site builds strictly, lists every public name, and its examples run."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import pytest
+
+import demur
+
+ROOT = Path(demur.__file__).parents[1]
+PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
+TO_RUN = re.compile(r"<!-- run -->\n```python\n(.*?)```", re.S)
+TARGETS = {"a": "href", "img": "src", "script": "src", "link": "href"}
+
+
+class Page(HTMLParser):
+    """The anchors of a built page and the targets of its links, images, scripts and styles."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: list[tuple[str, str]] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.anchors |= {values[name] for name in ("id", "name") if name in values}
+        if tag in TARGETS and (target := values.get(TARGETS[tag])):
+            self.links.append((tag, target))
+
+
+def test_the_site_builds_strictly_with_every_name_and_no_broken_link(tmp_path: Path) -> None:
+    pages = built_pages(tmp_path / "site")
+    assert unlisted_names(pages) == []
+    assert list(broken_links(pages)) == []
+    assert list(requests_to_other_hosts(pages)) == []
+    assert unlisted_commands(pages) == []
+
+
+def built_pages(site: Path) -> dict[Path, Page]:
+    """Every page of the site, built without a network into a temporary folder."""
+    for package in ("mkdocs", "material", "mkdocstrings"):
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed; pip install -e '.[docs]'")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(site)]
+    env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        build, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {path: Page(path) for path in site.rglob("*.html") if path.name != "404.html"}
+
+
+def unlisted_names(pages: dict[Path, Page]) -> list[str]:
+    """The public names that no reference page documents."""
+    reference = [page for path, page in pages.items() if path.parent.name == "reference"]
+    anchors = set().union(*(page.anchors for page in reference))
+    return [name for name in demur.__all__ if f"demur.{name}" not in anchors]
+
+
+def broken_links(pages: dict[Path, Page]) -> Iterator[str]:
+    """Links to files that are not in the site, or to anchors that are not on their page."""
+    for path, page in pages.items():
+        for _, link in page.links:
+            target, anchor = urldefrag(unquote(link))
+            if ":" in target:
+                continue
+            file = (path.parent / target).resolve() if target else path
+            file = file / "index.html" if file.is_dir() else file
+            if not file.is_file():
+                yield f"{path.name} links to {link}"
+            elif anchor and file in pages and anchor not in pages[file].anchors:
+                yield f"{path.name} links to {link}, which has no such anchor"
+
+
+def requests_to_other_hosts(pages: dict[Path, Page]) -> Iterator[str]:
+    """Images, scripts and styles that a reader's browser would load from elsewhere."""
+    for path, page in pages.items():
+        for tag, link in page.links:
+            if tag != "a" and re.match(r"(https?:)?//", link):
+                yield f"{path.name} loads {link}"
+
+
+def unlisted_commands(pages: dict[Path, Page]) -> list[str]:
+    """The commands without a section in the command-line reference."""
+    from typer.main import get_command
+
+    import demur.cli  # registers every command
+    from demur.cli.app import app
+
+    (page,) = [page for path, page in pages.items() if path.name == "cli.html"]
+    commands = getattr(get_command(app), "commands", {})
+    assert demur.cli
+    assert len(commands) > 10
+    return [name for name in commands if f"demur-{name}" not in page.anchors]
+
+
+@pytest.mark.parametrize(
+    "path", [page for page in PAGES if TO_RUN.search(page.read_text())], ids=lambda path: path.stem
+)
+def test_the_examples_of_a_guide_run(path: Path, in_empty_folder: Path) -> None:
+    """All marked blocks of a page, in order and in one namespace."""
+    namespace: dict[str, object] = {"__name__": path.stem}
+    text = path.read_text(encoding="utf-8")
+    for found in TO_RUN.finditer(text):
+        line = text[: found.start(1)].count("\n")
+        exec(compile("\n" * line + found[1], str(path), "exec"), namespace)
+
+
+def test_pages_written_by_hand_use_the_words_of_the_field() -> None:
+    """Prose outside code blocks; the four generated pages are left out."""
+    words = re.compile(r"\b(victims?|glances?|slips?|crafted|refus\w+|promis\w+|proof)\b", re.I)
+    generated = {"methods-cifar10", "methods-digits", "study-cifar10", "study-digits"}
+    paths = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    found = [
+        f"{path.name}: {line}"
+        for path in paths
+        if path.stem not in generated
+        for line in re.sub(r"```.*?```", "", path.read_text(), flags=re.S).splitlines()
+        if words.search(line)
+    ]
+    assert found == []
+
+
+def test_the_map_of_the_packages_is_current() -> None:
+    tool = [sys.executable, str(ROOT / "tools" / "package_map.py"), "--check"]
+    done = subprocess.run(tool, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

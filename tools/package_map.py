@@ -1,0 +1,143 @@
+"""Draw docs/package-map.svg: the packages of demur by layer, with an arrow for each import.
+
+    python tools/package_map.py            # write the file
+    python tools/package_map.py --check    # exit 1 if the file is out of date
+
+Layers come from FLOORS in tests/test_code_style.py. An arrow that follows from two others is left
+out (transitive reduction), and so are arrows to the foundation, which every package may import.
+"""
+
+import ast
+import sys
+from html import escape
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TARGET = ROOT / "docs" / "package-map.svg"
+PURPOSE = {
+    "cli": "the command",
+    "bench": "speed, peers",
+    "paper": "tables of trainings",
+    "report": "text, figures, page",
+    "training": "epochs, resuming",
+    "sanity": "checks of records",
+    "autoattack": "AutoAttack interface",
+    "evaluate": "attack, score, bind",
+    "runs": "run folders, records",
+    "engine": "training steps, graphs",
+    "recipes": "named recipes, attacks",
+    "methods": "frameworks, heads",
+    "attacks": "PGD, APGD, objectives",
+    "rejectors": "Con, R-Con, KD, ...",
+    "calibrate": "thresholds",
+    "wrappers": "other models",
+    "balls": "Linf, L2",
+    "gradient": "gradient queries",
+    "data": "digits, CIFAR",
+    "nets": "ResNet, WideResNet",
+    "metrics": "AUROC, intervals",
+    "theory": "Lemma 1, Theorem 1",
+}
+WIDTH, BOX_W, BOX_H, GAP_Y, TOP = 1000, 132, 44, 34, 16
+
+
+def layers() -> list[list[str]]:
+    """Packages from the lowest layer to the highest."""
+    tree = ast.parse((ROOT / "tests" / "test_code_style.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in (
+            "FLOORS",
+            "LAYERS",
+        ):
+            found: list[list[str]] = ast.literal_eval(node.value)
+            return found
+    raise SystemExit("tests/test_code_style.py defines no FLOORS")
+
+
+def imports(package: str) -> set[str]:
+    """The packages that the files of a package import."""
+    folder = ROOT / "demur" / package
+    paths = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+    found: set[str] = set()
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("demur"):
+                parts = str(node.module).split(".")
+                found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+    return found - {package}
+
+
+def reduced(edges: dict[str, set[str]]) -> dict[str, set[str]]:
+    """The edges without those that a longer path implies."""
+    reach: dict[str, set[str]] = {}
+
+    def below(name: str) -> set[str]:
+        if name not in reach:
+            reach[name] = set().union(*(below(child) | {child} for child in edges[name]), set())
+        return reach[name]
+
+    return {
+        name: {c for c in children if not any(c in below(other) for other in children - {c})}
+        for name, children in edges.items()
+    }
+
+
+def drawing() -> str:
+    """The SVG text."""
+    foundation, *upper = layers()
+    names = [name for layer in upper for name in layer]
+    edges = reduced({name: imports(name) & set(names) for name in names})
+    place: dict[str, tuple[float, float]] = {}
+    for depth, layer in enumerate(reversed(upper)):
+        for i, name in enumerate(layer):
+            x = WIDTH * (i + 1) / (len(layer) + 1) - BOX_W / 2
+            place[name] = (x, TOP + depth * (BOX_H + GAP_Y))
+    base = TOP + len(upper) * (BOX_H + GAP_Y)
+    height = base + 78
+    style = (
+        "text{font:13px sans-serif;fill:#1d2430;text-anchor:middle}.p{font-size:11px;fill:#5a6472}"
+        "rect{fill:#eef1fb;stroke:#5664b8;rx:6}path{fill:none;stroke:#9aa3b5;marker-end:url(#a)}"
+    )
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+        'aria-label="Packages of demur by layer; arrows point to imported packages">',
+        f"<style>{style}</style>",
+        '<defs><marker id="a" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
+        'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" '
+        'style="fill:#9aa3b5;stroke:none"/></marker></defs>',
+        f'<rect x="0" y="0" width="{WIDTH}" height="{height}" style="fill:#fff;stroke:none"/>',
+    ]
+    for name in names:
+        parts += [_arrow(place[name], place[child]) for child in sorted(edges[name])]
+    for name in names:
+        parts.append(_box(*place[name], BOX_W, BOX_H, name, PURPOSE.get(name, "")))
+    half = (len(foundation) + 1) // 2
+    parts.append(f'<rect x="20" y="{base}" width="{WIDTH - 40}" height="62"/>')
+    for row, part in enumerate((foundation[:half], foundation[half:])):
+        text = escape(" · ".join(part))
+        parts.append(f'<text x="{WIDTH / 2:g}" y="{base + 26 + 22 * row}">{text}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
+    x0, y0 = start[0] + BOX_W / 2, start[1] + BOX_H
+    x1, y1 = end[0] + BOX_W / 2, end[1]
+    bend = (y1 - y0) / 2
+    return f'<path d="M{x0:g} {y0:g}C{x0:g} {y0 + bend:g} {x1:g} {y1 - bend:g} {x1:g} {y1:g}"/>'
+
+
+def _box(x: float, y: float, width: float, height: float, name: str, purpose: str) -> str:
+    middle = x + width / 2
+    return (
+        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"/>'
+        f'<text x="{middle:g}" y="{y + 19:g}">{escape(name)}</text>'
+        f'<text class="p" x="{middle:g}" y="{y + 35:g}">{escape(purpose)}</text>'
+    )
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv[1:]:
+        if not TARGET.exists() or TARGET.read_text(encoding="utf-8") != drawing():
+            raise SystemExit(f"{TARGET} is out of date; run python tools/package_map.py")
+    else:
+        TARGET.write_text(drawing(), encoding="utf-8")
