@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from demur import noise
+from demur.errors import BadInput
 from demur.field_types import NonNegative
 from demur.fused import fused
 from demur.images import per_image
@@ -125,6 +126,14 @@ class Linf(Ball):
         >>> x_adv = Linf(8 / 255).project(x, x + 1)
         >>> assert torch.allclose(x_adv, x + 8 / 255)
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.eps > 1:
+            raise BadInput(
+                f"eps={self.eps:g} exceeds the pixel range [0, 1]; write eps={self.eps:g}/255 if "
+                "you count in levels of 0 to 255"
+            )
 
     def start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
         u = noise.uniform(seed, index, stream, tuple(x.shape[1:])).to(x)

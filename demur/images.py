@@ -7,6 +7,8 @@ from torch import Tensor
 
 from demur.errors import BadInput
 
+_TO_TENSOR = "torch.as_tensor"
+
 
 class Domain(NamedTuple):
     """The images that a net classifies: number of classes, shape and normalisation."""
@@ -26,6 +28,10 @@ def check_batch(x: Tensor, y: Tensor, classes: int | None = None) -> None:
         classes: Number of classes of the classifier; None skips the upper bound on labels.
     """
     check_images(x)
+    if not isinstance(y, Tensor):
+        raise BadInput(
+            f"labels must be a torch tensor, not {type(y).__name__}; use {_TO_TENSOR}(y)"
+        )
     if y.ndim != 1 or len(y) != len(x):
         raise BadInput(
             f"labels must be one integer per image ({len(x)}), not shape {tuple(y.shape)}"
@@ -42,6 +48,10 @@ def check_batch(x: Tensor, y: Tensor, classes: int | None = None) -> None:
 
 def check_images(x: Tensor) -> None:
     """Raise BadInput unless x is a non-empty N, C, H, W float tensor in [0, 1]."""
+    if not isinstance(x, Tensor):
+        raise BadInput(
+            f"images must be a torch tensor, not {type(x).__name__}; use {_TO_TENSOR}(x)"
+        )
     if x.ndim != 4:
         raise BadInput(f"images must have shape N, C, H, W, not {tuple(x.shape)}")
     if len(x) == 0:

@@ -36,7 +36,6 @@ from demur.balls import Ball
 from demur.bench.reports import Reports
 from demur.calibrate import TPR
 from demur.data import Images
-from demur.errors import BadInput, suggestion
 from demur.evaluate import Evaluator
 from demur.evaluate.binding import Binding
 from demur.evaluate.record_scores import values
@@ -138,9 +137,7 @@ def rules_by_name(names: Sequence[str], recipe: Recipe) -> dict[str, Rejector]:
         BadInput: A net of the recipe has no such rejector.
     """
     known = recipe.rejectors()
-    for name in names:
-        if name not in known:
-            raise BadInput(f"the run has no rejector {name!r}; {suggestion(name, known)}")
+    names = [recipe.find_rejector(name) for name in names]
     own = [
         name
         for name in recipe.method.head.rejectors()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from demur.attacks import Clean
-from demur.errors import BadInput, suggestion
+from demur.errors import BadInput
 from demur.evaluate.attack import Evaluator, no_progress
 from demur.evaluate.binding import Binding
 from demur.evaluate.certificates import REMEDY
@@ -133,9 +133,8 @@ def _write(
 def _rejectors_by_spec(evaluator: Evaluator, only: Sequence[str]) -> dict[str, Rejector]:
     """Rejectors of these names by their full spec, Con first."""
     known = evaluator.run.recipe.rejectors()
+    only = [evaluator.run.recipe.find_rejector(name) for name in only]
     for name in only:
-        if name not in known:
-            raise BadInput(f"the run has no rejector called {name!r}; {suggestion(name, known)}")
         if isinstance(pair := known[name], Coupled):
             parts = [part for part, other in known.items() if other in (pair.gate, pair.score)]
             raise BadInput(f"{name} is made of two scores; name those: {','.join(parts)}")

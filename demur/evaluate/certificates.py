@@ -17,7 +17,7 @@ import numpy as np
 
 from demur.attacks import Attack, Clean
 from demur.calibrate import Certificate, Guarantee, certify, lower_bound, upper_bound
-from demur.errors import BadInput, suggestion
+from demur.errors import BadInput
 from demur.evaluate.as_json import plain
 from demur.evaluate.attack import AttackOptions, Evaluator, run_attack
 from demur.evaluate.binding import Binding, bind_thresholds
@@ -104,7 +104,8 @@ def issue(
         The certificate. Uncertified is raised if no threshold gives the guarantee.
     """
     run = evaluator.run
-    rejector = _rejector_by_name(run.recipe.rejectors(), name)
+    name = run.recipe.find_rejector(name)
+    rejector = run.recipe.rejectors()[name]
     cal = (
         evaluator.clean("cal")
         if isinstance(attack, Clean)
@@ -195,12 +196,6 @@ def _word(observed: float | None, interval: Interval, level: float, is_upper_bou
         return "kept"
     broken = interval.lo > level if is_upper_bound else interval.hi < level
     return "broken" if broken else "within chance"
-
-
-def _rejector_by_name(rejectors: dict[str, Rejector], name: str) -> Rejector:
-    if name not in rejectors:
-        raise BadInput(f"no rejector is called {name!r}; {suggestion(name, rejectors)}")
-    return rejectors[name]
 
 
 def _attacked_cal(evaluator: Evaluator, label: str, attack: Attack) -> Record:

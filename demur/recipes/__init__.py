@@ -38,12 +38,13 @@ _LISTS: tuple[tuple[type[Spec], ...], ...] = (
 VOCABULARY: Vocabulary = {cls.__name__: cls for group in _LISTS for cls in group}
 
 
-def recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
+def recipe(name: str, changes: str | Iterable[str] = ()) -> Recipe:
     """Look up a recipe by name and apply changes to it.
 
     Args:
         name: A key of `RECIPES` (`demur list recipes`), or "@FILE" for a file with a recipe.
-        changes: Texts "key=value"; a dotted key sets a field of a field, as in "head.weight=0.5".
+        changes: One text "key=value" or several; a dotted key sets a field of a field, as in
+            "head.weight=0.5".
 
     Returns:
         The changed recipe.
@@ -62,7 +63,7 @@ def recipe(name: str, changes: Iterable[str] = ()) -> Recipe:
         found = RECIPES[name]
     else:
         raise BadInput(f"no recipe is called {brief(name)!r}; {suggestion(name, RECIPES)}")
-    return changed(found, changes)
+    return changed(found, [changes] if isinstance(changes, str) else changes)
 
 
 def changed(recipe: Recipe, changes: Iterable[str]) -> Recipe:

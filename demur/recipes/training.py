@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 
 from demur.attacks import Attack, Clean
 from demur.data import Augment, Dataset, NoAugment, SplitName
-from demur.errors import BadInput
+from demur.errors import BadInput, brief, suggestion
 from demur.field_types import Condition, NonNegative, NonNegativeInt, PositiveInt, UnitInterval
 from demur.methods import EBD, RR, Method, NoHead, Schedule
 from demur.nets import NetSpec
 from demur.precision import Precision
 from demur.rejectors import OUTPUT_REJECTORS, Con, Rejector, fitted_rejectors
-from demur.spec import Spec, later
+from demur.spec import Spec, find_name, later
 
 # an average with decay 1 never changes, and AWP that starts at the end never runs
 BelowOne = Annotated[float, Condition(lambda v: 0 <= v < 1, "of at least 0 and below 1")]
@@ -121,3 +121,14 @@ class Recipe(Spec):
         """Rejectors of the trained net by name: Con, the head's, and those for every net."""
         of_head = self.method.head.rejectors()
         return {"Con": Con(), **of_head, **OUTPUT_REJECTORS, **fitted_rejectors(self.data)}
+
+    def find_rejector(self, name: str) -> str:
+        """Return the displayed name of a rejector: R-Con, RCon and rcon are one name.
+
+        Raises BadInput if the trained net has no such rejector.
+        """
+        known = self.rejectors()
+        found = find_name(name, known)
+        if found is None:
+            raise BadInput(f"the run has no rejector {brief(name)!r}; {suggestion(name, known)}")
+        return found

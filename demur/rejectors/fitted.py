@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.errors import BadInput
-from demur.output import Output, prediction
+from demur.output import Output, as_output, prediction
 from demur.precision import no_autocast
 from demur.rule import Score
 
@@ -35,6 +35,7 @@ class FittedScore(nn.Module, Score):
     def forward(self, out: Output) -> Tensor:
         """Score of each image, N; raises BadInput for an output without features."""
         check_features(out)
+        out = as_output(out)
         out = out._replace(feature=out.feature.to(self.dtype))
         with no_autocast(out.logits.device):  # rounding in 16 bits would exceed the distances
             if len(out.logits) <= CHUNK:

@@ -17,6 +17,7 @@ from demur.errors import BadInput
 from demur.field_types import Positive
 from demur.output import (
     Output,
+    as_output,
     con,
     energy,
     label_entry,
@@ -152,6 +153,7 @@ class ModelScore(OutputScore):
     """
 
     def __call__(self, out: Output) -> Tensor:
+        out = as_output(out)
         if out.aux.shape[-1] == 0:
             raise BadInput("the model returns no score; wrap it as ModelWithScore(model, ...)")
         return out.aux[:, -1]
@@ -230,7 +232,7 @@ class MaxLogit(LogitScore):
     """
 
     def __call__(self, out: Output) -> Tensor:
-        return out.logits.amax(-1) / self.tau
+        return as_output(out).logits.amax(-1) / self.tau
 
     def accept_margin(self, out: Output, t: float, label: Tensor) -> Tensor:
         return label_entry(out.logits, label) / self.tau - t

@@ -30,7 +30,7 @@ from demur.runs.files import (
 )
 from demur.runs.metadata import read_metadata
 from demur.runs.record import Record, read_record
-from demur.spec import differences, digest, lines
+from demur.spec import check_readable, differences, digest, lines
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,7 @@ class Run:
     @contextmanager
     def claim(path: Path, recipe: Recipe) -> "Iterator[Run]":
         """Lock a folder and yield the run for this recipe, which is new or resumed."""
+        check_readable(recipe)
         Run.check(path, recipe)  # before a lock file is written into a folder of something else
         was_there = path.exists()
         with exclusive_lock(path):
