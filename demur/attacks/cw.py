@@ -4,8 +4,8 @@
     CW("Linf", criterion=AcceptedError(RCon(), 0.5))    # the closest accepted error
 
 Adam minimises distance + c * hinge. c grows tenfold until the attack succeeds, then is bisected.
-Unlike in the authors' code, each image has its own c, step count and end, and the tanh range
-exceeds [0, 1] by 5%, so that pixels at 0 and 1 have a gradient.
+Unlike in the authors' code, each image has its own step count and end, and the tanh range exceeds
+[0, 1] by 5%, so that pixels at 0 and 1 have a gradient.
 """
 
 from dataclasses import dataclass, fields, replace
