@@ -1,4 +1,4 @@
-"""The paper's adaptive objectives by hand, the worst case over all of them, and the command."""
+"""The paper's adaptive objectives against formulas, their worst case, and the command."""
 
 import json
 import math
@@ -40,12 +40,12 @@ def toy() -> Output:
 
 
 def by_hand(y: int, tau: float = 1.0) -> dict[str, float]:
-    """Each objective at ETA on the toy, from the paper's formulas."""
-    p, warmup = (
+    """Each objective at ETA for the toy output, from the paper's formulas."""
+    p, p_tau = (
         [math.exp(v / t) / sum(math.exp(u / t) for u in LOGITS) for v in LOGITS] for t in (1.0, tau)
     )
-    rcon = max(warmup) / (1 + math.exp(-AUX))
-    rr = -warmup[y] * math.log(rcon) - (1 - warmup[y]) * math.log(1 - rcon)
+    rcon = max(p_tau) / (1 + math.exp(-AUX))
+    rr = -p_tau[y] * math.log(rcon) - (1 - p_tau[y]) * math.log(1 - rcon)
     ce, con = -math.log(p[y]), math.log(max(p[k] for k in range(3) if k != y))
     return {
         "ce-log-score": ce + ETA * math.log(rcon),
@@ -60,15 +60,15 @@ def by_hand(y: int, tau: float = 1.0) -> dict[str, float]:
 @pytest.mark.parametrize("name", ADAPTIVE_OBJECTIVES)
 @pytest.mark.parametrize("y", [0, 1])
 @pytest.mark.parametrize("tau", [1.0, 0.5])
-def test_objectives_by_hand(name: str, y: int, tau: float) -> None:
+def test_objectives_equal_their_formulas(name: str, y: int, tau: float) -> None:
     run = recipe("digits-pgdat-rr", [f"head.tau={tau}"])
     objective = ADAPTIVE_OBJECTIVES[name].objective(run, ETA)
-    aim = [torch.tensor([TARGET])] * objective.n_inputs
-    value = objective(toy(), torch.tensor([y]), *aim)
+    targets = [torch.tensor([TARGET])] * objective.n_inputs
+    value = objective(toy(), torch.tensor([y]), *targets)
     assert value.item() == pytest.approx(by_hand(y, tau)[name])
 
 
-def test_the_papers_five_and_the_sixth_are_there_under_a_name() -> None:
+def test_all_six_objectives_have_names_and_formulas() -> None:
     formulas = {name: objective.formula(RR_RUN) for name, objective in ADAPTIVE_OBJECTIVES.items()}
     assert formulas == {
         "ce-log-score": "CE + eta log R-Con",
@@ -86,20 +86,20 @@ def test_the_papers_five_and_the_sixth_are_there_under_a_name() -> None:
         assert (inner.steps, inner.restarts, inner.keep) == (500, 10, "max_objective")
 
 
-def test_a_weight_is_changed_wherever_it_stands() -> None:
+def test_eta_is_set_everywhere_in_an_attack() -> None:
     named = attack("adaptive-targets-rr:steps=7,eta=3,eps=0.1", RR_RUN)
     assert isinstance(named, MultiTarget)
     assert isinstance(named.attack, PGD)
     assert (named.attack.steps, named.attack.ball.eps) == (7, 0.1)
-    assert show(named).count("3.0") == 2, "in the goal and in what keeps the best class"
+    assert show(named).count("3.0") == 2, "in the objective and in the ranking of classes"
     assert named.rank_by == ADAPTIVE_OBJECTIVES["con-rr"].objective(RR_RUN, 3.0)
-    for text, words in (("eta=ten", "eta must be a number"), ("eta=-1", "of at least 0"),
+    for text, message in (("eta=ten", "eta must be a number"), ("eta=-1", "of at least 0"),
                         ("etta=1", "no key 'etta'")):  # fmt: skip
-        with pytest.raises(BadInput, match=words):
+        with pytest.raises(BadInput, match=message):
             attack(f"adaptive-ce-rr:{text}", RR_RUN)
 
 
-def test_labels_are_what_the_command_takes() -> None:
+def test_labels_can_be_read_by_the_command() -> None:
     for plan in (
         AdaptivePlan.of(RR_RUN),
         AdaptivePlan.of(PLAIN_RUN, etas=(0.123456789, 1e-7), steps=3),
@@ -116,7 +116,7 @@ def test_labels_are_what_the_command_takes() -> None:
     assert other == "adaptive-worst:objectives=con-rr,etas=1+10,steps=5"
 
 
-def test_a_net_without_a_is_attacked_through_its_confidence() -> None:
+def test_a_net_without_a_head_is_attacked_through_its_confidence() -> None:
     plan = AdaptivePlan.of(PLAIN_RUN)
     assert plan.objectives == ("ce-log-score", "con-log-score", "ce-score")
     assert plan.rejectors == {"Con": Con()}
@@ -128,28 +128,28 @@ def test_a_net_without_a_is_attacked_through_its_confidence() -> None:
         AdaptivePlan.of(PLAIN_RUN, ["con-rr"])
 
 
-def test_the_worst_case_breaks_whatever_a_member_breaks(tiny_source: Evaluator) -> None:
+def test_the_worst_case_succeeds_where_any_member_succeeds(tiny_source: Evaluator) -> None:
     plan = AdaptivePlan.of(tiny_source.run.recipe, etas=(0.1, 30), steps=3, restarts=1)
     assert len(plan.worst.attacks) == 6 * 2
     assert plan.worst.criterion == AcceptedError(RCon(), plan.worst.criterion.threshold)  # type: ignore[attr-defined]
     chain = bind_thresholds(plan.worst, tiny_source.clean).spec
     net, images = tiny_source.net, tiny_source.splits["test"]
     x, y = images.batch(slice(0, 60))
-    everyone = AttackBatch(net, x, y, torch.arange(60), None)
+    attack_batch = AttackBatch(net, x, y, torch.arange(60), None)
     with torch.no_grad():
-        worst = chain.criterion(net(chain.run(everyone, 0)), y)
+        worst = chain.criterion(net(chain.run(attack_batch, 0)), y)
         counts = []
-        for place, member in enumerate(chain.attacks):
-            alone = member.run(everyone, noise.derived(0, place))
-            past = chain.criterion(net(alone), y)
-            assert worst[past].all(), show(member)
-            counts.append(int(past.sum()))
+        for i, member in enumerate(chain.attacks):
+            alone = member.run(attack_batch, noise.derived(0, i))
+            succeeded = chain.criterion(net(alone), y)
+            assert worst[succeeded].all(), show(member)
+            counts.append(int(succeeded.sum()))
     assert int(worst.sum()) >= max(counts) > 0
 
 
 @dataclass(frozen=True)
-class Known(Trial):
-    """A trial whose figure is known."""
+class KnownTrial(Trial):
+    """A trial with a given value."""
 
     figure: float = 0.0
 
@@ -157,21 +157,21 @@ class Known(Trial):
         return self.figure
 
 
-def known(*figures: tuple[str, float, float]) -> list[Trial]:
-    nothing: Any = None
-    return [Known(name, name, eta, nothing, figure) for name, eta, figure in figures]
+def known_trials(*figures: tuple[str, float, float]) -> list[Trial]:
+    no_record: Any = None
+    return [KnownTrial(name, name, eta, no_record, figure) for name, eta, figure in figures]
 
 
-def test_the_least_is_marked_of_each_objective_and_of_all() -> None:
-    tried = known(
+def test_the_smallest_value_of_each_objective_and_of_all_is_marked() -> None:
+    trials = known_trials(
         ("a", 0.1, 0.7), ("a", 1, 0.6), ("a", 10, 0.9), ("b", 0.1, 0.5), ("b", 1, 0.4),
         ("b", 10, 0.4), ("c", 0.1, 0.8), ("c", 1, 0.8), ("c", 10, 0.81),
     )  # fmt: skip
-    objective, everyone = "objective", "all"
-    assert marks(tried, "R-Con", "accuracy") == [
-        "", objective, "", "", everyone, everyone, objective, objective, "",
+    objective, overall = "objective", "all"
+    assert marks(trials, "R-Con", "accuracy") == [
+        "", objective, "", "", overall, overall, objective, objective, "",
     ]  # fmt: skip
-    assert minima(tried, "R-Con")["auroc"] == {"value": 0.4, "objective": "b", "eta": 1}
+    assert minima(trials, "R-Con")["auroc"] == {"value": 0.4, "objective": "b", "eta": 1}
 
 
 # ---------------------------------------------------------------------------------- the command
@@ -182,9 +182,7 @@ def run_here(tiny_run: Run, in_empty_folder: Path) -> Path:
     return Path(shutil.copytree(tiny_run.path, in_empty_folder / "runs" / "tiny"))
 
 
-def test_both_protocols_end_to_end_and_records_are_used_again(
-    command: Command, run_here: Path
-) -> None:
+def test_both_protocols_run_and_reuse_records(command: Command, run_here: Path) -> None:
     words = ("adaptive", "tiny", *QUICK, "--objectives", "ce-log-score,targets-rr")
     code, out, err = command(*words, "--json")
     assert code == 0, err
@@ -215,7 +213,7 @@ def test_both_protocols_end_to_end_and_records_are_used_again(
     assert written == {path: path.stat().st_mtime_ns for path in (run_here / "records").iterdir()}
 
 
-def test_one_protocol_makes_only_what_it_shows(command: Command, run_here: Path) -> None:
+def test_one_protocol_runs_only_its_own_attacks(command: Command, run_here: Path) -> None:
     words = ("adaptive", "tiny", *QUICK, "--objectives", "ce-score", "--json")
     for protocol, other in (("deploy", "paper"), ("paper", "deploy")):
         code, out, err = command(*words, "--protocol", protocol)
@@ -224,7 +222,7 @@ def test_one_protocol_makes_only_what_it_shows(command: Command, run_here: Path)
         assert other not in json.loads(out)
 
 
-def test_what_cannot_be_done_is_said_in_a_sentence(command: Command, run_here: Path) -> None:
+def test_bad_arguments_exit_with_a_message(command: Command, run_here: Path) -> None:
     before = sorted(path.name for path in (run_here / "records").glob("*test*"))
     refused(command("adaptive", "tinny"), "there is no run 'tinny'")
     refused(command("adaptive", "tiny", "--protocol", "papr"), "did you mean paper")
@@ -239,7 +237,7 @@ def test_what_cannot_be_done_is_said_in_a_sentence(command: Command, run_here: P
     assert before == sorted(path.name for path in (run_here / "records").glob("*test*"))
 
 
-def test_without_cal_images_there_is_only_the_papers_protocol(
+def test_without_cal_images_only_the_papers_protocol_runs(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     use_small_set(CIFAR10, monkeypatch, tmp_path / "data")
@@ -253,13 +251,13 @@ def test_without_cal_images_there_is_only_the_papers_protocol(
     assert {trial["objective"] for trial in found["paper"]["trials"]} == {
         "ce-log-score", "con-log-score", "ce-score",
     }  # fmt: skip
-    said = " ".join(err.split())
-    assert "no cal images were held out for this run" in said
-    assert "without L_RR: no second output" in said
+    message = " ".join(err.split())
+    assert "no cal images were held out for this run" in message
+    assert "without L_RR: no second output" in message
     refused(command(*words, "--protocol", "deploy"), "no threshold can be deployed")
 
 
-def test_the_default_is_the_papers() -> None:
+def test_defaults_are_the_papers() -> None:
     plan = AdaptivePlan.of(RR_RUN)
     assert list(plan.etas) == list(ETAS) == [0.1, 0.3, 1, 3, 10, 30, 100]
     assert (plan.steps, plan.restarts) == (500, 10)

@@ -189,7 +189,7 @@ def test_carl_losses_equal_their_formulas() -> None:
 
 
 def linear_net_penalty(form: str, grad_penalty: float, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient penalty of a linear net, the mean L1 norm of the margin's gradient, and the weight."""
+    """Gradient penalty of a linear net, the mean L1 norm of the margins' gradients, the weight."""
     weight = torch.tensor([[1.0, -2.0], [0.5, 0.0], [-1.0, 1.0]], dtype=torch.float64)
     weight.requires_grad_()
     x = torch.tensor([[0.2, 0.4], [0.1, 0.9], [0.5, 0.5]], dtype=torch.float64)[:count]

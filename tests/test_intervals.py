@@ -1,4 +1,4 @@
-"""Wilson, bootstrap and paired intervals against textbooks, closed forms and each other."""
+"""Wilson, bootstrap and paired intervals against published values and closed forms."""
 
 import math
 import time
@@ -14,13 +14,13 @@ from tests.scored_sets import FEW, INF, SOME, WITH_NEVER, Set, images
 
 
 class TestIntervals:
-    def test_wilson_textbook(self) -> None:
+    def test_wilson_equals_published_values(self) -> None:
         # Newcombe (1998), Statistics in Medicine 17:857, table I, method 3: 81/263 and 15/148.
         assert metrics.wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
         assert metrics.wilson(15, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
         assert metrics.wilson(0, 20) == pytest.approx((0, 0.1611), abs=5e-5)
 
-    def test_wilson_without_trials(self) -> None:
+    def test_wilson_without_trials_is_the_unit_interval(self) -> None:
         assert metrics.wilson(0, 0) == Interval(0.0, 1.0)
 
     @SOME
@@ -39,7 +39,7 @@ class TestIntervals:
         assert (lo == 0) == (k == 0)
         assert (hi == 1) == (k == n)
 
-    def test_bootstrap_repeats_and_contains(self) -> None:
+    def test_bootstrap_is_deterministic_and_contains_the_estimate(self) -> None:
         score, correct = images(300)
         found = metrics.bootstrap(metrics.auroc, score, correct, resamples=300)
         assert found == metrics.bootstrap(metrics.auroc, score, correct, resamples=300)
@@ -47,18 +47,18 @@ class TestIntervals:
         assert found.lo < metrics.auroc(score, correct) < found.hi
         assert found.hi - found.lo < 0.2
 
-    def test_bootstrap_leaves_the_global_generator_alone(self) -> None:
+    def test_bootstrap_does_not_use_the_global_generator(self) -> None:
         state = np.random.get_state(legacy=False)["state"]["key"].copy()
         metrics.bootstrap(metrics.accuracy, [0, 1, 1], resamples=10)
         assert np.array_equal(state, np.random.get_state(legacy=False)["state"]["key"])
 
-    def test_bootstrap_of_a_mean_is_the_normal_interval(self) -> None:
+    def test_bootstrap_of_a_mean_is_close_to_the_normal_interval(self) -> None:
         correct = np.arange(400) % 4 != 0
         lo, hi = metrics.bootstrap(metrics.accuracy, correct, resamples=2000)
         half = 1.96 * math.sqrt(0.75 * 0.25 / 400)
         assert (lo, hi) == pytest.approx((0.75 - half, 0.75 + half), abs=0.008)
 
-    def test_bootstrap_draws_images_jointly(self) -> None:
+    def test_bootstrap_resamples_all_arrays_with_the_same_indices(self) -> None:
         def mismatch(a: FloatArray, b: FloatArray) -> float:
             assert len(a) == 50
             return float(np.abs(a + b).max())
@@ -66,14 +66,14 @@ class TestIntervals:
         left = np.arange(50.0)
         assert metrics.bootstrap(mismatch, left, -left, resamples=20) == (0, 0)
 
-    def test_bootstrap_cuts_equal_tails(self) -> None:
+    def test_bootstrap_cuts_equal_numbers_at_both_ends(self) -> None:
         draws = iter(range(100))
         found = metrics.bootstrap(
             lambda _: float(next(draws)), [0.0, 1.0], level=0.9, resamples=100
         )
         assert found == (5, 94)
 
-    def test_bootstrap_takes_infinite_thresholds(self) -> None:
+    def test_bootstrap_accepts_infinite_statistics(self) -> None:
         found = metrics.bootstrap(metrics.paper_threshold, [1.0, 2.0], [0, 1], resamples=200)
         assert found.hi == INF
 
@@ -84,31 +84,31 @@ class TestIntervals:
         found = metrics.paired_difference(metrics.auroc, score, score, correct, resamples=20)
         assert found == (0, 0, 0, 1)
 
-    def test_a_clear_difference(self) -> None:
+    def test_a_large_difference_is_significant(self) -> None:
         score, correct = images(400)
         noise = np.random.default_rng(9).normal(size=400)
         found = metrics.paired_difference(metrics.auroc, score, noise, correct, resamples=400)
         assert found.value == metrics.auroc(score, correct) - metrics.auroc(noise, correct)
         assert 0 < found.lo < found.value < found.hi
         assert found.p == 2 / 401
-        back = metrics.paired_difference(metrics.auroc, noise, score, correct, resamples=400)
-        assert back == (-found.value, -found.hi, -found.lo, found.p)
+        swapped = metrics.paired_difference(metrics.auroc, noise, score, correct, resamples=400)
+        assert swapped == (-found.value, -found.hi, -found.lo, found.p)
 
-    def test_no_difference_between_two_noises(self) -> None:
+    def test_two_random_scores_do_not_differ_significantly(self) -> None:
         generator = np.random.default_rng(3)
         a, b, correct = generator.normal(size=300), generator.normal(size=300), images(300)[1]
         found = metrics.paired_difference(metrics.auroc, a, b, correct, resamples=200)
         assert found.lo < 0 < found.hi
         assert 0.05 < found.p <= 1
 
-    def test_pairing_is_tighter_than_two_samples(self) -> None:
+    def test_a_paired_interval_is_narrower_than_a_single_one(self) -> None:
         score, correct = images(400)
         near = score + 0.01 * np.random.default_rng(1).normal(size=400)
         paired = metrics.paired_difference(metrics.auroc, score, near, correct, resamples=200)
         alone = metrics.bootstrap(metrics.auroc, score, correct, resamples=200)
         assert paired.hi - paired.lo < (alone.hi - alone.lo) / 5
 
-    def test_ten_thousand_images_are_quick(self) -> None:
+    def test_a_bootstrap_of_ten_thousand_images_is_fast(self) -> None:
         score, correct = images(10_000)
         start = time.perf_counter()
         metrics.bootstrap(metrics.auroc, score, correct, resamples=100)
@@ -116,13 +116,13 @@ class TestIntervals:
 
 
 class TestStrata:
-    def test_a_perfect_score_with_few_errors_keeps_its_interval(self) -> None:
+    def test_strata_give_a_perfect_score_with_few_errors_a_tight_interval(self) -> None:
         correct = np.arange(400) >= 2
         score = correct + np.linspace(0, 0.1, 400)
         plain = metrics.bootstrap(metrics.auroc, score, correct, resamples=200)
-        kept = metrics.bootstrap(metrics.auroc, score, correct, within=correct, resamples=200)
-        assert plain.lo == 0.5, "a draw without errors is undefined and counts as a coin"
-        assert kept == (1.0, 1.0)
+        stratified = metrics.bootstrap(metrics.auroc, score, correct, within=correct, resamples=200)
+        assert plain.lo == 0.5, "a resample without errors has an AUROC of 0.5"
+        assert stratified == (1.0, 1.0)
 
     def test_each_group_keeps_its_size(self) -> None:
         groups = np.arange(30) % 3

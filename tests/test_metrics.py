@@ -1,4 +1,4 @@
-"""Every metric against a hand-computed case, a brute-force oracle or scikit-learn."""
+"""Every metric against an example, a brute-force computation or scikit-learn."""
 
 import itertools
 import math
@@ -27,7 +27,7 @@ from tests.scored_sets import (
 )
 
 Statistic = Callable[[ArrayLike, ArrayLike], float]
-RANKED: list[Statistic] = [
+RANKING_METRICS: list[Statistic] = [
     metrics.auroc,
     metrics.aurc,
     metrics.eaurc,
@@ -36,7 +36,7 @@ RANKED: list[Statistic] = [
 ]
 
 
-def pairs_won(score: FloatArray, correct: BoolArray) -> Fraction:
+def auroc_by_pairs(score: FloatArray, correct: BoolArray) -> Fraction:
     pairs = list(itertools.product(score[correct], score[~correct]))
     won = sum((Fraction(1) if a > b else Fraction(int(a == b), 2)) for a, b in pairs)
     return Fraction(won, len(pairs)) if pairs else Fraction(1, 2)
@@ -51,13 +51,15 @@ def mean_risks(order: tuple[int, ...], correct: BoolArray) -> tuple[Fraction, Fr
     return selective / n, generalized / n
 
 
-def brute_risks(score: FloatArray, correct: BoolArray) -> tuple[Fraction, Fraction, Fraction]:
-    everything = list(itertools.permutations(range(len(score))))
-    ranked = [o for o in everything if all(score[a] >= score[b] for a, b in itertools.pairwise(o))]
+def risks_by_permutations(
+    score: FloatArray, correct: BoolArray
+) -> tuple[Fraction, Fraction, Fraction]:
+    orders = list(itertools.permutations(range(len(score))))
+    ranked = [o for o in orders if all(score[a] >= score[b] for a, b in itertools.pairwise(o))]
     risks = [mean_risks(order, correct) for order in ranked]
     selective = sum((risk[0] for risk in risks), Fraction(0)) / len(risks)
     generalized = sum((risk[1] for risk in risks), Fraction(0)) / len(risks)
-    best = min(mean_risks(order, correct)[0] for order in everything)
+    best = min(mean_risks(order, correct)[0] for order in orders)
     return selective, selective - best, generalized
 
 
@@ -75,16 +77,18 @@ class TestRanking:
             ([-INF], [1], 0.5),
         ],
     )
-    def test_auroc_by_hand(self, score: list[float], correct: list[int], expected: float) -> None:
+    def test_auroc_on_examples(
+        self, score: list[float], correct: list[int], expected: float
+    ) -> None:
         assert metrics.auroc(score, correct) == expected
 
     @SOME
     @given(WITH_NEVER)
-    def test_auroc_counts_pairs(self, data: Set) -> None:
-        assert metrics.auroc(*data) == float(pairs_won(*data))
+    def test_auroc_equals_the_count_of_pairs(self, data: Set) -> None:
+        assert metrics.auroc(*data) == float(auroc_by_pairs(*data))
 
     @pytest.mark.parametrize("step", [0.0, 0.01, 0.5, 2.0])
-    def test_auroc_is_sklearns(self, step: float) -> None:
+    def test_auroc_equals_scikit_learn(self, step: float) -> None:
         for seed in range(5):
             score, correct = images(500, seed, step)
             expected = roc_auc_score(correct, score)
@@ -92,14 +96,14 @@ class TestRanking:
 
     @SOME
     @given(FINITE)
-    def test_auroc_mirrors(self, data: Set) -> None:
+    def test_auroc_of_the_negated_score_is_its_complement(self, data: Set) -> None:
         score, correct = data
         assert metrics.auroc(-score, correct) == pytest.approx(1 - metrics.auroc(score, correct))
 
-    @pytest.mark.parametrize("statistic", RANKED)
+    @pytest.mark.parametrize("statistic", RANKING_METRICS)
     @SOME
     @given(data=sets(st.integers(-20, 20).map(float)))
-    def test_only_the_order_counts(self, statistic: Statistic, data: Set) -> None:
+    def test_metrics_depend_on_the_ranking_alone(self, statistic: Statistic, data: Set) -> None:
         score, correct = data
         correct[0] = True
         expected = statistic(score, correct)
@@ -108,14 +112,16 @@ class TestRanking:
 
     @SOME
     @given(WITH_NEVER, st.randoms(use_true_random=False))
-    def test_image_order_does_not_count(self, data: Set, random: Random) -> None:
+    def test_metrics_do_not_depend_on_the_order_of_the_images(
+        self, data: Set, random: Random
+    ) -> None:
         score, correct = data
         rows = list(range(len(score)))
         random.shuffle(rows)
         for statistic in (metrics.auroc, metrics.aurc, metrics.augrc, metrics.paper_threshold):
             assert statistic(score[rows], correct[rows]) == statistic(score, correct)
 
-    def test_float32_and_lists_read_alike(self) -> None:
+    def test_float32_arrays_and_lists_give_equal_results(self) -> None:
         score, correct = images(200)
         narrow = score.astype(np.float32)
         assert metrics.auroc(narrow, correct) == metrics.auroc(
@@ -126,9 +132,9 @@ class TestRanking:
 
 
 class TestGate:
-    """A coupled score is minus infinity where its gate is shut."""
+    """A coupled score is -inf where its gate rejects."""
 
-    def test_gate_helps_when_it_stops_wrong_answers(self) -> None:
+    def test_a_gate_that_rejects_wrong_predictions_improves_auroc(self) -> None:
         score, correct = np.array([0.9, 0.8, 0.7, 0.6]), np.array([False, True, True, False])
         coupled = np.array([-INF, 0.8, 0.7, 0.6])
         assert metrics.auroc(score, correct) == 0.5
@@ -138,7 +144,9 @@ class TestGate:
 
     @SOME
     @given(WITH_NEVER, st.data())
-    def test_any_threshold_is_the_conjunction(self, data: Set, draw: st.DataObject) -> None:
+    def test_a_threshold_on_a_coupled_score_is_the_conjunction(
+        self, data: Set, draw: st.DataObject
+    ) -> None:
         score, correct = data
         n = len(score)
         gate = np.array(draw.draw(st.lists(st.booleans(), min_size=n, max_size=n)), dtype=np.bool_)
@@ -147,7 +155,7 @@ class TestGate:
 
 
 class TestRisk:
-    def test_curve_by_hand(self) -> None:
+    def test_curve_on_an_example(self) -> None:
         curve = metrics.risk_coverage([3, 2, 2, -INF], [1, 0, 1, 0])
         assert curve.coverage.tolist() == [1 / 4, 3 / 4, 1]
         assert curve.risk.tolist() == [0, 1 / 3, 1 / 2]
@@ -155,7 +163,7 @@ class TestRisk:
 
     @SOME
     @given(WITH_NEVER)
-    def test_curve_is_made_of_operating_points(self, data: Set) -> None:
+    def test_curve_consists_of_operating_points(self, data: Set) -> None:
         score, correct = data
         curve = metrics.risk_coverage(score, correct)
         assert curve.threshold.tolist() == sorted(set(score.tolist()), reverse=True)
@@ -164,7 +172,7 @@ class TestRisk:
             assert point.coverage == coverage
             assert 1 - point.accuracy == pytest.approx(risk)
 
-    def test_areas_by_hand(self) -> None:
+    def test_areas_on_an_example(self) -> None:
         score, correct = [4, 3, 2, 1], [1, 0, 1, 0]
         assert metrics.aurc(score, correct) == pytest.approx((0 + 1 / 2 + 1 / 3 + 1 / 2) / 4)
         assert metrics.eaurc(score, correct) == pytest.approx((1 / 2 + 1 / 3 - 1 / 3) / 4)
@@ -172,35 +180,37 @@ class TestRisk:
 
     @SOME
     @given(sets(st.sampled_from([-INF, 0.0, 1.0]), most=6))
-    def test_areas_by_brute_force(self, data: Set) -> None:
-        selective, excess, generalized = brute_risks(*data)
+    def test_areas_equal_means_over_permutations(self, data: Set) -> None:
+        selective, excess, generalized = risks_by_permutations(*data)
         assert metrics.aurc(*data) == pytest.approx(float(selective), abs=1e-12)
         assert metrics.eaurc(*data) == pytest.approx(float(excess), abs=1e-12)
         assert metrics.augrc(*data) == pytest.approx(float(generalized), abs=1e-12)
 
     @SOME
     @given(WITH_NEVER)
-    def test_right_answers_first_is_ideal(self, data: Set) -> None:
+    def test_correct_predictions_first_have_no_excess_aurc(self, data: Set) -> None:
         _, correct = data
         assert metrics.eaurc(correct, correct) == 0.0
 
     @pytest.mark.parametrize(("correct", "risk"), [([1, 1, 1], 0.0), ([0, 0, 0], 1.0)])
-    def test_one_group_only(self, correct: list[int], risk: float) -> None:
+    def test_areas_if_all_predictions_are_correct_or_all_wrong(
+        self, correct: list[int], risk: float
+    ) -> None:
         assert metrics.aurc([1, 2, 2], correct) == risk
         assert metrics.eaurc([1, 2, 2], correct) == 0.0
         assert metrics.augrc([1, 2, 2], correct) == pytest.approx(risk * 2 / 3)
 
-    def test_all_ties_keep_the_error_rate(self) -> None:
+    def test_aurc_of_ties_is_the_error_rate(self) -> None:
         assert metrics.aurc(np.zeros(8), [1, 1, 0, 1, 1, 1, 0, 1]) == pytest.approx(1 / 4)
 
 
 class TestCalibration:
-    def test_by_hand(self) -> None:
+    def test_ece_on_an_example(self) -> None:
         confidence, correct = [0.1, 0.3, 0.6, 0.9], [0, 1, 1, 1]
         assert metrics.ece(confidence, correct, bins=2) == pytest.approx((0.6 + 0.5) / 4)
         assert metrics.ece(confidence, correct, bins=1) == pytest.approx(1.1 / 4)
 
-    def test_an_edge_belongs_to_the_bin_below(self) -> None:
+    def test_an_edge_belongs_to_the_lower_bin(self) -> None:
         below = metrics.ece([0.2, 0.19], [1, 0], bins=15)
         above = metrics.ece([0.2, 0.21], [1, 0], bins=15)
         assert below == pytest.approx(abs(0.39 - 1) / 2)
@@ -211,13 +221,13 @@ class TestCalibration:
         assert metrics.ece([edge, 0.76], [1, 0], bins=30) == pytest.approx((edge - 0.24) / 2)
 
     @pytest.mark.parametrize("bins", [1, 10, 15])
-    def test_both_ends_are_inside(self, bins: int) -> None:
+    def test_zero_and_one_are_in_bins(self, bins: int) -> None:
         assert metrics.ece([0.0, 1.0, 1.0], [0, 1, 1], bins) == 0.0
         assert metrics.ece([0.0, 1.0], [1, 0], bins) == (0.0 if bins == 1 else 1.0)
 
     @SOME
     @given(sets(st.floats(0, 1)), st.integers(1, 20))
-    def test_against_a_loop(self, data: Set, bins: int) -> None:
+    def test_ece_equals_a_loop(self, data: Set, bins: int) -> None:
         confidence, correct = data
         total = 0.0
         for b in range(bins):
@@ -230,8 +240,8 @@ class TestCalibration:
         assert metrics.ece(confidence, correct, bins) == pytest.approx(total, abs=1e-12)
 
 
-PAIRED: list[Callable[[ArrayLike, ArrayLike], object]] = [
-    *RANKED,
+FUNCTIONS: list[Callable[[ArrayLike, ArrayLike], object]] = [
+    *RANKING_METRICS,
     metrics.paper_threshold,
     metrics.paper_stats,
     metrics.threshold_at_tpr,
@@ -242,10 +252,10 @@ PAIRED: list[Callable[[ArrayLike, ArrayLike], object]] = [
 ]
 
 
-class TestRefusals:
-    @pytest.mark.parametrize("function", PAIRED)
+class TestBadInput:
+    @pytest.mark.parametrize("function", FUNCTIONS)
     @pytest.mark.parametrize(
-        ("score", "correct", "sentence"),
+        ("score", "correct", "message"),
         [
             ([0.1, math.nan], [1, 0], "has a NaN"),
             ([0.1, 0.2], [1, 0, 1], "numbers of images differ"),
@@ -259,40 +269,40 @@ class TestRefusals:
             ([[0.1], [0.2, 0.3]], [1, 0], "cannot be read"),
         ],
     )
-    def test_bad_sets(
+    def test_bad_arrays_raise(
         self,
         function: Callable[[ArrayLike, ArrayLike], object],
         score: ArrayLike,
         correct: ArrayLike,
-        sentence: str,
+        message: str,
     ) -> None:
-        with pytest.raises(BadInput, match=sentence):
+        with pytest.raises(BadInput, match=message):
             function(score, correct)
 
     @pytest.mark.parametrize("tpr", [0.0, -0.1, 1.01, 95, math.nan])
-    def test_bad_rates(self, tpr: float) -> None:
+    def test_bad_tprs_raise(self, tpr: float) -> None:
         for function in (metrics.paper_threshold, metrics.threshold_at_tpr, metrics.fpr_at_tpr):
             with pytest.raises(BadInput, match="tpr is"):
                 function([1, 2], [0, 1], tpr)
 
     @pytest.mark.parametrize("level", [0.0, 1.0, 95, math.nan])
-    def test_bad_levels(self, level: float) -> None:
+    def test_bad_levels_raise(self, level: float) -> None:
         with pytest.raises(BadInput, match="level is"):
             metrics.wilson(1, 2, level)
         with pytest.raises(BadInput, match="level is"):
             metrics.bootstrap(metrics.accuracy, [0, 1], level=level, resamples=2)
 
     @pytest.mark.parametrize(("k", "n"), [(-1, 2), (3, 2), (0, -1)])
-    def test_impossible_counts(self, k: int, n: int) -> None:
+    def test_impossible_counts_raise(self, k: int, n: int) -> None:
         with pytest.raises(BadInput, match="impossible"):
             metrics.wilson(k, n)
 
     @pytest.mark.parametrize("confidence", [1.1, -0.1, -INF, INF])
-    def test_confidence_outside_the_unit_interval(self, confidence: float) -> None:
-        with pytest.raises(BadInput, match="confidence leaves"):
+    def test_confidence_outside_the_unit_interval_raises(self, confidence: float) -> None:
+        with pytest.raises(BadInput, match="confidence has values outside"):
             metrics.ece([0.5, confidence], [1, 0])
 
-    def test_single_arguments(self) -> None:
+    def test_other_bad_arguments_raise(self) -> None:
         with pytest.raises(BadInput, match="bins is 0"):
             metrics.ece([0.5], [1], bins=0)
         with pytest.raises(BadInput, match="threshold is NaN"):
@@ -302,7 +312,7 @@ class TestRefusals:
         with pytest.raises(BadInput, match="accepted 1, correct 2"):
             metrics.stats_of_verdicts([True], [True, False])
 
-    def test_bad_bootstraps(self) -> None:
+    def test_bad_bootstraps_raise(self) -> None:
         with pytest.raises(BadInput, match="at least one"):
             metrics.bootstrap(metrics.accuracy)
         with pytest.raises(BadInput, match="at least one"):
@@ -316,7 +326,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("correct", [0, 1])
     @pytest.mark.parametrize("score", [-INF, 0.5])
-    def test_one_image_gives_finite_answers(self, score: float, correct: int) -> None:
+    def test_one_image_gives_finite_results(self, score: float, correct: int) -> None:
         for statistic in (metrics.auroc, metrics.aurc, metrics.eaurc, metrics.augrc):
             assert 0 <= statistic([score], [correct]) <= 1
         found = metrics.bootstrap(metrics.auroc, [score], [correct], resamples=5)

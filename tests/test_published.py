@@ -1,4 +1,4 @@
-"""The paper's figures beside ours, and rejectors that learn from every net of a table."""
+"""The paper's results beside ours, and fitted rejectors in tables."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,20 +15,20 @@ from tests.conftest import TINIEST, Command
 
 
 def cells(page: str, *begins: str) -> Sequence[str]:
-    """The cells of the only line of a page that begins with these."""
+    """Cells of the only table row that begins with these cells."""
     (line,) = [line for line in page.splitlines() if line.startswith(f"| {' | '.join(begins)} |")]
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_the_first_table_has_two_figures_for_each_line_and_attack() -> None:
+def test_the_papers_first_table_has_accuracy_and_auroc_for_each_row_and_attack() -> None:
     published = first_table(("clean", *RADII))
     assert len(published) == 15 * 4
     assert published["pgdat-rr", "R-Con", "pgd-100:restarts=10"] == Figure(58.21, 0.776)
     assert published["trades-rr", "R-Con", "pgd-100-l2:restarts=10"] == Figure(68.97, 0.793)
-    assert all(20 < each.right < 100 and 0.4 < each.auroc < 1 for each in published.values())
+    assert all(20 < cell.right < 100 and 0.4 < cell.auroc < 1 for cell in published.values())
 
 
-def test_the_paper_stands_beside_lines_and_scores_that_there_are() -> None:
+def test_published_results_match_existing_rows_and_scores() -> None:
     table = TABLES["methods-cifar10"]
     for entry, score, attack in table.published:
         assert attack in table.attacks
@@ -37,12 +37,12 @@ def test_the_paper_stands_beside_lines_and_scores_that_there_are() -> None:
     assert set(table.learned) <= set(known)
 
 
-def test_nothing_is_said_of_the_paper_where_it_has_no_figures() -> None:
-    nothing = [TrainingResult("rr", 0, "0" * 64, "rr", failure="not measured yet")]
-    assert "the paper`" not in markdown(TABLES["study-digits"], nothing, "demur table x", "1.0")
+def test_tables_without_published_results_do_not_mention_the_paper() -> None:
+    results = [TrainingResult("rr", 0, "0" * 64, "rr", failure="not measured yet")]
+    assert "the paper`" not in markdown(TABLES["study-digits"], results, "demur table x", "1.0")
 
 
-def test_what_learns_from_features_is_scored_kept_and_read_again(
+def test_fitted_rejectors_are_scored_archived_and_read_again(
     command: Command, in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attacks = ("clean", "pgd-10:steps=1")

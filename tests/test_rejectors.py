@@ -26,8 +26,8 @@ from demur.rejectors import (
 from demur.rule import Rejector, Score
 
 EXAMPLES: dict[str, Rejector] = {
-    **RECIPES["digits-pgdat-rr"].rejectors(), "model score": ModelScore(), "accepts": AcceptProbability(),
-    "difference": ConMinusRectifier(),
+    **RECIPES["digits-pgdat-rr"].rejectors(), "model score": ModelScore(),
+    "accept probability": AcceptProbability(), "difference": ConMinusRectifier(),
 }  # fmt: skip
 
 
