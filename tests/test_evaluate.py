@@ -248,7 +248,7 @@ def test_bad_options_raise_one_sentence(evaluator: Evaluator) -> None:
             run_attack(evaluator, "a", ATTACK, options)
 
 
-# ------------------------------------------------------------------ scorer
+# ------------------------------------------------------------------ scoring
 
 
 def test_rows_agree_with_the_definitions(scored_source: Evaluator) -> None:

@@ -238,8 +238,7 @@ def run_attack(
     folder = evaluator.run.records_folder
     if (finished := here.broadcast(finished_record(folder, options.split, key))) is not None:
         return read_record(finished)
-    x, y = images.batch(slice(None))
-    check_batch(x, y, evaluator.run.recipe.data.domain.classes)
+    check_batch(*images.batch(slice(None)), evaluator.run.recipe.data.domain.classes)
     metadata = {
         "label": label,
         "spec": show(attack, full=True),
@@ -254,11 +253,7 @@ def run_attack(
         if finished is None:
             x_adv = _craft_all(evaluator, bound.spec, images, options, making, watch)
             if here.is_leader:
-                metadata["probe"] = probe(evaluator.net, x, y)
-                half = record_path(making, label, options.split, key)
-                arrays = _record_arrays(evaluator.net, x, x_adv, images, options)
-                write_record(half, Record(arrays, metadata))
-                move_record(half, folder)
+                _write_new_record(evaluator, images, x_adv, options, metadata, making)
         if here.is_leader:
             shutil.rmtree(making, ignore_errors=True)
     here.barrier()
@@ -295,6 +290,26 @@ def _craft_all(
     size = options.batch_size or default_batch_size(len(images), evaluator.device)
     parts = folder / f"parts-{identity(code=code_version())[:12]}"
     return attack_in_batches(partial(evaluator.craft, attack, images), images, size, parts, watch)
+
+
+def _write_new_record(
+    evaluator: Evaluator,
+    images: Images,
+    x_adv: Tensor,
+    options: AttackOptions,
+    metadata: dict[str, Any],
+    making: Path,
+) -> None:
+    """Evaluate the net on adversarial examples and write the record to the folder of records.
+
+    It is written into the locked folder `making` first, so that it appears complete.
+    """
+    x, y = images.batch(slice(None))
+    metadata["probe"] = probe(evaluator.net, x, y)
+    half = record_path(making, metadata["label"], options.split, metadata["digest"])
+    arrays = _record_arrays(evaluator.net, x, x_adv, images, options)
+    write_record(half, Record(arrays, metadata))
+    move_record(half, evaluator.run.records_folder)
 
 
 def _record_inputs(
