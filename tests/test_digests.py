@@ -1,4 +1,4 @@
-"""Digests of specs: what they see, and that those of everything with a name last."""
+"""Digests of specs: they depend on every field, and those of named specs never change."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -24,7 +24,7 @@ class Toy(Spec):
     mode: Literal["x", "y"] = "x"
 
 
-def test_a_field_added_later_leaves_digests_alone_at_its_neutral_value() -> None:
+def test_a_field_added_later_does_not_change_digests_at_its_neutral_value() -> None:
     before = digest(Early())
 
     @dataclass(frozen=True)
@@ -44,13 +44,13 @@ def test_a_new_version_changes_the_digest() -> None:
 
 
 @given(st.integers(1, 99), st.floats(0.01, 9), st.sampled_from(["x", "y"]))
-def test_digest_sees_every_field(a: int, b: float, mode: Literal["x", "y"]) -> None:
+def test_the_digest_depends_on_every_field(a: int, b: float, mode: Literal["x", "y"]) -> None:
     spec = Toy(a, b, mode)
     assert (digest(spec) == digest(Toy())) == (spec == Toy())
 
 
-def test_golden_digests() -> None:
-    """A change here makes old runs and records unfindable: bump VERSION or use later()."""
+def test_digests_of_named_specs_are_frozen() -> None:
+    """A changed digest loses stored runs and records: bump VERSION or use later()."""
     found = {name: digest(spec)[:8] for name, spec in NAMED.items()}
     named = " ".join(show(spec, full=True) for spec in NAMED.values())
     assert [name for name in VOCABULARY if f"{name}(" not in named] == [], "classes not covered"

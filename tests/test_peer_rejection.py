@@ -190,8 +190,8 @@ def test_all_rejectors_are_fitted_before_the_first_attack(
     monkeypatch.setattr(GDA, "fit", too_few)
     monkeypatch.setattr(peer_rejection, "_curve", lambda *args: pytest.fail("an attack ran"))
     rules: dict[str, Rejector] = {"Con": Con(), "GDA": GDA()}
+    images = own_source.images(AttackOptions(n=5))
     with pytest.raises(TooFewImages):
-        images = own_source.images(AttackOptions(n=5))
         compare_rejection_attacks(own_source, images, Linf(0.15), rules, Budget(), lambda _: None)
 
 

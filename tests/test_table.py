@@ -1,4 +1,4 @@
-"""Tables: figures combined by hand, lines that failed, and the command."""
+"""Tables: averages over seeds, failed trainings, and the command."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,7 @@ from tests.conftest import TINIEST, Command
 from tests.test_cli import refused
 
 
-def test_one_seed_keeps_its_interval_and_several_share_the_images() -> None:
+def test_paired_differences_combine_image_and_seed_variance() -> None:
     one = Difference(0.02, -0.01, 0.05, 0.2)
     assert paired([one]) == one
     same = paired([one, one, one])
@@ -28,40 +28,43 @@ def test_one_seed_keeps_its_interval_and_several_share_the_images() -> None:
     apart = paired([one, Difference(0.06, 0.03, 0.09, 0.0)])
     assert apart.value == pytest.approx(0.04)
     assert apart.hi - apart.lo > 0.06  # seeds that disagree widen it
-    wide = paired([Difference(0.02, 0.02, 0.02, 1), Difference(0.06, 0.06, 0.06, 1)])
-    assert wide.hi - wide.value == pytest.approx(12.706 * 0.02, rel=1e-3)  # t, 1 degree
+    two_seeds = paired([Difference(0.02, 0.02, 0.02, 1), Difference(0.06, 0.06, 0.06, 1)])
+    assert two_seeds.hi - two_seeds.value == pytest.approx(
+        12.706 * 0.02, rel=1e-3
+    )  # t with 1 degree of freedom
     assert paired([Difference(0, 0, 0, 1), Difference(0, 0, 0, 1)]).p == 1
 
 
-def test_a_training_that_diverges_is_a_line() -> None:
+def test_a_diverged_training_is_listed_as_missing() -> None:
     def train(recipe: object, folder: Path) -> object:
         raise Diverged("the loss is no longer a number at epoch 1, step 3 of 9")
 
     table = Table("A table", {"ebd": RECIPES["digits-pgdat-ebd"]}, ("clean",))
     factories = Factories(train, None, None)  # type: ignore[arg-type]
-    lines = list(measured(table, (0, 1), factories))
-    assert [line.failure[:8] for line in lines] == ["overflow", "overflow"]
-    page = markdown(table, lines, "demur table x", "1.0")
-    assert "- ebd, seeds 0, 1: overflow: the loss is no longer a number" in page
+    results = list(measured(table, (0, 1), factories))
+    assert [result.failure[:8] for result in results] == ["diverged", "diverged"]
+    page = markdown(table, results, "demur table x", "1.0")
+    assert "- ebd, seeds 0, 1: diverged: the loss is no longer a number" in page
 
 
-def test_a_line_whose_base_diverged_says_so_and_the_table_goes_on() -> None:
-    asked: list[str] = []
+def test_an_entry_whose_base_diverged_is_not_trained() -> None:
+    trained: list[str] = []
 
     def train(recipe: Recipe, folder: Path) -> None:
-        asked.append(folder.name)
+        trained.append(folder.name)
         if folder.name.startswith("plain") and recipe.seed == 1:
             raise Diverged("the loss is no longer a number")
 
     table = TABLES["study-digits"].only(("plain", "retrofit", "rr"))
     factories = Factories(train, None, None)  # type: ignore[arg-type]
-    lines = {(line.entry, line.seed): line.failure for line in measured(table, (0, 1), factories)}
-    assert lines["retrofit", 1] == "overflow: plain, which it begins with, diverged"
-    assert lines["retrofit", 0] == lines["rr", 1] == "not measured yet"
-    assert len(asked) == 5, "no training begins with a net that is not there"
+    results = measured(table, (0, 1), factories)
+    failures = {(result.entry, result.seed): result.failure for result in results}
+    assert failures["retrofit", 1] == "diverged: its base plain diverged"
+    assert failures["retrofit", 0] == failures["rr", 1] == "not measured yet"
+    assert len(trained) == 5
 
 
-def test_every_pair_is_in_the_table_of_methods() -> None:
+def test_the_table_of_methods_has_the_main_pairs() -> None:
     entries = TABLES["methods-digits"].entries
     some = {"standard", "pgdat-rr", "trades-rr", "ccat-rr", "pgdat-snet", "pgdat-atro"}
     assert some <= set(entries)
@@ -69,10 +72,10 @@ def test_every_pair_is_in_the_table_of_methods() -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_no_line_of_a_table_is_another(name: str) -> None:
+def test_all_entries_of_a_table_differ(name: str) -> None:
     entries = TABLES[name].entries
     assert len({digest(recipe) for recipe in entries.values()}) == len(entries)
-    folders = {run_folder(entry_folder(each), recipe, True) for each, recipe in entries.items()}
+    folders = {run_folder(entry_folder(name), recipe, True) for name, recipe in entries.items()}
     assert len(folders) == len(entries)
 
 
@@ -82,19 +85,19 @@ def test_no_two_recipes_share_a_folder() -> None:
     )
 
 
-def test_every_change_of_the_study_is_one() -> None:
+def test_every_variant_of_the_study_changes_the_recipe() -> None:
     recipe = RECIPES["digits-pgdat-rr"]
-    made = variants(recipe, RECIPES["digits-trades-rr"], average="0.98")
-    assert made["rr"] == recipe
-    assert set(CHANGES) - set(made) == {"bn-train"}, "what is usual is not tried twice"
-    assert made["unfitted"] == changed(recipe, ["head.gradient_to=head", "head_only=0.2"])
-    assert made["plain"] == RECIPES["digits-pgdat"]
-    assert made["trades"] == RECIPES["digits-trades-rr"]
-    assert made["retrofit"] == replace(recipe, base="plain")
-    assert made["trades-plain"] == RECIPES["digits-trades"]
+    study = variants(recipe, RECIPES["digits-trades-rr"], average="0.98")
+    assert study["rr"] == recipe
+    assert set(CHANGES) - set(study) == {"bn-train"}, "the default is not a variant"
+    assert study["unfitted"] == changed(recipe, ["head.gradient_to=head", "head_only=0.2"])
+    assert study["plain"] == RECIPES["digits-pgdat"]
+    assert study["trades"] == RECIPES["digits-trades-rr"]
+    assert study["retrofit"] == replace(recipe, base="plain")
+    assert study["trades-plain"] == RECIPES["digits-trades"]
 
 
-def test_a_base_that_is_a_line_is_the_run_of_that_line_and_seed() -> None:
+def test_a_base_entry_resolves_to_its_run_with_the_same_seed() -> None:
     table = TABLES["study-cifar10"]
     for seed in (0, 1):
         recipe = table.recipe("retrofit", seed)
@@ -104,7 +107,7 @@ def test_a_base_that_is_a_line_is_the_run_of_that_line_and_seed() -> None:
     assert list(table.only(("retrofit",)).entries) == ["plain", "retrofit"]
 
 
-def test_a_study_is_made_on_images_that_no_result_is_given_for() -> None:
+def test_a_study_uses_cal_images_and_no_checkpoint_selection() -> None:
     table = TABLES["study-cifar10"]
     assert table.split == "cal"
     for recipe in table.entries.values():
@@ -112,24 +115,24 @@ def test_a_study_is_made_on_images_that_no_result_is_given_for() -> None:
         assert recipe.selection_split is None
 
 
-def test_names_of_folders() -> None:
+def test_entry_names_become_folder_names() -> None:
     assert entry_folder("PGDAT, RR (tau 0.5)") == "pgdat-rr-tau-0.5"
 
 
 @pytest.mark.usefixtures("quick_table")
-def test_the_command_makes_the_page_and_goes_on_where_it_stopped(
+def test_the_command_writes_the_page_and_reuses_runs(
     command: Command, in_empty_folder: Path
 ) -> None:
-    words = ["methods-digits", *TINIEST, "--only", "pgdat-rr", "--seeds", "2"]
-    code, out, err = command("table", *words, "-o", "page.md")
+    arguments = ["methods-digits", *TINIEST, "--only", "pgdat-rr", "--seeds", "2"]
+    code, out, err = command("table", *arguments, "-o", "page.md")
     assert code == 0, err
     page = (in_empty_folder / "page.md").read_text()
     assert page in out
-    assert "# Every way to train" in page
+    assert "# Training methods" in page
     assert "## clean, 300 images" in page
     assert "| pgdat-rr | R-Con |" in page
     assert "--seeds 2" in page
-    code, out, err = command("table", *words, "--json")
+    code, out, err = command("table", *arguments, "--json")
     assert code == 0
     assert "is trained already" in err
     lines = json.loads(out)
@@ -145,31 +148,31 @@ def test_the_command_makes_the_page_and_goes_on_where_it_stopped(
 
 
 @pytest.mark.usefixtures("quick_table")
-def test_the_table_of_what_we_keep_names_every_line_of_the_paper() -> None:
+def test_the_cifar10_table_has_the_methods_of_the_paper() -> None:
     entries = TABLES["methods-cifar10"].entries
     assert {"standard", "trades-rr", "ccat-rr", "pgdat-carl", "pgdat-atro"} <= set(entries)
     assert all(recipe.data.splits == ("fit", "test") for recipe in entries.values())
 
 
-def test_wrong_requests_are_one_sentence(command: Command, in_empty_folder: Path) -> None:
+def test_wrong_arguments_are_one_sentence(command: Command, in_empty_folder: Path) -> None:
     refused(
         command("table", "method-digits"),
-        "no table is called 'method-digits'; did you mean methods-digits",
+        "there is no table 'method-digits'; did you mean methods-digits",
     )
     refused(command("table", "methods-digits", "seed=3"), "say how many with --seeds")
     refused(
         command("table", "methods-digits", "--only", "pgdat-r"),
-        "the table has no line called 'pgdat-r'",
+        "the table has no entry 'pgdat-r'",
     )
     assert not (in_empty_folder / "runs").exists()
     refused(
         command("table", "methods-digits", "--kept", "nowhere"),
-        "there is no folder nowhere; name one that holds runs",
+        "there is no folder nowhere; name one that contains runs",
     )
     refused(command("table", "methods-digits", "--kept", "."), "holds no run")
     refused(
         command("table", "study-digits", "head.weight=2", "--only", " plain , rr"),
-        "the line plain cannot be changed so: no key 'weight'",
+        "the entry plain cannot be changed: no key 'weight'",
     )
     refused(
         command("table", "methods-digits", "--kept", ".", "--archive", "copies"), "leave out one"
@@ -183,29 +186,27 @@ def test_wrong_requests_are_one_sentence(command: Command, in_empty_folder: Path
     refused(command("table", "study-digits", "--only", ","), "',' names nothing")
 
 
-def test_lines_without_rows_combine_to_nothing() -> None:
-    assert (
-        average_seeds([TrainingResult("ebd", 0, "0" * 64, "ebd", failure="overflow: too much")])
-        == []
-    )
+def test_results_without_rows_have_no_average() -> None:
+    failed = TrainingResult("ebd", 0, "0" * 64, "ebd", failure="diverged: the loss is large")
+    assert average_seeds([failed]) == []
 
 
 @pytest.mark.usefixtures("quick_table")
-def test_a_line_that_cannot_be_made_costs_no_other(command: Command, in_empty_folder: Path) -> None:
-    words = ["methods-digits", *TINIEST, "--only", "pgdat,pgdat-rr"]
-    assert command("table", *words[:-1], "pgdat")[0] == 0
+def test_a_failing_entry_does_not_stop_the_others(command: Command, in_empty_folder: Path) -> None:
+    arguments = ["methods-digits", *TINIEST, "--only", "pgdat,pgdat-rr"]
+    assert command("table", *arguments[:-1], "pgdat")[0] == 0
     (run,) = (in_empty_folder / "runs").iterdir()
     weights = run / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     for path in (run / "records").iterdir():
         path.unlink()
-    code, page, err = command("table", *words, "-o", "page.md")
+    code, page, err = command("table", *arguments, "-o", "page.md")
     assert code == 2
     reason = f"pgdat, seed 0: {weights.relative_to(in_empty_folder)} is damaged"
     assert f"demur: 1 of 2 lines could not be made; {reason}" in err
     assert f"- {reason}" in page
     assert "| pgdat-rr | R-Con |" in Path("page.md").read_text(encoding="utf-8")
-    code, page, err = command("table", *words[:-1], "pgdat", "-o", "page.md")
+    code, page, err = command("table", *arguments[:-1], "pgdat", "-o", "page.md")
     assert (code, page) == (2, "")
     assert err.endswith(f"demur: {err.partition('demur: ')[2]}")
-    assert "| pgdat-rr | R-Con |" in Path("page.md").read_text(encoding="utf-8"), "left alone"
+    assert "| pgdat-rr | R-Con |" in Path("page.md").read_text(encoding="utf-8"), "not overwritten"

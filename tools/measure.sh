@@ -1,12 +1,12 @@
 #!/bin/sh
-# Makes the figures of docs/speed.md, benchmarks/ and results/ again, one stage at a time, on a GPU.
+# Reproduce the numbers of docs/speed.md, benchmarks/ and results/ on a GPU, one stage at a time.
 #
-#   sh tools/measure.sh check OUT                    fast and plain engine end with the same weights
+#   sh tools/measure.sh check OUT                    compare the weights of the fast and the plain engine
 #   sh tools/measure.sh speed OUT                    ResNet-18: engines, batch sizes, head, attack
-#   sh tools/measure.sh wide OUT                     WideResNet-34-10: seconds an epoch and memory
-#   sh tools/measure.sh attacks OUT DATA RUN         our attacks beside other libraries' on 1,000 images
-#   sh tools/measure.sh refusals OUT DATA RUN        the ensemble against refusals on 100 images
-#   sh tools/measure.sh run OUT DATA NAME RECIPE [KEY=VALUE ...]     train, attack, keep it slim
+#   sh tools/measure.sh wide OUT                     WideResNet-34-10: seconds per epoch and memory
+#   sh tools/measure.sh attacks OUT DATA RUN         peer comparison of attacks on 1,000 images
+#   sh tools/measure.sh rejection OUT DATA RUN       RejectAutoAttack beside simpler attacks on 100 images
+#   sh tools/measure.sh run OUT DATA NAME RECIPE [KEY=VALUE ...]     train, attack, archive
 set -eu
 stage=$1 out=$2
 shift 2
@@ -18,16 +18,16 @@ check) demur bench --check -o "$out/check.json" ;;
 speed) demur bench -o "$out/resnet18.json" ;;
 wide) demur bench cifar10-pgdat-rr-wrn --only fast,eval --steps 30 -o "$out/wideresnet.json" ;;
 attacks) demur bench attacks "$2" --data "$1" --n 1000 --only autoattack,pgd-100 -o "$out/attacks.json" ;;
-refusals) demur bench rejection "$2" --data "$1" --n 100 -o "$out/refusals.json" ;;
+rejection) demur bench rejection "$2" --data "$1" --n 100 -o "$out/rejection.json" ;;
 run)
   data=$1 run=$out/$2
   shift 2
   demur train "$@" --data "$data" --out "$run"
   demur attack "$run" clean pgd-10 pgd-100 pgd-100:restarts=10 --keep-images 0 --data "$data"
-  demur archive "$run" --data "$data" -o "$out/slim/$(basename "$run")"
+  demur archive "$run" --data "$data" -o "$out/archive/$(basename "$run")"
   ;;
 *)
-  echo "no stage is called $stage; use check, speed, wide, attacks, refusals or run" >&2
+  echo "there is no stage $stage; use check, speed, wide, attacks, rejection or run" >&2
   exit 2
   ;;
 esac

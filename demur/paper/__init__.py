@@ -1,1 +1,1 @@
-"""The tables of the paper and of our own studies, each made again by one command."""
+"""Tables of the paper and of demur's own studies, each reproduced by one command."""

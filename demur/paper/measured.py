@@ -1,9 +1,9 @@
-"""A table measured: every recipe trained, attacked and scored, or the reason why it is not there.
+"""Measurement of a table: train, attack and score every recipe.
 
-    lines = measured(TABLES["methods-digits"], (0, 1), Factories(train, open_run, craft))
+    results = measured(TABLES["methods-digits"], (0, 1), Factories(train, open_run, craft))
 
-What is trained or attacked already is read, so a table that was stopped goes on. A training that
-diverges is a line that says so, and so is one that cannot be made; all others are made.
+Existing runs and records are read, so an interrupted table resumes. A training that diverges or
+fails becomes a result with the reason; the other trainings continue.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from demur.rejectors import Con, Rejector
 from demur.runs import Record, Run
 from demur.spec import digest
 
-LATER, WITHOUT, OVERFLOW = "not measured yet", "without", "overflow"
+NOT_MEASURED, WITHOUT, DIVERGED = "not measured yet", "without", "diverged"
 Train = Callable[[Recipe, Path], Run | None]
 Open = Callable[[Run], Evaluator]
 Craft = Callable[[Evaluator, SplitName, str, Attack], Record | None]
@@ -28,110 +28,109 @@ Craft = Callable[[Evaluator, SplitName, str, Attack], Record | None]
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """One training of one recipe: its figures, or why there are none."""
+    """The results of one training of one recipe, or the reason why there are none."""
 
     entry: str
     seed: int
-    recipe: str  # its digest
+    recipe: str  # digest
     run: str
     rows: tuple[Row, ...] = ()
-    accuracy: dict[str, float] | None = None  # of all images, by attack
+    accuracy: dict[str, float] | None = None  # on all images, by attack
     notes: tuple[str, ...] = ()
-    failure: str = ""  # why there are no figures, or not all
+    failure: str = ""  # why results are missing, if any are
 
     @property
     def refused(self) -> bool:
-        """Whether something is wrong that the user can mend."""
-        return bool(self.failure) and not self.failure.startswith((LATER, WITHOUT, OVERFLOW))
+        """Whether an error that the user can fix prevented the training."""
+        expected = (NOT_MEASURED, WITHOUT, DIVERGED)
+        return bool(self.failure) and not self.failure.startswith(expected)
 
 
 @dataclass(frozen=True)
 class Factories:
-    """How trainings, opened runs and records come about, or None where they do not.
+    """Functions that make runs, evaluators and records; None means not available.
 
-    A command shows progress beside.
+    `keep` stores an evaluated run with the named scores, for example as an archive.
     """
 
     train: Train
     open: Open
     craft: Craft
-    keep: Callable[[Evaluator, Sequence[str]], object] = lambda evaluator, scores: (
-        None
-    )  # of one training
+    keep: Callable[[Evaluator, Sequence[str]], object] = lambda evaluator, scores: None
 
 
 def measured(table: Table, seeds: Sequence[int], factories: Factories) -> Iterator[TrainingResult]:
-    """The lines as they come, the seeds of an entry one after the other."""
-    lost: set[tuple[str | None, int]] = set()
+    """Measure a table; yield one result per entry and seed, in that order."""
+    diverged: set[tuple[str | None, int]] = set()
     for entry, recipe in table.entries.items():
         for seed in seeds:
-            line = _line(table, entry, seed, factories, (recipe.base, seed) in lost)
-            if line.failure.startswith(OVERFLOW):
-                lost.add((entry, seed))
-            yield line
+            base_diverged = (recipe.base, seed) in diverged
+            result = _measure_entry(table, entry, seed, factories, base_diverged)
+            if result.failure.startswith(DIVERGED):
+                diverged.add((entry, seed))
+            yield result
 
 
-def _line(
-    table: Table, entry: str, seed: int, factories: Factories, base_lost: bool
+def _measure_entry(
+    table: Table, entry: str, seed: int, factories: Factories, base_diverged: bool
 ) -> TrainingResult:
     recipe, folder, attacks = table.recipe(entry, seed), table.folder(entry, seed), table.attacks
-    about = (entry, seed, digest(recipe), folder.name)
-    meant = [attack(label, recipe) for label in attacks]  # a wrong name is refused before any work
-    if base_lost:
-        lost = table.entries[entry].base
-        return TrainingResult(*about, failure=f"{OVERFLOW}: {lost}, which it begins with, diverged")
+    result = TrainingResult(entry, seed, digest(recipe), folder.name)
+    specs = [attack(label, recipe) for label in attacks]  # an unknown name raises before any work
+    if base_diverged:
+        return replace(result, failure=f"{DIVERGED}: its base {table.entries[entry].base} diverged")
     try:
         run = factories.train(recipe, folder)
         if run is None:
-            return TrainingResult(*about, failure=LATER)
-        return _figures(
-            table, replace(TrainingResult(*about), run=run.name), recipe, run, meant, factories
-        )
+            return replace(result, failure=NOT_MEASURED)
+        return _score(table, replace(result, run=run.name), recipe, run, specs, factories)
     except Diverged as reason:
-        return TrainingResult(*about, failure=f"{OVERFLOW}: {reason}")
+        return replace(result, failure=f"{DIVERGED}: {reason}")
     except BadInput as reason:
-        return TrainingResult(*about, failure=str(reason))
+        return replace(result, failure=str(reason))
 
 
-def _figures(
+def _score(
     table: Table,
-    line: TrainingResult,
+    result: TrainingResult,
     recipe: Recipe,
     run: Run,
-    meant: Sequence[Attack],
+    specs: Sequence[Attack],
     factories: Factories,
 ) -> TrainingResult:
-    """The line of a trained net, with all figures that its records give."""
+    """Attack and score a trained net; return the result with all available rows."""
     evaluator, attacks = factories.open(run), table.attacks
-    made = [
-        factories.craft(evaluator, table.split, *each) for each in zip(attacks, meant, strict=True)
-    ]
-    records = {name: record for name, record in zip(attacks, made, strict=True) if record}
-    scoring = Scorer.of(
+    records = {
+        label: record
+        for label, spec in zip(attacks, specs, strict=True)
+        if (record := factories.craft(evaluator, table.split, label, spec))
+    }
+    scorer = Scorer.of(
         evaluator, rejectors=_rejectors(recipe, table.learned), records=[*records.values()]
     )
-    # a record may have been made under another name
-    scored = {name: scoring.scored(record) for name, record in records.items()}
-    rows = [replace(row, attack=name) for name, each in scored.items() for row in each.rows]
-    accuracy = {name: each.summary.accuracy for name, each in scored.items()}
-    notes = tuple(each.summary.artefact for each in scored.values() if each.summary.artefact)
-    unseen = {name for each in scored.values() for name in each.unseen}
-    factories.keep(evaluator, [name for name in scoring.scores if name not in unseen])
-    later = [name for name in attacks if name not in records]
-    lacking = ([f"{LATER}: {', '.join(later)}"] if later else []) + _without(scoring, scored)
+    scored = {label: scorer.scored(record) for label, record in records.items()}
+    # a stored record may have another label
+    rows = [replace(row, attack=label) for label, one in scored.items() for row in one.rows]
+    accuracy = {label: one.summary.accuracy for label, one in scored.items()}
+    notes = tuple(one.summary.artefact for one in scored.values() if one.summary.artefact)
+    unavailable = {name for one in scored.values() for name in one.unseen}
+    factories.keep(evaluator, [name for name in scorer.scores if name not in unavailable])
+    missing = [label for label in attacks if label not in records]
+    reasons = [f"{NOT_MEASURED}: {', '.join(missing)}"] if missing else []
+    reasons += _missing_scores(scorer, scored)
     return replace(
-        line, rows=tuple(rows), accuracy=accuracy, notes=notes, failure="; ".join(lacking)
+        result, rows=tuple(rows), accuracy=accuracy, notes=notes, failure="; ".join(reasons)
     )
 
 
-def _without(scoring: Scorer, scored: Mapping[str, ScoredRecord]) -> list[str]:
-    """The scores that no record gives and why, then those that some do not give."""
+def _missing_scores(scorer: Scorer, scored: Mapping[str, ScoredRecord]) -> list[str]:
+    """The scores missing under all attacks with the reason, then those missing under some."""
     by_reason, by_attacks = dict[str, list[str]](), dict[tuple[str, ...], list[str]]()
-    for name, reason in scoring.without.items():
+    for name, reason in scorer.without.items():
         by_reason.setdefault(reason, []).append(name)
-    for name in scoring.scores:
-        if lacking := tuple(label for label, each in scored.items() if name in each.unseen):
-            by_attacks.setdefault(lacking, []).append(name)
+    for name in scorer.scores:
+        if labels := tuple(label for label, one in scored.items() if name in one.unseen):
+            by_attacks.setdefault(labels, []).append(name)
     return [f"{WITHOUT} {', '.join(names)}: {reason}" for reason, names in by_reason.items()] + [
         f"{WITHOUT} {', '.join(names)} under {', '.join(labels)}"
         for labels, names in by_attacks.items()
@@ -139,6 +138,6 @@ def _without(scoring: Scorer, scored: Mapping[str, ScoredRecord]) -> list[str]:
 
 
 def _rejectors(recipe: Recipe, learned: Sequence[str]) -> dict[str, Rejector]:
-    """Confidence, the score that the head is for, and what learns from the finished net."""
+    """Con, the head's own score, and the rejectors fitted to features."""
     (name, own), known = recipe.head_rejector, recipe.rejectors()
-    return {"Con": Con(), name: own} | {each: known[each] for each in learned}
+    return {"Con": Con(), name: own} | {name: known[name] for name in learned}

@@ -1,8 +1,8 @@
-"""What the paper's tables say, to stand beside what is measured here.
+"""The published numbers of the paper's tables, shown beside demur's own.
 
-    first_table(("clean", *radii))["pgdat-rr", "R-Con", "clean"]        # 86.91, 0.861
+    first_table(("clean", *RADII))["pgdat-rr", "R-Con", "clean"]        # 86.91, 0.861
 
-CARL and ATRO are scored there by what it calls a margin. CCAT is the reference code's form.
+The paper scores CARL and ATRO by their margin. Its CCAT is that of the reference code.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,18 +10,20 @@ from typing import NamedTuple
 
 
 class Figure(NamedTuple):
-    """One rejector under one attack."""
+    """The published numbers of one rejector under one attack."""
 
-    right: float  # percent of the accepted, at TPR 95
+    right: float  # accuracy on accepted images at TPR 95, in percent
     auroc: float
 
 
-Published = Mapping[tuple[str, str, str], Figure]  # by line, score and attack
+PaperFigures = Mapping[tuple[str, str, str], Figure]  # by entry, score and attack
 NOTE = (
-    "`the paper` is TPR-95 and AUROC of its Table 1: 110 epochs, of which it takes the one that is "
-    "best on the test images."
+    "`the paper` is TPR-95 and AUROC of the paper's Table 1: 110 epochs, the checkpoint with the "
+    "best result on the test images."
 )
-_FIRST: dict[tuple[str, str], tuple[float, ...]] = {  # clean, Linf 8/255, Linf 16/255, L2 128/255
+_TABLE_1: dict[
+    tuple[str, str], tuple[float, ...]
+] = {  # (TPR-95, AUROC) for clean, Linf 8/255, Linf 16/255, L2 128/255
     ("pgdat", "KD"): (82.59, 0.618, 53.12, 0.588, 31.97, 0.535, 64.60, 0.599),
     ("pgdat", "LID"): (84.02, 0.712, 54.92, 0.660, 32.75, 0.621, 66.07, 0.663),
     ("pgdat", "GDA"): (82.35, 0.453, 52.67, 0.461, 31.89, 0.454, 64.13, 0.459),
@@ -40,10 +42,10 @@ _FIRST: dict[tuple[str, str], tuple[float, ...]] = {  # clean, Linf 8/255, Linf 
 }
 
 
-def first_table(attacks: Sequence[str]) -> Published:
-    """Its Table 1, with the four columns under our names for them."""
+def first_table(attacks: Sequence[str]) -> PaperFigures:
+    """The paper's Table 1; `attacks` are demur's names of its four columns."""
     return {
-        (line, score, attack): Figure(*figures[2 * at : 2 * at + 2])
-        for (line, score), figures in _FIRST.items()
-        for at, attack in enumerate(attacks)
+        (entry, score, attack): Figure(*figures[2 * column : 2 * column + 2])
+        for (entry, score), figures in _TABLE_1.items()
+        for column, attack in enumerate(attacks)
     }

@@ -1,4 +1,4 @@
-"""Several trainings of one recipe as one line: means, spreads, and paired differences to Con."""
+"""Averages over the seeds of a recipe: means, standard deviations, paired differences to Con."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,21 +11,21 @@ from demur.evaluate import Protocol, Row
 from demur.metrics import Difference, Interval
 from demur.paper.measured import TrainingResult
 
-Z = NormalDist().inv_cdf(0.975)  # of a 95% interval, from many
+Z = NormalDist().inv_cdf(0.975)  # half-width of a 95% interval in standard errors
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A figure over seeds; the interval is that of the one seed where there is only one."""
+    """A mean over seeds."""
 
     value: float
-    spread: float | None  # standard deviation over seeds
-    interval: Interval | None = None
+    spread: float | None  # standard deviation over seeds; None for a single seed
+    interval: Interval | None = None  # 95% interval, only for a single seed
 
 
 @dataclass(frozen=True)
 class SeedAverage:
-    """One score of one entry under one attack in one protocol, over all seeds."""
+    """One rejector of one entry under one attack in one protocol, averaged over seeds."""
 
     entry: str
     attack: str
@@ -33,8 +33,8 @@ class SeedAverage:
     protocol: Protocol
     seeds: int
     n: int
-    all: Mean  # right of all
-    right: Mean  # right of accepted
+    all: Mean  # accuracy on all images
+    right: Mean  # accuracy on accepted images
     right_vs_con: Difference
     coverage: Mean
     accepted_wrong: Mean
@@ -42,37 +42,40 @@ class SeedAverage:
     auroc_vs_con: Difference
 
 
-def average_seeds(lines: Iterable[TrainingResult]) -> list[SeedAverage]:
-    """One line for each entry, attack, score and protocol, in the order they came."""
+def average_seeds(results: Iterable[TrainingResult]) -> list[SeedAverage]:
+    """Average over seeds: one result per entry, attack, rejector, protocol and image count."""
     groups: dict[tuple[str, str, str, Protocol, int], list[tuple[TrainingResult, Row]]] = {}
-    for line in lines:
-        for row in line.rows:  # records of other images are another line
-            key = (line.entry, row.attack, row.rejector, row.protocol, row.point.n)
-            groups.setdefault(key, []).append((line, row))
-    return [_combined(*key, members) for key, members in groups.items()]
+    for result in results:
+        for row in result.rows:  # records of another number of images are not averaged
+            key = (result.entry, row.attack, row.rejector, row.protocol, row.point.n)
+            groups.setdefault(key, []).append((result, row))
+    return [_average(*key, members) for key, members in groups.items()]
 
 
 def paired(differences: Sequence[Difference]) -> Difference:
-    """The mean of differences that seeds found on the same images.
+    """The mean of the differences of several seeds, all measured on the same images.
 
-    Those images are one sample, however many seeds look at it: its share of the variance stays
-    whole, that of the seeds is divided by their number.
+    The variance has two parts: that of the images, which more seeds do not reduce, and that of the
+    seeds, divided by their number. The interval uses Student's t.
     """
     if len(differences) == 1:
         return differences[0]
-    value = fmean(each.value for each in differences)
-    by_images = fmean(((each.hi - each.lo) / (2 * Z)) ** 2 for each in differences)
-    by_seeds = stdev(each.value for each in differences) ** 2 / len(differences)
-    error = math.sqrt(by_images + by_seeds)
+    value = fmean(difference.value for difference in differences)
+    image_variance = fmean(((d.hi - d.lo) / (2 * Z)) ** 2 for d in differences)
+    seed_variance = stdev(d.value for d in differences) ** 2 / len(differences)
+    error = math.sqrt(image_variance + seed_variance)
     if error == 0:
         return Difference(value, value, value, float(value == 0))
-    # few seeds say little about their own spread: degrees of freedom by Satterthwaite
-    freedom = (len(differences) - 1) * (error**2 / by_seeds) ** 2 if by_seeds else math.inf
-    way = float(t.ppf(0.975, freedom)) * error
-    return Difference(value, value - way, value + way, 2 * float(t.sf(abs(value) / error, freedom)))
+    # Satterthwaite: only the seed variance is estimated from few samples
+    freedom = math.inf
+    if seed_variance:
+        freedom = (len(differences) - 1) * (error**2 / seed_variance) ** 2
+    margin = float(t.ppf(0.975, freedom)) * error
+    p = 2 * float(t.sf(abs(value) / error, freedom))
+    return Difference(value, value - margin, value + margin, p)
 
 
-def _combined(
+def _average(
     entry: str,
     attack: str,
     rejector: str,
@@ -81,10 +84,10 @@ def _combined(
     members: list[tuple[TrainingResult, Row]],
 ) -> SeedAverage:
     rows = [row for _, row in members]
-    everything = [line.accuracy[attack] for line, _ in members if line.accuracy is not None]
+    accuracy = [result.accuracy[attack] for result, _ in members if result.accuracy is not None]
     return SeedAverage(
         entry, attack, rejector, protocol, len(rows), n,
-        _mean(everything),
+        _mean(accuracy),
         _mean([row.point.accuracy for row in rows], rows[0].accuracy_interval),
         paired([row.accuracy_vs_con for row in rows]),
         _mean([row.point.coverage for row in rows], rows[0].coverage_interval),
@@ -94,7 +97,8 @@ def _combined(
     )  # fmt: skip
 
 
-def _mean(values: Sequence[float], of_the_first: Interval | None = None) -> Mean:
+def _mean(values: Sequence[float], interval: Interval | None = None) -> Mean:
+    """The mean; `interval` is that of the first value and applies if it is the only one."""
     if len(values) == 1:
-        return Mean(values[0], None, of_the_first)
+        return Mean(values[0], None, interval)
     return Mean(fmean(values), stdev(values))

@@ -1,6 +1,7 @@
-"""A table from runs that were kept, such as archive ones: read, never trained or attacked.
+"""Tables from stored runs, such as archives: records are read, nothing is trained or attacked.
 
-lines = measured(TABLES["methods-cifar10"], (0, 1, 2), kept_in(Path("results"), open_run, say))
+factories = stored_factories(Path("results/methods-cifar10"), open_run, say)
+results = measured(TABLES["methods-cifar10"], (0, 1, 2), factories)
 """
 
 from collections.abc import Callable
@@ -18,41 +19,47 @@ from demur.spec import digest
 
 
 def stored_factories(folder: Path, open_run: Open, say: Callable[[str], None]) -> Factories:
-    """Hands that find what a folder of runs holds, and nothing else.
+    """Factories that return the stored runs and records of a folder, or None.
 
-    A run whose recipe cannot be read may be of any line; it is told of and passed over.
+    Runs with an unreadable recipe are skipped and reported through `say`.
+
+    Raises:
+        BadInput: The folder does not exist or contains no run.
     """
     if not folder.is_dir():
-        raise BadInput(f"there is no folder {folder}; name one that holds runs, such as results")
+        raise BadInput(f"there is no folder {folder}; name one that contains runs, such as results")
     runs = runs_in(folder)
     if not runs:
         raise BadInput(f"{folder} holds no run; name a folder of runs, such as results")
-    known: dict[str, list[Run]] = {}
+    runs_by_recipe: dict[str, list[Run]] = {}
     for run in runs:
         try:
-            known.setdefault(digest(run.recipe), []).append(run)
+            runs_by_recipe.setdefault(digest(run.recipe), []).append(run)
         except BadInput as reason:
-            say(f"{run.name} is passed over: {reason}")
+            say(f"{run.name} is skipped: {reason}")
 
-    read = cache(_records)
+    records_of = cache(_read_records)
 
-    def found(recipe: Recipe, _: Path) -> Run | None:
-        same = known.get(digest(recipe), [])
-        if len(same) > 1:
-            names = " and ".join(run.name for run in same)
-            raise BadInput(f"{names} in {folder} are runs of one recipe; leave one of them there")
-        for run in same:
-            read(run)
-        return same[0] if same else None
+    def find_run(recipe: Recipe, _: Path) -> Run | None:
+        matches = runs_by_recipe.get(digest(recipe), [])
+        if len(matches) > 1:
+            names = " and ".join(run.name for run in matches)
+            raise BadInput(f"{names} in {folder} have the same recipe; keep only one of them")
+        for run in matches:
+            records_of(run)  # fails here, not later, if a record is damaged
+        return matches[0] if matches else None
 
-    def largest(evaluator: Evaluator, split: SplitName, _: str, attack: Attack) -> Record | None:
-        """The record of that attack on the most images, under whatever name."""
-        made = [r for r in read(evaluator.run)[split] if r.metadata["attack"] == digest(attack)]
-        return max(made, key=lambda record: len(record.y), default=None)
+    def find_record(
+        evaluator: Evaluator, split: SplitName, _: str, attack: Attack
+    ) -> Record | None:
+        """The record of this attack on the most images, whatever its label."""
+        records = records_of(evaluator.run)[split]
+        matches = [one for one in records if one.metadata["attack"] == digest(attack)]
+        return max(matches, key=lambda record: len(record.y), default=None)
 
-    return Factories(found, open_run, largest)
+    return Factories(find_run, open_run, find_record)
 
 
-def _records(run: Run) -> dict[SplitName, list[Record]]:
-    """All records by their split, if all can be read."""
+def _read_records(run: Run) -> dict[SplitName, list[Record]]:
+    """All records by split; raises BadInput if one is damaged."""
     return {split: run.records(split) for split in run.recipe.data.splits}

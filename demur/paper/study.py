@@ -1,9 +1,9 @@
-"""What makes R-Con better than confidence? The settings that a study compares, by name.
+"""The ablation study of R-Con: recipes by name, each with one setting changed.
 
-    variants(RECIPES["digits-pgdat-rr"], RECIPES["digits-trades-rr"], ema="0.98")
+    variants(RECIPES["digits-pgdat-rr"], RECIPES["digits-trades-rr"], average="0.98")
 
-Each is the usual recipe with one thing changed; the last ones change several. The `plain` ones have
-no second head, and a `retrofit` learns one on the finished net of its `plain`.
+The last variants change several settings. `plain` has no second head; `retrofit` trains a head on
+the finished net of `plain`.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from demur.spec import show
 WEIGHTS = ("0.1", "0.3", "3", "10")
 TAUS = ("0.5", "0.25", "0.125", "0.0625")
 JOINT = ("head.joint=true",)
-ALONE = ("head.construction=aux",)
-MEDIAN = (*ALONE, "head.rr_loss=absolute")
-APART = ("head.gradient_to=head", "method.head_only=0.2")
+AUX_ONLY = ("head.construction=aux",)
+AUX_ABSOLUTE = (*AUX_ONLY, "head.rr_loss=absolute")
+HELD_OUT_HEAD = ("head.gradient_to=head", "method.head_only=0.2")
 CHANGES: dict[str, tuple[str, ...]] = {
     "rr": (),
     "plain": ("method.head=NoHead()",),
@@ -33,34 +33,35 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "absolute": ("head.rr_loss=absolute",),
     "margin": ("head.rr_loss=margin",),
     "difference": ("head.construction=difference",),
-    "a-only": ALONE,
-    "a-absolute": MEDIAN,
-    "a-absolute-joint": (*MEDIAN, *JOINT, "framework.bn=eval"),
+    "a-only": AUX_ONLY,
+    "a-absolute": AUX_ABSOLUTE,
+    "a-absolute-joint": (*AUX_ABSOLUTE, *JOINT, "framework.bn=eval"),
     "atro": ("method.head=ATRO()",),
     "con-only": ("head.construction=con",),
     "tcon-learns": ("head.stop_tcon=false",),
     "con-learns": ("head.stop_con=none",),
     "head-only": ("head.gradient_to=head",),
-    "unfitted": APART,
-    "unfitted-blocks": (*APART, "head.features=all"),
+    "unfitted": HELD_OUT_HEAD,
+    "unfitted-blocks": (*HELD_OUT_HEAD, "head.features=all"),
     "awp": ("awp=0.005",),
 }
 
 
 def variants(recipe: Recipe, trades: Recipe, average: str) -> Mapping[str, Recipe]:
-    """The recipe with each change; `average` suits the number of its steps."""
+    """The variants of a recipe; `average` is the EMA decay that suits its number of steps."""
     framework = (f"method.framework={show(trades.method.framework, full=True)}",)
     more = {
         "trades": framework,
         "average": (f"ema={average}",),
         "average-awp": (f"ema={average}", "awp=0.005"),
-        "average-unfitted": (f"ema={average}", *APART),
+        "average-unfitted": (f"ema={average}", *HELD_OUT_HEAD),
         "trades-plain": (*framework, "method.head=NoHead()"),
         "trades-retrofit": (*framework, "base=trades-plain"),
         "trades-tau-0.5": (*framework, "head.tau=0.5"),
-        "trades-a-absolute": (*framework, *MEDIAN),
+        "trades-a-absolute": (*framework, *AUX_ABSOLUTE),
         "trades-average-awp": (*framework, f"ema={average}", "awp=0.005"),
         "retrofit": ("base=plain",),
     }
-    made = {name: changed(recipe, changes) for name, changes in (CHANGES | more).items()}
-    return {name: each for name, each in made.items() if name == "rr" or each != recipe}
+    variants = {name: changed(recipe, changes) for name, changes in (CHANGES | more).items()}
+    # a change to the default value is no variant
+    return {name: one for name, one in variants.items() if name == "rr" or one != recipe}

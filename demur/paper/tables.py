@@ -1,4 +1,4 @@
-"""The tables that can be made by name: which recipes, under which attacks.
+"""The named tables: their recipes and the attacks they are evaluated under.
 
 TABLES["methods-digits"].entries["pgdat-rr"]        # a recipe
 TABLES["study-digits"]                              # what makes R-Con better than confidence?
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from demur.data import SplitName
 from demur.errors import BadInput, suggestion
-from demur.paper.published import Published, first_table
+from demur.paper.published import PaperFigures, first_table
 from demur.paper.study import variants
 from demur.recipes import RECIPES, Recipe, changed
 from demur.runs import run_folder
@@ -18,53 +18,61 @@ from demur.runs import run_folder
 
 @dataclass(frozen=True)
 class Table:
-    """Recipes by the names that the table calls them, and the attacks they are measured under.
+    """Recipes by entry name, and the attacks they are evaluated under.
 
-    A base that is the name of a line stands for the run of that line and the same seed.
+    A recipe whose base is the name of an entry starts from that entry's run with the same seed.
     """
 
     title: str
     entries: Mapping[str, Recipe]
     attacks: tuple[str, ...]
-    split: SplitName = "test"  # whose images are attacked; what is chosen by them is no test
-    learned: tuple[str, ...] = ()  # rejectors that learn from features of every finished net
-    published: Published = field(default_factory=dict)
+    split: SplitName = "test"  # the attacked images
+    learned: tuple[str, ...] = ()  # rejectors fitted to features of every trained net
+    published: PaperFigures = field(default_factory=dict)
 
     def recipe(self, entry: str, seed: int) -> Recipe:
-        """The recipe of one training."""
+        """The recipe of one training: entry and seed."""
         recipe = replace(self.entries[entry], seed=seed)
         based = recipe.base in self.entries
         return replace(recipe, base=self.folder(str(recipe.base), seed).name) if based else recipe
 
     def folder(self, entry: str, seed: int) -> Path:
-        """Where that training is kept."""
+        """The run folder of one training."""
         return run_folder(entry_folder(entry), self.recipe(entry, seed), changed=True)
 
     def only(self, names: tuple[str, ...]) -> "Table":
-        """The table with some of its lines, in its own order, and those they are based on."""
+        """The table with only these entries and their bases, in the original order.
+
+        Raises:
+            BadInput: There is no such entry.
+        """
         for name in names:
             if name not in self.entries:
-                known = suggestion(name, self.entries)
-                raise BadInput(f"the table has no line called {name!r}; {known}")
-        based = {self.entries[name].base for name in names}
-        asked = {name: each for name, each in self.entries.items() if name in based.union(names)}
-        return replace(self, entries=asked)
+                hint = suggestion(name, self.entries)
+                raise BadInput(f"the table has no entry {name!r}; {hint}")
+        wanted = {self.entries[name].base for name in names}.union(names)
+        entries = {name: recipe for name, recipe in self.entries.items() if name in wanted}
+        return replace(self, entries=entries)
 
     def changed(self, changes: Iterable[str]) -> "Table":
-        """The table with every recipe changed; a line that cannot be is named."""
-        made, entries = tuple(changes), {}
+        """The table with KEY=VALUE changes applied to every recipe.
+
+        Raises:
+            BadInput: A change does not apply to a recipe; the message names its entry.
+        """
+        all_changes, entries = tuple(changes), {}
         for name, recipe in self.entries.items():
             try:
-                entries[name] = changed(recipe, made)
+                entries[name] = changed(recipe, all_changes)
             except BadInput as error:
-                raise BadInput(f"the line {name} cannot be changed so: {error}") from error
+                raise BadInput(f"the entry {name} cannot be changed: {error}") from error
         return replace(self, entries=entries)
 
 
 PAPER = ["data.split=paper"]
-# the paper averages no weights; what is measured already also rose for longer
+# the paper uses no EMA; the stored runs were trained with a longer warm-up
 AS_COMPARED = ["ema=0", "schedule.warmup=0.3"]
-LINES = (  # in the order of the paper's first table
+METHODS = (  # in the order of the paper's Table 1
     "standard", "pgdat", "pgdat-snet", "pgdat-ebd", "pgdat-carl", "pgdat-atro", "pgdat-rr",
     "trades", "trades-rr", "ccat", "ccat-rr", "ccat-reference", "ccat-reference-rr",
 )  # fmt: skip
@@ -74,7 +82,7 @@ RADII = (
 ADAPTIVE = ("clean", "pgd-20", "adaptive", "adaptive-apgd")
 TABLES: dict[str, Table] = {
     "methods-digits": Table(
-        "Every way to train, on digits",
+        "Training methods on digits",
         {
             name.removeprefix("digits-"): recipe
             for name, recipe in RECIPES.items()
@@ -83,8 +91,8 @@ TABLES: dict[str, Table] = {
         ADAPTIVE,
     ),
     "methods-cifar10": Table(
-        "Every way to train, on CIFAR-10 (ResNet-18, 36 epochs, not averaged; best: 60, averaged)",
-        {name: changed(RECIPES[f"cifar10-{name}-short"], PAPER + AS_COMPARED) for name in LINES}
+        "Training methods on CIFAR-10 (ResNet-18, 36 epochs without EMA; best: 60 epochs with EMA)",
+        {name: changed(RECIPES[f"cifar10-{name}-short"], PAPER + AS_COMPARED) for name in METHODS}
         | {"best": changed(RECIPES["cifar10-best"], PAPER)},
         ("clean", "pgd-10", "pgd-100", *RADII),
         learned=("KD", "LID", "GDA", "GDA*", "GMM"),
@@ -96,7 +104,7 @@ TABLES: dict[str, Table] = {
         ADAPTIVE,
     ),
     "study-cifar10": Table(
-        "What makes R-Con better than confidence? CIFAR-10, twelve epochs",
+        "What makes R-Con better than confidence? CIFAR-10, 12 epochs",
         variants(
             changed(
                 RECIPES["cifar10-pgdat-rr-short"], ["epochs=12", "selection=last", *AS_COMPARED]
@@ -111,13 +119,13 @@ TABLES: dict[str, Table] = {
 
 
 def entry_folder(entry: str) -> str:
-    """The name of an entry as that of a folder."""
-    kept = "".join(c if c.isalnum() or c in "._" else "-" for c in entry.lower())
-    return "-".join(part for part in kept.split("-") if part)
+    """The folder name of an entry: lower case, other characters replaced by single hyphens."""
+    text = "".join(c if c.isalnum() or c in "._" else "-" for c in entry.lower())
+    return "-".join(part for part in text.split("-") if part)
 
 
 def table_by_name(name: str) -> Table:
-    """The table of that name."""
+    """The table with this name; raises BadInput if there is none."""
     if name not in TABLES:
-        raise BadInput(f"no table is called {name!r}; {suggestion(name, TABLES)}")
+        raise BadInput(f"there is no table {name!r}; {suggestion(name, TABLES)}")
     return TABLES[name]
