@@ -13,7 +13,7 @@ import pytest
 from typer import Typer
 
 import demur
-from demur.cli.messages import after_a_stop, show_all_letters
+from demur.cli.messages import stop_message, replace_unencodable
 from tests.conftest import Command
 from tests.test_cli import refused
 
@@ -109,7 +109,7 @@ def test_letters_that_a_terminal_does_not_know_are_replaced(
 ) -> None:
     terminal = TextIOWrapper(BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
-    show_all_letters()
+    replace_unencodable()
     terminal.write("1.0 ± 0.2")
     terminal.seek(0)
     assert terminal.read() == "1.0 ? 0.2"
@@ -117,12 +117,12 @@ def test_letters_that_a_terminal_does_not_know_are_replaced(
 
 def test_under_torchrun_the_whole_command_is_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["train", "digits-pgdat"]
-    assert after_a_stop(words).endswith("finished: demur train digits-pgdat")
+    assert stop_message(words).endswith("finished: demur train digits-pgdat")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    assert after_a_stop(words).endswith("the same torchrun command goes on from what was finished")
+    assert stop_message(words).endswith("the same torchrun command goes on from what was finished")
 
 
 def test_what_only_reads_has_nothing_to_go_on_with() -> None:
-    assert "goes on from what was finished" in after_a_stop(["table", "study-digits"])
+    assert "goes on from what was finished" in stop_message(["table", "study-digits"])
     for words in (["table", "study-digits", "--kept", "results"], ["bench"], ["score", "x"]):
-        assert "begins anew" in after_a_stop(words)
+        assert "begins anew" in stop_message(words)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from demur.cli.output_paths import checked_file, checked_folder, checked_shelf
+from demur.cli.output_paths import check_output_file, check_output_folder, check_archive_folder
 from demur.errors import BadInput
 from demur.evaluate import Evaluator
 from demur.recipes import recipe
@@ -72,20 +72,20 @@ def test_what_may_not_be_written_is_refused(
 ) -> None:
     (tmp_path / "circle").symlink_to("circle")
     with pytest.raises(BadInput, match="leads in a circle"):
-        checked_file(str(tmp_path / "circle"))
+        check_output_file(str(tmp_path / "circle"))
     os.mkfifo(tmp_path / "pipe")
     for place in ("page", "new/folder/page", "pipe"):
-        assert checked_file(str(tmp_path / place)) == str(tmp_path / place)
+        assert check_output_file(str(tmp_path / place)) == str(tmp_path / place)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     for place in ("page", "new/folder/page"):
         with pytest.raises(BadInput, match=f"you may not write {tmp_path}; name another place"):
-            checked_file(str(tmp_path / place))
+            check_output_file(str(tmp_path / place))
     with pytest.raises(BadInput, match=f"you may not write {tmp_path}/pipe"):
-        checked_file(str(tmp_path / "pipe"))
+        check_output_file(str(tmp_path / "pipe"))
     with pytest.raises(BadInput, match=f"you may not write {tmp_path};"):
-        checked_folder(str(tmp_path / "new"))
-    assert checked_folder(str(tmp_path)) == str(tmp_path), "it may only have to be read"
-    assert checked_file(None) is None
+        check_output_folder(str(tmp_path / "new"))
+    assert check_output_folder(str(tmp_path)) == str(tmp_path), "it may only have to be read"
+    assert check_output_file(None) is None
 
 
 def test_a_page_goes_through_a_link_or_a_pipe_and_nothing_after_it(
@@ -128,9 +128,9 @@ def test_a_bench_that_cannot_be_written_is_still_shown(
 def test_a_report_goes_on_growing_where_a_part_of_it_could_not_be_written(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from demur.cli.bench import reports_at
+    from demur.cli.bench import open_reports
 
-    kept = reports_at("page", "pairs")
+    kept = open_reports("page", "pairs")
     kept.keep({"pairs": []})
     assert Path("page").read_text() == '{\n  "pairs": []\n}\n'
     monkeypatch.setattr(files, "write_text", full)
@@ -139,7 +139,7 @@ def test_a_report_goes_on_growing_where_a_part_of_it_could_not_be_written(
         "demur: page could not be written: No space left on device; going on\n"
     )
     os.mkfifo("pipe")
-    reports_at("pipe", "pairs").keep({"pairs": []})  # which would wait for a reader
+    open_reports("pipe", "pairs").keep({"pairs": []})  # which would wait for a reader
 
 
 def test_a_shelf_that_takes_no_folder_is_refused(
@@ -147,11 +147,11 @@ def test_a_shelf_that_takes_no_folder_is_refused(
 ) -> None:
     (tmp_path / "shelf").mkdir()
     for place in ("shelf", "new/shelf"):
-        assert checked_shelf(str(tmp_path / place)) == str(tmp_path / place)
+        assert check_archive_folder(str(tmp_path / place)) == str(tmp_path / place)
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "shelf")
-    assert checked_shelf(str(tmp_path / "new" / "shelf")), "which is made first"
+    assert check_archive_folder(str(tmp_path / "new" / "shelf")), "which is made first"
     with pytest.raises(BadInput, match=r"you may not write .*/shelf; name another place"):
-        checked_shelf(str(tmp_path / "shelf"))
+        check_archive_folder(str(tmp_path / "shelf"))
 
 
 def test_a_lock_that_cannot_be_made_is_said_of_the_folder(tmp_path: Path) -> None:
