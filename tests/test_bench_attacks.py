@@ -208,12 +208,12 @@ def test_a_weaker_attack_of_ours_is_said() -> None:
     same = {"lines": [line(OURS), line("foolbox")], "missing": ["gone"], "notes": ["note"]}
     assert weaker(same) == []
     none, *rest = sentences(same)
-    assert none.startswith("none of ours leaves more than 1 image more right")
+    assert none.startswith("none of our attacks leaves more than 1 more image correct")
     assert rest == ["gone", "note"]
     worse = {"lines": [line(OURS, right=12), line("foolbox", distance_ours=0.11)]}
     assert weaker(worse) == [
-        "fab leaves 2 images more right than foolbox's",
-        "fab goes 10.0% further than foolbox's",
+        "fab leaves 2 more images correct than foolbox's",
+        "fab needs changes 10.0% larger than foolbox's",
     ]
     assert cells(line(OURS, ready_s=1.0, outside=3)) == (
         "fab", OURS, "10", "", "2.0", "1.0", "", "0.2000, 3 outside", "0.1000", "",

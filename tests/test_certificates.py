@@ -174,7 +174,7 @@ def test_a_promise_about_a_rejector_that_changed_shows_nothing(evaluator: Evalua
     write_json(path, made.metadata | {"rejector_spec": "MaxLogit(tau=2.0)"})
     hits_and_trials = retests(evaluator, Scorer.of(evaluator).scores, evaluator.run.records())
     assert [lines for one, lines in hits_and_trials if one.rejector == "MaxLogit"] == [[]]
-    assert "no record shows it" in str(retest_table(hits_and_trials).columns[0]._cells)
+    assert "not tested: its rejector" in str(retest_table(hits_and_trials).columns[0]._cells)
     path.unlink()
 
 
@@ -218,14 +218,14 @@ def test_the_command_makes_keeps_and_shows_it(evaluator: Evaluator, command: Com
     shown = [made["certificate"]["sentence"] for made in json.loads(out)["certificates"]]
     assert describe_counts["sentence"] in shown
     code, out, _ = command("score", "mine", "--protocol", "paper")
-    assert "certificates: promised on cal, observed on test" in out
+    assert "certificates: guaranteed on cal, observed on test" in out
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ((), "promise one thing: give --risk, --tpr or --coverage"),
-        (("--risk", "0.1", "--tpr", "0.9"), "promise one thing"),
+        ((), "give exactly one of --risk, --tpr and --coverage"),
+        (("--risk", "0.1", "--tpr", "0.9"), "give exactly one of"),
         (("--risk", "5"), "--risk is 5; give a share between 0 and 1"),
         (("--risk", "0.1", "--confidence", "1"), "confidence is 1"),
         (("--tpr", "0.9", "--rejector", "rcon"), "no rejector is called 'rcon'; did you mean"),

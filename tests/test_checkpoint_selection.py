@@ -200,11 +200,11 @@ def test_an_archive_shows_as_what_it_is(
     code, out, _ = command("show", "archive")
     assert code == 0
     assert "# an archive: no weights, 3 records\n" in out  # two of test images, one of cal
-    assert f"# chosen: {json.dumps(thin.checkpoint)}\n" in out
+    assert f"# checkpoint: {json.dumps(thin.checkpoint)}\n" in out
     assert "not trained" not in out
     (thin.path / "checkpoint.json").unlink()
     last = command("show", "archive")[1].splitlines()[-1]
-    assert last.startswith("# not trained to the end; go on with it by: demur train")
+    assert last.startswith("# not trained to the end; resume it with: demur train")
 
 
 def test_without_weights_it_does_not_help_to_get_the_data(

@@ -327,7 +327,7 @@ def test_a_file_that_was_written_anew_is_no_damage_as_long_as_its_images_are_the
     assert (state.damaged, state.rewritten, state.images) == ({}, names, ten.images)
     code, out, _ = command("data", "check", "cifar10", "--data", str(tmp_path))
     assert code == 0
-    assert f"all published images are there ({', '.join(names)}: written anew" in out
+    assert f"all published images are there ({', '.join(names)}: rewritten" in out
 
     path = folder / names[2]
     held = pickle.loads(path.read_bytes())

@@ -37,7 +37,7 @@ def test_a_record_without_its_story_is_told_of(own_source: Evaluator, command: C
     arrays = metadata.with_suffix(".npz")
     code, out, err = command("score", str(own_source.run.path))
     assert code == 0
-    assert f"{arrays} is left out, for {metadata.name}, which tells what it is, is missing\n" in err
+    assert f"{arrays} is ignored: its metadata file {metadata.name} is missing\n" in err
     assert "pgd-1, n=30" not in out
     assert "clean, n=30" in out
     run_attack(

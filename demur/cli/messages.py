@@ -32,9 +32,10 @@ def error_message(error: Exception) -> str | None:
 
 def _os_error_message(error: OSError) -> str:
     if error.errno in DISK_FULL:
-        return "the disk is full; free some space and run the same command again, which keeps finished work"
+        return "the disk is full; free some space and run the same command again"
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{(error.strerror or str(error)).lower()}; name another path or change its permissions"
+    reason = (error.strerror or str(error)).lower()
+    return f"{where}{reason}; name another path or change its permissions"
 
 
 def stop_message(words: list[str]) -> str:

@@ -58,9 +58,7 @@ def table(
     from demur.version import code_version
 
     if any(change.startswith("seed=") for change in changes or []):
-        raise BadInput(
-            "a table sets the seeds itself; say how many with --seeds, and the first with --first-seed"
-        )
+        raise BadInput("a table sets its seeds; say how many with --seeds")
     full_table, names = table_by_name(name), split_names(only)
     spec = (full_table.only(names) if names else full_table).changed(changes or [])
     _check_folders(kept, archive)

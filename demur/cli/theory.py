@@ -56,7 +56,7 @@ def theory(
         write_figure(report, opened, Path(out))
     if report.violations:
         typer.echo(
-            f"demur: {report.violations} cases contradict a proven statement, which is a bug in demur",
+            f"demur: {report.violations} cases contradict a theorem: a bug in demur",
             err=True,
         )
         raise typer.Exit(1)
