@@ -1,6 +1,7 @@
-"""python -m demur, and where the command begins.
+"""Entry point of the `demur` command and of `python -m demur`.
 
-Ctrl-C is taken before anything large is imported, so that it is a sentence from the start.
+The handler of Ctrl-C is installed before the slow imports, so that an interrupt never prints a
+traceback.
 """
 
 import signal
@@ -10,18 +11,18 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Import the command and run it."""
-    stops: list[int] = []
+    """Install the handler of Ctrl-C, import the command line and run it."""
+    signals: list[int] = []
 
     def interrupt(number: int, frame: object) -> None:
-        stops.append(number)
+        signals.append(number)
         sys.exit(INTERRUPTED)
 
     signal.signal(signal.SIGINT, interrupt)
     try:
         from demur.cli import main as command
     except BaseException:
-        if not stops:
+        if not signals:  # a real import error
             raise
         sys.stderr.write("demur: stopped before anything was done\n")
         sys.exit(INTERRUPTED)

@@ -130,7 +130,7 @@ def test_engines_that_differ_fail_the_check(
     monkeypatch.setattr(FrozenModel, "refresh", lambda self: None)
     code, out, err = command("bench", "--check", "--json")
     assert code == 1
-    assert "the fast engine is not the plain one here" in err
+    assert "the fast engine differs from the plain one" in err
     report = json.loads(out)
     assert {"machine", "steps"} <= report.keys()
     double, *_ = report["pairs"]
@@ -184,7 +184,7 @@ def test_only_selects_the_compared_pairs(command: Command, in_empty_folder: Path
     (in_empty_folder / "other.json").write_text("[]")
     refused(
         command("bench", "--check", "-o", "other.json"),
-        "other.json is not such a report; name another file",
+        "other.json is not a report of this command; name another file",
     )
     assert (in_empty_folder / "other.json").read_text() == "[]"
 
@@ -243,9 +243,9 @@ def test_the_printed_report_shows_every_measurement(
     )  # fmt: skip
     assert len(cells(report["lines"][1])) == len(COLUMNS)  # type: ignore[index]
     assert sentences(report) == [
-        "the head costs +0.71% of a step with batch norm in eval mode; recordings of one step are "
-        "up to 0.10% apart; with it there are 2 kernels more, which take 0.30%",
-        "the head costs +1.00% of a step with batch norm in train mode; recordings of one step are "
+        "the head costs +0.71% of a step with batch norm in eval mode; captures of one step are "
+        "up to 0.10% apart; it launches 2 more kernels, which take 0.30%",
+        "the head costs +1.00% of a step with batch norm in train mode; captures of one step are "
         "up to 0.00% apart",
         "PGD-100 on 10,000 images: 5.50 s at batch 1000 (12 s to prepare)",
         "a fast step with batch norm in train mode: convolutions and matrix products 9.50 ms, "

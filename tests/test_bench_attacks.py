@@ -210,12 +210,12 @@ def test_the_report_names_attacks_of_ours_that_are_weaker() -> None:
     same = {"lines": [peer_row(OURS), peer_row("foolbox")], "missing": ["gone"], "notes": ["note"]}
     assert weaker(same) == []
     verdict, *rest = sentences(same)
-    assert verdict.startswith("none of ours leaves more than 1 image more right")
+    assert verdict.startswith("none of our attacks leaves more than 1 more image correct")
     assert rest == ["gone", "note"]
     worse = {"lines": [peer_row(OURS, right=12), peer_row("foolbox", distance_ours=0.11)]}
     assert weaker(worse) == [
-        "fab leaves 2 images more right than foolbox's",
-        "fab goes 10.0% further than foolbox's",
+        "fab leaves 2 more images correct than foolbox's",
+        "fab needs changes 10.0% larger than foolbox's",
     ]
     assert cells(peer_row(OURS, ready_s=1.0, outside=3)) == (
         "fab", OURS, "10", "", "2.0", "1.0", "", "0.2000, 3 outside", "0.1000", "",

@@ -164,7 +164,7 @@ def test_a_certificate_of_a_changed_rejector_has_no_retests(evaluator: Evaluator
         evaluator, Scorer.of(evaluator).scores, evaluator.run.records()
     )
     assert [lines for one, lines in certificates_and_retests if one.rejector == "MaxLogit"] == [[]]
-    assert "no record shows it" in str(retest_table(certificates_and_retests).columns[0]._cells)
+    assert "not tested: its rejector" in str(retest_table(certificates_and_retests).columns[0]._cells)
     path.unlink()
 
 
@@ -210,14 +210,14 @@ def test_the_command_issues_stores_and_shows_a_certificate(
     shown = [made["certificate"]["sentence"] for made in json.loads(out)["certificates"]]
     assert metadata["sentence"] in shown
     code, out, _ = command("score", "mine", "--protocol", "paper")
-    assert "certificates: promised on cal, observed on test" in out
+    assert "certificates: guaranteed on cal, observed on test" in out
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ((), "promise one thing: give --risk, --tpr or --coverage"),
-        (("--risk", "0.1", "--tpr", "0.9"), "promise one thing"),
+        ((), "give exactly one of --risk, --tpr and --coverage"),
+        (("--risk", "0.1", "--tpr", "0.9"), "give exactly one of"),
         (("--risk", "5"), "--risk is 5; give a share between 0 and 1"),
         (("--risk", "0.1", "--confidence", "1"), "confidence is 1"),
         (("--tpr", "0.9", "--rejector", "rcon"), "no rejector is called 'rcon'; did you mean"),

@@ -202,11 +202,11 @@ def test_show_describes_an_archive(
     code, out, _ = command("show", "archive")
     assert code == 0
     assert "# an archive: no weights, 3 records\n" in out  # two of test images, one of cal
-    assert f"# chosen: {json.dumps(archived.checkpoint)}\n" in out
+    assert f"# checkpoint: {json.dumps(archived.checkpoint)}\n" in out
     assert "not trained" not in out
     (archived.path / "checkpoint.json").unlink()
     last = command("show", "archive")[1].splitlines()[-1]
-    assert last.startswith("# not trained to the end; go on with it by: demur train")
+    assert last.startswith("# not trained to the end; resume it with: demur train")
 
 
 def test_missing_weights_are_reported_before_missing_data(

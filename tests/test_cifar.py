@@ -339,7 +339,7 @@ def test_a_rewritten_file_with_the_published_images_is_not_damaged(
     assert (state.damaged, state.rewritten, state.images) == ({}, names, ten.images)
     code, out, _ = command("data", "check", "cifar10", "--data", str(tmp_path))
     assert code == 0
-    assert f"all published images are there ({', '.join(names)}: written anew" in out
+    assert f"all published images are there ({', '.join(names)}: rewritten" in out
 
     path = folder / names[2]
     batch = pickle.loads(path.read_bytes())

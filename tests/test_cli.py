@@ -1,4 +1,4 @@
-"""The command: verbs frozen, bad input answered in one sentence with exit code 2, quick help."""
+"""The command line: fixed commands, one sentence and exit code 2 for bad input, fast help."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.cifar_files import small, write
 from tests.conftest import Answer, Command
 from tests.test_runs import spoil
 
-VERBS = {
+COMMANDS = {
     "adaptive", "attack", "bench", "calibrate", "data", "demo", "distortion", "list", "report",
     "score", "show", "archive", "table", "theory", "train",
 }  # fmt: skip
@@ -31,28 +31,27 @@ def run_here(tiny_run: Run, in_empty_folder: Path) -> Path:
     return Path(shutil.copytree(tiny_run.path, in_empty_folder / "runs" / "tiny"))
 
 
-def test_verbs_are_frozen() -> None:
-    """A new verb is a decision: the design names them all."""
+def test_the_list_of_commands_is_fixed() -> None:
     commands = {c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands}
     groups = [group.typer_instance for group in app.registered_groups]
-    assert commands | {group.info.name for group in groups if group} == VERBS
+    assert commands | {group.info.name for group in groups if group} == COMMANDS
 
 
-@pytest.mark.parametrize("verb", sorted(VERBS))
-def test_every_verb_has_help_with_an_example(verb: str, command: Command) -> None:
-    code, out, _ = command(verb, "--help")
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_help_with_an_example(name: str, command: Command) -> None:
+    code, out, _ = command(name, "--help")
     assert code == 0
-    assert f"Example: demur {verb}" in " ".join(out.split())
+    assert f"Example: demur {name}" in " ".join(out.split())
 
 
-def test_help_is_quick_and_imports_no_torch() -> None:
+def test_help_is_fast_and_imports_no_torch() -> None:
     script = "import sys, demur.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
     assert min(help_seconds() for _ in range(5)) < 0.4
 
 
 def help_seconds() -> float:
-    """Processor time of demur --help: what it takes on a machine with nothing else to do."""
+    """Return the CPU time of demur --help, which does not depend on other processes."""
     before = os.times()
     subprocess.run([sys.executable, "-m", "demur", "--help"], check=True, capture_output=True)
     after = os.times()
@@ -62,6 +61,7 @@ def help_seconds() -> float:
 
 
 def refused(answer: Answer, *words: str) -> None:
+    """Assert exit code 2 and one sentence on stderr that contains all words."""
     code, out, err = answer
     assert code == 2, (out, err)
     sentence = " ".join(err.split())
@@ -71,7 +71,7 @@ def refused(answer: Answer, *words: str) -> None:
     assert out == ""
 
 
-def test_wrong_names_get_the_nearest_known_ones(command: Command, run_here: Path) -> None:
+def test_unknown_names_suggest_the_nearest_known_ones(command: Command, run_here: Path) -> None:
     refused(command("train", "digits-pgdat-r"), "no recipe is called", "digits-pgdat-rr")
     refused(command("train", "digits-pgdat-rr", "epoch=3"), "no key 'epoch'", "epochs")
     refused(command("train", "digits-pgdat-rr", "epochs"), "write key=value")
@@ -87,7 +87,7 @@ def test_wrong_names_get_the_nearest_known_ones(command: Command, run_here: Path
     refused(command("attack", "tiny", "pgd-20", "--split", "tests"), "did you mean test")
 
 
-def test_wrong_values_are_named_with_what_they_should_be(command: Command) -> None:
+def test_wrong_values_are_reported_with_the_allowed_values(command: Command) -> None:
     for change, words in (
         ("epochs=ten", "epochs must be a whole number of at least 1, not 'ten'"),
         ("epochs=0", "Recipe.epochs must be a whole number of at least 1, not 0"),
@@ -102,7 +102,7 @@ def test_wrong_values_are_named_with_what_they_should_be(command: Command) -> No
     assert not Path("runs").exists(), "something was written"
 
 
-def test_odd_input_is_answered_in_one_sentence_too(command: Command, run_here: Path) -> None:
+def test_malformed_input_gives_one_sentence(command: Command, run_here: Path) -> None:
     for change, words in (
         ("validation_attack=PGD", "PGD lacks ball; it takes ball"),
         ("validation_attack.objective=-CE()", "only a number can be negative"),
@@ -127,7 +127,7 @@ def test_odd_input_is_answered_in_one_sentence_too(command: Command, run_here: P
     refused(command("report", "tiny", "-o", "folder"), "folder")
 
 
-def test_nested_changes_and_long_labels_are_fine(command: Command, run_here: Path) -> None:
+def test_nested_changes_and_long_labels_work(command: Command, run_here: Path) -> None:
     label = (
         "pgd-10:objective=Evasion(RCon(),eta=10,base_objective=LogitMargin()),restarts=2,seed="
         + 17 * "1"
@@ -140,7 +140,7 @@ def test_nested_changes_and_long_labels_are_fine(command: Command, run_here: Pat
     assert "…" not in out, "a figure was cut"
 
 
-def test_attacks_and_scores_need_no_lock_of_a_finished_run(
+def test_attack_and_score_do_not_wait_for_the_lock_of_a_finished_run(
     command: Command, run_here: Path
 ) -> None:
     assert command("attack", "tiny", "clean", "--n", "30")[0] == 0
@@ -158,20 +158,20 @@ def test_attacks_and_scores_need_no_lock_of_a_finished_run(
     other.wait()
 
 
-def test_a_missing_gpu_is_said_before_anything_is_written(command: Command) -> None:
+def test_a_missing_gpu_is_reported_before_anything_is_written(command: Command) -> None:
     refused(command("train", "digits-pgdat", "--device", "cuda:99"), "cuda:99", "--device cpu")
     refused(command("train", "digits-pgdat", "--device", "gpu"), "use auto, cpu or cuda")
     assert not Path("runs").exists()
 
 
-def test_a_run_of_another_recipe_is_refused(command: Command, run_here: Path) -> None:
+def test_training_into_a_run_of_another_recipe_fails(command: Command, run_here: Path) -> None:
     before = sorted(p.name for p in run_here.iterdir())
     answer = command("train", "digits-pgdat-rr", "epochs=2", "--out", "runs/tiny")
     refused(answer, "another recipe", "epochs: 2 asked, 4 found")
     assert sorted(p.name for p in run_here.iterdir()) == before
 
 
-def test_damage_is_named_with_both_digests(command: Command, run_here: Path) -> None:
+def test_damaged_files_are_reported_with_both_digests(command: Command, run_here: Path) -> None:
     assert command("attack", "tiny", "clean", "--n", "30")[0] == 0
     (record,) = (run_here / "records").glob("clean-test-*.npz")
     spoil(record, 50)
@@ -180,24 +180,26 @@ def test_damage_is_named_with_both_digests(command: Command, run_here: Path) -> 
     refused(command("attack", "tiny", "pgd-10"), "model.safetensors", "expected digest", "found")
 
 
-def test_an_unfinished_run_is_refused(command: Command, run_here: Path) -> None:
+def test_an_unfinished_run_cannot_be_attacked_or_scored(command: Command, run_here: Path) -> None:
     (run_here / "checkpoint.json").unlink()
     refused(command("attack", "tiny", "clean"), "not trained to the end", "demur train")
     refused(command("score", "tiny"), "not trained to the end")
 
 
-def test_scoring_without_records_says_what_to_do(command: Command, run_here: Path) -> None:
+def test_score_without_records_names_the_attack_command(command: Command, run_here: Path) -> None:
     refused(command("score", "tiny"), "no record yet", "demur attack tiny pgd-20")
 
 
-def test_bad_counts_are_refused(command: Command, run_here: Path) -> None:
+def test_bad_counts_fail(command: Command, run_here: Path) -> None:
     refused(command("attack", "tiny", "clean", "--n", "0"), "asked for 0 images")
     refused(command("attack", "tiny", "clean", "--n", "9999"), "has 300")
     refused(command("attack", "tiny", "clean", "--batch-size", "0"), "at least 1")
     refused(command("attack", "tiny", "clean", "--keep-images", "-1"), "0 or more")
 
 
-def test_show_resolves_and_lists_list(command: Command, run_here: Path) -> None:
+def test_show_prints_resolved_recipes_and_list_prints_every_kind(
+    command: Command, run_here: Path
+) -> None:
     code, out, _ = command("show", "digits-pgdat-rr", "head.weight=0.5", "attack.eps=8/255")
     assert code == 0
     assert "weight=0.5" in out
@@ -205,17 +207,9 @@ def test_show_resolves_and_lists_list(command: Command, run_here: Path) -> None:
     assert "momentum=0.9" in out, "defaults are shown too"
     code, out, _ = command("show", "tiny")
     assert code == 0
-    assert "# chosen:" in out
-    for kind in (
-        "recipes",
-        "attacks",
-        "objectives",
-        "criteria",
-        "rejectors",
-        "nets",
-        "data",
-        "methods",
-    ):
+    assert "# checkpoint:" in out
+    kinds = "recipes attacks objectives criteria rejectors nets data methods"
+    for kind in kinds.split():
         code, out, _ = command("list", kind)
         assert code == 0
         assert out.strip()
@@ -232,13 +226,13 @@ def test_attack_and_score_end_to_end(command: Command, run_here: Path) -> None:
     for word in ("paper:", "deploy:", "coverage", "accepted & wrong", "R-Con", "T-Con", "n=60"):
         assert word in out, word
     code, out, _ = command("score", "tiny", "--json", "--protocol", "deploy")
-    answer = json.loads(out)
-    assert [a["attack"] for a in answer["attacks"]] == ["clean", "pgd-10:eps=0.1,restarts=2"]
-    assert {row["protocol"] for row in answer["rows"]} == {"deploy"}
-    assert all(row["point"]["n"] == 60 for row in answer["rows"])
+    scores = json.loads(out)
+    assert [a["attack"] for a in scores["attacks"]] == ["clean", "pgd-10:eps=0.1,restarts=2"]
+    assert {row["protocol"] for row in scores["rows"]} == {"deploy"}
+    assert all(row["point"]["n"] == 60 for row in scores["rows"])
 
 
-def test_a_spec_in_a_file_is_an_attack(command: Command, run_here: Path) -> None:
+def test_an_attack_can_be_read_from_a_file(command: Command, run_here: Path) -> None:
     Path("mine.txt").write_text(
         "PGD(Linf(0.05),\n    steps=2, objective=CE() + Evasion(Energy()))\n"
     )
@@ -248,7 +242,7 @@ def test_a_spec_in_a_file_is_an_attack(command: Command, run_here: Path) -> None
     refused(command("attack", "tiny", "@wrong.txt"), "does not hold an attack")
 
 
-def test_training_twice_by_name_lands_in_the_same_folder(command: Command) -> None:
+def test_training_twice_uses_the_same_folder(command: Command) -> None:
     words = ("train", "digits-standard", "epochs=1", "width=4", "validation_attack=Clean")
     code, _, err = command(*words)
     assert code == 0, err
@@ -259,7 +253,7 @@ def test_training_twice_by_name_lands_in_the_same_folder(command: Command) -> No
     assert "trained already" in err
 
 
-def test_ctrl_c_says_how_to_go_on(in_empty_folder: Path) -> None:
+def test_ctrl_c_says_how_to_resume(in_empty_folder: Path) -> None:
     words = ["train", "digits-pgdat-rr", "epochs=50", "width=4", "--out", "run"]
     process = subprocess.Popen(
         [sys.executable, "-m", "demur", *words], stderr=subprocess.PIPE, text=True
@@ -268,10 +262,10 @@ def test_ctrl_c_says_how_to_go_on(in_empty_folder: Path) -> None:
     while not Path("run/recipe.txt").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command goes on" in said
-    assert "Traceback" not in said
+    assert "the same command resumes" in err
+    assert "Traceback" not in err
 
 
 # ---------------------------------------------------------------------------------- demur data
@@ -279,7 +273,7 @@ def test_ctrl_c_says_how_to_go_on(in_empty_folder: Path) -> None:
 
 @pytest.fixture
 def small_sets(monkeypatch: pytest.MonkeyPatch, in_empty_folder: Path) -> dict[str, Published]:
-    """CIFAR in small files that have no address to be got from."""
+    """CIFAR as small files that cannot be downloaded."""
     sets = {name: small(published) for name, published in PUBLISHED.items()}
     for name, published in sets.items():
         nowhere = published.archive._replace(url="http://127.0.0.1:9/nowhere")
@@ -290,24 +284,28 @@ def small_sets(monkeypatch: pytest.MonkeyPatch, in_empty_folder: Path) -> dict[s
     return sets
 
 
-@pytest.mark.parametrize("verb", ["get", "check"])
-def test_the_verbs_of_data_have_help_with_an_example(verb: str, command: Command) -> None:
-    code, out, _ = command("data", verb, "--help")
+@pytest.mark.parametrize("name", ["get", "check"])
+def test_the_data_commands_have_help_with_an_example(name: str, command: Command) -> None:
+    code, out, _ = command("data", name, "--help")
     assert code == 0
-    assert f"Example: demur data {verb} cifar10" in " ".join(out.split())
+    assert f"Example: demur data {name} cifar10" in " ".join(out.split())
 
 
-def test_data_check_says_what_is_there(command: Command, small_sets: dict[str, Published]) -> None:
+def test_data_check_reports_found_and_damaged_files(
+    command: Command, small_sets: dict[str, Published]
+) -> None:
     refused(command("data", "check"), "no published data set is in", "demur data get cifar10")
     refused(command("data", "check", "cifar10"), "CIFAR-10 is not in", "cache/demur;", "--data DIR")
-    refused(command("data", "check", "cifar"), "no data set to get is called", "cifar10")
+    refused(command("data", "check", "cifar"), "no data set to download is called", "cifar10")
     folder = write(small_sets["cifar10"], Path("cache/demur"), "python")
     write(small_sets["cifar100"], Path("cache/demur"), "binary")
     code, out, _ = command("data", "check")
     assert code == 0
     ten, hundred = out.splitlines()
-    place = Path("cache/demur").resolve()
-    assert ten.startswith(f"CIFAR-10: 120 images, python, in {place}/cifar-10-batches-py: every")
+    folder_path = Path("cache/demur").resolve()
+    assert ten.startswith(
+        f"CIFAR-10: 120 images, python, in {folder_path}/cifar-10-batches-py: every"
+    )
     assert "40 images, binary" in hundred
     assert "no md5 of these files was published" in hundred
     (folder / "data_batch_3").write_bytes(b"damaged")
@@ -323,12 +321,14 @@ def test_data_check_says_what_is_there(command: Command, small_sets: dict[str, P
     assert set(entry["damaged"]) == {"data_batch_3", "test_batch"}
 
 
-def test_data_get_does_nothing_twice(command: Command, small_sets: dict[str, Published]) -> None:
-    refused(command("data", "get", "digits"), "no data set to get is called 'digits'")
+def test_data_get_skips_a_complete_data_set(
+    command: Command, small_sets: dict[str, Published]
+) -> None:
+    refused(command("data", "get", "digits"), "no data set to download is called 'digits'")
     refused(
         command("data", "get", "cifar10", "--data", "here"), "could not be fetched", "npm is not"
     )
     write(small_sets["cifar10"], Path("here"), "binary")
     code, out, err = command("data", "get", "cifar10", "--data", "here")
     assert (code, out) == (0, "")
-    assert "CIFAR-10 is in here/cifar-10-batches-bin: there already and whole" in err
+    assert "CIFAR-10 is in here/cifar-10-batches-bin: already there and complete" in err

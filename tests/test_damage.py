@@ -38,7 +38,7 @@ def test_a_record_without_metadata_is_reported_and_left_out(
     arrays = metadata.with_suffix(".npz")
     code, out, err = command("score", str(own_source.run.path))
     assert code == 0
-    assert f"{arrays} is left out, for {metadata.name}, which tells what it is, is missing\n" in err
+    assert f"{arrays} is ignored: its metadata file {metadata.name} is missing\n" in err
     assert "pgd-1, n=30" not in out
     assert "clean, n=30" in out
     # the attack makes the record again

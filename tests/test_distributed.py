@@ -231,7 +231,7 @@ def test_two_processes_write_the_record_of_one(tiny_run: Run, tmp_path: Path) ->
         expected, found = arrays(tmp_path / "one", name), arrays(tmp_path / "two", name)
         assert {"y", "logits", "aux", "x_adv", "size_linf", "size_l2"} <= expected.keys()
         assert found == expected
-    assert both.stderr.count("answered rightly") == 2, "one line per attack, from one process"
+    assert both.stderr.count("images correct") == 2, "one line per attack, from one process"
     assert not list((tmp_path / "two/records").glob(".making-*"))
 
 

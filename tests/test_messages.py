@@ -1,4 +1,4 @@
-"""How a command ends that cannot be carried out: one sentence, and never a traceback."""
+"""Commands that fail or are stopped print one sentence, never a traceback."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ import pytest
 from typer import Typer
 
 import demur
-from demur.cli.messages import after_a_stop, show_all_letters
+from demur.cli.messages import replace_unencodable, stop_message
 from tests.conftest import Command
 from tests.test_cli import refused
 
@@ -29,33 +29,33 @@ NO_MEMORY = [
 ]  # fmt: skip
 
 
-GOES_ON = [
+RESUMES = [
     "train digits-pgdat-rr epochs=50 --out run", "attack tiny pgd-20", "table methods-digits",
     "adaptive tiny", "distortion tiny", "demo", "bench --check -o page",
     "bench rejection tiny --out=page",
 ]  # fmt: skip
-BEGINS_ANEW = [
+STARTS_OVER = [
     "bench", "bench digits-pgdat -o page", "bench attacks tiny -o page", "bench --check",
     "bench rejection tiny --only Con", "score tiny", "report tiny", "data get cifar10", "",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("words", GOES_ON + BEGINS_ANEW)
-def test_a_stop_promises_what_is_true(
+@pytest.mark.parametrize("words", RESUMES + STARTS_OVER)
+def test_the_stop_message_says_whether_the_command_resumes(
     words: str, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Typer, "__call__", lambda self, **_: sys.exit(130))
     code, out, err = command(*words.split())
     assert (code, out) == (130, "")
-    if words in GOES_ON:
-        guarantee = f"the same command goes on from what was finished: demur {words}"
+    if words in RESUMES:
+        message = f"the same command resumes from what was finished: demur {words}"
     else:
-        guarantee = "nothing is kept, and the same command begins anew"
-    assert err == f"demur: stopped; {guarantee}\n"
+        message = "nothing is stored, and the same command starts from the beginning"
+    assert err == f"demur: stopped; {message}\n"
 
 
 @pytest.mark.parametrize("error", NO_MEMORY, ids=lambda error: str(error)[:30])
-def test_running_out_of_memory_is_said(
+def test_out_of_memory_is_reported(
     error: Exception, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_large(*words: object) -> None:
@@ -65,9 +65,7 @@ def test_running_out_of_memory_is_said(
     refused(command("train", "digits-pgdat"), "not enough memory for this", "smaller")
 
 
-def test_faults_of_our_own_are_not_hidden(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bugs_are_not_hidden(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*words: object) -> None:
         raise RuntimeError("shapes do not fit")
 
@@ -76,7 +74,7 @@ def test_faults_of_our_own_are_not_hidden(
         command("train", "digits-pgdat")
 
 
-def test_a_stop_that_an_import_hides_is_told_when_it_fails(
+def test_a_stop_that_an_import_swallows_is_reported_when_it_fails(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hidden(self: Typer, **_: object) -> None:
@@ -91,38 +89,42 @@ def test_a_stop_that_an_import_hides_is_told_when_it_fails(
 
 
 @pytest.mark.parametrize("hides", [False, True])
-def test_ctrl_c_while_modules_are_imported_is_a_sentence(hides: bool, tmp_path: Path) -> None:
+def test_ctrl_c_during_imports_prints_one_sentence(hides: bool, tmp_path: Path) -> None:
     lines = ["import signal", "try:", "    signal.raise_signal(signal.SIGINT)"]
     lines += ["except SystemExit:", "    raise" + (" ImportError" if hides else "")]
     (tmp_path / "typer.py").write_text("\n".join(lines), encoding="utf-8")
-    places = os.pathsep.join([str(tmp_path), str(Path(demur.__file__).parents[1])])
+    python_path = os.pathsep.join([str(tmp_path), str(Path(demur.__file__).parents[1])])
     words = [sys.executable, "-m", "demur", "list", "nets"]
     done = subprocess.run(
-        words, env=os.environ | {"PYTHONPATH": places}, capture_output=True, text=True, check=False
+        words,
+        env=os.environ | {"PYTHONPATH": python_path},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 130
     assert done.stderr == "demur: stopped before anything was done\n"
 
 
-def test_letters_that_a_terminal_does_not_know_are_replaced(
+def test_characters_that_a_terminal_cannot_encode_are_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     terminal = TextIOWrapper(BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
-    show_all_letters()
+    replace_unencodable()
     terminal.write("1.0 ± 0.2")
     terminal.seek(0)
     assert terminal.read() == "1.0 ? 0.2"
 
 
-def test_under_torchrun_the_whole_command_is_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_torchrun_the_torchrun_command_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["train", "digits-pgdat"]
-    assert after_a_stop(words).endswith("finished: demur train digits-pgdat")
+    assert stop_message(words).endswith("finished: demur train digits-pgdat")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    assert after_a_stop(words).endswith("the same torchrun command goes on from what was finished")
+    assert stop_message(words).endswith("the same torchrun command resumes from what was finished")
 
 
-def test_what_only_reads_has_nothing_to_go_on_with() -> None:
-    assert "goes on from what was finished" in after_a_stop(["table", "study-digits"])
+def test_commands_that_only_read_start_over() -> None:
+    assert "resumes from what was finished" in stop_message(["table", "study-digits"])
     for words in (["table", "study-digits", "--kept", "results"], ["bench"], ["score", "x"]):
-        assert "begins anew" in after_a_stop(words)
+        assert "starts from the beginning" in stop_message(words)

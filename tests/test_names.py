@@ -1,4 +1,4 @@
-"""Names with square brackets and colons, which are markup to rich, are printed as they are."""
+"""Names with square brackets and colons, which rich treats as markup, are printed literally."""
 
 from io import StringIO
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.conftest import Command
 NAME = "a[/b]c[red]:x:"
 
 
-def test_odd_names_are_printed_as_they_are(command: Command, tiny_run: Run) -> None:
+def test_names_with_markup_are_printed_literally(command: Command, tiny_run: Run) -> None:
     folder = Path("runs", "odd[", "b][red]:x:")
     copytree(tiny_run.path, folder)
     Path("[bold]/x[").mkdir(parents=True)
@@ -36,7 +36,7 @@ def test_odd_names_are_printed_as_they_are(command: Command, tiny_run: Run) -> N
     assert "@[bold]/x[/b].txt" in out
 
 
-def test_odd_names_in_reports_of_benches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_with_markup_in_bench_reports(capsys: pytest.CaptureFixture[str]) -> None:
     about = {"run": NAME, "ball": "Linf(0.1)", "n": 3}
     curves = {"reject-autoattack": [[1, 1]], "orthogonal PGD": [[1, 1]], "product PGD": [[1, 1]]}
     show_peer_rejection(about | {"times": 1.0, "rules": {"Con": {"curves": curves}}})
@@ -48,7 +48,7 @@ def test_odd_names_in_reports_of_benches(capsys: pytest.CaptureFixture[str]) -> 
     assert "[/b] is not installed" in out
 
 
-def test_odd_names_beside_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_with_markup_beside_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = Console(file=StringIO(), width=200, force_terminal=True, markup=False)
     monkeypatch.setattr(progress, "console", shown)
     with CountBar(f"attack {NAME}", "images") as bar:

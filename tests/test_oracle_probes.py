@@ -143,10 +143,18 @@ def test_scores_only_records_are_skipped(
 @pytest.mark.parametrize(
     ("ends", "rejector", "words"),
     [
-        ((0.01, 0.03), LINEAR, "the answers know more than confidence says: AUROC +0.020 [+0.010"),
-        ((0.01, 0.03), FEATURES, "the features know more than confidence says: AUROC +0.020 "),
-        ((-0.01, 0.03), TREES, "no probe found more than confidence says: AUROC +0.020 [-0.010, +"),
-        ((-0.02, -0.01), TREES, "no probe came up to confidence, so this says nothing; more imag"),
+        (
+            (0.01, 0.03),
+            LINEAR,
+            "the outputs hold more information than confidence: AUROC +0.020 [+0.010",
+        ),
+        (
+            (0.01, 0.03),
+            FEATURES,
+            "the features hold more information than confidence: AUROC +0.020 ",
+        ),
+        ((-0.01, 0.03), TREES, "no probe finds more information than confidence: AUROC +0.020 ["),
+        ((-0.02, -0.01), TREES, "no probe reaches confidence, so this is inconclusive; use more"),
     ],
 )
 def test_the_sentence_is_of_the_best_probe(

@@ -1,4 +1,4 @@
-"""Places to write to are looked at before any work, and work that cannot be kept is still shown."""
+"""Output paths are checked before any work; results that cannot be written are still printed."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from demur.cli.output_paths import checked_file, checked_folder, checked_shelf
+from demur.cli.output_paths import check_archive_folder, check_output_file, check_output_folder
 from demur.errors import BadInput
 from demur.evaluate import Evaluator
 from demur.recipes import recipe
@@ -20,32 +20,29 @@ FILES = [
     "bench attacks RUN -o", "bench rejection RUN -o", "bench rejection RUN --figure",
 ]  # fmt: skip
 FOLDERS = [
-    "train digits-pgdat --out",
-    "demo --out",
-    "archive RUN -o",
-    "table study-digits --archive",
-]
+    "train digits-pgdat --out", "demo --out", "archive RUN -o", "table study-digits --archive",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("words", FILES)
 @pytest.mark.parametrize(
-    ("place", "sentence"),
+    ("path", "sentence"),
     [
-        ("", "the name of the file to write is empty; name one"),
+        ("", "the output file has an empty name; name a file"),
         (".", ". is a folder; name a file"),
         ("/", "/ is a folder; name a file"),
         ("folder", "folder is a folder; name a file"),
         ("new/", "new/ is a folder; name a file"),
-        ("file/page", "file/page cannot be written, for HERE/file is a file; name another place"),
-        ("file/far/page", "cannot be written, for HERE/file is a file"),
+        ("file/page", "file/page cannot be written: HERE/file is a file; name another path"),
+        ("file/far/page", "cannot be written: HERE/file is a file"),
     ],
 )
-def test_a_place_for_no_file_is_refused_before_all_else(
-    words: str, place: str, sentence: str, command: Command, in_empty_folder: Path
+def test_a_bad_output_file_fails_before_any_work(
+    words: str, path: str, sentence: str, command: Command, in_empty_folder: Path
 ) -> None:
     Path("folder").mkdir()
     Path("file").touch()
-    code, out, err = command(*words.split(), place)
+    code, out, err = command(*words.split(), path)
     assert (code, out) == (2, "")
     assert sentence.replace("HERE", str(in_empty_folder)) in err
     assert err.count("\n") == 1
@@ -54,41 +51,41 @@ def test_a_place_for_no_file_is_refused_before_all_else(
 
 @pytest.mark.parametrize("words", FOLDERS)
 @pytest.mark.parametrize(
-    ("place", "sentence"),
-    [("", "the name of the folder to write is empty"), ("file/far/run", "/file is a file")],
+    ("path", "sentence"),
+    [("", "the output folder has an empty name"), ("file/far/run", "/file is a file")],
 )
-def test_a_place_for_no_folder_is_refused_before_all_else(
-    words: str, place: str, sentence: str, command: Command
+def test_a_bad_output_folder_fails_before_any_work(
+    words: str, path: str, sentence: str, command: Command
 ) -> None:
     Path("file").touch()
-    code, out, err = command(*words.split(), place)
+    code, out, err = command(*words.split(), path)
     assert (code, out) == (2, "")
     assert sentence in err
     assert err.count("\n") == 1
 
 
-def test_what_may_not_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_without_permission_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "circle").symlink_to("circle")
-    with pytest.raises(BadInput, match="leads in a circle"):
-        checked_file(str(tmp_path / "circle"))
+    with pytest.raises(BadInput, match="symbolic link to itself"):
+        check_output_file(str(tmp_path / "circle"))
     os.mkfifo(tmp_path / "pipe")
-    for place in ("page", "new/folder/page", "pipe"):
-        assert checked_file(str(tmp_path / place)) == str(tmp_path / place)
+    for path in ("page", "new/folder/page", "pipe"):
+        assert check_output_file(str(tmp_path / path)) == str(tmp_path / path)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    for place in ("page", "new/folder/page"):
-        with pytest.raises(BadInput, match=f"you may not write {tmp_path}; name another place"):
-            checked_file(str(tmp_path / place))
-    with pytest.raises(BadInput, match=f"you may not write {tmp_path}/pipe"):
-        checked_file(str(tmp_path / "pipe"))
-    with pytest.raises(BadInput, match=f"you may not write {tmp_path};"):
-        checked_folder(str(tmp_path / "new"))
-    assert checked_folder(str(tmp_path)) == str(tmp_path), "it may only have to be read"
-    assert checked_file(None) is None
+    for path in ("page", "new/folder/page"):
+        with pytest.raises(BadInput, match=f"you may not write to {tmp_path}; name another path"):
+            check_output_file(str(tmp_path / path))
+    with pytest.raises(BadInput, match=f"you may not write to {tmp_path}/pipe"):
+        check_output_file(str(tmp_path / "pipe"))
+    with pytest.raises(BadInput, match=f"you may not write to {tmp_path};"):
+        check_output_folder(str(tmp_path / "new"))
+    assert check_output_folder(str(tmp_path)) == str(tmp_path), (
+        "an existing folder may only be read"
+    )
+    assert check_output_file(None) is None
 
 
-def test_a_page_goes_through_a_link_or_a_pipe_and_nothing_after_it(
+def test_a_page_is_written_through_a_link_or_a_pipe(
     command: Command, scored_source: Evaluator
 ) -> None:
     run = str(scored_source.run.path)
@@ -99,62 +96,62 @@ def test_a_page_goes_through_a_link_or_a_pipe_and_nothing_after_it(
     assert Path("link").is_symlink()
     os.mkfifo("pipe")
     with ThreadPoolExecutor() as reader:
-        came = reader.submit(Path("pipe").read_bytes)
+        content = reader.submit(Path("pipe").read_bytes)
         code, out, err = command("report", run, "-o", "pipe")
     assert (code, out) == (0, "")
     assert "the page" not in err
-    assert came.result() == Path("pages/far.html").read_bytes()
+    assert content.result() == Path("pages/far.html").read_bytes()
     assert Path("pipe").is_fifo()
 
 
-def full(*words: Any) -> str:
-    """A disk with no room."""
+def disk_full(*words: Any) -> str:
+    """Fail as on a full disk."""
     raise OSError(28, "No space left on device")
 
 
-def test_a_bench_that_cannot_be_written_is_still_shown(
+def test_a_bench_that_cannot_be_written_is_still_printed(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("brief.txt").write_text(
         lines(recipe("digits-pgdat-rr", ["width=4", "attack.steps=1"])), encoding="utf-8"
     )
-    monkeypatch.setattr(files, "write_text", full)
+    monkeypatch.setattr(files, "write_text", disk_full)
     code, out, err = command("bench", "@brief.txt", "--only", "plain", "--steps", "3", "-o", "page")
     assert code == 2
     assert "plain step" in out
     assert "the disk is full" in err
 
 
-def test_a_report_goes_on_growing_where_a_part_of_it_could_not_be_written(
+def test_a_report_continues_after_a_part_could_not_be_written(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from demur.cli.bench import reports_at
+    from demur.cli.bench import open_reports
 
-    kept = reports_at("page", "pairs")
-    kept.keep({"pairs": []})
+    reports = open_reports("page", "pairs")
+    reports.keep({"pairs": []})
     assert Path("page").read_text() == '{\n  "pairs": []\n}\n'
-    monkeypatch.setattr(files, "write_text", full)
-    kept.keep({"pairs": [1]})
+    monkeypatch.setattr(files, "write_text", disk_full)
+    reports.keep({"pairs": [1]})
     assert capsys.readouterr().err == (
-        "demur: page could not be written: No space left on device; going on\n"
+        "demur: page could not be written: No space left on device; continuing\n"
     )
     os.mkfifo("pipe")
-    reports_at("pipe", "pairs").keep({"pairs": []})  # which would wait for a reader
+    open_reports("pipe", "pairs").keep({"pairs": []})  # writing would wait for a reader
 
 
-def test_a_shelf_that_takes_no_folder_is_refused(
+def test_an_archive_folder_without_permission_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "shelf").mkdir()
-    for place in ("shelf", "new/shelf"):
-        assert checked_shelf(str(tmp_path / place)) == str(tmp_path / place)
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "shelf")
-    assert checked_shelf(str(tmp_path / "new" / "shelf")), "which is made first"
-    with pytest.raises(BadInput, match=r"you may not write .*/shelf; name another place"):
-        checked_shelf(str(tmp_path / "shelf"))
+    (tmp_path / "archives").mkdir()
+    for path in ("archives", "new/archives"):
+        assert check_archive_folder(str(tmp_path / path)) == str(tmp_path / path)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "archives")
+    assert check_archive_folder(str(tmp_path / "new" / "archives")), "its parent is made first"
+    with pytest.raises(BadInput, match=r"you may not write to .*/archives; name another path"):
+        check_archive_folder(str(tmp_path / "archives"))
 
 
-def test_a_lock_that_cannot_be_made_is_said_of_the_folder(tmp_path: Path) -> None:
+def test_a_lock_that_cannot_be_made_names_the_folder(tmp_path: Path) -> None:
     (tmp_path / "run" / ".lock").mkdir(parents=True)
     with pytest.raises(OSError, match=r"run'$"), files.exclusive_lock(tmp_path / "run"):
         pass

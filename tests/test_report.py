@@ -1,4 +1,4 @@
-"""The page and its pictures, made from a small run that is trained for a second."""
+"""The report page and its figures, made from a run that is trained for a second."""
 
 import html
 import os
@@ -33,13 +33,13 @@ from demur.runs.files import write_json, write_tensors
 from demur.sanity import flags
 from demur.spec import digest as spec_digest
 
-N, KEPT = 120, 90
+N, STORED = 120, 90
 VOID = {"meta", "link", "img", "br"}
 CHROMIUM = shutil.which("chromium")
 REQUIRED = os.environ.get("DEMUR_REQUIRE_BROWSER") == "1"
 
 
-class AttackResult(NamedTuple):
+class Page(NamedTuple):
     evaluator: Evaluator
     scoring: Scorer
     scored: list[ScoredRecord]
@@ -48,53 +48,55 @@ class AttackResult(NamedTuple):
 
 
 def small_run(path: Path, name: str) -> Run:
-    """A run whose net has seen the fit images a few times, enough to be right and wrong."""
-    made = recipe(name)
-    with Run.claim(path, made) as run:
+    """Return a run trained just long enough to make both correct and wrong predictions."""
+    spec = recipe(name)
+    with Run.claim(path, spec) as run:
         pass
-    net = made.net.build(made.data.domain, made.method.head)
-    fit = made.data.load()["fit"]
+    net = spec.net.build(spec.data.domain, spec.method.head)
+    fit = spec.data.load()["fit"]
     weights = list(net.parameters())
     for begin in range(0, 900, 60):
         x, y = fit.batch(slice(begin, begin + 60))
         out = net(x)
         loss = torch.nn.functional.cross_entropy(out.logits, y)
-        if isinstance(made.method.head, RR):
-            loss = loss + made.method.head.loss_per_image(out, y).mean()
-        slopes = torch.autograd.grad(loss, weights)
+        if isinstance(spec.method.head, RR):
+            loss = loss + spec.method.head.loss_per_image(out, y).mean()
+        gradients = torch.autograd.grad(loss, weights)
         with torch.no_grad():
-            for weight, gradient_only in zip(weights, slopes, strict=True):
-                weight.sub_(0.3 * gradient_only)
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight.sub_(0.3 * gradient)
     digest = write_tensors(run.path / "model.safetensors", net.state_dict())
     metadata = {"epoch": 1, "value": 0.5, "reason": "made for a test", "weights": digest}
-    write_json(run.path / "checkpoint.json", metadata | {"recipe_digest": spec_digest(made)})
+    write_json(run.path / "checkpoint.json", metadata | {"recipe_digest": spec_digest(spec)})
     return run
 
 
-def made_page(run: Run, path: Path, zero_gradients: int = 0) -> AttackResult:
+def make_page(run: Run, path: Path, zero_gradients: int = 0) -> Page:
     evaluator = Evaluator(run, torch.device("cpu"))
-    order = AttackOptions(n=N, keep_images=KEPT)
+    options = AttackOptions(n=N, keep_images=STORED)
     records = [
-        run_attack(evaluator, "pgd-20:steps=3", PGD(Linf(0.15), steps=3, step_size=0.0375), order),
-        run_attack(evaluator, "clean", Clean(), order),
+        run_attack(
+            evaluator, "pgd-20:steps=3", PGD(Linf(0.15), steps=3, step_size=0.0375), options
+        ),
+        run_attack(evaluator, "clean", Clean(), options),
     ]
-    records[0].metadata["probe"] |= {"zero_gradients": zero_gradients}  # as if it had been seen
+    records[0].metadata["probe"] |= {"zero_gradients": zero_gradients}  # raises a sanity flag
     issue(evaluator, "Con", Coverage(0.2), 0.8)
     scoring = Scorer.of(evaluator)
     scored = [scoring.scored(record) for record in records]
     write_page(evaluator, scored, scoring, path)
-    return AttackResult(evaluator, scoring, scored, path, path.read_text(encoding="utf-8"))
+    return Page(evaluator, scoring, scored, path, path.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, AttackResult]:
-    """A net with R-Con, its folder named to break out of HTML, and a net without and flagged."""
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Page]:
+    """The page of a net with R-Con in a folder named as HTML, and of a flagged net without it."""
     folder = tmp_path_factory.mktemp("report")
     return {
-        name: made_page(
-            small_run(folder / "runs" / folder_name, name), folder / f"{name}.html", flat
+        name: make_page(
+            small_run(folder / "runs" / folder_name, name), folder / f"{name}.html", zero_gradients
         )
-        for name, folder_name, flat in (
+        for name, folder_name, zero_gradients in (
             ("digits-pgdat-rr", "<b>x", 0),
             ("digits-pgdat", "plain", 100),
         )
@@ -102,17 +104,17 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, AttackResult]:
 
 
 @pytest.fixture(scope="module")
-def rectified(pages: dict[str, AttackResult]) -> AttackResult:
+def rectified(pages: dict[str, Page]) -> Page:
     return pages["digits-pgdat-rr"]
 
 
 @pytest.fixture(scope="module", params=["digits-pgdat-rr", "digits-pgdat"])
-def page(pages: dict[str, AttackResult], request: pytest.FixtureRequest) -> AttackResult:
+def page(pages: dict[str, Page], request: pytest.FixtureRequest) -> Page:
     return pages[request.param]
 
 
 class Reader(HTMLParser):
-    """Checks that tags balance; keeps addresses, ids and the cells of every table row."""
+    """Checks that tags balance; collects addresses, ids and the cells of every table row."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -149,19 +151,19 @@ class Reader(HTMLParser):
 
 
 def plain(text: str) -> str:
-    """The words of a page."""
+    """Return the text of a page without tags."""
     body = re.sub(r"<style>.*?</style>", "", text, flags=re.S)
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", body)))
 
 
 def cards(text: str, key: str, attack: int = 0) -> list[str]:
-    """The words of every card of a group."""
+    """Return the text of every card of a group."""
     section = re.findall(r'<section class="gallery".*?</section>', text, flags=re.S)[attack]
-    whole = re.findall(rf'<li class="card {key}">(.*?)<p class="place">(.*?)</p>', section, re.S)
-    return [plain(" ".join(parts)) for parts in whole]
+    matches = re.findall(rf'<li class="card {key}">(.*?)<p class="place">(.*?)</p>', section, re.S)
+    return [plain(" ".join(parts)) for parts in matches]
 
 
-def test_page_is_whole_and_needs_no_other_file(page: AttackResult) -> None:
+def test_page_is_complete_and_needs_no_other_file(page: Page) -> None:
     read = Reader(page.text)
     assert page.text.startswith("<!doctype html>")
     assert read.addresses
@@ -171,36 +173,36 @@ def test_page_is_whole_and_needs_no_other_file(page: AttackResult) -> None:
     assert "<script" not in page.text
 
 
-def test_figures_of_the_tables_are_those_of_the_rows(page: AttackResult) -> None:
-    _, *tables = Reader(page.text).tables  # the first is of promises
-    ordered = [page.scored[1], page.scored[0]]  # images as they are come first
+def test_tables_show_the_figures_of_the_rows(page: Page) -> None:
+    _, *tables = Reader(page.text).tables  # the first lists certificates
+    ordered = [page.scored[1], page.scored[0]]  # the clean record comes first
     for table, protocol in zip(tables, ("deploy", "paper"), strict=True):
         found = [
-            cells for cells in table[1:] if len(cells) > 1 and cells[0] != "none all are answered"
+            cells for cells in table[1:] if len(cells) > 1 and cells[0] != "none all are accepted"
         ]
-        rows = [row for each in ordered for row in each.rows if row.protocol == protocol]
+        rows = [row for entry in ordered for row in entry.rows if row.protocol == protocol]
         assert len(found) == len(rows)
         for cells, row in zip(found, rows, strict=True):
             check_cells(cells, row)
-        alone = [cells for cells in table if cells[0] == "none all are answered"]
+        alone = [cells for cells in table if cells[0] == "none all are accepted"]
         assert [cells[1].split()[0] for cells in alone] == [
-            f"{100 * each.summary.accuracy:.1f}%" for each in ordered
+            f"{100 * entry.summary.accuracy:.1f}%" for entry in ordered
         ]
 
 
 def check_cells(cells: list[str], row: Row) -> None:
-    def run_argument(value: float, interval: Interval) -> str:
+    def with_interval(value: float, interval: Interval) -> str:
         return f"{100 * value:.1f}% {100 * interval.lo:.1f} to {100 * interval.hi:.1f}"
 
     point = row.point
     assert cells[0].startswith(row.rejector)
     if point.accepted:
-        assert cells[1] == run_argument(point.accuracy, row.accuracy_interval)
+        assert cells[1] == with_interval(point.accuracy, row.accuracy_interval)
     gap = [f"{round(100 * v, 1) + 0.0:+.1f}" for v in row.accuracy_vs_con[:3]]
     beside = f"{gap[0]} {gap[1]} to {gap[2]}"
     assert cells[2] == (beside if comparable(row) else "n/a")
-    assert cells[3] == run_argument(point.coverage, row.coverage_interval)
-    assert cells[4] == run_argument(point.accepted_wrong, row.accepted_wrong_interval)
+    assert cells[3] == with_interval(point.coverage, row.coverage_interval)
+    assert cells[4] == with_interval(point.accepted_wrong, row.accepted_wrong_interval)
     assert cells[5].startswith(f"{100 * point.tpr:.1f}%")
     area = row.ranking.auroc_interval
     assert cells[6] == f"{row.ranking.auroc:.3f} {area.lo:.3f} to {area.hi:.3f}"
@@ -209,79 +211,79 @@ def check_cells(cells: list[str], row: Row) -> None:
         assert f"{point.threshold:.3f}" in cells[7]
 
 
-def test_a_promise_is_told_beside_what_every_record_shows(page: AttackResult) -> None:
+def test_a_certificate_is_shown_with_every_retest(page: Page) -> None:
     ((made, lines),) = retests(page.evaluator, page.scoring.scores, [s.record for s in page.scored])
-    told = plain(page.text)
-    assert made.metadata["sentence"] in told
+    text = plain(page.text)
+    assert made.metadata["sentence"] in text
     for line in lines:
         assert line.observed is not None
-        assert f"at least 20.0 {100 * line.observed:.1f} [" in told
+        assert f"at least 20.0 {100 * line.observed:.1f} [" in text
 
 
-def test_sanity_is_told_in_the_words_of_its_flags(page: AttackResult) -> None:
-    records = [each.record for each in page.scored]
-    found, told = flags(records, page.scoring), plain(page.text)
-    flat = page.evaluator.run.path.name == "plain"
-    assert ("exactly zero at 100 of 120 clean images" in told) == flat
+def test_sanity_flags_are_shown_in_full(page: Page) -> None:
+    records = [entry.record for entry in page.scored]
+    found, text = flags(records, page.scoring), plain(page.text)
+    flagged = page.evaluator.run.path.name == "plain"
+    assert ("exactly zero at 100 of 120 clean images" in text) == flagged
     assert len(found) == page.text.count('<div class="flag">')
     for flag in found:
-        assert f"{flag.kind} {', '.join(flag.attacks)} {flag.seen} Remedy: {flag.remedy}" in told
-    assert "An attack that fails looks like a net that holds." in told
-    name = "plain" if flat else "'<b>x'"
-    assert f"demur attack {name} pgd-100:eps=128/255" in told
+        assert f"{flag.kind} {', '.join(flag.attacks)} {flag.seen} Remedy: {flag.remedy}" in text
+    assert "A failed attack makes a net seem robust." in text
+    name = "plain" if flagged else "'<b>x'"
+    assert f"demur attack {name} pgd-100:eps=128/255" in text
 
 
-def test_sentences_say_what_the_rows_say(page: AttackResult) -> None:
+def test_sentences_agree_with_the_rows(page: Page) -> None:
     name = main_rejector(page.scoring)
-    for each in page.scored:
-        row = next(r for r in each.rows if (r.rejector, r.protocol) == (name, "deploy"))
-        point, refused = row.point, row.point.n - row.point.accepted
-        wrong = round((1 - each.summary.accuracy) * point.n - point.accepted_wrong * point.n)
-        rightly = round(point.accuracy * point.accepted)
+    for entry in page.scored:
+        row = next(r for r in entry.rows if (r.rejector, r.protocol) == (name, "deploy"))
+        point, rejected = row.point, row.point.n - row.point.accepted
+        wrong = round((1 - entry.summary.accuracy) * point.n - point.accepted_wrong * point.n)
+        correct = round(point.accuracy * point.accepted)
         assert (
-            f"of {point.n} images it answered {point.accepted}, {rightly} of them rightly; "
-            f"it refused {refused}, of which {wrong} would have been wrong."
+            f"of {point.n} images {point.accepted} were accepted, {correct} of them correct; "
+            f"{rejected} were rejected, of which {wrong} would have been wrong."
         ) in plain(page.text)
 
 
-def test_every_group_that_exists_is_shown_and_no_more(page: AttackResult) -> None:
+def test_every_nonempty_group_is_shown(page: Page) -> None:
     verdicts = Verdicts.of(page.scored[0], page.scoring, main_rejector(page.scoring))
-    seen = 0
+    nonempty = 0
     for group in GROUPS:
-        count = int(verdicts.members(group)[:KEPT].sum())
+        count = int(verdicts.members(group)[:STORED].sum())
         assert len(cards(page.text, group.key)) == min(count, PER_GROUP)
-        seen += count > 0
-    assert seen >= 3, "the small net should be right and wrong, sure and unsure"
-    assert page.text.count('<section class="gallery"') == 1, "nothing was done to clean images"
+        nonempty += count > 0
+    assert nonempty >= 3, "the small net should fall into most groups"
+    assert page.text.count('<section class="gallery"') == 1, "clean images have no gallery"
 
 
-def test_verdicts_agree_with_the_rule(page: AttackResult) -> None:
+def test_decisions_agree_with_the_rule(page: Page) -> None:
     record, name = page.scored[0].record, main_rejector(page.scoring)
     accepted = page.scoring.scores[name].rule(page.scoring.thresholds[name]).accepted(record.output)
-    said = prediction(record.output)
-    places = {int(index): place for place, index in enumerate(record.arrays["index"])}
+    predicted = prediction(record.output)
+    positions = {int(index): position for position, index in enumerate(record.arrays["index"])}
     for group in GROUPS:
         for words in cards(page.text, group.key):
-            place = places[int(words.split("image ")[1])]
-            label = int(said[place])
-            assert f"true label {int(record.y[place])}, net says {label}" in words
-            if accepted[place]:
-                assert group.answered
-                assert f"answered {label}" in words
+            position = positions[int(words.split("image ")[1])]
+            label = int(predicted[position])
+            assert f"true label {int(record.y[position])}, predicted {label}" in words
+            if accepted[position]:
+                assert group.accepted
+                assert f"accepted: {label}" in words
             else:
-                assert not group.answered
-                reason = re.search(rf"refused: {name} (\S+) < (\S+)", words)
+                assert not group.accepted
+                reason = re.search(rf"rejected: {name} (\S+) < (\S+)", words)
                 assert reason
                 assert float(reason[1]) < float(reason[2])
 
 
-def test_names_cannot_break_out_of_the_page(pages: dict[str, AttackResult]) -> None:
+def test_names_cannot_break_out_of_the_page(pages: dict[str, Page]) -> None:
     text = pages["digits-pgdat-rr"].text
     assert "&lt;b&gt;x" in text
     assert "<b>x" not in text
 
 
-def test_net_without_second_output_has_no_rcon(pages: dict[str, AttackResult]) -> None:
+def test_net_without_second_output_has_no_rcon(pages: dict[str, Page]) -> None:
     assert "R-Con" in plain(pages["digits-pgdat-rr"].text)
     text = pages["digits-pgdat"].text
     assert "R-Con" not in text
@@ -289,7 +291,7 @@ def test_net_without_second_output_has_no_rcon(pages: dict[str, AttackResult]) -
 
 
 def test_same_records_give_the_same_bytes_and_leave_matplotlib_alone(
-    rectified: AttackResult,
+    rectified: Page,
 ) -> None:
     import matplotlib
 
@@ -306,36 +308,38 @@ def test_same_records_give_the_same_bytes_and_leave_matplotlib_alone(
     assert settings() == before
 
 
-def test_foot_tells_how_to_make_every_record_again(page: AttackResult) -> None:
+def test_footer_shows_the_command_of_every_record(page: Page) -> None:
     words = plain(page.text)
     name = "'<b>x'" if page.evaluator.run.path.name == "<b>x" else "plain"
-    assert f"demur attack {name} pgd-20:steps=3 --n {N} --keep-images {KEPT}" in words
+    assert f"demur attack {name} pgd-20:steps=3 --n {N} --keep-images {STORED}" in words
     assert page.evaluator.run.checkpoint["weights"] in words
     assert "demur train digits-pgdat" in words
-    for each in page.scored:
-        assert each.record.digest in words
-        assert str(each.record.metadata["code"]) in words
+    for entry in page.scored:
+        assert entry.record.digest in words
+        assert str(entry.record.metadata["code"]) in words
 
 
-def test_label_that_means_another_attack_today_is_not_offered(rectified: AttackResult) -> None:
-    each = rectified.scored[0]
-    about = each.record.metadata | {"label": "pgd-100"}
-    renamed = ScoredRecord(type(each.record)(each.record.arrays, about), each.summary, each.rows)
+def test_a_label_that_now_means_another_attack_is_replaced_by_its_spec(rectified: Page) -> None:
+    entry = rectified.scored[0]
+    about = entry.record.metadata | {"label": "pgd-100"}
+    renamed = ScoredRecord(
+        type(entry.record)(entry.record.arrays, about), entry.summary, entry.rows
+    )
     words = plain(page_text(rectified.evaluator, [renamed], rectified.scoring))
     assert "demur attack" in words
     assert "@attack.txt" in words
     assert f"echo '{about['spec']}' > attack.txt" in words
 
 
-def test_changed_data_are_refused(rectified: AttackResult) -> None:
-    each = rectified.scored[0]
-    about = each.record.metadata | {"data": "0" * 64}
-    other = ScoredRecord(type(each.record)(each.record.arrays, about), each.summary, each.rows)
+def test_changed_data_raise(rectified: Page) -> None:
+    entry = rectified.scored[0]
+    about = entry.record.metadata | {"data": "0" * 64}
+    other = ScoredRecord(type(entry.record)(entry.record.arrays, about), entry.summary, entry.rows)
     with pytest.raises(BadInput, match="made of other images"):
         page_text(rectified.evaluator, [other], rectified.scoring)
 
 
-def test_pictures_have_the_right_kind_and_size(page: AttackResult) -> None:
+def test_figures_have_the_right_format_and_size(page: Page) -> None:
     png = overview_figure(page.scored, page.scoring)
     width, height = struct.unpack(">II", png[16:24])
     assert png.startswith(b"\x89PNG")
@@ -346,8 +350,8 @@ def test_pictures_have_the_right_kind_and_size(page: AttackResult) -> None:
 
 
 @pytest.mark.parametrize("absent", ["matplotlib", "jinja2"])
-def test_missing_extra_is_named(
-    rectified: AttackResult, monkeypatch: pytest.MonkeyPatch, absent: str
+def test_a_missing_extra_raises(
+    rectified: Page, monkeypatch: pytest.MonkeyPatch, absent: str
 ) -> None:
     monkeypatch.setitem(sys.modules, absent, None)
     path = rectified.path.with_name("never.html")
@@ -357,16 +361,16 @@ def test_missing_extra_is_named(
 
 
 @pytest.mark.skipif(CHROMIUM is None and not REQUIRED, reason="needs chromium")
-def test_page_fits_a_phone_and_fetches_nothing(pages: dict[str, AttackResult]) -> None:
+def test_page_fits_a_phone_and_fetches_nothing(pages: dict[str, Page]) -> None:
     from playwright.sync_api import sync_playwright
 
     assert CHROMIUM is not None, "DEMUR_REQUIRE_BROWSER=1, but no chromium is installed"
     quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    asked: list[str] = []
+    requests: list[str] = []
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=quiet)
         tab = browser.new_page(viewport={"width": 390, "height": 800})
-        tab.on("request", lambda request: asked.append(request.url))
+        tab.on("request", lambda request: requests.append(request.url))
         for page in pages.values():
             tab.goto(page.path.as_uri())
             tab.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
@@ -374,4 +378,4 @@ def test_page_fits_a_phone_and_fetches_nothing(pages: dict[str, AttackResult]) -
             assert tab.evaluate("[...document.images].filter(i => !i.naturalWidth).length") == 0
         browser.close()
     files = [page.path.as_uri() for page in pages.values()]
-    assert [url for url in asked if not url.startswith("data:")] == files
+    assert [url for url in requests if not url.startswith("data:")] == files

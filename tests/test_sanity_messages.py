@@ -122,7 +122,7 @@ def test_flags_are_shown_with_the_missing_command(
     (flag,) = sanity.flags
     assert "Sanity: 1 flag\n" in out
     assert f"  seen: {flag.seen}\n  remedy: {flag.remedy}\n" in out
-    assert f"looked for and not found: {TIED}\n" in out
+    assert f"checked and not found: {TIED}\n" in out
     assert f"demur attack {tiny_run.path} pgd-100:eps=128/255\n" in out
     assert sanity.plain()["sanity"] == [flag.plain()]
     assert {each["kind"] for each in sanity.plain()["unchecked"]} == {

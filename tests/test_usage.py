@@ -1,4 +1,4 @@
-"""Words that a command does not take: one line that says what to do, before any work."""
+"""Wrong arguments and options give one line that says what to do, before any work."""
 
 import pytest
 
@@ -38,7 +38,9 @@ def test_a_number_must_be_finite(words: str, number: str, command: Command) -> N
         ("table x --seeds", "option '--seeds' requires an argument; see demur table -h"),
     ],
 )
-def test_words_that_are_not_taken_are_one_line(words: str, sentence: str, command: Command) -> None:
+def test_unknown_commands_and_options_give_one_line(
+    words: str, sentence: str, command: Command
+) -> None:
     assert command(*words.split()) == (2, "", f"demur: {sentence}\n")
 
 
@@ -51,7 +53,7 @@ def test_words_that_are_not_taken_are_one_line(words: str, sentence: str, comman
         ("attack x clean --n many", "--n"),
     ],
 )
-def test_values_that_are_not_taken_are_one_line(words: str, option: str, command: Command) -> None:
+def test_invalid_values_give_one_line(words: str, option: str, command: Command) -> None:
     code, out, err = command(*words.split())
     assert (code, out) == (2, "")
     assert err.startswith(f"demur: invalid value for '{option}': ")
@@ -59,7 +61,7 @@ def test_values_that_are_not_taken_are_one_line(words: str, option: str, command
     assert err.count("\n") == 1
 
 
-def test_groups_of_commands_alone_tell_their_help(command: Command) -> None:
+def test_a_command_group_alone_prints_its_help(command: Command) -> None:
     for words in ((), ("data",)):
         code, out, err = command(*words)
         assert (code, err) == (2, "")

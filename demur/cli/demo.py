@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from demur.cli.app import DataFolder, Device, app
-from demur.cli.evaluate import RunName, attack_all, available, open_evaluator, scored_run
-from demur.cli.output_paths import checked_file, checked_folder
-from demur.cli.train import trained
+from demur.cli.evaluate import RunName, attack_all, available_protocols, open_evaluator, score_run
+from demur.cli.output_paths import check_output_file, check_output_folder
+from demur.cli.train import train_run
 
 if TYPE_CHECKING:
     from demur.evaluate import Evaluator, ScoredRecord, Scorer
@@ -24,7 +24,7 @@ images and are frozen before any attack. "adaptive" attacks R-Con itself."""
 @app.command()
 def demo(
     out: Annotated[
-        str, typer.Option(callback=checked_folder, help="The run folder.")
+        str, typer.Option(callback=check_output_folder, help="The run folder.")
     ] = "runs/demo",
     device: Device = "auto",
 ) -> None:
@@ -37,11 +37,11 @@ def demo(
     from demur.recipes import recipe
     from demur.report.text import show_table, verdict_table
 
-    run = trained(recipe(RECIPE), Path(out), device, None)
+    run = train_run(recipe(RECIPE), Path(out), device, None)
     evaluator = open_evaluator(str(run.path), device, None)
     attack_all(evaluator, ATTACKS, AttackOptions())
     certificate = _certificate(evaluator)
-    scoring, scored = scored_run(evaluator)
+    scoring, scored = score_run(evaluator)
     page = _write_page(evaluator, scoring, scored, Path(out) / "report.html")
     typer.echo(f"\n{SUMMARY}")
     names = [name for name in main_rejectors(evaluator) if name != "A"]
@@ -55,24 +55,28 @@ def report(
     out: Annotated[
         str | None,
         typer.Option(
-            "--out", "-o", callback=checked_file, help="The page.", show_default="RUN/report.html"
+            "--out",
+            "-o",
+            callback=check_output_file,
+            help="The HTML file to write.",
+            show_default="RUN/report.html",
         ),
     ] = None,
     device: Device = "auto",
     data: DataFolder = None,
 ) -> None:
-    """Write one self-contained page about all records of a run.
+    """Write one self-contained HTML page about all records of a run.
 
     Example: demur report digits-pgdat-rr -o report.html
     """
     from demur.runs.files import is_stream
 
     evaluator = open_evaluator(run, device, data)
-    place = out or str(evaluator.run.path / "report.html")
-    checked_file(place)
-    scoring, scored = scored_run(evaluator)
-    page = _write_page(evaluator, scoring, scored, Path(place))
-    if not is_stream(page):  # nothing comes after a page that goes into a pipe
+    path = out or str(evaluator.run.path / "report.html")
+    check_output_file(path)
+    scoring, scored = score_run(evaluator)
+    page = _write_page(evaluator, scoring, scored, Path(path))
+    if not is_stream(page):  # a pipe gets the page and nothing else
         typer.echo(f"page: {page.resolve()}")
 
 
@@ -93,5 +97,5 @@ def _write_page(
 ) -> Path:
     from demur.report.page import write_page
 
-    available(scoring, ("deploy",))
+    available_protocols(scoring, ("deploy",))  # raises where no cal images were held out
     return write_page(evaluator, scored, scoring, path)

@@ -27,7 +27,7 @@ def distortion(
     data: DataFolder = None,
     engine: Engine = "auto",
 ) -> None:
-    """How far images must be moved to be wrong, and to be wrong and accepted.
+    """Measure the smallest change that makes an image wrong, and wrong and accepted.
 
     Example: demur distortion digits-pgdat-rr --n 100
     """
@@ -39,17 +39,19 @@ def distortion(
     from demur.evaluate.distortion import distances, distortion_attack, judged, usual
     from demur.report.distortion import show_distances
 
-    with init_distributed(device_by_name(device)) as place:
+    with init_distributed(device_by_name(device)) as rank_device:
         silence_other_ranks()
-        evaluator = open_evaluator(run, str(place), data, engine)
+        evaluator = open_evaluator(run, str(rank_device), data, engine)
         recipe = evaluator.run.recipe
-        meant = {text: distortion_attack(text, recipe) for text in attacks or usual(recipe)}
+        specs = {text: distortion_attack(text, recipe) for text in attacks or usual(recipe)}
         make = partial(record_of, evaluator, options=AttackOptions(n=n))
-        before = make("clean", Clean()).correct
-        found = [judged(make(text, cw), cw, evaluator.clean, before) for text, cw in meant.items()]
+        clean_correct = make("clean", Clean()).correct
+        verdicts = [
+            judged(make(text, cw), cw, evaluator.clean, clean_correct) for text, cw in specs.items()
+        ]
         if not current().is_leader:
             return
-    lines = distances(found, recipe.rejectors())
+    lines = distances(verdicts, recipe.rejectors())
     if as_json:
         typer.echo(json.dumps({"distances": [line.plain() for line in lines]}, indent=2))
     else:

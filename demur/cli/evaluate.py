@@ -1,4 +1,4 @@
-"""demur attack and demur score."""
+"""demur attack, demur score and demur archive."""
 
 import json
 import shlex
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app, names_in
-from demur.cli.output_paths import checked_folder
+from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app, split_names
+from demur.cli.output_paths import check_output_folder
 from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 NO_CAL = (
     "no cal images were held out for this run, so no threshold can be deployed; train with "
-    "split=held-out for that, or see the tables of demur score --protocol paper"
+    "split=held-out, or use --protocol paper"
 )
-FROM_CAL = (
-    "thresholds are chosen on cal images, which therefore say nothing about them; see --protocol "
-    "paper, or score test images"
+THRESHOLDS_FROM_CAL = (
+    "thresholds are chosen on the cal images, so cal scores say nothing about them; use --protocol "
+    "paper, or score the test images"
 )
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")]
 
@@ -42,17 +42,17 @@ def attack(
     n: FirstN = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(help="Images at a time.", show_default="as many as suit the device"),
+        typer.Option(help="Images per batch.", show_default="by device"),
     ] = None,
-    keep_images: Annotated[int, typer.Option(help="Attacked images to keep.")] = 256,
+    keep_images: Annotated[int, typer.Option(help="Adversarial examples to store.")] = 256,
     keep_features: Annotated[
-        bool, typer.Option(help="Keep features, which many rejectors need.")
+        bool, typer.Option(help="Store features, which many rejectors need.")
     ] = True,
     device: Device = "auto",
     data: DataFolder = None,
     engine: Engine = "auto",
 ) -> None:
-    """Attack a trained run and keep one record an attack; goes on where it was stopped.
+    """Attack a trained run and store one record per attack; resumes where it was stopped.
 
     Example: demur attack digits-pgdat-rr clean pgd-20 pgd-20:eps=0.2,restarts=5
     """
@@ -61,52 +61,52 @@ def attack(
     from demur.distributed import init_distributed
     from demur.evaluate import AttackOptions
 
-    with init_distributed(device_by_name(device)) as place:
+    with init_distributed(device_by_name(device)) as rank_device:
         silence_other_ranks()
-        evaluator = open_evaluator(run, str(place), data, engine)
+        evaluator = open_evaluator(run, str(rank_device), data, engine)
         options = AttackOptions(split, n, batch_size, keep_images, keep_features)
         attack_all(evaluator, attacks, options)
 
 
 def open_evaluator(run: str, device: str, data: str | None, engine: str = "auto") -> "Evaluator":
-    """A run opened for evaluation."""
+    """Open a finished run for evaluation; raise BadInput for an unfinished or damaged one."""
     from demur.cli.progress import say
     from demur.device import device_by_name
     from demur.evaluate import Evaluator
     from demur.runs import Run
 
-    found = Run.open(run)
-    check_finished(found, data)
-    _ = found.checkpoint  # a damaged one is refused before anything else
-    for path in found.orphan_arrays():
-        say(f"{path} is left out, for {path.stem}.json, which tells what it is, is missing")
+    opened = Run.open(run)
+    check_finished(opened, data)
+    _ = opened.checkpoint  # raises for a damaged file, before any work
+    for path in opened.orphan_arrays():
+        say(f"{path} is ignored: its metadata file {path.stem}.json is missing")
     where = Path(data) if data else None
-    return Evaluator(found, device_by_name(device), where, engine, say)
+    return Evaluator(opened, device_by_name(device), where, engine, say)
 
 
 def check_finished(run: "Run", data: str | None = None) -> None:
-    """Refuse a run that was not trained to the end, with the command that goes on with it."""
+    """Raise BadInput for an unfinished run, with the command that resumes its training."""
     from demur.report.commands import train_command
 
     if not run.trained:
-        place = f" --data {shlex.quote(data)}" if data else ""
-        again = train_command(run) + place
-        raise BadInput(f"{run.path} is not trained to the end; go on with it by: {again}")
+        option = f" --data {shlex.quote(data)}" if data else ""
+        command = train_command(run) + option
+        raise BadInput(f"{run.path} is not trained to the end; resume it with: {command}")
 
 
 def attack_all(evaluator: "Evaluator", attacks: list[str], options: "AttackOptions") -> None:
-    """Make the record of each attack; names are checked before any work."""
+    """Make the record of each attack; wrong names raise before any work."""
     from demur.recipes import attack as attack_named
 
-    meant = [(text, attack_named(text, evaluator.run.recipe)) for text in attacks]
-    for label, spec in meant:
+    specs = [(text, attack_named(text, evaluator.run.recipe)) for text in attacks]
+    for label, spec in specs:
         record_of(evaluator, label, spec, options)
 
 
 def record_of(
     evaluator: "Evaluator", label: str, attack: "Attack", options: "AttackOptions"
 ) -> "Record":
-    """The record of an attack, found or made with a progress bar."""
+    """Return the record of an attack: read where it exists, else made with a progress bar."""
     from demur.cli.progress import CountBar, say
     from demur.evaluate import run_attack
     from demur.report.text import percent
@@ -114,7 +114,7 @@ def record_of(
     with CountBar(f"attack {label}", "images") as bar:
         record = run_attack(evaluator, label, attack, options, bar.watch)
     say(
-        f"{label}: {percent(record.correct.mean())}% of {len(record.y)} answered rightly; "
+        f"{label}: {percent(record.correct.mean())}% of {len(record.y)} images correct; "
         f"record {record.digest[:12]}"
     )
     return record
@@ -124,15 +124,15 @@ def record_of(
 def score(
     run: RunName,
     protocol: Annotated[str, typer.Option(help="paper, deploy or both.")] = "both",
-    split: Annotated[str, typer.Option(help="test; or val, to choose a rejector by.")] = "test",
+    split: Annotated[str, typer.Option(help="test; or val, to select a rejector.")] = "test",
     sweep: Annotated[
-        bool, typer.Option("--sweep", help="KD and LID at all settings the paper tried.")
+        bool, typer.Option("--sweep", help="KD and LID at all settings of the paper.")
     ] = False,
     show_all: Annotated[
         bool, typer.Option("--all", help="Every rejector, not only Con and the head's own.")
     ] = False,
     oracle_probes: Annotated[
-        bool, typer.Option("--oracle-probes", help="Also fit probes that are given the labels.")
+        bool, typer.Option("--oracle-probes", help="Also fit probes that know the labels.")
     ] = False,
     as_json: AsJson = False,
     device: Device = "auto",
@@ -150,29 +150,29 @@ def score(
     from demur.report.text import show_scores
     from demur.sanity import checked
 
-    asked = protocols_named(protocol)
-    if oracle_probes and "paper" not in asked:
+    protocols = parse_protocols(protocol)
+    if oracle_probes and "paper" not in protocols:
         raise BadInput(
             "a probe has no threshold to deploy; use --oracle-probes with --protocol paper"
         )
     evaluator = open_evaluator(run, device, data)
     rejectors = paper_grid(evaluator.run.recipe.data) if sweep else None
-    scoring, scored = scored_run(evaluator, rejectors, split, oracle_probes)
-    asked = available(scoring, asked, split)
-    records = [each.record for each in scored]
-    retested_certificates = retests(evaluator, scoring.scores, records)
+    scoring, scored = score_run(evaluator, rejectors, split, oracle_probes)
+    protocols = available_protocols(scoring, protocols, split)
+    records = [entry.record for entry in scored]
+    certificates = retests(evaluator, scoring.scores, records)
     sanity = Sanity.of(checked(records, scoring), evaluator.run, records)
     if as_json:
-        typer.echo(
-            json.dumps(_plain(scored, asked, retested_certificates) | sanity.plain(), indent=2)
-        )
+        entries = _as_json(scored, protocols, certificates) | sanity.plain()
+        typer.echo(json.dumps(entries, indent=2))
         return
     main = scored if show_all or sweep or oracle_probes else main_rows(evaluator, scored)
-    show_scores(main, asked)
-    if hidden := sum(len(every.rows) for every in scored) - sum(len(some.rows) for some in main):
+    show_scores(main, protocols)
+    hidden = sum(len(entry.rows) for entry in scored) - sum(len(entry.rows) for entry in main)
+    if hidden:
         typer.echo(f"{hidden} more lines of other rejectors: add --all")
     show_oracle_probes(scored)
-    show_retests(retested_certificates)
+    show_retests(certificates)
     show_sanity(sanity)
 
 
@@ -190,24 +190,26 @@ def main_rows(evaluator: "Evaluator", scored: list["ScoredRecord"]) -> list["Sco
     ]
 
 
-def _plain(
+def _as_json(
     scored: list["ScoredRecord"],
-    asked: tuple["Protocol", ...],
-    retested_certificates: list[tuple["IssuedCertificate", list["Retest"]]],
+    protocols: tuple["Protocol", ...],
+    certificates: list[tuple["IssuedCertificate", list["Retest"]]],
 ) -> dict[str, Any]:
     """Return scores and certificates as JSON values."""
     return {
-        "attacks": [each.summary.plain() for each in scored],
-        "rows": [r.plain() for each in scored for r in each.rows if r.protocol in asked],
+        "attacks": [entry.summary.plain() for entry in scored],
+        "rows": [
+            row.plain() for entry in scored for row in entry.rows if row.protocol in protocols
+        ],
         "certificates": [
-            {"certificate": made.metadata, "retests": [line.plain() for line in lines]}
-            for made, lines in retested_certificates
+            {"certificate": certificate.metadata, "retests": [test.plain() for test in tests]}
+            for certificate, tests in certificates
         ],
     }
 
 
-def protocols_named(name: str) -> tuple["Protocol", ...]:
-    """The protocol of that name, or both."""
+def parse_protocols(name: str) -> tuple["Protocol", ...]:
+    """Return the protocol of that name, or both; raise BadInput for another name."""
     from demur.evaluate import PROTOCOLS
 
     if name not in (*PROTOCOLS, "both"):
@@ -216,36 +218,39 @@ def protocols_named(name: str) -> tuple["Protocol", ...]:
     return tuple(protocol for protocol in PROTOCOLS if name in (protocol, "both"))
 
 
-def available(
+def available_protocols(
     scoring: "Scorer", asked: tuple["Protocol", ...], split: str = "test"
 ) -> tuple["Protocol", ...]:
-    """The protocols that can be shown; deploy needs held-out images, and others to be shown on."""
+    """Return the protocols that can be shown, with a warning where deploy cannot.
+
+    deploy needs thresholds from held-out cal images and another split to score. Raises BadInput
+    where deploy alone was asked for.
+    """
     if (scoring.thresholds and split != "cal") or "deploy" not in asked:
         return asked
-    reason = FROM_CAL if scoring.thresholds else NO_CAL
+    reason = THRESHOLDS_FROM_CAL if scoring.thresholds else NO_CAL
     if asked == ("deploy",):
         raise BadInput(reason)
     typer.echo(f"demur: {reason}", err=True)
     return tuple(protocol for protocol in asked if protocol != "deploy")
 
 
-def tell_of_missing(scoring: "Scorer", scored: list["ScoredRecord"]) -> None:
-    """Say which rejectors are not shown, and why."""
+def warn_missing_rejectors(scoring: "Scorer", scored: list["ScoredRecord"]) -> None:
+    """Print which rejectors are not shown, and why."""
     reasons = sorted(set(scoring.without.values()))
     for reason in reasons:
         names = [name for name, why in scoring.without.items() if why == reason]
         typer.echo(f"demur: without {', '.join(names)}: {reason}", err=True)
-    for each in scored:
-        if each.unseen:
-            unseen, where = ", ".join(each.unseen), f"{each.summary.attack} (n={each.summary.n})"
-            lack = (
-                "only others were kept" if each.record.scores_only else "the record has no features"
-            )
-            typer.echo(f"demur: {where} without {unseen}: {lack}", err=True)
+    for entry in scored:
+        if entry.unseen:
+            where = f"{entry.summary.attack} (n={entry.summary.n})"
+            scores_only = entry.record.scores_only
+            reason = "only other scores are stored" if scores_only else "the record has no features"
+            typer.echo(f"demur: {where} without {', '.join(entry.unseen)}: {reason}", err=True)
 
 
-def _probes(record: "Record") -> dict[str, "FloatArray"]:
-    """What probes make of a record; nothing where none can be fitted, which is said."""
+def _probe_scores(record: "Record") -> dict[str, "FloatArray"]:
+    """Return the scores of the oracle probes on a record; print why where none can be fitted."""
     from demur.evaluate.oracle_probes import probe_scores, why_unprobed
 
     if reason := why_unprobed(record):
@@ -255,38 +260,38 @@ def _probes(record: "Record") -> dict[str, "FloatArray"]:
     return probe_scores(record)
 
 
-def _no_record(run: "Run", split: str) -> str:
-    """That there is nothing to score, and what can be done."""
-    there = [each for each in run.recipe.data.splits if each != "fit" and run.records(each)]
+def _no_record_message(run: "Run", split: str) -> str:
+    """Return the message that there is nothing to score, and what to run instead."""
+    scorable = [name for name in run.recipe.data.splits if name != "fit" and run.records(name)]
     where = "" if split == "test" else f" --split {split}"
-    ways = [f"score those of {each} images with --split {each}" for each in there]
+    ways = [f"score those of {name} images with --split {name}" for name in scorable]
     if run.finished or not ways:
         ways.insert(0, f"make one with demur attack {run.name} pgd-20{where}")
-    images = f"of {split} images " if there else ""
+    images = f"of {split} images " if scorable else ""
     return f"{run.name} has no record {images}yet; {', or '.join(ways)}"
 
 
-def scored_run(
+def score_run(
     evaluator: "Evaluator",
     rejectors: "dict[str, Rejector] | None" = None,
     split: str = "test",
     oracle_probes: bool = False,
 ) -> tuple["Scorer", list["ScoredRecord"]]:
-    """The run's thresholds, and every record of a split scored, if asked by probes too."""
+    """Return the scorer of a run and its scored records of one split; raise BadInput for none."""
     from demur.cli.progress import CountBar
     from demur.evaluate import Scorer
 
     records = evaluator.run.records(evaluator.split_by_name(split))
     if not records:
-        raise BadInput(_no_record(evaluator.run, split))
+        raise BadInput(_no_record_message(evaluator.run, split))
     scoring = Scorer.of(evaluator, rejectors=rejectors, records=records)
     scored = []
     with CountBar(f"score {evaluator.run.name}", "records") as bar:
         for done, record in enumerate(records):
             bar.watch(done, len(records))
-            scored.append(scoring.scored(record, _probes(record) if oracle_probes else {}))
+            scored.append(scoring.scored(record, _probe_scores(record) if oracle_probes else {}))
         bar.watch(len(records), len(records))
-    tell_of_missing(scoring, scored)
+    warn_missing_rejectors(scoring, scored)
     return scoring, scored
 
 
@@ -295,26 +300,22 @@ def archive(
     run: RunName,
     out: Annotated[
         str,
-        typer.Option(
-            "-o", "--out", callback=checked_folder, help="A folder that is not there yet."
-        ),
+        typer.Option("-o", "--out", callback=check_output_folder, help="A new folder."),
     ],
-    only: Annotated[
-        str, typer.Option(help="Keep no more than these scores, such as Con,R-Con.")
-    ] = "",
+    only: Annotated[str, typer.Option(help="Store only these scores, such as Con,R-Con.")] = "",
     device: Device = "auto",
     data: DataFolder = None,
 ) -> None:
-    """Copy a run without weights, features and images; its tables can be made from the copy.
+    """Copy a run without weights, features and images; demur score reads the copy.
 
     Example: demur archive digits-pgdat-rr -o results/digits
     """
     from demur.cli.progress import CountBar, say
-    from demur.evaluate import archive as slimmed
+    from demur.evaluate import archive as archive_run
 
     evaluator = open_evaluator(run, device, data)
     with CountBar(f"archive {evaluator.run.name}", "records") as bar:
-        made = slimmed(evaluator, Path(out), names_in(only), bar.watch)
-    size = sum(path.stat().st_size for path in made.path.rglob("*") if path.is_file())
-    where = "" if made.records("test") else " --split cal"
+        copy = archive_run(evaluator, Path(out), split_names(only), bar.watch)
+    size = sum(path.stat().st_size for path in copy.path.rglob("*") if path.is_file())
+    where = "" if copy.records("test") else " --split cal"
     say(f"{out}: {size / 1e6:.1f} MB; demur score {shlex.quote(out)}{where} reads it")

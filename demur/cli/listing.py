@@ -20,14 +20,14 @@ ABOUT = {
     "attacks": "what demur attack takes",
     "objectives": "what an attack maximises",
     "criteria": "when an attack has succeeded",
-    "rejectors": "scores that inputs are rejected by",
-    "nets": "nets of a recipe",
-    "data": "data sets of a recipe",
-    "methods": "frameworks, heads and schedules of training",
+    "rejectors": "scores that decide what to reject",
+    "nets": "network architectures",
+    "data": "data sets",
+    "methods": "training frameworks, heads and schedules",
     "tables": "what demur table makes",
-    RUNS: "trained runs in ./runs or in a folder",
+    RUNS: "runs in ./runs or in another folder",
 }
-MOST = 3  # changes of a recipe that are named
+MAX_FIELDS = 3  # changed fields of a recipe that are named
 
 
 @app.command("list")
@@ -37,7 +37,7 @@ def list_names(
         typer.Argument(help="recipes, attacks, rejectors, runs ...", show_default="the kinds"),
     ] = None,
     folder: Annotated[
-        str, typer.Argument(help="Where runs are, if runs are listed.", metavar="[FOLDER]")
+        str, typer.Argument(help="The folder of the runs, with runs only.", metavar="[FOLDER]")
     ] = RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -45,18 +45,20 @@ def list_names(
 
     Example: demur list attacks
     """
-    tables = _tables(Path(folder))
+    listings = _listings(Path(folder))
     if RUNS not in (folder, kind):
-        raise BadInput(f"only runs are listed from a folder; write demur list runs {folder}")
+        raise BadInput(f"a folder goes with runs only; write demur list runs {folder}")
     if kind is None:
-        entries: Mapping[str, Any] = {name: _counted(name, make()) for name, make in tables.items()}
-    elif kind in tables:
-        entries = tables[kind]()
+        entries: Mapping[str, Any] = {
+            name: _kind_entry(name, make()) for name, make in listings.items()
+        }
+    elif kind in listings:
+        entries = listings[kind]()
     else:
-        raise BadInput(f"nothing to list under {kind!r}; {suggestion(kind, tables)}")
+        raise BadInput(f"nothing to list under {kind!r}; {suggestion(kind, listings)}")
     if not entries:
-        lack = "holds no run" if Path(folder).is_dir() else "is no folder"
-        raise BadInput(f"{folder} {lack}; train a run with demur train RECIPE")
+        problem = "holds no run" if Path(folder).is_dir() else "is not a folder"
+        raise BadInput(f"{folder} {problem}; train a run with demur train RECIPE")
     if as_json:
         typer.echo(json.dumps(entries, indent=2))
         return
@@ -65,22 +67,23 @@ def list_names(
         typer.echo(f"{name:{width}}  {_line(text)}")
 
 
-def _counted(kind: str, entries: Mapping[str, Any]) -> dict[str, Any]:
-    """How many there are of a kind, and what they are."""
+def _kind_entry(kind: str, entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the number of names of a kind and its description."""
     return {"entries": len(entries), "about": ABOUT[kind]}
 
 
 def _line(entry: Any) -> str:
-    """What is told of a name: a text, how many there are of a kind, or how far a run is."""
+    """Format an entry: a description, a kind with its count, or the state of a run."""
     match entry:
-        case {"entries": count, "about": words}:
-            return f"{count:4}  {words}"
+        case {"entries": count, "about": about}:
+            return f"{count:4}  {about}"
         case {"state": state, "records": count, "recipe": recipe}:
             return f"{state}, {count} record{'' if count == 1 else 's'}, {recipe}"
     return str(entry)
 
 
-def _tables(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
+def _listings(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
+    """Return by kind a function that makes its names and descriptions."""
     from demur import attacks, data, methods, nets, recipes, rejectors
     from demur.paper.tables import TABLES
     from demur.spec import Spec
@@ -120,11 +123,11 @@ def describe(recipe: "Recipe") -> str:
 
 
 def _runs(folder: Path) -> dict[str, dict[str, Any]]:
-    """The runs of a folder by name: how far they are, how many records, of which recipe."""
+    """Return the runs of a folder by name: state, number of records, recipe."""
     from demur.runs import runs_in
 
     return {
-        run.name: {"state": _state(run), "records": _records(run), "recipe": _recipe_of(run)}
+        run.name: {"state": _state(run), "records": _count_records(run), "recipe": _recipe_of(run)}
         for run in runs_in(folder)
     }
 
@@ -135,35 +138,35 @@ def _state(run: "Run") -> str:
     return "an archive" if run.trained else "not trained to the end"
 
 
-def _records(run: "Run") -> int:
-    """How many records of any images there are, without reading them."""
+def _count_records(run: "Run") -> int:
+    """Count the records of all splits without reading them."""
     return sum(path.with_suffix(".json").is_file() for path in run.records_folder.glob("*.npz"))
 
 
 def _recipe_of(run: "Run") -> str:
-    """The recipe in short, or why it cannot be read."""
+    """Return a short description of the recipe, or why it cannot be read."""
     try:
-        return _in_short(run.recipe)
+        return _short_description(run.recipe)
     except BadInput as error:
         return str(error)
 
 
-def _in_short(recipe: "Recipe") -> str:
-    """The nearest recipe that has a name, and in which fields this one differs."""
+def _short_description(recipe: "Recipe") -> str:
+    """Return the nearest named recipe and the fields in which this one differs."""
     from demur.recipes import RECIPES
     from demur.spec import differences
 
-    alike = {name: known for name, known in RECIPES.items() if _kinds(known) == _kinds(recipe)}
-    changes = {name: differences(recipe, known) for name, known in (alike or RECIPES).items()}
+    same_kinds = {name: known for name, known in RECIPES.items() if _kinds(known) == _kinds(recipe)}
+    changes = {name: differences(recipe, known) for name, known in (same_kinds or RECIPES).items()}
     nearest = min(changes, key=lambda name: len(changes[name]))
     fields = [phrase.partition(":")[0] for phrase in changes[nearest]]
     if not fields:
         return nearest
-    more = f" and {len(fields) - MOST} more" if len(fields) > MOST else ""
-    return f"{nearest} with other {', '.join(fields[:MOST])}{more}"
+    more = f" and {len(fields) - MAX_FIELDS} more" if len(fields) > MAX_FIELDS else ""
+    return f"{nearest} with changed {', '.join(fields[:MAX_FIELDS])}{more}"
 
 
 def _kinds(recipe: "Recipe") -> list[type]:
-    """What data, net and method a recipe is about, whatever their settings."""
+    """Return the classes of data, net, framework and head, whatever their settings."""
     method = recipe.method
     return [type(part) for part in (recipe.data, recipe.net, method.framework, method.head)]

@@ -1,4 +1,4 @@
-"""How a command ends that is not carried out: one sentence that says what to do."""
+"""Messages of a command that fails or is stopped: one sentence that says what to do."""
 
 import errno
 import os
@@ -9,87 +9,92 @@ from io import TextIOWrapper
 
 from demur.errors import BadInput
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_MEMORY = (
     "allocate memory", "not enough memory", "out of memory", "alloc_failed",
     "storage size calculation overflowed",
 )  # fmt: skip
 
-# commands whose trainings and records are kept part by part
-KEEPING = ("train", "attack", "table", "adaptive", "distortion", "calibrate", "demo")
+# Commands that store what they finish, so that the same command resumes.
+RESUMABLE = ("train", "attack", "table", "adaptive", "distortion", "calibrate", "demo")
 
 
-def sentence_for(error: Exception) -> str | None:
-    """Why a command was not carried out; None where the fault is our own."""
+def error_message(error: Exception) -> str | None:
+    """Return why a command failed, in one sentence; None for a bug in demur."""
     if isinstance(error, BadInput):
         return str(error)
-    if _lacks_memory(error):
-        return "there is not enough memory for this; make the batch or the net smaller"
+    if _is_out_of_memory(error):
+        return "there is not enough memory for this; use a smaller batch or net"
     if isinstance(error, OSError):
-        return _refusal_of_the_system(error)
-    return _refusal_of_words(error)
+        return _os_error_message(error)
+    return _usage_message(error)
 
 
-def _refusal_of_the_system(error: OSError) -> str:
-    if error.errno in NO_ROOM:
-        return "the disk is full; what was finished is kept: make room and give the command again"
+def _os_error_message(error: OSError) -> str:
+    if error.errno in DISK_FULL:
+        return "the disk is full; free some space and run the same command again"
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{(error.strerror or str(error)).lower()}; name another place or allow this one"
+    reason = (error.strerror or str(error)).lower()
+    return f"{where}{reason}; name another path or change its permissions"
 
 
-def after_a_stop(words: list[str]) -> str:
-    """What is left of a command that the user has stopped, and how to go on."""
+def stop_message(words: list[str]) -> str:
+    """Return what is stored of a command that the user stopped, and how to resume it.
+
+    `words` are the words after `demur` on the command line.
+    """
     again = shlex.join(["demur", *words])
-    if _goes_on(words) and "TORCHELASTIC_RUN_ID" in os.environ:  # by which torchrun is known
-        return "stopped; the same torchrun command goes on from what was finished"
-    if _goes_on(words):
-        return f"stopped; the same command goes on from what was finished: {again}"
-    return "stopped; nothing is kept, and the same command begins anew"
+    if _resumes(words) and "TORCHELASTIC_RUN_ID" in os.environ:  # set by torchrun
+        return "stopped; the same torchrun command resumes from what was finished"
+    if _resumes(words):
+        return f"stopped; the same command resumes from what was finished: {again}"
+    return "stopped; nothing is stored, and the same command starts from the beginning"
 
 
-def _goes_on(words: list[str]) -> bool:
-    """Whether the command keeps what it has finished as it goes."""
+def _resumes(words: list[str]) -> bool:
+    """Return whether the command stores each part of its work as it finishes it."""
     if "bench" in words[:1]:
-        grows = "rejection" in words[1:2] or "--check" in words
-        return grows and any(word.startswith(("-o", "--out")) for word in words)
-    if any(word.startswith("--kept") for word in words):
+        stores_parts = "rejection" in words[1:2] or "--check" in words
+        return stores_parts and any(word.startswith(("-o", "--out")) for word in words)
+    if any(word.startswith("--kept") for word in words):  # reads only
         return False
-    return bool(words) and words[0] in KEEPING
+    return bool(words) and words[0] in RESUMABLE
 
 
-def _refusal_of_words(error: Exception) -> str | None:
-    """What typer does not take among the words of a command; None for any other error."""
+def _usage_message(error: Exception) -> str | None:
+    """Return typer's message about a wrong command line as one sentence; None for other errors."""
     if not hasattr(error, "format_message"):
         return None
-    told = " ".join(error.format_message().split()).rstrip(".")
-    told = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", told)
-    told = re.sub(r"\(Possible options: (.*)\)$", r"(did you mean \1?)", told)
-    return f"{told[:1].lower()}{told[1:]}; see {_command_of(error)} -h"
+    message = " ".join(error.format_message().split()).rstrip(".")
+    message = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", message)
+    message = re.sub(r"\(Possible options: (.*)\)$", r"(did you mean \1?)", message)
+    return f"{message[:1].lower()}{message[1:]}; see {_command_of(error)} -h"
 
 
 def is_help(error: Exception) -> bool:
-    """Whether it stands for a group of commands that was named alone, and has told its help."""
+    """Return whether typer raised this after printing the help of a group named alone."""
     return type(error).__name__ == "NoArgsIsHelpError"
 
 
 def _command_of(error: Exception) -> str:
-    """The command whose words are wrong; where typer does not say which, the first word."""
+    """Return the command whose usage is wrong: the first word where typer does not say which."""
     if context := getattr(error, "ctx", None):
         return str(context.command_path)
     return " ".join(["demur", *(word for word in sys.argv[1:2] if not word.startswith("-"))])
 
 
-def _lacks_memory(error: Exception) -> bool:
-    """Whether memory ran out, by the kind of the error or by the words of torch."""
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether memory ran out, by the type of the error or by torch's message."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    told = str(error).lower()
-    spoken = isinstance(error, RuntimeError) and any(words in told for words in NO_MEMORY)
-    return spoken or isinstance(error, MemoryError)
+    if isinstance(error, MemoryError):
+        return True
+    message = str(error).lower()
+    return isinstance(error, RuntimeError) and any(part in message for part in NO_MEMORY)
 
 
-def show_all_letters() -> None:
-    """Let a letter that the terminal does not know be a question mark, and not a traceback."""
+def replace_unencodable() -> None:
+    """Print characters that the terminal cannot encode as question marks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")

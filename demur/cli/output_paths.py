@@ -1,6 +1,8 @@
-"""Where options let results be written, looked at before any work.
+"""Checks of output paths, made before any work starts.
 
-out: Annotated[str | None, typer.Option("-o", callback=checked_file)]
+Each check returns its argument, so that it serves as the callback of a typer option:
+
+    out: Annotated[str | None, typer.Option("-o", callback=check_output_file)]
 """
 
 import os
@@ -9,56 +11,56 @@ from pathlib import Path
 from demur.errors import BadInput
 
 
-def checked_file(place: str | None) -> str | None:
-    """The place, if a file can be written there, or something that takes what is written."""
-    if place is None:
+def check_output_file(name: str | None) -> str | None:
+    """Return the path if a file, a pipe or a device can be written there; raise BadInput if not."""
+    if name is None:
         return None
-    if not place.strip():
-        raise BadInput("the name of the file to write is empty; name one")
-    path, target = Path(place), Path(os.path.realpath(place))
-    if path.is_dir() or place.endswith(os.sep):
-        raise BadInput(f"{place} is a folder; name a file")
+    if not name.strip():
+        raise BadInput("the output file has an empty name; name a file")
+    path, target = Path(name), Path(os.path.realpath(name))
+    if path.is_dir() or name.endswith(os.sep):
+        raise BadInput(f"{name} is a folder; name a file")
     if target.is_symlink():
-        raise BadInput(f"{place} is a link that leads in a circle; name another file")
+        raise BadInput(f"{name} is a symbolic link to itself; name another file")
     if path.exists() and not path.is_file():
-        _check_access(path, os.W_OK, place)
+        _check_access(path, os.W_OK, name)
     else:
-        _check_room(target.parent, place)
-    return place
+        _check_folder(target.parent, name)
+    return name
 
 
-def checked_folder(place: str | None) -> str | None:
-    """The place, if it is there, or if a folder can be made there."""
-    if place is None:
+def check_output_folder(name: str | None) -> str | None:
+    """Return the path if it is a folder or if one can be made there; raise BadInput if not."""
+    if name is None:
         return None
-    if not place.strip():
-        raise BadInput("the name of the folder to write is empty; name one")
-    target = Path(os.path.realpath(place))
+    if not name.strip():
+        raise BadInput("the output folder has an empty name; name a folder")
+    target = Path(os.path.realpath(name))
     if target.exists() and not target.is_dir():
-        raise BadInput(f"{place} is a file; name a folder")
+        raise BadInput(f"{name} is a file; name a folder")
     if not target.exists():
-        _check_room(target.parent, place)
-    return place
+        _check_folder(target.parent, name)
+    return name
 
 
-def checked_shelf(place: str | None) -> str | None:
-    """The place, if folders can be put into it, whether it is there or not."""
-    if checked_folder(place) is not None:
-        _check_room(Path(os.path.realpath(str(place))), str(place))
-    return place
+def check_archive_folder(name: str | None) -> str | None:
+    """Return the path if folders can be made in it; it need not exist. Raise BadInput if not."""
+    if check_output_folder(name) is not None:
+        _check_folder(Path(os.path.realpath(str(name))), str(name))
+    return name
 
 
-def _check_room(folder: Path, place: str) -> None:
-    """Refuse a folder that is none, that cannot be made or that takes no new file."""
-    nearest = next(each for each in (folder, *folder.parents) if each.exists())
+def _check_folder(folder: Path, name: str) -> None:
+    """Raise BadInput unless files can be made in a folder, which need not exist yet."""
+    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not nearest.is_dir():
-        raise BadInput(f"{place} cannot be written, for {nearest} is a file; name another place")
-    _check_access(nearest, os.W_OK | os.X_OK, place)
+        raise BadInput(f"{name} cannot be written: {nearest} is a file; name another path")
+    _check_access(nearest, os.W_OK | os.X_OK, name)
 
 
-def _check_access(path: Path, mode: int, place: str) -> None:
+def _check_access(path: Path, mode: int, name: str) -> None:
     if not os.access(path, mode):
         raise BadInput(
-            f"{place} cannot be written, for you may not write {path}; "
-            "name another place or allow this one"
+            f"{name} cannot be written: you may not write to {path}; "
+            "name another path or change its permissions"
         )

@@ -1,4 +1,4 @@
-"""Progress bars with the time left; on stderr, so that --json stays clean."""
+"""Progress bars and messages on stderr, so that the output of --json stays valid."""
 
 from types import TracebackType
 from typing import Self
@@ -13,25 +13,25 @@ console = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def say(sentence: str) -> None:
-    """Print a sentence as it is, on one line however long."""
+    """Print a sentence literally, without line breaks."""
     console.print(sentence, soft_wrap=True)
 
 
 def silence_other_ranks() -> None:
-    """Under torchrun only one process shows bars and says sentences."""
+    """Under torchrun, print bars and messages from rank 0 only."""
     console.quiet = not distributed.current().is_leader
 
 
 class Bar:
-    """A bar that appears with the first thing there is to show."""
+    """A progress bar that appears with its first update."""
 
-    def __init__(self, words: str) -> None:
+    def __init__(self, title: str) -> None:
         self.bar = Progress(
             TextColumn("{task.description}", markup=False), BarColumn(),
             TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn(), TextColumn("left"),
             TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False), console=console,
         )  # fmt: skip
-        self.task = self.bar.add_task(words, total=None, note="")
+        self.task = self.bar.add_task(title, total=None, note="")
         self.shown = False
 
     def __enter__(self) -> Self:
@@ -47,7 +47,7 @@ class Bar:
             self.bar.stop()
 
     def update(self, done: int, total: int, note: str) -> None:
-        """Show how much is done."""
+        """Show `done` of `total` steps and a note."""
         if not self.shown:
             self.bar.start()
             self.shown = True
@@ -55,26 +55,26 @@ class Bar:
 
 
 class TrainingBar(Bar):
-    """Epochs done, time left, loss, and accuracy on the images that choose the epoch."""
+    """Epochs done, time left, loss, and accuracy on the validation images."""
 
-    def watch(self, seen: TrainingProgress) -> None:
-        """Show how far the training has come."""
-        note = f"epoch {min(seen.epoch + 1, seen.epochs)}/{seen.epochs}"
-        if seen.loss is not None:
-            note += f"  loss {seen.loss:.3f}"
-        if seen.robust is not None and seen.clean is not None:
-            note += f"  {100 * seen.clean:.1f}% clean {100 * seen.robust:.1f}% attacked"
-        done = seen.epoch * seen.steps + seen.step
-        self.update(done, seen.epochs * seen.steps, note)
+    def watch(self, progress: TrainingProgress) -> None:
+        """Show the progress of a training."""
+        note = f"epoch {min(progress.epoch + 1, progress.epochs)}/{progress.epochs}"
+        if progress.loss is not None:
+            note += f"  loss {progress.loss:.3f}"
+        if progress.robust is not None and progress.clean is not None:
+            note += f"  {100 * progress.clean:.1f}% clean {100 * progress.robust:.1f}% attacked"
+        done = progress.epoch * progress.steps + progress.step
+        self.update(done, progress.epochs * progress.steps, note)
 
 
 class CountBar(Bar):
-    """Things done of how many, and time left."""
+    """A count of finished items, and the time left."""
 
-    def __init__(self, words: str, things: str) -> None:
-        super().__init__(words)
-        self.things = things
+    def __init__(self, title: str, unit: str) -> None:
+        super().__init__(title)
+        self.unit = unit
 
     def watch(self, done: int, total: int) -> None:
-        """Show how many are done."""
-        self.update(done, total, f"{done}/{total} {self.things}")
+        """Show `done` of `total` items."""
+        self.update(done, total, f"{done}/{total} {self.unit}")

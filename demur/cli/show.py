@@ -15,7 +15,7 @@ def show(
     name: Annotated[str, typer.Argument(help="A recipe, @FILE, or a run folder.")],
     changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
 ) -> None:
-    """Print a recipe with every field, or what a run folder holds.
+    """Print a recipe with all its fields, or the recipe and records of a run.
 
     Example: demur show digits-pgdat-rr head.weight=0.5
     """
@@ -36,14 +36,15 @@ def show(
 
 
 def _show_run(run: Any) -> None:
+    """Print the recipe of a run, its selected checkpoint and its records."""
     from demur.report.commands import train_command
     from demur.spec import lines
 
     typer.echo(lines(run.recipe), nl=False)
     if not run.trained:
-        typer.echo(f"# not trained to the end; go on with it by: {train_command(run)}")
+        typer.echo(f"# not trained to the end; resume it with: {train_command(run)}")
         return
-    typer.echo("# chosen: " + json.dumps(run.checkpoint))
+    typer.echo("# checkpoint: " + json.dumps(run.checkpoint))
     if not run.finished:
         count = sum(len(run.records(split)) for split in run.recipe.data.splits)
         typer.echo(f"# an archive: no weights, {count} record{'s' if count != 1 else ''}")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, Engine, app, names_in
-from demur.cli.output_paths import checked_file, checked_shelf
+from demur.cli.app import AsJson, DataFolder, Device, Engine, app, split_names
+from demur.cli.output_paths import check_archive_folder, check_output_file
 from demur.errors import BadInput
 
 if TYPE_CHECKING:
@@ -20,26 +20,24 @@ if TYPE_CHECKING:
 
 @app.command()
 def table(
-    name: Annotated[str, typer.Argument(help="A table's name (demur list tables).")],
+    name: Annotated[str, typer.Argument(help="A name of demur list tables.")],
     changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
-    only: Annotated[str, typer.Option(help="Some of its lines, such as pgdat,pgdat-rr.")] = "",
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each recipe.")] = 1,
+    only: Annotated[str, typer.Option(help="Only these lines, such as pgdat,pgdat-rr.")] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings per recipe.")] = 1,
     first_seed: Annotated[
-        int, typer.Option(min=0, help="The first of them, to make others elsewhere.")
+        int, typer.Option(min=0, help="The first seed, to split seeds over machines.")
     ] = 0,
     kept: Annotated[
-        str | None, typer.Option(help="Only read what a folder of runs holds, such as results.")
+        str | None, typer.Option(help="Read the runs of this folder; train nothing.")
     ] = None,
     archive: Annotated[
         str | None,
-        typer.Option(
-            callback=checked_shelf, help="Also keep an archive of each training in this folder."
-        ),
+        typer.Option(callback=check_archive_folder, help="Also archive each run into this folder."),
     ] = None,
     out: Annotated[
         str | None,
         typer.Option(
-            "--out", "-o", callback=checked_file, help="Write the page to this Markdown file."
+            "--out", "-o", callback=check_output_file, help="Write the table to this Markdown file."
         ),
     ] = None,
     as_json: AsJson = False,
@@ -47,9 +45,9 @@ def table(
     data: DataFolder = None,
     engine: Engine = "auto",
 ) -> None:
-    """Make a table: train, attack and score what is not there yet; goes on where it was stopped.
+    """Make a table: train, attack and score what is missing; resumes where it was stopped.
 
-    With --archive on one machine and --kept on another a table can be put together from several.
+    To build a table on several machines, use --archive on each and --kept on the collected folders.
 
     Example: demur table methods-digits epochs=2 --only pgdat,pgdat-rr
     """
@@ -60,55 +58,61 @@ def table(
     from demur.version import code_version
 
     if any(change.startswith("seed=") for change in changes or []):
-        raise BadInput("a table takes seeds from --first-seed on; say how many with --seeds")
-    whole, names = table_by_name(name), names_in(only)
-    asked = (whole.only(names) if names else whole).changed(changes or [])
+        raise BadInput("a table sets its seeds; say how many with --seeds")
+    full_table, names = table_by_name(name), split_names(only)
+    spec = (full_table.only(names) if names else full_table).changed(changes or [])
     _check_folders(kept, archive)
-    factories = _kept(kept, device, data) if kept else _hands(device, data, engine, archive)
-    lines = list(measured(asked, range(first_seed, first_seed + seeds), factories))
-    nothing = f"{kept} holds no record of what {name} asks for; name another folder"
-    refused = _refused(lines, nothing if kept else "")
+    if kept:
+        factories = _reading_factories(kept, device, data)
+    else:
+        factories = _training_factories(device, data, engine, archive)
+    lines = list(measured(spec, range(first_seed, first_seed + seeds), factories))
+    empty = f"{kept} holds no record of what {name} asks for; name another folder"
+    failures = _failures(lines, empty if kept else "")
     options = {"only": only, "seeds": seeds if seeds > 1 else None, "first-seed": first_seed}
     command = _command([name, *(changes or [])], options | {"kept": kept})
-    page = markdown(asked, lines, command, code_version())
+    page = markdown(spec, lines, command, code_version())
     if as_json:
         typer.echo(json.dumps([asdict(line) for line in lines], indent=2, default=str))
     else:
         _show(page)
     if out:
         write_text(Path(out), page)
-    if refused:
-        raise BadInput(f"{len(refused)} of {len(lines)} lines could not be made; {refused[0]}")
+    if failures:
+        raise BadInput(f"{len(failures)} of {len(lines)} lines could not be made; {failures[0]}")
 
 
-def _refused(lines: "list[TrainingResult]", nothing: str) -> list[str]:
-    """Why lines could not be made; with no figure at all, that is all there is to say."""
+def _failures(lines: "list[TrainingResult]", empty: str) -> list[str]:
+    """Return why lines failed; raise BadInput with the first reason where no line has a figure.
+
+    `empty` is the message for no figure and no failure.
+    """
     reasons = [f"{line.entry}, seed {line.seed}: {line.failure}" for line in lines if line.refused]
-    if not any(line.rows for line in lines) and (reasons or nothing):
-        raise BadInput(reasons[0] if reasons else nothing)
+    if not any(line.rows for line in lines) and (reasons or empty):
+        raise BadInput(reasons[0] if reasons else empty)
     return reasons
 
 
 def _check_folders(kept: str | None, archive: str | None) -> None:
-    """Refuse folders that are none, or that do not go together."""
+    """Raise BadInput for an empty name, or for two folders that exclude each other."""
     if kept is not None and not kept.strip():
-        raise BadInput("the name of the folder to read is empty; name one that holds runs")
+        raise BadInput("the name of the folder to read is empty; name a folder of runs")
     if archive and Path(archive).resolve() == Path("runs").resolve():
         raise BadInput(f"{archive} holds the runs themselves; name another folder for archives")
     if kept and archive:
         raise BadInput(
-            "--kept reads what is there, and --archive copies what is made; leave out one"
+            "--kept only reads runs, and --archive copies new ones; leave out one of them"
         )
 
 
 def _command(words: list[str], options: dict[str, Any]) -> str:
-    """What makes the page, without the options that were left out."""
+    """Return the command that makes the page, without options at their default."""
     given = [(f"--{name}", str(value)) for name, value in options.items() if value]
     return shlex.join(["demur", "table", *words, *(word for pair in given for word in pair)])
 
 
 def _show(page: str) -> None:
-    """Print a page, drawn where there is somebody to look at it."""
+    """Print Markdown: rendered on a terminal, as it is elsewhere."""
     from rich.markdown import Markdown
 
     from demur.report.text import terminal
@@ -120,8 +124,8 @@ def _show(page: str) -> None:
         typer.echo(page)
 
 
-def _kept(folder: str, device: str, data: str | None) -> "Factories":
-    """What was trained and attacked before."""
+def _reading_factories(folder: str, device: str, data: str | None) -> "Factories":
+    """Return factories that only read the stored runs of a folder."""
     from demur.cli.evaluate import open_evaluator
     from demur.cli.progress import say
     from demur.paper.stored_runs import stored_factories
@@ -131,38 +135,38 @@ def _kept(folder: str, device: str, data: str | None) -> "Factories":
     )
 
 
-def _hands(device: str, data: str | None, engine: str, archive: str | None) -> "Factories":
-    """Trainings and attacks with progress bars, and archives if there is a folder for them."""
+def _training_factories(
+    device: str, data: str | None, engine: str, archive: str | None
+) -> "Factories":
+    """Return factories that train and attack with progress bars, and archive if asked to."""
     from demur.attacks import Attack
     from demur.cli.evaluate import open_evaluator, record_of
-    from demur.cli.train import trained
+    from demur.cli.train import train_run
     from demur.data import SplitName
     from demur.evaluate import ArchiveKeepsLess, AttackOptions, Evaluator
-    from demur.evaluate import archive as slimmed
+    from demur.evaluate import archive as archive_run
     from demur.paper.measured import Factories
     from demur.runs import Record
     from demur.runs.record import record_path
 
     def keep(evaluator: Evaluator, scores: Sequence[str]) -> None:
         if archive:
-            slimmed(evaluator, Path(archive) / evaluator.run.name, scores, again=True)
+            archive_run(evaluator, Path(archive) / evaluator.run.name, scores, again=True)
 
     def craft(evaluator: Evaluator, split: SplitName, label: str, attack: Attack) -> Record:
-        record, (own, _) = (
-            record_of(evaluator, label, attack, AttackOptions(split)),
-            evaluator.run.recipe.head_rejector,
-        )
+        record = record_of(evaluator, label, attack, AttackOptions(split))
+        head_score, _ = evaluator.run.recipe.head_rejector
         copies = Path(archive or "") / evaluator.run.name / "records"
         if archive and not record_path(copies, record.label, split, record.digest).exists():
-            with suppress(
-                ArchiveKeepsLess
-            ):  # an earlier copy may hold more of the others than one score
-                keep(evaluator, [own])  # now, so that being stopped costs no more than one attack
+            # After every attack, so that a stop loses one attack at most. An earlier archive may
+            # hold more scores than this one.
+            with suppress(ArchiveKeepsLess):
+                keep(evaluator, [head_score])
         return record
 
-    where = Path(data) if data else None
+    data_folder = Path(data) if data else None
     return Factories(
-        train=lambda recipe, folder: trained(recipe, folder, device, where, engine),
+        train=lambda recipe, folder: train_run(recipe, folder, device, data_folder, engine),
         open=lambda run: open_evaluator(str(run.path), device, data, engine),
         craft=craft,
         keep=keep,

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from demur.cli.app import AsJson, app, finite
+from demur.cli.app import AsJson, app, check_finite
 from demur.cli.evaluate import RunName, check_finished
-from demur.cli.output_paths import checked_file
+from demur.cli.output_paths import check_output_file
 
 
 @app.command()
@@ -17,19 +17,23 @@ def theory(
     gamma: Annotated[
         list[float] | None,
         typer.Option(
-            callback=finite,
+            callback=check_finite,
             help="A confidence threshold; repeat for several.",
             show_default="0.55 0.6 0.7 0.8 0.9",
         ),
     ] = None,
-    rho: Annotated[float, typer.Option(callback=finite, help="Theorem 2's rounding error.")] = 0.01,
+    rho: Annotated[
+        float, typer.Option(callback=check_finite, help="The rounding error of Theorem 2.")
+    ] = 0.01,
     out: Annotated[
         str | None,
-        typer.Option("--out", "-o", callback=checked_file, help="Also draw an SVG figure there."),
+        typer.Option(
+            "--out", "-o", callback=check_output_file, help="Also draw a figure into this SVG file."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hold the paper's theory against every test record of a run; needs neither weights nor data.
+    """Check the paper's theorems on every test record of a run; needs neither weights nor data.
 
     Example: demur theory digits-pgdat-rr --gamma 0.7 --gamma 0.9
     """
@@ -38,10 +42,10 @@ def theory(
     from demur.report.theory import show_theory
     from demur.runs import Run
 
-    found = Run.open(run)
-    if found.recipe.has_rectifier:  # else no training would help
-        check_finished(found)
-    report = theory_of(found, tuple(gamma or GAMMAS), rho)
+    opened = Run.open(run)
+    if opened.recipe.has_rectifier:  # without one, more training does not help
+        check_finished(opened)
+    report = theory_of(opened, tuple(gamma or GAMMAS), rho)
     if as_json:
         typer.echo(json.dumps(report.plain(), indent=2))
     else:
@@ -49,7 +53,10 @@ def theory(
     if out:
         from demur.report.theory_figure import write_figure
 
-        write_figure(report, found, Path(out))
+        write_figure(report, opened, Path(out))
     if report.violations:
-        typer.echo(f"demur: {report.violations} cases against a proven statement: a bug", err=True)
+        typer.echo(
+            f"demur: {report.violations} cases contradict a theorem: a bug in demur",
+            err=True,
+        )
         raise typer.Exit(1)

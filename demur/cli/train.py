@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from demur.cli.app import DataFolder, Device, Engine, app
-from demur.cli.output_paths import checked_folder
+from demur.cli.output_paths import check_output_folder
 
 if TYPE_CHECKING:
     from demur.recipes import Recipe
@@ -19,17 +19,19 @@ def train(
     changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
     out: Annotated[
         str | None,
-        typer.Option(callback=checked_folder, help="The run folder.", show_default="runs/RECIPE"),
+        typer.Option(
+            callback=check_output_folder, help="The run folder.", show_default="runs/RECIPE"
+        ),
     ] = None,
     device: Device = "auto",
     data: DataFolder = None,
     engine: Engine = "auto",
     sync_bn: Annotated[
         bool,
-        typer.Option(help="Under torchrun: batch-norm statistics over all processes."),
+        typer.Option(help="Under torchrun: synchronise batch norm over all processes."),
     ] = False,
 ) -> None:
-    """Train a recipe, or go on with a run that was stopped; under torchrun in all its processes.
+    """Train a recipe; resumes where it was stopped. Runs data-parallel under torchrun.
 
     Example: demur train digits-pgdat-rr epochs=30 head.weight=0.5
     """
@@ -38,10 +40,10 @@ def train(
 
     resolved = recipe_named(recipe, changes or [])
     folder = Path(out) if out else run_folder(recipe, resolved, changed=bool(changes))
-    trained(resolved, folder, device, Path(data) if data else None, engine, sync_bn)
+    train_run(resolved, folder, device, Path(data) if data else None, engine, sync_bn)
 
 
-def trained(
+def train_run(
     recipe: "Recipe",
     folder: Path,
     device: str,
@@ -49,7 +51,7 @@ def trained(
     engine: str = "auto",
     sync_bn: bool = False,
 ) -> "Run":
-    """The finished run, with a progress bar while it trains."""
+    """Train a recipe in a folder with a progress bar and return the finished run."""
     from demur.cli.progress import TrainingBar, say, silence_other_ranks
     from demur.device import device_by_name
     from demur.distributed import current, init_distributed, launched
@@ -58,27 +60,27 @@ def trained(
     from demur.training import train as train_recipe
 
     check_engine(engine)
-    if not launched():  # else the leading process looks, and the others may not see the folder
+    if not launched():  # else rank 0 checks: the others may not share its disk
         Run.check(folder, recipe)
         if Run(folder).finished:
             say(f"{folder} is trained already")
             return Run(folder)
     with (
-        init_distributed(device_by_name(device)) as place,
+        init_distributed(device_by_name(device)) as rank_device,
         TrainingBar(f"train {folder.name}") as bar,
     ):
         silence_other_ranks()
-        run = train_recipe(recipe, folder, place, data, bar.watch, engine, sync_bn, say)
-        leads = current().is_leader
-    if leads:  # the others may be on machines that do not see the folder
-        say(f"{folder}: {_choice(run.checkpoint, recipe.epochs)}")
+        run = train_recipe(recipe, folder, rank_device, data, bar.watch, engine, sync_bn, say)
+        is_leader = current().is_leader
+    if is_leader:  # the other ranks may not share its disk
+        say(f"{folder}: {_selection(run.checkpoint, recipe.epochs)}")
     return run
 
 
-def _choice(chosen: dict[str, Any], epochs: int) -> str:
-    if chosen["selection_split"] is None:
-        return f"the last of {epochs} epochs is kept"
-    value = (
-        f"{100 * chosen['value']:.1f}% of {chosen['selection_split']} images right under the judge"
-    )
-    return f"epoch {chosen['epoch']} of {epochs} chosen, {value}"
+def _selection(checkpoint: dict[str, Any], epochs: int) -> str:
+    """Return which epoch was selected, and its accuracy under the validation attack."""
+    split = checkpoint["selection_split"]
+    if split is None:
+        return f"the last of {epochs} epochs is stored"
+    accuracy = f"{100 * checkpoint['value']:.1f}% of the {split} images correct when attacked"
+    return f"epoch {checkpoint['epoch']} of {epochs} is stored: {accuracy}"

@@ -1,4 +1,4 @@
-"""The adaptive evaluation as tables and as JSON values."""
+"""Results of the adaptive evaluation as tables and as JSON values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,50 +13,50 @@ from demur.report.text import percent, show_scores, show_table, table_width, ter
 
 STARS: dict[Mark, str] = {"": "", "objective": "* ", "all": "** "}
 CAPTION = (
-    "percent and AUROC, with 95% intervals; * the least of its objective, ** the least of all: an "
-    "attacker may choose, but a least of many figures is also a lucky one"
+    "percent and AUROC, with 95% intervals; * the minimum of its objective, ** the minimum of "
+    "all; a minimum of many noisy figures is biased downwards"
 )
 
 
 @dataclass(frozen=True)
-class Findings:
-    """What the adaptive evaluation of a run found."""
+class AdaptiveResults:
+    """Results of the adaptive evaluation of a run."""
 
-    rejector: str  # that was attacked
+    rejector: str  # the one under attack
     plain: ScoredRecord  # PGD on the cross-entropy with the same budget
-    tried: Sequence[Trial]  # paper; empty where it was not asked for
-    worst: ScoredRecord | None  # deploy
+    tried: Sequence[Trial]  # paper protocol; empty where it is not evaluated
+    worst: ScoredRecord | None  # deploy protocol
 
     @property
     def rejectors(self) -> list[str]:
-        """The one that was attacked first, then confidence."""
+        """The rejector under attack, then confidence."""
         return list(dict.fromkeys([self.rejector, BASELINE]))
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as JSON values."""
-        found: dict[str, Any] = {"rejector": self.rejector, "plain": _plain(self.plain)}
+        """Return the results as JSON values."""
+        entries: dict[str, Any] = {"rejector": self.rejector, "plain": _plain(self.plain)}
         if self.tried:
             least = {name: minima(self.tried, name) for name in self.rejectors}
             trials = [trial.plain() for trial in self.tried]
-            found["paper"] = {"trials": trials, "least": least}
+            entries["paper"] = {"trials": trials, "least": least}
         if self.worst is not None:
-            found["deploy"] = _plain(self.worst)
-        return found
+            entries["deploy"] = _plain(self.worst)
+        return entries
 
 
-def show_adaptive(found: Findings) -> None:
-    """Print the paper's protocol, then the deployed one."""
-    if found.tried:
-        wide = paper_table(found)
+def show_adaptive(results: AdaptiveResults) -> None:
+    """Print the table of the paper protocol, then that of the deploy protocol."""
+    if results.tried:
+        wide = paper_table(results)
         fits = table_width(wide) <= terminal().width
-        show_table(wide if fits else paper_table(found, narrow=True))
-    if found.worst is not None:
-        show_scores([found.plain, found.worst], ["deploy"])
-        terminal().print(worst_words(found), soft_wrap=True)
+        show_table(wide if fits else paper_table(results, narrow=True))
+    if results.worst is not None:
+        show_scores([results.plain, results.worst], ["deploy"])
+        terminal().print(worst_case_sentence(results), soft_wrap=True)
 
 
-def paper_table(found: Findings, narrow: bool = False) -> Table:
-    """Objectives and etas in the paper's protocol, the least figures marked."""
+def paper_table(results: AdaptiveResults, narrow: bool = False) -> Table:
+    """Return a table of objectives and etas in the paper protocol, with the minima marked."""
     table = Table(
         title="paper: TPR-95 threshold chosen with labels on each scored set (strict >)",
         title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD,
@@ -64,36 +64,38 @@ def paper_table(found: Findings, narrow: bool = False) -> Table:
     )  # fmt: skip
     table.add_column("objective, eta", no_wrap=True)
     table.add_column("accuracy", justify="right", no_wrap=True)
-    for name in found.rejectors:
+    for name in results.rejectors:
         for figure in ("accuracy of accepted", "AUROC"):
             header = f"{name}:\n{figure}" if narrow else f"{name}: {figure}"
             table.add_column(header, justify="right", no_wrap=True)
-    table.add_row(found.plain.summary.attack, *_cells(found.plain, found.rejectors, None, narrow))
-    for trial, stars in zip(found.tried, _stars(found), strict=True):
-        if trial.eta == found.tried[0].eta:
+    table.add_row(
+        results.plain.summary.attack, *_cells(results.plain, results.rejectors, None, narrow)
+    )
+    for trial, stars in zip(results.tried, _stars(results), strict=True):
+        if trial.eta == results.tried[0].eta:
             table.add_section()
             table.add_row(f"{trial.objective}: {trial.formula}", style="bold")
-        table.add_row(f"  {trial.eta:g}", *_cells(trial.scored, found.rejectors, stars, narrow))
+        table.add_row(f"  {trial.eta:g}", *_cells(trial.scored, results.rejectors, stars, narrow))
     return table
 
 
-def worst_words(found: Findings) -> str:
-    """The worst case in a sentence."""
-    assert found.worst is not None
-    rows = [row_of(scored, found.rejector, "deploy") for scored in (found.plain, found.worst)]
+def worst_case_sentence(results: AdaptiveResults) -> str:
+    """Return the accepted errors in the worst case, in one sentence."""
+    assert results.worst is not None
+    rows = [row_of(scored, results.rejector, "deploy") for scored in (results.plain, results.worst)]
     plain, worst = (percent(row.point.accepted_wrong, row.accepted_wrong_interval) for row in rows)
     return (
-        f"wrong and accepted by {found.rejector} at its frozen threshold, of {rows[0].point.n} "
+        f"wrong and accepted by {results.rejector} at its frozen threshold, of {rows[0].point.n} "
         f"images: {worst}% under the worst of all objectives and etas for each image, {plain}% "
-        f"under {found.plain.summary.attack}"
+        f"under {results.plain.summary.attack}"
     )
 
 
-def _stars(found: Findings) -> list[list[str]]:
-    """The marks of every trial, in the order of the columns."""
+def _stars(results: AdaptiveResults) -> list[list[str]]:
+    """Return the marks of every trial, in the order of the columns."""
     measures: tuple[Measure, ...] = ("accuracy", "auroc")
     columns = [
-        marks(found.tried, name, measure) for name in found.rejectors for measure in measures
+        marks(results.tried, name, measure) for name in results.rejectors for measure in measures
     ]
     return [[STARS[mark] for mark in line] for line in zip(*columns, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Promises and what became of them, as tables and sentences."""
+"""Certificates and their retests on other records, as tables and sentences."""
 
 from collections.abc import Iterable
 
@@ -8,51 +8,51 @@ from rich.table import Table
 from demur.evaluate.certificates import IssuedCertificate, Retest
 from demur.report.text import percent, show_table
 
-SHARES = {"risk": "wrong of accepted", "tpr": "right kept", "coverage": "coverage"}
+SHARES = {"risk": "wrong of accepted", "tpr": "accepted of correct", "coverage": "coverage"}
+INTERVALS = {"risk": "risk_interval", "TPR": "tpr_interval", "coverage": "coverage_interval"}
 
 
-def certificate_words(made: IssuedCertificate) -> str:
-    """A certificate for the terminal."""
-    describe_counts = made.metadata
-    ends = {
-        name: f"{percent(describe_counts[key]['lo'])} to {percent(describe_counts[key]['hi'])}%"
-        for name, key in (("risk", "risk_interval"), ("right answers kept", "tpr_interval"),
-                          ("coverage", "coverage_interval"))
-    }  # fmt: skip
-    kept = ", ".join(f"{name} {words}" for name, words in ends.items())
+def certificate_words(certificate: IssuedCertificate) -> str:
+    """Return a certificate as text for the terminal."""
+    about = certificate.metadata
+    intervals = ", ".join(
+        f"{name} {percent(about[key]['lo'])} to {percent(about[key]['hi'])}%"
+        for name, key in INTERVALS.items()
+    )
     return (
-        f"{made.rejector}: {describe_counts['sentence']}\n"
-        f"tested on {describe_counts['n']:,} {describe_counts['on']} images of the cal split, after {describe_counts['pilot']:,} "
-        f"others had chosen where to look: {describe_counts['accepted']:,} accepted, {describe_counts['wrong']:,} of "
-        f"them wrong\nall at once with the same confidence: {kept}\n"
-        f"valid for {describe_counts['valid_for']}"
+        f"{certificate.rejector}: {about['sentence']}\n"
+        f"tested on {about['n']:,} {about['on']} images of the cal split, after {about['pilot']:,} "
+        f"others had chosen the thresholds to test: {about['accepted']:,} accepted, "
+        f"{about['wrong']:,} of them wrong\n"
+        f"simultaneous intervals at the same confidence: {intervals}\n"
+        f"valid for {about['valid_for']}"
     )
 
 
-def show_retests(hits_and_trials: Iterable[tuple[IssuedCertificate, list[Retest]]]) -> None:
-    """Print what was promised beside what every record shows."""
-    table = retest_table(hits_and_trials)
+def show_retests(retests: Iterable[tuple[IssuedCertificate, list[Retest]]]) -> None:
+    """Print guaranteed beside observed shares, where there is a certificate."""
+    table = retest_table(retests)
     if table.row_count:
         show_table(table)
 
 
-def retest_table(hits_and_trials: Iterable[tuple[IssuedCertificate, list[Retest]]]) -> Table:
-    """One block a certificate, one line a record."""
+def retest_table(retests: Iterable[tuple[IssuedCertificate, list[Retest]]]) -> Table:
+    """Return a table with one block per certificate and one line per record."""
     table = Table(
-        title="certificates: promised on cal, observed on test", title_justify="left",
+        title="certificates: guaranteed on cal, observed on test", title_justify="left",
         title_style="bold", header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
-        caption="percent, with exact 95% intervals; broken: the promised level lies outside",
+        caption="percent, with exact 95% intervals; broken: the interval excludes the guarantee",
         caption_justify="left",
     )  # fmt: skip
-    for name in ("certificate, attack", "share", "promised", "observed", "coverage", "verdict"):
-        right = name in ("promised", "observed", "coverage")
+    for name in ("certificate, attack", "share", "guaranteed", "observed", "coverage", "verdict"):
+        right = name in ("guaranteed", "observed", "coverage")
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
-    for made, lines in hits_and_trials:
-        describe_counts = made.metadata
-        sure = f"{made.rejector}, {100 * describe_counts['confidence']:g}% confidence, on {describe_counts['on']}"
-        table.add_row(sure, style="bold")
+    for certificate, lines in retests:
+        level = f"{100 * certificate.metadata['confidence']:g}% confidence"
+        heading = f"{certificate.rejector}, {level}, on {certificate.metadata['on']}"
+        table.add_row(heading, style="bold")
         if not lines:
-            table.add_row("  no record shows it: its rejector is not scored here, or changed")
+            table.add_row("  not tested: its rejector is not scored here, or has changed")
         for line in lines:
             table.add_row(f"  {line.attack}", *cells(line))
         table.add_section()
@@ -60,9 +60,9 @@ def retest_table(hits_and_trials: Iterable[tuple[IssuedCertificate, list[Retest]
 
 
 def cells(line: Retest) -> tuple[str, str, str, str, str]:
-    """A retest as text: the share, promised, observed, coverage, verdict."""
+    """Format a retest: share, guaranteed, observed, coverage, verdict."""
     bound = "at most" if line.quantity == "risk" else "at least"
-    verdict = line.word if line.covered else f"{line.word}, though not promised here"
+    verdict = line.word if line.covered else f"{line.word}, but not guaranteed here"
     return (
         SHARES[line.quantity], f"{bound} {percent(line.level)}",
         "" if line.observed is None else percent(line.observed, line.interval),

@@ -1,6 +1,6 @@
-"""The commands that make a run or a record again.
+"""The shell commands that reproduce a run or a record.
 
-attack_command(record, source)      # demur attack RUN pgd-20 --n 100
+attack_command(record, evaluator)      # demur attack RUN pgd-20 --n 100
 """
 
 import shlex
@@ -14,44 +14,44 @@ from demur.spec import digest
 
 
 def label_is_current(record: Record, evaluator: Evaluator) -> bool:
-    """Whether the record's label means the same attack today."""
+    """Return whether the record's label still names the same attack."""
     try:
-        meant = attack(record.label, evaluator.run.recipe)
+        current = attack(record.label, evaluator.run.recipe)
     except BadInput:
         return False
-    return digest(meant) == str(record.metadata["attack"])
+    return digest(current) == str(record.metadata["attack"])
 
 
 def attack_command(record: Record, evaluator: Evaluator) -> str:
-    """The command that makes a record of the same images again."""
-    about, usual = record.metadata, AttackOptions()
+    """Return the command that makes the same record again, from a spec file where needed."""
+    about, default = record.metadata, AttackOptions()
     n, images = about["n"], about["images"]
     options: list[str] = []
-    if about["split"] != usual.split:
+    if about["split"] != default.split:
         options += ["--split", about["split"]]
     if n != next(len(s) for name, s in evaluator.splits.items() if name == about["split"]):
         options += ["--n", str(n)]
-    if images != min(usual.keep_images, n):
+    if images != min(default.keep_images, n):
         options += ["--keep-images", str(images)]
     if not about["features"]:
         options += ["--no-keep-features"]
     if label_is_current(record, evaluator):
         return shlex.join(["demur", "attack", run_argument(evaluator.run), record.label, *options])
-    written = f"echo {shlex.quote(about['spec'])} > attack.txt"
-    made = shlex.join(["demur", "attack", run_argument(evaluator.run), "@attack.txt", *options])
-    return f"{written}\n{made}"
+    write_spec = f"echo {shlex.quote(about['spec'])} > attack.txt"
+    command = shlex.join(["demur", "attack", run_argument(evaluator.run), "@attack.txt", *options])
+    return f"{write_spec}\n{command}"
 
 
 def train_command(run: Run) -> str:
-    """The command that trains the run again: by its recipe's name, or by the file in its folder."""
+    """Return the command that trains the run: by its recipe's name, or by its recipe file."""
     named = next((name for name, known in RECIPES.items() if known == run.recipe), None)
     words = ["demur", "train", named or f"@{run.path}/recipe.txt"]
-    archive = run.trained and not run.finished  # into which nothing is trained
+    archive = run.trained and not run.finished  # an archive cannot be trained in place
     where = Path("runs", run.name) if archive else run.path
-    usual = where == Path("runs", run.name) and named == run.name
-    return shlex.join(words if usual else [*words, "--out", str(where)])
+    is_default = where == Path("runs", run.name) and named == run.name
+    return shlex.join(words if is_default else [*words, "--out", str(where)])
 
 
 def run_argument(run: Run) -> str:
-    """The run as a command names it: by name inside a runs folder, else by its path."""
+    """Return the run as a command argument: its name in a runs folder, else its path."""
     return run.name if run.path.parent.name == "runs" else str(run.path)

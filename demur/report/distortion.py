@@ -1,4 +1,4 @@
-"""Least changes as a table."""
+"""Minimal distortions as a table."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,14 @@ from demur.report.text import percent, show_table
 
 UNITS = {"L2": "squared L2", "Linf": "Linf x 255", "Linf-adam": "Linf x 255, Adam"}
 COLUMNS = (
-    "broken, %", "as they came", "mean of broken", "median", "times normal",
+    "broken, %", "wrong unattacked", "mean of broken", "median", "times normal",
     "paper: mean of all, rest 0",
 )  # fmt: skip
 CAPTION = (
-    "adaptive: wrong, and the score reaches the median of the right answers on clean training "
-    "images. Mean and median are over the images that a change broke; times normal over those that "
-    "both broke. The last column is the paper's way: failures and images wrong as they came count "
-    "as 0, so an attack that fails looks as if it had come nearer"
+    "adaptive: misclassified, with a score of at least the median of correct predictions on clean "
+    "training images. Mean and median are over the images that the attack broke; times normal is "
+    "over those that both attacks broke. The last column follows the paper: failed attacks and "
+    "images misclassified without attack count as 0, which makes an attack that fails seem closer"
 )
 
 
@@ -27,13 +27,13 @@ def show_distances(lines: Sequence[Distances]) -> None:
 
 
 def distance_table(lines: Sequence[Distances]) -> Table:
-    """Attacks of least change, normal beside adaptive, by norm."""
+    """Return minimum-norm attacks by norm, normal beside adaptive."""
     table = Table(
-        title=f"least change that breaks an image, n={lines[0].n}", title_justify="left",
+        title=f"smallest change that breaks an image, n={lines[0].n}", title_justify="left",
         title_style="bold", header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
         caption=CAPTION, caption_justify="left",
     )  # fmt: skip
-    table.add_column("distance, has to be accepted by", no_wrap=True)
+    table.add_column("distance, must be accepted by", no_wrap=True)
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for norm in dict.fromkeys(line.norm for line in lines):
@@ -46,19 +46,19 @@ def distance_table(lines: Sequence[Distances]) -> Table:
 
 
 def cells(line: Distances) -> tuple[str, ...]:
-    """A line as text."""
+    """Format a line: the cells of COLUMNS."""
     ends = line.mean_interval
-    mean = "" if line.mean is None else _short(line.mean)
+    mean = "" if line.mean is None else _three_digits(line.mean)
     return (
         percent(line.broken, line.broken_interval),
         percent(line.as_they_came),
-        mean if ends is None else f"{mean} [{_short(ends.lo)}, {_short(ends.hi)}]",
-        "" if line.median is None else _short(line.median),
+        mean if ends is None else f"{mean} [{_three_digits(ends.lo)}, {_three_digits(ends.hi)}]",
+        "" if line.median is None else _three_digits(line.median),
         "" if line.beyond_normal is None else f"{line.beyond_normal:.2f}",
-        _short(line.paper_mean),
+        _three_digits(line.paper_mean),
     )
 
 
-def _short(value: float) -> str:
-    """Three digits that mean something."""
+def _three_digits(value: float) -> str:
+    """Format a number with three significant digits."""
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"

@@ -1,10 +1,10 @@
-"""Pictures of scored records: answers by certainty, and errors against coverage.
+"""Figures of scored records: R-Con against confidence, and risk against coverage.
 
     svg = certainty_svg(scored[0], scoring)         # one panel, for a page
     png = overview_figure(scored, scoring)          # both panels of the hardest attack
 
-Colours are safe for colour-blind readers and never carry meaning alone. The same records give the
-same bytes, whatever style the user's matplotlib is set to.
+Colours suit colour-blind readers and never carry meaning alone. The same records give the same
+bytes, whatever the user's matplotlib style.
 """
 
 import base64
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 RECTIFIED = "R-Con"
 RIGHT, WRONG, INK, FAINT = "#0072B2", "#D55E00", "#1f2933", "#6b7280"
-# Lines and dashes of the rejectors in order; Okabe and Ito's colours.
+# Colour (Okabe and Ito) and dashes of each curve, in order.
 STROKES = (
     ("#56B4E9", (0, (5, 2))),
     ("#0072B2", (0, ())),
@@ -35,9 +35,9 @@ STROKES = (
     ("#E69F00", (0, (3, 1, 1, 1, 1, 1))),
     ("#D55E00", (0, (8, 3))),
 )
-DRAWN = (BASELINE, RECTIFIED, "Con+R-Con", "Energy", "KD", "GDA")  # more would hide each other
-MOST_POINTS = 2000  # above this a scatter is drawn as pixels, so that the page stays small
-LEFT_END = 0.1  # below this coverage a curve rests on few images and does not set the scale
+DRAWN = (BASELINE, RECTIFIED, "Con+R-Con", "Energy", "KD", "GDA")  # more curves would overlap
+MOST_POINTS = 2000  # larger scatters are rasterised, so that the page stays small
+LEFT_END = 0.1  # coverage below which a curve rests on too few images to set the scale
 STYLE = {
     "svg.hashsalt": "demur",
     "font.size": 10,
@@ -61,7 +61,7 @@ Draw = Callable[["Axes", ScoredRecord, Scorer], None]
 
 
 def check_installed() -> None:
-    """Nothing where the report extra is installed, else BadInput."""
+    """Raise BadInput unless the report extra is installed."""
     try:
         for name in ("matplotlib", "jinja2"):
             import_module(name)
@@ -70,30 +70,30 @@ def check_installed() -> None:
 
 
 def main_rejector(scoring: Scorer) -> str:
-    """The rejector whose verdicts a report tells: R-Con where the net has it, else Con."""
+    """Return the rejector that a report is about: R-Con where the net has it, else Con."""
     return RECTIFIED if RECTIFIED in scoring.scores else BASELINE
 
 
-def deploy_row(each: ScoredRecord, rejector: str) -> Row:
-    """The row of a rejector at its frozen threshold."""
-    return next(r for r in each.rows if (r.rejector, r.protocol) == (rejector, "deploy"))
+def deploy_row(scored: ScoredRecord, rejector: str) -> Row:
+    """Return the row of a rejector at its frozen threshold."""
+    return next(r for r in scored.rows if (r.rejector, r.protocol) == (rejector, "deploy"))
 
 
-def certainty_svg(each: ScoredRecord, scoring: Scorer) -> bytes:
-    """Con against R-Con for right and wrong answers; con alone where the net has no R-Con."""
-    return _panel(_certainty(scoring), each, scoring)
+def certainty_svg(scored: ScoredRecord, scoring: Scorer) -> bytes:
+    """Draw R-Con against con for correct and wrong predictions, or con alone without R-Con."""
+    return _panel(_certainty(scoring), scored, scoring)
 
 
-def risk_coverage_svg(each: ScoredRecord, scoring: Scorer) -> bytes:
-    """The errors among the answered at every coverage, a line for each rejector and the oracle."""
-    return _panel(_risk_coverage, each, scoring)
+def risk_coverage_svg(scored: ScoredRecord, scoring: Scorer) -> bytes:
+    """Draw the risk at every coverage, one curve per rejector and one for the oracle."""
+    return _panel(_risk_coverage, scored, scoring)
 
 
-def overview_figure(scored: list[ScoredRecord], scoring: Scorer) -> bytes:
-    """A PNG of both panels for the attack that gets most wrong answers past the rejector."""
+def overview_figure(records: list[ScoredRecord], scoring: Scorer) -> bytes:
+    """Return a PNG of both panels for the attack with the most accepted errors."""
     check_installed()
     name = main_rejector(scoring)
-    hardest = max(scored, key=lambda each: deploy_row(each, name).point.accepted_wrong)
+    hardest = max(records, key=lambda scored: deploy_row(scored, name).point.accepted_wrong)
     with drawing(9.0, 3.5) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
         _certainty(scoring)(left, hardest, scoring)
@@ -102,18 +102,18 @@ def overview_figure(scored: list[ScoredRecord], scoring: Scorer) -> bytes:
         return saved(figure, "png")
 
 
-def attacked_images(each: ScoredRecord) -> bool:
-    """Whether any image of the record was changed."""
-    return each.summary.largest_linf > 0
+def attacked_images(scored: ScoredRecord) -> bool:
+    """Return whether any image of the record was changed."""
+    return scored.summary.largest_linf > 0
 
 
 def data_uri(content: bytes, kind: Literal["svg+xml", "png"]) -> str:
-    """A picture as the address of an img."""
+    """Return an image file as a data URI."""
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def pixel_png(picture: FloatArray) -> bytes:
-    """An image of C, H, W in [0, 1] as a PNG of as many pixels."""
+    """Return an image (C, H, W) in [0, 1] as a PNG of H x W pixels."""
     from matplotlib.image import imsave
 
     channels = np.moveaxis(np.round(picture.clip(0, 1) * 255).astype(np.uint8), 0, -1)  # H, W, C
@@ -125,7 +125,7 @@ def pixel_png(picture: FloatArray) -> bytes:
 
 @contextmanager
 def drawing(width: float, height: float) -> Iterator["Figure"]:
-    """A white figure in the house style; neither pyplot nor the user's settings are touched."""
+    """Yield a figure in the style of the report; pyplot and the user's settings are not touched."""
     from matplotlib import style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -136,44 +136,44 @@ def drawing(width: float, height: float) -> Iterator["Figure"]:
         yield figure
 
 
-def _panel(draw: Draw, each: ScoredRecord, scoring: Scorer) -> bytes:
+def _panel(draw: Draw, scored: ScoredRecord, scoring: Scorer) -> bytes:
     with drawing(3.8, 3.5) as figure:
-        draw(figure.subplots(), each, scoring)
+        draw(figure.subplots(), scored, scoring)
         return saved(figure, "svg")
 
 
 def saved(figure: "Figure", kind: Literal["svg", "png"]) -> bytes:
-    """The figure as a file's bytes, without a date."""
+    """Return the figure as the bytes of a file, without a date."""
     buffer = io.BytesIO()
     undated = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}[kind]
     figure.savefig(buffer, format=kind, metadata=undated)
     return buffer.getvalue()
 
 
-def _heading(each: ScoredRecord) -> str:
-    summary = each.summary
-    how = f"attacked with {summary.attack}" if attacked_images(each) else "as they are"
-    return f"{summary.n} images {how}: how sure the net is, and what refusing saves"
+def _heading(scored: ScoredRecord) -> str:
+    summary = scored.summary
+    how = f"attacked with {summary.attack}" if attacked_images(scored) else "without attack"
+    return f"{summary.n} images {how}: scores, and risk against coverage"
 
 
 def _certainty(scoring: Scorer) -> Draw:
     return _scatter if RECTIFIED in scoring.scores else _histogram
 
 
-def _scatter(axes: "Axes", each: ScoredRecord, scoring: Scorer) -> None:
-    record, correct = each.record, each.record.correct
+def _scatter(axes: "Axes", scored: ScoredRecord, scoring: Scorer) -> None:
+    record, correct = scored.record, scored.record.correct
     x, y = (values(scoring.of_record(name, record), record) for name in (BASELINE, RECTIFIED))
     as_pixels = len(correct) > MOST_POINTS
     axes.fill([0, 0, 1], [0, 1, 1], color="#f1f3f5", linewidth=0, zorder=0)
-    axes.text(0.03, 0.97, "cannot happen:\nR-Con is never above con", va="top", fontsize=8,
+    axes.text(0.03, 0.97, "impossible:\nR-Con is never above con", va="top", fontsize=8,
               color=FAINT)  # fmt: skip
-    for chosen, words, marker, colour, size in (
-        (correct, "right", "o", RIGHT, 13),
+    for chosen, name, marker, colour, size in (
+        (correct, "correct", "o", RIGHT, 13),
         (~correct, "wrong", "x", WRONG, 20),
     ):
         axes.scatter(
             x[chosen], y[chosen], s=size, marker=marker, color=colour, alpha=0.7, linewidths=1.1,
-            label=f"{words} ({chosen.sum()})", rasterized=as_pixels, zorder=2,
+            label=f"{name} ({chosen.sum()})", rasterized=as_pixels, zorder=2,
         )  # fmt: skip
     _half_lines(axes)
     at_con, at_rcon = (scoring.thresholds[name] for name in (BASELINE, RECTIFIED))
@@ -190,22 +190,22 @@ def _scatter(axes: "Axes", each: ScoredRecord, scoring: Scorer) -> None:
 
 
 def _half_lines(axes: "Axes") -> None:
-    """The theorem's lines: con = 1/2 and R-Con = 1/2."""
+    """Draw the lines con = 1/2 and R-Con = 1/2 of Theorem 1."""
     for line in (axes.axhline(0.5), axes.axvline(0.5)):
         line.set(color=FAINT, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
     _note(axes, 0.01, 0.5, "1/2", ha="left", va="top", color=FAINT)
     _note(axes, 0.5, 0.02, "1/2", ha="right", va="bottom", color=FAINT)
 
 
-def _note(axes: "Axes", x: float, y: float, words: str, **placed: str | float) -> None:
-    axes.text(x, y, words, fontsize=8, zorder=4, **placed)  # type: ignore[arg-type]
+def _note(axes: "Axes", x: float, y: float, text: str, **alignment: str | float) -> None:
+    axes.text(x, y, text, fontsize=8, zorder=4, **alignment)  # type: ignore[arg-type]
 
 
-def _histogram(axes: "Axes", each: ScoredRecord, scoring: Scorer) -> None:
-    correct = each.record.correct
-    x = values(scoring.of_record(BASELINE, each.record), each.record)
+def _histogram(axes: "Axes", scored: ScoredRecord, scoring: Scorer) -> None:
+    correct = scored.record.correct
+    x = values(scoring.of_record(BASELINE, scored.record), scored.record)
     bins = np.linspace(0, 1, 26).tolist()
-    axes.hist(x[correct], bins, color=RIGHT, alpha=0.55, label=f"right ({correct.sum()})")
+    axes.hist(x[correct], bins, color=RIGHT, alpha=0.55, label=f"correct ({correct.sum()})")
     axes.hist(x[~correct], bins, histtype="step", hatch="////", edgecolor=WRONG, linewidth=1.4,
               label=f"wrong ({(~correct).sum()})")  # fmt: skip
     at = scoring.thresholds[BASELINE]
@@ -216,22 +216,22 @@ def _histogram(axes: "Axes", each: ScoredRecord, scoring: Scorer) -> None:
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.3)
 
 
-def _risk_coverage(axes: "Axes", each: ScoredRecord, scoring: Scorer) -> None:
-    record, correct = each.record, each.record.correct
+def _risk_coverage(axes: "Axes", scored: ScoredRecord, scoring: Scorer) -> None:
+    record, correct = scored.record, scored.record.correct
     highest = 0.0
-    shown = {row.rejector for row in each.rows if row.protocol == "deploy"}
+    shown = {row.rejector for row in scored.rows if row.protocol == "deploy"}
     drawn = {name: scoring.of_record(name, record) for name in DRAWN if name in shown}
     for (name, score), (colour, dashes) in zip(drawn.items(), STROKES, strict=False):
-        highest = max(highest, _curve(axes, values(score, record), each, name, colour, dashes))
-        point = deploy_row(each, name).point
+        highest = max(highest, _curve(axes, values(score, record), scored, name, colour, dashes))
+        point = deploy_row(scored, name).point
         if point.accepted:
             axes.plot(100 * point.coverage, 100 * (1 - point.accuracy), "o", color=colour,
                       markeredgecolor="white", markersize=7, zorder=4)  # fmt: skip
     oracle = tcon_of(record)
-    highest = max(highest, _curve(axes, oracle, each, ORACLE, INK, (0, (2, 2))))
+    highest = max(highest, _curve(axes, oracle, scored, ORACLE, INK, (0, (2, 2))))
     highest = max(highest, float(1 - correct.mean()), 0.01)
-    axes.set(xlim=(0, 101), ylim=(-3 * highest, 112 * highest), ylabel="wrong among answered (%)",
-             xlabel="coverage: share answered (%)")  # fmt: skip
+    axes.set(xlim=(0, 101), ylim=(-3 * highest, 112 * highest), ylabel="wrong among accepted (%)",
+             xlabel="coverage: share accepted (%)")  # fmt: skip
     axes.legend(loc="upper left", handlelength=3.4, labelspacing=0.3, frameon=True, framealpha=0.85,
                 edgecolor="none")  # fmt: skip
 
@@ -239,13 +239,13 @@ def _risk_coverage(axes: "Axes", each: ScoredRecord, scoring: Scorer) -> None:
 def _curve(
     axes: "Axes",
     score: FloatArray,
-    each: ScoredRecord,
+    scored: ScoredRecord,
     name: str,
     colour: str,
     dashes: tuple[int, tuple[int, ...]],
 ) -> float:
-    """The largest risk that should set the scale; the line is drawn."""
-    curve = risk_coverage(score, each.record.correct)
+    """Draw a risk-coverage curve and return the largest risk that sets the scale."""
+    curve = risk_coverage(score, scored.record.correct)
     axes.plot(100 * curve.coverage, 100 * curve.risk, color=colour, linestyle=dashes,
               linewidth=1.8, label=name)  # fmt: skip
     return float(curve.risk[curve.coverage >= LEFT_END].max())

@@ -1,8 +1,8 @@
-"""Verdicts image by image: the four groups they fall into, and pictures of each by a fixed rule.
+"""Decisions per image: four groups, and example images of each group by a fixed rule.
 
 verdicts = Verdicts.of(scored[0], scoring, "R-Con")
-verdicts.counts()                           # images in each group
-gallery(verdicts, source)                   # the first images of each group, in data-set order
+verdicts.counts()                       # images in each group
+gallery(verdicts, evaluator)            # the first images of each group, in data-set order
 """
 
 import math
@@ -24,24 +24,24 @@ PER_GROUP = 3
 
 
 class Group(NamedTuple):
-    """One of the four things that can happen to an image."""
+    """A combination of decision and correctness."""
 
     key: str
     words: str
-    answered: bool
-    right: bool
+    accepted: bool
+    correct: bool
 
 
 GROUPS = (
-    Group("answered-right", "answered, right", True, True),
-    Group("answered-wrong", "answered, wrong", True, False),
-    Group("refused-right", "refused, would have been right", False, True),
-    Group("refused-wrong", "refused, would have been wrong", False, False),
+    Group("answered-right", "accepted, correct", True, True),
+    Group("answered-wrong", "accepted, wrong", True, False),
+    Group("refused-right", "rejected, would have been correct", False, True),
+    Group("refused-wrong", "rejected, would have been wrong", False, False),
 )
 
 
 class Certainty(NamedTuple):
-    """A score of one image beside its threshold."""
+    """A score of one image and its threshold."""
 
     name: str
     value: str
@@ -51,7 +51,7 @@ class Certainty(NamedTuple):
 
 
 class Card(NamedTuple):
-    """One image: what was shown, what the net said, and why it did or did not say it."""
+    """One image before and after the attack, with the prediction and the decision."""
 
     place: int
     clean: str
@@ -63,8 +63,8 @@ class Card(NamedTuple):
     verdict: str
 
 
-class Shown(NamedTuple):
-    """The pictures of one group, and how many images it has among those that were kept."""
+class GroupCards(NamedTuple):
+    """The cards of one group, and the number of its images among the stored ones."""
 
     group: Group
     found: int
@@ -72,101 +72,101 @@ class Shown(NamedTuple):
 
 
 class Gallery(NamedTuple):
-    """The pictures of one attack."""
+    """The cards of one attack."""
 
-    kept: int
-    factor: int
-    groups: list[Shown]
+    stored: int  # adversarial examples in the record
+    factor: int  # by which the change is amplified
+    groups: list[GroupCards]
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What one rejector at its frozen threshold does with every image of a record."""
+    """Decisions of one rejector at its frozen threshold on every image of a record."""
 
     record: Record
     scoring: Scorer
     rejector: str
-    answered: BoolArray
+    accepted: BoolArray
     correct: BoolArray
 
     @staticmethod
-    def of(each: ScoredRecord, scoring: Scorer, rejector: str) -> "Verdicts":
-        """The verdicts of the deploy protocol."""
-        answered = scoring.taken(rejector, each.record)
-        return Verdicts(each.record, scoring, rejector, answered, each.record.correct)
+    def of(scored: ScoredRecord, scoring: Scorer, rejector: str) -> "Verdicts":
+        """Return the decisions of the deploy protocol."""
+        accepted = scoring.taken(rejector, scored.record)
+        return Verdicts(scored.record, scoring, rejector, accepted, scored.record.correct)
 
     def members(self, group: Group) -> BoolArray:
-        """Which images are in a group."""
-        answered = self.answered if group.answered else ~self.answered
-        return answered & (self.correct if group.right else ~self.correct)
+        """Return a mask of the images in a group."""
+        decided = self.accepted if group.accepted else ~self.accepted
+        return decided & (self.correct if group.correct else ~self.correct)
 
     def counts(self) -> dict[str, int]:
-        """How many images each group has."""
+        """Return the number of images of each group by its key."""
         return {group.key: int(self.members(group).sum()) for group in GROUPS}
 
-    def certainties(self, place: int) -> list[Certainty]:
-        """Con, and R-Con where the net has it, of one image beside their thresholds."""
+    def certainties(self, position: int) -> list[Certainty]:
+        """Return Con, and R-Con where the net has it, of one image with their thresholds."""
         names = [name for name in (BASELINE, RECTIFIED) if name in self.scoring.scores]
-        return [self._certainty(name, place) for name in names]
+        return [self._certainty(name, position) for name in names]
 
-    def words(self, place: int, predicted: int) -> str:
-        """The verdict on one image, with the reason for a refusal."""
-        if self.answered[place]:
-            return f"answered {predicted}"
-        at = self._certainty(self.rejector, place)
-        return f"refused: {at.name} {at.value} {at.sign} {at.threshold}"
+    def words(self, position: int, predicted: int) -> str:
+        """Return the decision on one image, with the reason of a rejection."""
+        if self.accepted[position]:
+            return f"accepted: {predicted}"
+        at = self._certainty(self.rejector, position)
+        return f"rejected: {at.name} {at.value} {at.sign} {at.threshold}"
 
-    def _certainty(self, name: str, place: int) -> Certainty:
-        value = float(values(self.scoring.scores[name], self.record)[place])
+    def _certainty(self, name: str, position: int) -> Certainty:
+        value = float(values(self.scoring.scores[name], self.record)[position])
         threshold = self.scoring.thresholds[name]
         sign = "≥" if value >= threshold else "<"
-        return Certainty(name, *_apart(value, sign, threshold), name == self.rejector)
+        return Certainty(name, *_distinguishable(value, sign, threshold), name == self.rejector)
 
 
 def gallery(verdicts: Verdicts, evaluator: Evaluator) -> Gallery:
-    """The first kept images of every group, beside what they were before the attack."""
+    """Return the first stored images of every group, before and after the attack."""
     record = verdicts.record
     attacked = record.arrays["x_adv"].double().numpy()
-    kept = len(attacked)
-    clean = _clean_images(record, evaluator).first(kept).batch(slice(None))[0].double().numpy()
-    largest = float(record.arrays["size_linf"][:kept].max())
+    stored = len(attacked)
+    clean = _clean_images(record, evaluator).first(stored).batch(slice(None))[0].double().numpy()
+    largest = float(record.arrays["size_linf"][:stored].max())
     factor = max(1, math.floor(0.5 / largest + 1e-6)) if largest > 0 else 1
     groups = []
     for group in GROUPS:
-        places = np.flatnonzero(verdicts.members(group)[:kept])
-        cards = _cards(verdicts, places[:PER_GROUP].tolist(), clean, attacked, factor)
-        groups.append(Shown(group, len(places), cards))
-    return Gallery(kept, factor, groups)
+        positions = np.flatnonzero(verdicts.members(group)[:stored])
+        cards = _cards(verdicts, positions[:PER_GROUP].tolist(), clean, attacked, factor)
+        groups.append(GroupCards(group, len(positions), cards))
+    return Gallery(stored, factor, groups)
 
 
 def _cards(
     verdicts: Verdicts,
-    places: Sequence[int],
+    positions: Sequence[int],
     clean: FloatArray,
     attacked: FloatArray,
     factor: int,
 ) -> list[Card]:
     record, cards = verdicts.record, []
     predicted = prediction(record.output).tolist()
-    for place in places:
-        change = 0.5 + factor * (attacked[place] - clean[place])
+    for position in positions:
+        change = 0.5 + factor * (attacked[position] - clean[position])
         cards.append(
             Card(
-                place=int(record.arrays["index"][place]),
-                clean=data_uri(pixel_png(clean[place]), "png"),
-                attacked=data_uri(pixel_png(attacked[place]), "png"),
+                place=int(record.arrays["index"][position]),
+                clean=data_uri(pixel_png(clean[position]), "png"),
+                attacked=data_uri(pixel_png(attacked[position]), "png"),
                 change=data_uri(pixel_png(change), "png"),
-                label=int(record.y[place]),
-                predicted=predicted[place],
-                certainties=verdicts.certainties(place),
-                verdict=verdicts.words(place, predicted[place]),
+                label=int(record.y[position]),
+                predicted=predicted[position],
+                certainties=verdicts.certainties(position),
+                verdict=verdicts.words(position, predicted[position]),
             )
         )
     return cards
 
 
 def _clean_images(record: Record, evaluator: Evaluator) -> Images:
-    """The images the record was made of; BadInput when the data are no longer the same."""
+    """Return the images that the record attacked; raise BadInput where the data have changed."""
     split = next(s for name, s in evaluator.splits.items() if name == record.metadata["split"])
     if len(record.y) > len(split) or split.first(len(record.y)).digest() != record.metadata["data"]:
         raise BadInput(
@@ -176,8 +176,8 @@ def _clean_images(record: Record, evaluator: Evaluator) -> Images:
     return split.first(len(record.y))
 
 
-def _apart(value: float, sign: str, threshold: float) -> tuple[str, str, str]:
-    """Value, sign and threshold with as many decimals as it takes to see which is larger."""
+def _distinguishable(value: float, sign: str, threshold: float) -> tuple[str, str, str]:
+    """Format value, sign and threshold with enough decimals to show which is larger."""
     for decimals in range(2, 9):
         left, right = f"{value:.{decimals}f}", f"{threshold:.{decimals}f}"
         if left != right:

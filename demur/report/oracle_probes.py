@@ -1,4 +1,4 @@
-"""What there is to gain over confidence, in a sentence for each attack that was probed."""
+"""What oracle probes gain over confidence, in one sentence per attack."""
 
 from demur.evaluate import Row, ScoredRecord
 from demur.evaluate.oracle_probes import FEATURES, PROBES
@@ -6,24 +6,24 @@ from demur.report.text import signed, terminal
 
 
 def show_oracle_probes(scored: list[ScoredRecord]) -> None:
-    """Print what probes found, where there were any."""
-    for each in scored:
-        rows = [row for row in each.rows if row.rejector in PROBES]
+    """Print the result of the best probe of each record that has probes."""
+    for record in scored:
+        rows = [row for row in record.rows if row.rejector in PROBES]
         if rows:
-            terminal().print(sentence(each, rows), soft_wrap=True)
+            terminal().print(sentence(record, rows), soft_wrap=True)
 
 
 def sentence(scored: ScoredRecord, rows: list[Row]) -> str:
-    """What the best probe knows beyond confidence."""
+    """Compare the AUROC of the best probe with that of confidence."""
     best = max(rows, key=lambda row: row.ranking.auroc)
     gap = best.ranking.auroc_vs_con
-    part = "features know" if best.rejector == FEATURES else "answers know"
+    source = "features" if best.rejector == FEATURES else "outputs"
     if gap.lo > 0:
-        found = f"the {part} more than confidence says"
+        found = f"the {source} hold more information than confidence"
     elif gap.hi < 0:
-        found = "no probe came up to confidence, so this says nothing; more images may"
+        found = "no probe reaches confidence, so this is inconclusive; use more images"
     else:
-        found = "no probe found more than confidence says"
+        found = "no probe finds more information than confidence"
     value, low, high = (signed(end, 1, 3) for end in gap[:3])
     where = f"{scored.summary.attack} (n={scored.summary.n})"
     return f"{where}: {found}: AUROC {value} [{low}, {high}], {best.rejector}"

@@ -1,8 +1,9 @@
 """The report of a run: one HTML file that needs no network and no other file.
 
-write_page(source, [scoring.scored(r) for r in run.records("test")], scoring, Path("report.html"))
+    scored = [scoring.scored(record) for record in run.records("test")]
+    write_page(evaluator, scored, scoring, Path("report.html"))
 
-It tells what was answered, what was refused and why; all figures come from rows and records.
+It shows what was accepted and rejected, and why; all figures come from rows and records.
 """
 
 import math
@@ -34,15 +35,15 @@ from demur.runs.files import write_text
 from demur.sanity import checked
 from demur.spec import lines, show
 
-TOLD = {
+METADATA_NAMES = {
     "digest": "record digest",
     "attack": "attack digest",
     "data": "data digest",
     "weights": "weights digest",
     "code": "code version",
     "file_digest": "file digest",
-    "images": "images kept",
-    "features": "features kept",
+    "images": "images stored",
+    "features": "features stored",
 }
 
 
@@ -65,7 +66,7 @@ class TableRow(NamedTuple):
 
 
 class AttackView(NamedTuple):
-    """What the page tells of one record."""
+    """The view of one record in the template."""
 
     name: str
     words: str
@@ -76,7 +77,7 @@ class AttackView(NamedTuple):
     certainty: str
     risk_coverage: str
     gallery: Gallery | None
-    told: list[tuple[str, str]]
+    metadata: list[tuple[str, str]]
     label_is_current: bool
     command: str
 
@@ -84,14 +85,14 @@ class AttackView(NamedTuple):
 def write_page(
     evaluator: Evaluator, scored: list[ScoredRecord], scoring: Scorer, path: Path
 ) -> Path:
-    """Where the page was put."""
+    """Write the page and return its path; raise BadInput without the report extra."""
     check_installed()
     write_text(path, page_text(evaluator, scored, scoring))
     return path
 
 
 def page_text(evaluator: Evaluator, scored: list[ScoredRecord], scoring: Scorer) -> str:
-    """The whole page; images as they are come before attacked ones."""
+    """Return the page as HTML; records without attack come first."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -102,12 +103,12 @@ def page_text(evaluator: Evaluator, scored: list[ScoredRecord], scoring: Scorer)
     )
     template = environment.from_string((here / "page.html.j2").read_text(encoding="utf-8"))
     ordered = sorted(scored, key=attacked_images)
-    records = [each.record for each in ordered]
-    outputs = [_attack_view(each, evaluator, scoring) for each in ordered]
+    records = [entry.record for entry in ordered]
+    attacks = [_attack_view(entry, evaluator, scoring) for entry in ordered]
     return template.render(
         css=css,
-        attacks=outputs,
-        hardest=max(outputs, key=lambda view: view.total["answered-wrong"]),
+        attacks=attacks,
+        hardest=max(attacks, key=lambda view: view.total["answered-wrong"]),
         groups=GROUPS,
         per_group=PER_GROUP,
         main_rejector=main_rejector(scoring),
@@ -115,40 +116,40 @@ def page_text(evaluator: Evaluator, scored: list[ScoredRecord], scoring: Scorer)
         threshold=number(scoring.thresholds[main_rejector(scoring)]),
         level=f"{100 * scoring.level:g}%",
         cal_n=scoring.cal_n,
-        words=_words(scoring),
+        words=_glossary(scoring),
         sanity=Sanity.of(checked(records, scoring), evaluator.run, records),
-        **_promises(evaluator, scoring, records),
+        **_guarantees(evaluator, scoring, records),
         **_run_view(evaluator),
     )
 
 
 def number(value: float) -> str:
-    """A threshold with three decimals, or the sign of infinity."""
+    """Format a threshold with three decimals, or as infinity."""
     if math.isfinite(value):
         return f"{value:.3f}"
     return "∞" if value > 0 else "-∞"
 
 
-def _words(scoring: Scorer) -> list[tuple[str, str]]:
-    """The names on the page and what they mean."""
+def _glossary(scoring: Scorer) -> list[tuple[str, str]]:
+    """Return the rejectors on the page with their explanations."""
     names = [*scoring.scores, "T-Con"]
     return [(name, WORDS[name]) for name in names if name in WORDS]
 
 
-def _promises(evaluator: Evaluator, scoring: Scorer, records: list[Record]) -> dict[str, Any]:
-    """Certificates with what each record shows of them, and a picture."""
+def _guarantees(evaluator: Evaluator, scoring: Scorer, records: list[Record]) -> dict[str, Any]:
+    """Return certificates with their retests on each record, and a figure."""
     tested = [t for t in retests(evaluator, scoring.scores, records) if t[1]]
-    told = [(made, [(line.attack, cells(line)) for line in lines]) for made, lines in tested]
-    picture = data_uri(guarantees_svg(tested), "svg+xml") if told else ""
-    return {"guarantees": told, "guarantees_picture": picture}
+    views = [(made, [(line.attack, cells(line)) for line in lines]) for made, lines in tested]
+    picture = data_uri(guarantees_svg(tested), "svg+xml") if views else ""
+    return {"guarantees": views, "guarantees_picture": picture}
 
 
 def _run_view(evaluator: Evaluator) -> dict[str, Any]:
-    """What the page tells of the run itself."""
+    """Return the template variables of the run."""
     run = evaluator.run
     recipe = run.recipe
     channels, height, width = recipe.data.domain.shape
-    crafted = getattr(recipe.method.framework, "attack", None)
+    attack = getattr(recipe.method.framework, "attack", None)
     return {
         "run": run.name,
         "data": show(recipe.data),
@@ -158,39 +159,42 @@ def _run_view(evaluator: Evaluator) -> dict[str, Any]:
         "net": show(recipe.net),
         "parameters": f"{sum(p.numel() for p in evaluator.net.parameters()):,}",
         "epochs": recipe.epochs,
-        "crafted": show(crafted) if crafted is not None else "",
+        "training_attack": show(attack) if attack is not None else "",
         "recipe": lines(recipe),
-        "chosen": run.checkpoint,
+        "checkpoint": run.checkpoint,
         "train_command": train_command(run),
     }
 
 
-def _attack_view(each: ScoredRecord, evaluator: Evaluator, scoring: Scorer) -> AttackView:
-    verdicts = Verdicts.of(each, scoring, main_rejector(scoring))
-    total, n = verdicts.counts(), each.summary.n
-    kept = attacked_images(each) and "x_adv" in each.record.arrays
-    label = each.summary.attack
+def _attack_view(scored: ScoredRecord, evaluator: Evaluator, scoring: Scorer) -> AttackView:
+    verdicts = Verdicts.of(scored, scoring, main_rejector(scoring))
+    total, n = verdicts.counts(), scored.summary.n
+    has_images = attacked_images(scored) and "x_adv" in scored.record.arrays
+    label = scored.summary.attack
     return AttackView(
-        name=label if attacked_images(each) else f"{label} (no attack)",
-        words=f"Attacked with {label}" if attacked_images(each) else "Images as they are",
-        summary=each.summary,
+        name=label if attacked_images(scored) else f"{label} (no attack)",
+        words=f"Attacked with {label}" if attacked_images(scored) else "Without attack",
+        summary=scored.summary,
         counts=[(g, total[g.key], f"{100 * total[g.key] / n:.2f}") for g in GROUPS],
-        total=total | {"answered": int(verdicts.answered.sum())},
-        lines={"deploy": _table(each, scoring, "deploy"), "paper": _table(each, scoring, "paper")},
-        certainty=data_uri(certainty_svg(each, scoring), "svg+xml"),
-        risk_coverage=data_uri(risk_coverage_svg(each, scoring), "svg+xml"),
-        gallery=gallery(verdicts, evaluator) if kept else None,
-        told=_told(each.record),
-        label_is_current=label_is_current(each.record, evaluator),
-        command=attack_command(each.record, evaluator),
+        total=total | {"accepted": int(verdicts.accepted.sum())},
+        lines={
+            "deploy": _table(scored, scoring, "deploy"),
+            "paper": _table(scored, scoring, "paper"),
+        },
+        certainty=data_uri(certainty_svg(scored, scoring), "svg+xml"),
+        risk_coverage=data_uri(risk_coverage_svg(scored, scoring), "svg+xml"),
+        gallery=gallery(verdicts, evaluator) if has_images else None,
+        metadata=_metadata(scored.record),
+        label_is_current=label_is_current(scored.record, evaluator),
+        command=attack_command(scored.record, evaluator),
     )
 
 
-def _table(each: ScoredRecord, scoring: Scorer, protocol: Protocol) -> list[TableRow]:
-    """The rows of one attack in one protocol, the net without a rejector first."""
-    summary = each.summary
+def _table(scored: ScoredRecord, scoring: Scorer, protocol: Protocol) -> list[TableRow]:
+    """Return the rows of one attack in one protocol, first the net without a rejector."""
+    summary = scored.summary
     wrong = Interval(1 - summary.accuracy_interval.hi, 1 - summary.accuracy_interval.lo)
-    alone = [
+    no_rejector = [
         share(summary.accuracy, summary.accuracy_interval),
         Cell("n/a"),
         Cell("100.0%"),
@@ -198,15 +202,15 @@ def _table(each: ScoredRecord, scoring: Scorer, protocol: Protocol) -> list[Tabl
         Cell("100.0%"),
         Cell("n/a"),
     ]
-    rows = [_line(r, scoring) for r in each.rows if r.protocol == protocol]
-    return [TableRow("none", "all are answered", "none", alone, "always", ""), *rows]
+    rows = [_line(r, scoring) for r in scored.rows if r.protocol == protocol]
+    return [TableRow("none", "all are accepted", "none", no_rejector, "always", ""), *rows]
 
 
 def _line(row: Row, scoring: Scorer) -> TableRow:
     point, area = row.point, row.ranking.auroc_interval
     cells = [
-        share(point.accuracy, row.accuracy_interval) if point.accepted else Cell("none answered"),
-        _beside(row),
+        share(point.accuracy, row.accuracy_interval) if point.accepted else Cell("none accepted"),
+        _vs_con(row),
         share(point.coverage, row.coverage_interval),
         share(point.accepted_wrong, row.accepted_wrong_interval),
         share(point.tpr, row.tpr_interval),
@@ -219,8 +223,8 @@ def _line(row: Row, scoring: Scorer) -> TableRow:
     )
 
 
-def _beside(row: Row) -> Cell:
-    """How much more is right than with confidence on the same images."""
+def _vs_con(row: Row) -> Cell:
+    """Format the difference in accuracy to confidence on the same images."""
     if not comparable(row):
         return Cell("n/a")
     gap = row.accuracy_vs_con
@@ -229,14 +233,14 @@ def _beside(row: Row) -> Cell:
 
 
 def share(value: float, interval: Interval | None = None) -> Cell:
-    """A share in percent with its interval."""
+    """Format a share in percent with its interval."""
     if interval is None:
         return Cell(f"{percent(value)}%")
     return Cell(f"{percent(value)}%", f"{percent(interval.lo)} to {percent(interval.hi)}")
 
 
 def _conditions(row: Row, scoring: Scorer) -> str:
-    """What must hold for an answer; the paper's own threshold is strict."""
+    """Return the conditions of acceptance; the threshold of the paper protocol is strict."""
     score = scoring.scores.get(row.rejector)
     sign = "≥" if row.protocol == "deploy" else ">"
     last = f"{sign} {number(row.point.threshold)}"
@@ -248,14 +252,16 @@ def _conditions(row: Row, scoring: Scorer) -> str:
 
 
 def _score_name(score: object, scoring: Scorer) -> str:
-    """The name under which the page lists a score."""
+    """Return the name of a score on the page."""
     names = (name for name, known in scoring.scores.items() if known == score)
     return next(names, type(score).__name__)
 
 
-def _told(record: Record) -> list[tuple[str, str]]:
-    """All that a record tells of itself, as text."""
-    return [(TOLD.get(k, k), _plain(v)) for k, v in record.metadata.items() if k != "recipe"]
+def _metadata(record: Record) -> list[tuple[str, str]]:
+    """Return the metadata of a record as names and text."""
+    return [
+        (METADATA_NAMES.get(k, k), _plain(v)) for k, v in record.metadata.items() if k != "recipe"
+    ]
 
 
 def _plain(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""RejectAutoAttack beside simpler searches, in the terminal and as a picture."""
+"""RejectAutoAttack compared with simpler attacks, as a table and as a figure."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ COLOURS = {OURS: WRONG, "orthogonal PGD": INK, "product PGD": RIGHT}
 
 
 def show_peer_rejection(report: dict[str, Any]) -> None:
-    """A line a rule: what slips through, and at how many looks an image."""
+    """Print one line per rule: accepted errors, and gradient queries per image."""
     table = Table(
         box=box.SIMPLE_HEAD, title_justify="left",
         title=f"{report['run']}, {report['ball']}: wrong and accepted, of {report['n']} images",
@@ -22,28 +22,28 @@ def show_peer_rejection(report: dict[str, Any]) -> None:
         table.add_column(column, justify="left" if column == "rule" else "right")
     for name, about in report["rules"].items():
         ends = [about["curves"][label][-1] for label in COLOURS]
-        table.add_row(name, *(f"{slips} at {looks:,.0f}" for looks, slips in ends))
+        table.add_row(name, *(f"{errors} at {queries:,.0f}" for queries, errors in ends))
     show_table(table)
     terminal().print(
-        f"looks an image: a gradient counts one, an answer a third; the others get "
-        f"{report['times']:g} times as many"
+        f"errors at gradient queries per image (a forward pass counts a third); the other attacks "
+        f"get {report['times']:g} times as many queries"
     )
 
 
 def peer_rejection_svg(report: dict[str, Any]) -> bytes:
-    """One panel a rule: what has slipped through against the looks it took."""
+    """Draw one panel per rule: accepted errors against gradient queries per image."""
     rules = report["rules"]
     with drawing(2.5 * len(rules), 2.6) as figure:
         panels = figure.subplots(1, len(rules), squeeze=False)[0]
         for axes, (name, about) in zip(panels, rules.items(), strict=True):
             for label, curve in about["curves"].items():
-                looks, slips = zip(*curve, strict=True)
-                axes.plot(looks, slips, color=COLOURS[label], linewidth=1.6, marker=".",
+                queries, errors = zip(*curve, strict=True)
+                axes.plot(queries, errors, color=COLOURS[label], linewidth=1.6, marker=".",
                           markersize=4, label=label)  # fmt: skip
             axes.set_xscale("log")
             axes.set_title(name, fontsize=9)
             axes.tick_params(labelsize=7, colors=FAINT)
-            axes.set_xlabel("looks an image", fontsize=8)
+            axes.set_xlabel("gradient queries per image", fontsize=8)
         panels[0].set_ylabel(f"wrong and accepted, of {report['n']}", fontsize=8)
         panels[-1].legend(fontsize=7, frameon=False)
         return saved(figure, "svg")

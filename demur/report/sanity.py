@@ -1,4 +1,4 @@
-"""Sanity flags in words, the same for the terminal, for a program and for the page."""
+"""Results of the sanity checks for the terminal, for JSON and for the report page."""
 
 import shlex
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ NOTHING = "Nothing was flagged"
 
 
 class SkippedCheck(NamedTuple):
-    """A check that could not be made, and the command whose record would allow it."""
+    """A check that lacks a record, and the command that makes that record."""
 
     kind: str
     lacks: str
@@ -21,7 +21,7 @@ class SkippedCheck(NamedTuple):
 
 
 class Sanity(NamedTuple):
-    """All that the checks say of a run."""
+    """The results of all sanity checks of a run."""
 
     flags: list[Flag]
     passed: list[str]
@@ -29,7 +29,7 @@ class Sanity(NamedTuple):
 
     @staticmethod
     def of(checks: Iterable[CheckResult], run: Run, records: Iterable[Record]) -> "Sanity":
-        """What was flagged, what was looked for in vain, and what could not be looked for."""
+        """Group check results into flags, passed checks and skipped checks."""
         first = next(iter(records))
         found = Sanity([], [], [])
         for check in checks:
@@ -44,37 +44,37 @@ class Sanity(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The whole in a few words."""
+        """The number of flags in words."""
         count = len(self.flags)
         return f"{count} flag{'s' if count > 1 else ''}" if count else NOTHING
 
     def plain(self) -> dict[str, Any]:
-        """As JSON values: flags, and what could not be looked for."""
+        """Return flags and skipped checks as JSON values."""
         return {
             "sanity": [flag.plain() for flag in self.flags],
-            "unchecked": [each._asdict() for each in self.lacking],
+            "unchecked": [skipped._asdict() for skipped in self.lacking],
         }
 
 
 def show_sanity(found: Sanity) -> None:
-    """Print what was flagged and what was not."""
+    """Print the flags, then the passed and the skipped checks."""
     lines = [f"Sanity: {found.title}"]
     for flag in found.flags:
         lines += [f"! {flag.kind} ({', '.join(flag.attacks)})"]
         lines += [f"  seen: {flag.seen}", f"  remedy: {flag.remedy}"]
     if found.passed:
-        lines += [f"looked for and not found: {'; '.join(found.passed)}"]
+        lines += [f"checked and not found: {'; '.join(found.passed)}"]
     if found.lacking:
-        lines += ["not looked for, for lack of records:"]
-    for each in found.lacking:
-        command = f": {each.command}" if each.command else ""
-        lines += [f"  {each.kind} (needs {each.lacks}){command}"]
+        lines += ["not checked, because records are missing:"]
+    for skipped in found.lacking:
+        command = f": {skipped.command}" if skipped.command else ""
+        lines += [f"  {skipped.kind} (needs {skipped.lacks}){command}"]
     console = terminal()
     console.print("\n".join(lines), soft_wrap=not console.is_terminal)
 
 
 def _command(attack: str, run: Run, like: Record) -> str:
-    """The command that attacks the images of a split; an archive is not what can be attacked."""
+    """Return the command that attacks a split; an archive has no weights, so it names RUN."""
     if not attack:
         return ""
     split = [] if like.metadata["split"] == "test" else ["--split", str(like.metadata["split"])]

@@ -1,4 +1,4 @@
-"""A speed report as a table, for the terminal and for docs/speed.md."""
+"""A speed report as a table and sentences."""
 
 from statistics import median
 from typing import Any
@@ -13,7 +13,7 @@ COLUMNS = ("what", "batch", "batch norm", "arithmetic", "s / epoch", "images / s
 
 
 def cells(line: dict[str, Any]) -> tuple[str, ...]:
-    """One line of the report as text."""
+    """Format one line of the report."""
     share, memory = line["share_of_peak"], line["memory_gib"]
     return (
         line["what"], str(line["batch_size"]), line["crafting"], line["precision"],
@@ -24,19 +24,19 @@ def cells(line: dict[str, Any]) -> tuple[str, ...]:
 
 
 def sentences(report: dict[str, Any]) -> list[str]:
-    """What is not in the table."""
+    """Return the figures that are not in the table, as sentences."""
     found = []
     for mode, cost in report.get("head", {}).items():
         spread = max(max(ms) / min(ms) - 1 for ms in (cost["ms"], cost["ms_without"]))
         found.append(
             f"the head costs {100 * cost['share']:+.2f}% of a step with batch norm in {mode} mode; "
-            f"recordings of one step are up to {100 * spread:.2f}% apart{_by_kernels(cost)}"
+            f"captures of one step are up to {100 * spread:.2f}% apart{_extra_kernels(cost)}"
         )
     if "attack" in report:
-        held = report["attack"]
+        attack = report["attack"]
         found.append(
-            f"PGD-100 on {held['images']:,} images: {held['seconds']:.2f} s at batch "
-            f"{held['batch_size']} ({held['prepare_s']:.0f} s to prepare)"
+            f"PGD-100 on {attack['images']:,} images: {attack['seconds']:.2f} s at batch "
+            f"{attack['batch_size']} ({attack['prepare_s']:.0f} s to prepare)"
         )
     for key, mode in (("where", "train"), ("where_eval", "eval")):
         if key in report:
@@ -46,18 +46,18 @@ def sentences(report: dict[str, Any]) -> list[str]:
     return found
 
 
-def _by_kernels(cost: dict[str, Any]) -> str:
-    """What is spent on kernels that one of the two steps launches more often than the other."""
+def _extra_kernels(cost: dict[str, Any]) -> str:
+    """Return the time of the kernels that the step with the head launches in addition."""
     more = [kernel for kernel in cost["kernels"].values() if kernel["launches"]]
     if not more:
         return ""
     launches, ms = (sum(kernel[part] for kernel in more) for part in ("launches", "ms"))
     share = ms / median(cost["ms_without"])
-    return f"; with it there are {launches:.0f} kernels more, which take {100 * share:.2f}%"
+    return f"; it launches {launches:.0f} more kernels, which take {100 * share:.2f}%"
 
 
 def show_speed(report: dict[str, Any]) -> None:
-    """Print the report."""
+    """Print the report as a table and sentences."""
     machine = report["machine"]
     table = Table(box=box.SIMPLE_HEAD, title=f"{machine['device']}, torch {machine['torch']}")
     for column in COLUMNS:

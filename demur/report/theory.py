@@ -1,8 +1,8 @@
-"""The theory of a run as tables for the terminal.
+"""The check of the theory on a run, as tables for the terminal.
 
     show_theory(theory(run))
 
-One table a subject; every share is in percent, and its interval is in the JSON.
+One table per statement. Shares are in percent; the JSON output has their intervals.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ from demur.theory import n_sub
 
 
 class Section(NamedTuple):
-    """A table with a sentence before it and perhaps one after it."""
+    """A table with a title and an optional caption."""
 
     title: str
     table: Table
@@ -27,7 +27,7 @@ class Section(NamedTuple):
 
 
 def show_theory(report: TheoryReport) -> None:
-    """Print every table, and what is missing for the one on a whole ball."""
+    """Print every table, and the command of a missing attack on xi."""
     console = terminal()
     for title, table, caption in theory_tables(report):
         console.print(title, style="bold", soft_wrap=True)
@@ -38,26 +38,26 @@ def show_theory(report: TheoryReport) -> None:
 
 
 def missing(how: str) -> str:
-    """What to do where no attack has raised xi yet."""
+    """Return how to make the record of the attack on xi."""
     return (
-        "who keeps xi below 2 - 1/gamma throughout the ball: there is no record of the attack on "
-        f"xi; make one with {how}"
+        "share of images with xi below 2 - 1/gamma in the whole ball: there is no record of the "
+        f"attack on xi; make one with {how}"
     )
 
 
 def theory_tables(report: TheoryReport) -> list[Section]:
-    """All tables of a report."""
+    """Return all tables of a report."""
     return [
         _checks(report),
         _xi(report),
         _inside(report),
-        _fixed(report),
-        _behind(report),
-        *(_throughout(each) for each in report.worst_case_xi),
+        _at_fixed_xi(report),
+        _with_threshold(report),
+        *(_worst_case(xi) for xi in report.worst_case_xi),
         _randomised(report),
-        _calibrated(report),
+        _calibration(report),
         _difficulty(report),
-        _toys(report),
+        _toy_examples(report),
     ]
 
 
@@ -73,12 +73,12 @@ def _per_record(
     report: TheoryReport,
     lines: Callable[[RecordTheory], Sequence[tuple[str, Sequence[str]]]],
 ) -> Table:
-    """The table with a group of lines for each record, the first under the record's name."""
+    """Add a group of lines per record, the first with the record's name."""
     for record in report.records:
         first, *rest = lines(record)
         table.add_row(f"{record.attack}: {first[0]}", *first[1])
-        for words, cells in rest:
-            table.add_row(f"  {words}", *cells)
+        for name, cells in rest:
+            table.add_row(f"  {name}", *cells)
         table.add_section()
     return table
 
@@ -90,17 +90,17 @@ def _checks(report: TheoryReport) -> Section:
         counts = [f"{check.violated} / {check.applied:,}" for check in record.checks]
         table.add_row(f"{record.attack}, n={record.n}", *counts)
     return Section(
-        f"{report.run}: statements tried on every image, at every temperature, xi and gamma",
+        f"{report.run}: statements checked on every image, at every temperature, xi and gamma",
         table,
-        "a failure would be a bug of ours, since the statements are proven",
+        "the statements are proven, so a failure is a bug in demur",
     )
 
 
 def _xi(report: TheoryReport) -> Section:
     bins = n_sub(SMALL, RHO)
     table = _table(
-        "", "median (i)", "median (ii)", "least A", "xi < 1", "better than A = 1/2",
-        f"xi <= {SMALL}", "of right", "of wrong", f"same of {bins} bins",
+        "", "median (i)", "median (ii)", "smallest A", "xi < 1", "better than A = 1/2",
+        f"xi <= {SMALL}", "of correct", "of wrong", f"same of {bins} bins",
     )  # fmt: skip
     for record in report.records:
         xi = record.xi
@@ -111,7 +111,7 @@ def _xi(report: TheoryReport) -> Section:
     return Section(
         f"xi-error by both bounds, at tau = {_tau(report.tau)}",
         table,
-        "A = 1/2 has xi = 1 wherever the answer is right, and nowhere more\n"
+        "A = 1/2 has xi = 1 where the prediction is correct, and at most 1 elsewhere\n"
         f"Theorem 2: xi <= {SMALL} is a task of {bins} classes; the paper expects 70 to 90%",
     )
 
@@ -122,7 +122,7 @@ def _inside(report: TheoryReport) -> Section:
     def lines(record: RecordTheory) -> list[tuple[str, list[str]]]:
         return [
             ("all", _shares(at.inside for at in record.at_tau)),
-            ("of right", _shares(at.of_right for at in record.at_tau)),
+            ("of correct", _shares(at.of_right for at in record.at_tau)),
             ("of wrong", _shares(at.of_wrong for at in record.at_tau)),
             ("all, if A were 1", _shares(at.without_head for at in record.at_tau)),
         ]
@@ -134,7 +134,7 @@ def _inside(report: TheoryReport) -> Section:
     )
 
 
-def _fixed(report: TheoryReport) -> Section:
+def _at_fixed_xi(report: TheoryReport) -> Section:
     table = _table("xi", *(f"{at.xi:g}" for at in report.records[0].at_xi))
 
     def lines(record: RecordTheory) -> list[tuple[str, list[str]]]:
@@ -147,7 +147,7 @@ def _fixed(report: TheoryReport) -> Section:
     return Section("inside Theorem 1 at one xi for all", _per_record(table, report, lines))
 
 
-def _behind(report: TheoryReport) -> Section:
+def _with_threshold(report: TheoryReport) -> Section:
     at_gamma = report.records[0].at_gamma
     table = _table("gamma (xi below)", *(f"{at.gamma:g} ({at.xi_below:.2f})" for at in at_gamma))
 
@@ -155,18 +155,18 @@ def _behind(report: TheoryReport) -> Section:
         return [
             ("con >= gamma", _shares(at.past for at in record.at_gamma)),
             ("and inside the theorem", _shares(at.inside for at in record.at_gamma)),
-            ("inside, of those past", _shares(at.inside_of_past for at in record.at_gamma)),
-            ("past, and R-Con > 1/2", _shares(at.accepted for at in record.at_gamma)),
-            ("right, of these", _shares(at.right_of_accepted for at in record.at_gamma)),
+            ("inside, of con >= gamma", _shares(at.inside_of_past for at in record.at_gamma)),
+            ("con >= gamma, R-Con > 1/2", _shares(at.accepted for at in record.at_gamma)),
+            ("correct, of these", _shares(at.right_of_accepted for at in record.at_gamma)),
         ]
 
     return Section(
-        "inside Theorem 1 behind a confidence threshold: con >= gamma and xi < 2 - 1/gamma",
+        "inside Theorem 1 with a confidence threshold: con >= gamma and xi < 2 - 1/gamma",
         _per_record(table, report, lines),
     )
 
 
-def _throughout(found: WorstCaseXi) -> Section:
+def _worst_case(found: WorstCaseXi) -> Section:
     table = _table("gamma", "xi below", "clean", "in the whole ball, at most")
     for at in found.stays_low:
         clean = "" if at.clean is None else percent(at.clean.value)
@@ -194,7 +194,7 @@ def _randomised(report: TheoryReport) -> Section:
     )
 
 
-def _calibrated(report: TheoryReport) -> Section:
+def _calibration(report: TheoryReport) -> Section:
     thresholds = report.records[0].calibration
     table = _table("t", *(f"{at.t:g}" for at in thresholds), "T-Con > 1/2")
 
@@ -209,7 +209,7 @@ def _calibrated(report: TheoryReport) -> Section:
     return Section(
         "accuracy after rejection by confidence at t, and by T-Con above 1/2",
         _per_record(table, report, lines),
-        "calibrated: what a calibrated confidence would give, never below t; T-Con needs the label",
+        "calibrated: the value for a calibrated confidence, at least t; T-Con needs the label",
     )
 
 
@@ -218,14 +218,16 @@ def _difficulty(report: TheoryReport) -> Section:
     for at in report.difficulty:
         table.add_row(f"{at.xi:g}", f"{at.n1:.1f}", f"{at.n2:.1f}", str(at.n_sub))
     rho = report.difficulty[0].rho
-    return Section(f"Theorem 2: the classes that a xi-error A is worth, rho = {rho:g}", table)
+    return Section(
+        f"Theorem 2: the number of classes equivalent to a xi-error A, rho = {rho:g}", table
+    )
 
 
-def _toys(report: TheoryReport) -> Section:
+def _toy_examples(report: TheoryReport) -> Section:
     table = _table("", "x1, tau = 1", "x2, tau = 1", "x1, tau = 2", "x2, tau = 2")
     for toy in report.toys:
         table.add_row(toy.measure, *(f"{value:.4f}" for value in (*toy.at_one, *toy.at_two)))
-    return Section("the temperature can turn an order round: the paper's two toy examples", table)
+    return Section("the temperature can reverse an order: the paper's two toy examples", table)
 
 
 def _shares(shares: Iterable[Proportion]) -> list[str]:
@@ -237,6 +239,7 @@ def _tau(tau: float) -> str:
 
 
 def _widest(report: TheoryReport) -> str:
+    """Return the largest half-width of the 95% intervals."""
     n = min(record.n for record in report.records)
     half = (wilson(n // 2, n).hi - wilson(n // 2, n).lo) / 2
     return f"95% intervals of shares of all reach at most {100 * half:.1f} points to either side"
