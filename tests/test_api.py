@@ -63,7 +63,7 @@ def test_what_holds_no_logits_is_refused_in_one_sentence() -> None:
 
 
 def test_help_is_readable() -> None:
-    text = pydoc.render_doc(PGD, renderer=pydoc.plaintext)
+    text = pydoc.render_doc(PGD, renderer=pydoc.plaintext)  # type: ignore[attr-defined]
     lines = text.splitlines()
     assert max(map(len, lines)) <= 100
     start = next(i for i, line in enumerate(lines) if line.startswith(" |  PGD(ball: Ball"))
@@ -193,10 +193,10 @@ def test_a_class_that_cannot_be_found_again_is_refused_before_training() -> None
 def test_score_tables_cut_no_figure(
     scored_source: Evaluator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from demur.cli.evaluate import scored_run
+    from demur.cli.evaluate import score_run
     from demur.report.text import show_scores
 
-    _, scored = scored_run(scored_source)
+    _, scored = score_run(scored_source)
     figures: dict[int, list[str]] = {}
     for width in (60, 80, 100, 200):
         monkeypatch.setenv("COLUMNS", str(width))
@@ -211,10 +211,10 @@ def test_score_tables_cut_no_figure(
 
 
 def test_the_demo_ends_on_one_screen(scored_source: Evaluator) -> None:
-    from demur.cli.evaluate import main_rejectors, scored_run
+    from demur.cli.evaluate import main_rejectors, score_run
     from demur.report.text import table_width, verdict_table
 
-    _, scored = scored_run(scored_source)
+    _, scored = score_run(scored_source)
     table = verdict_table(scored, main_rejectors(scored_source))
     assert table_width(table) <= 80
     assert 2 + len(table.rows) <= 20

@@ -164,7 +164,8 @@ def test_a_certificate_of_a_changed_rejector_has_no_retests(evaluator: Evaluator
         evaluator, Scorer.of(evaluator).scores, evaluator.run.records()
     )
     assert [lines for one, lines in certificates_and_retests if one.rejector == "MaxLogit"] == [[]]
-    assert "not tested: its rejector" in str(retest_table(certificates_and_retests).columns[0]._cells)
+    names = retest_table(certificates_and_retests).columns[0]._cells
+    assert "not tested: its rejector" in str(names)
     path.unlink()
 
 
