@@ -221,7 +221,7 @@ def test_attack_and_score_end_to_end(command: Command, run_here: Path) -> None:
     assert code == 0, err
     assert out == ""
     assert "pgd-10:eps=0.1,restarts=2" in err
-    code, out, _ = command("score", "tiny")
+    code, out, _ = command("score", "tiny", "--all")
     assert code == 0
     for word in ("paper:", "deploy:", "coverage", "accepted & wrong", "R-Con", "T-Con", "n=60"):
         assert word in out, word

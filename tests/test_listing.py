@@ -39,11 +39,8 @@ def test_runs_are_listed_with_their_state(command: Command, scored_source: Evalu
         Path("runs", name, "recipe.txt").write_text(text, encoding="utf-8")
     code, out, _ = command("list", "runs")
     assert code == 0
-    unfinished, broken, done = out.splitlines()
-    assert unfinished.split(maxsplit=1) == [
-        "begun",
-        "not trained to the end, 0 records, digits-pgdat",
-    ]
+    begun, broken, done = out.splitlines()
+    assert begun.split(maxsplit=1) == ["begun", "not trained to the end, 0 records, digits-pgdat"]
     assert "runs/broken/recipe.txt cannot be read" in broken
     changes = (
         "net.width, method.framework.attack.ball.eps, method.framework.attack.steps and 2 more"
