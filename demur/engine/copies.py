@@ -113,7 +113,9 @@ def compile_function(function: Callable[P, R], compiler: Compiler) -> Callable[P
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         return function(*args, **kwargs)
 
-    # torch.compile keeps at most eight versions of a code object: give each function its wrapper
+    # torch.compile keeps at most eight versions of a code object: each function gets its own
     wrapper.__code__ = wrapper.__code__.replace()
-    compiled: Callable[P, R] = torch.compile(wrapper, dynamic=False, fullgraph=True, backend=compiler)
+    compiled: Callable[P, R] = torch.compile(
+        wrapper, dynamic=False, fullgraph=True, backend=compiler
+    )
     return compiled
