@@ -110,10 +110,12 @@ def compile_function(function: Callable[P, R], compiler: Compiler) -> Callable[P
     if compiler == "none":
         return function
 
-    def own(*args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         return function(*args, **kwargs)
 
-    # torch.compile keeps at most eight versions of a code object: give each function its own
-    own.__code__ = own.__code__.replace()
-    compiled: Callable[P, R] = torch.compile(own, dynamic=False, fullgraph=True, backend=compiler)
+    # torch.compile keeps at most eight versions of a code object: each function gets its own
+    wrapper.__code__ = wrapper.__code__.replace()
+    compiled: Callable[P, R] = torch.compile(
+        wrapper, dynamic=False, fullgraph=True, backend=compiler
+    )
     return compiled

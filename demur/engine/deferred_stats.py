@@ -1,6 +1,5 @@
 """Update the running statistics of a head's batch norm once, after the attack.
 
-    stats = DeferredBatchNormStats(aux, "inductor")
     stats.add(feature)      # after each forward pass with frozen running statistics
     stats.update()
 

@@ -3,8 +3,7 @@
     steps = PlainSteps(recipe, train_state, fit)
     steps.begin(epoch)
     for i in range(steps.batches):
-        steps(i)
-    steps.losses            # one per step, on the device; read once per epoch
+        steps(i)            # writes steps.losses[i], on the device; read once per epoch
 
 Under torchrun each rank trains on its shard of every batch.
 """
