@@ -29,9 +29,8 @@ def test_paired_differences_combine_image_and_seed_variance() -> None:
     assert apart.value == pytest.approx(0.04)
     assert apart.hi - apart.lo > 0.06  # seeds that disagree widen it
     two_seeds = paired([Difference(0.02, 0.02, 0.02, 1), Difference(0.06, 0.06, 0.06, 1)])
-    assert two_seeds.hi - two_seeds.value == pytest.approx(
-        12.706 * 0.02, rel=1e-3
-    )  # t with 1 degree of freedom
+    half = two_seeds.hi - two_seeds.value
+    assert half == pytest.approx(12.706 * 0.02, rel=1e-3)  # t with 1 degree of freedom
     assert paired([Difference(0, 0, 0, 1), Difference(0, 0, 0, 1)]).p == 1
 
 

@@ -21,9 +21,8 @@ NOTE = (
     "`the paper` is TPR-95 and AUROC of the paper's Table 1: 110 epochs, the checkpoint with the "
     "best result on the test images."
 )
-_TABLE_1: dict[
-    tuple[str, str], tuple[float, ...]
-] = {  # (TPR-95, AUROC) for clean, Linf 8/255, Linf 16/255, L2 128/255
+# TPR-95 and AUROC for clean, Linf 8/255, Linf 16/255, L2 128/255
+_TABLE_1: dict[tuple[str, str], tuple[float, ...]] = {
     ("pgdat", "KD"): (82.59, 0.618, 53.12, 0.588, 31.97, 0.535, 64.60, 0.599),
     ("pgdat", "LID"): (84.02, 0.712, 54.92, 0.660, 32.75, 0.621, 66.07, 0.663),
     ("pgdat", "GDA"): (82.35, 0.453, 52.67, 0.461, 31.89, 0.454, 64.13, 0.459),
