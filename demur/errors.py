@@ -20,8 +20,9 @@ class BadInput(ValueError):
         >>> try:
         ...     PGD(Linf(8 / 255), steps=0)
         ... except BadInput as error:
-        ...     print(error)
-        PGD.steps must be a whole number of at least 1, not 0
+        ...     message = str(error)
+        >>> message
+        'PGD.steps must be a whole number of at least 1, not 0'
     """
 
 

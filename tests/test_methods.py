@@ -78,10 +78,8 @@ def test_trades_loss_and_gradients_equal_the_published_formula() -> None:
     )
     y = torch.randint(0, 4, (6,), generator=g)
     empty = torch.zeros(6, 0)
-    at_attacked, at_clean = (
-        LabelledOutput(empty, y, Output(z, empty, empty)) for z in (attacked, clean)
-    )
-    loss = TRADES(beta=6.0).classification_loss(BatchOutputs(at_attacked, at_clean))
+    outputs = [LabelledOutput(empty, y, Output(z, empty, empty)) for z in (attacked, clean)]
+    loss = TRADES(beta=6.0).classification_loss(BatchOutputs(outputs[0], outputs[1]))
     reference = torch.nn.functional.cross_entropy(clean, y, reduction="none")
     reference = reference + 6 * torch.nn.functional.kl_div(
         attacked.log_softmax(1), clean.softmax(1), reduction="none"

@@ -146,7 +146,7 @@ def certify(
     """
     columns, is_correct = _check_inputs(scores, correct)
     confidence = guarantee.confidence if confidence is None else confidence
-    check_share("level", guarantee.level, whole=True)
+    check_share("level", guarantee.level, allow_one=True)
     check_share("confidence", confidence)
     pilot = _draw_pilot(len(is_correct), columns.shape[1], seed)
     path = build_path(columns[pilot], is_correct[pilot])

@@ -87,10 +87,10 @@ def _best_staircase(knots: list[FloatArray], scores: FloatArray, correct: BoolAr
     area = {(0, 0): 0}
     best_looser: dict[Pair, Pair] = {}
     for pair, looser in _looser_neighbours(size):
-        right, wrong = n_correct[pair[0]][pair[1]], n_wrong[pair[0]][pair[1]]
+        here_correct, here_wrong = n_correct[pair[0]][pair[1]], n_wrong[pair[0]][pair[1]]
         # area under accepted errors over accepted correct predictions: 1 - AUROC of the path
         area[pair], best_looser[pair] = min(
-            (area[a, b] + (n_correct[a][b] - right) * (n_wrong[a][b] + wrong), (a, b))
+            (area[a, b] + (n_correct[a][b] - here_correct) * (n_wrong[a][b] + here_wrong), (a, b))
             for a, b in looser
         )
     staircase = [(size - 1, size - 1)]

@@ -18,9 +18,9 @@ def as_decimal(share: float) -> Fraction:
     return Fraction(repr(float(share)))
 
 
-def check_share(name: str, share: float, whole: bool = False) -> None:
-    """Raise BadInput unless 0 < share < 1; `whole` also allows 1."""
-    if not (0 < share < 1 or (whole and share == 1)):
+def check_share(name: str, share: float, allow_one: bool = False) -> None:
+    """Raise BadInput unless 0 < share < 1; `allow_one` also allows 1."""
+    if not (0 < share < 1 or (allow_one and share == 1)):
         raise BadInput(f"{name} is {share}; give a share between 0 and 1, such as 0.95")
 
 

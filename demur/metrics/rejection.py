@@ -135,7 +135,7 @@ def stats_of_verdicts(
 
 def paper_threshold(score: ArrayLike, correct: ArrayLike, tpr: float = 0.95) -> float:
     """Threshold of the paper's TPR-95 columns; +inf (reject all) without a correct prediction."""
-    check_share("tpr", tpr, whole=True)
+    check_share("tpr", tpr, allow_one=True)
     threshold, n_correct, n_wrong = score_levels(*scored_pair(score, correct))
     index = paper_level_index(n_correct, n_wrong, tpr)
     return math.inf if index is None else float(threshold[index])
@@ -170,7 +170,7 @@ def threshold_at_tpr(score: ArrayLike, correct: ArrayLike, tpr: float = 0.95) ->
     Raises:
         BadInput: If no prediction is correct.
     """
-    check_share("tpr", tpr, whole=True)
+    check_share("tpr", tpr, allow_one=True)
     values, is_correct = scored_pair(score, correct)
     scores = values[is_correct]
     if len(scores) == 0:
