@@ -81,3 +81,33 @@ def test_a_missing_key_is_named(own_source: Evaluator, command: Command) -> None
             refused(command(*asked), f"{path.name} is damaged: the key '{key}' is missing; ")
             path.write_bytes(whole[path])
     assert command(*scored)[0] == 0
+
+
+def test_a_record_is_never_believed_by_its_file_name(
+    own_source: Evaluator, command: Command
+) -> None:
+    """Swapped files, each of which is undamaged, are refused by every reader."""
+    run_attack(own_source, "clean", Clean(), AttackOptions(n=30))
+    run_attack(own_source, "pgd-1", PGD(Linf(0.1), steps=1), AttackOptions(n=30))
+    folder = own_source.run.records_folder
+    (clean,), (attacked,) = folder.glob("clean-test-*.npz"), folder.glob("pgd-1-test-*.npz")
+    for suffix in (".npz", ".json"):
+        first, second = clean.with_suffix(suffix), attacked.with_suffix(suffix)
+        aside = first.rename(folder / "aside")
+        second.rename(first)
+        aside.rename(second)
+    for verb in ("score", "report", "theory"):
+        refused(command(verb, str(own_source.run.path)), "holds the record that belongs in")
+    with pytest.raises(BadInput, match="holds the record that belongs in"):
+        run_attack(own_source, "clean", Clean(), AttackOptions(n=30))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "recipe.txt", "records/new.html"])
+def test_an_output_never_replaces_a_file_of_a_run(
+    name: str, own_source: Evaluator, command: Command
+) -> None:
+    target = own_source.run.path / name
+    before = target.read_bytes() if target.exists() else None
+    for words in (("report", str(own_source.run.path)), ("theory", str(own_source.run.path))):
+        refused(command(*words, "-o", str(target)), "is a file of the run")
+    assert (target.read_bytes() if target.exists() else None) == before

@@ -10,6 +10,11 @@ from pathlib import Path
 
 from demur.errors import BadInput
 
+RUN_FILES = (
+    "recipe.txt", "checkpoint.json", "model.safetensors", "metrics.jsonl", "records", "state",
+    "certificates", "last", ".lock",
+)  # fmt: skip
+
 
 def check_output_file(name: str | None) -> str | None:
     """Return the path if a file, a pipe or a device can be written there; raise BadInput if not."""
@@ -20,6 +25,7 @@ def check_output_file(name: str | None) -> str | None:
     path, target = Path(name), Path(os.path.realpath(name))
     if path.is_dir() or name.endswith(os.sep):
         raise BadInput(f"{name} is a folder; name a file")
+    _check_not_of_a_run(target, name)
     if target.is_symlink():
         raise BadInput(f"{name} is a symbolic link to itself; name another file")
     if path.exists() and not path.is_file():
@@ -27,6 +33,13 @@ def check_output_file(name: str | None) -> str | None:
     else:
         _check_folder(target.parent, name)
     return name
+
+
+def _check_not_of_a_run(target: Path, name: str) -> None:
+    """Raise BadInput if the file is one that a run consists of."""
+    for folder in target.parents:
+        if (folder / "recipe.txt").is_file() and target.relative_to(folder).parts[0] in RUN_FILES:
+            raise BadInput(f"{name} is a file of the run {folder.name}; name another file")
 
 
 def check_output_folder(name: str | None) -> str | None:

@@ -165,9 +165,19 @@ def move_record(path: Path, folder: Path) -> None:
 
 
 def read_record(path: Path) -> Record:
-    """Record at path, after its digests are checked; BadInput if a file is missing or damaged."""
+    """Read the record at path and check its digests.
+
+    Raises BadInput if a file is missing or damaged, or if its name says another attack, split or
+    digest than its metadata: a record is never believed by its file name.
+    """
     metadata_path = path.with_suffix(".json")
     metadata = read_metadata(metadata_path, REMEDY)
+    meant = record_path(path.parent, *(str(metadata[key]) for key in ("label", "split", "digest")))
+    if path.name != meant.name:
+        raise BadInput(
+            f"{path} holds the record that belongs in {meant.name}; rename it, or delete it and "
+            "make the record again with demur attack"
+        )
     if not path.is_file():
         raise BadInput(
             f"{path} is missing, though {metadata_path.name} is there; restore it, or delete "
