@@ -5,8 +5,7 @@
 
 Products and saturated softmaxes are computed in log space so that gradients do not vanish:
 log rcon = log con + log A, and 1 - rcon = (1 - con) + con (1 - A) is a sum of positive terms.
-Shapes: N images, C classes, D features, A auxiliary outputs. Every function takes what a model
-returns (see `as_output`).
+Every function takes what a model returns (see `as_output`).
 """
 
 from collections.abc import Mapping

@@ -3,7 +3,6 @@
     attack = read("PGD(Linf(8/255), steps=20, objective=Evasion(RCon(), eta=10))", VOCABULARY)
     show(attack)                                  # the same text; 8/255 stays 8/255
     edit(attack, "eps", "16/255", VOCABULARY)     # a key that is no field is searched below
-    digest(attack)                                # covers every field, defaults too
 
 Text is parsed with `ast` and never evaluated: numbers, strings, tuples and known class names. A
 class of the user's own is written as Custom("module:Class", ...) and imported when it is read.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from demur.balls import L2, Ball, Linf
 
 BALLS: tuple[type[Ball], ...] = (Linf, L2)
-radii = st.floats(0, 2)
+radii = st.floats(0, 1)
 
 
 @pytest.mark.parametrize("kind", BALLS)

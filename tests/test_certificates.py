@@ -181,7 +181,7 @@ def test_an_impossible_guarantee_raises_and_writes_nothing(evaluator: Evaluator)
     before = sorted(p.name for p in (evaluator.run.path / "certificates").glob("*"))
     with pytest.raises(Uncertified, match="no threshold gives at most"):
         issue(evaluator, "Con", Risk(0.0001))
-    with pytest.raises(BadInput, match="no rejector is called 'Cno'; did you mean Con"):
+    with pytest.raises(BadInput, match="no rejector 'Cno'; did you mean Con"):
         issue(evaluator, "Cno", TPR(0.5))
     assert sorted(p.name for p in (evaluator.run.path / "certificates").glob("*")) == before
 
@@ -221,7 +221,7 @@ def test_the_command_issues_stores_and_shows_a_certificate(
         (("--risk", "0.1", "--tpr", "0.9"), "give exactly one of"),
         (("--risk", "5"), "--risk is 5; give a share between 0 and 1"),
         (("--risk", "0.1", "--confidence", "1"), "confidence is 1"),
-        (("--tpr", "0.9", "--rejector", "rcon"), "no rejector is called 'rcon'; did you mean"),
+        (("--tpr", "0.9", "--rejector", "rkon"), "no rejector 'rkon'; did you mean"),
         (("--tpr", "0.9", "--attack", "pgd"), "no attack is called 'pgd'"),
         (("--risk", "0.0001"), "no threshold gives at most 0.01% wrong among the accepted"),
     ],

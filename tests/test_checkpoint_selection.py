@@ -103,7 +103,7 @@ def test_a_page_says_that_the_last_epoch_is_selected(tmp_path: Path, command: Co
     code, _, err = command("report", str(run.path), "-o", "page.html")
     assert code == 0, err
     page = Path("page.html").read_text(encoding="utf-8")
-    shown = re.search(r"<dt>chosen epoch</dt><dd>(.*?)</dd>", page)
+    shown = re.search(r"<dt>selected epoch</dt><dd>(.*?)</dd>", page)
     assert shown is not None
     assert shown[1] == "2 of 2: the last epoch"
     recipe_as_text = re.compile(r"<pre.*?</pre>|<code.*?</code>", re.S)

@@ -160,7 +160,7 @@ def test_attack_and_score_do_not_wait_for_the_lock_of_a_finished_run(
 
 def test_a_missing_gpu_is_reported_before_anything_is_written(command: Command) -> None:
     refused(command("train", "digits-pgdat", "--device", "cuda:99"), "cuda:99", "--device cpu")
-    refused(command("train", "digits-pgdat", "--device", "gpu"), "use auto, cpu or cuda")
+    refused(command("train", "digits-pgdat", "--device", "gpu"), "use --device auto, cpu or cuda")
     assert not Path("runs").exists()
 
 

@@ -124,8 +124,8 @@ def test_a_scores_only_archive_of_a_scores_only_archive_is_the_same(
 
 
 def test_an_unknown_rejector_raises_one_sentence(scored_source: Evaluator, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no rejector called 'RCon'; did you mean R-Con"):
-        archive(scored_source, tmp_path / "x", ["RCon"])
+    with pytest.raises(BadInput, match="no rejector 'RKon'; did you mean"):
+        archive(scored_source, tmp_path / "x", ["RKon"])
     assert not (tmp_path / "x").exists()
 
 

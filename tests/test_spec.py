@@ -135,7 +135,7 @@ def test_any_radius_survives(eps: float) -> None:
 
 @given(st.integers(0, 10**6), st.integers(1, 10**6))
 def test_any_fraction_is_read_as_python_would(top: int, bottom: int) -> None:
-    assert read(f"Linf({top}/{bottom})", VOCABULARY).eps == top / bottom
+    assert read(f"L2({top}/{bottom})", VOCABULARY).eps == top / bottom
 
 
 def test_goals_add_and_scale_in_text() -> None:

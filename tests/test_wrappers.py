@@ -81,7 +81,7 @@ def test_ema_and_awp_are_off_by_default_and_part_of_the_digest() -> None:
         ("ema=1", "Recipe.ema must be a number of at least 0 and below 1, not 1"),
         ("ema=-0.1", "Recipe.ema must be a number of at least 0 and below 1"),
         ("awp=-1", "Recipe.awp must be a number of at least 0"),
-        ("awp_start=0.5", "there is none; set awp too"),
+        ("awp_start=0.5", "awp_start has no effect without awp; set awp too"),
         ("awp_start=1", "Recipe.awp_start must be a number of at least 0 and below 1"),
     ],
 )

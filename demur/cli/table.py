@@ -59,16 +59,18 @@ def table(
 
     if any(change.startswith("seed=") for change in changes or []):
         raise BadInput("a table sets its seeds; say how many with --seeds")
-    full_table, names = table_by_name(name), split_names(only)
-    spec = (full_table.only(names) if names else full_table).changed(changes or [])
+    names = split_names(only)
+    spec = (table_by_name(name).only(names) if names else table_by_name(name)).changed(
+        changes or []
+    )
     _check_folders(kept, archive)
     if kept:
         factories = _reading_factories(kept, device, data)
     else:
         factories = _training_factories(device, data, engine, archive)
     lines = list(measured(spec, range(first_seed, first_seed + seeds), factories))
-    empty = f"{kept} holds no record of what {name} asks for; name another folder"
-    failures = _failures(lines, empty if kept else "")
+    empty = f"{kept} holds no record of what {name} asks for; name another folder" if kept else ""
+    failures = _failures(lines, empty)
     options = {"only": only, "seeds": seeds if seeds > 1 else None, "first-seed": first_seed}
     command = _command([name, *(changes or [])], options | {"kept": kept})
     page = markdown(spec, lines, command, code_version())
@@ -78,8 +80,12 @@ def table(
         _show(page)
     if out:
         write_text(Path(out), page)
+    _raise_failures(failures, len(lines))
+
+
+def _raise_failures(failures: list[str], count: int) -> None:
     if failures:
-        raise BadInput(f"{len(failures)} of {len(lines)} lines could not be made; {failures[0]}")
+        raise BadInput(f"{len(failures)} of {count} lines could not be made; {failures[0]}")
 
 
 def _failures(lines: "list[TrainingResult]", empty: str) -> list[str]:
