@@ -125,7 +125,7 @@ def test_a_folder_deleted_before_its_lock_is_opened_is_made_again(
 @pytest.mark.parametrize("tight", [False, True])
 def test_a_record_is_read_back_and_damage_is_detected(tmp_path: Path, tight: bool) -> None:
     arrays = {"y": torch.tensor([1, 0]), "logits": torch.eye(2), "aux": torch.zeros(2, 0)}
-    record = Record(arrays, {"label": "pgd-20", "digest": "d"})
+    record = Record(arrays, {"label": "pgd-20", "split": "test", "digest": "d"})
     path = tmp_path / "pgd-20-test-d.npz"
     write_record(path, record, tight)
     back = read_record(path)

@@ -16,6 +16,7 @@ from demur.errors import BadInput
 
 if TYPE_CHECKING:
     from demur.paper.measured import Factories, TrainingResult
+    from demur.paper.tables import Table
 
 
 @app.command()
@@ -53,16 +54,12 @@ def table(
     """
     from demur.paper.markdown import markdown
     from demur.paper.measured import measured
-    from demur.paper.tables import table_by_name
     from demur.runs.files import write_text
     from demur.version import code_version
 
     if any(change.startswith("seed=") for change in changes or []):
         raise BadInput("a table sets its seeds; say how many with --seeds")
-    names = split_names(only)
-    spec = (table_by_name(name).only(names) if names else table_by_name(name)).changed(
-        changes or []
-    )
+    spec = _table_spec(name, only, changes or [])
     _check_folders(kept, archive)
     if kept:
         factories = _reading_factories(kept, device, data)
@@ -81,6 +78,14 @@ def table(
     if out:
         write_text(Path(out), page)
     _raise_failures(failures, len(lines))
+
+
+def _table_spec(name: str, only: str, changes: list[str]) -> "Table":
+    """Return the named table, restricted to some lines and with its recipes changed."""
+    from demur.paper.tables import table_by_name
+
+    table, names = table_by_name(name), split_names(only)
+    return (table.only(names) if names else table).changed(changes)
 
 
 def _raise_failures(failures: list[str], count: int) -> None:
