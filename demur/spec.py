@@ -5,14 +5,16 @@
     edit(attack, "eps", "16/255", VOCABULARY)     # a key that is no field is searched below
 
 Text is parsed with `ast` and never evaluated: numbers, strings, tuples and known class names. A
-class of the user's own is written as Custom("module:Class", ...) and imported when it is read.
+class of the user's own is written as Custom("module:Class", ...); DEMUR_MODULES allows its import.
 """
 
 import ast
 import hashlib
 import inspect
 import json
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from fractions import Fraction
@@ -24,6 +26,7 @@ from demur.errors import BadInput, brief, suggestion
 from demur.field_types import as_declared, short_type, takes_specs, words
 
 LONG = 8  # a decimal with more characters is written as a fraction, if it is one
+ALLOWED = "DEMUR_MODULES"  # environment variable: modules, separated by commas
 CUSTOM = "Custom"  # how a class outside this package is written: Custom("module:Class", ...)
 LINE = 60  # columns of a signature
 Vocabulary = Mapping[str, type["Spec"]]
@@ -193,8 +196,14 @@ def _specs_in(value: Any) -> Iterator[Spec]:
 
 
 def _imported(path: str) -> type[Spec] | None:
-    """Return the Spec subclass at "module:Class", or None."""
+    """Return the Spec subclass at "module:Class", or None.
+
+    Reading a recipe must not run code that came with it: a module is imported only if the program
+    has done so already or the environment variable DEMUR_MODULES names it.
+    """
     module, _, name = path.partition(":")
+    if module not in sys.modules and module not in os.environ.get(ALLOWED, "").split(","):
+        return None
     try:
         found: Any = import_module(module)
         for part in name.split("."):
@@ -257,15 +266,15 @@ def differences(asked: Spec, found: Spec) -> list[str]:
 
 def read(text: str, vocabulary: Vocabulary) -> Any:
     """The value that `text` spells, made of numbers, strings, tuples and known classes."""
-    told = brief(text.strip())
+    shown = brief(text.strip())
     try:
         spelled = text if '"' in text else re.sub(r"\bR-Con\b", "RCon", text)
-        return _value(ast.parse(spelled.strip(), mode="eval").body, vocabulary, told)
+        return _value(ast.parse(spelled.strip(), mode="eval").body, vocabulary, shown)
     except BadInput:
         raise
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise BadInput(
-            f"cannot read {told!r}; write it like PGD(Linf(8/255), steps=10, step_size=2/255)"
+            f"cannot read {shown!r}; write it like PGD(Linf(8/255), steps=10, step_size=2/255)"
         ) from None
 
 
@@ -323,8 +332,8 @@ def _custom(values: list[Any]) -> type[Spec]:
     cls = _imported(path)
     if cls is None:
         raise BadInput(
-            f"the class {brief(path)!r} cannot be imported; run the command where Python finds "
-            "that module, or add its folder to PYTHONPATH"
+            f"the class {brief(path)!r} cannot be imported; if its module is yours, allow it with "
+            f"{ALLOWED}={path.partition(':')[0]} and run the command where Python finds it"
         )
     return cls
 
@@ -389,13 +398,13 @@ def edit(value: Spec, key: str, text: str, vocabulary: Vocabulary) -> Any:
 def _parsed(text: str, kind: Any, key: str, vocabulary: Vocabulary) -> Any:
     """`text` read for a field of this type, so that a word needs no quotes."""
     choices = [a for k in (kind, *get_args(kind)) if get_origin(k) is Literal for a in get_args(k)]
-    bare = text.strip("'\"")
-    if bare in choices or kind is str or (str in get_args(kind) and bare != "None"):
-        return bare
+    word = text.strip("'\"")
+    if word in choices or kind is str or (str in get_args(kind) and word != "None"):
+        return word
     if choices:
         raise BadInput(f"{key} must be {words(kind)}, not {brief(text)!r}")
-    if kind is bool and bare.lower() in ("true", "false"):
-        return bare.lower() == "true"
+    if kind is bool and word.lower() in ("true", "false"):
+        return word.lower() == "true"
     try:
         return read(text, vocabulary)
     except BadInput as error:

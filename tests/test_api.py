@@ -158,7 +158,8 @@ train(made, Path("runs/mine"))
 def test_a_head_of_ones_own_is_trained_attacked_and_scored(tmp_path: Path) -> None:
     (tmp_path / "my_heads.py").write_text(OWN_HEAD)
     (tmp_path / "script.py").write_text(TRAIN)
-    env = {"PYTHONPATH": str(Path(demur.__file__).parents[1]), "PATH": "", "OMP_NUM_THREADS": "1"}
+    env = {"PYTHONPATH": str(Path(demur.__file__).parents[1]), "PATH": "", "OMP_NUM_THREADS": "1",
+           "DEMUR_MODULES": "my_heads"}  # fmt: skip
 
     def run(*words: str) -> str:
         done = subprocess.run(
@@ -187,6 +188,15 @@ def test_a_class_that_cannot_be_found_again_is_refused_before_training() -> None
         read('Custom("nowhere_at_all:Thing")', VOCABULARY)
     with pytest.raises(BadInput, match="cannot be imported"):
         read('Custom("os:system")', VOCABULARY)
+
+
+def test_reading_a_recipe_imports_no_module_that_was_not_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "came_with_a_run.py").write_text("raise SystemExit('code was run')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BadInput, match="allow it with DEMUR_MODULES=came_with_a_run"):
+        read('Custom("came_with_a_run:Head")', VOCABULARY)
 
 
 def test_score_tables_cut_no_figure(
