@@ -25,7 +25,7 @@ from demur.attacks.criteria import AcceptedError
 from demur.attacks.reject_autoattack import RejectVersion
 from demur.balls import L2, Ball, Linf
 from demur.errors import BadInput, suggestion
-from demur.evaluate.ensemble_state import LOOKED_AT, EnsembleState, concat_states
+from demur.evaluate.ensemble_state import FINGERPRINT_IMAGES, EnsembleState, concat_states
 from demur.evaluate.preflight import preflight_warnings
 from demur.gradient import Model
 from demur.images import check_batch
@@ -75,11 +75,11 @@ class EnsembleEvaluation:
         if bs < 1:
             raise BadInput(f"the batch size bs must be at least 1, not {bs}")
         x, y = (part.to(self.device or part.device) for part in (x_orig, y_orig))
-        for sentence in preflight_warnings(self.model, self.chain, x[:LOOKED_AT], y[:LOOKED_AT]):
+        for sentence in preflight_warnings(self.model, self.chain, x[:FINGERPRINT_IMAGES], y[:FINGERPRINT_IMAGES]):
             warnings.warn(sentence, stacklevel=2)
         batch = AttackBatch(self.model, x, y, torch.arange(len(x)).to(y), None)
         state = EnsembleState(state_path, self.chain, batch)
-        chain_state = state.kept()
+        chain_state = state.load()
         if chain_state is None:
             chain_state = concat_states(
                 [self.chain.start(batch.select(rows)) for rows in batch.index.split(bs)]
@@ -102,8 +102,8 @@ class EnsembleEvaluation:
         started = perf_counter()
         for rows in chain_state.remaining(member).split(bs):
             self.chain.advance(member, rows, batch, chain_state, stream=0)
-            state.keep(chain_state)
-        state.keep(chain_state, at_once=True)
+            state.save(chain_state)
+        state.save(chain_state, at_once=True)
         name, count = self.names[member], int((chain_state.broken_by == member).sum())
         self._log(f"after {name}: {_summary(chain_state)} ({perf_counter() - started:.1f} s)")
         if name == "square" and count and member > 0:

@@ -52,7 +52,7 @@ class Ball(Spec, ABC):
         u = noise.uniform(seed, index, stream, tuple(x.shape[1:])).to(x)
         return self.project(x, x + self.eps * self.direction(u - 0.5))
 
-    def nearby(self, x: Tensor, size: float, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
+    def start_near(self, x: Tensor, size: float, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
         """Return x plus Gaussian noise of standard deviation `size`, projected (TRADES)."""
         noisy = x + size * noise.normal(seed, index, stream, tuple(x.shape[1:])).to(x)
         return self.project(x, noisy)
@@ -83,7 +83,7 @@ class Ball(Spec, ABC):
         """Return a Gaussian direction (shape of x) and a uniform number in [0, 1) per image."""
         shape = tuple(x.shape[1:])
         direction = noise.normal(seed, index, stream, shape).to(x)
-        choice_stream = noise.derived(stream, CHOICE)
+        choice_stream = noise.derive_seed(stream, CHOICE)
         return direction, noise.uniform(seed, index, choice_stream, (1,) * len(shape)).to(x)
 
     def _radius_factor(
@@ -91,7 +91,7 @@ class Ball(Spec, ABC):
     ) -> Tensor:
         """Return the factor that scales each direction to a radius uniform in [0, eps)."""
         ones = (1,) * (direction.ndim - 1)
-        share = noise.uniform(seed, index, noise.derived(stream, RADIUS), ones).to(direction)
+        share = noise.uniform(seed, index, noise.derive_seed(stream, RADIUS), ones).to(direction)
         return self.eps * share / per_image(self.size(direction), direction).clamp_min(1e-12)
 
     @abstractmethod
@@ -176,7 +176,7 @@ class L2(Ball):
         # centre; the start is not uniform in volume.
         shape = tuple(x.shape[1:])
         direction = self.direction(noise.normal(seed, index, stream, shape).to(x))
-        radius_stream = noise.derived(stream, RADIUS)
+        radius_stream = noise.derive_seed(stream, RADIUS)
         radius = noise.uniform(seed, index, radius_stream, (1,) * len(shape)).to(x)
         return self.project(x, x + self.eps * radius * direction)
 

@@ -30,7 +30,7 @@ class Diverged(BadInput):
     """A training run whose loss has diverged."""
 
 
-def brief(text: str) -> str:
+def shorten(text: str) -> str:
     """The text, cut to LONGEST characters."""
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 

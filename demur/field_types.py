@@ -28,7 +28,7 @@ NonNegative = Annotated[float, Condition(lambda v: v >= 0, "of at least 0")]
 UnitInterval = Annotated[float, Condition(lambda v: 0 <= v <= 1, "between 0 and 1")]
 
 
-def as_declared(value: Any, kind: Any, where: str) -> Any:
+def convert_value(value: Any, kind: Any, where: str) -> Any:
     """Value converted to the type `kind`, where a float also accepts an int.
 
     Raises:
@@ -37,7 +37,7 @@ def as_declared(value: Any, kind: Any, where: str) -> Any:
     try:
         return _convert(value, kind)
     except TypeError:
-        raise BadInput(f"{where} must be {words(kind, value)}, not {_brief_repr(value)}") from None
+        raise BadInput(f"{where} must be {describe_type(kind, value)}, not {_brief_repr(value)}") from None
 
 
 def _convert(value: Any, kind: Any) -> Any:
@@ -95,17 +95,17 @@ def _convert_tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(_convert(v, k) for v, k in zip(value, kinds, strict=True))
 
 
-def words(kind: Any, value: Any = None) -> str:
+def describe_type(kind: Any, value: Any = None) -> str:
     """Description of a type for an error message, with the condition that `value` violates."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return f"{words(args[0])} {args[1 if value is None else _violated(args, value)].words}"
+        return f"{describe_type(args[0])} {args[1 if value is None else _violated(args, value)].words}"
     if origin in (Union, UnionType):
-        return " or ".join(words(arg, value) for arg in args)
+        return " or ".join(describe_type(arg, value) for arg in args)
     if origin is Literal:
         return "one of " + ", ".join(str(arg) for arg in args)
     if origin is tuple:
-        return "a tuple of " + ", ".join(words(a) for a in args if a is not Ellipsis)
+        return "a tuple of " + ", ".join(describe_type(a) for a in args if a is not Ellipsis)
     plain = {float: "a number", int: "a whole number", str: "a word", bool: "True or False"}
     return plain.get(kind, "None" if kind is NoneType else f"a {kind.__name__}")
 

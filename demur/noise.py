@@ -46,7 +46,7 @@ def permutation(seed: Stream, count: int, stream: Stream) -> Tensor:
     return ((first << 31) + second).argsort(stable=True)
 
 
-def derived(seed: Stream, *words: Stream) -> Stream:
+def derive_seed(seed: Stream, *words: Stream) -> Stream:
     """Return a new seed or stream: a hash of `seed` and further integers.
 
     The result is a tensor if any argument is one, else an int.
@@ -54,7 +54,7 @@ def derived(seed: Stream, *words: Stream) -> Stream:
     device = next((w.device for w in (seed, *words) if isinstance(w, Tensor)), torch.device("cpu"))
     tensors = [_as_tensor(word, device) for word in (seed, *words)]
     if device.type == "cuda" and noise_kernels.AVAILABLE:
-        return noise_kernels.derived(tensors)
+        return noise_kernels.derive_seed(tensors)
     key = tensors[0]
     for word in (_as_tensor(len(words), device), *tensors[1:]):
         first, second = _keys(key, word, 0)

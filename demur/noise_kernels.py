@@ -72,8 +72,8 @@ def uniform(seed: Tensor, index: Tensor, stream: Tensor, shape: tuple[int, ...])
     return out
 
 
-def derived(words: Sequence[Tensor]) -> Tensor:
-    """Return `demur.noise.derived` of a seed and further words, all on the GPU."""
+def derive_seed(words: Sequence[Tensor]) -> Tensor:
+    """Return `demur.noise.derive_seed` of a seed and further words, all on the GPU."""
     packed = torch.cat([word.reshape(1) for word in words])
     out = torch.empty(1, dtype=torch.int64, device=packed.device)
     _derived_kernel[(1,)](out, packed, len(words))

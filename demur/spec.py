@@ -22,8 +22,8 @@ from importlib import import_module
 from typing import Any, ClassVar, Literal, get_args, get_origin
 from typing import get_type_hints as type_hints
 
-from demur.errors import BadInput, brief, suggestion
-from demur.field_types import as_declared, short_type, takes_specs, words
+from demur.errors import BadInput, shorten, suggestion
+from demur.field_types import convert_value, short_type, takes_specs, describe_type
 
 LONG = 8  # a decimal with more characters is written as a fraction, if it is one
 ALLOWED = "DEMUR_MODULES"  # environment variable: modules, separated by commas
@@ -113,7 +113,7 @@ class Spec:
 
     def __post_init__(self) -> None:
         for name, kind in field_types(type(self)).items():
-            value = as_declared(getattr(self, name), kind, f"{type(self).__name__}.{name}")
+            value = convert_value(getattr(self, name), kind, f"{type(self).__name__}.{name}")
             object.__setattr__(self, name, value)
 
 
@@ -266,7 +266,7 @@ def differences(asked: Spec, found: Spec) -> list[str]:
 
 def read(text: str, vocabulary: Vocabulary) -> Any:
     """The value that `text` spells, made of numbers, strings, tuples and known classes."""
-    shown = brief(text.strip())
+    shown = shorten(text.strip())
     try:
         spelled = text if '"' in text else re.sub(r"\bR-Con\b", "RCon", text)
         return _value(ast.parse(spelled.strip(), mode="eval").body, vocabulary, shown)
@@ -295,7 +295,7 @@ def _value(node: ast.expr, vocabulary: Vocabulary, text: str) -> Any:
             named = [(k.arg, _value(k.value, vocabulary, text)) for k in keywords]
             cls = _custom(values) if name == CUSTOM else _class(name, vocabulary)
             return _made(cls, values, named)
-    raise BadInput(f"{brief(ast.unparse(node))!r} in {text!r} is neither a value nor a known name")
+    raise BadInput(f"{shorten(ast.unparse(node))!r} in {text!r} is neither a value nor a known name")
 
 
 _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -320,7 +320,7 @@ def _combined(
 def _class(name: str, vocabulary: Vocabulary) -> type[Spec]:
     found = find_name(name, vocabulary)
     if found is None:
-        raise BadInput(f"nothing is called {brief(name)!r}; {suggestion(name, vocabulary)}")
+        raise BadInput(f"nothing is called {shorten(name)!r}; {suggestion(name, vocabulary)}")
     return vocabulary[found]
 
 
@@ -332,7 +332,7 @@ def _custom(values: list[Any]) -> type[Spec]:
     cls = _imported(path)
     if cls is None:
         raise BadInput(
-            f"the class {brief(path)!r} cannot be imported; if its module is yours, allow it with "
+            f"the class {shorten(path)!r} cannot be imported; if its module is yours, allow it with "
             f"{ALLOWED}={path.partition(':')[0]} and run the command where Python finds it"
         )
     return cls
@@ -362,7 +362,7 @@ def _made(cls: type[Spec], values: list[Any], named: list[tuple[str | None, Any]
     for key, _ in named:
         if key is None or key not in known:
             raise BadInput(
-                f"{cls.__name__} has no {brief(str(key))!r}; {suggestion(str(key), known)}"
+                f"{cls.__name__} has no {shorten(str(key))!r}; {suggestion(str(key), known)}"
             )
     given = [*list(known)[: len(values)], *(key for key, _ in named if key)]
     if len(set(given)) < len(given):
@@ -402,14 +402,14 @@ def _parsed(text: str, kind: Any, key: str, vocabulary: Vocabulary) -> Any:
     if word in choices or kind is str or (str in get_args(kind) and word != "None"):
         return word
     if choices:
-        raise BadInput(f"{key} must be {words(kind)}, not {brief(text)!r}")
+        raise BadInput(f"{key} must be {describe_type(kind)}, not {shorten(text)!r}")
     if kind is bool and word.lower() in ("true", "false"):
         return word.lower() == "true"
     try:
         return read(text, vocabulary)
     except BadInput as error:
         if str(error).startswith("nothing is called") and not takes_specs(kind):
-            raise BadInput(f"{key} must be {words(kind)}, not {brief(text)!r}") from None
+            raise BadInput(f"{key} must be {describe_type(kind)}, not {shorten(text)!r}") from None
         raise
 
 
@@ -423,7 +423,7 @@ def _path(value: Spec, key: str) -> list[str]:
         if not found:
             known = {p[-1] for p in _paths(owner)}
             inside = f" in {'.'.join(path)}" if path else ""
-            raise BadInput(f"no key {brief(name)!r}{inside}; {suggestion(name, known)}")
+            raise BadInput(f"no key {shorten(name)!r}{inside}; {suggestion(name, known)}")
         if len(found) > 1:
             places = " or ".join(".".join(path + p) for p in found)
             raise BadInput(f"{key!r} could mean {places}; write it out")

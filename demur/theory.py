@@ -58,7 +58,7 @@ class TheoryInputs:
     @property
     def xi(self) -> FloatArray:
         """Smallest xi of Definition 1."""
-        return point_xi(self.a, self.a_star)
+        return pointwise_xi(self.a, self.a_star)
 
 
 class Toy(NamedTuple):
@@ -126,18 +126,18 @@ def xi_arithmetic(a: FloatArray, a_star: FloatArray) -> FloatArray:
     return 2 * np.abs(a - a_star)
 
 
-def point_xi(a: FloatArray, a_star: FloatArray) -> FloatArray:
+def pointwise_xi(a: FloatArray, a_star: FloatArray) -> FloatArray:
     """Smallest xi of Definition 1, at most 2; bound (ii) always gives it."""
     return np.minimum(xi_geometric(a, a_star), xi_arithmetic(a, a_star))
 
 
-def confident(con: ArrayLike, xi: ArrayLike) -> BoolArray:
+def is_confident(con: ArrayLike, xi: ArrayLike) -> BoolArray:
     """Whether con > 1 / (2 - xi) by more than rounding; False for xi >= 1."""
     above: BoolArray = np.asarray(con) * (2 - np.asarray(xi)) > 1 + SLACK
     return above
 
 
-def accurate(inputs: TheoryInputs, xi: float) -> BoolArray:
+def is_xi_accurate(inputs: TheoryInputs, xi: float) -> BoolArray:
     """Whether A is xi-error (Definition 1): bound (i) or bound (ii) holds."""
     _check("xi", xi, 0 <= xi < 1, "from 0 to below 1")
     by_ratio = xi_geometric(inputs.a, inputs.a_star) <= xi
@@ -151,7 +151,7 @@ def separated(score: FloatArray, correct: BoolArray) -> BoolArray:
 
 def lemma1(inputs: TheoryInputs) -> Claim:
     """Lemma 1: where con > 1/2, T-Con separates correct from wrong predictions at 1/2."""
-    return Claim(confident(inputs.con, 0.0), separated(inputs.tcon, inputs.correct))
+    return Claim(is_confident(inputs.con, 0.0), separated(inputs.tcon, inputs.correct))
 
 
 def theorem1(inputs: TheoryInputs, xi: float | None = None) -> Claim:
@@ -160,23 +160,23 @@ def theorem1(inputs: TheoryInputs, xi: float | None = None) -> Claim:
     Without `xi` each image has its own smallest xi, which gives the largest premise.
     """
     premise = (
-        confident(inputs.con, inputs.xi)
+        is_confident(inputs.con, inputs.xi)
         if xi is None
-        else accurate(inputs, xi) & confident(inputs.con, xi)
+        else is_xi_accurate(inputs, xi) & is_confident(inputs.con, xi)
     )
     return Claim(premise, separated(inputs.rcon, inputs.correct))
 
 
-def theorem1_behind(inputs: TheoryInputs, gamma: float) -> Claim:
+def theorem1_above(inputs: TheoryInputs, gamma: float) -> Claim:
     """Theorem 1 after a confidence threshold: con >= gamma and xi < 2 - 1/gamma."""
     _check_gamma(gamma)
-    premise = (inputs.con >= gamma) & confident(gamma, inputs.xi)
+    premise = (inputs.con >= gamma) & is_confident(gamma, inputs.xi)
     return Claim(premise, separated(inputs.rcon, inputs.correct))
 
 
 def oracle(inputs: TheoryInputs) -> Claim:
     """A prediction with T-Con > 1/2 is correct, at any confidence."""
-    return Claim(confident(inputs.tcon, 0.0), inputs.correct)
+    return Claim(is_confident(inputs.tcon, 0.0), inputs.correct)
 
 
 def con_above(xi: float) -> float:

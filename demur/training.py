@@ -25,7 +25,14 @@ from demur.engine import EnginePlan, Tensors, Validator, choose_plan
 from demur.errors import BadInput, Diverged
 from demur.recipes import Recipe
 from demur.runs import Run, provenance
-from demur.runs.state import ResumeState, finish, keep, load_state, stored_plan, write_metrics
+from demur.runs.state import (
+    ResumeState,
+    load_state,
+    save_state,
+    stored_plan,
+    write_checkpoint,
+    write_metrics,
+)
 from demur.spec import digest, show
 
 
@@ -45,8 +52,8 @@ class Progress:
 MAX_LOSS = 1e6  # a larger loss means that training has diverged
 SAVE_TIME_SHARE = 0.02  # of the training time
 
-Watch = Callable[[Progress], None]
-Say = Callable[[str], None]
+ProgressCallback = Callable[[Progress], None]
+MessageCallback = Callable[[str], None]
 
 
 def ignore_progress(progress: Progress) -> None:
@@ -62,10 +69,10 @@ def train(
     folder: Path,
     device: torch.device | None = None,
     data_folder: Path | None = None,
-    watch: Watch = ignore_progress,
+    on_progress: ProgressCallback = ignore_progress,
     engine: str = "auto",
     sync_bn: bool = False,
-    say: Say = ignore_message,
+    on_message: MessageCallback = ignore_message,
 ) -> Run:
     """Train a recipe in a folder, or resume the training that an earlier call started there.
 
@@ -106,9 +113,9 @@ def train(
     device = device or torch.device("cpu")
     with Run.claim(folder, recipe) if world.is_leader else nullcontext(Run(folder)) as run:
         if not world.broadcast(run.finished):
-            plan = choose_plan(engine, recipe, device, world, sync_bn, say)
+            plan = choose_plan(engine, recipe, device, world, sync_bn, on_message)
             plan = world.broadcast(plan.resumed(stored_plan(run)) if world.is_leader else plan)
-            Training(recipe, run, splits, device, plan, watch, say).train()
+            Training(recipe, run, splits, device, plan, on_progress, on_message).train()
     world.barrier()
     return run
 
@@ -157,10 +164,10 @@ class Training:
         splits: Splits,
         device: torch.device,
         plan: EnginePlan,
-        watch: Watch,
-        say: Say,
+        on_progress: ProgressCallback,
+        on_message: MessageCallback,
     ) -> None:
-        self.recipe, self.run, self.watch, self.plan = recipe, run, watch, plan
+        self.recipe, self.run, self.on_progress, self.plan = recipe, run, on_progress, plan
         self.world = distributed.current()
         self.fit = splits["fit"].to(device)
         self.selection_images = _selection_images(recipe, splits, device)
@@ -168,7 +175,7 @@ class Training:
         self.base = base_of(recipe)
         if self.base is not None:
             self.train_state.load_base(self.base.net(torch.device("cpu")))
-        self.steps = plan.steps(recipe, self.train_state, self.fit, say)
+        self.steps = plan.steps(recipe, self.train_state, self.fit, on_message)
         self.validator = Validator(self.train_state, plan.engine)
         self.best: Tensors = {}  # weights of the best epoch so far
         self.saved_epoch = 0
@@ -197,10 +204,10 @@ class Training:
             progress = Progress(
                 state.epoch, self.recipe.epochs, 0, self.steps.batches, loss, robust, clean
             )
-            self.watch(progress)
+            self.on_progress(progress)
         if self.world.is_leader:
             last = self.train_state.eval_net.state_dict()
-            finish(self.run, state, self.best, last, self._metadata())
+            write_checkpoint(self.run, state, self.best, last, self._metadata())
 
     def _resume(self) -> ResumeState:
         """Load the saved state on rank 0 and broadcast it with its tensors to all ranks."""
@@ -234,7 +241,7 @@ class Training:
         write_metrics(self.run, state)
         start = time.monotonic()
         if start >= self.next_save and state.epoch < self.recipe.epochs:
-            keep(self.run, state, self.train_state.tensors(), self.best, self.plan.metadata())
+            save_state(self.run, state, self.train_state.tensors(), self.best, self.plan.metadata())
             self.saved_epoch, end = state.epoch, time.monotonic()
             self.next_save = end + (end - start) / SAVE_TIME_SHARE
 
@@ -270,7 +277,7 @@ class Training:
         self.steps.begin(epoch)
         for i in range(self.steps.batches):
             self.steps(i)
-            self.watch(
+            self.on_progress(
                 Progress(
                     epoch, self.recipe.epochs, i + 1, self.steps.batches,
                     before.loss, before.robust, before.clean,

@@ -107,7 +107,7 @@ def test_labels_can_be_read_by_the_command() -> None:
         for name in plan.objectives:
             for eta in plan.etas:
                 assert attack(plan.label(name, eta), plan.recipe) == plan.attack(name, eta)
-        plain = attack(plan.plain, plan.recipe)
+        plain = attack(plan.baseline_label, plan.recipe)
         assert isinstance(plain, PGD)
         assert (plain.steps, plain.restarts) == (plan.steps, plan.restarts)
     assert AdaptivePlan.of(RR_RUN).label("ce-log-score", 10.0) == "adaptive-ce-log-score:eta=10"
@@ -140,7 +140,7 @@ def test_the_worst_case_succeeds_where_any_member_succeeds(tiny_source: Evaluato
         worst = chain.criterion(net(chain.run(attack_batch, 0)), y)
         counts = []
         for i, member in enumerate(chain.attacks):
-            alone = member.run(attack_batch, noise.derived(0, i))
+            alone = member.run(attack_batch, noise.derive_seed(0, i))
             succeeded = chain.criterion(net(alone), y)
             assert worst[succeeded].all(), show(member)
             counts.append(int(succeeded.sum()))

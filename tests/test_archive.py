@@ -34,7 +34,7 @@ def test_an_archive_gives_the_same_tables_without_weights_or_data(
         assert again.thresholds == whole.thresholds
         for one, other in zip(scored_source.run.records(), archived.records(), strict=True):
             pairs = ((whole, one), (again, other))
-            rows = [[row.plain() for row in s.scored(record).rows] for s, record in pairs]
+            rows = [[row.to_json() for row in s.score_record(record).rows] for s, record in pairs]
             assert rows[0] == rows[1]
 
 

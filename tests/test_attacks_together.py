@@ -38,7 +38,7 @@ def run(tiny_run: Run, tmp_path: Path) -> Run:
 
 def open_evaluator(run: Run, messages: list[str] | None = None) -> Evaluator:
     return Evaluator(
-        run, torch.device("cpu"), say=(messages if messages is not None else []).append
+        run, torch.device("cpu"), on_message=(messages if messages is not None else []).append
     )
 
 

@@ -48,7 +48,7 @@ class TestChain:
         chained = prediction(tiny_net(Chain(SMALL).run(batch, 0))) != batch.y
         for position, member in enumerate(SMALL):
             alone = member.run(
-                batch, noise.derived(0, position)
+                batch, noise.derive_seed(0, position)
             )  # on all images, with its own noise
             assert chained[prediction(tiny_net(alone)) != batch.y].all()
         assert chained.sum() > (prediction(tiny_net(batch.x)) != batch.y).sum()
@@ -135,5 +135,5 @@ def test_rankings_on_a_mixture_with_clean_images_are_flagged_as_artefacts(
     assert "AUROC on such a mixture are artefacts" in found.artefact
     assert summary(plain).artefact == summary(clean).artefact == ""
     scoring = Scorer.of(own_source, rejectors={"Con": Con()}, records=[mixed])
-    show_scores([scoring.scored(mixed)], ("paper",))
+    show_scores([scoring.score_record(mixed)], ("paper",))
     assert found.artefact in capsys.readouterr().out

@@ -114,11 +114,11 @@ def test_an_image_that_never_fits_raises_one_sentence(tmp_path: Path) -> None:
 
 
 def stop_after(count: int) -> Callable[[int, int], None]:
-    def watch(done: int, total: int) -> None:
+    def on_progress(done: int, total: int) -> None:
         if done >= count:
             raise KeyboardInterrupt
 
-    return watch
+    return on_progress
 
 
 def attack_and_stop(given: Images, parts: Path, size: int, images_done: int) -> None:

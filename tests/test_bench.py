@@ -112,7 +112,7 @@ def one_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     equality = check.equality
     monkeypatch.setattr(check, "equality", lambda full, device, compiler: equality(
         replace(full, net=replace(full.net, width=4)), device, "none"))  # fmt: skip
-    monkeypatch.setattr(check, "LEAST", 0.1)  # two steps vary more than twenty
+    monkeypatch.setattr(check, "MIN_TOLERANCE", 0.1)  # two steps vary more than twenty
 
 
 def test_engines_that_agree_pass_the_check(command: Command, one_pair: None) -> None:

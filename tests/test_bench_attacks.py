@@ -16,7 +16,7 @@ from demur.attacks import CW, PGD, AutoAttackEnsemble
 from demur.balls import Linf
 from demur.bench import peer_adapters
 from demur.bench.peer_adapters import PeerSetup, seeded
-from demur.bench.peer_attacks import PeerEvaluator, compare_attacks, ground
+from demur.bench.peer_attacks import PeerEvaluator, compare_attacks, peer_setup
 from demur.bench.peer_pairs import PAIRS
 from demur.bench.plain_copy import plain_copy
 from demur.evaluate import AttackOptions, Evaluator
@@ -44,7 +44,7 @@ def run_here(tiny_run: Run, in_empty_folder: Path) -> Path:
 def short_setup(evaluator: Evaluator) -> PeerSetup:
     """A large ball, in which attacks succeed at once, and a small budget."""
     cw = CW("L2", searches=2, steps=15, rate=0.05, constant=1.0)
-    return replace(ground(evaluator), ball=Linf(0.5), step=0.1, steps=4, queries=20, cw=cw)
+    return replace(peer_setup(evaluator), ball=Linf(0.5), step=0.1, steps=4, queries=20, cw=cw)
 
 
 def test_every_pair_runs(libraries: None, tiny_source: Evaluator) -> None:
@@ -73,7 +73,7 @@ def test_every_pair_runs(libraries: None, tiny_source: Evaluator) -> None:
 
 
 def test_pairs_use_the_members_of_our_autoattack(tiny_source: Evaluator) -> None:
-    setup = ground(tiny_source)
+    setup = peer_setup(tiny_source)
     for name in ("apgd-ce", "apgd-dlr", "apgd-t", "fab-t", "square"):
         assert PAIRS[name].ours(setup) == AutoAttackEnsemble(setup.ball).member(name)
 
@@ -95,7 +95,7 @@ def test_as_it_comes_uses_default_batches_and_trainable_weights(
     monkeypatch.setattr(
         peer_adapters, "library", lambda name: SimpleNamespace(AutoAttack=FakeAutoAttack)
     )
-    setup, images = ground(tiny_source), tiny_source.images(AttackOptions(n=4))
+    setup, images = peer_setup(tiny_source), tiny_source.images(AttackOptions(n=4))
     for adapter in PAIRS["autoattack"].peers.values():
         adapter(setup)(*images.batch(slice(None)), 512)
     assert calls == [({"batch_size": 512}, {False}), ({}, {True})]

@@ -165,10 +165,10 @@ class TestCertificate:
             )
             <= 0.9 * DELTA
         ]
-        assert found.wrong == min(passing)[0]
+        assert found.accepted_wrong == min(passing)[0]
         assert found.thresholds == passing[0][1], "the strictest"
         accepted = accepted_by(tests, found.thresholds)
-        assert (found.n, found.right) == (len(is_correct), is_correct.sum())
+        assert (found.n, found.correct) == (len(is_correct), is_correct.sum())
         assert (found.accepted, found.accepted_correct) == (
             accepted.sum(),
             (accepted & is_correct).sum(),
@@ -179,10 +179,10 @@ class TestCertificate:
         found = certify(scores, correct, Risk(0.06))
         error = 0.1 * DELTA / 6 / found.candidates
         low = stats.beta.ppf(
-            error, found.accepted_correct, found.right - found.accepted_correct + 1
+            error, found.accepted_correct, found.correct - found.accepted_correct + 1
         )
         high = stats.beta.isf(
-            error, found.accepted_correct + 1, found.right - found.accepted_correct
+            error, found.accepted_correct + 1, found.correct - found.accepted_correct
         )
         assert found.tpr_interval == pytest.approx((low, high), abs=1e-10)
         assert found.risk_interval.hi == 0.06, "cut at the guaranteed level"
@@ -220,7 +220,7 @@ class TestCertificate:
         scores, correct = two_scores(1500)
         found = certify(scores, correct, Risk(0.06))
         assert found.sentence.startswith("at most 6% wrong among the accepted with 95% confidence")
-        values = json.loads(json.dumps(found.plain()))
+        values = json.loads(json.dumps(found.to_json()))
         assert values["guarantee"] == "Risk(0.06)"
         assert values["thresholds"] == list(found.thresholds)
         assert values["risk_interval"]["hi"] == 0.06

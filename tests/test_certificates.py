@@ -23,7 +23,7 @@ from demur.evaluate.certificates import (
 from demur.metrics import Interval
 from demur.output import con, rcon
 from demur.rejectors import Con
-from demur.report.certificates import certificate_words, retest_table
+from demur.report.certificates import certificate_text, retest_table
 from demur.runs import Run
 from demur.runs.files import write_json
 from tests.conftest import Command
@@ -57,7 +57,7 @@ def test_a_certificate_has_metadata(evaluator: Evaluator, coupled: IssuedCertifi
     assert expected.items() <= metadata.items()
     assert metadata["rejector_spec"].startswith("Coupled(")
     assert metadata["valid_for"] == "clean images of the same distribution"
-    assert metadata["sentence"] in certificate_words(coupled)
+    assert metadata["sentence"] in certificate_text(coupled)
 
 
 def test_a_certificate_is_read_back_unchanged(
@@ -92,10 +92,10 @@ def test_every_record_is_retested(evaluator: Evaluator, coupled: IssuedCertifica
     ((made, lines),) = [t for t in certificates_and_retests if t[0].rejector == "Con+R-Con"]
     assert made.metadata["sentence"] == coupled.metadata["sentence"]
     assert [(line.attack, line.covered) for line in lines] == [("clean", True), ("pgd-3", False)]
-    assert lines[0].word == "kept"
+    assert lines[0].verdict == "kept"
     table = retest_table([(made, lines)])
     assert table.row_count == 1 + len(lines)
-    assert [line.plain()["word"] for line in lines] == [line.word for line in lines]
+    assert [line.to_json()["verdict"] for line in lines] == [line.verdict for line in lines]
 
 
 @pytest.mark.parametrize("guarantee", [Risk(0.4), TPR(0.5), Coverage(0.5)], ids=repr)
@@ -131,14 +131,14 @@ def test_a_certificate_on_adversarial_examples_covers_that_attack_only(
 
 
 def test_the_verdict_depends_on_the_interval() -> None:
-    from demur.evaluate.certificates import _word
+    from demur.evaluate.certificates import _verdict
 
-    assert _word(None, Interval(0, 1), 0.05, is_upper_bound=True) == "nothing accepted"
-    assert _word(0.05, Interval(0.03, 0.08), 0.05, is_upper_bound=True) == "kept"
-    assert _word(0.06, Interval(0.04, 0.08), 0.05, is_upper_bound=True) == "within chance"
-    assert _word(0.09, Interval(0.06, 0.12), 0.05, is_upper_bound=True) == "broken"
-    assert _word(0.94, Interval(0.92, 0.96), 0.95, is_upper_bound=False) == "within chance"
-    assert _word(0.9, Interval(0.88, 0.92), 0.95, is_upper_bound=False) == "broken"
+    assert _verdict(None, Interval(0, 1), 0.05, is_upper_bound=True) == "nothing accepted"
+    assert _verdict(0.05, Interval(0.03, 0.08), 0.05, is_upper_bound=True) == "kept"
+    assert _verdict(0.06, Interval(0.04, 0.08), 0.05, is_upper_bound=True) == "within chance"
+    assert _verdict(0.09, Interval(0.06, 0.12), 0.05, is_upper_bound=True) == "broken"
+    assert _verdict(0.94, Interval(0.92, 0.96), 0.95, is_upper_bound=False) == "within chance"
+    assert _verdict(0.9, Interval(0.88, 0.92), 0.95, is_upper_bound=False) == "broken"
 
 
 def test_an_attack_with_a_threshold_from_cal_images_raises(evaluator: Evaluator) -> None:
@@ -173,7 +173,7 @@ def test_a_rule_that_accepts_nothing_has_no_observed_risk(evaluator: Evaluator) 
     made = issue(evaluator, "Con", Risk(0.4), 0.8)
     rejects_all = IssuedCertificate(made.metadata | {"thresholds": [2.0]})
     line = retest(rejects_all, Con(), evaluator.run.records()[0])
-    assert (line.observed, line.word, line.coverage) == (None, "nothing accepted", 0)
+    assert (line.observed, line.verdict, line.coverage) == (None, "nothing accepted", 0)
     assert retest_table([(rejects_all, [line])]).row_count == 2
 
 

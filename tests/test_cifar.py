@@ -15,7 +15,7 @@ import torch
 from demur.data import CIFAR10, CIFAR100, cifar
 from demur.data.check import check_files
 from demur.data.cifar import Cifar
-from demur.data.locations import find, locate, places
+from demur.data.locations import find, locate, search_folders
 from demur.data.published import CIFAR10_FILES, GET_AGAIN, PUBLISHED, Published
 from demur.errors import BadInput
 from demur.noise import permutation
@@ -164,13 +164,13 @@ def test_the_cache_folder_follows_the_xdg_standard(
     monkeypatch.setenv("HOME", str(tmp_path))
     for value in ("", "not/absolute"):
         monkeypatch.setenv("XDG_CACHE_HOME", value)
-        assert places(None) == [tmp_path / ".cache" / "demur"]
+        assert search_folders(None) == [tmp_path / ".cache" / "demur"]
 
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", no_home)
-    assert places(None) == []
+    assert search_folders(None) == []
     with pytest.raises(BadInput, match="there is no home"):
         locate(CIFAR10_FILES, None)
 

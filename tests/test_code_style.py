@@ -16,7 +16,7 @@ from tests.conftest import Command
 PACKAGE = Path(demur.__file__).parent
 ROOT = PACKAGE.parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-FLOORS = [
+LAYERS = [
     [
         "errors",
         "version",
@@ -44,47 +44,47 @@ FLOORS = [
     ["bench", "paper"],
     ["cli"],
 ]
-FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imported_rooms(path: Path) -> set[str]:
+def imported_packages(path: Path) -> set[str]:
     """The rooms of the house that a file imports from."""
-    rooms = set()
+    packages = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("demur"):
             parts = node.module.split(".")
-            rooms |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+            packages |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names if alias.name.startswith("demur.")]
-            rooms |= {name.split(".")[1] for name in names}
-    return rooms
+            packages |= {name.split(".")[1] for name in names}
+    return packages
 
 
 def test_every_file_lives_on_a_floor() -> None:
-    rooms = {room_of(path) for path in SOURCES} - {"__init__", "__main__"}
-    assert rooms == set(FLOOR)
+    packages = {package_of(path) for path in SOURCES} - {"__init__", "__main__"}
+    assert packages == set(LAYER)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_go_down(path: Path) -> None:
-    room = room_of(path)
-    if room in ("__init__", "__main__"):
+    package = package_of(path)
+    if package in ("__init__", "__main__"):
         return
-    for other in imported_rooms(path) - {room}:
-        lower = FLOOR[other] < FLOOR[room]
-        ground = FLOOR[other] == FLOOR[room] == 0
-        assert lower or ground, f"{room} (floor {FLOOR[room]}) imports {other} ({FLOOR[other]})"
+    for other in imported_packages(path) - {package}:
+        lower = LAYER[other] < LAYER[package]
+        peer_setup = LAYER[other] == LAYER[package] == 0
+        assert lower or peer_setup, f"{package} (layer {LAYER[package]}) imports {other} ({LAYER[other]})"
 
 
 def test_the_ground_floor_has_no_cycles() -> None:
-    needs = {room: imported_rooms(PACKAGE / f"{room}.py") for room in FLOORS[0]}
+    needs = {package: imported_packages(PACKAGE / f"{package}.py") for package in LAYERS[0]}
     built: set[str] = set()
     while len(built) < len(needs):
-        ready = {room for room, wants in needs.items() if wants <= built} - built
+        ready = {package for package, wants in needs.items() if wants <= built} - built
         assert ready, f"a cycle among {set(needs) - built}"
         built |= ready
 

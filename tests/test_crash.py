@@ -17,7 +17,7 @@ import torch
 from demur.recipes import recipe
 from demur.runs import Record, Run
 from demur.runs.record import finished_record, read_record, record_path, write_record
-from demur.runs.state import finish, keep, load_state, write_metrics
+from demur.runs.state import load_state, save_state, write_checkpoint, write_metrics
 from demur.spec import digest
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
@@ -65,9 +65,9 @@ def train_with_made_up_epochs(folder: Path) -> None:
             state = state.after(value, {"value": value})
             best = tensors if state.is_best else best
             write_metrics(run, state)
-            keep(run, state, tensors, best)
+            save_state(run, state, tensors, best)
         last = {"w": torch.full((4,), float(state.epoch))}
-        finish(run, state, best, last, {"reason": "test", "recipe_digest": digest(RECIPE)})
+        write_checkpoint(run, state, best, last, {"reason": "test", "recipe_digest": digest(RECIPE)})
 
 
 def files(folder: Path) -> dict[str, bytes]:

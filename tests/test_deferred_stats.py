@@ -14,7 +14,7 @@ from demur.engine import frozen
 from demur.engine.copies import Compiler
 from demur.engine.deferred_stats import DeferredBatchNormStats
 from demur.engine.frozen import FrozenModel
-from demur.methods import RR, BatchNorm, NoHead, SNet, crafting
+from demur.methods import RR, BatchNorm, NoHead, SNet, attack_mode
 from demur.methods.modules import DenseAux, SelectiveAux
 from demur.nets import RejectingNet, ResNet18
 from demur.precision import autocast
@@ -67,11 +67,11 @@ def test_refresh_drops_the_pending_passes_of_an_attack_that_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     frozen_model, net = fused_frozen_model(RR(), monkeypatch)
-    with pytest.raises(KeyboardInterrupt), crafting(frozen_model, "train"):
+    with pytest.raises(KeyboardInterrupt), attack_mode(frozen_model, "train"):
         frozen_model.gradient_only(CE(), X, Y)
         raise KeyboardInterrupt
     frozen_model.refresh()
-    with crafting(frozen_model, "batch"):
+    with attack_mode(frozen_model, "batch"):
         frozen_model.gradient_only(CE(), X, Y)
     assert [int(buffer.abs().sum()) for buffer in net.aux.buffers() if buffer.ndim == 0] == [0]
 
@@ -106,7 +106,7 @@ def test_an_attack_on_the_fused_copy_leaves_the_statistics_of_an_attack_on_the_n
     for fused in (True, False):
         frozen_model, net = fused_frozen_model(head, monkeypatch)
         model = frozen_model if fused else net
-        with crafting(model, bn):
+        with attack_mode(model, bn):
             x_adv = attack.perturb(model, X, Y, Y)
         norms = [*net.modules(), *(model.batch_norms() if isinstance(model, FrozenModel) else [])]
         assert all(norm.momentum != 0 for norm in norms if isinstance(norm, _BatchNorm))

@@ -18,8 +18,8 @@ from demur.evaluate.distortion import (
     DistortionVerdicts,
     distances,
     distortion_attack,
-    judged,
-    usual,
+    default_attacks,
+    distortion_verdicts,
 )
 from demur.output import prediction, rcon
 from demur.recipes import RECIPES, attack
@@ -47,11 +47,11 @@ def test_named_attacks_have_the_papers_settings() -> None:
 
 
 def test_normal_beside_adaptive_in_both_norms() -> None:
-    assert usual(RR_RUN) == [
+    assert default_attacks(RR_RUN) == [
         "cw", "cw-adaptive:rejector=Con()", "cw-adaptive", "cw-linf",
         "cw-adaptive-linf:rejector=Con()", "cw-adaptive-linf",
     ]  # fmt: skip
-    assert usual(PLAIN_RUN) == ["cw", "cw-adaptive", "cw-linf", "cw-adaptive-linf"]
+    assert default_attacks(PLAIN_RUN) == ["cw", "cw-adaptive", "cw-linf", "cw-adaptive-linf"]
     with pytest.raises(BadInput, match="pgd-20 does not minimise the distortion; use cw"):
         distortion_attack("pgd-20", RR_RUN)
 
@@ -79,7 +79,7 @@ def found(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     for name in ("cw", "cw-adaptive", "cw-linf", "cw-adaptive-linf"):
         cw = distortion_attack(name + FAST, evaluator.run.recipe)
         record = run_attack(evaluator, name + FAST, cw, AttackOptions(n=COUNT))
-        made[name] = judged(record, cw, evaluator.clean, before)
+        made[name] = distortion_verdicts(record, cw, evaluator.clean, before)
     return made
 
 
@@ -105,9 +105,9 @@ def test_an_accepted_error_needs_a_larger_distance(
     assert (adaptive.distance >= normal.distance)[both].mean() > 0.9
     lines = distances([normal, adaptive], RR_RUN.rejectors())
     assert [line.rejector_name for line in lines] == ["normal", "R-Con"]
-    assert lines[0].beyond_normal is None
-    assert lines[1].beyond_normal is not None
-    assert lines[1].beyond_normal > 1
+    assert lines[0].ratio_to_normal is None
+    assert lines[1].ratio_to_normal is not None
+    assert lines[1].ratio_to_normal > 1
 
 
 def test_means_by_hand() -> None:
@@ -123,13 +123,13 @@ def test_means_by_hand() -> None:
     never = DistortionVerdicts(record, CW("Linf"), None, ~broken & broken, np.zeros(4), before)
     normal, adaptive, failed = distances([one, far, never], RR_RUN.rejectors())
     assert (normal.mean, normal.median, normal.paper_mean) == (10.0, 10.0, 5.0)
-    assert (normal.broken, normal.as_they_came) == (0.75, 0.25)
+    assert (normal.broken, normal.broken_clean) == (0.75, 0.25)
     assert (adaptive.mean, adaptive.paper_mean) == (8.5, 3.0), (
         "an image that was wrong before counts as 0"
     )
-    assert adaptive.beyond_normal == 3.0, "on the one image that a change broke in both"
+    assert adaptive.ratio_to_normal == 3.0, "on the one image that a change broke in both"
     assert (failed.mean, failed.median, failed.paper_mean, failed.broken) == (None, None, 0.0, 0.0)
-    json.dumps([line.plain() for line in (normal, adaptive, failed)])
+    json.dumps([line.to_json() for line in (normal, adaptive, failed)])
 
 
 def test_distances_are_squared_in_l2_and_in_255ths_in_linf(

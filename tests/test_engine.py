@@ -131,7 +131,7 @@ def test_rounding_in_fp32_stays_within_the_smallest_tolerance(brief: None) -> No
     """Without an attack no gradient sign can flip."""
     found = check.equality(replace(short(Method(Standard(), RR())), precision="fp32"), CPU, "none")
     assert found.holds
-    assert found.tolerance == check.LEAST
+    assert found.tolerance == check.MIN_TOLERANCE
     assert 0 < found.distance_to_plain < 1e-4
 
 
@@ -303,6 +303,6 @@ def test_more_roundings_are_tried_until_the_tolerance_covers_the_distance() -> N
 
     assert check._allowed(2e-2, stray) == pytest.approx(3e-2)
     assert tried == [0, 1, 2, 3]
-    assert check._allowed(1.0, lambda nudge: 1e-9) == check.LEAST
+    assert check._allowed(1.0, lambda nudge: 1e-9) == check.MIN_TOLERANCE
     tried.clear()
-    assert check._allowed(0.9 * check.LEAST, stray) == check.LEAST and not tried
+    assert check._allowed(0.9 * check.MIN_TOLERANCE, stray) == check.MIN_TOLERANCE and not tried

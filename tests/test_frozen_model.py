@@ -12,7 +12,7 @@ from demur.balls import Linf
 from demur.engine import FrozenModel
 from demur.engine.fork import fork_convolutions
 from demur.gradient import Gradient, ObjectiveFunction, gradient, gradient_only
-from demur.methods import crafting
+from demur.methods import attack_mode
 from demur.nets import RejectingNet
 from demur.nets.conv import Conv1x1, Conv3x3
 from demur.nets.norm import Norm2d
@@ -170,7 +170,7 @@ def test_bn_batch_normalises_by_the_batch_and_keeps_the_running_statistics(
     updating = gradient(FrozenModel(net, "fp64", "none"), CE(), *digits)
     net.load_state_dict(before, strict=False)
     frozen_model = FrozenModel(net, "fp64", "none")
-    with crafting(frozen_model, "batch"):
+    with attack_mode(frozen_model, "batch"):
         ours = gradient(frozen_model, CE(), *digits)
     assert same_gradient(ours, updating)
     assert all(torch.equal(net.get_buffer(name), value) for name, value in before.items())

@@ -21,7 +21,7 @@ from demur.calibrate import (
     Guarantee,
     Risk,
     Uncertified,
-    at_most,
+    binomial_cdf,
     certify,
 )
 from demur.calibrate.threshold_path import ANY_SCORE, build_path, count_decisions
@@ -129,7 +129,7 @@ class TestGuarantees:
     def test_a_risk_holds_at_near_optimal_coverage(self, population: Population, n: int) -> None:
         found = certificates(population, Risk(0.05), n, 2000)
         assert failure_rate(population, found) <= allowed_rate(2000)
-        counts = np.array([(f.wrong, f.accepted) for f in found if f])
+        counts = np.array([(f.accepted_wrong, f.accepted) for f in found if f])
         assert stats.binom.cdf(counts[:, 0], counts[:, 1], 0.05).max() <= 0.9 * DELTA
         ratio = mean_coverage(population, found) / population.optimal_coverage(0.05)
         assert ratio >= (0.9 if n == 4000 else 0.75)
@@ -177,7 +177,7 @@ class TestGuarantees:
             path = build_path(scores[:300], correct[:300])
             tests = count_decisions(path, scores[300:], correct[300:])
             uncorrected += bool(
-                (at_most(tests.accepted_wrong, tests.accepted, 0.05) <= DELTA).any()
+                (binomial_cdf(tests.accepted_wrong, tests.accepted, 0.05) <= DELTA).any()
             )
         assert uncorrected / 200 > allowed_rate(200)
 
@@ -234,15 +234,15 @@ class TestExtremes:
         correct = rng.random(1000) < 0.7
         gated = np.where(correct, rng.random(1000), -INF)
         found = certify(gated, correct, Risk(0.05))
-        assert (found.thresholds, found.wrong, found.accepted_correct) == (
+        assert (found.thresholds, found.accepted_wrong, found.accepted_correct) == (
             (ANY_SCORE,),
             0,
-            found.right,
+            found.correct,
         )
         with pytest.raises(Uncertified, match="more images would not help"):
             certify(gated, correct, Coverage(0.9))
         both = certify(np.stack([np.full(1000, INF), gated], axis=1), correct, Risk(0.05))
-        assert (both.thresholds, both.wrong) == ((ANY_SCORE, ANY_SCORE), 0)
+        assert (both.thresholds, both.accepted_wrong) == ((ANY_SCORE, ANY_SCORE), 0)
         with pytest.raises(Uncertified, match="too few to test any"):
             certify(np.full(1000, -INF), correct, Risk(0.05))
 

@@ -9,8 +9,8 @@ import pytest
 
 from demur import metrics
 from demur.evaluate import values
-from demur.paper.tables import AS_COMPARED, TABLES
-from demur.recipes import RECIPES, changed
+from demur.paper.tables import COMPARED_CHANGES, TABLES
+from demur.recipes import RECIPES, with_changes
 from demur.rejectors import Con, RCon
 from demur.report.speed import sentences
 from demur.runs import Record, Run, runs_in
@@ -24,9 +24,9 @@ MADE_BY = {
     "cifar10-pgdat-rr-seed0": ("cifar10-pgdat-rr", "bn=batch"),
     "cifar10-pgdat-rr-seed0-radii": ("cifar10-pgdat-rr", "bn=batch"),
     **{f"{name}-seed{i}": (name, f"seed={i}") for name in (SHORT, PLAIN) for i in (0, 1, 2)},
-    f"{SHORT}-4-epochs-bf16": (SHORT, "epochs=4", *AS_COMPARED),
-    f"{SHORT}-4-epochs-fp32": (SHORT, "epochs=4", "precision=fp32", *AS_COMPARED),
-    f"{SHORT}-bn-train": (SHORT, "bn=train", *AS_COMPARED),
+    f"{SHORT}-4-epochs-bf16": (SHORT, "epochs=4", *COMPARED_CHANGES),
+    f"{SHORT}-4-epochs-fp32": (SHORT, "epochs=4", "precision=fp32", *COMPARED_CHANGES),
+    f"{SHORT}-bn-train": (SHORT, "bn=train", *COMPARED_CHANGES),
 }
 
 
@@ -44,7 +44,7 @@ def test_every_line_of_a_page_has_a_stored_run_of_its_recipe(table: str) -> None
 def test_every_other_stored_run_has_its_documented_recipe() -> None:
     runs = {run.name: run.recipe for run in runs_in(RESULTS)}
     made = {
-        name: changed(RECIPES[recipe], ["data.split=paper", *changes])
+        name: with_changes(RECIPES[recipe], ["data.split=paper", *changes])
         for name, (recipe, *changes) in MADE_BY.items()
     }
     assert runs == made

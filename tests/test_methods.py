@@ -101,7 +101,7 @@ def test_kl_is_zero_at_the_clean_image_and_positive_after_an_attack(
     assert torch.allclose(KL()(tiny_net(x), y, clean_log_p), torch.zeros(len(x)), atol=1e-6)
     x_adv = KL_PGD(tiny_net, x, y)
     assert (KL()(tiny_net(x_adv), y, clean_log_p) > 1e-4).all()
-    near = Linf(0.1).nearby(x, 1e-3, 0, torch.arange(len(x)), 0)
+    near = Linf(0.1).start_near(x, 1e-3, 0, torch.arange(len(x)), 0)
     assert 0 < (near - x).abs().amax() < 0.01
 
 

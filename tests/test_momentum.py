@@ -34,7 +34,7 @@ def test_backtracking_ends_above_the_start_and_plain_steps(
 ) -> None:
     x, y = test_images.batch(slice(0, 60))
     attack = replace(BACK, momentum=momentum, step_size=0.05)
-    start = attack._first_iterate(x, torch.arange(len(x)), noise.derived(0, 0))
+    start = attack._first_iterate(x, torch.arange(len(x)), noise.derive_seed(0, 0))
     found = objective_value(tiny_net, WrongConfidence(), attack(tiny_net, x, y), y)
     assert (found >= objective_value(tiny_net, WrongConfidence(), start, y)).all()
     plain = objective_value(
@@ -211,7 +211,7 @@ def test_random_starts_have_the_documented_distribution(ball: Ball) -> None:
     assert (rays < 0.1).float().mean().item() == pytest.approx(0.1, abs=0.02)
     assert radius.max() <= 1 + 1e-5
     if isinstance(ball, Linf):  # the largest of 36 normal pixels is near 2.2 sigma
-        choice = noise.uniform(0, torch.arange(3000), noise.derived(4, 2), (1,))[:, 0]
+        choice = noise.uniform(0, torch.arange(3000), noise.derive_seed(4, 2), (1,))[:, 0]
         small = delta[choice < 1 / 3]
         assert small.std().item() == pytest.approx(sigma, rel=0.02)
 

@@ -52,6 +52,6 @@ def test_names_with_markup_beside_a_progress_bar(monkeypatch: pytest.MonkeyPatch
     shown = Console(file=StringIO(), width=200, force_terminal=True, markup=False)
     monkeypatch.setattr(progress, "console", shown)
     with CountBar(f"attack {NAME}", "images") as bar:
-        bar.watch(1, 2)
+        bar.on_progress(1, 2)
     assert isinstance(shown.file, StringIO)
     assert f"attack {NAME}" in shown.file.getvalue()

@@ -71,10 +71,10 @@ def test_tensor_seeds_and_streams_give_the_same_numbers(seed: int, stream: int) 
         noise.permutation(seed, 9, stream_tensor), noise.permutation(seed, 9, stream)
     )
     for words in ((), (5,), (5, 2**33)):
-        derived = noise.derived(seed, *words, stream)
+        derived = noise.derive_seed(seed, *words, stream)
         assert isinstance(derived, int)
-        assert int(noise.derived(seed, *words, stream_tensor)) == derived
-        assert int(noise.derived(seed_tensor, *words, stream)) == derived
+        assert int(noise.derive_seed(seed, *words, stream_tensor)) == derived
+        assert int(noise.derive_seed(seed_tensor, *words, stream)) == derived
 
 
 def test_starts_and_crops_accept_a_tensor_stream() -> None:
@@ -96,7 +96,7 @@ def test_values_never_change() -> None:
     u = noise.uniform(0, torch.tensor([0, 12345]), 7, (2,))
     assert u.flatten().tolist() == pytest.approx(FROZEN_UNIFORM, abs=1e-7)
     assert noise.permutation(0, 6, 0).tolist() == FROZEN_ORDER
-    assert noise.derived(3, 1, 2) == FROZEN_SEED
+    assert noise.derive_seed(3, 1, 2) == FROZEN_SEED
 
 
 FROZEN_UNIFORM = [0.4443119168281555, 0.7577276229858398, 0.6433038115501404, 0.3280153274536133]

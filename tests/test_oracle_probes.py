@@ -112,7 +112,7 @@ def test_the_command_shows_probes_and_what_they_found(
         run_attack(own_source, text, attack(text, own_source.run.recipe), AttackOptions("test"))
     made = next(each for each in own_source.run.records() if each.label == "pgd-20")
     right = int(made.correct.sum())
-    monkeypatch.setattr(oracle_probes, "LEAST", min(right, 300 - right))
+    monkeypatch.setattr(oracle_probes, "MIN_PER_OUTCOME", min(right, 300 - right))
     code, out, err = command("score", name, "--oracle-probes", "--protocol", "paper")
     assert code == 0
     assert "clean (n=300) without probes" in " ".join(err.split())

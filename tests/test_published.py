@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from demur.paper.markdown import markdown
-from demur.paper.measured import TrainingResult
+from demur.paper.measure import TrainingResult
 from demur.paper.published import Figure, first_table
 from demur.paper.tables import RADII, TABLES
 from demur.recipes import RECIPES

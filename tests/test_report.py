@@ -83,7 +83,7 @@ def make_page(run: Run, path: Path, zero_gradients: int = 0) -> Page:
     records[0].metadata["probe"] |= {"zero_gradients": zero_gradients}  # raises a sanity flag
     issue(evaluator, "Con", Coverage(0.2), 0.8)
     scoring = Scorer.of(evaluator)
-    scored = [scoring.scored(record) for record in records]
+    scored = [scoring.score_record(record) for record in records]
     write_page(evaluator, scored, scoring, path)
     return Page(evaluator, scoring, scored, path, path.read_text(encoding="utf-8"))
 
@@ -227,7 +227,7 @@ def test_sanity_flags_are_shown_in_full(page: Page) -> None:
     assert ("exactly zero at 100 of 120 clean images" in text) == flagged
     assert len(found) == page.text.count('<div class="flag">')
     for flag in found:
-        assert f"{flag.kind} {', '.join(flag.attacks)} {flag.seen} Remedy: {flag.remedy}" in text
+        assert f"{flag.kind} {', '.join(flag.attacks)} {flag.observed} Remedy: {flag.remedy}" in text
     assert "A failed attack makes a net seem robust." in text
     name = "plain" if flagged else "'<b>x'"
     assert f"demur attack {name} pgd-100:eps=128/255" in text

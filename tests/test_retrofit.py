@@ -51,12 +51,12 @@ def test_an_interrupted_run_with_a_base_resumes_with_the_same_bits(
     class StopTraining(Exception):
         pass
 
-    def watch(progress: object) -> None:
+    def on_progress(progress: object) -> None:
         if getattr(progress, "epoch", 0) == 1 and getattr(progress, "step", 0) == 2:
             raise StopTraining
 
     with pytest.raises(StopTraining):
-        train(made, tmp_path / "run", watch=watch)
+        train(made, tmp_path / "run", on_progress=on_progress)
     aside = base.path.with_name("aside")
     base.path.rename(aside)
     train(recipe("digits-pgdat", [*BRIEF, "seed=1"]), base.path)  # another run in its place

@@ -28,7 +28,7 @@ from demur.evaluate import Scorer
 from demur.recipes import recipe
 from demur.rejectors import KD, Con, RCon
 from demur.runs import Record
-from demur.sanity import CHECKS, Flag, checked, flags
+from demur.sanity import CHECKS, Flag, run_checks, flags
 from demur.sanity.net import FLAT, RANDOM, TIED
 from demur.sanity.objective import NOT_RISEN
 from demur.sanity.pairs import BEATEN
@@ -98,8 +98,8 @@ def clean(wrong: int = 0, **about: Any) -> Record:
 def test_an_attack_that_does_not_raise_its_objective_is_flagged() -> None:
     flag = the_flag(NOT_RISEN, clean(), made(PLAIN, 0, margin=3.0, label="pgd-20"))
     assert flag.attacks == ("pgd-20",)
-    assert "raised CE() on 0.0% of the 200 images" in flag.seen
-    assert "median change is 0" in flag.seen
+    assert "raised CE() on 0.0% of the 200 images" in flag.observed
+    assert "median change is 0" in flag.observed
 
 
 def test_an_attack_that_raises_it_on_more_than_half_is_not() -> None:
@@ -132,11 +132,11 @@ def test_attacks_that_return_unbroken_images_unchanged_are_left_out() -> None:
 
 def test_an_objective_with_a_rejector_is_computed_or_replaced_by_cross_entropy() -> None:
     flag = the_flag(NOT_RISEN, clean(), made(ADAPTIVE, 0, margin=3.0))
-    assert "raised Evasion(RCon())" in flag.seen
+    assert "raised Evasion(RCon())" in flag.observed
     unfitted = PGD(
         Linf(EPS), objective=Evasion(KD()), keep="success", criterion=AcceptedError(KD(), TPR(0.95))
     )
-    assert "raised CE()" in the_flag(NOT_RISEN, clean(), made(unfitted, 0, margin=3.0)).seen
+    assert "raised CE()" in the_flag(NOT_RISEN, clean(), made(unfitted, 0, margin=3.0)).observed
     assert NOT_RISEN not in kinds(clean(), made(unfitted, 150))
 
 
@@ -150,7 +150,7 @@ def at_eps(eps: float, wrong: int, **about: Any) -> Record:
 
 def test_accuracy_that_rises_with_eps_is_flagged() -> None:
     flag = the_flag(RISES, at_eps(32 / 255, 100), at_eps(16 / 255, 120))
-    assert "40.0% of 200 images correct at eps=16/255 and 50.0% at eps=32/255" in flag.seen
+    assert "40.0% of 200 images correct at eps=16/255 and 50.0% at eps=32/255" in flag.observed
     assert RISES not in kinds(at_eps(32 / 255, 114), at_eps(16 / 255, 120))
     assert RISES not in kinds(at_eps(32 / 255, 120), at_eps(16 / 255, 100))
 
@@ -169,7 +169,7 @@ def test_the_papers_sweep_is_not_flagged() -> None:
 
 def test_accuracy_that_is_left_at_a_large_eps_is_flagged() -> None:
     flag = the_flag(LEFT, at_eps(128 / 255, 160))
-    assert "20.0% of 200 images are still correct" in flag.seen
+    assert "20.0% of 200 images are still correct" in flag.observed
     assert LEFT not in kinds(at_eps(128 / 255, 185)), "15 of 200 may be chance"
     assert LEFT not in kinds(at_eps(64 / 255, 100))
     assert LEFT not in kinds(made(PGD(L2(0.9)), 0)), "an L2 ball of 0.9 is small"
@@ -178,8 +178,8 @@ def test_accuracy_that_is_left_at_a_large_eps_is_flagged() -> None:
 def test_a_rejector_that_beats_the_classifier_at_half_the_radius_is_flagged() -> None:
     bad, half = made(PLAIN, N, trusted=0), made(PGD(Linf(EPS / 2), steps=20, step_size=0.04), 150)
     flag = the_flag(TOO_GOOD, clean(), bad, half)
-    assert "With R-Con 100.0% of 200 images seem safe at eps=0.15" in flag.seen
-    assert "this one gets 25.0% correct" in flag.seen
+    assert "With R-Con 100.0% of 200 images seem safe at eps=0.15" in flag.observed
+    assert "this one gets 25.0% correct" in flag.observed
     assert "stronger" in flag.remedy
 
 
@@ -202,10 +202,10 @@ def test_scores_that_many_images_share_are_flagged() -> None:
     record.arrays["logits"][:30] *= 1e6
     record.arrays["aux"][:30] = 100.0
     flag = the_flag(TIED, record)
-    assert "Con is exactly 1 on 15.0% under pgd-20" in flag.seen
-    assert "R-Con is exactly 1 on 15.0% under pgd-20" in flag.seen
+    assert "Con is exactly 1 on 15.0% under pgd-20" in flag.observed
+    assert "R-Con is exactly 1 on 15.0% under pgd-20" in flag.observed
     at = Scorer({"Con": Con()}, {"Con": 1.0}, 0.95, 100)
-    assert "Con is its threshold, exactly 1" in the_flag(TIED, record, scorer=at).seen
+    assert "Con is its threshold, exactly 1" in the_flag(TIED, record, scorer=at).observed
 
 
 def test_a_few_ties_are_not() -> None:
@@ -223,8 +223,8 @@ def test_an_unusual_probe_is_flagged(entry: str, kind: str, few: int, many: int)
     probe = {"images": 128, "random_outputs": 0, "zero_gradients": 0}
     assert kinds(made(PLAIN, 100, probe=probe | {entry: few})) == []
     flag = the_flag(kind, made(PLAIN, 100, label="pgd-20", probe=probe | {entry: many}))
-    assert f"{many} of" in flag.seen
-    assert "128" in flag.seen
+    assert f"{many} of" in flag.observed
+    assert "128" in flag.observed
     assert flag.attacks == ("pgd-20",)
 
 
@@ -239,25 +239,25 @@ def test_records_with_unknown_specs_raise_no_error() -> None:
 
 
 def test_a_check_without_records_names_the_attack_it_needs() -> None:
-    found = {check.kind: check for check in checked([made(PLAIN, 100, label="pgd-20")], SCORER)}
+    found = {check.kind: check for check in run_checks([made(PLAIN, 100, label="pgd-20")], SCORER)}
     assert len(found) == len(CHECKS)
-    assert found[NOT_RISEN].wants == found[TOO_GOOD].wants == "clean"
-    assert found[RISES].wants == found[LEFT].wants == f"pgd-20:eps={show(128 / 255)}"
-    assert found[BEATEN].wants == "pgd-20:restarts=10"
-    assert found[FLAT].lacks
-    assert found[RANDOM].lacks
-    assert not found[TIED].lacks
+    assert found[NOT_RISEN].needed_attack == found[TOO_GOOD].needed_attack == "clean"
+    assert found[RISES].needed_attack == found[LEFT].needed_attack == f"pgd-20:eps={show(128 / 255)}"
+    assert found[BEATEN].needed_attack == "pgd-20:restarts=10"
+    assert found[FLAT].missing
+    assert found[RANDOM].missing
+    assert not found[TIED].missing
     with_clean = [clean(), made(PLAIN, 100, label="pgd-20:eps=0.15,seed=3")]
-    found = {check.kind: check for check in checked(with_clean, SCORER)}
-    assert found[TOO_GOOD].wants == "pgd-20:seed=3,eps=0.075"
-    assert found[BEATEN].wants == "pgd-20:eps=0.15,seed=3,restarts=10"
+    found = {check.kind: check for check in run_checks(with_clean, SCORER)}
+    assert found[TOO_GOOD].needed_attack == "pgd-20:seed=3,eps=0.075"
+    assert found[BEATEN].needed_attack == "pgd-20:eps=0.15,seed=3,restarts=10"
     short = [made(PGD(Linf(8 / 255), steps=10, step_size=2 / 255), 9, label="pgd-10")]
-    found = {check.kind: check for check in checked(short, SCORER)}
-    assert found[LEFT].wants == "pgd-100:eps=128/255", "ten steps would not reach eps"
+    found = {check.kind: check for check in run_checks(short, SCORER)}
+    assert found[LEFT].needed_attack == "pgd-100:eps=128/255", "ten steps would not reach eps"
 
 
 def test_flags_are_json_values() -> None:
     (flag,) = flags([at_eps(128 / 255, 160)], NO_THRESHOLDS)
-    assert set(json.loads(json.dumps(flag.plain()))) == {"kind", "attacks", "seen", "remedy"}
-    assert flag.seen.endswith(".")
+    assert set(json.loads(json.dumps(flag.to_json()))) == {"kind", "attacks", "observed", "remedy"}
+    assert flag.observed.endswith(".")
     assert flag.remedy.endswith(".")

@@ -19,7 +19,7 @@ from demur.nets import RejectingNet
 from demur.output import Output
 from demur.report.sanity import Sanity, show_sanity
 from demur.runs import Record, Run
-from demur.sanity import checked, flags
+from demur.sanity import run_checks, flags
 from demur.sanity.net import FLAT, RANDOM, TIED
 from demur.sanity.objective import NOT_RISEN
 from demur.sanity.pairs import BEATEN
@@ -65,9 +65,9 @@ def attack_records(evaluator: Evaluator) -> list[Record]:
 def test_an_ordinary_net_is_not_flagged(tiny_run: Run, tmp_path: Path) -> None:
     evaluator = open_evaluator(tiny_run, tmp_path / "run")
     records = attack_records(evaluator)
-    found = checked(records, Scorer.of(evaluator))
+    found = run_checks(records, Scorer.of(evaluator))
     assert [flag for check in found for flag in check.flags] == []
-    assert [check.kind for check in found if check.lacks] == []
+    assert [check.kind for check in found if check.missing] == []
     assert all(record.metadata["probe"]["images"] == 100 for record in records)
 
 
@@ -116,16 +116,16 @@ def test_flags_are_shown_with_the_missing_command(
     tiny_run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records = [at_eps(64 / 255, 0), at_eps(32 / 255, 100)]
-    sanity = Sanity.of(checked(records, SCORER), tiny_run, records)
+    sanity = Sanity.of(run_checks(records, SCORER), tiny_run, records)
     show_sanity(sanity)
     out = capsys.readouterr().out
     (flag,) = sanity.flags
     assert "Sanity: 1 flag\n" in out
-    assert f"  seen: {flag.seen}\n  remedy: {flag.remedy}\n" in out
+    assert f"  observed: {flag.observed}\n  remedy: {flag.remedy}\n" in out
     assert f"checked and not found: {TIED}\n" in out
     assert f"demur attack {tiny_run.path} pgd-100:eps=128/255\n" in out
-    assert sanity.plain()["sanity"] == [flag.plain()]
-    assert {each["kind"] for each in sanity.plain()["unchecked"]} == {
+    assert sanity.to_json()["sanity"] == [flag.to_json()]
+    assert {each["kind"] for each in sanity.to_json()["unchecked"]} == {
         NOT_RISEN, FLAT, RANDOM, BEATEN, LEFT, TOO_GOOD,
     }  # fmt: skip
 

@@ -22,8 +22,8 @@ def test_an_infinite_or_nan_objective_has_not_risen(factor: float) -> None:
         unattacked.arrays["logits"][:, 0] = 1.0
         unattacked.arrays["logits"][:, 1:] = 0.0
     flag = the_flag(NOT_RISEN, unattacked, attacked)
-    assert "raised LogitMargin() on 0.0% of the 200 images" in flag.seen
-    assert "the median change is 0." in flag.seen
+    assert "raised LogitMargin() on 0.0% of the 200 images" in flag.observed
+    assert "the median change is 0." in flag.observed
 
 
 def test_differences_and_their_median() -> None:

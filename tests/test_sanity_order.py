@@ -47,8 +47,8 @@ def test_fewer_steps_that_break_more_are_flagged() -> None:
     flag = the_flag(BEATEN, made(PLAIN, 120, label="pgd-20"), made(long, 100, label="pgd-100"),
                     scorer=NO_THRESHOLDS)  # fmt: skip
     assert flag.attacks == ("pgd-20", "pgd-100")
-    assert "pgd-20 leaves 40.0% of 200 images correct" in flag.seen
-    assert "50.0%: 20 by the weaker only, 0 by the stronger only" in flag.seen
+    assert "pgd-20 leaves 40.0% of 200 images correct" in flag.observed
+    assert "50.0%: 20 by the weaker only, 0 by the stronger only" in flag.observed
 
 
 def test_an_insignificant_difference_is_not_flagged() -> None:
@@ -63,8 +63,8 @@ def test_an_insignificant_difference_is_not_flagged() -> None:
 def test_an_adaptive_attack_with_fewer_accepted_errors_than_plain_pgd_is_flagged() -> None:
     weak = made(ADAPTIVE, 100, trusted=50, label="adaptive", thresholds=BOUND)
     flag = the_flag(BEATEN, made(PLAIN, 100, trusted=80, label="pgd-20"), weak)
-    assert "pgd-20 causes accepted errors of R-Con on 80 of 200 images" in flag.seen
-    assert "but adaptive, which should be stronger, on 50" in flag.seen
+    assert "pgd-20 causes accepted errors of R-Con on 80 of 200 images" in flag.observed
+    assert "but adaptive, which should be stronger, on 50" in flag.observed
     assert "worst case for R-Con" in flag.remedy
 
 
@@ -91,8 +91,8 @@ def test_more_steps_with_fewer_accepted_errors_are_flagged_once() -> None:
     long = PGD(Linf(EPS), steps=100, step_size=0.04)
     flag = the_flag(BEATEN, made(PLAIN, 100, label="pgd-20"),
                     made(long, 100, margin=0.0, trusted=20, label="pgd-100"))  # fmt: skip
-    assert "pgd-20 causes accepted errors of Con on 100 of 200 images" in flag.seen
-    assert "the same with R-Con" in flag.seen
+    assert "pgd-20 causes accepted errors of Con on 100 of 200 images" in flag.observed
+    assert "the same with R-Con" in flag.observed
 
 
 def test_more_errors_on_clean_than_on_attacked_images_are_flagged() -> None:
@@ -107,7 +107,7 @@ def test_records_of_other_images_are_compared_where_they_overlap() -> None:
     long = PGD(Linf(EPS), steps=100, step_size=0.04)
     few = made(long, 0, n=30)
     flag = the_flag(BEATEN, made(PLAIN, 120), few, scorer=NO_THRESHOLDS)
-    assert "leaves 0.0% of 30 images correct" in flag.seen
+    assert "leaves 0.0% of 30 images correct" in flag.observed
     few.arrays["index"] += 500
     assert kinds(made(PLAIN, 120), few, scorer=NO_THRESHOLDS) == []
     elsewhere = made(PGD(Linf(EPS / 2)), 100)

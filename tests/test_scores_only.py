@@ -15,7 +15,7 @@ from demur.evaluate import ORACLE, AttackOptions, Evaluator, Scorer, archive, ru
 from demur.evaluate.certificates import issue
 from demur.runs import Record, Run
 from demur.runs.record import record_path, write_record
-from demur.sanity import checked
+from demur.sanity import run_checks
 from demur.sanity.objective import NOT_RISEN
 from tests.conftest import Command
 from tests.test_archive import NoData
@@ -36,12 +36,12 @@ def test_scores_only_records_give_the_same_rows_for_their_scores(
         Scorer.of(NoData(scores_only_run, torch.device("cpu"))),
     )
     assert list(archived.scores) == ["Con", "R-Con", "GDA"]
-    assert set(archived.without) == set(whole.scores) - set(archived.scores)
+    assert set(archived.unavailable) == set(whole.scores) - set(archived.scores)
     for one, other in zip(scored_source.run.records(), scores_only_run.records(), strict=True):
         assert set(other.arrays) == {"y", "index", "size_linf", "size_l2", "correct", "scores"}
-        before, after = whole.scored(one), archived.scored(other)
-        assert [row.plain() for row in before.rows if row.rejector in names] == [
-            row.plain() for row in after.rows
+        before, after = whole.score_record(one), archived.score_record(other)
+        assert [row.to_json() for row in before.rows if row.rejector in names] == [
+            row.to_json() for row in after.rows
         ]
         assert before.summary == after.summary
 
@@ -55,7 +55,7 @@ def test_an_objective_that_did_not_rise_is_flagged_on_scores_only_records_too(
     archived = NoData(archive(evaluator, tmp_path / "bare", ["R-Con"]), torch.device("cpu"))
 
     def flagged(by: Evaluator) -> list[tuple[str, ...]]:
-        found = checked(by.run.records(), Scorer.of(by))
+        found = run_checks(by.run.records(), Scorer.of(by))
         return [flag.attacks for each in found for flag in each.flags if each.kind == NOT_RISEN]
 
     assert flagged(archived) == flagged(evaluator) == [("idle",)]
@@ -105,11 +105,11 @@ def test_scores_only_and_full_records_of_one_run_are_scored_together(
         shutil.copy2(path, copy / "records")
     evaluator = Evaluator(Run(copy), torch.device("cpu"))
     scorer = Scorer.of(evaluator)
-    clean, attacked = (scorer.scored(record) for record in evaluator.run.records())
+    clean, attacked = (scorer.score_record(record) for record in evaluator.run.records())
     assert not clean.record.scores_only
     assert attacked.record.scores_only
     assert {row.rejector for row in attacked.rows} == {"Con", "R-Con", "GDA", ORACLE}
-    assert set(attacked.unseen) == set(scorer.scores) - {"Con", "R-Con", "GDA"}
+    assert set(attacked.missing_rejectors) == set(scorer.scores) - {"Con", "R-Con", "GDA"}
 
 
 def test_a_scores_only_archive_of_a_scores_only_archive_is_the_same(

@@ -73,7 +73,7 @@ def test_max_objective_returns_the_last_iterate_with_the_largest_objective(
     index = torch.arange(len(x))
     last_iterates = []
     for restart in range(3):
-        x_adv = Linf(0.1).start(x, 0, index, noise.derived(0, restart))
+        x_adv = Linf(0.1).start(x, 0, index, noise.derive_seed(0, restart))
         for _ in range(3):
             x_adv = Linf(0.1).step(x, x_adv, gradient(tiny_net, CE(), x_adv, y).grad, 0.1 / 4)
         last_iterates.append(x_adv)

@@ -9,11 +9,11 @@ import pytest
 from demur.errors import Diverged
 from demur.metrics import Difference
 from demur.paper.markdown import markdown
-from demur.paper.measured import Factories, TrainingResult, measured
+from demur.paper.measure import Factories, TrainingResult, measure_table
 from demur.paper.seeds import average_seeds, paired
 from demur.paper.study import CHANGES, variants
 from demur.paper.tables import TABLES, Table, entry_folder
-from demur.recipes import RECIPES, Recipe, changed
+from demur.recipes import RECIPES, Recipe, with_changes
 from demur.runs import run_folder
 from demur.spec import digest
 from tests.conftest import TINIEST, Command
@@ -40,7 +40,7 @@ def test_a_diverged_training_is_listed_as_missing() -> None:
 
     table = Table("A table", {"ebd": RECIPES["digits-pgdat-ebd"]}, ("clean",))
     factories = Factories(train, None, None)  # type: ignore[arg-type]
-    results = list(measured(table, (0, 1), factories))
+    results = list(measure_table(table, (0, 1), factories))
     assert [result.failure[:8] for result in results] == ["diverged", "diverged"]
     page = markdown(table, results, "demur table x", "1.0")
     assert "- ebd, seeds 0, 1: diverged: the loss is no longer a number" in page
@@ -56,7 +56,7 @@ def test_an_entry_whose_base_diverged_is_not_trained() -> None:
 
     table = TABLES["study-digits"].only(("plain", "retrofit", "rr"))
     factories = Factories(train, None, None)  # type: ignore[arg-type]
-    results = measured(table, (0, 1), factories)
+    results = measure_table(table, (0, 1), factories)
     failures = {(result.entry, result.seed): result.failure for result in results}
     assert failures["retrofit", 1] == "diverged: its base plain diverged"
     assert failures["retrofit", 0] == failures["rr", 1] == "not measured yet"
@@ -89,7 +89,7 @@ def test_every_variant_of_the_study_changes_the_recipe() -> None:
     study = variants(recipe, RECIPES["digits-trades-rr"], average="0.98")
     assert study["rr"] == recipe
     assert set(CHANGES) - set(study) == {"bn-train"}, "the default is not a variant"
-    assert study["unfitted"] == changed(recipe, ["head.gradient_to=head", "head_only=0.2"])
+    assert study["unfitted"] == with_changes(recipe, ["head.gradient_to=head", "head_only=0.2"])
     assert study["plain"] == RECIPES["digits-pgdat"]
     assert study["trades"] == RECIPES["digits-trades-rr"]
     assert study["retrofit"] == replace(recipe, base="plain")

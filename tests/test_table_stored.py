@@ -22,7 +22,7 @@ def test_an_interrupt_loses_at_most_one_attack_of_the_archive(
     command: Command, in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ["methods-digits", *TINIEST, "--only", "pgdat-rr", "--archive", "kept"]
-    original = evaluating.record_of
+    original = evaluating.attack_and_report
 
     def interrupted(evaluator: Any, label: str, *rest: Any) -> object:
         if label == "pgd-10:steps=1":
@@ -30,7 +30,7 @@ def test_an_interrupt_loses_at_most_one_attack_of_the_archive(
         return original(evaluator, label, *rest)
 
     with monkeypatch.context() as patched:
-        patched.setattr(evaluating, "record_of", interrupted)
+        patched.setattr(evaluating, "attack_and_report", interrupted)
         assert command("table", *arguments)[0] == 130
     code, page, err = command("table", *arguments[:-2], "--kept", "kept")
     assert code == 0, err

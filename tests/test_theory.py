@@ -120,7 +120,7 @@ class TestXi:
     ) -> None:
         pair = np.array([a]), np.array([a_star])
         assert theory.xi_arithmetic(*pair) <= theory.xi_geometric(*pair) + 1e-15
-        assert theory.point_xi(*pair) == pytest.approx(2 * abs(a - a_star))
+        assert theory.pointwise_xi(*pair) == pytest.approx(2 * abs(a - a_star))
 
     @SOME
     @given(st.floats(0.01, 1), st.floats(0.01, 1))
@@ -167,7 +167,7 @@ class TestSeparability:
             theory.lemma1(inputs),
             theory.theorem1(inputs, case.xi),
             theory.theorem1(inputs),
-            theory.theorem1_behind(inputs, case.gamma),
+            theory.theorem1_above(inputs, case.gamma),
             theory.oracle(inputs),
         ):
             assert not claim.violated.any(), self.BUG
@@ -177,7 +177,7 @@ class TestSeparability:
     def test_the_premise_at_any_xi_implies_that_at_the_smallest_xi(self, case: Case) -> None:
         own = theory.theorem1(case.inputs).premise
         assert not (theory.theorem1(case.inputs, case.xi).premise & ~own).any()
-        assert not (theory.theorem1_behind(case.inputs, case.gamma).premise & ~own).any()
+        assert not (theory.theorem1_above(case.inputs, case.gamma).premise & ~own).any()
         assert not (own & (case.inputs.xi >= 1)).any()
 
     @SOME
@@ -251,7 +251,7 @@ class TestEveryConditionIsNeeded:
     def test_theorem_1_needs_con_above_its_bound(self) -> None:
         found = counterexample(
             lambda case: (
-                theory.accurate(case.inputs, case.xi) & theory.confident(case.inputs.con, 0.0)
+                theory.is_xi_accurate(case.inputs, case.xi) & theory.is_confident(case.inputs.con, 0.0)
             ),
             lambda inputs: inputs.rcon,
         )
@@ -259,14 +259,14 @@ class TestEveryConditionIsNeeded:
 
     def test_theorem_1_needs_a_xi_error_a(self) -> None:
         found = counterexample(
-            lambda case: theory.confident(case.inputs.con, case.xi), lambda inputs: inputs.rcon
+            lambda case: theory.is_confident(case.inputs.con, case.xi), lambda inputs: inputs.rcon
         )
         assert found.inputs.xi[0] > found.xi
 
     def test_theorem_1_needs_a_strict_inequality(self) -> None:
         found = counterexample(
             lambda case: (
-                theory.accurate(case.inputs, case.xi)
+                theory.is_xi_accurate(case.inputs, case.xi)
                 & (case.inputs.con >= theory.con_above(case.xi))
             ),
             lambda inputs: inputs.rcon,

@@ -107,7 +107,7 @@ class TestRecords:
                     ("Lemma 1", theory.lemma1(inputs)),
                     ("Theorem 1", theory.theorem1(inputs)),
                     ("Theorem 1 at 1/2", theory.theorem1(inputs, 0.5)),
-                    ("Theorem 1 behind 0.8", theory.theorem1_behind(inputs, 0.8)),
+                    ("Theorem 1 behind 0.8", theory.theorem1_above(inputs, 0.8)),
                     ("the oracle", theory.oracle(inputs)),
                 ):
                     where = f"{name} fails on {record.label} of {folder.name}: a bug"

@@ -49,11 +49,11 @@ class Crash(Exception):
 
 
 def crash_at(epoch: int, step: int) -> object:
-    def watch(progress: Progress) -> None:
+    def on_progress(progress: Progress) -> None:
         if (progress.epoch, progress.step) == (epoch, step):
             raise Crash
 
-    return watch
+    return on_progress
 
 
 @pytest.mark.parametrize(("epoch", "step"), [(0, 1), (1, 0), (1, 5), (2, 9)])
@@ -61,7 +61,7 @@ def test_an_interrupted_training_ends_with_bit_identical_weights(
     brief: Recipe, uninterrupted: Run, tmp_path: Path, epoch: int, step: int
 ) -> None:
     with pytest.raises(Crash):
-        train(brief, tmp_path / "run", watch=crash_at(epoch, step))  # type: ignore[arg-type]
+        train(brief, tmp_path / "run", on_progress=crash_at(epoch, step))  # type: ignore[arg-type]
     run = train(brief, tmp_path / "run")
     assert weights(run) == weights(uninterrupted)
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
@@ -154,7 +154,7 @@ def test_nan_stops_the_training_names_the_step_and_keeps_the_last_finite_state(
 def test_a_damaged_checkpoint_is_named_and_not_overwritten(brief: Recipe, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(Crash):
-        train(brief, out, watch=crash_at(1, 2))  # type: ignore[arg-type]
+        train(brief, out, on_progress=crash_at(1, 2))  # type: ignore[arg-type]
     state = out / "state" / "epoch-0001.safetensors"
     spoil(state)
     damaged = state.read_bytes()
@@ -283,5 +283,5 @@ def test_every_digits_recipe_resumes_with_bit_identical_weights(
     spec = recipe(name, ["epochs=2", "width=4", "batch_size=32", "selection=last", *short_attack])
     expected = train(spec, tmp_path / "uninterrupted")
     with pytest.raises(Crash):
-        train(spec, tmp_path / "run", watch=crash_at(1, 1))  # type: ignore[arg-type]
+        train(spec, tmp_path / "run", on_progress=crash_at(1, 1))  # type: ignore[arg-type]
     assert weights(train(spec, tmp_path / "run")) == weights(expected)

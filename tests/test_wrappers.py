@@ -320,6 +320,6 @@ def test_an_interrupted_training_ends_with_bit_identical_weights(
             raise Crash
 
     with pytest.raises(Crash):
-        train(uninterrupted.recipe, tmp_path / "run", watch=crash)
+        train(uninterrupted.recipe, tmp_path / "run", on_progress=crash)
     resumed = train(uninterrupted.recipe, tmp_path / "run")
     assert weights(resumed) == weights(uninterrupted)

@@ -83,7 +83,7 @@ class Chain(Attack):
         if len(rows) == 0:
             return
         selected, inputs = batch.select(rows), [part[rows] for part in chain_state.inputs]
-        x_adv = self.attacks[member].run(selected, noise.derived(stream, member))
+        x_adv = self.attacks[member].run(selected, noise.derive_seed(stream, member))
         value, out = exact_value(batch.model, self.rank_by or CE(), x_adv, selected.y, *inputs)
         success = self.criterion(out, selected.y)
         better = success | (value > chain_state.value[rows]) if self.rank_by else success
@@ -91,8 +91,8 @@ class Chain(Attack):
         chain_state.value[rows[better]] = value[better]
         chain_state.broken_by[rows[success]] = member
         chain_state.tried[rows] = member + 1
-        if (forget := getattr(batch.model, "forget", None)) is not None:
-            forget()  # CUDA graphs captured for this attack's objective hold memory
+        if (drop_graphs := getattr(batch.model, "drop_graphs", None)) is not None:
+            drop_graphs()  # CUDA graphs captured for this attack's objective hold memory
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class FAB(Attack):
         for restart in range(self.restarts):
             x_start = batch.x
             if restart:
-                x_start = self._random_start(batch, best, noise.derived(stream, restart))
+                x_start = self._random_start(batch, best, noise.derive_seed(stream, restart))
             best = self._walk(batch, boundary, x_start, best)
             best = self._final_search(batch, boundary, best)
         returned = best.distance.isfinite() if self.any_distance else best.distance <= self.ball.eps

@@ -57,7 +57,7 @@ class MultiTarget(Attack):
             if len(rows) == 0:
                 break
             selected = replace(batch, target=target).select(rows)
-            x_adv = self.attack.run(selected, noise.derived(stream, number))
+            x_adv = self.attack.run(selected, noise.derive_seed(stream, number))
             value, done = self._evaluate(selected, x_adv, [part[rows] for part in inputs])
             better = done | (value > best_value[rows])
             best[rows[better]] = x_adv[better]

@@ -103,7 +103,7 @@ class PGD(Attack):
     def _max_objective(self, batch: AttackBatch, stream: Stream) -> Tensor:
         best, best_value = batch.x, torch.full_like(batch.y, -torch.inf, dtype=batch.x.dtype)
         for restart in range(self.restarts):
-            x_adv, objective_state = self._start_restart(batch, noise.derived(stream, restart))
+            x_adv, objective_state = self._start_restart(batch, noise.derive_seed(stream, restart))
             ranking, inputs = self._ranking_objective(batch, x_adv, objective_state)
             if self._has_momentum:
                 x_adv = self._momentum_ascent(batch, x_adv, objective_state, ranking, inputs)
@@ -178,7 +178,7 @@ class PGD(Attack):
         for restart in range(self.restarts):
             rows = to_attack.nonzero()[:, 0]
             batch = full_batch.select(rows)
-            x_adv, objective_state = self._start_restart(batch, noise.derived(stream, restart))
+            x_adv, objective_state = self._start_restart(batch, noise.derive_seed(stream, restart))
             for step in range(self.steps + 1):
                 if len(rows) == 0:
                     return best
@@ -222,7 +222,7 @@ class PGD(Attack):
         if self.start == "signs":
             return self.ball.corner_start(x, self.seed, index, stream)
         if self.start == "near":
-            return self.ball.nearby(x, TRADES_SIGMA, self.seed, index, stream)
+            return self.ball.start_near(x, TRADES_SIGMA, self.seed, index, stream)
         if self.start == "mixed":
             return self.ball.mixed_start(x, self.seed, index, stream)
         if self.start == "coin":

@@ -30,7 +30,7 @@ def best_of_restarts(
         rows = to_attack.nonzero()[:, 0]
         if len(rows) == 0:
             break
-        x_adv, value, success = restart(batch.select(rows), noise.derived(stream, number))
+        x_adv, value, success = restart(batch.select(rows), noise.derive_seed(stream, number))
         better = success | (value > best_value[rows])
         best[rows[better]], best_value[rows[better]] = x_adv[better], value[better]
         to_attack = to_attack.index_put((rows[success],), torch.zeros_like(to_attack[:1]))

@@ -112,14 +112,14 @@ class Square(Attack):
             if len(rows) == 0:
                 break
             if query % DRAW_AHEAD == 0:
-                block = noise.derived(stream, query // DRAW_AHEAD)
+                block = noise.derive_seed(stream, query // DRAW_AHEAD)
                 shape = (DRAW_AHEAD, 5 + x.shape[1])
                 uniforms = noise.uniform(self.seed, index, block, shape).to(x)
             draw = SquareDraw(uniforms[rows, query % DRAW_AHEAD], batch.x)
             if query:
                 proposal = self._propose(draw, state.x_adv, query)
             else:
-                proposal = self._initial_proposal(draw, batch, noise.derived(stream, 0, PATTERN))
+                proposal = self._initial_proposal(draw, batch, noise.derive_seed(stream, 0, PATTERN))
             state = self._query(batch, state, proposal, objective_state, query)
         best[rows] = state.x_adv
         return best

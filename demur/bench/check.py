@@ -33,7 +33,7 @@ StepsFactory = Callable[[Recipe, TrainState, Images], PlainSteps]
 STEPS = 20
 FP64_TOLERANCE = 1e-9  # relative to the distance from the initial weights
 FP32_FACTOR = 3.0  # times the distance that rounding causes between plain runs
-LEAST = 1e-3  # the smallest tolerance in fp32
+MIN_TOLERANCE = 1e-3  # the smallest tolerance in fp32
 PERTURBATIONS = 12  # 0, 1, ... 11 ulps; sums by other kernels differ by about ten
 PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32")
 WRAPPED = {"ema": 0.99, "awp": 0.01}  # wrappers around the steps of one more recipe
@@ -129,7 +129,7 @@ def equality(recipe: Recipe, device: torch.device, compiler: Compiler) -> Equali
 
 def _allowed(measured: float, perturbed_distance: Callable[[int], float]) -> float:
     """The fp32 tolerance: perturbs the weights more until it exceeds the measured distance."""
-    tolerance = LEAST
+    tolerance = MIN_TOLERANCE
     for ulps in range(PERTURBATIONS):
         if measured <= tolerance:
             break
@@ -140,7 +140,7 @@ def _allowed(measured: float, perturbed_distance: Callable[[int], float]) -> flo
 def check(
     device: torch.device,
     compiler: Compiler,
-    say: Callable[[str], None],
+    on_message: Callable[[str], None],
     only: tuple[str, ...] = (),
     reports: Reports = Reports(),
 ) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def check(
     known = {_key(pair) for pair in report["pairs"]}
     for recipe in selected_recipes(only):
         if _key(_identity(recipe)) not in known:
-            say(f"comparing: {recipe.precision} {show(recipe.method)}")
+            on_message(f"comparing: {recipe.precision} {show(recipe.method)}")
             result = equality(recipe, device, compiler)
             report["pairs"].append(asdict(result) | {"holds": result.holds})
             reports.keep(report)
@@ -217,9 +217,9 @@ def noise_is_equal(device: torch.device) -> bool:
     on_cpu = noise.uniform(seed, index, stream, (3, 700))
     device_stream = torch.full((1,), stream, dtype=torch.int64, device=device)
     on_device = noise.uniform(seed, index.to(device), device_stream, (3, 700))
-    derived = noise.derived(seed, 4, device_stream)
+    derived = noise.derive_seed(seed, 4, device_stream)
     assert isinstance(derived, Tensor)
-    return torch.equal(on_cpu, on_device.cpu()) and int(derived) == noise.derived(seed, 4, stream)
+    return torch.equal(on_cpu, on_device.cpu()) and int(derived) == noise.derive_seed(seed, 4, stream)
 
 
 def _distance_in_one_step(

@@ -72,7 +72,7 @@ class PeerRow:
     distance_ours: float | None = None  # demur's mean on the same images
 
 
-def ground(evaluator: Evaluator) -> PeerSetup:
+def peer_setup(evaluator: Evaluator) -> PeerSetup:
     """The setup of a peer comparison: a plain copy of the net and the data set's usual radius."""
     recipe = evaluator.run.recipe
     threat, classes = recipe.data.threat, recipe.data.domain.classes
@@ -85,7 +85,7 @@ def compare_attacks(
     images: Images,
     pairs: Mapping[str, Pair],
     setup: PeerSetup,
-    say: Callable[[str], None],
+    on_message: Callable[[str], None],
 ) -> dict[str, Any]:
     """Run every pair; return the report as JSON values.
 
@@ -96,11 +96,11 @@ def compare_attacks(
     correct = ~_misclassified(evaluator.net, images)
     for name, pair in pairs.items():
         peer_evaluator = PeerEvaluator(evaluator.net, images, correct, setup.ball, pair.distance)
-        say(f"{name}: demur")
+        on_message(f"{name}: demur")
         ours = peer_evaluator.evaluate(*_run_ours(evaluator, images, pair, setup))
         rows.append(_row(name, OURS, ours, ours, peer_evaluator))
         for peer, adapter in pair.peers.items():
-            say(f"{name}: {peer}")
+            on_message(f"{name}: {peer}")
             try:
                 theirs = peer_evaluator.evaluate(*_run_peer(adapter, images, setup))
             except LibraryMissing:
@@ -148,7 +148,7 @@ def _run_ours(
 ) -> tuple[Tensor, float, float | None]:
     """Run demur's attack: adversarial examples, seconds, and seconds that a second call saves."""
     engine = "fast" if evaluator.fast else "plain"
-    fresh = Evaluator(evaluator.run, evaluator.device, engine=engine, say=evaluator.say)
+    fresh = Evaluator(evaluator.run, evaluator.device, engine=engine, on_message=evaluator.on_message)
     _ = fresh.net  # load the weights before timing; compilation is timed
     attack, size = pair.ours(setup), default_batch_size(len(images), evaluator.device)
 

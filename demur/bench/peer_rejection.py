@@ -89,9 +89,9 @@ class CountingModel(nn.Module):
         self.queries += len(x) / 3
         return approximate_value(self._model[0], objective, x, y, *inputs)
 
-    def forget(self) -> None:
+    def drop_graphs(self) -> None:
         """Release the model's captured CUDA graphs, if it has any."""
-        getattr(self._model[0], "forget", lambda: None)()
+        getattr(self._model[0], "drop_graphs", lambda: None)()
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def compare_rejection_attacks(
     ball: Ball,
     rules: Mapping[str, Rejector],
     budget: Budget,
-    say: Callable[[str], None],
+    on_message: Callable[[str], None],
     reports: Reports = Reports(),
 ) -> dict[str, Any]:
     """Attack each rejector with each attack; return the report as JSON values.
@@ -177,14 +177,14 @@ def compare_rejection_attacks(
     remaining = [name for name in rules if name not in results]
     criteria = {name: _criterion(evaluator, rules[name], len(images)) for name in remaining}
     for name, rule in criteria.items():
-        curves = _curves(evaluator, images, ball, rule, budget, partial(_say_for, say, name))
+        curves = _curves(evaluator, images, ball, rule, budget, partial(_prefix_message, on_message, name))
         results[name] = {"rule": show(rules[name]), "threshold": rule.threshold, "curves": curves}
         reports.keep(report)
     return report
 
 
-def _say_for(say: Callable[[str], None], name: str, sentence: str) -> None:
-    say(f"{name}: {sentence}")
+def _prefix_message(on_message: Callable[[str], None], name: str, sentence: str) -> None:
+    on_message(f"{name}: {sentence}")
 
 
 def _curves(
@@ -193,15 +193,15 @@ def _curves(
     ball: Ball,
     rule: AcceptedError,
     budget: Budget,
-    say: Callable[[str], None],
+    on_message: Callable[[str], None],
 ) -> dict[str, Curve]:
     """The curve of the ensemble, and those of the other attacks at a multiple of its queries."""
     ensemble = RejectAutoAttackEnsemble(ball, rule, version=budget.version)
-    say("reject-autoattack")
+    on_message("reject-autoattack")
     ours = _curve(evaluator, images, rule, iter(ensemble.chain().attacks), None)
     curves, max_queries = {"reject-autoattack": ours}, budget.times * ours[-1][0]
     for label, attacks in _baselines(ball, rule).items():
-        say(f"{label}, up to {max_queries:.0f} gradient queries per image")
+        on_message(f"{label}, up to {max_queries:.0f} gradient queries per image")
         curves[label] = _curve(evaluator, images, rule, attacks, max_queries)
     return curves
 
@@ -238,9 +238,9 @@ def _curve(
 ) -> Curve:
     """Queries and accepted errors after each attack, until none is left or `max_queries`."""
     curve: Curve = []
-    with evaluator.crafting(len(images)) as model:
+    with evaluator.attack_model(len(images)) as model:
         counting = CountingModel(model)
-        batch = AttackBatch(counting, *evaluator.laid_out(images, slice(None)), None)
+        batch = AttackBatch(counting, *evaluator.batch_in_layout(images, slice(None)), None)
         left = torch.arange(len(images), device=batch.x.device)
         for member, attack in enumerate(attacks):
             x_adv = Chain((attack,), rule).run(batch.select(left), stream=member)

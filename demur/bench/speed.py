@@ -172,7 +172,7 @@ class Bench:
         count = max(3, self.steps * self.recipe.batch_size // recipe.batch_size)
         self._reset_memory()
         train_state = TrainState(recipe, self.device, channels_last=True)
-        steps = FastSteps(recipe, train_state, self.images(count * recipe.batch_size), say=_raise)
+        steps = FastSteps(recipe, train_state, self.images(count * recipe.batch_size), on_message=_raise)
         steps.begin(0)
         wait(self.device)
         return steps, time.perf_counter() - start
@@ -212,7 +212,7 @@ def speed(
     device: torch.device,
     steps: int,
     only: tuple[str, ...],
-    say: Callable[[str], None],
+    on_message: Callable[[str], None],
 ) -> dict[str, Any]:
     """Measure the rows named in `only`; return the report as JSON values.
 
@@ -247,7 +247,7 @@ def speed(
         ),
     }
     for name in only:
-        say(f"measuring: {name}")
+        on_message(f"measuring: {name}")
         measurements[name]()
     return {
         "recipe": show(recipe, full=True),

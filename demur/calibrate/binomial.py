@@ -1,6 +1,6 @@
 """Exact binomial tails and Clopper-Pearson bounds, vectorised over arrays.
 
-at_most(2, 100, 0.05)       # P(X <= 2) for X ~ Binomial(100, 0.05): 0.118
+binomial_cdf(2, 100, 0.05)       # P(X <= 2) for X ~ Binomial(100, 0.05): 0.118
 upper_bound(2, 100, 0.05)   # 2 hits in 100 trials: the share is below 6.2%, with 95% confidence
 
 A tail is its largest term times a sum of products of ratios. All terms are positive, so the sum is
@@ -37,7 +37,7 @@ class Trials(NamedTuple):
         return Trials(*np.broadcast_arrays(*arrays))
 
 
-def at_most(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> FloatArray:
+def binomial_cdf(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> FloatArray:
     """P(X <= k) for X ~ Binomial(n, p)."""
     given = Trials.of(k, n, p)
     certain = (given.k >= given.n) | ((given.p <= 0) & (given.k >= 0))
@@ -56,10 +56,10 @@ def at_most(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> FloatArray:
     return probability
 
 
-def at_least(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> FloatArray:
+def binomial_sf(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> FloatArray:
     """P(X >= k) for X ~ Binomial(n, p)."""
     given = Trials.of(k, n, p)
-    return at_most(given.n - given.k, given.n, 1 - given.p)
+    return binomial_cdf(given.n - given.k, given.n, 1 - given.p)
 
 
 def upper_bound(k: ArrayLike, n: ArrayLike, error: float) -> FloatArray:
@@ -79,12 +79,12 @@ def lower_bound(k: ArrayLike, n: ArrayLike, error: float) -> FloatArray:
 
 
 def _solve_at_most(k: FloatArray, n: FloatArray, error: float) -> FloatArray:
-    """The p with at_most(k, n, p) = error, by Newton's method inside a bracket."""
+    """The p with binomial_cdf(k, n, p) = error, by Newton's method inside a bracket."""
     low, high = k / n, np.ones(k.shape)
     z2 = NormalDist().inv_cdf(error) ** 2
     share = (k + z2 / 2 + np.sqrt(z2 * (k * (n - k) / n + z2 / 4))) / (n + z2)  # Wilson's bound
     for _ in range(MAX_STEPS):
-        tail = at_most(k, n, share)
+        tail = binomial_cdf(k, n, share)
         low, high = np.where(tail > error, share, low), np.where(tail > error, high, share)
         # Newton on the log of the tail, which is nearly linear; the tail's derivative is
         # -n P(X = k) for n - 1 trials

@@ -48,24 +48,24 @@ class Certificate:
     candidates: int
     pilot: int
     n: int  # test images; the counts below are of these
-    right: int  # correct predictions
+    correct: int  # correct predictions
     accepted: int
-    wrong: int  # accepted errors
+    accepted_wrong: int  # accepted errors
 
     @property
     def accepted_correct(self) -> int:
         """Number of accepted correct predictions."""
-        return self.accepted - self.wrong
+        return self.accepted - self.accepted_wrong
 
     @property
     def risk_interval(self) -> Interval:
         """Interval of the share of errors among the accepted."""
-        return self._interval("risk", self.wrong, self.accepted)
+        return self._interval("risk", self.accepted_wrong, self.accepted)
 
     @property
     def tpr_interval(self) -> Interval:
         """Interval of the accepted share of the correct predictions."""
-        return self._interval("tpr", self.accepted_correct, self.right)
+        return self._interval("tpr", self.accepted_correct, self.correct)
 
     @property
     def coverage_interval(self) -> Interval:
@@ -81,7 +81,7 @@ class Certificate:
         at = " and ".join("any" if t == ANY_SCORE else f"{t:.6g}" for t in self.thresholds)
         return f"{start}, accepting scores from {at} up"
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Certificate as JSON values."""
         values = {f.name: getattr(self, f.name) for f in fields(self)} | {
             "guarantee": self._guarantee_text(),

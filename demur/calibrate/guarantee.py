@@ -8,7 +8,7 @@ or without.
 from abc import abstractmethod
 from typing import Literal
 
-from demur.calibrate.binomial import at_least, at_most, lower_bound, upper_bound
+from demur.calibrate.binomial import binomial_sf, binomial_cdf, lower_bound, upper_bound
 from demur.calibrate.threshold_path import Counts
 from demur.metrics import FloatArray
 from demur.metrics.checks import IntArray
@@ -40,7 +40,7 @@ class Guarantee(OperatingPoint):
 
     def p_value(self, hits: IntArray | int, trials: IntArray | int) -> FloatArray:
         """Probability of such counts, or better ones, if the guarantee does not hold."""
-        return (at_most if self.is_upper_bound else at_least)(hits, trials, self.level)
+        return (binomial_cdf if self.is_upper_bound else binomial_sf)(hits, trials, self.level)
 
     def bound(self, hits: int, trials: int, error: float) -> float:
         """Best level that can be guaranteed from these counts with probability 1 - error."""

@@ -12,7 +12,7 @@ from demur.cli.evaluate import (
     available_protocols,
     open_evaluator,
     parse_protocols,
-    record_of,
+    attack_and_report,
 )
 from demur.errors import BadInput
 
@@ -85,10 +85,10 @@ def _evaluate(
 
     scoring = Scorer.of(evaluator, rejectors=plan.rejectors, records=[])
     protocols = available_protocols(scoring, protocols)
-    make = partial(record_of, evaluator, options=options)
-    plain = scoring.scored(make(plan.plain, attack_named(plan.plain, plan.recipe)))
+    make = partial(attack_and_report, evaluator, options=options)
+    plain = scoring.score_record(make(plan.baseline_label, attack_named(plan.baseline_label, plan.recipe)))
     tried = trials(plan, make, scoring) if "paper" in protocols else []
-    worst = scoring.scored(make(plan.worst_label, plan.worst)) if "deploy" in protocols else None
+    worst = scoring.score_record(make(plan.worst_label, plan.worst)) if "deploy" in protocols else None
     return AdaptiveResults(plan.recipe.head_rejector[0], plain, tried, worst)
 
 

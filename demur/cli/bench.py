@@ -83,15 +83,15 @@ def bench(
 
     Example: demur bench cifar10-pgdat-rr --only fast,attack
     """
-    from demur.cli.progress import say
+    from demur.cli.progress import on_message
     from demur.device import device_by_name
 
     torch_device = device_by_name(device)
     names = split_names(only)
     if check:
-        report = _run_check(torch_device, say, names, out)
+        report = _run_check(torch_device, on_message, names, out)
     else:
-        report = _measure_speed(recipe, torch_device, names, steps, say)
+        report = _measure_speed(recipe, torch_device, names, steps, on_message)
     print_report(report, _show_check if check else _show_speed, out, as_json)
     if check and not (report["noise_is_equal"] and all(p["holds"] for p in report["pairs"])):
         typer.echo(
@@ -114,16 +114,16 @@ def attacks(
 
     Example: demur bench attacks digits-pgdat-rr --only autoattack,cw-l2 -o attacks.json
     """
-    from demur.bench.peer_attacks import compare_attacks, ground
+    from demur.bench.peer_attacks import compare_attacks, peer_setup
     from demur.bench.peer_pairs import pairs_by_name
-    from demur.cli.progress import say
+    from demur.cli.progress import on_message
     from demur.evaluate import AttackOptions
     from demur.report.peer_attacks import show_peer_attacks
 
     pairs = pairs_by_name(split_names(only))
     evaluator = open_evaluator(run, device, data)
     report = compare_attacks(
-        evaluator, evaluator.images(AttackOptions(n=n)), pairs, ground(evaluator), say
+        evaluator, evaluator.images(AttackOptions(n=n)), pairs, peer_setup(evaluator), on_message
     )
     print_report(report, show_peer_attacks, out, as_json)
 
@@ -153,12 +153,12 @@ def _write(report: dict[str, Any], out: str) -> None:
     write_text(Path(out), _text(report) + "\n")
 
 
-def _run_check(device: Any, say: Any, only: tuple[str, ...], out: str | None) -> dict[str, Any]:
+def _run_check(device: Any, on_message: Any, only: tuple[str, ...], out: str | None) -> dict[str, Any]:
     """Return the equality check; it is stored after every pair and resumes where it was stopped."""
     from demur.bench.check import check
 
     compiler: Any = "inductor" if device.type == "cuda" else "aot_eager"
-    return check(device, compiler, say, only, open_reports(out, "pairs"))
+    return check(device, compiler, on_message, only, open_reports(out, "pairs"))
 
 
 def open_reports(out: str | None, parts: str) -> "Reports":
@@ -186,14 +186,14 @@ def _write_part(report: dict[str, Any], out: str) -> None:
 
 
 def _measure_speed(
-    recipe: str | None, device: Any, only: tuple[str, ...], steps: int, say: Any
+    recipe: str | None, device: Any, only: tuple[str, ...], steps: int, on_message: Any
 ) -> dict[str, Any]:
     from demur.bench.speed import ON_CPU, ROWS, speed
     from demur.recipes import recipe as recipe_named
 
     on_gpu = device.type == "cuda"
     chosen = recipe or ("cifar10-pgdat-rr" if on_gpu else "digits-pgdat-rr")
-    return speed(recipe_named(chosen), device, steps, only or (ROWS if on_gpu else ON_CPU), say)
+    return speed(recipe_named(chosen), device, steps, only or (ROWS if on_gpu else ON_CPU), on_message)
 
 
 def _show_speed(report: dict[str, Any]) -> None:

@@ -51,7 +51,7 @@ def rejection(
     """
     from demur.balls import Linf
     from demur.bench.peer_rejection import Budget, compare_rejection_attacks, rules_by_name
-    from demur.cli.progress import say
+    from demur.cli.progress import on_message
     from demur.evaluate import AttackOptions
     from demur.recipes import VOCABULARY
     from demur.spec import edit
@@ -73,7 +73,7 @@ def rejection(
 
     try:
         growing = replace(reports, keep=keep)
-        keep(compare_rejection_attacks(evaluator, images, ball, rules, budget, say, growing))
+        keep(compare_rejection_attacks(evaluator, images, ball, rules, budget, on_message, growing))
     finally:
         if so_far:  # also after an error or Ctrl-C: show the rules that are finished
             _print_and_draw(so_far, out, figure, as_json)

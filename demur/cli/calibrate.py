@@ -57,7 +57,7 @@ def calibrate(
 
     from demur.evaluate.certificates import issue
     from demur.recipes import attack as attack_named
-    from demur.report.certificates import certificate_words
+    from demur.report.certificates import certificate_text
 
     guarantee = _guarantee(risk, tpr, coverage)
     evaluator = open_evaluator(run, device, data, engine)
@@ -65,7 +65,7 @@ def calibrate(
     default = next(iter(evaluator.run.recipe.method.head.rejectors()), "Con")
     certificate = issue(evaluator, rejector or default, guarantee, confidence, attack, spec)
     typer.echo(
-        json.dumps(certificate.metadata, indent=2) if as_json else certificate_words(certificate)
+        json.dumps(certificate.metadata, indent=2) if as_json else certificate_text(certificate)
     )
 
 

@@ -31,19 +31,19 @@ def get(
 
     Example: demur data get cifar10 --data datasets
     """
-    from demur.cli.progress import CountBar, say
+    from demur.cli.progress import CountBar, on_message
     from demur.data import fetch
     from demur.runs.files import exclusive_lock
 
     published, folder = _published(name), _data_folder(data)
-    got = fetch.whole(published, folder)
+    got = fetch.find_complete(published, folder)
     if got is None:
         with exclusive_lock(folder), CountBar(f"get {name}", "MB") as bar:
             got = fetch.get(
-                published, folder, lambda done, total: bar.watch(done // MB, total // MB)
+                published, folder, lambda done, total: bar.on_progress(done // MB, total // MB)
             )
     origin = f"fetched from {got.source}" if got.source else "already there and complete"
-    say(f"{published.title} is in {got.folder}: {origin}")
+    on_message(f"{published.title} is in {got.folder}: {origin}")
 
 
 @data_app.command()
@@ -80,9 +80,9 @@ def _published(name: str) -> "Published":
 
 
 def _data_folder(data: str | None) -> Path:
-    from demur.data.locations import places
+    from demur.data.locations import search_folders
 
-    folders = places(Path(data) if data else None)
+    folders = search_folders(Path(data) if data else None)
     if not folders:
         raise BadInput("there is no home folder for data; name a folder with --data DIR")
     return folders[0]
@@ -92,15 +92,15 @@ def _check_data(name: str | None, given: Path | None) -> list[tuple["Published",
     """Check the data set of that name, or all that are found; raise BadInput for none."""
     from demur.cli.progress import CountBar
     from demur.data.check import check_files
-    from demur.data.locations import find, locate, not_found_error, places
+    from demur.data.locations import find, locate, not_found_error, search_folders
     from demur.data.published import PUBLISHED
 
     checks = []
     for published in [_published(name)] if name else PUBLISHED.values():
-        found = locate(published, given) if name else find(published, places(given))
+        found = locate(published, given) if name else find(published, search_folders(given))
         if found:
             with CountBar(f"check {published.name}", "files") as bar:
-                checks.append((published, check_files(published, found, bar.watch)))
+                checks.append((published, check_files(published, found, bar.on_progress)))
     if not checks:
         raise not_found_error("no published data set is", "cifar10", given)
     return checks

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app
-from demur.cli.evaluate import RunName, open_evaluator, record_of
+from demur.cli.evaluate import RunName, open_evaluator, attack_and_report
 
 
 @app.command()
@@ -36,23 +36,23 @@ def distortion(
     from demur.device import device_by_name
     from demur.distributed import current, init_distributed
     from demur.evaluate import AttackOptions
-    from demur.evaluate.distortion import distances, distortion_attack, judged, usual
+    from demur.evaluate.distortion import distances, distortion_attack, distortion_verdicts, default_attacks
     from demur.report.distortion import show_distances
 
     with init_distributed(device_by_name(device)) as rank_device:
         silence_other_ranks()
         evaluator = open_evaluator(run, str(rank_device), data, engine)
         recipe = evaluator.run.recipe
-        specs = {text: distortion_attack(text, recipe) for text in attacks or usual(recipe)}
-        make = partial(record_of, evaluator, options=AttackOptions(n=n))
+        specs = {text: distortion_attack(text, recipe) for text in attacks or default_attacks(recipe)}
+        make = partial(attack_and_report, evaluator, options=AttackOptions(n=n))
         clean_correct = make("clean", Clean()).correct
         verdicts = [
-            judged(make(text, cw), cw, evaluator.clean, clean_correct) for text, cw in specs.items()
+            distortion_verdicts(make(text, cw), cw, evaluator.clean, clean_correct) for text, cw in specs.items()
         ]
         if not current().is_leader:
             return
     lines = distances(verdicts, recipe.rejectors())
     if as_json:
-        typer.echo(json.dumps({"distances": [line.plain() for line in lines]}, indent=2))
+        typer.echo(json.dumps({"distances": [line.to_json() for line in lines]}, indent=2))
     else:
         show_distances(lines)

@@ -70,7 +70,7 @@ def attack(
 
 def open_evaluator(run: str, device: str, data: str | None, engine: str = "auto") -> "Evaluator":
     """Open a finished run for evaluation; raise BadInput for an unfinished or damaged one."""
-    from demur.cli.progress import say
+    from demur.cli.progress import on_message
     from demur.device import device_by_name
     from demur.evaluate import Evaluator
     from demur.runs import Run
@@ -79,9 +79,9 @@ def open_evaluator(run: str, device: str, data: str | None, engine: str = "auto"
     check_finished(opened, data)
     _ = opened.checkpoint  # raises for a damaged file, before any work
     for path in opened.orphan_arrays():
-        say(f"{path} is ignored: its metadata file {path.stem}.json is missing")
+        on_message(f"{path} is ignored: its metadata file {path.stem}.json is missing")
     where = Path(data) if data else None
-    return Evaluator(opened, device_by_name(device), where, engine, say)
+    return Evaluator(opened, device_by_name(device), where, engine, on_message)
 
 
 def check_finished(run: "Run", data: str | None = None) -> None:
@@ -100,20 +100,20 @@ def attack_all(evaluator: "Evaluator", attacks: list[str], options: "AttackOptio
 
     specs = [(text, attack_named(text, evaluator.run.recipe)) for text in attacks]
     for label, spec in specs:
-        record_of(evaluator, label, spec, options)
+        attack_and_report(evaluator, label, spec, options)
 
 
-def record_of(
+def attack_and_report(
     evaluator: "Evaluator", label: str, attack: "Attack", options: "AttackOptions"
 ) -> "Record":
     """Return the record of an attack: read where it exists, else made with a progress bar."""
-    from demur.cli.progress import CountBar, say
+    from demur.cli.progress import CountBar, on_message
     from demur.evaluate import run_attack
     from demur.report.text import percent
 
     with CountBar(f"attack {label}", "images") as bar:
-        record = run_attack(evaluator, label, attack, options, bar.watch)
-    say(
+        record = run_attack(evaluator, label, attack, options, bar.on_progress)
+    on_message(
         f"{label}: {percent(record.correct.mean())}% of {len(record.y)} images correct; "
         f"record {record.digest[:12]}"
     )
@@ -148,7 +148,7 @@ def score(
     from demur.report.oracle_probes import show_oracle_probes
     from demur.report.sanity import Sanity, show_sanity
     from demur.report.text import show_scores
-    from demur.sanity import checked
+    from demur.sanity import run_checks
 
     protocols = parse_protocols(protocol)
     if oracle_probes and "paper" not in protocols:
@@ -161,9 +161,9 @@ def score(
     protocols = available_protocols(scoring, protocols, split)
     records = [entry.record for entry in scored]
     certificates = retests(evaluator, scoring.scores, records)
-    sanity = Sanity.of(checked(records, scoring), evaluator.run, records)
+    sanity = Sanity.of(run_checks(records, scoring), evaluator.run, records)
     if as_json:
-        entries = _as_json(scored, protocols, certificates) | sanity.plain()
+        entries = _as_json(scored, protocols, certificates) | sanity.to_json()
         typer.echo(json.dumps(entries, indent=2))
         return
     main = scored if show_all or sweep or oracle_probes else main_rows(evaluator, scored)
@@ -197,12 +197,12 @@ def _as_json(
 ) -> dict[str, Any]:
     """Return scores and certificates as JSON values."""
     return {
-        "attacks": [entry.summary.plain() for entry in scored],
+        "attacks": [entry.summary.to_json() for entry in scored],
         "rows": [
-            row.plain() for entry in scored for row in entry.rows if row.protocol in protocols
+            row.to_json() for entry in scored for row in entry.rows if row.protocol in protocols
         ],
         "certificates": [
-            {"certificate": certificate.metadata, "retests": [test.plain() for test in tests]}
+            {"certificate": certificate.metadata, "retests": [test.to_json() for test in tests]}
             for certificate, tests in certificates
         ],
     }
@@ -237,16 +237,16 @@ def available_protocols(
 
 def warn_missing_rejectors(scoring: "Scorer", scored: list["ScoredRecord"]) -> None:
     """Print which rejectors are not shown, and why."""
-    reasons = sorted(set(scoring.without.values()))
+    reasons = sorted(set(scoring.unavailable.values()))
     for reason in reasons:
-        names = [name for name, why in scoring.without.items() if why == reason]
+        names = [name for name, why in scoring.unavailable.items() if why == reason]
         typer.echo(f"demur: without {', '.join(names)}: {reason}", err=True)
     for entry in scored:
-        if entry.unseen:
+        if entry.missing_rejectors:
             where = f"{entry.summary.attack} (n={entry.summary.n})"
             scores_only = entry.record.scores_only
             reason = "only other scores are stored" if scores_only else "the record has no features"
-            typer.echo(f"demur: {where} without {', '.join(entry.unseen)}: {reason}", err=True)
+            typer.echo(f"demur: {where} without {', '.join(entry.missing_rejectors)}: {reason}", err=True)
 
 
 def _probe_scores(record: "Record") -> dict[str, "FloatArray"]:
@@ -288,9 +288,9 @@ def score_run(
     scored = []
     with CountBar(f"score {evaluator.run.name}", "records") as bar:
         for done, record in enumerate(records):
-            bar.watch(done, len(records))
-            scored.append(scoring.scored(record, _probe_scores(record) if oracle_probes else {}))
-        bar.watch(len(records), len(records))
+            bar.on_progress(done, len(records))
+            scored.append(scoring.score_record(record, _probe_scores(record) if oracle_probes else {}))
+        bar.on_progress(len(records), len(records))
     warn_missing_rejectors(scoring, scored)
     return scoring, scored
 
@@ -310,12 +310,12 @@ def archive(
 
     Example: demur archive digits-pgdat-rr -o results/digits
     """
-    from demur.cli.progress import CountBar, say
+    from demur.cli.progress import CountBar, on_message
     from demur.evaluate import archive as archive_run
 
     evaluator = open_evaluator(run, device, data)
     with CountBar(f"archive {evaluator.run.name}", "records") as bar:
-        copy = archive_run(evaluator, Path(out), split_names(only), bar.watch)
+        copy = archive_run(evaluator, Path(out), split_names(only), bar.on_progress)
     size = sum(path.stat().st_size for path in copy.path.rglob("*") if path.is_file())
     where = "" if copy.records("test") else " --split cal"
-    say(f"{out}: {size / 1e6:.1f} MB; demur score {shlex.quote(out)}{where} reads it")
+    on_message(f"{out}: {size / 1e6:.1f} MB; demur score {shlex.quote(out)}{where} reads it")

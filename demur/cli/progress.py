@@ -12,7 +12,7 @@ from demur.training import Progress as TrainingProgress
 console = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
-def say(sentence: str) -> None:
+def on_message(sentence: str) -> None:
     """Print a sentence literally, without line breaks."""
     console.print(sentence, soft_wrap=True)
 
@@ -57,7 +57,7 @@ class Bar:
 class TrainingBar(Bar):
     """Epochs done, time left, loss, and accuracy on the validation images."""
 
-    def watch(self, progress: TrainingProgress) -> None:
+    def on_progress(self, progress: TrainingProgress) -> None:
         """Show the progress of a training."""
         note = f"epoch {min(progress.epoch + 1, progress.epochs)}/{progress.epochs}"
         if progress.loss is not None:
@@ -75,6 +75,6 @@ class CountBar(Bar):
         super().__init__(title)
         self.unit = unit
 
-    def watch(self, done: int, total: int) -> None:
+    def on_progress(self, done: int, total: int) -> None:
         """Show `done` of `total` items."""
         self.update(done, total, f"{done}/{total} {self.unit}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from demur.cli.app import app
-from demur.errors import BadInput, brief, suggestion
+from demur.errors import BadInput, shorten, suggestion
 
 
 @app.command()
@@ -30,7 +30,7 @@ def show(
         return
     if name not in RECIPES and not name.startswith("@"):
         known = suggestion(name, [*RECIPES, *(run.name for run in runs_in(Path("runs")))])
-        raise BadInput(f"no recipe or run is called {brief(name)!r}; {known}")
+        raise BadInput(f"no recipe or run is called {shorten(name)!r}; {known}")
     recipe = recipe_named(name, changes or [])
     typer.echo(lines(recipe) + f"# digest {digest(recipe)}")
 

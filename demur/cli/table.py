@@ -15,7 +15,7 @@ from demur.cli.output_paths import check_archive_folder, check_output_file
 from demur.errors import BadInput
 
 if TYPE_CHECKING:
-    from demur.paper.measured import Factories, TrainingResult
+    from demur.paper.measure import Factories, TrainingResult
     from demur.paper.tables import Table
 
 
@@ -53,7 +53,7 @@ def table(
     Example: demur table methods-digits epochs=2 --only pgdat,pgdat-rr
     """
     from demur.paper.markdown import markdown
-    from demur.paper.measured import measured
+    from demur.paper.measure import measure_table
     from demur.runs.files import write_text
     from demur.version import code_version
 
@@ -65,7 +65,7 @@ def table(
         factories = _reading_factories(kept, device, data)
     else:
         factories = _training_factories(device, data, engine, archive)
-    lines = list(measured(spec, range(first_seed, first_seed + seeds), factories))
+    lines = list(measure_table(spec, range(first_seed, first_seed + seeds), factories))
     empty = f"{kept} holds no record of what {name} asks for; name another folder" if kept else ""
     failures = _failures(lines, empty)
     options = {"only": only, "seeds": seeds if seeds > 1 else None, "first-seed": first_seed}
@@ -85,7 +85,7 @@ def _table_spec(name: str, only: str, changes: list[str]) -> "Table":
     from demur.paper.tables import table_by_name
 
     table, names = table_by_name(name), split_names(only)
-    return (table.only(names) if names else table).changed(changes)
+    return (table.only(names) if names else table).with_changes(changes)
 
 
 def _raise_failures(failures: list[str], count: int) -> None:
@@ -98,7 +98,7 @@ def _failures(lines: "list[TrainingResult]", empty: str) -> list[str]:
 
     `empty` is the message for no figure and no failure.
     """
-    reasons = [f"{line.entry}, seed {line.seed}: {line.failure}" for line in lines if line.refused]
+    reasons = [f"{line.entry}, seed {line.seed}: {line.failure}" for line in lines if line.has_failed]
     if not any(line.rows for line in lines) and (reasons or empty):
         raise BadInput(reasons[0] if reasons else empty)
     return reasons
@@ -138,11 +138,11 @@ def _show(page: str) -> None:
 def _reading_factories(folder: str, device: str, data: str | None) -> "Factories":
     """Return factories that only read the stored runs of a folder."""
     from demur.cli.evaluate import open_evaluator
-    from demur.cli.progress import say
+    from demur.cli.progress import on_message
     from demur.paper.stored_runs import stored_factories
 
     return stored_factories(
-        Path(folder), lambda run: open_evaluator(str(run.path), device, data), say
+        Path(folder), lambda run: open_evaluator(str(run.path), device, data), on_message
     )
 
 
@@ -151,12 +151,12 @@ def _training_factories(
 ) -> "Factories":
     """Return factories that train and attack with progress bars, and archive if asked to."""
     from demur.attacks import Attack
-    from demur.cli.evaluate import open_evaluator, record_of
+    from demur.cli.evaluate import open_evaluator, attack_and_report
     from demur.cli.train import train_run
     from demur.data import SplitName
     from demur.evaluate import ArchiveKeepsLess, AttackOptions, Evaluator
     from demur.evaluate import archive as archive_run
-    from demur.paper.measured import Factories
+    from demur.paper.measure import Factories
     from demur.runs import Record
     from demur.runs.record import record_path
 
@@ -165,7 +165,7 @@ def _training_factories(
             archive_run(evaluator, Path(archive) / evaluator.run.name, scores, again=True)
 
     def craft(evaluator: Evaluator, split: SplitName, label: str, attack: Attack) -> Record:
-        record = record_of(evaluator, label, attack, AttackOptions(split))
+        record = attack_and_report(evaluator, label, attack, AttackOptions(split))
         head_score, _ = evaluator.run.recipe.head_rejector
         copies = Path(archive or "") / evaluator.run.name / "records"
         if archive and not record_path(copies, record.label, split, record.digest).exists():

@@ -47,7 +47,7 @@ def theory(
         check_finished(opened)
     report = theory_of(opened, tuple(gamma or GAMMAS), rho)
     if as_json:
-        typer.echo(json.dumps(report.plain(), indent=2))
+        typer.echo(json.dumps(report.to_json(), indent=2))
     else:
         show_theory(report)
     if out:

@@ -52,7 +52,7 @@ def train_run(
     sync_bn: bool = False,
 ) -> "Run":
     """Train a recipe in a folder with a progress bar and return the finished run."""
-    from demur.cli.progress import TrainingBar, say, silence_other_ranks
+    from demur.cli.progress import TrainingBar, on_message, silence_other_ranks
     from demur.device import device_by_name
     from demur.distributed import current, init_distributed, launched
     from demur.engine import check_engine
@@ -63,17 +63,17 @@ def train_run(
     if not launched():  # else rank 0 checks: the others may not share its disk
         Run.check(folder, recipe)
         if Run(folder).finished:
-            say(f"{folder} is trained already")
+            on_message(f"{folder} is trained already")
             return Run(folder)
     with (
         init_distributed(device_by_name(device)) as rank_device,
         TrainingBar(f"train {folder.name}") as bar,
     ):
         silence_other_ranks()
-        run = train_recipe(recipe, folder, rank_device, data, bar.watch, engine, sync_bn, say)
+        run = train_recipe(recipe, folder, rank_device, data, bar.on_progress, engine, sync_bn, on_message)
         is_leader = current().is_leader
     if is_leader:  # the other ranks may not share its disk
-        say(f"{folder}: {_selection(run.checkpoint, recipe.epochs)}")
+        on_message(f"{folder}: {_selection(run.checkpoint, recipe.epochs)}")
     return run
 
 

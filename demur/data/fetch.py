@@ -30,7 +30,7 @@ class Fetched(NamedTuple):
     source: str | None  # None if it was there already
 
 
-def whole(published: Published, data_folder: Path) -> Fetched | None:
+def find_complete(published: Published, data_folder: Path) -> Fetched | None:
     """Return the data set in this folder if it is complete and undamaged, else None."""
     found = find(published, [data_folder])
     if found is None or check_files(published, found).damaged:
@@ -44,7 +44,7 @@ def get(published: Published, data_folder: Path, on_progress: ProgressCallback) 
     Raises:
         BadInput: No source delivers the published files, or a file has the folder's name.
     """
-    existing = whole(published, data_folder)
+    existing = find_complete(published, data_folder)
     if existing:
         return existing
     destination = data_folder / published.archive.layout.folder

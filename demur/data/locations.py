@@ -21,7 +21,7 @@ class DataFiles(NamedTuple):
     folder: Path
 
 
-def places(given: Path | None) -> list[Path]:
+def search_folders(given: Path | None) -> list[Path]:
     """The folders to search for data sets; `get` installs into the first."""
     if given is not None:
         return [given]
@@ -35,7 +35,7 @@ def locate(published: Published, given: Path | None) -> DataFiles:
     Raises:
         BadInput: No folder has any of the files.
     """
-    found = find(published, places(given))
+    found = find(published, search_folders(given))
     if found is not None:
         return found
     raise not_found_error(f"{published.title} is not", published.name, given)
@@ -43,7 +43,7 @@ def locate(published: Published, given: Path | None) -> DataFiles:
 
 def not_found_error(what: str, name: str, given: Path | None) -> BadInput:
     """The error that names the searched folders and the command that downloads the data."""
-    searched = " or ".join(map(str, places(given))) or "a cache folder: there is no home folder"
+    searched = " or ".join(map(str, search_folders(given))) or "a cache folder: there is no home folder"
     option = f" --data {given}" if given else ""
     return BadInput(
         f"{what} in {searched}; run 'demur data get {name}{option}' "

@@ -36,10 +36,10 @@ class FastSteps(PlainSteps):
         train_state: TrainState,
         fit: Images,
         compiler: Compiler = "inductor",
-        say: Callable[[str], None] = lambda sentence: None,
+        on_message: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         super().__init__(recipe, train_state, fit)
-        device, self.compiler, self.say = fit.y.device, compiler, say
+        device, self.compiler, self.on_message = fit.y.device, compiler, on_message
         self.frozen_model = FrozenModel(train_state.net, train_state.precision, compiler)
         self.fast_step = TrainingStep(
             recipe, train_state, fit, self.frozen_model, self._compiled_loss()
@@ -114,7 +114,7 @@ class FastSteps(PlainSteps):
         self.train_state.world.all_reduce([failures])
         if bool(failures):
             self.graph, self.capture_failed = None, True
-            self.say(f"cannot capture the fast training step, using the plain one: {reason}")
+            self.on_message(f"cannot capture the fast training step, using the plain one: {reason}")
 
     def _capture(self) -> None:
         """Capture the step and undo the changes of the warm-up."""

@@ -48,10 +48,10 @@ class FrozenModel(nn.Module):
         precision: Precision,
         compiler: Compiler = "inductor",
         fixed: int | None = None,
-        say: Callable[[str], None] = lambda sentence: None,
+        on_message: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         super().__init__()
-        self.precision, self.compiler, self.say = precision, compiler, say
+        self.precision, self.compiler, self.on_message = precision, compiler, on_message
         self.buckets: BatchBuckets | None = None
         self._source = (net,)  # in a tuple, so that its weights are not this module's
         self._copies: dict[bool, ModelCopy] = {}  # by train mode
@@ -139,7 +139,7 @@ class FrozenModel(nn.Module):
         except Exception as error:  # from torch.compile or the capture
             self._eager_objectives.add(objective)
             self._forwards.clear()
-            self.say(f"cannot compile this objective, attacking it eagerly: {first_line(error)}")
+            self.on_message(f"cannot compile this objective, attacking it eagerly: {first_line(error)}")
             return self._query(objective, query, x, y, *inputs)
 
     def _query(
@@ -176,9 +176,9 @@ class FrozenModel(nn.Module):
             # with torch.compile each size is compiled separately, which padding never repays
             self.buckets = BatchBuckets(largest, tune_later=self.compiler == "none")
             self._output_graphs.clear()
-            self.forget()
+            self.drop_graphs()
 
-    def forget(self) -> None:
+    def drop_graphs(self) -> None:
         """Drop the captured gradient queries and their memory, for example between attacks."""
         self._graphs.clear()
         if self.buckets is not None:
@@ -188,7 +188,7 @@ class FrozenModel(nn.Module):
         """Return the batch norms of the copy for this mode; callers may set their momentum."""
         return [m for m in self._copy().net.modules() if isinstance(m, _BatchNorm)]
 
-    def remember(self) -> None:
+    def update_running_stats(self) -> None:
         """Apply deferred updates of running statistics; call it after the attack."""
         for model_copy in self._copies.values():
             if isinstance(model_copy, FusedResNet):

@@ -24,7 +24,7 @@ from demur.precision import Precision
 from demur.recipes import Recipe
 
 ENGINES = ("auto", "plain", "fast")
-Say = Callable[[str], None]
+MessageCallback = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class EnginePlan:
             synchronise_batch_norm(train_state.net)
         return train_state
 
-    def steps(self, recipe: Recipe, train_state: TrainState, fit: Images, say: Say) -> PlainSteps:
+    def steps(self, recipe: Recipe, train_state: TrainState, fit: Images, on_message: MessageCallback) -> PlainSteps:
         """Return the training steps of this engine."""
         if self.engine == "fast" and fit.y.device.type == "cuda":
-            return FastSteps(recipe, train_state, fit, say=say)
+            return FastSteps(recipe, train_state, fit, on_message=on_message)
         return PlainSteps(recipe, train_state, fit)
 
     def resumed(self, stored: dict[str, Any] | None) -> "EnginePlan":
@@ -78,7 +78,7 @@ def choose_plan(
     device: torch.device,
     world: ProcessGroup,
     sync_bn: bool,
-    say: Say,
+    on_message: MessageCallback,
 ) -> EnginePlan:
     """Return the plan of the named engine for a recipe on a device; explain changes by `say`.
 
@@ -91,10 +91,10 @@ def choose_plan(
     if device.type == "cpu":
         precision, channels_last = fastest_settings(recipe)
         if precision != recipe.precision:
-            say(f"{recipe.precision} is not faster on this CPU; computing in {precision}")
+            on_message(f"{recipe.precision} is not faster on this CPU; computing in {precision}")
         return EnginePlan("fast", precision, channels_last, synchronised)
     if synchronised:
-        say("synchronised batch norm needs the plain engine; omit --sync-bn to use the fast one")
+        on_message("synchronised batch norm needs the plain engine; omit --sync-bn to use the fast one")
         return EnginePlan("plain", recipe.precision, sync_bn=True)
     return EnginePlan("fast", recipe.precision, channels_last=True)
 

@@ -40,7 +40,7 @@ class PlainSteps:
 
     def begin(self, epoch: int) -> None:
         """Draw the batch order of an epoch and set its learning rates."""
-        seed = noise.derived(self.recipe.seed, ORDER)
+        seed = noise.derive_seed(self.recipe.seed, ORDER)
         self.order.copy_(noise.permutation(seed, len(self.fit), epoch))
         self.first_step = epoch * self.batches
         total = self.recipe.epochs * self.batches

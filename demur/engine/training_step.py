@@ -51,9 +51,9 @@ class TrainingStep:
         x, y = self.fit.batch(chosen)
         index = self.fit.index[chosen]
         x = recipe.augment(
-            x.to(train_state.dtype), noise.derived(recipe.seed, AUGMENT), index, step
+            x.to(train_state.dtype), noise.derive_seed(recipe.seed, AUGMENT), index, step
         )
-        stream = noise.derived(recipe.seed, CRAFT, step)
+        stream = noise.derive_seed(recipe.seed, CRAFT, step)
         with tf32(train_state.precision):
             with autocast(train_state.precision, x.device):
                 x_adv = recipe.method.craft(self.model, x, y, index, stream)

@@ -11,7 +11,7 @@ from demur.attacks import Attack
 from demur.data import Images
 from demur.engine.frozen import FrozenModel
 from demur.engine.train_state import TrainState
-from demur.methods import crafting
+from demur.methods import attack_mode
 from demur.output import prediction
 from demur.precision import tf32, use_precision
 
@@ -38,7 +38,7 @@ class Validator:
             self.frozen_model.refresh()
             model = self.frozen_model.eval()
         correct = torch.zeros((), dtype=torch.int64, device=images.y.device)
-        with crafting(net, "eval"):
+        with attack_mode(net, "eval"):
             for piece in list(images.slices(BATCH))[world.rank :: world.size]:
                 x, y = images.batch(piece)
                 x = x.to(self.train_state.dtype)

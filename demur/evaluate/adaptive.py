@@ -46,7 +46,7 @@ class AdaptivePlan:
         restarts: int = RESTARTS,
     ) -> "AdaptivePlan":
         """Make a plan; BadInput if an objective or a number is invalid."""
-        names = tuple(name for name in ADAPTIVE_OBJECTIVES if suits(name, recipe))
+        names = tuple(name for name in ADAPTIVE_OBJECTIVES if supports(name, recipe))
         if objectives is not None:
             names = tuple(dict.fromkeys(_checked_name(name, recipe) for name in objectives))
         for eta in etas:
@@ -64,7 +64,7 @@ class AdaptivePlan:
         return {BASELINE: Con(), **dict([self.recipe.head_rejector])}
 
     @property
-    def plain(self) -> str:
+    def baseline_label(self) -> str:
         """Name of PGD on the cross-entropy with the same budget, as the command takes it."""
         return _label(
             f"pgd-{STEPS}", _changes(steps=(self.steps, STEPS), restarts=(self.restarts, 1))
@@ -89,7 +89,7 @@ class AdaptivePlan:
     @property
     def worst_label(self) -> str:
         """Label of the record of `worst`, with the settings that differ from the paper's."""
-        all_names = tuple(name for name in ADAPTIVE_OBJECTIVES if suits(name, self.recipe))
+        all_names = tuple(name for name in ADAPTIVE_OBJECTIVES if supports(name, self.recipe))
         changes = _changes(
             objectives=("+".join(self.objectives), "+".join(all_names)),
             etas=("+".join(map(_number, self.etas)), "+".join(map(_number, ETAS))),
@@ -125,14 +125,14 @@ class Trial:
         row = self.row(rejector)
         return row.point.accuracy if measure == "accuracy" else row.ranking.auroc
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The trial as JSON values."""
         return {
             "objective": self.objective,
             "formula": self.formula,
             "eta": self.eta,
-            "attack": self.scored.summary.plain(),
-            "rows": [row.plain() for row in self.scored.rows if row.protocol == "paper"],
+            "attack": self.scored.summary.to_json(),
+            "rows": [row.to_json() for row in self.scored.rows if row.protocol == "paper"],
         }
 
 
@@ -141,7 +141,7 @@ def trials(plan: AdaptivePlan, make: Make, scorer: Scorer) -> list[Trial]:
     return [
         Trial(
             name, ADAPTIVE_OBJECTIVES[name].formula(plan.recipe), eta,
-            scorer.scored(make(plan.label(name, eta), plan.attack(name, eta))),
+            scorer.score_record(make(plan.label(name, eta), plan.attack(name, eta))),
         )
         for name in plan.objectives
         for eta in plan.etas
@@ -178,9 +178,9 @@ def row_of(scored: ScoredRecord, rejector: str, protocol: Protocol) -> Row:
     return next(r for r in scored.rows if (r.rejector, r.protocol) == (rejector, protocol))
 
 
-def suits(objective: str, recipe: Recipe) -> bool:
+def supports(objective: str, recipe: Recipe) -> bool:
     """Whether the net has the outputs that an objective needs."""
-    return ADAPTIVE_OBJECTIVES[objective].suits(recipe)
+    return ADAPTIVE_OBJECTIVES[objective].supports(recipe)
 
 
 def _checked_name(objective: str, recipe: Recipe) -> str:
@@ -189,7 +189,7 @@ def _checked_name(objective: str, recipe: Recipe) -> str:
         raise BadInput(
             f"no objective is called {objective!r}; {suggestion(objective, ADAPTIVE_OBJECTIVES)}"
         )
-    if not suits(objective, recipe):
+    if not supports(objective, recipe):
         raise BadInput(f"{objective} needs L_RR and a second output; use head=RR()")
     return objective
 

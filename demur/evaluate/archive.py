@@ -44,7 +44,7 @@ def archive(
     evaluator: Evaluator,
     target: Path,
     only: Sequence[str] = (),
-    watch: Callable[[int, int], None] = no_progress,
+    on_progress: Callable[[int, int], None] = no_progress,
     again: bool = False,
 ) -> Run:
     """Write the archive of a run.
@@ -67,11 +67,11 @@ def archive(
         scores = _fit(rejectors, records, binding, bool(only))
         archived = []
         for done, record in enumerate(records):
-            watch(done, len(records))
+            on_progress(done, len(records))
             archived.append(_archived(record, rejectors, scores, binding.fitted, bool(only)))
             if only:
                 _check_has_scores(rejectors, archived[-1], evaluator.run)
-        watch(len(records), len(records))
+        on_progress(len(records), len(records))
         _check_nothing_lost(resolved, archived)
         _write(evaluator.run, archived, certificates, half)
     return Run(target)

@@ -4,10 +4,10 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 
-def plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Convert dataclasses and named tuples to dictionaries, recursively."""
     if is_dataclass(value):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+        return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
     if hasattr(value, "_asdict"):
         return value._asdict()
-    return [plain(item) for item in value] if isinstance(value, tuple) else value
+    return [to_json(item) for item in value] if isinstance(value, tuple) else value

@@ -25,7 +25,7 @@ from demur.data import Images, SplitName, Splits
 from demur.device import device_by_name
 from demur.engine import FrozenModel, check_engine, compiler_for_attacks
 from demur.errors import BadInput, suggestion
-from demur.evaluate.batching import Watch, attack_in_batches, default_batch_size
+from demur.evaluate.batching import ProgressCallback, attack_in_batches, default_batch_size
 from demur.evaluate.binding import BoundSpec, bind_thresholds
 from demur.evaluate.model_probe import probe
 from demur.fused import fusing
@@ -106,10 +106,10 @@ class Evaluator:
         device: torch.device | str,
         data_folder: Path | None = None,
         engine: str = "auto",
-        say: Callable[[str], None] = lambda sentence: None,
+        on_message: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self.run, self.device = run, _as_device(device)
-        self.data_folder, self.say = data_folder, say
+        self.data_folder, self.on_message = data_folder, on_message
         self.fast = check_engine(engine) != "plain" and self.device.type == "cuda"
         self._clean: dict[str, Record] = {}
 
@@ -132,15 +132,15 @@ class Evaluator:
     def frozen_model(self) -> FrozenModel:
         """The net as the fast engine runs it in attacks."""
         compiler = compiler_for_attacks(self.net, self.precision)
-        return FrozenModel(self.net, self.precision, compiler, say=self.say)
+        return FrozenModel(self.net, self.precision, compiler, on_message=self.on_message)
 
     def craft(self, attack: Attack, images: Images, piece: slice, batch_size: int) -> Tensor:
         """Adversarial examples of a slice of the images, independent of the other images."""
-        with self.crafting(batch_size) as model:
-            return attack.perturb(model, *self.laid_out(images, piece)).contiguous()
+        with self.attack_model(batch_size) as model:
+            return attack.perturb(model, *self.batch_in_layout(images, piece)).contiguous()
 
     @contextmanager
-    def crafting(self, batch_size: int) -> Iterator[Model]:
+    def attack_model(self, batch_size: int) -> Iterator[Model]:
         """Yield the model to attack, with the precision of attacks set."""
         if not self.fast:
             with tf32("fp32"):
@@ -151,7 +151,7 @@ class Evaluator:
         with use_precision(self.precision, self.device), fusing(compiles):
             yield self.frozen_model
 
-    def laid_out(self, images: Images, piece: slice) -> tuple[Tensor, Tensor, Tensor]:
+    def batch_in_layout(self, images: Images, piece: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Pixels in the memory format of the engine, labels and indices of a slice of images."""
         x, y = images.batch(piece)
         on_cpu = self.device.type == "cpu"
@@ -207,7 +207,7 @@ def run_attack(
     label: str,
     attack: Attack,
     options: AttackOptions = AttackOptions(),
-    watch: Watch = no_progress,
+    on_progress: ProgressCallback = no_progress,
 ) -> Record:
     """Run an attack and write its record, or read the record if it exists.
 
@@ -251,7 +251,7 @@ def run_attack(
         # the process that held the lock may have finished this record
         finished = here.broadcast(finished_record(folder, options.split, key))
         if finished is None:
-            x_adv = _craft_all(evaluator, bound.spec, images, options, making, watch)
+            x_adv = _craft_all(evaluator, bound.spec, images, options, making, on_progress)
             if here.is_leader:
                 _write_new_record(evaluator, images, x_adv, options, metadata, making)
         if here.is_leader:
@@ -273,7 +273,7 @@ def _as_device(device: object) -> torch.device:
 
 def _report_waiting(evaluator: Evaluator) -> Callable[[Path], None]:
     """Callback that logs the wait for another process that makes the same record."""
-    return lambda folder: evaluator.say("another process is making this record; waiting for it")
+    return lambda folder: evaluator.on_message("another process is making this record; waiting for it")
 
 
 def _craft_all(
@@ -282,14 +282,14 @@ def _craft_all(
     images: Images,
     options: AttackOptions,
     folder: Path,
-    watch: Watch,
+    on_progress: ProgressCallback,
 ) -> Tensor:
     """Adversarial examples of all images; finished batches are stored under the code version."""
     if evaluator.fast:
-        evaluator.frozen_model.forget()
+        evaluator.frozen_model.drop_graphs()
     size = options.batch_size or default_batch_size(len(images), evaluator.device)
     parts = folder / f"parts-{identity(code=code_version())[:12]}"
-    return attack_in_batches(partial(evaluator.craft, attack, images), images, size, parts, watch)
+    return attack_in_batches(partial(evaluator.craft, attack, images), images, size, parts, on_progress)
 
 
 def _write_new_record(

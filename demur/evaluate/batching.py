@@ -20,7 +20,7 @@ from demur.engine import pad_batch
 from demur.errors import BadInput
 from demur.runs.files import content_digest, write_bytes
 
-Watch = Callable[[int, int], None]  # images done, images in all
+ProgressCallback = Callable[[int, int], None]  # images done, images in all
 Craft = Callable[[slice, int], Tensor]  # a slice of the images and the batch size it is part of
 Piece = tuple[int, int]  # first image, and last image plus one
 
@@ -35,7 +35,7 @@ def default_batch_size(count: int, device: torch.device) -> int:
     return -(-count // batches // 8) * 8 if batches > 1 else most
 
 
-def attack_in_batches(craft: Craft, images: Images, size: int, parts: Path, watch: Watch) -> Tensor:
+def attack_in_batches(craft: Craft, images: Images, size: int, parts: Path, on_progress: ProgressCallback) -> Tensor:
     """Adversarial examples of all images in order (N, C, H, W); empty except on rank 0.
 
     `craft` makes those of one batch, `parts` is the folder of finished batches, and `watch` is
@@ -57,7 +57,7 @@ def attack_in_batches(craft: Craft, images: Images, size: int, parts: Path, watc
             finished[start, stop] = x_adv[: stop - start].cpu()
             _write_piece(parts, (start, stop), finished[start, stop])
         done = sorted([*done, *round_pieces])
-        watch(sum(stop - start for start, stop in done), len(images))
+        on_progress(sum(stop - start for start, stop in done), len(images))
     return torch.cat([finished[piece] for piece in done]) if here.is_leader else torch.empty(0)
 
 

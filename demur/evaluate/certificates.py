@@ -18,7 +18,7 @@ import numpy as np
 from demur.attacks import Attack, Clean
 from demur.calibrate import Certificate, Guarantee, certify, lower_bound, upper_bound
 from demur.errors import BadInput
-from demur.evaluate.as_json import plain
+from demur.evaluate.as_json import to_json
 from demur.evaluate.attack import AttackOptions, Evaluator, run_attack
 from demur.evaluate.binding import Binding, bind_thresholds
 from demur.evaluate.record_scores import StoredScore, accepted, can_score, values
@@ -31,7 +31,7 @@ from demur.runs.record import identity
 from demur.spec import digest, show
 
 REMEDY = "delete it and make it again with demur calibrate"
-Word = Literal["kept", "within chance", "broken", "nothing accepted"]
+RetestVerdict = Literal["kept", "within chance", "broken", "nothing accepted"]
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class Retest:
     hits: int
     trials: int
     coverage: float
-    word: Word
+    verdict: RetestVerdict
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The retest as JSON values."""
-        values: dict[str, Any] = plain(self)
+        values: dict[str, Any] = to_json(self)
         return values
 
 
@@ -160,10 +160,10 @@ def retest(certificate: IssuedCertificate, score: Score, record: Record) -> Rete
         float(lower_bound(hits, trials, 0.025)), float(upper_bound(hits, trials, 0.025))
     )
     observed = hits / trials if trials else None
-    word = _word(observed, interval, level, is_upper_bound)
+    verdict = _verdict(observed, interval, level, is_upper_bound)
     return Retest(
         str(certificate.metadata["sentence"]), record.label, certificate.covers(record), quantity,
-        level, observed, interval, hits, trials, float(accept.mean()), word,
+        level, observed, interval, hits, trials, float(accept.mean()), verdict,
     )  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def retests(
     return tested
 
 
-def _word(observed: float | None, interval: Interval, level: float, is_upper_bound: bool) -> Word:
+def _verdict(observed: float | None, interval: Interval, level: float, is_upper_bound: bool) -> RetestVerdict:
     """Verdict on a guarantee: broken only if the whole interval is on the wrong side of it."""
     if observed is None:
         return "nothing accepted"
@@ -219,7 +219,7 @@ def _metadata(
     clean = cal.metadata["attack"] == digest(Clean())
     attacked_by = f"images attacked by {cal.metadata['spec']} and no others"
     valid_for = "clean images of the same distribution" if clean else attacked_by
-    values: dict[str, Any] = json.loads(json.dumps(found.plain()))
+    values: dict[str, Any] = json.loads(json.dumps(found.to_json()))
     return values | {
         "rejector": name,
         "rejector_spec": show(rejector, full=True),

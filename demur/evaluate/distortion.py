@@ -1,6 +1,6 @@
 """Minimal distortion that breaks an image, measured on records of C&W.
 
-    found = judged(record, attack, evaluator.clean, right_before)
+    found = distortion_verdicts(record, attack, evaluator.clean, right_before)
     distances([found], recipe.rejectors())      # mean distance and share of broken images
 
 normal: the prediction is wrong. adaptive: it is wrong, and its score reaches the median score of
@@ -17,7 +17,7 @@ from demur import metrics
 from demur.attacks import CW, Attack
 from demur.attacks.criteria import RuleCriterion
 from demur.errors import BadInput
-from demur.evaluate.as_json import plain
+from demur.evaluate.as_json import to_json
 from demur.evaluate.binding import CleanRecord, bind_thresholds
 from demur.metrics import BoolArray, FloatArray, Interval
 from demur.recipes import Recipe
@@ -43,17 +43,17 @@ class Distances:
     n: int
     broken: float  # share of all images, including those broken without a change
     broken_interval: Interval
-    as_they_came: float  # share of all images that were broken without a change
+    broken_clean: float  # share of all images that were broken without a change
     mean: float | None  # over the images that a change broke
     mean_interval: Interval | None
     median: float | None
     paper_mean: float  # over all images; 0 for failures and images misclassified before
-    beyond_normal: float | None  # mean divided by that of normal, on the images that both broke
+    ratio_to_normal: float | None  # mean divided by that of normal, on the images that both broke
     record: str
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The distances as JSON values."""
-        line: dict[str, Any] = plain(self)
+        line: dict[str, Any] = to_json(self)
         return line
 
 
@@ -66,7 +66,7 @@ class DistortionVerdicts:
     threshold: float | None
     broken: BoolArray
     distance: FloatArray
-    right_before: BoolArray  # correct before the attack
+    correct_clean: BoolArray  # correct before the attack
 
     @property
     def moved(self) -> BoolArray:
@@ -74,7 +74,7 @@ class DistortionVerdicts:
         return self.broken & (self.distance > 0)
 
 
-def usual(recipe: Recipe) -> list[str]:
+def default_attacks(recipe: Recipe) -> list[str]:
     """Attacks of the paper's table: both norms, normal, adaptive for Con and for the head."""
     name, _ = recipe.head_rejector
     on_confidence = [] if name == "Con" else [":rejector=Con()"]
@@ -93,15 +93,15 @@ def distortion_attack(text: str, recipe: Recipe) -> CW:
     return found
 
 
-def judged(
-    record: Record, attack: CW, clean: CleanRecord, right_before: BoolArray
+def distortion_verdicts(
+    record: Record, attack: CW, clean: CleanRecord, correct_clean: BoolArray
 ) -> DistortionVerdicts:
     """Which images of a record are broken, and the distance of each."""
     bound = bind_thresholds(attack, clean).spec
     broken = bound.criterion(record.output, record.y).numpy()
     at = bound.criterion.threshold if isinstance(bound.criterion, RuleCriterion) else None
     t = at if isinstance(at, float) else None
-    return DistortionVerdicts(record, attack, t, broken, _distance(record, attack), right_before)
+    return DistortionVerdicts(record, attack, t, broken, _distance(record, attack), correct_clean)
 
 
 def distances(
@@ -124,12 +124,12 @@ def _distances(
         n=len(one.broken),
         broken=float(one.broken.mean()),
         broken_interval=metrics.wilson(int(one.broken.sum()), len(one.broken)),
-        as_they_came=float((one.broken & ~one.moved).mean()),
+        broken_clean=float((one.broken & ~one.moved).mean()),
         mean=float(far.mean()) if len(far) else None,
         mean_interval=metrics.bootstrap(lambda part: float(part.mean()), far) if len(far) else None,
         median=float(np.median(far)) if len(far) else None,
-        paper_mean=float(np.where(one.moved & one.right_before, one.distance, 0.0).mean()),
-        beyond_normal=_ratio(one, normal) if normal and _has_rejector(one.attack) else None,
+        paper_mean=float(np.where(one.moved & one.correct_clean, one.distance, 0.0).mean()),
+        ratio_to_normal=_ratio(one, normal) if normal and _has_rejector(one.attack) else None,
         record=one.record.digest,
     )
 

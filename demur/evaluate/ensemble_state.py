@@ -20,7 +20,7 @@ from demur.spec import digest
 
 INPUT_PREFIX = "given."  # of the names of ChainState.inputs in the file
 WRITE_SECONDS = 20.0  # least time between two writes
-LOOKED_AT = 64  # number of images whose outputs identify a model
+FINGERPRINT_IMAGES = 64  # number of images whose outputs identify a model
 
 
 class EnsembleState:
@@ -31,7 +31,7 @@ class EnsembleState:
         self.key = _key(chain, batch) if path else torch.empty(0)
         self.written = monotonic()
 
-    def keep(self, chain_state: ChainState, at_once: bool = False) -> None:
+    def save(self, chain_state: ChainState, at_once: bool = False) -> None:
         """Write the state if there is a file; at most every WRITE_SECONDS unless `at_once`."""
         if self.path is None or (monotonic() - self.written < WRITE_SECONDS and not at_once):
             return
@@ -42,7 +42,7 @@ class EnsembleState:
         }
         write_tensors(self.path, {"key": self.key, **named, **inputs})
 
-    def kept(self) -> ChainState | None:
+    def load(self) -> ChainState | None:
         """Read the state; None if there is none, BadInput if it is of another evaluation."""
         if self.path is None or not self.path.exists():
             return None
@@ -91,7 +91,7 @@ def _weights(model: Model) -> list[Tensor]:
 def _outputs(chain: Chain, batch: AttackBatch) -> list[Tensor]:
     """Outputs and scores for the first images: functions without a state_dict differ in these."""
     with torch.no_grad():
-        out = as_output(batch.model(batch.x[:LOOKED_AT]))
+        out = as_output(batch.model(batch.x[:FINGERPRINT_IMAGES]))
         pairs = chain.criterion.rule.pairs if isinstance(chain.criterion, RuleCriterion) else ()
         outputs = (out.logits, out.aux, *(score(out) for score, _ in pairs))
     return [part.double().round(decimals=4) for part in outputs]

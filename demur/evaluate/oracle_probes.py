@@ -20,7 +20,7 @@ from demur.output import Output, log_probabilities, prediction
 from demur.runs import Record
 
 FOLDS = 5
-LEAST = 100  # least number of correct and of wrong predictions to fit a probe
+MIN_PER_OUTCOME = 100  # least number of correct and of wrong predictions to fit a probe
 LINEAR, TREES = "outputs, linear (oracle)", "outputs, trees (oracle)"
 FEATURES = "features, linear (oracle)"  # features and outputs
 PROBES = (LINEAR, TREES, FEATURES)
@@ -47,10 +47,10 @@ def why_unprobed(record: Record) -> str:
     if record.scores_only:
         return "the record has only scores; attack the run again and archive it without --only"
     correct = int(record.correct.sum())
-    if min(correct, len(record.y) - correct) < LEAST:
+    if min(correct, len(record.y) - correct) < MIN_PER_OUTCOME:
         return (
-            f"{correct} of {len(record.y)} predictions are correct, and a probe needs {LEAST} "
-            f"correct and {LEAST} wrong ones; attack more images or use another attack"
+            f"{correct} of {len(record.y)} predictions are correct, and a probe needs {MIN_PER_OUTCOME} "
+            f"correct and {MIN_PER_OUTCOME} wrong ones; attack more images or use another attack"
         )
     return ""
 

@@ -13,7 +13,7 @@ import numpy as np
 from demur import metrics
 from demur.attacks import Clean
 from demur.calibrate import TPR
-from demur.evaluate.as_json import plain
+from demur.evaluate.as_json import to_json
 from demur.evaluate.attack import Evaluator
 from demur.evaluate.binding import Binding
 from demur.evaluate.record_scores import StoredScore, accepted, can_score, tcon_of, values
@@ -62,9 +62,9 @@ class Row:
     record: str
     level: float  # TPR at which the threshold was chosen
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The row as JSON values; an infinite threshold becomes text."""
-        row: dict[str, Any] = plain(self)
+        row: dict[str, Any] = to_json(self)
         if not np.isfinite(self.point.threshold):
             row["point"]["threshold"] = str(self.point.threshold)
         return row
@@ -95,9 +95,9 @@ class Summary:
             "could not break them: TPR-95 and AUROC on such a mixture are artefacts"
         )
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The summary as JSON values."""
-        summary: dict[str, Any] = plain(self)
+        summary: dict[str, Any] = to_json(self)
         return summary
 
 
@@ -108,7 +108,7 @@ class ScoredRecord:
     record: Record
     summary: Summary
     rows: list[Row]
-    unseen: tuple[str, ...] = ()  # rejectors that need arrays which this record lacks
+    missing_rejectors: tuple[str, ...] = ()  # rejectors that need arrays which this record lacks
 
 
 @dataclass(frozen=True)
@@ -122,21 +122,21 @@ class Scorer:
         thresholds: Thresholds of the deploy protocol, by name.
         level: TPR at which thresholds are chosen.
         cal_n: Number of cal images that thresholds were chosen on.
-        without: Reasons why rejectors are missing, by name.
+        unavailable: Reasons why rejectors are missing, by name.
         texts: Full specs of the rejectors, by name; stored scores are found by them.
 
     Example:
         >>> evaluator = Evaluator(Run.open("digits-pgdat-rr"), "cpu")
         >>> scorer = Scorer.of(evaluator)
         >>> record = evaluator.run.records("test")[0]
-        >>> aurocs = {row.rejector: row.ranking.auroc for row in scorer.scored(record).rows}
+        >>> aurocs = {row.rejector: row.ranking.auroc for row in scorer.score_record(record).rows}
     """
 
     scores: dict[str, Score]
     thresholds: dict[str, float]
     level: float
     cal_n: int
-    without: dict[str, str] = field(default_factory=dict)
+    unavailable: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
@@ -156,18 +156,18 @@ class Scorer:
                 one of them has features; otherwise their stored scores are read.
 
         Returns:
-            The scorer. `without` names the rejectors that could not be fitted or read.
+            The scorer. `unavailable` names the rejectors that could not be fitted or read.
         """
         specs = evaluator.run.recipe.rejectors() if rejectors is None else rejectors
         to_score = evaluator.run.records("test") if records is None else list(records)
         binding = Binding(evaluator.clean, evaluator.device)
-        scores, without = _fit_or_read(specs, to_score, binding)
+        scores, unavailable = _fit_or_read(specs, to_score, binding)
         texts = {name: show(specs[name], full=True) for name in scores}
-        scorer = Scorer(scores, {}, level, 0, without, texts)
+        scorer = Scorer(scores, {}, level, 0, unavailable, texts)
         if "cal" not in evaluator.run.recipe.data.splits:
             return scorer
         cal = evaluator.clean("cal")
-        cal_scores = {name: scorer.of_record(name, cal) for name in scores}
+        cal_scores = {name: scorer.score_for(name, cal) for name in scores}
         thresholds = {
             name: binding.choose_threshold(score, TPR(level))
             for name, score in cal_scores.items()
@@ -175,11 +175,11 @@ class Scorer:
         }
         return replace(scorer, thresholds=thresholds, cal_n=len(cal.y))
 
-    def of_record(self, name: str, record: Record) -> Score:
+    def score_for(self, name: str, record: Record) -> Score:
         """Score of a rejector for a record: computed, or read if the record is scores-only."""
         return StoredScore(self.texts[name]) if record.scores_only else self.scores[name]
 
-    def scored(self, record: Record, oracles: Mapping[str, FloatArray] = {}) -> ScoredRecord:
+    def score_record(self, record: Record, oracles: Mapping[str, FloatArray] = {}) -> ScoredRecord:
         """Score a record with every rejector.
 
         Args:
@@ -190,10 +190,10 @@ class Scorer:
             The record with its summary and its rows, oracles last.
         """
         base = Baseline(self, record)
-        rows, unseen = list[Row](), list[str]()
+        rows, missing_rejectors = list[Row](), list[str]()
         for name in self.scores:
-            if not can_score(score := self.of_record(name, record), record):
-                unseen.append(name)
+            if not can_score(score := self.score_for(name, record), record):
+                missing_rejectors.append(name)
                 continue
             value = values(score, record)
             ranking = self._ranking(value, base)
@@ -203,7 +203,7 @@ class Scorer:
                 rows.append(self._deploy_row(name, value, ranking, base))
         for name, value in {**oracles, ORACLE: tcon_of(record)}.items():
             rows.append(self._paper_row(name, value, self._ranking(value, base), base))
-        return ScoredRecord(record, summary(record), rows, tuple(unseen))
+        return ScoredRecord(record, summary(record), rows, tuple(missing_rejectors))
 
     def _ranking(self, score: FloatArray, base: "Baseline") -> Ranking:
         correct = base.record.correct
@@ -246,9 +246,9 @@ class Scorer:
             f"cal, clean, n={self.cal_n}", record.digest, self.level,
         )  # fmt: skip
 
-    def taken(self, name: str, record: Record) -> metrics.BoolArray:
+    def accepted(self, name: str, record: Record) -> metrics.BoolArray:
         """Which images a rejector accepts at its threshold; N."""
-        return accepted(self.of_record(name, record).rule(self.thresholds[name]), record)
+        return accepted(self.score_for(name, record).rule(self.thresholds[name]), record)
 
 
 def _fit_or_read(
@@ -257,19 +257,19 @@ def _fit_or_read(
     """Scores that can be computed or read from records, and why the others are missing."""
     with_features = any(record.metadata["features"] for record in records)
     scores_only = bool(records) and all(record.scores_only for record in records)
-    scores, without = dict[str, Score](), dict[str, str]()
+    scores, unavailable = dict[str, Score](), dict[str, str]()
     for name, rejector in rejectors.items():
         text = show(rejector, full=True)
         if with_features or (isinstance(rejector, Score) and not scores_only):
             try:
                 scores[name] = binding.bound(rejector)
             except TooFewImages as reason:
-                without[name] = str(reason)
+                unavailable[name] = str(reason)
         elif any(text in record.stored_scores for record in records):
             scores[name] = StoredScore(text)
         else:
-            without[name] = NOT_KEPT if scores_only else NO_FEATURES
-    return scores, without
+            unavailable[name] = NOT_KEPT if scores_only else NO_FEATURES
+    return scores, unavailable
 
 
 class Baseline:
@@ -277,7 +277,7 @@ class Baseline:
 
     def __init__(self, scorer: Scorer, record: Record) -> None:
         self.record, correct = record, record.correct
-        self.value = values(scorer.of_record(BASELINE, record), record)
+        self.value = values(scorer.score_for(BASELINE, record), record)
         self.resamples = Resamples.of(len(correct))
         self.paper = metrics.paper_stats(self.value, correct, scorer.level)
         self.paper_resampled = self.resamples.paper_accuracies(self.value, correct, scorer.level)

@@ -1,7 +1,7 @@
 """Training methods: a framework (how images are attacked and classified), a head and a schedule."""
 
 from demur.methods.atro import ATRO
-from demur.methods.batch_norm_mode import BatchNorm, crafting
+from demur.methods.batch_norm_mode import BatchNorm, attack_mode
 from demur.methods.carl import CARL
 from demur.methods.ccat import CCAT
 from demur.methods.ebd import EBD
@@ -20,5 +20,5 @@ SCHEDULES: tuple[type[Schedule], ...] = (Piecewise, OneCycle)
 __all__ = [
     "ATRO", "CARL", "CCAT", "EBD", "FRAMEWORKS", "HEADS", "PGDAT", "RR", "SCHEDULES", "TRADES",
     "BatchNorm", "BatchOutputs", "Framework", "Head", "LabelledOutput", "Method", "NoHead",
-    "OneCycle", "Piecewise", "SNet", "Schedule", "Standard", "crafting",
+    "OneCycle", "Piecewise", "SNet", "Schedule", "Standard", "attack_mode",
 ]  # fmt: skip

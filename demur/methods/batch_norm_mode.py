@@ -19,7 +19,7 @@ BatchNorm = Literal["train", "batch", "eval"]
 
 
 @contextmanager
-def crafting(net: nn.Module, bn: BatchNorm) -> Iterator[None]:
+def attack_mode(net: nn.Module, bn: BatchNorm) -> Iterator[None]:
     """Put `net` into a batch-norm mode with frozen parameters, and restore both on exit."""
     was_training, trainable = net.training, [p for p in net.parameters() if p.requires_grad]
     net.train(bn != "eval")
@@ -29,7 +29,7 @@ def crafting(net: nn.Module, bn: BatchNorm) -> Iterator[None]:
         with running_stats_frozen(net) if bn == "batch" else nullcontext():
             yield
         # an engine's model defers the updates of its running statistics to the end of the attack
-        _call_if_defined(net, "remember")
+        _call_if_defined(net, "update_running_stats")
     finally:
         net.train(was_training)
         for parameter in trainable:

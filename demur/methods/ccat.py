@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 from demur.attacks import CE, PGD, WrongConfidence
 from demur.balls import Linf
 from demur.field_types import Positive
-from demur.methods.batch_norm_mode import BatchNorm, check_keeps_batch, crafting
+from demur.methods.batch_norm_mode import BatchNorm, check_keeps_batch, attack_mode
 from demur.methods.frameworks import Framework
 from demur.methods.outputs import BatchOutputs, LabelledOutput
 from demur.noise import Stream
@@ -68,7 +68,7 @@ class CCAT(Framework):
 
     def craft(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
         start = len(x) // 2 if self.form == "official" else 0
-        with crafting(net, self.bn):
+        with attack_mode(net, self.bn):
             attacked = self.attack.perturb(net, x[start:], y[start:], index[start:], stream)
             return torch.cat([x[:start], attacked])
 

@@ -19,7 +19,7 @@ from demur.attacks.objectives import divergence
 from demur.balls import Linf
 from demur.errors import BadInput
 from demur.field_types import NonNegative
-from demur.methods.batch_norm_mode import BatchNorm, check_keeps_batch, crafting
+from demur.methods.batch_norm_mode import BatchNorm, check_keeps_batch, attack_mode
 from demur.methods.outputs import BatchOutputs, LabelledOutput
 from demur.noise import Stream
 from demur.output import log_probabilities
@@ -114,7 +114,7 @@ class PGDAT(Framework):
         check_keeps_batch(self.attack, self.bn)
 
     def craft(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
-        with crafting(net, self.bn):
+        with attack_mode(net, self.bn):
             return self.attack.perturb(net, x, y, index, stream)
 
     def outputs(
@@ -151,7 +151,7 @@ class TRADES(Framework):
     attack: Attack = PGD(Linf(8 / 255), steps=10, step_size=2 / 255, start="near", objective=KL())
 
     def craft(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
-        with crafting(net, "eval"):
+        with attack_mode(net, "eval"):
             return self.attack.perturb(net, x, y, index, stream)
 
     def outputs(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from demur.evaluate import ORACLE
 from demur.metrics import Difference
-from demur.paper.measured import DIVERGED, TrainingResult
+from demur.paper.measure import DIVERGED, TrainingResult
 from demur.paper.published import NOTE as PUBLISHED_NOTE
 from demur.paper.published import Figure, PaperFigures
 from demur.paper.seeds import Mean, SeedAverage, average_seeds

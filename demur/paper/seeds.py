@@ -9,7 +9,7 @@ from scipy.stats import t
 
 from demur.evaluate import Protocol, Row
 from demur.metrics import Difference, Interval
-from demur.paper.measured import TrainingResult
+from demur.paper.measure import TrainingResult
 
 Z = NormalDist().inv_cdf(0.975)  # half-width of a 95% interval in standard errors
 

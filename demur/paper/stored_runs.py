@@ -12,13 +12,13 @@ from demur.attacks import Attack
 from demur.data import SplitName
 from demur.errors import BadInput
 from demur.evaluate import Evaluator
-from demur.paper.measured import Factories, Open
+from demur.paper.measure import Factories, Open
 from demur.recipes import Recipe
 from demur.runs import Record, Run, runs_in
 from demur.spec import digest
 
 
-def stored_factories(folder: Path, open_run: Open, say: Callable[[str], None]) -> Factories:
+def stored_factories(folder: Path, open_run: Open, on_message: Callable[[str], None]) -> Factories:
     """Factories that return the stored runs and records of a folder, or None.
 
     Runs with an unreadable recipe are skipped and reported through `say`.
@@ -36,7 +36,7 @@ def stored_factories(folder: Path, open_run: Open, say: Callable[[str], None]) -
         try:
             runs_by_recipe.setdefault(digest(run.recipe), []).append(run)
         except BadInput as reason:
-            say(f"{run.name} is skipped: {reason}")
+            on_message(f"{run.name} is skipped: {reason}")
 
     records_of = cache(_read_records)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import get_args
 
 from demur.methods import BatchNorm
-from demur.recipes import Recipe, changed
+from demur.recipes import Recipe, with_changes
 from demur.spec import show
 
 WEIGHTS = ("0.1", "0.3", "3", "10")
@@ -62,6 +62,6 @@ def variants(recipe: Recipe, trades: Recipe, average: str) -> Mapping[str, Recip
         "trades-average-awp": (*framework, f"ema={average}", "awp=0.005"),
         "retrofit": ("base=plain",),
     }
-    variants = {name: changed(recipe, changes) for name, changes in (CHANGES | more).items()}
+    variants = {name: with_changes(recipe, changes) for name, changes in (CHANGES | more).items()}
     # a change to the default value is no variant
     return {name: one for name, one in variants.items() if name == "rr" or one != recipe}

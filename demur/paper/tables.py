@@ -12,7 +12,7 @@ from demur.data import SplitName
 from demur.errors import BadInput, suggestion
 from demur.paper.published import PaperFigures, first_table
 from demur.paper.study import variants
-from demur.recipes import RECIPES, Recipe, changed
+from demur.recipes import RECIPES, Recipe, with_changes
 from demur.runs import run_folder
 
 
@@ -54,7 +54,7 @@ class Table:
         entries = {name: recipe for name, recipe in self.entries.items() if name in wanted}
         return replace(self, entries=entries)
 
-    def changed(self, changes: Iterable[str]) -> "Table":
+    def with_changes(self, changes: Iterable[str]) -> "Table":
         """The table with KEY=VALUE changes applied to every recipe.
 
         Raises:
@@ -63,7 +63,7 @@ class Table:
         all_changes, entries = tuple(changes), {}
         for name, recipe in self.entries.items():
             try:
-                entries[name] = changed(recipe, all_changes)
+                entries[name] = with_changes(recipe, all_changes)
             except BadInput as error:
                 raise BadInput(f"the entry {name} cannot be changed: {error}") from error
         return replace(self, entries=entries)
@@ -71,7 +71,7 @@ class Table:
 
 PAPER = ["data.split=paper"]
 # the paper uses no EMA; the stored runs were trained with a longer warm-up
-AS_COMPARED = ["ema=0", "schedule.warmup=0.3"]
+COMPARED_CHANGES = ["ema=0", "schedule.warmup=0.3"]
 METHODS = (  # in the order of the paper's Table 1
     "standard", "pgdat", "pgdat-snet", "pgdat-ebd", "pgdat-carl", "pgdat-atro", "pgdat-rr",
     "trades", "trades-rr", "ccat", "ccat-rr", "ccat-reference", "ccat-reference-rr",
@@ -92,8 +92,8 @@ TABLES: dict[str, Table] = {
     ),
     "methods-cifar10": Table(
         "Training methods on CIFAR-10 (ResNet-18, 36 epochs without EMA; best: 60 epochs with EMA)",
-        {name: changed(RECIPES[f"cifar10-{name}-short"], PAPER + AS_COMPARED) for name in METHODS}
-        | {"best": changed(RECIPES["cifar10-best"], PAPER)},
+        {name: with_changes(RECIPES[f"cifar10-{name}-short"], PAPER + COMPARED_CHANGES) for name in METHODS}
+        | {"best": with_changes(RECIPES["cifar10-best"], PAPER)},
         ("clean", "pgd-10", "pgd-100", *RADII),
         learned=("KD", "LID", "GDA", "GDA*", "GMM"),
         published=first_table(("clean", *RADII)),
@@ -106,8 +106,8 @@ TABLES: dict[str, Table] = {
     "study-cifar10": Table(
         "What makes R-Con better than confidence? CIFAR-10, 12 epochs",
         variants(
-            changed(
-                RECIPES["cifar10-pgdat-rr-short"], ["epochs=12", "selection=last", *AS_COMPARED]
+            with_changes(
+                RECIPES["cifar10-pgdat-rr-short"], ["epochs=12", "selection=last", *COMPARED_CHANGES]
             ),
             RECIPES["cifar10-trades-rr-short"],
             average="0.998",

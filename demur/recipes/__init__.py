@@ -13,7 +13,7 @@ from demur.attacks import ATTACKS, CRITERIA, OBJECTIVES, Attack, Evasion
 from demur.balls import L2, Linf
 from demur.calibrate import OPERATING_POINTS
 from demur.data import AUGMENTS, DATASETS
-from demur.errors import BadInput, brief, suggestion
+from demur.errors import BadInput, shorten, suggestion
 from demur.methods import FRAMEWORKS, HEADS, SCHEDULES, Method
 from demur.nets import NETS
 from demur.recipes.adaptive import ADAPTIVE_ATTACKS, ADAPTIVE_OBJECTIVES, AdaptiveObjective
@@ -25,7 +25,7 @@ from demur.spec import Spec, Vocabulary, edit, read
 
 __all__ = [
     "ADAPTIVE_OBJECTIVES", "NAMED_ATTACKS", "RECIPES", "VOCABULARY", "AdaptiveObjective", "Recipe",
-    "attack", "changed", "recipe", "recipe_in",
+    "attack", "with_changes", "recipe", "recipe_in",
 ]  # fmt: skip
 
 S = TypeVar("S", bound=Spec)
@@ -58,15 +58,15 @@ def recipe(name: str, changes: str | Iterable[str] = ()) -> Recipe:
         2
     """
     if name.startswith("@"):
-        found = recipe_in(Path(name[1:]))
+        found = read_recipe(Path(name[1:]))
     elif name in RECIPES:
         found = RECIPES[name]
     else:
-        raise BadInput(f"no recipe is called {brief(name)!r}; {suggestion(name, RECIPES)}")
-    return changed(found, [changes] if isinstance(changes, str) else changes)
+        raise BadInput(f"no recipe is called {shorten(name)!r}; {suggestion(name, RECIPES)}")
+    return with_changes(found, [changes] if isinstance(changes, str) else changes)
 
 
-def changed(recipe: Recipe, changes: Iterable[str]) -> Recipe:
+def with_changes(recipe: Recipe, changes: Iterable[str]) -> Recipe:
     """Recipe with `key=value` changes applied in order."""
     return reduce(_apply_change, changes, recipe)
 
@@ -89,11 +89,11 @@ def attack(text: str, recipe: Recipe) -> Attack:
     elif name in NAMED_ATTACKS:
         found = NAMED_ATTACKS[name](recipe)
     else:
-        raise BadInput(f"no attack is called {brief(name)!r}; {suggestion(name, NAMED_ATTACKS)}")
+        raise BadInput(f"no attack is called {shorten(name)!r}; {suggestion(name, NAMED_ATTACKS)}")
     return reduce(_apply_change, parts, found)
 
 
-def recipe_in(path: Path) -> Recipe:
+def read_recipe(path: Path) -> Recipe:
     """Recipe in a file; raises BadInput if the file holds no recipe."""
     spec = _read_file(path)
     if not isinstance(spec, Recipe):
@@ -117,7 +117,7 @@ def _apply_change(spec: S, change: str) -> S:
     """Spec with one `key=value` change."""
     key, equals, text = change.partition("=")
     if not equals or not key or not text:
-        raise BadInput(f"{brief(change)!r} is not a change; write key=value")
+        raise BadInput(f"{shorten(change)!r} is not a change; write key=value")
     edited: S = edit(spec, key.strip(), text.strip(), VOCABULARY)
     return edited
 

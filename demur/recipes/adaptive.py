@@ -34,7 +34,7 @@ class AdaptiveObjective:
     base_objective: CE | WrongConfidence | TargetedConfidence
     rejector_term: Literal["log-score", "score", "rr"]
 
-    def suits(self, recipe: Recipe) -> bool:
+    def supports(self, recipe: Recipe) -> bool:
         """Whether a net of this recipe has the outputs that the objective needs."""
         return self.rejector_term != "rr" or recipe.rr_head is not None
 

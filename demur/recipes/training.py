@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from demur.attacks import Attack, Clean
 from demur.data import Augment, Dataset, NoAugment, SplitName
-from demur.errors import BadInput, brief, suggestion
+from demur.errors import BadInput, shorten, suggestion
 from demur.field_types import Condition, NonNegative, NonNegativeInt, PositiveInt, UnitInterval
 from demur.methods import EBD, RR, Method, NoHead, Schedule
 from demur.nets import NetSpec
@@ -130,5 +130,5 @@ class Recipe(Spec):
         known = self.rejectors()
         found = find_name(name, known)
         if found is None:
-            raise BadInput(f"the run has no rejector {brief(name)!r}; {suggestion(name, known)}")
+            raise BadInput(f"the run has no rejector {shorten(name)!r}; {suggestion(name, known)}")
         return found

@@ -37,7 +37,7 @@ class AdaptiveResults:
         entries: dict[str, Any] = {"rejector": self.rejector, "plain": _plain(self.plain)}
         if self.tried:
             least = {name: minima(self.tried, name) for name in self.rejectors}
-            trials = [trial.plain() for trial in self.tried]
+            trials = [trial.to_json() for trial in self.tried]
             entries["paper"] = {"trials": trials, "least": least}
         if self.worst is not None:
             entries["deploy"] = _plain(self.worst)
@@ -117,4 +117,4 @@ def _figures(row: Row, narrow: bool) -> tuple[str, str]:
 
 
 def _plain(scored: ScoredRecord) -> dict[str, Any]:
-    return {"attack": scored.summary.plain(), "rows": [row.plain() for row in scored.rows]}
+    return {"attack": scored.summary.to_json(), "rows": [row.to_json() for row in scored.rows]}

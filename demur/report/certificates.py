@@ -12,7 +12,7 @@ SHARES = {"risk": "wrong of accepted", "tpr": "accepted of correct", "coverage":
 INTERVALS = {"risk": "risk_interval", "TPR": "tpr_interval", "coverage": "coverage_interval"}
 
 
-def certificate_words(certificate: IssuedCertificate) -> str:
+def certificate_text(certificate: IssuedCertificate) -> str:
     """Return a certificate as text for the terminal."""
     about = certificate.metadata
     intervals = ", ".join(
@@ -62,7 +62,7 @@ def retest_table(retests: Iterable[tuple[IssuedCertificate, list[Retest]]]) -> T
 def cells(line: Retest) -> tuple[str, str, str, str, str]:
     """Format a retest: share, guaranteed, observed, coverage, verdict."""
     bound = "at most" if line.quantity == "risk" else "at least"
-    verdict = line.word if line.covered else f"{line.word}, but not guaranteed here"
+    verdict = line.verdict if line.covered else f"{line.verdict}, but not guaranteed here"
     return (
         SHARES[line.quantity], f"{bound} {percent(line.level)}",
         "" if line.observed is None else percent(line.observed, line.interval),

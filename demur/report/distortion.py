@@ -51,10 +51,10 @@ def cells(line: Distances) -> tuple[str, ...]:
     mean = "" if line.mean is None else _three_digits(line.mean)
     return (
         percent(line.broken, line.broken_interval),
-        percent(line.as_they_came),
+        percent(line.broken_clean),
         mean if ends is None else f"{mean} [{_three_digits(ends.lo)}, {_three_digits(ends.hi)}]",
         "" if line.median is None else _three_digits(line.median),
-        "" if line.beyond_normal is None else f"{line.beyond_normal:.2f}",
+        "" if line.ratio_to_normal is None else f"{line.ratio_to_normal:.2f}",
         _three_digits(line.paper_mean),
     )
 

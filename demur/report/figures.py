@@ -162,7 +162,7 @@ def _certainty(scoring: Scorer) -> Draw:
 
 def _scatter(axes: "Axes", scored: ScoredRecord, scoring: Scorer) -> None:
     record, correct = scored.record, scored.record.correct
-    x, y = (values(scoring.of_record(name, record), record) for name in (BASELINE, RECTIFIED))
+    x, y = (values(scoring.score_for(name, record), record) for name in (BASELINE, RECTIFIED))
     as_pixels = len(correct) > MOST_POINTS
     axes.fill([0, 0, 1], [0, 1, 1], color="#f1f3f5", linewidth=0, zorder=0)
     axes.text(0.03, 0.97, "impossible:\nR-Con is never above con", va="top", fontsize=8,
@@ -203,7 +203,7 @@ def _note(axes: "Axes", x: float, y: float, text: str, **alignment: str | float)
 
 def _histogram(axes: "Axes", scored: ScoredRecord, scoring: Scorer) -> None:
     correct = scored.record.correct
-    x = values(scoring.of_record(BASELINE, scored.record), scored.record)
+    x = values(scoring.score_for(BASELINE, scored.record), scored.record)
     bins = np.linspace(0, 1, 26).tolist()
     axes.hist(x[correct], bins, color=RIGHT, alpha=0.55, label=f"correct ({correct.sum()})")
     axes.hist(x[~correct], bins, histtype="step", hatch="////", edgecolor=WRONG, linewidth=1.4,
@@ -220,7 +220,7 @@ def _risk_coverage(axes: "Axes", scored: ScoredRecord, scoring: Scorer) -> None:
     record, correct = scored.record, scored.record.correct
     highest = 0.0
     shown = {row.rejector for row in scored.rows if row.protocol == "deploy"}
-    drawn = {name: scoring.of_record(name, record) for name in DRAWN if name in shown}
+    drawn = {name: scoring.score_for(name, record) for name in DRAWN if name in shown}
     for (name, score), (colour, dashes) in zip(drawn.items(), STROKES, strict=False):
         highest = max(highest, _curve(axes, values(score, record), scored, name, colour, dashes))
         point = deploy_row(scored, name).point

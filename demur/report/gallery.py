@@ -33,10 +33,10 @@ class Group(NamedTuple):
 
 
 GROUPS = (
-    Group("answered-right", "accepted, correct", True, True),
-    Group("answered-wrong", "accepted, wrong", True, False),
-    Group("refused-right", "rejected, would have been correct", False, True),
-    Group("refused-wrong", "rejected, would have been wrong", False, False),
+    Group("accepted-correct", "accepted, correct", True, True),
+    Group("accepted-wrong", "accepted, wrong", True, False),
+    Group("rejected-correct", "rejected, would have been correct", False, True),
+    Group("rejected-wrong", "rejected, would have been wrong", False, False),
 )
 
 
@@ -92,7 +92,7 @@ class Verdicts:
     @staticmethod
     def of(scored: ScoredRecord, scoring: Scorer, rejector: str) -> "Verdicts":
         """Return the decisions of the deploy protocol."""
-        accepted = scoring.taken(rejector, scored.record)
+        accepted = scoring.accepted(rejector, scored.record)
         return Verdicts(scored.record, scoring, rejector, accepted, scored.record.correct)
 
     def members(self, group: Group) -> BoolArray:

@@ -1,6 +1,6 @@
 """Explanations of the rejectors on the report page, for a reader who has not seen the paper."""
 
-WORDS = {
+TERMS = {
     "Con": "Confidence (con): the probability of the predicted class, from 0 to 1.",
     "R-Con": "Rectified confidence: con corrected by A, the net's second output (usually their "
     "product). It is trained to predict T-Con without the true label.",

@@ -29,7 +29,7 @@ def _panel(axes: "Axes", made: IssuedCertificate, lines: list[Retest]) -> None:
     for y, line in enumerate(lines):
         if line.observed is None:
             continue
-        marker, colour = MARKS[line.word]
+        marker, colour = MARKS[line.verdict]
         lo, hi, at = (100 * v for v in (*line.interval, line.observed))
         axes.plot((lo, hi), (y, y), color=colour, linewidth=2)
         axes.plot(at, y, marker, color=colour, markersize=7, markeredgecolor="white")

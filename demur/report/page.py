@@ -1,6 +1,6 @@
 """The report of a run: one HTML file that needs no network and no other file.
 
-    scored = [scoring.scored(record) for record in run.records("test")]
+    scored = [scoring.score_record(record) for record in run.records("test")]
     write_page(evaluator, scored, scoring, Path("report.html"))
 
 It shows what was accepted and rejected, and why; all figures come from rows and records.
@@ -26,13 +26,13 @@ from demur.report.figures import (
     risk_coverage_svg,
 )
 from demur.report.gallery import GROUPS, PER_GROUP, Gallery, Group, Verdicts, gallery
-from demur.report.glossary import WORDS
+from demur.report.glossary import TERMS
 from demur.report.guarantees_figure import guarantees_svg
 from demur.report.sanity import Sanity
 from demur.report.text import comparable, percent, signed
 from demur.runs import Record
 from demur.runs.files import write_text
-from demur.sanity import checked
+from demur.sanity import run_checks
 from demur.spec import lines, show
 
 METADATA_NAMES = {
@@ -108,7 +108,7 @@ def page_text(evaluator: Evaluator, scored: list[ScoredRecord], scoring: Scorer)
     return template.render(
         css=css,
         attacks=attacks,
-        hardest=max(attacks, key=lambda view: view.total["answered-wrong"]),
+        hardest=max(attacks, key=lambda view: view.total["accepted-wrong"]),
         groups=GROUPS,
         per_group=PER_GROUP,
         main_rejector=main_rejector(scoring),
@@ -117,7 +117,7 @@ def page_text(evaluator: Evaluator, scored: list[ScoredRecord], scoring: Scorer)
         level=f"{100 * scoring.level:g}%",
         cal_n=scoring.cal_n,
         words=_glossary(scoring),
-        sanity=Sanity.of(checked(records, scoring), evaluator.run, records),
+        sanity=Sanity.of(run_checks(records, scoring), evaluator.run, records),
         **_guarantees(evaluator, scoring, records),
         **_run_view(evaluator),
     )
@@ -133,7 +133,7 @@ def number(value: float) -> str:
 def _glossary(scoring: Scorer) -> list[tuple[str, str]]:
     """Return the rejectors on the page with their explanations."""
     names = [*scoring.scores, "T-Con"]
-    return [(name, WORDS[name]) for name in names if name in WORDS]
+    return [(name, TERMS[name]) for name in names if name in TERMS]
 
 
 def _guarantees(evaluator: Evaluator, scoring: Scorer, records: list[Record]) -> dict[str, Any]:

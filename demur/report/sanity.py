@@ -16,7 +16,7 @@ class SkippedCheck(NamedTuple):
     """A check that lacks a record, and the command that makes that record."""
 
     kind: str
-    lacks: str
+    missing: str
     command: str
 
 
@@ -25,7 +25,7 @@ class Sanity(NamedTuple):
 
     flags: list[Flag]
     passed: list[str]
-    lacking: list[SkippedCheck]
+    skipped: list[SkippedCheck]
 
     @staticmethod
     def of(checks: Iterable[CheckResult], run: Run, records: Iterable[Record]) -> "Sanity":
@@ -34,9 +34,9 @@ class Sanity(NamedTuple):
         found = Sanity([], [], [])
         for check in checks:
             found.flags.extend(check.flags)
-            if check.lacks:
-                found.lacking.append(
-                    SkippedCheck(check.kind, check.lacks, _command(check.wants, run, first))
+            if check.missing:
+                found.skipped.append(
+                    SkippedCheck(check.kind, check.missing, _command(check.needed_attack, run, first))
                 )
             elif not check.flags:
                 found.passed.append(check.kind)
@@ -48,11 +48,11 @@ class Sanity(NamedTuple):
         count = len(self.flags)
         return f"{count} flag{'s' if count > 1 else ''}" if count else NOTHING
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return flags and skipped checks as JSON values."""
         return {
-            "sanity": [flag.plain() for flag in self.flags],
-            "unchecked": [skipped._asdict() for skipped in self.lacking],
+            "sanity": [flag.to_json() for flag in self.flags],
+            "unchecked": [skipped._asdict() for skipped in self.skipped],
         }
 
 
@@ -61,14 +61,14 @@ def show_sanity(found: Sanity) -> None:
     lines = [f"Sanity: {found.title}"]
     for flag in found.flags:
         lines += [f"! {flag.kind} ({', '.join(flag.attacks)})"]
-        lines += [f"  seen: {flag.seen}", f"  remedy: {flag.remedy}"]
+        lines += [f"  observed: {flag.observed}", f"  remedy: {flag.remedy}"]
     if found.passed:
         lines += [f"checked and not found: {'; '.join(found.passed)}"]
-    if found.lacking:
+    if found.skipped:
         lines += ["not checked, because records are missing:"]
-    for skipped in found.lacking:
+    for skipped in found.skipped:
         command = f": {skipped.command}" if skipped.command else ""
-        lines += [f"  {skipped.kind} (needs {skipped.lacks}){command}"]
+        lines += [f"  {skipped.kind} (needs {skipped.missing}){command}"]
     console = terminal()
     console.print("\n".join(lines), soft_wrap=not console.is_terminal)
 

@@ -20,7 +20,7 @@ import torch
 
 from demur.errors import BadInput, suggestion
 from demur.nets import RejectingNet
-from demur.recipes import Recipe, recipe_in
+from demur.recipes import Recipe, read_recipe
 from demur.runs.files import (
     TEMPORARY_FILES,
     delete_temporary_files,
@@ -139,7 +139,7 @@ class Run:
     @cached_property
     def recipe(self) -> Recipe:
         """Recipe of the run, read from recipe.txt."""
-        return recipe_in(self.path / "recipe.txt")
+        return read_recipe(self.path / "recipe.txt")
 
     @property
     def trained(self) -> bool:

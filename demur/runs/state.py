@@ -79,7 +79,7 @@ def stored_plan(run: Run) -> dict[str, Any] | None:
     return plan
 
 
-def keep(
+def save_state(
     run: Run,
     state: ResumeState,
     tensors: Tensors,
@@ -107,7 +107,7 @@ def keep(
     _delete_others(folder, keep={file, best_file, "now.json"})
 
 
-def finish(
+def write_checkpoint(
     run: Run, state: ResumeState, best: Tensors, last: Tensors, metadata: dict[str, Any]
 ) -> None:
     """Write the selected weights, then checkpoint.json, which marks the run as trained.

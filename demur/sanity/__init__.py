@@ -1,8 +1,8 @@
 """Sanity checks: signs that an evaluation overestimates robustness, from records and scores.
 
-    for check in checked(records, scorer):
+    for check in run_checks(records, scorer):
         check.flags                       # observations and remedies
-        check.lacks, check.wants          # or the record that the check needs, and its attack
+        check.missing, check.needed_attack          # or the record that the check needs, and its attack
 
 A new check is a function of the Evidence and an entry in CHECKS; docs/sanity.md describes each.
 """
@@ -22,10 +22,10 @@ CHECKS: tuple[Callable[[Evidence], CheckResult], ...] = (
     left_at_large_eps, too_good, tied_scores,
 )  # fmt: skip
 
-__all__ = ["CHECKS", "CheckResult", "Flag", "checked", "flags"]
+__all__ = ["CHECKS", "CheckResult", "Flag", "run_checks", "flags"]
 
 
-def checked(records: Sequence[Record], scorer: Scorer) -> list[CheckResult]:
+def run_checks(records: Sequence[Record], scorer: Scorer) -> list[CheckResult]:
     """Run every check on the records of one split."""
     evidence = Evidence(records, scorer)
     return [check(evidence) for check in CHECKS]
@@ -33,4 +33,4 @@ def checked(records: Sequence[Record], scorer: Scorer) -> list[CheckResult]:
 
 def flags(records: Sequence[Record], scorer: Scorer) -> list[Flag]:
     """Flags of all checks on the records of one split."""
-    return [flag for check in checked(records, scorer) for flag in check.flags]
+    return [flag for check in run_checks(records, scorer) for flag in check.flags]

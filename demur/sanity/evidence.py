@@ -11,9 +11,9 @@ import numpy as np
 
 from demur.attacks import AcceptedError, Attack, Clean, Evasion
 from demur.attacks.criteria import RuleCriterion
-from demur.calibrate import at_least
+from demur.calibrate import binomial_sf
 from demur.errors import BadInput
-from demur.evaluate.as_json import plain
+from demur.evaluate.as_json import to_json
 from demur.evaluate.record_scores import can_score, values
 from demur.evaluate.score import Scorer
 from demur.metrics import BoolArray, FloatArray
@@ -34,12 +34,12 @@ class Flag:
 
     kind: str
     attacks: tuple[str, ...]
-    seen: str  # observation, with numbers
+    observed: str  # observation, with numbers
     remedy: str
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The flag as JSON values."""
-        values: dict[str, Any] = plain(self)
+        values: dict[str, Any] = to_json(self)
         return values
 
 
@@ -49,8 +49,8 @@ class CheckResult:
 
     kind: str
     flags: tuple[Flag, ...] = ()
-    lacks: str = ""  # description of the missing record; empty if the check was made
-    wants: str = ""  # attack whose record the check needs
+    missing: str = ""  # description of the missing record; empty if the check was made
+    needed_attack: str = ""  # attack whose record the check needs
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ class Evidence:
     def values(self, name: str, parsed: ParsedRecord) -> FloatArray | None:
         """Score of a rejector for every image (N); None if the record cannot give it."""
         if (name, parsed) not in self._values:
-            score = self.scorer.of_record(name, parsed.record)
+            score = self.scorer.score_for(name, parsed.record)
             available = can_score(score, parsed.record)
             self._values[name, parsed] = values(score, parsed.record) if available else None
         return self._values[name, parsed]
@@ -146,12 +146,12 @@ def common_images(one: ParsedRecord, other: ParsedRecord) -> tuple[IntArray, Int
 def mcnemar_p_value(first: BoolArray, second: BoolArray) -> float:
     """Exact one-sided p of McNemar's test that `first` holds more often than `second`."""
     only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
-    return float(at_least(only_first, only_first + only_second, 0.5))
+    return float(binomial_sf(only_first, only_first + only_second, 0.5))
 
 
 def too_many(unusual: int, total: int) -> bool:
     """Whether a share of images is significantly above TOLERATED."""
-    return bool(at_least(unusual, total, TOLERATED) < SIGNIFICANCE)
+    return bool(binomial_sf(unusual, total, TOLERATED) < SIGNIFICANCE)
 
 
 def share(part: BoolArray) -> str:

@@ -83,7 +83,7 @@ def _check_probes(
         if "probe" in parsed.record.metadata
     }
     if not probes:
-        return CheckResult(kind, lacks=NO_PROBE)
+        return CheckResult(kind, missing=NO_PROBE)
     names = tuple(
         name for name, probe in probes.items() if is_unusual(probe[entry], probe["images"])
     )
@@ -91,5 +91,5 @@ def _check_probes(
         return CheckResult(kind)
     worst = max((probes[name] for name in names), key=lambda probe: int(probe[entry]))
     sentence = observation.format(unusual=worst[entry], total=worst["images"])
-    seen = f"{sentence} (found with {joined_names(names)})."
-    return CheckResult(kind, (Flag(kind, names, seen, remedy),))
+    observed = f"{sentence} (found with {joined_names(names)})."
+    return CheckResult(kind, (Flag(kind, names, observed, remedy),))

@@ -47,10 +47,10 @@ def objective_did_not_rise(evidence: Evidence) -> CheckResult:
         if (objective := _maximised(parsed.attack))
     ]
     if not maximising:
-        lacks = "an attack that maximises an objective"
-        return CheckResult(NOT_RISEN, lacks=lacks, wants="pgd-100")
+        missing = "an attack that maximises an objective"
+        return CheckResult(NOT_RISEN, missing=missing, needed_attack="pgd-100")
     if evidence.clean is None:
-        return CheckResult(NOT_RISEN, lacks="a record of the clean images", wants="clean")
+        return CheckResult(NOT_RISEN, missing="a record of the clean images", needed_attack="clean")
     flags = (_flag(parsed, objective, evidence.clean) for parsed, objective in maximising)
     return CheckResult(NOT_RISEN, tuple(flag for flag in flags if flag))
 

@@ -48,8 +48,8 @@ def weaker_beats_stronger(evidence: Evidence) -> CheckResult:
         for parsed in readable
         if isinstance(parsed.attack, PGD) and is_named_attack(parsed.record)
     ]
-    wants = with_change(named[0].record.label, "restarts", "10") if named else "pgd-100"
-    return CheckResult(BEATEN, lacks="two attacks of which one must be weaker", wants=wants)
+    needed_attack = with_change(named[0].record.label, "restarts", "10") if named else "pgd-100"
+    return CheckResult(BEATEN, missing="two attacks of which one must be weaker", needed_attack=needed_attack)
 
 
 def _comparable_rejectors(one: Attack, other: ParsedRecord, evidence: Evidence) -> list[str]:

@@ -44,8 +44,8 @@ def rises_with_eps(evidence: Evidence) -> CheckResult:
     """Check whether the same attack leaves a higher accuracy at a larger radius."""
     sweeps = [sweep for sweep in _sweeps(evidence) if len(sweep) > 1]
     if not sweeps:
-        lacks = "the same attack at two radii"
-        return CheckResult(RISES, lacks=lacks, wants=_with_eps(evidence, Linf, LARGE))
+        missing = "the same attack at two radii"
+        return CheckResult(RISES, missing=missing, needed_attack=_with_eps(evidence, Linf, LARGE))
     flags = (_rise(*pair) for sweep in sweeps for pair in pairwise(sweep))
     return CheckResult(RISES, tuple(flag for flag in flags if flag))
 
@@ -71,8 +71,8 @@ def left_at_large_eps(evidence: Evidence) -> CheckResult:
     large = [parsed for sweep in _sweeps(evidence) for eps, parsed in sweep
              if eps >= GREY and isinstance(_ball(parsed), Linf)]  # fmt: skip
     if not large:
-        lacks = "an attack at eps of 1/2 or more"
-        return CheckResult(LEFT, lacks=lacks, wants=_with_eps(evidence, Linf, LARGE))
+        missing = "an attack at eps of 1/2 or more"
+        return CheckResult(LEFT, missing=missing, needed_attack=_with_eps(evidence, Linf, LARGE))
     flags = tuple(
         Flag(
             LEFT, (parsed.name,),
@@ -94,9 +94,9 @@ def too_good(evidence: Evidence) -> CheckResult:
     A robust detector at eps implies a (perhaps inefficient) robust classifier at eps/2.
     """
     if not evidence.scorer.thresholds:
-        return CheckResult(TOO_GOOD, lacks="a threshold; train with split=held-out")
+        return CheckResult(TOO_GOOD, missing="a threshold; train with split=held-out")
     if evidence.clean is None:
-        return CheckResult(TOO_GOOD, lacks="a record of the clean images", wants="clean")
+        return CheckResult(TOO_GOOD, missing="a record of the clean images", needed_attack="clean")
     groups = defaultdict[tuple[type[Ball], float], list[ParsedRecord]](list)
     for parsed in evidence.attacked:
         if (ball := _ball(parsed)) is not None:
@@ -109,9 +109,9 @@ def too_good(evidence: Evidence) -> CheckResult:
         flags += _too_good_flag(eps, at_eps, at_half, evidence.clean, evidence) if at_half else []
     if compared:
         return CheckResult(TOO_GOOD, tuple(flags))
-    lacks = "an attack at half the radius of another"
+    missing = "an attack at half the radius of another"
     norm, eps = min(groups, key=lambda at: (at[0] is not Linf, at[1]), default=(Linf, 2 * LARGE))
-    return CheckResult(TOO_GOOD, lacks=lacks, wants=_with_eps(evidence, norm, eps / 2))
+    return CheckResult(TOO_GOOD, missing=missing, needed_attack=_with_eps(evidence, norm, eps / 2))
 
 
 def _too_good_flag(

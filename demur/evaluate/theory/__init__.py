@@ -2,10 +2,10 @@
 
 from demur.evaluate.theory.ball import WorstCaseXi, XiBelow
 from demur.evaluate.theory.proportions import Proportion, outputs_at
-from demur.evaluate.theory.record import SMALL, RecordTheory, of_record
+from demur.evaluate.theory.record import SMALL, RecordTheory, evaluate_record
 from demur.evaluate.theory.report import GAMMAS, RHO, Difficulty, TheoryReport, theory
 
 __all__ = [
     "GAMMAS", "RHO", "SMALL", "Difficulty", "Proportion", "RecordTheory", "TheoryReport",
-    "WorstCaseXi", "XiBelow", "of_record", "outputs_at", "theory",
+    "WorstCaseXi", "XiBelow", "evaluate_record", "outputs_at", "theory",
 ]  # fmt: skip

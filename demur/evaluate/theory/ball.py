@@ -18,7 +18,7 @@ from demur.metrics import FloatArray
 from demur.recipes import VOCABULARY
 from demur.runs import Record
 from demur.spec import read, show
-from demur.theory import confident, xi_below
+from demur.theory import is_confident, xi_below
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def _in_ball(ball: Ball, records: list[Record], gammas: Sequence[float], tau: fl
         XiBelow(
             gamma,
             xi_below(gamma),
-            None if clean is None else Proportion.of(confident(gamma, clean)),
-            Proportion.of(confident(gamma, worst)),
+            None if clean is None else Proportion.of(is_confident(gamma, clean)),
+            Proportion.of(is_confident(gamma, worst)),
         )
         for gamma in gammas
     )

@@ -1,6 +1,6 @@
 """The quantities of the theory on one record.
 
-    found = of_record(record, tau=1.0, gammas=(0.6, 0.8))
+    found = evaluate_record(record, tau=1.0, gammas=(0.6, 0.8))
     found.at_tau[0].inside              # share that meets the premise of Theorem 1 as tau goes to 0
 
 Proportions have intervals; each statement is checked on every image in every setting.
@@ -121,7 +121,7 @@ class RecordTheory:
     oracle: AtOracle
 
 
-def of_record(record: Record, tau: float, gammas: Sequence[float]) -> RecordTheory:
+def evaluate_record(record: Record, tau: float, gammas: Sequence[float]) -> RecordTheory:
     """Quantities of a record at the temperature of its head, and at those of TAUS."""
     inputs = outputs_at(record, tau)
     at_all = [inputs, *(outputs_at(record, other) for other in TAUS if other != tau)]
@@ -148,7 +148,7 @@ def _checks(at_all: list[TheoryInputs], gammas: Sequence[float]) -> tuple[Check,
         for claim in (
             statements.theorem1(inputs),
             *(statements.theorem1(inputs, xi) for xi in XIS),
-            *(statements.theorem1_behind(inputs, gamma) for gamma in gammas),
+            *(statements.theorem1_above(inputs, gamma) for gamma in gammas),
         )
     ]
     return (
@@ -166,7 +166,7 @@ def _check(statement: str, claims: Iterable[Claim]) -> Check:
 
 def _xi_error(inputs: TheoryInputs) -> XiError:
     xi, best = inputs.xi, inputs.a_star
-    guess = statements.point_xi(np.full_like(best, 0.5), best)
+    guess = statements.pointwise_xi(np.full_like(best, 0.5), best)
     same = statements.arithmetic_bin(inputs.a, SMALL) == statements.arithmetic_bin(best, SMALL)
     return XiError(
         median_geometric=float(np.median(statements.xi_geometric(inputs.a, best))),
@@ -202,14 +202,14 @@ def _at_xi(inputs: TheoryInputs, xi: float) -> AtXi:
     return AtXi(
         xi,
         con_above(xi),
-        Proportion.of(statements.confident(inputs.con, xi)),
-        Proportion.of(statements.accurate(inputs, xi)),
+        Proportion.of(statements.is_confident(inputs.con, xi)),
+        Proportion.of(statements.is_xi_accurate(inputs, xi)),
         Proportion.of(statements.theorem1(inputs, xi).premise),
     )
 
 
 def _at_gamma(inputs: TheoryInputs, gamma: float) -> AtGamma:
-    confident, inside = inputs.con >= gamma, statements.theorem1_behind(inputs, gamma).premise
+    confident, inside = inputs.con >= gamma, statements.theorem1_above(inputs, gamma).premise
     accepted = confident & (inputs.rcon > 0.5)
     return AtGamma(
         gamma, xi_below(gamma), Proportion.of(confident), Proportion.of(inside),

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from demur.errors import BadInput
-from demur.evaluate.as_json import plain
+from demur.evaluate.as_json import to_json
 from demur.evaluate.theory.ball import WorstCaseXi, worst_case_xi
-from demur.evaluate.theory.record import XIS, RecordTheory, of_record
+from demur.evaluate.theory.record import XIS, RecordTheory, evaluate_record
 from demur.runs import Run
 from demur.theory import TOYS, class_counts, n_sub, toy_values, xi_below
 
@@ -59,9 +59,9 @@ class TheoryReport:
         """Number of violated statements; each one is a bug in demur."""
         return sum(check.violated for record in self.records for check in record.checks)
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""
-        values: dict[str, Any] = plain(self)
+        values: dict[str, Any] = to_json(self)
         return values | {"violations": self.violations}
 
 
@@ -87,7 +87,7 @@ def theory(run: Run, gammas: Sequence[float] = GAMMAS, rho: float = RHO) -> Theo
     return TheoryReport(
         run=run.name,
         tau=tau,
-        records=tuple(of_record(record, tau, gammas) for record in records),
+        records=tuple(evaluate_record(record, tau, gammas) for record in records),
         difficulty=difficulty,
         worst_case_xi=balls,
         xi_attack_command=None if balls else _xi_attack_command(run),

@@ -40,7 +40,7 @@ class TrainingResult:
     failure: str = ""  # why results are missing, if any are
 
     @property
-    def refused(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether an error that the user can fix prevented the training."""
         expected = (NOT_MEASURED, WITHOUT, DIVERGED)
         return bool(self.failure) and not self.failure.startswith(expected)
@@ -59,7 +59,7 @@ class Factories:
     keep: Callable[[Evaluator, Sequence[str]], object] = lambda evaluator, scores: None
 
 
-def measured(table: Table, seeds: Sequence[int], factories: Factories) -> Iterator[TrainingResult]:
+def measure_table(table: Table, seeds: Sequence[int], factories: Factories) -> Iterator[TrainingResult]:
     """Measure a table; yield one result per entry and seed, in that order."""
     diverged: set[tuple[str | None, int]] = set()
     for entry, recipe in table.entries.items():
@@ -108,12 +108,12 @@ def _score(
     scorer = Scorer.of(
         evaluator, rejectors=_rejectors(recipe, table.learned), records=[*records.values()]
     )
-    scored = {label: scorer.scored(record) for label, record in records.items()}
+    scored = {label: scorer.score_record(record) for label, record in records.items()}
     # a stored record may have another label
     rows = [replace(row, attack=label) for label, one in scored.items() for row in one.rows]
     accuracy = {label: one.summary.accuracy for label, one in scored.items()}
     notes = tuple(one.summary.artefact for one in scored.values() if one.summary.artefact)
-    unavailable = {name for one in scored.values() for name in one.unseen}
+    unavailable = {name for one in scored.values() for name in one.missing_rejectors}
     factories.keep(evaluator, [name for name in scorer.scores if name not in unavailable])
     missing = [label for label in attacks if label not in records]
     reasons = [f"{NOT_MEASURED}: {', '.join(missing)}"] if missing else []
@@ -126,10 +126,10 @@ def _score(
 def _missing_scores(scorer: Scorer, scored: Mapping[str, ScoredRecord]) -> list[str]:
     """The scores missing under all attacks with the reason, then those missing under some."""
     by_reason, by_attacks = dict[str, list[str]](), dict[tuple[str, ...], list[str]]()
-    for name, reason in scorer.without.items():
+    for name, reason in scorer.unavailable.items():
         by_reason.setdefault(reason, []).append(name)
     for name in scorer.scores:
-        if labels := tuple(label for label, one in scored.items() if name in one.unseen):
+        if labels := tuple(label for label, one in scored.items() if name in one.missing_rejectors):
             by_attacks.setdefault(labels, []).append(name)
     return [f"{WITHOUT} {', '.join(names)}: {reason}" for reason, names in by_reason.items()] + [
         f"{WITHOUT} {', '.join(names)} under {', '.join(labels)}"
