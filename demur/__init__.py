@@ -21,22 +21,28 @@ if TYPE_CHECKING:
         PGD,
         AcceptedError,
         Clean,
-        Evasion,
         FalseRejection,
-        ForceRejection,
-        LogitMargin,
+        ForceRejectionEnsemble,
         MinMargin,
         Misclassified,
         MultiTarget,
+        PlusLogScore,
         Rejected,
         Square,
+        UntargetedMargin,
     )
     from demur.autoattack import AutoAttack, RejectAutoAttack
     from demur.balls import L2, Linf
-    from demur.calibrate import TPR, Coverage, Risk, certify
+    from demur.calibrate import TPR, Coverage, Risk, certify_threshold
     from demur.data import CIFAR10, CIFAR100, Digits
     from demur.errors import BadInput
-    from demur.evaluate import AttackOptions, Evaluator, Scorer, bind_thresholds, run_attack
+    from demur.evaluate import (
+        LoadedRun,
+        RecordOptions,
+        RejectorEvaluation,
+        resolve_thresholds,
+        run_attack,
+    )
     from demur.methods import (
         ATRO,
         CARL,
@@ -50,7 +56,7 @@ if TYPE_CHECKING:
         SNet,
         Standard,
     )
-    from demur.nets import ResNet18, Small, WideResNet
+    from demur.nets import ResNet8, ResNet18, WideResNet
     from demur.output import Output
     from demur.recipes import Recipe, recipe
     from demur.rejectors import (
@@ -66,8 +72,8 @@ if TYPE_CHECKING:
         GDAStar,
         MaxLogit,
         ModelScore,
-        ProbabilityMargin,
         RCon,
+        SoftmaxMargin,
         ViM,
     )
     from demur.runs import Record, Run
@@ -76,22 +82,23 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "attacks": (
-        "APGD CE CW DLR FAB KL PGD AcceptedError Clean Evasion FalseRejection ForceRejection "
-        "LogitMargin MinMargin Misclassified MultiTarget Rejected Square "
+        "APGD CE CW DLR FAB KL PGD AcceptedError Clean PlusLogScore FalseRejection "
+        "ForceRejectionEnsemble UntargetedMargin MinMargin Misclassified MultiTarget Rejected "
+        "Square "
     ),
     "autoattack": "AutoAttack RejectAutoAttack",
     "balls": "L2 Linf",
-    "calibrate": "TPR Coverage Risk certify",
+    "calibrate": "TPR Coverage Risk certify_threshold",
     "data": "CIFAR10 CIFAR100 Digits",
     "errors": "BadInput",
-    "evaluate": "AttackOptions Evaluator Scorer bind_thresholds run_attack",
+    "evaluate": "RecordOptions LoadedRun RejectorEvaluation resolve_thresholds run_attack",
     "methods": "ATRO CARL CCAT EBD PGDAT RR TRADES Method NoHead SNet Standard",
-    "nets": "ResNet18 Small WideResNet",
+    "nets": "ResNet18 ResNet8 WideResNet",
     "output": "Output",
     "recipes": "Recipe recipe",
     "rejectors": (
         "GDA GMM KD KNN LID Con Coupled Energy Entropy GDAStar MaxLogit ModelScore "
-        "ProbabilityMargin RCon ViM "
+        "SoftmaxMargin RCon ViM "
     ),
     "runs": "Record Run",
     "training": "train",
@@ -100,15 +107,78 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
-    "APGD", "ATRO", "CARL", "CCAT", "CE", "CIFAR10", "CIFAR100", "CW", "DLR", "EBD", "FAB", "GDA",
-    "GMM", "KD", "KL", "KNN", "L2", "LID", "PGD", "PGDAT", "RR", "TPR", "TRADES", "AcceptedError",
-    "AttackOptions", "AutoAttack", "BadInput", "Clean", "Con", "Coupled", "Coverage", "Digits",
-    "Energy", "Entropy", "Evaluator", "Evasion", "FalseRejection", "ForceRejection", "GDAStar",
-    "Linf", "LogitMargin", "MaxLogit", "Method", "MinMargin", "Misclassified", "ModelScore",
-    "ModelWithScore", "MultiTarget", "NoHead", "Output", "ProbabilityMargin", "RCon", "Recipe",
-    "Record", "RejectAutoAttack", "RejectClassModel", "Rejected", "ResNet18", "Risk", "Run",
-    "SNet", "Scorer", "Small", "Square", "Standard", "ViM", "WideResNet", "bind_thresholds",
-    "certify", "recipe", "run_attack", "train",
+    "APGD",
+    "ATRO",
+    "CARL",
+    "CCAT",
+    "CE",
+    "CIFAR10",
+    "CIFAR100",
+    "CW",
+    "DLR",
+    "EBD",
+    "FAB",
+    "GDA",
+    "GMM",
+    "KD",
+    "KL",
+    "KNN",
+    "L2",
+    "LID",
+    "PGD",
+    "PGDAT",
+    "RR",
+    "TPR",
+    "TRADES",
+    "AcceptedError",
+    "AutoAttack",
+    "BadInput",
+    "Clean",
+    "Con",
+    "Coupled",
+    "Coverage",
+    "Digits",
+    "Energy",
+    "Entropy",
+    "FalseRejection",
+    "ForceRejectionEnsemble",
+    "GDAStar",
+    "Linf",
+    "LoadedRun",
+    "MaxLogit",
+    "Method",
+    "MinMargin",
+    "Misclassified",
+    "ModelScore",
+    "ModelWithScore",
+    "MultiTarget",
+    "NoHead",
+    "Output",
+    "PlusLogScore",
+    "RCon",
+    "Recipe",
+    "Record",
+    "RecordOptions",
+    "RejectAutoAttack",
+    "RejectClassModel",
+    "Rejected",
+    "RejectorEvaluation",
+    "ResNet8",
+    "ResNet18",
+    "Risk",
+    "Run",
+    "SNet",
+    "SoftmaxMargin",
+    "Square",
+    "Standard",
+    "UntargetedMargin",
+    "ViM",
+    "WideResNet",
+    "certify_threshold",
+    "recipe",
+    "resolve_thresholds",
+    "run_attack",
+    "train",
 ]  # fmt: skip
 
 

@@ -75,7 +75,9 @@ class EnsembleEvaluation:
         if bs < 1:
             raise BadInput(f"the batch size bs must be at least 1, not {bs}")
         x, y = (part.to(self.device or part.device) for part in (x_orig, y_orig))
-        for sentence in preflight_warnings(self.model, self.chain, x[:FINGERPRINT_IMAGES], y[:FINGERPRINT_IMAGES]):
+        for sentence in preflight_warnings(
+            self.model, self.chain, x[:FINGERPRINT_IMAGES], y[:FINGERPRINT_IMAGES]
+        ):
             warnings.warn(sentence, stacklevel=2)
         batch = AttackBatch(self.model, x, y, torch.arange(len(x)).to(y), None)
         state = EnsembleState(state_path, self.chain, batch)
@@ -186,7 +188,7 @@ class RejectAutoAttack(EnsembleEvaluation):
 
     Args:
         model: A model from images, N, C, H, W in [0, 1], to logits or an `Output`.
-        rule: The success criterion, with a number as threshold: AcceptedError(Con(), 0.7).
+        criterion: The success criterion, with a number as threshold: AcceptedError(Con(), 0.7).
         norm: "Linf" or "L2".
         eps: The radius of the ball.
         seed: The seed of all random numbers.
@@ -198,15 +200,15 @@ class RejectAutoAttack(EnsembleEvaluation):
         >>> import torch
         >>> from demur import AcceptedError, Con, RejectAutoAttack
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-        >>> rule = AcceptedError(Con(), 0.2)
-        >>> attack = RejectAutoAttack(model, rule, version="fast", verbose=False)
+        >>> criterion = AcceptedError(Con(), 0.2)
+        >>> attack = RejectAutoAttack(model, criterion, version="fast", verbose=False)
         >>> x_adv = attack.run_standard_evaluation(torch.rand(4, 1, 8, 8), torch.arange(4))
     """
 
     def __init__(
         self,
         model: Model,
-        rule: AcceptedError,
+        criterion: AcceptedError,
         norm: str = "Linf",
         eps: float = 8 / 255,
         seed: int = 0,
@@ -220,10 +222,12 @@ class RejectAutoAttack(EnsembleEvaluation):
             raise BadInput(
                 f"the version of RejectAutoAttack must be {' or '.join(known)}, not {version!r}"
             )
-        if not isinstance(rule.threshold, float):
-            raise BadInput("the rule needs a number as its threshold: AcceptedError(Con(), 0.7)")
+        if not isinstance(criterion.threshold, float):
+            raise BadInput(
+                "the criterion needs a number as its threshold: AcceptedError(Con(), 0.7)"
+            )
         spec = attacks.RejectAutoAttackEnsemble(
-            ball_by_name(norm, eps), rule, version=chosen, seed=seed
+            ball_by_name(norm, eps), criterion, version=chosen, seed=seed
         )
         super().__init__(model, spec.chain(), list(spec.members()), verbose, device)
 

@@ -44,7 +44,7 @@ class Ball(Spec, ABC):
     def scaled_start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
         """Return a start on the boundary of the ball, in a random direction (Auto-PGD)."""
         u = noise.normal(seed, index, stream, tuple(x.shape[1:])).to(x)
-        size = per_image(self.size(u), x)
+        size = per_image(self.norm(u), x)
         return self.project(x, x + self.eps * u / size.clamp_min(1e-12))
 
     def corner_start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
@@ -52,7 +52,9 @@ class Ball(Spec, ABC):
         u = noise.uniform(seed, index, stream, tuple(x.shape[1:])).to(x)
         return self.project(x, x + self.eps * self.direction(u - 0.5))
 
-    def start_near(self, x: Tensor, size: float, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
+    def start_near(
+        self, x: Tensor, size: float, seed: Stream, index: Tensor, stream: Stream
+    ) -> Tensor:
         """Return x plus Gaussian noise of standard deviation `size`, projected (TRADES)."""
         noisy = x + size * noise.normal(seed, index, stream, tuple(x.shape[1:])).to(x)
         return self.project(x, noisy)
@@ -92,7 +94,7 @@ class Ball(Spec, ABC):
         """Return the factor that scales each direction to a radius uniform in [0, eps)."""
         ones = (1,) * (direction.ndim - 1)
         share = noise.uniform(seed, index, noise.derive_seed(stream, RADIUS), ones).to(direction)
-        return self.eps * share / per_image(self.size(direction), direction).clamp_min(1e-12)
+        return self.eps * share / per_image(self.norm(direction), direction).clamp_min(1e-12)
 
     @abstractmethod
     def direction(self, grad: Tensor) -> Tensor:
@@ -103,7 +105,7 @@ class Ball(Spec, ABC):
         """Return x_adv projected into the ball around x and into [0, 1]."""
 
     @abstractmethod
-    def size(self, delta: Tensor) -> Tensor:
+    def norm(self, delta: Tensor) -> Tensor:
         """Return the norm of each perturbation, N."""
 
     @fused
@@ -142,7 +144,7 @@ class Linf(Ball):
     def scaled_start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
         # The reference code of Auto-PGD draws from the cube, not from a Gaussian, for Linf.
         u = 2 * noise.uniform(seed, index, stream, tuple(x.shape[1:])).to(x) - 1
-        size = per_image(self.size(u), x)
+        size = per_image(self.norm(u), x)
         return self.project(x, x + self.eps * u / size.clamp_min(1e-12))
 
     def direction(self, grad: Tensor) -> Tensor:
@@ -152,7 +154,7 @@ class Linf(Ball):
         low, high = (x - self.eps).clamp(0, 1), (x + self.eps).clamp(0, 1)
         return x_adv.clamp(low, high)
 
-    def size(self, delta: Tensor) -> Tensor:
+    def norm(self, delta: Tensor) -> Tensor:
         return delta.flatten(1).abs().amax(1)
 
 
@@ -168,7 +170,7 @@ class L2(Ball):
         >>> from demur import L2
         >>> x = torch.full((1, 3, 2, 2), 0.5)
         >>> x_adv = L2(0.5).project(x, x + 1)
-        >>> assert torch.allclose(L2(0.5).size(x_adv - x), torch.tensor(0.5))
+        >>> assert torch.allclose(L2(0.5).norm(x_adv - x), torch.tensor(0.5))
     """
 
     def start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
@@ -189,7 +191,7 @@ class L2(Ball):
         shrink = (self.eps / _l2_norm(delta).clamp_min(1e-12)).clamp(max=1)
         return (x + delta * shrink).clamp(0, 1)
 
-    def size(self, delta: Tensor) -> Tensor:
+    def norm(self, delta: Tensor) -> Tensor:
         return _l2_norm(delta).flatten()
 
 

@@ -37,7 +37,9 @@ def convert_value(value: Any, kind: Any, where: str) -> Any:
     try:
         return _convert(value, kind)
     except TypeError:
-        raise BadInput(f"{where} must be {describe_type(kind, value)}, not {_brief_repr(value)}") from None
+        raise BadInput(
+            f"{where} must be {describe_type(kind, value)}, not {_brief_repr(value)}"
+        ) from None
 
 
 def _convert(value: Any, kind: Any) -> Any:
@@ -99,7 +101,9 @@ def describe_type(kind: Any, value: Any = None) -> str:
     """Description of a type for an error message, with the condition that `value` violates."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return f"{describe_type(args[0])} {args[1 if value is None else _violated(args, value)].words}"
+        return (
+            f"{describe_type(args[0])} {args[1 if value is None else _violated(args, value)].words}"
+        )
     if origin in (Union, UnionType):
         return " or ".join(describe_type(arg, value) for arg in args)
     if origin is Literal:
@@ -107,7 +111,9 @@ def describe_type(kind: Any, value: Any = None) -> str:
     if origin is tuple:
         return "a tuple of " + ", ".join(describe_type(a) for a in args if a is not Ellipsis)
     plain = {float: "a number", int: "a whole number", str: "a word", bool: "True or False"}
-    return plain.get(kind, "None" if kind is NoneType else f"a {kind.__name__}")
+    if kind in plain or kind is NoneType:
+        return plain.get(kind, "None")
+    return f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
 
 
 def short_type(kind: Any) -> str:

@@ -63,7 +63,7 @@ def as_score(rejector: Rejector | Score) -> Score:
     """The rejector as a score; raises TypeError if it still has to be fitted."""
     if isinstance(rejector, Score):
         return rejector
-    raise TypeError(f"{rejector} is not fitted; call fit(out, y) or demur.bind_thresholds first")
+    raise TypeError(f"{rejector} is not fitted; call fit(out, y) or demur.resolve_thresholds first")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Frozen dataclasses written as text: the constructor call is the configuration language.
 
-    attack = read("PGD(Linf(8/255), steps=20, objective=Evasion(RCon(), eta=10))", VOCABULARY)
+    attack = read("PGD(Linf(8/255), steps=20, objective=PlusLogScore(RCon(), eta=10))", VOCABULARY)
     show(attack)                                  # the same text; 8/255 stays 8/255
     edit(attack, "eps", "16/255", VOCABULARY)     # a key that is no field is searched below
 
@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 from typing import get_type_hints as type_hints
 
 from demur.errors import BadInput, shorten, suggestion
-from demur.field_types import convert_value, short_type, takes_specs, describe_type
+from demur.field_types import convert_value, describe_type, short_type, takes_specs
 
 LONG = 8  # a decimal with more characters is written as a fraction, if it is one
 ALLOWED = "DEMUR_MODULES"  # environment variable: modules, separated by commas
@@ -295,7 +295,9 @@ def _value(node: ast.expr, vocabulary: Vocabulary, text: str) -> Any:
             named = [(k.arg, _value(k.value, vocabulary, text)) for k in keywords]
             cls = _custom(values) if name == CUSTOM else _class(name, vocabulary)
             return _made(cls, values, named)
-    raise BadInput(f"{shorten(ast.unparse(node))!r} in {text!r} is neither a value nor a known name")
+    raise BadInput(
+        f"{shorten(ast.unparse(node))!r} in {text!r} is neither a value nor a known name"
+    )
 
 
 _OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -332,7 +334,7 @@ def _custom(values: list[Any]) -> type[Spec]:
     cls = _imported(path)
     if cls is None:
         raise BadInput(
-            f"the class {shorten(path)!r} cannot be imported; if its module is yours, allow it with "
+            f"the class {shorten(path)!r} cannot be imported; if it is yours, allow it with "
             f"{ALLOWED}={path.partition(':')[0]} and run the command where Python finds it"
         )
     return cls

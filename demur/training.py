@@ -100,7 +100,7 @@ def train(
         >>> from pathlib import Path
         >>> from demur import recipe, train
         >>> short = recipe("digits-pgdat-rr", ["epochs=1", "width=4", "attack.steps=1"])
-        >>> train(short, Path("runs/short")).finished
+        >>> train(short, Path("runs/short")).has_weights
         True
     """
     world = distributed.current()
@@ -112,7 +112,7 @@ def train(
     base_of(recipe)
     device = device or torch.device("cpu")
     with Run.claim(folder, recipe) if world.is_leader else nullcontext(Run(folder)) as run:
-        if not world.broadcast(run.finished):
+        if not world.broadcast(run.has_weights):
             plan = choose_plan(engine, recipe, device, world, sync_bn, on_message)
             plan = world.broadcast(plan.resumed(stored_plan(run)) if world.is_leader else plan)
             Training(recipe, run, splits, device, plan, on_progress, on_message).train()

@@ -15,7 +15,7 @@ from demur.attacks import PGD, Clean
 from demur.balls import Linf
 from demur.cli import main
 from demur.data import Digits, Images, Splits
-from demur.evaluate import Evaluator, run_attack
+from demur.evaluate import LoadedRun, run_attack
 from demur.nets import RejectingNet
 from demur.paper.tables import TABLES
 from demur.recipes import Recipe, recipe
@@ -44,24 +44,24 @@ def tiny_run(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> R
 
 
 @pytest.fixture(scope="session")
-def tiny_source(tiny_run: Run) -> Evaluator:
-    return Evaluator(tiny_run, torch.device("cpu"))
+def tiny_source(tiny_run: Run) -> LoadedRun:
+    return LoadedRun(tiny_run, torch.device("cpu"))
 
 
 @pytest.fixture
-def own_source(tiny_run: Run, tmp_path: Path) -> Evaluator:
+def own_source(tiny_run: Run, tmp_path: Path) -> LoadedRun:
     """A copy of the tiny run that records may be written into."""
     copytree(tiny_run.path, tmp_path / "own")
-    return Evaluator(Run.open(str(tmp_path / "own")), torch.device("cpu"))
+    return LoadedRun(Run.open(str(tmp_path / "own")), torch.device("cpu"))
 
 
 @pytest.fixture(scope="session")
-def tiny_net(tiny_source: Evaluator) -> RejectingNet:
+def tiny_net(tiny_source: LoadedRun) -> RejectingNet:
     return tiny_source.net
 
 
 @pytest.fixture(scope="session")
-def test_images(tiny_source: Evaluator) -> Images:
+def test_images(tiny_source: LoadedRun) -> Images:
     return tiny_source.splits["test"]
 
 
@@ -120,10 +120,10 @@ def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def scored_source(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Evaluator:
+def scored_source(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> LoadedRun:
     """A copy of the shared run with two records."""
     copy = copytree(tiny_run.path, tmp_path_factory.mktemp("scored") / "run")
-    evaluator = Evaluator(Run(Path(copy)), torch.device("cpu"))
-    run_attack(evaluator, "clean", Clean())
-    run_attack(evaluator, "pgd-3", PGD(Linf(0.15), steps=3))
-    return evaluator
+    loaded = LoadedRun(Run(Path(copy)), torch.device("cpu"))
+    run_attack(loaded, "clean", Clean())
+    run_attack(loaded, "pgd-3", PGD(Linf(0.15), steps=3))
+    return loaded

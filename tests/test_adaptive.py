@@ -15,7 +15,7 @@ from demur.attacks import PGD, AcceptedError, MultiTarget, WrongConfidence
 from demur.attacks.batch import AttackBatch
 from demur.data import CIFAR10
 from demur.errors import BadInput
-from demur.evaluate import Evaluator, bind_thresholds
+from demur.evaluate import LoadedRun, resolve_thresholds
 from demur.evaluate.adaptive import ETAS, AdaptivePlan, Measure, Trial, marks, minima
 from demur.output import Output
 from demur.recipes import ADAPTIVE_OBJECTIVES, NAMED_ATTACKS, RECIPES, attack, recipe
@@ -128,11 +128,11 @@ def test_a_net_without_a_head_is_attacked_through_its_confidence() -> None:
         AdaptivePlan.of(PLAIN_RUN, ["con-rr"])
 
 
-def test_the_worst_case_succeeds_where_any_member_succeeds(tiny_source: Evaluator) -> None:
+def test_the_worst_case_succeeds_where_any_member_succeeds(tiny_source: LoadedRun) -> None:
     plan = AdaptivePlan.of(tiny_source.run.recipe, etas=(0.1, 30), steps=3, restarts=1)
     assert len(plan.worst.attacks) == 6 * 2
     assert plan.worst.criterion == AcceptedError(RCon(), plan.worst.criterion.threshold)  # type: ignore[attr-defined]
-    chain = bind_thresholds(plan.worst, tiny_source.clean).spec
+    chain = resolve_thresholds(plan.worst, tiny_source.clean).spec
     net, images = tiny_source.net, tiny_source.splits["test"]
     x, y = images.batch(slice(0, 60))
     attack_batch = AttackBatch(net, x, y, torch.arange(60), None)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from demur.attacks import APGD, CE, DLR, PGD, LogitMargin, MultiTarget, TargetedDLR
+from demur.attacks import APGD, CE, DLR, PGD, MultiTarget, TargetedDLR, UntargetedMargin
 from demur.attacks.apgd import APGDState, _checkpoints
 from demur.attacks.batch import VERIFY_EVERY
 from demur.balls import L2, Ball, Linf
@@ -53,9 +53,9 @@ def test_slow_ascent_returns_to_the_best_iterate_with_half_the_step_size(
 
 
 @pytest.mark.parametrize("ball", [Linf, L2])
-@pytest.mark.parametrize("objective", [CE(), LogitMargin(), DLR()], ids=repr)
+@pytest.mark.parametrize("objective", [CE(), UntargetedMargin(), DLR()], ids=repr)
 def test_succeeds_on_a_linear_net_just_beyond_its_distance(
-    ball: type[Ball], objective: CE | LogitMargin | DLR
+    ball: type[Ball], objective: CE | UntargetedMargin | DLR
 ) -> None:
     net, x = LinearNet(), centred_images(3)
     y = prediction(net(x))
@@ -72,12 +72,12 @@ def test_returns_a_success_or_the_iterate_with_the_largest_objective(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    attack = APGD(Linf(0.1), steps=20, objective=LogitMargin())
+    attack = APGD(Linf(0.1), steps=20, objective=UntargetedMargin())
     x_adv = attack(tiny_net, x, y)
-    longer = APGD(Linf(0.1), steps=20, objective=LogitMargin(), keep="max_objective")(
+    longer = APGD(Linf(0.1), steps=20, objective=UntargetedMargin(), keep="max_objective")(
         tiny_net, x, y
     )
-    margin, best = (LogitMargin()(tiny_net(images), y) for images in (x_adv, longer))
+    margin, best = (UntargetedMargin()(tiny_net(images), y) for images in (x_adv, longer))
     assert ((margin > 0) == (prediction(tiny_net(x_adv)) != y)).all()
     assert (margin > 0).any()
     assert (best >= margin - 1e-4).all(), "images that do not leave early reach a larger objective"
@@ -154,5 +154,5 @@ def test_successes_of_an_approximate_model_are_real(
     attack = APGD(Linf(0.15), steps=25, objective=DLR())
     exact = prediction(tiny_net(attack(tiny_net, x, y))) != y
     x_adv = attack.perturb(ApproximateModel(tiny_net, 0.5), x, y, torch.arange(len(x)))
-    assert Linf(0).size(x_adv - x).max() <= 0.15 + 1e-6
+    assert Linf(0).norm(x_adv - x).max() <= 0.15 + 1e-6
     assert (prediction(tiny_net(x_adv)) != y).sum() >= exact.sum() - 2

@@ -18,8 +18,8 @@ from demur import (
     BadInput,
     Con,
     Energy,
-    Evaluator,
     Linf,
+    LoadedRun,
     MaxLogit,
     Misclassified,
     RCon,
@@ -74,16 +74,16 @@ def test_help_is_readable() -> None:
     assert "step_size: float | None = None" in signature
 
 
-def test_a_record_prints_in_three_lines(scored_source: Evaluator) -> None:
+def test_a_record_prints_in_three_lines(scored_source: LoadedRun) -> None:
     record: Record = scored_source.run.records()[0]
     assert len(repr(record).splitlines()) <= 3
     assert max(map(len, repr(record).splitlines())) <= 100
 
 
 def test_a_device_may_be_a_string(tiny_run: Run) -> None:
-    assert Evaluator(tiny_run, "cpu").device == torch.device("cpu")
+    assert LoadedRun(tiny_run, "cpu").device == torch.device("cpu")
     with pytest.raises(BadInput):
-        Evaluator(tiny_run, "gpu9")
+        LoadedRun(tiny_run, "gpu9")
 
 
 def test_one_change_needs_no_list() -> None:
@@ -91,7 +91,7 @@ def test_one_change_needs_no_list() -> None:
 
 
 def test_images_that_are_no_tensor_or_count_to_255_are_refused(
-    tiny_source: Evaluator, batch: tuple[torch.Tensor, torch.Tensor]
+    tiny_source: LoadedRun, batch: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     x, y = batch
     attack = PGD(Linf(0.1), steps=1)
@@ -105,7 +105,7 @@ def test_images_that_are_no_tensor_or_count_to_255_are_refused(
         tiny_source.net((255 * x).byte())
 
 
-def test_a_radius_in_levels_is_refused(tiny_source: Evaluator) -> None:
+def test_a_radius_in_levels_is_refused(tiny_source: LoadedRun) -> None:
     with pytest.raises(BadInput, match="write eps=8/255"):
         AutoAttack(tiny_source.net, eps=8)
 
@@ -119,7 +119,7 @@ def test_every_spelling_of_a_rejector_means_one(spelling: str) -> None:
 
 
 def test_a_spelling_is_understood_on_the_command_line(
-    scored_source: Evaluator, command: Command
+    scored_source: LoadedRun, command: Command
 ) -> None:
     code, out, err = command("calibrate", str(scored_source.run.path), "--tpr", "0.5",
                              "--rejector", "rcon")  # fmt: skip
@@ -200,7 +200,7 @@ def test_reading_a_recipe_imports_no_module_that_was_not_allowed(
 
 
 def test_score_tables_cut_no_figure(
-    scored_source: Evaluator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    scored_source: LoadedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from demur.cli.evaluate import score_run
     from demur.report.text import show_scores
@@ -219,7 +219,7 @@ def test_score_tables_cut_no_figure(
     assert figures[60] == figures[80] == figures[100] == figures[200]
 
 
-def test_the_demo_ends_on_one_screen(scored_source: Evaluator) -> None:
+def test_the_demo_ends_on_one_screen(scored_source: LoadedRun) -> None:
     from demur.cli.evaluate import main_rejectors, score_run
     from demur.report.text import table_width, verdict_table
 

@@ -13,7 +13,7 @@ from demur.attacks import Clean
 from demur.calibrate import TPR
 from demur.data import Digits, Splits
 from demur.errors import BadInput
-from demur.evaluate import AttackOptions, Evaluator, Scorer, archive, run_attack
+from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, archive, run_attack
 from demur.evaluate.certificates import issue
 from demur.paper.stored_runs import stored_factories
 from demur.rejectors import paper_grid
@@ -22,15 +22,15 @@ from demur.spec import show
 
 
 def test_an_archive_gives_the_same_tables_without_weights_or_data(
-    scored_source: Evaluator, tmp_path: Path
+    scored_source: LoadedRun, tmp_path: Path
 ) -> None:
     target = tmp_path / "kept" / "archive"
     archived = archive(scored_source, target)
     assert not (target / "model.safetensors").exists()
     assert all("feature" not in r.arrays and "x_adv" not in r.arrays for r in archived.records())
     for wanted in (None, paper_grid(Digits())):
-        whole = Scorer.of(scored_source, rejectors=wanted)
-        again = Scorer.of(NoData(archived, torch.device("cpu")), rejectors=wanted)
+        whole = RejectorEvaluation.of(scored_source, rejectors=wanted)
+        again = RejectorEvaluation.of(NoData(archived, torch.device("cpu")), rejectors=wanted)
         assert again.thresholds == whole.thresholds
         for one, other in zip(scored_source.run.records(), archived.records(), strict=True):
             pairs = ((whole, one), (again, other))
@@ -38,7 +38,7 @@ def test_an_archive_gives_the_same_tables_without_weights_or_data(
             assert rows[0] == rows[1]
 
 
-class NoData(Evaluator):
+class NoData(LoadedRun):
     """An evaluator on a machine without the data set."""
 
     @property
@@ -46,7 +46,7 @@ class NoData(Evaluator):
         raise AssertionError("images of an archive were loaded")
 
 
-def test_an_archive_of_an_archive_is_the_same(scored_source: Evaluator, tmp_path: Path) -> None:
+def test_an_archive_of_an_archive_is_the_same(scored_source: LoadedRun, tmp_path: Path) -> None:
     once = archive(scored_source, tmp_path / "once")
     twice = archive(NoData(once, torch.device("cpu")), tmp_path / "twice")
     for one, other in zip(once.records(), twice.records(), strict=True):
@@ -59,7 +59,7 @@ def test_an_archive_of_an_archive_is_the_same(scored_source: Evaluator, tmp_path
 
 
 def test_an_archive_never_overwrites_a_folder(
-    scored_source: Evaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scored_source: LoadedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine.txt").write_text("mine")
@@ -74,7 +74,7 @@ def test_an_archive_never_overwrites_a_folder(
 
 
 def test_again_replaces_only_an_archive_of_the_same_run_with_nothing_more(
-    scored_source: Evaluator, tmp_path: Path
+    scored_source: LoadedRun, tmp_path: Path
 ) -> None:
     target = tmp_path / "copy"
     archive(scored_source, target, ["R-Con"])
@@ -97,8 +97,8 @@ def test_again_replaces_only_an_archive_of_the_same_run_with_nothing_more(
     assert recipe.read_bytes() == before
 
 
-def test_a_run_is_never_replaced_by_its_own_archive(own_source: Evaluator, tmp_path: Path) -> None:
-    run_attack(own_source, "clean", Clean(), AttackOptions(n=40))
+def test_a_run_is_never_replaced_by_its_own_archive(own_source: LoadedRun, tmp_path: Path) -> None:
+    run_attack(own_source, "clean", Clean(), RecordOptions(n=40))
     before = sorted(own_source.run.path.rglob("*"))
     with pytest.raises(BadInput, match="is in the way"):
         archive(own_source, own_source.run.path, again=True)
@@ -106,7 +106,7 @@ def test_a_run_is_never_replaced_by_its_own_archive(own_source: Evaluator, tmp_p
 
 
 def test_a_symbolic_link_stays_and_a_second_process_is_rejected(
-    scored_source: Evaluator, tmp_path: Path
+    scored_source: LoadedRun, tmp_path: Path
 ) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -123,9 +123,9 @@ def test_a_symbolic_link_stays_and_a_second_process_is_rejected(
 
 
 def test_certificates_are_copied_and_a_damaged_one_is_named(
-    own_source: Evaluator, tmp_path: Path
+    own_source: LoadedRun, tmp_path: Path
 ) -> None:
-    run_attack(own_source, "clean", Clean(), AttackOptions(n=40))
+    run_attack(own_source, "clean", Clean(), RecordOptions(n=40))
     issue(own_source, "R-Con", TPR(0.8))
     (made,) = (own_source.run.path / "certificates").iterdir()
     (copied,) = (archive(own_source, tmp_path / "copy").path / "certificates").iterdir()
@@ -138,7 +138,7 @@ def test_certificates_are_copied_and_a_damaged_one_is_named(
 
 
 def test_a_failed_archive_leaves_only_the_earlier_one(
-    scored_source: Evaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scored_source: LoadedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
@@ -154,7 +154,7 @@ def test_a_failed_archive_leaves_only_the_earlier_one(
 
 
 def test_a_killed_archive_leaves_no_run_and_is_cleaned_up_next_time(
-    scored_source: Evaluator, tmp_path: Path
+    scored_source: LoadedRun, tmp_path: Path
 ) -> None:
     half, old = (tmp_path / ".copy.making" / part for part in ("half", "old"))
     shutil.copytree(scored_source.run.path, half)

@@ -28,10 +28,8 @@ from demur.attacks import (
     Chain,
     Clean,
     Ensemble,
-    Evasion,
     FalseRejection,
-    ForceRejection,
-    LogitMargin,
+    ForceRejectionEnsemble,
     MarginProduct,
     MaxMinMargin,
     MinMargin,
@@ -39,6 +37,7 @@ from demur.attacks import (
     MultiTarget,
     Objective,
     OrthogonalAPGD,
+    PlusLogScore,
     RejectAutoAttackEnsemble,
     Rejected,
     RejectionObjective,
@@ -51,6 +50,7 @@ from demur.attacks import (
     TargetedConfidence,
     TargetedDLR,
     TargetedMargin,
+    UntargetedMargin,
     WrongConfidence,
     XiObjective,
 )  # fmt: skip
@@ -72,22 +72,26 @@ EXAMPLES: dict[str, Attack] = {
     **{name: make(RECIPES["digits-pgdat-rr"]) for name, make in NAMED_ATTACKS.items()},
     "adaptive-apgd": APGD(Linf(0.15), objective=MarginProduct(RULE), criterion=RULE),
     "adaptive": PGD(
-        Linf(0.15), steps=8, objective=Evasion(RCon(), eta=0.1), keep="success",
+        Linf(0.15), steps=8, objective=PlusLogScore(RCon(), eta=0.1), keep="success",
         criterion=AcceptedError(RCon(), 0.6),
     ),
     "reject-autoattack": RejectAutoAttackEnsemble(Linf(0.15), RULE),
-    "force-rejection": ForceRejection(Linf(0.15), Rejected(RCon(), 0.6)),
+    "force-rejection": ForceRejectionEnsemble(Linf(0.15), Rejected(RCon(), 0.6)),
     "reject-coupled": RejectAutoAttackEnsemble(
         L2(0.8), AcceptedError(Coupled(gate_threshold=0.6), 0.5), version="fast"
     ),
     "orthogonal": OrthogonalAPGD(Linf(0.15), steps=8, objective=MinMargin(RULE), criterion=RULE),
     "balanced": MaxMinMargin(L2(0.8), RULE, steps=8),
     "autoattack-plus": AutoAttackEnsemble(Linf(0.1), version="plus"),
-    "chain": Chain((PGD(Linf(0.1), steps=4), Square(Linf(0.1), queries=20)), rank_by=LogitMargin()),
+    "chain": Chain(
+        (PGD(Linf(0.1), steps=4), Square(Linf(0.1), queries=20)), rank_by=UntargetedMargin()
+    ),
     "restarts": PGD(L2(0.5), steps=4, restarts=3),
-    "until-success": PGD(Linf(0.1), steps=4, restarts=3, keep="success", objective=LogitMargin()),
+    "until-success": PGD(
+        Linf(0.1), steps=4, restarts=3, keep="success", objective=UntargetedMargin()
+    ),
     "from-clean": PGD(Linf(0.1), steps=4, start="clean"),
-    "momentum": PGD(L2(0.5), steps=4, objective=LogitMargin(), momentum=0.5, decay_steps=(2,)),
+    "momentum": PGD(L2(0.5), steps=4, objective=UntargetedMargin(), momentum=0.5, decay_steps=(2,)),
     "backtracking": PGD(
         Linf(0.1), steps=6, start="mixed", objective=WrongConfidence(), momentum=0.9, backtrack=1.5
     ),
@@ -97,18 +101,20 @@ EXAMPLES: dict[str, Attack] = {
     ),
     "sum": PGD(
         Linf(0.1), steps=4,
-        objective=CE() + 0.5 * Evasion(Coupled(), eta=2.0, base_objective=LogitMargin()),
+        objective=CE() + 0.5 * PlusLogScore(Coupled(), eta=2.0, base_objective=UntargetedMargin()),
     ),
     "gama sum": PGD(L2(0.5), steps=4, start="signs", objective=CE() + 0.1 * GAMA(), restarts=2),
     "targets": MultiTarget(
         PGD(
             Linf(0.1), steps=3,
-            objective=Evasion(RCon(), base_objective=TargetedConfidence()) + TargetedDLR(),
+            objective=PlusLogScore(RCon(), base_objective=TargetedConfidence()) + TargetedDLR(),
         ),
         targets=3, keep="success", criterion=AcceptedError(Con(), 0.5),
     ),
     "apgd": APGD(Linf(0.1), steps=12, objective=DLR(), restarts=2),
-    "apgd-l2": APGD(L2(0.5), steps=12, keep="max_objective", objective=LogitMargin(), eot_iter=2),
+    "apgd-l2": APGD(
+        L2(0.5), steps=12, keep="max_objective", objective=UntargetedMargin(), eot_iter=2
+    ),
     "fab": FAB(Linf(0.15), steps=5, restarts=2),
     "fab-l2": FAB(L2(0.8), steps=5, restarts=2),
     "cw": CW(searches=2, steps=15, rate=0.05, constant=1.0),
@@ -124,7 +130,8 @@ EXAMPLES: dict[str, Attack] = {
     ),
 }  # fmt: skip
 OBJECTIVE_EXAMPLES: list[Objective] = [
-    CE(), LogitMargin(), Evasion(Energy()), XiObjective(), Sum((CE(), LogitMargin())),
+    CE(), UntargetedMargin(), PlusLogScore(Energy()), XiObjective(),
+    Sum((CE(), UntargetedMargin())),
     Scaled(-2.0, CE()), DLR(), WrongConfidence(), TargetedMargin(), TargetedDLR(),
     TargetedConfidence(), ScoreObjective(RCon()), RRLoss(), GAMA(), KL(), MinMargin(RULE),
     SingleMargin(RULE, 1), MarginProduct(RULE), RejectionObjective(Rejected(Con(), 0.5)),
@@ -185,7 +192,7 @@ class TestContract:
         if isinstance(attack, CW):
             return  # minimises the distance, without a bound
         ball = ball_of(attack)
-        assert ball.size(x_adv - x).max() <= ball.eps * (1 + 1e-6) + 1e-7
+        assert ball.norm(x_adv - x).max() <= ball.eps * (1 + 1e-6) + 1e-7
 
     def test_is_repeatable_and_has_no_side_effects(
         self, name: str, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
@@ -303,14 +310,14 @@ def test_criteria_partition_the_images(seed: int) -> None:
     accepted = Con().rule(0.5).accepted(out)
     assert torch.equal(wrong & accepted, accepted_error)
     assert torch.equal(~wrong & ~accepted, false_rejection)
-    assert torch.equal(LogitMargin()(out, y) > 0, wrong)
+    assert torch.equal(UntargetedMargin()(out, y) > 0, wrong)
 
 
 @given(st.integers(0, 10**6))
 def test_objectives_add_and_scale(seed: int) -> None:
     out, y = _random_output(seed)
-    combined = CE() + 3.0 * LogitMargin() + Evasion(Con(), eta=0.5)
-    by_hand = CE()(out, y) + 3 * LogitMargin()(out, y) + CE()(out, y) + 0.5 * Con()(out).log()
+    combined = CE() + 3.0 * UntargetedMargin() + PlusLogScore(Con(), eta=0.5)
+    by_hand = CE()(out, y) + 3 * UntargetedMargin()(out, y) + CE()(out, y) + 0.5 * Con()(out).log()
     assert torch.allclose(combined(out, y), by_hand, atol=1e-5)
     assert torch.equal(Scaled(-1.0, CE())(out, y), -CE()(out, y))
 
@@ -318,10 +325,10 @@ def test_objectives_add_and_scale(seed: int) -> None:
 def test_gradient_matches_the_closed_form_of_a_linear_net() -> None:
     net, x = LinearNet(), centred_images(3)
     y = torch.tensor([0, 1, 2])
-    grad, value, out = gradient(net, LogitMargin(), x, y)
+    grad, value, out = gradient(net, UntargetedMargin(), x, y)
     runner_up = out.logits.scatter(1, y[:, None], -torch.inf).argmax(1)
     assert torch.allclose(grad.flatten(1), net.weight[runner_up] - net.weight[y])
-    assert torch.allclose(value, LogitMargin()(as_output(net(x)), y))
+    assert torch.allclose(value, UntargetedMargin()(as_output(net(x)), y))
     assert net.weight.grad is None
 
 

@@ -13,11 +13,11 @@ import torch
 
 from demur.attacks import PGD
 from demur.balls import Linf
-from demur.evaluate import AttackOptions, Evaluator, run_attack
+from demur.evaluate import LoadedRun, RecordOptions, run_attack
 from demur.runs import Record, Run
 
 ATTACK, OTHER = PGD(Linf(0.1), steps=3), PGD(Linf(0.1), steps=2)
-OPTIONS = AttackOptions(n=20)
+OPTIONS = RecordOptions(n=20)
 HOLD_LOCK = """
 import sys
 from pathlib import Path
@@ -32,12 +32,12 @@ with exclusive_lock(Path(sys.argv[1])):
 def run(tiny_run: Run, tmp_path: Path) -> Run:
     """A copy of the shared run with its clean records."""
     copied = Run(Path(shutil.copytree(tiny_run.path, tmp_path / "run")))
-    open_evaluator(copied).clean("cal")
+    load_run(copied).clean("cal")
     return copied
 
 
-def open_evaluator(run: Run, messages: list[str] | None = None) -> Evaluator:
-    return Evaluator(
+def load_run(run: Run, messages: list[str] | None = None) -> LoadedRun:
+    return LoadedRun(
         run, torch.device("cpu"), on_message=(messages if messages is not None else []).append
     )
 
@@ -63,18 +63,18 @@ def other_process_holding(folder: Path) -> Iterator[subprocess.Popen[str]]:
 def attack_in_a_thread(run: Run, messages: list[str]) -> tuple[threading.Thread, list[Record]]:
     found: list[Record] = []
     thread = threading.Thread(
-        target=lambda: found.append(run_attack(open_evaluator(run, messages), "a", ATTACK, OPTIONS))
+        target=lambda: found.append(run_attack(load_run(run, messages), "a", ATTACK, OPTIONS))
     )
     thread.start()
     return thread, found
 
 
 def test_another_record_does_not_wait(run: Run) -> None:
-    record = run_attack(open_evaluator(run), "a", ATTACK, OPTIONS)
+    record = run_attack(load_run(run), "a", ATTACK, OPTIONS)
     shutil.rmtree(run.records_folder)
     messages: list[str] = []
     with other_process_holding(lock_folder(run, record)):
-        assert run_attack(open_evaluator(run, messages), "b", OTHER, OPTIONS).label == "b"
+        assert run_attack(load_run(run, messages), "b", OTHER, OPTIONS).label == "b"
     assert messages == []
 
 
@@ -82,7 +82,7 @@ def test_another_record_does_not_wait(run: Run) -> None:
 def test_the_same_record_is_awaited_and_read(
     cleaned_up: bool, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = run_attack(open_evaluator(run), "a", ATTACK, OPTIONS)
+    record = run_attack(load_run(run), "a", ATTACK, OPTIONS)
     away = run.path.with_name("away")
     run.records_folder.rename(away)
     monkeypatch.setattr(PGD, "perturb", None)  # the attack must not run a second time
@@ -102,7 +102,7 @@ def test_the_same_record_is_awaited_and_read(
 
 
 def test_the_record_of_a_killed_process_is_made(run: Run) -> None:
-    record = run_attack(open_evaluator(run), "a", ATTACK, OPTIONS)
+    record = run_attack(load_run(run), "a", ATTACK, OPTIONS)
     shutil.rmtree(run.records_folder)
     with other_process_holding(lock_folder(run, record)) as other:
         thread, found = attack_in_a_thread(run, [])

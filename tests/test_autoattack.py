@@ -15,8 +15,8 @@ from demur.attacks import (
     AutoAttackEnsemble,
     Chain,
     Clean,
-    LogitMargin,
     Square,
+    UntargetedMargin,
 )
 from demur.attacks.autoattack import VERSIONS
 from demur.attacks.batch import AttackBatch
@@ -24,7 +24,7 @@ from demur.attacks.chain import BROKEN_CLEAN, NOT_BROKEN
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.errors import BadInput
-from demur.evaluate import AttackOptions, Evaluator, Scorer, run_attack
+from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, run_attack
 from demur.evaluate.score import summary
 from demur.nets import RejectingNet
 from demur.output import prediction
@@ -79,8 +79,10 @@ class TestChain:
         weak = (PGD(Linf(0.02), steps=3),)
         robust = prediction(tiny_net(Chain(weak).run(batch, 0))) == batch.y
         assert torch.equal(Chain(weak).run(batch, 0)[robust], batch.x[robust])
-        ranked = Chain(weak, rank_by=LogitMargin()).run(batch, 0)
-        rise = LogitMargin()(tiny_net(ranked), batch.y) - LogitMargin()(tiny_net(batch.x), batch.y)
+        ranked = Chain(weak, rank_by=UntargetedMargin()).run(batch, 0)
+        rise = UntargetedMargin()(tiny_net(ranked), batch.y) - UntargetedMargin()(
+            tiny_net(batch.x), batch.y
+        )
         assert (rise[robust] >= 0).all()
         assert (rise[robust] > 0).float().mean() > 0.9
 
@@ -121,11 +123,11 @@ class TestVersions:
 
 
 def test_rankings_on_a_mixture_with_clean_images_are_flagged_as_artefacts(
-    own_source: Evaluator, capsys: pytest.CaptureFixture[str]
+    own_source: LoadedRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chain = Chain((PGD(Linf(0.05), steps=3),))
     mixed, plain, clean = (
-        run_attack(own_source, "mixed" if attack is chain else "plain", attack, AttackOptions(n=40))
+        run_attack(own_source, "mixed" if attack is chain else "plain", attack, RecordOptions(n=40))
         for attack in (chain, chain.attacks[0], Clean())
     )
     found = summary(mixed)
@@ -134,6 +136,6 @@ def test_rankings_on_a_mixture_with_clean_images_are_flagged_as_artefacts(
     assert 0 < found.untouched < 1
     assert "AUROC on such a mixture are artefacts" in found.artefact
     assert summary(plain).artefact == summary(clean).artefact == ""
-    scoring = Scorer.of(own_source, rejectors={"Con": Con()}, records=[mixed])
-    show_scores([scoring.score_record(mixed)], ("paper",))
+    evaluation = RejectorEvaluation.of(own_source, rejectors={"Con": Con()}, records=[mixed])
+    show_scores([evaluation.score_record(mixed)], ("paper",))
     assert found.artefact in capsys.readouterr().out

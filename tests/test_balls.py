@@ -21,7 +21,7 @@ def test_start_and_step_stay_in_the_ball_and_the_pixel_range(
     ball = kind(eps)
     x_adv = ball.start(x, seed, torch.arange(3), 0)
     for _ in range(2):
-        assert ball.size(x_adv - x).max() <= eps * (1 + 1e-5) + 1e-6
+        assert ball.norm(x_adv - x).max() <= eps * (1 + 1e-5) + 1e-6
         assert x_adv.min() >= 0
         assert x_adv.max() <= 1
         x_adv = ball.step(x, x_adv, torch.randn(x.shape, generator=g), length)
@@ -46,5 +46,5 @@ def test_linf_start_fills_the_ball_and_l2_radius_is_uniform() -> None:
     x = torch.full((2000, 1, 4, 4), 0.5)
     delta = Linf(0.1).start(x, 0, torch.arange(2000), 0) - x
     assert delta.std().item() == pytest.approx(0.1 / 3**0.5, rel=0.02)
-    radius = L2(0.2).size(L2(0.2).start(x, 0, torch.arange(2000), 0) - x)
+    radius = L2(0.2).norm(L2(0.2).start(x, 0, torch.arange(2000), 0) - x)
     assert radius.mean().item() == pytest.approx(0.1, rel=0.05)  # eps * U(0, 1)

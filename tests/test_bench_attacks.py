@@ -19,7 +19,7 @@ from demur.bench.peer_adapters import PeerSetup, seeded
 from demur.bench.peer_attacks import PeerEvaluator, compare_attacks, peer_setup
 from demur.bench.peer_pairs import PAIRS
 from demur.bench.plain_copy import plain_copy
-from demur.evaluate import AttackOptions, Evaluator
+from demur.evaluate import LoadedRun, RecordOptions
 from demur.nets import RejectingNet
 from demur.output import prediction
 from demur.report.peer_attacks import COLUMNS, OURS, cells, sentences, weaker
@@ -41,14 +41,14 @@ def run_here(tiny_run: Run, in_empty_folder: Path) -> Path:
     return Path(shutil.copytree(tiny_run.path, in_empty_folder / "runs" / "tiny"))
 
 
-def short_setup(evaluator: Evaluator) -> PeerSetup:
+def short_setup(loaded: LoadedRun) -> PeerSetup:
     """A large ball, in which attacks succeed at once, and a small budget."""
     cw = CW("L2", searches=2, steps=15, rate=0.05, constant=1.0)
-    return replace(peer_setup(evaluator), ball=Linf(0.5), step=0.1, steps=4, queries=20, cw=cw)
+    return replace(peer_setup(loaded), ball=Linf(0.5), step=0.1, steps=4, queries=20, cw=cw)
 
 
-def test_every_pair_runs(libraries: None, tiny_source: Evaluator) -> None:
-    images, log = tiny_source.images(AttackOptions(n=4)), list[str]()
+def test_every_pair_runs(libraries: None, tiny_source: LoadedRun) -> None:
+    images, log = tiny_source.images(RecordOptions(n=4)), list[str]()
     report = compare_attacks(tiny_source, images, PAIRS, short_setup(tiny_source), log.append)
     expected = [(name, by) for name, pair in PAIRS.items() for by in (OURS, *pair.peers)]
     assert [(line["attack"], line["by"]) for line in report["lines"]] == expected
@@ -72,14 +72,14 @@ def test_every_pair_runs(libraries: None, tiny_source: Evaluator) -> None:
     assert all(line["distance"] > 0 and line["distance_ours"] > 0 for line in cw)
 
 
-def test_pairs_use_the_members_of_our_autoattack(tiny_source: Evaluator) -> None:
+def test_pairs_use_the_members_of_our_autoattack(tiny_source: LoadedRun) -> None:
     setup = peer_setup(tiny_source)
     for name in ("apgd-ce", "apgd-dlr", "apgd-t", "fab-t", "square"):
         assert PAIRS[name].ours(setup) == AutoAttackEnsemble(setup.ball).member(name)
 
 
 def test_as_it_comes_uses_default_batches_and_trainable_weights(
-    tiny_source: Evaluator, monkeypatch: pytest.MonkeyPatch
+    tiny_source: LoadedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[tuple[dict[str, int], set[bool]]] = []
 
@@ -95,7 +95,7 @@ def test_as_it_comes_uses_default_batches_and_trainable_weights(
     monkeypatch.setattr(
         peer_adapters, "library", lambda name: SimpleNamespace(AutoAttack=FakeAutoAttack)
     )
-    setup, images = peer_setup(tiny_source), tiny_source.images(AttackOptions(n=4))
+    setup, images = peer_setup(tiny_source), tiny_source.images(RecordOptions(n=4))
     for adapter in PAIRS["autoattack"].peers.values():
         adapter(setup)(*images.batch(slice(None)), 512)
     assert calls == [({"batch_size": 512}, {False}), ({}, {True})]
@@ -157,8 +157,8 @@ class BrightnessNet(torch.nn.Module):
         return torch.stack((-bright, bright), 1)
 
 
-def test_images_outside_the_ball_are_not_broken(tiny_source: Evaluator) -> None:
-    images = tiny_source.images(AttackOptions(n=4))
+def test_images_outside_the_ball_are_not_broken(tiny_source: LoadedRun) -> None:
+    images = tiny_source.images(RecordOptions(n=4))
     x, y = images.batch(slice(None))
     correct = prediction(tiny_source.net(x)) == y
     assert correct.all(), "these four are classified correctly"
@@ -167,15 +167,15 @@ def test_images_outside_the_ball_are_not_broken(tiny_source: Evaluator) -> None:
     for eps, distance, left, outside in (
         (radius, None, 0, 0), (1e-4, None, 4, 4), (1e-4, "Linf", 4, 0), (1e-4, "squared L2", 0, 0),
     ):  # fmt: skip
-        evaluator = PeerEvaluator(tiny_source.net, images, correct, Linf(eps), distance)  # type: ignore[arg-type]
-        result = evaluator.evaluate(x_adv, 1.0, None)
+        loaded = PeerEvaluator(tiny_source.net, images, correct, Linf(eps), distance)  # type: ignore[arg-type]
+        result = loaded.evaluate(x_adv, 1.0, None)
         assert result.wrong.all()
         assert int((~result.broken).sum()) == left
         assert int(result.outside.sum()) == outside
-        theirs, ours = evaluator.distances(result, result)
+        theirs, ours = loaded.distances(result, result)
         assert theirs == ours
         assert (theirs is None) == (distance is None)
-    out_of_range = evaluator.evaluate(x_adv + 2, 1.0, None)
+    out_of_range = loaded.evaluate(x_adv + 2, 1.0, None)
     assert out_of_range.outside.all()
     assert not out_of_range.broken.any()
 

@@ -19,7 +19,7 @@ from demur.calibrate import (
     Risk,
     Shortfall,
     Uncertified,
-    certify,
+    certify_threshold,
     threshold_path,
 )
 from demur.calibrate.sequential_test import last_passing
@@ -152,7 +152,7 @@ class TestCertificate:
     ) -> None:
         scores, correct = two_scores(1500)
         scores = scores[:, :columns]
-        found = certify(scores, correct, guarantee, seed=3)
+        found = certify_threshold(scores, correct, guarantee, seed=3)
         pilot = np.zeros(1500, dtype=np.bool_)
         pilot[np.random.default_rng(3).permutation(1500)[: found.pilot]] = True
         tests, is_correct = scores[~pilot], correct[~pilot]
@@ -176,7 +176,7 @@ class TestCertificate:
 
     def test_intervals_equal_scipy(self) -> None:
         scores, correct = two_scores(1500)
-        found = certify(scores, correct, Risk(0.06))
+        found = certify_threshold(scores, correct, Risk(0.06))
         error = 0.1 * DELTA / 6 / found.candidates
         low = stats.beta.ppf(
             error, found.accepted_correct, found.correct - found.accepted_correct + 1
@@ -186,19 +186,21 @@ class TestCertificate:
         )
         assert found.tpr_interval == pytest.approx((low, high), abs=1e-10)
         assert found.risk_interval.hi == 0.06, "cut at the guaranteed level"
-        assert certify(scores, correct, TPR(0.9)).tpr_interval.lo == 0.9
+        assert certify_threshold(scores, correct, TPR(0.9)).tpr_interval.lo == 0.9
         assert found.coverage_interval.lo < found.accepted / found.n < found.coverage_interval.hi
 
     def test_the_same_seed_gives_the_same_certificate(self) -> None:
         scores, correct = two_scores(900)
-        one, two = (certify(scores, correct, TPR(0.9), seed=5) for _ in range(2))
+        one, two = (certify_threshold(scores, correct, TPR(0.9), seed=5) for _ in range(2))
         assert one == two
-        assert certify(scores, correct, TPR(0.9), seed=6) != one
+        assert certify_threshold(scores, correct, TPR(0.9), seed=6) != one
 
     @pytest.mark.parametrize("guarantee", [Risk(0.08), TPR(0.9), Coverage(0.7)])
     def test_a_certificate_depends_on_the_ranking_alone(self, guarantee: Guarantee) -> None:
         scores, correct = two_scores(900, step=0.25)
-        found, other = (certify(s, correct, guarantee) for s in (scores, scores**3 + scores))
+        found, other = (
+            certify_threshold(s, correct, guarantee) for s in (scores, scores**3 + scores)
+        )
         assert replace(other, thresholds=found.thresholds) == found
         expected = [t if t == ANY_SCORE else t**3 + t for t in found.thresholds]
         assert list(other.thresholds) == expected
@@ -206,25 +208,29 @@ class TestCertificate:
     def test_one_score_may_be_flat_or_a_column(self) -> None:
         scores, correct = two_scores(900)
         flat, column = scores[:, 0], scores[:, :1]
-        assert certify(flat, correct, TPR(0.9)) == certify(column, correct, TPR(0.9))
+        assert certify_threshold(flat, correct, TPR(0.9)) == certify_threshold(
+            column, correct, TPR(0.9)
+        )
 
     def test_more_confidence_costs_strictness(self) -> None:
         scores, correct = two_scores(2000)
-        less_sure, more_sure = (certify(scores, correct, TPR(0.9), c) for c in (0.8, 0.999))
+        less_sure, more_sure = (
+            certify_threshold(scores, correct, TPR(0.9), c) for c in (0.8, 0.999)
+        )
         assert (less_sure.confidence, more_sure.confidence) == (0.8, 0.999)
         assert less_sure.accepted < more_sure.accepted
-        assert certify(scores, correct, Risk(0.1, confidence=0.8)).confidence == 0.8
-        assert certify(scores, correct, Risk(0.1, confidence=0.8), 0.9).confidence == 0.9
+        assert certify_threshold(scores, correct, Risk(0.1, confidence=0.8)).confidence == 0.8
+        assert certify_threshold(scores, correct, Risk(0.1, confidence=0.8), 0.9).confidence == 0.9
 
     def test_the_sentence_and_the_json_values(self) -> None:
         scores, correct = two_scores(1500)
-        found = certify(scores, correct, Risk(0.06))
+        found = certify_threshold(scores, correct, Risk(0.06))
         assert found.sentence.startswith("at most 6% wrong among the accepted with 95% confidence")
         values = json.loads(json.dumps(found.to_json()))
         assert values["guarantee"] == "Risk(0.06)"
         assert values["thresholds"] == list(found.thresholds)
         assert values["risk_interval"]["hi"] == 0.06
-        everything = certify(np.zeros(900), np.ones(900), Risk(0.05))
+        everything = certify_threshold(np.zeros(900), np.ones(900), Risk(0.05))
         assert everything.sentence.endswith("accepting every score")
 
 
@@ -232,7 +238,7 @@ class TestShortfall:
     def test_too_few_images(self) -> None:
         """32 correct predictions of 32 tested; 0.95^m <= 0.0225 from m = 74 on."""
         with pytest.raises(Uncertified) as error:
-            certify(np.zeros(40), np.ones(40), Risk(0.05))
+            certify_threshold(np.zeros(40), np.ones(40), Risk(0.05))
         short = error.value.shortfall
         assert (short.hits, short.trials, short.images) == (0, 32, 40)
         assert short.error == pytest.approx(0.9 * DELTA / 2)
@@ -243,7 +249,7 @@ class TestShortfall:
             "candidate had 0 of 32 accepted predictions wrong (0%); give about 93 images instead "
             "of 40, or ask for at most 11.19%"
         )
-        certify(np.zeros(93), np.ones(93), Risk(0.05))
+        certify_threshold(np.zeros(93), np.ones(93), Risk(0.05))
 
     @pytest.mark.parametrize(
         ("hits", "needed"), [(0, 74), (1, 150), (2, 240), (3, 500), (5, None), (9, None)]
@@ -261,19 +267,19 @@ class TestShortfall:
     ) -> None:
         score, correct = np.where(np.arange(60) % 20 == 0, -INF, 1.0), np.ones(60)
         with pytest.raises(Uncertified) as error:
-            certify(score, correct, guarantee)
+            certify_threshold(score, correct, guarantee)
         possible = error.value.shortfall.possible
-        assert certify(score, correct, level(possible)).thresholds
+        assert certify_threshold(score, correct, level(possible)).thresholds
         with pytest.raises(Uncertified):
-            certify(score, correct, level(possible + 0.0001))
+            certify_threshold(score, correct, level(possible + 0.0001))
 
     def test_a_tpr_of_one_can_never_be_certified(self) -> None:
         with pytest.raises(Uncertified, match="more images would not help"):
-            certify(np.arange(500.0), np.ones(500), TPR(1.0))
+            certify_threshold(np.arange(500.0), np.ones(500), TPR(1.0))
 
     def test_uncertified_is_bad_input_and_can_be_pickled(self) -> None:
         with pytest.raises(BadInput) as error:
-            certify(np.zeros(40), np.ones(40), Risk(0.05))
+            certify_threshold(np.zeros(40), np.ones(40), Risk(0.05))
         copy = pickle.loads(pickle.dumps(error.value))
         assert isinstance(copy, Uncertified)
         assert str(copy) == str(error.value)
@@ -298,12 +304,12 @@ class TestBadInput:
     )
     def test_bad_arrays_raise(self, scores: ArrayLike, correct: ArrayLike, message: str) -> None:
         with pytest.raises(BadInput, match=message):
-            certify(scores, correct, TPR(0.5))
+            certify_threshold(scores, correct, TPR(0.5))
 
     @pytest.mark.parametrize("confidence", [0.0, 1.0, 95, math.nan])
     def test_bad_confidence_raises(self, confidence: float) -> None:
         with pytest.raises(BadInput, match="confidence is"):
-            certify([1, 2], [1, 1], TPR(0.5), confidence)
+            certify_threshold([1, 2], [1, 1], TPR(0.5), confidence)
 
     @pytest.mark.parametrize(
         "text", ["Risk(0)", "Risk(1)", "Risk(0.05, confidence=1)", "Coverage(1.2)", "TPR(-1)"]
@@ -312,7 +318,7 @@ class TestBadInput:
         with pytest.raises(BadInput, match="must be a number"):
             read(text, VOCABULARY)
         with pytest.raises(BadInput, match="level is 0"):
-            certify([1, 2], [1, 1], Coverage(0))
+            certify_threshold([1, 2], [1, 1], Coverage(0))
 
 
 class TestOperatingPoints:
@@ -339,7 +345,7 @@ class TestOperatingPoints:
         scores, correct = ONE.draw(2000, np.random.default_rng(0))
         score = scores[:, 0]
         t = Risk(0.05).threshold(score, correct)
-        assert (t,) == certify(score, correct, Risk(0.05)).thresholds
+        assert (t,) == certify_threshold(score, correct, Risk(0.05)).thresholds
         assert Risk(0.05, confidence=0.6).threshold(score, correct) < t
         with pytest.raises(Uncertified):
             Risk(0.0001).threshold(score, correct)

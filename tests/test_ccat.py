@@ -14,7 +14,7 @@ from demur.data import Digits, Images
 from demur.errors import BadInput
 from demur.methods import CCAT, RR, BatchOutputs, LabelledOutput, Method, NoHead
 from demur.methods.ccat import OFFICIAL, REFERENCE
-from demur.nets import RejectingNet, Small
+from demur.nets import RejectingNet, ResNet8
 from demur.output import Output
 from demur.recipes import RECIPES
 
@@ -145,7 +145,7 @@ class BatchRecorder(nn.Module):
 
 @pytest.fixture
 def net() -> RejectingNet:
-    return Small(4).build(Digits().domain, RR()).train()
+    return ResNet8(4).build(Digits().domain, RR()).train()
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 8])
@@ -158,7 +158,7 @@ def test_the_official_form_attacks_the_second_half(
     first, half = count // 2, (count + 1) // 2
     assert net.training
     assert torch.equal(x_adv[:first], x[:first])
-    sizes = Linf(0.1).size(x_adv - x)[first:]
+    sizes = Linf(0.1).norm(x_adv - x)[first:]
     assert (sizes > 0).any()
     assert sizes.max() <= 0.1 + 1e-6
     recorder = BatchRecorder(net)
@@ -203,7 +203,7 @@ def test_any_batch_has_gradients_for_every_parameter(
 ) -> None:
     if count == 1 and framework.form == "reference" and head != NoHead():
         return  # batch norm of a single feature vector has no statistics
-    net = Small(4).build(Digits().domain, head).train()
+    net = ResNet8(4).build(Digits().domain, head).train()
     x, y = test_images.batch(slice(0, count))
     loss = Method(framework, head).loss(net, x, y, torch.arange(count), 0)
     assert loss.isfinite()
@@ -244,7 +244,7 @@ def test_an_attack_that_drops_images_raises_in_train_mode() -> None:
 def test_engines_agree(framework: CCAT, bn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "STEPS", 3)
     recipe = check.recipe_of(Method(replace(framework, bn=bn), RR()), "fp64")  # type: ignore[arg-type]
-    recipe = replace(recipe, net=Small(4), batch_size=65, epochs=1)
+    recipe = replace(recipe, net=ResNet8(4), batch_size=65, epochs=1)
     found = check.equality(recipe, CPU, "none")
     assert found.holds, found
     assert found.tolerance == 1e-9

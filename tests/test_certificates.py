@@ -12,7 +12,7 @@ from demur.attacks import PGD, AcceptedError, Clean
 from demur.balls import Linf
 from demur.calibrate import TPR, Coverage, Risk, Uncertified
 from demur.errors import BadInput
-from demur.evaluate import Evaluator, Scorer, archive, run_attack
+from demur.evaluate import LoadedRun, RejectorEvaluation, archive, run_attack
 from demur.evaluate.certificates import (
     IssuedCertificate,
     issue,
@@ -32,27 +32,27 @@ WEAK = PGD(Linf(0.05), steps=3)
 
 
 @pytest.fixture(scope="module")
-def evaluator(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Evaluator:
+def loaded(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> LoadedRun:
     copy = shutil.copytree(tiny_run.path, tmp_path_factory.mktemp("certified") / "run")
-    evaluator = Evaluator(Run(Path(copy)), torch.device("cpu"))
-    run_attack(evaluator, "clean", Clean())
-    run_attack(evaluator, "pgd-3", PGD(Linf(0.3), steps=3))
-    return evaluator
+    loaded = LoadedRun(Run(Path(copy)), torch.device("cpu"))
+    run_attack(loaded, "clean", Clean())
+    run_attack(loaded, "pgd-3", PGD(Linf(0.3), steps=3))
+    return loaded
 
 
 @pytest.fixture(scope="module")
-def coupled(evaluator: Evaluator) -> IssuedCertificate:
-    return issue(evaluator, "Con+R-Con", TPR(0.6), 0.9)
+def coupled(loaded: LoadedRun) -> IssuedCertificate:
+    return issue(loaded, "Con+R-Con", TPR(0.6), 0.9)
 
 
-def test_a_certificate_has_metadata(evaluator: Evaluator, coupled: IssuedCertificate) -> None:
+def test_a_certificate_has_metadata(loaded: LoadedRun, coupled: IssuedCertificate) -> None:
     metadata = coupled.metadata
     assert metadata["split"] == "cal"
-    assert metadata["cal_record"] == evaluator.clean("cal").digest
-    assert metadata["data"] == evaluator.clean("cal").metadata["data"]
-    assert metadata["weights"] == evaluator.run.checkpoint["weights"]
+    assert metadata["cal_record"] == loaded.clean("cal").digest
+    assert metadata["data"] == loaded.clean("cal").metadata["data"]
+    assert metadata["weights"] == loaded.run.checkpoint["weights"]
     assert metadata["pilot"] + metadata["n"] == metadata["cal_images"]
-    assert metadata["cal_images"] == len(evaluator.clean("cal").y)
+    assert metadata["cal_images"] == len(loaded.clean("cal").y)
     expected = {"level": 0.6, "confidence": 0.9, "quantity": "tpr"}
     assert expected.items() <= metadata.items()
     assert metadata["rejector_spec"].startswith("Coupled(")
@@ -61,22 +61,22 @@ def test_a_certificate_has_metadata(evaluator: Evaluator, coupled: IssuedCertifi
 
 
 def test_a_certificate_is_read_back_unchanged(
-    evaluator: Evaluator, coupled: IssuedCertificate
+    loaded: LoadedRun, coupled: IssuedCertificate
 ) -> None:
-    (found,) = [made for made in issued_certificates(evaluator.run) if made.rejector == "Con+R-Con"]
+    (found,) = [made for made in issued_certificates(loaded.run) if made.rejector == "Con+R-Con"]
     assert {k: v for k, v in found.metadata.items() if k != "metadata_digest"} == coupled.metadata
-    again = issue(evaluator, "Con+R-Con", TPR(0.6), 0.9)
+    again = issue(loaded, "Con+R-Con", TPR(0.6), 0.9)
     assert again.metadata["created"] == coupled.metadata["created"], (
         "the same certificate is not issued twice"
     )
-    assert len([m for m in issued_certificates(evaluator.run) if m.rejector == "Con+R-Con"]) == 1
+    assert len([m for m in issued_certificates(loaded.run) if m.rejector == "Con+R-Con"]) == 1
 
 
 def test_both_thresholds_of_the_coupled_rule_are_used(
-    evaluator: Evaluator, coupled: IssuedCertificate
+    loaded: LoadedRun, coupled: IssuedCertificate
 ) -> None:
-    record = evaluator.run.records()[0]
-    line = retest(coupled, Scorer.of(evaluator).scores["Con+R-Con"], record)
+    record = loaded.run.records()[0]
+    line = retest(coupled, RejectorEvaluation.of(loaded).scores["Con+R-Con"], record)
     first, second = coupled.thresholds
     out = record.output
     taken = ((con(out).double() >= first) & (rcon(out).double() >= second)).numpy()
@@ -86,9 +86,9 @@ def test_both_thresholds_of_the_coupled_rule_are_used(
     assert line.interval.lo <= line.observed <= line.interval.hi
 
 
-def test_every_record_is_retested(evaluator: Evaluator, coupled: IssuedCertificate) -> None:
-    records = evaluator.run.records()
-    certificates_and_retests = retests(evaluator, Scorer.of(evaluator).scores, records)
+def test_every_record_is_retested(loaded: LoadedRun, coupled: IssuedCertificate) -> None:
+    records = loaded.run.records()
+    certificates_and_retests = retests(loaded, RejectorEvaluation.of(loaded).scores, records)
     ((made, lines),) = [t for t in certificates_and_retests if t[0].rejector == "Con+R-Con"]
     assert made.metadata["sentence"] == coupled.metadata["sentence"]
     assert [(line.attack, line.covered) for line in lines] == [("clean", True), ("pgd-3", False)]
@@ -101,11 +101,11 @@ def test_every_record_is_retested(evaluator: Evaluator, coupled: IssuedCertifica
 @pytest.mark.parametrize("guarantee", [Risk(0.4), TPR(0.5), Coverage(0.5)], ids=repr)
 @pytest.mark.parametrize("name", ["Con", "GDA"])
 def test_the_observed_share_is_the_guaranteed_quantity(
-    evaluator: Evaluator, guarantee: Risk | TPR | Coverage, name: str
+    loaded: LoadedRun, guarantee: Risk | TPR | Coverage, name: str
 ) -> None:
-    made = issue(evaluator, name, guarantee, 0.8)
-    record = evaluator.run.records()[0]
-    score = Scorer.of(evaluator).scores[name]
+    made = issue(loaded, name, guarantee, 0.8)
+    record = loaded.run.records()[0]
+    score = RejectorEvaluation.of(loaded).scores[name]
     line = retest(made, score, record)
     value = score(record.output).double().numpy()
     taken, right = value >= made.thresholds[0], record.correct
@@ -119,13 +119,13 @@ def test_the_observed_share_is_the_guaranteed_quantity(
 
 
 def test_a_certificate_on_adversarial_examples_covers_that_attack_only(
-    evaluator: Evaluator,
+    loaded: LoadedRun,
 ) -> None:
-    made = issue(evaluator, "Con", Coverage(0.3), 0.8, "weak", WEAK)
+    made = issue(loaded, "Con", Coverage(0.3), 0.8, "weak", WEAK)
     assert made.metadata["valid_for"].startswith("images attacked by PGD(ball=Linf(eps=0.05)")
     assert made.metadata["attack_spec"].startswith("PGD(")
-    record = run_attack(evaluator, "weak", WEAK)
-    others = [r for r in evaluator.run.records() if r.digest != record.digest]
+    record = run_attack(loaded, "weak", WEAK)
+    others = [r for r in loaded.run.records() if r.digest != record.digest]
     assert made.covers(record)
     assert not any(made.covers(other) for other in others)
 
@@ -141,27 +141,27 @@ def test_the_verdict_depends_on_the_interval() -> None:
     assert _verdict(0.9, Interval(0.88, 0.92), 0.95, is_upper_bound=False) == "broken"
 
 
-def test_an_attack_with_a_threshold_from_cal_images_raises(evaluator: Evaluator) -> None:
+def test_an_attack_with_a_threshold_from_cal_images_raises(loaded: LoadedRun) -> None:
     knowing = PGD(Linf(0.1), steps=2, keep="success", criterion=AcceptedError(Con(), TPR(0.9)))
     with pytest.raises(BadInput, match="a threshold that was chosen on the cal images"):
-        issue(evaluator, "Con", Coverage(0.3), 0.8, "knowing", knowing)
+        issue(loaded, "Con", Coverage(0.3), 0.8, "knowing", knowing)
 
 
-def test_a_certificate_with_other_thresholds_is_not_overwritten(evaluator: Evaluator) -> None:
-    made = issue(evaluator, "Entropy", Coverage(0.5), 0.8)
-    (path,) = (evaluator.run.path / "certificates").glob("Entropy*")
+def test_a_certificate_with_other_thresholds_is_not_overwritten(loaded: LoadedRun) -> None:
+    made = issue(loaded, "Entropy", Coverage(0.5), 0.8)
+    (path,) = (loaded.run.path / "certificates").glob("Entropy*")
     write_json(path, made.metadata | {"thresholds": [0.125]})
     with pytest.raises(BadInput, match="has the same guarantee with other thresholds"):
-        issue(evaluator, "Entropy", Coverage(0.5), 0.8)
+        issue(loaded, "Entropy", Coverage(0.5), 0.8)
     path.unlink()
 
 
-def test_a_certificate_of_a_changed_rejector_has_no_retests(evaluator: Evaluator) -> None:
-    made = issue(evaluator, "MaxLogit", Coverage(0.5), 0.8)
-    (path,) = (evaluator.run.path / "certificates").glob("MaxLogit*")
+def test_a_certificate_of_a_changed_rejector_has_no_retests(loaded: LoadedRun) -> None:
+    made = issue(loaded, "MaxLogit", Coverage(0.5), 0.8)
+    (path,) = (loaded.run.path / "certificates").glob("MaxLogit*")
     write_json(path, made.metadata | {"rejector_spec": "MaxLogit(tau=2.0)"})
     certificates_and_retests = retests(
-        evaluator, Scorer.of(evaluator).scores, evaluator.run.records()
+        loaded, RejectorEvaluation.of(loaded).scores, loaded.run.records()
     )
     assert [lines for one, lines in certificates_and_retests if one.rejector == "MaxLogit"] == [[]]
     names = retest_table(certificates_and_retests).columns[0]._cells
@@ -169,39 +169,39 @@ def test_a_certificate_of_a_changed_rejector_has_no_retests(evaluator: Evaluator
     path.unlink()
 
 
-def test_a_rule_that_accepts_nothing_has_no_observed_risk(evaluator: Evaluator) -> None:
-    made = issue(evaluator, "Con", Risk(0.4), 0.8)
+def test_a_rule_that_accepts_nothing_has_no_observed_risk(loaded: LoadedRun) -> None:
+    made = issue(loaded, "Con", Risk(0.4), 0.8)
     rejects_all = IssuedCertificate(made.metadata | {"thresholds": [2.0]})
-    line = retest(rejects_all, Con(), evaluator.run.records()[0])
+    line = retest(rejects_all, Con(), loaded.run.records()[0])
     assert (line.observed, line.verdict, line.coverage) == (None, "nothing accepted", 0)
     assert retest_table([(rejects_all, [line])]).row_count == 2
 
 
-def test_an_impossible_guarantee_raises_and_writes_nothing(evaluator: Evaluator) -> None:
-    before = sorted(p.name for p in (evaluator.run.path / "certificates").glob("*"))
+def test_an_impossible_guarantee_raises_and_writes_nothing(loaded: LoadedRun) -> None:
+    before = sorted(p.name for p in (loaded.run.path / "certificates").glob("*"))
     with pytest.raises(Uncertified, match="no threshold gives at most"):
-        issue(evaluator, "Con", Risk(0.0001))
+        issue(loaded, "Con", Risk(0.0001))
     with pytest.raises(BadInput, match="no rejector 'Cno'; did you mean Con"):
-        issue(evaluator, "Cno", TPR(0.5))
-    assert sorted(p.name for p in (evaluator.run.path / "certificates").glob("*")) == before
+        issue(loaded, "Cno", TPR(0.5))
+    assert sorted(p.name for p in (loaded.run.path / "certificates").glob("*")) == before
 
 
 def test_an_archive_keeps_certificates_and_can_issue_more(
-    evaluator: Evaluator, coupled: IssuedCertificate, tmp_path: Path
+    loaded: LoadedRun, coupled: IssuedCertificate, tmp_path: Path
 ) -> None:
-    archived = archive(evaluator, tmp_path / "archive")
+    archived = archive(loaded, tmp_path / "archive")
     assert [made.metadata for made in issued_certificates(archived)] == [
-        made.metadata for made in issued_certificates(evaluator.run)
+        made.metadata for made in issued_certificates(loaded.run)
     ]
-    again = issue(Evaluator(archived, torch.device("cpu")), "KD", TPR(0.5), 0.8)
-    whole = issue(evaluator, "KD", TPR(0.5), 0.8)
+    again = issue(LoadedRun(archived, torch.device("cpu")), "KD", TPR(0.5), 0.8)
+    whole = issue(loaded, "KD", TPR(0.5), 0.8)
     assert np.allclose(again.thresholds, whole.thresholds)
 
 
 def test_the_command_issues_stores_and_shows_a_certificate(
-    evaluator: Evaluator, command: Command
+    loaded: LoadedRun, command: Command
 ) -> None:
-    shutil.copytree(evaluator.run.path, "runs/mine")
+    shutil.copytree(loaded.run.path, "runs/mine")
     code, out, err = command("calibrate", "mine", "--coverage", "0.5", "--json")
     assert code == 0, err
     metadata = json.loads(out)
@@ -227,19 +227,17 @@ def test_the_command_issues_stores_and_shows_a_certificate(
     ],
 )
 def test_bad_requests_get_one_sentence(
-    evaluator: Evaluator, command: Command, words: tuple[str, ...], sentence: str
+    loaded: LoadedRun, command: Command, words: tuple[str, ...], sentence: str
 ) -> None:
-    shutil.copytree(evaluator.run.path, "runs/mine")
+    shutil.copytree(loaded.run.path, "runs/mine")
     code, _, err = command("calibrate", "mine", *words)
     assert code == 2
     assert sentence in " ".join(err.split())
     assert "Traceback" not in err
 
 
-def test_an_unknown_or_empty_split_gets_one_sentence(
-    evaluator: Evaluator, command: Command
-) -> None:
-    shutil.copytree(evaluator.run.path, "runs/mine")
+def test_an_unknown_or_empty_split_gets_one_sentence(loaded: LoadedRun, command: Command) -> None:
+    shutil.copytree(loaded.run.path, "runs/mine")
     code, _, err = command("score", "mine", "--split", "vall")
     assert code == 2
     assert "no split is called 'vall'; did you mean val" in " ".join(err.split())

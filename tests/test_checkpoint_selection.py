@@ -13,7 +13,7 @@ import torch
 from demur.attacks import Clean
 from demur.data import CIFAR10
 from demur.errors import BadInput
-from demur.evaluate import AttackOptions, Evaluator, Scorer, archive, run_attack
+from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, archive, run_attack
 from demur.methods import PGDAT, RR, OneCycle, Piecewise, Standard
 from demur.nets import ResNet18, WideResNet
 from demur.recipes import RECIPES, Recipe, recipe
@@ -42,8 +42,8 @@ def paper(tmp_path_factory: pytest.TempPathFactory) -> "PaperRun":
     with pytest.MonkeyPatch.context() as patch:
         use_small_set(CIFAR10, patch, folder / "data")
         run = train(cifar("split=paper"), folder / "run", data_folder=folder / "data")
-        evaluator = Evaluator(run, torch.device("cpu"), folder / "data")
-        run_attack(evaluator, "clean", Clean(), AttackOptions(keep_images=0))
+        loaded = LoadedRun(run, torch.device("cpu"), folder / "data")
+        run_attack(loaded, "clean", Clean(), RecordOptions(keep_images=0))
     return PaperRun(folder / "data", run)
 
 
@@ -162,11 +162,11 @@ def test_a_run_without_weights_can_be_scored_but_not_attacked(
     paper: PaperRun, tiny_run: Run, command_there: Command
 ) -> None:
     folder = Path(shutil.copytree(tiny_run.path, "runs/archive"))
-    evaluator = Evaluator(Run(folder), torch.device("cpu"))
-    run_attack(evaluator, "clean", Clean(), AttackOptions(n=40))
-    whole = Scorer.of(evaluator)
+    loaded = LoadedRun(Run(folder), torch.device("cpu"))
+    run_attack(loaded, "clean", Clean(), RecordOptions(n=40))
+    whole = RejectorEvaluation.of(loaded)
     (folder / "model.safetensors").unlink()
-    again = Scorer.of(Evaluator(Run(folder), torch.device("cpu")))
+    again = RejectorEvaluation.of(LoadedRun(Run(folder), torch.device("cpu")))
     assert again.thresholds == whole.thresholds
     code, out, err = command_there("score", "archive", "--protocol", "deploy", "--json")
     assert code == 0, err
@@ -177,7 +177,7 @@ def test_a_run_without_weights_can_be_scored_but_not_attacked(
 
 
 def test_no_training_starts_in_an_archive(
-    scored_source: Evaluator, command: Command, in_empty_folder: Path
+    scored_source: LoadedRun, command: Command, in_empty_folder: Path
 ) -> None:
     archived = archive(scored_source, Path("runs/archive"))
     before = {path: path.read_bytes() for path in archived.path.rglob("*") if path.is_file()}
@@ -196,7 +196,7 @@ def test_no_training_starts_in_an_archive(
 
 
 def test_show_describes_an_archive(
-    scored_source: Evaluator, command: Command, in_empty_folder: Path
+    scored_source: LoadedRun, command: Command, in_empty_folder: Path
 ) -> None:
     archived = archive(scored_source, Path("runs/archive"))
     code, out, _ = command("show", "archive")

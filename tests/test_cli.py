@@ -112,7 +112,7 @@ def test_malformed_input_gives_one_sentence(command: Command, run_here: Path) ->
         ("epochs=", "write key=value"),
         ("=3", "write key=value"),
         ("épochs=3", "no key"),
-        ("net=Small(width=4,width=5)", "the same field twice"),
+        ("net=ResNet8(width=4,width=5)", "the same field twice"),
         ("attack.keep=success", "use bn=eval"),
     ):
         refused(command("train", "digits-pgdat-rr", change, "--out", "new"), words)
@@ -129,7 +129,7 @@ def test_malformed_input_gives_one_sentence(command: Command, run_here: Path) ->
 
 def test_nested_changes_and_long_labels_work(command: Command, run_here: Path) -> None:
     label = (
-        "pgd-10:objective=Evasion(RCon(),eta=10,base_objective=LogitMargin()),restarts=2,seed="
+        "pgd-10:objective=PlusLogScore(RCon(),eta=10,base_objective=UntargetedMargin()),restarts=2,seed="
         + 17 * "1"
     )
     code, _, err = command("attack", "tiny", label, "--n", "10")
@@ -234,7 +234,7 @@ def test_attack_and_score_end_to_end(command: Command, run_here: Path) -> None:
 
 def test_an_attack_can_be_read_from_a_file(command: Command, run_here: Path) -> None:
     Path("mine.txt").write_text(
-        "PGD(Linf(0.05),\n    steps=2, objective=CE() + Evasion(Energy()))\n"
+        "PGD(Linf(0.05),\n    steps=2, objective=CE() + PlusLogScore(Energy()))\n"
     )
     code, _, err = command("attack", "tiny", "@mine.txt", "--n", "20")
     assert code == 0, err

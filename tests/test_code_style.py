@@ -77,7 +77,9 @@ def test_imports_go_down(path: Path) -> None:
     for other in imported_packages(path) - {package}:
         lower = LAYER[other] < LAYER[package]
         peer_setup = LAYER[other] == LAYER[package] == 0
-        assert lower or peer_setup, f"{package} (layer {LAYER[package]}) imports {other} ({LAYER[other]})"
+        assert lower or peer_setup, (
+            f"{package} (layer {LAYER[package]}) imports {other} ({LAYER[other]})"
+        )
 
 
 def test_the_ground_floor_has_no_cycles() -> None:

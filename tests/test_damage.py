@@ -7,16 +7,16 @@ import pytest
 from demur.attacks import PGD, Clean
 from demur.balls import Linf
 from demur.errors import BadInput
-from demur.evaluate import AttackOptions, Evaluator, run_attack
+from demur.evaluate import LoadedRun, RecordOptions, run_attack
 from demur.runs.files import read_json, write_json
 from demur.runs.metadata import read_metadata
 from tests.conftest import Command
 from tests.test_cli import refused
 
 
-def test_a_record_without_its_arrays_is_named(own_source: Evaluator, command: Command) -> None:
-    run_attack(own_source, "clean", Clean(), AttackOptions(n=30))
-    run_attack(own_source, "pgd-1", PGD(Linf(0.1), steps=1), AttackOptions(n=30))
+def test_a_record_without_its_arrays_is_named(own_source: LoadedRun, command: Command) -> None:
+    run_attack(own_source, "clean", Clean(), RecordOptions(n=30))
+    run_attack(own_source, "pgd-1", PGD(Linf(0.1), steps=1), RecordOptions(n=30))
     (arrays,) = own_source.run.records_folder.glob("pgd-1-test-*.npz")
     arrays.unlink()
     metadata = arrays.with_suffix(".json").name
@@ -24,15 +24,15 @@ def test_a_record_without_its_arrays_is_named(own_source: Evaluator, command: Co
     for asked in ("score", "report", "theory"):
         refused(command(asked, str(own_source.run.path)), *words)
     # the attack makes the record again
-    run_attack(own_source, "pgd-1", PGD(Linf(0.1), steps=1), AttackOptions(n=30))
+    run_attack(own_source, "pgd-1", PGD(Linf(0.1), steps=1), RecordOptions(n=30))
     assert len(own_source.run.records()) == 2
 
 
 def test_a_record_without_metadata_is_reported_and_left_out(
-    own_source: Evaluator, command: Command
+    own_source: LoadedRun, command: Command
 ) -> None:
-    run_attack(own_source, "clean", Clean(), AttackOptions(n=30))
-    run_attack(own_source, "pgd-1", PGD(Linf(0.1), steps=1), AttackOptions(n=30))
+    run_attack(own_source, "clean", Clean(), RecordOptions(n=30))
+    run_attack(own_source, "pgd-1", PGD(Linf(0.1), steps=1), RecordOptions(n=30))
     (metadata,) = own_source.run.records_folder.glob("pgd-1-test-*.json")
     metadata.unlink()
     arrays = metadata.with_suffix(".npz")
@@ -42,7 +42,7 @@ def test_a_record_without_metadata_is_reported_and_left_out(
     assert "pgd-1, n=30" not in out
     assert "clean, n=30" in out
     # the attack makes the record again
-    run_attack(own_source, "pgd-1", PGD(Linf(0.1), steps=1), AttackOptions(n=30))
+    run_attack(own_source, "pgd-1", PGD(Linf(0.1), steps=1), RecordOptions(n=30))
     assert "left out" not in command("score", str(own_source.run.path))[2]
 
 
@@ -63,8 +63,8 @@ def test_extended_metadata_still_names_its_file(tmp_path: Path) -> None:
         grown["weights"]
 
 
-def test_a_missing_key_is_named(own_source: Evaluator, command: Command) -> None:
-    run_attack(own_source, "clean", Clean(), AttackOptions(n=30))
+def test_a_missing_key_is_named(own_source: LoadedRun, command: Command) -> None:
+    run_attack(own_source, "clean", Clean(), RecordOptions(n=30))
     run = own_source.run
     scored = ("score", str(run.path))
     (record,) = run.records_folder.glob("clean-test-*.json")
@@ -84,11 +84,11 @@ def test_a_missing_key_is_named(own_source: Evaluator, command: Command) -> None
 
 
 def test_a_record_is_never_believed_by_its_file_name(
-    own_source: Evaluator, command: Command
+    own_source: LoadedRun, command: Command
 ) -> None:
     """Swapped files, each of which is undamaged, are refused by every reader."""
-    run_attack(own_source, "clean", Clean(), AttackOptions(n=30))
-    run_attack(own_source, "pgd-1", PGD(Linf(0.1), steps=1), AttackOptions(n=30))
+    run_attack(own_source, "clean", Clean(), RecordOptions(n=30))
+    run_attack(own_source, "pgd-1", PGD(Linf(0.1), steps=1), RecordOptions(n=30))
     folder = own_source.run.records_folder
     (clean,), (attacked,) = folder.glob("clean-test-*.npz"), folder.glob("pgd-1-test-*.npz")
     for suffix in (".npz", ".json"):
@@ -99,12 +99,12 @@ def test_a_record_is_never_believed_by_its_file_name(
     for verb in ("score", "report", "theory"):
         refused(command(verb, str(own_source.run.path)), "holds the record that belongs in")
     with pytest.raises(BadInput, match="holds the record that belongs in"):
-        run_attack(own_source, "clean", Clean(), AttackOptions(n=30))
+        run_attack(own_source, "clean", Clean(), RecordOptions(n=30))
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "recipe.txt", "records/new.html"])
 def test_an_output_never_replaces_a_file_of_a_run(
-    name: str, own_source: Evaluator, command: Command
+    name: str, own_source: LoadedRun, command: Command
 ) -> None:
     target = own_source.run.path / name
     before = target.read_bytes() if target.exists() else None

@@ -12,15 +12,15 @@ import torch
 from demur.attacks import CW, AcceptedError, Clean
 from demur.calibrate import TPR, Median
 from demur.errors import BadInput
-from demur.evaluate import AttackOptions, Evaluator, bind_thresholds, run_attack
-from demur.evaluate.binding import Binding
+from demur.evaluate import LoadedRun, RecordOptions, resolve_thresholds, run_attack
 from demur.evaluate.distortion import (
     DistortionVerdicts,
+    default_attacks,
     distances,
     distortion_attack,
-    default_attacks,
     distortion_verdicts,
 )
+from demur.evaluate.thresholds import ThresholdResolver
 from demur.output import prediction, rcon
 from demur.recipes import RECIPES, attack
 from demur.rejectors import Con, RCon
@@ -56,9 +56,9 @@ def test_normal_beside_adaptive_in_both_norms() -> None:
         distortion_attack("pgd-20", RR_RUN)
 
 
-def test_the_median_is_of_correct_predictions_on_training_images(tiny_source: Evaluator) -> None:
+def test_the_median_is_of_correct_predictions_on_training_images(tiny_source: LoadedRun) -> None:
     fit, cal = (tiny_source.clean(split) for split in ("fit", "cal"))
-    binding = Binding(tiny_source.clean)
+    binding = ThresholdResolver(tiny_source.clean)
     for at, record in ((Median(), fit), (Median("cal"), cal), (TPR(0.5), cal)):
         right = rcon(record.output)[prediction(record.output) == record.y].double()
         t = binding.choose_threshold(RCon(), at)
@@ -73,13 +73,13 @@ def test_the_median_is_of_correct_predictions_on_training_images(tiny_source: Ev
 def found(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, DistortionVerdicts]:
     """Normal and adaptive attacks on a private copy of the shared run."""
     copy = shutil.copytree(tiny_run.path, tmp_path_factory.mktemp("least") / "run")
-    evaluator = Evaluator(Run(Path(copy)), torch.device("cpu"))
+    loaded = LoadedRun(Run(Path(copy)), torch.device("cpu"))
     made = {}
-    before = run_attack(evaluator, "clean", Clean(), AttackOptions(n=COUNT)).correct
+    before = run_attack(loaded, "clean", Clean(), RecordOptions(n=COUNT)).correct
     for name in ("cw", "cw-adaptive", "cw-linf", "cw-adaptive-linf"):
-        cw = distortion_attack(name + FAST, evaluator.run.recipe)
-        record = run_attack(evaluator, name + FAST, cw, AttackOptions(n=COUNT))
-        made[name] = distortion_verdicts(record, cw, evaluator.clean, before)
+        cw = distortion_attack(name + FAST, loaded.run.recipe)
+        record = run_attack(loaded, name + FAST, cw, RecordOptions(n=COUNT))
+        made[name] = distortion_verdicts(record, cw, loaded.clean, before)
     return made
 
 
@@ -150,9 +150,9 @@ def test_the_command_end_to_end(command: Command, tiny_run: Run, in_empty_folder
     assert [line["rejector_name"] for line in lines] == ["normal", "R-Con"]
     assert (
         lines[1]["threshold"]
-        == bind_thresholds(
+        == resolve_thresholds(
             AcceptedError(RCon(), Median()),
-            Evaluator(Run(Path("runs/tiny")), torch.device("cpu")).clean,
+            LoadedRun(Run(Path("runs/tiny")), torch.device("cpu")).clean,
         ).spec.threshold
     )
     code, out, _ = command(*words)

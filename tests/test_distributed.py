@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 
 from demur.distributed import ProcessGroup, current, init_distributed, launched
 from demur.errors import BadInput
-from demur.evaluate import AttackOptions, Evaluator, run_attack
-from demur.nets import Small
+from demur.evaluate import LoadedRun, RecordOptions, run_attack
+from demur.nets import ResNet8
 from demur.nets.norm import Norm2d, synchronise_batch_norm
 from demur.recipes import attack, recipe
 from demur.runs import Run
@@ -93,7 +93,7 @@ def test_init_distributed_does_nothing_without_torchrun(monkeypatch: pytest.Monk
 
 def test_synchronised_batch_norm_is_the_ordinary_one_in_a_single_process() -> None:
     spec = recipe("digits-pgdat-rr", ["width=4"])
-    nets = [Small(4).build(spec.data.domain, spec.method.head).train() for _ in range(2)]
+    nets = [ResNet8(4).build(spec.data.domain, spec.method.head).train() for _ in range(2)]
     synchronise_batch_norm(nets[1])
     assert all(m.synchronised for m in nets[1].modules() if isinstance(m, Norm2d))
     x, _ = spec.data.load()["fit"].batch(slice(0, 32))
@@ -141,7 +141,7 @@ def test_two_processes_end_with_the_weights_of_one_also_after_kill_9(
         for pid in (process.pid, *children):
             os.kill(pid, signal.SIGKILL)
     assert len(children) == 2
-    assert not Run(tmp_path / "run").finished
+    assert not Run(tmp_path / "run").has_weights
     resumed = run_command(command, tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert max_difference(single, tmp_path / "run") < 1e-10
@@ -213,16 +213,16 @@ def test_two_processes_write_the_record_of_one(tiny_run: Run, tmp_path: Path) ->
     def crash(images: int, total: int) -> None:
         raise Crash
 
-    def evaluator(name: str) -> Evaluator:
-        return Evaluator(Run(tmp_path / name), torch.device("cpu"))
+    def loaded(name: str) -> LoadedRun:
+        return LoadedRun(Run(tmp_path / name), torch.device("cpu"))
 
     attacks = [(text, attack(text, tiny_run.recipe)) for text in arguments[:2]]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for text, spec in attacks:
-        run_attack(evaluator("one"), text, spec, AttackOptions(batch_size=64))
+        run_attack(loaded("one"), text, spec, RecordOptions(batch_size=64))
     with pytest.raises(Crash):
-        run_attack(evaluator("two"), *attacks[0], AttackOptions(batch_size=64), crash)
+        run_attack(loaded("two"), *attacks[0], RecordOptions(batch_size=64), crash)
     torch.set_num_threads(threads)
     assert len(list((tmp_path / "two/records").glob(".making-*/parts-*/0-64-*"))) == 1
     both = run_command(torchrun("attack", "two", *arguments), tmp_path)

@@ -27,7 +27,7 @@ from demur.engine import plan as plan_module
 from demur.engine.training_step import TrainingStep
 from demur.errors import BadInput
 from demur.methods import CCAT, PGDAT, RR, TRADES, Method, Standard
-from demur.nets import Small
+from demur.nets import ResNet8
 from demur.precision import Precision
 from demur.recipes import Recipe, recipe
 from demur.runs import Run
@@ -61,7 +61,7 @@ def short(method: Method) -> Recipe:
         assert isinstance(framework.attack, PGD)
         framework = replace(framework, attack=replace(framework.attack, steps=2))
     spec = check.recipe_of(replace(method, framework=framework), "fp64")
-    return replace(spec, net=Small(4), batch_size=64, epochs=2)
+    return replace(spec, net=ResNet8(4), batch_size=64, epochs=2)
 
 
 # ------------------------------------------------------------------ steps

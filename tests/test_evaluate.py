@@ -13,11 +13,17 @@ from torch import Tensor
 import demur
 import demur.evaluate.attack as evaluation
 from demur import metrics
-from demur.attacks import CE, PGD, AcceptedError, Clean, Evasion, Sum
+from demur.attacks import CE, PGD, AcceptedError, Clean, PlusLogScore, Sum
 from demur.balls import Linf
 from demur.calibrate import TPR
 from demur.errors import BadInput
-from demur.evaluate import AttackOptions, Evaluator, Scorer, bind_thresholds, run_attack
+from demur.evaluate import (
+    LoadedRun,
+    RecordOptions,
+    RejectorEvaluation,
+    resolve_thresholds,
+    run_attack,
+)
 from demur.methods import NoHead
 from demur.nets import RejectingNet
 from demur.output import Output, con, prediction, rcon, tcon
@@ -33,29 +39,29 @@ ATTACK = PGD(Linf(0.1), steps=3)
 
 
 @pytest.fixture
-def evaluator(tiny_run: Run, tmp_path: Path) -> Evaluator:
+def loaded(tiny_run: Run, tmp_path: Path) -> LoadedRun:
     """A private copy of the shared run."""
     copy = shutil.copytree(tiny_run.path, tmp_path / "run")
-    return Evaluator(Run(Path(copy)), torch.device("cpu"))
+    return LoadedRun(Run(Path(copy)), torch.device("cpu"))
 
 
 # ------------------------------------------------------------------ public names
 
 
 def test_a_device_may_be_given_by_name(tiny_run: Run) -> None:
-    assert Evaluator(tiny_run, "cpu").device == torch.device("cpu")
+    assert LoadedRun(tiny_run, "cpu").device == torch.device("cpu")
     with pytest.raises(BadInput, match="there is no device 'gpu'"):
-        Evaluator(tiny_run, "gpu")
+        LoadedRun(tiny_run, "gpu")
     with pytest.raises(BadInput, match=r"^device must be a torch\.device or a name .*, not int$"):
-        Evaluator(tiny_run, 0)  # type: ignore[arg-type]
+        LoadedRun(tiny_run, 0)  # type: ignore[arg-type]
 
 
-PUBLIC = [Run, Record, Evaluator, AttackOptions, Scorer, run_attack, bind_thresholds]
+PUBLIC = [Run, Record, LoadedRun, RecordOptions, RejectorEvaluation, run_attack, resolve_thresholds]
 
 
 @pytest.mark.parametrize("public", PUBLIC, ids=lambda public: str(public.__name__))
 def test_examples_of_docstrings_run(
-    public: object, scored_source: Evaluator, in_empty_folder: Path
+    public: object, scored_source: LoadedRun, in_empty_folder: Path
 ) -> None:
     shutil.copytree(scored_source.run.path, in_empty_folder / "runs" / "digits-pgdat-rr")
     doc = inspect.getdoc(public) or ""
@@ -70,10 +76,12 @@ def test_examples_of_docstrings_run(
 # ------------------------------------------------------------------ thresholds
 
 
-def test_thresholds_are_chosen_on_clean_cal_images(evaluator: Evaluator) -> None:
-    attack = PGD(Linf(0.1), objective=Evasion(RCon()), criterion=AcceptedError(RCon(), TPR(0.9)))
-    bound = bind_thresholds(attack, evaluator.clean)
-    cal = evaluator.clean("cal")
+def test_thresholds_are_chosen_on_clean_cal_images(loaded: LoadedRun) -> None:
+    attack = PGD(
+        Linf(0.1), objective=PlusLogScore(RCon()), criterion=AcceptedError(RCon(), TPR(0.9))
+    )
+    bound = resolve_thresholds(attack, loaded.clean)
+    cal = loaded.clean("cal")
     expected = metrics.threshold_at_tpr(rcon(cal.output).double().numpy(), cal.correct, 0.9)
     assert isinstance(bound.spec.criterion, AcceptedError)
     assert bound.spec.criterion.threshold == expected
@@ -86,9 +94,9 @@ def test_a_fixed_threshold_needs_no_data() -> None:
         raise AssertionError("data was read")
 
     attack = PGD(
-        Linf(0.1), objective=CE() + Evasion(Coupled()), criterion=AcceptedError(Coupled(), 0.5)
+        Linf(0.1), objective=CE() + PlusLogScore(Coupled()), criterion=AcceptedError(Coupled(), 0.5)
     )
-    assert bind_thresholds(attack, no_data).spec == attack  # type: ignore[arg-type]
+    assert resolve_thresholds(attack, no_data).spec == attack  # type: ignore[arg-type]
 
 
 class Centroid(Score):
@@ -107,34 +115,36 @@ class NearCentre(Spec, Rejector):
         return Centroid(out.feature.mean(0))
 
 
-def test_rejectors_are_fitted_anywhere_in_a_spec(evaluator: Evaluator) -> None:
-    objective = Sum((CE(), Evasion(NearCentre()), Evasion(Coupled(gate=Con(), score=NearCentre()))))
-    bound = bind_thresholds(PGD(Linf(0.1), steps=2, objective=objective), evaluator.clean).spec
-    fit = evaluator.clean("fit")
+def test_rejectors_are_fitted_anywhere_in_a_spec(loaded: LoadedRun) -> None:
+    objective = Sum(
+        (CE(), PlusLogScore(NearCentre()), PlusLogScore(Coupled(gate=Con(), score=NearCentre())))
+    )
+    bound = resolve_thresholds(PGD(Linf(0.1), steps=2, objective=objective), loaded.clean).spec
+    fit = loaded.clean("fit")
     assert isinstance(bound.objective, Sum)
     single, coupled = bound.objective.objectives[1:]
-    assert isinstance(single, Evasion)
-    assert isinstance(coupled, Evasion)
+    assert isinstance(single, PlusLogScore)
+    assert isinstance(coupled, PlusLogScore)
     assert isinstance(single.rejector, Centroid)
     assert torch.allclose(single.rejector.centre, fit.output.feature.mean(0))
     assert isinstance(coupled.rejector, Coupled)
     assert isinstance(coupled.rejector.score, Centroid)
-    x, y = evaluator.splits["test"].batch(slice(0, 4))
-    assert bound(evaluator.net, x, y).shape == x.shape
+    x, y = loaded.splits["test"].batch(slice(0, 4))
+    assert bound(loaded.net, x, y).shape == x.shape
     with pytest.raises(TypeError, match="not fitted"):
-        PGD(Linf(0.1), objective=objective)(evaluator.net, x, y)
+        PGD(Linf(0.1), objective=objective)(loaded.net, x, y)
 
 
-def test_an_attack_on_a_fitted_rejector_has_a_stable_digest(evaluator: Evaluator) -> None:
+def test_an_attack_on_a_fitted_rejector_has_a_stable_digest(loaded: LoadedRun) -> None:
     attack = PGD(
         Linf(0.1), steps=1, keep="success", criterion=AcceptedError(NearCentre(), TPR(0.9))
     )
-    first, second = (bind_thresholds(attack, evaluator.clean) for _ in range(2))
+    first, second = (resolve_thresholds(attack, loaded.clean) for _ in range(2))
     assert first.thresholds == second.thresholds
     own = 'Custom("tests.test_evaluate:NearCentre")'
     assert list(first.thresholds) == [f"AcceptedError({own}, TPR(0.9))"]
-    assert first.fitted == {own: evaluator.clean("fit").digest}
-    records = [run_attack(evaluator, label, attack, AttackOptions(n=8)) for label in ("a", "b")]
+    assert first.fitted == {own: loaded.clean("fit").digest}
+    records = [run_attack(loaded, label, attack, RecordOptions(n=8)) for label in ("a", "b")]
     assert records[0].digest == records[1].digest
     assert records[1].label == "a", "the same attack under another label is not run again"
 
@@ -143,14 +153,14 @@ def test_an_attack_on_a_fitted_rejector_has_a_stable_digest(evaluator: Evaluator
 
 
 def test_a_record_holds_the_outputs_of_exactly_its_adversarial_examples(
-    evaluator: Evaluator,
+    loaded: LoadedRun,
 ) -> None:
     record = run_attack(
-        evaluator, "pgd-3", ATTACK, AttackOptions(n=50, keep_images=50, keep_features=True)
+        loaded, "pgd-3", ATTACK, RecordOptions(n=50, keep_images=50, keep_features=True)
     )
-    x, y = evaluator.splits["test"].batch(slice(0, 50))
+    x, y = loaded.splits["test"].batch(slice(0, 50))
     x_adv = record.arrays["x_adv"]
-    out = evaluator.net(x_adv)
+    out = loaded.net(x_adv)
     assert torch.equal(record.y, y)
     assert torch.allclose(record.output.logits, out.logits, atol=1e-5)
     assert torch.allclose(record.output.feature, out.feature, atol=1e-5)
@@ -159,13 +169,13 @@ def test_a_record_holds_the_outputs_of_exactly_its_adversarial_examples(
     assert record.correct.tolist() == (prediction(record.output) == y).tolist()
 
 
-def test_a_record_has_metadata(evaluator: Evaluator) -> None:
+def test_a_record_has_metadata(loaded: LoadedRun) -> None:
     criterion = AcceptedError(RCon(), TPR(0.95))
     attack = PGD(Linf(0.1), steps=2, keep="success", criterion=criterion, seed=3)
-    record = run_attack(evaluator, "adaptive", attack, AttackOptions(n=20))
+    record = run_attack(loaded, "adaptive", attack, RecordOptions(n=20))
     metadata = record.metadata
     assert metadata["spec"].startswith("PGD(ball=Linf(eps=0.1), steps=2, step_size=None")
-    assert metadata["weights"] == evaluator.run.checkpoint["weights"]
+    assert metadata["weights"] == loaded.run.checkpoint["weights"]
     assert metadata["seed"] == 3
     assert metadata["n"] == 20
     assert list(metadata["thresholds"]) == ["AcceptedError(RCon(), TPR(0.95))"]
@@ -173,20 +183,20 @@ def test_a_record_has_metadata(evaluator: Evaluator) -> None:
         assert metadata[key], key
 
 
-def test_batch_size_does_not_change_a_record(evaluator: Evaluator) -> None:
-    whole = run_attack(evaluator, "a", ATTACK, AttackOptions(n=60, batch_size=60))
-    shutil.rmtree(evaluator.run.records_folder)
-    parts = run_attack(evaluator, "a", ATTACK, AttackOptions(n=60, batch_size=7))
+def test_batch_size_does_not_change_a_record(loaded: LoadedRun) -> None:
+    whole = run_attack(loaded, "a", ATTACK, RecordOptions(n=60, batch_size=60))
+    shutil.rmtree(loaded.run.records_folder)
+    parts = run_attack(loaded, "a", ATTACK, RecordOptions(n=60, batch_size=7))
     assert whole.digest == parts.digest
     assert torch.allclose(whole.arrays["x_adv"], parts.arrays["x_adv"], atol=1e-6)
 
 
 def test_a_killed_attack_resumes_where_it_stopped(
-    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = AttackOptions(n=60, batch_size=20)
-    whole = run_attack(evaluator, "a", ATTACK, options)
-    shutil.rmtree(evaluator.run.records_folder)
+    options = RecordOptions(n=60, batch_size=20)
+    whole = run_attack(loaded, "a", ATTACK, options)
+    shutil.rmtree(loaded.run.records_folder)
     calls: list[int] = []
     real = PGD.perturb
 
@@ -198,22 +208,20 @@ def test_a_killed_attack_resumes_where_it_stopped(
 
     monkeypatch.setattr(PGD, "perturb", counted)
     with pytest.raises(KeyboardInterrupt):
-        run_attack(evaluator, "a", ATTACK, options)
-    assert evaluator.run.records() == []
-    resumed = run_attack(evaluator, "a", ATTACK, options)
+        run_attack(loaded, "a", ATTACK, options)
+    assert loaded.run.records() == []
+    resumed = run_attack(loaded, "a", ATTACK, options)
     assert len(calls) == 4  # two done, one killed, one left
     assert torch.equal(whole.output.logits, resumed.output.logits)
-    assert not list(evaluator.run.records_folder.glob(".making*"))
+    assert not list(loaded.run.records_folder.glob(".making*"))
 
 
-def test_a_damaged_batch_is_made_again(
-    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_batch_is_made_again(loaded: LoadedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.test_runs import spoil
 
-    options = AttackOptions(n=40, batch_size=20)
-    whole = run_attack(evaluator, "a", ATTACK, options)
-    shutil.rmtree(evaluator.run.records_folder)
+    options = RecordOptions(n=40, batch_size=20)
+    whole = run_attack(loaded, "a", ATTACK, options)
+    shutil.rmtree(loaded.run.records_folder)
 
     def stop(*args: object) -> dict[str, Tensor]:
         raise KeyboardInterrupt
@@ -221,48 +229,46 @@ def test_a_damaged_batch_is_made_again(
     with monkeypatch.context() as patched:
         patched.setattr(evaluation, "_record_arrays", stop)
         with pytest.raises(KeyboardInterrupt):
-            run_attack(evaluator, "a", ATTACK, options)
-    (part,) = evaluator.run.records_folder.glob(".making*/parts*/0-20-*")
+            run_attack(loaded, "a", ATTACK, options)
+    (part,) = loaded.run.records_folder.glob(".making*/parts*/0-20-*")
     spoil(part)
-    assert torch.equal(
-        whole.output.logits, run_attack(evaluator, "a", ATTACK, options).output.logits
-    )
+    assert torch.equal(whole.output.logits, run_attack(loaded, "a", ATTACK, options).output.logits)
 
 
 def test_an_existing_record_is_read_and_not_made_again(
-    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = run_attack(evaluator, "a", ATTACK, AttackOptions(n=20))
+    first = run_attack(loaded, "a", ATTACK, RecordOptions(n=20))
     monkeypatch.setattr(PGD, "perturb", None)
-    again = run_attack(evaluator, "a", ATTACK, AttackOptions(n=20))
+    again = run_attack(loaded, "a", ATTACK, RecordOptions(n=20))
     assert torch.equal(first.output.logits, again.output.logits)
 
 
-def test_bad_options_raise_one_sentence(evaluator: Evaluator) -> None:
+def test_bad_options_raise_one_sentence(loaded: LoadedRun) -> None:
     for options, words in (
-        (AttackOptions(split="tset"), "did you mean test"),
-        (AttackOptions(n=0), "asked for 0"),
-        (AttackOptions(n=4000), "has 300"),
-        (AttackOptions(batch_size=0), "at least 1"),
+        (RecordOptions(split="tset"), "did you mean test"),
+        (RecordOptions(n=0), "asked for 0"),
+        (RecordOptions(n=4000), "has 300"),
+        (RecordOptions(batch_size=0), "at least 1"),
     ):
         with pytest.raises(BadInput, match=words):
-            run_attack(evaluator, "a", ATTACK, options)
+            run_attack(loaded, "a", ATTACK, options)
 
 
 # ------------------------------------------------------------------ scoring
 
 
-def test_rows_agree_with_the_definitions(scored_source: Evaluator) -> None:
-    scorer = Scorer.of(scored_source)
-    assert list(scorer.scores) == list(scored_source.run.recipe.rejectors())
+def test_rows_agree_with_the_definitions(scored_source: LoadedRun) -> None:
+    evaluation = RejectorEvaluation.of(scored_source)
+    assert list(evaluation.scores) == list(scored_source.run.recipe.rejectors())
     for record in scored_source.run.records():
-        scored = scorer.score_record(record)
+        scored = evaluation.score_record(record)
         rows = {(row.rejector, row.protocol): row for row in scored.rows}
-        assert len(rows) == 2 * len(scorer.scores) + 1
+        assert len(rows) == 2 * len(evaluation.scores) + 1
         correct = record.correct
         score = rcon(record.output).double().numpy()
         deploy, paper = rows["R-Con", "deploy"], rows["R-Con", "paper"]
-        accepted = score >= scorer.thresholds["R-Con"]
+        accepted = score >= evaluation.thresholds["R-Con"]
         assert deploy.point.coverage == accepted.mean()
         assert deploy.point.accuracy == correct[accepted].mean()
         assert deploy.point.accepted_wrong == (accepted & ~correct).mean()
@@ -277,8 +283,8 @@ def test_rows_agree_with_the_definitions(scored_source: Evaluator) -> None:
         assert oracle.ranking.auroc > paper.ranking.auroc
         assert ("T-Con (oracle)", "deploy") not in rows
         assert rows["Con", "paper"].ranking.auroc_vs_con.value == 0
-        for name in scorer.scores:
-            stats = metrics.stats_of_verdicts(scorer.accepted(name, record), correct)
+        for name in evaluation.scores:
+            stats = metrics.stats_of_verdicts(evaluation.accepted(name, record), correct)
             assert rows[name, "deploy"].point._replace(threshold=0) == stats._replace(threshold=0)
         for protocol in ("paper", "deploy"):
             own, base = rows["R-Con", protocol], rows["Con", protocol]
@@ -289,28 +295,28 @@ def test_rows_agree_with_the_definitions(scored_source: Evaluator) -> None:
 
 
 def test_the_coupled_score_ranks_images_that_pass_the_gate_first(
-    scored_source: Evaluator,
+    scored_source: LoadedRun,
 ) -> None:
-    scorer = Scorer.of(scored_source)
+    evaluation = RejectorEvaluation.of(scored_source)
     record = scored_source.run.records()[-1]
-    row = next(r for r in scorer.score_record(record).rows if r.rejector == "Con+R-Con")
+    row = next(r for r in evaluation.score_record(record).rows if r.rejector == "Con+R-Con")
     out = record.output
     ranked = np.where(con(out) >= 0.5, rcon(out).double(), -np.inf)
     assert np.isneginf(ranked).any()
     assert row.ranking.auroc == metrics.auroc(ranked, record.correct)
 
 
-def test_rows_are_json(scored_source: Evaluator) -> None:
+def test_rows_are_json(scored_source: LoadedRun) -> None:
     import json
 
-    scorer = Scorer.of(scored_source)
-    for row in scorer.score_record(scored_source.run.records()[0]).rows:
+    evaluation = RejectorEvaluation.of(scored_source)
+    for row in evaluation.score_record(scored_source.run.records()[0]).rows:
         plain = json.loads(json.dumps(row.to_json(), allow_nan=False))
         assert plain["point"]["n"] == 300
         assert set(plain["ranking"]["auroc_interval"]) == {"lo", "hi"}
 
 
-def test_only_records_of_these_weights_are_scored(scored_source: Evaluator, tmp_path: Path) -> None:
+def test_only_records_of_these_weights_are_scored(scored_source: LoadedRun, tmp_path: Path) -> None:
     copy = Run(Path(shutil.copytree(scored_source.run.path, tmp_path / "run")))
     import json
 
@@ -323,27 +329,31 @@ def test_only_records_of_these_weights_are_scored(scored_source: Evaluator, tmp_
 def test_a_net_without_a_head_is_scored_without_rcon(tmp_path: Path) -> None:
     spec = recipe("digits-standard", ["epochs=1", "width=4", "validation_attack=Clean"])
     assert spec.method.head == NoHead()
-    evaluator = Evaluator(train(spec, tmp_path / "run"), torch.device("cpu"))
-    run_attack(evaluator, "clean", Clean(), AttackOptions(n=60))
-    scorer = Scorer.of(evaluator)
-    assert not {"R-Con", "Con+R-Con", "A"} & set(scorer.scores)
-    assert {"Con", "Energy", "KD", "GDA"} <= set(scorer.scores)
+    loaded = LoadedRun(train(spec, tmp_path / "run"), torch.device("cpu"))
+    run_attack(loaded, "clean", Clean(), RecordOptions(n=60))
+    evaluation = RejectorEvaluation.of(loaded)
+    assert not {"R-Con", "Con+R-Con", "A"} & set(evaluation.scores)
+    assert {"Con", "Energy", "KD", "GDA"} <= set(evaluation.scores)
 
 
 def test_records_without_features_are_scored_by_rejectors_without_features(
-    scored_source: Evaluator, tmp_path: Path
+    scored_source: LoadedRun, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(scored_source.run.path, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "records")
-    evaluator = Evaluator(Run(Path(copy)), torch.device("cpu"))
-    record = run_attack(evaluator, "clean", Clean(), AttackOptions(keep_features=False))
-    scorer = Scorer.of(evaluator)
-    assert "KD" not in scorer.scores, "no rejector is fitted that no record has features for"
-    assert {row.rejector for row in scorer.score_record(record).rows} >= {"Con", "R-Con", "Entropy"}
-    run_attack(evaluator, "pgd-3", PGD(Linf(0.15), steps=3), AttackOptions(n=20))
-    scorer = Scorer.of(evaluator)
-    assert "KD" in scorer.scores
-    assert "KD" not in {row.rejector for row in scorer.score_record(record).rows}
+    loaded = LoadedRun(Run(Path(copy)), torch.device("cpu"))
+    record = run_attack(loaded, "clean", Clean(), RecordOptions(keep_features=False))
+    evaluation = RejectorEvaluation.of(loaded)
+    assert "KD" not in evaluation.scores, "no rejector is fitted that no record has features for"
+    assert {row.rejector for row in evaluation.score_record(record).rows} >= {
+        "Con",
+        "R-Con",
+        "Entropy",
+    }
+    run_attack(loaded, "pgd-3", PGD(Linf(0.15), steps=3), RecordOptions(n=20))
+    evaluation = RejectorEvaluation.of(loaded)
+    assert "KD" in evaluation.scores
+    assert "KD" not in {row.rejector for row in evaluation.score_record(record).rows}
 
 
 def test_the_net_is_in_eval_mode_without_gradients(tiny_net: RejectingNet) -> None:

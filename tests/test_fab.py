@@ -101,7 +101,7 @@ def test_finds_the_distance_of_a_linear_net(kind: type[Ball], seed: int) -> None
     y = prediction(net(x))
     optimum = distance(net, x, y, kind.__name__)
     x_adv = FAB(kind(0.01), steps=20, any_distance=True)(net, x, y)
-    far = kind(0.01).size(x_adv - x)
+    far = kind(0.01).norm(x_adv - x)
     assert (prediction(net(x_adv)) != y).all()
     assert_close_to_optimum(far, optimum)
 
@@ -113,7 +113,7 @@ def test_with_a_target_finds_the_distance_to_that_class(kind: type[Ball]) -> Non
     optimum = distance(net, x, y, kind.__name__)
     attack = FAB(kind(0.01), steps=20, any_distance=True)
     x_adv = attack.perturb(net, x, y, torch.arange(16), target=1 - y)
-    assert_close_to_optimum(kind(0.01).size(x_adv - x), optimum)
+    assert_close_to_optimum(kind(0.01).norm(x_adv - x), optimum)
 
 
 @pytest.mark.parametrize("kind", [Linf, L2])
@@ -123,7 +123,7 @@ def test_the_nearest_target_gives_the_distance(kind: type[Ball]) -> None:
     optimum = distance(net, x, y, kind.__name__)
     attack = FAB(kind(0.01), steps=20, any_distance=True)
     found = [
-        kind(0.01).size(attack.perturb(net, x, y, y, target=(y + offset) % 4) - x)
+        kind(0.01).norm(attack.perturb(net, x, y, y, target=(y + offset) % 4) - x)
         for offset in (1, 2, 3)
     ]
     assert_close_to_optimum(torch.stack(found).amin(0), optimum)
@@ -148,7 +148,7 @@ def test_more_restarts_find_no_larger_distance(
 ) -> None:
     x, y = batch[0][:12], batch[1][:12]
     once, twice = (
-        ball.size(FAB(ball, steps=5, restarts=n, any_distance=True)(tiny_net, x, y) - x)
+        ball.norm(FAB(ball, steps=5, restarts=n, any_distance=True)(tiny_net, x, y) - x)
         for n in (1, 2)
     )
     assert (twice <= once).all()
@@ -189,7 +189,7 @@ def test_successes_of_an_approximate_model_are_real(
     assert moved.any()
     assert (prediction(tiny_net(x_adv)) != y)[moved].all()
     if not any_distance:
-        assert ball.size(x_adv - x).max() <= ball.eps
+        assert ball.norm(x_adv - x).max() <= ball.eps
 
 
 @BALLS
@@ -244,5 +244,5 @@ def test_finds_examples_as_close_as_torchattacks(
     ours = FAB(ball, steps=12, any_distance=True)(tiny_net, x, y)
     assert (prediction(tiny_net(ours)) != y).all()
     assert (prediction(tiny_net(theirs)) != y).all()
-    far = [float(ball.size(images - x)[right].mean()) for images in (ours, theirs)]
+    far = [float(ball.norm(images - x)[right].mean()) for images in (ours, theirs)]
     assert far[0] <= 1.03 * far[1]

@@ -7,7 +7,7 @@ import torch
 import torch._dynamo
 from torch import Tensor
 
-from demur.attacks import CE, PGD, Evasion, LogitMargin
+from demur.attacks import CE, PGD, PlusLogScore, UntargetedMargin
 from demur.balls import Linf
 from demur.engine import FrozenModel
 from demur.engine.fork import fork_convolutions
@@ -20,7 +20,7 @@ from demur.recipes import recipe
 from demur.rejectors import RCon
 
 OBJECTIVES: tuple[ObjectiveFunction, ...] = (
-    CE(), LogitMargin(), Evasion(RCon()), 0.5 * CE() + LogitMargin(),
+    CE(), UntargetedMargin(), PlusLogScore(RCon()), 0.5 * CE() + UntargetedMargin(),
 )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def test_any_number_of_compiled_objectives_have_the_gradient_of_the_net(
 ) -> None:
     """torch.compile limits the versions of a code object; every objective has its own."""
     with torch._dynamo.config.patch(recompile_limit=1):
-        for train, objective in ((True, CE()), (False, Evasion(RCon()))):
+        for train, objective in ((True, CE()), (False, PlusLogScore(RCon()))):
             frozen_model = FrozenModel(net.train(train), "fp64", "aot_eager")
             for _ in range(2):  # the second query meets the caches of the first
                 ours = gradient(frozen_model, objective, *digits)
@@ -117,7 +117,7 @@ def test_any_number_of_compiled_objectives_have_the_gradient_of_the_net(
 
 def test_gradient_only_is_the_gradient(net: RejectingNet, digits: tuple[Tensor, Tensor]) -> None:
     for train, fixed in ((True, None), (False, 64)):
-        for objective in (CE(), Evasion(RCon())):
+        for objective in (CE(), PlusLogScore(RCon())):
             frozen_model = FrozenModel(net.train(train), "fp64", "none", fixed)
             ours = gradient_only(frozen_model, objective, *digits)
             assert torch.equal(ours, gradient(frozen_model, objective, *digits).grad)
@@ -155,8 +155,8 @@ def test_padding_changes_neither_gradients_nor_attacks(
 ) -> None:
     x, y = digits
     net.eval()
-    ours = FrozenModel(net, "fp64", "none", fixed=64).gradient(LogitMargin(), x, y)
-    assert same_gradient(ours, gradient(net, LogitMargin(), x, y))
+    ours = FrozenModel(net, "fp64", "none", fixed=64).gradient(UntargetedMargin(), x, y)
+    assert same_gradient(ours, gradient(net, UntargetedMargin(), x, y))
     attack = PGD(Linf(0.2), steps=4, keep="success")
     index = torch.arange(len(x))
     padded = attack.perturb(FrozenModel(net, "fp64", "none", fixed=64), x, y, index)

@@ -12,7 +12,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.fx import GraphModule
 from torch.nn.functional import batch_norm, relu
 
-from demur.attacks import CE, Evasion, Objective
+from demur.attacks import CE, Objective, PlusLogScore
 from demur.data import CIFAR10
 from demur.engine import fused_resnet, fused_trunk, norm_kernels
 from demur.engine.copies import copy_tensors
@@ -148,7 +148,7 @@ def test_skip_aux_removes_a_head_that_the_objective_does_not_read(
 
     assert count_products(CE(), skip_aux=True) == 1
     assert count_products(CE(), skip_aux=False) == 3
-    assert count_products(Evasion(RCon()), skip_aux=True) == 3
+    assert count_products(PlusLogScore(RCon()), skip_aux=True) == 3
 
 
 def test_each_training_pass_has_its_own_buffers_and_leaves_no_autograd_graph(

@@ -22,7 +22,7 @@ from demur.calibrate import (
     Risk,
     Uncertified,
     binomial_cdf,
-    certify,
+    certify_threshold,
 )
 from demur.calibrate.threshold_path import ANY_SCORE, build_path, count_decisions
 from demur.metrics import BoolArray, FloatArray, risk_coverage
@@ -94,7 +94,7 @@ def certificates(
             rows = order((scores, correct))
             scores, correct = scores[rows], correct[rows]
         try:
-            found.append(certify(scores, correct, guarantee, seed=0 if order else run))
+            found.append(certify_threshold(scores, correct, guarantee, seed=0 if order else run))
         except Uncertified:
             found.append(None)
     return found
@@ -215,7 +215,7 @@ class TestExtremes:
         assert certificates(high_risk, Risk(0.05), 500, 300) == [None] * 300
         scores, correct = high_risk.draw(500, np.random.default_rng(0))
         with pytest.raises(Uncertified, match="more images would not help at that rate") as error:
-            certify(scores, correct, Risk(0.05))
+            certify_threshold(scores, correct, Risk(0.05))
         assert error.value.shortfall.needed is None
 
     def test_a_good_classifier_needs_no_score(self) -> None:
@@ -226,25 +226,25 @@ class TestExtremes:
     def test_errors_at_the_highest_scores_do_not_stop_the_test(self) -> None:
         """The 3% of the highest scores are all wrong, and the total risk is 3%."""
         score = np.arange(4000.0)
-        found = certify(score, score < 3880, Risk(0.05))
+        found = certify_threshold(score, score < 3880, Risk(0.05))
         assert found.accepted == found.n
 
     def test_a_score_of_minus_infinity_is_never_accepted(self) -> None:
         rng = np.random.default_rng(0)
         correct = rng.random(1000) < 0.7
         gated = np.where(correct, rng.random(1000), -INF)
-        found = certify(gated, correct, Risk(0.05))
+        found = certify_threshold(gated, correct, Risk(0.05))
         assert (found.thresholds, found.accepted_wrong, found.accepted_correct) == (
             (ANY_SCORE,),
             0,
             found.correct,
         )
         with pytest.raises(Uncertified, match="more images would not help"):
-            certify(gated, correct, Coverage(0.9))
-        both = certify(np.stack([np.full(1000, INF), gated], axis=1), correct, Risk(0.05))
+            certify_threshold(gated, correct, Coverage(0.9))
+        both = certify_threshold(np.stack([np.full(1000, INF), gated], axis=1), correct, Risk(0.05))
         assert (both.thresholds, both.accepted_wrong) == ((ANY_SCORE, ANY_SCORE), 0)
         with pytest.raises(Uncertified, match="too few to test any"):
-            certify(np.full(1000, -INF), correct, Risk(0.05))
+            certify_threshold(np.full(1000, -INF), correct, Risk(0.05))
 
     def test_any_score_is_not_minus_infinity_in_float32(self) -> None:
         scores = torch.tensor([-INF, -3e38, 0, INF])

@@ -11,7 +11,7 @@ from demur.data import Digits
 from demur.errors import BadInput
 from demur.methods import ATRO, CARL, EBD, PGDAT, RR, TRADES, Head, Method, SNet, Standard
 from demur.methods.outputs import BatchOutputs, LabelledOutput
-from demur.nets import Small
+from demur.nets import ResNet8
 from demur.output import Output
 from demur.rejectors import AcceptProbability, Energy, Rectifier
 
@@ -221,7 +221,7 @@ def test_the_gradient_penalty_equals_its_formula(count: int) -> None:
 
 def test_the_gradient_penalty_has_the_gradient_of_finite_differences() -> None:
     """A second derivative through the convolutions of a small net."""
-    net = Small(4).build(Digits().domain, CARL()).double().train()
+    net = ResNet8(4).build(Digits().domain, CARL()).double().train()
     g = torch.Generator().manual_seed(0)
     x = torch.rand(4, *Digits().domain.shape, generator=g, dtype=torch.float64)
     y = torch.tensor([0, 1, 2, 3])

@@ -6,7 +6,7 @@ from pathlib import Path
 from shutil import copytree, rmtree
 
 import demur
-from demur.evaluate import Evaluator
+from demur.evaluate import LoadedRun
 from demur.recipes import RECIPES, recipe
 from demur.runs import Run
 from demur.spec import lines
@@ -28,7 +28,7 @@ def test_list_without_a_kind_lists_the_kinds(command: Command) -> None:
     refused(command("list", "nets", "folder"), "a folder goes with runs only")
 
 
-def test_runs_are_listed_with_their_state(command: Command, scored_source: Evaluator) -> None:
+def test_runs_are_listed_with_their_state(command: Command, scored_source: LoadedRun) -> None:
     refused(command("list", "runs"), "runs is not a folder", "demur train RECIPE")
     copytree(scored_source.run.path, "runs/done")
     count = len(list(Path("runs/done/records").glob("*.json")))  # others may have added some

@@ -36,7 +36,7 @@ from demur.methods import (
     SNet,
     Standard,
 )  # fmt: skip
-from demur.nets import RejectingNet, Small
+from demur.nets import RejectingNet, ResNet8
 from demur.output import Output, prediction
 from demur.recipes import RECIPES
 from demur.spec import show
@@ -127,7 +127,7 @@ def test_most_frameworks_accept_most_heads() -> None:
 class TestContract:
     @pytest.fixture
     def net(self, head: Head) -> RejectingNet:
-        return Small(4).build(Digits().domain, head).train()
+        return ResNet8(4).build(Digits().domain, head).train()
 
     def test_loss_is_finite_and_gradients_reach_every_parameter(
         self, framework: Framework, head: Head, net: RejectingNet, batch: tuple[Tensor, Tensor]
@@ -147,7 +147,7 @@ class TestContract:
     ) -> None:
         x, y = batch
         method, index = Method(framework, head), torch.arange(len(x))
-        nets = [Small(4).build(Digits().domain, head).train() for _ in range(2)]
+        nets = [ResNet8(4).build(Digits().domain, head).train() for _ in range(2)]
         losses = [method.loss(net, x, y, index, 5) for net in nets]
         assert torch.equal(*losses)
 
@@ -172,7 +172,7 @@ def test_running_statistics_are_updated_as_the_batch_norm_mode_says(
     bn: Literal["train", "batch", "eval"], updates: int, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    net = Small(4).build(Digits().domain, RR()).train()
+    net = ResNet8(4).build(Digits().domain, RR()).train()
     framework = replace(PGDAT(PGD(Linf(0.1), steps=3)), bn=bn)
     Method(framework, RR()).loss(net, x, y, torch.arange(len(x)), 0)
     counts = {int(v) for k, v in net.state_dict().items() if k.endswith("num_batches_tracked")}
@@ -181,7 +181,7 @@ def test_running_statistics_are_updated_as_the_batch_norm_mode_says(
 
 def test_each_step_has_its_own_random_start(batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
-    net = Small(4).build(Digits().domain, NoHead()).eval()
+    net = ResNet8(4).build(Digits().domain, NoHead()).eval()
     framework = PGDAT(PGD(Linf(0.1), steps=1), bn="eval")
     index = torch.arange(len(x))
     first = framework.craft(net, x, y, index, stream=0)
@@ -201,7 +201,9 @@ def test_head_only_images_train_the_head_alone_and_the_others_the_classifier_alo
     head_only_mask = method.head_only_mask(index)
     assert head_only_mask is not None
     assert 0 < head_only_mask.sum() < len(x)
-    net = Small(4).build(Digits().domain, method.head).eval()  # in eval mode images do not interact
+    net = (
+        ResNet8(4).build(Digits().domain, method.head).eval()
+    )  # in eval mode images do not interact
     outputs = method.outputs(net, x, x, y)
     loss, auxiliary = CE()(outputs.attacked.out, y), method.head.auxiliary_loss(outputs)
     assert auxiliary is not None
@@ -225,7 +227,7 @@ def test_loss_is_finite_if_a_batch_is_inside_or_outside_the_head_only_subset(
 ) -> None:
     x, y = batch
     method = Method(Standard(), RR(gradient_to="head"), head_only=0.4)
-    net = Small(4).build(Digits().domain, method.head).eval()
+    net = ResNet8(4).build(Digits().domain, method.head).eval()
     outputs = method.outputs(net, x, x, y)
     for value in (0.0, 1.0):
         assert method.reduce_loss(outputs, torch.full((len(x),), value)).isfinite()
@@ -255,7 +257,7 @@ BATCH_STATISTIC_METHODS = tuple(
 
 def gap_to_halves(method: Method, images: Images) -> float:
     """Difference between the loss of a batch and the mean loss of its halves."""
-    net = Small(4).build(Digits().domain, method.head).double().eval()  # no batch statistics
+    net = ResNet8(4).build(Digits().domain, method.head).double().eval()  # no batch statistics
     x = images.batch(slice(0, 16))[0].double()
     predicted = prediction(net(x))
     y = torch.where(torch.arange(16) < 5, (predicted + 1) % 10, predicted)  # five wrong

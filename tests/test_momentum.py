@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from demur import noise
-from demur.attacks import CE, KL, PGD, FrankWolfe, LogitMargin, Objective, WrongConfidence
+from demur.attacks import CE, KL, PGD, FrankWolfe, Objective, UntargetedMargin, WrongConfidence
 from demur.attacks.momentum import initial_state, keep_or_undo_step, propose_step
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
@@ -90,11 +90,11 @@ def test_the_first_step_with_momentum_is_a_tenth(ball: Ball) -> None:
     net, x = LinearNet(), centred_images(5)
     y = prediction(net(x))
     attack = PGD(
-        ball, steps=1, step_size=0.02, start="clean", objective=LogitMargin(), momentum=0.9
+        ball, steps=1, step_size=0.02, start="clean", objective=UntargetedMargin(), momentum=0.9
     )
-    assert ball.size(attack(net, x, y) - x).tolist() == pytest.approx(5 * [0.002], rel=1e-6)
+    assert ball.norm(attack(net, x, y) - x).tolist() == pytest.approx(5 * [0.002], rel=1e-6)
     plain = replace(attack, momentum=0.0)
-    assert ball.size(plain(net, x, y) - x).tolist() == pytest.approx(5 * [0.02], rel=1e-6)
+    assert ball.norm(plain(net, x, y) - x).tolist() == pytest.approx(5 * [0.02], rel=1e-6)
 
 
 def test_momentum_is_a_moving_average_of_directions() -> None:
@@ -167,7 +167,7 @@ def test_does_not_depend_on_the_batch_and_stays_in_the_ball(
     assert torch.equal(full, attack(net, x, y, index))
     x, y = test_images.batch(slice(0, 30))
     x_adv = attack(tiny_net, x, y)
-    assert ball.size(x_adv - x).max() <= ball.eps * (1 + 1e-6) + 1e-7
+    assert ball.norm(x_adv - x).max() <= ball.eps * (1 + 1e-6) + 1e-7
     assert x_adv.min() >= 0
     assert x_adv.max() <= 1
 
@@ -197,15 +197,15 @@ def test_invalid_fields_raise(construct: object, message: str) -> None:
 def test_random_starts_have_the_documented_distribution(ball: Ball) -> None:
     x = torch.full((3000, 1, 6, 6), 0.5)
     delta = ball.mixed_start(x, 0, torch.arange(3000), 4) - x
-    size = Linf(1).size(delta)
+    size = Linf(1).norm(delta)
     clean = size == 0
     assert clean.float().mean().item() == pytest.approx(1 / 3, abs=0.03)
     sigma = 0.3 / (2 * log(36))
-    radius = ball.size(delta)[~clean] / 0.3
+    radius = ball.norm(delta)[~clean] / 0.3
     ray_or_clean = ball.ray_or_clean_start(x, 0, torch.arange(3000), 4) - x
-    moved = Linf(1).size(ray_or_clean) > 0
+    moved = Linf(1).norm(ray_or_clean) > 0
     assert moved.float().mean().item() == pytest.approx(1 / 2, abs=0.03)
-    rays = ball.size(ray_or_clean)[moved] / 0.3
+    rays = ball.norm(ray_or_clean)[moved] / 0.3
     assert rays.max() <= 1 + 1e-5
     assert rays.mean().item() == pytest.approx(1 / 2, abs=0.03)
     assert (rays < 0.1).float().mean().item() == pytest.approx(0.1, abs=0.02)

@@ -9,12 +9,12 @@ from torch import Tensor
 from demur.data import CIFAR10, Digits
 from demur.errors import BadInput
 from demur.methods import RR, NoHead
-from demur.nets import NETS, NetSpec, ResNet18, Small, WideResNet, conv, resnet, small
+from demur.nets import NETS, NetSpec, ResNet8, ResNet18, WideResNet, conv, resnet
 from demur.nets.conv import Conv3x3, _PaddedChannels, conv1x1_matmul
 from demur.output import Output
 
 DOMAIN = Digits().domain
-EXAMPLES = (Small(), ResNet18(width=4), WideResNet(depth=10, widen=1))
+EXAMPLES = (ResNet8(), ResNet18(width=4), WideResNet(depth=10, widen=1))
 
 
 def test_every_net_has_an_example() -> None:
@@ -22,7 +22,7 @@ def test_every_net_has_an_example() -> None:
 
 
 def test_the_examples_in_docstrings_run() -> None:
-    for module in (resnet, small):
+    for module in (resnet,):
         failed, attempted = doctest.testmod(module)
         assert attempted and not failed
 
@@ -65,7 +65,7 @@ class TestEveryNet:
 
 
 def test_small_is_a_resnet_8_of_width_16() -> None:
-    net = Small().build(DOMAIN, NoHead())
+    net = ResNet8().build(DOMAIN, NoHead())
     layers = [m for m in net.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
     main = [m for m in layers if not (isinstance(m, torch.nn.Conv2d) and m.kernel_size == (1, 1))]
     assert len(main) == 8
@@ -100,7 +100,7 @@ def test_wide_resnets_are_initialised_as_in_the_reference_code() -> None:
 
 
 def test_heads_stay_in_fp32_under_autocast() -> None:
-    net = Small().build(DOMAIN, RR()).eval()
+    net = ResNet8().build(DOMAIN, RR()).eval()
     x = torch.rand(4, *DOMAIN.shape)
     with torch.autocast("cpu", torch.bfloat16):
         out = net(x)
@@ -109,7 +109,7 @@ def test_heads_stay_in_fp32_under_autocast() -> None:
 
 
 def test_the_rr_head_has_the_layers_of_the_paper() -> None:
-    plain, rr = (Small().build(DOMAIN, head) for head in (NoHead(), RR()))
+    plain, rr = (ResNet8().build(DOMAIN, head) for head in (NoHead(), RR()))
     extra = sum(p.numel() for p in rr.parameters()) - sum(p.numel() for p in plain.parameters())
     assert extra == (64 * 32 + 32) + 2 * 32 + (32 + 1)
 

@@ -15,16 +15,16 @@ from demur.attacks import (
     GAMA,
     PGD,
     AcceptedError,
-    Evasion,
     FrankWolfe,
-    LogitMargin,
     Misclassified,
     MultiTarget,
+    PlusLogScore,
     RRLoss,
     ScoreObjective,
     TargetedConfidence,
     TargetedDLR,
     TargetedMargin,
+    UntargetedMargin,
     WrongConfidence,
 )
 from demur.attacks.batch import AttackBatch
@@ -45,7 +45,7 @@ FIRST, LAST = torch.tensor([0]), torch.tensor([3])
 
 
 def test_margins_by_hand() -> None:
-    assert LogitMargin()(OUT, FIRST).item() == -2
+    assert UntargetedMargin()(OUT, FIRST).item() == -2
     assert DLR()(OUT, FIRST).item() == pytest.approx(-2 / 3)
     assert DLR()(OUT, LAST).item() == pytest.approx(4 / 3)
     assert TargetedMargin()(OUT, FIRST, LAST).item() == -4
@@ -102,7 +102,7 @@ def test_a_sum_passes_each_objective_its_own_inputs() -> None:
     objective = (
         CE()
         + 2.0 * GAMA(weight=8.0)
-        + Evasion(Con(), base_objective=TargetedMargin())
+        + PlusLogScore(Con(), base_objective=TargetedMargin())
         + TargetedDLR()
     )
     assert objective.n_inputs == 0 + 2 + 1 + 1
@@ -150,7 +150,7 @@ def test_multi_target_succeeds_at_least_as_often_as_the_margin(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    plain = PGD(Linf(0.15), steps=10, objective=LogitMargin())
+    plain = PGD(Linf(0.15), steps=10, objective=UntargetedMargin())
     targeted = MultiTarget(replace(plain, objective=TargetedMargin()), keep="success")
     successes = [(prediction(tiny_net(a(tiny_net, x, y))) != y).sum() for a in (plain, targeted)]
     assert successes[1] >= successes[0]
@@ -161,7 +161,9 @@ def test_multi_target_with_a_rule_finds_more_accepted_errors(
 ) -> None:
     x, y = batch
     rule = AcceptedError(RCon(), 0.5)
-    inner = PGD(Linf(0.2), steps=10, objective=Evasion(RCon(), base_objective=TargetedConfidence()))
+    inner = PGD(
+        Linf(0.2), steps=10, objective=PlusLogScore(RCon(), base_objective=TargetedConfidence())
+    )
     by_rule = MultiTarget(inner, keep="success", criterion=rule)
     by_loss = MultiTarget(inner, criterion=Misclassified())
     successes = [rule(tiny_net(a(tiny_net, x, y)), y).sum() for a in (by_loss, by_rule)]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from demur import metrics
 from demur.errors import BadInput
-from demur.evaluate import Evaluator, Row, ScoredRecord, archive, oracle_probes, run_attack
-from demur.evaluate.attack import AttackOptions
+from demur.evaluate import LoadedRun, Row, ScoredRecord, archive, oracle_probes, run_attack
+from demur.evaluate.attack import RecordOptions
 from demur.evaluate.oracle_probes import FEATURES, LINEAR, TREES, probe_scores, why_unprobed
 from demur.evaluate.record_scores import values
 from demur.metrics import FloatArray
@@ -105,11 +105,11 @@ def test_too_few_correct_or_wrong_predictions_are_not_probed() -> None:
 
 
 def test_the_command_shows_probes_and_what_they_found(
-    own_source: Evaluator, command: Command, monkeypatch: pytest.MonkeyPatch
+    own_source: LoadedRun, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = str(own_source.run.path)
     for text in ("clean", "pgd-20"):
-        run_attack(own_source, text, attack(text, own_source.run.recipe), AttackOptions("test"))
+        run_attack(own_source, text, attack(text, own_source.run.recipe), RecordOptions("test"))
     made = next(each for each in own_source.run.records() if each.label == "pgd-20")
     right = int(made.correct.sum())
     monkeypatch.setattr(oracle_probes, "MIN_PER_OUTCOME", min(right, 300 - right))
@@ -130,9 +130,9 @@ def test_the_command_shows_probes_and_what_they_found(
 
 
 def test_scores_only_records_are_skipped(
-    own_source: Evaluator, command: Command, tmp_path: Path
+    own_source: LoadedRun, command: Command, tmp_path: Path
 ) -> None:
-    run_attack(own_source, "clean", attack("clean", own_source.run.recipe), AttackOptions("test"))
+    run_attack(own_source, "clean", attack("clean", own_source.run.recipe), RecordOptions("test"))
     archive(own_source, tmp_path / "bare", only=["R-Con"])
     code, out, err = command("score", str(tmp_path / "bare"), "--oracle-probes")
     assert code == 0

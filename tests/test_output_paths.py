@@ -9,7 +9,7 @@ import pytest
 
 from demur.cli.output_paths import check_archive_folder, check_output_file, check_output_folder
 from demur.errors import BadInput
-from demur.evaluate import Evaluator
+from demur.evaluate import LoadedRun
 from demur.recipes import recipe
 from demur.runs import files
 from demur.spec import lines
@@ -86,7 +86,7 @@ def test_paths_without_permission_fail(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_page_is_written_through_a_link_or_a_pipe(
-    command: Command, scored_source: Evaluator
+    command: Command, scored_source: LoadedRun
 ) -> None:
     run = str(scored_source.run.path)
     Path("link").symlink_to("pages/far.html")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from demur.attacks import AcceptedError, Attack, Chain, LogitMargin, RejectAutoAttackEnsemble
+from demur.attacks import AcceptedError, Attack, Chain, RejectAutoAttackEnsemble, UntargetedMargin
 from demur.attacks.batch import AttackBatch
 from demur.balls import Linf
 from demur.bench import peer_rejection
@@ -24,7 +24,7 @@ from demur.bench.peer_rejection import (
 from demur.bench.reports import Reports
 from demur.data import Images
 from demur.errors import BadInput
-from demur.evaluate import AttackOptions, Evaluator
+from demur.evaluate import LoadedRun, RecordOptions
 from demur.gradient import approximate_value, gradient
 from demur.methods import PGDAT, Method
 from demur.output import prediction
@@ -43,10 +43,10 @@ def test_gradient_queries_are_counted() -> None:
     x, y = centred_images(6), torch.zeros(6, dtype=torch.long)
     net(x)
     assert net.queries == pytest.approx(2)
-    found = gradient(net, LogitMargin(), x, y)
+    found = gradient(net, UntargetedMargin(), x, y)
     assert net.queries == pytest.approx(8)
-    assert torch.equal(found.grad, gradient(LinearNet(), LogitMargin(), x, y).grad)
-    approximate_value(net, LogitMargin(), x, y)
+    assert torch.equal(found.grad, gradient(LinearNet(), UntargetedMargin(), x, y).grad)
+    approximate_value(net, UntargetedMargin(), x, y)
     assert net.queries == pytest.approx(10)
 
 
@@ -72,8 +72,8 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_steps")
-def test_the_report_has_accepted_errors_and_queries(own_source: Evaluator) -> None:
-    images = own_source.images(AttackOptions(n=40))
+def test_the_report_has_accepted_errors_and_queries(own_source: LoadedRun) -> None:
+    images = own_source.images(RecordOptions(n=40))
     rules: dict[str, Rejector] = {"Con": Con(), "Con+R-Con": Coupled()}
     report = compare_rejection_attacks(
         own_source, images, Linf(0.15), rules, Budget("fast", 2.0), lambda sentence: None
@@ -94,9 +94,9 @@ def test_the_report_has_accepted_errors_and_queries(own_source: Evaluator) -> No
 
 @pytest.mark.usefixtures("few_steps")
 def test_an_interrupted_report_resumes(
-    own_source: Evaluator, monkeypatch: pytest.MonkeyPatch
+    own_source: LoadedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    images, budget = own_source.images(AttackOptions(n=10)), Budget("fast", 0.5)
+    images, budget = own_source.images(RecordOptions(n=10)), Budget("fast", 0.5)
     saved: list[str] = []
     reports = Reports(lambda report: saved.append(json.dumps(report)))
 
@@ -121,8 +121,8 @@ def test_an_interrupted_report_resumes(
 
 
 @pytest.mark.usefixtures("few_steps")
-def test_the_reported_counts_are_the_accepted_errors(own_source: Evaluator) -> None:
-    images = own_source.images(AttackOptions(n=40))
+def test_the_reported_counts_are_the_accepted_errors(own_source: LoadedRun) -> None:
+    images = own_source.images(RecordOptions(n=40))
     rule = _criterion(own_source, Con(), 40)
     chain = RejectAutoAttackEnsemble(Linf(0.15), rule, version="fast").chain()
     curve = _curve(own_source, images, rule, iter(chain.attacks), None)
@@ -137,7 +137,7 @@ def test_the_reported_counts_are_the_accepted_errors(own_source: Evaluator) -> N
 
 
 @pytest.mark.usefixtures("few_steps")
-def test_eps_sets_the_radius(own_source: Evaluator, command: Command) -> None:
+def test_eps_sets_the_radius(own_source: LoadedRun, command: Command) -> None:
     arguments = ("bench", "rejection", str(own_source.run.path), "--n", "6", "--only", "Con")
     code, out, err = command(*arguments, "--times", "0", "--eps", "16/255", "--json")
     assert code == 0, err
@@ -148,7 +148,7 @@ def test_eps_sets_the_radius(own_source: Evaluator, command: Command) -> None:
         assert len(err.strip().splitlines()) == 1
 
 
-def test_wrong_arguments_are_one_sentence(own_source: Evaluator, command: Command) -> None:
+def test_wrong_arguments_are_one_sentence(own_source: LoadedRun, command: Command) -> None:
     arguments = ("bench", "rejection", str(own_source.run.path))
     refused(command(*arguments, "--only", "Con,Kon"), "the run has no rejector 'Kon'", "mean Con")
     refused(command(*arguments, "--version", "slow"), "standard or fast")
@@ -182,7 +182,7 @@ def test_default_rejectors_follow_the_head() -> None:
 
 
 def test_all_rejectors_are_fitted_before_the_first_attack(
-    own_source: Evaluator, monkeypatch: pytest.MonkeyPatch
+    own_source: LoadedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_few(self: GDA, *given: object) -> None:
         raise TooFewImages("too few images of class 3")
@@ -190,18 +190,16 @@ def test_all_rejectors_are_fitted_before_the_first_attack(
     monkeypatch.setattr(GDA, "fit", too_few)
     monkeypatch.setattr(peer_rejection, "_curve", lambda *args: pytest.fail("an attack ran"))
     rules: dict[str, Rejector] = {"Con": Con(), "GDA": GDA()}
-    images = own_source.images(AttackOptions(n=5))
+    images = own_source.images(RecordOptions(n=5))
     with pytest.raises(TooFewImages):
         compare_rejection_attacks(own_source, images, Linf(0.15), rules, Budget(), lambda _: None)
 
 
 @pytest.mark.parametrize("to", ["--json", "--figure=curves.svg"])
 def test_a_failing_rejector_does_not_lose_the_results_of_others(
-    to: str, own_source: Evaluator, command: Command, monkeypatch: pytest.MonkeyPatch
+    to: str, own_source: LoadedRun, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def curve(
-        evaluator: Evaluator, images: Images, rule: AcceptedError, *rest: object
-    ) -> list[Any]:
+    def curve(loaded: LoadedRun, images: Images, rule: AcceptedError, *rest: object) -> list[Any]:
         if rule.rejector != Con():
             raise BadInput("an error")
         return [(1.0, 3)]
@@ -220,7 +218,7 @@ def test_a_failing_rejector_does_not_lose_the_results_of_others(
         assert Path("curves.svg").is_file()
 
 
-def test_report_and_figure_need_two_files(own_source: Evaluator, command: Command) -> None:
+def test_report_and_figure_need_two_files(own_source: LoadedRun, command: Command) -> None:
     run = str(own_source.run.path)
     code, _, err = command("bench", "rejection", run, "-o", "one", "--figure", "./one")
     assert code == 2

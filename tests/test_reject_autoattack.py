@@ -15,7 +15,7 @@ from demur.attacks import (
     APGD,
     PGD,
     AcceptedError,
-    ForceRejection,
+    ForceRejectionEnsemble,
     MarginProduct,
     MaxMinMargin,
     MinMargin,
@@ -42,9 +42,9 @@ from demur.rejectors import (
     Entropy,
     MaxLogit,
     ModelScore,
-    ProbabilityMargin,
     RCon,
     Rectifier,
+    SoftmaxMargin,
 )
 from demur.rule import Score
 from demur.wrappers import ModelWithScore
@@ -52,7 +52,7 @@ from tests.linear import SHAPE, LinearNet, centred_images, distance
 
 SCORES: list[Score] = [
     Con(), Con(0.5), RCon(), RCon(2.0), Rectifier(), Energy(), Entropy(), MaxLogit(2.0),
-    ProbabilityMargin(), ModelScore(),
+    SoftmaxMargin(), ModelScore(),
 ]  # fmt: skip
 RULES = [
     AcceptedError(Con(), 0.4), AcceptedError(RCon(), 0.3), AcceptedError(Energy(), 2.0),
@@ -97,7 +97,7 @@ class TestMargins:
     ) -> None:
         out, y = random_output(seed)
         g = torch.Generator().manual_seed(seed)
-        count = 1 + len(rule.rule.pairs)
+        count = 1 + len(rule.accept_rule.pairs)
         slopes = torch.rand(60, count, generator=g, dtype=torch.float64) + 0.1
         any_target = torch.full_like(y, -1)
         value = MinMargin(rule)(out, y, any_target, slopes)
@@ -110,7 +110,7 @@ class TestMargins:
         out, y = random_output(seed)
         target = (y + 1) % 5
         for rule in RULES:
-            slopes = torch.ones(60, 1 + len(rule.rule.pairs), dtype=torch.float64)
+            slopes = torch.ones(60, 1 + len(rule.accept_rule.pairs), dtype=torch.float64)
             reached = MinMargin(rule)(out, y, target, slopes) > 0
             success, at_target = rule(out, y), prediction(out) == target
             assert success[reached].all()
@@ -168,7 +168,7 @@ class TestMaxMinGame:
             ball, x, replace(initial_state(now, margins), values=values, grads=grads)
         )
         assert torch.allclose(weights.sum(1), torch.ones(1, dtype=torch.float64))
-        assert ball.size(found - x) <= ball.eps + 1e-9
+        assert ball.norm(found - x) <= ball.eps + 1e-9
         reached = values + (grads * (found - now).flatten(1)[:, None]).sum(2)
         rows = np.hstack([-grads[0].numpy(), np.ones((margins, 1))])
         shift = (grads[0] @ now.flatten()).numpy()
@@ -316,7 +316,7 @@ class TestEnsembles:
         drop = eps * net.aux.detach().abs().sum()
         level = float(net(x).aux.median() - drop)
         rule = Rejected(Rectifier(), float(torch.tensor(level).sigmoid()))
-        attack = ForceRejection(Linf(eps), rule)
+        attack = ForceRejectionEnsemble(Linf(eps), rule)
         quick = replace(
             attack.chain(), attacks=(attack.chain().attacks[0], Square(Linf(eps), queries=20))
         )
@@ -334,6 +334,6 @@ def test_l2_ensemble_stays_in_the_ball_and_does_not_lose_successes(seed: int) ->
     y = prediction(net(x))
     rule = AcceptedError(Con(), 0.3)
     x_adv = RejectAutoAttackEnsemble(L2(0.8), rule, version="fast")(net, x, y)
-    assert (L2(0).size(x_adv - x) <= 0.8 * (1 + 1e-6)).all()
+    assert (L2(0).norm(x_adv - x) <= 0.8 * (1 + 1e-6)).all()
     assert x_adv.shape[1:] == SHAPE
     assert rule(as_output(net(x_adv)), y).sum() >= rule(net(x), y).sum()

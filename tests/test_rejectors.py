@@ -8,7 +8,7 @@ from torch import Tensor
 from demur.attacks import PGD, AcceptedError
 from demur.calibrate import TPR
 from demur.errors import BadInput
-from demur.evaluate import Evaluator
+from demur.evaluate import LoadedRun
 from demur.methods import RR, NoHead
 from demur.nets import RejectingNet
 from demur.output import Output
@@ -43,7 +43,7 @@ def sample(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> tuple[Output
 
 
 @pytest.fixture(scope="module")
-def fit_split(tiny_source: Evaluator) -> tuple[Output, Tensor]:
+def fit_split(tiny_source: LoadedRun) -> tuple[Output, Tensor]:
     """Output of the tiny net for images of the fit split, and their labels."""
     x, y = tiny_source.splits["fit"].batch(slice(0, 500))
     with torch.no_grad():

@@ -18,7 +18,14 @@ from demur.attacks import PGD, Clean
 from demur.balls import Linf
 from demur.calibrate import Coverage
 from demur.errors import BadInput
-from demur.evaluate import AttackOptions, Evaluator, Row, ScoredRecord, Scorer, run_attack
+from demur.evaluate import (
+    LoadedRun,
+    RecordOptions,
+    RejectorEvaluation,
+    Row,
+    ScoredRecord,
+    run_attack,
+)
 from demur.evaluate.certificates import issue, retests
 from demur.methods import RR
 from demur.metrics import Interval
@@ -40,8 +47,8 @@ REQUIRED = os.environ.get("DEMUR_REQUIRE_BROWSER") == "1"
 
 
 class Page(NamedTuple):
-    evaluator: Evaluator
-    scoring: Scorer
+    loaded: LoadedRun
+    evaluation: RejectorEvaluation
     scored: list[ScoredRecord]
     path: Path
     text: str
@@ -72,20 +79,18 @@ def small_run(path: Path, name: str) -> Run:
 
 
 def make_page(run: Run, path: Path, zero_gradients: int = 0) -> Page:
-    evaluator = Evaluator(run, torch.device("cpu"))
-    options = AttackOptions(n=N, keep_images=STORED)
+    loaded = LoadedRun(run, torch.device("cpu"))
+    options = RecordOptions(n=N, keep_images=STORED)
     records = [
-        run_attack(
-            evaluator, "pgd-20:steps=3", PGD(Linf(0.15), steps=3, step_size=0.0375), options
-        ),
-        run_attack(evaluator, "clean", Clean(), options),
+        run_attack(loaded, "pgd-20:steps=3", PGD(Linf(0.15), steps=3, step_size=0.0375), options),
+        run_attack(loaded, "clean", Clean(), options),
     ]
     records[0].metadata["probe"] |= {"zero_gradients": zero_gradients}  # raises a sanity flag
-    issue(evaluator, "Con", Coverage(0.2), 0.8)
-    scoring = Scorer.of(evaluator)
-    scored = [scoring.score_record(record) for record in records]
-    write_page(evaluator, scored, scoring, path)
-    return Page(evaluator, scoring, scored, path, path.read_text(encoding="utf-8"))
+    issue(loaded, "Con", Coverage(0.2), 0.8)
+    evaluation = RejectorEvaluation.of(loaded)
+    scored = [evaluation.score_record(record) for record in records]
+    write_page(loaded, scored, evaluation, path)
+    return Page(loaded, evaluation, scored, path, path.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +217,7 @@ def check_cells(cells: list[str], row: Row) -> None:
 
 
 def test_a_certificate_is_shown_with_every_retest(page: Page) -> None:
-    ((made, lines),) = retests(page.evaluator, page.scoring.scores, [s.record for s in page.scored])
+    ((made, lines),) = retests(page.loaded, page.evaluation.scores, [s.record for s in page.scored])
     text = plain(page.text)
     assert made.metadata["sentence"] in text
     for line in lines:
@@ -222,19 +227,21 @@ def test_a_certificate_is_shown_with_every_retest(page: Page) -> None:
 
 def test_sanity_flags_are_shown_in_full(page: Page) -> None:
     records = [entry.record for entry in page.scored]
-    found, text = flags(records, page.scoring), plain(page.text)
-    flagged = page.evaluator.run.path.name == "plain"
+    found, text = flags(records, page.evaluation), plain(page.text)
+    flagged = page.loaded.run.path.name == "plain"
     assert ("exactly zero at 100 of 120 clean images" in text) == flagged
     assert len(found) == page.text.count('<div class="flag">')
     for flag in found:
-        assert f"{flag.kind} {', '.join(flag.attacks)} {flag.observed} Remedy: {flag.remedy}" in text
+        assert (
+            f"{flag.kind} {', '.join(flag.attacks)} {flag.observed} Remedy: {flag.remedy}" in text
+        )
     assert "A failed attack makes a net seem robust." in text
     name = "plain" if flagged else "'<b>x'"
     assert f"demur attack {name} pgd-100:eps=128/255" in text
 
 
 def test_sentences_agree_with_the_rows(page: Page) -> None:
-    name = main_rejector(page.scoring)
+    name = main_rejector(page.evaluation)
     for entry in page.scored:
         row = next(r for r in entry.rows if (r.rejector, r.protocol) == (name, "deploy"))
         point, rejected = row.point, row.point.n - row.point.accepted
@@ -247,7 +254,7 @@ def test_sentences_agree_with_the_rows(page: Page) -> None:
 
 
 def test_every_nonempty_group_is_shown(page: Page) -> None:
-    verdicts = Verdicts.of(page.scored[0], page.scoring, main_rejector(page.scoring))
+    verdicts = Verdicts.of(page.scored[0], page.evaluation, main_rejector(page.evaluation))
     nonempty = 0
     for group in GROUPS:
         count = int(verdicts.members(group)[:STORED].sum())
@@ -258,8 +265,10 @@ def test_every_nonempty_group_is_shown(page: Page) -> None:
 
 
 def test_decisions_agree_with_the_rule(page: Page) -> None:
-    record, name = page.scored[0].record, main_rejector(page.scoring)
-    accepted = page.scoring.scores[name].rule(page.scoring.thresholds[name]).accepted(record.output)
+    record, name = page.scored[0].record, main_rejector(page.evaluation)
+    accepted = (
+        page.evaluation.scores[name].rule(page.evaluation.thresholds[name]).accepted(record.output)
+    )
     predicted = prediction(record.output)
     positions = {int(index): position for position, index in enumerate(record.arrays["index"])}
     for group in GROUPS:
@@ -303,16 +312,16 @@ def test_same_records_give_the_same_bytes_and_leave_matplotlib_alone(
     before = settings()
     with matplotlib.rc_context({"font.size": 31, "axes.facecolor": "red"}):
         again = rectified.path.with_name("again.html")
-        assert write_page(rectified.evaluator, rectified.scored, rectified.scoring, again) == again
+        assert write_page(rectified.loaded, rectified.scored, rectified.evaluation, again) == again
     assert again.read_bytes() == rectified.path.read_bytes()
     assert settings() == before
 
 
 def test_footer_shows_the_command_of_every_record(page: Page) -> None:
     words = plain(page.text)
-    name = "'<b>x'" if page.evaluator.run.path.name == "<b>x" else "plain"
+    name = "'<b>x'" if page.loaded.run.path.name == "<b>x" else "plain"
     assert f"demur attack {name} pgd-20:steps=3 --n {N} --keep-images {STORED}" in words
-    assert page.evaluator.run.checkpoint["weights"] in words
+    assert page.loaded.run.checkpoint["weights"] in words
     assert "demur train digits-pgdat" in words
     for entry in page.scored:
         assert entry.record.digest in words
@@ -325,7 +334,7 @@ def test_a_label_that_now_means_another_attack_is_replaced_by_its_spec(rectified
     renamed = ScoredRecord(
         type(entry.record)(entry.record.arrays, about), entry.summary, entry.rows
     )
-    words = plain(page_text(rectified.evaluator, [renamed], rectified.scoring))
+    words = plain(page_text(rectified.loaded, [renamed], rectified.evaluation))
     assert "demur attack" in words
     assert "@attack.txt" in words
     assert f"echo '{about['spec']}' > attack.txt" in words
@@ -336,17 +345,17 @@ def test_changed_data_raise(rectified: Page) -> None:
     about = entry.record.metadata | {"data": "0" * 64}
     other = ScoredRecord(type(entry.record)(entry.record.arrays, about), entry.summary, entry.rows)
     with pytest.raises(BadInput, match="made of other images"):
-        page_text(rectified.evaluator, [other], rectified.scoring)
+        page_text(rectified.loaded, [other], rectified.evaluation)
 
 
 def test_figures_have_the_right_format_and_size(page: Page) -> None:
-    png = overview_figure(page.scored, page.scoring)
+    png = overview_figure(page.scored, page.evaluation)
     width, height = struct.unpack(">II", png[16:24])
     assert png.startswith(b"\x89PNG")
     assert 1100 <= width <= 1300
     assert 400 <= height <= 500
     for draw in (certainty_svg, risk_coverage_svg):
-        assert b"<svg" in draw(page.scored[0], page.scoring)
+        assert b"<svg" in draw(page.scored[0], page.evaluation)
 
 
 @pytest.mark.parametrize("absent", ["matplotlib", "jinja2"])
@@ -356,7 +365,7 @@ def test_a_missing_extra_raises(
     monkeypatch.setitem(sys.modules, absent, None)
     path = rectified.path.with_name("never.html")
     with pytest.raises(BadInput, match=r"pip install 'demur\[report\]'"):
-        write_page(rectified.evaluator, rectified.scored, rectified.scoring, path)
+        write_page(rectified.loaded, rectified.scored, rectified.evaluation, path)
     assert not path.exists()
 
 

@@ -76,7 +76,7 @@ def test_bad_bases_raise(base: Run, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="the same accuracy in every epoch"):
         recipe("digits-pgdat-rr", [f"base={base.path}", "selection=val"])
     other = recipe("digits-pgdat-rr", ["width=8", f"base={base.path}"])
-    with pytest.raises(BadInput, match="a base must be a Small"):
+    with pytest.raises(BadInput, match="a base must be a ResNet8"):
         train(other, tmp_path / "run")
     elsewhere = recipe("digits-pgdat-rr", [*BRIEF, f"base={base.path}"])
     with pytest.raises(BadInput, match="has seen no held-out image"):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from demur.data import Digits
 from demur.methods import RR, BatchOutputs, LabelledOutput
-from demur.nets import Small
+from demur.nets import ResNet8
 from demur.output import Output, log_one_minus_rcon, log_rcon
 from demur.rectified import LINEAR_BELOW, RRLossKind, certainty, log_certainty, rr_loss_per_image
 from demur.rejectors import ConMinusRectifier
@@ -108,7 +108,7 @@ def test_the_loss_is_smallest_at_a_equal_to_tcon_over_con() -> None:
 
 def test_tau_scales_the_logits_of_the_rr_loss(batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
-    net = Small(4).build(Digits().domain, RR()).eval()
+    net = ResNet8(4).build(Digits().domain, RR()).eval()
     out = net(x)
     batch_out = BatchOutputs(LabelledOutput(x, y, out))
     head = RR(tau=0.5)
@@ -124,7 +124,7 @@ def test_rr_with_con_stopped_has_no_gradient_to_the_classifier(
     batch: tuple[Tensor, Tensor],
 ) -> None:
     x, y = batch
-    net = Small(4).build(Digits().domain, RR()).train()
+    net = ResNet8(4).build(Digits().domain, RR()).train()
     RR(stop_con="all").loss_per_image(net(x), y).mean().backward()
     assert net.classify.weight.grad is None or not net.classify.weight.grad.any()
     stem = next(net.trunk.parameters())
@@ -200,7 +200,7 @@ def test_rejectors_match_the_construction() -> None:
 def test_gradient_to_head_trains_the_head_alone(batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
     head = RR(gradient_to="head", features="all")
-    net = Small(4).build(Digits().domain, head).train()
+    net = ResNet8(4).build(Digits().domain, head).train()
     head.loss_per_image(net(x), y).mean().backward()
     for name, parameter in net.named_parameters():
         reached = parameter.grad is not None and bool(parameter.grad.any())

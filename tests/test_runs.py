@@ -219,7 +219,7 @@ def test_damaged_recipes_raise(tiny_run: Run, tmp_path: Path) -> None:
         BadInput, match=r"recipe\.txt is not the recipe .* expected digest .* found"
     ):
         _ = Run(copy).checkpoint
-    for content in (b"\xff\xfe\x00", b"Recipe(", b"Small()"):
+    for content in (b"\xff\xfe\x00", b"Recipe(", b"ResNet8()"):
         (copy / "recipe.txt").write_bytes(content)
         with pytest.raises(BadInput, match=r"recipe\.txt"):
             _ = Run(copy).recipe

@@ -17,18 +17,18 @@ from demur.attacks import (
     AutoAttackEnsemble,
     Chain,
     Clean,
-    Evasion,
     MultiTarget,
+    PlusLogScore,
     Square,
     TargetedMargin,
 )
 from demur.balls import L2, Linf
 from demur.calibrate import TPR
-from demur.evaluate import Scorer
+from demur.evaluate import RejectorEvaluation
 from demur.recipes import recipe
 from demur.rejectors import KD, Con, RCon
 from demur.runs import Record
-from demur.sanity import CHECKS, Flag, run_checks, flags
+from demur.sanity import CHECKS, Flag, flags, run_checks
 from demur.sanity.net import FLAT, RANDOM, TIED
 from demur.sanity.objective import NOT_RISEN
 from demur.sanity.pairs import BEATEN
@@ -37,14 +37,14 @@ from demur.spec import digest, show
 
 N = 200
 RECIPE = recipe("digits-pgdat-rr")
-SCORER = Scorer({"Con": Con(), "R-Con": RCon()}, {"Con": 0.6, "R-Con": 0.3}, 0.95, 100)
-NO_THRESHOLDS = Scorer({"Con": Con(), "R-Con": RCon()}, {}, 0.95, 0)
+SCORER = RejectorEvaluation({"Con": Con(), "R-Con": RCon()}, {"Con": 0.6, "R-Con": 0.3}, 0.95, 100)
+NO_THRESHOLDS = RejectorEvaluation({"Con": Con(), "R-Con": RCon()}, {}, 0.95, 0)
 EPS = 0.15
 PLAIN = PGD(Linf(EPS), steps=20, step_size=0.04)
 ADAPTIVE = PGD(
     Linf(EPS),
     steps=50,
-    objective=Evasion(RCon()),
+    objective=PlusLogScore(RCon()),
     keep="success",
     criterion=AcceptedError(RCon(), TPR(0.95)),
 )
@@ -79,12 +79,12 @@ def made(
     return Record(arrays, metadata | about)
 
 
-def kinds(*records: Record, scorer: Scorer = SCORER) -> list[str]:
-    return [flag.kind for flag in flags(records, scorer)]
+def kinds(*records: Record, evaluation: RejectorEvaluation = SCORER) -> list[str]:
+    return [flag.kind for flag in flags(records, evaluation)]
 
 
-def the_flag(kind: str, *records: Record, scorer: Scorer = SCORER) -> Flag:
-    (found,) = [flag for flag in flags(records, scorer) if flag.kind == kind]
+def the_flag(kind: str, *records: Record, evaluation: RejectorEvaluation = SCORER) -> Flag:
+    (found,) = [flag for flag in flags(records, evaluation) if flag.kind == kind]
     return found
 
 
@@ -132,9 +132,12 @@ def test_attacks_that_return_unbroken_images_unchanged_are_left_out() -> None:
 
 def test_an_objective_with_a_rejector_is_computed_or_replaced_by_cross_entropy() -> None:
     flag = the_flag(NOT_RISEN, clean(), made(ADAPTIVE, 0, margin=3.0))
-    assert "raised Evasion(RCon())" in flag.observed
+    assert "raised PlusLogScore(RCon())" in flag.observed
     unfitted = PGD(
-        Linf(EPS), objective=Evasion(KD()), keep="success", criterion=AcceptedError(KD(), TPR(0.95))
+        Linf(EPS),
+        objective=PlusLogScore(KD()),
+        keep="success",
+        criterion=AcceptedError(KD(), TPR(0.95)),
     )
     assert "raised CE()" in the_flag(NOT_RISEN, clean(), made(unfitted, 0, margin=3.0)).observed
     assert NOT_RISEN not in kinds(clean(), made(unfitted, 150))
@@ -190,7 +193,7 @@ def test_only_images_that_no_attack_breaks_are_safe() -> None:
     robust = made(PGD(Linf(EPS / 2), steps=20, step_size=0.04), 3)
     assert TOO_GOOD not in kinds(clean(), bad, robust), "97% may be 100%"
     assert TOO_GOOD not in kinds(clean(160), bad, half), "clean images must be correct, too"
-    assert TOO_GOOD not in kinds(clean(), bad, half, scorer=NO_THRESHOLDS)
+    assert TOO_GOOD not in kinds(clean(), bad, half, evaluation=NO_THRESHOLDS)
 
 
 # ------------------------------------------------------------------ scores and the net
@@ -204,14 +207,14 @@ def test_scores_that_many_images_share_are_flagged() -> None:
     flag = the_flag(TIED, record)
     assert "Con is exactly 1 on 15.0% under pgd-20" in flag.observed
     assert "R-Con is exactly 1 on 15.0% under pgd-20" in flag.observed
-    at = Scorer({"Con": Con()}, {"Con": 1.0}, 0.95, 100)
-    assert "Con is its threshold, exactly 1" in the_flag(TIED, record, scorer=at).observed
+    at = RejectorEvaluation({"Con": Con()}, {"Con": 1.0}, 0.95, 100)
+    assert "Con is its threshold, exactly 1" in the_flag(TIED, record, evaluation=at).observed
 
 
 def test_a_few_ties_are_not() -> None:
     record = made(PLAIN, 100)
     record.arrays["logits"][:15] *= 1e6
-    assert TIED not in kinds(record, scorer=Scorer({"Con": Con()}, {}, 0.95, 0))
+    assert TIED not in kinds(record, evaluation=RejectorEvaluation({"Con": Con()}, {}, 0.95, 0))
     assert TIED not in kinds(made(PLAIN, 1, n=3)), "one image of three is no tie"
 
 
@@ -242,7 +245,9 @@ def test_a_check_without_records_names_the_attack_it_needs() -> None:
     found = {check.kind: check for check in run_checks([made(PLAIN, 100, label="pgd-20")], SCORER)}
     assert len(found) == len(CHECKS)
     assert found[NOT_RISEN].needed_attack == found[TOO_GOOD].needed_attack == "clean"
-    assert found[RISES].needed_attack == found[LEFT].needed_attack == f"pgd-20:eps={show(128 / 255)}"
+    assert (
+        found[RISES].needed_attack == found[LEFT].needed_attack == f"pgd-20:eps={show(128 / 255)}"
+    )
     assert found[BEATEN].needed_attack == "pgd-20:restarts=10"
     assert found[FLAT].missing
     assert found[RANDOM].missing

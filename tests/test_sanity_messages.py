@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from demur.attacks import PGD, Clean
 from demur.balls import Linf
-from demur.evaluate import AttackOptions, Evaluator, Scorer, archive, run_attack
+from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, archive, run_attack
 from demur.evaluate.model_probe import PROBED, probe
 from demur.nets import RejectingNet
 from demur.output import Output
 from demur.report.sanity import Sanity, show_sanity
 from demur.runs import Record, Run
-from demur.sanity import run_checks, flags
+from demur.sanity import flags, run_checks
 from demur.sanity.net import FLAT, RANDOM, TIED
 from demur.sanity.objective import NOT_RISEN
 from demur.sanity.pairs import BEATEN
@@ -40,32 +40,30 @@ class Masked(nn.Module):
         return out._replace(logits=self.mask(out.logits))
 
 
-def open_evaluator(
-    run: Run, path: Path, mask: Callable[[Tensor], Tensor] | None = None
-) -> Evaluator:
+def load_run(run: Run, path: Path, mask: Callable[[Tensor], Tensor] | None = None) -> LoadedRun:
     """A private copy of a run, with masked logits if a mask is given."""
-    evaluator = Evaluator(Run(Path(shutil.copytree(run.path, path))), torch.device("cpu"))
+    loaded = LoadedRun(Run(Path(shutil.copytree(run.path, path))), torch.device("cpu"))
     if mask is not None:
-        evaluator.__dict__["net"] = Masked(evaluator.net, mask)
-    return evaluator
+        loaded.__dict__["net"] = Masked(loaded.net, mask)
+    return loaded
 
 
-def attack_records(evaluator: Evaluator) -> list[Record]:
-    options = AttackOptions(n=100, keep_features=False)
+def attack_records(loaded: LoadedRun) -> list[Record]:
+    options = RecordOptions(n=100, keep_features=False)
     long = PGD(Linf(0.1), steps=10)
     return [
-        run_attack(evaluator, "clean", Clean(), options),
-        run_attack(evaluator, "pgd-10:eps=0.1", long, options),
-        run_attack(evaluator, "pgd-10:eps=0.05", PGD(Linf(0.05), steps=10), options),
-        run_attack(evaluator, "pgd-10:eps=0.1,steps=2", PGD(Linf(0.1), steps=2), options),
-        run_attack(evaluator, "pgd-20:eps=0.6", PGD(Linf(0.6), steps=10), options),
+        run_attack(loaded, "clean", Clean(), options),
+        run_attack(loaded, "pgd-10:eps=0.1", long, options),
+        run_attack(loaded, "pgd-10:eps=0.05", PGD(Linf(0.05), steps=10), options),
+        run_attack(loaded, "pgd-10:eps=0.1,steps=2", PGD(Linf(0.1), steps=2), options),
+        run_attack(loaded, "pgd-20:eps=0.6", PGD(Linf(0.6), steps=10), options),
     ]
 
 
 def test_an_ordinary_net_is_not_flagged(tiny_run: Run, tmp_path: Path) -> None:
-    evaluator = open_evaluator(tiny_run, tmp_path / "run")
-    records = attack_records(evaluator)
-    found = run_checks(records, Scorer.of(evaluator))
+    loaded = load_run(tiny_run, tmp_path / "run")
+    records = attack_records(loaded)
+    found = run_checks(records, RejectorEvaluation.of(loaded))
     assert [flag for check in found for flag in check.flags] == []
     assert [check.kind for check in found if check.missing] == []
     assert all(record.metadata["probe"]["images"] == 100 for record in records)
@@ -75,16 +73,16 @@ def test_an_ordinary_net_is_not_flagged(tiny_run: Run, tmp_path: Path) -> None:
 def test_a_net_with_masked_gradients_is_flagged(
     tiny_run: Run, tmp_path: Path, mask: Callable[[Tensor], Tensor]
 ) -> None:
-    evaluator = open_evaluator(tiny_run, tmp_path / "run", mask)
-    records = attack_records(evaluator)
-    found = {flag.kind for flag in flags(records, Scorer.of(evaluator))}
+    loaded = load_run(tiny_run, tmp_path / "run", mask)
+    records = attack_records(loaded)
+    found = {flag.kind for flag in flags(records, RejectorEvaluation.of(loaded))}
     assert {FLAT, LEFT} <= found
-    archived = archive(evaluator, tmp_path / "archive")
+    archived = archive(loaded, tmp_path / "archive")
     assert [r.metadata["probe"] for r in archived.records()] == [
         r.metadata["probe"] for r in records
     ]
-    evaluator = Evaluator(archived, torch.device("cpu"))
-    assert {flag.kind for flag in flags(archived.records(), Scorer.of(evaluator))} == found
+    loaded = LoadedRun(archived, torch.device("cpu"))
+    assert {flag.kind for flag in flags(archived.records(), RejectorEvaluation.of(loaded))} == found
 
 
 def test_a_net_with_random_outputs_is_detected(tiny_net: RejectingNet, batch: Any) -> None:
@@ -99,11 +97,11 @@ def test_a_net_with_random_outputs_is_detected(tiny_net: RejectingNet, batch: An
 def test_the_probe_does_not_change_the_digest_of_a_record(
     tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = AttackOptions(n=20, keep_features=False)
-    evaluator = open_evaluator(tiny_run, tmp_path / "one")
-    here = run_attack(evaluator, "clean", Clean(), options)
+    options = RecordOptions(n=20, keep_features=False)
+    loaded = load_run(tiny_run, tmp_path / "one")
+    here = run_attack(loaded, "clean", Clean(), options)
     monkeypatch.setattr("demur.evaluate.attack.probe", lambda *given: {"other": 1})
-    there = run_attack(open_evaluator(tiny_run, tmp_path / "two"), "clean", Clean(), options)
+    there = run_attack(load_run(tiny_run, tmp_path / "two"), "clean", Clean(), options)
     assert here.digest == there.digest
     assert here.metadata["probe"] != there.metadata["probe"]
     assert np.array_equal(here.correct, there.correct)

@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from demur.attacks import LogitMargin
+from demur.attacks import UntargetedMargin
 from demur.sanity.objective import NOT_RISEN, _median, _rise
 from tests.test_sanity import PLAIN, clean, made, the_flag
 
 
 @pytest.mark.parametrize("factor", [1e38, math.inf, math.nan])
 def test_an_infinite_or_nan_objective_has_not_risen(factor: float) -> None:
-    attacked = made(replace(PLAIN, objective=LogitMargin()), 0, margin=3.0, label="pgd-20")
+    attacked = made(replace(PLAIN, objective=UntargetedMargin()), 0, margin=3.0, label="pgd-20")
     unattacked = clean()
     for record in (attacked, unattacked):
         record.arrays["logits"][:, 0] *= factor
@@ -22,7 +22,7 @@ def test_an_infinite_or_nan_objective_has_not_risen(factor: float) -> None:
         unattacked.arrays["logits"][:, 0] = 1.0
         unattacked.arrays["logits"][:, 1:] = 0.0
     flag = the_flag(NOT_RISEN, unattacked, attacked)
-    assert "raised LogitMargin() on 0.0% of the 200 images" in flag.observed
+    assert "raised UntargetedMargin() on 0.0% of the 200 images" in flag.observed
     assert "the median change is 0." in flag.observed
 
 

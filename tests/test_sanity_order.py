@@ -45,7 +45,7 @@ from tests.test_sanity import (
 def test_fewer_steps_that_break_more_are_flagged() -> None:
     long = PGD(Linf(EPS), steps=100, step_size=0.04)
     flag = the_flag(BEATEN, made(PLAIN, 120, label="pgd-20"), made(long, 100, label="pgd-100"),
-                    scorer=NO_THRESHOLDS)  # fmt: skip
+                    evaluation=NO_THRESHOLDS)  # fmt: skip
     assert flag.attacks == ("pgd-20", "pgd-100")
     assert "pgd-20 leaves 40.0% of 200 images correct" in flag.observed
     assert "50.0%: 20 by the weaker only, 0 by the stronger only" in flag.observed
@@ -53,11 +53,11 @@ def test_fewer_steps_that_break_more_are_flagged() -> None:
 
 def test_an_insignificant_difference_is_not_flagged() -> None:
     long = PGD(Linf(EPS), steps=100, step_size=0.04)
-    assert kinds(made(PLAIN, 106), made(long, 100), scorer=NO_THRESHOLDS) == []
-    assert BEATEN in kinds(made(PLAIN, 107), made(long, 100), scorer=NO_THRESHOLDS)
-    assert kinds(made(PLAIN, 100), made(long, 120), scorer=NO_THRESHOLDS) == []
+    assert kinds(made(PLAIN, 106), made(long, 100), evaluation=NO_THRESHOLDS) == []
+    assert BEATEN in kinds(made(PLAIN, 107), made(long, 100), evaluation=NO_THRESHOLDS)
+    assert kinds(made(PLAIN, 100), made(long, 120), evaluation=NO_THRESHOLDS) == []
     other = PGD(Linf(EPS), steps=100, step_size=0.01)
-    assert kinds(made(PLAIN, 120), made(other, 100), scorer=NO_THRESHOLDS) == [], "another step"
+    assert kinds(made(PLAIN, 120), made(other, 100), evaluation=NO_THRESHOLDS) == [], "another step"
 
 
 def test_an_adaptive_attack_with_fewer_accepted_errors_than_plain_pgd_is_flagged() -> None:
@@ -106,10 +106,10 @@ def test_more_errors_on_clean_than_on_attacked_images_are_flagged() -> None:
 def test_records_of_other_images_are_compared_where_they_overlap() -> None:
     long = PGD(Linf(EPS), steps=100, step_size=0.04)
     few = made(long, 0, n=30)
-    flag = the_flag(BEATEN, made(PLAIN, 120), few, scorer=NO_THRESHOLDS)
+    flag = the_flag(BEATEN, made(PLAIN, 120), few, evaluation=NO_THRESHOLDS)
     assert "leaves 0.0% of 30 images correct" in flag.observed
     few.arrays["index"] += 500
-    assert kinds(made(PLAIN, 120), few, scorer=NO_THRESHOLDS) == []
+    assert kinds(made(PLAIN, 120), few, evaluation=NO_THRESHOLDS) == []
     elsewhere = made(PGD(Linf(EPS / 2)), 100)
     elsewhere.arrays["index"] += 500
     assert kinds(clean(), made(PLAIN, 120), elsewhere) == []

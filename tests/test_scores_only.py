@@ -11,7 +11,7 @@ from demur.attacks import PGD, Clean
 from demur.balls import Linf
 from demur.calibrate import TPR
 from demur.errors import BadInput
-from demur.evaluate import ORACLE, AttackOptions, Evaluator, Scorer, archive, run_attack
+from demur.evaluate import ORACLE, LoadedRun, RecordOptions, RejectorEvaluation, archive, run_attack
 from demur.evaluate.certificates import issue
 from demur.runs import Record, Run
 from demur.runs.record import record_path, write_record
@@ -23,17 +23,17 @@ from tests.test_cli import refused
 
 
 @pytest.fixture(scope="module")
-def scores_only_run(scored_source: Evaluator, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def scores_only_run(scored_source: LoadedRun, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return archive(scored_source, tmp_path_factory.mktemp("bare") / "run", ["R-Con", "GDA"])
 
 
 def test_scores_only_records_give_the_same_rows_for_their_scores(
-    scored_source: Evaluator, scores_only_run: Run
+    scored_source: LoadedRun, scores_only_run: Run
 ) -> None:
     names = ("Con", "R-Con", "GDA", "T-Con (oracle)")
     whole, archived = (
-        Scorer.of(scored_source),
-        Scorer.of(NoData(scores_only_run, torch.device("cpu"))),
+        RejectorEvaluation.of(scored_source),
+        RejectorEvaluation.of(NoData(scores_only_run, torch.device("cpu"))),
     )
     assert list(archived.scores) == ["Con", "R-Con", "GDA"]
     assert set(archived.unavailable) == set(whole.scores) - set(archived.scores)
@@ -47,18 +47,18 @@ def test_scores_only_records_give_the_same_rows_for_their_scores(
 
 
 def test_an_objective_that_did_not_rise_is_flagged_on_scores_only_records_too(
-    scored_source: Evaluator, tmp_path: Path
+    scored_source: LoadedRun, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(scored_source.run.path, tmp_path / "run")
-    evaluator = Evaluator(Run(Path(copy)), torch.device("cpu"))
-    run_attack(evaluator, "idle", PGD(Linf(1e-9), steps=1, start="clean"))
-    archived = NoData(archive(evaluator, tmp_path / "bare", ["R-Con"]), torch.device("cpu"))
+    loaded = LoadedRun(Run(Path(copy)), torch.device("cpu"))
+    run_attack(loaded, "idle", PGD(Linf(1e-9), steps=1, start="clean"))
+    archived = NoData(archive(loaded, tmp_path / "bare", ["R-Con"]), torch.device("cpu"))
 
-    def flagged(by: Evaluator) -> list[tuple[str, ...]]:
-        found = run_checks(by.run.records(), Scorer.of(by))
+    def flagged(by: LoadedRun) -> list[tuple[str, ...]]:
+        found = run_checks(by.run.records(), RejectorEvaluation.of(by))
         return [flag.attacks for each in found for flag in each.flags if each.kind == NOT_RISEN]
 
-    assert flagged(archived) == flagged(evaluator) == [("idle",)]
+    assert flagged(archived) == flagged(loaded) == [("idle",)]
 
 
 def test_commands_that_need_outputs_say_that_they_are_missing(
@@ -81,13 +81,13 @@ def test_commands_that_need_outputs_say_that_they_are_missing(
 
 
 def test_the_coupled_rejector_is_certified_from_its_two_scores(
-    scored_source: Evaluator, scores_only_run: Run, tmp_path: Path
+    scored_source: LoadedRun, scores_only_run: Run, tmp_path: Path
 ) -> None:
     with pytest.raises(BadInput, match=r"made of two scores; name those: Con,R-Con"):
         archive(scored_source, tmp_path / "x", ["Con+R-Con"])
     guarantee = TPR(0.8)
     whole, left = (
-        issue(Evaluator(Run(Path(shutil.copytree(run.path, tmp_path / name))), torch.device("cpu")),
+        issue(LoadedRun(Run(Path(shutil.copytree(run.path, tmp_path / name))), torch.device("cpu")),
               "Con+R-Con", guarantee)
         for name, run in (("whole", scored_source.run), ("bare", scores_only_run))
     )  # fmt: skip
@@ -96,20 +96,20 @@ def test_the_coupled_rejector_is_certified_from_its_two_scores(
 
 
 def test_scores_only_and_full_records_of_one_run_are_scored_together(
-    scored_source: Evaluator, scores_only_run: Run, tmp_path: Path
+    scored_source: LoadedRun, scores_only_run: Run, tmp_path: Path
 ) -> None:
     copy = Path(shutil.copytree(scored_source.run.path, tmp_path / "run"))
     for path in (copy / "records").glob("pgd-3-*"):
         path.unlink()
     for path in (scores_only_run.path / "records").glob("pgd-3-*"):
         shutil.copy2(path, copy / "records")
-    evaluator = Evaluator(Run(copy), torch.device("cpu"))
-    scorer = Scorer.of(evaluator)
-    clean, attacked = (scorer.score_record(record) for record in evaluator.run.records())
+    loaded = LoadedRun(Run(copy), torch.device("cpu"))
+    evaluation = RejectorEvaluation.of(loaded)
+    clean, attacked = (evaluation.score_record(record) for record in loaded.run.records())
     assert not clean.record.scores_only
     assert attacked.record.scores_only
     assert {row.rejector for row in attacked.rows} == {"Con", "R-Con", "GDA", ORACLE}
-    assert set(attacked.missing_rejectors) == set(scorer.scores) - {"Con", "R-Con", "GDA"}
+    assert set(attacked.missing_rejectors) == set(evaluation.scores) - {"Con", "R-Con", "GDA"}
 
 
 def test_a_scores_only_archive_of_a_scores_only_archive_is_the_same(
@@ -123,17 +123,17 @@ def test_a_scores_only_archive_of_a_scores_only_archive_is_the_same(
         assert torch.equal(one.arrays["scores"], other.arrays["scores"])
 
 
-def test_an_unknown_rejector_raises_one_sentence(scored_source: Evaluator, tmp_path: Path) -> None:
+def test_an_unknown_rejector_raises_one_sentence(scored_source: LoadedRun, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no rejector 'RKon'; did you mean"):
         archive(scored_source, tmp_path / "x", ["RKon"])
     assert not (tmp_path / "x").exists()
 
 
 def test_a_score_that_one_record_cannot_give_raises_one_sentence(
-    own_source: Evaluator, tmp_path: Path
+    own_source: LoadedRun, tmp_path: Path
 ) -> None:
     pgd = PGD(Linf(0.15), steps=3)
-    run_attack(own_source, "pgd-3", pgd, AttackOptions(n=40, keep_features=False))
+    run_attack(own_source, "pgd-3", pgd, RecordOptions(n=40, keep_features=False))
     archive(own_source, tmp_path / "plain", ["R-Con"])
     with pytest.raises(BadInput) as error:
         archive(own_source, tmp_path / "copy", ["R-Con", "GDA"])
@@ -143,7 +143,7 @@ def test_a_score_that_one_record_cannot_give_raises_one_sentence(
     assert not (tmp_path / "copy").exists()
     for path in (lacking, lacking.with_suffix(".json")):
         path.unlink()
-    run_attack(own_source, "pgd-3", pgd, AttackOptions(n=40))
+    run_attack(own_source, "pgd-3", pgd, RecordOptions(n=40))
     made = archive(own_source, tmp_path / "copy", ["R-Con", "GDA"])
     assert all(
         len(each.stored_scores) == 4 for each in made.records()
@@ -151,7 +151,7 @@ def test_a_score_that_one_record_cannot_give_raises_one_sentence(
 
 
 def test_metadata_names_the_record_that_scores_were_fitted_on(
-    scored_source: Evaluator, scores_only_run: Run, tmp_path: Path
+    scored_source: LoadedRun, scores_only_run: Run, tmp_path: Path
 ) -> None:
     (record, *_) = scores_only_run.records()
     assert record.metadata["scores_fitted"] == [scored_source.clean("fit").digest]
@@ -163,19 +163,19 @@ def test_metadata_names_the_record_that_scores_were_fitted_on(
 
 
 def test_equal_clean_records_are_archived_once(tiny_run: Run, tmp_path: Path) -> None:
-    evaluator = Evaluator(
+    loaded = LoadedRun(
         Run(Path(shutil.copytree(tiny_run.path, tmp_path / "run"))), torch.device("cpu")
     )
     for features in (False, True):
-        run_attack(evaluator, "clean", Clean(), AttackOptions("cal", keep_features=features))
-    evaluator.clean("cal")
-    assert len(evaluator.run.records("cal")) == 3
-    kept = archive(evaluator, tmp_path / "archived").records("cal")
+        run_attack(loaded, "clean", Clean(), RecordOptions("cal", keep_features=features))
+    loaded.clean("cal")
+    assert len(loaded.run.records("cal")) == 3
+    kept = archive(loaded, tmp_path / "archived").records("cal")
     assert [record.label for record in kept] == ["clean"]
     assert kept[0].stored_scores, "the one with features, since scores are computed from them"
     shutil.rmtree(tmp_path / "archived")
-    archived = archive(evaluator, tmp_path / "archived")
-    (without,) = (r for r in evaluator.run.records("cal") if not r.metadata["features"])
+    archived = archive(loaded, tmp_path / "archived")
+    (without,) = (r for r in loaded.run.records("cal") if not r.metadata["features"])
     metadata = without.metadata | {"archive": True}
     path = record_path(archived.path / "records", "clean", "cal", without.digest)
     write_record(path, Record(without.arrays, metadata))
@@ -188,8 +188,8 @@ def test_thresholds_are_not_tested_on_the_images_they_were_chosen_on(
 ) -> None:
     copy = Path(shutil.copytree(tiny_run.path, tmp_path / "run"))
     shutil.rmtree(copy / "records", ignore_errors=True)
-    evaluator = Evaluator(Run(copy), torch.device("cpu"))
-    run_attack(evaluator, "clean", Clean(), AttackOptions("cal"))
+    loaded = LoadedRun(Run(copy), torch.device("cpu"))
+    run_attack(loaded, "clean", Clean(), RecordOptions("cal"))
     refused(command("score", str(copy)), "no record of test images yet", "--split cal")
     refused(
         command("score", str(copy), "--split", "cal", "--protocol", "deploy"),

@@ -17,13 +17,12 @@ from demur.attacks import (
     AutoAttackEnsemble,
     Chain,
     Clean,
-    Evasion,
     FalseRejection,
-    LogitMargin,
     MarginProduct,
     MaxMinMargin,
     MinMargin,
     OrthogonalAPGD,
+    PlusLogScore,
     Rejected,
     RejectionObjective,
     RRLoss,
@@ -34,6 +33,7 @@ from demur.attacks import (
     Sum,
     TargetedConfidence,
     TargetedDLR,
+    UntargetedMargin,
     WrongConfidence,
 )
 from demur.attacks.objectives import CARLMargin, CARLObjective, RejectionHinge
@@ -64,7 +64,7 @@ NAMED: dict[str, Spec] = {
     "slips at a risk": AcceptedError(RCon(), Risk(0.05)),
     "refused at a coverage": FalseRejection(RCon(), Coverage(0.9)),
     "energy": Energy(tau=2.0),
-    "objectives": CE() + -2.0 * LogitMargin(),
+    "objectives": CE() + -2.0 * UntargetedMargin(),
     "goals of heads": CARLObjective() + CARLMargin() + RejectionHinge(0.2, "authors"),
     "scores of heads": AcceptedError(AcceptProbability(), 0.5),
     "a difference": ConMinusRectifier(0.5),
@@ -139,10 +139,10 @@ def test_any_fraction_is_read_as_python_would(top: int, bottom: int) -> None:
 
 
 def test_goals_add_and_scale_in_text() -> None:
-    objective = read("CE() + 2*Evasion(RCon(), eta=10)", VOCABULARY)
-    assert objective == Sum((CE(), Scaled(2, Evasion(RCon(), eta=10))))
+    objective = read("CE() + 2*PlusLogScore(RCon(), eta=10)", VOCABULARY)
+    assert objective == Sum((CE(), Scaled(2, PlusLogScore(RCon(), eta=10))))
     assert read(show(objective), VOCABULARY) == objective
-    assert CE() + LogitMargin() + CE() == Sum((CE(), LogitMargin(), CE()))
+    assert CE() + UntargetedMargin() + CE() == Sum((CE(), UntargetedMargin(), CE()))
 
 
 @pytest.mark.parametrize(
@@ -167,11 +167,11 @@ def test_goals_add_and_scale_in_text() -> None:
         ("__import__('os').system('true')", "neither a value nor a known name"),
         ("(lambda: 1)()", "neither a value nor a known name"),
         ("Linf(eps)", "nothing is called 'eps'"),
-        ("Evasion(CE())", "Evasion.rejector must be a Rejector or a Score"),
+        ("PlusLogScore(CE())", "PlusLogScore.rejector must be a Rejector or a Score"),
         ("'a' * 3", "only numbers and objectives"),
         ("-CE()", "only a number can be negative"),
         ("PGD", "PGD lacks ball"),
-        ("Small(width=4, width=5)", "the same field twice"),
+        ("ResNet8(width=4, width=5)", "the same field twice"),
         ("PGD(Linf(0.1), **CE())", "PGD has no"),
         ("Linf(1" + 400 * "0" + ")", "Linf.eps must be a number"),
         ("PGD(Linf(0.1), seed=99999999999999999999)", "below 2^63"),
@@ -193,7 +193,7 @@ def test_edit_finds_a_unique_key_below_and_refuses_ambiguity() -> None:
     attack = PGD(Linf(0.1))
     assert edit(attack, "eps", "16/255", VOCABULARY).ball == Linf(16 / 255)
     assert edit(attack, "ball", "L2(1)", VOCABULARY).ball == L2(1)
-    assert edit(attack, "objective", "LogitMargin", VOCABULARY).objective == LogitMargin()
+    assert edit(attack, "objective", "UntargetedMargin", VOCABULARY).objective == UntargetedMargin()
     assert edit(attack, "keep", "success", VOCABULARY).keep == "success"
     assert edit(attack, "keep", "'success'", VOCABULARY).keep == "success"
     assert edit(attack, "step_size", "None", VOCABULARY).step_size is None

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from demur import noise
-from demur.attacks import CE, AcceptedError, Evasion, LogitMargin, square
+from demur.attacks import CE, AcceptedError, PlusLogScore, UntargetedMargin, square
 from demur.attacks.square import Square, SquareDraw, _pattern
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
@@ -71,7 +71,7 @@ def test_more_queries_never_lower_the_objective(
 ) -> None:
     x, y = batch
     few, more = (Square(ball, queries=n)(tiny_net, x, y) for n in (10, 60))
-    margins = [LogitMargin()(tiny_net(images), y) for images in (few, more)]
+    margins = [UntargetedMargin()(tiny_net(images), y) for images in (few, more)]
     assert (margins[1] >= margins[0] - 1e-5).all()
     assert (margins[1] > margins[0] + 1e-5).any()
 
@@ -196,7 +196,7 @@ def test_accepts_any_objective_and_criterion(
 ) -> None:
     x, y = batch
     rule = AcceptedError(RCon(), 0.3)
-    attack = Square(Linf(0.3), queries=60, objective=Evasion(RCon(), eta=0.1), criterion=rule)
+    attack = Square(Linf(0.3), queries=60, objective=PlusLogScore(RCon(), eta=0.1), criterion=rule)
     successes = [int(rule(tiny_net(images), y).sum()) for images in (x, attack(tiny_net, x, y))]
     assert successes[1] > successes[0]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from demur import noise
-from demur.attacks import CE, PGD, AcceptedError, Evasion, LogitMargin, Objective
+from demur.attacks import CE, PGD, AcceptedError, Objective, PlusLogScore, UntargetedMargin
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.gradient import gradient
@@ -22,7 +22,7 @@ from tests.linear import LinearNet, centred_images, distance
 
 
 @pytest.mark.parametrize("kind", [Linf, L2])
-@pytest.mark.parametrize("objective", [CE(), LogitMargin()], ids=show)
+@pytest.mark.parametrize("objective", [CE(), UntargetedMargin()], ids=show)
 @pytest.mark.parametrize("keep", ["max_objective", "success"])
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6))
@@ -114,7 +114,7 @@ def test_adaptive_attack_finds_more_accepted_errors_than_noise(
     adaptive = PGD(
         Linf(0.15),
         steps=20,
-        objective=Evasion(RCon(), eta=0.1),
+        objective=PlusLogScore(RCon(), eta=0.1),
         keep="success",
         criterion=criterion,
     )

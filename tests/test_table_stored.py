@@ -10,7 +10,7 @@ import pytest
 
 from demur import evaluate
 from demur.cli import evaluate as evaluating
-from demur.evaluate import Evaluator, archive
+from demur.evaluate import LoadedRun, archive
 from demur.paper.tables import TABLES
 from demur.runs import Run
 from tests.conftest import TINIEST, Command
@@ -24,10 +24,10 @@ def test_an_interrupt_loses_at_most_one_attack_of_the_archive(
     arguments = ["methods-digits", *TINIEST, "--only", "pgdat-rr", "--archive", "kept"]
     original = evaluating.attack_and_report
 
-    def interrupted(evaluator: Any, label: str, *rest: Any) -> object:
+    def interrupted(loaded: Any, label: str, *rest: Any) -> object:
         if label == "pgd-10:steps=1":
             raise KeyboardInterrupt
-        return original(evaluator, label, *rest)
+        return original(loaded, label, *rest)
 
     with monkeypatch.context() as patched:
         patched.setattr(evaluating, "attack_and_report", interrupted)
@@ -67,9 +67,9 @@ def test_a_complete_archive_is_written_once(
     arguments = ["methods-digits", *TINIEST, "--only", "pgdat-rr", "--archive", "kept"]
     written: list[str] = []
 
-    def counting_archive(evaluator: Evaluator, target: Path, *rest: Any, **more: Any) -> Run:
+    def counting_archive(loaded: LoadedRun, target: Path, *rest: Any, **more: Any) -> Run:
         written.append(target.name)
-        return archive(evaluator, target, *rest, **more)
+        return archive(loaded, target, *rest, **more)
 
     monkeypatch.setattr(evaluate, "archive", counting_archive)
     assert command("table", *arguments)[0] == 0

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from demur.calibrate import binomial_sf, binomial_cdf, lower_bound, upper_bound
+from demur.calibrate import binomial_cdf, binomial_sf, lower_bound, upper_bound
 
 
 class TestTails:

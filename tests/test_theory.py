@@ -251,7 +251,8 @@ class TestEveryConditionIsNeeded:
     def test_theorem_1_needs_con_above_its_bound(self) -> None:
         found = counterexample(
             lambda case: (
-                theory.is_xi_accurate(case.inputs, case.xi) & theory.is_confident(case.inputs.con, 0.0)
+                theory.is_xi_accurate(case.inputs, case.xi)
+                & theory.is_confident(case.inputs.con, 0.0)
             ),
             lambda inputs: inputs.rcon,
         )

@@ -148,7 +148,7 @@ def test_nan_stops_the_training_names_the_step_and_keeps_the_last_finite_state(
     now = json.loads((tmp_path / "run" / "state" / "now.json").read_text())
     assert now["epoch"] == 1
     assert (tmp_path / "run" / "state" / now["file"]).exists()
-    assert not Run(tmp_path / "run").finished
+    assert not Run(tmp_path / "run").has_weights
 
 
 def test_a_damaged_checkpoint_is_named_and_not_overwritten(brief: Recipe, tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_any_attack_can_make_training_images(changes: list[str], tmp_path: Path)
         "digits-pgdat-rr",
         ["epochs=1", "width=4", "attack.steps=1", "validation_attack=Clean", *changes],
     )
-    assert train(spec, tmp_path / "run").finished
+    assert train(spec, tmp_path / "run").has_weights
 
 
 def test_keep_success_with_train_mode_batch_norm_raises() -> None:

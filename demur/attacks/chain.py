@@ -1,7 +1,7 @@
 """Chains: several attacks in turn, each on the images on which no earlier one succeeded.
 
 Chain((APGD(Linf(8/255)), Square(Linf(8/255))))
-Chain(attacks, criterion=rule, rank_by=MinMargin(rule))     # rule = AcceptedError(RCon(), 0.5)
+Chain(attacks, criterion=accepted_error, rank_by=MinMargin(accepted_error))
 """
 
 from abc import ABC, abstractmethod

@@ -52,19 +52,19 @@ class RuleCriterion(Criterion):
     Args:
         rejector: The rejector or its score.
         threshold: A number, accepted is score >= threshold, or an operating point such as
-            TPR(0.95). `evaluate.bind_thresholds` turns an operating point into a number.
+            TPR(0.95). `evaluate.resolve_thresholds` turns an operating point into a number.
     """
 
     rejector: Rejector | Score
     threshold: float | OperatingPoint
 
     @property
-    def rule(self) -> Rule:
+    def accept_rule(self) -> Rule:
         """The accept rule; raises TypeError while the threshold is an operating point."""
         if isinstance(self.threshold, float):
             return as_score(self.rejector).rule(self.threshold)
         raise TypeError(
-            f"{self} has an operating point as threshold; call evaluate.bind_thresholds first"
+            f"{self} has an operating point as threshold; call evaluate.resolve_thresholds first"
         )
 
 
@@ -75,7 +75,7 @@ class AcceptedError(RuleCriterion):
     Args:
         rejector: The rejector or its score, for instance Con() or RCon().
         threshold: A number (accepted is score >= threshold) or an operating point such as
-            TPR(0.95), which `bind_thresholds` turns into a number.
+            TPR(0.95), which `resolve_thresholds` turns into a number.
 
     Example:
         >>> import torch
@@ -86,7 +86,7 @@ class AcceptedError(RuleCriterion):
     """
 
     def __call__(self, out: Output, y: Tensor) -> Tensor:
-        return (prediction(out) != y) & self.rule.accepted(out)
+        return (prediction(out) != y) & self.accept_rule.accepted(out)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class FalseRejection(RuleCriterion):
     """Success is a correct prediction that the rejector rejects."""
 
     def __call__(self, out: Output, y: Tensor) -> Tensor:
-        return (prediction(out) == y) & ~self.rule.accepted(out)
+        return (prediction(out) == y) & ~self.accept_rule.accepted(out)
 
 
 @dataclass(frozen=True)
@@ -102,4 +102,4 @@ class Rejected(RuleCriterion):
     """Success is a rejected input, whether or not the prediction is correct."""
 
     def __call__(self, out: Output, y: Tensor) -> Tensor:
-        return ~self.rule.accepted(out)
+        return ~self.accept_rule.accepted(out)

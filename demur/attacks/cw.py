@@ -70,7 +70,7 @@ class CWHinge:
 
     def _missing_decision(self, out: Output, criterion: RuleCriterion, label: Tensor) -> Tensor:
         """Return what the scores lack for the decision, N; one low score is enough to reject."""
-        pairs = criterion.rule.pairs
+        pairs = criterion.accept_rule.pairs
         if isinstance(criterion, AcceptedError):
             below = [
                 SLACK * max(1, abs(t)) - score.accept_margin(out, t, label) for score, t in pairs

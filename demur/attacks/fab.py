@@ -2,7 +2,7 @@
 
     FAB(Linf(8/255))                         # successes within 8/255; other images unchanged
     FAB(L2(0.5), any_distance=True)          # the closest adversarial examples at any distance
-    FAB(Linf(8/255), objective=MinMargin(rule), criterion=rule)     # closest accepted errors
+    FAB(Linf(8/255), objective=MinMargin(criterion), criterion=criterion)  # closest accepted errors
 
 Unlike the authors' code, it takes any criterion and any margin as objective, and the final search
 covers only images close enough to end inside the ball.
@@ -19,10 +19,10 @@ from demur.attacks.batch import AttackBatch, Candidates, verification_interval, 
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.objectives import (
     AttackStart,
-    LogitMargin,
     Objective,
     ObjectiveState,
     TargetedMargin,
+    UntargetedMargin,
 )
 from demur.balls import Ball
 from demur.field_types import NonNegativeInt, Positive, PositiveInt, UnitInterval
@@ -101,7 +101,7 @@ class FAB(Attack):
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         x = batch.x
-        _, out = approximate_value(batch.model, LogitMargin(), x, batch.y)
+        _, out = approximate_value(batch.model, UntargetedMargin(), x, batch.y)
         success = verify_success(
             self.criterion, batch.model, x, batch.y, self.criterion(out, batch.y)
         )
@@ -130,7 +130,7 @@ class FAB(Attack):
         """Return the boundary of the criterion, for a number of classes."""
         if self.objective is None:
             inputs: list[ObjectiveState] = [(target,) for target in _targets(batch, classes)]
-            return Boundary(TargetedMargin(), inputs, LogitMargin(), ())
+            return Boundary(TargetedMargin(), inputs, UntargetedMargin(), ())
         objective_state = self.objective.prepare(
             AttackStart(batch.model, batch.x, batch.x, batch.y, batch.target)
         )
@@ -148,7 +148,7 @@ class FAB(Attack):
             value, out = approximate_value(
                 batch.model, boundary.overall, x_adv, batch.y, *boundary.overall_inputs
             )
-            candidate, distance = self.criterion(out, batch.y), self.ball.size(x_adv - batch.x)
+            candidate, distance = self.criterion(out, batch.y), self.ball.norm(x_adv - batch.x)
             # Only examples that may be returned are verified. Those farther away serve as
             # starting points of the final search.
             returnable = self._is_returnable(distance)
@@ -166,7 +166,7 @@ class FAB(Attack):
         """Return the next iterate: a mix of the projections of the iterate and the clean image."""
         grad, margin = self._nearest_margin(batch, boundary, x_adv)
         from_iterate, from_clean = self._project_both(batch.x, x_adv, grad, margin)
-        near, far = self.ball.size(from_iterate), self.ball.size(from_clean)
+        near, far = self.ball.norm(from_iterate), self.ball.norm(from_clean)
         weight = (near / (near + far).clamp_min(TINY)).clamp(max=self.alpha)
         weight = per_image(weight, x_adv)
         projected_iterate = x_adv + self.overshoot * from_iterate
@@ -198,7 +198,7 @@ class FAB(Attack):
     ) -> ClosestAdversarial:
         """Return the closest examples, with the verified candidates added."""
         success = candidates.verify(self.criterion, batch)
-        return best.update(candidates.x_adv, self.ball.size(candidates.x_adv - batch.x), success)
+        return best.update(candidates.x_adv, self.ball.norm(candidates.x_adv - batch.x), success)
 
     def _nearest_margin(
         self, batch: AttackBatch, boundary: Boundary, x_adv: Tensor
@@ -239,7 +239,7 @@ class FAB(Attack):
             middle = low + per_image(fraction, low) * (high - low)
             value, out = exact_value(batch.model, objective, middle, batch.y, *inputs)
             value, success = value.to(batch.x), self.criterion(out, batch.y)
-            closest = closest.update(middle, self.ball.size(middle - batch.x), success)
+            closest = closest.update(middle, self.ball.norm(middle - batch.x), success)
             mask = per_image(success, low)
             low, high = torch.where(mask, low, middle), torch.where(mask, middle, high)
             low_value = torch.where(success, low_value, value)

@@ -23,7 +23,7 @@ def margins_at(
     batch: AttackBatch, min_margin: MinMargin, x_adv: Tensor, inputs: ObjectiveState
 ) -> tuple[Margins, Output]:
     """Return all margins whose minimum is `min_margin`, and the output, with M gradient queries."""
-    objectives = [SingleMargin(min_margin.rule, index) for index in range(inputs[1].shape[1])]
+    objectives = [SingleMargin(min_margin.criterion, index) for index in range(inputs[1].shape[1])]
     gradients = [
         gradient(batch.model, objective, x_adv, batch.y, *inputs) for objective in objectives
     ]

@@ -72,27 +72,27 @@ class MaxMinMargin(Attack):
 
     Args:
         ball: Linf or L2.
-        rule: The success criterion; it defines the margins.
+        criterion: The success criterion; it defines the margins.
         steps: The number of steps per restart, each with one gradient query per margin.
         restarts: The number of restarts.
         seed: The seed of the random starts.
     """
 
     ball: Ball
-    rule: AcceptedError
+    criterion: AcceptedError
     steps: PositiveInt = 100
     restarts: PositiveInt = 1
     seed: NonNegativeInt = 0
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         _, out = exact_value(batch.model, CE(), batch.x, batch.y)
-        to_attack = ~self.rule(out, batch.y)
+        to_attack = ~self.criterion(out, batch.y)
         return best_of_restarts(batch, to_attack, self.restarts, stream, self._restart)
 
     def _restart(self, batch: AttackBatch, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         """Run one restart; return examples, their smallest margins and verified success."""
         x_adv = self.ball.scaled_start(batch.x, self.seed, batch.index, stream)
-        min_margin = MinMargin(self.rule)
+        min_margin = MinMargin(self.criterion)
         objective_state = min_margin.prepare(
             AttackStart(batch.model, batch.x, x_adv, batch.y, batch.target)
         )
@@ -102,7 +102,7 @@ class MaxMinMargin(Attack):
         for _ in range(self.steps):
             margins, out = margins_at(batch, min_margin, state.x_adv, objective_state)
             verified = verify_success(
-                self.rule, batch.model, state.x_adv, batch.y, self.rule(out, batch.y)
+                self.criterion, batch.model, state.x_adv, batch.y, self.criterion(out, batch.y)
             )
             if verified.any():
                 done = state.row[verified]

@@ -1,6 +1,6 @@
 """Auto-PGD with orthogonal gradients, after Bryniarski et al. (2022).
 
-    OrthogonalAPGD(Linf(8/255), objective=MinMargin(rule), criterion=rule)
+    OrthogonalAPGD(Linf(8/255), objective=MinMargin(criterion), criterion=criterion)
 
 Each step follows the gradient of the smallest margin, with the components along the gradients of
 the other margins removed, so that to first order they stay unchanged. Unlike the paper's

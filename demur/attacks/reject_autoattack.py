@@ -1,7 +1,7 @@
 """Attack ensembles for models that reject: find accepted errors, or force rejections.
 
     RejectAutoAttackEnsemble(Linf(8/255), AcceptedError(RCon(), TPR(0.95)))
-    ForceRejection(Linf(8/255), Rejected(RCon(), TPR(0.95)))
+    ForceRejectionEnsemble(Linf(8/255), Rejected(RCon(), TPR(0.95)))
 
 AutoAttack skips an image once it is misclassified, also from the start, even if the model rejects
 it. Here only a wrong and accepted prediction is a success, and every other image is attacked.
@@ -36,7 +36,7 @@ class RejectAutoAttackEnsemble(Ensemble):
 
     Args:
         ball: Linf or L2.
-        rule: The success criterion; its rejector may be one score or a coupled pair.
+        criterion: The success criterion; its rejector may be one score or a coupled pair.
         version: "standard" or "fast".
         targets: The number of wrong classes for the targeted attacks.
         seed: The seed of all random numbers.
@@ -45,57 +45,71 @@ class RejectAutoAttackEnsemble(Ensemble):
     VERSION: ClassVar[int] = 2  # version 1 had other attacks in "fast"
 
     ball: Ball
-    rule: AcceptedError
+    criterion: AcceptedError
     version: RejectVersion = "standard"
     targets: PositiveInt = 9
     seed: NonNegativeInt = 0
 
     def chain(self) -> Chain:
         return Chain(
-            tuple(self.members().values()), criterion=self.rule, rank_by=MinMargin(self.rule)
+            tuple(self.members().values()),
+            criterion=self.criterion,
+            rank_by=MinMargin(self.criterion),
         )
 
     def members(self) -> dict[str, Attack]:
         """Return the attacks by name, in the order in which they run."""
-        rule, ball, seed, margin = self.rule, self.ball, self.seed, MinMargin(self.rule)
-        product = APGD(ball, objective=MarginProduct(rule), criterion=rule, seed=seed)
-        balanced = MaxMinMargin(ball, rule, steps=50, restarts=2, seed=seed)
+        criterion, ball, seed, margin = (
+            self.criterion,
+            self.ball,
+            self.seed,
+            MinMargin(self.criterion),
+        )
+        product = APGD(ball, objective=MarginProduct(criterion), criterion=criterion, seed=seed)
+        balanced = MaxMinMargin(ball, criterion, steps=50, restarts=2, seed=seed)
         members: dict[str, Attack] = {
             "product": product,
             "product-t": self._multi_target(replace(product, restarts=2)),
             "balanced": balanced,
-            "orthogonal": OrthogonalAPGD(ball, objective=margin, criterion=rule, seed=seed),
-            "closest": FAB(ball, objective=margin, criterion=rule, seed=seed),
+            "orthogonal": OrthogonalAPGD(ball, objective=margin, criterion=criterion, seed=seed),
+            "closest": FAB(ball, objective=margin, criterion=criterion, seed=seed),
             "balanced-t": self._multi_target(balanced),
-            "square": Square(ball, objective=margin, criterion=rule, seed=seed),
+            "square": Square(ball, objective=margin, criterion=criterion, seed=seed),
         }
         return members if self.version == "standard" else {name: members[name] for name in FAST}
 
     def _multi_target(self, attack: Attack) -> MultiTarget:
-        margin = MinMargin(self.rule)
+        margin = MinMargin(self.criterion)
         return MultiTarget(
-            attack, targets=self.targets, keep="success", rank_by=margin, criterion=self.rule
+            attack, targets=self.targets, keep="success", rank_by=margin, criterion=self.criterion
         )
 
 
 @dataclass(frozen=True)
-class ForceRejection(Ensemble):
+class ForceRejectionEnsemble(Ensemble):
     """Auto-PGD and Square on the accept margin, until the model rejects the input.
 
     Args:
         ball: Linf or L2.
-        rule: The success criterion.
+        criterion: The success criterion.
         restarts: The restarts of Auto-PGD.
         seed: The seed of all random numbers.
     """
 
     ball: Ball
-    rule: Rejected
+    criterion: Rejected
     restarts: PositiveInt = 1
     seed: NonNegativeInt = 0
 
     def chain(self) -> Chain:
-        rule, ball, seed, objective = self.rule, self.ball, self.seed, RejectionObjective(self.rule)
-        apgd = APGD(ball, restarts=self.restarts, objective=objective, criterion=rule, seed=seed)
-        square = Square(ball, objective=objective, criterion=rule, seed=seed)
-        return Chain((apgd, square), criterion=rule, rank_by=objective)
+        criterion, ball, seed, objective = (
+            self.criterion,
+            self.ball,
+            self.seed,
+            RejectionObjective(self.criterion),
+        )
+        apgd = APGD(
+            ball, restarts=self.restarts, objective=objective, criterion=criterion, seed=seed
+        )
+        square = Square(ball, objective=objective, criterion=criterion, seed=seed)
+        return Chain((apgd, square), criterion=criterion, rank_by=objective)

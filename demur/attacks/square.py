@@ -1,7 +1,7 @@
 """Square attack: a random search without gradients (Andriushchenko et al. 2020).
 
     Square(Linf(8/255))                      # as in AutoAttack: 5000 queries
-    Square(L2(0.5), queries=1000, objective=Evasion(RCon()), criterion=rule)
+    Square(L2(0.5), queries=1000, objective=PlusLogScore(RCon()), criterion=criterion)
 
 As in AutoAttack, the schedule of square sizes is that for 10000 queries and is not rescaled to
 another budget. Unlike in the authors' code, each image has its own squares.
@@ -18,7 +18,7 @@ from demur import noise
 from demur.attacks.attack import Attack
 from demur.attacks.batch import AttackBatch, PerImageState, is_exact, verify_success
 from demur.attacks.criteria import Criterion, Misclassified
-from demur.attacks.objectives import AttackStart, LogitMargin, Objective, ObjectiveState
+from demur.attacks.objectives import AttackStart, Objective, ObjectiveState, UntargetedMargin
 from demur.balls import L2, Ball, Linf
 from demur.errors import BadInput
 from demur.field_types import NonNegativeInt, PositiveInt, UnitInterval
@@ -82,7 +82,7 @@ class Square(Attack):
     ball: Ball
     queries: PositiveInt = 5000
     p: UnitInterval = 0.8
-    objective: Objective = LogitMargin()
+    objective: Objective = UntargetedMargin()
     criterion: Criterion = Misclassified()
     seed: NonNegativeInt = 0
 
@@ -119,7 +119,9 @@ class Square(Attack):
             if query:
                 proposal = self._propose(draw, state.x_adv, query)
             else:
-                proposal = self._initial_proposal(draw, batch, noise.derive_seed(stream, 0, PATTERN))
+                proposal = self._initial_proposal(
+                    draw, batch, noise.derive_seed(stream, 0, PATTERN)
+                )
             state = self._query(batch, state, proposal, objective_state, query)
         best[rows] = state.x_adv
         return best

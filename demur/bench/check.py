@@ -219,7 +219,9 @@ def noise_is_equal(device: torch.device) -> bool:
     on_device = noise.uniform(seed, index.to(device), device_stream, (3, 700))
     derived = noise.derive_seed(seed, 4, device_stream)
     assert isinstance(derived, Tensor)
-    return torch.equal(on_cpu, on_device.cpu()) and int(derived) == noise.derive_seed(seed, 4, stream)
+    return torch.equal(on_cpu, on_device.cpu()) and int(derived) == noise.derive_seed(
+        seed, 4, stream
+    )
 
 
 def _distance_in_one_step(

@@ -1,7 +1,7 @@
 """Peer comparison: demur's attacks beside other libraries', on the same weights and images.
 
-    images = evaluator.images(AttackOptions())
-    report = compare_attacks(evaluator, images, PAIRS, ground(evaluator), say)
+    images = loaded.images(RecordOptions())
+    report = compare_attacks(loaded, images, PAIRS, ground(loaded), say)
 
 demur's attacks run as in `demur attack`: with the fast engine on a GPU, in plain torch on a CPU.
 demur evaluates all adversarial examples in fp32; those outside the ball do not count as broken.
@@ -22,7 +22,7 @@ from demur.bench.peer_pairs import Distance, Pair
 from demur.bench.plain_copy import plain_copy
 from demur.bench.timing import wait
 from demur.data import Images
-from demur.evaluate import Evaluator
+from demur.evaluate import LoadedRun
 from demur.evaluate.attack import VERDICT_BATCH
 from demur.evaluate.batching import default_batch_size
 from demur.nets import RejectingNet
@@ -72,16 +72,16 @@ class PeerRow:
     distance_ours: float | None = None  # demur's mean on the same images
 
 
-def peer_setup(evaluator: Evaluator) -> PeerSetup:
+def peer_setup(loaded: LoadedRun) -> PeerSetup:
     """The setup of a peer comparison: a plain copy of the net and the data set's usual radius."""
-    recipe = evaluator.run.recipe
+    recipe = loaded.run.recipe
     threat, classes = recipe.data.threat, recipe.data.domain.classes
-    net = plain_copy(evaluator.run.net(evaluator.device)).classifier().eval()
+    net = plain_copy(loaded.run.net(loaded.device)).classifier().eval()
     return PeerSetup(net, Linf(threat.linf), threat.linf_step, classes)
 
 
 def compare_attacks(
-    evaluator: Evaluator,
+    loaded: LoadedRun,
     images: Images,
     pairs: Mapping[str, Pair],
     setup: PeerSetup,
@@ -93,11 +93,11 @@ def compare_attacks(
     """
     rows: list[PeerRow] = []
     missing: set[str] = set()
-    correct = ~_misclassified(evaluator.net, images)
+    correct = ~_misclassified(loaded.net, images)
     for name, pair in pairs.items():
-        peer_evaluator = PeerEvaluator(evaluator.net, images, correct, setup.ball, pair.distance)
+        peer_evaluator = PeerEvaluator(loaded.net, images, correct, setup.ball, pair.distance)
         on_message(f"{name}: demur")
-        ours = peer_evaluator.evaluate(*_run_ours(evaluator, images, pair, setup))
+        ours = peer_evaluator.evaluate(*_run_ours(loaded, images, pair, setup))
         rows.append(_row(name, OURS, ours, ours, peer_evaluator))
         for peer, adapter in pair.peers.items():
             on_message(f"{name}: {peer}")
@@ -108,7 +108,7 @@ def compare_attacks(
                 continue
             rows.append(_row(name, peer, theirs, ours, peer_evaluator))
     return {
-        **_header(evaluator, images, setup, int(correct.sum())),
+        **_header(loaded, images, setup, int(correct.sum())),
         "specs": {name: show(pair.ours(setup)) for name, pair in pairs.items()},
         "libraries": {library: version(library) for library in _libraries(rows)},
         "missing": [_missing_note(name) for name in sorted(missing)],
@@ -117,16 +117,16 @@ def compare_attacks(
     }
 
 
-def _header(evaluator: Evaluator, images: Images, setup: PeerSetup, correct: int) -> dict[str, Any]:
+def _header(loaded: LoadedRun, images: Images, setup: PeerSetup, correct: int) -> dict[str, Any]:
     return {
-        "run": evaluator.run.name,
-        "recipe": show(evaluator.run.recipe, full=True),
-        "weights": evaluator.run.checkpoint["weights"],
+        "run": loaded.run.name,
+        "recipe": show(loaded.run.recipe, full=True),
+        "weights": loaded.run.checkpoint["weights"],
         "data": images.digest(),
-        "machine": provenance(evaluator.device),
-        "engine": "fast" if evaluator.fast else "plain",
-        "precision": evaluator.precision,
-        "batch_size": default_batch_size(len(images), evaluator.device),
+        "machine": provenance(loaded.device),
+        "engine": "fast" if loaded.fast else "plain",
+        "precision": loaded.precision,
+        "batch_size": default_batch_size(len(images), loaded.device),
         "ball": show(setup.ball),
         "n": len(images),
         "right_unattacked": correct,
@@ -144,21 +144,21 @@ def _missing_note(name: str) -> str:
 
 
 def _run_ours(
-    evaluator: Evaluator, images: Images, pair: Pair, setup: PeerSetup
+    loaded: LoadedRun, images: Images, pair: Pair, setup: PeerSetup
 ) -> tuple[Tensor, float, float | None]:
     """Run demur's attack: adversarial examples, seconds, and seconds that a second call saves."""
-    engine = "fast" if evaluator.fast else "plain"
-    fresh = Evaluator(evaluator.run, evaluator.device, engine=engine, on_message=evaluator.on_message)
+    engine = "fast" if loaded.fast else "plain"
+    fresh = LoadedRun(loaded.run, loaded.device, engine=engine, on_message=loaded.on_message)
     _ = fresh.net  # load the weights before timing; compilation is timed
-    attack, size = pair.ours(setup), default_batch_size(len(images), evaluator.device)
+    attack, size = pair.ours(setup), default_batch_size(len(images), loaded.device)
 
     def craft() -> Tensor:
         return torch.cat([fresh.craft(attack, images, rows, size) for rows in images.slices(size)])
 
-    x_adv, seconds = _time(craft, evaluator.device)
-    if not evaluator.fast:
+    x_adv, seconds = _time(craft, loaded.device)
+    if not loaded.fast:
         return x_adv, seconds, None
-    return x_adv, seconds, max(0.0, seconds - _time(craft, evaluator.device)[1])
+    return x_adv, seconds, max(0.0, seconds - _time(craft, loaded.device)[1])
 
 
 def _run_peer(adapter: Adapter, images: Images, setup: PeerSetup) -> tuple[Tensor, float, None]:
@@ -193,7 +193,7 @@ class PeerEvaluator:
     def evaluate(self, x_adv: Tensor, seconds: float, ready_s: float | None) -> AttackResult:
         """Predictions and perturbation norms of adversarial examples."""
         delta = x_adv - self.images.batch(slice(None))[0]
-        far = self.ball.size(delta) > self.ball.eps + ROUNDING
+        far = self.ball.norm(delta) > self.ball.eps + ROUNDING
         outside = ((x_adv < -ROUNDING) | (x_adv > 1 + ROUNDING)).flatten(1).any(1)
         if self.distance is None:
             outside |= far

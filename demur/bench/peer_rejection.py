@@ -1,6 +1,6 @@
 """RejectAutoAttack beside simpler attacks with ten times its gradient queries.
 
-    compare_rejection_attacks(evaluator, images, ball, rules_by_name((), recipe), Budget(), say)
+    compare_rejection_attacks(loaded, images, ball, rules_by_name((), recipe), Budget(), say)
 
 Attacks run one after another on the images not yet broken, so accepted errors and queries are known
 after each. A gradient counts as one query, a forward pass as a third. Thresholds accept 95% of the
@@ -21,8 +21,8 @@ from demur.attacks import (
     PGD,
     AcceptedError,
     Attack,
-    Evasion,
     MinMargin,
+    PlusLogScore,
     RejectAutoAttackEnsemble,
     WrongConfidence,
 )
@@ -36,9 +36,9 @@ from demur.balls import Ball
 from demur.bench.reports import Reports
 from demur.calibrate import TPR
 from demur.data import Images
-from demur.evaluate import Evaluator
-from demur.evaluate.binding import Binding
+from demur.evaluate import LoadedRun
 from demur.evaluate.record_scores import values
+from demur.evaluate.thresholds import ThresholdResolver
 from demur.gradient import Gradient, Model, ObjectiveFunction, approximate_value, gradient
 from demur.noise import Stream
 from demur.output import Output, as_output
@@ -148,7 +148,7 @@ def rules_by_name(names: Sequence[str], recipe: Recipe) -> dict[str, Rejector]:
 
 
 def compare_rejection_attacks(
-    evaluator: Evaluator,
+    loaded: LoadedRun,
     images: Images,
     ball: Ball,
     rules: Mapping[str, Rejector],
@@ -163,10 +163,10 @@ def compare_rejection_attacks(
     """
     results: dict[str, Any] = {}
     report = {
-        "run": evaluator.run.name,
-        "recipe": show(evaluator.run.recipe, full=True),
-        "weights": evaluator.run.checkpoint["weights"],
-        "machine": provenance(evaluator.device),
+        "run": loaded.run.name,
+        "recipe": show(loaded.run.recipe, full=True),
+        "weights": loaded.run.checkpoint["weights"],
+        "machine": provenance(loaded.device),
         "n": len(images),
         "ball": show(ball),
         "version": budget.version,
@@ -175,9 +175,11 @@ def compare_rejection_attacks(
     }
     results.update(reports.known(report, "rules") or {})
     remaining = [name for name in rules if name not in results]
-    criteria = {name: _criterion(evaluator, rules[name], len(images)) for name in remaining}
+    criteria = {name: _criterion(loaded, rules[name], len(images)) for name in remaining}
     for name, rule in criteria.items():
-        curves = _curves(evaluator, images, ball, rule, budget, partial(_prefix_message, on_message, name))
+        curves = _curves(
+            loaded, images, ball, rule, budget, partial(_prefix_message, on_message, name)
+        )
         results[name] = {"rule": show(rules[name]), "threshold": rule.threshold, "curves": curves}
         reports.keep(report)
     return report
@@ -188,7 +190,7 @@ def _prefix_message(on_message: Callable[[str], None], name: str, sentence: str)
 
 
 def _curves(
-    evaluator: Evaluator,
+    loaded: LoadedRun,
     images: Images,
     ball: Ball,
     rule: AcceptedError,
@@ -198,18 +200,18 @@ def _curves(
     """The curve of the ensemble, and those of the other attacks at a multiple of its queries."""
     ensemble = RejectAutoAttackEnsemble(ball, rule, version=budget.version)
     on_message("reject-autoattack")
-    ours = _curve(evaluator, images, rule, iter(ensemble.chain().attacks), None)
+    ours = _curve(loaded, images, rule, iter(ensemble.chain().attacks), None)
     curves, max_queries = {"reject-autoattack": ours}, budget.times * ours[-1][0]
     for label, attacks in _baselines(ball, rule).items():
         on_message(f"{label}, up to {max_queries:.0f} gradient queries per image")
-        curves[label] = _curve(evaluator, images, rule, attacks, max_queries)
+        curves[label] = _curve(loaded, images, rule, attacks, max_queries)
     return curves
 
 
-def _criterion(evaluator: Evaluator, rejector: Rejector, count: int) -> AcceptedError:
+def _criterion(loaded: LoadedRun, rejector: Rejector, count: int) -> AcceptedError:
     """AcceptedError at the threshold that accepts 95% of the correct clean predictions."""
-    clean = evaluator.clean("test")
-    score = Binding(evaluator.clean, evaluator.device).bound(rejector)
+    clean = loaded.clean("test")
+    score = ThresholdResolver(loaded.clean, loaded.device).bound(rejector)
     if isinstance(rejector, Coupled):
         return AcceptedError(score, 0.5)  # the paper accepts if both scores exceed 1/2
     return AcceptedError(
@@ -219,7 +221,7 @@ def _criterion(evaluator: Evaluator, rejector: Rejector, count: int) -> Accepted
 
 def _baselines(ball: Ball, rule: AcceptedError) -> dict[str, Iterator[Attack]]:
     """The simpler attacks: each an endless sequence of restarts of one attack."""
-    product = Evasion(rule.rejector, base_objective=WrongConfidence())
+    product = PlusLogScore(rule.rejector, base_objective=WrongConfidence())
     return {
         "orthogonal PGD": (OrthogonalPGD(ball, rule, seed=seed) for seed in count()),
         "product PGD": (
@@ -230,7 +232,7 @@ def _baselines(ball: Ball, rule: AcceptedError) -> dict[str, Iterator[Attack]]:
 
 
 def _curve(
-    evaluator: Evaluator,
+    loaded: LoadedRun,
     images: Images,
     rule: AcceptedError,
     attacks: Iterator[Attack],
@@ -238,9 +240,9 @@ def _curve(
 ) -> Curve:
     """Queries and accepted errors after each attack, until none is left or `max_queries`."""
     curve: Curve = []
-    with evaluator.attack_model(len(images)) as model:
+    with loaded.attack_model(len(images)) as model:
         counting = CountingModel(model)
-        batch = AttackBatch(counting, *evaluator.batch_in_layout(images, slice(None)), None)
+        batch = AttackBatch(counting, *loaded.batch_in_layout(images, slice(None)), None)
         left = torch.arange(len(images), device=batch.x.device)
         for member, attack in enumerate(attacks):
             x_adv = Chain((attack,), rule).run(batch.select(left), stream=member)

@@ -172,7 +172,9 @@ class Bench:
         count = max(3, self.steps * self.recipe.batch_size // recipe.batch_size)
         self._reset_memory()
         train_state = TrainState(recipe, self.device, channels_last=True)
-        steps = FastSteps(recipe, train_state, self.images(count * recipe.batch_size), on_message=_raise)
+        steps = FastSteps(
+            recipe, train_state, self.images(count * recipe.batch_size), on_message=_raise
+        )
         steps.begin(0)
         wait(self.device)
         return steps, time.perf_counter() - start

@@ -1,7 +1,7 @@
 """Thresholds with a guarantee for images to come, at a given confidence.
 
-    certificate = certify(score, correct, Risk(0.05))           # one score, shape (N,)
-    certificate = certify(con_and_rcon, correct, TPR(0.95))     # two, (N, 2): both must pass
+    certificate = certify_threshold(score, correct, Risk(0.05))           # one score, shape (N,)
+    certificate = certify_threshold(con_and_rcon, correct, TPR(0.95))  # two, (N, 2): both must pass
     certificate.thresholds, certificate.sentence                # raises Uncertified if none passes
 
 A random pilot, drawn without regard to scores and labels, sets the candidate thresholds and the
@@ -112,7 +112,7 @@ class Certificate:
         return Interval(low, high)
 
 
-def certify(
+def certify_threshold(
     scores: ArrayLike,
     correct: ArrayLike,
     guarantee: Guarantee,
@@ -142,7 +142,7 @@ def certify(
     Example:
         >>> import numpy as np
         >>> from demur import Risk, certify
-        >>> certificate = certify(np.arange(500.0), np.arange(500) > 100, Risk(0.05))
+        >>> certificate = certify_threshold(np.arange(500.0), np.arange(500) > 100, Risk(0.05))
     """
     columns, is_correct = _check_inputs(scores, correct)
     confidence = guarantee.confidence if confidence is None else confidence

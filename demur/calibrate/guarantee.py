@@ -8,7 +8,7 @@ or without.
 from abc import abstractmethod
 from typing import Literal
 
-from demur.calibrate.binomial import binomial_sf, binomial_cdf, lower_bound, upper_bound
+from demur.calibrate.binomial import binomial_cdf, binomial_sf, lower_bound, upper_bound
 from demur.calibrate.threshold_path import Counts
 from demur.metrics import FloatArray
 from demur.metrics.checks import IntArray
@@ -18,7 +18,7 @@ Quantity = Literal["risk", "tpr", "coverage"]
 
 
 class Guarantee(OperatingPoint):
-    """An operating point whose level `certify` can guarantee."""
+    """An operating point whose level `certify_threshold` can guarantee."""
 
     quantity: Quantity
     is_upper_bound: bool = False  # whether the share stays at or below `level`, else at or above

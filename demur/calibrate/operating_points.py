@@ -3,8 +3,9 @@
 TPR(0.95).threshold(score, correct)     # accepts 95% of the correct predictions given
 Risk(0.05).threshold(score, correct)    # certified: at most 5% errors, with 95% confidence
 
-TPR and Coverage choose by the images they are given; `certify` guarantees their level for images
-to come. Median guarantees nothing: it is the threshold that the paper's C&W attack has to reach.
+TPR and Coverage choose by the images they are given; `certify_threshold` guarantees their level
+for images to come. Median guarantees nothing: it is the threshold that the paper's C&W attack has
+to reach.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from demur.calibrate.certificate import certify
+from demur.calibrate.certificate import certify_threshold
 from demur.calibrate.guarantee import Guarantee, percent
 from demur.calibrate.threshold_path import Counts
 from demur.field_types import Condition, UnitInterval
@@ -103,7 +104,7 @@ class Risk(Spec, Guarantee):
 
         P(wrong | score >= threshold) <= level
 
-    The threshold is the one that `certify` gives, with the largest coverage that passes.
+    The threshold is the one that `certify_threshold` gives, with the largest coverage that passes.
 
     Args:
         level: The selective risk, in (0, 1).
@@ -134,7 +135,7 @@ class Risk(Spec, Guarantee):
         return counts.accepted_wrong, counts.accepted
 
     def threshold(self, score: FloatArray, correct: BoolArray) -> float:
-        return certify(score, correct, self).thresholds[0]
+        return certify_threshold(score, correct, self).thresholds[0]
 
 
 @dataclass(frozen=True)

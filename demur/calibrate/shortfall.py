@@ -1,7 +1,7 @@
 """The result of a failed certification: how close it came and what would be needed.
 
 try:
-    certificate = certify(score, correct, Risk(0.05))
+    certificate = certify_threshold(score, correct, Risk(0.05))
 except Uncertified as error:
     error.shortfall.needed      # estimated number of images, or None if more would not help
 """

@@ -9,15 +9,15 @@ import typer
 from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app
 from demur.cli.evaluate import (
     RunName,
-    available_protocols,
-    open_evaluator,
-    parse_protocols,
     attack_and_report,
+    available_protocols,
+    load_run,
+    parse_protocols,
 )
 from demur.errors import BadInput
 
 if TYPE_CHECKING:
-    from demur.evaluate import AttackOptions, Evaluator, Protocol
+    from demur.evaluate import LoadedRun, Protocol, RecordOptions
     from demur.evaluate.adaptive import AdaptivePlan
     from demur.report.adaptive import AdaptiveResults
 
@@ -50,19 +50,19 @@ def adaptive(
     from demur.cli.progress import silence_other_ranks
     from demur.device import device_by_name
     from demur.distributed import current, init_distributed
-    from demur.evaluate import AttackOptions
+    from demur.evaluate import RecordOptions
     from demur.evaluate.adaptive import AdaptivePlan
     from demur.report.adaptive import show_adaptive
 
     protocols = parse_protocols(protocol)
     with init_distributed(device_by_name(device)) as rank_device:
         silence_other_ranks()
-        evaluator = open_evaluator(run, str(rank_device), data, engine)
+        loaded = load_run(run, str(rank_device), data, engine)
         chosen = None if objectives is None else [name.strip() for name in objectives.split(",")]
-        plan = AdaptivePlan.of(evaluator.run.recipe, chosen, _parse_numbers(etas), steps, restarts)
-        if chosen is None and evaluator.run.recipe.rr_head is None:
+        plan = AdaptivePlan.of(loaded.run.recipe, chosen, _parse_numbers(etas), steps, restarts)
+        if chosen is None and loaded.run.recipe.rr_head is None:
             typer.echo("demur: without L_RR: no second output is trained with it", err=True)
-        results = _evaluate(evaluator, plan, AttackOptions(n=n), protocols)
+        results = _evaluate(loaded, plan, RecordOptions(n=n), protocols)
         if not current().is_leader:
             return
     if as_json:
@@ -72,23 +72,29 @@ def adaptive(
 
 
 def _evaluate(
-    evaluator: "Evaluator",
+    loaded: "LoadedRun",
     plan: "AdaptivePlan",
-    options: "AttackOptions",
+    options: "RecordOptions",
     protocols: tuple["Protocol", ...],
 ) -> "AdaptiveResults":
     """Return the results of the protocols; records that exist are read, the others are made."""
-    from demur.evaluate import Scorer
+    from demur.evaluate import RejectorEvaluation
     from demur.evaluate.adaptive import trials
     from demur.recipes import attack as attack_named
     from demur.report.adaptive import AdaptiveResults
 
-    scoring = Scorer.of(evaluator, rejectors=plan.rejectors, records=[])
-    protocols = available_protocols(scoring, protocols)
-    make = partial(attack_and_report, evaluator, options=options)
-    plain = scoring.score_record(make(plan.baseline_label, attack_named(plan.baseline_label, plan.recipe)))
-    tried = trials(plan, make, scoring) if "paper" in protocols else []
-    worst = scoring.score_record(make(plan.worst_label, plan.worst)) if "deploy" in protocols else None
+    evaluation = RejectorEvaluation.of(loaded, rejectors=plan.rejectors, records=[])
+    protocols = available_protocols(evaluation, protocols)
+    make = partial(attack_and_report, loaded, options=options)
+    plain = evaluation.score_record(
+        make(plan.baseline_label, attack_named(plan.baseline_label, plan.recipe))
+    )
+    tried = trials(plan, make, evaluation) if "paper" in protocols else []
+    worst = (
+        evaluation.score_record(make(plan.worst_label, plan.worst))
+        if "deploy" in protocols
+        else None
+    )
     return AdaptiveResults(plan.recipe.head_rejector[0], plain, tried, worst)
 
 

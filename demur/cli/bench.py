@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from demur.cli.app import AsJson, DataFolder, Device, FirstN, app, split_names
-from demur.cli.evaluate import RunName, open_evaluator
+from demur.cli.evaluate import RunName, load_run
 from demur.cli.output_paths import check_output_file
 from demur.errors import BadInput, suggestion
 
@@ -117,13 +117,13 @@ def attacks(
     from demur.bench.peer_attacks import compare_attacks, peer_setup
     from demur.bench.peer_pairs import pairs_by_name
     from demur.cli.progress import on_message
-    from demur.evaluate import AttackOptions
+    from demur.evaluate import RecordOptions
     from demur.report.peer_attacks import show_peer_attacks
 
     pairs = pairs_by_name(split_names(only))
-    evaluator = open_evaluator(run, device, data)
+    loaded = load_run(run, device, data)
     report = compare_attacks(
-        evaluator, evaluator.images(AttackOptions(n=n)), pairs, peer_setup(evaluator), on_message
+        loaded, loaded.images(RecordOptions(n=n)), pairs, peer_setup(loaded), on_message
     )
     print_report(report, show_peer_attacks, out, as_json)
 
@@ -153,7 +153,9 @@ def _write(report: dict[str, Any], out: str) -> None:
     write_text(Path(out), _text(report) + "\n")
 
 
-def _run_check(device: Any, on_message: Any, only: tuple[str, ...], out: str | None) -> dict[str, Any]:
+def _run_check(
+    device: Any, on_message: Any, only: tuple[str, ...], out: str | None
+) -> dict[str, Any]:
     """Return the equality check; it is stored after every pair and resumes where it was stopped."""
     from demur.bench.check import check
 
@@ -193,7 +195,9 @@ def _measure_speed(
 
     on_gpu = device.type == "cuda"
     chosen = recipe or ("cifar10-pgdat-rr" if on_gpu else "digits-pgdat-rr")
-    return speed(recipe_named(chosen), device, steps, only or (ROWS if on_gpu else ON_CPU), on_message)
+    return speed(
+        recipe_named(chosen), device, steps, only or (ROWS if on_gpu else ON_CPU), on_message
+    )
 
 
 def _show_speed(report: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, FirstN, check_finite, split_names
 from demur.cli.bench import OutFile, bench_app, open_reports, print_report
-from demur.cli.evaluate import RunName, open_evaluator
+from demur.cli.evaluate import RunName, load_run
 from demur.cli.output_paths import check_output_file
 from demur.errors import BadInput
 
@@ -52,19 +52,19 @@ def rejection(
     from demur.balls import Linf
     from demur.bench.peer_rejection import Budget, compare_rejection_attacks, rules_by_name
     from demur.cli.progress import on_message
-    from demur.evaluate import AttackOptions
+    from demur.evaluate import RecordOptions
     from demur.recipes import VOCABULARY
     from demur.spec import edit
 
     if out and figure and Path(out).resolve() == Path(figure).resolve():
         raise BadInput(f"{out} cannot take both the report and the picture; name two files")
     budget = Budget(_version(version), times)
-    evaluator = open_evaluator(run, device, data)
-    rules = rules_by_name(split_names(only), evaluator.run.recipe)
-    ball = Linf(evaluator.run.recipe.data.threat.linf)
+    loaded = load_run(run, device, data)
+    rules = rules_by_name(split_names(only), loaded.run.recipe)
+    ball = Linf(loaded.run.recipe.data.threat.linf)
     if eps is not None:
         ball = edit(ball, "eps", eps, VOCABULARY)
-    images, reports = evaluator.images(AttackOptions(n=n)), open_reports(out, "rules")
+    images, reports = loaded.images(RecordOptions(n=n)), open_reports(out, "rules")
     so_far: dict[str, Any] = {}
 
     def keep(report: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ def rejection(
 
     try:
         growing = replace(reports, keep=keep)
-        keep(compare_rejection_attacks(evaluator, images, ball, rules, budget, on_message, growing))
+        keep(compare_rejection_attacks(loaded, images, ball, rules, budget, on_message, growing))
     finally:
         if so_far:  # also after an error or Ctrl-C: show the rules that are finished
             _print_and_draw(so_far, out, figure, as_json)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, app, check_finite
-from demur.cli.evaluate import RunName, open_evaluator
+from demur.cli.evaluate import RunName, load_run
 from demur.errors import BadInput
 
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ def calibrate(
     from demur.report.certificates import certificate_text
 
     guarantee = _guarantee(risk, tpr, coverage)
-    evaluator = open_evaluator(run, device, data, engine)
-    spec = attack_named(attack, evaluator.run.recipe)
-    default = next(iter(evaluator.run.recipe.method.head.rejectors()), "Con")
-    certificate = issue(evaluator, rejector or default, guarantee, confidence, attack, spec)
+    loaded = load_run(run, device, data, engine)
+    spec = attack_named(attack, loaded.run.recipe)
+    default = next(iter(loaded.run.recipe.method.head.rejectors()), "Con")
+    certificate = issue(loaded, rejector or default, guarantee, confidence, attack, spec)
     typer.echo(
         json.dumps(certificate.metadata, indent=2) if as_json else certificate_text(certificate)
     )

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from demur.cli.app import DataFolder, Device, app
-from demur.cli.evaluate import RunName, attack_all, available_protocols, open_evaluator, score_run
+from demur.cli.evaluate import RunName, attack_all, available_protocols, load_run, score_run
 from demur.cli.output_paths import check_output_file, check_output_folder
 from demur.cli.train import train_run
 
 if TYPE_CHECKING:
-    from demur.evaluate import Evaluator, ScoredRecord, Scorer
+    from demur.evaluate import LoadedRun, RejectorEvaluation, ScoredRecord
 
 RECIPE = "digits-pgdat-rr"
 ATTACKS = ["clean", "pgd-20", "adaptive"]
@@ -33,18 +33,18 @@ def demo(
     Example: demur demo --device cpu
     """
     from demur.cli.evaluate import main_rejectors
-    from demur.evaluate import AttackOptions
+    from demur.evaluate import RecordOptions
     from demur.recipes import recipe
     from demur.report.text import show_table, verdict_table
 
     run = train_run(recipe(RECIPE), Path(out), device, None)
-    evaluator = open_evaluator(str(run.path), device, None)
-    attack_all(evaluator, ATTACKS, AttackOptions())
-    certificate = _certificate(evaluator)
-    scoring, scored = score_run(evaluator)
-    page = _write_page(evaluator, scoring, scored, Path(out) / "report.html")
+    loaded = load_run(str(run.path), device, None)
+    attack_all(loaded, ATTACKS, RecordOptions())
+    certificate = _certificate(loaded)
+    evaluation, scored = score_run(loaded)
+    page = _write_page(loaded, evaluation, scored, Path(out) / "report.html")
     typer.echo(f"\n{SUMMARY}")
-    names = [name for name in main_rejectors(evaluator) if name != "A"]
+    names = [name for name in main_rejectors(loaded) if name != "A"]
     show_table(verdict_table(scored, names))
     typer.echo(f"{certificate}\nPage: {page}   All figures: demur score {run.path} --all")
 
@@ -71,31 +71,31 @@ def report(
     """
     from demur.runs.files import is_stream
 
-    evaluator = open_evaluator(run, device, data)
-    path = out or str(evaluator.run.path / "report.html")
+    loaded = load_run(run, device, data)
+    path = out or str(loaded.run.path / "report.html")
     check_output_file(path)
-    scoring, scored = score_run(evaluator)
-    page = _write_page(evaluator, scoring, scored, Path(path))
+    evaluation, scored = score_run(loaded)
+    page = _write_page(loaded, evaluation, scored, Path(path))
     if not is_stream(page):  # a pipe gets the page and nothing else
         typer.echo(f"page: {page.resolve()}")
 
 
-def _certificate(evaluator: "Evaluator") -> str:
+def _certificate(loaded: "LoadedRun") -> str:
     """Return the certificate of a risk of at most 5%, or why there is none."""
     from demur.calibrate import Risk, Uncertified
     from demur.evaluate.certificates import issue
 
     try:
-        certificate = issue(evaluator, "R-Con", Risk(0.05))
+        certificate = issue(loaded, "R-Con", Risk(0.05))
     except Uncertified as reason:
         return f"No certificate: {reason}"
     return f"Certificate for clean images, R-Con:\n  {certificate.metadata['sentence']}"
 
 
 def _write_page(
-    evaluator: "Evaluator", scoring: "Scorer", scored: "list[ScoredRecord]", path: Path
+    loaded: "LoadedRun", evaluation: "RejectorEvaluation", scored: "list[ScoredRecord]", path: Path
 ) -> Path:
     from demur.report.page import write_page
 
-    available_protocols(scoring, ("deploy",))  # raises where no cal images were held out
-    return write_page(evaluator, scored, scoring, path)
+    available_protocols(evaluation, ("deploy",))  # raises where no cal images were held out
+    return write_page(loaded, scored, evaluation, path)

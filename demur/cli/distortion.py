@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app
-from demur.cli.evaluate import RunName, open_evaluator, attack_and_report
+from demur.cli.evaluate import RunName, attack_and_report, load_run
 
 
 @app.command()
@@ -35,19 +35,27 @@ def distortion(
     from demur.cli.progress import silence_other_ranks
     from demur.device import device_by_name
     from demur.distributed import current, init_distributed
-    from demur.evaluate import AttackOptions
-    from demur.evaluate.distortion import distances, distortion_attack, distortion_verdicts, default_attacks
+    from demur.evaluate import RecordOptions
+    from demur.evaluate.distortion import (
+        default_attacks,
+        distances,
+        distortion_attack,
+        distortion_verdicts,
+    )
     from demur.report.distortion import show_distances
 
     with init_distributed(device_by_name(device)) as rank_device:
         silence_other_ranks()
-        evaluator = open_evaluator(run, str(rank_device), data, engine)
-        recipe = evaluator.run.recipe
-        specs = {text: distortion_attack(text, recipe) for text in attacks or default_attacks(recipe)}
-        make = partial(attack_and_report, evaluator, options=AttackOptions(n=n))
+        loaded = load_run(run, str(rank_device), data, engine)
+        recipe = loaded.run.recipe
+        specs = {
+            text: distortion_attack(text, recipe) for text in attacks or default_attacks(recipe)
+        }
+        make = partial(attack_and_report, loaded, options=RecordOptions(n=n))
         clean_correct = make("clean", Clean()).correct
         verdicts = [
-            distortion_verdicts(make(text, cw), cw, evaluator.clean, clean_correct) for text, cw in specs.items()
+            distortion_verdicts(make(text, cw), cw, loaded.clean, clean_correct)
+            for text, cw in specs.items()
         ]
         if not current().is_leader:
             return

@@ -14,7 +14,7 @@ from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
     from demur.attacks import Attack
-    from demur.evaluate import AttackOptions, Evaluator, Protocol, ScoredRecord, Scorer
+    from demur.evaluate import LoadedRun, Protocol, RecordOptions, RejectorEvaluation, ScoredRecord
     from demur.evaluate.certificates import IssuedCertificate, Retest
     from demur.metrics import FloatArray
     from demur.rejectors import Rejector
@@ -59,20 +59,20 @@ def attack(
     from demur.cli.progress import silence_other_ranks
     from demur.device import device_by_name
     from demur.distributed import init_distributed
-    from demur.evaluate import AttackOptions
+    from demur.evaluate import RecordOptions
 
     with init_distributed(device_by_name(device)) as rank_device:
         silence_other_ranks()
-        evaluator = open_evaluator(run, str(rank_device), data, engine)
-        options = AttackOptions(split, n, batch_size, keep_images, keep_features)
-        attack_all(evaluator, attacks, options)
+        loaded = load_run(run, str(rank_device), data, engine)
+        options = RecordOptions(split, n, batch_size, keep_images, keep_features)
+        attack_all(loaded, attacks, options)
 
 
-def open_evaluator(run: str, device: str, data: str | None, engine: str = "auto") -> "Evaluator":
+def load_run(run: str, device: str, data: str | None, engine: str = "auto") -> "LoadedRun":
     """Open a finished run for evaluation; raise BadInput for an unfinished or damaged one."""
     from demur.cli.progress import on_message
     from demur.device import device_by_name
-    from demur.evaluate import Evaluator
+    from demur.evaluate import LoadedRun
     from demur.runs import Run
 
     opened = Run.open(run)
@@ -81,7 +81,7 @@ def open_evaluator(run: str, device: str, data: str | None, engine: str = "auto"
     for path in opened.orphan_arrays():
         on_message(f"{path} is ignored: its metadata file {path.stem}.json is missing")
     where = Path(data) if data else None
-    return Evaluator(opened, device_by_name(device), where, engine, on_message)
+    return LoadedRun(opened, device_by_name(device), where, engine, on_message)
 
 
 def check_finished(run: "Run", data: str | None = None) -> None:
@@ -94,17 +94,17 @@ def check_finished(run: "Run", data: str | None = None) -> None:
         raise BadInput(f"{run.path} is not trained to the end; resume it with: {command}")
 
 
-def attack_all(evaluator: "Evaluator", attacks: list[str], options: "AttackOptions") -> None:
+def attack_all(loaded: "LoadedRun", attacks: list[str], options: "RecordOptions") -> None:
     """Make the record of each attack; wrong names raise before any work."""
     from demur.recipes import attack as attack_named
 
-    specs = [(text, attack_named(text, evaluator.run.recipe)) for text in attacks]
+    specs = [(text, attack_named(text, loaded.run.recipe)) for text in attacks]
     for label, spec in specs:
-        attack_and_report(evaluator, label, spec, options)
+        attack_and_report(loaded, label, spec, options)
 
 
 def attack_and_report(
-    evaluator: "Evaluator", label: str, attack: "Attack", options: "AttackOptions"
+    loaded: "LoadedRun", label: str, attack: "Attack", options: "RecordOptions"
 ) -> "Record":
     """Return the record of an attack: read where it exists, else made with a progress bar."""
     from demur.cli.progress import CountBar, on_message
@@ -112,7 +112,7 @@ def attack_and_report(
     from demur.report.text import percent
 
     with CountBar(f"attack {label}", "images") as bar:
-        record = run_attack(evaluator, label, attack, options, bar.on_progress)
+        record = run_attack(loaded, label, attack, options, bar.on_progress)
     on_message(
         f"{label}: {percent(record.correct.mean())}% of {len(record.y)} images correct; "
         f"record {record.digest[:12]}"
@@ -155,18 +155,18 @@ def score(
         raise BadInput(
             "a probe has no threshold to deploy; use --oracle-probes with --protocol paper"
         )
-    evaluator = open_evaluator(run, device, data)
-    rejectors = paper_grid(evaluator.run.recipe.data) if sweep else None
-    scoring, scored = score_run(evaluator, rejectors, split, oracle_probes)
-    protocols = available_protocols(scoring, protocols, split)
+    loaded = load_run(run, device, data)
+    rejectors = paper_grid(loaded.run.recipe.data) if sweep else None
+    evaluation, scored = score_run(loaded, rejectors, split, oracle_probes)
+    protocols = available_protocols(evaluation, protocols, split)
     records = [entry.record for entry in scored]
-    certificates = retests(evaluator, scoring.scores, records)
-    sanity = Sanity.of(run_checks(records, scoring), evaluator.run, records)
+    certificates = retests(loaded, evaluation.scores, records)
+    sanity = Sanity.of(run_checks(records, evaluation), loaded.run, records)
     if as_json:
         entries = _as_json(scored, protocols, certificates) | sanity.to_json()
         typer.echo(json.dumps(entries, indent=2))
         return
-    main = scored if show_all or sweep or oracle_probes else main_rows(evaluator, scored)
+    main = scored if show_all or sweep or oracle_probes else main_rows(loaded, scored)
     show_scores(main, protocols)
     hidden = sum(len(entry.rows) for entry in scored) - sum(len(entry.rows) for entry in main)
     if hidden:
@@ -176,14 +176,14 @@ def score(
     show_sanity(sanity)
 
 
-def main_rejectors(evaluator: "Evaluator") -> list[str]:
+def main_rejectors(loaded: "LoadedRun") -> list[str]:
     """Return the names of Con and of the rejectors that the recipe's head is trained for."""
-    return ["Con", *evaluator.run.recipe.method.head.rejectors()]
+    return ["Con", *loaded.run.recipe.method.head.rejectors()]
 
 
-def main_rows(evaluator: "Evaluator", scored: list["ScoredRecord"]) -> list["ScoredRecord"]:
+def main_rows(loaded: "LoadedRun", scored: list["ScoredRecord"]) -> list["ScoredRecord"]:
     """Return the records with the rows of `main_rejectors` alone."""
-    names = main_rejectors(evaluator)
+    names = main_rejectors(loaded)
     return [
         replace(record, rows=[row for row in record.rows if row.rejector in names])
         for record in scored
@@ -219,34 +219,36 @@ def parse_protocols(name: str) -> tuple["Protocol", ...]:
 
 
 def available_protocols(
-    scoring: "Scorer", asked: tuple["Protocol", ...], split: str = "test"
+    evaluation: "RejectorEvaluation", asked: tuple["Protocol", ...], split: str = "test"
 ) -> tuple["Protocol", ...]:
     """Return the protocols that can be shown, with a warning where deploy cannot.
 
     deploy needs thresholds from held-out cal images and another split to score. Raises BadInput
     where deploy alone was asked for.
     """
-    if (scoring.thresholds and split != "cal") or "deploy" not in asked:
+    if (evaluation.thresholds and split != "cal") or "deploy" not in asked:
         return asked
-    reason = THRESHOLDS_FROM_CAL if scoring.thresholds else NO_CAL
+    reason = THRESHOLDS_FROM_CAL if evaluation.thresholds else NO_CAL
     if asked == ("deploy",):
         raise BadInput(reason)
     typer.echo(f"demur: {reason}", err=True)
     return tuple(protocol for protocol in asked if protocol != "deploy")
 
 
-def warn_missing_rejectors(scoring: "Scorer", scored: list["ScoredRecord"]) -> None:
+def warn_missing_rejectors(evaluation: "RejectorEvaluation", scored: list["ScoredRecord"]) -> None:
     """Print which rejectors are not shown, and why."""
-    reasons = sorted(set(scoring.unavailable.values()))
+    reasons = sorted(set(evaluation.unavailable.values()))
     for reason in reasons:
-        names = [name for name, why in scoring.unavailable.items() if why == reason]
+        names = [name for name, why in evaluation.unavailable.items() if why == reason]
         typer.echo(f"demur: without {', '.join(names)}: {reason}", err=True)
     for entry in scored:
         if entry.missing_rejectors:
             where = f"{entry.summary.attack} (n={entry.summary.n})"
             scores_only = entry.record.scores_only
             reason = "only other scores are stored" if scores_only else "the record has no features"
-            typer.echo(f"demur: {where} without {', '.join(entry.missing_rejectors)}: {reason}", err=True)
+            typer.echo(
+                f"demur: {where} without {', '.join(entry.missing_rejectors)}: {reason}", err=True
+            )
 
 
 def _probe_scores(record: "Record") -> dict[str, "FloatArray"]:
@@ -265,34 +267,36 @@ def _no_record_message(run: "Run", split: str) -> str:
     scorable = [name for name in run.recipe.data.splits if name != "fit" and run.records(name)]
     where = "" if split == "test" else f" --split {split}"
     ways = [f"score those of {name} images with --split {name}" for name in scorable]
-    if run.finished or not ways:
+    if run.has_weights or not ways:
         ways.insert(0, f"make one with demur attack {run.name} pgd-20{where}")
     images = f"of {split} images " if scorable else ""
     return f"{run.name} has no record {images}yet; {', or '.join(ways)}"
 
 
 def score_run(
-    evaluator: "Evaluator",
+    loaded: "LoadedRun",
     rejectors: "dict[str, Rejector] | None" = None,
     split: str = "test",
     oracle_probes: bool = False,
-) -> tuple["Scorer", list["ScoredRecord"]]:
+) -> tuple["RejectorEvaluation", list["ScoredRecord"]]:
     """Return the scorer of a run and its scored records of one split; raise BadInput for none."""
     from demur.cli.progress import CountBar
-    from demur.evaluate import Scorer
+    from demur.evaluate import RejectorEvaluation
 
-    records = evaluator.run.records(evaluator.split_by_name(split))
+    records = loaded.run.records(loaded.split_by_name(split))
     if not records:
-        raise BadInput(_no_record_message(evaluator.run, split))
-    scoring = Scorer.of(evaluator, rejectors=rejectors, records=records)
+        raise BadInput(_no_record_message(loaded.run, split))
+    evaluation = RejectorEvaluation.of(loaded, rejectors=rejectors, records=records)
     scored = []
-    with CountBar(f"score {evaluator.run.name}", "records") as bar:
+    with CountBar(f"score {loaded.run.name}", "records") as bar:
         for done, record in enumerate(records):
             bar.on_progress(done, len(records))
-            scored.append(scoring.score_record(record, _probe_scores(record) if oracle_probes else {}))
+            scored.append(
+                evaluation.score_record(record, _probe_scores(record) if oracle_probes else {})
+            )
         bar.on_progress(len(records), len(records))
-    warn_missing_rejectors(scoring, scored)
-    return scoring, scored
+    warn_missing_rejectors(evaluation, scored)
+    return evaluation, scored
 
 
 @app.command()
@@ -313,9 +317,9 @@ def archive(
     from demur.cli.progress import CountBar, on_message
     from demur.evaluate import archive as archive_run
 
-    evaluator = open_evaluator(run, device, data)
-    with CountBar(f"archive {evaluator.run.name}", "records") as bar:
-        copy = archive_run(evaluator, Path(out), split_names(only), bar.on_progress)
+    loaded = load_run(run, device, data)
+    with CountBar(f"archive {loaded.run.name}", "records") as bar:
+        copy = archive_run(loaded, Path(out), split_names(only), bar.on_progress)
     size = sum(path.stat().st_size for path in copy.path.rglob("*") if path.is_file())
     where = "" if copy.records("test") else " --split cal"
     on_message(f"{out}: {size / 1e6:.1f} MB; demur score {shlex.quote(out)}{where} reads it")

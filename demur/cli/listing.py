@@ -133,7 +133,7 @@ def _runs(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _state(run: "Run") -> str:
-    if run.finished:
+    if run.has_weights:
         return "finished"
     return "an archive" if run.trained else "not trained to the end"
 

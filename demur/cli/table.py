@@ -98,7 +98,9 @@ def _failures(lines: "list[TrainingResult]", empty: str) -> list[str]:
 
     `empty` is the message for no figure and no failure.
     """
-    reasons = [f"{line.entry}, seed {line.seed}: {line.failure}" for line in lines if line.has_failed]
+    reasons = [
+        f"{line.entry}, seed {line.seed}: {line.failure}" for line in lines if line.has_failed
+    ]
     if not any(line.rows for line in lines) and (reasons or empty):
         raise BadInput(reasons[0] if reasons else empty)
     return reasons
@@ -137,12 +139,12 @@ def _show(page: str) -> None:
 
 def _reading_factories(folder: str, device: str, data: str | None) -> "Factories":
     """Return factories that only read the stored runs of a folder."""
-    from demur.cli.evaluate import open_evaluator
+    from demur.cli.evaluate import load_run
     from demur.cli.progress import on_message
     from demur.paper.stored_runs import stored_factories
 
     return stored_factories(
-        Path(folder), lambda run: open_evaluator(str(run.path), device, data), on_message
+        Path(folder), lambda run: load_run(str(run.path), device, data), on_message
     )
 
 
@@ -151,34 +153,34 @@ def _training_factories(
 ) -> "Factories":
     """Return factories that train and attack with progress bars, and archive if asked to."""
     from demur.attacks import Attack
-    from demur.cli.evaluate import open_evaluator, attack_and_report
+    from demur.cli.evaluate import attack_and_report, load_run
     from demur.cli.train import train_run
     from demur.data import SplitName
-    from demur.evaluate import ArchiveKeepsLess, AttackOptions, Evaluator
+    from demur.evaluate import ArchiveKeepsLess, LoadedRun, RecordOptions
     from demur.evaluate import archive as archive_run
     from demur.paper.measure import Factories
     from demur.runs import Record
     from demur.runs.record import record_path
 
-    def keep(evaluator: Evaluator, scores: Sequence[str]) -> None:
+    def keep(loaded: LoadedRun, scores: Sequence[str]) -> None:
         if archive:
-            archive_run(evaluator, Path(archive) / evaluator.run.name, scores, again=True)
+            archive_run(loaded, Path(archive) / loaded.run.name, scores, again=True)
 
-    def craft(evaluator: Evaluator, split: SplitName, label: str, attack: Attack) -> Record:
-        record = attack_and_report(evaluator, label, attack, AttackOptions(split))
-        head_score, _ = evaluator.run.recipe.head_rejector
-        copies = Path(archive or "") / evaluator.run.name / "records"
+    def craft(loaded: LoadedRun, split: SplitName, label: str, attack: Attack) -> Record:
+        record = attack_and_report(loaded, label, attack, RecordOptions(split))
+        head_score, _ = loaded.run.recipe.head_rejector
+        copies = Path(archive or "") / loaded.run.name / "records"
         if archive and not record_path(copies, record.label, split, record.digest).exists():
             # After every attack, so that a stop loses one attack at most. An earlier archive may
             # hold more scores than this one.
             with suppress(ArchiveKeepsLess):
-                keep(evaluator, [head_score])
+                keep(loaded, [head_score])
         return record
 
     data_folder = Path(data) if data else None
     return Factories(
         train=lambda recipe, folder: train_run(recipe, folder, device, data_folder, engine),
-        open=lambda run: open_evaluator(str(run.path), device, data, engine),
+        open=lambda run: load_run(str(run.path), device, data, engine),
         craft=craft,
         keep=keep,
     )

@@ -62,7 +62,7 @@ def train_run(
     check_engine(engine)
     if not launched():  # else rank 0 checks: the others may not share its disk
         Run.check(folder, recipe)
-        if Run(folder).finished:
+        if Run(folder).has_weights:
             on_message(f"{folder} is trained already")
             return Run(folder)
     with (
@@ -70,7 +70,9 @@ def train_run(
         TrainingBar(f"train {folder.name}") as bar,
     ):
         silence_other_ranks()
-        run = train_recipe(recipe, folder, rank_device, data, bar.on_progress, engine, sync_bn, on_message)
+        run = train_recipe(
+            recipe, folder, rank_device, data, bar.on_progress, engine, sync_bn, on_message
+        )
         is_leader = current().is_leader
     if is_leader:  # the other ranks may not share its disk
         on_message(f"{folder}: {_selection(run.checkpoint, recipe.epochs)}")

@@ -43,7 +43,9 @@ def locate(published: Published, given: Path | None) -> DataFiles:
 
 def not_found_error(what: str, name: str, given: Path | None) -> BadInput:
     """The error that names the searched folders and the command that downloads the data."""
-    searched = " or ".join(map(str, search_folders(given))) or "a cache folder: there is no home folder"
+    searched = (
+        " or ".join(map(str, search_folders(given))) or "a cache folder: there is no home folder"
+    )
     option = f" --data {given}" if given else ""
     return BadInput(
         f"{what} in {searched}; run 'demur data get {name}{option}' "

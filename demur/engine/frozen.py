@@ -139,7 +139,9 @@ class FrozenModel(nn.Module):
         except Exception as error:  # from torch.compile or the capture
             self._eager_objectives.add(objective)
             self._forwards.clear()
-            self.on_message(f"cannot compile this objective, attacking it eagerly: {first_line(error)}")
+            self.on_message(
+                f"cannot compile this objective, attacking it eagerly: {first_line(error)}"
+            )
             return self._query(objective, query, x, y, *inputs)
 
     def _query(

@@ -43,7 +43,9 @@ class EnginePlan:
             synchronise_batch_norm(train_state.net)
         return train_state
 
-    def steps(self, recipe: Recipe, train_state: TrainState, fit: Images, on_message: MessageCallback) -> PlainSteps:
+    def steps(
+        self, recipe: Recipe, train_state: TrainState, fit: Images, on_message: MessageCallback
+    ) -> PlainSteps:
         """Return the training steps of this engine."""
         if self.engine == "fast" and fit.y.device.type == "cuda":
             return FastSteps(recipe, train_state, fit, on_message=on_message)
@@ -94,7 +96,9 @@ def choose_plan(
             on_message(f"{recipe.precision} is not faster on this CPU; computing in {precision}")
         return EnginePlan("fast", precision, channels_last, synchronised)
     if synchronised:
-        on_message("synchronised batch norm needs the plain engine; omit --sync-bn to use the fast one")
+        on_message(
+            "synchronised batch norm needs the plain engine; omit --sync-bn to use the fast one"
+        )
         return EnginePlan("plain", recipe.precision, sync_bn=True)
     return EnginePlan("fast", recipe.precision, channels_last=True)
 

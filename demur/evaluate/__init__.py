@@ -1,14 +1,13 @@
 """Evaluation of a run: attacks to records, records to rows of a table.
 
-binding    chooses thresholds on clean images (bind_thresholds)
+binding    chooses thresholds on clean images (resolve_thresholds)
 attack     runs an attack and writes its record (run_attack)
-score      scores the rejectors on records, with intervals (Scorer)
+score      scores the rejectors on records, with intervals (RejectorEvaluation)
 archive    copies a run without weights, for a repository
 """
 
 from demur.evaluate.archive import ArchiveKeepsLess, archive
-from demur.evaluate.attack import AttackOptions, Evaluator, run_attack
-from demur.evaluate.binding import BoundSpec, bind_thresholds
+from demur.evaluate.attack import LoadedRun, RecordOptions, run_attack
 from demur.evaluate.record_scores import StoredScore, accepted, tcon_of, values
 from demur.evaluate.score import (
     BASELINE,
@@ -16,14 +15,32 @@ from demur.evaluate.score import (
     PROTOCOLS,
     Protocol,
     Ranking,
+    RejectorEvaluation,
     Row,
     ScoredRecord,
-    Scorer,
     Summary,
 )
+from demur.evaluate.thresholds import BoundSpec, resolve_thresholds
 
 __all__ = [
-    "BASELINE", "ORACLE", "PROTOCOLS", "ArchiveKeepsLess", "AttackOptions", "BoundSpec",
-    "Evaluator", "Protocol", "Ranking", "Row", "ScoredRecord", "Scorer", "StoredScore", "Summary",
-    "accepted", "archive", "bind_thresholds", "run_attack", "tcon_of", "values",
+    "BASELINE",
+    "ORACLE",
+    "PROTOCOLS",
+    "ArchiveKeepsLess",
+    "BoundSpec",
+    "LoadedRun",
+    "Protocol",
+    "Ranking",
+    "RecordOptions",
+    "RejectorEvaluation",
+    "Row",
+    "ScoredRecord",
+    "StoredScore",
+    "Summary",
+    "accepted",
+    "archive",
+    "resolve_thresholds",
+    "run_attack",
+    "tcon_of",
+    "values",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """The paper's adaptive evaluation: every adaptive objective at every weight eta.
 
 plan = AdaptivePlan.of(recipe, etas=(1, 10), steps=50, restarts=2)
-trials(plan, make, scorer)          # paper protocol: one record per objective and eta
+trials(plan, make, evaluation)          # paper protocol: one record per objective and eta
 plan.worst                          # deploy protocol: one attack, the worst case over all of them
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from demur.attacks import AcceptedError, Attack, Chain, MinMargin, MultiTarget
 from demur.calibrate import TPR
 from demur.errors import BadInput, suggestion
-from demur.evaluate.score import BASELINE, Protocol, Row, ScoredRecord, Scorer
+from demur.evaluate.score import BASELINE, Protocol, RejectorEvaluation, Row, ScoredRecord
 from demur.recipes import ADAPTIVE_OBJECTIVES, Recipe
 from demur.recipes.adaptive import RESTARTS, STEPS
 from demur.rejectors import Con, Rejector
@@ -136,12 +136,12 @@ class Trial:
         }
 
 
-def trials(plan: AdaptivePlan, make: Make, scorer: Scorer) -> list[Trial]:
+def trials(plan: AdaptivePlan, make: Make, evaluation: RejectorEvaluation) -> list[Trial]:
     """Run and score every objective at every eta, in that order."""
     return [
         Trial(
             name, ADAPTIVE_OBJECTIVES[name].formula(plan.recipe), eta,
-            scorer.score_record(make(plan.label(name, eta), plan.attack(name, eta))),
+            evaluation.score_record(make(plan.label(name, eta), plan.attack(name, eta))),
         )
         for name in plan.objectives
         for eta in plan.etas

@@ -1,7 +1,7 @@
 """Archive a run: copy it without weights, features and images, so that it fits in a repository.
 
-    archive(evaluator, Path("results/NAME"))
-    archive(evaluator, Path("results/NAME"), only=["R-Con"])      # scores-only: a third of the size
+    archive(loaded, Path("results/NAME"))
+    archive(loaded, Path("results/NAME"), only=["R-Con"])      # scores-only: a third of the size
 
 Records keep the net's outputs and the score of each fitted rejector, so every table can be made
 from the archive alone. The clean cal record is copied too, for the thresholds. Scores-only records
@@ -18,10 +18,10 @@ import torch
 
 from demur.attacks import Clean
 from demur.errors import BadInput
-from demur.evaluate.attack import Evaluator, no_progress
-from demur.evaluate.binding import Binding
+from demur.evaluate.attack import LoadedRun, no_progress
 from demur.evaluate.certificates import REMEDY
 from demur.evaluate.record_scores import TRUE, can_score, tcon_of, values
+from demur.evaluate.thresholds import ThresholdResolver
 from demur.rejectors import Coupled, Rejector, TooFewImages, paper_grid
 from demur.rule import Score
 from demur.runs import Record, Run
@@ -41,7 +41,7 @@ class ArchiveKeepsLess(BadInput):
 
 
 def archive(
-    evaluator: Evaluator,
+    loaded: LoadedRun,
     target: Path,
     only: Sequence[str] = (),
     on_progress: Callable[[int, int], None] = no_progress,
@@ -50,7 +50,7 @@ def archive(
     """Write the archive of a run.
 
     Args:
-        evaluator: The run; its clean cal record is made if it has none.
+        loaded: The run; its clean cal record is made if it has none.
         target: Folder to write, which must not exist unless `again`.
         only: Names of rejectors; if given, records are scores-only with these and Con.
         watch: Function that is called with (records done, records in all).
@@ -59,21 +59,21 @@ def archive(
     Returns:
         The archive as a run without weights.
     """
-    rejectors = _rejectors_by_spec(evaluator, only) if only else _fitted_rejectors(evaluator)
+    rejectors = _rejectors_by_spec(loaded, only) if only else _fitted_rejectors(loaded)
     with replace_folder(target) as (half, resolved):
-        _check_replaceable(resolved, evaluator.run, again)
-        certificates, records = _certificates(evaluator.run), _records(evaluator)
-        binding = Binding(evaluator.clean, evaluator.device)
+        _check_replaceable(resolved, loaded.run, again)
+        certificates, records = _certificates(loaded.run), _records(loaded)
+        binding = ThresholdResolver(loaded.clean, loaded.device)
         scores = _fit(rejectors, records, binding, bool(only))
         archived = []
         for done, record in enumerate(records):
             on_progress(done, len(records))
             archived.append(_archived(record, rejectors, scores, binding.fitted, bool(only)))
             if only:
-                _check_has_scores(rejectors, archived[-1], evaluator.run)
+                _check_has_scores(rejectors, archived[-1], loaded.run)
         on_progress(len(records), len(records))
         _check_nothing_lost(resolved, archived)
-        _write(evaluator.run, archived, certificates, half)
+        _write(loaded.run, archived, certificates, half)
     return Run(target)
 
 
@@ -82,7 +82,7 @@ def _check_replaceable(target: Path, run: Run, again: bool) -> None:
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     existing, is_run = Run(target), (target / COPIED_FILES[0]).is_file()
-    if not (again and is_run and existing.recipe == run.recipe and not existing.finished):
+    if not (again and is_run and existing.recipe == run.recipe and not existing.has_weights):
         raise BadInput(f"{target} is in the way; name a folder that does not exist yet")
     if existing.checkpoint["weights"] != run.checkpoint["weights"]:
         raise BadInput(f"{target} is an archive of other weights; name another folder")
@@ -130,10 +130,10 @@ def _write(
         write_record(path, record, tight=True)
 
 
-def _rejectors_by_spec(evaluator: Evaluator, only: Sequence[str]) -> dict[str, Rejector]:
+def _rejectors_by_spec(loaded: LoadedRun, only: Sequence[str]) -> dict[str, Rejector]:
     """Rejectors of these names by their full spec, Con first."""
-    known = evaluator.run.recipe.rejectors()
-    only = [evaluator.run.recipe.find_rejector(name) for name in only]
+    known = loaded.run.recipe.rejectors()
+    only = [loaded.run.recipe.find_rejector(name) for name in only]
     for name in only:
         if isinstance(pair := known[name], Coupled):
             parts = [part for part, other in known.items() if other in (pair.gate, pair.score)]
@@ -142,20 +142,20 @@ def _rejectors_by_spec(evaluator: Evaluator, only: Sequence[str]) -> dict[str, R
     return {show(known[name], full=True): known[name] for name in names}
 
 
-def _fitted_rejectors(evaluator: Evaluator) -> dict[str, Rejector]:
+def _fitted_rejectors(loaded: LoadedRun) -> dict[str, Rejector]:
     """Rejectors that have to be fitted, by their full spec."""
-    recipe = evaluator.run.recipe
+    recipe = loaded.run.recipe
     every: list[Rejector] = [*recipe.rejectors().values(), *paper_grid(recipe.data).values()]
     return {show(one, full=True): one for one in every if not isinstance(one, Score)}
 
 
-def _records(evaluator: Evaluator) -> list[Record]:
+def _records(loaded: LoadedRun) -> list[Record]:
     """Records to archive: all but those of the fit split, and of equal clean ones the fullest."""
-    splits = [split for split in evaluator.run.recipe.data.splits if split != "fit"]
-    found = [record for split in splits for record in evaluator.run.records(split)]
+    splits = [split for split in loaded.run.recipe.data.splits if split != "fit"]
+    found = [record for split in splits for record in loaded.run.records(split)]
     if not found:
-        raise BadInput(f"{evaluator.run.path} has no record yet; make one with demur attack")
-    found += [evaluator.clean("cal")] if "cal" in splits else []
+        raise BadInput(f"{loaded.run.path} has no record yet; make one with demur attack")
+    found += [loaded.clean("cal")] if "cal" in splits else []
     clean, fullest = digest(Clean()), dict[tuple[str, str, int], Record]()
     for record in found:
         attack, split = str(record.metadata["attack"]), str(record.metadata["split"])
@@ -170,7 +170,10 @@ def _fullness(record: Record) -> tuple[bool, bool, int]:
 
 
 def _fit(
-    rejectors: Mapping[str, Rejector], records: Sequence[Record], binding: Binding, named: bool
+    rejectors: Mapping[str, Rejector],
+    records: Sequence[Record],
+    binding: ThresholdResolver,
+    named: bool,
 ) -> dict[str, Score]:
     """Scores that can be computed; if no record has features, fitted ones must be stored."""
     with_features = any(record.metadata["features"] for record in records)

@@ -1,6 +1,6 @@
 """Run an attack on the net of a run and write the result as a record.
 
-    record = run_attack(Evaluator(run, "cpu"), "pgd-20", PGD(Linf(0.15), steps=20))
+    record = run_attack(LoadedRun(run, "cpu"), "pgd-20", PGD(Linf(0.15), steps=20))
 
 On a GPU the fast engine makes the adversarial examples. The net is evaluated on them at the end, in
 fp32 and at one fixed batch size, so that records do not depend on how the attack was batched.
@@ -26,8 +26,8 @@ from demur.device import device_by_name
 from demur.engine import FrozenModel, check_engine, compiler_for_attacks
 from demur.errors import BadInput, suggestion
 from demur.evaluate.batching import ProgressCallback, attack_in_batches, default_batch_size
-from demur.evaluate.binding import BoundSpec, bind_thresholds
 from demur.evaluate.model_probe import probe
+from demur.evaluate.thresholds import BoundSpec, resolve_thresholds
 from demur.fused import fusing
 from demur.gradient import Model
 from demur.images import check_batch
@@ -55,7 +55,7 @@ def no_progress(done: int, total: int) -> None:
 
 
 @dataclass(frozen=True)
-class AttackOptions:
+class RecordOptions:
     """Which images are attacked, how many at a time, and what the record stores.
 
     Attributes:
@@ -66,7 +66,7 @@ class AttackOptions:
         keep_features: Whether to store features, which fitted rejectors need.
 
     Example:
-        >>> options = AttackOptions("test", n=20, keep_images=0)
+        >>> options = RecordOptions("test", n=20, keep_images=0)
     """
 
     split: str = "test"
@@ -83,7 +83,7 @@ class AttackOptions:
             raise BadInput(f"keep_images must be 0 or more, not {self.keep_images}")
 
 
-class Evaluator:
+class LoadedRun:
     """A trained run opened for evaluation; the net and the data are loaded once, when needed.
 
     Args:
@@ -94,9 +94,9 @@ class Evaluator:
         say: Function that is called with each log sentence.
 
     Example:
-        >>> evaluator = Evaluator(Run.open("digits-pgdat-rr"), "cpu")
-        >>> x, y = evaluator.splits["test"].batch(slice(0, 8))
-        >>> evaluator.net(x).logits.shape
+        >>> loaded = LoadedRun(Run.open("digits-pgdat-rr"), "cpu")
+        >>> x, y = loaded.splits["test"].batch(slice(0, 8))
+        >>> loaded.net(x).logits.shape
         torch.Size([8, 10])
     """
 
@@ -174,7 +174,7 @@ class Evaluator:
             raise BadInput(f"{data} has no {name} images; train with split=held-out")
         return found
 
-    def images(self, options: AttackOptions) -> Images:
+    def images(self, options: RecordOptions) -> Images:
         """Images of the split to attack, on the device."""
         split = self.split_by_name(options.split)
         try:
@@ -189,13 +189,13 @@ class Evaluator:
         if split not in self._clean and (archived := self._archived_clean(split)) is not None:
             self._clean[split] = archived
         if split not in self._clean:
-            options = AttackOptions(split, keep_images=0, keep_features=True)
+            options = RecordOptions(split, keep_images=0, keep_features=True)
             self._clean[split] = run_attack(self, "clean", Clean(), options)
         return self._clean[split]
 
     def _archived_clean(self, split: str) -> Record | None:
         """Clean record of an archive, which has no weights to make another; None for a run."""
-        if self.run.finished:
+        if self.run.has_weights:
             return None
         clean = digest(Clean())
         records = (r for r in self.run.records(split) if r.metadata.get("archive"))
@@ -203,19 +203,19 @@ class Evaluator:
 
 
 def run_attack(
-    evaluator: Evaluator,
+    loaded: LoadedRun,
     label: str,
     attack: Attack,
-    options: AttackOptions = AttackOptions(),
+    options: RecordOptions = RecordOptions(),
     on_progress: ProgressCallback = no_progress,
 ) -> Record:
     """Run an attack and write its record, or read the record if it exists.
 
-    Thresholds in the attack are chosen on clean images first (see bind_thresholds). Finished
+    Thresholds in the attack are chosen on clean images first (see resolve_thresholds). Finished
     batches are stored, so an interrupted attack resumes where it stopped.
 
     Args:
-        evaluator: The run to attack.
+        loaded: The run to attack.
         label: Name of the record in tables and file names.
         attack: The attack; its rejectors need not be fitted.
         options: Which images to attack and what to store.
@@ -225,35 +225,35 @@ def run_attack(
         The record, which is also in the run's folder `records`.
 
     Example:
-        >>> evaluator = Evaluator(Run.open("digits-pgdat-rr"), "cpu")
+        >>> loaded = LoadedRun(Run.open("digits-pgdat-rr"), "cpu")
         >>> attack = PGD(Linf(0.15), steps=3)
-        >>> record = run_attack(evaluator, "pgd-3", attack, AttackOptions(n=20))
+        >>> record = run_attack(loaded, "pgd-3", attack, RecordOptions(n=20))
         >>> accuracy = record.correct.mean()
     """
     options.check()
-    here, images = distributed.current(), evaluator.images(options)
-    bound = bind_thresholds(attack, evaluator.clean, evaluator.device)
-    inputs = _record_inputs(evaluator, attack, bound, images, options)
+    here, images = distributed.current(), loaded.images(options)
+    bound = resolve_thresholds(attack, loaded.clean, loaded.device)
+    inputs = _record_inputs(loaded, attack, bound, images, options)
     key = identity(**inputs)
-    folder = evaluator.run.records_folder
+    folder = loaded.run.records_folder
     if (finished := here.broadcast(finished_record(folder, options.split, key))) is not None:
         return read_record(finished)
-    check_batch(*images.batch(slice(None)), evaluator.run.recipe.data.domain.classes)
+    check_batch(*images.batch(slice(None)), loaded.run.recipe.data.domain.classes)
     metadata = {
         "label": label,
         "spec": show(attack, full=True),
         "digest": key,
         **inputs,
-        **_record_provenance(evaluator, attack, images),
+        **_record_provenance(loaded, attack, images),
     }
     making = folder / f".making-{key[:12]}"
-    with exclusive_lock(making, _report_waiting(evaluator)) if here.is_leader else nullcontext():
+    with exclusive_lock(making, _report_waiting(loaded)) if here.is_leader else nullcontext():
         # the process that held the lock may have finished this record
         finished = here.broadcast(finished_record(folder, options.split, key))
         if finished is None:
-            x_adv = _craft_all(evaluator, bound.spec, images, options, making, on_progress)
+            x_adv = _craft_all(loaded, bound.spec, images, options, making, on_progress)
             if here.is_leader:
-                _write_new_record(evaluator, images, x_adv, options, metadata, making)
+                _write_new_record(loaded, images, x_adv, options, metadata, making)
         if here.is_leader:
             shutil.rmtree(making, ignore_errors=True)
     here.barrier()
@@ -271,32 +271,34 @@ def _as_device(device: object) -> torch.device:
     )
 
 
-def _report_waiting(evaluator: Evaluator) -> Callable[[Path], None]:
+def _report_waiting(loaded: LoadedRun) -> Callable[[Path], None]:
     """Callback that logs the wait for another process that makes the same record."""
-    return lambda folder: evaluator.on_message("another process is making this record; waiting for it")
+    return lambda folder: loaded.on_message("another process is making this record; waiting for it")
 
 
 def _craft_all(
-    evaluator: Evaluator,
+    loaded: LoadedRun,
     attack: Attack,
     images: Images,
-    options: AttackOptions,
+    options: RecordOptions,
     folder: Path,
     on_progress: ProgressCallback,
 ) -> Tensor:
     """Adversarial examples of all images; finished batches are stored under the code version."""
-    if evaluator.fast:
-        evaluator.frozen_model.drop_graphs()
-    size = options.batch_size or default_batch_size(len(images), evaluator.device)
+    if loaded.fast:
+        loaded.frozen_model.drop_graphs()
+    size = options.batch_size or default_batch_size(len(images), loaded.device)
     parts = folder / f"parts-{identity(code=code_version())[:12]}"
-    return attack_in_batches(partial(evaluator.craft, attack, images), images, size, parts, on_progress)
+    return attack_in_batches(
+        partial(loaded.craft, attack, images), images, size, parts, on_progress
+    )
 
 
 def _write_new_record(
-    evaluator: Evaluator,
+    loaded: LoadedRun,
     images: Images,
     x_adv: Tensor,
-    options: AttackOptions,
+    options: RecordOptions,
     metadata: dict[str, Any],
     making: Path,
 ) -> None:
@@ -305,52 +307,52 @@ def _write_new_record(
     It is written into the locked folder `making` first, so that it appears complete.
     """
     x, y = images.batch(slice(None))
-    metadata["probe"] = probe(evaluator.net, x, y)
+    metadata["probe"] = probe(loaded.net, x, y)
     half = record_path(making, metadata["label"], options.split, metadata["digest"])
-    arrays = _record_arrays(evaluator.net, x, x_adv, images, options)
+    arrays = _record_arrays(loaded.net, x, x_adv, images, options)
     write_record(half, Record(arrays, metadata))
-    move_record(half, evaluator.run.records_folder)
+    move_record(half, loaded.run.records_folder)
 
 
 def _record_inputs(
-    evaluator: Evaluator,
+    loaded: LoadedRun,
     attack: Attack,
     bound: BoundSpec[Attack],
     images: Images,
-    options: AttackOptions,
+    options: RecordOptions,
 ) -> dict[str, Any]:
     """Everything that determines a record; the digest of these values identifies it."""
     inputs = {
         "attack": digest(attack),
         "thresholds": bound.thresholds,
         "fitted": bound.fitted,
-        "weights": evaluator.run.checkpoint["weights"],
+        "weights": loaded.run.checkpoint["weights"],
         "data": images.digest(),
         "split": options.split,
         "features": options.keep_features,
         "images": min(options.keep_images, len(images)),
     }
-    if evaluator.precision != "fp32" and not isinstance(attack, Clean):
-        inputs["precision"] = evaluator.precision
+    if loaded.precision != "fp32" and not isinstance(attack, Clean):
+        inputs["precision"] = loaded.precision
     return inputs
 
 
-def _record_provenance(evaluator: Evaluator, attack: Attack, images: Images) -> dict[str, Any]:
+def _record_provenance(loaded: LoadedRun, attack: Attack, images: Images) -> dict[str, Any]:
     """Metadata that does not identify a record: time, recipe, engine, code and device."""
     return {
         "n": len(images),
         "seed": getattr(attack, "seed", None),
-        "epoch": evaluator.run.checkpoint["epoch"],
-        "recipe": show(evaluator.run.recipe, full=True),
+        "epoch": loaded.run.checkpoint["epoch"],
+        "recipe": show(loaded.run.recipe, full=True),
         "created": datetime.now(UTC).isoformat(timespec="microseconds"),
-        "engine": "fast" if evaluator.fast else "plain",
+        "engine": "fast" if loaded.fast else "plain",
         "processes": distributed.current().size,
-        **provenance(evaluator.device),
+        **provenance(loaded.device),
     }
 
 
 def _record_arrays(
-    net: RejectingNet, x: Tensor, x_adv: Tensor, images: Images, options: AttackOptions
+    net: RejectingNet, x: Tensor, x_adv: Tensor, images: Images, options: RecordOptions
 ) -> dict[str, Tensor]:
     """Per-image arrays of a record, on the CPU."""
     out = _final_outputs(net, x_adv, x.device)
@@ -360,8 +362,8 @@ def _record_arrays(
         "index": images.index.cpu(),
         "logits": out.logits,
         "aux": out.aux,
-        "size_linf": Linf(0).size(delta),
-        "size_l2": L2(0).size(delta),
+        "size_linf": Linf(0).norm(delta),
+        "size_l2": L2(0).norm(delta),
     }
     if options.keep_features:
         arrays["feature"] = out.feature

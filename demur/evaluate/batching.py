@@ -35,7 +35,9 @@ def default_batch_size(count: int, device: torch.device) -> int:
     return -(-count // batches // 8) * 8 if batches > 1 else most
 
 
-def attack_in_batches(craft: Craft, images: Images, size: int, parts: Path, on_progress: ProgressCallback) -> Tensor:
+def attack_in_batches(
+    craft: Craft, images: Images, size: int, parts: Path, on_progress: ProgressCallback
+) -> Tensor:
     """Adversarial examples of all images in order (N, C, H, W); empty except on rank 0.
 
     `craft` makes those of one batch, `parts` is the folder of finished batches, and `watch` is

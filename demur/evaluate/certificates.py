@@ -1,6 +1,6 @@
 """Certificates: statistical guarantees about a rejector of a run, and retests of them on records.
 
-    certificate = issue(evaluator, "R-Con", Risk(0.05))  # on clean cal images only
+    certificate = issue(loaded, "R-Con", Risk(0.05))  # on clean cal images only
     retest(certificate, score, record)                   # observed value beside the guarantee
 
 A certificate that was issued on adversarial examples is valid for that attack and radius only.
@@ -16,12 +16,12 @@ from typing import Any, Literal
 import numpy as np
 
 from demur.attacks import Attack, Clean
-from demur.calibrate import Certificate, Guarantee, certify, lower_bound, upper_bound
+from demur.calibrate import Certificate, Guarantee, certify_threshold, lower_bound, upper_bound
 from demur.errors import BadInput
 from demur.evaluate.as_json import to_json
-from demur.evaluate.attack import AttackOptions, Evaluator, run_attack
-from demur.evaluate.binding import Binding, bind_thresholds
+from demur.evaluate.attack import LoadedRun, RecordOptions, run_attack
 from demur.evaluate.record_scores import StoredScore, accepted, can_score, values
+from demur.evaluate.thresholds import ThresholdResolver, resolve_thresholds
 from demur.metrics import Interval
 from demur.rule import Rejector, Rule, Score
 from demur.runs import Record, Run, provenance
@@ -83,7 +83,7 @@ class Retest:
 
 
 def issue(
-    evaluator: Evaluator,
+    loaded: LoadedRun,
     name: str,
     guarantee: Guarantee,
     confidence: float | None = None,
@@ -93,7 +93,7 @@ def issue(
     """Certify a rejector on the cal images of a run and store the certificate in its folder.
 
     Args:
-        evaluator: The run.
+        loaded: The run.
         name: Name of the rejector in the recipe.
         guarantee: Quantity and level to guarantee, such as Risk(0.05).
         confidence: Probability that the guarantee holds; None takes the default of certify.
@@ -103,21 +103,17 @@ def issue(
     Returns:
         The certificate. Uncertified is raised if no threshold gives the guarantee.
     """
-    run = evaluator.run
+    run = loaded.run
     name = run.recipe.find_rejector(name)
     rejector = run.recipe.rejectors()[name]
-    cal = (
-        evaluator.clean("cal")
-        if isinstance(attack, Clean)
-        else _attacked_cal(evaluator, label, attack)
-    )
-    binding = Binding(evaluator.clean, evaluator.device)
+    cal = loaded.clean("cal") if isinstance(attack, Clean) else _attacked_cal(loaded, label, attack)
+    binding = ThresholdResolver(loaded.clean, loaded.device)
     text = show(rejector, full=True)
     score = StoredScore(text) if text in cal.stored_scores else binding.bound(rejector)
     parts = [part for part, _ in score.rule(0.0).pairs]
     columns = np.stack([values(part, cal) for part in parts], axis=1)
-    found = certify(columns, cal.correct, guarantee, confidence)
-    certificate = IssuedCertificate(_metadata(evaluator, name, rejector, found, cal, binding))
+    found = certify_threshold(columns, cal.correct, guarantee, confidence)
+    certificate = IssuedCertificate(_metadata(loaded, name, rejector, found, cal, binding))
     with run.writing():
         return _write_or_read(_path(run, certificate), certificate)
 
@@ -168,7 +164,7 @@ def retest(certificate: IssuedCertificate, score: Score, record: Record) -> Rete
 
 
 def retests(
-    evaluator: Evaluator, scores: dict[str, Score], records: list[Record]
+    loaded: LoadedRun, scores: dict[str, Score], records: list[Record]
 ) -> list[tuple[IssuedCertificate, list[Retest]]]:
     """Retest each certificate of a run on the records that contain its score, clean ones first.
 
@@ -176,9 +172,9 @@ def retests(
     """
     not_cal = [record for record in records if record.metadata["split"] != "cal"]
     ordered = sorted(not_cal, key=lambda record: record.metadata["attack"] != digest(Clean()))
-    specs = {name: show(r, full=True) for name, r in evaluator.run.recipe.rejectors().items()}
+    specs = {name: show(r, full=True) for name, r in loaded.run.recipe.rejectors().items()}
     tested = []
-    for certificate in issued_certificates(evaluator.run):
+    for certificate in issued_certificates(loaded.run):
         lines: list[Retest] = []
         name = certificate.rejector
         score = scores.get(name)
@@ -188,7 +184,9 @@ def retests(
     return tested
 
 
-def _verdict(observed: float | None, interval: Interval, level: float, is_upper_bound: bool) -> RetestVerdict:
+def _verdict(
+    observed: float | None, interval: Interval, level: float, is_upper_bound: bool
+) -> RetestVerdict:
     """Verdict on a guarantee: broken only if the whole interval is on the wrong side of it."""
     if observed is None:
         return "nothing accepted"
@@ -198,22 +196,22 @@ def _verdict(observed: float | None, interval: Interval, level: float, is_upper_
     return "broken" if broken else "within chance"
 
 
-def _attacked_cal(evaluator: Evaluator, label: str, attack: Attack) -> Record:
-    if bind_thresholds(attack, evaluator.clean).thresholds:
+def _attacked_cal(loaded: LoadedRun, label: str, attack: Attack) -> Record:
+    if resolve_thresholds(attack, loaded.clean).thresholds:
         raise BadInput(
             f"{label} has a threshold that was chosen on the cal images, so they cannot test a "
             "guarantee under it; calibrate under an attack without a threshold"
         )
-    return run_attack(evaluator, label, attack, AttackOptions("cal", keep_images=0))
+    return run_attack(loaded, label, attack, RecordOptions("cal", keep_images=0))
 
 
 def _metadata(
-    evaluator: Evaluator,
+    loaded: LoadedRun,
     name: str,
     rejector: Rejector,
     found: Certificate,
     cal: Record,
-    binding: Binding,
+    binding: ThresholdResolver,
 ) -> dict[str, Any]:
     """Metadata of a certificate: the guarantee, the rejector, the data and the provenance."""
     clean = cal.metadata["attack"] == digest(Clean())
@@ -234,10 +232,10 @@ def _metadata(
         "cal_images": len(cal.y),
         "data": cal.metadata["data"],
         "fitted": binding.fitted,
-        "weights": evaluator.run.checkpoint["weights"],
-        "recipe_digest": digest(evaluator.run.recipe),
+        "weights": loaded.run.checkpoint["weights"],
+        "recipe_digest": digest(loaded.run.recipe),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        **provenance(evaluator.device),
+        **provenance(loaded.device),
     }
 
 

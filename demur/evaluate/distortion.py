@@ -1,6 +1,6 @@
 """Minimal distortion that breaks an image, measured on records of C&W.
 
-    found = distortion_verdicts(record, attack, evaluator.clean, right_before)
+    found = distortion_verdicts(record, attack, loaded.clean, right_before)
     distances([found], recipe.rejectors())      # mean distance and share of broken images
 
 normal: the prediction is wrong. adaptive: it is wrong, and its score reaches the median score of
@@ -18,7 +18,7 @@ from demur.attacks import CW, Attack
 from demur.attacks.criteria import RuleCriterion
 from demur.errors import BadInput
 from demur.evaluate.as_json import to_json
-from demur.evaluate.binding import CleanRecord, bind_thresholds
+from demur.evaluate.thresholds import CleanRecord, resolve_thresholds
 from demur.metrics import BoolArray, FloatArray, Interval
 from demur.recipes import Recipe
 from demur.recipes import attack as attack_named
@@ -97,7 +97,7 @@ def distortion_verdicts(
     record: Record, attack: CW, clean: CleanRecord, correct_clean: BoolArray
 ) -> DistortionVerdicts:
     """Which images of a record are broken, and the distance of each."""
-    bound = bind_thresholds(attack, clean).spec
+    bound = resolve_thresholds(attack, clean).spec
     broken = bound.criterion(record.output, record.y).numpy()
     at = bound.criterion.threshold if isinstance(bound.criterion, RuleCriterion) else None
     t = at if isinstance(at, float) else None

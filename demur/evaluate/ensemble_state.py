@@ -92,6 +92,8 @@ def _outputs(chain: Chain, batch: AttackBatch) -> list[Tensor]:
     """Outputs and scores for the first images: functions without a state_dict differ in these."""
     with torch.no_grad():
         out = as_output(batch.model(batch.x[:FINGERPRINT_IMAGES]))
-        pairs = chain.criterion.rule.pairs if isinstance(chain.criterion, RuleCriterion) else ()
+        pairs = (
+            chain.criterion.accept_rule.pairs if isinstance(chain.criterion, RuleCriterion) else ()
+        )
         outputs = (out.logits, out.aux, *(score(out) for score, _ in pairs))
     return [part.double().round(decimals=4) for part in outputs]

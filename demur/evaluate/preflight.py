@@ -40,13 +40,15 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
         yield from _zero_score_gradients(model, chain.criterion, x, y)
 
 
-def _zero_score_gradients(model: Model, rule: AcceptedError, x: Tensor, y: Tensor) -> Iterator[str]:
-    """Yield a sentence for each score of a rule whose gradient is zero for most images."""
-    count = len(rule.rule.pairs)
+def _zero_score_gradients(
+    model: Model, criterion: AcceptedError, x: Tensor, y: Tensor
+) -> Iterator[str]:
+    """Yield a sentence for each score of the criterion whose gradient is zero for most images."""
+    count = len(criterion.accept_rule.pairs)
     inputs = torch.full_like(y, ANY), x.new_ones(len(x), 1 + count)
     for position in range(1, 1 + count):
         try:
-            grad = gradient(model, SingleMargin(rule, position), x, y, *inputs).grad
+            grad = gradient(model, SingleMargin(criterion, position), x, y, *inputs).grad
         except RuntimeError:  # autograd: the score does not depend on the pixels
             grad = torch.zeros_like(x)
         flat = int((grad.flatten(1).abs().amax(1) == 0).sum())

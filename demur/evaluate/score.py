@@ -14,9 +14,9 @@ from demur import metrics
 from demur.attacks import Clean
 from demur.calibrate import TPR
 from demur.evaluate.as_json import to_json
-from demur.evaluate.attack import Evaluator
-from demur.evaluate.binding import Binding
+from demur.evaluate.attack import LoadedRun
 from demur.evaluate.record_scores import StoredScore, accepted, can_score, tcon_of, values
+from demur.evaluate.thresholds import ThresholdResolver
 from demur.metrics import Difference, FloatArray, Interval, OperatingStats, Resamples
 from demur.rejectors import Con, TooFewImages
 from demur.rule import Rejector, Score
@@ -112,7 +112,7 @@ class ScoredRecord:
 
 
 @dataclass(frozen=True)
-class Scorer:
+class RejectorEvaluation:
     """Fitted rejectors of a run with their thresholds; scores any record of the run.
 
     Without cal images there are no thresholds, and only the paper protocol has rows.
@@ -126,10 +126,12 @@ class Scorer:
         texts: Full specs of the rejectors, by name; stored scores are found by them.
 
     Example:
-        >>> evaluator = Evaluator(Run.open("digits-pgdat-rr"), "cpu")
-        >>> scorer = Scorer.of(evaluator)
-        >>> record = evaluator.run.records("test")[0]
-        >>> aurocs = {row.rejector: row.ranking.auroc for row in scorer.score_record(record).rows}
+        >>> loaded = LoadedRun(Run.open("digits-pgdat-rr"), "cpu")
+        >>> evaluation = RejectorEvaluation.of(loaded)
+        >>> record = loaded.run.records("test")[0]
+        >>> aurocs = {
+        ...     row.rejector: row.ranking.auroc for row in evaluation.score_record(record).rows
+        ... }
     """
 
     scores: dict[str, Score]
@@ -141,39 +143,39 @@ class Scorer:
 
     @staticmethod
     def of(
-        evaluator: Evaluator,
+        loaded: LoadedRun,
         level: float = 0.95,
         rejectors: Mapping[str, Rejector] | None = None,
         records: Iterable[Record] | None = None,
-    ) -> "Scorer":
+    ) -> "RejectorEvaluation":
         """Fit the rejectors of a run and choose their thresholds on clean cal images.
 
         Args:
-            evaluator: The run.
+            loaded: The run.
             level: TPR of the thresholds: the share of correct predictions to accept.
             rejectors: Rejectors by name; None takes those of the recipe.
             records: Records to score; None takes those of the test split. Rejectors are fitted if
                 one of them has features; otherwise their stored scores are read.
 
         Returns:
-            The scorer. `unavailable` names the rejectors that could not be fitted or read.
+            The evaluation. `unavailable` names the rejectors that could not be fitted or read.
         """
-        specs = evaluator.run.recipe.rejectors() if rejectors is None else rejectors
-        to_score = evaluator.run.records("test") if records is None else list(records)
-        binding = Binding(evaluator.clean, evaluator.device)
+        specs = loaded.run.recipe.rejectors() if rejectors is None else rejectors
+        to_score = loaded.run.records("test") if records is None else list(records)
+        binding = ThresholdResolver(loaded.clean, loaded.device)
         scores, unavailable = _fit_or_read(specs, to_score, binding)
         texts = {name: show(specs[name], full=True) for name in scores}
-        scorer = Scorer(scores, {}, level, 0, unavailable, texts)
-        if "cal" not in evaluator.run.recipe.data.splits:
-            return scorer
-        cal = evaluator.clean("cal")
-        cal_scores = {name: scorer.score_for(name, cal) for name in scores}
+        evaluation = RejectorEvaluation(scores, {}, level, 0, unavailable, texts)
+        if "cal" not in loaded.run.recipe.data.splits:
+            return evaluation
+        cal = loaded.clean("cal")
+        cal_scores = {name: evaluation.score_for(name, cal) for name in scores}
         thresholds = {
             name: binding.choose_threshold(score, TPR(level))
             for name, score in cal_scores.items()
             if can_score(score, cal)
         }
-        return replace(scorer, thresholds=thresholds, cal_n=len(cal.y))
+        return replace(evaluation, thresholds=thresholds, cal_n=len(cal.y))
 
     def score_for(self, name: str, record: Record) -> Score:
         """Score of a rejector for a record: computed, or read if the record is scores-only."""
@@ -252,7 +254,7 @@ class Scorer:
 
 
 def _fit_or_read(
-    rejectors: Mapping[str, Rejector], records: Sequence[Record], binding: Binding
+    rejectors: Mapping[str, Rejector], records: Sequence[Record], binding: ThresholdResolver
 ) -> tuple[dict[str, Score], dict[str, str]]:
     """Scores that can be computed or read from records, and why the others are missing."""
     with_features = any(record.metadata["features"] for record in records)
@@ -275,14 +277,16 @@ def _fit_or_read(
 class Baseline:
     """Confidence on one record, which every other rejector is compared with on the same images."""
 
-    def __init__(self, scorer: Scorer, record: Record) -> None:
+    def __init__(self, evaluation: RejectorEvaluation, record: Record) -> None:
         self.record, correct = record, record.correct
-        self.value = values(scorer.score_for(BASELINE, record), record)
+        self.value = values(evaluation.score_for(BASELINE, record), record)
         self.resamples = Resamples.of(len(correct))
-        self.paper = metrics.paper_stats(self.value, correct, scorer.level)
-        self.paper_resampled = self.resamples.paper_accuracies(self.value, correct, scorer.level)
-        if BASELINE in scorer.thresholds:
-            accept = self.value >= scorer.thresholds[BASELINE]
+        self.paper = metrics.paper_stats(self.value, correct, evaluation.level)
+        self.paper_resampled = self.resamples.paper_accuracies(
+            self.value, correct, evaluation.level
+        )
+        if BASELINE in evaluation.thresholds:
+            accept = self.value >= evaluation.thresholds[BASELINE]
             self.deploy = metrics.stats_of_verdicts(accept, correct)
             self.deploy_resampled = self.resamples.shares(correct, accept)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from demur.attacks.objectives import CARLMargin, CARLObjective, Form, LogitMargin
+from demur.attacks.objectives import CARLMargin, CARLObjective, Form, UntargetedMargin
 from demur.field_types import NonNegative
 from demur.methods.frameworks import Framework
 from demur.methods.heads import Head
@@ -86,7 +86,7 @@ class CARL(Head):
         out = clean.out
         if self.form == "authors":
             out = out._replace(logits=self._all_logits(clean))
-        margin = LogitMargin()(out, clean.y).sum()
+        margin = UntargetedMargin()(out, clean.y).sum()
         # a backward pass uses the dtypes of its forward pass; autocast would change them
         with torch.autocast(margin.device.type, enabled=False):
             (gradient,) = torch.autograd.grad(margin, clean.x, create_graph=True)

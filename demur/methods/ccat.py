@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 from demur.attacks import CE, PGD, WrongConfidence
 from demur.balls import Linf
 from demur.field_types import Positive
-from demur.methods.batch_norm_mode import BatchNorm, check_keeps_batch, attack_mode
+from demur.methods.batch_norm_mode import BatchNorm, attack_mode, check_keeps_batch
 from demur.methods.frameworks import Framework
 from demur.methods.outputs import BatchOutputs, LabelledOutput
 from demur.noise import Stream
@@ -103,7 +103,7 @@ class CCAT(Framework):
     def transition(self, delta: Tensor) -> Tensor:
         """gamma of each perturbation, N: 0 for none, 1 from the radius on."""
         ball = self.attack.ball
-        relative_size = (ball.size(delta) / max(ball.eps, 1e-12)).clamp(max=1)
+        relative_size = (ball.norm(delta) / max(ball.eps, 1e-12)).clamp(max=1)
         return 1 - (1 - relative_size) ** self.rho
 
     @property

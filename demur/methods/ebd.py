@@ -1,4 +1,4 @@
-"""Energy-bounded detection (Liu et al. 2020): bounds on the energy of correct and wrong images.
+"""Energy-based detection (Liu et al. 2020): bounds on the energy of correct and wrong images.
 
 EBD(m_in=6, m_out=3)
 """
@@ -21,8 +21,9 @@ from demur.rejectors import Energy, Rejector
 
 @dataclass(frozen=True)
 class EBD(Head):
-    """EBD: raise the energy E = logsumexp(logits) of inliers and lower it for outliers.
+    """EBD: raise the energy of inliers and lower it for outliers.
 
+        E = logsumexp(logits), the negative of the energy of Liu et al.
         auxiliary loss = weight * (mean_in relu(m_in - E)^2 + mean_out relu(E - m_out)^2)
 
     Args:

@@ -19,7 +19,7 @@ from demur.attacks.objectives import divergence
 from demur.balls import Linf
 from demur.errors import BadInput
 from demur.field_types import NonNegative
-from demur.methods.batch_norm_mode import BatchNorm, check_keeps_batch, attack_mode
+from demur.methods.batch_norm_mode import BatchNorm, attack_mode, check_keeps_batch
 from demur.methods.outputs import BatchOutputs, LabelledOutput
 from demur.noise import Stream
 from demur.output import log_probabilities

@@ -1,4 +1,4 @@
-"""The nets of the paper: pre-activation ResNet-18 and WideResNet-34-10, for 32x32 images.
+"""Pre-activation ResNets: 18 and WideResNet-34-10 of the paper, and 8 for 8x8 images.
 
 ResNet18().build(CIFAR10().domain, RR())    # 11,304,267 weights, 11,172,170 without the head
 """
@@ -34,6 +34,25 @@ class ResNet18(NetSpec):
 
     def trunk(self, channels: int) -> ResidualTrunk:
         return ResidualTrunk(channels, self.width, [self.width * f for f in (1, 2, 4, 8)], depth=2)
+
+
+@dataclass(frozen=True)
+class ResNet8(NetSpec):
+    """Pre-activation ResNet-8: three stages of one block; 78 thousand weights by default.
+
+    Args:
+        width: channels of the first stage; the later stages have 2 and 4 times as many.
+
+    Example:
+        >>> from demur import RR, Digits, ResNet8
+        >>> ResNet8(width=4).build(Digits().domain, RR()).trunk.dims
+        (4, 8, 16)
+    """
+
+    width: PositiveInt = 16
+
+    def trunk(self, channels: int) -> ResidualTrunk:
+        return ResidualTrunk(channels, self.width, [self.width * f for f in (1, 2, 4)], depth=1)
 
 
 @dataclass(frozen=True)

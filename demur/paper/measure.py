@@ -13,7 +13,7 @@ from pathlib import Path
 from demur.attacks import Attack
 from demur.data import SplitName
 from demur.errors import BadInput, Diverged
-from demur.evaluate import Evaluator, Row, ScoredRecord, Scorer
+from demur.evaluate import LoadedRun, RejectorEvaluation, Row, ScoredRecord
 from demur.paper.tables import Table
 from demur.recipes import Recipe, attack
 from demur.rejectors import Con, Rejector
@@ -22,8 +22,8 @@ from demur.spec import digest
 
 NOT_MEASURED, WITHOUT, DIVERGED = "not measured yet", "without", "diverged"
 Train = Callable[[Recipe, Path], Run | None]
-Open = Callable[[Run], Evaluator]
-Craft = Callable[[Evaluator, SplitName, str, Attack], Record | None]
+Open = Callable[[Run], LoadedRun]
+Craft = Callable[[LoadedRun, SplitName, str, Attack], Record | None]
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,12 @@ class Factories:
     train: Train
     open: Open
     craft: Craft
-    keep: Callable[[Evaluator, Sequence[str]], object] = lambda evaluator, scores: None
+    keep: Callable[[LoadedRun, Sequence[str]], object] = lambda loaded, scores: None
 
 
-def measure_table(table: Table, seeds: Sequence[int], factories: Factories) -> Iterator[TrainingResult]:
+def measure_table(
+    table: Table, seeds: Sequence[int], factories: Factories
+) -> Iterator[TrainingResult]:
     """Measure a table; yield one result per entry and seed, in that order."""
     diverged: set[tuple[str | None, int]] = set()
     for entry, recipe in table.entries.items():
@@ -99,36 +101,38 @@ def _score(
     factories: Factories,
 ) -> TrainingResult:
     """Attack and score a trained net; return the result with all available rows."""
-    evaluator, attacks = factories.open(run), table.attacks
+    loaded, attacks = factories.open(run), table.attacks
     records = {
         label: record
         for label, spec in zip(attacks, specs, strict=True)
-        if (record := factories.craft(evaluator, table.split, label, spec))
+        if (record := factories.craft(loaded, table.split, label, spec))
     }
-    scorer = Scorer.of(
-        evaluator, rejectors=_rejectors(recipe, table.learned), records=[*records.values()]
+    evaluation = RejectorEvaluation.of(
+        loaded, rejectors=_rejectors(recipe, table.learned), records=[*records.values()]
     )
-    scored = {label: scorer.score_record(record) for label, record in records.items()}
+    scored = {label: evaluation.score_record(record) for label, record in records.items()}
     # a stored record may have another label
     rows = [replace(row, attack=label) for label, one in scored.items() for row in one.rows]
     accuracy = {label: one.summary.accuracy for label, one in scored.items()}
     notes = tuple(one.summary.artefact for one in scored.values() if one.summary.artefact)
     unavailable = {name for one in scored.values() for name in one.missing_rejectors}
-    factories.keep(evaluator, [name for name in scorer.scores if name not in unavailable])
+    factories.keep(loaded, [name for name in evaluation.scores if name not in unavailable])
     missing = [label for label in attacks if label not in records]
     reasons = [f"{NOT_MEASURED}: {', '.join(missing)}"] if missing else []
-    reasons += _missing_scores(scorer, scored)
+    reasons += _missing_scores(evaluation, scored)
     return replace(
         result, rows=tuple(rows), accuracy=accuracy, notes=notes, failure="; ".join(reasons)
     )
 
 
-def _missing_scores(scorer: Scorer, scored: Mapping[str, ScoredRecord]) -> list[str]:
+def _missing_scores(
+    evaluation: RejectorEvaluation, scored: Mapping[str, ScoredRecord]
+) -> list[str]:
     """The scores missing under all attacks with the reason, then those missing under some."""
     by_reason, by_attacks = dict[str, list[str]](), dict[tuple[str, ...], list[str]]()
-    for name, reason in scorer.unavailable.items():
+    for name, reason in evaluation.unavailable.items():
         by_reason.setdefault(reason, []).append(name)
-    for name in scorer.scores:
+    for name in evaluation.scores:
         if labels := tuple(label for label, one in scored.items() if name in one.missing_rejectors):
             by_attacks.setdefault(labels, []).append(name)
     return [f"{WITHOUT} {', '.join(names)}: {reason}" for reason, names in by_reason.items()] + [

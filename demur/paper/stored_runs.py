@@ -11,7 +11,7 @@ from pathlib import Path
 from demur.attacks import Attack
 from demur.data import SplitName
 from demur.errors import BadInput
-from demur.evaluate import Evaluator
+from demur.evaluate import LoadedRun
 from demur.paper.measure import Factories, Open
 from demur.recipes import Recipe
 from demur.runs import Record, Run, runs_in
@@ -49,11 +49,9 @@ def stored_factories(folder: Path, open_run: Open, on_message: Callable[[str], N
             records_of(run)  # fails here, not later, if a record is damaged
         return matches[0] if matches else None
 
-    def find_record(
-        evaluator: Evaluator, split: SplitName, _: str, attack: Attack
-    ) -> Record | None:
+    def find_record(loaded: LoadedRun, split: SplitName, _: str, attack: Attack) -> Record | None:
         """The record of this attack on the most images, whatever its label."""
-        records = records_of(evaluator.run)[split]
+        records = records_of(loaded.run)[split]
         matches = [one for one in records if one.metadata["attack"] == digest(attack)]
         return max(matches, key=lambda record: len(record.y), default=None)
 

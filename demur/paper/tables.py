@@ -92,7 +92,10 @@ TABLES: dict[str, Table] = {
     ),
     "methods-cifar10": Table(
         "Training methods on CIFAR-10 (ResNet-18, 36 epochs without EMA; best: 60 epochs with EMA)",
-        {name: with_changes(RECIPES[f"cifar10-{name}-short"], PAPER + COMPARED_CHANGES) for name in METHODS}
+        {
+            name: with_changes(RECIPES[f"cifar10-{name}-short"], PAPER + COMPARED_CHANGES)
+            for name in METHODS
+        }
         | {"best": with_changes(RECIPES["cifar10-best"], PAPER)},
         ("clean", "pgd-10", "pgd-100", *RADII),
         learned=("KD", "LID", "GDA", "GDA*", "GMM"),
@@ -107,7 +110,8 @@ TABLES: dict[str, Table] = {
         "What makes R-Con better than confidence? CIFAR-10, 12 epochs",
         variants(
             with_changes(
-                RECIPES["cifar10-pgdat-rr-short"], ["epochs=12", "selection=last", *COMPARED_CHANGES]
+                RECIPES["cifar10-pgdat-rr-short"],
+                ["epochs=12", "selection=last", *COMPARED_CHANGES],
             ),
             RECIPES["cifar10-trades-rr-short"],
             average="0.998",

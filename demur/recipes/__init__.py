@@ -9,7 +9,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TypeVar
 
-from demur.attacks import ATTACKS, CRITERIA, OBJECTIVES, Attack, Evasion
+from demur.attacks import ATTACKS, CRITERIA, OBJECTIVES, Attack, PlusLogScore
 from demur.balls import L2, Linf
 from demur.calibrate import OPERATING_POINTS
 from demur.data import AUGMENTS, DATASETS
@@ -24,8 +24,16 @@ from demur.rejectors import REJECTORS, Con
 from demur.spec import Spec, Vocabulary, edit, read
 
 __all__ = [
-    "ADAPTIVE_OBJECTIVES", "NAMED_ATTACKS", "RECIPES", "VOCABULARY", "AdaptiveObjective", "Recipe",
-    "attack", "with_changes", "recipe", "recipe_in",
+    "ADAPTIVE_OBJECTIVES",
+    "NAMED_ATTACKS",
+    "RECIPES",
+    "VOCABULARY",
+    "AdaptiveObjective",
+    "Recipe",
+    "attack",
+    "recipe",
+    "recipe_in",
+    "with_changes",
 ]  # fmt: skip
 
 S = TypeVar("S", bound=Spec)
@@ -84,7 +92,7 @@ def attack(text: str, recipe: Recipe) -> Attack:
         # eta has several places in these objectives, so it is set when the attack is made
         etas = [part for part in parts if part.startswith("eta=")]
         parts = [part for part in parts if part not in etas]
-        eta = reduce(_apply_change, etas, Evasion(Con())).eta
+        eta = reduce(_apply_change, etas, PlusLogScore(Con())).eta
         found = ADAPTIVE_ATTACKS[name].attack(recipe, eta)
     elif name in NAMED_ATTACKS:
         found = NAMED_ATTACKS[name](recipe)

@@ -1,7 +1,7 @@
 """The paper's adaptive attacks: PGD on objectives against the classifier and the rejector.
 
 ADAPTIVE_OBJECTIVES["ce-log-score"].attack(recipe, eta=10)      # CE + 10 log R-Con, as in the paper
-ADAPTIVE_OBJECTIVES["con-rr"].attack(recipe, eta=10, rule=AcceptedError(...))   # keeps successes
+ADAPTIVE_OBJECTIVES["con-rr"].attack(recipe, eta=10, criterion=AcceptedError(...))  # keep=success
 """
 
 from dataclasses import dataclass, replace
@@ -11,10 +11,10 @@ from demur.attacks import (
     CE,
     AcceptedError,
     Attack,
-    Evasion,
     MinMargin,
     MultiTarget,
     Objective,
+    PlusLogScore,
     RRLoss,
     ScoreObjective,
     TargetedConfidence,
@@ -51,7 +51,7 @@ class AdaptiveObjective:
         """Objective for a net of this recipe."""
         _, rejector = recipe.head_rejector
         if self.rejector_term == "log-score":
-            return Evasion(rejector, eta, self.base_objective)
+            return PlusLogScore(rejector, eta, self.base_objective)
         return self.base_objective + eta * (
             ScoreObjective(rejector) if self.rejector_term == "score" else rr_loss(recipe)
         )
@@ -62,7 +62,7 @@ class AdaptiveObjective:
         eta: float = 1.0,
         steps: int = STEPS,
         restarts: int = RESTARTS,
-        rule: AcceptedError | None = None,
+        criterion: AcceptedError | None = None,
     ) -> Attack:
         """PGD on this objective; a targeted one runs against every wrong class.
 
@@ -71,18 +71,20 @@ class AdaptiveObjective:
             eta: Weight of the rejector's term.
             steps: Gradient steps per restart.
             restarts: Random restarts.
-            rule: Keep adversarial examples that succeed by this criterion. None keeps those with
+            criterion: Keep adversarial examples that succeed by it. None keeps those with
                 the largest objective, as in the paper.
         """
         pgd = replace(
             linf(recipe.data, steps), restarts=restarts, objective=self.objective(recipe, eta)
         )
-        if rule is not None:
-            pgd = replace(pgd, keep="success", criterion=rule)
+        if criterion is not None:
+            pgd = replace(pgd, keep="success", criterion=criterion)
         if not isinstance(self.base_objective, TargetedConfidence):
             return pgd
-        if rule is not None:
-            return MultiTarget(pgd, keep="success", rank_by=MinMargin(rule), criterion=rule)
+        if criterion is not None:
+            return MultiTarget(
+                pgd, keep="success", rank_by=MinMargin(criterion), criterion=criterion
+            )
         return MultiTarget(
             pgd, rank_by=replace(self, base_objective=WrongConfidence()).objective(recipe, eta)
         )

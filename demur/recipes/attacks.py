@@ -12,11 +12,11 @@ from demur.attacks import (
     Attack,
     AutoAttackEnsemble,
     Clean,
-    Evasion,
-    ForceRejection,
+    ForceRejectionEnsemble,
     FrankWolfe,
     MarginProduct,
     MultiTarget,
+    PlusLogScore,
     RejectAutoAttackEnsemble,
     Rejected,
     TargetedMargin,
@@ -34,7 +34,7 @@ def _adaptive(recipe: Recipe) -> PGD:
     """PGD on CE + 0.1 log score of the head's rejector; keeps accepted errors."""
     _, rejector = recipe.head_rejector
     return replace(
-        linf(recipe.data, 50), objective=Evasion(rejector, eta=0.1), keep="success",
+        linf(recipe.data, 50), objective=PlusLogScore(rejector, eta=0.1), keep="success",
         criterion=AcceptedError(rejector, TPR(0.95)),
     )  # fmt: skip
 
@@ -93,7 +93,7 @@ NAMED_ATTACKS: dict[str, Callable[[Recipe], Attack]] = {
     "reject-autoattack": lambda recipe: RejectAutoAttackEnsemble(
         Linf(recipe.data.threat.linf), AcceptedError(recipe.head_rejector[1], TPR(0.95))
     ),
-    "force-rejection": lambda recipe: ForceRejection(
+    "force-rejection": lambda recipe: ForceRejectionEnsemble(
         Linf(recipe.data.threat.linf), Rejected(recipe.head_rejector[1], TPR(0.95))
     ),
     "cw": lambda recipe: CW("L2"),

@@ -26,7 +26,7 @@ from demur.methods import (
     Standard,
 )
 from demur.methods.ccat import OFFICIAL, REFERENCE
-from demur.nets import NetSpec, ResNet18, Small, WideResNet
+from demur.nets import NetSpec, ResNet8, ResNet18, WideResNet
 from demur.recipes.threats import linf
 from demur.recipes.training import Recipe
 
@@ -39,7 +39,7 @@ def _digits(method: Method) -> Recipe:
         {"official": 18, "reference": 12}[framework.form] if isinstance(framework, CCAT) else 24
     )
     recipe = Recipe(
-        Digits(), Small(), method, OneCycle(peak), epochs, validation_attack=linf(Digits(), 10)
+        Digits(), ResNet8(), method, OneCycle(peak), epochs, validation_attack=linf(Digits(), 10)
     )
     return _with_selection(recipe)
 

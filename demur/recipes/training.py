@@ -47,9 +47,9 @@ class Recipe(Spec):
         BadInput: If fields contradict each other.
 
     Example:
-        >>> from demur import PGDAT, RR, Digits, Method, Recipe, Small
+        >>> from demur import PGDAT, RR, Digits, Method, Recipe, ResNet8
         >>> from demur.methods import OneCycle
-        >>> made = Recipe(Digits(), Small(), Method(PGDAT(), RR()), OneCycle(0.3), epochs=24)
+        >>> made = Recipe(Digits(), ResNet8(), Method(PGDAT(), RR()), OneCycle(0.3), epochs=24)
     """
 
     data: Dataset

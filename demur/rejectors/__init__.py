@@ -17,22 +17,43 @@ from demur.rejectors.outputs import (
     Entropy,
     MaxLogit,
     ModelScore,
-    ProbabilityMargin,
     RCon,
     Rectifier,
+    SoftmaxMargin,
 )
 from demur.rejectors.vim import ViM
 from demur.rule import Rejector
 from demur.spec import Spec
 
 REJECTORS: tuple[type[Spec], ...] = (
-    Con, RCon, ConMinusRectifier, Rectifier, AcceptProbability, Energy, ProbabilityMargin, Entropy,
+    Con, RCon, ConMinusRectifier, Rectifier, AcceptProbability, Energy, SoftmaxMargin, Entropy,
     MaxLogit, ModelScore, Coupled, KD, LID, KNN, GDA, GDAStar, GMM, ViM,
 )  # fmt: skip
 
 __all__ = [
-    "GDA", "GMM", "KD", "KNN", "LID", "OUTPUT_REJECTORS", "REJECTORS", "AcceptProbability", "Con",
-    "ConMinusRectifier", "Coupled", "Energy", "Entropy", "FittedScore", "GDAStar", "MaxLogit",
-    "ModelScore", "ProbabilityMargin", "RCon", "Rectifier", "Rejector", "TooFewImages", "ViM",
-    "fitted_rejectors", "paper_grid",
+    "GDA",
+    "GMM",
+    "KD",
+    "KNN",
+    "LID",
+    "OUTPUT_REJECTORS",
+    "REJECTORS",
+    "AcceptProbability",
+    "Con",
+    "ConMinusRectifier",
+    "Coupled",
+    "Energy",
+    "Entropy",
+    "FittedScore",
+    "GDAStar",
+    "MaxLogit",
+    "ModelScore",
+    "RCon",
+    "Rectifier",
+    "Rejector",
+    "SoftmaxMargin",
+    "TooFewImages",
+    "ViM",
+    "fitted_rejectors",
+    "paper_grid",
 ]  # fmt: skip

@@ -9,12 +9,12 @@ from dataclasses import replace
 from demur.data import CIFAR10, CIFAR100, Dataset
 from demur.rejectors.density import KD, KNN, LID
 from demur.rejectors.gaussian import GDA, GMM, GDAStar
-from demur.rejectors.outputs import Con, Energy, Entropy, MaxLogit, ProbabilityMargin
+from demur.rejectors.outputs import Con, Energy, Entropy, MaxLogit, SoftmaxMargin
 from demur.rejectors.vim import ViM
 from demur.rule import Rejector
 
 OUTPUT_REJECTORS: dict[str, Rejector] = {
-    "Energy": Energy(), "Margin": ProbabilityMargin(), "Entropy": Entropy(), "MaxLogit": MaxLogit(),
+    "Energy": Energy(), "Margin": SoftmaxMargin(), "Entropy": Entropy(), "MaxLogit": MaxLogit(),
 }  # fmt: skip
 _GAUSSIAN: dict[str, Rejector] = {"GDA": GDA(), "GDA*": GDAStar(), "GMM": GMM(), "ViM": ViM()}
 _DENSITY: dict[type[Dataset], dict[str, Rejector]] = {

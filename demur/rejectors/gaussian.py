@@ -148,6 +148,8 @@ class GMM(ByClass):
 
         score = -(z - mu_k)^T S_k^-1 (z - mu_k),    k = argmax_c logit_c
 
+    The name is the paper's. It is one Gaussian per class, not a mixture.
+
     Args:
         inverse: "ridge" adds a multiple of the identity to S_k; "pseudo": pseudo-inverse.
         ridge: The multiple, relative to the mean variance.

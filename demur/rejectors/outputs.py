@@ -175,7 +175,7 @@ class ConMinusRectifier(LogitScore):
 
 
 @dataclass(frozen=True)
-class ProbabilityMargin(LogitScore):
+class SoftmaxMargin(LogitScore):
     """The largest class probability minus the second largest, p_(1) - p_(2).
 
     Args:
@@ -183,9 +183,9 @@ class ProbabilityMargin(LogitScore):
 
     Example:
         >>> import torch
-        >>> from demur import Output, ProbabilityMargin
+        >>> from demur import Output, SoftmaxMargin
         >>> out = Output(torch.tensor([[2.0, 0.0]]), torch.zeros(1, 0), torch.zeros(1, 0))
-        >>> ProbabilityMargin()(out)
+        >>> SoftmaxMargin()(out)
         tensor([0.7616])
     """
 

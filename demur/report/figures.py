@@ -1,7 +1,7 @@
 """Figures of scored records: R-Con against confidence, and risk against coverage.
 
-    svg = certainty_svg(scored[0], scoring)         # one panel, for a page
-    png = overview_figure(scored, scoring)          # both panels of the hardest attack
+    svg = certainty_svg(scored[0], evaluation)         # one panel, for a page
+    png = overview_figure(scored, evaluation)          # both panels of the hardest attack
 
 Colours suit colour-blind readers and never carry meaning alone. The same records give the same
 bytes, whatever the user's matplotlib style.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from demur.errors import BadInput
-from demur.evaluate import BASELINE, ORACLE, Row, ScoredRecord, Scorer, tcon_of, values
+from demur.evaluate import BASELINE, ORACLE, RejectorEvaluation, Row, ScoredRecord, tcon_of, values
 from demur.metrics import FloatArray, risk_coverage
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ STYLE = {
 }
 MISSING = "the page needs matplotlib and jinja2; install them with pip install 'demur[report]'"
 
-Draw = Callable[["Axes", ScoredRecord, Scorer], None]
+Draw = Callable[["Axes", ScoredRecord, RejectorEvaluation], None]
 
 
 def check_installed() -> None:
@@ -69,9 +69,9 @@ def check_installed() -> None:
         raise BadInput(MISSING) from None
 
 
-def main_rejector(scoring: Scorer) -> str:
+def main_rejector(evaluation: RejectorEvaluation) -> str:
     """Return the rejector that a report is about: R-Con where the net has it, else Con."""
-    return RECTIFIED if RECTIFIED in scoring.scores else BASELINE
+    return RECTIFIED if RECTIFIED in evaluation.scores else BASELINE
 
 
 def deploy_row(scored: ScoredRecord, rejector: str) -> Row:
@@ -79,25 +79,25 @@ def deploy_row(scored: ScoredRecord, rejector: str) -> Row:
     return next(r for r in scored.rows if (r.rejector, r.protocol) == (rejector, "deploy"))
 
 
-def certainty_svg(scored: ScoredRecord, scoring: Scorer) -> bytes:
+def certainty_svg(scored: ScoredRecord, evaluation: RejectorEvaluation) -> bytes:
     """Draw R-Con against con for correct and wrong predictions, or con alone without R-Con."""
-    return _panel(_certainty(scoring), scored, scoring)
+    return _panel(_certainty(evaluation), scored, evaluation)
 
 
-def risk_coverage_svg(scored: ScoredRecord, scoring: Scorer) -> bytes:
+def risk_coverage_svg(scored: ScoredRecord, evaluation: RejectorEvaluation) -> bytes:
     """Draw the risk at every coverage, one curve per rejector and one for the oracle."""
-    return _panel(_risk_coverage, scored, scoring)
+    return _panel(_risk_coverage, scored, evaluation)
 
 
-def overview_figure(records: list[ScoredRecord], scoring: Scorer) -> bytes:
+def overview_figure(records: list[ScoredRecord], evaluation: RejectorEvaluation) -> bytes:
     """Return a PNG of both panels for the attack with the most accepted errors."""
     check_installed()
-    name = main_rejector(scoring)
+    name = main_rejector(evaluation)
     hardest = max(records, key=lambda scored: deploy_row(scored, name).point.accepted_wrong)
     with drawing(9.0, 3.5) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
-        _certainty(scoring)(left, hardest, scoring)
-        _risk_coverage(right, hardest, scoring)
+        _certainty(evaluation)(left, hardest, evaluation)
+        _risk_coverage(right, hardest, evaluation)
         figure.suptitle(_heading(hardest), x=0.01, ha="left", fontsize=11, fontweight="bold")
         return saved(figure, "png")
 
@@ -136,9 +136,9 @@ def drawing(width: float, height: float) -> Iterator["Figure"]:
         yield figure
 
 
-def _panel(draw: Draw, scored: ScoredRecord, scoring: Scorer) -> bytes:
+def _panel(draw: Draw, scored: ScoredRecord, evaluation: RejectorEvaluation) -> bytes:
     with drawing(3.8, 3.5) as figure:
-        draw(figure.subplots(), scored, scoring)
+        draw(figure.subplots(), scored, evaluation)
         return saved(figure, "svg")
 
 
@@ -156,13 +156,13 @@ def _heading(scored: ScoredRecord) -> str:
     return f"{summary.n} images {how}: scores, and risk against coverage"
 
 
-def _certainty(scoring: Scorer) -> Draw:
-    return _scatter if RECTIFIED in scoring.scores else _histogram
+def _certainty(evaluation: RejectorEvaluation) -> Draw:
+    return _scatter if RECTIFIED in evaluation.scores else _histogram
 
 
-def _scatter(axes: "Axes", scored: ScoredRecord, scoring: Scorer) -> None:
+def _scatter(axes: "Axes", scored: ScoredRecord, evaluation: RejectorEvaluation) -> None:
     record, correct = scored.record, scored.record.correct
-    x, y = (values(scoring.score_for(name, record), record) for name in (BASELINE, RECTIFIED))
+    x, y = (values(evaluation.score_for(name, record), record) for name in (BASELINE, RECTIFIED))
     as_pixels = len(correct) > MOST_POINTS
     axes.fill([0, 0, 1], [0, 1, 1], color="#f1f3f5", linewidth=0, zorder=0)
     axes.text(0.03, 0.97, "impossible:\nR-Con is never above con", va="top", fontsize=8,
@@ -176,7 +176,7 @@ def _scatter(axes: "Axes", scored: ScoredRecord, scoring: Scorer) -> None:
             label=f"{name} ({chosen.sum()})", rasterized=as_pixels, zorder=2,
         )  # fmt: skip
     _half_lines(axes)
-    at_con, at_rcon = (scoring.thresholds[name] for name in (BASELINE, RECTIFIED))
+    at_con, at_rcon = (evaluation.thresholds[name] for name in (BASELINE, RECTIFIED))
     axes.axhline(at_rcon, color=INK, linewidth=1.3, zorder=3)
     axes.axvline(at_con, color=INK, linewidth=1.3, linestyle=(0, (5, 2)), zorder=3)
     _note(axes, 0.01, at_rcon, f"R-Con threshold {at_rcon:.2f}", ha="left", va="bottom")
@@ -201,14 +201,14 @@ def _note(axes: "Axes", x: float, y: float, text: str, **alignment: str | float)
     axes.text(x, y, text, fontsize=8, zorder=4, **alignment)  # type: ignore[arg-type]
 
 
-def _histogram(axes: "Axes", scored: ScoredRecord, scoring: Scorer) -> None:
+def _histogram(axes: "Axes", scored: ScoredRecord, evaluation: RejectorEvaluation) -> None:
     correct = scored.record.correct
-    x = values(scoring.score_for(BASELINE, scored.record), scored.record)
+    x = values(evaluation.score_for(BASELINE, scored.record), scored.record)
     bins = np.linspace(0, 1, 26).tolist()
     axes.hist(x[correct], bins, color=RIGHT, alpha=0.55, label=f"correct ({correct.sum()})")
     axes.hist(x[~correct], bins, histtype="step", hatch="////", edgecolor=WRONG, linewidth=1.4,
               label=f"wrong ({(~correct).sum()})")  # fmt: skip
-    at = scoring.thresholds[BASELINE]
+    at = evaluation.thresholds[BASELINE]
     axes.axvline(at, color=INK, linewidth=1.3, linestyle=(0, (5, 2)))
     top = axes.get_ylim()[1]
     _note(axes, at - 0.01, top, f"Con threshold {at:.2f}", ha="right", va="top", rotation=90)
@@ -216,11 +216,11 @@ def _histogram(axes: "Axes", scored: ScoredRecord, scoring: Scorer) -> None:
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.3)
 
 
-def _risk_coverage(axes: "Axes", scored: ScoredRecord, scoring: Scorer) -> None:
+def _risk_coverage(axes: "Axes", scored: ScoredRecord, evaluation: RejectorEvaluation) -> None:
     record, correct = scored.record, scored.record.correct
     highest = 0.0
     shown = {row.rejector for row in scored.rows if row.protocol == "deploy"}
-    drawn = {name: scoring.score_for(name, record) for name in DRAWN if name in shown}
+    drawn = {name: evaluation.score_for(name, record) for name in DRAWN if name in shown}
     for (name, score), (colour, dashes) in zip(drawn.items(), STROKES, strict=False):
         highest = max(highest, _curve(axes, values(score, record), scored, name, colour, dashes))
         point = deploy_row(scored, name).point

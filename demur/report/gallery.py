@@ -1,8 +1,8 @@
 """Decisions per image: four groups, and example images of each group by a fixed rule.
 
-verdicts = Verdicts.of(scored[0], scoring, "R-Con")
+verdicts = Verdicts.of(scored[0], evaluation, "R-Con")
 verdicts.counts()                       # images in each group
-gallery(verdicts, evaluator)            # the first images of each group, in data-set order
+gallery(verdicts, loaded)            # the first images of each group, in data-set order
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 
 from demur.data import Images
 from demur.errors import BadInput
-from demur.evaluate import BASELINE, Evaluator, ScoredRecord, Scorer, values
+from demur.evaluate import BASELINE, LoadedRun, RejectorEvaluation, ScoredRecord, values
 from demur.metrics import BoolArray, FloatArray
 from demur.output import prediction
 from demur.report.figures import RECTIFIED, data_uri, pixel_png
@@ -84,16 +84,16 @@ class Verdicts:
     """Decisions of one rejector at its frozen threshold on every image of a record."""
 
     record: Record
-    scoring: Scorer
+    evaluation: RejectorEvaluation
     rejector: str
     accepted: BoolArray
     correct: BoolArray
 
     @staticmethod
-    def of(scored: ScoredRecord, scoring: Scorer, rejector: str) -> "Verdicts":
+    def of(scored: ScoredRecord, evaluation: RejectorEvaluation, rejector: str) -> "Verdicts":
         """Return the decisions of the deploy protocol."""
-        accepted = scoring.accepted(rejector, scored.record)
-        return Verdicts(scored.record, scoring, rejector, accepted, scored.record.correct)
+        accepted = evaluation.accepted(rejector, scored.record)
+        return Verdicts(scored.record, evaluation, rejector, accepted, scored.record.correct)
 
     def members(self, group: Group) -> BoolArray:
         """Return a mask of the images in a group."""
@@ -106,7 +106,7 @@ class Verdicts:
 
     def certainties(self, position: int) -> list[Certainty]:
         """Return Con, and R-Con where the net has it, of one image with their thresholds."""
-        names = [name for name in (BASELINE, RECTIFIED) if name in self.scoring.scores]
+        names = [name for name in (BASELINE, RECTIFIED) if name in self.evaluation.scores]
         return [self._certainty(name, position) for name in names]
 
     def words(self, position: int, predicted: int) -> str:
@@ -117,18 +117,18 @@ class Verdicts:
         return f"rejected: {at.name} {at.value} {at.sign} {at.threshold}"
 
     def _certainty(self, name: str, position: int) -> Certainty:
-        value = float(values(self.scoring.scores[name], self.record)[position])
-        threshold = self.scoring.thresholds[name]
+        value = float(values(self.evaluation.scores[name], self.record)[position])
+        threshold = self.evaluation.thresholds[name]
         sign = "≥" if value >= threshold else "<"
         return Certainty(name, *_distinguishable(value, sign, threshold), name == self.rejector)
 
 
-def gallery(verdicts: Verdicts, evaluator: Evaluator) -> Gallery:
+def gallery(verdicts: Verdicts, loaded: LoadedRun) -> Gallery:
     """Return the first stored images of every group, before and after the attack."""
     record = verdicts.record
     attacked = record.arrays["x_adv"].double().numpy()
     stored = len(attacked)
-    clean = _clean_images(record, evaluator).first(stored).batch(slice(None))[0].double().numpy()
+    clean = _clean_images(record, loaded).first(stored).batch(slice(None))[0].double().numpy()
     largest = float(record.arrays["size_linf"][:stored].max())
     factor = max(1, math.floor(0.5 / largest + 1e-6)) if largest > 0 else 1
     groups = []
@@ -165,9 +165,9 @@ def _cards(
     return cards
 
 
-def _clean_images(record: Record, evaluator: Evaluator) -> Images:
+def _clean_images(record: Record, loaded: LoadedRun) -> Images:
     """Return the images that the record attacked; raise BadInput where the data have changed."""
-    split = next(s for name, s in evaluator.splits.items() if name == record.metadata["split"])
+    split = next(s for name, s in loaded.splits.items() if name == record.metadata["split"])
     if len(record.y) > len(split) or split.first(len(record.y)).digest() != record.metadata["data"]:
         raise BadInput(
             f"the record of {record.label} was made of other images than the data now hold; "

@@ -1,7 +1,7 @@
 """The report of a run: one HTML file that needs no network and no other file.
 
-    scored = [scoring.score_record(record) for record in run.records("test")]
-    write_page(evaluator, scored, scoring, Path("report.html"))
+    scored = [evaluation.score_record(record) for record in run.records("test")]
+    write_page(loaded, scored, evaluation, Path("report.html"))
 
 It shows what was accepted and rejected, and why; all figures come from rows and records.
 """
@@ -11,7 +11,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from demur.evaluate import ORACLE, Evaluator, Protocol, Row, ScoredRecord, Scorer, Summary
+from demur.evaluate import (
+    ORACLE,
+    LoadedRun,
+    Protocol,
+    RejectorEvaluation,
+    Row,
+    ScoredRecord,
+    Summary,
+)
 from demur.evaluate.certificates import retests
 from demur.metrics import Interval
 from demur.report.certificates import cells
@@ -83,15 +91,15 @@ class AttackView(NamedTuple):
 
 
 def write_page(
-    evaluator: Evaluator, scored: list[ScoredRecord], scoring: Scorer, path: Path
+    loaded: LoadedRun, scored: list[ScoredRecord], evaluation: RejectorEvaluation, path: Path
 ) -> Path:
     """Write the page and return its path; raise BadInput without the report extra."""
     check_installed()
-    write_text(path, page_text(evaluator, scored, scoring))
+    write_text(path, page_text(loaded, scored, evaluation))
     return path
 
 
-def page_text(evaluator: Evaluator, scored: list[ScoredRecord], scoring: Scorer) -> str:
+def page_text(loaded: LoadedRun, scored: list[ScoredRecord], evaluation: RejectorEvaluation) -> str:
     """Return the page as HTML; records without attack come first."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -104,22 +112,22 @@ def page_text(evaluator: Evaluator, scored: list[ScoredRecord], scoring: Scorer)
     template = environment.from_string((here / "page.html.j2").read_text(encoding="utf-8"))
     ordered = sorted(scored, key=attacked_images)
     records = [entry.record for entry in ordered]
-    attacks = [_attack_view(entry, evaluator, scoring) for entry in ordered]
+    attacks = [_attack_view(entry, loaded, evaluation) for entry in ordered]
     return template.render(
         css=css,
         attacks=attacks,
         hardest=max(attacks, key=lambda view: view.total["accepted-wrong"]),
         groups=GROUPS,
         per_group=PER_GROUP,
-        main_rejector=main_rejector(scoring),
-        rectified=RECTIFIED in scoring.scores,
-        threshold=number(scoring.thresholds[main_rejector(scoring)]),
-        level=f"{100 * scoring.level:g}%",
-        cal_n=scoring.cal_n,
-        words=_glossary(scoring),
-        sanity=Sanity.of(run_checks(records, scoring), evaluator.run, records),
-        **_guarantees(evaluator, scoring, records),
-        **_run_view(evaluator),
+        main_rejector=main_rejector(evaluation),
+        rectified=RECTIFIED in evaluation.scores,
+        threshold=number(evaluation.thresholds[main_rejector(evaluation)]),
+        level=f"{100 * evaluation.level:g}%",
+        cal_n=evaluation.cal_n,
+        words=_glossary(evaluation),
+        sanity=Sanity.of(run_checks(records, evaluation), loaded.run, records),
+        **_guarantees(loaded, evaluation, records),
+        **_run_view(loaded),
     )
 
 
@@ -130,34 +138,36 @@ def number(value: float) -> str:
     return "∞" if value > 0 else "-∞"
 
 
-def _glossary(scoring: Scorer) -> list[tuple[str, str]]:
+def _glossary(evaluation: RejectorEvaluation) -> list[tuple[str, str]]:
     """Return the rejectors on the page with their explanations."""
-    names = [*scoring.scores, "T-Con"]
+    names = [*evaluation.scores, "T-Con"]
     return [(name, TERMS[name]) for name in names if name in TERMS]
 
 
-def _guarantees(evaluator: Evaluator, scoring: Scorer, records: list[Record]) -> dict[str, Any]:
+def _guarantees(
+    loaded: LoadedRun, evaluation: RejectorEvaluation, records: list[Record]
+) -> dict[str, Any]:
     """Return certificates with their retests on each record, and a figure."""
-    tested = [t for t in retests(evaluator, scoring.scores, records) if t[1]]
+    tested = [t for t in retests(loaded, evaluation.scores, records) if t[1]]
     views = [(made, [(line.attack, cells(line)) for line in lines]) for made, lines in tested]
     picture = data_uri(guarantees_svg(tested), "svg+xml") if views else ""
     return {"guarantees": views, "guarantees_picture": picture}
 
 
-def _run_view(evaluator: Evaluator) -> dict[str, Any]:
+def _run_view(loaded: LoadedRun) -> dict[str, Any]:
     """Return the template variables of the run."""
-    run = evaluator.run
+    run = loaded.run
     recipe = run.recipe
     channels, height, width = recipe.data.domain.shape
     attack = getattr(recipe.method.framework, "attack", None)
     return {
         "run": run.name,
         "data": show(recipe.data),
-        "sizes": {name: len(images) for name, images in evaluator.splits.items()},
+        "sizes": {name: len(images) for name, images in loaded.splits.items()},
         "picture": f"{width} by {height} pixels, {'grey' if channels == 1 else 'in colour'}",
         "classes": recipe.data.domain.classes,
         "net": show(recipe.net),
-        "parameters": f"{sum(p.numel() for p in evaluator.net.parameters()):,}",
+        "parameters": f"{sum(p.numel() for p in loaded.net.parameters()):,}",
         "epochs": recipe.epochs,
         "training_attack": show(attack) if attack is not None else "",
         "recipe": lines(recipe),
@@ -166,8 +176,10 @@ def _run_view(evaluator: Evaluator) -> dict[str, Any]:
     }
 
 
-def _attack_view(scored: ScoredRecord, evaluator: Evaluator, scoring: Scorer) -> AttackView:
-    verdicts = Verdicts.of(scored, scoring, main_rejector(scoring))
+def _attack_view(
+    scored: ScoredRecord, loaded: LoadedRun, evaluation: RejectorEvaluation
+) -> AttackView:
+    verdicts = Verdicts.of(scored, evaluation, main_rejector(evaluation))
     total, n = verdicts.counts(), scored.summary.n
     has_images = attacked_images(scored) and "x_adv" in scored.record.arrays
     label = scored.summary.attack
@@ -178,19 +190,21 @@ def _attack_view(scored: ScoredRecord, evaluator: Evaluator, scoring: Scorer) ->
         counts=[(g, total[g.key], f"{100 * total[g.key] / n:.2f}") for g in GROUPS],
         total=total | {"accepted": int(verdicts.accepted.sum())},
         lines={
-            "deploy": _table(scored, scoring, "deploy"),
-            "paper": _table(scored, scoring, "paper"),
+            "deploy": _table(scored, evaluation, "deploy"),
+            "paper": _table(scored, evaluation, "paper"),
         },
-        certainty=data_uri(certainty_svg(scored, scoring), "svg+xml"),
-        risk_coverage=data_uri(risk_coverage_svg(scored, scoring), "svg+xml"),
-        gallery=gallery(verdicts, evaluator) if has_images else None,
+        certainty=data_uri(certainty_svg(scored, evaluation), "svg+xml"),
+        risk_coverage=data_uri(risk_coverage_svg(scored, evaluation), "svg+xml"),
+        gallery=gallery(verdicts, loaded) if has_images else None,
         metadata=_metadata(scored.record),
-        label_is_current=label_is_current(scored.record, evaluator),
-        command=attack_command(scored.record, evaluator),
+        label_is_current=label_is_current(scored.record, loaded),
+        command=attack_command(scored.record, loaded),
     )
 
 
-def _table(scored: ScoredRecord, scoring: Scorer, protocol: Protocol) -> list[TableRow]:
+def _table(
+    scored: ScoredRecord, evaluation: RejectorEvaluation, protocol: Protocol
+) -> list[TableRow]:
     """Return the rows of one attack in one protocol, first the net without a rejector."""
     summary = scored.summary
     wrong = Interval(1 - summary.accuracy_interval.hi, 1 - summary.accuracy_interval.lo)
@@ -202,11 +216,11 @@ def _table(scored: ScoredRecord, scoring: Scorer, protocol: Protocol) -> list[Ta
         Cell("100.0%"),
         Cell("n/a"),
     ]
-    rows = [_line(r, scoring) for r in scored.rows if r.protocol == protocol]
+    rows = [_line(r, evaluation) for r in scored.rows if r.protocol == protocol]
     return [TableRow("none", "all are accepted", "none", no_rejector, "always", ""), *rows]
 
 
-def _line(row: Row, scoring: Scorer) -> TableRow:
+def _line(row: Row, evaluation: RejectorEvaluation) -> TableRow:
     point, area = row.point, row.ranking.auroc_interval
     cells = [
         share(point.accuracy, row.accuracy_interval) if point.accepted else Cell("none accepted"),
@@ -216,10 +230,10 @@ def _line(row: Row, scoring: Scorer) -> TableRow:
         share(point.tpr, row.tpr_interval),
         Cell(f"{row.ranking.auroc:.3f}", f"{area.lo:.3f} to {area.hi:.3f}"),
     ]
-    kind = {ORACLE: "oracle", main_rejector(scoring): "decides"}.get(row.rejector, "rejector")
+    kind = {ORACLE: "oracle", main_rejector(evaluation): "decides"}.get(row.rejector, "rejector")
     remark = "needs the true label" if kind == "oracle" else ""
     return TableRow(
-        row.rejector, remark, kind, cells, _conditions(row, scoring), row.threshold_from
+        row.rejector, remark, kind, cells, _conditions(row, evaluation), row.threshold_from
     )
 
 
@@ -239,21 +253,21 @@ def share(value: float, interval: Interval | None = None) -> Cell:
     return Cell(f"{percent(value)}%", f"{percent(interval.lo)} to {percent(interval.hi)}")
 
 
-def _conditions(row: Row, scoring: Scorer) -> str:
+def _conditions(row: Row, evaluation: RejectorEvaluation) -> str:
     """Return the conditions of acceptance; the threshold of the paper protocol is strict."""
-    score = scoring.scores.get(row.rejector)
+    score = evaluation.scores.get(row.rejector)
     sign = "≥" if row.protocol == "deploy" else ">"
     last = f"{sign} {number(row.point.threshold)}"
     if score is None:
         return f"{row.rejector.split()[0]} {last}"
     pairs = score.rule(row.point.threshold).pairs
-    gates = [f"{_score_name(gate, scoring)} ≥ {number(at)}" for gate, at in pairs[:-1]]
-    return ", then ".join([*gates, f"{_score_name(pairs[-1][0], scoring)} {last}"])
+    gates = [f"{_score_name(gate, evaluation)} ≥ {number(at)}" for gate, at in pairs[:-1]]
+    return ", then ".join([*gates, f"{_score_name(pairs[-1][0], evaluation)} {last}"])
 
 
-def _score_name(score: object, scoring: Scorer) -> str:
+def _score_name(score: object, evaluation: RejectorEvaluation) -> str:
     """Return the name of a score on the page."""
-    names = (name for name, known in scoring.scores.items() if known == score)
+    names = (name for name, known in evaluation.scores.items() if known == score)
     return next(names, type(score).__name__)
 
 

@@ -36,7 +36,9 @@ class Sanity(NamedTuple):
             found.flags.extend(check.flags)
             if check.missing:
                 found.skipped.append(
-                    SkippedCheck(check.kind, check.missing, _command(check.needed_attack, run, first))
+                    SkippedCheck(
+                        check.kind, check.missing, _command(check.needed_attack, run, first)
+                    )
                 )
             elif not check.flags:
                 found.passed.append(check.kind)
@@ -78,5 +80,5 @@ def _command(attack: str, run: Run, like: Record) -> str:
     if not attack:
         return ""
     split = [] if like.metadata["split"] == "test" else ["--split", str(like.metadata["split"])]
-    name = run_argument(run) if run.finished else "RUN"
+    name = run_argument(run) if run.has_weights else "RUN"
     return shlex.join(["demur", "attack", name, attack, *split])

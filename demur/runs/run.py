@@ -91,7 +91,7 @@ class Run:
 
     def _check_no_orphans(self) -> None:
         """Raise BadInput if a training here would separate records from their weights."""
-        if not self.finished and any(self.records_folder.glob("*.json")):
+        if not self.has_weights and any(self.records_folder.glob("*.json")):
             raise BadInput(
                 f"{self.path} contains records of weights that are missing, and a training would "
                 "orphan them; choose another folder with --out"
@@ -133,7 +133,7 @@ class Run:
         """Delete the temporary files of processes that were killed."""
         for folder in (self.path, self.records_folder, self.path / "last"):
             delete_temporary_files(folder)
-        if self.finished:
+        if self.has_weights:
             shutil.rmtree(self.path / "state", ignore_errors=True)
 
     @cached_property
@@ -147,7 +147,7 @@ class Run:
         return (self.path / "checkpoint.json").exists()
 
     @property
-    def finished(self) -> bool:
+    def has_weights(self) -> bool:
         """Whether training has ended and the folder contains the weights."""
         return self.trained and (self.path / "model.safetensors").exists()
 

@@ -1,15 +1,15 @@
 """Sanity checks: signs that an evaluation overestimates robustness, from records and scores.
 
-    for check in run_checks(records, scorer):
+    for check in run_checks(records, evaluation):
         check.flags                       # observations and remedies
-        check.missing, check.needed_attack          # or the record that the check needs, and its attack
+        check.missing, check.needed_attack   # or the record that the check needs, and its attack
 
 A new check is a function of the Evidence and an entry in CHECKS; docs/sanity.md describes each.
 """
 
 from collections.abc import Callable, Sequence
 
-from demur.evaluate.score import Scorer
+from demur.evaluate.score import RejectorEvaluation
 from demur.runs import Record
 from demur.sanity.evidence import CheckResult, Evidence, Flag
 from demur.sanity.net import random_outputs, tied_scores, zero_gradients
@@ -22,15 +22,15 @@ CHECKS: tuple[Callable[[Evidence], CheckResult], ...] = (
     left_at_large_eps, too_good, tied_scores,
 )  # fmt: skip
 
-__all__ = ["CHECKS", "CheckResult", "Flag", "run_checks", "flags"]
+__all__ = ["CHECKS", "CheckResult", "Flag", "flags", "run_checks"]
 
 
-def run_checks(records: Sequence[Record], scorer: Scorer) -> list[CheckResult]:
+def run_checks(records: Sequence[Record], evaluation: RejectorEvaluation) -> list[CheckResult]:
     """Run every check on the records of one split."""
-    evidence = Evidence(records, scorer)
+    evidence = Evidence(records, evaluation)
     return [check(evidence) for check in CHECKS]
 
 
-def flags(records: Sequence[Record], scorer: Scorer) -> list[Flag]:
+def flags(records: Sequence[Record], evaluation: RejectorEvaluation) -> list[Flag]:
     """Flags of all checks on the records of one split."""
-    return [flag for check in run_checks(records, scorer) for flag in check.flags]
+    return [flag for check in run_checks(records, evaluation) for flag in check.flags]

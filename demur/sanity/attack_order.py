@@ -1,7 +1,7 @@
 """A partial order of attacks by strength, and the rejectors that they target.
 
     weaker(PGD(ball, steps=10), PGD(ball, steps=100))     # True: the same attack with fewer steps
-    targeted_rules(PGD(ball, objective=Evasion(RCon())))  # [Evasion(RCon())]
+    targeted_rules(PGD(ball, objective=PlusLogScore(RCon())))  # [PlusLogScore(RCon())]
 
 Only undisputed pairs are ordered; no conclusion is drawn from any other pair.
 """
@@ -21,13 +21,13 @@ from demur.attacks import (
     Chain,
     Clean,
     Ensemble,
-    Evasion,
-    LogitMargin,
     Misclassified,
     MultiTarget,
+    PlusLogScore,
     TargetedConfidence,
     TargetedDLR,
     TargetedMargin,
+    UntargetedMargin,
     WrongConfidence,
 )
 from demur.balls import Ball
@@ -35,7 +35,8 @@ from demur.spec import Spec
 
 BUDGETS = ("steps", "restarts", "queries", "searches", "targets", "eot_iter")  # more is stronger
 MISCLASSIFICATION_OBJECTIVES = (
-    CE, LogitMargin, DLR, WrongConfidence, TargetedMargin, TargetedDLR, TargetedConfidence, GAMA,
+    CE, UntargetedMargin, DLR, WrongConfidence, TargetedMargin, TargetedDLR, TargetedConfidence,
+    GAMA,
 )  # fmt: skip
 
 
@@ -87,9 +88,9 @@ def weaker_against(one: Attack, other: Attack) -> bool:
     )
 
 
-def targeted_rules(attack: Attack) -> list[AcceptedError | Evasion]:
+def targeted_rules(attack: Attack) -> list[AcceptedError | PlusLogScore]:
     """Parts of an attack that name the rejector whose accepted errors it seeks."""
-    return [part for part in sub_specs(attack) if isinstance(part, AcceptedError | Evasion)]
+    return [part for part in sub_specs(attack) if isinstance(part, AcceptedError | PlusLogScore)]
 
 
 def seeks_misclassification(attack: Attack) -> bool:

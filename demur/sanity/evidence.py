@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from demur.attacks import AcceptedError, Attack, Clean, Evasion
+from demur.attacks import AcceptedError, Attack, Clean, PlusLogScore
 from demur.attacks.criteria import RuleCriterion
 from demur.calibrate import binomial_sf
 from demur.errors import BadInput
 from demur.evaluate.as_json import to_json
 from demur.evaluate.record_scores import can_score, values
-from demur.evaluate.score import Scorer
+from demur.evaluate.score import RejectorEvaluation
 from demur.metrics import BoolArray, FloatArray
 from demur.metrics.checks import IntArray
 from demur.recipes import NAMED_ATTACKS, VOCABULARY, Recipe
@@ -76,8 +76,8 @@ class ParsedRecord:
 class Evidence:
     """Records of one split of a run, with the scores of its rejectors."""
 
-    def __init__(self, records: Sequence[Record], scorer: Scorer) -> None:
-        self.scorer = scorer
+    def __init__(self, records: Sequence[Record], evaluation: RejectorEvaluation) -> None:
+        self.evaluation = evaluation
         self.records = [_parse_record(record, records) for record in records]
         self.attacked = [one for one in self.records if not isinstance(one.attack, Clean)]
         clean = [one for one in self.records if isinstance(one.attack, Clean)]
@@ -92,28 +92,28 @@ class Evidence:
         return recipes[0].rejectors() if recipes else {}
 
     def targeted(self, parsed: ParsedRecord) -> list[str]:
-        """Names of the rejectors that an attack targets, at the thresholds of the scorer."""
+        """Names of the rejectors that an attack targets, at the thresholds of the evaluation."""
         parts = [] if parsed.attack is None else targeted_rules(parsed.attack)
         return [
             name
             for name, rejector in self.rejectors.items()
-            if name in self.scorer.thresholds
+            if name in self.evaluation.thresholds
             and (own := [part for part in parts if part.rejector == rejector])
             and self._same_threshold(name, own, parsed.record)
         ]
 
     def _same_threshold(
-        self, name: str, parts: list[AcceptedError | Evasion], record: Record
+        self, name: str, parts: list[AcceptedError | PlusLogScore], record: Record
     ) -> bool:
-        """Whether an attack that uses a threshold uses the one of the scorer."""
+        """Whether an attack that uses a threshold uses the one of the evaluation."""
         attacked = [threshold_of(part, record) for part in parts if isinstance(part, AcceptedError)]
-        used = self.scorer.thresholds[name]
+        used = self.evaluation.thresholds[name]
         return not attacked or any(t is not None and math.isclose(t, used) for t in attacked)
 
     def values(self, name: str, parsed: ParsedRecord) -> FloatArray | None:
         """Score of a rejector for every image (N); None if the record cannot give it."""
         if (name, parsed) not in self._values:
-            score = self.scorer.score_for(name, parsed.record)
+            score = self.evaluation.score_for(name, parsed.record)
             available = can_score(score, parsed.record)
             self._values[name, parsed] = values(score, parsed.record) if available else None
         return self._values[name, parsed]
@@ -121,7 +121,7 @@ class Evidence:
     def accepted(self, name: str, parsed: ParsedRecord) -> BoolArray | None:
         """Which images a rejector accepts at its threshold; N."""
         found = self.values(name, parsed)
-        return None if found is None else found >= self.scorer.thresholds[name]
+        return None if found is None else found >= self.evaluation.thresholds[name]
 
     def accepted_errors(self, name: str, parsed: ParsedRecord) -> BoolArray | None:
         """Which images are misclassified and accepted; N."""

@@ -14,7 +14,7 @@ NO_PROBE = "a record with a probe of the net; every new attack makes one"
 
 def tied_scores(evidence: Evidence) -> CheckResult:
     """Check whether many images share one score, so that no threshold separates them."""
-    found = {name: _ties(name, evidence) for name in evidence.scorer.scores}
+    found = {name: _ties(name, evidence) for name in evidence.evaluation.scores}
     ties = {name: tied for name, tied in found.items() if tied}
     if not ties:
         return CheckResult(TIED)
@@ -41,7 +41,7 @@ def _ties(name: str, evidence: Evidence) -> list[tuple[float, str, str]]:
         most = int(counts.argmax())
         if too_many(int(counts[most]), len(values)):
             part = float(counts[most] / len(values))
-            at = evidence.scorer.thresholds.get(name) == level[most]
+            at = evidence.evaluation.thresholds.get(name) == level[most]
             start = f"{name} is {'its threshold, ' if at else ''}exactly {level[most]:.6g} on "
             found.append((part, f"{start}{100 * part:.1f}% under {parsed.name}", parsed.name))
     return found
@@ -64,7 +64,7 @@ def zero_gradients(evidence: Evidence) -> CheckResult:
         evidence, FLAT, "zero_gradients", too_many,
         "The gradient of the cross-entropy is exactly zero at {unusual} of {total} clean images",
         "An attack by this gradient does not move, so the accuracy under it is no robustness: use "
-        "an objective of logits (DLR, LogitMargin), or an attack without gradients (Square).",
+        "an objective of logits (DLR, UntargetedMargin), or an attack without gradients (Square).",
     )  # fmt: skip
 
 

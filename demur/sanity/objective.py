@@ -84,7 +84,7 @@ def _flag(attacked: ParsedRecord, objective: Objective, clean: ParsedRecord) -> 
         f"{attacked.name} raised {show(objective)} on {share(rise > 0)} of the {len(rise)} images "
         f"that were not broken before; the median change is {_median(rise):.3g}.",
         "Check gradients, step size and eps: use an objective that does not saturate (DLR, "
-        "LogitMargin), and an attack without gradients (Square).",
+        "UntargetedMargin), and an attack without gradients (Square).",
     )  # fmt: skip
 
 

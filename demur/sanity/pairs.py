@@ -49,7 +49,9 @@ def weaker_beats_stronger(evidence: Evidence) -> CheckResult:
         if isinstance(parsed.attack, PGD) and is_named_attack(parsed.record)
     ]
     needed_attack = with_change(named[0].record.label, "restarts", "10") if named else "pgd-100"
-    return CheckResult(BEATEN, missing="two attacks of which one must be weaker", needed_attack=needed_attack)
+    return CheckResult(
+        BEATEN, missing="two attacks of which one must be weaker", needed_attack=needed_attack
+    )
 
 
 def _comparable_rejectors(one: Attack, other: ParsedRecord, evidence: Evidence) -> list[str]:
@@ -62,7 +64,7 @@ def _comparable_rejectors(one: Attack, other: ParsedRecord, evidence: Evidence) 
     # keep="success" stops at the first error, which has a low confidence
     same_keep = getattr(one, "keep", None) == getattr(stronger, "keep", None)
     if seeks_misclassification(stronger) and same_keep and smaller_budget(one, stronger):
-        return list(evidence.scorer.thresholds)
+        return list(evidence.evaluation.thresholds)
     return []
 
 

@@ -93,7 +93,7 @@ def too_good(evidence: Evidence) -> CheckResult:
 
     A robust detector at eps implies a (perhaps inefficient) robust classifier at eps/2.
     """
-    if not evidence.scorer.thresholds:
+    if not evidence.evaluation.thresholds:
         return CheckResult(TOO_GOOD, missing="a threshold; train with split=held-out")
     if evidence.clean is None:
         return CheckResult(TOO_GOOD, missing="a record of the clean images", needed_attack="clean")
@@ -125,7 +125,7 @@ def _too_good_flag(
     size = 1 + max(int(parsed.index.max()) for parsed in (clean, *at_eps, *at_half))
     in_half, robust_at_half = _all_of([(parsed, parsed.correct) for parsed in at_half], size)
     found = list[tuple[float, float, str, BoolArray, BoolArray]]()
-    for name in evidence.scorer.thresholds:
+    for name in evidence.evaluation.thresholds:
         accepted = evidence.accepted(name, clean)
         errors = [
             (parsed, found_errors)
@@ -156,7 +156,7 @@ def _too_good_flag(
         "and accepted without an attack, and never an accepted error under attack. Such a detector "
         "would imply an equally robust classifier at half the radius, but there this one gets "
         f"{share(robust)} correct (p = {p:.1g}){also}.",
-        f"Attack {name} itself with a stronger attack before believing it: objective=Evasion and "
+        f"Attack {name} itself with a stronger attack first: objective=PlusLogScore and "
         "criterion=AcceptedError with more steps and restarts (start with the attack adaptive).",
     )  # fmt: skip
     return [flag]

@@ -31,10 +31,10 @@ class MarginObjective(Objective, ABC):
     first order). The state of each image is its target and these gradient norms ("slopes").
 
     Args:
-        rule: The criterion with the rejector and its threshold.
+        criterion: The criterion with the rejector and its threshold.
     """
 
-    rule: RuleCriterion
+    criterion: RuleCriterion
 
     @property
     def n_inputs(self) -> int:
@@ -56,7 +56,9 @@ class MarginObjective(Objective, ABC):
         """Return the margins in their own units, N, 1 + number of scores."""
         label = torch.where(target == ANY, best_wrong_class(out.logits, y), target)
         wrong = label_entry(out.logits, label) - label_entry(out.logits, y)
-        accept = [score.accept_margin(out, t, label) for score, t in self.rule.rule.pairs]
+        accept = [
+            score.accept_margin(out, t, label) for score, t in self.criterion.accept_rule.pairs
+        ]
         return torch.stack([wrong, *(margin.to(wrong) for margin in accept)], 1)
 
     def margins(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
@@ -75,7 +77,7 @@ class MinMargin(MarginObjective):
 
 @dataclass(frozen=True)
 class SingleMargin(MarginObjective):
-    """One margin: index 0 is the wrong class, index i > 0 the i-th score of the rule."""
+    """One margin: index 0 is the wrong class, index i > 0 the i-th score of the criterion."""
 
     index: NonNegativeInt = 0
 
@@ -101,13 +103,15 @@ class MarginProduct(MarginObjective):
 
 @dataclass(frozen=True)
 class RejectionObjective(Objective):
-    """Minus the smallest accept margin of the rule's scores: positive where rejected."""
+    """Minus the smallest accept margin of the criterion's scores: positive where rejected."""
 
-    rule: RuleCriterion
+    criterion: RuleCriterion
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
         label = out.logits.argmax(-1)
-        margins = [score.accept_margin(out, t, label) for score, t in self.rule.rule.pairs]
+        margins = [
+            score.accept_margin(out, t, label) for score, t in self.criterion.accept_rule.pairs
+        ]
         return -torch.stack(margins, 1).amin(1)
 
 

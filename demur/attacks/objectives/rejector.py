@@ -1,7 +1,7 @@
 """Adaptive objectives: they use the score of a rejector or the rectifier A.
 
-Evasion(RCon(), eta=10)                              # CE + 10 log R-Con
-Evasion(RCon(), base_objective=WrongConfidence())    # confidently wrong with a high R-Con
+PlusLogScore(RCon(), eta=10)                              # CE + 10 log R-Con
+PlusLogScore(RCon(), base_objective=WrongConfidence())    # confidently wrong with a high R-Con
 WrongConfidence() + 10 * RRLoss()                    # confidently wrong where A is wrong
 ScoreObjective(RCon())                               # the score without the log
 XiObjective()                                        # the error of A, Definition 1
@@ -23,7 +23,7 @@ from demur.spec import later
 
 
 @dataclass(frozen=True)
-class Evasion(WrappedObjective):
+class PlusLogScore(WrappedObjective):
     """Wrong and accepted at once: base objective + eta * log score.
 
     Args:
@@ -47,7 +47,7 @@ class Evasion(WrappedObjective):
 
 @dataclass(frozen=True)
 class ScoreObjective(Objective):
-    """The score of a rejector, without the log of `Evasion`."""
+    """The score of a rejector, without the log of `PlusLogScore`."""
 
     rejector: Rejector | Score
 

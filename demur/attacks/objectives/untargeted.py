@@ -1,7 +1,7 @@
 """Untargeted objectives: towards any wrong class.
 
 CE()                  # cross-entropy of the true label
-LogitMargin()         # largest wrong logit - true logit
+UntargetedMargin()         # largest wrong logit - true logit
 DLR()                 # the margin, invariant to the scale of the logits (Croce and Hein 2020)
 WrongConfidence()     # log of the largest wrong probability
 """
@@ -26,7 +26,7 @@ class CE(Objective):
 
 
 @dataclass(frozen=True)
-class LogitMargin(Objective):
+class UntargetedMargin(Objective):
     """The largest wrong logit minus the true logit: positive exactly where misclassified."""
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ def _difficulty(xi: float, rho: float) -> Difficulty:
 
 def _xi_attack_command(run: Run) -> str:
     """Command that makes a record of the attack on xi, after a training if weights are missing."""
-    if run.finished:
+    if run.has_weights:
         return f"demur attack {run.path} xi"
     new_run = f"runs/{run.name}"
     return (

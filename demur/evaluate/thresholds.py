@@ -1,7 +1,7 @@
 """Choose thresholds on clean images and fit rejectors, so that a spec can be called.
 
     criterion = AcceptedError(RCon(), TPR(0.95))
-    bound = bind_thresholds(PGD(Linf(8 / 255), criterion=criterion), evaluator.clean)
+    bound = resolve_thresholds(PGD(Linf(8 / 255), criterion=criterion), loaded.clean)
     x_adv = bound.spec(model, x, y)
 
 Rejectors are fitted on clean fit images. Thresholds are chosen on clean cal images, or on the split
@@ -42,7 +42,7 @@ class BoundSpec(Generic[S]):
 
 
 @dataclass
-class Binding:
+class ThresholdResolver:
     """Fits rejectors and chooses thresholds in a spec, and collects what it fitted and chose."""
 
     clean: CleanRecord
@@ -79,14 +79,14 @@ class Binding:
         return value
 
 
-def bind_thresholds(
+def resolve_thresholds(
     spec: S, clean: CleanRecord, device: torch.device = torch.device("cpu")
 ) -> BoundSpec[S]:
     """Fit the rejectors of a spec and replace its operating points by thresholds.
 
     Args:
         spec: An attack, an objective or a criterion.
-        clean: Function from the name of a split to its clean record, such as Evaluator.clean.
+        clean: Function from the name of a split to its clean record, such as LoadedRun.clean.
         device: Device of the fitted scores.
 
     Returns:
@@ -94,11 +94,11 @@ def bind_thresholds(
         is raised if the data set lacks a split that is needed.
 
     Example:
-        >>> evaluator = Evaluator(Run.open("digits-pgdat-rr"), "cpu")
+        >>> loaded = LoadedRun(Run.open("digits-pgdat-rr"), "cpu")
         >>> criterion = AcceptedError(RCon(), TPR(0.95))
-        >>> bound = bind_thresholds(PGD(Linf(0.15), criterion=criterion), evaluator.clean)
+        >>> bound = resolve_thresholds(PGD(Linf(0.15), criterion=criterion), loaded.clean)
         >>> list(bound.thresholds)
         ['AcceptedError(RCon(), TPR(0.95))']
     """
-    binding = Binding(clean, device)
+    binding = ThresholdResolver(clean, device)
     return BoundSpec(binding.bound(spec), binding.thresholds, binding.fitted)
