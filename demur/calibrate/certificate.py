@@ -141,7 +141,7 @@ def certify_threshold(
 
     Example:
         >>> import numpy as np
-        >>> from demur import Risk, certify
+        >>> from demur import Risk, certify_threshold
         >>> certificate = certify_threshold(np.arange(500.0), np.arange(500) > 100, Risk(0.05))
     """
     columns, is_correct = _check_inputs(scores, correct)
