@@ -39,7 +39,7 @@ def theory(
     """
     from demur.evaluate.theory import GAMMAS
     from demur.evaluate.theory import theory as theory_of
-    from demur.report.theory import show_theory
+    from demur.report.theory import show_theory, write_figure
     from demur.runs import Run
 
     opened = Run.open(run)
@@ -51,8 +51,6 @@ def theory(
     else:
         show_theory(report)
     if out:
-        from demur.report.theory_figure import write_figure
-
         write_figure(report, opened, Path(out))
     if report.violations:
         typer.echo(
