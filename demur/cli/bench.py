@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from demur.cli.app import AsJson, DataFolder, Device, FirstN, app, split_names
 from demur.cli.evaluate import RunName, load_run
 from demur.cli.output_paths import check_output_file
-from demur.errors import BadInput, suggestion
+from demur.errors import BadInput
 
 if TYPE_CHECKING:
     from demur.bench.reports import Reports
@@ -32,11 +32,10 @@ class DefaultGroup(TyperGroup):
 
 def _check_recipe(word: str, commands: list[str]) -> None:
     """Raise BadInput for a word that names neither a recipe nor a bench."""
-    from demur.recipes import RECIPES
+    from demur.recipes import RECIPES, hint_for
 
     if word not in RECIPES:
-        known = suggestion(word, [*commands, *RECIPES])
-        raise BadInput(f"no bench or recipe is called {word!r}; {known}")
+        raise BadInput(f"no bench or recipe is called {word!r}; {hint_for(word, commands)}")
 
 
 bench_app = typer.Typer(

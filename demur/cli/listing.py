@@ -27,6 +27,16 @@ ABOUT = {
     "tables": "what demur table makes",
     RUNS: "runs in ./runs or in another folder",
 }
+WORDS = {
+    "Standard": "standard training",
+    "PGDAT": "PGD-AT",
+    "NoHead": "",
+    **{name: f"with the {name} head" for name in ("RR", "EBD", "SNet", "ATRO", "CARL")},
+    "ResNet8": "ResNet-8",
+    "ResNet18": "ResNet-18",
+    "WideResNet": "WideResNet-34-10",
+}
+RECIPES_HINT = "change any field: demur train cifar10-pgdat-snet head.weight=16 'data=CIFAR100()'"
 MAX_FIELDS = 3  # changed fields of a recipe that are named
 
 
@@ -65,6 +75,8 @@ def list_names(
     width = max(len(name) for name in entries)
     for name, text in entries.items():
         typer.echo(f"{name:{width}}  {_line(text)}")
+    if kind == "recipes":
+        typer.echo(RECIPES_HINT)
 
 
 def _kind_entry(kind: str, entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,11 +123,17 @@ def _listings(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
 
 
 def describe(recipe: "Recipe") -> str:
-    """Return a recipe in one line: method, data, net, epochs."""
-    method, head = recipe.method, type(recipe.method.head).__name__
+    """Return a recipe in one line: method, net, epochs."""
+    method = recipe.method
+    framework, head, net = (
+        WORDS.get(type(part).__name__, type(part).__name__)
+        for part in (method.framework, method.head, recipe.net)
+    )
+    of_paper = getattr(method.framework, "form", "") == "reference"
     parts = [
-        type(method.framework).__name__ + ("" if head == "NoHead" else f" + {head}"),
-        f"{type(recipe.data).__name__}, {type(recipe.net).__name__}, {recipe.epochs} epochs",
+        framework + (" of the paper's code" if of_paper else "") + (f" {head}" if head else ""),
+        net,
+        f"{recipe.epochs} epochs",
         *(["EMA"] if recipe.ema else []),
         *(["AWP"] if recipe.awp else []),
     ]

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from demur.cli.app import app
-from demur.errors import BadInput, shorten, suggestion
+from demur.errors import BadInput, shorten
 
 
 @app.command()
@@ -19,7 +19,7 @@ def show(
 
     Example: demur show digits-pgdat-rr head.weight=0.5
     """
-    from demur.recipes import RECIPES
+    from demur.recipes import RECIPES, hint_for
     from demur.recipes import recipe as recipe_named
     from demur.runs import Run, runs_in
     from demur.spec import digest, lines
@@ -29,8 +29,8 @@ def show(
         _show_run(Run.open(name))
         return
     if name not in RECIPES and not name.startswith("@"):
-        known = suggestion(name, [*RECIPES, *(run.name for run in runs_in(Path("runs")))])
-        raise BadInput(f"no recipe or run is called {shorten(name)!r}; {known}")
+        hint = hint_for(name, (run.name for run in runs_in(Path("runs"))))
+        raise BadInput(f"no recipe or run is called {shorten(name)!r}; {hint}")
     recipe = recipe_named(name, changes or [])
     typer.echo(lines(recipe) + f"# digest {digest(recipe)}")
 
