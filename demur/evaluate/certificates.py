@@ -96,7 +96,7 @@ def issue(
         loaded: The run.
         name: Name of the rejector in the recipe.
         guarantee: Quantity and level to guarantee, such as Risk(0.05).
-        confidence: Probability that the guarantee holds; None takes the default of certify_threshold.
+        confidence: Probability that the guarantee holds; None takes the default.
         label: Name of the attack.
         attack: Attack on the cal images; the certificate is valid under this attack only.
 
