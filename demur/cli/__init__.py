@@ -6,7 +6,6 @@ The modules import torch inside their functions, so that --help stays fast.
 from demur.cli import (
     adaptive,
     bench,
-    bench_rejection,
     calibrate,
     data,
     demo,
@@ -24,7 +23,6 @@ __all__ = [
     "adaptive",
     "app",
     "bench",
-    "bench_rejection",
     "calibrate",
     "data",
     "demo",

@@ -1,7 +1,6 @@
 """The named tables: their recipes and the attacks they are evaluated under.
 
 TABLES["methods-digits"].entries["pgdat-rr"]        # a recipe
-TABLES["study-digits"]                              # what makes R-Con better than confidence?
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +11,6 @@ from pathlib import Path
 from demur.data import SplitName
 from demur.errors import BadInput, suggestion
 from demur.paper.published import PaperFigures, first_table
-from demur.paper.study import variants
 from demur.recipes import RECIPES, Recipe, with_changes
 from demur.runs import run_folder
 
@@ -30,6 +28,7 @@ class Table:
     split: SplitName = "test"  # the attacked images
     learned: tuple[str, ...] = ()  # rejectors fitted to features of every trained net
     published: PaperFigures = field(default_factory=dict)
+    command: tuple[str, ...] = ("demur", "table")  # that makes it; its name follows
 
     def recipe(self, entry: str, seed: int) -> Recipe:
         """The recipe of one training: entry and seed."""
@@ -115,24 +114,6 @@ TABLES: dict[str, Table] = {
         ("clean", "pgd-10", "pgd-100", *RADII),
         learned=("KD", "LID", "GDA", "GDA*", "GMM"),
         published=first_table(("clean", *RADII)),
-    ),
-    "study-digits": Table(
-        "What makes R-Con better than confidence? Digits",
-        variants(RECIPES["digits-pgdat-rr"], RECIPES["digits-trades-rr"], average="0.98"),
-        ADAPTIVE,
-    ),
-    "study-cifar10": Table(
-        "What makes R-Con better than confidence? CIFAR-10, 12 epochs",
-        variants(
-            with_changes(
-                RECIPES["cifar10-pgdat-rr-short"],
-                ["epochs=12", "selection=last", *COMPARED_CHANGES],
-            ),
-            RECIPES["cifar10-trades-rr-short"],
-            average="0.998",
-        ),
-        ("clean", "pgd-100"),
-        split="cal",
     ),
 }
 
