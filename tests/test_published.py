@@ -8,8 +8,7 @@ import pytest
 
 from demur.paper.markdown import markdown
 from demur.paper.measure import TrainingResult
-from demur.paper.published import Figure, first_table
-from demur.paper.tables import RADII, TABLES
+from demur.paper.tables import RADII, TABLES, Figure, first_table
 from demur.recipes import RECIPES
 from tests.conftest import TINIEST, Command
 

@@ -8,8 +8,7 @@ import pytest
 from demur.errors import Diverged
 from demur.metrics import Difference
 from demur.paper.markdown import markdown
-from demur.paper.measure import Factories, TrainingResult, measure_table
-from demur.paper.seeds import average_seeds, paired
+from demur.paper.measure import Factories, TrainingResult, average_seeds, measure_table, paired
 from demur.paper.tables import TABLES, Table, entry_folder
 from demur.recipes import RECIPES
 from demur.runs import run_folder

@@ -1,4 +1,4 @@
-"""demur list."""
+"""demur list and demur show."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from demur.cli.app import AsJson, app
-from demur.errors import BadInput, suggestion
+from demur.errors import BadInput, shorten, suggestion
 
 if TYPE_CHECKING:
     from demur.recipes import Recipe
     from demur.runs import Run
+
 
 RUNS = "runs"
 ABOUT = {
@@ -188,3 +189,45 @@ def _kinds(recipe: "Recipe") -> list[type]:
     """Return the classes of data, net, framework and head, whatever their settings."""
     method = recipe.method
     return [type(part) for part in (recipe.data, recipe.net, method.framework, method.head)]
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A recipe, @FILE, or a run folder.")],
+    changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
+) -> None:
+    """Print a recipe with all its fields, or the recipe and records of a run.
+
+    Example: demur show digits-pgdat-rr head.weight=0.5
+    """
+    from demur.recipes import RECIPES, hint_for
+    from demur.recipes import recipe as recipe_named
+    from demur.runs import Run, runs_in
+    from demur.spec import digest, lines
+
+    is_run = any((path / "recipe.txt").is_file() for path in (Path(name), Path("runs") / name))
+    if is_run and name not in RECIPES and not changes:
+        _show_run(Run.open(name))
+        return
+    if name not in RECIPES and not name.startswith("@"):
+        hint = hint_for(name, (run.name for run in runs_in(Path("runs"))))
+        raise BadInput(f"no recipe or run is called {shorten(name)!r}; {hint}")
+    recipe = recipe_named(name, changes or [])
+    typer.echo(lines(recipe) + f"# digest {digest(recipe)}")
+
+
+def _show_run(run: Any) -> None:
+    """Print the recipe of a run, its selected checkpoint and its records."""
+    from demur.report.text import train_command
+    from demur.spec import lines
+
+    typer.echo(lines(run.recipe), nl=False)
+    if not run.trained:
+        typer.echo(f"# not trained to the end; resume it with: {train_command(run)}")
+        return
+    typer.echo("# checkpoint: " + json.dumps(run.checkpoint))
+    if not run.has_weights:
+        count = sum(len(run.records(split)) for split in run.recipe.data.splits)
+        typer.echo(f"# an archive: no weights, {count} record{'s' if count != 1 else ''}")
+    for record in run.records():
+        typer.echo(f"# record {record.digest[:12]}  {record.label}: {record.metadata['spec']}")

@@ -141,7 +141,7 @@ def _reading_factories(folder: str, device: str, data: str | None) -> "Factories
     """Return factories that only read the stored runs of a folder."""
     from demur.cli.evaluate import load_run
     from demur.cli.progress import on_message
-    from demur.paper.stored_runs import stored_factories
+    from demur.paper.measure import stored_factories
 
     return stored_factories(
         Path(folder), lambda run: load_run(str(run.path), device, data), on_message

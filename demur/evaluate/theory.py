@@ -17,7 +17,7 @@ from demur import theory as statements
 from demur.attacks import XiObjective
 from demur.balls import Ball, Linf
 from demur.errors import BadInput
-from demur.evaluate.as_json import to_json
+from demur.evaluate.record_scores import to_json
 from demur.metrics import BoolArray, FloatArray, Interval, wilson
 from demur.recipes import VOCABULARY
 from demur.runs import Record, Run
