@@ -32,11 +32,11 @@ NO_MEMORY = [
 RESUMES = [
     "train digits-pgdat-rr epochs=50 --out run", "attack tiny pgd-20", "table methods-digits",
     "adaptive tiny", "distortion tiny", "demo", "bench --check -o page",
-    "bench rejection tiny --out=page",
+    "bench --check --out=page",
 ]  # fmt: skip
 STARTS_OVER = [
-    "bench", "bench digits-pgdat -o page", "bench attacks tiny -o page", "bench --check",
-    "bench rejection tiny --only Con", "score tiny", "report tiny", "data get cifar10", "",
+    "bench", "bench digits-pgdat -o page", "bench --check", "score tiny", "report tiny",
+    "data get cifar10", "",
 ]  # fmt: skip
 
 
@@ -125,6 +125,6 @@ def test_under_torchrun_the_torchrun_command_resumes(monkeypatch: pytest.MonkeyP
 
 
 def test_commands_that_only_read_start_over() -> None:
-    assert "resumes from what was finished" in stop_message(["table", "study-digits"])
-    for words in (["table", "study-digits", "--kept", "results"], ["bench"], ["score", "x"]):
+    assert "resumes from what was finished" in stop_message(["table", "methods-digits"])
+    for words in (["table", "methods-digits", "--kept", "results"], ["bench"], ["score", "x"]):
         assert "starts from the beginning" in stop_message(words)

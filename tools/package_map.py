@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "package-map.svg"
 PURPOSE = {
     "cli": "the command",
-    "bench": "speed, peers",
+    "bench": "speed, check",
     "paper": "tables of trainings",
     "report": "text, figures, page",
     "training": "epochs, resuming",

@@ -76,15 +76,15 @@ def global_options(
     """Options that come before the command."""
 
 
-def main() -> None:
-    """Run the command line; wrong input prints one sentence and exits with code 2."""
+def main(program: typer.Typer = app) -> None:
+    """Run a command line; wrong input prints one sentence and exits with code 2."""
     _signals.clear()
     signal.signal(signal.SIGINT, _interrupt)
     replace_unencodable()
     if (here := str(Path.cwd())) not in sys.path:  # Custom("module:Class") may name a local module
         sys.path.append(here)
     try:
-        code = app(prog_name=app.info.name, standalone_mode=False)
+        code = program(prog_name=program.info.name, standalone_mode=False)
     except SystemExit as end:
         code = end.code
     except BrokenPipeError:
@@ -93,7 +93,8 @@ def main() -> None:
     except Exception as error:
         code = INTERRUPTED if _signals else _report_error(error)
     if code == INTERRUPTED:
-        sys.stderr.write(f"demur: {stop_message(sys.argv[1:])}\n")
+        sentence = stop_message(sys.argv[1:]) if program is app else "stopped"
+        sys.stderr.write(f"demur: {sentence}\n")
     if code:
         sys.exit(code)
 

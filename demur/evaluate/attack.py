@@ -26,7 +26,7 @@ from demur.device import device_by_name
 from demur.engine import FrozenModel, check_engine, compiler_for_attacks
 from demur.errors import BadInput, suggestion
 from demur.evaluate.batching import ProgressCallback, attack_in_batches, default_batch_size
-from demur.evaluate.model_probe import probe
+from demur.evaluate.preflight import probe
 from demur.evaluate.thresholds import BoundSpec, resolve_thresholds
 from demur.fused import fusing
 from demur.gradient import Model

@@ -18,9 +18,8 @@ import numpy as np
 from demur.attacks import Attack, Clean
 from demur.calibrate import Certificate, Guarantee, certify_threshold, lower_bound, upper_bound
 from demur.errors import BadInput
-from demur.evaluate.as_json import to_json
 from demur.evaluate.attack import LoadedRun, RecordOptions, run_attack
-from demur.evaluate.record_scores import StoredScore, accepted, can_score, values
+from demur.evaluate.record_scores import StoredScore, accepted, can_score, to_json, values
 from demur.evaluate.thresholds import ThresholdResolver, resolve_thresholds
 from demur.metrics import Interval
 from demur.rule import Rejector, Rule, Score

@@ -18,7 +18,7 @@ from demur.methods import FRAMEWORKS, HEADS, SCHEDULES, Method
 from demur.nets import NETS
 from demur.recipes.adaptive import ADAPTIVE_ATTACKS, ADAPTIVE_OBJECTIVES, AdaptiveObjective
 from demur.recipes.attacks import NAMED_ATTACKS
-from demur.recipes.named import RECIPES
+from demur.recipes.named import RECIPES, hint_for
 from demur.recipes.training import Recipe
 from demur.rejectors import REJECTORS, Con
 from demur.spec import Spec, Vocabulary, edit, read
@@ -31,6 +31,7 @@ __all__ = [
     "AdaptiveObjective",
     "Recipe",
     "attack",
+    "hint_for",
     "recipe",
     "recipe_in",
     "with_changes",
@@ -70,7 +71,7 @@ def recipe(name: str, changes: str | Iterable[str] = ()) -> Recipe:
     elif name in RECIPES:
         found = RECIPES[name]
     else:
-        raise BadInput(f"no recipe is called {shorten(name)!r}; {suggestion(name, RECIPES)}")
+        raise BadInput(f"no recipe is called {shorten(name)!r}; {hint_for(name)}")
     return with_changes(found, [changes] if isinstance(changes, str) else changes)
 
 

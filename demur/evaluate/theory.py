@@ -1,26 +1,69 @@
-"""The quantities of the theory on one record.
+"""The quantities of the theory on every record of a run.
 
-    found = evaluate_record(record, tau=1.0, gammas=(0.6, 0.8))
-    found.at_tau[0].inside              # share that meets the premise of Theorem 1 as tau goes to 0
+    report = theory(Run.open("digits-pgdat-rr"))
+    report.violations                   # 0; anything else is a bug in demur
+    report.records[0].at_tau            # share inside Theorem 1 at each temperature
 
-Proportions have intervals; each statement is checked on every image in every setting.
+Everything is computed from records, so neither weights nor data are needed.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from demur import theory as statements
-from demur.evaluate.theory.proportions import Proportion, outputs_at
-from demur.runs import Record
-from demur.theory import Claim, TheoryInputs, con_above, xi_below
+from demur.attacks import XiObjective
+from demur.balls import Ball, Linf
+from demur.errors import BadInput
+from demur.evaluate.record_scores import to_json
+from demur.metrics import BoolArray, FloatArray, Interval, wilson
+from demur.recipes import VOCABULARY
+from demur.runs import Record, Run
+from demur.spec import read, show
+from demur.theory import (
+    TOYS,
+    Claim,
+    TheoryInputs,
+    class_counts,
+    con_above,
+    is_confident,
+    n_sub,
+    theory_inputs_at,
+    toy_values,
+    xi_below,
+)
 
+GAMMAS = (0.55, 0.6, 0.7, 0.8, 0.9)
+RHO = 0.01  # the paper gives no value; below 1/e the result does not depend on it
 TAUS = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)  # 0 is the limit
 XIS = (0.1, 0.25, 0.5, 0.75, 0.9)
 SMALL = 0.1  # the paper expects 70 to 90% of the images below this xi
 THRESHOLDS = tuple(tenth / 10 for tenth in range(1, 10))
 DRAWS = 10  # random labels per image
+
+
+@dataclass(frozen=True)
+class Proportion:
+    """A proportion of n images with its 95% interval; 0 of 0 is 0."""
+
+    value: float
+    interval: Interval
+    n: int
+
+    @staticmethod
+    def of(mask: BoolArray, among: BoolArray | None = None) -> "Proportion":
+        """Proportion of true values among all images, or among those selected."""
+        chosen = mask if among is None else mask[among]
+        k, n = int(chosen.sum()), len(chosen)
+        return Proportion(k / n if n else 0.0, wilson(k, n), n)
+
+
+def outputs_at(record: Record, tau: float) -> TheoryInputs:
+    """con, T-Con, A and correctness of each image at a temperature, in double precision."""
+    a = record.output.aux[:, 0].double().sigmoid().numpy()
+    return theory_inputs_at(record.output.logits.numpy(), record.y.numpy(), a, tau)
 
 
 @dataclass(frozen=True)
@@ -230,4 +273,168 @@ def _at_oracle(inputs: TheoryInputs) -> AtOracle:
     accepted, correct = inputs.tcon > 0.5, inputs.correct
     return AtOracle(
         Proportion.of(accepted), Proportion.of(correct, accepted), Proportion.of(accepted, correct)
+    )
+
+
+@dataclass(frozen=True)
+class XiBelow:
+    """Share of images with xi below 2 - 1/gamma, before and after the attacks."""
+
+    gamma: float
+    xi: float
+    clean: Proportion | None
+    attacked: Proportion
+
+
+@dataclass(frozen=True)
+class WorstCaseXi:
+    """Upper bounds of the share of images with a low xi in a whole ball (attacks may miss some)."""
+
+    ball: str
+    n: int
+    records: tuple[str, ...]
+    stays_low: tuple[XiBelow, ...]
+
+
+def worst_case_xi(
+    records: Sequence[Record], gammas: Sequence[float], tau: float
+) -> tuple[WorstCaseXi, ...]:
+    """One result for each ball in which a record's attack maximised xi, over all records in it.
+
+    While a prediction is correct, A* is constant at 1, so an attack on xi alone seldom finds a
+    wrong prediction with a large A. The maximum is therefore taken over all records in the ball.
+    """
+    balls_and_data = dict.fromkeys((_ball(record), record.metadata["data"]) for record in records)
+    return tuple(
+        _in_ball(ball, [r for r in records if r.metadata["data"] == images], gammas, tau)
+        for ball, images in balls_and_data
+        if ball is not None
+    )
+
+
+def _in_ball(ball: Ball, records: list[Record], gammas: Sequence[float], tau: float) -> WorstCaseXi:
+    worst: FloatArray = np.zeros(len(records[0].y))
+    clean: FloatArray | None = None
+    labels = []
+    for record in records:
+        size = _sizes(ball, record)
+        inside = size <= ball.eps * (1 + 1e-5) + 1e-6  # sizes are stored in fp32
+        if not inside.any():
+            continue
+        xi = outputs_at(record, tau).xi
+        worst = np.maximum(worst, np.where(inside, xi, 0.0))
+        labels.append(record.label)
+        if not size.any():
+            clean = xi
+    stays_low = tuple(
+        XiBelow(
+            gamma,
+            xi_below(gamma),
+            None if clean is None else Proportion.of(is_confident(gamma, clean)),
+            Proportion.of(is_confident(gamma, worst)),
+        )
+        for gamma in gammas
+    )
+    return WorstCaseXi(show(ball), len(worst), tuple(labels), stays_low)
+
+
+def _sizes(ball: Ball, record: Record) -> FloatArray:
+    name = "size_linf" if isinstance(ball, Linf) else "size_l2"
+    return record.arrays[name].double().numpy()
+
+
+def _ball(record: Record) -> Ball | None:
+    """Ball of a record whose attack maximised xi; None for any other attack."""
+    text = str(record.metadata["spec"])
+    if f"{XiObjective.__name__}(" not in text:
+        return None
+    ball = getattr(read(text, VOCABULARY), "ball", None)
+    return ball if isinstance(ball, Ball) else None
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """Number of classes of the task that learning A with error xi is equivalent to (Theorem 2)."""
+
+    xi: float
+    rho: float
+    n1: float
+    n2: float
+    n_sub: int
+
+
+@dataclass(frozen=True)
+class ToyOrder:
+    """A toy example whose order of two inputs differs between tau = 1 and tau = 2."""
+
+    measure: str
+    at_one: tuple[float, float]
+    at_two: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class TheoryReport:
+    """The quantities of the theory on every test record of a run."""
+
+    run: str
+    tau: float
+    records: tuple[RecordTheory, ...]
+    difficulty: tuple[Difficulty, ...]
+    worst_case_xi: tuple[WorstCaseXi, ...]
+    xi_attack_command: str | None  # command that makes the missing record; None if there is one
+    toys: tuple[ToyOrder, ...]
+
+    @property
+    def violations(self) -> int:
+        """Number of violated statements; each one is a bug in demur."""
+        return sum(check.violated for record in self.records for check in record.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        values: dict[str, Any] = to_json(self)
+        return values | {"violations": self.violations}
+
+
+def theory(run: Run, gammas: Sequence[float] = GAMMAS, rho: float = RHO) -> TheoryReport:
+    """Measure the theory on the test records of a run with an RR head.
+
+    Raises BadInput if the run has no RR head or no records, or if a gamma or rho is out of range.
+    """
+    if not run.recipe.has_rectifier:
+        raise BadInput(
+            f"{run.name} has no A to compare with A*: the theory needs a net whose R-Con is "
+            "con * A; train with head=RR()"
+        )
+    tau = run.recipe.tau
+    difficulty = tuple(_difficulty(xi, rho) for xi in XIS)
+    for gamma in gammas:
+        xi_below(gamma)  # raises BadInput if no xi satisfies the bound
+    records = run.records("test")
+    if not records:
+        name = run.path.name
+        raise BadInput(f"{name} has no record yet; make some with demur attack {name} clean pgd-10")
+    balls = worst_case_xi(records, gammas, tau)
+    return TheoryReport(
+        run=run.name,
+        tau=tau,
+        records=tuple(evaluate_record(record, tau, gammas) for record in records),
+        difficulty=difficulty,
+        worst_case_xi=balls,
+        xi_attack_command=None if balls else _xi_attack_command(run),
+        toys=tuple(ToyOrder(toy.measure, toy_values(toy, 1), toy_values(toy, 2)) for toy in TOYS),
+    )
+
+
+def _difficulty(xi: float, rho: float) -> Difficulty:
+    return Difficulty(xi, rho, *class_counts(xi, rho), n_sub(xi, rho))
+
+
+def _xi_attack_command(run: Run) -> str:
+    """Command that makes a record of the attack on xi, after a training if weights are missing."""
+    if run.has_weights:
+        return f"demur attack {run.path} xi"
+    new_run = f"runs/{run.name}"
+    return (
+        f"demur train @{run.path / 'recipe.txt'} --out {new_run}, since there are no weights here, "
+        f"and demur attack {new_run} clean xi"
     )

@@ -12,19 +12,28 @@ import pytest
 import torch
 from torch import Tensor
 
+import peer_adapters
 from demur.attacks import CW, PGD, AutoAttackEnsemble
 from demur.balls import Linf
-from demur.bench import peer_adapters
-from demur.bench.peer_adapters import PeerSetup, seeded
-from demur.bench.peer_attacks import PeerEvaluator, compare_attacks, peer_setup
-from demur.bench.peer_pairs import PAIRS
 from demur.bench.plain_copy import plain_copy
 from demur.evaluate import LoadedRun, RecordOptions
 from demur.nets import RejectingNet
 from demur.output import prediction
-from demur.report.peer_attacks import COLUMNS, OURS, cells, sentences, weaker
 from demur.runs import Run
-from tests.conftest import Command
+from peer_adapters import PAIRS, PeerSetup, seeded
+from peer_attacks import (
+    COLUMNS,
+    OURS,
+    PeerEvaluator,
+    cells,
+    compare_attacks,
+    peer_setup,
+    program,
+    sentences,
+    show_peer_attacks,
+    weaker,
+)
+from tests.benchmarks.conftest import Script
 
 LIBRARIES = ("foolbox", "pyautoattack", "torchattacks")
 CPU = torch.device("cpu")
@@ -102,9 +111,9 @@ def test_as_it_comes_uses_default_batches_and_trainable_weights(
 
 
 def test_a_missing_library_is_named_and_skipped(
-    libraries: None, command: Command, run_here: Path, monkeypatch: pytest.MonkeyPatch
+    libraries: None, script: Script, run_here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, target = importlib.import_module, "demur.bench.peer_adapters.import_module"
+    original, target = importlib.import_module, "peer_adapters.import_module"
 
     def without_foolbox(name: str) -> Any:
         if name == "foolbox":
@@ -112,41 +121,43 @@ def test_a_missing_library_is_named_and_skipped(
         return original(name)
 
     monkeypatch.setattr(target, without_foolbox)
-    arguments = ("bench", "attacks", "tiny", "--n", "6", "--only", "pgd-10", "-o", "out.json")
-    code, out, err = command(*arguments)
+    arguments = ("tiny", "--n", "6", "--only", "pgd-10", "-o", "out.json")
+    code, out, err = script(program, *arguments)
     assert code == 0, err
     assert "foolbox is not installed and left out: pip install foolbox" in out
     report = json.loads(Path("out.json").read_text())
     assert [line["by"] for line in report["lines"]] == [OURS, "torchattacks"]
     assert (report["n"], report["run"]) == (6, "tiny")
     monkeypatch.setattr(target, lambda name: without_foolbox("foolbox"))
-    code, out, err = command(*arguments[:-2], "--json")
+    code, out, err = script(program, *arguments[:-2], "--json")
     assert code == 0, err
     assert [line["by"] for line in json.loads(out)["lines"]] == [OURS]
     assert len(json.loads(out)["missing"]) == 2
 
 
-def test_wrong_arguments_are_one_sentence(command: Command, run_here: Path) -> None:
+def test_wrong_arguments_are_one_sentence(script: Script, run_here: Path) -> None:
     for arguments, sentence in (
         (("tiny", "--only", "pgd-11"), "there is no attack 'pgd-11' to compare; did you mean"),
         (("tinny",), "there is no run 'tinny'"),
         (("tiny", "--n", "0"), "asked for 0 images"),
+        (("tiny", "-o", "."), ". is a folder; name a file"),
     ):
-        code, out, err = command("bench", "attacks", *arguments)
+        code, out, err = script(program, *arguments)
         assert (code, out) == (2, "")
         assert sentence in " ".join(err.split())
-    assert command("bench", "attacks")[0] == 2
+    code, _, err = script(program)
+    assert code == 2
+    assert err == "demur: missing argument 'RUN'; see python benchmarks/peer_attacks.py -h\n"
 
 
-def test_bench_commands_have_help_and_speed_is_the_default(command: Command) -> None:
-    code, out, _ = command("bench", "attacks", "--help")
-    assert code == 0
-    assert "Example: demur bench attacks digits-pgdat-rr" in " ".join(out.split())
-    for arguments in (("--help",), ("speed", "--help")):
-        code, out, _ = command("bench", *arguments)
-        assert code == 0
-        assert "--check" in out
-        assert "demur bench attacks RUN" in out
+def test_names_with_markup_are_printed_literally(capsys: pytest.CaptureFixture[str]) -> None:
+    about = {"run": "a[/b]c[red]:x:", "ball": "Linf(0.1)", "n": 3, "right_unattacked": 2}
+    machine = {"device": "cpu", "torch": "2", "threads": 1}
+    lines = {"lines": [], "missing": [], "notes": ["[/b] is not installed"]}
+    show_peer_attacks(about | {"machine": machine} | lines)
+    out = capsys.readouterr().out
+    assert "a[/b]c[red]:x:" in out
+    assert "[/b] is not installed" in out
 
 
 class BrightnessNet(torch.nn.Module):

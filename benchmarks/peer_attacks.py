@@ -1,7 +1,6 @@
 """Peer comparison: demur's attacks beside other libraries', on the same weights and images.
 
-    images = loaded.images(RecordOptions())
-    report = compare_attacks(loaded, images, PAIRS, ground(loaded), say)
+    python benchmarks/peer_attacks.py RUN --only autoattack,cw-l2 -o attacks.json
 
 demur's attacks run as in `demur attack`: with the fast engine on a GPU, in plain torch on a CPU.
 demur evaluates all adversarial examples in fp32; those outside the ball do not count as broken.
@@ -11,27 +10,47 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
+from rich import box
+from rich.table import Table
 from torch import Tensor
 
 from demur.balls import Linf
-from demur.bench.peer_adapters import Adapter, LibraryMissing, PeerSetup, library_of, seeded
-from demur.bench.peer_pairs import Distance, Pair
 from demur.bench.plain_copy import plain_copy
 from demur.bench.timing import wait
+from demur.cli.app import AsJson, DataFolder, Device, FirstN, main, split_names
+from demur.cli.bench import OutFile, print_report
+from demur.cli.evaluate import RunName, load_run
+from demur.cli.progress import on_message
 from demur.data import Images
-from demur.evaluate import LoadedRun
+from demur.evaluate import LoadedRun, RecordOptions
 from demur.evaluate.attack import VERDICT_BATCH
 from demur.evaluate.batching import default_batch_size
 from demur.nets import RejectingNet
 from demur.output import prediction
 from demur.precision import tf32
-from demur.report.peer_attacks import OURS
+from demur.report.text import show_table, terminal
 from demur.runs import provenance
 from demur.spec import show
+from peer_adapters import (
+    Adapter,
+    Distance,
+    LibraryMissing,
+    Pair,
+    PeerSetup,
+    library_of,
+    pairs_by_name,
+    seeded,
+)
 
+COLUMNS = ("attack", "by", "correct", "other verdicts", "s", "to prepare", "times ours",
+           "largest change", "distance", "ours there")  # fmt: skip
+OURS = "demur"
+MAX_EXTRA = 1  # images that ours may leave correct beyond a peer's, by chance
+MAX_RATIO = 1.02  # of our distance to a peer's
 ROUNDING = 1e-6  # slack for (x + eps) - x, which is not exactly eps
 NOTES = (
     "seconds are for the whole call; 'to prepare' is the part that a second call saves, measured "
@@ -236,3 +255,102 @@ def _misclassified(net: RejectingNet, images: Images, x_adv: Tensor | None = Non
     batches = (x if x_adv is None else x_adv).split(VERDICT_BATCH)
     with torch.no_grad(), tf32("fp32"):
         return torch.cat([prediction(net(batch)) for batch in batches]) != y
+
+
+def cells(line: dict[str, Any]) -> tuple[str, ...]:
+    """Format one line of the report; missing values are empty."""
+    ready, left = line["ready_s"], line["outside"]
+    versus_ours = ("", "", "")
+    if line["by"] != OURS:
+        versus_ours = (
+            str(line["differ"]),
+            f"{line['times_ours']:.2f}",
+            _format_distance(line["distance_ours"]),
+        )
+    return (
+        line["attack"], line["by"], str(line["right"]), versus_ours[0], f"{line['seconds']:.1f}",
+        "" if ready is None else f"{ready:.1f}", versus_ours[1],
+        _format_distance(line["largest"]) + (f", {left} outside" if left else ""),
+        _format_distance(line["distance"]),
+        versus_ours[2],
+    )  # fmt: skip
+
+
+def weaker(report: dict[str, Any]) -> list[str]:
+    """Return where our attack leaves more images correct than a peer's, or needs larger changes."""
+    found = []
+    ours = {line["attack"]: line for line in report["lines"] if line["by"] == OURS}
+    for line in report["lines"]:
+        more = ours[line["attack"]]["right"] - line["right"]
+        if more > MAX_EXTRA:
+            found.append(f"{line['attack']} leaves {more} more images correct than {line['by']}'s")
+        if line["distance"] is not None and line["distance_ours"] > MAX_RATIO * line["distance"]:
+            further = 100 * (line["distance_ours"] / line["distance"] - 1)
+            found.append(
+                f"{line['attack']} needs changes {further:.1f}% larger than {line['by']}'s"
+            )
+    return found
+
+
+def sentences(report: dict[str, Any]) -> list[str]:
+    """Return the comparison in words, missing libraries and notes."""
+    verdict = "; ".join(weaker(report)) or (
+        f"none of our attacks leaves more than {MAX_EXTRA} more image correct than a peer's, or "
+        f"needs changes more than {100 * (MAX_RATIO - 1):.0f}% larger"
+    )
+    return [verdict, *report["missing"], *report["notes"]]
+
+
+def show_peer_attacks(report: dict[str, Any]) -> None:
+    """Print the report as a table and sentences."""
+    machine = report["machine"]
+    table = Table(
+        box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0),
+        title=f"{report['run']}, {report['ball']}, {report['right_unattacked']} of {report['n']} "
+        f"correct unattacked; {machine['device']}, torch {machine['torch']}, "
+        f"{machine['threads']} threads",
+    )  # fmt: skip
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in COLUMNS[:2] else "right")
+    for line in report["lines"]:
+        if line["by"] == OURS and table.rows:
+            table.add_section()
+        table.add_row(*cells(line))
+    show_table(table)
+    for sentence in sentences(report):
+        terminal().print(sentence, soft_wrap=True)
+
+
+def _format_distance(distance: float | None) -> str:
+    return "" if distance is None else f"{distance:.4f}"
+
+
+program = typer.Typer(
+    name="python benchmarks/peer_attacks.py",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@program.command()
+def attacks(
+    run: RunName,
+    n: FirstN = None,
+    only: Annotated[str, typer.Option(help="Only these attacks, such as autoattack,cw-l2.")] = "",
+    out: OutFile = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    data: DataFolder = None,
+) -> None:
+    """Compare our attacks with pyautoattack's, torchattacks' and foolbox's on a trained run."""
+    pairs = pairs_by_name(split_names(only))
+    loaded = load_run(run, device, data)
+    report = compare_attacks(
+        loaded, loaded.images(RecordOptions(n=n)), pairs, peer_setup(loaded), on_message
+    )
+    print_report(report, show_peer_attacks, out, as_json)
+
+
+if __name__ == "__main__":
+    main(program)

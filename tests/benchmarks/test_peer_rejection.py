@@ -8,19 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+import peer_rejection
 from demur.attacks import AcceptedError, Attack, Chain, RejectAutoAttackEnsemble, UntargetedMargin
 from demur.attacks.batch import AttackBatch
 from demur.balls import Linf
-from demur.bench import peer_rejection
-from demur.bench.peer_rejection import (
-    Budget,
-    CountingModel,
-    OrthogonalPGD,
-    _criterion,
-    _curve,
-    compare_rejection_attacks,
-    rules_by_name,
-)
 from demur.bench.reports import Reports
 from demur.data import Images
 from demur.errors import BadInput
@@ -30,10 +21,20 @@ from demur.methods import PGDAT, Method
 from demur.output import prediction
 from demur.recipes import VOCABULARY, recipe
 from demur.rejectors import GDA, Con, Coupled, RCon, Rectifier, TooFewImages
-from demur.report.peer_rejection import peer_rejection_svg
 from demur.rule import Rejector
 from demur.spec import read
-from tests.conftest import Command
+from peer_rejection import (
+    Budget,
+    CountingModel,
+    OrthogonalPGD,
+    _criterion,
+    _curve,
+    compare_rejection_attacks,
+    peer_rejection_svg,
+    program,
+    rules_by_name,
+)
+from tests.benchmarks.conftest import Script
 from tests.linear import LinearNet, centred_images
 from tests.test_cli import refused
 
@@ -137,21 +138,24 @@ def test_the_reported_counts_are_the_accepted_errors(own_source: LoadedRun) -> N
 
 
 @pytest.mark.usefixtures("few_steps")
-def test_eps_sets_the_radius(own_source: LoadedRun, command: Command) -> None:
-    arguments = ("bench", "rejection", str(own_source.run.path), "--n", "6", "--only", "Con")
-    code, out, err = command(*arguments, "--times", "0", "--eps", "16/255", "--json")
+def test_eps_sets_the_radius(own_source: LoadedRun, script: Script) -> None:
+    arguments = (str(own_source.run.path), "--n", "6", "--only", "Con")
+    code, out, err = script(program, *arguments, "--times", "0", "--eps", "16/255", "--json")
     assert code == 0, err
     assert json.loads(out)["ball"] == "Linf(16/255)"
     for eps in ("-1", "far"):
-        code, out, err = command(*arguments, "--eps", eps)
+        code, out, err = script(program, *arguments, "--eps", eps)
         assert (code, out) == (2, "")
         assert len(err.strip().splitlines()) == 1
 
 
-def test_wrong_arguments_are_one_sentence(own_source: LoadedRun, command: Command) -> None:
-    arguments = ("bench", "rejection", str(own_source.run.path))
-    refused(command(*arguments, "--only", "Con,Kon"), "the run has no rejector 'Kon'", "mean Con")
-    refused(command(*arguments, "--version", "slow"), "standard or fast")
+def test_wrong_arguments_are_one_sentence(own_source: LoadedRun, script: Script) -> None:
+    run = str(own_source.run.path)
+    refused(script(program, run, "--only", "Con,Kon"), "the run has no rejector 'Kon'", "mean Con")
+    refused(script(program, run, "--version", "slow"), "standard or fast")
+    refused(script(program, run, "--times", "inf"), "--times is inf; give a finite number")
+    refused(script(program, run, "--times", "-1"), "greater than or equal to 0")
+    refused(script(program, run, "--figure", "."), ". is a folder; name a file")
 
 
 # ------------------------------------------------------------------ rejectors of a net
@@ -197,7 +201,7 @@ def test_all_rejectors_are_fitted_before_the_first_attack(
 
 @pytest.mark.parametrize("to", ["--json", "--figure=curves.svg"])
 def test_a_failing_rejector_does_not_lose_the_results_of_others(
-    to: str, own_source: LoadedRun, command: Command, monkeypatch: pytest.MonkeyPatch
+    to: str, own_source: LoadedRun, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def curve(loaded: LoadedRun, images: Images, rule: AcceptedError, *rest: object) -> list[Any]:
         if rule.rejector != Con():
@@ -206,8 +210,8 @@ def test_a_failing_rejector_does_not_lose_the_results_of_others(
 
     monkeypatch.setattr(peer_rejection, "_curve", curve)
     run = str(own_source.run.path)
-    arguments = ("bench", "rejection", run, "--n", "6", "--only", "Con,Energy")
-    code, out, err = command(*arguments, to, "-o", "report.json")
+    arguments = (run, "--n", "6", "--only", "Con,Energy")
+    code, out, err = script(program, *arguments, to, "-o", "report.json")
     assert code == 2
     assert "an error" in err
     assert list(json.loads(Path("report.json").read_text())["rules"]) == ["Con"]
@@ -218,9 +222,9 @@ def test_a_failing_rejector_does_not_lose_the_results_of_others(
         assert Path("curves.svg").is_file()
 
 
-def test_report_and_figure_need_two_files(own_source: LoadedRun, command: Command) -> None:
+def test_report_and_figure_need_two_files(own_source: LoadedRun, script: Script) -> None:
     run = str(own_source.run.path)
-    code, _, err = command("bench", "rejection", run, "-o", "one", "--figure", "./one")
+    code, _, err = script(program, run, "-o", "one", "--figure", "./one")
     assert code == 2
     assert "one cannot take both the report and the picture" in err
     assert not Path("one").exists()

@@ -1,6 +1,6 @@
 """RejectAutoAttack beside simpler attacks with ten times its gradient queries.
 
-    compare_rejection_attacks(loaded, images, ball, rules_by_name((), recipe), Budget(), say)
+    python benchmarks/peer_rejection.py RUN --n 100 -o rejection.json --figure rejection.svg
 
 Attacks run one after another on the images not yet broken, so accepted errors and queries are known
 after each. A gradient counts as one query, a forward pass as a third. Thresholds accept 95% of the
@@ -9,12 +9,16 @@ rejectors.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, get_args
 
 import torch
+import typer
+from rich import box
+from rich.table import Table
 from torch import Tensor, nn
 
 from demur.attacks import (
@@ -32,24 +36,35 @@ from demur.attacks.margins import margins_at
 from demur.attacks.objectives import AttackStart
 from demur.attacks.orthogonal import orthogonal
 from demur.attacks.reject_autoattack import RejectVersion
-from demur.balls import Ball
+from demur.balls import Ball, Linf
 from demur.bench.reports import Reports
 from demur.calibrate import TPR
+from demur.cli.app import AsJson, DataFolder, Device, FirstN, check_finite, main, split_names
+from demur.cli.bench import OutFile, open_reports, print_report
+from demur.cli.evaluate import RunName, load_run
+from demur.cli.output_paths import check_output_file
+from demur.cli.progress import on_message
 from demur.data import Images
-from demur.evaluate import LoadedRun
+from demur.errors import BadInput
+from demur.evaluate import LoadedRun, RecordOptions
 from demur.evaluate.record_scores import values
 from demur.evaluate.thresholds import ThresholdResolver
 from demur.gradient import Gradient, Model, ObjectiveFunction, approximate_value, gradient
 from demur.noise import Stream
 from demur.output import Output, as_output
-from demur.recipes import Recipe
+from demur.recipes import VOCABULARY, Recipe
 from demur.rejectors import Coupled
+from demur.report.figures import FAINT, INK, RIGHT, WRONG, drawing, saved
+from demur.report.text import show_table, terminal
 from demur.rule import Rejector
 from demur.runs import provenance
-from demur.spec import show
+from demur.runs.files import write_bytes
+from demur.spec import edit, show
 
 ANY_NET = ("Con", "Energy", "GDA")  # rejectors that every net has
 STEPS = 100
+OURS = "reject-autoattack"
+COLOURS = {OURS: WRONG, "orthogonal PGD": INK, "product PGD": RIGHT}
 Curve = list[tuple[float, int]]  # (gradient queries per image, accepted errors so far)
 
 
@@ -252,3 +267,123 @@ def _curve(
             if len(left) == 0 or (max_queries is not None and curve[-1][0] >= max_queries):
                 break
     return curve
+
+
+def show_peer_rejection(report: dict[str, Any]) -> None:
+    """Print one line per rule: accepted errors, and gradient queries per image."""
+    table = Table(
+        box=box.SIMPLE_HEAD, title_justify="left",
+        title=f"{report['run']}, {report['ball']}: wrong and accepted, of {report['n']} images",
+    )  # fmt: skip
+    for column in ("rule", *COLOURS):
+        table.add_column(column, justify="left" if column == "rule" else "right")
+    for name, about in report["rules"].items():
+        ends = [about["curves"][label][-1] for label in COLOURS]
+        table.add_row(name, *(f"{errors} at {queries:,.0f}" for queries, errors in ends))
+    show_table(table)
+    terminal().print(
+        f"errors at gradient queries per image (a forward pass counts a third); the other attacks "
+        f"get {report['times']:g} times as many queries"
+    )
+
+
+def peer_rejection_svg(report: dict[str, Any]) -> bytes:
+    """Draw one panel per rule: accepted errors against gradient queries per image."""
+    rules = report["rules"]
+    with drawing(2.5 * len(rules), 2.6) as figure:
+        panels = figure.subplots(1, len(rules), squeeze=False)[0]
+        for axes, (name, about) in zip(panels, rules.items(), strict=True):
+            for label, curve in about["curves"].items():
+                queries, errors = zip(*curve, strict=True)
+                axes.plot(queries, errors, color=COLOURS[label], linewidth=1.6, marker=".",
+                          markersize=4, label=label)  # fmt: skip
+            axes.set_xscale("log")
+            axes.set_title(name, fontsize=9)
+            axes.tick_params(labelsize=7, colors=FAINT)
+            axes.set_xlabel("gradient queries per image", fontsize=8)
+        panels[0].set_ylabel(f"wrong and accepted, of {report['n']}", fontsize=8)
+        panels[-1].legend(fontsize=7, frameon=False)
+        return saved(figure, "svg")
+
+
+program = typer.Typer(
+    name="python benchmarks/peer_rejection.py",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@program.command()
+def rejection(
+    run: RunName,
+    n: FirstN = None,
+    only: Annotated[str, typer.Option(help="Only these rejectors, such as Con,R-Con,GDA.")] = "",
+    version: Annotated[
+        str, typer.Option(help="Version of reject-autoattack: fast or standard.")
+    ] = "fast",
+    times: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            callback=check_finite,
+            help="Gradient queries of the other attacks, as a multiple.",
+        ),
+    ] = 10.0,
+    eps: Annotated[
+        str | None,
+        typer.Option(help="The Linf radius, such as 0.2 or 8/255.", show_default="the data's own"),
+    ] = None,
+    out: OutFile = None,
+    figure: Annotated[
+        str | None,
+        typer.Option(callback=check_output_file, help="Draw the curves into this SVG file."),
+    ] = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    data: DataFolder = None,
+) -> None:
+    """Compare reject-autoattack with simpler attacks that get ten times its gradient queries."""
+    if out and figure and Path(out).resolve() == Path(figure).resolve():
+        raise BadInput(f"{out} cannot take both the report and the picture; name two files")
+    budget = Budget(_version(version), times)
+    loaded = load_run(run, device, data)
+    rules = rules_by_name(split_names(only), loaded.run.recipe)
+    ball = Linf(loaded.run.recipe.data.threat.linf)
+    if eps is not None:
+        ball = edit(ball, "eps", eps, VOCABULARY)
+    images, reports = loaded.images(RecordOptions(n=n)), open_reports(out, "rules")
+    so_far: dict[str, Any] = {}
+
+    def keep(report: dict[str, Any]) -> None:
+        so_far.update(report)
+        reports.keep(report)
+
+    try:
+        growing = replace(reports, keep=keep)
+        keep(compare_rejection_attacks(loaded, images, ball, rules, budget, on_message, growing))
+    finally:
+        if so_far:  # also after an error or Ctrl-C: show the rules that are finished
+            _print_and_draw(so_far, out, figure, as_json)
+
+
+def _version(name: str) -> RejectVersion:
+    """Return the version of that name; raise BadInput where there is none."""
+    versions: tuple[RejectVersion, ...] = get_args(RejectVersion)
+    for version in versions:
+        if version == name:
+            return version
+    raise BadInput(f"the version must be {' or '.join(versions)}, not {name!r}")
+
+
+def _print_and_draw(
+    report: dict[str, Any], out: str | None, figure: str | None, as_json: bool
+) -> None:
+    """Print the report as a table or JSON, write it to `out` and draw its curves into `figure`."""
+    print_report(report, show_peer_rejection, out, as_json)
+    if figure:
+        write_bytes(Path(figure), peer_rejection_svg(report))
+
+
+if __name__ == "__main__":
+    main(program)

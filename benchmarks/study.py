@@ -1,16 +1,21 @@
-"""The ablation study of R-Con: recipes by name, each with one setting changed.
+"""The ablation study of R-Con: what makes it better than confidence?
 
-    variants(RECIPES["digits-pgdat-rr"], RECIPES["digits-trades-rr"], average="0.98")
+    python benchmarks/study.py study-cifar10 --seeds 2 --kept results/study-cifar10
 
-The last variants change several settings. `plain` has no second head; `retrofit` trains a head on
-the finished net of `plain`.
+Each recipe has one setting changed; the last ones change several. `plain` has no second head;
+`retrofit` trains a head on the finished net of `plain`. The options are those of `demur table`.
 """
 
 from collections.abc import Mapping
 from typing import get_args
 
+import typer
+
+from demur.cli.app import main
+from demur.cli.table import table
 from demur.methods import BatchNorm
-from demur.recipes import Recipe, with_changes
+from demur.paper.tables import ADAPTIVE, COMPARED_CHANGES, TABLES, Table
+from demur.recipes import RECIPES, Recipe, with_changes
 from demur.spec import show
 
 WEIGHTS = ("0.1", "0.3", "3", "10")
@@ -65,3 +70,40 @@ def variants(recipe: Recipe, trades: Recipe, average: str) -> Mapping[str, Recip
     variants = {name: with_changes(recipe, changes) for name, changes in (CHANGES | more).items()}
     # a change to the default value is no variant
     return {name: one for name, one in variants.items() if name == "rr" or one != recipe}
+
+
+COMMAND = ("python", "benchmarks/study.py")
+STUDIES = {
+    "study-digits": Table(
+        "What makes R-Con better than confidence? Digits",
+        variants(RECIPES["digits-pgdat-rr"], RECIPES["digits-trades-rr"], average="0.98"),
+        ADAPTIVE,
+        command=COMMAND,
+    ),
+    "study-cifar10": Table(
+        "What makes R-Con better than confidence? CIFAR-10, 12 epochs",
+        variants(
+            with_changes(
+                RECIPES["cifar10-pgdat-rr-short"],
+                ["epochs=12", "selection=last", *COMPARED_CHANGES],
+            ),
+            RECIPES["cifar10-trades-rr-short"],
+            average="0.998",
+        ),
+        ("clean", "pgd-100"),
+        split="cal",
+        command=COMMAND,
+    ),
+}
+program = typer.Typer(
+    name="python benchmarks/study.py",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+program.command()(table)
+
+
+if __name__ == "__main__":
+    TABLES.update(STUDIES)
+    main(program)
