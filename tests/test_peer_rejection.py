@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from demur.attacks import AcceptedError, Attack, Chain, RejectAutoAttackEnsemble, UntargetedMargin
-from demur.attacks.batch import AttackBatch
+from demur.attacks.attack import AttackBatch
 from demur.balls import Linf
 from demur.bench import peer_rejection
 from demur.bench.peer_rejection import (
