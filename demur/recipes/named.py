@@ -27,8 +27,7 @@ from demur.methods import (
 )
 from demur.methods.ccat import OFFICIAL, REFERENCE
 from demur.nets import NetSpec, ResNet8, ResNet18, WideResNet
-from demur.recipes.threats import linf
-from demur.recipes.training import Recipe
+from demur.recipes.training import Recipe, linf
 
 
 def _digits(method: Method) -> Recipe:
