@@ -30,11 +30,11 @@ from demur.attacks import (
     RejectAutoAttackEnsemble,
     WrongConfidence,
 )
-from demur.attacks.batch import AttackBatch, verify_success
+from demur.attacks.attack import AttackBatch
 from demur.attacks.chain import Chain
-from demur.attacks.margins import margins_at
+from demur.attacks.driver import verify_success
+from demur.attacks.margins import margins_at, orthogonal
 from demur.attacks.objectives import AttackStart
-from demur.attacks.orthogonal import orthogonal
 from demur.attacks.reject_autoattack import RejectVersion
 from demur.balls import Ball, Linf
 from demur.bench.reports import Reports

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from demur import attacks
+from demur.attacks.attack import AttackBatch
 from demur.attacks.autoattack import MEMBERS, VERSIONS, Version
-from demur.attacks.batch import AttackBatch
 from demur.attacks.chain import NOT_BROKEN, Chain, ChainState
 from demur.attacks.criteria import AcceptedError
 from demur.attacks.reject_autoattack import RejectVersion

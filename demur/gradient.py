@@ -72,7 +72,7 @@ def approximate_value(
 ) -> tuple[Tensor, Output]:
     """Return the objective's value (N) and the output, in the precision of the gradients.
 
-    Success read from this output is only a candidate; `attacks.batch.verify_success` confirms it
+    Success read from this output is only a candidate; `attacks.driver.verify_success` confirms it
     in fp32. Without `model.value` the result is exact.
     """
     own = getattr(model, "value", None)

@@ -12,7 +12,7 @@ import torch
 
 from demur import noise
 from demur.attacks import PGD, AcceptedError, MultiTarget, WrongConfidence
-from demur.attacks.batch import AttackBatch
+from demur.attacks.attack import AttackBatch
 from demur.data import CIFAR10
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, resolve_thresholds

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from demur.attacks import APGD, CE, DLR, PGD, MultiTarget, TargetedDLR, UntargetedMargin
-from demur.attacks.apgd import APGDState, _checkpoints
-from demur.attacks.batch import VERIFY_EVERY
+from demur.attacks.apgd import APGDState, _checkpoint_gaps
+from demur.attacks.driver import VERIFY_EVERY
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.nets import RejectingNet
@@ -18,18 +18,19 @@ from tests.linear import LinearNet, centred_images, distance
 
 
 def test_gaps_between_checkpoints_shrink() -> None:
-    assert sorted(_checkpoints(100)) == [22, 41, 57, 70, 80, 87, 93, 99]
-    assert sorted(_checkpoints(1)) == [1]
-    assert max(_checkpoints(7)) <= 7
+    assert sorted(_checkpoint_gaps(100)) == [22, 41, 57, 70, 80, 87, 93, 99]
+    assert sorted(_checkpoint_gaps(1)) == [1]
+    assert max(_checkpoint_gaps(7)) <= 7
 
 
 def make_state(**parts: float) -> APGDState:
     defaults = {
-        "x_adv": 0.0, "previous": 0.0, "grad": 0.0, "value": 0.0, "best": 9.0, "best_grad": 9.0,
+        "x_adv": 0.0, "previous": 0.0, "grad": 0.0, "value": 0.0, "best_x": 9.0, "best_grad": 9.0,
         "best_value": 1.0, "step_size": 8.0, "rises": 10.0, "best_at_checkpoint": 0.0,
     }  # fmt: skip
     tensors = {name: torch.tensor([value]) for name, value in (defaults | parts).items()}
-    return APGDState(**tensors, halved=torch.tensor([False]))
+    no = torch.tensor([False])
+    return APGDState(**tensors, candidate=no, halved=no)
 
 
 @pytest.mark.parametrize(

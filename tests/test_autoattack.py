@@ -18,8 +18,8 @@ from demur.attacks import (
     Square,
     UntargetedMargin,
 )
+from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.autoattack import VERSIONS
-from demur.attacks.batch import AttackBatch
 from demur.attacks.chain import BROKEN_CLEAN, NOT_BROKEN
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
@@ -32,7 +32,11 @@ from demur.rejectors import Con
 from demur.report.text import show_scores
 from tests.linear import LinearNet, centred_images, distance
 
-SMALL = (APGD(Linf(0.1), steps=8), FAB(Linf(0.1), steps=5), Square(Linf(0.1), queries=30))
+SMALL: tuple[Attack, ...] = (
+    APGD(Linf(0.1), steps=8),
+    FAB(Linf(0.1), steps=5),
+    Square(Linf(0.1), queries=30),
+)
 
 
 def attack_batch(net: RejectingNet, images: Images, count: int) -> AttackBatch:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from demur.attacks import APGD, FAB, PGD, AcceptedError, Chain, Square
-from demur.attacks.batch import AttackBatch
+from demur.attacks.attack import AttackBatch
 from demur.autoattack import AutoAttack, RejectAutoAttack
 from demur.balls import Linf
 from demur.data import Images

@@ -15,7 +15,7 @@ from demur.engine.copies import Compiler
 from demur.engine.deferred_stats import DeferredBatchNormStats
 from demur.engine.frozen import FrozenModel
 from demur.methods import RR, BatchNorm, NoHead, SNet, attack_mode
-from demur.methods.modules import DenseAux, SelectiveAux
+from demur.methods.heads import DenseAux, SelectiveAux
 from demur.nets import RejectingNet, ResNet18
 from demur.precision import autocast
 from tests.test_fused_resnet import replace_kernels

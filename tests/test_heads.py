@@ -9,8 +9,20 @@ from torch import Tensor
 from demur.attacks.objectives import CARLMargin, CARLObjective, RejectionHinge
 from demur.data import Digits
 from demur.errors import BadInput
-from demur.methods import ATRO, CARL, EBD, PGDAT, RR, TRADES, Head, Method, SNet, Standard
-from demur.methods.outputs import BatchOutputs, LabelledOutput
+from demur.methods import (
+    ATRO,
+    CARL,
+    EBD,
+    PGDAT,
+    RR,
+    TRADES,
+    BatchOutputs,
+    Head,
+    LabelledOutput,
+    Method,
+    SNet,
+    Standard,
+)
 from demur.nets import ResNet8
 from demur.output import Output
 from demur.rejectors import AcceptProbability, Energy, Rectifier

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from demur import noise
 from demur.attacks import CE, KL, PGD, FrankWolfe, Objective, UntargetedMargin, WrongConfidence
-from demur.attacks.momentum import initial_state, keep_or_undo_step, propose_step
+from demur.attacks.pgd import initial_momentum, keep_or_undo_step, propose_step
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.errors import BadInput
@@ -99,7 +99,7 @@ def test_the_first_step_with_momentum_is_a_tenth(ball: Ball) -> None:
 
 def test_momentum_is_a_moving_average_of_directions() -> None:
     x = torch.full((1, 1, 1, 2), 0.5)
-    state = initial_state(x, 0.1, None)
+    state = initial_momentum(x, 0.1, None)
     for grad, mean in (([3.0, -4.0], [0.1, -0.1]), ([2.0, 1.0], [0.19, 0.01])):
         grad_tensor = torch.tensor(grad).view(1, 1, 1, 2)
         x_next, found = propose_step(Linf(1.0), x, state, grad_tensor, 0.9)
@@ -111,7 +111,7 @@ def test_momentum_is_a_moving_average_of_directions() -> None:
 def test_a_tie_is_kept_and_strict_shortens_the_next_step() -> None:
     x = torch.zeros(3, 1, 1, 1)
     value = torch.tensor([1.0, 1.0, 1.0])
-    state, proposal = initial_state(x, 0.3, value), x + 1
+    state, proposal = initial_momentum(x, 0.3, value), x + 1
     after = keep_or_undo_step(state, proposal, torch.tensor([0.5, 1.0, 2.0]), 1.5, strict=True)
     assert after.x_adv.flatten().tolist() == [0, 1, 1]
     assert after.length.tolist() == pytest.approx([0.2, 0.2, 0.3])
@@ -119,7 +119,7 @@ def test_a_tie_is_kept_and_strict_shortens_the_next_step() -> None:
     after = keep_or_undo_step(state, proposal, torch.tensor([0.5, 1.0, 2.0]), 1.5, strict=False)
     assert after.x_adv.flatten().tolist() == [0, 1, 1]
     assert after.length.tolist() == pytest.approx([0.2, 0.3, 0.3])
-    first = keep_or_undo_step(initial_state(x, 0.3, None), proposal, value, 1.5, strict=True)
+    first = keep_or_undo_step(initial_momentum(x, 0.3, None), proposal, value, 1.5, strict=True)
     assert first.x_adv.all()
 
 

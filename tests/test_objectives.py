@@ -27,7 +27,7 @@ from demur.attacks import (
     UntargetedMargin,
     WrongConfidence,
 )
-from demur.attacks.batch import AttackBatch
+from demur.attacks.attack import AttackBatch
 from demur.attacks.objectives import AttackStart
 from demur.balls import Linf
 from demur.errors import BadInput

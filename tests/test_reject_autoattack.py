@@ -27,9 +27,8 @@ from demur.attacks import (
     Square,
 )
 from demur.attacks.chain import Chain
-from demur.attacks.maxmin import initial_state, solve_game
+from demur.attacks.margins import initial_state, orthogonal, solve_game
 from demur.attacks.objectives import AttackStart
-from demur.attacks.orthogonal import orthogonal
 from demur.balls import L2, Linf
 from demur.data import Images
 from demur.errors import BadInput

@@ -1,14 +1,13 @@
 """Attacks, the objectives they maximise and their success criteria."""
 
 from demur.attacks.apgd import APGD
-from demur.attacks.attack import Attack, Clean
+from demur.attacks.attack import Attack, AttackBatch, Clean
 from demur.attacks.autoattack import AutoAttackEnsemble
-from demur.attacks.chain import Chain, Ensemble
+from demur.attacks.chain import Chain, Ensemble, MultiTarget
 from demur.attacks.criteria import AcceptedError, Criterion, FalseRejection, Misclassified, Rejected
 from demur.attacks.cw import CW
 from demur.attacks.fab import FAB
-from demur.attacks.maxmin import MaxMinMargin
-from demur.attacks.multi_target import MultiTarget
+from demur.attacks.margins import MaxMinMargin, OrthogonalAPGD
 from demur.attacks.objectives import (
     CE,
     DLR,
@@ -32,7 +31,6 @@ from demur.attacks.objectives import (
     WrongConfidence,
     XiObjective,
 )
-from demur.attacks.orthogonal import OrthogonalAPGD
 from demur.attacks.pgd import PGD, FrankWolfe
 from demur.attacks.reject_autoattack import ForceRejectionEnsemble, RejectAutoAttackEnsemble
 from demur.attacks.square import Square
@@ -57,6 +55,7 @@ __all__ = [
     "PGD",
     "AcceptedError",
     "Attack",
+    "AttackBatch",
     "AutoAttackEnsemble",
     "Chain",
     "Clean",

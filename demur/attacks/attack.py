@@ -10,18 +10,55 @@ statistics, as in any forward pass.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from demur.attacks.batch import AttackBatch
+from demur.attacks.criteria import Criterion, Misclassified
+from demur.attacks.objectives import AttackStart, Objective, ObjectiveState
 from demur.errors import BadInput
 from demur.gradient import Model
 from demur.images import check_batch
 from demur.noise import Stream
 from demur.output import as_output
 from demur.spec import Spec
+
+
+@dataclass(frozen=True)
+class AttackBatch:
+    """The images under attack with the model, the labels and the indices.
+
+    Args:
+        model: The attacked model.
+        x: Clean images, N, C, H, W, in [0, 1].
+        y: True labels, N.
+        index: The position of each image in its data set, N; it determines the image's noise.
+        target: A wrong class for each image, N, or None for an untargeted attack.
+        stream: Selects independent noise, for instance for each restart.
+        objective_state: The state of the objective for these images, see `prepare`.
+    """
+
+    model: Model
+    x: Tensor
+    y: Tensor
+    index: Tensor
+    target: Tensor | None
+    stream: Stream = 0
+    objective_state: ObjectiveState = ()
+
+    def select(self, rows: Tensor) -> "AttackBatch":
+        """Return the batch of the given rows (indices or a boolean mask)."""
+        return replace(
+            self, x=self.x[rows], y=self.y[rows], index=self.index[rows],
+            target=None if self.target is None else self.target[rows],
+            objective_state=tuple(part[rows] for part in self.objective_state),
+        )  # fmt: skip
+
+    def prepare(self, objective: Objective, x_start: Tensor) -> "AttackBatch":
+        """Return the batch with the state of an objective for an attack that starts at x_start."""
+        start = AttackStart(self.model, self.x, x_start, self.y, self.target)
+        return replace(self, objective_state=objective.prepare(start))
 
 
 @dataclass(frozen=True)
@@ -83,6 +120,12 @@ class Attack(Spec, ABC):
     @abstractmethod
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         """Return adversarial examples for the batch, shape of `batch.x`."""
+
+    @property
+    def success_criterion(self) -> Criterion:
+        """The success criterion: the field `criterion`, else a misclassification."""
+        criterion: Criterion = getattr(self, "criterion", Misclassified())
+        return criterion
 
 
 @dataclass(frozen=True)

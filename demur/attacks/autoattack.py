@@ -12,9 +12,8 @@ from typing import Literal
 
 from demur.attacks.apgd import APGD
 from demur.attacks.attack import Attack
-from demur.attacks.chain import Chain, Ensemble
+from demur.attacks.chain import Chain, Ensemble, MultiTarget
 from demur.attacks.fab import FAB
-from demur.attacks.multi_target import MultiTarget
 from demur.attacks.objectives import CE, DLR, TargetedDLR
 from demur.attacks.square import Square
 from demur.balls import Ball

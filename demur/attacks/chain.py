@@ -1,21 +1,26 @@
-"""Chains: several attacks in turn, each on the images on which no earlier one succeeded.
+"""Attacks made of attacks: several in turn, or one towards each wrong class.
 
-Chain((APGD(Linf(8/255)), Square(Linf(8/255))))
-Chain(attacks, criterion=accepted_error, rank_by=MinMargin(accepted_error))
+    Chain((APGD(Linf(8/255)), Square(Linf(8/255))))
+    MultiTarget(PGD(Linf(8/255), steps=100, objective=TargetedMargin(), restarts=20))
+
+Each part attacks the images on which no earlier one succeeded.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from demur import noise
-from demur.attacks.attack import Attack
-from demur.attacks.batch import AttackBatch
+from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.criteria import Criterion, Misclassified
-from demur.attacks.objectives import CE, AttackStart, Objective, ObjectiveState
+from demur.attacks.driver import Best, Found, best_of
+from demur.attacks.objectives import CE, Objective, ObjectiveState
 from demur.errors import BadInput
+from demur.field_types import PositiveInt
 from demur.gradient import exact_value
 from demur.noise import Stream
 
@@ -25,11 +30,9 @@ BROKEN_CLEAN = -2  # the clean image satisfies the criterion
 
 
 @dataclass
-class ChainState:
-    """The progress of a chain, one row per image."""
+class ChainState(Best):
+    """The progress of a chain, one row per image; `value` is that of `rank_by`."""
 
-    x_adv: Tensor  # the best example so far
-    value: Tensor  # its value of `rank_by`
     broken_by: Tensor  # the position of the attack that succeeded, or a constant above
     tried: Tensor  # the number of attacks that have run on the image
     inputs: ObjectiveState  # of the objective `rank_by`
@@ -70,8 +73,7 @@ class Chain(Attack):
     def start(self, batch: AttackBatch) -> ChainState:
         """Return the state before the first attack."""
         objective = self.rank_by or CE()
-        start_point = AttackStart(batch.model, batch.x, batch.x, batch.y, batch.target)
-        inputs = objective.at_step(objective.prepare(start_point), 0, 1)
+        inputs = objective.at_step(batch.prepare(objective, batch.x).objective_state, 0, 1)
         value, out = exact_value(batch.model, objective, batch.x, batch.y, *inputs)
         broken_by = torch.where(self.criterion(out, batch.y), BROKEN_CLEAN, NOT_BROKEN)
         return ChainState(batch.x.clone(), value, broken_by, torch.zeros_like(batch.y), inputs)
@@ -86,9 +88,7 @@ class Chain(Attack):
         x_adv = self.attacks[member].run(selected, noise.derive_seed(stream, member))
         value, out = exact_value(batch.model, self.rank_by or CE(), x_adv, selected.y, *inputs)
         success = self.criterion(out, selected.y)
-        better = success | (value > chain_state.value[rows]) if self.rank_by else success
-        chain_state.x_adv[rows[better]] = x_adv[better]
-        chain_state.value[rows[better]] = value[better]
+        chain_state.keep_better(rows, Found(x_adv, value, success), by_value=bool(self.rank_by))
         chain_state.broken_by[rows[success]] = member
         chain_state.tried[rows] = member + 1
         if (drop_graphs := getattr(batch.model, "drop_graphs", None)) is not None:
@@ -105,3 +105,56 @@ class Ensemble(Attack, ABC):
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         return self.chain().run(batch, stream)
+
+
+@dataclass(frozen=True)
+class MultiTarget(Attack):
+    """A targeted attack towards the wrong classes of each image (Gowal et al. 2019).
+
+    The classes follow each other by decreasing logit. With keep="max_objective" the example with
+    the largest cross-entropy is returned, as in the reference code.
+
+    Args:
+        attack: The attack to run for each target.
+        targets: The number of targets; None is every wrong class.
+        keep: "max_objective" returns the example with the largest `rank_by` over all targets.
+            "success" returns the first success; images leave after it.
+        rank_by: The objective that compares examples.
+        criterion: The success criterion, used by keep="success".
+    """
+
+    attack: Attack
+    targets: PositiveInt | None = None
+    keep: Literal["max_objective", "success"] = "max_objective"
+    rank_by: Objective = CE()
+    criterion: Criterion = Misclassified()
+
+    def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
+        ranked = replace(batch, target=None).prepare(self.rank_by, batch.x)
+        inputs = self.rank_by.at_step(ranked.objective_state, 0, 1)
+        value, out = exact_value(batch.model, self.rank_by, batch.x, batch.y, *inputs)
+        targets = self._targets(out.logits, batch.y)
+
+        def attempt(number: int, rows: Tensor, own: Stream) -> Found:
+            selected = replace(batch, target=targets[number]).select(rows)
+            x_adv = self.attack.run(selected, own)
+            return self._evaluate(selected, x_adv, [part[rows] for part in inputs])
+
+        if self.keep == "success":
+            found = Found(batch.x.clone(), value, self.criterion(out, batch.y))
+        else:
+            found = Found.nothing(batch)
+        return best_of(found, len(targets), stream, attempt)
+
+    def _evaluate(self, batch: AttackBatch, x_adv: Tensor, inputs: list[Tensor]) -> Found:
+        """Return the examples with `rank_by` and success, if images leave after it."""
+        value, out = exact_value(batch.model, self.rank_by, x_adv, batch.y, *inputs)
+        success = self.criterion(out, batch.y)
+        return Found(x_adv, value, success & (self.keep == "success"))
+
+    def _targets(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the wrong classes of each image by decreasing logit, shape (targets, N)."""
+        classes = logits.shape[-1]
+        is_true = one_hot(y, classes).bool()
+        ranked = logits.masked_fill(is_true, -torch.inf).argsort(-1, descending=True)
+        return ranked[:, : min(self.targets or classes, classes - 1)].t()

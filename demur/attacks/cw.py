@@ -8,14 +8,13 @@ Unlike in the authors' code, each image has its own step count and end, and the 
 [0, 1] by 5%, so that pixels at 0 and 1 have a gradient.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from demur.attacks.attack import Attack
-from demur.attacks.batch import AttackBatch, PerImageState, verify_success
+from demur.attacks.attack import AttackBatch
 from demur.attacks.criteria import (
     AcceptedError,
     Criterion,
@@ -24,10 +23,11 @@ from demur.attacks.criteria import (
     Rejected,
     RuleCriterion,
 )
+from demur.attacks.driver import Candidates, Found, IterativeAttack, SearchState
 from demur.attacks.objectives.accepted_error import best_wrong_class
-from demur.attacks.objectives.untargeted import best_wrong
+from demur.attacks.objectives.classification import best_wrong
 from demur.field_types import NonNegative, Positive, PositiveInt
-from demur.gradient import Gradient, Model, exact_value, gradient
+from demur.gradient import Model, exact_value, gradient
 from demur.images import per_image
 from demur.noise import Stream
 from demur.output import Output, as_output, label_entry, prediction
@@ -81,9 +81,11 @@ class CWHinge:
 
 
 @dataclass
-class CWState(PerImageState):
-    """The state of the searches; every tensor has one row per image."""
+class CWState(SearchState):
+    """The state of the searches; `value` is the hinge, `candidate` a closer success."""
 
+    reached: Tensor  # whether x_adv satisfies the criterion, near or far, unverified, N, bool
+    grad: Tensor  # of the hinge at x_adv
     w: Tensor  # the image in tanh space
     adam_mean: Tensor
     adam_square: Tensor
@@ -98,12 +100,16 @@ class CWState(PerImageState):
     succeeded: Tensor  # in the current search, bool
     window_loss: Tensor  # smallest loss since the last progress check
     best_loss: Tensor  # smallest loss up to the last progress check
-    best: Tensor  # closest adversarial example
-    distance: Tensor  # of `best`, infinite without one
+    closest: Tensor  # closest adversarial example
+    distance: Tensor  # of `closest`, infinite without one
+
+    @property
+    def best(self) -> tuple[Tensor, Tensor]:
+        return self.closest, -self.distance
 
 
 @dataclass(frozen=True)
-class CW(Attack):
+class CW(IterativeAttack[CWState]):
     """The closest adversarial example, or the image itself where none is found.
 
     Args:
@@ -129,27 +135,44 @@ class CW(Attack):
     abort: bool = True
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
-        objective, best = CWHinge(self.criterion, self.confidence), batch.x.clone()
         if isinstance(self.criterion, FalseRejection):  # the prediction has to stay correct
             batch = replace(batch, target=batch.y)
-        _, out = exact_value(batch.model, objective, batch.x, batch.y, *hinge_inputs(batch))
+        inputs = hinge_inputs(batch)
+        _, out = exact_value(batch.model, self._hinge, batch.x, batch.y, *inputs)
         success = self.criterion(out, batch.y)
         if not isinstance(self.criterion, Rejected):
-            success &= logit_margin(out, batch.y, *hinge_inputs(batch)) >= self.confidence
-        rows = (~success).nonzero()[:, 0]
-        batch = batch.select(rows)
-        s = self._initial_state(batch.x)
-        while len(rows):
-            x_adv = to_pixels(s.w)
-            query = gradient(batch.model, objective, x_adv, batch.y, *hinge_inputs(batch))
-            s, ended = self._update_best(s, batch, x_adv, query)
-            s = self._start_next_search(s, batch.x, ended)
-            s = self._adam_step(s, batch.x, x_adv, query.grad, ~ended)
-            left = (s.searches < self.searches) & (s.total_steps < self.searches * self.steps)
-            if not left.all():
-                best[rows[~left]] = s.best[~left]
-                rows, s, batch = rows[left], s.select(left), batch.select(left)
-        return best
+            success &= logit_margin(out, batch.y, *inputs) >= self.confidence
+        return self.best_restart(batch, Found.nothing(batch, success), 1, stream)
+
+    @property
+    def last_step(self) -> int:
+        return self.searches * self.steps - 1
+
+    @property
+    def _hinge(self) -> CWHinge:
+        return CWHinge(self.criterion, self.confidence)
+
+    def begin(self, batch: AttackBatch) -> tuple[AttackBatch, CWState]:
+        return batch, self.step(batch, self._initial_state(batch.x), 0)
+
+    def step(self, batch: AttackBatch, state: CWState, step: int) -> CWState:
+        x_adv = to_pixels(state.w)
+        query = gradient(batch.model, self._hinge, x_adv, batch.y, *hinge_inputs(batch))
+        value = query.value.to(batch.x.dtype)
+        reached = (value <= 0) & self.criterion(query.out, batch.y)
+        closer = reached & (self._distance(x_adv - batch.x) < state.distance)
+        return replace(
+            state, x_adv=x_adv, value=value, candidate=closer, reached=reached, grad=query.grad
+        )
+
+    def settle(
+        self, batch: AttackBatch, state: CWState, verified: Candidates
+    ) -> tuple[CWState, Candidates | None]:
+        s, ended = self._update_best(state, batch.x, verified.present)
+        s = self._start_next_search(s, batch.x, ended)
+        s = self._adam_step(s, batch.x, ~ended)
+        left = (s.searches < self.searches) & (s.total_steps < self.searches * self.steps)
+        return s, Candidates(*s.best, ~left)
 
     def distances(
         self, model: Model, x: Tensor, y: Tensor, index: Tensor | None = None
@@ -186,62 +209,62 @@ class CW(Attack):
         zero = x.new_zeros(len(x))
         inf, zero_image = torch.full_like(zero, torch.inf), torch.zeros_like(x)
         return CWState(
+            x_adv=x, value=zero, candidate=zero.bool(), reached=zero.bool(), grad=zero_image,
             w=to_tanh_space(x), adam_mean=zero_image, adam_square=zero_image, step=zero,
             total_steps=zero, searches=zero, rate=torch.full_like(zero, self.rate),
             c=torch.full_like(zero, self.constant), low=zero, high=inf, tau=torch.ones_like(zero),
-            succeeded=zero.bool(), window_loss=inf, best_loss=inf, best=x, distance=inf,
+            succeeded=zero.bool(), window_loss=inf, best_loss=inf, closest=x, distance=inf,
         )  # fmt: skip
 
-    def _update_best(
-        self, s: CWState, batch: AttackBatch, x_adv: Tensor, query: Gradient
-    ) -> tuple[CWState, Tensor]:
-        """Return the state with the best examples updated, and which searches have ended."""
-        delta, value = x_adv - batch.x, query.value.to(batch.x.dtype)
+    def _update_best(self, s: CWState, x: Tensor, closer: Tensor) -> tuple[CWState, Tensor]:
+        """Return the state with the closest examples updated, and which searches have ended."""
+        delta = s.x_adv - x
         distance = self._distance(delta)
-        candidate = (value <= 0) & self.criterion(query.out, batch.y)
-        closer = candidate & (distance < s.distance)
-        closer = verify_success(self.criterion, batch.model, x_adv, batch.y, closer)
         step = s.step + 1
-        loss = torch.minimum(s.window_loss, self._penalty(delta, s.tau) + s.c * value)
+        loss = torch.minimum(s.window_loss, self._penalty(delta, s.tau) + s.c * s.value)
         check = step % max(1, self.steps // 10) == 0
         stalled = check & (loss > PROGRESS * s.best_loss) if self.abort else torch.zeros_like(check)
-        not_closer = candidate & (distance >= s.distance)
+        not_closer = s.reached & (distance >= s.distance)
         s = replace(
             s, step=step, total_steps=s.total_steps + 1,
             succeeded=s.succeeded | closer | not_closer,
-            best=x_adv.where(per_image(closer, x_adv), s.best),
+            closest=s.x_adv.where(per_image(closer, x), s.closest),
             distance=distance.where(closer, s.distance),
             window_loss=torch.full_like(loss, torch.inf).where(check, loss),
             best_loss=torch.minimum(s.best_loss, loss).where(check, s.best_loss),
         )  # fmt: skip
-        within = torch.zeros_like(candidate)
+        within = torch.zeros_like(closer)
         if self.norm == "Linf":
             within = closer & (distance <= s.tau)
         return s, within | stalled | (step == self.steps)
 
     def _start_next_search(self, s: CWState, x: Tensor, ended: Tensor) -> CWState:
         """Return the state with a new search for the images whose last one has ended."""
-        mask, zero = per_image(ended, x), torch.zeros_like(s.step)
-        new = self._lower_tau(s, x) if self.norm == "Linf" else self._bisect_c(s, x)
-        inf, zero_image = torch.full_like(zero, torch.inf), torch.zeros_like(x)
-        new = replace(
-            new, adam_mean=zero_image, adam_square=zero_image, step=zero, succeeded=zero.bool(),
-            window_loss=inf, best_loss=inf,
-        )  # fmt: skip
-        merged = {}
-        for f in fields(s):
-            old_value, new_value = getattr(s, f.name), getattr(new, f.name)
-            merged[f.name] = new_value.where(mask if new_value.ndim > 1 else ended, old_value)
-        return CWState(**merged)
+        zero, zero_image = torch.zeros_like(s.step), torch.zeros_like(x)
+        inf = torch.full_like(zero, torch.inf)
+        new = self._lower_tau(s) if self.norm == "Linf" else self._bisect_c(s, x)
+        new |= {
+            "adam_mean": zero_image, "adam_square": zero_image, "step": zero,
+            "succeeded": zero.bool(), "window_loss": inf, "best_loss": inf,
+        }  # fmt: skip
+        mask = per_image(ended, x)
+        return replace(s, **{
+            name: value.where(mask if value.ndim > 1 else ended, getattr(s, name))
+            for name, value in new.items()
+        })  # fmt: skip
 
-    def _bisect_c(self, s: CWState, x: Tensor) -> CWState:
-        """Return the state at the clean image with the next c."""
+    def _bisect_c(self, s: CWState, x: Tensor) -> dict[str, Tensor]:
+        """Return the changes for a search from the clean image with the next c."""
         low, high = s.low.where(s.succeeded, s.c), s.c.where(s.succeeded, s.high)
         c = torch.where(high.isinf(), s.c * C_GROWTH, (low + high) / 2)
-        return replace(s, w=to_tanh_space(x), c=c, low=low, high=high, searches=s.searches + 1)
+        searches = s.searches + 1
+        return {"w": to_tanh_space(x), "c": c, "low": low, "high": high, "searches": searches}
 
-    def _lower_tau(self, s: CWState, x: Tensor) -> CWState:
-        """Return the state at the best image with a smaller tau; without success, a larger c."""
+    def _lower_tau(self, s: CWState) -> dict[str, Tensor]:
+        """Return the changes for a search from the closest image with a smaller tau.
+
+        Without success c grows instead.
+        """
         within = s.distance <= s.tau
         never = s.distance.isinf()
         low = s.low.where(within | never, s.tau)
@@ -249,14 +272,14 @@ class CW(Attack):
         c = (s.c * C_GROWTH).where(never, s.c)
         rate = s.rate.where(within | never, s.rate / 2)  # smaller steps where tau is bisected
         searches = s.searches + (~within).to(s.searches.dtype)
-        w = to_tanh_space(s.best)
-        return replace(s, w=w, c=c, low=low, tau=tau, rate=rate, searches=searches)
+        return {
+            "w": to_tanh_space(s.closest), "c": c, "low": low, "tau": tau, "rate": rate,
+            "searches": searches,
+        }  # fmt: skip
 
-    def _adam_step(
-        self, s: CWState, x: Tensor, x_adv: Tensor, grad: Tensor, active: Tensor
-    ) -> CWState:
+    def _adam_step(self, s: CWState, x: Tensor, active: Tensor) -> CWState:
         """Return the state after one step of Adam in tanh space for the active images."""
-        loss_grad = per_image(s.c, x) * grad + self._penalty_gradient(x_adv - x, s.tau)
+        loss_grad = per_image(s.c, x) * s.grad + self._penalty_gradient(s.x_adv - x, s.tau)
         loss_grad = loss_grad * pixel_derivative(s.w)
         mean = torch.lerp(loss_grad, s.adam_mean, BETAS[0])
         square = torch.lerp(loss_grad.square(), s.adam_square, BETAS[1])

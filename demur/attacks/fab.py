@@ -8,17 +8,24 @@ Unlike the authors' code, it takes any criterion and any margin as objective, an
 covers only images close enough to end inside the ball.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from demur import noise
-from demur.attacks.attack import Attack
-from demur.attacks.batch import AttackBatch, Candidates, verification_interval, verify_success
+from demur.attacks.attack import AttackBatch
 from demur.attacks.criteria import Criterion, Misclassified
+from demur.attacks.driver import (
+    Candidates,
+    Found,
+    IterativeAttack,
+    SearchState,
+    best_of,
+    default_interval,
+    verify_success,
+)
 from demur.attacks.objectives import (
-    AttackStart,
     Objective,
     ObjectiveState,
     TargetedMargin,
@@ -26,7 +33,7 @@ from demur.attacks.objectives import (
 )
 from demur.balls import Ball
 from demur.field_types import NonNegativeInt, Positive, PositiveInt, UnitInterval
-from demur.gradient import approximate_value, exact_value, gradient
+from demur.gradient import Model, approximate_value, exact_value, gradient
 from demur.images import per_image
 from demur.noise import Stream
 from demur.spec import later
@@ -37,39 +44,30 @@ NEAR = 1.5  # times eps: examples farther away never end inside the ball
 TINY = 1e-12
 
 
-@dataclass(frozen=True)
-class ClosestAdversarial:
-    """The closest adversarial example of each image so far."""
+@dataclass
+class FABState(SearchState):
+    """The state of a restart; `value` is the margin that the final search uses."""
 
-    x_adv: Tensor
-    distance: Tensor  # N, infinite where there is none
+    crossed: Tensor  # whether x_adv satisfies the criterion, near or far, unverified, N, bool
+    closest: Tensor  # closest adversarial example
+    distance: Tensor  # of `closest`, N; infinite where there is none
 
-    @classmethod
-    def none(cls, x: Tensor) -> "ClosestAdversarial":
-        """Return a state without adversarial examples."""
-        return cls(x, x.new_full((len(x),), torch.inf))
+    @property
+    def best(self) -> tuple[Tensor, Tensor]:
+        return self.closest, -self.distance
 
-    def update(self, x_adv: Tensor, distance: Tensor, success: Tensor) -> "ClosestAdversarial":
+    def add(self, x_adv: Tensor, distance: Tensor, success: Tensor) -> "FABState":
         """Return the state with the given examples where they are successful and closer."""
         closer = success & (distance < self.distance)
-        return ClosestAdversarial(
-            torch.where(per_image(closer, x_adv), x_adv, self.x_adv),
-            torch.where(closer, distance, self.distance),
+        return replace(
+            self,
+            closest=torch.where(per_image(closer, x_adv), x_adv, self.closest),
+            distance=torch.where(closer, distance, self.distance),
         )
 
 
 @dataclass(frozen=True)
-class Boundary:
-    """The decision boundary: zero sets of margins that are positive at adversarial images."""
-
-    margin: Objective
-    margin_inputs: list[ObjectiveState]  # one entry per margin, for instance per wrong class
-    overall: Objective  # one margin for all, used by the final search
-    overall_inputs: ObjectiveState
-
-
-@dataclass(frozen=True)
-class FAB(Attack):
+class FAB(IterativeAttack[FABState]):
     """Fast adaptive boundary attack; with targets it follows the boundary of the target class.
 
     Each step linearises the margin of the nearest wrong class and projects onto its zero set. The
@@ -108,63 +106,84 @@ class FAB(Attack):
         rows = (~success).nonzero()[:, 0]
         if len(rows) == 0:
             return x.clone()
-        batch = batch.select(rows)
-        boundary = self._boundary(batch, out.logits.shape[-1])
-        best = ClosestAdversarial.none(batch.x)
-        for restart in range(self.restarts):
-            x_start = batch.x
-            if restart:
-                x_start = self._random_start(batch, best, noise.derive_seed(stream, restart))
-            best = self._walk(batch, boundary, x_start, best)
-            best = self._final_search(batch, boundary, best)
-        returned = best.distance.isfinite() if self.any_distance else best.distance <= self.ball.eps
-        return x.index_put((rows[returned],), best.x_adv[returned])
+        batch = self._with_margins(batch.select(rows), out.logits.shape[-1])
+        found = Found.nothing(batch)
+        best_of(found, self.restarts, stream, partial(self._restart, batch, found))
+        limit = torch.finfo(x.dtype).max if self.any_distance else self.ball.eps
+        returned = -found.value <= limit
+        return x.index_put((rows[returned],), found.x_adv[returned])
 
-    def _random_start(self, batch: AttackBatch, best: ClosestAdversarial, stream: Stream) -> Tensor:
+    @property
+    def last_step(self) -> int:
+        return self.steps
+
+    def verification_interval(self, model: Model) -> int:
+        return 1 if self.any_distance else default_interval(model)
+
+    def _restart(
+        self, batch: AttackBatch, found: Found, number: int, rows: Tensor, stream: Stream
+    ) -> Found:
+        """Run one restart on all images; its values are minus the distances."""
+        _, state = self.begin(batch)
+        state = replace(state, closest=found.x_adv.clone(), distance=-found.value)
+        if number:
+            state = replace(state, x_adv=self._random_start(batch, state.distance, stream))
+        return self._final_search(batch, self.iterate(batch, state))
+
+    def _random_start(self, batch: AttackBatch, distance: Tensor, stream: Stream) -> Tensor:
         """Return a random point at half of eps, or of the closest distance if that is smaller."""
         delta = self.ball.scaled_start(batch.x, self.seed, batch.index, stream) - batch.x
-        fraction = (best.distance / max(self.ball.eps, TINY)).clamp(max=1) / 2
+        fraction = (distance / max(self.ball.eps, TINY)).clamp(max=1) / 2
         return batch.x + per_image(fraction, batch.x) * delta
 
-    def _boundary(self, batch: AttackBatch, classes: int) -> Boundary:
-        """Return the boundary of the criterion, for a number of classes."""
+    def _with_margins(self, batch: AttackBatch, classes: int) -> AttackBatch:
+        """Return the batch with the objective's state, or with the wrong classes to consider."""
         if self.objective is None:
-            inputs: list[ObjectiveState] = [(target,) for target in _targets(batch, classes)]
-            return Boundary(TargetedMargin(), inputs, UntargetedMargin(), ())
-        objective_state = self.objective.prepare(
-            AttackStart(batch.model, batch.x, batch.x, batch.y, batch.target)
+            return replace(batch, objective_state=tuple(_targets(batch, classes)))
+        return batch.prepare(self.objective, batch.x)
+
+    def _margins(self, batch: AttackBatch) -> tuple[Objective, list[ObjectiveState]]:
+        """Return the margins whose zero sets are the boundary: one objective, several inputs."""
+        if self.objective is None:
+            return TargetedMargin(), [(target,) for target in batch.objective_state]
+        return self.objective, [self.objective.at_step(batch.objective_state, 0, self.steps)]
+
+    def _overall(self, batch: AttackBatch) -> tuple[Objective, ObjectiveState]:
+        """Return one margin for the whole boundary, for the final search."""
+        if self.objective is None:
+            return UntargetedMargin(), ()
+        return self.objective, self.objective.at_step(batch.objective_state, 0, self.steps)
+
+    def begin(self, batch: AttackBatch) -> tuple[AttackBatch, FABState]:
+        none = torch.zeros_like(batch.y, dtype=torch.bool)
+        zero = batch.x.new_zeros(len(batch.x))
+        return batch, FABState(batch.x, zero, none, none, batch.x, zero + torch.inf)
+
+    def step(self, batch: AttackBatch, state: FABState, step: int) -> FABState:
+        shortened = batch.x + self.backward * (state.x_adv - batch.x)
+        x_adv = torch.where(per_image(state.crossed, shortened), shortened, state.x_adv)
+        x_adv = self._next_iterate(batch, x_adv)
+        overall, inputs = self._overall(batch)
+        value, out = approximate_value(batch.model, overall, x_adv, batch.y, *inputs)
+        crossed, distance = self.criterion(out, batch.y), self.ball.norm(x_adv - batch.x)
+        # Only examples that may be returned are verified. Those farther away serve as starting
+        # points of the final search.
+        returnable = self._is_returnable(distance)
+        state = state.add(x_adv, distance, crossed & ~returnable)
+        candidate = crossed & returnable & (distance < state.distance)
+        return replace(
+            state, x_adv=x_adv, value=value.to(x_adv), candidate=candidate, crossed=crossed
         )
-        margin_inputs = self.objective.at_step(objective_state, 0, self.steps)
-        return Boundary(self.objective, [margin_inputs], self.objective, margin_inputs)
 
-    def _walk(
-        self, batch: AttackBatch, boundary: Boundary, x_adv: Tensor, best: ClosestAdversarial
-    ) -> ClosestAdversarial:
-        """Run the steps of one restart and return the closest adversarial examples."""
-        interval = 1 if self.any_distance else verification_interval(batch.model)
-        candidates = Candidates.empty(batch.x)
-        for step in range(1, self.steps + 1):
-            x_adv = self._step(batch, boundary, x_adv)
-            value, out = approximate_value(
-                batch.model, boundary.overall, x_adv, batch.y, *boundary.overall_inputs
-            )
-            candidate, distance = self.criterion(out, batch.y), self.ball.norm(x_adv - batch.x)
-            # Only examples that may be returned are verified. Those farther away serve as
-            # starting points of the final search.
-            returnable = self._is_returnable(distance)
-            best = best.update(x_adv, distance, candidate & ~returnable)
-            new = candidate & returnable & (distance < best.distance)
-            candidates = candidates.update(x_adv, value.to(x_adv), new)
-            if step % interval == 0 or step == self.steps:
-                best = self._add_verified(batch, best, candidates)
-                candidates = Candidates.empty(batch.x)
-            shortened = batch.x + self.backward * (x_adv - batch.x)
-            x_adv = torch.where(per_image(candidate, x_adv), shortened, x_adv)
-        return best
+    def settle(
+        self, batch: AttackBatch, state: FABState, verified: Candidates
+    ) -> tuple[FABState, Candidates | None]:
+        distance = self.ball.norm(verified.x_adv - batch.x)
+        return state.add(verified.x_adv, distance, verified.present), None
 
-    def _step(self, batch: AttackBatch, boundary: Boundary, x_adv: Tensor) -> Tensor:
+    def _next_iterate(self, batch: AttackBatch, x_adv: Tensor) -> Tensor:
         """Return the next iterate: a mix of the projections of the iterate and the clean image."""
-        grad, margin = self._nearest_margin(batch, boundary, x_adv)
+        grad, margin = self._nearest_margin(batch, x_adv)
         from_iterate, from_clean = self._project_both(batch.x, x_adv, grad, margin)
         near, far = self.ball.norm(from_iterate), self.ball.norm(from_clean)
         weight = (near / (near + far).clamp_min(TINY)).clamp(max=self.alpha)
@@ -193,21 +212,13 @@ class FAB(Attack):
             return torch.ones_like(distance, dtype=torch.bool)
         return distance <= self.ball.eps
 
-    def _add_verified(
-        self, batch: AttackBatch, best: ClosestAdversarial, candidates: Candidates
-    ) -> ClosestAdversarial:
-        """Return the closest examples, with the verified candidates added."""
-        success = candidates.verify(self.criterion, batch)
-        return best.update(candidates.x_adv, self.ball.norm(candidates.x_adv - batch.x), success)
-
-    def _nearest_margin(
-        self, batch: AttackBatch, boundary: Boundary, x_adv: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _nearest_margin(self, batch: AttackBatch, x_adv: Tensor) -> tuple[Tensor, Tensor]:
         """Return gradient and value of the margin whose linearised zero set is nearest."""
+        objective, all_inputs = self._margins(batch)
         nearest_grad, margin = torch.zeros_like(x_adv), x_adv.new_zeros(len(x_adv))
         shortest = torch.full_like(margin, torch.inf)
-        for inputs in boundary.margin_inputs:
-            grad, value, _ = gradient(batch.model, boundary.margin, x_adv, batch.y, *inputs)
+        for inputs in all_inputs:
+            grad, value, _ = gradient(batch.model, objective, x_adv, batch.y, *inputs)
             grad, value = grad.to(x_adv), value.to(x_adv)
             dual_norm = (grad * self.ball.direction(grad)).flatten(1).sum(1)
             distance = value.abs() / dual_norm.clamp_min(TINY)
@@ -217,18 +228,15 @@ class FAB(Attack):
             shortest = torch.where(nearer, distance, shortest)
         return nearest_grad, margin
 
-    def _final_search(
-        self, batch: AttackBatch, boundary: Boundary, best: ClosestAdversarial
-    ) -> ClosestAdversarial:
+    def _final_search(self, batch: AttackBatch, found: Found) -> Found:
         """Search on the segment to the clean image (regula falsi, else bisection), in fp32."""
-        reach = torch.inf if self.any_distance else NEAR * self.ball.eps
-        rows = (best.distance.isfinite() & (best.distance <= reach)).nonzero()[:, 0]
+        reach = torch.finfo(batch.x.dtype).max if self.any_distance else NEAR * self.ball.eps
+        rows = (-found.value <= reach).nonzero()[:, 0]
         if len(rows) == 0:
-            return best
-        batch, objective = batch.select(rows), boundary.overall
-        inputs = [part[rows] for part in boundary.overall_inputs]
-        closest = ClosestAdversarial(best.x_adv[rows], best.distance[rows])
-        low, high = batch.x, closest.x_adv
+            return found
+        batch = batch.select(rows)
+        objective, inputs = self._overall(batch)
+        low, high = batch.x, found.x_adv[rows]
         low_value = exact_value(batch.model, objective, low, batch.y, *inputs)[0].to(batch.x)
         high_value = exact_value(batch.model, objective, high, batch.y, *inputs)[0].to(batch.x)
         for _ in range(FINAL_SEARCH_STEPS):
@@ -239,15 +247,14 @@ class FAB(Attack):
             middle = low + per_image(fraction, low) * (high - low)
             value, out = exact_value(batch.model, objective, middle, batch.y, *inputs)
             value, success = value.to(batch.x), self.criterion(out, batch.y)
-            closest = closest.update(middle, self.ball.norm(middle - batch.x), success)
+            nearness = -self.ball.norm(middle - batch.x)
+            closer = (success & (nearness > found.value[rows])).nonzero()[:, 0]
+            found.set(rows[closer], middle[closer], nearness[closer])
             mask = per_image(success, low)
             low, high = torch.where(mask, low, middle), torch.where(mask, middle, high)
             low_value = torch.where(success, low_value, value)
             high_value = torch.where(success, value, high_value)
-        return ClosestAdversarial(
-            best.x_adv.index_put((rows,), closest.x_adv),
-            best.distance.index_put((rows,), closest.distance),
-        )
+        return found
 
 
 def project_to_hyperplane(ball: Ball, x: Tensor, grad: Tensor, rise: Tensor) -> Tensor:

@@ -1,14 +1,42 @@
-"""The margins of an accepted error with their gradients: one to be wrong, one per score."""
+"""Attacks that see the margins of an accepted error one by one: wrong, and accepted by each score.
 
-from dataclasses import dataclass
+    MaxMinMargin(Linf(8/255), AcceptedError(RCon(), TPR(0.95)))       # ours
+    OrthogonalAPGD(Linf(8/255), objective=MinMargin(criterion), criterion=criterion)
+
+The gradients of the margins conflict. `MaxMinMargin` solves a linearised zero-sum game between the
+image and the weights of the margins in each step. `OrthogonalAPGD` follows the smallest margin and
+leaves the others unchanged to first order (after Bryniarski et al. 2022).
+"""
+
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
-from demur.attacks.batch import AttackBatch, PerImageState
-from demur.attacks.objectives import MinMargin, ObjectiveState, SingleMargin
-from demur.gradient import gradient
+from demur.attacks.apgd import APGD
+from demur.attacks.attack import AttackBatch
+from demur.attacks.criteria import AcceptedError
+from demur.attacks.driver import (
+    Found,
+    IterativeAttack,
+    PerImageState,
+    SearchState,
+    verify_success,
+)
+from demur.attacks.objectives import CE, MinMargin, ObjectiveState, SingleMargin
+from demur.balls import Ball
+from demur.errors import BadInput
+from demur.field_types import NonNegativeInt, PositiveInt
+from demur.gradient import Gradient, exact_value, gradient
+from demur.images import per_image
+from demur.noise import Stream
 from demur.output import Output
+
+ROUNDS = 20  # of fictitious play per step
+GROW, SHRINK = 1.5, 0.5  # factors of the step fraction after a rise and after a fall
+TINY = 1e-20
+MIN_REMAINDER = 1e-3  # of a gradient's norm; with less left the full gradient is used
 
 
 @dataclass
@@ -30,3 +58,161 @@ def margins_at(
     grads = torch.stack([query.grad.flatten(1) for query in gradients], 1)
     values = torch.stack([query.value for query in gradients], 1).to(grads)
     return Margins(values, grads), gradients[-1].out
+
+
+@dataclass
+class MaxMinState(SearchState):
+    """The state of the search; `value` is the smallest margin at x_adv."""
+
+    best_x: Tensor  # iterate with the largest smallest margin
+    best_value: Tensor  # smallest margin at `best_x`
+    values: Tensor  # all margins at `best_x`, N, M
+    grads: Tensor  # their gradients, N, M, D
+    step_fraction: Tensor  # of the way to the solution of the game
+    weights: Tensor  # of the margins, carried over from game to game, N, M
+    games: Tensor  # number of games so far
+
+    @property
+    def best(self) -> tuple[Tensor, Tensor]:
+        return self.best_x, self.best_value
+
+    def at(self, x_adv: Tensor, margins: Margins, candidate: Tensor) -> "MaxMinState":
+        """Return the state at an iterate with the given margins."""
+        value = margins.values.amin(1)
+        rose = value > self.best_value
+        fraction = self.step_fraction
+        return replace(
+            self, x_adv=x_adv, value=value, candidate=candidate,
+            best_x=torch.where(per_image(rose, x_adv), x_adv, self.best_x),
+            best_value=torch.where(rose, value, self.best_value),
+            values=torch.where(rose[:, None], margins.values, self.values),
+            grads=torch.where(rose[:, None, None], margins.grads, self.grads),
+            step_fraction=torch.where(rose, (GROW * fraction).clamp(max=1), SHRINK * fraction),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MaxMinMargin(IterativeAttack[MaxMinState]):
+    """Maximise the smallest of the margins "wrong" and "accepted by each score".
+
+    Args:
+        ball: Linf or L2.
+        criterion: The success criterion; it defines the margins.
+        steps: The number of steps per restart, each with one gradient query per margin.
+        restarts: The number of restarts.
+        seed: The seed of the random starts.
+    """
+
+    ball: Ball
+    criterion: AcceptedError
+    steps: PositiveInt = 100
+    restarts: PositiveInt = 1
+    seed: NonNegativeInt = 0
+
+    def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
+        _, out = exact_value(batch.model, CE(), batch.x, batch.y)
+        found = Found.nothing(batch, self.criterion(out, batch.y))
+        return self.best_restart(batch, found, self.restarts, stream)
+
+    @property
+    def last_step(self) -> int:
+        return self.steps - 1
+
+    def begin(self, batch: AttackBatch) -> tuple[AttackBatch, MaxMinState]:
+        x_adv = self.ball.scaled_start(batch.x, self.seed, batch.index, batch.stream)
+        batch = batch.prepare(MinMargin(self.criterion), x_adv)
+        return batch, self._query(batch, x_adv, initial_state(x_adv, _count_margins(batch)))
+
+    def step(self, batch: AttackBatch, state: MaxMinState, step: int) -> MaxMinState:
+        solution, weights = solve_game(self.ball, batch.x, state)
+        way = per_image(state.step_fraction, batch.x) * (solution - state.best_x)
+        x_adv = self.ball.project(batch.x, state.best_x + way)  # corrects rounding only
+        return self._query(batch, x_adv, replace(state, weights=weights, games=state.games + 1))
+
+    def _query(self, batch: AttackBatch, x_adv: Tensor, state: MaxMinState) -> MaxMinState:
+        """Return the state at an iterate, after one gradient query per margin."""
+        margins, out = margins_at(batch, MinMargin(self.criterion), x_adv, batch.objective_state)
+        return state.at(x_adv, margins, self.criterion(out, batch.y))
+
+
+def solve_game(ball: Ball, x: Tensor, state: MaxMinState) -> tuple[Tensor, Tensor]:
+    """Return an approximate max-min solution of the linearised margins, and the margin weights.
+
+    Fictitious play: each player responds to the other's average so far. The image moves to the
+    point of the ball that maximises the weighted margin; the weights move to the smallest margin.
+    Later games continue from the weights of earlier ones with smaller steps.
+    """
+    weights, average = state.weights, state.best_x
+    for turn in range(ROUNDS):
+        rate = 2 / (turn + 2 + ROUNDS * state.games)  # N
+        weighted_grad = (weights[:, :, None] * state.grads).sum(1).view_as(x)
+        response = ball.project(x, x + ball.eps * ball.direction(weighted_grad))
+        average = average + per_image(rate, x) * (response - average)
+        delta = (average - state.best_x).flatten(1)
+        predicted = state.values + (state.grads * delta[:, None]).sum(2)
+        smallest = one_hot(predicted.argmin(1), weights.shape[1]).to(weights)
+        weights = weights + rate[:, None] * (smallest - weights)
+    return average, weights
+
+
+def initial_state(x_adv: Tensor, margins: int) -> MaxMinState:
+    """Return the state before the first gradient query, for a number of margins."""
+    n, pixels = len(x_adv), x_adv[0].numel()
+    lowest = x_adv.new_full((n,), -torch.inf)
+    return MaxMinState(
+        x_adv=x_adv, value=lowest, candidate=lowest > 0, best_x=x_adv, best_value=lowest,
+        values=x_adv.new_zeros(n, margins), grads=x_adv.new_zeros(n, margins, pixels),
+        step_fraction=x_adv.new_ones(n), weights=x_adv.new_full((n, margins), 1 / margins),
+        games=x_adv.new_zeros(n),
+    )  # fmt: skip
+
+
+def _count_margins(batch: AttackBatch) -> int:
+    """Return the number of margins, from the state of a prepared `MarginObjective`."""
+    return batch.objective_state[1].shape[1]
+
+
+@dataclass(frozen=True)
+class OrthogonalAPGD(APGD):
+    """Auto-PGD with orthogonal gradients; its objective must be a `MinMargin`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.objective, MinMargin):
+            raise BadInput(
+                "OrthogonalAPGD needs margins; pass objective=MinMargin(AcceptedError(...))"
+            )
+
+    def _query(self, batch: AttackBatch, x_adv: Tensor, step: int) -> tuple[Gradient, Tensor]:
+        assert isinstance(self.objective, MinMargin)
+        inputs = self.objective.at_step(batch.objective_state, step, self.steps)
+        margins, out = margins_at(batch, self.objective, x_adv, inputs)
+        grad = orthogonal(margins.grads, margins.values.argmin(1)).view_as(x_adv)
+        success = verify_success(
+            self.criterion, batch.model, x_adv, batch.y, self.criterion(out, batch.y)
+        )
+        return Gradient(grad, margins.values.amin(1), out), success
+
+
+def orthogonal(grads: Tensor, chosen: Tensor) -> Tensor:
+    """Return the chosen gradient of each image without its components along the others, N, D.
+
+    If less than `MIN_REMAINDER` of its norm remains, as for parallel gradients, it is returned
+    unchanged.
+
+    Args:
+        grads: The gradients of M margins, N, M, D.
+        chosen: The index of the margin to follow, N.
+    """
+    rows = torch.arange(len(chosen), device=chosen.device)
+    full = grads[rows, chosen]  # N, D
+    remainder, basis = full, list[Tensor]()
+    for index in range(grads.shape[1]):
+        other = torch.where((chosen == index)[:, None], 0, grads[:, index])
+        for axis in basis:
+            other = other - (other * axis).sum(1, keepdim=True) * axis
+        axis = other / other.norm(dim=1, keepdim=True).clamp_min(TINY)
+        basis.append(axis)
+        remainder = remainder - (remainder * axis).sum(1, keepdim=True) * axis
+    enough = remainder.norm(dim=1) > MIN_REMAINDER * full.norm(dim=1)
+    return torch.where(per_image(enough, remainder), remainder, full)

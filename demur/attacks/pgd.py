@@ -8,20 +8,21 @@ starts "mixed" and "coin" follow CCAT (Stutz et al. 2020). `FrankWolfe` is the s
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from demur import noise
-from demur.attacks.attack import Attack
-from demur.attacks.batch import AttackBatch, verify_success
+from demur.attacks.attack import AttackBatch
 from demur.attacks.criteria import Criterion, Misclassified
-from demur.attacks.momentum import initial_state, keep_or_undo_step, propose_step
-from demur.attacks.objectives import CE, AttackStart, Objective, ObjectiveState
+from demur.attacks.driver import Found, IterativeAttack, SearchState, largest_of
+from demur.attacks.objectives import CE, Objective, ObjectiveState
 from demur.balls import Ball
 from demur.errors import BadInput
 from demur.field_types import NonNegative, NonNegativeInt, Positive, PositiveInt, UnitInterval
+from demur.fused import fused
 from demur.gradient import approximate_value, exact_value, gradient, gradient_only
 from demur.images import per_image
 from demur.noise import Stream
@@ -30,8 +31,21 @@ from demur.spec import later
 TRADES_SIGMA = 1e-3  # standard deviation of the noise that TRADES starts with
 
 
+@dataclass
+class PGDState(SearchState):
+    """The state of an ascent that stops at success; every tensor has one row per image."""
+
+    grad: Tensor  # at x_adv
+    best_x: Tensor  # iterate with the largest objective
+    best_value: Tensor
+
+    @property
+    def best(self) -> tuple[Tensor, Tensor]:
+        return self.best_x, self.best_value
+
+
 @dataclass(frozen=True)
-class PGD(Attack):
+class PGD(IterativeAttack[PGDState]):
     """Projected gradient descent: ascend the objective and project into the ball.
 
     Args:
@@ -96,33 +110,74 @@ class PGD(Attack):
             )
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
-        if self.keep == "max_objective":
-            return self._max_objective(batch, stream)
-        return self._until_success(batch, stream)
+        if self.keep == "success":
+            return self.best_restart(batch, self._clean(batch), self.restarts, stream)
+        if self.restarts == 1:
+            # The reference code evaluates the loss once more, to no effect.
+            return self._ascent(batch, noise.derive_seed(stream, 0))[0]
+        return largest_of(batch, self.restarts, stream, partial(self._ranked_ascent, batch))
 
-    def _max_objective(self, batch: AttackBatch, stream: Stream) -> Tensor:
-        best, best_value = batch.x, torch.full_like(batch.y, -torch.inf, dtype=batch.x.dtype)
-        for restart in range(self.restarts):
-            x_adv, objective_state = self._start_restart(batch, noise.derive_seed(stream, restart))
-            ranking, inputs = self._ranking_objective(batch, x_adv, objective_state)
-            if self._has_momentum:
-                x_adv = self._momentum_ascent(batch, x_adv, objective_state, ranking, inputs)
-            else:
-                x_adv = self._plain_ascent(batch, x_adv, objective_state)
-            if self.restarts == 1:
-                return x_adv  # the reference code evaluates the loss once more, to no effect
-            value, _ = exact_value(batch.model, ranking, x_adv, batch.y, *inputs)
-            better = value >= best_value
-            best = torch.where(per_image(better, batch.x), x_adv, best)
-            best_value = torch.where(better, value, best_value)
-        return best
+    # ------------------------------------------------ keep="success", by the common driver
 
-    def _plain_ascent(
-        self, batch: AttackBatch, x_adv: Tensor, objective_state: ObjectiveState
-    ) -> Tensor:
+    @property
+    def last_step(self) -> int:
+        return self.steps
+
+    def begin(self, batch: AttackBatch) -> tuple[AttackBatch, PGDState]:
+        x_adv = self._first_iterate(batch.x, batch.index, batch.stream)
+        batch = batch.prepare(self.objective, x_adv)
+        none = torch.full_like(batch.y, -torch.inf, dtype=batch.x.dtype)
+        return batch, self._query(batch, x_adv, 0, batch.x, none)
+
+    def step(self, batch: AttackBatch, state: PGDState, step: int) -> PGDState:
+        x_adv = self.next_iterate(batch.x, state.x_adv, state.grad, step)
+        return self._query(batch, x_adv, step + 1, *state.best)
+
+    def _query(
+        self, batch: AttackBatch, x_adv: Tensor, step: int, best: Tensor, best_value: Tensor
+    ) -> PGDState:
+        """Return the state at an iterate; no gradient is needed at the last one."""
+        inputs = self.objective.at_step(batch.objective_state, step, self.steps)
+        if step < self.steps:
+            grad, value, out = gradient(batch.model, self.objective, x_adv, batch.y, *inputs)
+        else:
+            value, out = exact_value(batch.model, self.objective, x_adv, batch.y, *inputs)
+            grad = x_adv
+        better = value > best_value
+        best = torch.where(per_image(better, x_adv), x_adv, best)
+        best_value = torch.where(better, value.to(best_value), best_value)
+        return PGDState(x_adv, value, self.criterion(out, batch.y), grad, best, best_value)
+
+    def _clean(self, batch: AttackBatch) -> Found:
+        """Return the clean images with their values of the objective and where they succeed."""
+        batch = batch.prepare(self.objective, batch.x)
+        inputs = self.objective.at_step(batch.objective_state, self.steps, self.steps)
+        value, out = exact_value(batch.model, self.objective, batch.x, batch.y, *inputs)
+        return Found(batch.x.clone(), value, self.criterion(out, batch.y))
+
+    # ------------------------------------------------ keep="max_objective", without leaving
+
+    def _ranked_ascent(self, batch: AttackBatch, stream: Stream) -> tuple[Tensor, Tensor]:
+        """Return the last iterate of one restart and its value."""
+        x_adv, ranking, inputs = self._ascent(batch, stream)
+        value, _ = exact_value(batch.model, ranking, x_adv, batch.y, *inputs)
+        return x_adv, value
+
+    def _ascent(
+        self, batch: AttackBatch, stream: Stream
+    ) -> tuple[Tensor, Objective, ObjectiveState]:
+        """Return the last iterate of one restart, and the objective that ranks it, with inputs."""
+        x_adv = self._first_iterate(batch.x, batch.index, stream)
+        batch = batch.prepare(self.objective, x_adv)
+        ranking, inputs = self._ranking_objective(batch, x_adv)
+        if self._has_momentum:
+            return self._momentum_ascent(batch, x_adv, ranking, inputs), ranking, inputs
+        return self._plain_ascent(batch, x_adv), ranking, inputs
+
+    def _plain_ascent(self, batch: AttackBatch, x_adv: Tensor) -> Tensor:
         """Return the last iterate."""
         for step in range(self.steps):
-            inputs = self.objective.at_step(objective_state, step, self.steps)
+            inputs = self.objective.at_step(batch.objective_state, step, self.steps)
             grad = gradient_only(batch.model, self.objective, x_adv, batch.y, *inputs)
             x_adv = self.next_iterate(batch.x, x_adv, grad, step)
         return x_adv
@@ -131,7 +186,6 @@ class PGD(Attack):
         self,
         batch: AttackBatch,
         x_adv: Tensor,
-        objective_state: ObjectiveState,
         ranking: Objective,
         ranking_inputs: ObjectiveState,
     ) -> Tensor:
@@ -141,9 +195,9 @@ class PGD(Attack):
         strict, value = self.backtrack_objective is not None, None
         if self.backtrack and not strict:
             value, _ = approximate_value(batch.model, ranking, x_adv, batch.y, *ranking_inputs)
-        state = initial_state(x_adv, self._step_size, value)
+        state = initial_momentum(x_adv, self._step_size, value)
         for step in range(self.steps):
-            inputs = self.objective.at_step(objective_state, step, self.steps)
+            inputs = self.objective.at_step(batch.objective_state, step, self.steps)
             grad = gradient_only(batch.model, self.objective, state.x_adv, batch.y, *inputs)
             decay = self._decay(step)
             x_next, mean = propose_step(self.ball, batch.x, state, grad, self.momentum, decay)
@@ -161,60 +215,14 @@ class PGD(Attack):
         return bool(self.momentum or self.backtrack)
 
     def _ranking_objective(
-        self, batch: AttackBatch, x_start: Tensor, objective_state: ObjectiveState
+        self, batch: AttackBatch, x_start: Tensor
     ) -> tuple[Objective, ObjectiveState]:
         """Return the objective that ranks iterates, with its inputs at the last step."""
         ranking = self.objective
         if self.backtrack_objective is not None:
             ranking = self.backtrack_objective
-            objective_state = ranking.prepare(
-                AttackStart(batch.model, batch.x, x_start, batch.y, batch.target)
-            )
-        return ranking, ranking.at_step(objective_state, self.steps, self.steps)
-
-    def _until_success(self, full_batch: AttackBatch, stream: Stream) -> Tensor:
-        model, best = full_batch.model, full_batch.x.clone()
-        best_value, to_attack = self._evaluate_clean(full_batch)
-        for restart in range(self.restarts):
-            rows = to_attack.nonzero()[:, 0]
-            batch = full_batch.select(rows)
-            x_adv, objective_state = self._start_restart(batch, noise.derive_seed(stream, restart))
-            for step in range(self.steps + 1):
-                if len(rows) == 0:
-                    return best
-                inputs = self.objective.at_step(objective_state, step, self.steps)
-                if step < self.steps:
-                    grad, value, out = gradient(model, self.objective, x_adv, batch.y, *inputs)
-                else:
-                    value, out = exact_value(model, self.objective, x_adv, batch.y, *inputs)
-                candidate = self.criterion(out, batch.y)
-                success = verify_success(self.criterion, model, x_adv, batch.y, candidate)
-                better = success | (value > best_value[rows])
-                best[rows[better]] = x_adv[better]
-                best_value[rows[better]] = value[better]
-                to_attack[rows[success]] = False
-                left = ~success
-                rows, x_adv, batch = rows[left], x_adv[left], batch.select(left)
-                objective_state = tuple(part[left] for part in objective_state)
-                if step < self.steps:
-                    x_adv = self.next_iterate(batch.x, x_adv, grad[left], step)
-        return best
-
-    def _evaluate_clean(self, batch: AttackBatch) -> tuple[Tensor, Tensor]:
-        """Return the objective's value at the clean images, and where the criterion fails."""
-        objective_state = self.objective.prepare(
-            AttackStart(batch.model, batch.x, batch.x, batch.y, batch.target)
-        )
-        inputs = self.objective.at_step(objective_state, self.steps, self.steps)
-        value, out = exact_value(batch.model, self.objective, batch.x, batch.y, *inputs)
-        return value, ~self.criterion(out, batch.y)
-
-    def _start_restart(self, batch: AttackBatch, stream: Stream) -> tuple[Tensor, ObjectiveState]:
-        """Return the first iterate of a restart and the state of the objective."""
-        x_start = self._first_iterate(batch.x, batch.index, stream)
-        return x_start, self.objective.prepare(
-            AttackStart(batch.model, batch.x, x_start, batch.y, batch.target)
-        )
+            batch = batch.prepare(ranking, x_start)
+        return ranking, ranking.at_step(batch.objective_state, self.steps, self.steps)
 
     def _first_iterate(self, x: Tensor, index: Tensor, stream: Stream) -> Tensor:
         if self.start == "clean":
@@ -261,3 +269,57 @@ class FrankWolfe(PGD):
         mix = self.mix * self._decay(step)
         extreme = self.ball.eps * self.ball.direction(grad)
         return self.ball.project(x, x + (1 - mix) * (x_adv - x) + mix * extreme)
+
+
+# ------------------------------------------------ momentum and backtracking (Stutz et al. 2020)
+# No function here synchronises host and device, so the attack can be captured in a CUDA graph.
+
+
+class MomentumState(NamedTuple):
+    """The state of the ascent; every tensor has one row per image."""
+
+    x_adv: Tensor
+    mean: Tensor  # exponential moving average of the directions
+    length: Tensor  # size of the next step
+    value: Tensor  # of the objective that decides on backtracking, at x_adv
+
+
+def initial_momentum(x_adv: Tensor, length: float, value: Tensor | None) -> MomentumState:
+    """Return the state before the first step; without a value the first step is always kept."""
+    lengths = x_adv.new_full((len(x_adv),), length)
+    value = torch.full_like(lengths, -torch.inf) if value is None else value
+    return MomentumState(x_adv, torch.zeros_like(x_adv), lengths, value)
+
+
+@fused
+def propose_step(
+    ball: Ball,
+    x: Tensor,
+    state: MomentumState,
+    grad: Tensor,
+    momentum: float,
+    decay: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Return the next iterate, with the step size times `decay`, and the new mean direction."""
+    mean = momentum * state.mean + (1 - momentum) * ball.direction(grad)
+    length = per_image(decay * state.length, x)
+    return ball.project(x, state.x_adv + length * mean), mean
+
+
+@fused
+def keep_or_undo_step(
+    state: MomentumState, x_next: Tensor, value: Tensor, factor: float, strict: bool
+) -> MomentumState:
+    """Return the state after a step: keep it where the objective did not fall, else undo it.
+
+    The step size is divided by `factor` where the objective fell; with `strict` also where it
+    stayed equal.
+    """
+    kept = value >= state.value
+    full_length = value > state.value if strict else kept
+    return MomentumState(
+        torch.where(per_image(kept, x_next), x_next, state.x_adv),
+        state.mean,
+        torch.where(full_length, state.length, state.length / factor),
+        torch.where(kept, value, state.value),
+    )

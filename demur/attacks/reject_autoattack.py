@@ -12,13 +12,11 @@ from typing import ClassVar, Literal
 
 from demur.attacks.apgd import APGD
 from demur.attacks.attack import Attack
-from demur.attacks.chain import Chain, Ensemble
+from demur.attacks.chain import Chain, Ensemble, MultiTarget
 from demur.attacks.criteria import AcceptedError, Rejected
 from demur.attacks.fab import FAB
-from demur.attacks.maxmin import MaxMinMargin
-from demur.attacks.multi_target import MultiTarget
+from demur.attacks.margins import MaxMinMargin, OrthogonalAPGD
 from demur.attacks.objectives import MarginProduct, MinMargin, RejectionObjective
-from demur.attacks.orthogonal import OrthogonalAPGD
 from demur.attacks.square import Square
 from demur.balls import Ball
 from demur.field_types import NonNegativeInt, PositiveInt

@@ -8,23 +8,22 @@ another budget. Unlike in the authors' code, each image has its own squares.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from demur import noise
-from demur.attacks.attack import Attack
-from demur.attacks.batch import AttackBatch, PerImageState, is_exact, verify_success
+from demur.attacks.attack import AttackBatch
 from demur.attacks.criteria import Criterion, Misclassified
-from demur.attacks.objectives import AttackStart, Objective, ObjectiveState, UntargetedMargin
+from demur.attacks.driver import IterativeAttack, SearchState, is_exact
+from demur.attacks.objectives import Objective, UntargetedMargin
 from demur.balls import L2, Ball, Linf
 from demur.errors import BadInput
 from demur.field_types import NonNegativeInt, PositiveInt, UnitInterval
-from demur.gradient import approximate_value
+from demur.gradient import Model, approximate_value
 from demur.images import per_image
-from demur.noise import Stream
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # queries after which p is halved
 TILES = 5  # along an edge of the initial L2 perturbation
@@ -35,13 +34,11 @@ TINY = 1e-12
 
 
 @dataclass
-class SquareState(PerImageState):
+class SquareState(SearchState):
     """The state of the search; every tensor has one row per image."""
 
-    x_adv: Tensor
-    value: Tensor  # of the objective at x_adv
-    candidate: Tensor  # x_adv is an unverified success, bool
     refuted: Tensor  # an earlier candidate of this image failed verification, bool
+    uniforms: Tensor  # random numbers of the next queries
 
     def update(
         self, proposal: Tensor, value: Tensor, better: Tensor, candidate: Tensor
@@ -52,19 +49,20 @@ class SquareState(PerImageState):
         exchange it for a better one.
         """
         taken = better & (~self.candidate | (self.refuted & candidate))
-        x_adv = torch.where(per_image(taken, proposal), proposal, self.x_adv)
-        value = torch.where(taken, value, self.value)
-        candidate = torch.where(taken, candidate, self.candidate)
-        return SquareState(x_adv, value, candidate, self.refuted)
+        return replace(
+            self, x_adv=torch.where(per_image(taken, proposal), proposal, self.x_adv),
+            value=torch.where(taken, value, self.value),
+            candidate=torch.where(taken, candidate, self.candidate),
+        )  # fmt: skip
 
     def refute_candidates(self) -> "SquareState":
         """Return the state after a verification that no candidate of these images passed."""
         refuted = self.refuted | self.candidate
-        return SquareState(self.x_adv, self.value, torch.zeros_like(self.candidate), refuted)
+        return replace(self, candidate=torch.zeros_like(self.candidate), refuted=refuted)
 
 
 @dataclass(frozen=True)
-class Square(Attack):
+class Square(IterativeAttack[SquareState]):
     """Square attack: keep a random square where it raises the objective or succeeds.
 
     The first query perturbs the whole image, with stripes for Linf and tiles for L2. Images leave
@@ -91,66 +89,49 @@ class Square(Attack):
         if not isinstance(self.ball, Linf | L2):
             raise BadInput(f"Square.ball must be Linf or L2, not {self.ball}")
 
-    def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
-        x, index, best = batch.x, batch.index, batch.x.clone()
-        objective_state = self.objective.prepare(
-            AttackStart(batch.model, x, x, batch.y, batch.target)
-        )
-        value, candidate = self._evaluate(batch, x, objective_state, 0)
-        state = SquareState(x, value, candidate, refuted=torch.zeros_like(candidate))
-        rows = torch.arange(len(x), device=x.device)  # of the images still attacked
-        for query in range(self.queries):
-            if query % VERIFY_EVERY == 0:
-                success = verify_success(
-                    self.criterion, batch.model, state.x_adv, batch.y, state.candidate
-                )
-                best[rows] = state.x_adv
-                left = (~success).nonzero()[:, 0]
-                rows, batch = rows[left], batch.select(left)
-                state = state.select(left).refute_candidates()
-                objective_state = tuple(part[left] for part in objective_state)
-            if len(rows) == 0:
-                break
-            if query % DRAW_AHEAD == 0:
-                block = noise.derive_seed(stream, query // DRAW_AHEAD)
-                shape = (DRAW_AHEAD, 5 + x.shape[1])
-                uniforms = noise.uniform(self.seed, index, block, shape).to(x)
-            draw = SquareDraw(uniforms[rows, query % DRAW_AHEAD], batch.x)
-            if query:
-                proposal = self._propose(draw, state.x_adv, query)
-            else:
-                proposal = self._initial_proposal(
-                    draw, batch, noise.derive_seed(stream, 0, PATTERN)
-                )
-            state = self._query(batch, state, proposal, objective_state, query)
-        best[rows] = state.x_adv
-        return best
+    @property
+    def last_step(self) -> int:
+        return self.queries
 
-    def _query(
-        self,
-        batch: AttackBatch,
-        state: SquareState,
-        proposal: Tensor,
-        objective_state: ObjectiveState,
-        query: int,
-    ) -> SquareState:
-        """Evaluate the proposal and return the new state."""
-        value, candidate = self._evaluate(batch, proposal, objective_state, query)
-        rose = (value > state.value) | (query == 0)  # the initial perturbation is always taken
+    def verification_interval(self, model: Model) -> int:
+        return VERIFY_EVERY
+
+    def begin(self, batch: AttackBatch) -> tuple[AttackBatch, SquareState]:
+        batch = batch.prepare(self.objective, batch.x)
+        value, candidate = self._evaluate(batch, batch.x, 0)
+        refuted = torch.zeros_like(candidate)
+        return batch, SquareState(batch.x, value, candidate, refuted, self._draw(batch, 0))
+
+    def step(self, batch: AttackBatch, state: SquareState, step: int) -> SquareState:
+        if step % VERIFY_EVERY == 0:  # the driver has just verified the candidates
+            state = state.refute_candidates()
+        if step and step % DRAW_AHEAD == 0:
+            state = replace(state, uniforms=self._draw(batch, step // DRAW_AHEAD))
+        draw = SquareDraw(state.uniforms[:, step % DRAW_AHEAD], batch.x)
+        if step:
+            proposal = self._propose(draw, state.x_adv, step)
+        else:
+            proposal = self._initial_proposal(draw, batch)
+        value, candidate = self._evaluate(batch, proposal, step)
+        rose = (value > state.value) | (step == 0)  # the initial perturbation is always taken
         # Near the boundary an approximate model would call every proposal a success.
         better = rose | candidate if is_exact(batch.model) else rose
         return state.update(proposal, value, better, candidate)
 
-    def _evaluate(
-        self, batch: AttackBatch, x_adv: Tensor, objective_state: ObjectiveState, query: int
-    ) -> tuple[Tensor, Tensor]:
+    def _draw(self, batch: AttackBatch, block: int) -> Tensor:
+        """Return the random numbers of DRAW_AHEAD queries, N, DRAW_AHEAD, 5 + C."""
+        stream, shape = noise.derive_seed(batch.stream, block), (DRAW_AHEAD, 5 + batch.x.shape[1])
+        return noise.uniform(self.seed, batch.index, stream, shape).to(batch.x)
+
+    def _evaluate(self, batch: AttackBatch, x_adv: Tensor, query: int) -> tuple[Tensor, Tensor]:
         """Return the value of the objective, N, and the candidate successes, N, bool."""
-        inputs = self.objective.at_step(objective_state, query, self.queries)
+        inputs = self.objective.at_step(batch.objective_state, query, self.queries)
         value, out = approximate_value(batch.model, self.objective, x_adv, batch.y, *inputs)
         return value, self.criterion(out, batch.y)
 
-    def _initial_proposal(self, draw: "SquareDraw", batch: AttackBatch, stream: Stream) -> Tensor:
+    def _initial_proposal(self, draw: "SquareDraw", batch: AttackBatch) -> Tensor:
         """Return the images with vertical stripes (Linf) or tiles (L2) of random sign."""
+        stream = noise.derive_seed(batch.stream, 0, PATTERN)
         uniforms = noise.uniform(self.seed, batch.index, stream, tuple(batch.x.shape[1:]))
         signs = _random_signs(uniforms.to(batch.x))
         delta = _tiles(draw, signs) if isinstance(self.ball, L2) else signs[:, :, :1]

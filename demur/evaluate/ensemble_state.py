@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as tensors_of
 from torch import Tensor, nn
 
-from demur.attacks.batch import AttackBatch
+from demur.attacks import AttackBatch
 from demur.attacks.chain import Chain, ChainState
 from demur.attacks.criteria import RuleCriterion
 from demur.errors import BadInput

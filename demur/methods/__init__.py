@@ -1,17 +1,19 @@
 """Training methods: a framework (how images are attacked and classified), a head and a schedule."""
 
-from demur.methods.atro import ATRO
+from demur.methods.baseline_heads import ATRO, CARL, EBD, SNet
 from demur.methods.batch_norm_mode import BatchNorm, attack_mode
-from demur.methods.carl import CARL
 from demur.methods.ccat import CCAT
-from demur.methods.ebd import EBD
-from demur.methods.frameworks import PGDAT, TRADES, Framework, Standard
+from demur.methods.frameworks import (
+    PGDAT,
+    TRADES,
+    BatchOutputs,
+    Framework,
+    LabelledOutput,
+    Standard,
+)
 from demur.methods.heads import Head, NoHead
-from demur.methods.method import Method
-from demur.methods.outputs import BatchOutputs, LabelledOutput
+from demur.methods.method import Method, OneCycle, Piecewise, Schedule
 from demur.methods.rr import RR
-from demur.methods.schedules import OneCycle, Piecewise, Schedule
-from demur.methods.snet import SNet
 
 FRAMEWORKS: tuple[type[Framework], ...] = (Standard, PGDAT, TRADES, CCAT)
 HEADS: tuple[type[Head], ...] = (NoHead, RR, EBD, SNet, ATRO, CARL)

@@ -18,8 +18,7 @@ from demur.attacks import CE, PGD, WrongConfidence
 from demur.balls import Linf
 from demur.field_types import Positive
 from demur.methods.batch_norm_mode import BatchNorm, attack_mode, check_keeps_batch
-from demur.methods.frameworks import Framework
-from demur.methods.outputs import BatchOutputs, LabelledOutput
+from demur.methods.frameworks import BatchOutputs, Framework, LabelledOutput
 from demur.noise import Stream
 from demur.output import Output, log_probabilities
 

@@ -10,7 +10,7 @@ methods, so that an engine can run each in its own way.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -20,10 +20,39 @@ from demur.balls import Linf
 from demur.errors import BadInput
 from demur.field_types import NonNegative
 from demur.methods.batch_norm_mode import BatchNorm, attack_mode, check_keeps_batch
-from demur.methods.outputs import BatchOutputs, LabelledOutput
 from demur.noise import Stream
-from demur.output import log_probabilities
+from demur.output import Output, log_probabilities
 from demur.spec import Spec
+
+
+class LabelledOutput(NamedTuple):
+    """Images (N, C, H, W), their labels (N) and the net's output for them."""
+
+    x: Tensor
+    y: Tensor
+    out: Output
+
+
+class BatchOutputs(NamedTuple):
+    """Outputs for the attacked images, and for the clean ones if a loss needs them.
+
+    `unperturbed` holds the attacked images before the attack. Only CCAT sets it: its clean images
+    are other images than its attacked ones.
+    """
+
+    attacked: LabelledOutput
+    clean: LabelledOutput | None = None
+    unperturbed: Tensor | None = None
+
+    def clean_outputs(self) -> LabelledOutput:
+        """Outputs for the clean images, which must have been computed."""
+        assert self.clean is not None, "a head that uses clean outputs must set needs_clean"
+        return self.clean
+
+
+def subset_weights(mask: Tensor) -> Tensor:
+    """Weights w with mean(w * v) = mean of v where `mask` is 1; `mask` holds ones and zeros (N)."""
+    return mask * len(mask) / mask.sum().clamp_min(1)
 
 
 @dataclass(frozen=True)

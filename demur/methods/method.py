@@ -1,4 +1,4 @@
-"""A training method: a framework and a head.
+"""A training method: a framework and a head. Learning-rate schedules.
 
     Method(PGDAT(), RR()).loss(net, x, y, index, stream)
     Method(PGDAT(), RR(gradient_to="head"), head_only=0.2)
@@ -8,16 +8,16 @@ alone and the classification loss uses the others alone, so that the head is tra
 the classifier has not been fitted to. Batch norm sees all of them.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
 from demur import noise
 from demur.errors import BadInput
-from demur.field_types import UnitInterval
-from demur.methods.frameworks import Framework
+from demur.field_types import Positive, UnitInterval
+from demur.methods.frameworks import BatchOutputs, Framework, subset_weights
 from demur.methods.heads import Head, NoHead
-from demur.methods.outputs import BatchOutputs, subset_weights
 from demur.methods.rr import RR
 from demur.noise import Stream
 from demur.spec import Spec, later
@@ -124,3 +124,38 @@ class Method(Spec):
             subset_weights(1 - head_only_mask) * loss_per_image
             + subset_weights(head_only_mask) * auxiliary
         ).mean()
+
+
+@dataclass(frozen=True)
+class Schedule(Spec, ABC):
+    """A learning rate for every step of a run; `peak` is the largest."""
+
+    peak: Positive = 0.1
+
+    @abstractmethod
+    def __call__(self, progress: float) -> float:
+        """Learning rate of the step after which `progress` (0 to 1) of all steps are done."""
+
+
+@dataclass(frozen=True)
+class Piecewise(Schedule):
+    """Constant learning rate, multiplied by `gamma` at each of `milestones`."""
+
+    # paper: epochs 100 and 105 of 110; the step that reaches a milestone has the lower rate
+    milestones: tuple[UnitInterval, ...] = (10 / 11, 21 / 22)
+    gamma: Positive = 0.1
+
+    def __call__(self, progress: float) -> float:
+        return self.peak * self.gamma ** sum(progress >= share for share in self.milestones)
+
+
+@dataclass(frozen=True)
+class OneCycle(Schedule):
+    """Linear increase to the peak during the share `warmup` of the run, then linear decay to 0."""
+
+    warmup: UnitInterval = 0.3
+
+    def __call__(self, progress: float) -> float:
+        up = progress / self.warmup if self.warmup > 0 else 1.0
+        down = (1 - progress) / (1 - self.warmup) if self.warmup < 1 else 1.0
+        return self.peak * max(0.0, min(up, down))

@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from demur.attacks import CE, RRLoss
 from demur.errors import BadInput
 from demur.field_types import NonNegative, Positive
-from demur.methods.frameworks import Framework
-from demur.methods.heads import Head
-from demur.methods.modules import BlocksAux, DenseAux
-from demur.methods.outputs import BatchOutputs
+from demur.methods.frameworks import BatchOutputs, Framework
+from demur.methods.heads import BlocksAux, DenseAux, Head
 from demur.output import Output, prediction, tcon
 from demur.rectified import Construction, RRLossKind, rr_loss_per_image
 from demur.rejectors import Con, ConMinusRectifier, Coupled, RCon, Rectifier, Rejector

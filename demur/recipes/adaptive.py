@@ -21,8 +21,7 @@ from demur.attacks import (
     WrongConfidence,
 )
 from demur.errors import BadInput
-from demur.recipes.threats import linf
-from demur.recipes.training import Recipe
+from demur.recipes.training import Recipe, linf
 
 STEPS, RESTARTS = 500, 10  # the paper's
 

@@ -26,8 +26,7 @@ from demur.balls import L2, Linf
 from demur.calibrate import TPR, Median
 from demur.errors import BadInput
 from demur.recipes.adaptive import ADAPTIVE_ATTACKS
-from demur.recipes.threats import l2, linf
-from demur.recipes.training import Recipe
+from demur.recipes.training import Recipe, l2, linf
 
 
 def _adaptive(recipe: Recipe) -> PGD:

@@ -32,8 +32,7 @@ from demur.methods import (
 )
 from demur.methods.ccat import OFFICIAL, REFERENCE
 from demur.nets import ResNet8, ResNet18
-from demur.recipes.threats import linf
-from demur.recipes.training import Recipe
+from demur.recipes.training import Recipe, linf
 
 _CCAT_REFERENCE = CCAT(rho=1.0, form="reference", attack=REFERENCE, bn="train")
 _FRAMEWORKS: dict[str, Framework] = {

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from demur.attacks import Attack, Clean
+from demur.attacks import PGD, Attack, Clean
+from demur.balls import L2, Linf
 from demur.data import Augment, Dataset, NoAugment, SplitName
 from demur.errors import BadInput, shorten, suggestion
 from demur.field_types import Condition, NonNegative, NonNegativeInt, PositiveInt, UnitInterval
@@ -132,3 +133,13 @@ class Recipe(Spec):
         if found is None:
             raise BadInput(f"the run has no rejector {shorten(name)!r}; {suggestion(name, known)}")
         return found
+
+
+def linf(data: Dataset, steps: int) -> PGD:
+    """PGD in the usual Linf ball of a data set."""
+    return PGD(Linf(data.threat.linf), steps=steps, step_size=data.threat.linf_step)
+
+
+def l2(data: Dataset, steps: int) -> PGD:
+    """PGD in the usual L2 ball of a data set."""
+    return PGD(L2(data.threat.l2), steps=steps, step_size=data.threat.l2_step)

@@ -4,7 +4,6 @@ RCon()(net(x))                      # read off the output
 KD().fit(out, y)(net(x))            # fitted to features of clean images
 """
 
-from demur.rejectors.coupled import Coupled
 from demur.rejectors.defaults import OUTPUT_REJECTORS, fitted_rejectors, paper_grid
 from demur.rejectors.density import KD, KNN, LID
 from demur.rejectors.fitted import FittedScore, TooFewImages
@@ -13,6 +12,7 @@ from demur.rejectors.outputs import (
     AcceptProbability,
     Con,
     ConMinusRectifier,
+    Coupled,
     Energy,
     Entropy,
     MaxLogit,

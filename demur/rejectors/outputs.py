@@ -1,4 +1,4 @@
-"""Scores that are read off the net's output and need no fitting.
+"""Scores that are read off the net's output and need no fitting, and pairs of scores.
 
 score = RCon()           # con * A
 score(model(x))          # one value per image, N; higher means accept
@@ -6,7 +6,7 @@ score(model(x))          # one value per image, N; higher means accept
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -29,7 +29,7 @@ from demur.output import (
     rectifier_logit,
 )
 from demur.rectified import certainty, log_certainty
-from demur.rule import Rejector, Score
+from demur.rule import Rejector, Rule, Score, as_score
 from demur.spec import Spec
 
 TINY = 1e-300  # smallest threshold of which a logit is taken
@@ -254,6 +254,50 @@ class Energy(LogitScore):
 
     def __call__(self, out: Output) -> Tensor:
         return energy(out, self.tau)
+
+
+@dataclass(frozen=True)
+class Coupled(Spec, Score, Rejector):
+    """`score` where `gate` reaches its threshold, and -inf elsewhere.
+
+        value = score(out) if gate(out) >= gate_threshold else -inf
+
+    The paper's coupled rejection (Theorem 1): where A is xi-accurate and con > 1 / (2 - xi), the
+    rule `Coupled(gate_threshold=1 / (2 - xi)).rule(0.5)` accepts every correct prediction and
+    rejects every wrong one.
+
+    Args:
+        gate: The first score; the paper couples with the confidence.
+        gate_threshold: Threshold of the gate; 1/2 is the smallest that Lemma 1 allows.
+        score: The second score, which orders the images that pass the gate.
+
+    Example:
+        >>> from demur import Con, Coupled, RCon
+        >>> rule = Coupled(Con(), gate_threshold=0.6, score=RCon()).rule(0.5)
+    """
+
+    gate: Rejector | Score = Con()
+    gate_threshold: float = 1 / 2
+    score: Rejector | Score = RCon()
+
+    def fit(self, out: Output, y: Tensor) -> Self:
+        gate, score = (
+            part.fit(out, y) if isinstance(part, Rejector) else part
+            for part in (self.gate, self.score)
+        )
+        return replace(self, gate=gate, score=score)
+
+    def __call__(self, out: Output) -> Tensor:
+        passes_gate = as_score(self.gate)(out) >= self.gate_threshold
+        return as_score(self.score)(out).masked_fill(~passes_gate, -torch.inf)
+
+    def log_score(self, out: Output) -> Tensor:
+        # the shortfall at the gate keeps a gradient where the score itself is -inf
+        shortfall = (self.gate_threshold - as_score(self.gate)(out)).clamp_min(0)
+        return as_score(self.score).log_score(out) - shortfall
+
+    def rule(self, t: float) -> Rule:
+        return Rule(((as_score(self.gate), self.gate_threshold), (as_score(self.score), t)))
 
 
 def _log_p_and_rest(out: Output, tau: float, label: Tensor) -> tuple[Tensor, Tensor]:

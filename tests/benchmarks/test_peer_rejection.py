@@ -10,7 +10,7 @@ import torch
 
 import peer_rejection
 from demur.attacks import AcceptedError, Attack, Chain, RejectAutoAttackEnsemble, UntargetedMargin
-from demur.attacks.batch import AttackBatch
+from demur.attacks.attack import AttackBatch
 from demur.balls import Linf
 from demur.bench.reports import Reports
 from demur.data import Images

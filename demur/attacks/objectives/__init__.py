@@ -5,18 +5,35 @@ PlusLogScore(RCon(), eta=10)                       # CE + 10 log R-Con: wrong an
 UntargetedMargin() + 0.5 * PlusLogScore(Energy())       # objectives add and scale
 """
 
-from demur.attacks.objectives.abstention import CARLMargin, CARLObjective, Form, RejectionHinge
 from demur.attacks.objectives.accepted_error import (
     MarginProduct,
     MinMargin,
     RejectionObjective,
     SingleMargin,
 )
+from demur.attacks.objectives.classification import (
+    CE,
+    DLR,
+    GAMA,
+    KL,
+    TargetedConfidence,
+    TargetedDLR,
+    TargetedMargin,
+    UntargetedMargin,
+    WrongConfidence,
+    divergence,
+)
 from demur.attacks.objectives.objective import AttackStart, Objective, ObjectiveState, Scaled, Sum
-from demur.attacks.objectives.reference import GAMA, KL, divergence
-from demur.attacks.objectives.rejector import PlusLogScore, RRLoss, ScoreObjective, XiObjective
-from demur.attacks.objectives.targeted import TargetedConfidence, TargetedDLR, TargetedMargin
-from demur.attacks.objectives.untargeted import CE, DLR, UntargetedMargin, WrongConfidence
+from demur.attacks.objectives.rejector import (
+    CARLMargin,
+    CARLObjective,
+    Form,
+    PlusLogScore,
+    RejectionHinge,
+    RRLoss,
+    ScoreObjective,
+    XiObjective,
+)
 
 OBJECTIVES: tuple[type[Objective], ...] = (
     CE, UntargetedMargin, DLR, WrongConfidence, TargetedMargin, TargetedDLR, TargetedConfidence,

@@ -1,0 +1,253 @@
+"""What all attacks share: restarts, images that leave, verified successes, the best example.
+
+An iterative attack supplies its state (`begin`) and its step; `search` runs one restart of it and
+`best_of` several, or several attacks. A fast model may compute gradients and values in bf16. An
+iterate that satisfies the success criterion there is only a *candidate*. It counts as a success
+after an exact forward pass in fp32 confirms it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Generic, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from demur import noise
+from demur.attacks.attack import Attack, AttackBatch
+from demur.attacks.criteria import Criterion
+from demur.attacks.objectives import CE
+from demur.gradient import Model, approximate_value
+from demur.images import per_image
+from demur.noise import Stream
+from demur.output import as_output
+from demur.precision import use_precision
+
+VERIFY_EVERY = 10  # steps between verifications for an approximate model
+
+
+@dataclass
+class PerImageState:
+    """Tensors with one row per image."""
+
+    def select(self, rows: Tensor) -> Self:
+        """Return the state of the given rows (indices or a boolean mask)."""
+        return type(self)(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+
+@dataclass
+class Candidates(PerImageState):
+    """Candidate successes, for each image the one with the largest objective."""
+
+    x_adv: Tensor
+    value: Tensor  # of the objective, N
+    present: Tensor  # whether the image has a candidate, N, bool
+
+    @classmethod
+    def empty(cls, x: Tensor) -> Self:
+        """Return a state without candidates."""
+        return cls(x, x.new_zeros(len(x)), torch.zeros(len(x), dtype=torch.bool, device=x.device))
+
+    def update(self, x_adv: Tensor, value: Tensor, success: Tensor) -> "Candidates":
+        """Add the iterates with `success`, where they have a larger objective value."""
+        better = success & (~self.present | (value > self.value))
+        x_adv = torch.where(per_image(better, x_adv), x_adv, self.x_adv)
+        return Candidates(x_adv, torch.where(better, value, self.value), self.present | success)
+
+    def verified(self, criterion: Criterion, batch: AttackBatch) -> "Candidates":
+        """Return the candidates that an exact forward pass confirms."""
+        confirmed = verify_success(criterion, batch.model, self.x_adv, batch.y, self.present)
+        return Candidates(self.x_adv, self.value, confirmed)
+
+
+@dataclass
+class SearchState(PerImageState):
+    """The state of an iterative attack at its current iterate."""
+
+    x_adv: Tensor
+    value: Tensor  # of the objective at x_adv, N
+    candidate: Tensor  # whether x_adv is a candidate success, N, bool
+
+    @property
+    def best(self) -> tuple[Tensor, Tensor]:
+        """The examples to return where the search does not succeed, and their values."""
+        return self.x_adv, self.value
+
+
+S = TypeVar("S", bound=SearchState)
+
+
+@dataclass
+class Best:
+    """The best example of each image so far."""
+
+    x_adv: Tensor
+    value: Tensor  # by which examples are compared, N; -inf before the first example
+
+    def set(self, rows: Tensor, x_adv: Tensor, value: Tensor) -> None:
+        """Store the examples of the given rows."""
+        self.x_adv[rows], self.value[rows] = x_adv, value.to(self.value)
+
+    def keep_better(self, rows: Tensor, new: "Found", by_value: bool = True) -> None:
+        """Store the examples of the given rows that succeed or, `by_value`, have a larger value."""
+        better = new.success | (new.value > self.value[rows]) if by_value else new.success
+        better = better.nonzero()[:, 0]
+        self.set(rows[better], new.x_adv[better], new.value[better])
+
+
+@dataclass
+class Found(Best):
+    """The best example of each image so far, and the images on which an attack succeeded."""
+
+    success: Tensor  # verified, N, bool; these images are no longer attacked
+
+    @classmethod
+    def nothing(cls, batch: AttackBatch, success: Tensor | None = None) -> "Found":
+        """Return the clean images, without a value; `success` marks images not to attack."""
+        value = torch.full_like(batch.y, -torch.inf, dtype=batch.x.dtype)
+        none = torch.zeros_like(batch.y, dtype=torch.bool)
+        return cls(batch.x.clone(), value, none if success is None else success)
+
+
+# (number of the attempt, rows to attack, stream) -> what was found for these rows
+Attempt = Callable[[int, Tensor, Stream], Found]
+
+
+def best_of(found: Found, attempts: int, stream: Stream, attempt: Attempt) -> Tensor:
+    """Return the successful example of each image, else the one with the largest value.
+
+    Args:
+        found: The state before the first attempt.
+        attempts: The number of attempts, such as restarts. An image leaves after its first success.
+        stream: The stream of random numbers; each attempt derives its own.
+        attempt: The function that runs one attempt.
+    """
+    for number in range(attempts):
+        rows = (~found.success).nonzero()[:, 0]
+        if len(rows) == 0:
+            break
+        new = attempt(number, rows, noise.derive_seed(stream, number))
+        found.keep_better(rows, new)
+        found.success[rows] = new.success
+    return found.x_adv
+
+
+def largest_of(
+    batch: AttackBatch,
+    attempts: int,
+    stream: Stream,
+    attempt: Callable[[Stream], tuple[Tensor, Tensor]],
+) -> Tensor:
+    """Return the example of each image with the largest value; the later of equal ones.
+
+    No image leaves and the host never waits for the GPU, so a CUDA graph can capture the loop.
+    """
+    best, best_value = batch.x, torch.full_like(batch.y, -torch.inf, dtype=batch.x.dtype)
+    for number in range(attempts):
+        x_adv, value = attempt(noise.derive_seed(stream, number))
+        better = value >= best_value
+        best = torch.where(per_image(better, batch.x), x_adv, best)
+        best_value = torch.where(better, value, best_value)
+    return best
+
+
+@dataclass(frozen=True)
+class IterativeAttack(Attack, ABC, Generic[S]):
+    """An attack that goes from iterate to iterate; its subclasses supply the state and the step."""
+
+    @abstractmethod
+    def begin(self, batch: AttackBatch) -> tuple[AttackBatch, S]:
+        """Return the state at the first iterate, and the batch with the objective's state."""
+
+    @abstractmethod
+    def step(self, batch: AttackBatch, state: S, step: int) -> S:
+        """Return the state at the next iterate; `step` counts from 0."""
+
+    @property
+    @abstractmethod
+    def last_step(self) -> int:
+        """The number of steps after the first iterate."""
+
+    def settle(
+        self, batch: AttackBatch, state: S, verified: Candidates
+    ) -> tuple[S, Candidates | None]:
+        """Return the state after a verification, and the examples with which images leave, if any.
+
+        By default an image leaves with its first verified success.
+        """
+        return state, verified
+
+    def verification_interval(self, model: Model) -> int:
+        """Return the number of steps between verifications."""
+        return 1
+
+    def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
+        return self.search(batch, stream).x_adv
+
+    def search(self, batch: AttackBatch, stream: Stream) -> Found:
+        """Run one restart; return successes, else the best iterates."""
+        return self.iterate(*self.begin(replace(batch, stream=stream)))
+
+    def iterate(self, batch: AttackBatch, state: S) -> Found:
+        """Run all steps from a first state; return successes, else the best iterates."""
+        found, rows = Found.nothing(batch), torch.arange(len(batch.x), device=batch.x.device)
+        candidates, interval = Candidates.empty(batch.x), self.verification_interval(batch.model)
+        for step in range(self.last_step + 1):
+            candidates = candidates.update(state.x_adv, state.value, state.candidate)
+            if step % interval == 0 or step == self.last_step:
+                verified = candidates.verified(self.success_criterion, batch)
+                state, leaving = self.settle(batch, state, verified)
+                # Index by rows: each use of a boolean mask makes the host wait for the GPU.
+                if leaving is not None and len(done := leaving.present.nonzero()[:, 0]):
+                    found.set(rows[done], leaving.x_adv[done], leaving.value[done])
+                    found.success[rows[done]] = True
+                    left = (~leaving.present).nonzero()[:, 0]
+                    rows, state, batch = rows[left], state.select(left), batch.select(left)
+                candidates = Candidates.empty(batch.x)
+            if step == self.last_step or len(rows) == 0:
+                break
+            state = self.step(batch, state, step)
+        found.set(rows, *state.best)
+        return found
+
+    def best_restart(
+        self, batch: AttackBatch, found: Found, restarts: int, stream: Stream
+    ) -> Tensor:
+        """Return the best examples of several restarts on the images without success."""
+        return best_of(
+            found, restarts, stream, lambda _, rows, own: self.search(batch.select(rows), own)
+        )
+
+
+def clean_success(criterion: Criterion, batch: AttackBatch) -> Tensor:
+    """Return on which clean images the criterion holds already, verified, N, bool."""
+    _, out = approximate_value(batch.model, CE(), batch.x, batch.y)
+    return verify_success(criterion, batch.model, batch.x, batch.y, criterion(out, batch.y))
+
+
+def default_interval(model: Model) -> int:
+    """Return the number of steps between verifications; an exact model needs no extra pass."""
+    return 1 if is_exact(model) else VERIFY_EVERY
+
+
+def verify_success(
+    criterion: Criterion, model: Model, x_adv: Tensor, y: Tensor, candidate: Tensor
+) -> Tensor:
+    """Return which candidates satisfy the criterion in an exact forward pass in fp32, N, bool.
+
+    For an exact model the candidates are successes already and are returned as they are.
+    """
+    if is_exact(model):
+        return candidate
+    rows = candidate.nonzero()[:, 0]  # the only host-device synchronisation without candidates
+    if len(rows) == 0:
+        return candidate
+    with torch.no_grad(), use_precision("fp32", x_adv.device):
+        confirmed = criterion(as_output(model(x_adv[rows])), y[rows])
+    return candidate.index_put((rows,), confirmed)
+
+
+def is_exact(model: Model) -> bool:
+    """Return whether gradients and values have the precision of `model(x)`, by `model.exact`."""
+    return bool(getattr(model, "exact", True))
