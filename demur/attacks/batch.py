@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from demur.attacks.criteria import Criterion
-from demur.gradient import Model
+from demur.gradient import Model, attack_model
 from demur.images import per_image
 from demur.output import as_output
 from demur.precision import use_precision
@@ -101,5 +101,5 @@ def verify_success(
 
 
 def is_exact(model: Model) -> bool:
-    """Return whether gradients and values have the precision of `model(x)`, by `model.exact`."""
-    return bool(getattr(model, "exact", True))
+    """Return whether gradients and values have the precision of `model(x)`."""
+    return attack_model(model).exact
