@@ -19,7 +19,7 @@ import torch
 import typer
 from rich import box
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
 from demur.attacks import (
     PGD,
@@ -49,7 +49,15 @@ from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions
 from demur.evaluate.record_scores import values
 from demur.evaluate.thresholds import ThresholdResolver
-from demur.gradient import Gradient, Model, ObjectiveFunction, approximate_value, gradient
+from demur.gradient import (
+    AttackModel,
+    Gradient,
+    Model,
+    ObjectiveFunction,
+    approximate_value,
+    attack_model,
+    gradient,
+)
 from demur.noise import Stream
 from demur.output import Output, as_output
 from demur.recipes import VOCABULARY, Recipe
@@ -76,37 +84,31 @@ class Budget:
     times: float = 10.0
 
 
-class CountingModel(nn.Module):
+class CountingModel(AttackModel):
     """A model that counts gradient queries: one per gradient, a third per forward pass."""
 
     def __init__(self, model: Model) -> None:
-        super().__init__()
-        self._model = (model,)  # in a tuple, so that torch registers no submodule
-        self.queries = 0.0
-        self.training = bool(getattr(model, "training", False))
-        self.exact = bool(getattr(model, "exact", True))
+        self.model, self.queries = attack_model(model), 0.0
+        self.exact = self.model.exact
 
-    def forward(self, x: Tensor) -> Output:
+    def __call__(self, x: Tensor, /) -> Output:
         self.queries += len(x) / 3
-        return as_output(self._model[0](x))
+        return as_output(self.model(x))
 
     def gradient(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
-        """The model's gradient; counts one query per image."""
         self.queries += len(x)
-        return gradient(self._model[0], objective, x, y, *inputs)
+        return gradient(self.model, objective, x, y, *inputs)
 
     def value(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, Output]:
-        """The model's approximate value; counts a third of a query per image."""
         self.queries += len(x) / 3
-        return approximate_value(self._model[0], objective, x, y, *inputs)
+        return approximate_value(self.model, objective, x, y, *inputs)
 
     def drop_graphs(self) -> None:
-        """Release the model's captured CUDA graphs, if it has any."""
-        getattr(self._model[0], "drop_graphs", lambda: None)()
+        self.model.drop_graphs()
 
 
 @dataclass(frozen=True)

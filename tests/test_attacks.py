@@ -3,6 +3,7 @@
 import copy
 import doctest
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ from demur.autoattack import AutoAttack, RejectAutoAttack
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.errors import BadInput
-from demur.gradient import gradient
+from demur.gradient import AttackModel, Gradient, gradient
 from demur.nets import RejectingNet
 from demur.output import Output, as_output, prediction
 from demur.recipes import NAMED_ATTACKS, RECIPES
@@ -333,12 +334,12 @@ def test_gradient_matches_the_closed_form_of_a_linear_net() -> None:
 
 
 def test_a_model_may_define_its_own_gradient() -> None:
-    class ModelWithGradient(LinearNet):
+    class ModelWithGradient(LinearNet, AttackModel):
         calls = 0
 
-        def gradient(self, objective: Objective, x: Tensor, y: Tensor) -> object:
+        def gradient(self, *query: Any) -> Gradient:
             ModelWithGradient.calls += 1
-            return gradient(super().forward, objective, x, y)
+            return super().gradient(*query)
 
     net, x = ModelWithGradient(), centred_images(2)
     PGD(Linf(0.1), steps=5)(net, x, torch.zeros(2, dtype=torch.long))

@@ -61,7 +61,7 @@ def test_out_of_memory_is_reported(
     def too_large(*words: object) -> None:
         raise error
 
-    monkeypatch.setattr("demur.training.Training", too_large)
+    monkeypatch.setattr("demur.training.loop.Training", too_large)
     refused(command("train", "digits-pgdat"), "not enough memory for this", "smaller")
 
 
@@ -69,7 +69,7 @@ def test_bugs_are_not_hidden(command: Command, monkeypatch: pytest.MonkeyPatch) 
     def wrong(*words: object) -> None:
         raise RuntimeError("shapes do not fit")
 
-    monkeypatch.setattr("demur.training.Training", wrong)
+    monkeypatch.setattr("demur.training.loop.Training", wrong)
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         command("train", "digits-pgdat")
 

@@ -9,11 +9,11 @@ from torch import nn
 
 from demur.attacks import Attack
 from demur.data import Images
-from demur.engine.frozen import FrozenModel
-from demur.engine.train_state import TrainState
+from demur.engine import FrozenModel
 from demur.methods import attack_mode
 from demur.output import prediction
 from demur.precision import tf32, use_precision
+from demur.training.state import TrainState
 
 BATCH = 250
 

@@ -1,21 +1,20 @@
 """The tensors that training changes: weights, running statistics, momentum and their EMA.
 
-A recipe may wrap each step: `awp.py` perturbs the weights before the gradient is taken, `ema.py`
-averages them after the step. All tensors keep their addresses, so that a CUDA graph can update
-them, and a resumed run restores them in place.
+A recipe may wrap each step: AWP perturbs the weights before the gradient is taken, EMA averages
+them after the step. All tensors keep their addresses, so that a CUDA graph can update them, and a
+resumed run restores them in place.
 """
 
-from collections.abc import Callable
+import copy
 
 import torch
 from torch import Tensor
 
 from demur.distributed import ProcessGroup
-from demur.engine.awp import AWP
-from demur.engine.ema import EMA
 from demur.nets import RejectingNet
 from demur.precision import Precision, weights_dtype
 from demur.recipes import Recipe
+from demur.training.awp import AWP
 
 Tensors = dict[str, Tensor]
 
@@ -87,31 +86,6 @@ class TrainState:
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate if self.rate.is_cuda else rate
 
-    def update_weights(self, loss: Callable[[], Tensor]) -> Tensor:
-        """Take one optimiser step on the gradient over all processes; return the loss.
-
-        AWP evaluates the loss twice; the second value, at the perturbed weights, is returned.
-        """
-        if self.awp is None:
-            value = self._backward(loss)
-        else:
-            with self.awp.preserve_statistics():
-                self._backward(loss)
-            with self.awp.perturb():
-                value = self._backward(loss)
-        self.optimiser.step()
-        if self.ema is not None:
-            self.ema.update()
-        return value
-
-    def _backward(self, loss: Callable[[], Tensor]) -> Tensor:
-        """Set the gradients of the weights, all-reduced over processes; return the loss."""
-        value = loss()
-        self.optimiser.zero_grad()
-        value.backward(inputs=list(self.trainable.values()))
-        self.world.all_reduce([p.grad for p in self.net.parameters() if p.grad is not None])
-        return value.detach()
-
     def tensors(self) -> Tensors:
         """Return weights, running statistics, momentum and EMA by name."""
         tensors = {f"net.{name}": value for name, value in self.net.state_dict().items()}
@@ -129,3 +103,46 @@ class TrainState:
         """Copy saved tensors into this state, in place."""
         for name, own in self.tensors().items():
             own.copy_(tensors[name])
+
+
+class EMA:
+    """Exponential moving average of a net's weights, in eval mode; validated and saved.
+
+    At step t = 0, 1, ... the average moves towards the weights by max(1 - decay, 9 / (10 + t)). The
+    effective decay thus rises to its full value, and the random initial weights are forgotten
+    soon. Updates never synchronise with the host.
+    """
+
+    def __init__(self, net: RejectingNet, decay: float) -> None:
+        self.net = copy.deepcopy(net).requires_grad_(False).eval()
+        self.min_rate = 1 - decay
+        # running statistics are averaged like weights; num_batches_tracked is copied
+        self.averages, self.source = _state_tensors(self.net, True), _state_tensors(net, True)
+        self.counts, self.source_counts = (
+            _state_tensors(self.net, False),
+            _state_tensors(net, False),
+        )
+        self.steps = self.averages[0].new_zeros((), dtype=torch.int64)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move the average towards the current weights of the net."""
+        rate = (9 / (10 + self.steps.double())).clamp(min=self.min_rate)
+        rate = rate.to(self.averages[0].dtype)
+        # not torch._foreach_lerp_, which needs its weight on the host
+        differences = list(torch._foreach_sub(self.source, self.averages))
+        torch._foreach_mul_(differences, rate)
+        torch._foreach_add_(self.averages, differences)
+        if self.counts:
+            torch._foreach_copy_(self.counts, self.source_counts)
+        self.steps += 1
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the averaged weights and statistics and the number of updates, by name."""
+        averages = {f"average.{name}": value for name, value in self.net.state_dict().items()}
+        return averages | {"averaged_steps": self.steps}
+
+
+def _state_tensors(net: RejectingNet, floating: bool) -> list[Tensor]:
+    """Return the floating-point tensors of a net's state, or the others."""
+    return [t for t in net.state_dict().values() if t.is_floating_point() == floating]

@@ -14,17 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from demur.data import Images
-from demur.engine.copies import Compiler, compile_function
-from demur.engine.frozen import FrozenModel
-from demur.engine.fused_resnet import FusedTrainingNet, fused_supported
-from demur.engine.graphs import capture, first_line
-from demur.engine.steps import PlainSteps
-from demur.engine.train_state import TrainState
-from demur.engine.training_step import TrainingStep
+from demur.engine import (
+    Compiler,
+    FrozenModel,
+    FusedTrainingNet,
+    capture,
+    compile_function,
+    first_line,
+    fused_supported,
+)
 from demur.errors import BadInput
 from demur.fused import fusing
 from demur.precision import use_precision
 from demur.recipes import Recipe
+from demur.training.state import TrainState
+from demur.training.step import PlainSteps, TrainingStep
 
 
 class FastSteps(PlainSteps):
@@ -102,14 +106,19 @@ class FastSteps(PlainSteps):
         self.cursor += 1
 
     def _try_capture(self) -> None:
-        """Capture the step; if that fails in any process, use the plain step in all of them."""
+        """Capture the step; if that fails in any process, use the plain step in all of them.
+
+        The plain step needs less memory, so it may fit where the capture does not.
+        """
         reason = ""
         try:
             self._capture()
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # from torch.compile or the capture
+        except Exception as error:  # from torch.compile or the capture, also out of memory
             reason = first_line(error)
+        if reason:
+            self.train_state.optimiser.zero_grad()  # gradients may lie in the memory of the graph
+            if self.order.is_cuda:
+                torch.cuda.empty_cache()
         failures = torch.tensor([float(bool(reason))], device=self.order.device)
         self.train_state.world.all_reduce([failures])
         if bool(failures):

@@ -21,8 +21,9 @@ from torch import Tensor
 from demur import distributed
 from demur.attacks import Clean
 from demur.data import Images, Splits
-from demur.engine import EnginePlan, Tensors, Validator, choose_plan
+from demur.engine import EnginePlan, choose_plan
 from demur.errors import BadInput, Diverged
+from demur.nets.norm import synchronise_batch_norm
 from demur.recipes import Recipe
 from demur.runs import Run, provenance
 from demur.runs.state import (
@@ -34,11 +35,15 @@ from demur.runs.state import (
     write_metrics,
 )
 from demur.spec import digest, show
+from demur.training.fast import FastSteps
+from demur.training.state import Tensors, TrainState
+from demur.training.step import PlainSteps, TrainingSteps
+from demur.training.validation import Validator
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a training, passed to `watch` after every step and every epoch."""
+    """The progress of a training, passed to `on_progress` after every step and every epoch."""
 
     epoch: int  # finished epochs
     epochs: int
@@ -83,10 +88,10 @@ def train(
         folder: the run folder.
         device: where to train; None: the CPU.
         data_folder: where the data set is; None: the usual places.
-        watch: called with a Progress after every step and every epoch.
+        on_progress: called with a Progress after every step and every epoch.
         engine: "auto", "plain" (eager, the reference) or "fast" (CUDA graphs).
         sync_bn: compute batch-norm statistics over all processes.
-        say: called with sentences about the choice of the engine.
+        on_message: called with sentences about the choice of the engine.
 
     Returns:
         The finished run.
@@ -171,11 +176,19 @@ class Training:
         self.world = distributed.current()
         self.fit = splits["fit"].to(device)
         self.selection_images = _selection_images(recipe, splits, device)
-        self.train_state = plan.train_state(recipe, device, self.world)
+        self.train_state = TrainState(
+            recipe, device, plan.channels_last, plan.precision, self.world
+        )
+        if plan.sync_bn:
+            synchronise_batch_norm(self.train_state.net)
         self.base = base_of(recipe)
         if self.base is not None:
             self.train_state.load_base(self.base.net(torch.device("cpu")))
-        self.steps = plan.steps(recipe, self.train_state, self.fit, on_message)
+        self.steps: TrainingSteps
+        if plan.engine == "fast" and device.type == "cuda":
+            self.steps = FastSteps(recipe, self.train_state, self.fit, on_message=on_message)
+        else:
+            self.steps = PlainSteps(recipe, self.train_state, self.fit)
         self.validator = Validator(self.train_state, plan.engine)
         self.best: Tensors = {}  # weights of the best epoch so far
         self.saved_epoch = 0
