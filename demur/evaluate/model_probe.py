@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from demur.attacks import CE
+from demur.attacks.checked_model import NoGradientError
 from demur.gradient import Model, gradient
 from demur.output import Output, as_output
 from demur.precision import tf32
@@ -26,7 +27,10 @@ def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:
     with tf32("fp32"):
         with torch.no_grad():
             first, second = (_logits_and_aux(as_output(model(x))) for _ in range(2))
-        grad = gradient(model, CE(), x, y).grad
+        try:
+            grad = gradient(model, CE(), x, y).grad
+        except NoGradientError:
+            grad = torch.zeros_like(x)
     differs = (first - second).abs().amax(-1) > ROUNDING * first.abs().amax(-1)
     has_gradient = grad.flatten(1).abs().amax(1) > 0  # also False for NaN
     return {

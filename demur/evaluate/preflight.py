@@ -3,24 +3,23 @@
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from demur.attacks import AcceptedError, SingleMargin
 from demur.attacks.chain import Chain
+from demur.attacks.checked_model import NoGradientError
 from demur.attacks.objectives.accepted_error import ANY
 from demur.evaluate.model_probe import probe
 from demur.gradient import Model, gradient
-from demur.images import check_batch
 from demur.output import as_output
 
 
 def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iterator[str]:
     """Yield one sentence for each problem found on clean images x (N, C, H, W) and labels y (N)."""
-    if isinstance(model, nn.Module) and model.training:
+    if getattr(model, "training", False):
         yield "the model is in train mode; call model.eval() first"
     with torch.no_grad():
         logits = as_output(model(x)).logits
-    check_batch(x, y, logits.shape[-1])
     sums = logits.sum(-1)
     if logits.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
         yield "the model returns probabilities; return logits instead"
@@ -49,7 +48,7 @@ def _zero_score_gradients(
     for position in range(1, 1 + count):
         try:
             grad = gradient(model, SingleMargin(criterion, position), x, y, *inputs).grad
-        except RuntimeError:  # autograd: the score does not depend on the pixels
+        except NoGradientError:  # the score does not depend on the pixels
             grad = torch.zeros_like(x)
         flat = int((grad.flatten(1).abs().amax(1) == 0).sum())
         if flat > len(x) / 2:
