@@ -29,6 +29,7 @@ LAYERS = [
         "spec",
         "images",
         "output",
+        "nan_checks",
         "rectified",
         "rule",
         "device",

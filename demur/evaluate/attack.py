@@ -20,6 +20,7 @@ from torch import Tensor
 
 from demur import distributed
 from demur.attacks import Attack, Clean
+from demur.attacks.checked_model import CheckedModel
 from demur.balls import L2, Linf
 from demur.data import Images, SplitName, Splits
 from demur.device import device_by_name
@@ -31,8 +32,9 @@ from demur.evaluate.thresholds import BoundSpec, resolve_thresholds
 from demur.fused import fusing
 from demur.gradient import Model
 from demur.images import check_batch
+from demur.nan_checks import refuse
 from demur.nets import RejectingNet
-from demur.output import Output
+from demur.output import Output, refuse_invalid_logits
 from demur.precision import Precision, tf32, use_precision
 from demur.runs import Record, Run, provenance
 from demur.runs.files import exclusive_lock
@@ -136,8 +138,10 @@ class LoadedRun:
 
     def craft(self, attack: Attack, images: Images, piece: slice, batch_size: int) -> Tensor:
         """Adversarial examples of a slice of the images, independent of the other images."""
+        x, y, index = self.batch_in_layout(images, piece)
         with self.attack_model(batch_size) as model:
-            return attack.perturb(model, *self.batch_in_layout(images, piece)).contiguous()
+            x_adv = attack.perturb(CheckedModel(model, x.dtype), x, y, index)
+        return x_adv.contiguous()
 
     @contextmanager
     def attack_model(self, batch_size: int) -> Iterator[Model]:
@@ -253,6 +257,7 @@ def run_attack(
         if finished is None:
             x_adv = _craft_all(loaded, bound.spec, images, options, making, on_progress)
             if here.is_leader:
+                bound.spec.check_result(images.batch(slice(None))[0].cpu(), x_adv)
                 _write_new_record(loaded, images, x_adv, options, metadata, making)
         if here.is_leader:
             shutil.rmtree(making, ignore_errors=True)
@@ -356,6 +361,9 @@ def _record_arrays(
 ) -> dict[str, Tensor]:
     """Per-image arrays of a record, on the CPU."""
     out = _final_outputs(net, x_adv, x.device)
+    refuse_invalid_logits(out)
+    for name, part in (("features", out.feature), ("auxiliary outputs", out.aux)):
+        refuse(name, part.isnan().any(1), "train the net again, or check its weights")
     delta = x_adv - x.cpu()
     arrays = {
         "y": images.y.cpu(),
