@@ -23,7 +23,7 @@ def certificate_text(certificate: IssuedCertificate) -> str:
         f"{certificate.rejector}: {about['sentence']}\n"
         f"tested on {about['n']:,} {about['on']} images of the cal split, after {about['pilot']:,} "
         f"others had chosen the thresholds to test: {about['accepted']:,} accepted, "
-        f"{about['wrong']:,} of them wrong\n"
+        f"{about['accepted_wrong']:,} of them wrong\n"
         f"simultaneous intervals at the same confidence: {intervals}\n"
         f"valid for {about['valid_for']}"
     )
