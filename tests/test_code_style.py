@@ -33,6 +33,8 @@ LAYERS = [
         "rectified",
         "rule",
         "device",
+        "regular_file",
+        "interrupt",
     ],
     ["balls", "gradient", "data", "nets", "metrics", "theory"],
     ["attacks", "rejectors", "calibrate", "wrappers"],

@@ -1,6 +1,6 @@
 """Specs: text and back, clear refusals, digests that last."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -111,6 +111,35 @@ def test_text_and_back(name: str) -> None:
     assert read(show(spec), VOCABULARY) == spec
     assert read(show(spec, full=True), VOCABULARY) == spec
     assert read(lines(spec), VOCABULARY) == spec
+
+
+ANY_TEXT = st.text(
+    st.one_of(
+        st.characters(exclude_categories=()),  # halves of surrogate pairs too
+        st.sampled_from("\"'\\\0\n\r\t\x85\u2028\ufeff\U0001f600{}%R-Con"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class _Texts(Spec):
+    one: str
+    several: tuple[str, ...] = ()
+
+
+@given(one=ANY_TEXT, several=st.lists(ANY_TEXT, max_size=3))
+def test_any_text_is_read_back(one: str, several: list[str]) -> None:
+    spec = _Texts(one, tuple(several))
+    for text in (show(spec), show(spec, full=True), lines(spec)):
+        assert text.isascii()
+        assert read(text, VOCABULARY) == spec
+
+
+@given(base=ANY_TEXT, decay=st.floats(0, 1e300), seed=st.integers(0, 2**63 - 1))
+def test_a_recipe_with_any_values_is_read_back(base: str, decay: float, seed: int) -> None:
+    changed = replace(RECIPES["digits-pgdat-rr"], base=base, weight_decay=decay, seed=seed)
+    for text in (show(changed), show(changed, full=True), lines(changed)):
+        assert read(text, VOCABULARY) == changed
 
 
 def test_every_class_in_the_vocabulary_is_documented_and_frozen() -> None:

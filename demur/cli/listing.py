@@ -226,6 +226,7 @@ def _show_run(run: Any) -> None:
         typer.echo(f"# not trained to the end; resume it with: {train_command(run)}")
         return
     typer.echo("# checkpoint: " + json.dumps(run.checkpoint))
+    typer.echo(f"# metrics.jsonl: {run.metrics_state}")
     if not run.has_weights:
         count = sum(len(run.records(split)) for split in run.recipe.data.splits)
         typer.echo(f"# an archive: no weights, {count} record{'s' if count != 1 else ''}")

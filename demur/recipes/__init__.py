@@ -20,6 +20,7 @@ from demur.recipes.adaptive import ADAPTIVE_ATTACKS, ADAPTIVE_OBJECTIVES, Adapti
 from demur.recipes.attacks import NAMED_ATTACKS
 from demur.recipes.named import RECIPES, hint_for
 from demur.recipes.training import Recipe
+from demur.regular_file import MEGABYTE, read_regular_file
 from demur.rejectors import REJECTORS, Con
 from demur.spec import Spec, Vocabulary, edit, read
 
@@ -38,6 +39,7 @@ __all__ = [
 ]  # fmt: skip
 
 S = TypeVar("S", bound=Spec)
+MAX_TEXT = MEGABYTE  # bytes of a file that holds a spec
 
 _LISTS: tuple[tuple[type[Spec], ...], ...] = (
     (Linf, L2, Recipe, Method), DATASETS, AUGMENTS, NETS, ATTACKS, OBJECTIVES, CRITERIA, REJECTORS,
@@ -135,8 +137,9 @@ def _read_file(path: Path) -> Spec:
     """Spec in a text file."""
     if not path.is_file():
         raise BadInput(f"there is no file {path}; @FILE names a file that holds a spec")
+    content = read_regular_file(path, MAX_TEXT, "@FILE names a file that holds a spec")
     try:
-        spec: Spec = read(path.read_text(encoding="utf-8"), VOCABULARY)
+        spec: Spec = read(content.decode(), VOCABULARY)
     except UnicodeDecodeError:
         raise BadInput(f"{path} is not a text file; @FILE names a file that holds a spec") from None
     except BadInput as error:

@@ -226,7 +226,8 @@ class Training:
         """Load the saved state on rank 0 and broadcast it with its tensors to all ranks."""
         state = ResumeState()
         if self.world.is_leader:
-            state, tensors, self.best = load_state(self.run)
+            own, best = self.train_state.tensors(), self.train_state.eval_net.state_dict()
+            state, tensors, self.best = load_state(self.run, own, best)
             if tensors:
                 self._check_same_base(tensors)
                 self.train_state.restore(tensors)
