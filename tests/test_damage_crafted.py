@@ -8,6 +8,7 @@ import struct
 import sys
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ def test_every_key_is_required_and_has_its_type(name: str, tmp_path: Path) -> No
         missing = rf"a\.json is damaged: the key '{key}' is missing; restore it"
         with pytest.raises(BadInput, match=missing):
             read_metadata(path, schema, REMEDY)
-        for wrong in ([[]], {"a": []}, math.inf, [None]):
+        wrong_values: tuple[Any, ...] = ([[]], {"a": []}, math.inf, [None])
+        for wrong in wrong_values:
             write_json(path, VALID[name] | {key: wrong})
             with pytest.raises(BadInput, match=rf"a\.json is damaged: .*{key}.*; restore it"):
                 read_metadata(path, schema, REMEDY)
@@ -202,7 +204,7 @@ CRAFTED: dict[str, tuple[Callable[[], bytes], str]] = {
     "no zip": (lambda: b"PK no zip", "not a file of arrays"),
     "empty": (lambda: b"", "not a file of arrays"),
     "no array": (npz, "the array 'y' is missing"),
-    **{f"without {name}": (lambda name=name: changed(**{name: None}), f"'{name}' is missing")
+    **{f"without {name}": (partial(changed, **{name: None}), f"'{name}' is missing")
        for name in ("y", "index", "logits", "aux", "size_linf", "size_l2")},
     "objects": (lambda: changed(y=np.array([None, 1], object)), "y is of type"),
     "words": (lambda: changed(y=np.array(["a", "b"])), "y is of type <U1"),

@@ -18,7 +18,7 @@ from demur import noise
 from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.criteria import Criterion
 from demur.attacks.objectives import CE
-from demur.gradient import Model, attack_model, approximate_value
+from demur.gradient import Model, approximate_value, attack_model
 from demur.images import per_image
 from demur.noise import Stream
 from demur.output import as_output

@@ -91,8 +91,7 @@ def main(program: typer.Typer = app) -> None:
     except Exception as error:
         code = _report_error(error)
     if code == INTERRUPTED:
-        sys.stderr.write(f"demur: {message()}
-")
+        sys.stderr.write(f"demur: {message()}\n")
     if code:
         sys.exit(code)
 

@@ -30,8 +30,8 @@ from demur.data.corruptions import (
     corrupt,
     import_pillow,
 )
+from demur.data.dataset import Images
 from demur.data.image_filters import Bytes
-from demur.data.images import Images
 from demur.data.locations import search_folders
 from demur.errors import BadInput
 
