@@ -1,6 +1,6 @@
 """Training and attack speed of a recipe: demur's engines beside an eager baseline loop.
 
-    report = speed(RECIPES["cifar10-pgdat-rr"], device, steps=100, only=ROWS, say=print)
+    report = speed(RECIPES["cifar10-pgdat-rr"], device, steps=100, only=ROWS, on_message=print)
 
 All rows are measured in one run on random images of the data set's shape; the content does not
 affect the time. An epoch is 50,000 images. Compilation time is reported separately.

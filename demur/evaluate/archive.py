@@ -54,7 +54,7 @@ def archive(
         loaded: The run; its clean cal record is made if it has none.
         target: Folder to write, which must not exist unless `again`.
         only: Names of rejectors; if given, records are scores-only with these and Con.
-        watch: Function that is called with (records done, records in all).
+        on_progress: Function that is called with (records done, records in all).
         again: Replace an earlier archive of the same weights that contains nothing more.
 
     Returns:

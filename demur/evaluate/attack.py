@@ -93,7 +93,7 @@ class LoadedRun:
         device: Device of the net: a torch.device, or its name (auto, cpu, cuda or cuda:1).
         data_folder: Folder of the data set; None searches the default locations.
         engine: auto, plain or fast; auto uses the fast engine on a GPU.
-        say: Function that is called with each log sentence.
+        on_message: Function that is called with each log sentence.
 
     Example:
         >>> loaded = LoadedRun(Run.open("digits-pgdat-rr"), "cpu")
@@ -223,7 +223,7 @@ def run_attack(
         label: Name of the record in tables and file names.
         attack: The attack; its rejectors need not be fitted.
         options: Which images to attack and what to store.
-        watch: Function that is called with (images done, images in all).
+        on_progress: Function that is called with (images done, images in all).
 
     Returns:
         The record, which is also in the run's folder `records`.

@@ -1,7 +1,7 @@
 """Measurement of a table: train, attack and score every recipe, and average over seeds.
 
     results = measure_table(TABLES["methods-digits"], (0, 1), Factories(train, open_run, craft))
-    stored_factories(Path("results/methods-cifar10"), open_run, say)    # reads records only
+    stored_factories(Path("results/methods-cifar10"), open_run, print)    # reads records only
 
 Existing runs and records are read, so an interrupted table resumes. A training that diverges or
 fails becomes a result with the reason; the other trainings continue.
@@ -158,7 +158,7 @@ def _rejectors(recipe: Recipe, learned: Sequence[str]) -> dict[str, Rejector]:
 def stored_factories(folder: Path, open_run: Open, on_message: Callable[[str], None]) -> Factories:
     """Factories that return the stored runs and records of a folder, or None.
 
-    Runs with an unreadable recipe are skipped and reported through `say`.
+    Runs with an unreadable recipe are skipped and reported through `on_message`.
 
     Raises:
         BadInput: The folder does not exist or contains no run.
