@@ -40,7 +40,7 @@ def attack_in_batches(
 ) -> Tensor:
     """Adversarial examples of all images in order (N, C, H, W); empty except on rank 0.
 
-    `craft` makes those of one batch, `parts` is the folder of finished batches, and `on_progress` is
+    `craft` makes those of one batch, `parts` is the folder of finished batches; `on_progress` is
     called after each round. Raises BadInput if a single image does not fit into memory.
     """
     here = distributed.current()
