@@ -1,6 +1,6 @@
 """Values that are not numbers raise BadInput before they become a decision or a step.
 
-    refuse("score", score.isnan(), remedy)      # one boolean per image
+    raise_if_invalid("score", score.isnan(), remedy)      # one boolean per image
     with deferred_checks():                     # counts on the device, read at the end
 
 NaN compares as false, so without a check an image whose score is NaN would count as robust.
@@ -29,7 +29,7 @@ class Count:
 _counts: ContextVar[dict[str, Count] | None] = ContextVar("invalid values", default=None)
 
 
-def refuse(what: str, invalid: Tensor, remedy: str) -> None:
+def raise_if_invalid(what: str, invalid: Tensor, remedy: str) -> None:
     """Raise BadInput if any value is invalid; inside `deferred_checks` perhaps at its end.
 
     There only the first call for a kind of value, and for the largest batch, waits for the device.
