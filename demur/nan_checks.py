@@ -1,7 +1,7 @@
 """Values that are not numbers raise BadInput before they become a decision or a step.
 
-    refuse("score", score.isnan(), remedy)      # one boolean per image
-    with deferred_checks():                     # on a GPU: counts on the device, read at the end
+    raise_if_invalid("score", score.isnan(), remedy)      # one boolean per image
+    with deferred_checks():                     # counts on the device, read at the end
 
 NaN compares as false, so without a check an image whose score is NaN would count as robust.
 """
@@ -9,7 +9,7 @@ NaN compares as false, so without a check an image whose score is NaN would coun
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,30 +29,28 @@ class Count:
 _counts: ContextVar[dict[str, Count] | None] = ContextVar("invalid values", default=None)
 
 
-def refuse(what: str, invalid: Tensor, remedy: str) -> None:
-    """Raise BadInput if any value is invalid.
+def raise_if_invalid(what: str, invalid: Tensor, remedy: str) -> None:
+    """Raise BadInput if any value is invalid; inside `deferred_checks` perhaps at its end.
 
-    Inside `deferred_checks` only the first call for a kind of value on a GPU waits for the device;
-    the others count there.
+    There only the first call for a kind of value, and for the largest batch, waits for the device.
 
     Args:
         what: The kind of value: "logits", "score", "gradient" or "objective".
         invalid: Which images have an invalid value, N, bool.
         remedy: What the user can do, as the end of the sentence.
     """
-    counts, number = _counts.get(), invalid.sum()
-    if counts is None or not invalid.is_cuda:
-        _raise_if_any(what, Count(number, len(invalid), remedy))
-    elif what not in counts:
-        counts[what] = Count(number, len(invalid), remedy)
-        _raise_if_any(what, counts[what])
-    else:
-        counts[what].worst = torch.maximum(counts[what].worst, number)
+    counts, count = _counts.get(), Count(invalid.sum(), len(invalid), remedy)
+    if counts is not None and what in counts and counts[what].images >= count.images:
+        counts[what].worst = torch.maximum(counts[what].worst, count.worst)
+        return
+    _raise_if_any(what, count)
+    if counts is not None:
+        counts[what] = count if what not in counts else replace(counts[what], images=count.images)
 
 
 @contextmanager
 def deferred_checks() -> Iterator[None]:
-    """Collect the checks of a block that runs on a GPU and raise BadInput at its end."""
+    """Collect the checks of a block, so that no step waits for the device; raise at its end."""
     if _counts.get() is not None:  # the outer block raises
         yield
         return

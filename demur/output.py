@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from demur.errors import BadInput
-from demur.nan_checks import refuse
+from demur.nan_checks import raise_if_invalid
 
 
 class Output(NamedTuple):
@@ -103,10 +103,10 @@ def _described(value: Any) -> str:
     return type(value).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
 
 
-def refuse_invalid_logits(out: Output) -> None:
+def check_logits(out: Output) -> None:
     """Raise BadInput if the largest logit of an image is NaN or infinite (see `nan_checks`)."""
     remedy = "check its weights and its normalisation (-inf is allowed, for masked classes)"
-    refuse("logits", ~out.logits.amax(-1).isfinite(), remedy)
+    raise_if_invalid("logits", ~out.logits.amax(-1).isfinite(), remedy)
 
 
 def prediction(out: Output) -> Tensor:

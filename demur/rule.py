@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from demur.errors import BadInput
-from demur.nan_checks import refuse
+from demur.nan_checks import raise_if_invalid
 from demur.output import Output
 
 
@@ -87,6 +87,8 @@ class Rule:
         """Whether each image is accepted, N; raises BadInput for a score of NaN."""
         scores = [score(out) for score, _ in self.pairs]
         for values in scores:
-            refuse("score", values.isnan(), "a score must be a number; use -inf to reject an image")
+            raise_if_invalid(
+                "score", values.isnan(), "a score must be a number; use -inf to reject an image"
+            )
         pairs = zip(scores, self.pairs, strict=True)
         return torch.stack([values >= t for values, (_, t) in pairs]).all(0)  # N

@@ -347,7 +347,9 @@ def test_a_model_may_define_its_own_gradient() -> None:
 
 
 def test_clean_changes_nothing(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> None:
-    assert Clean()(tiny_net, *batch) is batch[0]
+    x_adv = Clean()(tiny_net, *batch)
+    assert torch.equal(x_adv, batch[0])
+    assert x_adv.data_ptr() != batch[0].data_ptr()
 
 
 @pytest.mark.parametrize(

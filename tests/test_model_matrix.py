@@ -37,12 +37,14 @@ from demur.attacks import (
     Square,
     TargetedMargin,
 )
+from demur.attacks.checked_model import CheckedModel
 from demur.autoattack import AutoAttack, RejectAutoAttack
 from demur.balls import L2, Linf
 from demur.errors import BadInput
 from demur.output import Output, as_output
 from demur.rejectors import Con, ModelScore
 from demur.wrappers import ModelWithScore
+from tests.test_square import CountSynchronisations
 
 BALL, RULE = Linf(0.1), AcceptedError(Con(), 0.3)
 COUNT, CLASSES, SHAPE = 6, 4, (1, 4, 4)
@@ -217,6 +219,27 @@ class TestModels:
         net, (x, _) = Masked(), batch()
         attacked(name, net, x, net(x).argmax(1))
 
+    def test_no_step_waits_for_the_device(self) -> None:
+        (x, y), counts = batch(), []
+        for steps in (2, 12):
+            with CountSynchronisations() as synchronisations:  # type: ignore[no-untyped-call]
+                model = CheckedModel(Net(), x.dtype)
+                PGD(BALL, steps=steps).perturb(model, x, y, y)
+            counts.append(synchronisations.count)
+        assert 0 < counts[0] == counts[1]
+
+    def test_nan_in_a_later_step_is_found(self) -> None:
+        class Later(NaNLogits):
+            calls = 0
+
+            def after(self, logits: Tensor, x: Tensor) -> Tensor:
+                self.calls += 1
+                return super().after(logits, x) if self.calls == 7 else logits
+
+        x, y = batch()
+        with pytest.raises(BadInput, match=r"logits are not a number for . of 6 images"):
+            PGD(BALL, steps=8)(Later(), x, y)
+
     def test_infinite_logits_are_refused(self) -> None:
         class Infinite(Net):
             def after(self, logits: Tensor, x: Tensor) -> Tensor:
@@ -371,6 +394,7 @@ def test_a_result_outside_the_ball_names_the_attack() -> None:
         Escaping(BALL, steps=1)(Net(), *batch())
 
 
+@pytest.mark.filterwarnings("ignore:the model's outputs are random")
 def test_the_interface_leaves_everything_as_it_was() -> None:
     net, (x, y) = Net().half().train(), batch()
     attack = AutoAttack(net, eps=0.1, verbose=False)

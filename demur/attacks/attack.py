@@ -19,7 +19,7 @@ from demur.attacks.objectives import AttackStart, Objective, ObjectiveState
 from demur.balls import Ball, in_pixel_range
 from demur.errors import BadInput
 from demur.gradient import Model
-from demur.nan_checks import deferred_checks
+from demur.nan_checks import deferred_checks, raise_deferred
 from demur.noise import Stream
 from demur.spec import Spec
 
@@ -97,6 +97,7 @@ class Attack(Spec, ABC):
                     f"{tuple(index.shape)}"
                 )
             x_adv = self.perturb(checked_model, images, labels, outside_inference_mode(index))
+            raise_deferred()
             self.check_result(images, x_adv)
         return x_adv
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from demur.errors import BadInput
 from demur.gradient import AttackModel, Gradient, Model, ObjectiveFunction, PlainModel
 from demur.images import check_batch
-from demur.nan_checks import deferred_checks, refuse
-from demur.output import Output, as_output, refuse_invalid_logits
+from demur.nan_checks import deferred_checks, raise_if_invalid
+from demur.output import Output, as_output, check_logits
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Parts of torch's messages about an objective through which no gradient reaches the images.
@@ -51,7 +51,7 @@ class CheckedModel(AttackModel):
         # A copy, since the model may change its input in place.
         out = as_output(self.model(x.to(self.dtype, copy=True)), rows=len(x))
         out = Output(*(part.to(x.dtype) for part in out))
-        refuse_invalid_logits(out)
+        check_logits(out)
         return out
 
     def gradient(
@@ -59,8 +59,8 @@ class CheckedModel(AttackModel):
     ) -> Gradient:
         with _explained_without_gradient(objective):
             result = self._queried.gradient(objective, x, y, *inputs)
-        _refuse_invalid_query(result.value, result.out)
-        _refuse_invalid_gradient(result.grad)
+        _check_query(result.value, result.out)
+        _check_gradient(result.grad)
         return result
 
     def gradient_only(
@@ -68,14 +68,14 @@ class CheckedModel(AttackModel):
     ) -> Tensor:
         with _explained_without_gradient(objective):
             grad = self._queried.gradient_only(objective, x, y, *inputs)
-        _refuse_invalid_gradient(grad)
+        _check_gradient(grad)
         return grad
 
     def value(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, Output]:
         value, out = self._queried.value(objective, x, y, *inputs)
-        _refuse_invalid_query(value, out)
+        _check_query(value, out)
         return value, out
 
     def drop_graphs(self) -> None:
@@ -185,11 +185,13 @@ def _explained_without_gradient(objective: ObjectiveFunction) -> Iterator[None]:
         ) from error
 
 
-def _refuse_invalid_query(value: Tensor, out: Output) -> None:
-    refuse_invalid_logits(out)
-    refuse("objective", value.isnan(), "its outputs are unfit for this objective; choose another")
+def _check_query(value: Tensor, out: Output) -> None:
+    check_logits(out)
+    raise_if_invalid(
+        "objective", value.isnan(), "its outputs are unfit for this objective; choose another"
+    )
 
 
-def _refuse_invalid_gradient(grad: Tensor) -> None:
+def _check_gradient(grad: Tensor) -> None:
     remedy = "torch.autograd.detect_anomaly names the operation, and Square needs no gradient"
-    refuse("gradient", grad.amax((1, 2, 3)).isnan(), remedy)
+    raise_if_invalid("gradient", grad.amax((1, 2, 3)).isnan(), remedy)

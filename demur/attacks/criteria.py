@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from demur.output import Output, as_output, prediction, refuse_invalid_logits
+from demur.output import Output, as_output, check_logits, prediction
 from demur.rule import OperatingPoint, Rejector, Rule, Score, as_score
 from demur.spec import Spec
 
@@ -108,5 +108,5 @@ class Rejected(RuleCriterion):
 def is_wrong(out: Output, y: Tensor) -> Tensor:
     """Return on which images the prediction is wrong, N; raise BadInput for logits of NaN."""
     out = as_output(out, rows=len(y))
-    refuse_invalid_logits(out)
+    check_logits(out)
     return prediction(out) != y

@@ -32,9 +32,9 @@ from demur.evaluate.thresholds import BoundSpec, resolve_thresholds
 from demur.fused import fusing
 from demur.gradient import Model
 from demur.images import check_batch
-from demur.nan_checks import refuse
+from demur.nan_checks import raise_if_invalid
 from demur.nets import RejectingNet
-from demur.output import Output, refuse_invalid_logits
+from demur.output import Output, check_logits
 from demur.precision import Precision, tf32, use_precision
 from demur.runs import Record, Run, provenance
 from demur.runs.files import exclusive_lock
@@ -361,9 +361,9 @@ def _record_arrays(
 ) -> dict[str, Tensor]:
     """Per-image arrays of a record, on the CPU."""
     out = _final_outputs(net, x_adv, x.device)
-    refuse_invalid_logits(out)
+    check_logits(out)
     for name, part in (("features", out.feature), ("auxiliary outputs", out.aux)):
-        refuse(name, part.isnan().any(1), "train the net again, or check its weights")
+        raise_if_invalid(name, part.isnan().any(1), "train the net again, or check its weights")
     delta = x_adv - x.cpu()
     arrays = {
         "y": images.y.cpu(),
