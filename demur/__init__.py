@@ -20,12 +20,14 @@ if TYPE_CHECKING:
         KL,
         PGD,
         AcceptedError,
+        Attack,
         Clean,
         FalseRejection,
         ForceRejectionEnsemble,
         MinMargin,
         Misclassified,
         MultiTarget,
+        Objective,
         PlusLogScore,
         Rejected,
         Square,
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     )
     from demur.autoattack import AutoAttack, RejectAutoAttack
     from demur.balls import L2, Linf
-    from demur.calibrate import TPR, Coverage, Risk, certify_threshold
+    from demur.calibrate import TPR, Coverage, Risk, Uncertified, certify_threshold
     from demur.data import CIFAR10, CIFAR100, Digits
     from demur.errors import BadInput
     from demur.evaluate import (
@@ -51,8 +53,12 @@ if TYPE_CHECKING:
         PGDAT,
         RR,
         TRADES,
+        Framework,
+        Head,
         Method,
         NoHead,
+        OneCycle,
+        Piecewise,
         SNet,
         Standard,
     )
@@ -73,6 +79,8 @@ if TYPE_CHECKING:
         MaxLogit,
         ModelScore,
         RCon,
+        Rejector,
+        Score,
         SoftmaxMargin,
         ViM,
     )
@@ -82,23 +90,26 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "attacks": (
-        "APGD CE CW DLR FAB KL PGD AcceptedError Clean PlusLogScore FalseRejection "
-        "ForceRejectionEnsemble UntargetedMargin MinMargin Misclassified MultiTarget Rejected "
-        "Square "
+        "APGD CE CW DLR FAB KL PGD AcceptedError Attack Clean PlusLogScore FalseRejection "
+        "ForceRejectionEnsemble UntargetedMargin MinMargin Misclassified MultiTarget Objective "
+        "Rejected Square"
     ),
     "autoattack": "AutoAttack RejectAutoAttack",
     "balls": "L2 Linf",
-    "calibrate": "TPR Coverage Risk certify_threshold",
+    "calibrate": "TPR Coverage Risk Uncertified certify_threshold",
     "data": "CIFAR10 CIFAR100 Digits",
     "errors": "BadInput",
     "evaluate": "RecordOptions LoadedRun RejectorEvaluation resolve_thresholds run_attack",
-    "methods": "ATRO CARL CCAT EBD PGDAT RR TRADES Method NoHead SNet Standard",
+    "methods": (
+        "ATRO CARL CCAT EBD PGDAT RR TRADES Framework Head Method NoHead OneCycle Piecewise SNet "
+        "Standard"
+    ),
     "nets": "ResNet18 ResNet8 WideResNet",
     "output": "Output",
     "recipes": "Recipe recipe",
     "rejectors": (
         "GDA GMM KD KNN LID Con Coupled Energy Entropy GDAStar MaxLogit ModelScore "
-        "SoftmaxMargin RCon ViM "
+        "Rejector Score SoftmaxMargin RCon ViM "
     ),
     "runs": "Record Run",
     "training": "train",
@@ -131,6 +142,7 @@ __all__ = [
     "TPR",
     "TRADES",
     "AcceptedError",
+    "Attack",
     "AutoAttack",
     "BadInput",
     "Clean",
@@ -142,7 +154,9 @@ __all__ = [
     "Entropy",
     "FalseRejection",
     "ForceRejectionEnsemble",
+    "Framework",
     "GDAStar",
+    "Head",
     "Linf",
     "LoadedRun",
     "MaxLogit",
@@ -153,7 +167,10 @@ __all__ = [
     "ModelWithScore",
     "MultiTarget",
     "NoHead",
+    "Objective",
+    "OneCycle",
     "Output",
+    "Piecewise",
     "PlusLogScore",
     "RCon",
     "Recipe",
@@ -162,15 +179,18 @@ __all__ = [
     "RejectAutoAttack",
     "RejectClassModel",
     "Rejected",
+    "Rejector",
     "RejectorEvaluation",
     "ResNet8",
     "ResNet18",
     "Risk",
     "Run",
     "SNet",
+    "Score",
     "SoftmaxMargin",
     "Square",
     "Standard",
+    "Uncertified",
     "UntargetedMargin",
     "ViM",
     "WideResNet",

@@ -169,12 +169,32 @@ def energy(out: Output, tau: float = 1.0) -> Tensor:
     return tau * (_wide(as_output(out).logits) / tau).logsumexp(-1)  # N
 
 
+class AuxColumn(NamedTuple):
+    """A named column of the auxiliary output, or several; a head declares its columns."""
+
+    name: str
+    at: int | slice
+
+    def of(self, out: Output) -> Tensor:
+        """Return the column in fp32 or better: N, or N, K for a slice."""
+        out = as_output(out)
+        if out.aux.shape[-1] == 0:
+            raise BadInput(
+                f"this needs a net with an auxiliary head for its {self.name}; train with "
+                "head=RR() or use Con"
+            )
+        return _wide(out.aux[:, self.at])
+
+
+ACCEPT = AuxColumn("accept logit", 0)  # A of the paper, SelectiveNet's gate, ATRO's r
+ABSTAIN = AuxColumn("abstain logit", 0)  # of CARL's additional class
+CLASS_LOGITS = AuxColumn("class logits", slice(1, None))  # of SelectiveNet's second classifier
+SCORE = AuxColumn("score", -1)  # of a model that computes its own
+
+
 def rectifier_logit(out: Output) -> Tensor:
-    """Return the logit of A, the first auxiliary output: N."""
-    out = as_output(out)
-    if out.aux.shape[-1] == 0:
-        raise BadInput("this needs a net with an auxiliary head; train with head=RR() or use Con")
-    return _wide(out.aux[:, 0])
+    """Return the logit of A: N."""
+    return ACCEPT.of(out)
 
 
 def label_entry(table: Tensor, label: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ A Score is a differentiable function of an Output, so that attacks can target it
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,15 +19,31 @@ from torch import Tensor
 
 from demur.errors import BadInput
 from demur.nan_checks import raise_if_invalid
-from demur.output import Output
+from demur.output import AuxColumn, Output
+from demur.spec import Spec, required_fields
 
 
 class Score(ABC):
-    """A value per image; higher means more likely to be accepted."""
+    """A value per image, a differentiable function of the output; higher means accept.
+
+    Example:
+        >>> import torch
+        >>> from demur import Output, Score
+        >>> class LargestLogit(Score):
+        ...     def __call__(self, out: Output) -> torch.Tensor:
+        ...         return out.logits.amax(-1)
+        >>> none = torch.zeros(1, 0)
+        >>> LargestLogit().rule(0.5).accepted(Output(torch.tensor([[2.0, 0.0]]), none, none))
+        tensor([True])
+    """
 
     @abstractmethod
     def __call__(self, out: Output) -> Tensor:
-        """Score of each image, N."""
+        """Return the score of each image, N.
+
+        Args:
+            out: Output of the net.
+        """
 
     def log_score(self, out: Output) -> Tensor:
         """Form of the score for an attack's objective, N: its log where that keeps gradients."""
@@ -44,12 +61,48 @@ class Score(ABC):
         return Rule(((self, t),))
 
 
-class Rejector(ABC):
-    """A specification of a score, which `fit` fits to clean outputs of the fit split."""
+@dataclass(frozen=True)
+class Rejector(Spec, ABC):
+    """A specification of a score, which `fit` fits to clean outputs of the fit split.
+
+    A subclass is a frozen dataclass. One that reads only the output subclasses
+    `demur.rejectors.OutputScore`, which is its own score.
+
+    Example:
+        >>> import torch
+        >>> from dataclasses import dataclass
+        >>> from demur import Con, Output, Rejector, Score
+        >>> @dataclass(frozen=True)
+        ... class Same(Rejector):
+        ...     def fit(self, out: Output, y: torch.Tensor) -> Score:
+        ...         return Con()
+    """
+
+    display_name: ClassVar[str] = ""  # in tables; the name of the class if empty
+    column: ClassVar[AuxColumn | None] = None  # auxiliary output that the score reads
 
     @abstractmethod
     def fit(self, out: Output, y: Tensor) -> Score:
-        """Fitted score."""
+        """Return the fitted score.
+
+        Args:
+            out: Output of the net for clean images of the fit split.
+            y: Their labels, N.
+        """
+
+    @classmethod
+    def baselines(cls, data: object) -> dict[str, "Rejector"]:
+        """Return the rejectors of this class that every net is scored with, by name.
+
+        By default one with the settings of the class. A rejector that needs a head's auxiliary
+        output or a value for a field is none; a head names its own rejectors.
+
+        Args:
+            data: The data set, whose settings may differ.
+        """
+        if cls.column or required_fields(cls):
+            return {}
+        return {cls.display_name or cls.__name__: cls()}
 
 
 class OperatingPoint(ABC):

@@ -76,7 +76,7 @@ class _ShortSignature:
 
 
 def _shown_default(owner: type["Spec"], f: "Field[Any]") -> Any:
-    if f.name in _required(owner):
+    if f.name in required_fields(owner):
         return inspect.Parameter.empty
     default = _default(f)
     return _TypeName(show(default)) if isinstance(default, Spec) else default
@@ -85,7 +85,8 @@ def _shown_default(owner: type["Spec"], f: "Field[Any]") -> Any:
 def _shorten_methods(owner: type) -> None:
     """Give the methods of a class signatures without module names, for help()."""
     for cls in owner.__mro__:
-        for function in vars(cls).values():
+        for attribute in vars(cls).values():
+            function = getattr(attribute, "__func__", attribute)  # of a class method
             ours = inspect.isfunction(function) and cls.__module__.startswith("demur.")
             if ours and not hasattr(function, "__signature__"):
                 parameters = inspect.signature(function).parameters.values()
@@ -381,12 +382,12 @@ def _made(cls: type[Spec], values: list[Any], named: list[tuple[str | None, Any]
     takes = f"it takes {', '.join(known) or 'none'}"
     if len(values) > len(known):
         raise BadInput(f"{cls.__name__} is given too many values; {takes}")
-    if lacking := [name for name in _required(cls) if name not in given]:
+    if lacking := [name for name in required_fields(cls) if name not in given]:
         raise BadInput(f"{cls.__name__} lacks {' and '.join(lacking)}; {takes}")
     return cls(*values, **{key: value for key, value in named if key})
 
 
-def _required(cls: type[Spec]) -> list[str]:
+def required_fields(cls: type[Spec]) -> list[str]:
     """The fields that have to be given."""
     return [f.name for f in fields(cls) if f.default is f.default_factory is MISSING]
 

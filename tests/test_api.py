@@ -1,5 +1,6 @@
 """The Python API as a user meets it: plain inputs, readable help, and classes of one's own."""
 
+import doctest
 import pydoc
 import re
 import subprocess
@@ -40,6 +41,22 @@ Y = torch.tensor([1, 1])
 @pytest.mark.parametrize("name", demur.__all__)
 def test_every_public_name_is_there_and_described(name: str) -> None:
     assert (getattr(demur, name).__doc__ or "").strip()
+
+
+EXTENDED = (
+    demur.Attack, demur.Objective, demur.Rejector, demur.Score, demur.Head, demur.Framework,
+    demur.OneCycle, demur.Piecewise, demur.Uncertified, demur.PGD, demur.APGD, AcceptedError,
+    Misclassified, Linf, demur.L2, AutoAttack, demur.RejectAutoAttack, demur.ModelWithScore,
+    demur.RejectClassModel,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("public", EXTENDED, ids=lambda public: public.__name__)
+@pytest.mark.filterwarnings("ignore:the model is in train mode")
+def test_examples_of_public_docstrings_run(public: type) -> None:
+    (example,) = doctest.DocTestFinder(recurse=False).find(public, globs={})
+    assert example.examples
+    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 @pytest.mark.parametrize("score", [Con(), Energy(), MaxLogit()], ids=show)

@@ -32,7 +32,6 @@ from demur.rejectors import Con, Coupled, RCon
 from demur.rule import Rejector, Score
 from demur.runs import Record, Run
 from demur.runs.files import write_json
-from demur.spec import Spec
 from demur.training import train
 
 ATTACK = PGD(Linf(0.1), steps=3)
@@ -108,7 +107,7 @@ class Centroid(Score):
         return -away
 
 
-class NearCentre(Spec, Rejector):
+class NearCentre(Rejector):
     """A rejector that must be fitted, to test binding with."""
 
     def fit(self, out: Output, y: Tensor) -> Score:

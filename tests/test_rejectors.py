@@ -7,33 +7,28 @@ from torch import Tensor
 
 from demur.attacks import PGD, AcceptedError
 from demur.calibrate import TPR
+from demur.data import Digits
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun
 from demur.methods import RR, NoHead
 from demur.nets import RejectingNet
 from demur.output import Output
-from demur.recipes import RECIPES, attack, recipe
+from demur.recipes import attack, recipe
 from demur.rejectors import (
     REJECTORS,
-    AcceptProbability,
     Con,
-    ConMinusRectifier,
     Coupled,
-    ModelScore,
     RCon,
     Rectifier,
 )
 from demur.rule import Rejector, Score
 
+# Every class of the registry: as every net on the digits is scored with it, else its defaults.
 EXAMPLES: dict[str, Rejector] = {
-    **RECIPES["digits-pgdat-rr"].rejectors(), "model score": ModelScore(),
-    "accept probability": AcceptProbability(), "difference": ConMinusRectifier(),
-}  # fmt: skip
-
-
-def test_every_rejector_has_an_example() -> None:
-    types: set[type] = {type(r) for r in EXAMPLES.values()}
-    assert types == set(REJECTORS)
+    name: rejector
+    for cls in REJECTORS
+    for name, rejector in (cls.baselines(Digits()) or {cls.__name__: cls()}).items()
+}
 
 
 @pytest.fixture

@@ -79,11 +79,7 @@ NAMED: dict[str, Spec] = {
     "crop": CropFlip(),
     "cifar10": CIFAR10(),
     "cifar100": CIFAR100(split="paper"),
-    **{
-        name: r
-        for name, r in RECIPES["cifar10-pgdat-rr"].rejectors().items()
-        if isinstance(r, Spec)
-    },
+    **RECIPES["cifar10-pgdat-rr"].rejectors(),
     "coverage": FalseRejection(Coupled(), Coverage(0.9)),
     "risk": AcceptedError(RCon(), Risk(0.05)),
     "apgd": APGD(Linf(8 / 255), objective=DLR()),

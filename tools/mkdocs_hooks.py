@@ -1,7 +1,8 @@
-"""Build hooks of the documentation site: write the command-line reference from the command itself.
+"""Build hooks of the documentation site: write reference lists from the code.
 
 The page docs/reference/cli.md holds the line `<!-- commands -->`; the build replaces it with one
-section per command, so that the page always matches `demur --help`.
+section per command, so that the page always matches `demur --help`. The line
+`<!-- list rejectors -->` becomes a table of what `demur list rejectors` prints.
 """
 
 import re
@@ -14,23 +15,40 @@ import click
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACEHOLDER = "<!-- commands -->"
+LIST = re.compile(r"<!-- list (\w+) -->")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace the placeholder by the sections of all commands."""
-    return markdown.replace(PLACEHOLDER, cli_sections()) if PLACEHOLDER in markdown else markdown
+    """Replace the placeholders by the sections of all commands and by the lists of classes."""
+    sys.path.insert(0, str(ROOT))
+    try:
+        markdown = LIST.sub(lambda found: class_table(found[1]), markdown)
+        return (
+            markdown.replace(PLACEHOLDER, cli_sections()) if PLACEHOLDER in markdown else markdown
+        )
+    finally:
+        sys.path.remove(str(ROOT))
+
+
+def class_table(kind: str) -> str:
+    """What `demur list KIND` prints, as a Markdown table."""
+    from demur.cli.listing import listings
+
+    rows = [f"| `{name}` | {_cell(text)} |" for name, text in listings(Path())[kind]().items()]
+    return "\n".join(["| name | what it is |", "|---|---|", *rows])
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"(?<!\\)\|", r"\\|", text)
 
 
 def cli_sections() -> str:
     """One Markdown section for each command and subcommand, in alphabetical order."""
-    sys.path.insert(0, str(ROOT))
-    try:
-        from typer.main import get_command
+    from typer.main import get_command
 
-        import demur.cli  # registers every command
-        from demur.cli.app import app
-    finally:
-        sys.path.remove(str(ROOT))
+    import demur.cli  # registers every command
+    from demur.cli.app import app
+
     assert demur.cli.__name__  # the import registers the commands
     return "\n\n".join(_sections(get_command(app), "demur"))
 
@@ -78,4 +96,4 @@ def _row(parameter: Any) -> str | None:
         default = (parameter.opts if parameter.default else parameter.secondary_opts)[0]
     meaning = " ".join((getattr(parameter, "help", "") or "").split())
     cells = (" ".join(f"`{name}`" for name in names), default or "", meaning)
-    return "| " + " | ".join(re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in cells) + " |"
+    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"

@@ -35,11 +35,11 @@ from demur.attacks.pgd import PGD, FrankWolfe
 from demur.attacks.reject_autoattack import ForceRejectionEnsemble, RejectAutoAttackEnsemble
 from demur.attacks.square import Square
 
-ATTACKS: tuple[type[Attack], ...] = (
+ATTACKS: list[type[Attack]] = [
     Clean, PGD, FrankWolfe, MultiTarget, APGD, MaxMinMargin, OrthogonalAPGD, FAB, Square, CW,
     Chain, AutoAttackEnsemble, RejectAutoAttackEnsemble, ForceRejectionEnsemble,
-)  # fmt: skip
-CRITERIA: tuple[type[Criterion], ...] = (Misclassified, AcceptedError, FalseRejection, Rejected)
+]  # fmt: skip
+CRITERIA: list[type[Criterion]] = [Misclassified, AcceptedError, FalseRejection, Rejected]
 
 __all__ = [
     "APGD",

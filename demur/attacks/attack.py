@@ -9,19 +9,20 @@ nothing: there batch norm in train mode updates its running statistics.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from demur.attacks.checked_model import checked, outside_inference_mode
-from demur.attacks.criteria import Criterion, Misclassified
+from demur.attacks.criteria import Criterion, Misclassified, RuleCriterion
 from demur.attacks.objectives import AttackStart, Objective, ObjectiveState
 from demur.balls import Ball, in_pixel_range
 from demur.errors import BadInput
 from demur.gradient import Model
 from demur.nan_checks import deferred_checks, raise_deferred
 from demur.noise import Stream
-from demur.spec import Spec
+from demur.spec import Spec, required_fields
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,26 @@ class Attack(Spec, ABC):
     query* is one forward and one backward pass of the model.
 
     Subclasses implement `run`.
+
+    Example:
+        >>> import torch
+        >>> from dataclasses import dataclass
+        >>> from demur import Attack, Linf
+        >>> from demur.attacks import AttackBatch
+        >>> @dataclass(frozen=True)
+        ... class Darken(Attack):
+        ...     ball: Linf
+        ...
+        ...     def run(self, batch: AttackBatch, stream: int) -> torch.Tensor:
+        ...         return self.ball.project(batch.x, batch.x - self.ball.eps)
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        >>> x_adv = Darken(Linf(0.1))(model, torch.rand(4, 1, 8, 8), torch.arange(4))
     """
+
+    # Fields of which a larger value makes an attack stronger.
+    budget_fields: ClassVar[tuple[str, ...]] = (
+        "steps", "restarts", "queries", "searches", "targets", "eot_iter",
+    )  # fmt: skip
 
     def __call__(self, model: Model, x: Tensor, y: Tensor, index: Tensor | None = None) -> Tensor:
         """Check the arguments and the model and return adversarial examples, shape of x.
@@ -162,6 +182,42 @@ class Attack(Spec, ABC):
         criterion: Criterion = getattr(self, "criterion", Misclassified())
         return criterion
 
+    @classmethod
+    def example(cls, ball: Ball, criterion: RuleCriterion) -> "Attack":
+        """Return the attack with default settings; `demur attack` runs it by its name.
+
+        By default the required fields `ball` and `criterion` are filled in.
+        """
+        parts: dict[str, Any] = {"ball": ball, "criterion": criterion}
+        return cls(**{name: parts[name] for name in required_fields(cls)})
+
+    @property
+    def parts(self) -> tuple["Attack", ...]:
+        """The attacks that this one consists of."""
+        return ()
+
+    @property
+    def gradient_queries(self) -> float:
+        """Gradient queries per image."""
+        own = getattr(self, "steps", 0) * getattr(self, "restarts", 1)
+        return float(own + sum(part.gradient_queries for part in self.parts))
+
+    @property
+    def maximised(self) -> Objective | None:
+        """The objective that also rises on images without success; None if there is none."""
+        objective: Objective | None = getattr(self, "objective", None)
+        return objective
+
+    @property
+    def seeks_misclassification(self) -> bool:
+        """Whether the attack seeks wrong predictions alone, accepted or not."""
+        objective: Objective | None = getattr(self, "objective", None)
+        return (
+            isinstance(self.success_criterion, Misclassified)
+            and (objective is None or objective.seeks_misclassification)
+            and all(part.seeks_misclassification for part in self.parts)
+        )
+
 
 @dataclass(frozen=True)
 class Clean(Attack):
@@ -169,3 +225,7 @@ class Clean(Attack):
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         return batch.x.clone()
+
+    @property
+    def seeks_misclassification(self) -> bool:
+        return False

@@ -64,6 +64,14 @@ class Chain(Attack):
         if not self.attacks:
             raise BadInput("a chain needs at least one attack: Chain((PGD(Linf(8/255)),))")
 
+    @property
+    def parts(self) -> tuple[Attack, ...]:
+        return self.attacks
+
+    @property
+    def maximised(self) -> Objective | None:
+        return self.rank_by if any(part.maximised for part in self.parts) else None
+
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         chain_state = self.start(batch)
         for member in range(len(self.attacks)):
@@ -106,6 +114,14 @@ class Ensemble(Attack, ABC):
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         return self.chain().run(batch, stream)
 
+    @property
+    def parts(self) -> tuple[Attack, ...]:
+        return self.chain().attacks
+
+    @property
+    def maximised(self) -> Objective | None:
+        return self.chain().maximised
+
 
 @dataclass(frozen=True)
 class MultiTarget(Attack):
@@ -128,6 +144,19 @@ class MultiTarget(Attack):
     keep: Literal["max_objective", "success"] = "max_objective"
     rank_by: Objective = CE()
     criterion: Criterion = Misclassified()
+
+    @property
+    def parts(self) -> tuple[Attack, ...]:
+        return (self.attack,)
+
+    @property
+    def gradient_queries(self) -> float:
+        """Gradient queries per image; one target is counted if the attack takes all of them."""
+        return (self.targets or 1) * self.attack.gradient_queries
+
+    @property
+    def maximised(self) -> Objective | None:
+        return self.rank_by if self.attack.maximised else None
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         ranked = replace(batch, target=None).prepare(self.rank_by, batch.x)

@@ -114,6 +114,10 @@ class FAB(IterativeAttack[FABState]):
         return x.index_put((rows[returned],), found.x_adv[returned])
 
     @property
+    def maximised(self) -> None:
+        return None  # images without success are returned unchanged
+
+    @property
     def last_step(self) -> int:
         return self.steps
 

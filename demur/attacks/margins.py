@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from demur.attacks.apgd import APGD
-from demur.attacks.attack import AttackBatch
-from demur.attacks.criteria import AcceptedError
+from demur.attacks.attack import Attack, AttackBatch
+from demur.attacks.criteria import AcceptedError, RuleCriterion
 from demur.attacks.driver import (
     Found,
     IterativeAttack,
@@ -182,6 +182,10 @@ class OrthogonalAPGD(APGD):
             raise BadInput(
                 "OrthogonalAPGD needs margins; pass objective=MinMargin(AcceptedError(...))"
             )
+
+    @classmethod
+    def example(cls, ball: Ball, criterion: RuleCriterion) -> Attack:
+        return cls(ball, objective=MinMargin(criterion), criterion=criterion)
 
     def _query(self, batch: AttackBatch, x_adv: Tensor, step: int) -> tuple[Gradient, Tensor]:
         assert isinstance(self.objective, MinMargin)

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from demur.attacks.apgd import APGD
 from demur.attacks.attack import Attack
 from demur.attacks.chain import Chain, Ensemble, MultiTarget
-from demur.attacks.criteria import AcceptedError, Rejected
+from demur.attacks.criteria import AcceptedError, Rejected, RuleCriterion
 from demur.attacks.fab import FAB
 from demur.attacks.margins import MaxMinMargin, OrthogonalAPGD
 from demur.attacks.objectives import MarginProduct, MinMargin, RejectionObjective
@@ -98,6 +98,10 @@ class ForceRejectionEnsemble(Ensemble):
     criterion: Rejected
     restarts: PositiveInt = 1
     seed: NonNegativeInt = 0
+
+    @classmethod
+    def example(cls, ball: Ball, criterion: RuleCriterion) -> Attack:
+        return cls(ball, Rejected(criterion.rejector, criterion.threshold))
 
     def chain(self) -> Chain:
         criterion, ball, seed, objective = (

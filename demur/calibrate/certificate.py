@@ -178,7 +178,20 @@ def _round_up(number: float) -> int:
 
 
 class Uncertified(BadInput):
-    """No thresholds give the guarantee with the required confidence."""
+    """No thresholds give the guarantee with the required confidence.
+
+    Args:
+        shortfall: What is missing; its `sentence` is the message.
+
+    Example:
+        >>> import numpy as np
+        >>> from demur import Risk, Uncertified, certify_threshold
+        >>> score, correct = np.linspace(0, 1, 20), np.arange(20) % 2 == 0
+        >>> try:
+        ...     certify_threshold(score, correct, Risk(0.01))
+        ... except Uncertified as error:
+        ...     reason = str(error)
+    """
 
     def __init__(self, shortfall: Shortfall) -> None:
         super().__init__(shortfall)

@@ -1,7 +1,7 @@
 """demur list and demur show."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,17 +56,17 @@ def list_names(
 
     Example: demur list attacks
     """
-    listings = _listings(Path(folder))
+    kinds = listings(Path(folder))
     if RUNS not in (folder, kind):
         raise BadInput(f"a folder goes with runs only; write demur list runs {folder}")
     if kind is None:
         entries: Mapping[str, Any] = {
-            name: _kind_entry(name, make()) for name, make in listings.items()
+            name: _kind_entry(name, make()) for name, make in kinds.items()
         }
-    elif kind in listings:
-        entries = listings[kind]()
+    elif kind in kinds:
+        entries = kinds[kind]()
     else:
-        raise BadInput(f"nothing to list under {kind!r}; {suggestion(kind, listings)}")
+        raise BadInput(f"nothing to list under {kind!r}; {suggestion(kind, kinds)}")
     if not entries:
         problem = "holds no run" if Path(folder).is_dir() else "is not a folder"
         raise BadInput(f"{folder} {problem}; train a run with demur train RECIPE")
@@ -95,7 +95,7 @@ def _line(entry: Any) -> str:
     return str(entry)
 
 
-def _listings(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
+def listings(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
     """Return by kind a function that makes its names and descriptions."""
     from demur import attacks, data, methods, nets, recipes, rejectors
     from demur.paper.tables import TABLES
@@ -104,7 +104,7 @@ def _listings(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
 
     example = recipes.RECIPES["digits-pgdat-rr"]
 
-    def described(classes: tuple[type[Spec], ...]) -> dict[str, str]:
+    def described(classes: Sequence[type[Spec]]) -> dict[str, str]:
         return {cls.__name__: (cls.__doc__ or "").splitlines()[0] for cls in classes}
 
     return {
@@ -117,7 +117,7 @@ def _listings(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
         "rejectors": lambda: described(rejectors.REJECTORS),
         "nets": lambda: described(nets.NETS),
         "data": lambda: described(data.DATASETS),
-        "methods": lambda: described(methods.FRAMEWORKS + methods.HEADS + methods.SCHEDULES),
+        "methods": lambda: described([*methods.FRAMEWORKS, *methods.HEADS, *methods.SCHEDULES]),
         "tables": lambda: {name: table.title for name, table in TABLES.items()},
         RUNS: lambda: _runs(folder),
     }

@@ -63,7 +63,7 @@ def adaptive(
         loaded = load_run(run, str(rank_device), data, engine)
         chosen = None if objectives is None else [name.strip() for name in objectives.split(",")]
         plan = AdaptivePlan.of(loaded.run.recipe, chosen, _parse_numbers(etas), steps, restarts)
-        if chosen is None and loaded.run.recipe.rr_head is None:
+        if chosen is None and loaded.run.recipe.method.head.attack_objective() is None:
             typer.echo("demur: without L_RR: no second output is trained with it", err=True)
         results = _evaluate(loaded, plan, RecordOptions(n=n), protocols)
         if not current().is_leader:

@@ -15,9 +15,9 @@ from demur.methods.heads import Head, NoHead
 from demur.methods.method import Method, OneCycle, Piecewise, Schedule
 from demur.methods.rr import RR
 
-FRAMEWORKS: tuple[type[Framework], ...] = (Standard, PGDAT, TRADES, CCAT)
-HEADS: tuple[type[Head], ...] = (NoHead, RR, EBD, SNet, ATRO, CARL)
-SCHEDULES: tuple[type[Schedule], ...] = (Piecewise, OneCycle)
+FRAMEWORKS: list[type[Framework]] = [Standard, PGDAT, TRADES, CCAT]
+HEADS: list[type[Head]] = [NoHead, RR, EBD, SNet, ATRO, CARL]
+SCHEDULES: list[type[Schedule]] = [Piecewise, OneCycle]
 
 __all__ = [
     "ATRO", "CARL", "CCAT", "EBD", "FRAMEWORKS", "HEADS", "PGDAT", "RR", "SCHEDULES", "TRADES",

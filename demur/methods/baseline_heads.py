@@ -25,7 +25,14 @@ from demur.errors import BadInput
 from demur.field_types import NonNegative, UnitInterval
 from demur.methods.frameworks import BatchOutputs, Framework, LabelledOutput, subset_weights
 from demur.methods.heads import DenseAux, Head, NoAux, SelectiveAux
-from demur.output import energy, prediction, rectifier_logit
+from demur.output import (
+    ABSTAIN,
+    ACCEPT,
+    CLASS_LOGITS,
+    AuxColumn,
+    energy,
+    prediction,
+)
 from demur.rejectors import AcceptProbability, Energy, Rectifier, Rejector
 
 
@@ -112,11 +119,17 @@ class SNet(Head):
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
         return SelectiveAux(dims[-1], classes)
 
+    @property
+    def columns(self) -> tuple[AuxColumn, ...]:
+        return ACCEPT, CLASS_LOGITS
+
     def auxiliary_loss(self, outputs: BatchOutputs) -> Tensor:
-        return cross_entropy(outputs.attacked.out.aux[:, 1:], outputs.attacked.y, reduction="none")
+        return cross_entropy(
+            CLASS_LOGITS.of(outputs.attacked.out), outputs.attacked.y, reduction="none"
+        )
 
     def loss(self, loss_per_image: Tensor, outputs: BatchOutputs) -> Tensor:
-        g = rectifier_logit(outputs.attacked.out).sigmoid()
+        g = ACCEPT.of(outputs.attacked.out).sigmoid()
         coverage = g.mean()
         risk = (g * loss_per_image).mean()
         if self.divided:
@@ -170,6 +183,10 @@ class ATRO(Head):
         return DenseAux(dims[-1])
 
     @property
+    def columns(self) -> tuple[AuxColumn, ...]:
+        return (ACCEPT,)
+
+    @property
     def hinge(self) -> RejectionHinge:
         """The training loss, which is also the objective of the attack."""
         return RejectionHinge(self.cost, self.form)
@@ -216,7 +233,11 @@ class CARL(Head):
     form: Form = "paper"
 
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
-        return DenseAux(dims[-1])  # the logit of abstaining
+        return DenseAux(dims[-1])
+
+    @property
+    def columns(self) -> tuple[AuxColumn, ...]:
+        return (ABSTAIN,)
 
     def auxiliary_loss(self, outputs: BatchOutputs) -> Tensor:
         loss_per_image = self.weight * CARLObjective()(outputs.attacked.out, outputs.attacked.y)
@@ -266,4 +287,5 @@ class CARL(Head):
 
     def _all_logits(self, labelled: LabelledOutput) -> Tensor:
         """Logits of the classes and of abstaining, N, C + 1."""
-        return torch.cat([labelled.out.logits, labelled.out.aux[:, :1]], 1)
+        logits = labelled.out.logits
+        return torch.cat([logits, ABSTAIN.of(labelled.out)[:, None].to(logits)], 1)

@@ -7,7 +7,7 @@ The target of an adversarial example moves from the one-hot label to the uniform
 perturbation grows. The net then has low confidence under attack, also beyond the training radius.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -104,6 +104,13 @@ class CCAT(Framework):
         ball = self.attack.ball
         relative_size = (ball.norm(delta) / max(ball.eps, 1e-12)).clamp(max=1)
         return 1 - (1 - relative_size) ** self.rho
+
+    @property
+    def aims_at_robust_accuracy(self) -> bool:
+        return False  # it aims at a low confidence under attack
+
+    def without_stats_updates(self) -> "CCAT":
+        return replace(self, bn="batch") if self.bn == "train" else self
 
     @property
     def one_loss_per_image(self) -> bool:

@@ -57,11 +57,29 @@ def subset_weights(mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Framework(Spec, ABC):
-    """How training images are attacked, and the classification loss of their outputs."""
+    """How training images are attacked, and the classification loss of their outputs.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from demur import Method, Standard
+        >>> @dataclass(frozen=True)
+        ... class Brightened(Standard):
+        ...     def craft(self, net, x, y, index, stream):
+        ...         return (x + 0.1).clamp(max=1)
+        >>> method = Method(Brightened())
+    """
 
     @abstractmethod
     def craft(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
-        """Adversarial examples of `x`, N, C, H, W; `index` and `stream` seed their noise."""
+        """Return adversarial examples, N, C, H, W.
+
+        Args:
+            net: The net in train mode.
+            x: Images, N, C, H, W, in [0, 1].
+            y: Labels, N.
+            index: Positions of the images in the data set, N; they seed the noise.
+            stream: Number of the training step, so that every step draws its own noise.
+        """
 
     @abstractmethod
     def outputs(
@@ -71,7 +89,16 @@ class Framework(Spec, ABC):
 
     @abstractmethod
     def classification_loss(self, outputs: BatchOutputs) -> Tensor:
-        """Classification loss of each image, N."""
+        """Return the classification loss of each image, N."""
+
+    @property
+    def aims_at_robust_accuracy(self) -> bool:
+        """Whether robust accuracy is what training improves, so that it can select an epoch."""
+        return True
+
+    def without_stats_updates(self) -> "Framework":
+        """Return a copy whose attack leaves the running statistics of batch norm alone."""
+        return self
 
     @property
     def one_loss_per_image(self) -> bool:
@@ -154,6 +181,9 @@ class PGDAT(Framework):
 
     def classification_loss(self, outputs: BatchOutputs) -> Tensor:
         return CE()(outputs.attacked.out, outputs.attacked.y)
+
+    def without_stats_updates(self) -> "PGDAT":
+        return replace(self, bn="batch") if self.bn == "train" else self
 
     def with_objective(self, objective: Objective, bn: BatchNorm | None = None) -> "PGDAT":
         return replace(self, attack=_set_objective(self.attack, objective), bn=bn or self.bn)

@@ -11,23 +11,77 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from demur.attacks import Objective
 from demur.methods.frameworks import BatchOutputs, Framework
 from demur.nets.norm import Norm1d
+from demur.output import AuxColumn
 from demur.rejectors import Rejector
 from demur.spec import Spec
 
 
 @dataclass(frozen=True)
 class Head(Spec, ABC):
-    """An auxiliary module, its loss, its rejectors, and the changes it makes to a framework."""
+    """An auxiliary module, its loss, its rejectors, and the changes it makes to a framework.
+
+    Example:
+        >>> from dataclasses import dataclass
+            >>> from demur import Con, Head, Method, Standard
+        >>> from demur.methods.heads import NoAux
+        >>> @dataclass(frozen=True)
+        ... class Nothing(Head):
+        ...     def build(self, dims, classes):
+        ...         return NoAux()
+        ...
+        ...     def auxiliary_loss(self, outputs):
+        ...         return None
+        >>> method = Method(Standard(), Nothing())
+    """
+
+    @property
+    def tau(self) -> float:
+        """Softmax temperature that the auxiliary output is trained with."""
+        return 1.0
+
+    @property
+    def columns(self) -> tuple[AuxColumn, ...]:
+        """The columns of the auxiliary output, by name; its rejectors read these."""
+        return ()
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the loss trains weights of the auxiliary module."""
+        return bool(self.columns)
+
+    @property
+    def has_rectifier(self) -> bool:
+        """Whether R-Con = con * A is fitted to T-Con (Eq. 6 and 7)."""
+        return False
+
+    @property
+    def spares_backbone(self) -> bool:
+        """Whether the gradient of the auxiliary loss stops at the features."""
+        return False
+
+    def attack_objective(self) -> Objective | None:
+        """Return the training loss of A as an objective (the paper's L_RR), or None without A."""
+        return None
 
     @abstractmethod
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
-        """Create the auxiliary module: pooled stage features of widths `dims` to (N, A)."""
+        """Return the auxiliary module: pooled stage features to auxiliary outputs (N, A).
+
+        Args:
+            dims: The widths of the stages.
+            classes: The number of classes.
+        """
 
     @abstractmethod
     def auxiliary_loss(self, outputs: BatchOutputs) -> Tensor | None:
-        """Weighted auxiliary loss of each attacked image (N), or None without one."""
+        """Return the weighted auxiliary loss of each attacked image (N), or None without one.
+
+        Args:
+            outputs: Outputs for the attacked images, and for clean ones if `needs_clean`.
+        """
 
     def loss(self, loss_per_image: Tensor, outputs: BatchOutputs) -> Tensor:
         """Mean training loss of a batch: classification loss plus auxiliary loss.

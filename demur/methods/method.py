@@ -18,7 +18,6 @@ from demur.errors import BadInput
 from demur.field_types import Positive, UnitInterval
 from demur.methods.frameworks import BatchOutputs, Framework, subset_weights
 from demur.methods.heads import Head, NoHead
-from demur.methods.rr import RR
 from demur.noise import Stream
 from demur.spec import Spec, later
 
@@ -54,7 +53,7 @@ class Method(Spec):
         self.head.adapt_framework(self.framework)  # raises if they cannot be combined
         if self.head_only == 1:
             raise BadInput("head_only=1 leaves the classifier no images; use less than 1")
-        if self.head_only and not (isinstance(self.head, RR) and self.head.gradient_to == "head"):
+        if self.head_only and not self.head.spares_backbone:
             raise BadInput(
                 "head_only images train the head alone, so its loss must not reach the backbone; "
                 "use head=RR(gradient_to=head)"
@@ -139,9 +138,20 @@ class Schedule(Spec, ABC):
 
 @dataclass(frozen=True)
 class Piecewise(Schedule):
-    """Constant learning rate, multiplied by `gamma` at each of `milestones`."""
+    """Constant learning rate, multiplied by `gamma` at each of `milestones`.
 
-    # paper: epochs 100 and 105 of 110; the step that reaches a milestone has the lower rate
+    Args:
+        peak: The first learning rate.
+        milestones: Shares of the run; the defaults are epochs 100 and 105 of the paper's 110.
+        gamma: The factor at each milestone.
+
+    Example:
+        >>> from demur import Piecewise
+        >>> Piecewise(0.1, milestones=(0.5,))(progress=0.25)
+        0.1
+    """
+
+    # the step that reaches a milestone has the lower rate
     milestones: tuple[UnitInterval, ...] = (10 / 11, 21 / 22)
     gamma: Positive = 0.1
 
@@ -151,7 +161,17 @@ class Piecewise(Schedule):
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """Linear increase to the peak during the share `warmup` of the run, then linear decay to 0."""
+    """Linear increase to the peak during the share `warmup` of the run, then linear decay to 0.
+
+    Args:
+        peak: The largest learning rate.
+        warmup: The share of the run before the peak.
+
+    Example:
+        >>> from demur import OneCycle
+        >>> OneCycle(0.2, warmup=0.5)(progress=0.25)
+        0.1
+    """
 
     warmup: UnitInterval = 0.3
 

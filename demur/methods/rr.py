@@ -19,7 +19,7 @@ from demur.errors import BadInput
 from demur.field_types import NonNegative, Positive
 from demur.methods.frameworks import BatchOutputs, Framework
 from demur.methods.heads import BlocksAux, DenseAux, Head
-from demur.output import Output, prediction, tcon
+from demur.output import ACCEPT, AuxColumn, Output, prediction, tcon
 from demur.rectified import Construction, RRLossKind, rr_loss_per_image
 from demur.rejectors import Con, ConMinusRectifier, Coupled, RCon, Rectifier, Rejector
 from demur.spec import later
@@ -78,8 +78,29 @@ class RR(Head):
             raise BadInput("construction=con has no A to train; use gradient_to=net")
 
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
-        detach = self.gradient_to == "head"
+        detach = self.spares_backbone
         return DenseAux(dims[-1], detach) if self.features == "last" else BlocksAux(dims, detach)
+
+    @property
+    def columns(self) -> tuple[AuxColumn, ...]:
+        return (ACCEPT,)
+
+    @property
+    def has_weights(self) -> bool:
+        return self.construction != "con"
+
+    @property
+    def has_rectifier(self) -> bool:
+        return self.construction == "product"
+
+    @property
+    def spares_backbone(self) -> bool:
+        return self.gradient_to == "head"
+
+    def attack_objective(self) -> RRLoss | None:
+        if not self.has_weights:
+            return None
+        return RRLoss(self.tau, self.construction, self.rr_loss)
 
     def auxiliary_loss(self, outputs: BatchOutputs) -> Tensor:
         loss_per_image = self.loss_per_image(outputs.attacked.out, outputs.attacked.y)
@@ -96,10 +117,9 @@ class RR(Head):
 
     def stop_gradients(self, out: Output, t_con: Tensor, y: Tensor) -> tuple[Output, Tensor]:
         """Output and T-Con with the same values, detached as `stop_con` and `stop_tcon` say."""
-        head_alone = self.gradient_to == "head"
-        if self.stop_tcon or head_alone:
+        if self.stop_tcon or self.spares_backbone:
             t_con = t_con.detach()
-        if self.stop_con == "all" or head_alone:
+        if self.stop_con == "all" or self.spares_backbone:
             return out._replace(logits=out.logits.detach()), t_con
         if self.stop_con == "correct":
             correct = prediction(out) == y

@@ -4,7 +4,7 @@ recipe("digits-pgdat-rr", ["epochs=20", "head.weight=0.5"])
 attack("pgd-20:eps=0.2,restarts=5", RECIPES["digits-pgdat-rr"])
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import TypeVar
@@ -41,12 +41,29 @@ __all__ = [
 S = TypeVar("S", bound=Spec)
 MAX_TEXT = MEGABYTE  # bytes of a file that holds a spec
 
-_LISTS: tuple[tuple[type[Spec], ...], ...] = (
+_LISTS: tuple[Sequence[type[Spec]], ...] = (
     (Linf, L2, Recipe, Method), DATASETS, AUGMENTS, NETS, ATTACKS, OBJECTIVES, CRITERIA, REJECTORS,
     OPERATING_POINTS, FRAMEWORKS, HEADS, SCHEDULES,
 )  # fmt: skip
 
-VOCABULARY: Vocabulary = {cls.__name__: cls for group in _LISTS for cls in group}
+
+class _Names(Mapping[str, type[Spec]]):
+    """Every class that the text of a spec may name, as the lists of the packages are now."""
+
+    def __getitem__(self, name: str) -> type[Spec]:
+        return self._classes()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._classes())
+
+    def __len__(self) -> int:
+        return len(self._classes())
+
+    def _classes(self) -> dict[str, type[Spec]]:
+        return {cls.__name__: cls for group in _LISTS for cls in group}
+
+
+VOCABULARY: Vocabulary = _Names()
 
 
 def recipe(name: str, changes: str | Iterable[str] = ()) -> Recipe:

@@ -15,7 +15,6 @@ from demur.attacks import (
     MultiTarget,
     Objective,
     PlusLogScore,
-    RRLoss,
     ScoreObjective,
     TargetedConfidence,
     WrongConfidence,
@@ -35,7 +34,7 @@ class AdaptiveObjective:
 
     def supports(self, recipe: Recipe) -> bool:
         """Whether a net of this recipe has the outputs that the objective needs."""
-        return self.rejector_term != "rr" or recipe.rr_head is not None
+        return self.rejector_term != "rr" or recipe.method.head.attack_objective() is not None
 
     def formula(self, recipe: Recipe) -> str:
         """Objective as the paper writes it."""
@@ -89,12 +88,12 @@ class AdaptiveObjective:
         )
 
 
-def rr_loss(recipe: Recipe) -> RRLoss:
+def rr_loss(recipe: Recipe) -> Objective:
     """L_RR with the options that A was trained with; raises BadInput without an RR head."""
-    head = recipe.rr_head
-    if head is None:
+    objective = recipe.method.head.attack_objective()
+    if objective is None:
         raise BadInput("L_RR needs a net whose auxiliary output was trained by it; use head=RR()")
-    return RRLoss(head.tau, head.construction, head.rr_loss)
+    return objective
 
 
 ADAPTIVE_OBJECTIVES: dict[str, AdaptiveObjective] = {

@@ -1,10 +1,13 @@
 """Named attacks, as functions of the recipe of the attacked net."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 from demur.attacks import (
     APGD,
+    ATTACKS,
     CW,
     GAMA,
     PGD,
@@ -27,6 +30,7 @@ from demur.calibrate import TPR, Median
 from demur.errors import BadInput
 from demur.recipes.adaptive import ADAPTIVE_ATTACKS
 from demur.recipes.training import Recipe, l2, linf
+from demur.spec import find_name, required_fields
 
 
 def _adaptive(recipe: Recipe) -> PGD:
@@ -70,7 +74,9 @@ def _gama_fw(recipe: Recipe) -> FrankWolfe:
     )  # fmt: skip
 
 
-NAMED_ATTACKS: dict[str, Callable[[Recipe], Attack]] = {
+MakeAttack = Callable[[Recipe], Attack]
+
+_SETTINGS: dict[str, MakeAttack] = {
     "clean": lambda recipe: Clean(),
     "pgd-10": lambda recipe: linf(recipe.data, 10),
     "pgd-20": lambda recipe: linf(recipe.data, 20),
@@ -106,3 +112,42 @@ NAMED_ATTACKS: dict[str, Callable[[Recipe], Attack]] = {
     ),
     **{name: objective.attack for name, objective in ADAPTIVE_ATTACKS.items()},
 }
+
+
+class NamedAttacks(Mapping[str, MakeAttack]):
+    """Attacks by name: the settings above, and every other attack class with its defaults.
+
+    A class is named by its words in lower case: MaxMinMargin is max-min-margin. Classes that
+    consist of other attacks have no name.
+    """
+
+    def __getitem__(self, name: str) -> MakeAttack:
+        return _SETTINGS[name] if name in _SETTINGS else self._classes()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*_SETTINGS, *self._classes()))
+
+    def __len__(self) -> int:
+        return len(_SETTINGS) + len(self._classes())
+
+    def _classes(self) -> dict[str, MakeAttack]:
+        named = {
+            _command_name(cls): partial(_with_defaults, cls)
+            for cls in ATTACKS
+            if set(required_fields(cls)) <= {"ball", "criterion"}
+        }
+        return {k: make for k, make in named.items() if find_name(k, _SETTINGS) is None}
+
+
+def _command_name(cls: type[Attack]) -> str:
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*", cls.__name__.removesuffix("Ensemble"))
+    return "-".join(words).lower()
+
+
+def _with_defaults(cls: type[Attack], recipe: Recipe) -> Attack:
+    """The attack of a class in the usual Linf ball, on accepted errors of the head's rejector."""
+    criterion = AcceptedError(recipe.head_rejector[1], TPR(0.95))
+    return cls.example(Linf(recipe.data.threat.linf), criterion)
+
+
+NAMED_ATTACKS = NamedAttacks()

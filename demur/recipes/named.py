@@ -75,13 +75,16 @@ def _methods(frameworks: dict[str, Framework]) -> dict[str, Method]:
     return {name + suffix: Method(frameworks[name], _HEADS[suffix]) for name, suffix in _PAIRS}
 
 
-def _digits(method: Method) -> Recipe:
-    framework = method.framework
-    peak = 0.1 if isinstance(framework, CCAT) else 0.3  # CCAT may diverge at 0.3
-    # an epoch of CCAT has two or three times as many forward passes
-    epochs = (
-        {"official": 18, "reference": 12}[framework.form] if isinstance(framework, CCAT) else 24
-    )
+# CCAT may diverge at a peak of 0.3, and its epochs have two or three times as many forward passes
+_DIGITS_SCHEDULES = {"ccat-reference": (0.1, 12), "ccat": (0.1, 18), "": (0.3, 24)}  # peak, epochs
+
+
+def _schedule(name: str) -> tuple[float, int]:
+    """Peak learning rate and epochs of a method on the digits, by the longest known prefix."""
+    return next(found for prefix, found in _DIGITS_SCHEDULES.items() if name.startswith(prefix))
+
+
+def _digits(method: Method, peak: float, epochs: int) -> Recipe:
     recipe = Recipe(
         Digits(), ResNet8(), method, OneCycle(peak), epochs, validation_attack=linf(Digits(), 10)
     )
@@ -97,22 +100,17 @@ def _cifar10(method: Method) -> Recipe:
 
 
 def _with_selection(recipe: Recipe) -> Recipe:
-    """Recipe that selects the last epoch if its framework is CCAT.
-
-    Validation measures robust accuracy. CCAT trains for low confidence under attack instead.
-    """
-    if isinstance(recipe.method.framework, CCAT):
-        return replace(recipe, selection="last")
-    return recipe
+    """Recipe that selects the last epoch if its framework does not aim at robust accuracy."""
+    if recipe.method.framework.aims_at_robust_accuracy:
+        return recipe
+    return replace(recipe, selection="last")
 
 
 def _short(recipe: Recipe) -> Recipe:
     """A third of the epochs at equal robustness, with one cycle and averaged weights."""
     # reference code: every forward pass of the attack updates the running statistics, eleven times
     # a batch, so that the last batch alone makes up two thirds of them; bn="batch" avoids this
-    framework = recipe.method.framework
-    if isinstance(framework, PGDAT | CCAT) and framework.bn == "train":
-        framework = replace(framework, bn="batch")
+    framework = recipe.method.framework.without_stats_updates()
     method = replace(recipe.method, framework=framework)
     # selected on held-out images: a later peak or a longer average lowers clean accuracy
     return replace(recipe, method=method, epochs=36, schedule=OneCycle(0.2, warmup=0.15), ema=0.998)
@@ -128,7 +126,10 @@ def _best(recipe: Recipe) -> Recipe:
 
 _PAPER = {f"cifar10-{name}": _cifar10(method) for name, method in _methods(_FRAMEWORKS).items()}
 RECIPES: dict[str, Recipe] = {
-    **{f"digits-{name}": _digits(method) for name, method in _methods(_DIGITS_FRAMEWORKS).items()},
+    **{
+        f"digits-{name}": _digits(method, *_schedule(name))
+        for name, method in _methods(_DIGITS_FRAMEWORKS).items()
+    },
     **_PAPER,
     **{f"{name}-short": _short(recipe) for name, recipe in _PAPER.items()},
     "cifar10-best": _best(_PAPER["cifar10-trades-rr"]),

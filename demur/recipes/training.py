@@ -8,10 +8,10 @@ from demur.balls import L2, Linf
 from demur.data import Augment, Dataset, NoAugment, SplitName
 from demur.errors import BadInput, shorten, suggestion
 from demur.field_types import Condition, NonNegative, NonNegativeInt, PositiveInt, UnitInterval
-from demur.methods import EBD, RR, Method, NoHead, Schedule
+from demur.methods import Method, Schedule
 from demur.nets import NetSpec
 from demur.precision import Precision
-from demur.rejectors import OUTPUT_REJECTORS, Con, Rejector, fitted_rejectors
+from demur.rejectors import REJECTORS, Con, Rejector
 from demur.spec import Spec, find_name, later
 
 # an average with decay 1 never changes, and AWP that starts at the end never runs
@@ -80,8 +80,7 @@ class Recipe(Spec):
 
     def _check_base(self) -> None:
         """Raise BadInput if a base leaves nothing to train or no checkpoint to select."""
-        head = self.method.head
-        if isinstance(head, NoHead | EBD) or (isinstance(head, RR) and head.construction == "con"):
+        if not self.method.head.has_weights:
             raise BadInput(
                 "a base trains the head alone, and this head has no weights; use head=RR()"
             )
@@ -105,23 +104,18 @@ class Recipe(Spec):
     @property
     def tau(self) -> float:
         """Temperature that A is trained with."""
-        return self.method.head.tau if isinstance(self.method.head, RR) else 1.0
-
-    @property
-    def rr_head(self) -> RR | None:
-        """RR head with an auxiliary output, or None."""
-        head = self.method.head
-        return head if isinstance(head, RR) and head.construction != "con" else None
+        return self.method.head.tau
 
     @property
     def has_rectifier(self) -> bool:
         """Whether the net has R-Con = con * A."""
-        return self.rr_head is not None and self.rr_head.construction == "product"
+        return self.method.head.has_rectifier
 
     def rejectors(self) -> dict[str, Rejector]:
         """Rejectors of the trained net by name: Con, the head's, and those for every net."""
         of_head = self.method.head.rejectors()
-        return {"Con": Con(), **of_head, **OUTPUT_REJECTORS, **fitted_rejectors(self.data)}
+        baselines = [cls.baselines(self.data) for cls in REJECTORS]
+        return {"Con": Con(), **of_head, **{k: v for group in baselines for k, v in group.items()}}
 
     def find_rejector(self, name: str) -> str:
         """Return the displayed name of a rejector: R-Con, RCon and rcon are one name.

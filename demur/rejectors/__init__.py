@@ -4,8 +4,7 @@ RCon()(net(x))                      # read off the output
 KD().fit(out, y)(net(x))            # fitted to features of clean images
 """
 
-from demur.rejectors.defaults import OUTPUT_REJECTORS, fitted_rejectors, paper_grid
-from demur.rejectors.density import KD, KNN, LID
+from demur.rejectors.density import KD, KNN, LID, paper_grid
 from demur.rejectors.fitted import FittedScore, TooFewImages
 from demur.rejectors.gaussian import GDA, GMM, GDAStar
 from demur.rejectors.outputs import (
@@ -17,18 +16,19 @@ from demur.rejectors.outputs import (
     Entropy,
     MaxLogit,
     ModelScore,
+    OutputScore,
     RCon,
     Rectifier,
     SoftmaxMargin,
 )
 from demur.rejectors.vim import ViM
-from demur.rule import Rejector
-from demur.spec import Spec
+from demur.rule import Rejector, Score
 
-REJECTORS: tuple[type[Spec], ...] = (
+# Every rejector: in `demur list`, in `demur score`, in the tests and in the documentation.
+REJECTORS: list[type[Rejector]] = [
     Con, RCon, ConMinusRectifier, Rectifier, AcceptProbability, Energy, SoftmaxMargin, Entropy,
     MaxLogit, ModelScore, Coupled, KD, LID, KNN, GDA, GDAStar, GMM, ViM,
-)  # fmt: skip
+]  # fmt: skip
 
 __all__ = [
     "GDA",
@@ -36,7 +36,6 @@ __all__ = [
     "KD",
     "KNN",
     "LID",
-    "OUTPUT_REJECTORS",
     "REJECTORS",
     "AcceptProbability",
     "Con",
@@ -48,12 +47,13 @@ __all__ = [
     "GDAStar",
     "MaxLogit",
     "ModelScore",
+    "OutputScore",
     "RCon",
     "Rectifier",
     "Rejector",
+    "Score",
     "SoftmaxMargin",
     "TooFewImages",
     "ViM",
-    "fitted_rejectors",
     "paper_grid",
 ]  # fmt: skip

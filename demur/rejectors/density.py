@@ -7,12 +7,13 @@ KNN(k=50)           # Sun et al. 2022
 Each compares the last feature with a bank of features of correctly classified images.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from demur.data import CIFAR10, CIFAR100, Dataset
 from demur.errors import BadInput
 from demur.field_types import Positive, PositiveInt
 from demur.output import Output, prediction
@@ -24,14 +25,14 @@ from demur.rejectors.fitted import (
     first_per_class,
     squared_distances,
 )
+from demur.rejectors.outputs import Con
 from demur.rule import Rejector
-from demur.spec import Spec
 
 MIN_LOG_GAP = 1e-6  # between log distances; a smaller gap gives no estimate of the dimension
 
 
 @dataclass(frozen=True)
-class KD(Spec, Rejector):
+class KD(Rejector):
     """Log kernel density of the feature among the predicted class.
 
         score = log mean_i exp(-sigma * ||z - z_i||^2)
@@ -52,6 +53,12 @@ class KD(Spec, Rejector):
     # paper: prints exp(-d^2 / sigma^2), which underflows to 0 at its sigma of 1e-3
     sigma: Positive = 1e-3
     per_class: PositiveInt = 1000
+
+    @classmethod
+    def baselines(cls, data: object) -> dict[str, Rejector]:
+        if isinstance(data, CIFAR100):  # paper: sigma is 1 here; reference code: 1e-2
+            return {"KD": KD(1.0, 100), "KD, sigma 0.01": KD(1e-2, 100)}
+        return {"KD": KD() if isinstance(data, CIFAR10) else KD(1e-2, 100)}
 
     def fit(self, out: Output, y: Tensor) -> "KernelDensity":
         features, labels = correct_features(out, y)
@@ -82,7 +89,7 @@ class KernelDensity(FittedScore):
 
 
 @dataclass(frozen=True)
-class LID(Spec, Rejector):
+class LID(Rejector):
     """Minus the local intrinsic dimension among the k nearest features of a bank.
 
         score = 1 / mean_i log(r_i / r_k)
@@ -102,6 +109,10 @@ class LID(Spec, Rejector):
 
     k: PositiveInt = 600
     size: PositiveInt = 10_000
+
+    @classmethod
+    def baselines(cls, data: object) -> dict[str, Rejector]:
+        return {"LID": LID() if isinstance(data, CIFAR10) else LID(20)}
 
     def fit(self, out: Output, y: Tensor) -> "LocalDimension":
         return LocalDimension(self.k, _bank(out, y, self.size, self.k, f"LID(k={self.k})"))
@@ -127,7 +138,7 @@ class LocalDimension(FittedScore):
 
 
 @dataclass(frozen=True)
-class KNN(Spec, Rejector):
+class KNN(Rejector):
     """Minus the distance to the k-th nearest feature of a bank, all scaled to length 1.
 
         score = -||z / ||z|| - z_(k)||
@@ -145,6 +156,10 @@ class KNN(Spec, Rejector):
 
     k: PositiveInt = 50
     size: PositiveInt = 10_000
+
+    @classmethod
+    def baselines(cls, data: object) -> dict[str, Rejector]:
+        return {"kNN": KNN() if isinstance(data, CIFAR10 | CIFAR100) else KNN(10)}
 
     def fit(self, out: Output, y: Tensor) -> "Neighbours":
         return Neighbours(self.k, _bank(out, y, self.size, self.k, f"KNN(k={self.k})"))
@@ -189,3 +204,21 @@ def _bank(out: Output, y: Tensor, size: int, k: int, rejector: str) -> Tensor:
             f"{rejector} needs more than {k} correctly classified images, not {len(bank)}"
         )
     return bank
+
+
+# KD with the data set's bank size, the values of sigma, and the values of LID's k
+_GRID: dict[type[Dataset], tuple[KD, tuple[float, ...], tuple[int, ...]]] = {
+    CIFAR10: (KD(), (1e-1, 1e-2, 1e-3), (*range(100, 900, 100), 1000, 2000)),
+    CIFAR100: (
+        KD(per_class=100), (10.0, 1.0, 1e-1, 1e-2, 1e-3),
+        (10, 20, 40, 60, 80, *range(100, 600, 100)),
+    ),
+}  # fmt: skip
+_GRID_FEW_IMAGES = (KD(per_class=100), (1.0, 1e-1, 1e-2, 1e-3), (10, 20, 40, 60, 80, 100))
+
+
+def paper_grid(data: Dataset) -> dict[str, Rejector]:
+    """Con, and KD and LID at every setting that the paper tried on this data set, by name."""
+    density, sigmas, ks = _GRID.get(type(data), _GRID_FEW_IMAGES)
+    by_sigma = {f"KD, sigma {sigma:g}": replace(density, sigma=sigma) for sigma in sigmas}
+    return {"Con": Con(), **by_sigma, **{f"LID, k {k}": LID(k) for k in ks}}

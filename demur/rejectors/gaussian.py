@@ -9,7 +9,7 @@ images than dimensions) or as a pseudo-inverse.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,14 +20,13 @@ from demur.field_types import NonNegative
 from demur.output import Output, label_entry, prediction
 from demur.rejectors.fitted import FittedScore, TooFewImages, correct_features
 from demur.rule import Rejector
-from demur.spec import Spec
 
 Inverse = Literal["ridge", "pseudo"]
 ZERO_EIGENVALUE = 1e-10  # times the mean variance; a pseudo-inverse treats smaller ones as 0
 
 
 @dataclass(frozen=True)
-class Gaussian(Spec, Rejector):
+class Gaussian(Rejector):
     """Options for the inversion of a covariance, shared by GDA, GDAStar and GMM."""
 
     # reference code: 1e-10 on the scatter in fp32, whose inverse is noise for 100 classes
@@ -137,6 +136,8 @@ class GDAStar(ByClass):
         >>> z, y = torch.randn(100, 8), torch.arange(100) % 2
         >>> score = GDAStar().fit(Output(z[:, :2], z, z[:, :0]), y)
     """
+
+    display_name: ClassVar[str] = "GDA*"
 
     def fit(self, out: Output, y: Tensor) -> "Gaussians":
         return self.fit_gaussians(out, y, nearest=True)

@@ -7,7 +7,7 @@ score(model(x))          # one value per image, N; higher means accept
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +16,10 @@ from torch.nn.functional import logsigmoid
 from demur.errors import BadInput
 from demur.field_types import Positive
 from demur.output import (
+    ABSTAIN,
+    ACCEPT,
+    SCORE,
+    AuxColumn,
     Output,
     as_output,
     con,
@@ -30,13 +34,12 @@ from demur.output import (
 )
 from demur.rectified import certainty, log_certainty
 from demur.rule import Rejector, Rule, Score, as_score
-from demur.spec import Spec
 
 TINY = 1e-300  # smallest threshold of which a logit is taken
 
 
 @dataclass(frozen=True)
-class OutputScore(Spec, Score, Rejector, ABC):
+class OutputScore(Score, Rejector, ABC):
     """A rejector that is its own score: `fit` returns it unchanged."""
 
     def fit(self, out: Output, y: Tensor) -> Self:
@@ -109,6 +112,8 @@ class RCon(LogitScore):
         tensor([0.4404])
     """
 
+    column: ClassVar[AuxColumn] = ACCEPT
+
     def __call__(self, out: Output) -> Tensor:
         return rcon(out, self.tau)
 
@@ -125,7 +130,9 @@ class RCon(LogitScore):
 
 @dataclass(frozen=True)
 class Rectifier(SigmoidScore):
-    """A alone, the sigmoid of the first auxiliary output."""
+    """A alone, the sigmoid of the accept logit."""
+
+    column: ClassVar[AuxColumn] = ACCEPT
 
     def logit(self, out: Output) -> Tensor:
         return rectifier_logit(out)
@@ -133,10 +140,12 @@ class Rectifier(SigmoidScore):
 
 @dataclass(frozen=True)
 class AcceptProbability(SigmoidScore):
-    """One minus the probability of abstaining, whose logit is the first auxiliary output (CARL)."""
+    """One minus the probability of abstaining, whose logit is an auxiliary output (CARL)."""
+
+    column: ClassVar[AuxColumn] = ABSTAIN
 
     def logit(self, out: Output) -> Tensor:
-        return energy(out) - rectifier_logit(out)
+        return energy(out) - ABSTAIN.of(out)
 
 
 @dataclass(frozen=True)
@@ -152,16 +161,20 @@ class ModelScore(OutputScore):
         tensor([0.7000])
     """
 
+    column: ClassVar[AuxColumn] = SCORE
+
     def __call__(self, out: Output) -> Tensor:
         out = as_output(out)
         if out.aux.shape[-1] == 0:
             raise BadInput("the model returns no score; wrap it as ModelWithScore(model, ...)")
-        return out.aux[:, -1]
+        return out.aux[:, SCORE.at]
 
 
 @dataclass(frozen=True)
 class ConMinusRectifier(LogitScore):
     """con - A: the construction of R-Con in the paper's footnote."""
+
+    column: ClassVar[AuxColumn] = ACCEPT
 
     def __call__(self, out: Output) -> Tensor:
         return certainty(out, "difference", self.tau)
@@ -188,6 +201,8 @@ class SoftmaxMargin(LogitScore):
         >>> SoftmaxMargin()(out)
         tensor([0.7616])
     """
+
+    display_name: ClassVar[str] = "Margin"
 
     def __call__(self, out: Output) -> Tensor:
         first, second = log_probabilities(out, self.tau).exp().topk(2, dim=-1).values.unbind(-1)
@@ -257,7 +272,7 @@ class Energy(LogitScore):
 
 
 @dataclass(frozen=True)
-class Coupled(Spec, Score, Rejector):
+class Coupled(Score, Rejector):
     """`score` where `gate` reaches its threshold, and -inf elsewhere.
 
         value = score(out) if gate(out) >= gate_threshold else -inf
@@ -295,6 +310,10 @@ class Coupled(Spec, Score, Rejector):
         # the shortfall at the gate keeps a gradient where the score itself is -inf
         shortfall = (self.gate_threshold - as_score(self.gate)(out)).clamp_min(0)
         return as_score(self.score).log_score(out) - shortfall
+
+    @classmethod
+    def baselines(cls, data: object) -> dict[str, Rejector]:
+        return {}  # R-Con needs a head, which names the pair
 
     def rule(self, t: float) -> Rule:
         return Rule(((as_score(self.gate), self.gate_threshold), (as_score(self.score), t)))

@@ -13,11 +13,10 @@ from demur.field_types import PositiveInt
 from demur.output import Output, energy
 from demur.rejectors.fitted import FittedScore, correct_features
 from demur.rule import Rejector
-from demur.spec import Spec
 
 
 @dataclass(frozen=True)
-class ViM(Spec, Rejector):
+class ViM(Rejector):
     """Energy minus a virtual logit, the scaled norm of the feature outside its principal space.
 
         score = logsumexp(logits) - alpha * ||R^T (z - o)||

@@ -13,31 +13,15 @@ from typing import Any
 
 from demur.attacks import (
     CE,
-    DLR,
-    GAMA,
     PGD,
     AcceptedError,
     Attack,
-    Chain,
     Clean,
-    Ensemble,
     Misclassified,
-    MultiTarget,
     PlusLogScore,
-    TargetedConfidence,
-    TargetedDLR,
-    TargetedMargin,
-    UntargetedMargin,
-    WrongConfidence,
 )
 from demur.balls import Ball
 from demur.spec import Spec
-
-BUDGETS = ("steps", "restarts", "queries", "searches", "targets", "eot_iter")  # more is stronger
-MISCLASSIFICATION_OBJECTIVES = (
-    CE, UntargetedMargin, DLR, WrongConfidence, TargetedMargin, TargetedDLR, TargetedConfidence,
-    GAMA,
-)  # fmt: skip
 
 
 def weaker(one: Attack, other: Attack) -> bool:
@@ -48,8 +32,8 @@ def weaker(one: Attack, other: Attack) -> bool:
         return False
     if smaller_budget(one, other):
         return True
-    parts = members(other)
-    enough = gradient_queries(one) <= gradient_queries(other)
+    parts = other.parts
+    enough = one.gradient_queries <= other.gradient_queries
     return any(not_larger(one, part) for part in parts) or (
         bool(parts) and is_plain(one) and enough
     )
@@ -66,7 +50,7 @@ def not_larger(one: Any, other: Any) -> bool:
         return bool(one == other)
     for f in fields(one):
         ours, theirs = getattr(one, f.name), getattr(other, f.name)
-        if f.name in BUDGETS:
+        if f.name in one.budget_fields:
             if _amount(ours) > _amount(theirs):
                 return False
         elif f.name == "keep":
@@ -84,7 +68,7 @@ def weaker_against(one: Attack, other: Attack) -> bool:
     if ball_of(one) != ball_of(other):
         return False
     return smaller_budget(one, other) or (
-        is_plain(one) and gradient_queries(one) <= gradient_queries(other)
+        is_plain(one) and one.gradient_queries <= other.gradient_queries
     )
 
 
@@ -93,38 +77,11 @@ def targeted_rules(attack: Attack) -> list[AcceptedError | PlusLogScore]:
     return [part for part in sub_specs(attack) if isinstance(part, AcceptedError | PlusLogScore)]
 
 
-def seeks_misclassification(attack: Attack) -> bool:
-    """Whether an attack seeks misclassification alone, whether accepted or not."""
-    if isinstance(attack, Clean) or not isinstance(
-        getattr(attack, "criterion", Misclassified()), Misclassified
-    ):
-        return False
-    objective = getattr(attack, "objective", None)
-    own = objective is None or isinstance(objective, MISCLASSIFICATION_OBJECTIVES)
-    return own and all(seeks_misclassification(part) for part in members(attack))
-
-
 def is_plain(attack: Attack) -> bool:
     """Whether an attack is PGD on the cross-entropy."""
     return (
         isinstance(attack, PGD) and attack.objective == CE() and attack.criterion == Misclassified()
     )
-
-
-def members(attack: Attack) -> tuple[Attack, ...]:
-    """Attacks that an ensemble, chain or multi-target attack consists of; empty for others."""
-    if isinstance(attack, MultiTarget):
-        return (attack.attack,)
-    chain = attack.chain() if isinstance(attack, Ensemble) else attack
-    return chain.attacks if isinstance(chain, Chain) else ()
-
-
-def gradient_queries(attack: Attack) -> float:
-    """Gradient queries per image; one target is counted if the attack takes all of them."""
-    if parts := members(attack):
-        times = attack.targets or 1 if isinstance(attack, MultiTarget) else 1
-        return times * sum(gradient_queries(part) for part in parts)
-    return float(getattr(attack, "steps", 0) * getattr(attack, "restarts", 1))
 
 
 def ball_of(attack: Attack) -> Ball | None:

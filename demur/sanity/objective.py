@@ -7,23 +7,17 @@ import numpy as np
 import torch
 
 from demur.attacks import (
-    APGD,
     CE,
-    PGD,
     Attack,
-    Chain,
     Criterion,
-    Ensemble,
     Misclassified,
-    MultiTarget,
     Objective,
-    Square,
 )
 from demur.attacks.criteria import RuleCriterion
 from demur.evaluate.record_scores import tcon_of
 from demur.metrics import BoolArray, FloatArray
 from demur.runs import Record
-from demur.sanity.attack_order import members, seeks_misclassification, targeted_rules
+from demur.sanity.attack_order import targeted_rules
 from demur.sanity.evidence import (
     CheckResult,
     Evidence,
@@ -44,7 +38,7 @@ def objective_did_not_rise(evidence: Evidence) -> CheckResult:
     maximising = [
         (parsed, objective)
         for parsed in evidence.attacked
-        if (objective := _maximised(parsed.attack))
+        if parsed.attack and (objective := parsed.attack.maximised)
     ]
     if not maximising:
         missing = "an attack that maximises an objective"
@@ -53,17 +47,6 @@ def objective_did_not_rise(evidence: Evidence) -> CheckResult:
         return CheckResult(NOT_RISEN, missing="a record of the clean images", needed_attack="clean")
     flags = (_flag(parsed, objective, evidence.clean) for parsed, objective in maximising)
     return CheckResult(NOT_RISEN, tuple(flag for flag in flags if flag))
-
-
-def _maximised(attack: Attack | None) -> Objective | None:
-    """Objective that an attack increases even on images it does not break; None if it has none."""
-    if isinstance(attack, PGD | APGD | Square):
-        return attack.objective
-    if isinstance(attack, Ensemble):
-        return _maximised(attack.chain())
-    if isinstance(attack, MultiTarget | Chain) and any(map(_maximised, members(attack))):
-        return attack.rank_by
-    return None  # the attack returns unbroken images unchanged
 
 
 def _flag(attacked: ParsedRecord, objective: Objective, clean: ParsedRecord) -> Flag | None:
@@ -102,7 +85,7 @@ def _median(rise: FloatArray) -> float:
 
 def _seeks_errors(attack: Attack | None) -> bool:
     """Whether an attack seeks wrong predictions, accepted or not."""
-    return attack is not None and (seeks_misclassification(attack) or bool(targeted_rules(attack)))
+    return attack is not None and (attack.seeks_misclassification or bool(targeted_rules(attack)))
 
 
 def _broken(attacked: ParsedRecord, clean: ParsedRecord) -> BoolArray:

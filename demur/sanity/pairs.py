@@ -5,7 +5,6 @@ from itertools import permutations
 from demur.attacks import PGD, Attack, Clean
 from demur.metrics import BoolArray
 from demur.sanity.attack_order import (
-    seeks_misclassification,
     smaller_budget,
     targeted_rules,
     weaker,
@@ -36,7 +35,7 @@ def weaker_beats_stronger(evidence: Evidence) -> CheckResult:
         if one.attack is None or other.attack is None:
             continue
         rejectors = _comparable_rejectors(one.attack, other, evidence)
-        by_error = seeks_misclassification(other.attack) and weaker(one.attack, other.attack)
+        by_error = other.attack.seeks_misclassification and weaker(one.attack, other.attack)
         compared |= not isinstance(one.attack, Clean) and (by_error or bool(rejectors))
         found = [_more_errors(one, other)] if by_error else []
         found += [_more_accepted_errors(one, other, rejectors, evidence)] if rejectors else []
@@ -63,7 +62,7 @@ def _comparable_rejectors(one: Attack, other: ParsedRecord, evidence: Evidence) 
         return evidence.targeted(other) if weaker_against(one, stronger) else []
     # keep="success" stops at the first error, which has a low confidence
     same_keep = getattr(one, "keep", None) == getattr(stronger, "keep", None)
-    if seeks_misclassification(stronger) and same_keep and smaller_budget(one, stronger):
+    if stronger.seeks_misclassification and same_keep and smaller_budget(one, stronger):
         return list(evidence.evaluation.thresholds)
     return []
 

@@ -13,7 +13,6 @@ from demur.metrics import BoolArray
 from demur.sanity.attack_order import (
     ball_of,
     is_plain,
-    seeks_misclassification,
     without_radius,
 )
 from demur.sanity.evidence import (
@@ -178,7 +177,7 @@ def _sweeps(evidence: Evidence) -> list[list[tuple[float, ParsedRecord]]]:
     found = defaultdict[str, dict[float, ParsedRecord]](dict)
     for parsed in evidence.attacked:
         ball = _ball(parsed)
-        if parsed.attack is None or ball is None or not seeks_misclassification(parsed.attack):
+        if parsed.attack is None or ball is None or not parsed.attack.seeks_misclassification:
             continue
         sweep = found[show(without_radius(parsed.attack))]
         if ball.eps not in sweep or len(sweep[ball.eps].index) < len(parsed.index):

@@ -35,11 +35,11 @@ from demur.attacks.objectives.rejector import (
     XiObjective,
 )
 
-OBJECTIVES: tuple[type[Objective], ...] = (
+OBJECTIVES: list[type[Objective]] = [
     CE, UntargetedMargin, DLR, WrongConfidence, TargetedMargin, TargetedDLR, TargetedConfidence,
     PlusLogScore, ScoreObjective, RRLoss, XiObjective, GAMA, KL, MinMargin, SingleMargin,
     MarginProduct, RejectionObjective, CARLObjective, CARLMargin, RejectionHinge, Sum, Scaled,
-)  # fmt: skip
+]  # fmt: skip
 
 __all__ = [
     "CE",

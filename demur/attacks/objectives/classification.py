@@ -10,6 +10,7 @@
 
 from abc import ABC
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -24,6 +25,8 @@ TINY = 1e-12
 class CE(Objective):
     """Cross-entropy of the true label, -log T-Con."""
 
+    seeks_misclassification: ClassVar[bool] = True
+
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
         return -log_tcon(out, y)
 
@@ -31,6 +34,8 @@ class CE(Objective):
 @dataclass(frozen=True)
 class UntargetedMargin(Objective):
     """The largest wrong logit minus the true logit: positive exactly where misclassified."""
+
+    seeks_misclassification: ClassVar[bool] = True
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
         return best_wrong(out.logits, y) - label_entry(out.logits, y)
@@ -43,6 +48,8 @@ class DLR(Objective):
     With two classes there is no z_3 and the margin is not divided.
     """
 
+    seeks_misclassification: ClassVar[bool] = True
+
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
         margin = best_wrong(out.logits, y) - label_entry(out.logits, y)
         if out.logits.shape[-1] < 3:
@@ -54,6 +61,8 @@ class DLR(Objective):
 @dataclass(frozen=True)
 class WrongConfidence(Objective):
     """The log of the largest wrong probability: the paper's L_Con."""
+
+    seeks_misclassification: ClassVar[bool] = True
 
     tau: Positive = 1.0
 
@@ -69,6 +78,8 @@ def best_wrong(table: Tensor, y: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class Targeted(Objective, ABC):
     """Base class of objectives with a target class per image."""
+
+    seeks_misclassification: ClassVar[bool] = True
 
     @property
     def n_inputs(self) -> int:
@@ -122,6 +133,8 @@ class GAMA(Objective):
         weight: w_0, the weight of the distance at the first step.
         fade: The number of steps over which w_t falls linearly to 0.
     """
+
+    seeks_misclassification: ClassVar[bool] = True
 
     weight: NonNegative = 50.0
     fade: PositiveInt = 25

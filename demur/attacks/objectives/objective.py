@@ -9,15 +9,16 @@ Most objectives have no state. State tensors have one row per image, so that ima
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from demur.attacks.criteria import RuleCriterion
 from demur.errors import BadInput
 from demur.gradient import Model
 from demur.output import Output, as_output
-from demur.spec import Spec
+from demur.spec import Spec, required_fields
 
 ObjectiveState = tuple[Tensor, ...]
 
@@ -51,7 +52,19 @@ class Objective(Spec, ABC):
 
     Objectives can be added and scaled: `CE() + 0.5 * DLR()`. An objective guides the search; the
     success criterion of the attack decides whether an image counts as adversarial.
+
+    Example:
+        >>> import torch
+        >>> from dataclasses import dataclass
+        >>> from demur import Objective, Output
+        >>> @dataclass(frozen=True)
+        ... class WrongLogits(Objective):
+        ...     def __call__(self, out: Output, y: torch.Tensor, *inputs: torch.Tensor):
+        ...         return out.logits.sum(-1) - out.logits.gather(1, y[:, None])[:, 0]
+        >>> objective = WrongLogits() + 0.1 * WrongLogits()
     """
+
+    seeks_misclassification: ClassVar[bool] = False  # whether its maximum is an error, no more
 
     @abstractmethod
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
@@ -62,6 +75,17 @@ class Objective(Spec, ABC):
             y: True labels, N.
             *inputs: The tensors that `at_step` returns, `n_inputs` of them.
         """
+
+    @classmethod
+    def example(cls, criterion: RuleCriterion, objective: "Objective") -> "Objective":
+        """Return an objective of this class, made of a criterion and another objective.
+
+        By default the required fields `criterion`, `rejector` and `objective` are filled in.
+        """
+        parts = {
+            "criterion": criterion, "rejector": criterion.rejector, "objective": objective,
+        }  # fmt: skip
+        return cls(**{name: parts[name] for name in required_fields(cls)})
 
     @property
     def n_inputs(self) -> int:
@@ -111,6 +135,10 @@ class Sum(Objective):
 
     objectives: tuple[Objective, ...]
 
+    @classmethod
+    def example(cls, criterion: RuleCriterion, objective: Objective) -> Objective:
+        return cls((objective, objective))
+
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
         pairs = zip(self.objectives, self._split(inputs), strict=True)
         return torch.stack([objective(out, y, *own) for objective, own in pairs]).sum(0)
@@ -145,6 +173,10 @@ class Scaled(WrappedObjective):
 
     factor: float
     objective: Objective
+
+    @classmethod
+    def example(cls, criterion: RuleCriterion, objective: Objective) -> Objective:
+        return cls(-2.0, objective)
 
     @property
     def inner(self) -> Objective:
