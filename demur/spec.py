@@ -98,6 +98,8 @@ def _shorten_methods(owner: type) -> None:
 def _short(parameter: inspect.Parameter) -> Any:
     if parameter.annotation is inspect.Parameter.empty:
         return inspect.Parameter.empty
+    if get_origin(parameter.annotation) is Callable:
+        return _TypeName("Callable")
     return _TypeName(re.sub(r"[\w.]+\.(?=\w)", "", inspect.formatannotation(parameter.annotation)))
 
 

@@ -93,21 +93,25 @@ class Attack(Spec, ABC):
     )  # fmt: skip
 
     def __call__(self, model: Model, x: Tensor, y: Tensor, index: Tensor | None = None) -> Tensor:
-        """Check the arguments and the model and return adversarial examples, shape of x.
+        """Return adversarial examples, shape of x.
 
-        Their dtype is the widest of float32, the images and the model, because an image rounded to
-        16 bits may lie outside its ball.
+        Checks the arguments and the model. The dtype is
+        the widest of float32, the images and the model: an
+        image rounded to 16 bits may lie outside its ball.
 
         Args:
-            model: A model that returns logits (N, K) or an `Output`.
+            model: Returns logits (N, K) or an `Output`.
             x: Images, N, C, H, W, in [0, 1].
             y: True labels, N, int64.
-            index: The position of each image in its data set, N; 0 ... N-1 by default. The noise
-                of an image depends on its index, not on its position in the batch.
+            index: Position of each image in its data set,
+                N; 0 ... N-1 by default. It determines the
+                noise of an image.
 
         Raises:
-            BadInput: The images, labels or indices are not as described, the model returns NaN or
-                a wrong number of rows, or the result lies outside the ball or the pixel range.
+            BadInput: The images, labels or indices are not
+                as described, the model returns NaN or a
+                wrong number of rows, or the result lies
+                outside the ball or the pixel range.
         """
         with checked(model, x, y) as (checked_model, images, labels):
             index = torch.arange(len(images), device=images.device) if index is None else index
