@@ -1,32 +1,20 @@
 """Entry point of the `demur` command and of `python -m demur`.
 
-The handler of Ctrl-C is installed before the slow imports, so that an interrupt never prints a
-traceback.
+The handler of Ctrl-C is installed before the slow imports.
 """
 
 import signal
-import sys
 
-INTERRUPTED = 130
+from demur.interrupt import on_ctrl_c
 
 
 def main() -> None:
     """Install the handler of Ctrl-C, import the command line and run it."""
-    signals: list[int] = []
+    on_ctrl_c(lambda: "stopped before anything was done")
+    from demur.cli import main as command
 
-    def interrupt(number: int, frame: object) -> None:
-        signals.append(number)
-        sys.exit(INTERRUPTED)
-
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        from demur.cli import main as command
-    except BaseException:
-        if not signals:  # a real import error
-            raise
-        sys.stderr.write("demur: stopped before anything was done\n")
-        sys.exit(INTERRUPTED)
     command()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done; nothing is left to stop
 
 
 if __name__ == "__main__":

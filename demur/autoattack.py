@@ -21,6 +21,7 @@ from demur import attacks
 from demur.attacks.attack import AttackBatch
 from demur.attacks.autoattack import MEMBERS, VERSIONS, Version
 from demur.attacks.chain import NOT_BROKEN, Chain, ChainState
+from demur.attacks.checked_model import checked
 from demur.attacks.criteria import AcceptedError
 from demur.attacks.reject_autoattack import RejectVersion
 from demur.balls import L2, Ball, Linf
@@ -29,7 +30,8 @@ from demur.evaluate.ensemble_state import FINGERPRINT_IMAGES, EnsembleState, con
 from demur.evaluate.preflight import preflight_warnings
 from demur.gradient import Model
 from demur.images import check_batch
-from demur.output import as_output, prediction
+from demur.nan_checks import raise_deferred
+from demur.output import prediction
 
 BALLS: dict[str, type[Ball]] = {"Linf": Linf, "L2": L2}
 RESTARTS = dict(VERSIONS["older"])  # for version="custom", as in the original code
@@ -68,29 +70,29 @@ class EnsembleEvaluation:
             y_orig: True labels, N, int64.
             bs: Batch size.
             return_labels: Return the predicted labels of the adversarial examples as well.
-            state_path: A file to save progress to and to resume from. A file of another model,
-                other images or other attacks raises BadInput.
+            state_path: A file to save progress to and to resume from. A damaged file, or one of
+                another model, other images or other attacks raises BadInput and is kept.
         """
-        check_batch(x_orig, y_orig)
         if bs < 1:
             raise BadInput(f"the batch size bs must be at least 1, not {bs}")
+        check_batch(x_orig, y_orig)
         x, y = (part.to(self.device or part.device) for part in (x_orig, y_orig))
-        for sentence in preflight_warnings(
-            self.model, self.chain, x[:FINGERPRINT_IMAGES], y[:FINGERPRINT_IMAGES]
-        ):
-            warnings.warn(sentence, stacklevel=2)
-        batch = AttackBatch(self.model, x, y, torch.arange(len(x)).to(y), None)
-        state = EnsembleState(state_path, self.chain, batch)
-        chain_state = state.load()
-        if chain_state is None:
-            chain_state = concat_states(
-                [self.chain.start(batch.select(rows)) for rows in batch.index.split(bs)]
-            )
-        self._log(f"initially: {_summary(chain_state)}")
-        for member in range(len(self.chain.attacks)):
-            self._run(member, batch, bs, chain_state, state)
-        x_adv = chain_state.x_adv.to(x_orig.device)
-        return (x_adv, self._labels(chain_state.x_adv, bs).to(y_orig)) if return_labels else x_adv
+        with checked(self.model, x, y) as (model, x, y):
+            first = x[:FINGERPRINT_IMAGES], y[:FINGERPRINT_IMAGES]
+            for sentence in preflight_warnings(model, self.chain, *first):
+                warnings.warn(sentence, stacklevel=2)
+            batch = AttackBatch(model, x, y, torch.arange(len(x)).to(y), None)
+            state = EnsembleState(state_path, self.chain, model, batch)
+            start = [self.chain.start(batch.select(rows)) for rows in batch.index.split(bs)]
+            chain_state = state.load(concat_states(start), bs)
+            self._log(f"initially: {_summary(chain_state)}")
+            for member in range(len(self.chain.attacks)):
+                self._run(member, batch, bs, chain_state, state)
+            x_adv = chain_state.x_adv.to(x_orig.device)
+            if not return_labels:
+                return x_adv
+            labels = [prediction(model(part)) for part in chain_state.x_adv.split(bs)]
+            return x_adv, torch.cat(labels).to(y_orig)
 
     def _run(
         self,
@@ -104,6 +106,8 @@ class EnsembleEvaluation:
         started = perf_counter()
         for rows in chain_state.remaining(member).split(bs):
             self.chain.advance(member, rows, batch, chain_state, stream=0)
+            raise_deferred()
+            self.chain.check_result(batch.x[rows], chain_state.x_adv[rows])
             state.save(chain_state)
         state.save(chain_state, at_once=True)
         name, count = self.names[member], int((chain_state.broken_by == member).sum())
@@ -113,10 +117,6 @@ class EnsembleEvaluation:
                 f"Square succeeded on {count} images where every gradient attack failed: the "
                 "model may mask its gradients; use a transfer attack or a surrogate", stacklevel=3,
             )  # fmt: skip
-
-    @torch.no_grad()
-    def _labels(self, x: Tensor, bs: int) -> Tensor:
-        return torch.cat([prediction(as_output(self.model(part))) for part in x.split(bs)])
 
     def _log(self, sentence: str) -> None:
         if self.verbose:

@@ -21,6 +21,8 @@ from demur.noise import Stream
 from demur.spec import Spec
 
 RADIUS, CHOICE = 1, 2  # keys of independent random streams
+ROUNDING = 1e-5  # by which a projected image may exceed its ball, relative to 1 + eps
+MAX_L2 = 1e6  # exceeds the diameter of any image; in float32 the squares of 1e20 are infinite
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,11 @@ class Ball(Spec, ABC):
     def norm(self, delta: Tensor) -> Tensor:
         """Return the norm of each perturbation, N."""
 
+    def contains(self, x: Tensor, x_adv: Tensor) -> Tensor:
+        """Return whether each x_adv lies in the ball around x and in [0, 1], up to rounding, N."""
+        near = self.norm(x_adv - x) <= self.eps + ROUNDING * (1 + self.eps)
+        return near & in_pixel_range(x_adv)
+
     @fused
     def step(self, x: Tensor, x_adv: Tensor, grad: Tensor, length: float) -> Tensor:
         """Return x_adv after one projected gradient ascent step of size `length`."""
@@ -173,6 +180,14 @@ class L2(Ball):
         >>> assert torch.allclose(L2(0.5).norm(x_adv - x), torch.tensor(0.5))
     """
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.eps > MAX_L2:
+            raise BadInput(
+                f"eps={self.eps:g} is too large; a ball of the square root of the number of pixels "
+                "contains every image"
+            )
+
     def start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
         # As in the reference code the radius is eps * U(0, 1), so the density is highest at the
         # centre; the start is not uniform in volume.
@@ -193,6 +208,12 @@ class L2(Ball):
 
     def norm(self, delta: Tensor) -> Tensor:
         return _l2_norm(delta).flatten()
+
+
+def in_pixel_range(x: Tensor) -> Tensor:
+    """Return whether all pixels of each image lie in [0, 1], N; false for NaN."""
+    pixels = x.flatten(1)
+    return (pixels.amin(1) >= 0) & (pixels.amax(1) <= 1)
 
 
 def _l2_norm(delta: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable
 
 LONGEST = 80  # characters of user input that a message repeats
-MOST_NAMES = 60  # known names that a message lists
+MOST_NAMES = 30  # known names that a message lists
 
 
 class BadInput(ValueError):

@@ -1,7 +1,7 @@
 """Field types with conditions, and a check of values against them.
 
 steps: PositiveInt
-as_declared("ten", PositiveInt, "PGD.steps")
+convert_value("ten", PositiveInt, "PGD.steps")
 # BadInput: PGD.steps must be a whole number of at least 1, not 'ten'
 """
 
@@ -25,6 +25,9 @@ PositiveInt = Annotated[int, Condition(lambda v: v >= 1, "of at least 1"), _FITS
 NonNegativeInt = Annotated[int, Condition(lambda v: v >= 0, "of at least 0"), _FITS_INT64]
 Positive = Annotated[float, Condition(lambda v: v > 0, "above 0")]
 NonNegative = Annotated[float, Condition(lambda v: v >= 0, "of at least 0")]
+Extended = Annotated[
+    object, Condition(lambda v: _is_number(v) and not math.isnan(v), "that is a number")
+]
 UnitInterval = Annotated[float, Condition(lambda v: 0 <= v <= 1, "between 0 and 1")]
 
 
@@ -57,6 +60,8 @@ def _convert(value: Any, kind: Any) -> Any:
         ok = value in args
     elif origin is tuple:
         return _convert_tuple(value, args)
+    elif origin in (list, dict):
+        return _convert_container(value, origin, args[-1])
     elif kind is float:
         value = _to_float(value)
         ok = math.isfinite(value)
@@ -69,8 +74,12 @@ def _convert(value: Any, kind: Any) -> Any:
     return value
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _to_float(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not _is_number(value):
         raise TypeError
     try:
         return float(value)
@@ -97,6 +106,15 @@ def _convert_tuple(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(_convert(v, k) for v, k in zip(value, kinds, strict=True))
 
 
+def _convert_container(value: Any, container: type, kind: Any) -> Any:
+    """A list or a dictionary with words as keys, its values converted to `kind`."""
+    if container is dict and isinstance(value, dict):
+        return {_convert(k, str): _convert(v, kind) for k, v in value.items()}
+    if container is list and isinstance(value, list):
+        return [_convert(v, kind) for v in value]
+    raise TypeError
+
+
 def describe_type(kind: Any, value: Any = None) -> str:
     """Description of a type for an error message, with the condition that `value` violates."""
     origin, args = get_origin(kind), get_args(kind)
@@ -108,9 +126,11 @@ def describe_type(kind: Any, value: Any = None) -> str:
         return " or ".join(describe_type(arg, value) for arg in args)
     if origin is Literal:
         return "one of " + ", ".join(str(arg) for arg in args)
-    if origin is tuple:
-        return "a tuple of " + ", ".join(describe_type(a) for a in args if a is not Ellipsis)
-    plain = {float: "a number", int: "a whole number", str: "a word", bool: "True or False"}
+    if origin in (tuple, list, dict):
+        name = {tuple: "tuple", list: "list", dict: "dictionary"}[origin]
+        return f"a {name} of " + ", ".join(describe_type(a) for a in args if a is not Ellipsis)
+    plain = {float: "a number", int: "a whole number", str: "a word", bool: "True or False",
+             object: "a value"}  # fmt: skip
     if kind in plain or kind is NoneType:
         return plain.get(kind, "None")
     return f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
@@ -133,12 +153,15 @@ def short_type(kind: Any) -> str:
 def _violated(annotated: tuple[Any, ...], value: Any) -> int:
     """Index of the first condition that a numeric value violates; 1 for other values."""
     indices = range(1, len(annotated))
-    numeric = isinstance(value, int | float)
+    numeric = isinstance(value, int | float) and annotated[0] in (int, float)
     return next((i for i in indices if numeric and not annotated[i].holds(value)), 1)
 
 
 def _brief_repr(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of more than 4,300 digits; a deep tuple
+        return f"such {describe_type(type(value))}"
     return text if len(text) <= 60 else text[:57] + "..."
 
 

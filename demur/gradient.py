@@ -3,15 +3,16 @@
     grad, value, out = gradient(model, objective, x, y)            # one forward, one backward pass
     value, out = exact_value(model, objective, x, y)               # one forward pass in fp32
 
-All attacks evaluate models here. A model may define `gradient`, `gradient_only` and `value` to
-compute them faster, for instance in bf16. Their values are approximate; `model(x)` stays exact.
+All attacks evaluate models here. A plain model is any callable. An `AttackModel` computes gradients
+and values itself, for instance in bf16. They are then approximate; `model(x)` stays exact.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from demur.output import Output, as_output
 
@@ -27,13 +28,87 @@ class Gradient(NamedTuple):
     out: Output  # output of the model
 
 
+@runtime_checkable
+class AttackModel(Protocol):
+    """What attacks and training frameworks call on a model.
+
+    `attack_model` makes one from any callable. A class that computes gradients in its own way
+    inherits from this one and overrides `gradient`; the other methods have defaults.
+
+    Attributes:
+        exact: whether `gradient` and `value` have the precision of `model(x)`.
+    """
+
+    exact: bool = True
+
+    def __call__(self, x: Tensor, /) -> Output | Tensor:
+        """Return the exact output for images N, C, H, W: an Output or logits."""
+        ...
+
+    def gradient(
+        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
+    ) -> Gradient:
+        """Return the gradient of the objective at each image, its value and the output."""
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            out = as_output(self(x))
+            value = objective(out, y, *inputs)  # N
+            # Backward passes use the dtypes of the forward pass and must not run under autocast.
+            with torch.autocast(x.device.type, enabled=False):
+                (grad,) = torch.autograd.grad(value.sum(), x)
+        return Gradient(grad, value.detach(), out.detached())
+
+    def gradient_only(
+        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
+    ) -> Tensor:
+        """Return the gradient of the objective alone."""
+        return self.gradient(objective, x, y, *inputs).grad
+
+    def value(
+        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
+    ) -> tuple[Tensor, Output]:
+        """Return the objective (N) and the output, in the precision of the gradient."""
+        return exact_value(self, objective, x, y, *inputs)
+
+    def drop_graphs(self) -> None:
+        """Free what was captured for the objectives of an attack that has ended."""
+        return
+
+    def batch_norms(self) -> list[_BatchNorm]:
+        """Return the batch norms whose momentum applies during an attack."""
+        return []
+
+    def update_running_stats(self) -> None:
+        """Apply updates of running statistics that were deferred to the end of the attack."""
+        return
+
+
+class PlainModel(AttackModel):
+    """A callable as an AttackModel: its gradients come from autograd."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def __call__(self, x: Tensor, /) -> Output | Tensor:
+        return self.model(x)
+
+    def batch_norms(self) -> list[_BatchNorm]:
+        modules = self.model.modules() if isinstance(self.model, nn.Module) else ()
+        return [module for module in modules if isinstance(module, _BatchNorm)]
+
+
+def attack_model(model: Model) -> AttackModel:
+    """Return the model itself if it is an AttackModel, else a PlainModel of it."""
+    return model if isinstance(model, AttackModel) else PlainModel(model)
+
+
 def gradient(
     model: Model, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
 ) -> Gradient:
     """Return the gradient of the objective at each image, its value and the model's output.
 
     One call is one gradient query: a forward and a backward pass. No gradient of a weight is
-    computed. If the model defines `gradient`, that method runs instead.
+    computed.
 
     Args:
         model: The attacked model.
@@ -42,29 +117,14 @@ def gradient(
         y: True labels, N.
         *inputs: Further tensors that the objective takes, one row per image.
     """
-    own = getattr(model, "gradient", None)
-    if own is not None:
-        result: Gradient = own(objective, x, y, *inputs)
-        return result
-    x = x.detach().requires_grad_()
-    with torch.enable_grad():
-        out = as_output(model(x))
-        value = objective(out, y, *inputs)  # N
-        # Backward passes use the dtypes of the forward pass and must not run under autocast.
-        with torch.autocast(x.device.type, enabled=False):
-            (grad,) = torch.autograd.grad(value.sum(), x)
-    return Gradient(grad, value.detach(), out.detached())
+    return attack_model(model).gradient(objective, x, y, *inputs)
 
 
 def gradient_only(
     model: Model, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
 ) -> Tensor:
     """Return the gradient of the objective at each image without its value and the output."""
-    own = getattr(model, "gradient_only", None)
-    if own is not None:
-        result: Tensor = own(objective, x, y, *inputs)
-        return result
-    return gradient(model, objective, x, y, *inputs).grad
+    return attack_model(model).gradient_only(objective, x, y, *inputs)
 
 
 def approximate_value(
@@ -73,13 +133,9 @@ def approximate_value(
     """Return the objective's value (N) and the output, in the precision of the gradients.
 
     Success read from this output is only a candidate; `attacks.driver.verify_success` confirms it
-    in fp32. Without `model.value` the result is exact.
+    in fp32. For an exact model the result is exact.
     """
-    own = getattr(model, "value", None)
-    if own is not None:
-        result: tuple[Tensor, Output] = own(objective, x, y, *inputs)
-        return result
-    return exact_value(model, objective, x, y, *inputs)
+    return attack_model(model).value(objective, x, y, *inputs)
 
 
 def exact_value(

@@ -36,6 +36,8 @@ def check_batch(x: Tensor, y: Tensor, classes: int | None = None) -> None:
         raise BadInput(
             f"labels must be one integer per image ({len(x)}), not shape {tuple(y.shape)}"
         )
+    if y.device != x.device:
+        raise BadInput(f"labels are on {y.device}, but the images on {x.device}; move one of them")
     if y.dtype != torch.int64:
         raise BadInput(f"labels must be int64, not {y.dtype}; use y.long()")
     if classes is not None and classes < 2:
@@ -56,9 +58,11 @@ def check_images(x: Tensor) -> None:
         raise BadInput(f"images must have shape N, C, H, W, not {tuple(x.shape)}")
     if len(x) == 0:
         raise BadInput("the batch is empty; give at least one image")
+    if x.numel() == 0:
+        raise BadInput(f"images of shape {tuple(x.shape[1:])} have no pixels; give at least one")
     if not x.is_floating_point():
         raise BadInput(f"images must be floats in [0, 1], not {x.dtype}; use x.float() / 255")
-    low, high = float(x.min()), float(x.max())
+    low, high = (float(end) for end in x.detach().aminmax())
     if not (low >= 0 and high <= 1):  # also true for NaN
         raise BadInput(
             f"pixels must lie in [0, 1], but these range from {low:.3g} to {high:.3g}; "

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from demur.errors import BadInput
+from demur.nan_checks import raise_if_invalid
 
 
 class Output(NamedTuple):
@@ -50,18 +51,35 @@ class Output(NamedTuple):
         return Output(*(part.detach() for part in self))
 
 
-def as_output(answer: Any) -> Output:
+def as_output(answer: Any, rows: int | None = None) -> Output:
     """Return what a model returned as an Output.
 
     Args:
         answer: An Output; logits (N, C); a tuple or list whose first entry is logits and whose
             second may be an auxiliary output; a mapping or an object with an entry `logits`.
+        rows: The number of images that the model was given; None skips this check.
 
     Raises:
         BadInput: There are no logits with one row per image.
     """
-    if isinstance(answer, Output):
-        return answer
+    out = answer if isinstance(answer, Output) else _output_of(answer)
+    counts = {len(part) for part in out}
+    if out.logits.ndim != 2 or out.logits.shape[1] == 0 or len(counts) > 1:
+        shapes = ", ".join(str(tuple(part.shape)) for part in out)
+        raise BadInput(
+            "an Output holds logits (N, C), features (N, D) and auxiliary outputs (N, A) of the "
+            f"same N images, not shapes {shapes}"
+        )
+    if rows is not None and len(out.logits) != rows:
+        raise BadInput(
+            f"the model returned logits with {len(out.logits)} rows for {rows} images; return one "
+            "row per image"
+        )
+    return out
+
+
+def _output_of(answer: Any) -> Output:
+    """Return logits, or a container of them, as an Output."""
     aux = None
     if isinstance(answer, Mapping) and "logits" in answer:
         answer = answer["logits"]
@@ -83,6 +101,12 @@ def as_output(answer: Any) -> Output:
 def _described(value: Any) -> str:
     shape = getattr(value, "shape", None)
     return type(value).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
+
+
+def check_logits(out: Output) -> None:
+    """Raise BadInput if the largest logit of an image is NaN or infinite (see `nan_checks`)."""
+    remedy = "check its weights and its normalisation (-inf is allowed, for masked classes)"
+    raise_if_invalid("logits", ~out.logits.amax(-1).isfinite(), remedy)
 
 
 def prediction(out: Output) -> Tensor:
@@ -185,6 +209,8 @@ def mask_label(table: Tensor, label: Tensor) -> Tensor:
 
 
 def _is(label: Tensor, table: Tensor) -> Tensor:
+    if len(label) != len(table):  # would broadcast if one of them has one row
+        raise BadInput(f"{len(table)} rows of outputs do not match {len(label)} labels")
     return label[:, None] == torch.arange(table.shape[-1], device=table.device)  # N, C
 
 

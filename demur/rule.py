@@ -7,6 +7,7 @@
 A Score is a differentiable function of an Output, so that attacks can target it.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from demur.errors import BadInput
+from demur.nan_checks import raise_if_invalid
 from demur.output import AuxColumn, Output
 from demur.spec import Spec, required_fields
 
@@ -125,10 +128,20 @@ class Rule:
 
     pairs: tuple[tuple[Score, float], ...]
 
+    def __post_init__(self) -> None:
+        if any(math.isnan(t) for _, t in self.pairs):
+            raise BadInput("a threshold is NaN; give a number")
+
     def margin(self, out: Output) -> Tensor:
         """Smallest of score - threshold, N."""
         return torch.stack([score(out) - t for score, t in self.pairs]).amin(0)  # N
 
     def accepted(self, out: Output) -> Tensor:
-        """Whether each image is accepted, N."""
-        return torch.stack([score(out) >= t for score, t in self.pairs]).all(0)  # N
+        """Whether each image is accepted, N; raises BadInput for a score of NaN."""
+        scores = [score(out) for score, _ in self.pairs]
+        for values in scores:
+            raise_if_invalid(
+                "score", values.isnan(), "a score must be a number; use -inf to reject an image"
+            )
+        pairs = zip(scores, self.pairs, strict=True)
+        return torch.stack([values >= t for values, (_, t) in pairs]).all(0)  # N

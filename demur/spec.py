@@ -98,6 +98,8 @@ def _shorten_methods(owner: type) -> None:
 def _short(parameter: inspect.Parameter) -> Any:
     if parameter.annotation is inspect.Parameter.empty:
         return inspect.Parameter.empty
+    if get_origin(parameter.annotation) is Callable:
+        return _TypeName("Callable")
     return _TypeName(re.sub(r"[\w.]+\.(?=\w)", "", inspect.formatannotation(parameter.annotation)))
 
 
@@ -154,7 +156,16 @@ def show(value: Any, full: bool = False) -> str:
         return f"({inside},)" if len(value) == 1 else f"({inside})"
     if isinstance(value, float):
         return _number(value)
-    return json.dumps(value) if isinstance(value, str) else repr(value)
+    return _quoted(value) if isinstance(value, str) else repr(value)
+
+
+def _quoted(text: str) -> str:
+    """The text in quotes, in ASCII, with the escapes that Python reads back.
+
+    JSON writes a character above U+FFFF as two, which Python does not join again.
+    """
+    letters = (f"\\U{ord(c):08x}" if ord(c) > 0xFFFF else json.dumps(c)[1:-1] for c in text)
+    return f'"{"".join(letters)}"'
 
 
 def lines(value: Spec) -> str:

@@ -49,7 +49,7 @@ class RejectClassModel(WrappedModel):
 
     def forward(self, x: Tensor) -> Output:
         """Return the logits of the K real classes, with the score as last auxiliary output."""
-        out = as_output(self.model(x))
+        out = as_output(self.model(x), len(x))
         if out.logits.shape[-1] < 3:
             raise BadInput(
                 "a net with a reject class needs at least three logits, "
@@ -85,8 +85,9 @@ class ModelWithScore(WrappedModel):
 
     def forward(self, x: Tensor) -> Output:
         """Return the model's output with the score as last auxiliary output."""
-        out = as_output(self.model(x))
-        value = _as_column(self.score(x), x).to(out.logits)
+        # Copies: what changes its input in place must not change that of the others.
+        out = as_output(self.model(x.clone()), len(x))
+        value = _as_column(self.score(x.clone()), x).to(out.logits)
         if self.surrogate is not None:
             stand_in = _as_column(self.surrogate(x), x).to(value)
             # Adds zero to the value and the surrogate's gradient to the gradient.

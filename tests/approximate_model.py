@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from demur.gradient import Gradient, Model, ObjectiveFunction, exact_value, gradient
+from demur.gradient import AttackModel, Gradient, Model, ObjectiveFunction, exact_value, gradient
 from demur.output import Output, as_output
 
 
 @dataclass
-class ApproximateModel:
+class ApproximateModel(AttackModel):
     """Add errors to the logits of a net, as a function of the pixels, except in `__call__`."""
 
     net: Model

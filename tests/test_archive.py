@@ -15,7 +15,7 @@ from demur.data import Digits, Splits
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, archive, run_attack
 from demur.evaluate.certificates import issue
-from demur.paper.stored_runs import stored_factories
+from demur.paper.measure import stored_factories
 from demur.rejectors import paper_grid
 from demur.runs import Run
 from demur.spec import show

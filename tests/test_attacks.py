@@ -47,7 +47,7 @@ from demur.attacks.objectives import AttackStart
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.errors import BadInput
-from demur.gradient import gradient
+from demur.gradient import AttackModel, Gradient, gradient
 from demur.nets import RejectingNet
 from demur.output import Output, as_output, prediction
 from demur.recipes import NAMED_ATTACKS, RECIPES
@@ -360,12 +360,12 @@ def test_gradient_matches_the_closed_form_of_a_linear_net() -> None:
 
 
 def test_a_model_may_define_its_own_gradient() -> None:
-    class ModelWithGradient(LinearNet):
+    class ModelWithGradient(LinearNet, AttackModel):
         calls = 0
 
-        def gradient(self, objective: Objective, x: Tensor, y: Tensor) -> object:
+        def gradient(self, *query: Any) -> Gradient:
             ModelWithGradient.calls += 1
-            return gradient(super().forward, objective, x, y)
+            return super().gradient(*query)
 
     net, x = ModelWithGradient(), centred_images(2)
     PGD(Linf(0.1), steps=5)(net, x, torch.zeros(2, dtype=torch.long))
@@ -373,4 +373,6 @@ def test_a_model_may_define_its_own_gradient() -> None:
 
 
 def test_clean_changes_nothing(tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]) -> None:
-    assert Clean()(tiny_net, *batch) is batch[0]
+    x_adv = Clean()(tiny_net, *batch)
+    assert torch.equal(x_adv, batch[0])
+    assert x_adv.data_ptr() != batch[0].data_ptr()

@@ -1,5 +1,6 @@
 """AutoAttack's Python interface: strength, resumption, messages and warnings."""
 
+import hashlib
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,19 +8,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load as tensors_of
+from safetensors.torch import save as bytes_of
 from torch import Tensor
 
-from demur.attacks import APGD, FAB, PGD, AcceptedError, Chain, Square
+from demur.attacks import APGD, FAB, PGD, AcceptedError, Chain, Clean, Square
 from demur.attacks.attack import AttackBatch
 from demur.autoattack import AutoAttack, RejectAutoAttack
 from demur.balls import Linf
 from demur.data import Images
 from demur.errors import BadInput
+from demur.evaluate import LoadedRun, RecordOptions, run_attack
 from demur.gradient import Model
 from demur.nets import RejectingNet
 from demur.output import Output, as_output, prediction
 from demur.rejectors import Con, ModelScore
 from demur.wrappers import ModelWithScore
+from tests.linear import LinearNet, centred_images
 
 SMALL = (APGD(Linf(0.1), steps=8), FAB(Linf(0.1), steps=5), Square(Linf(0.1), queries=30))
 
@@ -97,11 +102,15 @@ class TestInterface:
         x, y = test_images.batch(slice(0, 20))
         state = tmp_path / "state"
         self.short_attack(tiny_net).run_standard_evaluation(x, y, state_path=state)
-        with pytest.raises(BadInput, match="another model, other images"):
+        with pytest.raises(BadInput, match="another evaluation, with other images"):
             self.short_attack(tiny_net).run_standard_evaluation(x.flip(0), y, state_path=state)
-        state.write_bytes(b"nonsense")
-        with pytest.raises(BadInput, match="is not a state"):
-            self.short_attack(tiny_net).run_standard_evaluation(x, y, state_path=state)
+        other = self.short_attack(tiny_net)
+        other.chain = Chain(SMALL[:2])
+        with pytest.raises(BadInput, match="another evaluation, with other attacks"):
+            other.run_standard_evaluation(x, y, state_path=state)
+        for path in (tmp_path, Path("/dev/null")):
+            with pytest.raises(BadInput, match="is not a state"):
+                self.short_attack(tiny_net).run_standard_evaluation(x, y, state_path=path)
 
     def test_a_model_with_other_outputs_cannot_resume(
         self, tiny_net: RejectingNet, test_images: Images, tmp_path: Path
@@ -116,7 +125,7 @@ class TestInterface:
 
         run(lambda images: images.flatten(1).mean(1))
         run(lambda images: images.flatten(1).mean(1))
-        with pytest.raises(BadInput, match="another model"):
+        with pytest.raises(BadInput, match="with other weights or outputs of the model"):
             run(lambda images: images.flatten(1).amax(1))
 
     def test_one_attack_may_be_named_without_a_list(self, tiny_net: RejectingNet) -> None:
@@ -145,6 +154,78 @@ class TestInterface:
             self.short_attack(tiny_net).run_standard_evaluation(
                 torch.rand(2, 1, 8, 8), torch.zeros(2, dtype=torch.long), bs=0
             )
+
+
+class TestState:
+    """A state that is damaged, forged or stale, of a linear net whose images all fall."""
+
+    def attack(self) -> tuple[AutoAttack, Tensor, Tensor]:
+        net, x = LinearNet(0).eval(), centred_images(12)
+        attack = AutoAttack(net, eps=0.3, verbose=False)
+        attack.chain, attack.names = Chain((PGD(Linf(0.3), steps=4),)), ["pgd"]
+        return attack, x, prediction(net(x))
+
+    def written(self, path: Path) -> bytes:
+        attack, x, y = self.attack()
+        attack.run_standard_evaluation(x, y, state_path=path)
+        return path.read_bytes()
+
+    def resumed(self, path: Path, content: bytes) -> Tensor:
+        attack, x, y = self.attack()
+        path.write_bytes(content)
+        return torch.as_tensor(attack.run_standard_evaluation(x, y, state_path=path))
+
+    def test_no_damage_is_accepted_and_nothing_is_overwritten(self, tmp_path: Path) -> None:
+        path = tmp_path / "state"
+        content, g = self.written(path), torch.Generator().manual_seed(0)
+        places = torch.randint(len(content), (100,), generator=g).tolist()
+        flipped = [
+            content[:at] + bytes([content[at] ^ (1 << at % 8)]) + content[at + 1 :] for at in places
+        ]
+        for damaged in (*flipped, content[:-1], content + b"\0", content[:100], b"", b"nonsense"):
+            with pytest.raises(BadInput, match="is not a state of an evaluation or is damaged"):
+                self.resumed(path, damaged)
+            assert path.read_bytes() == damaged
+
+    def forged(self, content: bytes, **changes: Callable[[Tensor], Tensor]) -> bytes:
+        """The state with other tensors and a right digest."""
+        tensors = tensors_of(content[:-32])
+        for name, change in changes.items():
+            tensors[name] = change(tensors[name])
+        changed = bytes_of(tensors)
+        return changed + hashlib.sha256(changed).digest()
+
+    @pytest.mark.parametrize(
+        ("name", "change"),
+        [
+            ("x_adv", lambda x_adv: x_adv.round()),
+            ("x_adv", lambda x_adv: x_adv - 2),
+            ("x_adv", lambda x_adv: x_adv * torch.nan),
+            ("x_adv", lambda x_adv: x_adv[:1]),
+            ("x_adv", lambda x_adv: x_adv.half()),
+            ("broken_by", lambda broken_by: broken_by + 7),
+            ("tried", lambda tried: tried - 9),
+        ],
+    )
+    def test_impossible_progress_is_refused(
+        self, tmp_path: Path, name: str, change: Callable[[Tensor], Tensor]
+    ) -> None:
+        path = tmp_path / "state"
+        forged = self.forged(self.written(path), **{name: change})
+        with pytest.raises(BadInput, match="is not a state of an evaluation or is damaged"):
+            self.resumed(path, forged)
+        assert path.read_bytes() == forged
+
+    def test_successes_that_the_model_does_not_confirm_are_attacked_again(
+        self, tmp_path: Path
+    ) -> None:
+        attack, x, y = self.attack()
+        path = tmp_path / "state"
+        content = self.written(path)
+        expected = torch.as_tensor(attack.run_standard_evaluation(x, y))
+        assert (prediction(as_output(attack.model(expected))) != y).any()
+        found = self.resumed(path, self.forged(content, x_adv=lambda _: x.clone()))
+        assert torch.equal(found, expected)
 
 
 class TestWarnings:
@@ -220,6 +301,21 @@ class TestWarnings:
         attack.names = ["apgd-ce", "square"]
         with pytest.warns(UserWarning, match="every gradient attack failed"):
             attack.run_standard_evaluation(x, y)
+
+
+def test_a_run_with_pixels_above_one_is_refused(own_source: LoadedRun) -> None:
+    own_source.splits["test"] = replace(own_source.splits["test"], levels=1)
+    with pytest.raises(BadInput, match=r"pixels must lie in \[0, 1\]"):
+        run_attack(own_source, "pgd", PGD(Linf(0.1), steps=1), RecordOptions(n=8))
+
+
+def test_a_run_whose_net_returns_nan_is_refused(own_source: LoadedRun) -> None:
+    run_attack(own_source, "clean", Clean(), RecordOptions(n=8))
+    with torch.no_grad():
+        next(own_source.net.parameters()).fill_(torch.nan)
+    for attack in (PGD(Linf(0.1), steps=1), Clean()):
+        with pytest.raises(BadInput, match="not a number for 7 of 7 images"):
+            run_attack(own_source, "lost", attack, RecordOptions(n=7))
 
 
 def test_is_not_weaker_than_pyautoattack(tiny_net: RejectingNet, test_images: Images) -> None:

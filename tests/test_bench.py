@@ -90,10 +90,7 @@ def test_impossible_measurements_are_an_error(command: Command) -> None:
     refused(
         command("bench", "--only", "eagre"), "there is no measurement 'eagre'; did you mean eager"
     )
-    refused(
-        command("bench", "atacks", "demo"),
-        "no bench or recipe is called 'atacks'; did you mean attacks?",
-    )
+    refused(command("bench", "atacks"), "no recipe is called 'atacks'; demur list shows the")
     result = command("bench", "--only", "eager,fast", "--steps", "3")
     refused(result, "the fast engine needs a GPU; on a CPU use --only eager,plain")
     assert not any("measuring" in text for text in result[1:]), "the error precedes any work"

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import relu
 
-from demur.engine.block_halves import FoldedBlockHalf
-from demur.engine.frozen_conv import FlippedWeights, FrozenConv
+from demur.engine.convolutions import FlippedWeights, FrozenConv
+from demur.engine.fused_resnet import FoldedBlockHalf
 from demur.nets.block import Block
 from demur.nets.conv import Conv3x3
 

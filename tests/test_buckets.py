@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from demur.engine.buckets import (
+from demur.engine.graphs import (
     CAPTURE_COST,
     GRANULARITY,
     MAX_RATIO,

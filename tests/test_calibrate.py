@@ -22,7 +22,7 @@ from demur.calibrate import (
     certify_threshold,
     threshold_path,
 )
-from demur.calibrate.sequential_test import last_passing
+from demur.calibrate.certificate import last_passing
 from demur.calibrate.threshold_path import ANY_SCORE, build_path, count_decisions
 from demur.errors import BadInput
 from demur.metrics import BoolArray, FloatArray

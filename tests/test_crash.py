@@ -24,6 +24,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
 RECIPE = recipe("digits-standard")
 VALUES = (0.5, 0.7, 0.6)  # the second epoch is the best
+WEIGHTS = {"w": torch.zeros(4)}
 KILLED = 9  # exit status of the child
 MAX_OPERATIONS = 200
 
@@ -54,11 +55,23 @@ def _exit_before(operation: int) -> None:
         setattr(os, name, count(getattr(os, name)))
 
 
+def made_up_record(label: str, digest: str) -> Record:
+    """A record of two images, each misclassified."""
+    arrays = {
+        "y": torch.tensor([1, 0]), "index": torch.arange(2), "logits": torch.eye(2),
+        "aux": torch.zeros(2, 0), "size_linf": torch.zeros(2), "size_l2": torch.zeros(2),
+    }  # fmt: skip
+    words = dict.fromkeys(("spec", "attack", "weights", "data", "created"), "made up")
+    metadata = {"label": label, "split": "test", "digest": digest, "n": 2, **words}
+    fixed = {"features": False, "images": 0, "thresholds": {}, "fitted": {}}
+    return Record(arrays, metadata | fixed)
+
+
 def train_with_made_up_epochs(folder: Path) -> None:
     with Run.claim(folder, RECIPE) as run:
         if run.has_weights:
             return
-        state, _, best = load_state(run)
+        state, _, best = load_state(run, WEIGHTS, WEIGHTS)
         while state.epoch < len(VALUES):
             tensors = {"w": torch.full((4,), float(state.epoch + 1))}
             value = VALUES[state.epoch]
@@ -98,8 +111,7 @@ def test_a_training_killed_at_any_file_operation_ends_with_the_same_files(tmp_pa
 
 
 def test_a_record_killed_at_any_file_operation_is_absent_or_complete(tmp_path: Path) -> None:
-    arrays = {"y": torch.zeros(3, dtype=torch.int64), "logits": torch.eye(3)}
-    record = Record(arrays, {"digest": "abcdef123456", "split": "test", "label": "pgd"})
+    record = made_up_record("pgd", "abcdef123456")
     operations = 0
     for operation in range(MAX_OPERATIONS):
         folder = tmp_path / str(operation)
@@ -108,7 +120,7 @@ def test_a_record_killed_at_any_file_operation_is_absent_or_complete(tmp_path: P
             break
         operations += 1
         found = finished_record(folder, "test", record.digest)
-        assert found is None or torch.equal(read_record(found).arrays["logits"], torch.eye(3))
+        assert found is None or torch.equal(read_record(found).arrays["logits"], torch.eye(2))
         write_record(path, record)
         assert finished_record(folder, "test", record.digest) == path
         assert read_record(path).label == "pgd"

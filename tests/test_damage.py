@@ -9,7 +9,6 @@ from demur.balls import Linf
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, run_attack
 from demur.runs.files import read_json, write_json
-from demur.runs.metadata import read_metadata
 from tests.conftest import Command
 from tests.test_cli import refused
 
@@ -51,16 +50,6 @@ def delete_key(path: Path, key: str) -> None:
     metadata = read_json(path, "restore it")
     del metadata[key]
     write_json(path, metadata)
-
-
-def test_extended_metadata_still_names_its_file(tmp_path: Path) -> None:
-    write_json(tmp_path / "a.json", {"epoch": 3})
-    grown = read_metadata(tmp_path / "a.json", "restore it") | {"more": 1}
-    assert (grown["epoch"], grown["more"]) == (3, 1)
-    with pytest.raises(
-        BadInput, match=r"a\.json is damaged: the key 'weights' is missing; restore it"
-    ):
-        grown["weights"]
 
 
 def test_a_missing_key_is_named(own_source: LoadedRun, command: Command) -> None:

@@ -10,8 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from demur.attacks import CE, PGD, Attack
 from demur.balls import Linf
 from demur.data import CIFAR10
-from demur.engine import frozen
-from demur.engine.copies import Compiler
+from demur.engine import Compiler, frozen
 from demur.engine.deferred_stats import DeferredBatchNormStats
 from demur.engine.frozen import FrozenModel
 from demur.methods import RR, BatchNorm, NoHead, SNet, attack_mode

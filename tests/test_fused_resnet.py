@@ -14,7 +14,7 @@ from torch.nn.functional import batch_norm, relu
 
 from demur.attacks import CE, Objective, PlusLogScore
 from demur.data import CIFAR10
-from demur.engine import fused_resnet, fused_trunk, norm_kernels
+from demur.engine import fused_norm, fused_resnet
 from demur.engine.copies import copy_tensors
 from demur.engine.fused_norm import FusedBatchNorm
 from demur.engine.fused_resnet import FusedResNet, FusedTrainingNet
@@ -33,14 +33,14 @@ class TorchNorm(FusedBatchNorm):
         if self.train:
             weight, bias = self.source.weight, self.source.bias
             return total, relu(batch_norm(total, None, None, weight, bias, True))
-        rows = self.saved.coefficients[[norm_kernels.SCALE, norm_kernels.SHIFT]]
+        rows = self.saved.coefficients[[fused_norm.SCALE, fused_norm.SHIFT]]
         scale, shift = rows[:, :, None, None]
         return total, relu(total * scale + shift)
 
 
 def replace_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use torch in place of the Triton kernels."""
-    monkeypatch.setattr(fused_trunk, "FusedBatchNorm", TorchNorm)
+    monkeypatch.setattr(fused_resnet, "FusedBatchNorm", TorchNorm)
 
 
 @pytest.fixture

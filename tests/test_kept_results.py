@@ -15,6 +15,7 @@ from demur.rejectors import Con, RCon
 from demur.report.speed import sentences
 from demur.runs import Record, Run, runs_in
 from demur.spec import digest
+from study import STUDIES
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -36,7 +37,7 @@ def test_every_line_of_a_page_has_a_stored_run_of_its_recipe(table: str) -> None
     rows = re.findall(r"^\| (\S+) \| (\d) \| (\S+) \| ([0-9a-f]{12}) \|$", page, re.MULTILINE)
     assert {name for _, _, name, _ in rows} == {run.name for run in runs_in(RESULTS / table)}
     for line, seed, name, shown in rows:
-        recipe = TABLES[table].recipe(line, int(seed))
+        recipe = (TABLES | STUDIES)[table].recipe(line, int(seed))
         assert digest(recipe)[:12] == shown
         assert Run.open(str(RESULTS / table / name)).recipe == recipe
 
@@ -126,10 +127,11 @@ def spread(values: list[float]) -> str:
 def test_every_folder_of_a_documented_table_has_its_runs() -> None:
     pages = [ROOT / "README.md", RESULTS / "README.md", *(ROOT / "docs").glob("*.md")]
     words = " ".join(" ".join(page.read_text().split()) for page in pages)
-    asked = set(re.findall(r"demur table (\S+) [^`]*?--kept (results\S*?)[` ]", words))
+    command = r"(?:demur table|python benchmarks/study.py)"
+    asked = set(re.findall(command + r" (\S+) [^`]*?--kept (results\S*?)[` ]", words))
     assert {table for table, _ in asked} == {"methods-cifar10", "study-cifar10"}
     for name, folder in asked:
-        table = TABLES[name]
+        table = (TABLES | STUDIES)[name]
         lines = {digest(table.recipe(line, seed)) for line in table.entries for seed in range(3)}
         runs = runs_in(ROOT / folder)
         assert runs, folder

@@ -85,3 +85,17 @@ def test_a_run_of_a_named_recipe_resumes_by_that_name(command: Command) -> None:
     code, _, err = command("attack", "far/runs/digits-pgdat", "clean")
     assert code == 2
     assert err.endswith("resume it with: demur train digits-pgdat --out far/runs/digits-pgdat\n")
+
+
+def test_recipes_fit_a_screen_and_are_described_in_words(command: Command) -> None:
+    shown = command("list", "recipes")[1].splitlines()
+    assert len(shown) <= 45
+    line = next(line for line in shown if line.startswith("cifar10-pgdat-rr "))
+    assert line.split(maxsplit=1)[1] == "PGD-AT with the RR head, ResNet-18, 110 epochs"
+
+
+def test_a_name_with_a_net_or_settings_is_spelled_out(command: Command) -> None:
+    typed = "write cifar10-pgdat-snet 'net=WideResNet()' head.weight=16 head.coverage=0.8"
+    for words in (["train"], ["show"], ["bench"]):
+        refused(command(*words, "cifar10-pgdat-snet-16-0.8-wrn"), typed)
+    refused(command("train", "digits-standard-rr"), "write digits-standard 'head=RR()'")

@@ -32,11 +32,11 @@ NO_MEMORY = [
 RESUMES = [
     "train digits-pgdat-rr epochs=50 --out run", "attack tiny pgd-20", "table methods-digits",
     "adaptive tiny", "distortion tiny", "demo", "bench --check -o page",
-    "bench rejection tiny --out=page",
+    "bench --check --out=page",
 ]  # fmt: skip
 STARTS_OVER = [
-    "bench", "bench digits-pgdat -o page", "bench attacks tiny -o page", "bench --check",
-    "bench rejection tiny --only Con", "score tiny", "report tiny", "data get cifar10", "",
+    "bench", "bench digits-pgdat -o page", "bench --check", "score tiny", "report tiny",
+    "data get cifar10", "",
 ]  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def test_out_of_memory_is_reported(
     def too_large(*words: object) -> None:
         raise error
 
-    monkeypatch.setattr("demur.training.Training", too_large)
+    monkeypatch.setattr("demur.training.loop.Training", too_large)
     refused(command("train", "digits-pgdat"), "not enough memory for this", "smaller")
 
 
@@ -69,7 +69,7 @@ def test_bugs_are_not_hidden(command: Command, monkeypatch: pytest.MonkeyPatch) 
     def wrong(*words: object) -> None:
         raise RuntimeError("shapes do not fit")
 
-    monkeypatch.setattr("demur.training.Training", wrong)
+    monkeypatch.setattr("demur.training.loop.Training", wrong)
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         command("train", "digits-pgdat")
 
@@ -125,6 +125,6 @@ def test_under_torchrun_the_torchrun_command_resumes(monkeypatch: pytest.MonkeyP
 
 
 def test_commands_that_only_read_start_over() -> None:
-    assert "resumes from what was finished" in stop_message(["table", "study-digits"])
-    for words in (["table", "study-digits", "--kept", "results"], ["bench"], ["score", "x"]):
+    assert "resumes from what was finished" in stop_message(["table", "methods-digits"])
+    for words in (["table", "methods-digits", "--kept", "results"], ["bench"], ["score", "x"]):
         assert "starts from the beginning" in stop_message(words)

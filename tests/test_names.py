@@ -9,8 +9,6 @@ from rich.console import Console
 
 from demur.cli import progress
 from demur.cli.progress import CountBar
-from demur.report.peer_attacks import show_peer_attacks
-from demur.report.peer_rejection import show_peer_rejection
 from demur.runs import Run
 from tests.conftest import Command
 
@@ -34,18 +32,6 @@ def test_names_with_markup_are_printed_literally(command: Command, tiny_run: Run
     code, out, err = command("theory", "[bold]archive[/b]:x:")
     assert code == 0, err
     assert "@[bold]/x[/b].txt" in out
-
-
-def test_names_with_markup_in_bench_reports(capsys: pytest.CaptureFixture[str]) -> None:
-    about = {"run": NAME, "ball": "Linf(0.1)", "n": 3}
-    curves = {"reject-autoattack": [[1, 1]], "orthogonal PGD": [[1, 1]], "product PGD": [[1, 1]]}
-    show_peer_rejection(about | {"times": 1.0, "rules": {"Con": {"curves": curves}}})
-    machine = {"device": "cpu", "torch": "2", "threads": 1}
-    lines = {"lines": [], "missing": [], "notes": ["[/b] is not installed"]}
-    show_peer_attacks(about | {"right_unattacked": 2, "machine": machine} | lines)
-    out = capsys.readouterr().out
-    assert out.count(NAME) == 2
-    assert "[/b] is not installed" in out
 
 
 def test_names_with_markup_beside_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:

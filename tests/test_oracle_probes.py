@@ -19,7 +19,7 @@ from demur.evaluate.record_scores import values
 from demur.metrics import FloatArray
 from demur.recipes import attack
 from demur.rejectors import Con
-from demur.report.oracle_probes import sentence
+from demur.report.text import probe_sentence
 from demur.runs import Record
 from tests.conftest import Command
 from tests.test_cli import refused
@@ -166,7 +166,7 @@ def test_the_sentence_is_of_the_best_probe(
         return cast(Row, SimpleNamespace(rejector=name, ranking=ranking))
 
     scored = cast(ScoredRecord, SimpleNamespace(summary=SimpleNamespace(attack="pgd", n=40)))
-    line = sentence(scored, [row("another", 0.6), row(rejector, 0.7)])
+    line = probe_sentence(scored, [row("another", 0.6), row(rejector, 0.7)])
     assert line.startswith(f"pgd (n=40): {words}")
 
 

@@ -17,10 +17,9 @@ from tests.conftest import Command
 
 FILES = [
     "report RUN -o", "table methods-digits -o", "theory RUN -o", "bench -o", "bench --check -o",
-    "bench attacks RUN -o", "bench rejection RUN -o", "bench rejection RUN --figure",
 ]  # fmt: skip
 FOLDERS = [
-    "train digits-pgdat --out", "demo --out", "archive RUN -o", "table study-digits --archive",
+    "train digits-pgdat --out", "demo --out", "archive RUN -o", "table methods-digits --archive",
 ]  # fmt: skip
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from demur.paper.markdown import markdown
 from demur.paper.measure import TrainingResult
-from demur.paper.published import Figure, first_table
-from demur.paper.tables import RADII, TABLES
+from demur.paper.tables import RADII, TABLES, Figure, first_table
 from demur.recipes import RECIPES
 from tests.conftest import TINIEST, Command
 
@@ -39,7 +38,7 @@ def test_published_results_match_existing_rows_and_scores() -> None:
 
 def test_tables_without_published_results_do_not_mention_the_paper() -> None:
     results = [TrainingResult("rr", 0, "0" * 64, "rr", failure="not measured yet")]
-    assert "the paper`" not in markdown(TABLES["study-digits"], results, "demur table x", "1.0")
+    assert "the paper`" not in markdown(TABLES["methods-digits"], results, "demur table x", "1.0")
 
 
 def test_fitted_rejectors_are_scored_archived_and_read_again(

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +27,7 @@ from demur.runs.files import (
 from demur.runs.record import Record, read_record, write_record
 from demur.spec import digest, lines
 from demur.version import code_version
+from tests.test_crash import made_up_record
 
 REMEDY = "restore it"
 
@@ -64,16 +64,18 @@ def test_files_have_the_users_usual_permissions(tmp_path: Path) -> None:
 def test_a_changed_bit_is_detected_and_both_digests_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     expected = write_tensors(path, {"w": torch.ones(3)})
-    assert torch.equal(read_tensors(path, expected, REMEDY)["w"], torch.ones(3))
+    assert torch.equal(
+        read_tensors(path, expected, REMEDY, {"w": torch.ones(3)})["w"], torch.ones(3)
+    )
     spoil(path)
     with pytest.raises(BadInput) as error:
-        read_tensors(path, expected, REMEDY)
+        read_tensors(path, expected, REMEDY, {"w": torch.ones(3)})
     assert str(path) in str(error.value)
     assert f"expected digest {expected[:16]}" in str(error.value)
     assert "found " in str(error.value)
     path.unlink()
     with pytest.raises(BadInput, match="missing"):
-        read_tensors(path, expected, REMEDY)
+        read_tensors(path, expected, REMEDY, {"w": torch.ones(3)})
 
 
 def test_metadata_contains_its_own_digest(tmp_path: Path) -> None:
@@ -107,26 +109,25 @@ def test_a_second_process_cannot_take_the_lock(tmp_path: Path) -> None:
 def test_a_folder_deleted_before_its_lock_is_opened_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, opened = tmp_path / "folder", list[Path]()
-    really = Path.open
+    folder, opened = tmp_path / "folder", list[str]()
+    really = os.open
 
-    def deleted_once(path: Path, mode: str = "r") -> Any:
-        opened.append(path)
+    def deleted_once(path: str, *rest: int) -> int:
+        opened.append(str(path))
         if len(opened) == 1:
-            path.parent.rmdir()
-        return really(path, mode)
+            folder.rmdir()
+        return really(path, *rest)
 
-    monkeypatch.setattr(Path, "open", deleted_once)
+    monkeypatch.setattr(os, "open", deleted_once)
     with exclusive_lock(folder):
-        assert opened == [folder / ".lock"] * 2
+        assert opened == [str(folder / ".lock")] * 2
         assert (folder / ".lock").is_file()
 
 
 @pytest.mark.parametrize("tight", [False, True])
 def test_a_record_is_read_back_and_damage_is_detected(tmp_path: Path, tight: bool) -> None:
-    arrays = {"y": torch.tensor([1, 0]), "logits": torch.eye(2), "aux": torch.zeros(2, 0)}
-    record = Record(arrays, {"label": "pgd-20", "split": "test", "digest": "d"})
-    path = tmp_path / "pgd-20-test-d.npz"
+    record = made_up_record("pgd-20", "d")
+    path, arrays = tmp_path / "pgd-20-test-d.npz", record.arrays
     write_record(path, record, tight)
     back = read_record(path)
     assert all(torch.equal(back.arrays[k], v) for k, v in arrays.items())

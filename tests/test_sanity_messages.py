@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from demur.attacks import PGD, Clean
 from demur.balls import Linf
 from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, archive, run_attack
-from demur.evaluate.model_probe import PROBED, probe
+from demur.evaluate.preflight import PROBED, probe
 from demur.nets import RejectingNet
 from demur.output import Output
 from demur.report.sanity import Sanity, show_sanity

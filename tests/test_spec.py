@@ -1,6 +1,6 @@
 """Specs: text and back, clear refusals, digests that last."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -12,6 +12,7 @@ from demur.attacks import (
     CW,
     DLR,
     FAB,
+    OBJECTIVES,
     PGD,
     AcceptedError,
     AutoAttackEnsemble,
@@ -41,9 +42,10 @@ from demur.balls import L2, Linf
 from demur.calibrate import TPR, Coverage, Risk
 from demur.data import CIFAR10, CIFAR100, CropFlip
 from demur.errors import BadInput
-from demur.methods import PGDAT, RR, Method, Piecewise
+from demur.methods import FRAMEWORKS, HEADS, PGDAT, RR, Method, Piecewise
 from demur.recipes import NAMED_ATTACKS, RECIPES, VOCABULARY, recipe
 from demur.rejectors import (
+    REJECTORS,
     AcceptProbability,
     Con,
     ConMinusRectifier,
@@ -56,6 +58,8 @@ from demur.spec import Spec, differences, edit, lines, read, show
 
 _SLIPS = AcceptedError(RCon(), 0.5)
 NAMED: dict[str, Spec] = {
+    **{cls.__name__: cls() for cls in (*FRAMEWORKS, *HEADS, *REJECTORS)},
+    **{cls.__name__: cls.example(_SLIPS, CE()) for cls in OBJECTIVES},
     **RECIPES,
     **{name: make(RECIPES["digits-pgdat-rr"]) for name, make in NAMED_ATTACKS.items()},
     "adaptive on a plain net": NAMED_ATTACKS["adaptive"](RECIPES["digits-pgdat"]),
@@ -107,6 +111,35 @@ def test_text_and_back(name: str) -> None:
     assert read(show(spec), VOCABULARY) == spec
     assert read(show(spec, full=True), VOCABULARY) == spec
     assert read(lines(spec), VOCABULARY) == spec
+
+
+ANY_TEXT = st.text(
+    st.one_of(
+        st.characters(exclude_categories=()),  # halves of surrogate pairs too
+        st.sampled_from("\"'\\\0\n\r\t\x85\u2028\ufeff\U0001f600{}%R-Con"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class _Texts(Spec):
+    one: str
+    several: tuple[str, ...] = ()
+
+
+@given(one=ANY_TEXT, several=st.lists(ANY_TEXT, max_size=3))
+def test_any_text_is_read_back(one: str, several: list[str]) -> None:
+    spec = _Texts(one, tuple(several))
+    for text in (show(spec), show(spec, full=True), lines(spec)):
+        assert text.isascii()
+        assert read(text, VOCABULARY) == spec
+
+
+@given(base=ANY_TEXT, decay=st.floats(0, 1e300), seed=st.integers(0, 2**63 - 1))
+def test_a_recipe_with_any_values_is_read_back(base: str, decay: float, seed: int) -> None:
+    changed = replace(RECIPES["digits-pgdat-rr"], base=base, weight_decay=decay, seed=seed)
+    for text in (show(changed), show(changed, full=True), lines(changed)):
+        assert read(text, VOCABULARY) == changed
 
 
 def test_every_class_in_the_vocabulary_is_documented_and_frozen() -> None:

@@ -1,7 +1,6 @@
 """Tables: averages over seeds, failed trainings, and the command."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +8,9 @@ import pytest
 from demur.errors import Diverged
 from demur.metrics import Difference
 from demur.paper.markdown import markdown
-from demur.paper.measure import Factories, TrainingResult, measure_table
-from demur.paper.seeds import average_seeds, paired
-from demur.paper.study import CHANGES, variants
+from demur.paper.measure import Factories, TrainingResult, average_seeds, measure_table, paired
 from demur.paper.tables import TABLES, Table, entry_folder
-from demur.recipes import RECIPES, Recipe, with_changes
+from demur.recipes import RECIPES
 from demur.runs import run_folder
 from demur.spec import digest
 from tests.conftest import TINIEST, Command
@@ -46,23 +43,6 @@ def test_a_diverged_training_is_listed_as_missing() -> None:
     assert "- ebd, seeds 0, 1: diverged: the loss is no longer a number" in page
 
 
-def test_an_entry_whose_base_diverged_is_not_trained() -> None:
-    trained: list[str] = []
-
-    def train(recipe: Recipe, folder: Path) -> None:
-        trained.append(folder.name)
-        if folder.name.startswith("plain") and recipe.seed == 1:
-            raise Diverged("the loss is no longer a number")
-
-    table = TABLES["study-digits"].only(("plain", "retrofit", "rr"))
-    factories = Factories(train, None, None)  # type: ignore[arg-type]
-    results = measure_table(table, (0, 1), factories)
-    failures = {(result.entry, result.seed): result.failure for result in results}
-    assert failures["retrofit", 1] == "diverged: its base plain diverged"
-    assert failures["retrofit", 0] == failures["rr", 1] == "not measured yet"
-    assert len(trained) == 5
-
-
 def test_the_table_of_methods_has_the_main_pairs() -> None:
     entries = TABLES["methods-digits"].entries
     some = {"standard", "pgdat-rr", "trades-rr", "ccat-rr", "pgdat-snet", "pgdat-atro"}
@@ -82,36 +62,6 @@ def test_no_two_recipes_share_a_folder() -> None:
     assert len({run_folder(name, recipe, False) for name, recipe in RECIPES.items()}) == len(
         RECIPES
     )
-
-
-def test_every_variant_of_the_study_changes_the_recipe() -> None:
-    recipe = RECIPES["digits-pgdat-rr"]
-    study = variants(recipe, RECIPES["digits-trades-rr"], average="0.98")
-    assert study["rr"] == recipe
-    assert set(CHANGES) - set(study) == {"bn-train"}, "the default is not a variant"
-    assert study["unfitted"] == with_changes(recipe, ["head.gradient_to=head", "head_only=0.2"])
-    assert study["plain"] == RECIPES["digits-pgdat"]
-    assert study["trades"] == RECIPES["digits-trades-rr"]
-    assert study["retrofit"] == replace(recipe, base="plain")
-    assert study["trades-plain"] == RECIPES["digits-trades"]
-
-
-def test_a_base_entry_resolves_to_its_run_with_the_same_seed() -> None:
-    table = TABLES["study-cifar10"]
-    for seed in (0, 1):
-        recipe = table.recipe("retrofit", seed)
-        assert recipe.base == table.folder("plain", seed).name
-        assert recipe.seed == seed
-    assert table.recipe("rr", 1).base is None
-    assert list(table.only(("retrofit",)).entries) == ["plain", "retrofit"]
-
-
-def test_a_study_uses_cal_images_and_no_checkpoint_selection() -> None:
-    table = TABLES["study-cifar10"]
-    assert table.split == "cal"
-    for recipe in table.entries.values():
-        assert "cal" in recipe.data.splits
-        assert recipe.selection_split is None
 
 
 def test_entry_names_become_folder_names() -> None:
@@ -170,8 +120,8 @@ def test_wrong_arguments_are_one_sentence(command: Command, in_empty_folder: Pat
     )
     refused(command("table", "methods-digits", "--kept", "."), "holds no run")
     refused(
-        command("table", "study-digits", "head.weight=2", "--only", " plain , rr"),
-        "the entry plain cannot be changed: no key 'weight'",
+        command("table", "methods-digits", "head.weight=2", "--only", " pgdat , pgdat-rr"),
+        "the entry pgdat cannot be changed: no key 'weight'",
     )
     refused(
         command("table", "methods-digits", "--kept", ".", "--archive", "copies"), "leave out one"
@@ -182,7 +132,7 @@ def test_wrong_arguments_are_one_sentence(command: Command, in_empty_folder: Pat
     refused(
         command("table", "methods-digits", "--archive", "a-file"), "a-file is a file; name a folder"
     )
-    refused(command("table", "study-digits", "--only", ","), "',' names nothing")
+    refused(command("table", "methods-digits", "--only", ","), "',' names nothing")
 
 
 def test_results_without_rows_have_no_average() -> None:

@@ -150,26 +150,6 @@ def test_a_folder_without_results_is_an_error_and_keeps_the_page(
     assert Path("page.md").read_text(encoding="utf-8") == "old"
 
 
-def test_a_study_on_cal_images_with_a_retrofit(
-    command: Command, in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study = replace(TABLES["study-digits"], attacks=("clean", "pgd-10:steps=1"), split="cal")
-    monkeypatch.setitem(TABLES, "study-digits", study)
-    arguments = ["study-digits", *TINIEST, "--only", "retrofit"]
-    code, page, err = command("table", *arguments, "--archive", "kept")
-    assert code == 0, err
-    assert " cal images\n" in page
-    assert "held-out" in page
-    assert "| retrofit | R-Con |" in page
-    assert "frozen: coverage" not in page, "the threshold would come from the same images"
-    runs = sorted(run.name for run in Path("runs").iterdir())
-    assert sorted(copy.name for copy in Path("kept").iterdir()) == runs
-    code, again, err = command("table", *arguments, "--kept", "kept")
-    assert code == 0, err
-    rows = [line for line in page.splitlines() if line.startswith("|")]
-    assert [line for line in again.splitlines() if line.startswith("|")] == rows
-
-
 @pytest.mark.usefixtures("quick_table")
 def test_a_damaged_archive_loses_only_its_own_entry(
     command: Command, in_empty_folder: Path

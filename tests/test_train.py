@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from demur import training
+import demur
 from demur.data import SPLITS, Digits, Splits
 from demur.errors import BadInput, Diverged
 from demur.methods import Piecewise
@@ -22,7 +22,7 @@ from demur.recipes import RECIPES, Recipe, recipe
 from demur.runs import Run
 from demur.runs.files import exclusive_lock
 from demur.spec import digest
-from demur.training import Progress, Training, check_trainable, train
+from demur.training import Progress, Training, check_trainable, loop, train
 from tests.conftest import TINY
 from tests.test_runs import spoil
 
@@ -91,8 +91,14 @@ def test_the_same_command_resumes_after_kill_9(uninterrupted: Run, tmp_path: Pat
     assert [p.name for p in out.rglob(".*.tmp")] == []
 
 
+def test_the_package_does_not_hide_the_public_function() -> None:
+    code = "import demur.training, demur.training.loop; from demur import train; train.__call__"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert demur.train is train
+
+
 def test_the_example_in_the_docstring_runs(in_empty_folder: Path) -> None:
-    failed, attempted = doctest.testmod(training)
+    failed, attempted = doctest.testmod(loop)
     assert attempted and not failed
 
 
@@ -260,11 +266,12 @@ def test_a_copied_run_folder_is_the_same_run(tiny_run: Run, tmp_path: Path) -> N
     assert copy.checkpoint == tiny_run.checkpoint
 
 
-DIGITS = [n for n in RECIPES if n.startswith("digits-") and not n.endswith("swapped")]
+DIGITS = [name for name in RECIPES if name.startswith("digits-")]
 
 
 def test_a_diverging_loss_is_named(tmp_path: Path) -> None:
-    spec = recipe("digits-pgdat-ebd-swapped", ["width=4", "attack.steps=1", "head.m_out=-2000"])
+    changes = ["head.m_in=-5", "head.m_out=-2000", "head.weight=1", "width=4", "attack.steps=1"]
+    spec = recipe("digits-pgdat-ebd", changes)
     with pytest.raises(Diverged, match=r"the loss has grown to \d\.\de\+\d+ at epoch"):
         train(spec, tmp_path / "run")
 

@@ -12,14 +12,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from demur.attacks import Clean
 from demur.bench import check
-from demur.engine import FastSteps, PlainSteps, TrainState, Validator
-from demur.engine.ema import EMA
 from demur.errors import BadInput
 from demur.methods import Standard
 from demur.recipes import RECIPES, VOCABULARY, Recipe, recipe
 from demur.runs import Run
 from demur.spec import digest, read, show
-from demur.training import Progress, Training, train
+from demur.training import (
+    FastSteps,
+    PlainSteps,
+    Progress,
+    Training,
+    TrainState,
+    Validator,
+    train,
+)
+from demur.training.state import EMA
 
 CPU = torch.device("cpu")
 CHANGES = ["width=4", "precision=fp64", "batch_size=64", "epochs=2", "attack.steps=1"]

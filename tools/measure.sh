@@ -16,9 +16,9 @@ mkdir -p "$out"
 case $stage in
 check) demur bench --check -o "$out/check.json" ;;
 speed) demur bench -o "$out/resnet18.json" ;;
-wide) demur bench cifar10-pgdat-rr-wrn --only fast,eval --steps 30 -o "$out/wideresnet.json" ;;
-attacks) demur bench attacks "$2" --data "$1" --n 1000 --only autoattack,pgd-100 -o "$out/attacks.json" ;;
-rejection) demur bench rejection "$2" --data "$1" --n 100 -o "$out/rejection.json" ;;
+wide) demur bench cifar10-pgdat-rr 'net=WideResNet()' --only fast,eval --steps 30 -o "$out/wideresnet.json" ;;
+attacks) python benchmarks/peer_attacks.py "$2" --data "$1" --n 1000 --only autoattack,pgd-100 -o "$out/attacks.json" ;;
+rejection) python benchmarks/peer_rejection.py "$2" --data "$1" --n 100 -o "$out/rejection.json" ;;
 run)
   data=$1 run=$out/$2
   shift 2

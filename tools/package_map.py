@@ -16,15 +16,15 @@ ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "package-map.svg"
 PURPOSE = {
     "cli": "the command",
-    "bench": "speed, peers",
+    "bench": "speed, check",
     "paper": "tables of trainings",
     "report": "text, figures, page",
-    "training": "epochs, resuming",
+    "training": "epochs, steps",
     "sanity": "checks of records",
     "autoattack": "AutoAttack interface",
     "evaluate": "attack, score, bind",
     "runs": "run folders, records",
-    "engine": "training steps, graphs",
+    "engine": "GPU kernels, graphs",
     "recipes": "named recipes, attacks",
     "methods": "frameworks, heads",
     "attacks": "PGD, APGD, objectives",

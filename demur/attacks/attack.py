@@ -2,28 +2,26 @@
 
     x_adv = PGD(Linf(8/255), steps=10, step_size=2/255)(model, x, y)
 
-An attack is a frozen dataclass. Calling it changes neither the model's weights, gradients and mode
-nor the global random generator. The one exception: batch norm in train mode updates its running
-statistics, as in any forward pass.
+An attack is a frozen dataclass. Calling it changes neither the images nor the model (weights,
+buffers, gradients, mode) nor torch's global random state. Training calls `perturb`, which checks
+nothing: there batch norm in train mode updates its running statistics.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from demur.attacks.checked_model import checked, outside_inference_mode
 from demur.attacks.criteria import Criterion, Misclassified, RuleCriterion
 from demur.attacks.objectives import AttackStart, Objective, ObjectiveState
-from demur.balls import Ball
+from demur.balls import Ball, in_pixel_range
 from demur.errors import BadInput
 from demur.gradient import Model
-from demur.images import check_batch
+from demur.nan_checks import deferred_checks, raise_deferred
 from demur.noise import Stream
-from demur.output import as_output
 from demur.spec import Spec, required_fields
 
 
@@ -95,27 +93,37 @@ class Attack(Spec, ABC):
     )  # fmt: skip
 
     def __call__(self, model: Model, x: Tensor, y: Tensor, index: Tensor | None = None) -> Tensor:
-        """Check the arguments and return adversarial examples, shape of x.
+        """Return adversarial examples, shape of x.
+
+        Checks the arguments and the model. The dtype is
+        the widest of float32, the images and the model: an
+        image rounded to 16 bits may lie outside its ball.
 
         Args:
-            model: A model that returns logits (N, K) or an `Output`.
+            model: Returns logits (N, K) or an `Output`.
             x: Images, N, C, H, W, in [0, 1].
             y: True labels, N, int64.
-            index: The position of each image in its data set, N; 0 ... N-1 by default. The noise
-                of an image depends on its index, not on its position in the batch.
+            index: Position of each image in its data set,
+                N; 0 ... N-1 by default. It determines the
+                noise of an image.
 
         Raises:
-            BadInput: The images, labels or indices are not as described.
+            BadInput: The images, labels or indices are not
+                as described, the model returns NaN or a
+                wrong number of rows, or the result lies
+                outside the ball or the pixel range.
         """
-        check_batch(x, y)
-        with torch.no_grad(), _eval_mode(model):
-            check_batch(x, y, classes=as_output(model(x[:1])).logits.shape[-1])
-        index = torch.arange(len(x), device=x.device) if index is None else index
-        if index.shape != y.shape:
-            raise BadInput(
-                f"index must hold one integer per image ({len(x)}), not shape {tuple(index.shape)}"
-            )
-        return self.perturb(model, x, y, index)
+        with checked(model, x, y) as (checked_model, images, labels):
+            index = torch.arange(len(images), device=images.device) if index is None else index
+            if index.shape != labels.shape:
+                raise BadInput(
+                    f"index must hold one integer per image ({len(images)}), not shape "
+                    f"{tuple(index.shape)}"
+                )
+            x_adv = self.perturb(checked_model, images, labels, outside_inference_mode(index))
+            raise_deferred()
+            self.check_result(images, x_adv)
+        return x_adv
 
     def perturb(
         self,
@@ -136,7 +144,37 @@ class Attack(Spec, ABC):
             stream: Selects independent noise, for instance for each training step.
             target: A wrong class for each image, N, for targeted objectives.
         """
-        return self.run(AttackBatch(model, x, y, index, target), stream)
+        with deferred_checks():
+            return self.run(AttackBatch(model, x.detach(), y, index, target), stream)
+
+    def check_result(self, x: Tensor, x_adv: Tensor) -> None:
+        """Raise BadInput unless every x_adv is an image that the attack may return for x."""
+        if x_adv.shape != x.shape:
+            raise BadInput(
+                f"{type(self).__name__} returned images of shape {tuple(x_adv.shape)} for "
+                f"{tuple(x.shape)}; return one adversarial example per image"
+            )
+        if outside := len(x) - int(self.inside(x, x_adv).sum()):
+            raise BadInput(
+                f"{type(self).__name__} returned {outside} of {len(x)} images outside its ball or "
+                "the pixel range [0, 1]; project its iterates with ball.project"
+            )
+
+    def inside(self, x: Tensor, x_adv: Tensor) -> Tensor:
+        """Return whether each x_adv lies in [0, 1] and in a ball of the attack around x, N."""
+        contained = [ball.contains(x, x_adv) for ball in self.balls()]
+        return torch.stack(contained).any(0) if contained else in_pixel_range(x_adv)
+
+    def balls(self) -> set[Ball]:
+        """Return the balls of the attack and its parts; empty if it may return any image."""
+        if getattr(self, "any_distance", False):
+            return set()
+        parts = [getattr(self, f.name) for f in fields(self)]
+        if own := {part for part in parts if isinstance(part, Ball)}:
+            return own
+        parts += [member for part in parts if isinstance(part, tuple) for member in part]
+        inner = [part.balls() for part in parts if isinstance(part, Attack)]
+        return set().union(*inner) if all(inner) else set()
 
     @abstractmethod
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
@@ -190,23 +228,8 @@ class Clean(Attack):
     """No attack: return the images unchanged."""
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
-        return batch.x
+        return batch.x.clone()
 
     @property
     def seeks_misclassification(self) -> bool:
         return False
-
-
-@contextmanager
-def _eval_mode(model: Model) -> Iterator[None]:
-    """Switch the model to eval mode, so that batch norm keeps its statistics, and back."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    in_train_mode = [module for module in modules if module.training]
-    # Not model.eval() and model.train(): some submodules may have been frozen one by one.
-    for module in in_train_mode:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in in_train_mode:
-            module.training = True

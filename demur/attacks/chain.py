@@ -21,7 +21,7 @@ from demur.attacks.driver import Best, Found, best_of
 from demur.attacks.objectives import CE, Objective, ObjectiveState
 from demur.errors import BadInput
 from demur.field_types import PositiveInt
-from demur.gradient import exact_value
+from demur.gradient import attack_model, exact_value
 from demur.noise import Stream
 
 # Values of ChainState.broken_by that name no attack.
@@ -99,8 +99,8 @@ class Chain(Attack):
         chain_state.keep_better(rows, Found(x_adv, value, success), by_value=bool(self.rank_by))
         chain_state.broken_by[rows[success]] = member
         chain_state.tried[rows] = member + 1
-        if (drop_graphs := getattr(batch.model, "drop_graphs", None)) is not None:
-            drop_graphs()  # CUDA graphs captured for this attack's objective hold memory
+        # CUDA graphs captured for this attack's objective hold memory
+        attack_model(batch.model).drop_graphs()
 
 
 @dataclass(frozen=True)

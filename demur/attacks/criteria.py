@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from demur.output import Output, prediction
+from demur.output import Output, as_output, check_logits, prediction
 from demur.rule import OperatingPoint, Rejector, Rule, Score, as_score
 from demur.spec import Spec
 
@@ -42,7 +42,7 @@ class Misclassified(Criterion):
     """
 
     def __call__(self, out: Output, y: Tensor) -> Tensor:
-        return prediction(out) != y
+        return is_wrong(out, y)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class AcceptedError(RuleCriterion):
     """
 
     def __call__(self, out: Output, y: Tensor) -> Tensor:
-        return (prediction(out) != y) & self.accept_rule.accepted(out)
+        return is_wrong(out, y) & self.accept_rule.accepted(out)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class FalseRejection(RuleCriterion):
     """Success is a correct prediction that the rejector rejects."""
 
     def __call__(self, out: Output, y: Tensor) -> Tensor:
-        return (prediction(out) == y) & ~self.accept_rule.accepted(out)
+        return ~is_wrong(out, y) & ~self.accept_rule.accepted(out)
 
 
 @dataclass(frozen=True)
@@ -103,3 +103,10 @@ class Rejected(RuleCriterion):
 
     def __call__(self, out: Output, y: Tensor) -> Tensor:
         return ~self.accept_rule.accepted(out)
+
+
+def is_wrong(out: Output, y: Tensor) -> Tensor:
+    """Return on which images the prediction is wrong, N; raise BadInput for logits of NaN."""
+    out = as_output(out, rows=len(y))
+    check_logits(out)
+    return prediction(out) != y

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from demur.attacks.attack import AttackBatch
+from demur.attacks.checked_model import checked
 from demur.attacks.criteria import (
     AcceptedError,
     Criterion,
@@ -30,7 +31,7 @@ from demur.field_types import NonNegative, Positive, PositiveInt
 from demur.gradient import Model, exact_value, gradient
 from demur.images import per_image
 from demur.noise import Stream
-from demur.output import Output, as_output, label_entry, prediction
+from demur.output import Output, label_entry, prediction
 
 TANH_MARGIN = 0.05  # tanh covers this much more than [0, 1], else pixels at 0 and 1 cannot move
 SLACK = 1e-5  # relative, on logits and thresholds: another batch size rounds differently
@@ -59,7 +60,7 @@ class CWHinge:
     confidence: float
 
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        slack = SLACK * out.logits.detach().abs().amax(-1)
+        slack = SLACK * out.logits.detach().abs().nan_to_num(posinf=0).amax(-1)  # -inf: masked
         missing = (self.confidence + slack - logit_margin(out, y, *inputs)).clamp_min(0)
         if not isinstance(self.criterion, RuleCriterion):
             return missing
@@ -179,8 +180,8 @@ class CW(IterativeAttack[CWState]):
     ) -> MinimalDistortion:
         """Return adversarial examples, success and distances (squared for L2)."""
         x_adv = self(model, x, y, index)
-        with torch.no_grad():
-            success = self.criterion(as_output(model(x_adv)), y)
+        with checked(model, x_adv, y) as (checked_model, images, labels):
+            success = self.criterion(checked_model(images), labels)
         distance = self._distance(x_adv - x).where(success, torch.inf)
         return MinimalDistortion(x_adv, success, distance)
 

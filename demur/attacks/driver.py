@@ -18,7 +18,7 @@ from demur import noise
 from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.criteria import Criterion
 from demur.attacks.objectives import CE
-from demur.gradient import Model, approximate_value
+from demur.gradient import Model, approximate_value, attack_model
 from demur.images import per_image
 from demur.noise import Stream
 from demur.output import as_output
@@ -250,4 +250,4 @@ def verify_success(
 
 def is_exact(model: Model) -> bool:
     """Return whether gradients and values have the precision of `model(x)`, by `model.exact`."""
-    return bool(getattr(model, "exact", True))
+    return attack_model(model).exact

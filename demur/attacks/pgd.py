@@ -46,35 +46,46 @@ class PGDState(SearchState):
 
 @dataclass(frozen=True)
 class PGD(IterativeAttack[PGDState]):
-    """Projected gradient descent: ascend the objective and project into the ball.
+    """Projected gradient descent in a ball.
 
     Args:
-        ball: Where adversarial examples may lie, for instance Linf(8/255).
+        ball: Where x_adv may lie, such as Linf(8/255).
         steps: The number of gradient queries per restart.
-        step_size: The size of a step; None is eps / 4, the paper's 2/255 at eps = 8/255.
+        step_size: The size of a step; None is eps / 4,
+            the paper's 2/255 at eps = 8/255.
         restarts: The number of restarts.
-        start: The first iterate. "random": uniform in the ball. "clean": the image. "signs": a
-            random corner. "near": Gaussian noise of sigma 0.001 (TRADES). "mixed", "coin": see
-            `Ball.mixed_start` and `Ball.ray_or_clean_start` (CCAT).
+        start: The first iterate. "random": uniform in the
+            ball. "clean": the image. "signs": a random
+            corner. "near": Gaussian noise of sigma 0.001
+            (TRADES). "mixed", "coin": Ball.mixed_start and
+            Ball.ray_or_clean_start (CCAT).
         objective: What the attack maximises.
-        keep: "max_objective" runs all restarts on all images and returns the last iterate with
-            the largest objective. "success" returns the first iterate that satisfies the
-            criterion, else the iterate with the largest objective; successes leave the batch.
-        criterion: The success criterion, used by keep="success".
+        keep: "max_objective" runs all restarts on all
+            images and returns the last iterate with the
+            largest objective. "success" returns the first
+            iterate that satisfies the criterion, else the
+            one with the largest objective; successes
+            leave the batch.
+        criterion: When keep="success" counts a success.
         seed: The seed of the random starts.
-        decay_steps: The steps at which the step size is multiplied by `decay_factor`.
+        decay_steps: The steps at which the step size is
+            multiplied by `decay_factor`.
         decay_factor: See `decay_steps`.
-        momentum: The weight of earlier directions in the moving average of directions.
-        backtrack: Undo a step that lowers the objective and divide the step size by this number;
-            0 disables it.
-        backtrack_objective: Decides on backtracking in place of `objective`.
+        momentum: The weight of earlier directions in the
+            moving average of directions.
+        backtrack: Undo a step that lowers the objective
+            and divide the step size by this number; 0
+            disables it.
+        backtrack_objective: Decides on backtracking in
+            place of `objective`.
 
     Example:
         >>> import torch
         >>> from demur import PGD, Linf
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-        >>> attack = PGD(Linf(8 / 255), steps=10, step_size=2 / 255)
-        >>> x_adv = attack(model, torch.rand(4, 1, 8, 8), torch.arange(4))
+        >>> x, y = torch.rand(4, 1, 8, 8), torch.arange(4)
+        >>> attack = PGD(Linf(8 / 255), steps=10)
+        >>> x_adv = attack(model, x, y)
     """
 
     ball: Ball

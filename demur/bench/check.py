@@ -20,14 +20,14 @@ from torch import Tensor
 from demur import noise
 from demur.bench.reports import Reports
 from demur.data import Images
-from demur.engine import FastSteps, PlainSteps, TrainState
-from demur.engine.copies import Compiler
+from demur.engine import Compiler
 from demur.errors import BadInput, suggestion
 from demur.methods import FRAMEWORKS, HEADS, PGDAT, BatchNorm, Framework, Method
 from demur.precision import Precision
 from demur.recipes import RECIPES, Recipe
 from demur.runs import provenance
 from demur.spec import show
+from demur.training import FastSteps, PlainSteps, TrainState
 
 StepsFactory = Callable[[Recipe, TrainState, Images], PlainSteps]
 STEPS = 20

@@ -2,7 +2,7 @@
 
 Eager fp32 with TF32 matrix products, batch norm in train mode during the attack, and
 `loss.backward()` at every attack step, which also computes unused weight gradients. Only its time
-is measured; `demur.engine` trains recipes.
+is measured; `demur.training` trains recipes.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Training and attack speed of a recipe: demur's engines beside an eager baseline loop.
 
-    report = speed(RECIPES["cifar10-pgdat-rr"], device, steps=100, only=ROWS, say=print)
+    report = speed(RECIPES["cifar10-pgdat-rr"], device, steps=100, only=ROWS, on_message=print)
 
 All rows are measured in one run on random images of the data set's shape; the content does not
 affect the time. An epoch is 50,000 images. Compilation time is reported separately.
@@ -22,7 +22,7 @@ from demur.bench.eager import EagerLoop
 from demur.bench.kernel_profile import kernel_difference, kernels_json, kernels_of, time_by_kind
 from demur.bench.timing import best_of_two, copy_rate, matrix_peak, seconds_each, wait
 from demur.data import Images
-from demur.engine import FastSteps, FrozenModel, PlainSteps, TrainState, compiler_for_attacks
+from demur.engine import FrozenModel, compiler_for_attacks
 from demur.errors import BadInput, suggestion
 from demur.fused import fusing
 from demur.methods import PGDAT, NoHead
@@ -30,6 +30,7 @@ from demur.precision import use_precision
 from demur.recipes import Recipe
 from demur.runs import provenance
 from demur.spec import show
+from demur.training import FastSteps, PlainSteps, TrainState
 
 EPOCH = 50_000  # images
 LARGE_BATCH = 1024  # fills a large GPU

@@ -5,11 +5,15 @@ certify_threshold(score, correct, TPR(0.95))          # 95% of all to come, at 9
 certify_threshold(con_and_rcon, correct, Risk(0.05))  # two thresholds; at most 5% errors
 """
 
-from demur.calibrate.binomial import binomial_cdf, binomial_sf, lower_bound, upper_bound
-from demur.calibrate.certificate import Certificate, certify_threshold
-from demur.calibrate.guarantee import Guarantee
+from demur.calibrate.certificate import Certificate, Shortfall, Uncertified, certify_threshold
+from demur.calibrate.guarantee import (
+    Guarantee,
+    binomial_cdf,
+    binomial_sf,
+    lower_bound,
+    upper_bound,
+)
 from demur.calibrate.operating_points import OPERATING_POINTS, TPR, Coverage, Median, Risk
-from demur.calibrate.shortfall import Shortfall, Uncertified
 
 __all__ = [
     "OPERATING_POINTS",

@@ -5,7 +5,7 @@
     certificate.thresholds, certificate.sentence                # raises Uncertified if none passes
 
 A random pilot, drawn without regard to scores and labels, sets the candidate thresholds and the
-order of their tests. The other images test them.
+order of their tests. The other images test them in sequence by the fallback procedure (Wiens 2003).
 """
 
 import math
@@ -15,10 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from demur.calibrate.binomial import lower_bound, upper_bound
-from demur.calibrate.guarantee import Guarantee, Quantity, percent
-from demur.calibrate.sequential_test import allocate_error, last_passing
-from demur.calibrate.shortfall import Shortfall, Uncertified
+from demur.calibrate.guarantee import Guarantee, Quantity, lower_bound, percent, upper_bound
 from demur.calibrate.threshold_path import ANY_SCORE, Counts, build_path, count_decisions
 from demur.errors import BadInput
 from demur.metrics import BoolArray, FloatArray, Interval
@@ -30,6 +27,8 @@ INTERVALS = 3
 # A pilot has PILOT_FACTOR * sqrt(n) images per score, at most n / MAX_PILOT_INVERSE. A larger one
 # takes images from the tests, a smaller one gives a worse path.
 PILOT_FACTOR, MAX_PILOT_INVERSE = 5, 5
+STARTS = 4  # of the test of a risk
+MAX_TRIALS = 10**7
 
 
 @dataclass(frozen=True)
@@ -112,6 +111,96 @@ class Certificate:
         return Interval(low, high)
 
 
+@dataclass(frozen=True)
+class Shortfall:
+    """Counts on the test images of the candidate that was best on the pilot images."""
+
+    guarantee: Guarantee
+    confidence: float
+    thresholds: tuple[float, ...]
+    images: int  # pilot and test
+    hits: int
+    trials: int
+    error: float  # at which the candidate was tested
+
+    @property
+    def possible(self) -> float:
+        """Level that can be guaranteed at these thresholds, rounded to the safe side."""
+        bound = 10_000 * self.guarantee.bound(self.hits, self.trials, self.error)
+        return (math.ceil(bound) if self.guarantee.is_upper_bound else math.floor(bound)) / 10_000
+
+    @property
+    def needed(self) -> int | None:
+        """Estimated number of images that suffice at the observed rate; None above MAX_TRIALS."""
+        if self.trials == 0:
+            return None
+        enough = self.trials
+        while not self._passes(enough):
+            enough *= 2
+            if enough > MAX_TRIALS:
+                return None
+        too_few = enough // 2
+        while enough - too_few > 1 + enough // 100:
+            middle = (too_few + enough) // 2
+            too_few, enough = (too_few, middle) if self._passes(middle) else (middle, enough)
+        return _round_up(self.images * enough / self.trials)
+
+    @property
+    def sentence(self) -> str:
+        """What failed and what to do instead, for an error message."""
+        confidence, needed = percent(self.confidence), self.needed
+        start = f"no threshold gives {self.guarantee.statement} with {confidence} confidence"
+        if self.trials == 0:
+            return f"{start}: {self.images:,} images are too few to test any; give more"
+        counts = self.guarantee.describe_counts(self.hits, self.trials)
+        observed = f"{counts} ({percent(self.hits / self.trials)})"
+        advice = (
+            "more images would not help at that rate, but a better score might"
+            if needed is None
+            else f"give about {needed:,} images instead of {self.images:,}"
+        )
+        if 0 < self.possible < 1:
+            bound = "at most" if self.guarantee.is_upper_bound else "at least"
+            advice += f", or ask for {bound} {percent(self.possible)}"
+        return f"{start}: the best candidate had {observed}; {advice}"
+
+    def _passes(self, trials: int) -> bool:
+        """Whether the guarantee would pass its test with this many trials at the observed rate."""
+        expected = self.hits * trials / self.trials
+        hits = math.ceil(expected) if self.guarantee.is_upper_bound else math.floor(expected)
+        return bool(self.guarantee.p_value(hits, trials) <= self.error)
+
+
+def _round_up(number: float) -> int:
+    """Number rounded up to two significant digits."""
+    unit: int = 10 ** max(0, len(str(math.ceil(number))) - 2)
+    return math.ceil(number / unit) * unit
+
+
+class Uncertified(BadInput):
+    """No thresholds give the guarantee with the required confidence.
+
+    Args:
+        shortfall: What is missing; its `sentence` is the message.
+
+    Example:
+        >>> import numpy as np
+        >>> from demur import Risk, Uncertified, certify_threshold
+        >>> score, correct = np.linspace(0, 1, 20), np.arange(20) % 2 == 0
+        >>> try:
+        ...     certify_threshold(score, correct, Risk(0.01))
+        ... except Uncertified as error:
+        ...     reason = str(error)
+    """
+
+    def __init__(self, shortfall: Shortfall) -> None:
+        super().__init__(shortfall)
+        self.shortfall = shortfall
+
+    def __str__(self) -> str:
+        return self.shortfall.sentence
+
+
 def certify_threshold(
     scores: ArrayLike,
     correct: ArrayLike,
@@ -167,6 +256,49 @@ def certify_threshold(
         guarantee, confidence, tuple(path[best].tolist()), seed, len(path), pilot_counts.n,
         tests.n, tests.correct, int(tests.accepted[best]), int(tests.accepted_wrong[best]),
     )  # fmt: skip
+
+
+def allocate_error(guarantee: Guarantee, pilot: Counts, n: int, error: float) -> FloatArray:
+    """Share of `error` for each candidate on the path (K), before a test on n images.
+
+    TPR and coverage grow along the path and need one start, at the loosest candidate. The risk
+    may rise and fall. Half of the error goes to the candidate that passes most clearly on the
+    pilot images. The rest goes to candidates spread over all that pass there, so that the test
+    restarts after a failure.
+    """
+    shares = np.zeros(len(pilot.accepted))
+    if not guarantee.is_upper_bound:
+        shares[-1] = error
+        return shares
+    part = error / (2 * STARTS)
+    enough = math.log(part) / math.log1p(-guarantee.level)  # so many pass without any error
+    first = min(int((pilot.accepted * n / pilot.n < enough).sum()), len(shares) - 1)
+    hits, trials = guarantee.hits_and_trials(pilot)
+    # one error more than counted, since a small pilot without errors is weak evidence
+    spare = (guarantee.level * trials - hits - 1) / np.sqrt(np.maximum(trials, 1))
+    shares[first + int(np.argmax(spare[first:]))] = error / 2
+    passing = np.flatnonzero(hits <= guarantee.level * trials)
+    last = max(first, passing[-1] if len(passing) else 0)
+    starts = np.linspace(pilot.accepted[first], pilot.accepted[last], STARTS, endpoint=False)
+    np.add.at(shares, np.searchsorted(pilot.accepted, starts), part)
+    return shares
+
+
+def last_passing(p_value: FloatArray, shares: FloatArray) -> int | None:
+    """Index of the last candidate that passes, from p-values and error shares (K); None if none.
+
+    A candidate is tested at its own share plus what its predecessor hands on. If it passes it hands
+    on everything, if it fails nothing. The probability that any candidate passes for which the
+    guarantee does not hold is at most the sum of the shares, however the counts depend.
+    """
+    passed, error = None, 0.0
+    for index, (p, share) in enumerate(zip(p_value.tolist(), shares.tolist(), strict=True)):
+        error += share
+        if error > 0 and p <= error:
+            passed = index
+        else:
+            error = 0.0
+    return passed
 
 
 def _draw_pilot(n: int, scores: int, seed: int) -> BoolArray:

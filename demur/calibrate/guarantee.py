@@ -3,12 +3,17 @@
 The share is binomial: errors among the accepted (risk), accepted among the correct (TPR), or
 accepted among all (coverage). For thresholds that are fixed beforehand its test is exact, with ties
 or without.
+
+upper_bound(2, 100, 0.05)   # 2 hits in 100 trials: the share is below 6.2%, with 95% confidence
 """
 
 from abc import abstractmethod
 from typing import Literal
 
-from demur.calibrate.binomial import binomial_cdf, binomial_sf, lower_bound, upper_bound
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
+
 from demur.calibrate.threshold_path import Counts
 from demur.metrics import FloatArray
 from demur.metrics.checks import IntArray
@@ -45,6 +50,38 @@ class Guarantee(OperatingPoint):
     def bound(self, hits: int, trials: int, error: float) -> float:
         """Best level that can be guaranteed from these counts with probability 1 - error."""
         return float((upper_bound if self.is_upper_bound else lower_bound)(hits, trials, error))
+
+
+def binomial_cdf(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> FloatArray:
+    """P(X <= k) for X ~ Binomial(n, p)."""
+    hits, trials = np.asarray(k), np.asarray(n)
+    inner = (hits >= 0) & (hits < trials)
+    a, b = np.where(inner, hits + 1, 1), np.where(inner, trials - hits, 1)
+    return np.where(inner, special.betaincc(a, b, p), hits >= trials)
+
+
+def binomial_sf(k: ArrayLike, n: ArrayLike, p: ArrayLike) -> FloatArray:
+    """P(X >= k) for X ~ Binomial(n, p)."""
+    hits, trials = np.asarray(k), np.asarray(n)
+    inner = (hits > 0) & (hits <= trials)
+    a, b = np.where(inner, hits, 1), np.where(inner, trials - hits + 1, 1)
+    return np.where(inner, special.betainc(a, b, p), hits <= 0)
+
+
+def upper_bound(k: ArrayLike, n: ArrayLike, error: float) -> FloatArray:
+    """Clopper-Pearson upper bound: the p with P(X <= k) = error; 1 for k = n."""
+    hits, trials = np.asarray(k), np.asarray(n)
+    inner = hits < trials
+    a, b = np.where(inner, hits + 1, 1), np.where(inner, trials - hits, 1)
+    return np.where(inner, special.betainccinv(a, b, error), 1.0)
+
+
+def lower_bound(k: ArrayLike, n: ArrayLike, error: float) -> FloatArray:
+    """Clopper-Pearson lower bound: the p with P(X >= k) = error; 0 for k = 0."""
+    hits, trials = np.asarray(k), np.asarray(n)
+    inner = hits > 0
+    a, b = np.where(inner, hits, 1), np.where(inner, trials - hits + 1, 1)
+    return np.where(inner, special.betaincinv(a, b, error), 0.0)
 
 
 def percent(share: float) -> str:

@@ -4,36 +4,28 @@ The modules import torch inside their functions, so that --help stays fast.
 """
 
 from demur.cli import (
-    adaptive,
     bench,
-    bench_rejection,
     calibrate,
     data,
     demo,
-    distortion,
     evaluate,
     listing,
-    show,
+    studies,
     table,
-    theory,
     train,
 )
 from demur.cli.app import app, main
 
 __all__ = [
-    "adaptive",
     "app",
     "bench",
-    "bench_rejection",
     "calibrate",
     "data",
     "demo",
-    "distortion",
     "evaluate",
     "listing",
     "main",
-    "show",
+    "studies",
     "table",
-    "theory",
     "train",
 ]  # fmt: skip

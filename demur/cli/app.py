@@ -1,10 +1,10 @@
 """The typer application, shared options, and exit codes.
 
-Exit codes: 0 success, 1 a bug in demur, 2 wrong input, 130 interrupted.
+Exit codes: 0 success; 1 a bug in demur; 2 wrong input, or a file that cannot be read or written;
+130 interrupted.
 """
 
 import math
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from demur.cli.messages import error_message, is_help, replace_unencodable, stop_message
 from demur.errors import BadInput
+from demur.interrupt import INTERRUPTED, on_ctrl_c
 
 COMMANDS = (  # in the order of use
     "demo", "list", "show", "data", "train", "attack", "score", "calibrate", "report", "adaptive",
@@ -50,9 +51,6 @@ FirstN = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
-INTERRUPTED = 130
-_signals: list[int] = []  # SIGINTs received
-
 
 def _print_version(asked: bool) -> None:
     """Print the version and the code version stored in records, then exit."""
@@ -76,35 +74,30 @@ def global_options(
     """Options that come before the command."""
 
 
-def main() -> None:
-    """Run the command line; wrong input prints one sentence and exits with code 2."""
-    _signals.clear()
-    signal.signal(signal.SIGINT, _interrupt)
+def main(program: typer.Typer = app) -> None:
+    """Run a command line; wrong input prints one sentence and exits with code 2."""
+    message = _stop_message if program is app else lambda: "stopped"
+    on_ctrl_c(message)
     replace_unencodable()
     if (here := str(Path.cwd())) not in sys.path:  # Custom("module:Class") may name a local module
         sys.path.append(here)
     try:
-        code = app(prog_name=app.info.name, standalone_mode=False)
+        code = program(prog_name=program.info.name, standalone_mode=False)
     except SystemExit as end:
         code = end.code
     except BrokenPipeError:
         sys.stderr.close()  # the reader of the pipe is gone
         code = 1
     except Exception as error:
-        code = INTERRUPTED if _signals else _report_error(error)
+        code = _report_error(error)
     if code == INTERRUPTED:
-        sys.stderr.write(f"demur: {stop_message(sys.argv[1:])}\n")
+        sys.stderr.write(f"demur: {message()}\n")
     if code:
         sys.exit(code)
 
 
-def _interrupt(number: int, frame: object) -> None:
-    """Exit with code 130.
-
-    A module that is being imported may swallow SystemExit and fail later, so the signal is noted.
-    """
-    _signals.append(number)
-    sys.exit(INTERRUPTED)
+def _stop_message() -> str:
+    return stop_message(sys.argv[1:])
 
 
 def _report_error(error: Exception) -> int:

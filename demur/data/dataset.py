@@ -1,16 +1,75 @@
-"""The interface of a data set: its images' domain, its usual threat model and its splits.
+"""A data set: its splits of labelled uint8 images, its domain and its usual threat model.
 
-Digits().domain.classes, Digits().threat.linf
+    splits = Digits().load()            # fit / val / cal / test
+    x, y = splits["test"].batch(chosen) # floats in [0, 1], labels
+
+fit trains, val selects the checkpoint, cal sets thresholds, test is only evaluated. A study
+compares settings on cal images, so thresholds for the settings it selects need other images.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, get_args
 
-from demur.data.images import SPLITS, SplitName, Splits
+import torch
+from torch import Tensor
+
+from demur.errors import BadInput
 from demur.images import Domain
 from demur.spec import Spec
+
+SplitName = Literal["fit", "val", "cal", "test"]
+SPLITS: tuple[SplitName, ...] = get_args(SplitName)
+
+
+@dataclass(frozen=True)
+class Images:
+    """One split: images, labels, and each image's position in the published data set."""
+
+    pixels: Tensor  # N, C, H, W, uint8
+    y: Tensor  # N, int64
+    index: Tensor  # N, int64
+    levels: int  # the pixel value that maps to 1.0
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Return the chosen images as floats in [0, 1] (N, C, H, W) and their labels (N)."""
+        return self.pixels[chosen].float() / self.levels, self.y[chosen]
+
+    def first(self, count: int) -> "Images":
+        """Return the first `count` images; raise BadInput if there are fewer."""
+        if not 1 <= count <= len(self):
+            raise BadInput(
+                f"asked for {count} images of a split that has {len(self)}; "
+                f"ask for 1 to {len(self)}"
+            )
+        return replace(self, pixels=self.pixels[:count], y=self.y[:count], index=self.index[:count])
+
+    def to(self, device: torch.device) -> "Images":
+        """Return a copy on another device."""
+        return replace(
+            self, pixels=self.pixels.to(device), y=self.y.to(device), index=self.index.to(device)
+        )
+
+    def slices(self, batch_size: int) -> Iterator[slice]:
+        """Yield consecutive slices of at most `batch_size` images."""
+        for begin in range(0, len(self), batch_size):
+            yield slice(begin, min(begin + batch_size, len(self)))
+
+    def digest(self) -> str:
+        """SHA-256 over pixels, labels and indices, as 64 hex digits."""
+        sha256 = hashlib.sha256(f"{tuple(self.pixels.shape)} {self.levels}".encode())
+        for tensor in (self.pixels, self.y, self.index):
+            sha256.update(tensor.cpu().contiguous().numpy().tobytes())
+        return sha256.hexdigest()
+
+
+Splits = dict[SplitName, Images]
 
 
 class ThreatModel(NamedTuple):

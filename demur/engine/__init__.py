@@ -1,18 +1,18 @@
-"""The engine: training steps and gradient queries, eager ("plain") or fast.
+"""The engine, an optional box: faster gradient queries and training losses on a GPU.
 
-The plain step is the reference. The fast one uses CUDA graphs, torch.compile and Triton kernels
-and ends with the same weights up to rounding.
+Attacks reach it through `demur.gradient.AttackModel`, which FrozenModel implements; `FastSteps` of
+`demur.training` captures a training step with it. Results are those of the plain net up to
+rounding. CUDA graphs, torch.compile and Triton kernels appear nowhere else, but for noise.
 """
 
-from demur.engine.fast import FastSteps
+from demur.engine.copies import Compiler, compile_function
 from demur.engine.frozen import FrozenModel, pad_batch
-from demur.engine.fused_resnet import compiler_for_attacks
+from demur.engine.fused_resnet import FusedTrainingNet, compiler_for_attacks, fused_supported
+from demur.engine.graphs import capture, first_line
 from demur.engine.plan import ENGINES, EnginePlan, check_engine, choose_plan
-from demur.engine.steps import PlainSteps
-from demur.engine.train_state import Tensors, TrainState
-from demur.engine.validation import Validator
 
 __all__ = [
-    "ENGINES", "EnginePlan", "FastSteps", "FrozenModel", "PlainSteps", "Tensors", "TrainState",
-    "Validator", "check_engine", "choose_plan", "compiler_for_attacks", "pad_batch",
+    "ENGINES", "Compiler", "EnginePlan", "FrozenModel", "FusedTrainingNet", "capture",
+    "check_engine", "choose_plan", "compile_function", "compiler_for_attacks", "first_line",
+    "fused_supported", "pad_batch",
 ]  # fmt: skip

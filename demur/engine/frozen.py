@@ -4,7 +4,7 @@
     attack.perturb(model, x, y, index)      # gradient queries run compiled code
 
 In eval mode batch norm is folded into the weights. In train mode the running statistics are those
-of the net and are updated by each forward pass or by `remember`. `refresh` copies the weights
+of the net, updated by each forward pass or by `update_running_stats`. `refresh` copies the weights
 after a training step. Gradients equal those of the net up to the rounding of `precision`.
 """
 
@@ -16,12 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from demur.engine.buckets import BatchBuckets, Bucket
-from demur.engine.copies import Compiler, ModelCopy, ObjectiveForward, TrainModeCopy
-from demur.engine.folding import FoldedCopy
+from demur.engine.copies import Compiler, FoldedCopy, ModelCopy, ObjectiveForward, TrainModeCopy
 from demur.engine.fused_resnet import FusedResNet, fused_supported
-from demur.engine.graphs import CapturedGraph, first_line
-from demur.gradient import Gradient, ObjectiveFunction
+from demur.engine.graphs import BatchBuckets, Bucket, CapturedGraph, first_line
+from demur.gradient import AttackModel, Gradient, ObjectiveFunction
 from demur.nets import RejectingNet
 from demur.output import Output
 from demur.precision import Precision, no_autocast, tf32
@@ -29,7 +27,7 @@ from demur.precision import Precision, no_autocast, tf32
 Query = Literal["gradient", "gradient_only", "value"]
 
 
-class FrozenModel(nn.Module):
+class FrozenModel(nn.Module, AttackModel):
     """The model that the engine passes to an attack in place of the net.
 
     Args:
@@ -39,7 +37,7 @@ class FrozenModel(nn.Module):
         fixed: largest batch size of attacks. Batches are then padded to a few bucket sizes, and
             each size is captured as a CUDA graph. None: all batches have one size, and the caller
             captures the whole step.
-        say: called with a sentence if an objective cannot be compiled or captured.
+        on_message: called with a sentence if an objective cannot be compiled or captured.
     """
 
     def __init__(
@@ -51,6 +49,7 @@ class FrozenModel(nn.Module):
         on_message: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         super().__init__()
+        self.exact = precision in ("fp32", "fp64")  # `forward` is exact in eval mode anyway
         self.precision, self.compiler, self.on_message = precision, compiler, on_message
         self.buckets: BatchBuckets | None = None
         self._source = (net,)  # in a tuple, so that its weights are not this module's
@@ -62,11 +61,6 @@ class FrozenModel(nn.Module):
         self.train(net.training)
         if fixed is not None:
             self.set_max_batch(fixed)
-
-    @property
-    def exact(self) -> bool:
-        """Whether `gradient` computes in full precision; `forward` does in eval mode anyway."""
-        return self.precision in ("fp32", "fp64")
 
     def forward(self, x: Tensor) -> Output:
         """Return the output of the net in full precision, or of the copy during training."""
@@ -90,19 +84,16 @@ class FrozenModel(nn.Module):
     def gradient(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
-        """Return the gradient of the objective with respect to each image, its value and output."""
         return self._bucketed_query(objective, "gradient", x, y, *inputs)
 
     def gradient_only(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Tensor:
-        """Return the gradient of the objective alone."""
         return self._bucketed_query(objective, "gradient_only", x, y, *inputs).grad
 
     def value(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, Output]:
-        """Return the objective (N) and the output, in the precision of the gradient."""
         result = self._bucketed_query(objective, "value", x, y, *inputs)
         return result.value, result.out
 
@@ -191,7 +182,6 @@ class FrozenModel(nn.Module):
         return [m for m in self._copy().net.modules() if isinstance(m, _BatchNorm)]
 
     def update_running_stats(self) -> None:
-        """Apply deferred updates of running statistics; call it after the attack."""
         for model_copy in self._copies.values():
             if isinstance(model_copy, FusedResNet):
                 model_copy.update_statistics()

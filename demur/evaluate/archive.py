@@ -25,7 +25,8 @@ from demur.evaluate.thresholds import ThresholdResolver
 from demur.rejectors import Coupled, Rejector, TooFewImages, paper_grid
 from demur.rule import Score
 from demur.runs import Record, Run
-from demur.runs.files import read_json, replace_folder, write_json
+from demur.runs.files import replace_folder, write_json
+from demur.runs.metadata import CERTIFICATE, read_metadata
 from demur.runs.record import record_path, write_record
 from demur.spec import digest, show
 from demur.version import code_version
@@ -53,7 +54,7 @@ def archive(
         loaded: The run; its clean cal record is made if it has none.
         target: Folder to write, which must not exist unless `again`.
         only: Names of rejectors; if given, records are scores-only with these and Con.
-        watch: Function that is called with (records done, records in all).
+        on_progress: Function that is called with (records done, records in all).
         again: Replace an earlier archive of the same weights that contains nothing more.
 
     Returns:
@@ -63,6 +64,7 @@ def archive(
     with replace_folder(target) as (half, resolved):
         _check_replaceable(resolved, loaded.run, again)
         certificates, records = _certificates(loaded.run), _records(loaded)
+        _ = loaded.run.metrics_state  # raises if metrics.jsonl, which is copied, was changed
         binding = ThresholdResolver(loaded.clean, loaded.device)
         scores = _fit(rejectors, records, binding, bool(only))
         archived = []
@@ -112,7 +114,7 @@ def _has_less(new: Record | None, old: Record) -> bool:
 def _certificates(run: Run) -> dict[str, Json]:
     """Certificates of a run by file name; BadInput if one is damaged."""
     paths = sorted((run.path / "certificates").glob("*.json"))
-    return {path.name: read_json(path, REMEDY) for path in paths}
+    return {path.name: read_metadata(path, CERTIFICATE, REMEDY) for path in paths}
 
 
 def _write(

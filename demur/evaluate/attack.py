@@ -20,19 +20,21 @@ from torch import Tensor
 
 from demur import distributed
 from demur.attacks import Attack, Clean
+from demur.attacks.checked_model import CheckedModel
 from demur.balls import L2, Linf
 from demur.data import Images, SplitName, Splits
 from demur.device import device_by_name
 from demur.engine import FrozenModel, check_engine, compiler_for_attacks
 from demur.errors import BadInput, suggestion
 from demur.evaluate.batching import ProgressCallback, attack_in_batches, default_batch_size
-from demur.evaluate.model_probe import probe
+from demur.evaluate.preflight import probe
 from demur.evaluate.thresholds import BoundSpec, resolve_thresholds
 from demur.fused import fusing
 from demur.gradient import Model
 from demur.images import check_batch
+from demur.nan_checks import raise_if_invalid
 from demur.nets import RejectingNet
-from demur.output import Output
+from demur.output import Output, check_logits
 from demur.precision import Precision, tf32, use_precision
 from demur.runs import Record, Run, provenance
 from demur.runs.files import exclusive_lock
@@ -91,7 +93,7 @@ class LoadedRun:
         device: Device of the net: a torch.device, or its name (auto, cpu, cuda or cuda:1).
         data_folder: Folder of the data set; None searches the default locations.
         engine: auto, plain or fast; auto uses the fast engine on a GPU.
-        say: Function that is called with each log sentence.
+        on_message: Function that is called with each log sentence.
 
     Example:
         >>> loaded = LoadedRun(Run.open("digits-pgdat-rr"), "cpu")
@@ -136,8 +138,10 @@ class LoadedRun:
 
     def craft(self, attack: Attack, images: Images, piece: slice, batch_size: int) -> Tensor:
         """Adversarial examples of a slice of the images, independent of the other images."""
+        x, y, index = self.batch_in_layout(images, piece)
         with self.attack_model(batch_size) as model:
-            return attack.perturb(model, *self.batch_in_layout(images, piece)).contiguous()
+            x_adv = attack.perturb(CheckedModel(model, x.dtype), x, y, index)
+        return x_adv.contiguous()
 
     @contextmanager
     def attack_model(self, batch_size: int) -> Iterator[Model]:
@@ -219,7 +223,7 @@ def run_attack(
         label: Name of the record in tables and file names.
         attack: The attack; its rejectors need not be fitted.
         options: Which images to attack and what to store.
-        watch: Function that is called with (images done, images in all).
+        on_progress: Function that is called with (images done, images in all).
 
     Returns:
         The record, which is also in the run's folder `records`.
@@ -253,6 +257,7 @@ def run_attack(
         if finished is None:
             x_adv = _craft_all(loaded, bound.spec, images, options, making, on_progress)
             if here.is_leader:
+                bound.spec.check_result(images.batch(slice(None))[0].cpu(), x_adv)
                 _write_new_record(loaded, images, x_adv, options, metadata, making)
         if here.is_leader:
             shutil.rmtree(making, ignore_errors=True)
@@ -356,6 +361,9 @@ def _record_arrays(
 ) -> dict[str, Tensor]:
     """Per-image arrays of a record, on the CPU."""
     out = _final_outputs(net, x_adv, x.device)
+    check_logits(out)
+    for name, part in (("features", out.feature), ("auxiliary outputs", out.aux)):
+        raise_if_invalid(name, part.isnan().any(1), "train the net again, or check its weights")
     delta = x_adv - x.cpu()
     arrays = {
         "y": images.y.cpu(),

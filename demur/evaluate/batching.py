@@ -40,11 +40,11 @@ def attack_in_batches(
 ) -> Tensor:
     """Adversarial examples of all images in order (N, C, H, W); empty except on rank 0.
 
-    `craft` makes those of one batch, `parts` is the folder of finished batches, and `watch` is
+    `craft` makes those of one batch, `parts` is the folder of finished batches; `on_progress` is
     called after each round. Raises BadInput if a single image does not fit into memory.
     """
     here = distributed.current()
-    finished = _read_pieces(parts) if here.is_leader else {}
+    finished = _read_pieces(parts, images) if here.is_leader else {}
     done: list[Piece] = here.broadcast(sorted(finished))
     while remaining := remaining_pieces(len(images), done, size):
         round_pieces = remaining[: here.size]
@@ -103,17 +103,25 @@ def _half(size: int) -> int:
 
 def _write_piece(parts: Path, piece: Piece, x_adv: Tensor) -> None:
     content = bytes_of({"x_adv": x_adv.contiguous()})
-    write_bytes(parts / f"{piece[0]}-{piece[1]}-{content_digest(content)[:16]}", content)
+    write_bytes(parts / _piece_name(piece, content), content)
 
 
-def _read_pieces(parts: Path) -> dict[Piece, Tensor]:
-    """Adversarial examples of finished batches, without damaged or overlapping ones."""
+def _piece_name(piece: Piece, content: bytes) -> str:
+    """File name of a piece; the digest covers the range, so that a renamed file is damaged."""
+    images = f"{piece[0]}-{piece[1]}"
+    return f"{images}-{content_digest(images.encode() + content)[:16]}"
+
+
+def _read_pieces(parts: Path, images: Images) -> dict[Piece, Tensor]:
+    """Adversarial examples of finished batches, without damaged, overlapping or foreign ones."""
     found: dict[Piece, Tensor] = {}
     for path in parts.iterdir() if parts.is_dir() else ():
-        if named := re.fullmatch(r"(\d+)-(\d+)-([0-9a-f]{16})", path.name):
-            content = path.read_bytes()
-            if named[3] == content_digest(content)[:16]:
-                found[int(named[1]), int(named[2])] = tensors_of(content)["x_adv"]
+        if named := re.fullmatch(r"(\d+)-(\d+)-[0-9a-f]{16}", path.name):
+            piece, content = (int(named[1]), int(named[2])), path.read_bytes()
+            if path.name == _piece_name(piece, content):
+                x_adv = tensors_of(content)["x_adv"]
+                if x_adv.shape == images.pixels[slice(*piece)].shape:
+                    found[piece] = x_adv
     disjoint: dict[Piece, Tensor] = {}
     first = 0
     for piece in sorted(found):

@@ -18,15 +18,14 @@ import numpy as np
 from demur.attacks import Attack, Clean
 from demur.calibrate import Certificate, Guarantee, certify_threshold, lower_bound, upper_bound
 from demur.errors import BadInput
-from demur.evaluate.as_json import to_json
 from demur.evaluate.attack import LoadedRun, RecordOptions, run_attack
-from demur.evaluate.record_scores import StoredScore, accepted, can_score, values
+from demur.evaluate.record_scores import StoredScore, accepted, can_score, to_json, values
 from demur.evaluate.thresholds import ThresholdResolver, resolve_thresholds
 from demur.metrics import Interval
 from demur.rule import Rejector, Rule, Score
 from demur.runs import Record, Run, provenance
 from demur.runs.files import write_json
-from demur.runs.metadata import read_metadata
+from demur.runs.metadata import CERTIFICATE, read_metadata
 from demur.runs.record import identity
 from demur.spec import digest, show
 
@@ -57,6 +56,11 @@ class IssuedCertificate:
     def rule(self, score: Score) -> Rule:
         """The certified rule for the fitted score of the rejector."""
         parts = [part for part, _ in score.rule(0.0).pairs]
+        if len(parts) != len(self.thresholds):
+            raise BadInput(
+                f"the certificate of {self.rejector} has {len(self.thresholds)} thresholds, but "
+                f"the rejector has {len(parts)} scores; {REMEDY}"
+            )
         return Rule(tuple(zip(parts, self.thresholds, strict=True)))
 
 
@@ -96,7 +100,7 @@ def issue(
         loaded: The run.
         name: Name of the rejector in the recipe.
         guarantee: Quantity and level to guarantee, such as Risk(0.05).
-        confidence: Probability that the guarantee holds; None takes the default of certify_threshold.
+        confidence: Probability that the guarantee holds; None takes the guarantee's own.
         label: Name of the attack.
         attack: Attack on the cal images; the certificate is valid under this attack only.
 
@@ -123,7 +127,7 @@ def _write_or_read(path: Path, certificate: IssuedCertificate) -> IssuedCertific
     if not path.exists():
         write_json(path, certificate.metadata)
         return certificate
-    stored = IssuedCertificate(read_metadata(path, REMEDY))
+    stored = IssuedCertificate(read_metadata(path, CERTIFICATE, REMEDY))
     if stored.thresholds != certificate.thresholds:
         raise BadInput(
             f"{path} has the same guarantee with other thresholds; delete it to make another"
@@ -134,7 +138,7 @@ def _write_or_read(path: Path, certificate: IssuedCertificate) -> IssuedCertific
 def issued_certificates(run: Run) -> list[IssuedCertificate]:
     """Certificates of the run's weights, sorted by rejector and guarantee."""
     found = [
-        IssuedCertificate(read_metadata(path, REMEDY))
+        IssuedCertificate(read_metadata(path, CERTIFICATE, REMEDY))
         for path in (run.path / "certificates").glob("*.json")
     ]
     weights = run.checkpoint["weights"]

@@ -17,7 +17,7 @@ from demur import metrics
 from demur.attacks import CW, Attack
 from demur.attacks.criteria import RuleCriterion
 from demur.errors import BadInput
-from demur.evaluate.as_json import to_json
+from demur.evaluate.record_scores import to_json
 from demur.evaluate.thresholds import CleanRecord, resolve_thresholds
 from demur.metrics import BoolArray, FloatArray, Interval
 from demur.recipes import Recipe

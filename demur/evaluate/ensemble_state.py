@@ -1,24 +1,32 @@
-"""The resume state of a chain of attacks, in one file."""
+"""The resume state of a chain of attacks, in one file.
+
+The file holds digests of the attacks, the model and the images, the progress of each image, and at
+its end a digest of all that. When it is read, its images must lie in the ball, and the model
+confirms every success. An image whose success it does not confirm is attacked again.
+"""
 
 import hashlib
 from pathlib import Path
 from time import monotonic
+from typing import NoReturn
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_of
+from safetensors.torch import save as bytes_of
 from torch import Tensor, nn
 
 from demur.attacks import AttackBatch
-from demur.attacks.chain import Chain, ChainState
+from demur.attacks.chain import BROKEN_CLEAN, NOT_BROKEN, Chain, ChainState
+from demur.attacks.checked_model import CheckedModel
 from demur.attacks.criteria import RuleCriterion
 from demur.errors import BadInput
-from demur.gradient import Model
-from demur.output import as_output
-from demur.runs.files import write_tensors
+from demur.runs.files import write_bytes
 from demur.spec import digest
 
-INPUT_PREFIX = "given."  # of the names of ChainState.inputs in the file
+KEY_PREFIX = "of."  # of the names of the digests of attacks, model and images
+PROGRESS = ("x_adv", "value", "broken_by", "tried")  # fields of ChainState that are stored
+DIGEST_BYTES = 32
 WRITE_SECONDS = 20.0  # least time between two writes
 FINGERPRINT_IMAGES = 64  # number of images whose outputs identify a model
 
@@ -26,41 +34,75 @@ FINGERPRINT_IMAGES = 64  # number of images whose outputs identify a model
 class EnsembleState:
     """State file of one evaluation: a chain of attacks on given images and a given model."""
 
-    def __init__(self, path: str | Path | None, chain: Chain, batch: AttackBatch) -> None:
-        self.path, self.device = Path(path) if path else None, batch.x.device
-        self.key = _key(chain, batch) if path else torch.empty(0)
+    def __init__(
+        self, path: str | Path | None, chain: Chain, model: CheckedModel, batch: AttackBatch
+    ) -> None:
+        self.path = None if path is None else Path(path)
+        self.chain, self.model, self.batch = chain, model, batch
         self.written = monotonic()
+        self.keys = {} if path is None else _keys(chain, model, batch)
 
     def save(self, chain_state: ChainState, at_once: bool = False) -> None:
         """Write the state if there is a file; at most every WRITE_SECONDS unless `at_once`."""
         if self.path is None or (monotonic() - self.written < WRITE_SECONDS and not at_once):
             return
         self.written = monotonic()
-        inputs = {f"{INPUT_PREFIX}{member}": part for member, part in enumerate(chain_state.inputs)}
-        named = {
-            name: getattr(chain_state, name) for name in ("x_adv", "value", "broken_by", "tried")
-        }
-        write_tensors(self.path, {"key": self.key, **named, **inputs})
+        parts = {name: getattr(chain_state, name).contiguous().cpu() for name in PROGRESS}
+        content = bytes_of(self.keys | parts)
+        write_bytes(self.path, content + hashlib.sha256(content).digest())
 
-    def load(self) -> ChainState | None:
-        """Read the state; None if there is none, BadInput if it is of another evaluation."""
+    def load(self, start: ChainState, bs: int) -> ChainState:
+        """Return the state of the file, or `start` if there is no file.
+
+        Args:
+            start: The state before the first attack.
+            bs: The batch size of the forward passes that confirm successes.
+
+        Raises:
+            BadInput: The file is damaged or belongs to another evaluation. It stays as it is.
+        """
         if self.path is None or not self.path.exists():
-            return None
+            return start
+        stored = self._read(self.path)
+        for name, key in self.keys.items():
+            if name not in stored or not torch.equal(stored[name], key):
+                raise BadInput(
+                    f"{self.path} belongs to another evaluation, with other "
+                    f"{name.removeprefix(KEY_PREFIX)}; name another file or remove it"
+                )
+        if not all(_alike(stored.get(name), getattr(start, name)) for name in PROGRESS):
+            self._raise_damaged()
+        x_adv, value, broken, tried = (stored[name].to(start.x_adv.device) for name in PROGRESS)
+        return self._confirmed(ChainState(x_adv, value, broken, tried, start.inputs), start, bs)
+
+    def _read(self, path: Path) -> dict[str, Tensor]:
+        """Tensors of the file, after its digest is checked."""
+        content = path.read_bytes() if path.is_file() else b""  # not a folder, pipe or device
+        tensors, own_digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
+        if hashlib.sha256(tensors).digest() != own_digest:
+            self._raise_damaged()
         try:
-            stored = tensors_of(self.path.read_bytes())
+            return tensors_of(tensors)
         except SafetensorError:
-            raise BadInput(
-                f"{self.path} is not a state of an evaluation; name another file"
-            ) from None
-        found = {name: part.to(self.device) for name, part in stored.items()}
-        if "key" not in found or not torch.equal(found["key"].cpu(), self.key):
-            raise BadInput(
-                f"{self.path} belongs to another model, other images or other attacks; name "
-                "another file or remove it"
-            )
-        inputs = tuple(found[name] for name in sorted(found) if name.startswith(INPUT_PREFIX))
-        return ChainState(
-            found["x_adv"], found["value"], found["broken_by"], found["tried"], inputs
+            self._raise_damaged()
+
+    def _confirmed(self, state: ChainState, start: ChainState, bs: int) -> ChainState:
+        """The stored state, with images back at the start whose success is not confirmed."""
+        members, broken, tried = len(self.chain.attacks), state.broken_by, state.tried
+        valid = (broken >= BROKEN_CLEAN) & (broken < members) & (tried >= 0) & (tried <= members)
+        if not bool((valid & self.chain.inside(self.batch.x, state.x_adv)).all()):
+            self._raise_damaged()
+        batches = zip(state.x_adv.split(bs), self.batch.y.split(bs), strict=True)
+        success = torch.cat([self.chain.criterion(self.model(x_adv), y) for x_adv, y in batches])
+        refuted = ((broken != NOT_BROKEN) & ~success).nonzero()[:, 0]
+        for name in PROGRESS:
+            getattr(state, name)[refuted] = getattr(start, name)[refuted]
+        return state
+
+    def _raise_damaged(self) -> NoReturn:
+        raise BadInput(
+            f"{self.path} is not a state of an evaluation or is damaged; name another file or "
+            "remove it"
         )
 
 
@@ -76,24 +118,36 @@ def concat_states(parts: list[ChainState]) -> ChainState:
     )
 
 
-def _key(chain: Chain, batch: AttackBatch) -> Tensor:
-    """Digest of everything that determines the result: chain, images, weights and outputs."""
-    hasher = hashlib.sha256(digest(chain).encode())
-    for tensor in (batch.x, batch.y, *_weights(batch.model), *_outputs(chain, batch)):
+def _alike(part: Tensor | None, expected: Tensor) -> bool:
+    return part is not None and part.shape == expected.shape and part.dtype == expected.dtype
+
+
+def _keys(chain: Chain, model: CheckedModel, batch: AttackBatch) -> dict[str, Tensor]:
+    """Digests of everything that determines the result, by the names that the file uses."""
+    out = model(batch.x[:FINGERPRINT_IMAGES])
+    rules = chain.criterion.accept_rule.pairs if isinstance(chain.criterion, RuleCriterion) else ()
+    # Functions without a state_dict differ in their values for the first images only.
+    scores = [(f"{position}", score(out)) for position, (score, _) in enumerate(rules)]
+    outputs = [("logits", out.logits), ("aux", out.aux)]
+    module = model.model
+    weights = module.state_dict().items() if isinstance(module, nn.Module) else ()
+    tensors = {  # outputs depend on the images, scores on the outputs
+        "images": [("x", batch.x), ("y", batch.y)],
+        "weights or outputs of the model": [*weights, *_rounded(outputs)],
+        "attacks": _rounded(scores),
+    }
+    text = {"attacks": digest(chain)}
+    return {KEY_PREFIX + name: _digest(text.get(name, ""), tensors[name]) for name in tensors}
+
+
+def _rounded(named: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    return [(name, part.double().round(decimals=4)) for name, part in named]
+
+
+def _digest(text: str, named: list[tuple[str, Tensor]]) -> Tensor:
+    """SHA-256 of a text and of tensors with names, dtypes and shapes, as 32 bytes."""
+    hasher = hashlib.sha256(text.encode())
+    for name, tensor in named:
+        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
         hasher.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return torch.tensor(list(hasher.digest()), dtype=torch.uint8)
-
-
-def _weights(model: Model) -> list[Tensor]:
-    return list(model.state_dict().values()) if isinstance(model, nn.Module) else []
-
-
-def _outputs(chain: Chain, batch: AttackBatch) -> list[Tensor]:
-    """Outputs and scores for the first images: functions without a state_dict differ in these."""
-    with torch.no_grad():
-        out = as_output(batch.model(batch.x[:FINGERPRINT_IMAGES]))
-        pairs = (
-            chain.criterion.accept_rule.pairs if isinstance(chain.criterion, RuleCriterion) else ()
-        )
-        outputs = (out.logits, out.aux, *(score(out) for score, _ in pairs))
-    return [part.double().round(decimals=4) for part in outputs]

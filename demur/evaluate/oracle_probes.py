@@ -49,8 +49,9 @@ def why_unprobed(record: Record) -> str:
     correct = int(record.correct.sum())
     if min(correct, len(record.y) - correct) < MIN_PER_OUTCOME:
         return (
-            f"{correct} of {len(record.y)} predictions are right; a probe needs {MIN_PER_OUTCOME} "
-            f"correct and {MIN_PER_OUTCOME} wrong ones; attack more images or use another attack"
+            f"{correct} of {len(record.y)} predictions are correct, and a probe needs "
+            f"{MIN_PER_OUTCOME} correct and {MIN_PER_OUTCOME} wrong ones; attack more images or "
+            "use another attack"
         )
     return ""
 

@@ -1,26 +1,33 @@
-"""Preflight checks of a model: warnings that the result of an attack may mean little."""
+"""Checks of a model before it is attacked: warnings that the result may mean little.
+
+    probe(model, x, y)      # {"images": 128, "random_outputs": 0, "zero_gradients": 0}
+
+Attacks by gradients on a model with random outputs or zero gradients overestimate its robustness.
+"""
 
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from demur.attacks import AcceptedError, SingleMargin
+from demur.attacks import CE, AcceptedError, SingleMargin
 from demur.attacks.chain import Chain
+from demur.attacks.checked_model import NoGradientError
 from demur.attacks.objectives.accepted_error import ANY
-from demur.evaluate.model_probe import probe
 from demur.gradient import Model, gradient
-from demur.images import check_batch
-from demur.output import as_output
+from demur.output import Output, as_output
+from demur.precision import tf32
+
+PROBED = 128  # number of images
+ROUNDING = 1e-4  # relative difference that two kernels may have by rounding
 
 
 def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iterator[str]:
     """Yield one sentence for each problem found on clean images x (N, C, H, W) and labels y (N)."""
-    if isinstance(model, nn.Module) and model.training:
+    if getattr(model, "training", False):
         yield "the model is in train mode; call model.eval() first"
     with torch.no_grad():
         logits = as_output(model(x)).logits
-    check_batch(x, y, logits.shape[-1])
     sums = logits.sum(-1)
     if logits.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
         yield "the model returns probabilities; return logits instead"
@@ -49,7 +56,7 @@ def _zero_score_gradients(
     for position in range(1, 1 + count):
         try:
             grad = gradient(model, SingleMargin(criterion, position), x, y, *inputs).grad
-        except RuntimeError:  # autograd: the score does not depend on the pixels
+        except NoGradientError:  # the score does not depend on the pixels
             grad = torch.zeros_like(x)
         flat = int((grad.flatten(1).abs().amax(1) == 0).sum())
         if flat > len(x) / 2:
@@ -57,3 +64,29 @@ def _zero_score_gradients(
                 f"the score has no gradient for {flat} of {len(x)} images; pass a differentiable "
                 "one as ModelWithScore(model, score, surrogate=...)"
             )
+
+
+def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:
+    """Count the images whose output differs between two forward passes, and zero gradients.
+
+    Uses the first PROBED images of x (N, C, H, W) and y (N), in fp32.
+    """
+    x, y = x[:PROBED], y[:PROBED]
+    with tf32("fp32"):
+        with torch.no_grad():
+            first, second = (_logits_and_aux(as_output(model(x))) for _ in range(2))
+        try:
+            grad = gradient(model, CE(), x, y).grad
+        except NoGradientError:
+            grad = torch.zeros_like(x)
+    differs = (first - second).abs().amax(-1) > ROUNDING * first.abs().amax(-1)
+    has_gradient = grad.flatten(1).abs().amax(1) > 0  # also False for NaN
+    return {
+        "images": len(x),
+        "random_outputs": int(differs.sum()),
+        "zero_gradients": int((~has_gradient).sum()),
+    }
+
+
+def _logits_and_aux(out: Output) -> Tensor:
+    return torch.cat((out.logits, out.aux.to(out.logits)), -1)

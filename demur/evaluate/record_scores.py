@@ -4,7 +4,8 @@ values(score, record)            # N, double
 accepted(score.rule(t), record)  # N, bool
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,3 +83,12 @@ def _stored(record: Record, text: str) -> FloatArray:
 def _text(score: Score) -> str:
     """Name of a score in records: the full spec of its rejector."""
     return score.text if isinstance(score, StoredScore) else show(score, full=True)
+
+
+def to_json(value: Any) -> Any:
+    """Convert dataclasses and named tuples to dictionaries, recursively."""
+    if is_dataclass(value):
+        return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+    if hasattr(value, "_asdict"):
+        return value._asdict()
+    return [to_json(item) for item in value] if isinstance(value, tuple) else value

@@ -13,9 +13,8 @@ import numpy as np
 from demur import metrics
 from demur.attacks import Clean
 from demur.calibrate import TPR
-from demur.evaluate.as_json import to_json
 from demur.evaluate.attack import LoadedRun
-from demur.evaluate.record_scores import StoredScore, accepted, can_score, tcon_of, values
+from demur.evaluate.record_scores import StoredScore, accepted, can_score, tcon_of, to_json, values
 from demur.evaluate.thresholds import ThresholdResolver
 from demur.metrics import Difference, FloatArray, Interval, OperatingStats, Resamples
 from demur.rejectors import Con, TooFewImages

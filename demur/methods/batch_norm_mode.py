@@ -7,13 +7,13 @@ eval    normalise by the running statistics
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Literal
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from demur.attacks import Attack
 from demur.errors import BadInput
+from demur.gradient import attack_model
 
 BatchNorm = Literal["train", "batch", "eval"]
 
@@ -28,8 +28,7 @@ def attack_mode(net: nn.Module, bn: BatchNorm) -> Iterator[None]:
     try:
         with running_stats_frozen(net) if bn == "batch" else nullcontext():
             yield
-        # an engine's model defers the updates of its running statistics to the end of the attack
-        _call_if_defined(net, "update_running_stats")
+        attack_model(net).update_running_stats()
     finally:
         net.train(was_training)
         for parameter in trainable:
@@ -48,7 +47,7 @@ def check_keeps_batch(attack: Attack, bn: BatchNorm) -> None:
 @contextmanager
 def running_stats_frozen(net: nn.Module) -> Iterator[None]:
     """Set the momentum of every batch norm to 0, so that running statistics do not change."""
-    norms = _batch_norms(net)
+    norms = attack_model(net).batch_norms()
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 0.0
@@ -57,17 +56,3 @@ def running_stats_frozen(net: nn.Module) -> Iterator[None]:
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
-
-
-def _batch_norms(net: nn.Module) -> list[_BatchNorm]:
-    """Batch-norm layers of a net, or of the net that an engine's model replaces."""
-    replaced: list[_BatchNorm] | None = _call_if_defined(net, "batch_norms")
-    if replaced is not None:
-        return replaced
-    return [module for module in net.modules() if isinstance(module, _BatchNorm)]
-
-
-def _call_if_defined(net: nn.Module, name: str) -> Any:
-    """Result of the method `name`, which only an engine's model defines; None for other nets."""
-    method = getattr(net, name, None)
-    return None if method is None else method()

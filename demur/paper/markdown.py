@@ -4,11 +4,8 @@ from collections.abc import Sequence
 
 from demur.evaluate import ORACLE
 from demur.metrics import Difference
-from demur.paper.measure import DIVERGED, TrainingResult
-from demur.paper.published import NOTE as PUBLISHED_NOTE
-from demur.paper.published import Figure, PaperFigures
-from demur.paper.seeds import Mean, SeedAverage, average_seeds
-from demur.paper.tables import Table
+from demur.paper.measure import DIVERGED, Mean, SeedAverage, TrainingResult, average_seeds
+from demur.paper.tables import PUBLISHED_NOTE, Figure, PaperFigures, Table
 
 HEADINGS = (
     "training", "score", "accuracy", "TPR-95: accuracy on accepted", "vs Con", "AUROC", "vs Con"

@@ -18,8 +18,9 @@ from demur.methods import FRAMEWORKS, HEADS, SCHEDULES, Method
 from demur.nets import NETS
 from demur.recipes.adaptive import ADAPTIVE_ATTACKS, ADAPTIVE_OBJECTIVES, AdaptiveObjective
 from demur.recipes.attacks import NAMED_ATTACKS
-from demur.recipes.named import RECIPES
+from demur.recipes.named import RECIPES, hint_for
 from demur.recipes.training import Recipe
+from demur.regular_file import MEGABYTE, read_regular_file
 from demur.rejectors import REJECTORS, Con
 from demur.spec import Spec, Vocabulary, edit, read
 
@@ -31,12 +32,14 @@ __all__ = [
     "AdaptiveObjective",
     "Recipe",
     "attack",
+    "hint_for",
     "recipe",
     "recipe_in",
     "with_changes",
 ]  # fmt: skip
 
 S = TypeVar("S", bound=Spec)
+MAX_TEXT = MEGABYTE  # bytes of a file that holds a spec
 
 _LISTS: tuple[Sequence[type[Spec]], ...] = (
     (Linf, L2, Recipe, Method), DATASETS, AUGMENTS, NETS, ATTACKS, OBJECTIVES, CRITERIA, REJECTORS,
@@ -87,7 +90,7 @@ def recipe(name: str, changes: str | Iterable[str] = ()) -> Recipe:
     elif name in RECIPES:
         found = RECIPES[name]
     else:
-        raise BadInput(f"no recipe is called {shorten(name)!r}; {suggestion(name, RECIPES)}")
+        raise BadInput(f"no recipe is called {shorten(name)!r}; {hint_for(name)}")
     return with_changes(found, [changes] if isinstance(changes, str) else changes)
 
 
@@ -151,8 +154,9 @@ def _read_file(path: Path) -> Spec:
     """Spec in a text file."""
     if not path.is_file():
         raise BadInput(f"there is no file {path}; @FILE names a file that holds a spec")
+    content = read_regular_file(path, MAX_TEXT, "@FILE names a file that holds a spec")
     try:
-        spec: Spec = read(path.read_text(encoding="utf-8"), VOCABULARY)
+        spec: Spec = read(content.decode(), VOCABULARY)
     except UnicodeDecodeError:
         raise BadInput(f"{path} is not a text file; @FILE names a file that holds a spec") from None
     except BadInput as error:

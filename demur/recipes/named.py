@@ -1,13 +1,18 @@
-"""Named recipes: small runs on the embedded digits, and the paper's runs on CIFAR."""
+"""Named recipes: small runs on the embedded digits, and the paper's runs on CIFAR-10.
 
-from contextlib import suppress
+Other heads, settings, nets and data are changes of these:
+recipe("cifar10-pgdat-snet", ["head.weight=16", "net=WideResNet()", "data=CIFAR100()"])
+"""
+
+import re
+import shlex
+from collections.abc import Iterable
 from dataclasses import replace
-from itertools import product
 
 from demur.attacks import KL, PGD
 from demur.balls import Linf
-from demur.data import CIFAR10, CIFAR100, CropFlip, Dataset, Digits
-from demur.errors import BadInput
+from demur.data import CIFAR10, CropFlip, Digits
+from demur.errors import suggestion
 from demur.methods import (
     ATRO,
     CARL,
@@ -26,56 +31,23 @@ from demur.methods import (
     Standard,
 )
 from demur.methods.ccat import OFFICIAL, REFERENCE
-from demur.nets import NetSpec, ResNet8, ResNet18, WideResNet
+from demur.nets import ResNet8, ResNet18
 from demur.recipes.training import Recipe, linf
 
-
-def _digits(method: Method, peak: float, epochs: int) -> Recipe:
-    recipe = Recipe(
-        Digits(), ResNet8(), method, OneCycle(peak), epochs, validation_attack=linf(Digits(), 10)
-    )
-    return _with_selection(recipe)
-
-
-def _with_selection(recipe: Recipe) -> Recipe:
-    """Recipe that selects the last epoch if its framework does not aim at robust accuracy."""
-    if recipe.method.framework.aims_at_robust_accuracy:
-        return recipe
-    return replace(recipe, selection="last")
-
-
-def _methods(frameworks: dict[str, Framework], heads: dict[str, Head]) -> dict[str, Method]:
-    """Methods by name: each framework with each head that it can be combined with."""
-    methods = {}
-    for (prefix, framework), (suffix, head) in product(frameworks.items(), heads.items()):
-        with suppress(BadInput):
-            methods[f"{prefix}{suffix}"] = Method(framework, head)
-    return methods
+_CCAT_REFERENCE = CCAT(rho=1.0, form="reference", attack=REFERENCE, bn="train")
+_FRAMEWORKS: dict[str, Framework] = {
+    "standard": Standard(),
+    "pgdat": PGDAT(),
+    "trades": TRADES(),
+    "ccat": CCAT(),
+    "ccat-reference": _CCAT_REFERENCE,
+}
 
 
 def _for_digits(attack: PGD, step_size: float) -> PGD:
     """CCAT's attack for the digits: ten steps."""
     return replace(attack, ball=_DIGITS_PGD.ball, steps=10, step_size=step_size)
 
-
-_CCAT_REFERENCE = CCAT(rho=1.0, form="reference", attack=REFERENCE, bn="train")
-_RR: dict[str, Head] = {"": NoHead(), "-rr": RR()}
-_BASELINES: dict[str, Head] = {"-ebd": EBD(), "-snet": SNet(), "-atro": ATRO(), "-carl": CARL()}
-_PAPER_GRID: dict[str, Head] = {  # other settings that the paper tried
-    "-ebd-6-0": EBD(m_in=6.0, m_out=0.0),
-    "-ebd-swapped": EBD(m_in=-5.0, m_out=-23.0, weight=1.0),  # diverges, as in the paper
-    **{
-        f"-snet-{weight}-{coverage}": SNet(coverage, float(weight))
-        for weight, coverage in product((8, 16, 32), (0.7, 0.8, 0.9))
-        if (weight, coverage) != (8, 0.7)
-    },
-}
-_GRID_METHODS = _methods({"pgdat": PGDAT()}, _PAPER_GRID)  # on CIFAR-10 only
-_METHODS = {
-    "standard": Method(Standard(), NoHead()),
-    **_methods({"pgdat": PGDAT()}, _RR | _BASELINES),
-    **_methods({"trades": TRADES(), "ccat": CCAT(), "ccat-reference": _CCAT_REFERENCE}, _RR),
-}
 
 # a slightly larger radius than that of the evaluation, which helps with so few images
 _DIGITS_PGD = replace(linf(Digits(), 10), ball=Linf(0.17))
@@ -86,16 +58,25 @@ _DIGITS_FRAMEWORKS: dict[str, Framework] = {
     "ccat": CCAT(attack=_for_digits(OFFICIAL, 0.06)),
     "ccat-reference": replace(_CCAT_REFERENCE, attack=_for_digits(REFERENCE, 0.04)),
 }
-_DIGITS_METHODS = {
-    **_methods(_DIGITS_FRAMEWORKS, _RR | _BASELINES),
-    "pgdat-ebd-swapped": Method(_DIGITS_FRAMEWORKS["pgdat"], _PAPER_GRID["-ebd-swapped"]),
-}
+
+_HEADS: dict[str, Head] = {
+    "": NoHead(), "-rr": RR(), "-ebd": EBD(), "-snet": SNet(), "-atro": ATRO(), "-carl": CARL(),
+}  # fmt: skip
+_PAIRS = [  # of the paper's Table 1
+    ("standard", ""),
+    *(("pgdat", suffix) for suffix in _HEADS),
+    *((framework, suffix) for framework in ("trades", "ccat", "ccat-reference")
+      for suffix in ("", "-rr")),
+]  # fmt: skip
+
+
+def _methods(frameworks: dict[str, Framework]) -> dict[str, Method]:
+    """The paper's methods by name, with these frameworks."""
+    return {name + suffix: Method(frameworks[name], _HEADS[suffix]) for name, suffix in _PAIRS}
+
 
 # CCAT may diverge at a peak of 0.3, and its epochs have two or three times as many forward passes
 _DIGITS_SCHEDULES = {"ccat-reference": (0.1, 12), "ccat": (0.1, 18), "": (0.3, 24)}  # peak, epochs
-
-_CIFARS: dict[str, Dataset] = {"cifar10": CIFAR10(), "cifar100": CIFAR100()}
-_NETS: dict[str, NetSpec] = {"": ResNet18(), "-wrn": WideResNet()}
 
 
 def _schedule(name: str) -> tuple[float, int]:
@@ -103,12 +84,26 @@ def _schedule(name: str) -> tuple[float, int]:
     return next(found for prefix, found in _DIGITS_SCHEDULES.items() if name.startswith(prefix))
 
 
-def _cifar(data: Dataset, net: NetSpec, method: Method) -> Recipe:
+def _digits(method: Method, peak: float, epochs: int) -> Recipe:
+    recipe = Recipe(
+        Digits(), ResNet8(), method, OneCycle(peak), epochs, validation_attack=linf(Digits(), 10)
+    )
+    return _with_selection(recipe)
+
+
+def _cifar10(method: Method) -> Recipe:
     """The paper's schedule of 110 epochs, in bf16 instead of fp32."""
     return _with_selection(Recipe(
-        data, net, method, Piecewise(0.1), epochs=110, augment=CropFlip(),
-        validation_attack=linf(data, 10), precision="bf16",
+        CIFAR10(), ResNet18(), method, Piecewise(0.1), epochs=110, augment=CropFlip(),
+        validation_attack=linf(CIFAR10(), 10), precision="bf16",
     ))  # fmt: skip
+
+
+def _with_selection(recipe: Recipe) -> Recipe:
+    """Recipe that selects the last epoch if its framework does not aim at robust accuracy."""
+    if recipe.method.framework.aims_at_robust_accuracy:
+        return recipe
+    return replace(recipe, selection="last")
 
 
 def _short(recipe: Recipe) -> Recipe:
@@ -129,19 +124,40 @@ def _best(recipe: Recipe) -> Recipe:
     )  # fmt: skip
 
 
-_PAPER: dict[str, Recipe] = {
-    f"{name}-{label}{tail}": _cifar(data, net, method)
-    for name, data in _CIFARS.items()
-    for label, method in (_METHODS | (_GRID_METHODS if name == "cifar10" else {})).items()
-    for tail, net in _NETS.items()
-}
-
+_PAPER = {f"cifar10-{name}": _cifar10(method) for name, method in _methods(_FRAMEWORKS).items()}
 RECIPES: dict[str, Recipe] = {
     **{
         f"digits-{name}": _digits(method, *_schedule(name))
-        for name, method in _DIGITS_METHODS.items()
+        for name, method in _methods(_DIGITS_FRAMEWORKS).items()
     },
     **_PAPER,
     **{f"{name}-short": _short(recipe) for name, recipe in _PAPER.items()},
     "cifar10-best": _best(_PAPER["cifar10-trades-rr"]),
 }
+
+_CHANGES = (  # parts of a name that no recipe has, and what to type instead
+    (r"^cifar100-", "cifar10-", "data=CIFAR100()"),
+    (r"-wrn", "", "net=WideResNet()"),
+    (r"-snet-(\d+)-(0\.\d)", "-snet", r"head.weight=\1 head.coverage=\2"),
+    (r"-ebd-6-0", "-ebd", "head.m_in=6 head.m_out=0"),
+    (r"-ebd-swapped", "-ebd", "head.m_in=-5 head.m_out=-23 head.weight=1"),
+    *((rf"(?<!pgdat){suffix}", "", f"head={type(head).__name__}()")
+      for suffix, head in _HEADS.items() if suffix),
+)  # fmt: skip
+
+
+def spelled_out(name: str) -> list[str]:
+    """A recipe and its changes for a name such as cifar10-pgdat-rr-wrn; empty for any other."""
+    changes: list[str] = []
+    for pattern, shorter, change in _CHANGES:
+        found = None if name in RECIPES else re.search(pattern, name)
+        if found:
+            name = name[: found.start()] + shorter + name[found.end() :]
+            changes += found.expand(change).split()
+    return [name, *changes] if changes and name in RECIPES else []
+
+
+def hint_for(name: str, others: Iterable[str] = ()) -> str:
+    """End of an error message for an unknown recipe; `others` are more names that are known."""
+    words = spelled_out(name)
+    return f"write {shlex.join(words)}" if words else suggestion(name, [*RECIPES, *others])

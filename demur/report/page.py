@@ -22,8 +22,7 @@ from demur.evaluate import (
 )
 from demur.evaluate.certificates import retests
 from demur.metrics import Interval
-from demur.report.certificates import cells
-from demur.report.commands import attack_command, label_is_current, train_command
+from demur.report.certificates import cells, guarantees_svg
 from demur.report.figures import (
     RECTIFIED,
     attacked_images,
@@ -34,10 +33,15 @@ from demur.report.figures import (
     risk_coverage_svg,
 )
 from demur.report.gallery import GROUPS, PER_GROUP, Gallery, Group, Verdicts, gallery
-from demur.report.glossary import TERMS
-from demur.report.guarantees_figure import guarantees_svg
 from demur.report.sanity import Sanity
-from demur.report.text import comparable, percent, signed
+from demur.report.text import (
+    attack_command,
+    comparable,
+    label_is_current,
+    percent,
+    signed,
+    train_command,
+)
 from demur.runs import Record
 from demur.runs.files import write_text
 from demur.sanity import run_checks
@@ -52,6 +56,30 @@ METADATA_NAMES = {
     "file_digest": "file digest",
     "images": "images stored",
     "features": "features stored",
+}
+TERMS = {
+    "Con": "Confidence (con): the probability of the predicted class, from 0 to 1.",
+    "R-Con": "Rectified confidence: con corrected by A, the net's second output (usually their "
+    "product). It is trained to predict T-Con without the true label.",
+    "Con (trained)": "Confidence at the temperature at which it was trained to predict T-Con.",
+    "SNet": "The net's second output: trained to select the images to accept.",
+    "ATRO": "The net's second output: trained to trade wrong predictions against rejections.",
+    "CARL": "One minus the probability of an extra class, which stands for rejection.",
+    "Energy": "The log-sum-exp of the net's logits.",
+    "Con+R-Con": "Two conditions in sequence: con must reach 1/2, then R-Con its threshold.",
+    "T-Con": "True confidence: the probability of the true class. It needs the label, so it cannot "
+    "be used in practice; it is an oracle that shows what is possible.",
+    "A": "The net's second output alone, from 0 to 1: how reliable con is.",
+    "Margin": "The probability of the predicted class minus that of the second best.",
+    "Entropy": "The negative entropy of the predicted probabilities: how concentrated they are.",
+    "MaxLogit": "The largest logit of the net.",
+    "KD": "Kernel density of correctly classified features of the same class around the image.",
+    "LID": "Local intrinsic dimension: how the nearest correctly classified features are spread.",
+    "kNN": "The closeness of the k-th nearest correctly classified feature.",
+    "GDA": "The closeness to the nearest class mean, with one covariance for all classes.",
+    "GDA*": "The same, with a covariance for each class.",
+    "GMM": "The same, for the predicted class only.",
+    "ViM": "Energy, minus the part of the feature that no class explains.",
 }
 
 

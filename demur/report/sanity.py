@@ -4,8 +4,7 @@ import shlex
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from demur.report.commands import run_argument
-from demur.report.text import terminal
+from demur.report.text import run_argument, terminal
 from demur.runs import Record, Run
 from demur.sanity import CheckResult, Flag
 

@@ -8,14 +8,21 @@ is no terminal is PIPE_WIDTH columns wide unless COLUMNS says otherwise.
 """
 
 import os
+import shlex
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from demur.evaluate import BASELINE, Protocol, Row, ScoredRecord
+from demur.errors import BadInput
+from demur.evaluate import BASELINE, LoadedRun, Protocol, RecordOptions, Row, ScoredRecord
+from demur.evaluate.oracle_probes import FEATURES, PROBES
 from demur.metrics import Difference, Interval
+from demur.recipes import RECIPES, attack
+from demur.runs import Record, Run
+from demur.spec import digest
 
 TPR_SLACK = 0.02  # how far below its level a TPR may lie and still be compared
 PIPE_WIDTH = 100  # columns, where the output is no terminal
@@ -201,3 +208,71 @@ def _with_interval(value: str, ends: list[str], narrow: bool) -> str:
     if not ends:
         return value
     return f"{value}{chr(10) if narrow else ' '}[{', '.join(ends)}]"
+
+
+def show_oracle_probes(scored: list[ScoredRecord]) -> None:
+    """Print the result of the best probe of each record that has probes."""
+    for record in scored:
+        rows = [row for row in record.rows if row.rejector in PROBES]
+        if rows:
+            terminal().print(probe_sentence(record, rows), soft_wrap=True)
+
+
+def probe_sentence(scored: ScoredRecord, rows: list[Row]) -> str:
+    """Compare the AUROC of the best probe with that of confidence."""
+    best = max(rows, key=lambda row: row.ranking.auroc)
+    gap = best.ranking.auroc_vs_con
+    source = "features" if best.rejector == FEATURES else "outputs"
+    if gap.lo > 0:
+        found = f"the {source} hold more information than confidence"
+    elif gap.hi < 0:
+        found = "no probe reaches confidence, so this is inconclusive; use more images"
+    else:
+        found = "no probe finds more information than confidence"
+    value, low, high = (signed(end, 1, 3) for end in gap[:3])
+    where = f"{scored.summary.attack} (n={scored.summary.n})"
+    return f"{where}: {found}: AUROC {value} [{low}, {high}], {best.rejector}"
+
+
+def label_is_current(record: Record, loaded: LoadedRun) -> bool:
+    """Return whether the record's label still names the same attack."""
+    try:
+        current = attack(record.label, loaded.run.recipe)
+    except BadInput:
+        return False
+    return digest(current) == str(record.metadata["attack"])
+
+
+def attack_command(record: Record, loaded: LoadedRun) -> str:
+    """Return the command that makes the same record again, from a spec file where needed."""
+    about, default = record.metadata, RecordOptions()
+    n, images = about["n"], about["images"]
+    options: list[str] = []
+    if about["split"] != default.split:
+        options += ["--split", about["split"]]
+    if n != next(len(s) for name, s in loaded.splits.items() if name == about["split"]):
+        options += ["--n", str(n)]
+    if images != min(default.keep_images, n):
+        options += ["--keep-images", str(images)]
+    if not about["features"]:
+        options += ["--no-keep-features"]
+    if label_is_current(record, loaded):
+        return shlex.join(["demur", "attack", run_argument(loaded.run), record.label, *options])
+    write_spec = f"echo {shlex.quote(about['spec'])} > attack.txt"
+    command = shlex.join(["demur", "attack", run_argument(loaded.run), "@attack.txt", *options])
+    return f"{write_spec}\n{command}"
+
+
+def train_command(run: Run) -> str:
+    """Return the command that trains the run: by its recipe's name, or by its recipe file."""
+    named = next((name for name, known in RECIPES.items() if known == run.recipe), None)
+    words = ["demur", "train", named or f"@{run.path}/recipe.txt"]
+    archive = run.trained and not run.has_weights  # an archive cannot be trained in place
+    where = Path("runs", run.name) if archive else run.path
+    is_default = where == Path("runs", run.name) and named == run.name
+    return shlex.join(words if is_default else [*words, "--out", str(where)])
+
+
+def run_argument(run: Run) -> str:
+    """Return the run as a command argument: its name in a runs folder, else its path."""
+    return run.name if run.path.parent.name == "runs" else str(run.path)

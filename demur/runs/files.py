@@ -1,7 +1,7 @@
 """Atomic file writes, digests that detect damage, and one writer per folder.
 
 digest = write_tensors(path, tensors)             # a kill leaves the old file or the new one
-tensors = read_tensors(path, digest, remedy)      # BadInput names a file whose bytes changed
+tensors = read_tensors(path, digest, remedy, like)  # BadInput names a file whose bytes changed
 write_json(path, {"epoch": 3})                    # JSON that contains its own digest
 metadata = read_json(path, remedy)
 """
@@ -12,23 +12,25 @@ import json
 import os
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
 from torch import Tensor
 
 from demur.errors import BadInput
+from demur.regular_file import MEGABYTE, read_regular_file
 
 TEMPORARY_FILES = ".*.tmp"
-LOCK_RETRY_SECONDS = 0.2
 STANDARD_OUTPUT = 1
+MAX_JSON = 8 * MEGABYTE
+MAX_HEADER = MEGABYTE  # of a safetensors file
 MAX_STEM = 50  # characters of the target's name in a temporary name, which must not be too long
-_locked_folders: set[Path] = set()  # folders that this process holds the lock of
 
 
 def write_bytes(path: Path, content: bytes) -> str:
@@ -109,33 +111,46 @@ def write_json(path: Path, metadata: dict[str, Any]) -> None:
     write_text(path, json.dumps(document, indent=2) + "\n")
 
 
-def read_checked(path: Path, digest: str, remedy: str) -> bytes:
-    """Bytes of a file; BadInput, which ends with `remedy`, if it is missing or damaged."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise BadInput(f"{path} is missing; {remedy}") from None
+def read_checked(path: Path, digest: str, remedy: str, limit: int) -> bytes:
+    """Bytes of a file of at most `limit` bytes; BadInput if it is missing or damaged."""
+    content = read_regular_file(path, limit, remedy)
     _check_digest(path, digest, content_digest(content), remedy)
     return content
 
 
-def read_tensors(path: Path, digest: str, remedy: str) -> dict[str, Tensor]:
-    """Tensors of a safetensors file, after its digest is checked."""
-    return tensors_of(read_checked(path, digest, remedy))
+def read_tensors(
+    path: Path, digest: str, remedy: str, like: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Tensors of a safetensors file that have the names, types and shapes of `like`."""
+    size = sum(tensor.nbytes for tensor in like.values())
+    content = read_checked(path, digest, remedy, size + MAX_HEADER)
+    try:
+        tensors = tensors_of(content)
+    except (SafetensorError, KeyError, ValueError, RuntimeError):  # KeyError: an unknown type
+        raise BadInput(f"{path} is damaged: it is not a safetensors file; {remedy}") from None
+    for name in [*like, *tensors]:
+        expected, found = (_describe_tensor(some.get(name)) for some in (like, tensors))
+        if expected != found:
+            raise BadInput(
+                f"{path} does not fit the recipe: {name[:80]} is {found}, not {expected}; {remedy}"
+            )
+    return tensors
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
     """Contents of a JSON file that write_json wrote, after its own digest is checked."""
+    content = read_regular_file(path, MAX_JSON, remedy)
     try:
-        metadata = json.loads(path.read_text(encoding="utf-8"))
+        metadata: dict[str, Any] = json.loads(content.decode())
         expected = metadata.pop("metadata_digest")
-    except FileNotFoundError:
-        raise BadInput(f"{path} is missing; {remedy}") from None
+        json.dumps(metadata, ensure_ascii=False).encode()  # raises for half a surrogate pair
+        found = _metadata_digest(metadata)
     except (ValueError, AttributeError, KeyError, TypeError):
         raise BadInput(f"{path} is damaged: it contains no digest; {remedy}") from None
-    _check_digest(path, str(expected), _metadata_digest(metadata), remedy)
-    checked: dict[str, Any] = metadata
-    return checked
+    except (RecursionError, MemoryError):
+        raise BadInput(f"{path} is damaged: it is nested too deeply; {remedy}") from None
+    _check_digest(path, str(expected), found, remedy)
+    return metadata
 
 
 def delete_temporary_files(folder: Path) -> None:
@@ -158,20 +173,25 @@ def exclusive_lock(
     If another process holds the lock, `on_locked(folder)` is called. If that returns instead of
     raising, this process waits for the lock. A process may take a lock that it already holds.
     """
-    resolved = folder.resolve()
-    if resolved in _locked_folders:
-        yield
-        return
-    with _open_lock_file(folder / ".lock") as file:
-        if not _try_lock(file.fileno()):
-            on_locked(folder)
-            while not _try_lock(file.fileno()):
-                time.sleep(LOCK_RETRY_SECONDS)
-        _locked_folders.add(resolved)
+    lock = FileLock(folder.resolve() / ".lock", is_singleton=True)
+    timeout = 0.0  # then for ever
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
         try:
-            yield
-        finally:
-            _locked_folders.discard(resolved)
+            lock.acquire(timeout)
+            break
+        except FileNotFoundError:  # another process has deleted the folder at this moment
+            continue
+        except Timeout:
+            on_locked(folder)
+            timeout = -1.0
+        except OSError as error:
+            error.filename = str(folder)  # the user named the folder, not the lock file
+            raise
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _is_standard_output(path: Path) -> bool:
@@ -221,6 +241,12 @@ def _check_digest(path: Path, expected: str, found: str, remedy: str) -> None:
         )
 
 
+def _describe_tensor(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "missing"
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+
+
 def _metadata_digest(metadata: dict[str, Any]) -> str:
     return content_digest(json.dumps(metadata, sort_keys=True).encode())
 
@@ -233,32 +259,3 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def _open_lock_file(lock: Path) -> IO[str]:
-    """Open a lock file, and try again if another process deletes its folder at that moment."""
-    while True:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            return lock.open("a+")
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            error.filename = str(lock.parent)  # the user named the folder, not the lock file
-            raise
-
-
-def _try_lock(handle: int) -> bool:
-    """Take the lock without waiting; False if another process holds it."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -1,30 +1,100 @@
-"""JSON metadata files of a run, checked for damage and for missing keys.
+"""JSON files of a run: their keys and types, checked whenever one is read.
 
-metadata = read_metadata(run.path / "checkpoint.json", remedy)
-metadata["weights"]      # BadInput names the file and the key if the key is missing
+metadata = read_metadata(run.path / "checkpoint.json", CHECKPOINT, remedy)
+
+Keys that a schema does not name are provenance and may hold anything.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
+from demur.data import SplitName
 from demur.errors import BadInput
+from demur.field_types import (
+    Condition,
+    Extended,
+    NonNegativeInt,
+    PositiveInt,
+    UnitInterval,
+    convert_value,
+)
 from demur.runs.files import read_json
 
-
-class Metadata(dict[str, Any]):
-    """A dictionary that raises BadInput with the name of its file if a key is missing."""
-
-    def __init__(self, path: Path, values: dict[str, Any], remedy: str) -> None:
-        super().__init__(values)
-        self.path, self.remedy = path, remedy
-
-    def __missing__(self, key: str) -> Any:
-        raise BadInput(f"{self.path} is damaged: the key {key!r} is missing; {self.remedy}")
-
-    def __or__(self, more: dict[str, Any]) -> "Metadata":  # type: ignore[override]
-        return Metadata(self.path, super().__or__(more), self.remedy)
+Metadata = dict[str, Any]
+FileName = Annotated[
+    str, Condition(lambda v: Path(v).name == v and "\0" not in v, "that names a file beside it")
+]
 
 
-def read_metadata(path: Path, remedy: str) -> Metadata:
-    """Metadata of a JSON file, after its digest is checked."""
-    return Metadata(path, read_json(path, remedy), remedy)
+class Schema(NamedTuple):
+    """The types of the keys that a file must have, and of those that it may have."""
+
+    required: Mapping[str, Any]
+    optional: Mapping[str, Any] = {}
+
+
+PROBE = Schema(dict.fromkeys(("images", "random_outputs", "zero_gradients"), NonNegativeInt))
+RECORD = Schema(
+    {
+        "label": str, "split": SplitName, "digest": str, "file_digest": str, "spec": str,
+        "attack": str, "weights": str, "data": str, "created": str, "n": PositiveInt,
+        "features": bool, "images": NonNegativeInt, "thresholds": dict[str, Extended],
+        "fitted": dict[str, str],
+    },
+    {
+        "archive": bool, "scores": list[str], "scores_fitted": list[str], "scored_by": str,
+        "probe": PROBE, "precision": str, "recipe": str, "epoch": int, "seed": int | None,
+    },
+)  # fmt: skip
+CHECKPOINT = Schema(
+    {
+        "epoch": PositiveInt, "value": float | None, "weights": str, "recipe_digest": str,
+        "reason": str,
+    },
+    {"selection_split": SplitName | None, "metrics": str, "base_weights": str},
+)  # fmt: skip
+BEST = Schema({"epoch": PositiveInt, "value": float | None})
+STATE = Schema(
+    {
+        "epoch": PositiveInt, "file": FileName, "digest": str, "best_file": FileName,
+        "best_digest": str, "best": BEST, "lines": list[str],
+    },
+    {"plan": dict[str, object] | None},
+)  # fmt: skip
+INTERVAL = Schema({"lo": float, "hi": float})
+CERTIFICATE = Schema(
+    {
+        "rejector": str, "rejector_spec": str, "quantity": Literal["risk", "tpr", "coverage"],
+        "level": UnitInterval, "confidence": UnitInterval, "guarantee": str, "sentence": str,
+        "thresholds": list[Extended], "on": str, "attack": str, "attack_spec": str,
+        "valid_for": str, "cal_record": str, "cal_images": PositiveInt, "weights": str,
+        "n": PositiveInt, "pilot": PositiveInt, "accepted": NonNegativeInt,
+        "accepted_wrong": NonNegativeInt, "risk_interval": INTERVAL, "tpr_interval": INTERVAL,
+        "coverage_interval": INTERVAL,
+    }
+)  # fmt: skip
+
+
+def read_metadata(path: Path, schema: Schema, remedy: str) -> Metadata:
+    """Metadata of a JSON file, after its digest, its keys and their types are checked."""
+    metadata = read_json(path, remedy)
+    try:
+        _check(metadata, schema, "")
+    except BadInput as error:
+        raise BadInput(f"{path} is damaged: {error}; {remedy}") from None
+    return metadata
+
+
+def _check(values: Any, schema: Schema, prefix: str) -> None:
+    """Raise BadInput if a key is missing or a value has another type; `prefix` ends with a dot."""
+    if not isinstance(values, dict):
+        raise BadInput(f"{prefix[:-1]} must be a dictionary")
+    for key in schema.required:
+        if key not in values:
+            raise BadInput(f"the key {prefix + key!r} is missing")
+    for key, kind in {**schema.required, **schema.optional}.items():
+        if key in values and isinstance(kind, Schema):
+            _check(values[key], kind, f"{prefix}{key}.")
+        elif key in values:
+            convert_value(values[key], kind, prefix + key)

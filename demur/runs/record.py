@@ -9,24 +9,22 @@ write_record writes a record, read_record reads it.
 """
 
 import hashlib
-import io
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZipFile, ZipInfo
+from zipfile import ZIP_DEFLATED, ZIP_LZMA
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from demur.errors import BadInput
 from demur.output import Output, prediction
+from demur.runs.arrays import MAX_NPZ, check_arrays, npz_bytes, read_npz
 from demur.runs.files import move_file, read_checked, write_bytes, write_json
-from demur.runs.metadata import read_metadata
+from demur.runs.metadata import RECORD, read_metadata
 
 REMEDY = "restore it, or delete it and make it again with demur attack where the weights are"
 MAX_COLUMNS = 100  # of a line of repr(record)
@@ -143,19 +141,8 @@ def write_record(path: Path, record: Record, tight: bool = False) -> None:
     LZMA, which takes longer and makes the file a sixth smaller.
     """
     compression = ZIP_LZMA if tight else ZIP_DEFLATED
-    file_digest = write_bytes(path, _npz_bytes(record.arrays, compression))
+    file_digest = write_bytes(path, npz_bytes(record.arrays, compression))
     write_json(path.with_suffix(".json"), record.metadata | {"file_digest": file_digest})
-
-
-def _npz_bytes(arrays: Mapping[str, Tensor], compression: int) -> bytes:
-    """Arrays as an npz file without time stamps, so that equal arrays give equal bytes."""
-    buffer = io.BytesIO()
-    with ZipFile(buffer, "w") as file:
-        for name, values in arrays.items():
-            part = io.BytesIO()
-            np.lib.format.write_array(part, values.numpy(), allow_pickle=False)
-            file.writestr(ZipInfo(f"{name}.npy"), part.getvalue(), compression)
-    return buffer.getvalue()
 
 
 def move_record(path: Path, folder: Path) -> None:
@@ -167,25 +154,30 @@ def move_record(path: Path, folder: Path) -> None:
 def read_record(path: Path) -> Record:
     """Read the record at path and check its digests.
 
-    Raises BadInput if a file is missing or damaged, or if its name says another attack, split or
-    digest than its metadata: a record is never believed by its file name.
+    Raises BadInput if a file is missing or damaged, if a key or an array is missing or of another
+    type or size than declared, or if the name says another attack, split or digest than the
+    metadata: a record is never believed by its file name.
     """
     metadata_path = path.with_suffix(".json")
-    metadata = read_metadata(metadata_path, REMEDY)
+    metadata = read_metadata(metadata_path, RECORD, REMEDY)
     meant = record_path(path.parent, *(str(metadata[key]) for key in ("label", "split", "digest")))
     if path.name != meant.name:
         raise BadInput(
             f"{path} holds the record that belongs in {meant.name}; rename it, or delete it and "
             "make the record again with demur attack"
         )
-    if not path.is_file():
+    if not path.exists():
         raise BadInput(
             f"{path} is missing, though {metadata_path.name} is there; restore it, or delete "
             f"{metadata_path.name} and make the record again with demur attack"
         )
-    content = io.BytesIO(read_checked(path, metadata["file_digest"], REMEDY))
-    with np.load(content, allow_pickle=False) as arrays:
-        return Record({name: torch.from_numpy(arrays[name]) for name in arrays.files}, metadata)
+    content = read_checked(path, metadata["file_digest"], REMEDY, MAX_NPZ)
+    arrays = read_npz(content, path, REMEDY)
+    try:
+        check_arrays(arrays, metadata)
+    except BadInput as error:
+        raise BadInput(f"{path} is damaged: {error}; {REMEDY}") from None
+    return Record(arrays, metadata)
 
 
 def finished_record(folder: Path, split: str, digest: str) -> Path | None:

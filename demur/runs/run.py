@@ -14,23 +14,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from demur.errors import BadInput, suggestion
 from demur.nets import RejectingNet
 from demur.recipes import Recipe, read_recipe
+from demur.regular_file import MEGABYTE
 from demur.runs.files import (
     TEMPORARY_FILES,
     delete_temporary_files,
     exclusive_lock,
+    read_checked,
     read_tensors,
     write_text,
 )
-from demur.runs.metadata import read_metadata
+from demur.runs.metadata import CHECKPOINT, read_metadata
 from demur.runs.record import Record, read_record
 from demur.spec import check_readable, differences, digest, lines
+
+MAX_METRICS = 64 * MEGABYTE
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,7 @@ class Run:
         """
         if not self.trained:
             raise BadInput(f"{self.path} is not trained to the end; resume it with demur train")
-        metadata = read_metadata(self.path / "checkpoint.json", self._remedy)
+        metadata = read_metadata(self.path / "checkpoint.json", CHECKPOINT, self._remedy)
         expected, found = str(metadata["recipe_digest"]), digest(self.recipe)
         if expected != found:
             raise BadInput(
@@ -167,6 +171,20 @@ class Run:
                 f"expected digest {expected[:16]}, found {found[:16]}; restore it or train again"
             )
         return metadata
+
+    @property
+    def metrics_state(self) -> Literal["verified", "not verified", "missing"]:
+        """Whether metrics.jsonl is the file of these weights; old runs have no digest of it.
+
+        Raises BadInput if the file was changed.
+        """
+        path, expected = self.path / "metrics.jsonl", self.checkpoint.get("metrics")
+        if not path.exists():
+            return "missing"
+        if expected is None:
+            return "not verified"
+        read_checked(path, expected, "restore it, or delete it: no result needs it", MAX_METRICS)
+        return "verified"
 
     def check_weights(self) -> None:
         """Raise BadInput if the folder has no weights, as an archive."""
@@ -184,9 +202,9 @@ class Run:
         """
         expected = self.checkpoint["weights"]
         self.check_weights()
-        weights = read_tensors(self.path / "model.safetensors", expected, self._remedy)
         net = self.recipe.net.build(self.recipe.data.domain, self.recipe.method.head)
-        net.load_state_dict(weights)
+        path = self.path / "model.safetensors"
+        net.load_state_dict(read_tensors(path, expected, self._remedy, net.state_dict()))
         return net.to(device).eval().requires_grad_(False)
 
     @property

@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
+from demur.errors import BadInput
 from demur.runs.files import read_tensors, write_json, write_tensors, write_text
-from demur.runs.metadata import Metadata, read_metadata
+from demur.runs.metadata import STATE, read_metadata
 from demur.runs.run import Run
 from demur.spec import digest, lines
 
@@ -50,24 +51,28 @@ class ResumeState:
         return self.best is not None and self.best.epoch == self.epoch
 
 
-def write_metrics(run: Run, state: ResumeState) -> None:
-    """Write metrics.jsonl: one line per epoch."""
-    write_text(run.path / "metrics.jsonl", "\n".join(state.lines) + "\n")
+def write_metrics(run: Run, state: ResumeState) -> str:
+    """Write metrics.jsonl, one line per epoch, and return its digest."""
+    return write_text(run.path / "metrics.jsonl", "\n".join(state.lines) + "\n")
 
 
-def load_state(run: Run) -> tuple[ResumeState, Tensors, Tensors]:
-    """Read the state, its tensors and the best weights; a fresh state and {} if there is none."""
+def load_state(run: Run, like: Tensors, best_like: Tensors) -> tuple[ResumeState, Tensors, Tensors]:
+    """Read the state, its tensors and the best weights; a fresh state and {} if there is none.
+
+    The tensors must have the names, types and shapes of `like`, the weights those of `best_like`.
+    """
     now = run.path / "state" / "now.json"
     if not now.exists():
         return ResumeState(), {}, {}
     remedy = _remedy(now)
-    metadata = read_metadata(now, remedy)
-    chosen = Metadata(now, metadata["best"], remedy)
-    state = ResumeState(
-        metadata["epoch"], BestEpoch(chosen["epoch"], chosen["value"]), tuple(metadata["lines"])
-    )
-    best = read_tensors(now.parent / metadata["best_file"], metadata["best_digest"], remedy)
-    return state, read_tensors(now.parent / metadata["file"], metadata["digest"], remedy), best
+    metadata = read_metadata(now, STATE, remedy)
+    chosen = BestEpoch(metadata["best"]["epoch"], metadata["best"]["value"])
+    state = ResumeState(metadata["epoch"], chosen, tuple(metadata["lines"]))
+    if chosen.epoch > state.epoch or len(state.lines) != state.epoch:
+        raise BadInput(f"{now} is damaged: its epochs do not agree; {remedy}")
+    file, best_file = (now.parent / metadata[key] for key in ("file", "best_file"))
+    tensors = read_tensors(file, metadata["digest"], remedy, like)
+    return state, tensors, read_tensors(best_file, metadata["best_digest"], remedy, best_like)
 
 
 def stored_plan(run: Run) -> dict[str, Any] | None:
@@ -75,7 +80,7 @@ def stored_plan(run: Run) -> dict[str, Any] | None:
     now = run.path / "state" / "now.json"
     if not now.exists():
         return None
-    plan: dict[str, Any] | None = read_metadata(now, _remedy(now)).get("plan")
+    plan: dict[str, Any] | None = read_metadata(now, STATE, _remedy(now)).get("plan")
     return plan
 
 
@@ -116,7 +121,7 @@ def write_checkpoint(
     folder `last`: it equals the run of the same recipe with selection=last.
     """
     assert state.best is not None, "a run has at least one epoch"
-    write_metrics(run, state)
+    metadata = metadata | {"metrics": write_metrics(run, state)}
     (run.path / "checkpoint.json").unlink(missing_ok=True)  # of weights that the user deleted
     if not state.is_best:
         _write_last(run, state, last, metadata)

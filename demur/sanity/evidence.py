@@ -13,8 +13,7 @@ from demur.attacks import AcceptedError, Attack, Clean, PlusLogScore
 from demur.attacks.criteria import RuleCriterion
 from demur.calibrate import binomial_sf
 from demur.errors import BadInput
-from demur.evaluate.as_json import to_json
-from demur.evaluate.record_scores import can_score, values
+from demur.evaluate.record_scores import can_score, to_json, values
 from demur.evaluate.score import RejectorEvaluation
 from demur.metrics import BoolArray, FloatArray
 from demur.metrics.checks import IntArray

@@ -1,0 +1,198 @@
+"""CIFAR-10-C: the released files where they are present, else generated from the test images.
+
+    fog = corrupted_images(Path("data"), "fog", severity=3)
+    fog.images.pixels, fog.source      # 10,000 images; "released" or "generated"
+
+Released are CIFAR-10-C/NAME.npy with the images of severities 1 to 5 in turn, and labels.npy. The
+five photographs frost1.png ... frost5.jpg of the authors' script are used if they lie beside them.
+"""
+
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from demur.data.cifar import CIFAR10
+from demur.data.corruptions import (
+    CORRUPTIONS,
+    SEVERITIES,
+    SIZE,
+    check_request,
+    corrupt,
+    import_pillow,
+)
+from demur.data.dataset import Images
+from demur.data.image_filters import Bytes
+from demur.data.locations import search_folders
+from demur.errors import BadInput
+
+FOLDER = "CIFAR-10-C"
+RELEASED, GENERATED, PROCEDURAL = "released", "generated", "generated, procedural texture"
+FROST_FILES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")
+FROST_REDUCTION = 5  # the authors shrink the photographs to a fifth
+GET_AGAIN = f"delete it and unpack {FOLDER}.tar again"
+
+Request = tuple[str, int]  # corruption, severity
+Generate = Callable[[str, int], Bytes]
+
+
+@dataclass(frozen=True)
+class CorruptedSet:
+    """The test images of CIFAR-10 under one corruption, and where they come from."""
+
+    name: str
+    severity: int
+    images: Images
+    source: str  # "released", "generated" or "generated, procedural texture"
+
+
+def corrupted_images(folder: Path | None, name: str, severity: int, seed: int = 0) -> CorruptedSet:
+    """Return the test images under one corruption; see `corrupted_sets`."""
+    return next(corrupted_sets(folder, [name], [severity], seed))
+
+
+def corrupted_sets(
+    folder: Path | None,
+    names: Sequence[str] = CORRUPTIONS,
+    severities: Sequence[int] = SEVERITIES,
+    seed: int = 0,
+    workers: int = 1,
+) -> Iterator[CorruptedSet]:
+    """Yield the test images under every corruption and severity, released ones first.
+
+    Args:
+        folder: The data folder; None searches the default folders.
+        names: Corruptions, of `CORRUPTIONS`.
+        severities: Of 1 to 5.
+        seed: For generated images.
+        workers: Processes that generate; above 1 a script needs the `__main__` guard of
+            multiprocessing.
+
+    Raises:
+        BadInput: A released file is damaged, or neither it nor CIFAR-10 is found.
+    """
+    for name, severity in product(names, severities):
+        check_request(name, severity)
+    if workers < 1:
+        raise BadInput(f"workers must be at least 1, not {workers}")
+    released = {name: path for name in names if (path := _find(folder, f"{name}.npy"))}
+    missing = [name for name in names if name not in released]
+    return _sets(folder, released, list(product(missing, severities)), severities, seed, workers)
+
+
+def _sets(
+    folder: Path | None,
+    released: dict[str, Path],
+    missing: list[Request],
+    severities: Sequence[int],
+    seed: int,
+    workers: int,
+) -> Iterator[CorruptedSet]:
+    for (name, path), severity in product(released.items(), severities):
+        yield CorruptedSet(name, severity, _read_released(path, severity), RELEASED)
+    if not missing:
+        return
+    test = CIFAR10().load(folder)["test"]
+    pixels = test.pixels.permute(0, 2, 3, 1).numpy()
+    frost = _frost_textures(folder) if any(name == "frost" for name, _ in missing) else None
+    generate = partial(corrupt, pixels, index=test.index.numpy(), seed=seed, frost=frost)
+    for (name, severity), made in zip(missing, _map(generate, missing, workers), strict=True):
+        source = PROCEDURAL if name == "frost" and frost is None else GENERATED
+        yield CorruptedSet(name, severity, _images(made, test.y.numpy()), source)
+
+
+def _map(generate: Generate, requests: Iterable[Request], workers: int) -> Iterator[Bytes]:
+    """Yield the images of each request in order, with at most 2 x workers sets in memory."""
+    if workers == 1:
+        yield from (generate(*request) for request in requests)
+        return
+    # a fork of a process that has started CUDA or threads may hang
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    waiting: deque[Future[Bytes]] = deque()
+    try:
+        for request in requests:
+            if len(waiting) == 2 * workers:
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(generate, *request))
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _images(pixels: Bytes, labels: NDArray[Any]) -> Images:
+    """Test images (N, 32, 32, 3) in published order."""
+    first = CIFAR10.published.images - _test_images()
+    return Images(
+        torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))),
+        torch.from_numpy(labels.astype(np.int64)),
+        torch.arange(first, first + len(labels)),
+        levels=255,
+    )
+
+
+def _test_images() -> int:
+    return CIFAR10.published.archive.layout.test.images
+
+
+def _find(folder: Path | None, name: str) -> Path | None:
+    """The first file of this name in the search folders or their CIFAR-10-C."""
+    places = (place for base in search_folders(folder) for place in (base / FOLDER, base))
+    return next((place / name for place in places if (place / name).is_file()), None)
+
+
+def _read_released(path: Path, severity: int) -> Images:
+    count = _test_images()
+    total = count * len(SEVERITIES)
+    rows = slice((severity - 1) * count, severity * count)
+    pixels = _read_array(path, (total, SIZE, SIZE, 3))[rows]
+    labels_path = path.with_name("labels.npy")
+    if not labels_path.is_file():
+        raise BadInput(f"{labels_path} is missing; unpack {FOLDER}.tar again")
+    labels = np.array(_read_array(labels_path, (total,))[rows])
+    if labels.max() >= CIFAR10.published.classes:
+        raise BadInput(f"{labels_path} contains the label {labels.max()}; {GET_AGAIN}")
+    return _images(pixels, labels)
+
+
+def _read_array(path: Path, shape: tuple[int, ...]) -> Bytes:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception:  # a damaged header raises TokenError, SyntaxError, BadZipFile and others
+        raise BadInput(f"{path} is not a complete NumPy array; {GET_AGAIN}") from None
+    if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != np.uint8:
+        raise BadInput(
+            f"{path} must contain uint8 values of shape {' x '.join(map(str, shape))}; {GET_AGAIN}"
+        )
+    return array
+
+
+def _frost_textures(folder: Path | None) -> list[Bytes] | None:
+    """The authors' photographs, shrunk; None unless all are present."""
+    paths = [path for name in FROST_FILES if (path := _find(folder, name))]
+    return [_read_texture(path) for path in paths] if len(paths) == len(FROST_FILES) else None
+
+
+def _read_texture(path: Path) -> Bytes:
+    pillow = import_pillow()
+    try:
+        with pillow.open(path, formats=["PNG", "JPEG"]) as image:
+            pixels = np.asarray(image.convert("RGB"))
+    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError):
+        raise BadInput(f"{path} is not a complete PNG or JPEG image; get it again") from None
+    # bilinear interpolation to a fifth reads the middle one of five pixels
+    middle = slice(FROST_REDUCTION // 2, None, FROST_REDUCTION)
+    texture = pixels[middle, middle]
+    if min(texture.shape[:2]) <= SIZE:
+        least = (SIZE + 1) * FROST_REDUCTION
+        raise BadInput(f"{path} must be at least {least} pixels wide and high; get it again")
+    return texture

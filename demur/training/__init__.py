@@ -1,0 +1,22 @@
+"""Training: the loop over epochs, the training step, its state, validation.
+
+The plain path is `loop.py` and `step.py`. `fast.py` captures the same step as a CUDA graph.
+"""
+
+from demur.training.fast import FastSteps
+from demur.training.loop import (
+    Progress,
+    Training,
+    base_of,
+    check_divisible,
+    check_trainable,
+    train,
+)
+from demur.training.state import TrainState
+from demur.training.step import PlainSteps, TrainingSteps
+from demur.training.validation import Validator
+
+__all__ = [
+    "FastSteps", "PlainSteps", "Progress", "TrainState", "Training", "TrainingSteps", "Validator",
+    "base_of", "check_divisible", "check_trainable", "train",
+]  # fmt: skip

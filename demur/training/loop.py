@@ -1,0 +1,341 @@
+"""Training of a recipe: crash-safe and resumable.
+
+    run = train(recipe("digits-pgdat-rr"), Path("runs/digits-pgdat-rr"))
+
+A training that was killed resumes after the last saved epoch when `train` is called again. On a
+CPU with the same number of threads it ends with bit-identical weights. Under torchrun only rank 0
+writes files.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from demur import distributed
+from demur.attacks import Clean
+from demur.data import Images, Splits
+from demur.engine import EnginePlan, choose_plan
+from demur.errors import BadInput, Diverged
+from demur.nets.norm import synchronise_batch_norm
+from demur.recipes import Recipe
+from demur.runs import Run, provenance
+from demur.runs.state import (
+    ResumeState,
+    load_state,
+    save_state,
+    stored_plan,
+    write_checkpoint,
+    write_metrics,
+)
+from demur.spec import digest, show
+from demur.training.fast import FastSteps
+from demur.training.state import Tensors, TrainState
+from demur.training.step import PlainSteps, TrainingSteps
+from demur.training.validation import Validator
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a training, passed to `on_progress` after every step and every epoch."""
+
+    epoch: int  # finished epochs
+    epochs: int
+    step: int  # finished steps of the current epoch
+    steps: int  # per epoch
+    loss: float | None = None  # mean loss of the last epoch
+    robust: float | None = None  # accuracy on the selection split under the validation attack
+    clean: float | None = None  # accuracy on the selection split without attack
+
+
+MAX_LOSS = 1e6  # a larger loss means that training has diverged
+SAVE_TIME_SHARE = 0.02  # of the training time
+
+ProgressCallback = Callable[[Progress], None]
+MessageCallback = Callable[[str], None]
+
+
+def ignore_progress(progress: Progress) -> None:
+    """Do nothing."""
+
+
+def ignore_message(sentence: str) -> None:
+    """Do nothing."""
+
+
+def train(
+    recipe: Recipe,
+    folder: Path,
+    device: torch.device | None = None,
+    data_folder: Path | None = None,
+    on_progress: ProgressCallback = ignore_progress,
+    engine: str = "auto",
+    sync_bn: bool = False,
+    on_message: MessageCallback = ignore_message,
+) -> Run:
+    """Train a recipe in a folder, or resume the training that an earlier call started there.
+
+    A finished run is returned unchanged. Under torchrun all processes call this function.
+
+    Args:
+        recipe: data, net, method, schedule and seed.
+        folder: the run folder.
+        device: where to train; None: the CPU.
+        data_folder: where the data set is; None: the usual places.
+        on_progress: called with a Progress after every step and every epoch.
+        engine: "auto", "plain" (eager, the reference) or "fast" (CUDA graphs).
+        sync_bn: compute batch-norm statistics over all processes.
+        on_message: called with sentences about the choice of the engine.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        BadInput: the recipe cannot be trained on these images or by so many processes, or the
+            folder belongs to another recipe or is damaged.
+        Diverged: the loss is too large or not finite; the last saved epoch stays in the folder.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from demur import recipe, train
+        >>> short = recipe("digits-pgdat-rr", ["epochs=1", "width=4", "attack.steps=1"])
+        >>> train(short, Path("runs/short")).has_weights
+        True
+    """
+    world = distributed.current()
+    if world.is_leader:
+        Run.check(folder, recipe)
+    splits = recipe.data.load(data_folder)
+    check_trainable(recipe, splits, world.size)
+    check_divisible(recipe, world.size, sync_bn)
+    base_of(recipe)
+    device = device or torch.device("cpu")
+    with Run.claim(folder, recipe) if world.is_leader else nullcontext(Run(folder)) as run:
+        if not world.broadcast(run.has_weights):
+            plan = choose_plan(engine, recipe, device, world, sync_bn, on_message)
+            plan = world.broadcast(plan.resumed(stored_plan(run)) if world.is_leader else plan)
+            Training(recipe, run, splits, device, plan, on_progress, on_message).train()
+    world.barrier()
+    return run
+
+
+def check_trainable(recipe: Recipe, splits: Splits, processes: int = 1) -> None:
+    """Raise BadInput if training would fail later: splits, classes and batch sizes.
+
+    Batch norm needs at least two images in every batch of every process.
+    """
+    fit = splits["fit"]
+    if recipe.selection_split not in (None, *splits):
+        raise BadInput(
+            f"{show(recipe.data)} has no {recipe.selection_split} images; use selection=last"
+        )
+    if len(fit.y.unique()) < 2:
+        raise BadInput("the fit split has one class only; a classifier needs at least two")
+    last = len(fit) % recipe.batch_size or recipe.batch_size
+    if last == 1 or recipe.batch_size == 1:
+        raise BadInput(
+            f"batch_size={recipe.batch_size} leaves a batch of one image out of {len(fit)}, and "
+            f"batch norm needs two; try batch_size={recipe.batch_size + 1}"
+        )
+    if last < 2 * processes:
+        raise BadInput(
+            f"the last batch has {last} images, too few for {processes} processes with two each; "
+            "start fewer processes or change batch_size"
+        )
+
+
+def check_divisible(recipe: Recipe, processes: int, sync_bn: bool) -> None:
+    """Raise BadInput if synchronised processes would not compute the loss of the whole batch."""
+    if processes > 1 and not recipe.method.is_mean_over_images and sync_bn:
+        raise BadInput(
+            f"the loss of {show(recipe.method)} is not a mean over images, so its value differs "
+            f"between {processes} processes and one; leave out --sync-bn if that is meant"
+        )
+
+
+class Training:
+    """The training of one run: its state, its steps and the loop over epochs."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: Run,
+        splits: Splits,
+        device: torch.device,
+        plan: EnginePlan,
+        on_progress: ProgressCallback,
+        on_message: MessageCallback,
+    ) -> None:
+        self.recipe, self.run, self.on_progress, self.plan = recipe, run, on_progress, plan
+        self.world = distributed.current()
+        self.fit = splits["fit"].to(device)
+        self.selection_images = _selection_images(recipe, splits, device)
+        self.train_state = TrainState(
+            recipe, device, plan.channels_last, plan.precision, self.world
+        )
+        if plan.sync_bn:
+            synchronise_batch_norm(self.train_state.net)
+        self.base = base_of(recipe)
+        if self.base is not None:
+            self.train_state.load_base(self.base.net(torch.device("cpu")))
+        self.steps: TrainingSteps
+        if plan.engine == "fast" and device.type == "cuda":
+            self.steps = FastSteps(recipe, self.train_state, self.fit, on_message=on_message)
+        else:
+            self.steps = PlainSteps(recipe, self.train_state, self.fit)
+        self.validator = Validator(self.train_state, plan.engine)
+        self.best: Tensors = {}  # weights of the best epoch so far
+        self.saved_epoch = 0
+        self.next_save = 0.0  # on the monotonic clock
+
+    def train(self) -> None:
+        """Train from the last saved epoch to the end and write the selected weights."""
+        state = self._resume()
+        progress = Progress(state.epoch, self.recipe.epochs, 0, self.steps.batches)
+        while state.epoch < self.recipe.epochs:
+            start = time.monotonic()
+            loss = self._epoch(state.epoch, progress)
+            robust, clean = self._validate()
+            split = self.recipe.selection_split
+            accuracies = (
+                {} if split is None else {f"{split}_robust": robust, f"{split}_clean": clean}
+            )
+            line = {
+                "loss": loss,
+                **accuracies,
+                "lr": self.recipe.schedule((state.epoch + 1) / self.recipe.epochs),
+                "seconds": round(time.monotonic() - start, 3),
+            }
+            state = state.after(robust, line)
+            self._save(state)
+            progress = Progress(
+                state.epoch, self.recipe.epochs, 0, self.steps.batches, loss, robust, clean
+            )
+            self.on_progress(progress)
+        if self.world.is_leader:
+            last = self.train_state.eval_net.state_dict()
+            write_checkpoint(self.run, state, self.best, last, self._metadata())
+
+    def _resume(self) -> ResumeState:
+        """Load the saved state on rank 0 and broadcast it with its tensors to all ranks."""
+        state = ResumeState()
+        if self.world.is_leader:
+            own, best = self.train_state.tensors(), self.train_state.eval_net.state_dict()
+            state, tensors, self.best = load_state(self.run, own, best)
+            if tensors:
+                self._check_same_base(tensors)
+                self.train_state.restore(tensors)
+        self.world.broadcast_tensors(list(self.train_state.tensors().values()))
+        state = self.world.broadcast(state)
+        self.saved_epoch = state.epoch
+        return state
+
+    def _check_same_base(self, saved: Tensors) -> None:
+        """Raise BadInput if the base is not the one that this run started from."""
+        trunk = {} if self.base is None else self.train_state.net.trunk.state_dict()
+        pairs = [(value.cpu(), saved[f"net.trunk.{name}"].cpu()) for name, value in trunk.items()]
+        if not all(torch.equal(*pair) for pair in pairs):
+            raise BadInput(
+                f"{self.recipe.base} is not the run that {self.run.name} began with; train "
+                "again in another folder"
+            )
+
+    def _save(self, state: ResumeState) -> None:
+        """Copy the weights of a best epoch; save the state unless that was done recently."""
+        if not self.world.is_leader:
+            return
+        if state.is_best:
+            self.best = {k: v.clone() for k, v in self.train_state.eval_net.state_dict().items()}
+        write_metrics(self.run, state)
+        start = time.monotonic()
+        if start >= self.next_save and state.epoch < self.recipe.epochs:
+            save_state(self.run, state, self.train_state.tensors(), self.best, self.plan.metadata())
+            self.saved_epoch, end = state.epoch, time.monotonic()
+            self.next_save = end + (end - start) / SAVE_TIME_SHARE
+
+    def _validate(self) -> tuple[float | None, float | None]:
+        """Return the accuracy on the selection split under the validation attack and clean."""
+        if self.selection_images is None:
+            return None, None
+        return (
+            self.validator.accuracy(self.recipe.validation_attack, self.selection_images),
+            self.validator.accuracy(Clean(), self.selection_images),
+        )
+
+    def _metadata(self) -> dict[str, Any]:
+        """Return the provenance of the selected weights."""
+        split, attack = self.recipe.selection_split, show(self.recipe.validation_attack)
+        reason = "the last epoch" if split is None else f"largest {split} accuracy under {attack}"
+        images = self.selection_images
+        return {
+            "reason": reason,
+            "selection_split": split,
+            "recipe_digest": digest(self.recipe),
+            "fit_data": self.fit.digest(),
+            "selection_data": None if images is None else images.digest(),
+            "seed": self.recipe.seed,
+            "processes": self.world.size,
+            **({} if self.base is None else {"base_weights": self.base.checkpoint["weights"]}),
+            **self.plan.metadata(),
+            **provenance(self.fit.y.device),
+        }
+
+    def _epoch(self, epoch: int, before: Progress) -> float:
+        """Train one epoch on the fit split and return the mean loss."""
+        self.steps.begin(epoch)
+        for i in range(self.steps.batches):
+            self.steps(i)
+            self.on_progress(
+                Progress(
+                    epoch, self.recipe.epochs, i + 1, self.steps.batches,
+                    before.loss, before.robust, before.clean,
+                )
+            )  # fmt: skip
+        self.world.all_reduce([self.steps.losses])
+        # without --sync-bn each rank has updated its own running statistics
+        self.world.broadcast_tensors(self.train_state.buffers())
+        self._check_finite(self.steps.losses, epoch)
+        return float(self.steps.losses.mean())
+
+    def _check_finite(self, losses: Tensor, epoch: int) -> None:
+        """Raise Diverged if a loss is too large or a weight is not finite."""
+        bad = (~(losses.abs() < MAX_LOSS)).nonzero()  # true for NaN too
+        finite = all(bool(p.isfinite().all()) for p in self.train_state.net.parameters())
+        if len(bad) or not finite:
+            step = int(bad[0]) if len(bad) else self.steps.batches - 1
+            loss = float(losses[step])
+            problem = f"has grown to {loss:.1e}" if math.isfinite(loss) else "is not finite"
+            raise Diverged(
+                f"the loss {problem} at epoch {epoch + 1}, step {step + 1} of "
+                f"{self.steps.batches}; the state after epoch {self.saved_epoch} is kept; "
+                "lower the learning rate, for example schedule.peak=0.05"
+            )
+
+
+def base_of(recipe: Recipe) -> Run | None:
+    """Return the finished run whose classifier the recipe reuses, or None.
+
+    Raises BadInput if that run is not finished or has another net or data set.
+    """
+    if recipe.base is None:
+        return None
+    run = Run.open(recipe.base)
+    _ = run.checkpoint  # raises if the run is not finished
+    if run.recipe.net != recipe.net or run.recipe.data != recipe.data:
+        raise BadInput(
+            f"{recipe.base} is a {show(run.recipe.net)} trained on {show(run.recipe.data)}; a base "
+            f"must be a {show(recipe.net)} trained on {show(recipe.data)}, so that it "
+            "has seen no held-out image"
+        )
+    return run
+
+
+def _selection_images(recipe: Recipe, splits: Splits, device: torch.device) -> Images | None:
+    """Return the images for checkpoint selection, or None if the last epoch is selected."""
+    return None if recipe.selection_split is None else splits[recipe.selection_split].to(device)

@@ -1,0 +1,156 @@
+"""One training step of a recipe: augment, attack, compute the loss, update the weights.
+
+    steps = PlainSteps(recipe, train_state, fit)
+    steps.begin(epoch)
+    for i in range(steps.batches):
+        steps(i)            # writes steps.losses[i], on the device; read once per epoch
+
+The loss is that of the method (`methods/method.py`); with the RR head it contains Eq. 7.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from demur import noise
+from demur.data import Images
+from demur.noise import Stream
+from demur.precision import autocast, tf32
+from demur.recipes import Recipe
+from demur.training.state import TrainState
+
+ORDER, AUGMENT, CRAFT = 1, 2, 3  # random streams of batch order, augmentation and attack
+
+
+class TrainingStep:
+    """Update a TrainState by one step and return the loss.
+
+    The noise depends only on (seed, image, step), so every engine draws the same.
+
+    Args:
+        recipe: what to train.
+        train_state: the state to update.
+        fit: the training images.
+        model: the model that attacks query; None: the net itself.
+        batch_loss: a faster version of the method's batch loss; None: the method's own.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        train_state: TrainState,
+        fit: Images,
+        model: nn.Module | None = None,
+        batch_loss: Callable[..., Tensor] | None = None,
+    ) -> None:
+        self.recipe, self.train_state, self.fit = recipe, train_state, fit
+        self.model = model or train_state.net
+        self.batch_loss = batch_loss or recipe.method.batch_loss
+
+    def __call__(self, chosen: Tensor, step: Stream, share: float = 1.0) -> Tensor:
+        """Train on the chosen images; return their mean loss times `share`.
+
+        `share` is the fraction of the whole batch in this process, so that losses and gradients
+        sum over processes to those of the whole batch.
+        """
+        recipe, train_state = self.recipe, self.train_state
+        x, y = self.fit.batch(chosen)
+        index = self.fit.index[chosen]
+        x = recipe.augment(
+            x.to(train_state.dtype), noise.derive_seed(recipe.seed, AUGMENT), index, step
+        )
+        stream = noise.derive_seed(recipe.seed, CRAFT, step)
+        with tf32(train_state.precision):
+            with autocast(train_state.precision, x.device):
+                x_adv = recipe.method.craft(self.model, x, y, index, stream)
+
+            head_only_mask = recipe.method.head_only_mask(index)
+
+            def loss() -> Tensor:
+                with autocast(train_state.precision, x.device):
+                    return share * self.batch_loss(train_state.net, x, x_adv, y, head_only_mask)
+
+            return self._update_weights(loss)
+
+    def _update_weights(self, loss: Callable[[], Tensor]) -> Tensor:
+        """Take one optimiser step on the gradient over all processes; return the loss.
+
+        AWP evaluates the loss twice; the second value, at the perturbed weights, is returned.
+        """
+        awp, ema = self.train_state.awp, self.train_state.ema
+        if awp is None:
+            value = self._backward(loss)
+        else:
+            with awp.preserve_statistics():
+                self._backward(loss)
+            with awp.perturb():
+                value = self._backward(loss)
+        self.train_state.optimiser.step()
+        if ema is not None:
+            ema.update()
+        return value
+
+    def _backward(self, loss: Callable[[], Tensor]) -> Tensor:
+        """Set the gradients of the weights, all-reduced over processes; return the loss."""
+        train_state, value = self.train_state, loss()
+        train_state.optimiser.zero_grad()
+        value.backward(inputs=list(train_state.trainable.values()))
+        grads = [p.grad for p in train_state.net.parameters() if p.grad is not None]
+        train_state.world.all_reduce(grads)
+        return value.detach()
+
+
+class TrainingSteps(Protocol):
+    """The training steps of an epoch, as the loop over epochs calls them.
+
+    Attributes:
+        batches: steps per epoch; the last batch may be partial.
+        losses: loss of each step of the epoch. Each rank holds its share: all-reduce them to get
+            the mean losses of the batches.
+    """
+
+    batches: int
+    losses: Tensor
+
+    def begin(self, epoch: int) -> None:
+        """Draw the batch order of an epoch and set its learning rates."""
+        ...
+
+    def __call__(self, i: int) -> None:
+        """Take step i of the epoch."""
+        ...
+
+
+class PlainSteps(TrainingSteps):
+    """Eager training steps, the reference for `FastSteps`.
+
+    Under torchrun each rank trains on its shard of every batch.
+    """
+
+    def __init__(self, recipe: Recipe, train_state: TrainState, fit: Images) -> None:
+        self.recipe, self.train_state, self.fit = recipe, train_state, fit
+        self.batches = -(-len(fit) // recipe.batch_size)
+        device = fit.y.device
+        self.order = torch.zeros(len(fit), dtype=torch.int64, device=device)
+        self.rates = torch.zeros(self.batches)
+        self.losses = torch.zeros(self.batches, dtype=train_state.dtype, device=device)
+        self.first_step = 0  # steps of the run before this epoch
+        self.plain_step = TrainingStep(recipe, train_state, fit)
+
+    def begin(self, epoch: int) -> None:
+        seed = noise.derive_seed(self.recipe.seed, ORDER)
+        self.order.copy_(noise.permutation(seed, len(self.fit), epoch))
+        self.first_step = epoch * self.batches
+        total = self.recipe.epochs * self.batches
+        steps = range(self.first_step + 1, self.first_step + self.batches + 1)
+        self.rates = torch.tensor([self.recipe.schedule(step / total) for step in steps])
+        self.train_state.begin(epoch / self.recipe.epochs)
+
+    def __call__(self, i: int) -> None:
+        size = self.recipe.batch_size
+        self.train_state.set_learning_rate(float(self.rates[i]))
+        batch = self.order[i * size : (i + 1) * size]
+        shard = self.train_state.world.shard(batch)
+        self.losses[i] = self.plain_step(shard, self.first_step + i, len(shard) / len(batch))
