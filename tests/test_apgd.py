@@ -1,18 +1,19 @@
 """Auto-PGD: checkpoints, step sizes, verification, and strength against a peer."""
 
 import warnings
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
 
-from demur.attacks import APGD, CE, DLR, PGD, MultiTarget, TargetedDLR, UntargetedMargin
+from demur.attacks import APGD, CE, DLR, PGD, MultiTarget, Objective, TargetedDLR, UntargetedMargin
 from demur.attacks.apgd import APGDState, _checkpoint_gaps
 from demur.attacks.driver import VERIFY_EVERY
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.nets import RejectingNet
-from demur.output import prediction
+from demur.output import Output, prediction
 from tests.approximate_model import ApproximateModel
 from tests.linear import LinearNet, centred_images, distance
 
@@ -51,6 +52,24 @@ def test_slow_ascent_returns_to_the_best_iterate_with_half_the_step_size(
     assert after.halved.item() is halves
     assert after.rises.item() == 0
     assert after.best_at_checkpoint.item() == 1
+
+
+@dataclass(frozen=True)
+class NearMinusTenth(Objective):
+    """Largest where the second logit is -0.01, before the boundary at 0."""
+
+    def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
+        return -(out.logits[:, 1] + 0.01).square()
+
+
+def test_a_success_at_a_checkpoint_is_returned_and_not_the_best_iterate() -> None:
+    def model(x: Tensor) -> Tensor:
+        shift = (x - 0.5).flatten(1).sum(1)
+        return torch.stack([torch.zeros_like(shift), shift], 1)
+
+    x, y = torch.full((8, 1, 1, 1), 0.5), torch.zeros(8, dtype=torch.long)
+    x_adv = APGD(Linf(0.1), steps=1, objective=NearMinusTenth())(model, x, y)
+    assert (model(x_adv).argmax(1) == 1).all()
 
 
 @pytest.mark.parametrize("ball", [Linf, L2])

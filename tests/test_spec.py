@@ -12,6 +12,7 @@ from demur.attacks import (
     CW,
     DLR,
     FAB,
+    OBJECTIVES,
     PGD,
     AcceptedError,
     AutoAttackEnsemble,
@@ -41,9 +42,10 @@ from demur.balls import L2, Linf
 from demur.calibrate import TPR, Coverage, Risk
 from demur.data import CIFAR10, CIFAR100, CropFlip
 from demur.errors import BadInput
-from demur.methods import PGDAT, RR, Method, Piecewise
+from demur.methods import FRAMEWORKS, HEADS, PGDAT, RR, Method, Piecewise
 from demur.recipes import NAMED_ATTACKS, RECIPES, VOCABULARY, recipe
 from demur.rejectors import (
+    REJECTORS,
     AcceptProbability,
     Con,
     ConMinusRectifier,
@@ -56,6 +58,8 @@ from demur.spec import Spec, differences, edit, lines, read, show
 
 _SLIPS = AcceptedError(RCon(), 0.5)
 NAMED: dict[str, Spec] = {
+    **{cls.__name__: cls() for cls in (*FRAMEWORKS, *HEADS, *REJECTORS)},
+    **{cls.__name__: cls.example(_SLIPS, CE()) for cls in OBJECTIVES},
     **RECIPES,
     **{name: make(RECIPES["digits-pgdat-rr"]) for name, make in NAMED_ATTACKS.items()},
     "adaptive on a plain net": NAMED_ATTACKS["adaptive"](RECIPES["digits-pgdat"]),

@@ -110,7 +110,9 @@ class APGD(IterativeAttack[APGDState]):
         )  # fmt: skip
 
     def step(self, batch: AttackBatch, state: APGDState, step: int) -> APGDState:
-        s, momentum = state, 0.25 if step else 0.0
+        # Not before the iterate has been tested: a success need not have the largest objective.
+        gap = _checkpoint_gaps(self.steps).get(step)
+        s, momentum = self._checkpoint(state, gap) if gap else state, 0.25 if step else 0.0
         z = s.x_adv + per_image(s.step_size, s.x_adv) * self.ball.direction(s.grad)
         z = self.ball.project(batch.x, z)
         x_adv = s.x_adv + (1 - momentum) * (z - s.x_adv) + momentum * (s.x_adv - s.previous)
@@ -118,15 +120,13 @@ class APGD(IterativeAttack[APGDState]):
         (grad, value, _), candidate = self._query(batch, x_adv, step + 1)
         better = value > s.best_value
         mask = per_image(better, x_adv)
-        new = replace(
+        return replace(
             s, x_adv=x_adv, value=value, candidate=candidate, previous=s.x_adv, grad=grad,
             best_x=torch.where(mask, x_adv, s.best_x),
             best_grad=torch.where(mask, grad, s.best_grad),
             best_value=torch.where(better, value, s.best_value),
             rises=s.rises + (value > s.value).to(value.dtype),
         )  # fmt: skip
-        gaps = _checkpoint_gaps(self.steps)
-        return self._checkpoint(new, gaps[step + 1]) if step + 1 in gaps else new
 
     def _checkpoint(self, s: APGDState, since_checkpoint: int) -> APGDState:
         """Halve the step size and return to the best iterate where the ascent is too slow."""
