@@ -8,6 +8,7 @@ import struct
 import sys
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,7 @@ SCHEMAS = {"RECORD": RECORD, "CHECKPOINT": CHECKPOINT, "STATE": STATE, "CERTIFIC
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_every_key_is_required_and_has_its_type(name: str, tmp_path: Path) -> None:
     path, schema = tmp_path / "a.json", SCHEMAS[name]
+    wrongs: tuple[Any, ...] = ([[]], {"a": []}, math.inf, [None])
     write_json(path, VALID[name])
     read_metadata(path, schema, REMEDY)
     for key in schema.required:
@@ -109,7 +111,7 @@ def test_every_key_is_required_and_has_its_type(name: str, tmp_path: Path) -> No
         missing = rf"a\.json is damaged: the key '{key}' is missing; restore it"
         with pytest.raises(BadInput, match=missing):
             read_metadata(path, schema, REMEDY)
-        for wrong in ([[]], {"a": []}, math.inf, [None]):
+        for wrong in wrongs:
             write_json(path, VALID[name] | {key: wrong})
             with pytest.raises(BadInput, match=rf"a\.json is damaged: .*{key}.*; restore it"):
                 read_metadata(path, schema, REMEDY)
@@ -202,13 +204,13 @@ CRAFTED: dict[str, tuple[Callable[[], bytes], str]] = {
     "no zip": (lambda: b"PK no zip", "not a file of arrays"),
     "empty": (lambda: b"", "not a file of arrays"),
     "no array": (npz, "the array 'y' is missing"),
-    **{f"without {name}": (lambda name=name: changed(**{name: None}), f"'{name}' is missing")
+    **{f"without {name}": (partial(changed, **{name: None}), f"'{name}' is missing")
        for name in ("y", "index", "logits", "aux", "size_linf", "size_l2")},
     "objects": (lambda: changed(y=np.array([None, 1], object)), "y is of type"),
     "words": (lambda: changed(y=np.array(["a", "b"])), "y is of type <U1"),
     "big-endian": (lambda: changed(logits=EYE.astype(">f4")), "logits is of type >f4"),
     "doubles": (lambda: changed(logits=EYE.astype(float)), "logits is of type <f8"),
-    "records": (lambda: changed(y=np.zeros(2, [("a", "<i8")])), "y is of type"),
+    "records": (lambda: changed(y=np.zeros(2, [("a", "<i8")])), "y has no npy header"),
     "flat": (lambda: changed(logits=EYE.ravel()), "logits has 1 dimensions instead of 2"),
     "short": (lambda: changed(y=np.array([1])), "y has 1 where 2 are expected"),
     "short logits": (lambda: changed(logits=EYE[:1]), "logits has 1 where 2 are expected"),

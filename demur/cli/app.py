@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from demur.cli.messages import error_message, is_help, replace_unencodable, stop_message
 from demur.errors import BadInput
-from demur.interrupt import INTERRUPTED, on_ctrl_c
+from demur.interrupt import INTERRUPTED, ctrl_c
 
 COMMANDS = (  # in the order of use
     "demo", "list", "show", "data", "train", "attack", "score", "calibrate", "report", "adaptive",
@@ -76,21 +76,22 @@ def global_options(
 
 def main() -> None:
     """Run the command line; wrong input prints one sentence and exits with code 2."""
-    on_ctrl_c(_stop_message)
     replace_unencodable()
     if (here := str(Path.cwd())) not in sys.path:  # Custom("module:Class") may name a local module
         sys.path.append(here)
-    try:
-        code = app(prog_name=app.info.name, standalone_mode=False)
-    except SystemExit as end:
-        code = end.code
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of the pipe is gone
-        code = 1
-    except Exception as error:
-        code = _report_error(error)
-    if code == INTERRUPTED:
+    with ctrl_c(_stop_message) as interrupt:
+        try:
+            code = app(prog_name=app.info.name, standalone_mode=False)
+        except SystemExit as end:
+            code = end.code
+        except BrokenPipeError:
+            sys.stderr.close()  # the reader of the pipe is gone
+            code = 1
+        except Exception as error:
+            code = INTERRUPTED if interrupt.received else _report_error(error)
+    if code == INTERRUPTED or interrupt.received:
         sys.stderr.write(f"demur: {_stop_message()}\n")
+        code = INTERRUPTED
     if code:
         sys.exit(code)
 

@@ -1,6 +1,7 @@
 """demur list."""
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,7 +48,7 @@ def list_names(
     """
     listings = _listings(Path(folder))
     if RUNS not in (folder, kind):
-        raise BadInput(f"a folder goes with runs only; write demur list runs {folder}")
+        raise BadInput(f"a folder goes with runs only; write demur list runs {shlex.quote(folder)}")
     if kind is None:
         entries: Mapping[str, Any] = {
             name: _kind_entry(name, make()) for name, make in listings.items()

@@ -1,6 +1,7 @@
 """demur show."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,9 @@ def show(
     if is_run and name not in RECIPES and not changes:
         _show_run(Run.open(name))
         return
+    if is_run and name not in RECIPES:
+        words = ["demur", "show", f"@{Run.open(name).path / 'recipe.txt'}", *(changes or [])]
+        raise BadInput(f"{name} is a run, and changes go with a recipe: {shlex.join(words)}")
     if name not in RECIPES and not name.startswith("@"):
         known = suggestion(name, [*RECIPES, *(run.name for run in runs_in(Path("runs")))])
         raise BadInput(f"no recipe or run is called {shorten(name)!r}; {known}")

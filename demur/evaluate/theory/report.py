@@ -7,6 +7,7 @@
 Everything is computed from records, so neither weights nor data are needed.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +82,7 @@ def theory(run: Run, gammas: Sequence[float] = GAMMAS, rho: float = RHO) -> Theo
         xi_below(gamma)  # raises BadInput if no xi satisfies the bound
     records = run.records("test")
     if not records:
-        name = run.path.name
+        name = shlex.quote(str(run.path))
         raise BadInput(f"{name} has no record yet; make some with demur attack {name} clean pgd-10")
     balls = worst_case_xi(records, gammas, tau)
     return TheoryReport(
