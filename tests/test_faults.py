@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {  # words, and how many oper
     "train": (("train", "digits-standard", *BRIEF, "--out", "run"), 6),
     "attack": (("attack", "run", "pgd-10:steps=1", "--n", "20"), 6),
     "calibrate": (("calibrate", "run", "--risk", "0.7"), 5),
-    "report": (("report", "run"), 3),
+    "report": (("report", "run"), 2),
 }
 ROOT = Path(__file__).parents[1]
 Words = tuple[str, ...]

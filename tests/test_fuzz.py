@@ -51,7 +51,7 @@ def _lie(random: Random, folder: Path) -> bool:
 
 
 def _break(random: Random, folder: Path) -> bool:
-    return bool({}["missing"])
+    raise KeyError("missing")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def _break(random: Random, folder: Path) -> bool:
 def test_the_harness_notices_what_it_looks_for(
     case: object, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profiled: None
 ) -> None:
-    monkeypatch.setitem(KINDS, "bad", case)  # type: ignore[misc]
+    monkeypatch.setitem(KINDS, "bad", case)
     monkeypatch.setattr(worker, "CASE_SECONDS", 0.3)
     monkeypatch.setattr(worker, "MAX_GROWTH", 50 << 10)
     assert run_case("bad", 0, 0, tmp_path)[0] == outcome

@@ -12,12 +12,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+import matplotlib.backends.backend_agg
+import matplotlib.backends.backend_svg
+import pydantic  # as typer and torch do when they are used
+import torch._dynamo
+
 import demur.report.page
-import demur.training  # noqa: F401  both are imported before any fork
+import demur.training
 from demur.cli import main
 from demur.data import Digits, Splits
 
 FEW = 200  # images of each split
+IMPORTED = (  # before any fork
+    matplotlib.backends.backend_agg, matplotlib.backends.backend_svg, pydantic, torch._dynamo,
+    demur.report.page, demur.training,
+)  # fmt: skip
 
 
 class Faults:
