@@ -36,8 +36,8 @@ def shorten(text: str) -> str:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """End of an error message that names the known words nearest to `word`."""
-    words = sorted(known)
+    """End of an error message that names the known words nearest to `word`, never itself."""
+    words = sorted({*known} - {word})
     if not words:
         return "there is nothing to choose from"
     near = difflib.get_close_matches(word[:LONGEST], words, n=3, cutoff=0.5)

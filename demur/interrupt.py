@@ -1,6 +1,7 @@
 """Ctrl-C ends a command with exit code 130 and one sentence, at any moment.
 
-on_ctrl_c(lambda: "stopped before anything was done")
+    with ctrl_c(lambda: "stopped before anything was done") as interrupt:
+        ...
 
 SystemExit is raised, so that files and locks are released. Where it would be lost, the process is
 ended at once: a module that is being imported may catch every exception and go on.
@@ -10,7 +11,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTED = 130
@@ -19,25 +21,39 @@ SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 
 
-def on_ctrl_c(sentence: Callable[[], str]) -> None:
-    """Install the handler of SIGINT; `sentence` is what it prints if it ends the process itself."""
+class Interrupt:
+    """Handler of SIGINT; `sentence` is what it prints if it ends the process itself."""
 
-    def end() -> None:
+    def __init__(self, sentence: Callable[[], str]) -> None:
+        self.sentence, self.received = sentence, False
+        self.timer = threading.Timer(UNWIND_SECONDS, self.end)
+        self.timer.daemon = True
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.received or _is_importing(frame):  # a second Ctrl-C does not wait
+            self.end()
+        self.received = True
+        self.timer.start()
+        sys.exit(INTERRUPTED)
+
+    def end(self) -> None:
+        """Print the sentence and end the process without cleaning up, as kill -9 would."""
         cursor = SHOW_CURSOR if sys.stderr.isatty() else ""
-        sys.stderr.write(f"{cursor}demur: {sentence()}\n")
+        sys.stderr.write(f"{cursor}demur: {self.sentence()}\n")
         sys.stderr.flush()
         os._exit(INTERRUPTED)
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, lambda *_: end())  # a second Ctrl-C does not wait
-        if _is_importing(frame):
-            end()
-        timer = threading.Timer(UNWIND_SECONDS, end)
-        timer.daemon = True
-        timer.start()
-        sys.exit(INTERRUPTED)
 
-    signal.signal(signal.SIGINT, interrupt)
+@contextmanager
+def ctrl_c(sentence: Callable[[], str]) -> Iterator[Interrupt]:
+    """Handle SIGINT inside the block."""
+    interrupt = Interrupt(sentence)
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield interrupt
+    finally:
+        interrupt.timer.cancel()
+        signal.signal(signal.SIGINT, before)
 
 
 def _is_importing(frame: FrameType | None) -> bool:

@@ -18,7 +18,7 @@ BEFORE_DEMUR = "KeyboardInterrupt"  # printed by Python if demur's first line is
 
 
 def swallowing(body: str) -> subprocess.CompletedProcess[str]:
-    script = f"import os, signal\nfrom demur.interrupt import on_ctrl_c\n{body}"
+    script = f"import os, signal\nfrom demur.interrupt import ctrl_c\n{body}"
     return subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
     )
@@ -32,15 +32,15 @@ def test_a_module_that_catches_everything_while_it_is_imported_does_not_go_on(
         "    pass\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    done = swallowing("on_ctrl_c(lambda: 'stopped')\nimport greedy\nprint('went on')")
+    done = swallowing("with ctrl_c(lambda: 'stopped'):\n    import greedy\nprint('went on')")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "demur: stopped\n")
 
 
 def test_code_that_catches_the_exit_is_ended_after_a_while() -> None:
     done = swallowing(
         "import demur.interrupt, time\ndemur.interrupt.UNWIND_SECONDS = 0.2\n"
-        "on_ctrl_c(lambda: 'stopped')\n"
-        "try:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    time.sleep(30)\n"
+        "with ctrl_c(lambda: 'stopped'):\n    try:\n        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    except BaseException:\n        time.sleep(30)\n"
     )
     assert (done.returncode, done.stderr) == (130, "demur: stopped\n")
 

@@ -94,13 +94,16 @@ def test_a_net_with_random_outputs_is_detected(tiny_net: RejectingNet, batch: An
     assert probe(tiny_net, x.repeat(9, 1, 1, 1), y.repeat(9))["images"] == PROBED
 
 
+ODD_PROBE = {"images": 20, "random_outputs": 20, "zero_gradients": 0}
+
+
 def test_the_probe_does_not_change_the_digest_of_a_record(
     tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = RecordOptions(n=20, keep_features=False)
     loaded = load_run(tiny_run, tmp_path / "one")
     here = run_attack(loaded, "clean", Clean(), options)
-    monkeypatch.setattr("demur.evaluate.attack.probe", lambda *given: {"other": 1})
+    monkeypatch.setattr("demur.evaluate.attack.probe", lambda *given: ODD_PROBE)
     there = run_attack(load_run(tiny_run, tmp_path / "two"), "clean", Clean(), options)
     assert here.digest == there.digest
     assert here.metadata["probe"] != there.metadata["probe"]

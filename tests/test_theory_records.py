@@ -173,7 +173,7 @@ class TestCommand:
         assert set(found["records"][0]["at_tau"][0]["inside"]["interval"]) == {"lo", "hi"}
 
     def test_the_whole_ball(self, command: Command, run_here: Path) -> None:
-        refused(command("theory", "tiny"), "no record yet", "demur attack tiny clean pgd-10")
+        refused(command("theory", "tiny"), "no record yet", "demur attack runs/tiny clean pgd-10")
         few = ("--n", "60", "--device", "cpu")
         assert command("attack", "tiny", "clean", "pgd-10", *few)[0] == 0
         code, out, _ = command("theory", "tiny")

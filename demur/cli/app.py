@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from demur.cli.messages import error_message, is_help, replace_unencodable, stop_message
 from demur.errors import BadInput
-from demur.interrupt import INTERRUPTED, on_ctrl_c
+from demur.interrupt import INTERRUPTED, ctrl_c
 
 COMMANDS = (  # in the order of use
     "demo", "list", "show", "data", "train", "attack", "score", "calibrate", "report", "adaptive",
@@ -77,21 +77,22 @@ def global_options(
 def main(program: typer.Typer = app) -> None:
     """Run a command line; wrong input prints one sentence and exits with code 2."""
     message = _stop_message if program is app else lambda: "stopped"
-    on_ctrl_c(message)
     replace_unencodable()
     if (here := str(Path.cwd())) not in sys.path:  # Custom("module:Class") may name a local module
         sys.path.append(here)
-    try:
-        code = program(prog_name=program.info.name, standalone_mode=False)
-    except SystemExit as end:
-        code = end.code
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of the pipe is gone
-        code = 1
-    except Exception as error:
-        code = _report_error(error)
-    if code == INTERRUPTED:
+    with ctrl_c(message) as interrupt:
+        try:
+            code = program(prog_name=program.info.name, standalone_mode=False)
+        except SystemExit as end:
+            code = end.code
+        except BrokenPipeError:
+            sys.stderr.close()  # the reader of the pipe is gone
+            code = 1
+        except Exception as error:
+            code = INTERRUPTED if interrupt.received else _report_error(error)
+    if code == INTERRUPTED or interrupt.received:
         sys.stderr.write(f"demur: {message()}\n")
+        code = INTERRUPTED
     if code:
         sys.exit(code)
 

@@ -1,6 +1,7 @@
 """demur data get and demur data check."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,7 +60,7 @@ def check(
     Example: demur data check cifar10 --data datasets
     """
     checks = _check_data(name, Path(data) if data else None)
-    where = f" --data {data}" if data else ""
+    where = f" --data {shlex.quote(data)}" if data else ""
     if as_json:
         entries = [_entry(published, state) for published, state in checks]
         typer.echo(json.dumps({"data": entries}, indent=2))

@@ -263,11 +263,14 @@ def _probe_scores(record: "Record") -> dict[str, "FloatArray"]:
 
 def _no_record_message(run: "Run", split: str) -> str:
     """Return the message that there is nothing to score, and what to run instead."""
+    from demur.report.commands import run_argument
+
     scorable = [name for name in run.recipe.data.splits if name != "fit" and run.records(name)]
     where = "" if split == "test" else f" --split {split}"
+    name = shlex.quote(run_argument(run))
     ways = [f"score those of {name} images with --split {name}" for name in scorable]
     if run.has_weights or not ways:
-        ways.insert(0, f"make one with demur attack {run.name} pgd-20{where}")
+        ways.insert(0, f"make one with demur attack {name} pgd-20{where}")
     images = f"of {split} images " if scorable else ""
     return f"{run.name} has no record {images}yet; {', or '.join(ways)}"
 

@@ -1,6 +1,7 @@
 """demur list and demur show."""
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,7 +59,7 @@ def list_names(
     """
     kinds = listings(Path(folder))
     if RUNS not in (folder, kind):
-        raise BadInput(f"a folder goes with runs only; write demur list runs {folder}")
+        raise BadInput(f"a folder goes with runs only; write demur list runs {shlex.quote(folder)}")
     if kind is None:
         entries: Mapping[str, Any] = {
             name: _kind_entry(name, make()) for name, make in kinds.items()
@@ -209,6 +210,9 @@ def show(
     if is_run and name not in RECIPES and not changes:
         _show_run(Run.open(name))
         return
+    if is_run and name not in RECIPES:
+        words = ["demur", "show", f"@{Run.open(name).path / 'recipe.txt'}", *(changes or [])]
+        raise BadInput(f"{name} is a run, and changes go with a recipe: {shlex.join(words)}")
     if name not in RECIPES and not name.startswith("@"):
         hint = hint_for(name, (run.name for run in runs_in(Path("runs"))))
         raise BadInput(f"no recipe or run is called {shorten(name)!r}; {hint}")

@@ -35,6 +35,8 @@ def _os_error_message(error: OSError) -> str:
         return "the disk is full; free some space and run the same command again"
     where = f"{error.filename}: " if error.filename else ""
     reason = (error.strerror or str(error)).lower()
+    if error.errno == errno.EIO:
+        return f"{where}{reason}; check the disk and run the same command again"
     return f"{where}{reason}; name another path or change its permissions"
 
 

@@ -7,6 +7,7 @@ The files may be in the folder itself or in the sub-folder of the published arch
 """
 
 import os
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +47,7 @@ def not_found_error(what: str, name: str, given: Path | None) -> BadInput:
     searched = (
         " or ".join(map(str, search_folders(given))) or "a cache folder: there is no home folder"
     )
-    option = f" --data {given}" if given else ""
+    option = f" --data {shlex.quote(str(given))}" if given else ""
     return BadInput(
         f"{what} in {searched}; run 'demur data get {name}{option}' "
         "or name its folder with --data DIR"

@@ -93,12 +93,12 @@ class _PlainUnpickler(pickle.Unpickler):
     def check_name(module: str, name: str) -> None:
         """Raise an error if a name is not allowed."""
         if (module, name) not in _ALLOWED:
-            raise _DisallowedName(f"{module}.{name}")
+            raise _DisallowedName(repr(f"{module}.{name}"[:60]))
 
     def _encode(self, text: str, encoding: str) -> bytes:
         """Replaces `_codecs.encode`, by which Python 3 pickles bytes for Python 2."""
         if encoding != "latin1":
-            raise _DisallowedName(f"_codecs.encode to {encoding}")
+            raise _DisallowedName(f"_codecs.encode to {str(encoding)[:20]!r}")
         self.left -= len(text)
         if self.left < 0:
             raise pickle.UnpicklingError("one text is copied many times")

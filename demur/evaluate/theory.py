@@ -7,6 +7,7 @@
 Everything is computed from records, so neither weights nor data are needed.
 """
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -411,7 +412,7 @@ def theory(run: Run, gammas: Sequence[float] = GAMMAS, rho: float = RHO) -> Theo
         xi_below(gamma)  # raises BadInput if no xi satisfies the bound
     records = run.records("test")
     if not records:
-        name = run.path.name
+        name = shlex.quote(str(run.path))
         raise BadInput(f"{name} has no record yet; make some with demur attack {name} clean pgd-10")
     balls = worst_case_xi(records, gammas, tau)
     return TheoryReport(
@@ -432,7 +433,7 @@ def _difficulty(xi: float, rho: float) -> Difficulty:
 def _xi_attack_command(run: Run) -> str:
     """Command that makes a record of the attack on xi, after a training if weights are missing."""
     if run.has_weights:
-        return f"demur attack {run.path} xi"
+        return f"demur attack {shlex.quote(str(run.path))} xi"
     new_run = f"runs/{run.name}"
     return (
         f"demur train @{run.path / 'recipe.txt'} --out {new_run}, since there are no weights here, "

@@ -30,6 +30,7 @@ TEMPORARY_FILES = ".*.tmp"
 STANDARD_OUTPUT = 1
 MAX_JSON = 8 * MEGABYTE
 MAX_HEADER = MEGABYTE  # of a safetensors file
+NUMBER_BYTES = 8  # of the largest type
 MAX_STEM = 50  # characters of the target's name in a temporary name, which must not be too long
 
 
@@ -121,9 +122,9 @@ def read_checked(path: Path, digest: str, remedy: str, limit: int) -> bytes:
 def read_tensors(
     path: Path, digest: str, remedy: str, like: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Tensors of a safetensors file that have the names, types and shapes of `like`."""
-    size = sum(tensor.nbytes for tensor in like.values())
-    content = read_checked(path, digest, remedy, size + MAX_HEADER)
+    """Tensors of a safetensors file that have the names, kinds of numbers and shapes of `like`."""
+    numbers = sum(tensor.numel() for tensor in like.values())
+    content = read_checked(path, digest, remedy, NUMBER_BYTES * numbers + MAX_HEADER)
     try:
         tensors = tensors_of(content)
     except (SafetensorError, KeyError, ValueError, RuntimeError):  # KeyError: an unknown type
@@ -244,7 +245,8 @@ def _check_digest(path: Path, expected: str, found: str, remedy: str) -> None:
 def _describe_tensor(tensor: Tensor | None) -> str:
     if tensor is None:
         return "missing"
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+    kind = "float" if tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
+    return f"{kind} of shape {tuple(tensor.shape)}"  # a net trained in fp64 is stored in fp64
 
 
 def _metadata_digest(metadata: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ metadata = read_metadata(run.path / "checkpoint.json", CHECKPOINT, remedy)
 Keys that a schema does not name are provenance and may hold anything.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -23,7 +24,8 @@ from demur.runs.files import read_json
 
 Metadata = dict[str, Any]
 FileName = Annotated[
-    str, Condition(lambda v: Path(v).name == v and "\0" not in v, "that names a file beside it")
+    str,
+    Condition(lambda v: bool(re.fullmatch(r"\w[\w.-]{0,99}", v)), "that names a file beside it"),
 ]
 
 

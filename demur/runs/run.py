@@ -8,6 +8,7 @@ runs/NAME/recipe.txt         every field of the recipe, defaults too
          state/              resume state of an unfinished training
 """
 
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -210,7 +211,9 @@ class Run:
     @property
     def _remedy(self) -> str:
         """Advice for missing or damaged weights; training elsewhere orphans no record."""
-        return f"train it again elsewhere with demur train @{self.path / 'recipe.txt'}"
+        again = self.path.with_name(f"{self.name}-again")
+        words = ["demur", "train", f"@{self.path / 'recipe.txt'}", "--out", str(again)]
+        return f"train it again elsewhere with: {shlex.join(words)}"
 
     @property
     def records_folder(self) -> Path:
@@ -243,7 +246,8 @@ class Run:
 
 def runs_in(folder: Path) -> list[Run]:
     """Runs in a folder, sorted by name; hidden folders are unfinished archives and left out."""
-    return [Run(path.parent) for path in sorted(folder.glob("[!.]*/recipe.txt"))]
+    recipes = sorted(folder.glob("[!.]*/recipe.txt"))
+    return [Run(path.parent) for path in recipes if path.is_file()]
 
 
 def run_folder(name: str, recipe: Recipe, changed: bool, home: Path = Path("runs")) -> Path:

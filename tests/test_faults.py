@@ -1,0 +1,119 @@
+"""A disk that fails or is full at any file operation: one sentence, and nothing is lost.
+
+A forked child runs a command and gets an error from its k-th file operation. The same command,
+given again, must end with the files of a command that met no error. DEMUR_ALL_FAULTS=1 tests every
+operation; otherwise a few of each command.
+"""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demur.runs import Run
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+
+EVERY = bool(os.environ.get("DEMUR_ALL_FAULTS"))
+ERRORS = (errno.EIO, errno.ENOSPC)
+NEVER = 10**9
+BRIEF = ("epochs=2", "width=4", "validation_attack=Clean")
+COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {  # words, and how many operations are sampled
+    "train": (("train", "digits-standard", *BRIEF, "--out", "run"), 6),
+    "attack": (("attack", "run", "pgd-10:steps=1", "--n", "20"), 6),
+    "calibrate": (("calibrate", "run", "--risk", "0.7"), 5),
+    "report": (("report", "run"), 2),
+}
+ROOT = Path(__file__).parents[1]
+Words = tuple[str, ...]
+Answer = tuple[int, str, int]  # exit code, stderr, number of file operations
+Server = Callable[..., Answer]
+VARIES = ("created", "seconds", "metrics", "metadata_digest")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A process that runs commands with a fault, in a folder."""
+    words = [sys.executable, "-m", "tests.fuzz.faults"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:
+
+        def run(command: Words, folder: Path, operation: int = NEVER, number: int = 0) -> Answer:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            asked = {"words": command, "folder": str(folder), "operation": operation}
+            process.stdin.write(json.dumps(asked | {"number": number}) + "\n")
+            process.stdin.flush()
+            code = int(process.stdout.readline())
+            operations = int((folder / "operations").read_text())
+            return code, (folder / "stderr").read_text(), operations
+
+        yield run
+        process.kill()
+
+
+def content(run: Path) -> dict[str, object]:
+    """What the files of a run say, without times."""
+    found: dict[str, object] = {}
+    for path in sorted(run.rglob("*")):
+        name = str(path.relative_to(run))
+        if path.suffix == ".json":
+            values = json.loads(path.read_text())
+            found[name] = {key: value for key, value in values.items() if key not in VARIES}
+        elif path.is_file() and path.suffix in (".npz", ".safetensors", ".txt"):
+            found[name] = path.read_bytes()
+        elif path.is_file():
+            found[name] = path.name
+    return found
+
+
+def check_fault(
+    server: Server, words: Words, start: Path, operation: int, number: int, expected: Any
+) -> None:
+    """One command with one fault, then the same command again."""
+    folder = start.with_name(f"{start.name}-{operation}-{number}")
+    shutil.copytree(start, folder)
+    before = content(folder / "run")
+    where = f"{words[0]}, operation {operation}, {os.strerror(number)}"
+    code, said, _ = server(words, folder, operation, number)
+    sentences = [line for line in said.splitlines() if line.startswith("demur: ")]
+    if code != 0:  # 0: the fault met something that can be left out
+        assert (code, len(sentences)) == (2, 1), f"{where}\n{said}"
+        assert ("disk is full" if number == errno.ENOSPC else "input/output error") in said, where
+    assert "Traceback" not in said, f"{where}\n{said}"
+    after = content(folder / "run") if (folder / "run").exists() else {}
+    assert {name: after.get(name) for name in before} == before, f"{where}: a file was lost"
+    code, said, _ = server(words, folder)
+    assert code == 0, f"{where}, again\n{said}"
+    assert content(folder / "run") == expected, where
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_disk_that_fails_loses_nothing(
+    name: str, server: Server, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    words, sampled = COMMANDS[name]
+    start = tmp_path / "start"
+    start.mkdir()
+    if name != "train":
+        run: Run = request.getfixturevalue("tiny_run")
+        shutil.copytree(run.path, start / "run")
+    if name == "report":
+        assert server(("attack", "run", "clean", "--n", "30"), start)[0] == 0
+    shutil.copytree(start, tmp_path / "whole")
+    code, said, operations = server(words, tmp_path / "whole")
+    assert code == 0, said
+    expected = content(tmp_path / "whole" / "run")
+    step = 1 if EVERY else max(1, operations // sampled)
+    for operation in range(0, operations, step):
+        numbers = ERRORS if EVERY else (ERRORS[operation // step % 2],)
+        for number in numbers:
+            check_fault(server, words, start, operation, number, expected)

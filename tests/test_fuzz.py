@@ -1,0 +1,78 @@
+"""A few seconds of fuzzing, and that the harness notices what it looks for."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.fuzz import worker
+from tests.fuzz.kinds import KINDS, OtherMeaning
+from tests.fuzz.worker import run_case
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
+
+CASES = dict.fromkeys(KINDS, 300) | {"argv": 30}
+SEED = 7
+
+
+@pytest.fixture
+def profiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = signal.signal(signal.SIGPROF, worker._hang)
+    yield
+    signal.signal(signal.SIGPROF, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore")
+def test_no_input_ends_in_a_traceback(kind: str, tmp_path: Path, profiled: None) -> None:
+    outcomes = set()
+    for number in range(CASES[kind]):
+        outcome, detail = run_case(kind, SEED, number, tmp_path)
+        assert outcome in ("accepted", "refused"), f"{kind} {number}: {outcome}\n{detail}"
+        outcomes.add(outcome)
+    assert outcomes == {"accepted", "refused"}
+
+
+def _spin(random: Random, folder: Path) -> bool:
+    while True:
+        random.random()
+
+
+def _grow(random: Random, folder: Path) -> bool:
+    return len(b"1" * (200 << 20)) > 0
+
+
+def _lie(random: Random, folder: Path) -> bool:
+    raise OtherMeaning("another value")
+
+
+def _break(random: Random, folder: Path) -> bool:
+    raise KeyError("missing")
+
+
+@pytest.mark.parametrize(
+    ("case", "outcome"),
+    [(_spin, "hang"), (_grow, "memory"), (_lie, "other meaning"), (_break, "traceback")],
+)
+def test_the_harness_notices_what_it_looks_for(
+    case: object, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profiled: None
+) -> None:
+    monkeypatch.setitem(KINDS, "bad", case)
+    monkeypatch.setattr(worker, "CASE_SECONDS", 0.3)
+    monkeypatch.setattr(worker, "MAX_GROWTH", 50 << 10)
+    assert run_case("bad", 0, 0, tmp_path)[0] == outcome
+
+
+def test_the_command_prints_a_table() -> None:
+    words = [sys.executable, "-m", "tests.fuzz", "--cases", "40", "--only", "json,state"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1]
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    header, *rows = done.stdout.splitlines()
+    assert header.split()[:3] == ["kind", "accepted", "refused"]
+    assert [row.split()[0] for row in rows] == ["json", "state"]
