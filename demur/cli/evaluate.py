@@ -263,7 +263,7 @@ def _probe_scores(record: "Record") -> dict[str, "FloatArray"]:
 
 def _no_record_message(run: "Run", split: str) -> str:
     """Return the message that there is nothing to score, and what to run instead."""
-    from demur.report.commands import run_argument
+    from demur.report.text import run_argument
 
     scorable = [name for name in run.recipe.data.splits if name != "fit" and run.records(name)]
     where = "" if split == "test" else f" --split {split}"
