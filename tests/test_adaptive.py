@@ -26,7 +26,7 @@ from demur.training import train
 from tests.cifar_files import use_small_set
 from tests.conftest import Command
 from tests.test_checkpoint_selection import BRIEF
-from tests.test_cli import refused
+from tests.test_cli import expect_error
 
 RR_RUN, PLAIN_RUN = RECIPES["digits-pgdat-rr"], RECIPES["digits-pgdat"]
 LOGITS, AUX = (2.0, 1.0, 0.0), 0.5
@@ -224,16 +224,18 @@ def test_one_protocol_runs_only_its_own_attacks(command: Command, run_here: Path
 
 def test_bad_arguments_exit_with_a_message(command: Command, run_here: Path) -> None:
     before = sorted(path.name for path in (run_here / "records").glob("*test*"))
-    refused(command("adaptive", "tinny"), "there is no run 'tinny'")
-    refused(command("adaptive", "tiny", "--protocol", "papr"), "did you mean paper")
-    refused(command("adaptive", "tiny", "--objectives", "ce-rrr"), "no objective", "ce-rr")
-    refused(command("adaptive", "tiny", "--etas", "1,x"), "--etas is '1,x'; give numbers")
-    refused(command("adaptive", "tiny", "--etas=-1"), "eta must be a number of at least 0, not -1")
-    refused(command("adaptive", "tiny", "--etas", "inf"), "eta must be a number")
-    refused(command("adaptive", "tiny", "--etas", ","), "nothing to try")
-    refused(command("adaptive", "tiny", "--steps", "0"), "steps must be a whole number")
-    refused(command("adaptive", "tiny", "--restarts", "0"), "restarts must be a whole number")
-    refused(command("adaptive", "tiny", "--n", "9999"), "has 300")
+    expect_error(command("adaptive", "tinny"), "there is no run 'tinny'")
+    expect_error(command("adaptive", "tiny", "--protocol", "papr"), "did you mean paper")
+    expect_error(command("adaptive", "tiny", "--objectives", "ce-rrr"), "no objective", "ce-rr")
+    expect_error(command("adaptive", "tiny", "--etas", "1,x"), "--etas is '1,x'; give numbers")
+    expect_error(
+        command("adaptive", "tiny", "--etas=-1"), "eta must be a number of at least 0, not -1"
+    )
+    expect_error(command("adaptive", "tiny", "--etas", "inf"), "eta must be a number")
+    expect_error(command("adaptive", "tiny", "--etas", ","), "nothing to try")
+    expect_error(command("adaptive", "tiny", "--steps", "0"), "steps must be a whole number")
+    expect_error(command("adaptive", "tiny", "--restarts", "0"), "restarts must be a whole number")
+    expect_error(command("adaptive", "tiny", "--n", "9999"), "has 300")
     assert before == sorted(path.name for path in (run_here / "records").glob("*test*"))
 
 
@@ -254,7 +256,7 @@ def test_without_cal_images_only_the_papers_protocol_runs(
     message = " ".join(err.split())
     assert "no cal images were held out for this run" in message
     assert "without L_RR: no second output" in message
-    refused(command(*words, "--protocol", "deploy"), "no threshold can be deployed")
+    expect_error(command(*words, "--protocol", "deploy"), "no threshold can be deployed")
 
 
 def test_defaults_are_the_papers() -> None:

@@ -20,7 +20,7 @@ from demur.recipes import recipe
 from demur.report.speed import COLUMNS, cells, sentences, show_speed
 from demur.spec import lines, show
 from tests.conftest import Command
-from tests.test_cli import refused
+from tests.test_cli import expect_error
 
 CPU = torch.device("cpu")
 
@@ -87,12 +87,12 @@ def test_the_report_is_json_with_hardware_versions_and_rates(command: Command) -
 
 
 def test_impossible_measurements_are_an_error(command: Command) -> None:
-    refused(
+    expect_error(
         command("bench", "--only", "eagre"), "there is no measurement 'eagre'; did you mean eager"
     )
-    refused(command("bench", "atacks"), "no recipe is called 'atacks'; demur list shows the")
+    expect_error(command("bench", "atacks"), "no recipe is called 'atacks'; demur list shows the")
     result = command("bench", "--only", "eager,fast", "--steps", "3")
-    refused(result, "the fast engine needs a GPU; on a CPU use --only eager,plain")
+    expect_error(result, "the fast engine needs a GPU; on a CPU use --only eager,plain")
     assert not any("measuring" in text for text in result[1:]), "the error precedes any work"
     with pytest.raises(BadInput, match="measures recipes trained with PGD"):
         speed.Bench(recipe("digits-standard"), CPU, 3)
@@ -170,16 +170,16 @@ def test_only_selects_the_compared_pairs(command: Command, in_empty_folder: Path
     }
     everything = [*check.recipes("fp32"), *check.recipes("fp64")]
     assert len(check.selected_recipes(())) == len(everything)
-    refused(
+    expect_error(
         command("bench", "--check", "--only", "trade"),
         "no framework, head or precision is called 'trade'; did you mean trades",
     )
-    refused(
+    expect_error(
         command("bench", "--check", "--only", "ccat,snet"),
         "no framework and head combine as ccat, snet",
     )
     (in_empty_folder / "other.json").write_text("[]")
-    refused(
+    expect_error(
         command("bench", "--check", "-o", "other.json"),
         "other.json is not a report of this command; name another file",
     )

@@ -30,7 +30,7 @@ from tests.cifar_files import (
     write,
 )
 from tests.conftest import Command
-from tests.test_cli import refused
+from tests.test_cli import expect_error
 
 KINDS: list[type[Cifar]] = [CIFAR10, CIFAR100]
 
@@ -350,7 +350,7 @@ def test_a_rewritten_file_with_the_published_images_is_not_damaged(
     assert set(state.damaged) == {names[2], names[4]}
     assert state.damaged[names[4]] == "it is missing"
     assert state.images == ten.images * 4 // 6
-    refused(
+    expect_error(
         command("data", "check", "cifar10", "--data", str(tmp_path)),
         "is damaged: data_batch_3 (its md5 is",
     )

@@ -60,7 +60,7 @@ def help_seconds() -> float:
     )
 
 
-def refused(answer: Answer, *words: str) -> None:
+def expect_error(answer: Answer, *words: str) -> None:
     """Assert exit code 2 and one sentence on stderr that contains all words."""
     code, out, err = answer
     assert code == 2, (out, err)
@@ -72,19 +72,19 @@ def refused(answer: Answer, *words: str) -> None:
 
 
 def test_unknown_names_suggest_the_nearest_known_ones(command: Command, run_here: Path) -> None:
-    refused(command("train", "digits-pgdat-r"), "no recipe is called", "digits-pgdat-rr")
-    refused(command("train", "digits-pgdat-rr", "epoch=3"), "no key 'epoch'", "epochs")
-    refused(command("train", "digits-pgdat-rr", "epochs"), "write key=value")
-    refused(command("train", "@missing.txt"), "there is no file missing.txt")
-    refused(command("attack", "tiny", "pdg-20"), "no attack is called", "pgd-20")
-    refused(command("attack", "tiny", "pgd-20:epz=0.1"), "no key 'epz'", "eps")
-    refused(command("attack", "tinny", "pgd-20"), "there is no run 'tinny'", "tiny")
-    refused(command("score", "nothing"), "there is no run")
-    refused(command("score", "tiny", "--protocol", "papr"), "did you mean paper")
-    refused(command("list", "recipe"), "did you mean recipes")
-    refused(command("show", "digits"), "no recipe or run is called", "digits-pgdat")
-    refused(command("show", "tinny"), "did you mean tiny?")
-    refused(command("attack", "tiny", "pgd-20", "--split", "tests"), "did you mean test")
+    expect_error(command("train", "digits-pgdat-r"), "no recipe is called", "digits-pgdat-rr")
+    expect_error(command("train", "digits-pgdat-rr", "epoch=3"), "no key 'epoch'", "epochs")
+    expect_error(command("train", "digits-pgdat-rr", "epochs"), "write key=value")
+    expect_error(command("train", "@missing.txt"), "there is no file missing.txt")
+    expect_error(command("attack", "tiny", "pdg-20"), "no attack is called", "pgd-20")
+    expect_error(command("attack", "tiny", "pgd-20:epz=0.1"), "no key 'epz'", "eps")
+    expect_error(command("attack", "tinny", "pgd-20"), "there is no run 'tinny'", "tiny")
+    expect_error(command("score", "nothing"), "there is no run")
+    expect_error(command("score", "tiny", "--protocol", "papr"), "did you mean paper")
+    expect_error(command("list", "recipe"), "did you mean recipes")
+    expect_error(command("show", "digits"), "no recipe or run is called", "digits-pgdat")
+    expect_error(command("show", "tinny"), "did you mean tiny?")
+    expect_error(command("attack", "tiny", "pgd-20", "--split", "tests"), "did you mean test")
 
 
 def test_wrong_values_are_reported_with_the_allowed_values(command: Command) -> None:
@@ -98,7 +98,7 @@ def test_wrong_values_are_reported_with_the_allowed_values(command: Command) -> 
         ("head=Linf(1)", "must be a Head"),
         ("weight_decay=1/0", "cannot work out"),
     ):
-        refused(command("train", "digits-pgdat-rr", change), words)
+        expect_error(command("train", "digits-pgdat-rr", change), words)
     assert not Path("runs").exists(), "something was written"
 
 
@@ -115,16 +115,16 @@ def test_malformed_input_gives_one_sentence(command: Command, run_here: Path) ->
         ("net=ResNet8(width=4,width=5)", "the same field twice"),
         ("attack.keep=success", "use bn=eval"),
     ):
-        refused(command("train", "digits-pgdat-rr", change, "--out", "new"), words)
+        expect_error(command("train", "digits-pgdat-rr", change, "--out", "new"), words)
     Path("binary").write_bytes(bytes(range(128, 256)))
     Path("folder").mkdir()
-    refused(command("train", "@binary"), "not a text file")
-    refused(command("train", "@folder"), "there is no file")
-    refused(command("train", "digits-pgdat-rr", "--out", "binary"), "is a file")
-    refused(command("train", "digits-pgdat-rr", "--out", "binary/below"), "binary")
-    refused(command("attack", "tiny", "clean:eps=1"), "no key 'eps'", "nothing to choose from")
+    expect_error(command("train", "@binary"), "not a text file")
+    expect_error(command("train", "@folder"), "there is no file")
+    expect_error(command("train", "digits-pgdat-rr", "--out", "binary"), "is a file")
+    expect_error(command("train", "digits-pgdat-rr", "--out", "binary/below"), "binary")
+    expect_error(command("attack", "tiny", "clean:eps=1"), "no key 'eps'", "nothing to choose from")
     assert command("attack", "tiny", "clean", "--n", "20")[0] == 0
-    refused(command("report", "tiny", "-o", "folder"), "folder")
+    expect_error(command("report", "tiny", "-o", "folder"), "folder")
 
 
 def test_nested_changes_and_long_labels_work(command: Command, run_here: Path) -> None:
@@ -159,15 +159,17 @@ def test_attack_and_score_do_not_wait_for_the_lock_of_a_finished_run(
 
 
 def test_a_missing_gpu_is_reported_before_anything_is_written(command: Command) -> None:
-    refused(command("train", "digits-pgdat", "--device", "cuda:99"), "cuda:99", "--device cpu")
-    refused(command("train", "digits-pgdat", "--device", "gpu"), "use --device auto, cpu or cuda")
+    expect_error(command("train", "digits-pgdat", "--device", "cuda:99"), "cuda:99", "--device cpu")
+    expect_error(
+        command("train", "digits-pgdat", "--device", "gpu"), "use --device auto, cpu or cuda"
+    )
     assert not Path("runs").exists()
 
 
 def test_training_into_a_run_of_another_recipe_fails(command: Command, run_here: Path) -> None:
     before = sorted(p.name for p in run_here.iterdir())
     answer = command("train", "digits-pgdat-rr", "epochs=2", "--out", "runs/tiny")
-    refused(answer, "another recipe", "epochs: 2 asked, 4 found")
+    expect_error(answer, "another recipe", "epochs: 2 asked, 4 found")
     assert sorted(p.name for p in run_here.iterdir()) == before
 
 
@@ -175,26 +177,28 @@ def test_damaged_files_are_reported_with_both_digests(command: Command, run_here
     assert command("attack", "tiny", "clean", "--n", "30")[0] == 0
     (record,) = (run_here / "records").glob("clean-test-*.npz")
     spoil(record, 50)
-    refused(command("score", "tiny"), record.name, "expected digest", "found")
+    expect_error(command("score", "tiny"), record.name, "expected digest", "found")
     spoil(run_here / "model.safetensors")
-    refused(command("attack", "tiny", "pgd-10"), "model.safetensors", "expected digest", "found")
+    expect_error(
+        command("attack", "tiny", "pgd-10"), "model.safetensors", "expected digest", "found"
+    )
 
 
 def test_an_unfinished_run_cannot_be_attacked_or_scored(command: Command, run_here: Path) -> None:
     (run_here / "checkpoint.json").unlink()
-    refused(command("attack", "tiny", "clean"), "not trained to the end", "demur train")
-    refused(command("score", "tiny"), "not trained to the end")
+    expect_error(command("attack", "tiny", "clean"), "not trained to the end", "demur train")
+    expect_error(command("score", "tiny"), "not trained to the end")
 
 
 def test_score_without_records_names_the_attack_command(command: Command, run_here: Path) -> None:
-    refused(command("score", "tiny"), "no record yet", "demur attack tiny pgd-20")
+    expect_error(command("score", "tiny"), "no record yet", "demur attack tiny pgd-20")
 
 
 def test_bad_counts_fail(command: Command, run_here: Path) -> None:
-    refused(command("attack", "tiny", "clean", "--n", "0"), "asked for 0 images")
-    refused(command("attack", "tiny", "clean", "--n", "9999"), "has 300")
-    refused(command("attack", "tiny", "clean", "--batch-size", "0"), "at least 1")
-    refused(command("attack", "tiny", "clean", "--keep-images", "-1"), "0 or more")
+    expect_error(command("attack", "tiny", "clean", "--n", "0"), "asked for 0 images")
+    expect_error(command("attack", "tiny", "clean", "--n", "9999"), "has 300")
+    expect_error(command("attack", "tiny", "clean", "--batch-size", "0"), "at least 1")
+    expect_error(command("attack", "tiny", "clean", "--keep-images", "-1"), "0 or more")
 
 
 def test_show_prints_resolved_recipes_and_list_prints_every_kind(
@@ -239,7 +243,7 @@ def test_an_attack_can_be_read_from_a_file(command: Command, run_here: Path) -> 
     code, _, err = command("attack", "tiny", "@mine.txt", "--n", "20")
     assert code == 0, err
     Path("wrong.txt").write_text("RCon()")
-    refused(command("attack", "tiny", "@wrong.txt"), "does not hold an attack")
+    expect_error(command("attack", "tiny", "@wrong.txt"), "does not hold an attack")
 
 
 def test_training_twice_uses_the_same_folder(command: Command) -> None:
@@ -294,9 +298,11 @@ def test_the_data_commands_have_help_with_an_example(name: str, command: Command
 def test_data_check_reports_found_and_damaged_files(
     command: Command, small_sets: dict[str, Published]
 ) -> None:
-    refused(command("data", "check"), "no published data set is in", "demur data get cifar10")
-    refused(command("data", "check", "cifar10"), "CIFAR-10 is not in", "cache/demur;", "--data DIR")
-    refused(command("data", "check", "cifar"), "no data set to download is called", "cifar10")
+    expect_error(command("data", "check"), "no published data set is in", "demur data get cifar10")
+    expect_error(
+        command("data", "check", "cifar10"), "CIFAR-10 is not in", "cache/demur;", "--data DIR"
+    )
+    expect_error(command("data", "check", "cifar"), "no data set to download is called", "cifar10")
     folder = write(small_sets["cifar10"], Path("cache/demur"), "python")
     write(small_sets["cifar100"], Path("cache/demur"), "binary")
     code, out, _ = command("data", "check")
@@ -311,9 +317,9 @@ def test_data_check_reports_found_and_damaged_files(
     (folder / "data_batch_3").write_bytes(b"damaged")
     (folder / "test_batch").unlink()
     words = ("data_batch_3 (its md5 is", "test_batch (it is missing)", "demur data get cifar10'")
-    refused(command("data", "check", "cifar10"), *words)
+    expect_error(command("data", "check", "cifar10"), *words)
     again = "run 'demur data get cifar10 --data cache/demur'"
-    refused(command("data", "check", "cifar10", "--data", "cache/demur"), again)
+    expect_error(command("data", "check", "cifar10", "--data", "cache/demur"), again)
     code, out, _ = command("data", "check", "cifar10", "--json")
     assert code == 2
     (entry,) = json.loads(out)["data"]
@@ -324,8 +330,8 @@ def test_data_check_reports_found_and_damaged_files(
 def test_data_get_skips_a_complete_data_set(
     command: Command, small_sets: dict[str, Published]
 ) -> None:
-    refused(command("data", "get", "digits"), "no data set to download is called 'digits'")
-    refused(command("data", "get", "cifar10", "--data", "here"), "could not be fetched")
+    expect_error(command("data", "get", "digits"), "no data set to download is called 'digits'")
+    expect_error(command("data", "get", "cifar10", "--data", "here"), "could not be fetched")
     write(small_sets["cifar10"], Path("here"), "binary")
     code, out, err = command("data", "get", "cifar10", "--data", "here")
     assert (code, out) == (0, "")

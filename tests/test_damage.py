@@ -10,7 +10,7 @@ from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, run_attack
 from demur.runs.files import read_json, write_json
 from tests.conftest import Command
-from tests.test_cli import refused
+from tests.test_cli import expect_error
 
 
 def test_a_record_without_its_arrays_is_named(own_source: LoadedRun, command: Command) -> None:
@@ -21,7 +21,7 @@ def test_a_record_without_its_arrays_is_named(own_source: LoadedRun, command: Co
     metadata = arrays.with_suffix(".json").name
     words = (f"{arrays} is missing, though {metadata} is there", "demur attack")
     for asked in ("score", "report", "theory"):
-        refused(command(asked, str(own_source.run.path)), *words)
+        expect_error(command(asked, str(own_source.run.path)), *words)
     # the attack makes the record again
     run_attack(own_source, "pgd-1", PGD(Linf(0.1), steps=1), RecordOptions(n=30))
     assert len(own_source.run.records()) == 2
@@ -67,7 +67,7 @@ def test_a_missing_key_is_named(own_source: LoadedRun, command: Command) -> None
             asked = (
                 ("attack", str(run.path), "pgd-10") if key == "epoch" else ("score", str(run.path))
             )
-            refused(command(*asked), f"{path.name} is damaged: the key '{key}' is missing; ")
+            expect_error(command(*asked), f"{path.name} is damaged: the key '{key}' is missing; ")
             path.write_bytes(whole[path])
     assert command(*scored)[0] == 0
 
@@ -86,7 +86,7 @@ def test_a_record_is_never_believed_by_its_file_name(
         second.rename(first)
         aside.rename(second)
     for verb in ("score", "report", "theory"):
-        refused(command(verb, str(own_source.run.path)), "holds the record that belongs in")
+        expect_error(command(verb, str(own_source.run.path)), "holds the record that belongs in")
     with pytest.raises(BadInput, match="holds the record that belongs in"):
         run_attack(own_source, "clean", Clean(), RecordOptions(n=30))
 
@@ -98,5 +98,5 @@ def test_an_output_never_replaces_a_file_of_a_run(
     target = own_source.run.path / name
     before = target.read_bytes() if target.exists() else None
     for words in (("report", str(own_source.run.path)), ("theory", str(own_source.run.path))):
-        refused(command(*words, "-o", str(target)), "is a file of the run")
+        expect_error(command(*words, "-o", str(target)), "is a file of the run")
     assert (target.read_bytes() if target.exists() else None) == before

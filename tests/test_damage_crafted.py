@@ -29,7 +29,7 @@ from demur.runs.metadata import CERTIFICATE, CHECKPOINT, RECORD, STATE, read_met
 from demur.runs.record import read_record, write_record
 from demur.runs.state import load_state, save_state
 from tests.conftest import Command
-from tests.test_cli import refused
+from tests.test_cli import expect_error
 from tests.test_crash import RECIPE, WEIGHTS, made_up_record
 
 REMEDY = "restore it"
@@ -362,7 +362,7 @@ def test_a_crafted_certificate_is_named_by_the_command(
     ):
         write_json(path, certificate.metadata | {key: wrong})
         for verb in ("score", "report"):
-            refused(command(verb, str(own_source.run.path)), "demur calibrate")
+            expect_error(command(verb, str(own_source.run.path)), "demur calibrate")
 
 
 def test_changed_metrics_are_noticed_and_old_ones_are_said_not_to_be_verified(
@@ -375,7 +375,7 @@ def test_changed_metrics_are_noticed_and_old_ones_are_said_not_to_be_verified(
     metrics.write_text(metrics.read_text().replace("1", "2", 1))
     code, _, err = command("show", str(run.path))
     assert (code, "metrics.jsonl is damaged: expected digest" in err) == (2, True)
-    refused(command("archive", str(run.path), "-o", "copy"), "metrics.jsonl is damaged")
+    expect_error(command("archive", str(run.path), "-o", "copy"), "metrics.jsonl is damaged")
     checkpoint = run.path / "checkpoint.json"
     old = read_json(checkpoint, REMEDY)
     del old["metrics"]

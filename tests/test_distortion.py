@@ -26,7 +26,7 @@ from demur.recipes import RECIPES, attack
 from demur.rejectors import Con, RCon
 from demur.runs import Record, Run
 from tests.conftest import Command
-from tests.test_cli import refused
+from tests.test_cli import expect_error
 
 RR_RUN, PLAIN_RUN = RECIPES["digits-pgdat-rr"], RECIPES["digits-pgdat"]
 FAST = ":searches=3,steps=60,rate=0.05,constant=1"
@@ -159,7 +159,7 @@ def test_the_command_end_to_end(command: Command, tiny_run: Run, in_empty_folder
     assert code == 0
     for word in ("squared L2", "times normal", "paper: mean of all, rest 0", "R-Con (cw-adaptive"):
         assert word in out, word
-    refused(command("distortion", "tiny", "pgd-20"), "does not minimise the distortion")
-    refused(command("distortion", "tiny", "cv"), "no attack is called 'cv'", "cw")
-    refused(command("distortion", "tiny", "cw:step_size=3"), "no key 'step_size'")
-    refused(command("distortion", "tiny", "--n", "0"), "asked for 0 images")
+    expect_error(command("distortion", "tiny", "pgd-20"), "does not minimise the distortion")
+    expect_error(command("distortion", "tiny", "cv"), "no attack is called 'cv'", "cw")
+    expect_error(command("distortion", "tiny", "cw:step_size=3"), "no key 'step_size'")
+    expect_error(command("distortion", "tiny", "--n", "0"), "asked for 0 images")

@@ -12,7 +12,7 @@ from demur.runs import Run
 from demur.spec import lines
 from demur.version import code_version
 from tests.conftest import Command
-from tests.test_cli import refused
+from tests.test_cli import expect_error
 
 
 def test_list_without_a_kind_lists_the_kinds(command: Command) -> None:
@@ -25,11 +25,11 @@ def test_list_without_a_kind_lists_the_kinds(command: Command) -> None:
         assert kind == "runs" or command("list", kind)[0] == 0
     entries = json.loads(command("list", "--json")[1])
     assert {kind: str(about["entries"]) for kind, about in entries.items()} == counts
-    refused(command("list", "nets", "folder"), "a folder goes with runs only")
+    expect_error(command("list", "nets", "folder"), "a folder goes with runs only")
 
 
 def test_runs_are_listed_with_their_state(command: Command, scored_source: LoadedRun) -> None:
-    refused(command("list", "runs"), "runs is not a folder", "demur train RECIPE")
+    expect_error(command("list", "runs"), "runs is not a folder", "demur train RECIPE")
     copytree(scored_source.run.path, "runs/done")
     count = len(list(Path("runs/done/records").glob("*.json")))  # others may have added some
     copytree("runs/done", "elsewhere/archive")
@@ -51,7 +51,7 @@ def test_runs_are_listed_with_their_state(command: Command, scored_source: Loade
     entries = json.loads(command("list", "runs", "--json")[1])
     assert (entries["done"]["state"], entries["done"]["records"]) == ("finished", count)
     Path("empty").mkdir()
-    refused(command("list", "runs", "empty"), "empty holds no run")
+    expect_error(command("list", "runs", "empty"), "empty holds no run")
 
 
 def test_the_version_equals_that_of_records(command: Command) -> None:
@@ -67,8 +67,8 @@ def test_an_unfinished_run_names_the_command_that_resumes_it(
     rmtree(Path(folder, "records"), ignore_errors=True)  # of the missing weights
     again = "demur train '@runs/my tiny/recipe.txt' --out 'runs/my tiny'"
     for words in (("attack", "my tiny", "clean"), ("score", "my tiny"), ("theory", "my tiny")):
-        refused(command(*words), f"not trained to the end; resume it with: {again}")
-    refused(command("score", "my tiny", "--data", "a b"), f"{again} --data 'a b'")
+        expect_error(command(*words), f"not trained to the end; resume it with: {again}")
+    expect_error(command("score", "my tiny", "--data", "a b"), f"{again} --data 'a b'")
     assert f"# not trained to the end; resume it with: {again}\n" in command("show", "my tiny")[1]
     code, _, err = command(*shlex.split(again)[1:])
     assert code == 0, err
@@ -97,5 +97,5 @@ def test_recipes_fit_a_screen_and_are_described_in_words(command: Command) -> No
 def test_a_name_with_a_net_or_settings_is_spelled_out(command: Command) -> None:
     typed = "write cifar10-pgdat-snet 'net=WideResNet()' head.weight=16 head.coverage=0.8"
     for words in (["train"], ["show"], ["bench"]):
-        refused(command(*words, "cifar10-pgdat-snet-16-0.8-wrn"), typed)
-    refused(command("train", "digits-standard-rr"), "write digits-standard 'head=RR()'")
+        expect_error(command(*words, "cifar10-pgdat-snet-16-0.8-wrn"), typed)
+    expect_error(command("train", "digits-standard-rr"), "write digits-standard 'head=RR()'")

@@ -15,7 +15,7 @@ from typer import Typer
 import demur
 from demur.cli.messages import replace_unencodable, stop_message
 from tests.conftest import Command
-from tests.test_cli import refused
+from tests.test_cli import expect_error
 
 NO_MEMORY = [
     RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9e9"),
@@ -62,7 +62,7 @@ def test_out_of_memory_is_reported(
         raise error
 
     monkeypatch.setattr("demur.training.loop.Training", too_large)
-    refused(command("train", "digits-pgdat"), "not enough memory for this", "smaller")
+    expect_error(command("train", "digits-pgdat"), "not enough memory for this", "smaller")
 
 
 def test_bugs_are_not_hidden(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from demur.rejectors import Con
 from demur.report.text import probe_sentence
 from demur.runs import Record
 from tests.conftest import Command
-from tests.test_cli import refused
+from tests.test_cli import expect_error
 
 COUNT, CLASSES = 2000, 4
 
@@ -124,7 +124,7 @@ def test_the_command_shows_probes_and_what_they_found(
     gap = areas[LINEAR]["auroc"] - areas["Con"]["auroc"]
     assert areas[LINEAR]["auroc_vs_con"]["value"] == pytest.approx(gap)
     assert LINEAR not in command("score", name)[1], "only where it was asked for"
-    refused(
+    expect_error(
         command("score", name, "--oracle-probes", "--protocol", "deploy"), "no threshold to deploy"
     )
 

@@ -19,7 +19,7 @@ from demur.sanity import run_checks
 from demur.sanity.objective import NOT_RISEN
 from tests.conftest import Command
 from tests.test_archive import NoData
-from tests.test_cli import refused
+from tests.test_cli import expect_error
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +69,14 @@ def test_commands_that_need_outputs_say_that_they_are_missing(
     assert {row["rejector"] for row in json.loads(out)["rows"]} >= {"Con", "R-Con", "GDA"}
     assert "without Con+R-Con, A, Energy" in err
     assert "only the scores of some others were kept" in err
-    refused(command("theory", str(scores_only_run.path)), "has only scores", "train the recipe")
-    refused(
+    expect_error(
+        command("theory", str(scores_only_run.path)), "has only scores", "train the recipe"
+    )
+    expect_error(
         command("calibrate", str(scores_only_run.path), "--tpr", "0.85", "--rejector", "Energy"),
         "does not contain the score Energy(tau=1.0)",
     )
-    refused(
+    expect_error(
         command("archive", str(scores_only_run.path), "-o", "x", "--only", "Energy"), "has neither"
     )
     assert list(in_empty_folder.iterdir()) == []
@@ -190,8 +192,8 @@ def test_thresholds_are_not_tested_on_the_images_they_were_chosen_on(
     shutil.rmtree(copy / "records", ignore_errors=True)
     loaded = LoadedRun(Run(copy), torch.device("cpu"))
     run_attack(loaded, "clean", Clean(), RecordOptions("cal"))
-    refused(command("score", str(copy)), "no record of test images yet", "--split cal")
-    refused(
+    expect_error(command("score", str(copy)), "no record of test images yet", "--split cal")
+    expect_error(
         command("score", str(copy), "--split", "cal", "--protocol", "deploy"),
         "say nothing about them",
     )

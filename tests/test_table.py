@@ -14,7 +14,7 @@ from demur.recipes import RECIPES
 from demur.runs import run_folder
 from demur.spec import digest
 from tests.conftest import TINIEST, Command
-from tests.test_cli import refused
+from tests.test_cli import expect_error
 
 
 def test_paired_differences_combine_image_and_seed_variance() -> None:
@@ -104,35 +104,37 @@ def test_the_cifar10_table_has_the_methods_of_the_paper() -> None:
 
 
 def test_wrong_arguments_are_one_sentence(command: Command, in_empty_folder: Path) -> None:
-    refused(
+    expect_error(
         command("table", "method-digits"),
         "there is no table 'method-digits'; did you mean methods-digits",
     )
-    refused(command("table", "methods-digits", "seed=3"), "say how many with --seeds")
-    refused(
+    expect_error(command("table", "methods-digits", "seed=3"), "say how many with --seeds")
+    expect_error(
         command("table", "methods-digits", "--only", "pgdat-r"),
         "the table has no entry 'pgdat-r'",
     )
     assert not (in_empty_folder / "runs").exists()
-    refused(
+    expect_error(
         command("table", "methods-digits", "--kept", "nowhere"),
         "there is no folder nowhere; name one that contains runs",
     )
-    refused(command("table", "methods-digits", "--kept", "."), "holds no run")
-    refused(
+    expect_error(command("table", "methods-digits", "--kept", "."), "holds no run")
+    expect_error(
         command("table", "methods-digits", "head.weight=2", "--only", " pgdat , pgdat-rr"),
         "the entry pgdat cannot be changed: no key 'weight'",
     )
-    refused(
+    expect_error(
         command("table", "methods-digits", "--kept", ".", "--archive", "copies"), "leave out one"
     )
     Path("a-file").touch()
-    refused(command("table", "methods-digits", "--archive", "./runs"), "holds the runs themselves")
-    refused(command("table", "methods-digits", "--kept", ""), "the folder to read is empty")
-    refused(
+    expect_error(
+        command("table", "methods-digits", "--archive", "./runs"), "holds the runs themselves"
+    )
+    expect_error(command("table", "methods-digits", "--kept", ""), "the folder to read is empty")
+    expect_error(
         command("table", "methods-digits", "--archive", "a-file"), "a-file is a file; name a folder"
     )
-    refused(command("table", "methods-digits", "--only", ","), "',' names nothing")
+    expect_error(command("table", "methods-digits", "--only", ","), "',' names nothing")
 
 
 def test_results_without_rows_have_no_average() -> None:

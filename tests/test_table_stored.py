@@ -14,7 +14,7 @@ from demur.evaluate import LoadedRun, archive
 from demur.paper.tables import TABLES
 from demur.runs import Run
 from tests.conftest import TINIEST, Command
-from tests.test_cli import refused
+from tests.test_cli import expect_error
 
 
 @pytest.mark.usefixtures("quick_table")
@@ -132,7 +132,7 @@ def test_stored_records_are_read_and_missing_ones_named(
     assert f"{arrays} is missing, though {arrays.stem}.json is there" in err
     moved.rename(arrays)
     assert command("archive", str(run), "-o", "kept/again", "--only", "R-Con")[0] == 0
-    refused(
+    expect_error(
         command("table", *arguments, "--kept", "kept"), "again and rr in kept have the same recipe"
     )
 

@@ -26,7 +26,7 @@ from demur.recipes import NAMED_ATTACKS, recipe
 from demur.runs import Run
 from demur.spec import lines
 from tests.conftest import Command
-from tests.test_cli import refused
+from tests.test_cli import expect_error
 
 ROOT = Path(__file__).parent.parent
 STORED_RECIPES = sorted((ROOT / "results").glob("**/recipe.txt"))
@@ -173,7 +173,9 @@ class TestCommand:
         assert set(found["records"][0]["at_tau"][0]["inside"]["interval"]) == {"lo", "hi"}
 
     def test_the_whole_ball(self, command: Command, run_here: Path) -> None:
-        refused(command("theory", "tiny"), "no record yet", "demur attack runs/tiny clean pgd-10")
+        expect_error(
+            command("theory", "tiny"), "no record yet", "demur attack runs/tiny clean pgd-10"
+        )
         few = ("--n", "60", "--device", "cpu")
         assert command("attack", "tiny", "clean", "pgd-10", *few)[0] == 0
         code, out, _ = command("theory", "tiny")
@@ -192,12 +194,12 @@ class TestCommand:
         assert ball["stays_low"][0]["attacked"]["value"] < ball["stays_low"][0]["clean"]["value"]
 
     def test_bad_requests_get_one_sentence(self, command: Command, in_empty_folder: Path) -> None:
-        refused(command("theory", "nothing"), "there is no run")
-        refused(command("theory", str(ARCHIVE), "--gamma", "0.5"), "gamma is 0.5", "above 0.5")
-        refused(command("theory", str(ARCHIVE), "--rho", "0"), "rho is 0")
+        expect_error(command("theory", "nothing"), "there is no run")
+        expect_error(command("theory", str(ARCHIVE), "--gamma", "0.5"), "gamma is 0.5", "above 0.5")
+        expect_error(command("theory", str(ARCHIVE), "--rho", "0"), "rho is 0")
         Path("plain").mkdir()
         Path("plain/recipe.txt").write_text(lines(recipe("digits-pgdat")))
-        refused(command("theory", "plain"), "R-Con is con * A", "train with head=RR()")
+        expect_error(command("theory", "plain"), "R-Con is con * A", "train with head=RR()")
 
     def test_a_violation_ends_with_code_1(
         self, command: Command, monkeypatch: pytest.MonkeyPatch

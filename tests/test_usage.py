@@ -3,7 +3,7 @@
 import pytest
 
 from tests.conftest import Command
-from tests.test_cli import refused
+from tests.test_cli import expect_error
 
 NUMBERS = [
     "calibrate RUN --risk", "calibrate RUN --tpr",
@@ -16,7 +16,7 @@ NUMBERS = [
 @pytest.mark.parametrize("number", ["inf", "-inf", "nan"])
 def test_a_number_must_be_finite(words: str, number: str, command: Command) -> None:
     option = words.rsplit(maxsplit=1)[-1]
-    refused(command(*words.split(), number), f"{option} is {number}; give a finite number")
+    expect_error(command(*words.split(), number), f"{option} is {number}; give a finite number")
 
 
 @pytest.mark.parametrize(

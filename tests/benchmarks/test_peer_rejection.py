@@ -36,7 +36,6 @@ from peer_rejection import (
 )
 from tests.benchmarks.conftest import Script
 from tests.linear import LinearNet, centred_images
-from tests.test_cli import refused
 
 
 def test_gradient_queries_are_counted() -> None:
@@ -151,11 +150,13 @@ def test_eps_sets_the_radius(own_source: LoadedRun, script: Script) -> None:
 
 def test_wrong_arguments_are_one_sentence(own_source: LoadedRun, script: Script) -> None:
     run = str(own_source.run.path)
-    refused(script(program, run, "--only", "Con,Kon"), "the run has no rejector 'Kon'", "mean Con")
-    refused(script(program, run, "--version", "slow"), "standard or fast")
-    refused(script(program, run, "--times", "inf"), "--times is inf; give a finite number")
-    refused(script(program, run, "--times", "-1"), "greater than or equal to 0")
-    refused(script(program, run, "--figure", "."), ". is a folder; name a file")
+    expect_error(
+        script(program, run, "--only", "Con,Kon"), "the run has no rejector 'Kon'", "mean Con"
+    )
+    expect_error(script(program, run, "--version", "slow"), "standard or fast")
+    expect_error(script(program, run, "--times", "inf"), "--times is inf; give a finite number")
+    expect_error(script(program, run, "--times", "-1"), "greater than or equal to 0")
+    expect_error(script(program, run, "--figure", "."), ". is a folder; name a file")
 
 
 # ------------------------------------------------------------------ rejectors of a net
