@@ -36,6 +36,7 @@ from peer_rejection import (
 )
 from tests.benchmarks.conftest import Script
 from tests.linear import LinearNet, centred_images
+from tests.test_cli import expect_error
 
 
 def test_gradient_queries_are_counted() -> None:
