@@ -10,6 +10,7 @@ from pathlib import Path
 from demur.errors import BadInput
 
 MEGABYTE = 1 << 20
+FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # each on some systems only
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
@@ -22,7 +23,7 @@ def read_regular_file(path: Path, limit: int, remedy: str) -> bytes:
     """
     try:
         # a plain open of a pipe waits for a writer
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        handle = os.open(path, os.O_RDONLY | FLAGS)
     except (FileNotFoundError, NotADirectoryError):
         raise BadInput(f"{path} is missing; {remedy}") from None
     try:

@@ -63,6 +63,7 @@ def train_run(
     if not launched():  # else rank 0 checks: the others may not share its disk
         Run.check(folder, recipe)
         if Run(folder).has_weights:
+            Run(folder).tidy_finished()
             on_message(f"{folder} is trained already")
             return Run(folder)
     with (

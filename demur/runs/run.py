@@ -11,7 +11,7 @@ runs/NAME/recipe.txt         every field of the recipe, defaults too
 import shlex
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -138,8 +138,16 @@ class Run:
         """Delete the temporary files of processes that were killed."""
         for folder in (self.path, self.records_folder, self.path / "last"):
             delete_temporary_files(folder)
+        for making in self.records_folder.glob(".making-*"):  # whose record is finished
+            if any(self.records_folder.glob(f"*{making.name.removeprefix('.making')}.json")):
+                shutil.rmtree(making, ignore_errors=True)
         if self.has_weights:
             shutil.rmtree(self.path / "state", ignore_errors=True)
+
+    def tidy_finished(self) -> None:
+        """Delete what commands left that met an error at their end, unless somebody writes here."""
+        with suppress(BadInput, OSError), self.writing():
+            pass
 
     @cached_property
     def recipe(self) -> Recipe:
