@@ -191,7 +191,7 @@ def test_an_unfinished_run_cannot_be_attacked_or_scored(command: Command, run_he
 
 
 def test_score_without_records_names_the_attack_command(command: Command, run_here: Path) -> None:
-    expect_error(command("score", "tiny"), "no record yet", "demur attack tiny pgd-20")
+    expect_error(command("score", "tiny"), "tiny has no record", "demur attack tiny pgd-20")
 
 
 def test_bad_counts_fail(command: Command, run_here: Path) -> None:

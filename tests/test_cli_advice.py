@@ -62,7 +62,7 @@ def runs(tiny_run: Run, in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch) 
         copy = shutil.copytree(tiny_run.path, folder / name)
         for file in missing:
             (Path(copy) / file).unlink()
-    (folder / "orphans" / "records").mkdir()
+    (folder / "orphans" / "records").mkdir(exist_ok=True)
     (folder / "orphans" / "records" / "clean-test-0.json").write_text("{}")
     (folder / "hollow" / "recipe.txt").mkdir(parents=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(in_empty_folder / "cache"))

@@ -7,23 +7,35 @@ import numpy as np
 import pytest
 
 from demur.attacks import UntargetedMargin
+from demur.errors import BadInput
+from demur.runs import Record
 from demur.sanity.objective import NOT_RISEN, _median, _rise
 from tests.test_sanity import PLAIN, clean, made, the_flag
 
 
-@pytest.mark.parametrize("factor", [1e38, math.inf, math.nan])
-def test_an_infinite_or_nan_objective_has_not_risen(factor: float) -> None:
+def pair_of_records(factor: float) -> tuple[Record, Record]:
+    """A clean and an attacked record whose logits are multiplied by a factor."""
     attacked = made(replace(PLAIN, objective=UntargetedMargin()), 0, margin=3.0, label="pgd-20")
     unattacked = clean()
     for record in (attacked, unattacked):
         record.arrays["logits"][:, 0] *= factor
         record.arrays["logits"][:, 1:] = -record.arrays["logits"][:, :1]
-    if math.isnan(factor):
-        unattacked.arrays["logits"][:, 0] = 1.0
-        unattacked.arrays["logits"][:, 1:] = 0.0
+    return unattacked, attacked
+
+
+def test_a_nan_objective_has_not_risen() -> None:
+    unattacked, attacked = pair_of_records(math.nan)
+    unattacked.arrays["logits"][:, 0] = 1.0
+    unattacked.arrays["logits"][:, 1:] = 0.0
     flag = the_flag(NOT_RISEN, unattacked, attacked)
     assert "raised UntargetedMargin() on 0.0% of the 200 images" in flag.observed
     assert "the median change is 0." in flag.observed
+
+
+@pytest.mark.parametrize("factor", [1e38, math.inf])
+def test_infinite_logits_are_an_error(factor: float) -> None:
+    with pytest.raises(BadInput, match="the model's logits are not a number"):
+        the_flag(NOT_RISEN, *pair_of_records(factor))
 
 
 def test_differences_and_their_median() -> None:

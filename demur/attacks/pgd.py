@@ -81,8 +81,10 @@ class PGD(IterativeAttack[PGDState]):
 
     Example:
         >>> import torch
+        >>> from torch import nn
         >>> from demur import PGD, Linf
-        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        >>> layers = nn.Flatten(), nn.Linear(64, 10)
+        >>> model = nn.Sequential(*layers)
         >>> x, y = torch.rand(4, 1, 8, 8), torch.arange(4)
         >>> attack = PGD(Linf(8 / 255), steps=10)
         >>> x_adv = attack(model, x, y)
