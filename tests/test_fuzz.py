@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from tests.fuzz import worker
+from tests.fuzz import command_lines, worker
 from tests.fuzz.kinds import KINDS, OtherMeaning
 from tests.fuzz.worker import run_case
 
@@ -35,6 +35,18 @@ def test_no_input_ends_in_a_traceback(kind: str, tmp_path: Path, profiled: None)
         assert outcome in ("accepted", "refused"), f"{kind} {number}: {outcome}\n{detail}"
         outcomes.add(outcome)
     assert outcomes == {"accepted", "refused"}
+
+
+def test_command_lines_cannot_write_to_the_users_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    homes: list[tuple[Path, Path]] = []
+    monkeypatch.setattr(command_lines, "main", lambda: homes.append((Path.home(), Path.cwd())))
+    for number in range(200):
+        command_lines.argv(Random(number), tmp_path)
+    assert set(homes) == {(tmp_path, tmp_path / "here")}
+    options = {option for _, options in command_lines._command_words() for option in options}
+    assert not any("completion" in option for option in options)
 
 
 def _spin(random: Random, folder: Path) -> bool:

@@ -1,6 +1,7 @@
 """Random command lines, given to the real command without its slow work."""
 
 import io
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout
@@ -36,6 +37,7 @@ def _command_words() -> list[tuple[list[str], list[str]]]:
 
     def walk(group: Any, words: list[str]) -> Iterator[tuple[list[str], list[str]]]:
         options = [name for parameter in group.params for name in parameter.opts if name[0] == "-"]
+        options = [name for name in options if "completion" not in name]  # writes ~/.bashrc
         yield words, [*options, "-h", "--help", "--version"]
         for name, inner in getattr(group, "commands", {}).items():
             yield from walk(inner, [*words, name])
@@ -44,8 +46,13 @@ def _command_words() -> list[tuple[list[str], list[str]]]:
 
 
 def argv(random: Random, folder: Path) -> bool:
-    """Run a random command line; exit codes other than 0 and 2 are errors."""
-    _make_runs(folder)
+    """Run a random command line; exit codes other than 0 and 2 are errors.
+
+    The folder is its home and the folder above its working folder, and no path is absolute, so that
+    nothing outside of it is written.
+    """
+    here = folder / "here"
+    _make_runs(here)
     command, options = random.choice(_command_words())
     words = list(command)
     for _ in range(random.choice((0, 1, 1, 2, 3, 5))):
@@ -53,12 +60,14 @@ def argv(random: Random, folder: Path) -> bool:
     if random.random() < 0.3 and words:
         at = random.randrange(len(words))
         words[at] = mutate_text(random, words[at])
-    words = [word.replace("\0", "") for word in words]
+    words = [word.replace("\0", "").replace("=/", "=").lstrip("/") for word in words]
     if words and words[0] in SLOW:
         words.insert(len(command), "--help")
     code, out = 0, io.StringIO()
     with (
-        patch.object(sys, "argv", ["demur", *words]), chdir(folder), redirect_stdout(out),
+        patch.object(sys, "argv", ["demur", *words]), chdir(here), redirect_stdout(out),
+        patch.dict(os.environ, HOME=str(folder), XDG_CACHE_HOME=str(folder)),
+        patch("typer.completion.install", _stopped),
         redirect_stderr(out), patch("demur.training.train", _stopped),
         patch("demur.data.fetch.get", _stopped),
     ):  # fmt: skip
@@ -80,7 +89,7 @@ def _make_runs(folder: Path) -> None:
 
     for name, files in RUNS.items():
         if not (folder / name).exists():
-            (folder / name).mkdir()
+            (folder / name).mkdir(parents=True)
             for file in files:
                 text = lines(RECIPES["digits-standard"]) if file == "recipe.txt" else "{}"
                 (folder / name / file).write_text(text)
