@@ -1,6 +1,8 @@
 """Draw the pictures of the documentation from a finished demo: docs/overview.png, guarantees.svg.
 
-make demo && .venv/bin/python tools/draw_docs.py runs/demo
+The run needs the three certificates that docs/guides/thresholds.md names.
+
+.venv/bin/python tools/draw_docs.py runs/demo
 """
 
 import sys
