@@ -78,10 +78,6 @@ class AttackModel(Protocol):
         """Return the batch norms whose momentum applies during an attack."""
         return []
 
-    def update_running_stats(self) -> None:
-        """Apply updates of running statistics that were deferred to the end of the attack."""
-        return
-
 
 class PlainModel(AttackModel):
     """A callable as an AttackModel: its gradients come from autograd."""

@@ -10,11 +10,9 @@ from torch import Tensor
 from demur.attacks import CE, PGD, PlusLogScore, UntargetedMargin
 from demur.balls import Linf
 from demur.engine import FrozenModel
-from demur.engine.convolutions import fork_convolutions
 from demur.gradient import Gradient, ObjectiveFunction, gradient, gradient_only
 from demur.methods import attack_mode
 from demur.nets import RejectingNet
-from demur.nets.conv import Conv1x1, Conv3x3
 from demur.nets.norm import Norm2d
 from demur.recipes import recipe
 from demur.rejectors import RCon
@@ -123,22 +121,6 @@ def test_gradient_only_is_the_gradient(net: RejectingNet, digits: tuple[Tensor, 
             assert torch.equal(ours, gradient(frozen_model, objective, *digits).grad)
             assert torch.allclose(ours, gradient(net, objective, *digits).grad, atol=1e-12)
     assert torch.equal(gradient_only(net, CE(), *digits), gradient(net, CE(), *digits).grad)
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-def test_fork_has_the_outputs_and_gradients_of_both_convolutions(stride: int) -> None:
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 3, 6, 5, generator=g, dtype=torch.float64, requires_grad=True)
-    conv, shortcut = Conv3x3(3, 4, stride).double(), Conv1x1(3, 4, stride).double()
-    ours = fork_convolutions(x, shortcut.weight, conv.weight, stride)
-    theirs = (shortcut(x), conv(x))
-    weights = [torch.randn(out.shape, generator=g, dtype=torch.float64) for out in theirs]
-    grads = []
-    for outs in (ours, theirs):
-        total = torch.stack([(out * w).sum() for out, w in zip(outs, weights, strict=True)]).sum()
-        grads.append(torch.autograd.grad(total, (x, shortcut.weight, conv.weight)))
-    assert close(ours, theirs)
-    assert close(*grads)
 
 
 def test_no_weight_gradient_is_computed(net: RejectingNet, digits: tuple[Tensor, Tensor]) -> None:

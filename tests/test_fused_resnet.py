@@ -15,7 +15,6 @@ from torch.nn.functional import batch_norm, relu
 from demur.attacks import CE, Objective, PlusLogScore
 from demur.data import CIFAR10
 from demur.engine import fused_norm, fused_resnet
-from demur.engine.copies import copy_tensors
 from demur.engine.fused_norm import FusedBatchNorm
 from demur.engine.fused_resnet import FusedResNet, FusedTrainingNet
 from demur.methods import RR, BatchNorm
@@ -105,24 +104,11 @@ def test_fused_training_net_has_the_weight_gradients_of_the_net(
         assert float((ours - theirs).norm()) < tolerance * float(theirs.norm()) + 1e-6, name
 
 
-def test_copy_tensors_accepts_all_dtypes_and_layouts() -> None:
-    g = torch.Generator().manual_seed(0)
-    sources = [torch.randn(4, 3, 2, 2, generator=g) for _ in range(4)]
-    sources += [torch.arange(4), torch.randn(5, generator=g).double()]
-    sources[1] = sources[1].to(memory_format=torch.channels_last)
-    dtypes = [torch.float32, torch.bfloat16, torch.bfloat16, torch.float32, torch.int64]
-    targets = [torch.zeros(s.shape, dtype=t) for s, t in zip(sources, dtypes, strict=False)]
-    targets.append(torch.zeros(5))
-    copy_tensors(targets, sources)
-    for target, source in zip(targets, sources, strict=True):
-        assert torch.equal(target, source.to(target.dtype))
-
-
 @pytest.mark.parametrize("bn", ["eval", "batch", "train"])
 def test_skip_aux_removes_a_head_that_the_objective_does_not_read(
     bn: BatchNorm, net: RejectingNet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of the three matrix products are the head's; its statistics are updated later."""
+    """Two of the three matrix products are the head's; statistics of train mode need one."""
     x, y = torch.rand(6, 3, 32, 32), torch.arange(6)
     copy = FusedResNet(net, bn != "eval", "fp32")
     traced: list[GraphModule] = []
@@ -146,15 +132,13 @@ def test_skip_aux_removes_a_head_that_the_objective_does_not_read(
         products = (torch.ops.aten.addmm.default, torch.ops.aten.mm.default)
         return sum(node.target in products for graph in traced for node in graph.graph.nodes)
 
-    assert count_products(CE(), skip_aux=True) == 1
+    assert count_products(CE(), skip_aux=True) == (2 if bn == "train" else 1)
     assert count_products(CE(), skip_aux=False) == 3
     assert count_products(PlusLogScore(RCon()), skip_aux=True) == 3
 
 
-def test_each_training_pass_has_its_own_buffers_and_leaves_no_autograd_graph(
-    net: RejectingNet,
-) -> None:
-    """Two forward passes may share a backward pass; no graph outlives its pass."""
+def test_each_training_pass_has_its_own_buffers(net: RejectingNet) -> None:
+    """Two forward passes may share a backward pass."""
     fused_net = FusedTrainingNet(net.train(), "bf16", "none")
     norms, passes = fused_net.fused_trunk.norms, []
     for _ in range(2):
@@ -164,5 +148,3 @@ def test_each_training_pass_has_its_own_buffers_and_leaves_no_autograd_graph(
     parts = [*passes[0], *passes[1]]
     addresses = [part.untyped_storage().data_ptr() + 4 * part.storage_offset() for part in parts]
     assert len(set(addresses)) == 2 * 2 * len(norms)
-    assert fused_net.fused_trunk.casts is not None
-    assert all(conv.weight.grad_fn is None for conv in fused_net.fused_trunk.casts.values())

@@ -77,7 +77,9 @@ class TrainModeCopy(ModelCopy):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        copy_tensors([copied for copied, _ in self.pairs], [weight for _, weight in self.pairs])
+        torch._foreach_copy_(
+            [copied for copied, _ in self.pairs], [weight for _, weight in self.pairs]
+        )
 
 
 class Affine(nn.Module):
@@ -159,7 +161,7 @@ class FoldedCopy(ModelCopy):
         values = [value[:, None, None] for value in (*shifts, *scales[count:])]
         targets += [own for own, _ in self.plain_copies]
         values += [value for _, value in self.plain_copies]
-        copy_tensors(targets, values)
+        torch._foreach_copy_(targets, values)
 
 
 def scales_and_shifts(norms: list[nn.BatchNorm2d]) -> tuple[list[Tensor], list[Tensor]]:
@@ -181,22 +183,6 @@ def replace_module(net: nn.Module, name: str, module: nn.Module) -> None:
     """Replace the submodule of this name."""
     parent, _, child = name.rpartition(".")
     setattr(net.get_submodule(parent), child, module)
-
-
-def copy_tensors(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy sources into targets in place with few launches, whatever their dtypes are.
-
-    One launch copies many tensors only if they agree in both dtypes and in whether the strides
-    match; a mixed list would be copied tensor by tensor.
-    """
-    groups: dict[tuple[torch.dtype, torch.dtype, bool], tuple[list[Tensor], list[Tensor]]] = {}
-    for target, source in zip(targets, sources, strict=True):
-        key = target.dtype, source.dtype, target.stride() == source.stride()
-        group_targets, group_sources = groups.setdefault(key, ([], []))
-        group_targets.append(target)
-        group_sources.append(source)
-    for group_targets, group_sources in groups.values():
-        torch._foreach_copy_(group_targets, group_sources)
 
 
 def query_result(value: Tensor, out: Output, skip_aux: bool) -> tuple[Tensor, Tensor, Output]:

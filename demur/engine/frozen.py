@@ -4,8 +4,8 @@
     attack.perturb(model, x, y, index)      # gradient queries run compiled code
 
 In eval mode batch norm is folded into the weights. In train mode the running statistics are those
-of the net, updated by each forward pass or by `update_running_stats`. `refresh` copies the weights
-after a training step. Gradients equal those of the net up to the rounding of `precision`.
+of the net, updated by each forward pass. `refresh` copies the weights after a training step.
+Gradients equal those of the net up to the rounding of `precision`.
 """
 
 from collections.abc import Callable
@@ -181,11 +181,6 @@ class FrozenModel(nn.Module, AttackModel):
         """Return the batch norms of the copy for this mode; callers may set their momentum."""
         return [m for m in self._copy().net.modules() if isinstance(m, _BatchNorm)]
 
-    def update_running_stats(self) -> None:
-        for model_copy in self._copies.values():
-            if isinstance(model_copy, FusedResNet):
-                model_copy.update_statistics()
-
     def refresh(self) -> None:
         """Copy the current weights of the net."""
         for model_copy in self._copies.values():
@@ -197,7 +192,7 @@ class FrozenModel(nn.Module, AttackModel):
         if train not in self._copies:
             (source,) = self._source
             if fused_supported(source, self.precision):
-                self._copies[train] = FusedResNet(source, train, self.precision, self.compiler)
+                self._copies[train] = FusedResNet(source, train, self.precision)
             else:
                 kind = TrainModeCopy if train else FoldedCopy
                 self._copies[train] = kind(source, self.precision)

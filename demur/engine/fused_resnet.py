@@ -5,7 +5,6 @@ ready in seconds; the trunk runs eagerly and is captured into the CUDA graph of 
 layer computes the formulas of the plain net, so results agree up to rounding.
 """
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,35 +12,20 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, relu
 
 from demur.engine import fused_norm
-from demur.engine.convolutions import (
-    CastConv,
-    CastWeights,
-    FlippedWeights,
-    FrozenConv,
-    FrozenWeight,
-    add_shortcut_gradient,
-    fork_convolutions,
-)
 from demur.engine.copies import (
     Compiler,
     ModelCopy,
     ObjectiveForward,
     compile_function,
-    copy_tensors,
     query_result,
     scales_and_shifts,
 )
-from demur.engine.deferred_stats import DeferredBatchNormStats
 from demur.engine.fused_norm import FusedBatchNorm
 from demur.gradient import ObjectiveFunction
-from demur.methods.batch_norm_mode import running_stats_frozen
 from demur.nets import RejectingNet
 from demur.nets.block import Block, ResidualTrunk, global_average_pool
 from demur.output import Output
-from demur.precision import Precision, autocast, no_autocast, products_dtype
-
-Learnable = nn.Conv2d | CastConv
-Convolution = Learnable | FrozenConv
+from demur.precision import Precision, autocast, no_autocast
 
 
 def fused_supported(net: RejectingNet, precision: Precision) -> bool:
@@ -63,19 +47,13 @@ def compiler_for_attacks(net: RejectingNet, precision: Precision) -> Compiler:
 
 
 class FusedResNet(ModelCopy):
-    """A fused copy in either mode; train mode updates the running statistics of the source.
+    """A fused copy in either mode; train mode updates the running statistics of the source."""
 
-    Those of the trunk change with every forward pass, those of the head in `update_statistics`.
-    """
-
-    def __init__(
-        self, source: RejectingNet, train: bool, precision: Precision, compiler: Compiler = "none"
-    ) -> None:
+    def __init__(self, source: RejectingNet, train: bool, precision: Precision) -> None:
         super().__init__(source, train, precision)
-        self.fused_trunk = FusedTrunk(self.net.trunk, source.trunk, train, compiler=compiler)
+        self.fused_trunk = FusedTrunk(self.net.trunk, source.trunk, train)
         self.stem_and_head = StemAndHead(self.net, precision)
         self._share_heads()
-        self.deferred_stats = DeferredBatchNormStats(self.net.aux, compiler) if train else None
         # batch norms are read from the source; folded weights are written by eval_constants
         not_copied = {id(w) for norm in batch_norms_of(source.trunk) for w in norm.parameters()}
         not_copied |= {id(conv.weight) for conv, _ in self.fused_trunk.folds}
@@ -96,26 +74,14 @@ class FusedResNet(ModelCopy):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copy the current weights of the source and, in eval mode, its running statistics.
-
-        This drops pending statistics, which are left over only if an attack failed.
-        """
-        if self.deferred_stats is not None:
-            self.deferred_stats.clear()
+        """Copy the current weights of the source and, in eval mode, its running statistics."""
         targets, values = [own for own, _ in self.pairs], [weight for _, weight in self.pairs]
         if not self.fused_trunk.train:
             buffers, constants = self.fused_trunk.eval_constants()
             targets, values = targets + buffers, values + constants
-        copy_tensors(targets, values)
-        self.fused_trunk.update_flipped()
-
-    def update_statistics(self) -> None:
-        """Apply the deferred updates of the head's running statistics."""
-        if self.deferred_stats is not None:
-            self.deferred_stats.update()
+        torch._foreach_copy_(targets, values)
 
     def forward(self, x: Tensor) -> Output:
-        self.update_statistics()
         with autocast(self.precision, x.device):
             maps = self.fused_trunk(self.stem_and_head.stem(x))
         with no_autocast(x.device):
@@ -136,18 +102,9 @@ class FusedResNet(ModelCopy):
             with autocast(self.precision, x.device):
                 maps = self.fused_trunk(stem(x))
             with no_autocast(x.device):  # outside of the compiled code, to cover its backward too
-                return self._run_head(compiled_head, maps, y, *inputs)
+                return compiled_head(maps, y, *inputs)
 
         return forward
-
-    def _run_head(self, head: ObjectiveForward, *inputs: Tensor) -> tuple[Tensor, Tensor, Output]:
-        """Run the head; in train mode defer the update of its running statistics."""
-        if self.deferred_stats is None:
-            return head(*inputs)
-        with running_stats_frozen(self.net.aux):
-            total, value, out = head(*inputs)
-        self.deferred_stats.add(out.feature)
-        return total, value, out
 
 
 class FusedTrainingNet(nn.Module):
@@ -156,8 +113,7 @@ class FusedTrainingNet(nn.Module):
     def __init__(self, net: RejectingNet, precision: Precision, compiler: Compiler) -> None:
         super().__init__()
         self.precision = precision
-        casts = CastWeights(convolutions_of(net.trunk), products_dtype(precision))
-        self.fused_trunk = FusedTrunk(net.trunk, net.trunk, train=True, casts=casts)
+        self.fused_trunk = FusedTrunk(net.trunk, net.trunk, train=True, learn=True)
         stem_and_head = StemAndHead(net, precision)
         self.stem = compile_function(stem_and_head.stem, compiler)
         self.head = compile_function(stem_and_head.head, compiler)
@@ -188,83 +144,58 @@ class StemAndHead:
         return Output(self.net.classify(feature), feature, self.net.aux([feature]))
 
 
-class BlockHalf:
-    """Convolution, batch norm and ReLU of a block with an identity shortcut, in train mode."""
+class ConvNorm:
+    """The first convolution of a block, its batch norm in train mode and ReLU."""
 
-    def __init__(self, conv: Convolution, norm: FusedBatchNorm) -> None:
+    def __init__(self, conv: nn.Conv2d, norm: FusedBatchNorm) -> None:
         self.conv, self.norm = conv, norm
 
-    def __call__(self, total: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the shortcut and the hidden maps.
-
-        `total` is the input of the block, `active` is ReLU(norm1(total)).
-        """
-        return total, self.norm(self.conv(active))[1]
+    def __call__(self, active: Tensor) -> Tensor:
+        """Return the hidden maps of the block."""
+        return self.norm(convolve(self.conv, active))[1]
 
 
-class ForkedBlockHalf:
-    """The same for a block whose shortcut is a 1x1 convolution."""
-
-    def __init__(self, conv: Learnable, shortcut: Learnable, norm: FusedBatchNorm) -> None:
-        assert shortcut.stride == conv.stride
-        self.conv, self.shortcut, self.norm = conv, shortcut, norm
-
-    def __call__(self, total: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the shortcut and the hidden maps."""
-        conv, shortcut = self.conv, self.shortcut
-        skip, maps = fork_convolutions(active, shortcut.weight, conv.weight, conv.stride[0])
-        return skip, self.norm(maps)[1]
-
-
-class FoldedBlockHalf:
-    """The same in eval mode with batch norm folded into the convolution and frozen weights.
+class FoldedConv:
+    """The same in eval mode, with frozen weights and batch norm folded into the convolution.
 
     cuDNN adds the shift and applies ReLU in the kernel of the convolution, so the feature maps are
     written once. The caller writes `weight` and `shift` in place, once or after each training step.
     """
 
-    def __init__(self, block: Block) -> None:
-        self.block, self.weight = block, FrozenWeight(block.conv1)
-        self.shift = block.conv1.weight.new_zeros(len(block.conv1.weight))
+    def __init__(self, conv: nn.Conv2d) -> None:
+        self.weight, self.stride = conv.weight.detach(), conv.stride[0]
+        self.shift = conv.weight.new_zeros(len(conv.weight))
 
-    def __call__(self, total: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the shortcut and the hidden maps."""
-        shortcut = self.block.shortcut
-        weight1x1 = None if shortcut is None else shortcut.weight
-        skip, hidden = _FoldedHalf.apply(active, self.weight, self.shift, weight1x1)  # type: ignore[no-untyped-call]
-        return total if skip is None else skip, hidden
+    def __call__(self, active: Tensor) -> Tensor:
+        """Return the hidden maps of the block."""
+        hidden: Tensor = _ConvReLU.apply(active, self.weight, self.shift, self.stride)  # type: ignore[no-untyped-call]
+        return hidden
 
 
-class _FoldedHalf(torch.autograd.Function):
+class _ConvReLU(torch.autograd.Function):
+    """ReLU(conv3x3(active) + shift), with a gradient for `active` only."""
+
     @staticmethod
-    def forward(
-        ctx: Any, active: Tensor, weight: FrozenWeight, shift: Tensor, weight1x1: Tensor | None
-    ) -> tuple[Tensor | None, Tensor]:
-        skip = None if weight1x1 is None else conv2d(active, weight1x1, stride=weight.stride)
-        hidden = _conv_relu(active, weight.weight, shift, weight.stride)
-        ctx.save_for_backward(active, weight1x1, hidden)
-        ctx.weight = weight
-        return skip, hidden
+    def forward(ctx: Any, active: Tensor, weight: Tensor, shift: Tensor, stride: int) -> Tensor:
+        if active.is_cuda:
+            hidden: Tensor = torch.cudnn_convolution_relu(
+                active, weight, shift, [stride, stride], [1, 1], [1, 1], 1
+            )
+        else:
+            hidden = relu(conv2d(active, weight, shift, stride, padding=1))
+        ctx.save_for_backward(active, weight, hidden)
+        ctx.stride = stride
+        return hidden
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        active, weight1x1, hidden = ctx.saved_tensors
-        grad_skip, grad_hidden = grads
-        grad_maps = torch.ops.aten.threshold_backward(grad_hidden, hidden, 0)
-        grad_active = ctx.weight.input_gradient(grad_maps, active)
-        if weight1x1 is not None:
-            add_shortcut_gradient(grad_active, grad_skip, weight1x1, ctx.weight.stride)
+        active, weight, hidden = ctx.saved_tensors
+        grad_maps = torch.ops.aten.threshold_backward(grads[0], hidden, 0)
+        grad_active, _, _ = torch.ops.aten.convolution_backward(
+            grad_maps, active, weight, None, [ctx.stride] * 2, [1, 1], [1, 1], False, [0, 0], 1,
+            [True, False, False],
+        )  # fmt: skip
         return grad_active, None, None, None
-
-
-def _conv_relu(active: Tensor, weight: Tensor, shift: Tensor, stride: int) -> Tensor:
-    """Return ReLU(conv3x3(active) + shift)."""
-    if active.is_cuda:
-        out: Tensor = torch.cudnn_convolution_relu(
-            active, weight, shift, [stride, stride], [1, 1], [1, 1], 1
-        )
-        return out
-    return relu(conv2d(active, weight, shift, stride, padding=1))
 
 
 class FusedTrunk:
@@ -278,69 +209,42 @@ class FusedTrunk:
         trunk: the trunk whose convolutions are used: a copy, or the source itself in training.
         source: the trunk whose batch norms are used.
         train: the mode of batch norm.
-        casts: the convolutions in training; weights of these and of batch norm get gradients.
-            None: all weights are frozen.
-        compiler: for the update of flipped weights.
+        learn: weights get gradients; otherwise all are frozen.
     """
 
     def __init__(
-        self, trunk: nn.Module, source: nn.Module, train: bool,
-        casts: CastWeights | None = None, compiler: Compiler = "none",
-    ) -> None:  # fmt: skip
+        self, trunk: nn.Module, source: nn.Module, train: bool, learn: bool = False
+    ) -> None:
         norms, own_norms = batch_norms_of(source), batch_norms_of(trunk)
-        self.blocks, self.train, self.casts = _blocks(trunk), train, casts
+        self.blocks, self.train, self.learn = _blocks(trunk), train, learn
         self.sizes = [4 * norm.num_features for norm in norms]
         self.sums = torch.zeros(sum(self.sizes), device=norms[0].weight.device)
         sums = self.sums.split(self.sizes)
         fused_norms = [
-            FusedBatchNorm(norm, own, part.view(2, 2, -1), train, learn=casts is not None)
+            FusedBatchNorm(norm, own, part.view(2, 2, -1), train, learn)
             for norm, own, part in zip(norms, own_norms, sums, strict=True)
         ]
         # norm1 and norm2 of each block, then the norm after the last block
         self.first_norms, self.last_norm = fused_norms[:-1:2], fused_norms[-1]
-        second_norms = fused_norms[1::2]
-        self.folded = [] if train else [FoldedBlockHalf(block) for block in self.blocks]
-        self.halves: list[BlockHalf | ForkedBlockHalf | FoldedBlockHalf] = [*self.folded]
+        self.folded = [] if train else [FoldedConv(block.conv1) for block in self.blocks]
+        self.halves: list[ConvNorm | FoldedConv] = [*self.folded]
         if train:
-            pairs = zip(self.blocks, second_norms, strict=True)
-            self.halves = [self._first_half(block, norm) for block, norm in pairs]
-        self.second_convs = [self._convolution(block.conv2) for block in self.blocks]
+            pairs = zip(self.blocks, fused_norms[1::2], strict=True)
+            self.halves = [ConvNorm(block.conv1, norm) for block, norm in pairs]
         self.norms = fused_norms if train else [*self.first_norms, self.last_norm]
         self.folds = [] if train else _folds(source)
-        frozen = [half.weight for half in self.folded]
-        frozen += [conv.weight for conv in self._convolutions() if isinstance(conv, FrozenConv)]
-        self.update_flipped = FlippedWeights(frozen, compiler)
 
     def __call__(self, maps: Tensor) -> Tensor:
         """Return the last active maps, N, C, H, W."""
         self._prepare_buffers()
         skip: Tensor | None = None  # added by the first norm of the next block
-        with nullcontext() if self.casts is None else self.casts.refreshed():
-            for norm, half, conv in zip(
-                self.first_norms, self.halves, self.second_convs, strict=True
-            ):
-                total, active = norm(maps, skip)
-                skip, active = half(total, active)
-                maps = conv(active)
+        for block, norm, half in zip(self.blocks, self.first_norms, self.halves, strict=True):
+            maps, skip = run_block(block, norm, half, maps, skip)
         return self.last_norm(maps, skip)[1]
-
-    def _first_half(self, block: Block, norm: FusedBatchNorm) -> BlockHalf | ForkedBlockHalf:
-        if block.shortcut is None:
-            return BlockHalf(self._convolution(block.conv1), norm)
-        if self.casts is None:
-            return ForkedBlockHalf(block.conv1, block.shortcut, norm)
-        return ForkedBlockHalf(self.casts[block.conv1], self.casts[block.shortcut], norm)
-
-    def _convolution(self, conv: nn.Conv2d) -> Convolution:
-        return FrozenConv(conv) if self.casts is None else self.casts[conv]
-
-    def _convolutions(self) -> list[Convolution]:
-        first_convs = [half.conv for half in self.halves if isinstance(half, BlockHalf)]
-        return first_convs + self.second_convs
 
     def _prepare_buffers(self) -> None:
         """Zero the sums; allocate new ones in training, where two passes share a backward pass."""
-        if self.casts is not None:
+        if self.learn:
             self._new_buffers()
         elif self.train:
             self.sums.zero_()
@@ -371,8 +275,26 @@ class FusedTrunk:
         buffers = [rows[fused_norm.SCALE] for rows in coefficients]
         buffers += [rows[fused_norm.SHIFT] for rows in coefficients]
         buffers += [half.shift for half in self.folded]
-        buffers += [half.weight.weight for half in self.folded]
+        buffers += [half.weight for half in self.folded]
         return buffers, [*scales[:unfolded], *shifts, *weights]
+
+
+def run_block(
+    block: Block,
+    norm: FusedBatchNorm,
+    half: ConvNorm | FoldedConv,
+    maps: Tensor,
+    skip: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the maps of a block's last convolution and its shortcut, not yet added."""
+    total, active = norm(maps, skip)
+    skip = total if block.shortcut is None else convolve(block.shortcut, active)
+    return convolve(block.conv2, half(active)), skip
+
+
+def convolve(conv: nn.Conv2d, active: Tensor) -> Tensor:
+    """Return the convolution by cuDNN; a net's own classes compute it in other ways."""
+    return conv2d(active, conv.weight, stride=conv.stride, padding=conv.padding)
 
 
 def batch_norms_of(trunk: nn.Module) -> list[nn.BatchNorm2d]:
@@ -382,12 +304,6 @@ def batch_norms_of(trunk: nn.Module) -> list[nn.BatchNorm2d]:
 
 def _blocks(trunk: nn.Module) -> list[Block]:
     return [module for module in trunk.modules() if isinstance(module, Block)]
-
-
-def convolutions_of(trunk: nn.Module) -> list[nn.Conv2d]:
-    """Return the convolutions of all blocks."""
-    blocks = _blocks(trunk)
-    return [part for block in blocks for part in block.modules() if isinstance(part, nn.Conv2d)]
 
 
 def _folds(trunk: nn.Module) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:

@@ -28,7 +28,6 @@ def attack_mode(net: nn.Module, bn: BatchNorm) -> Iterator[None]:
     try:
         with running_stats_frozen(net) if bn == "batch" else nullcontext():
             yield
-        attack_model(net).update_running_stats()
     finally:
         net.train(was_training)
         for parameter in trainable:

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from demur.engine.copies import copy_tensors
-
 TINY = 1e-20  # as in the reference code: added to ||g||, so that a zero gradient moves nothing
 
 
@@ -80,9 +78,9 @@ class TensorBackup:
     @torch.no_grad()
     def save(self) -> None:
         """Copy the current values of the tensors."""
-        copy_tensors(self.copies, self.tensors)
+        torch._foreach_copy_(self.copies, self.tensors)
 
     @torch.no_grad()
     def restore(self) -> None:
         """Write the saved values back."""
-        copy_tensors(self.tensors, self.copies)
+        torch._foreach_copy_(self.tensors, self.copies)

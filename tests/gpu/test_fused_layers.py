@@ -1,20 +1,16 @@
-"""Convolutions and residual blocks of the fused net against plain torch, forward and backward."""
+"""Residual blocks of the fused net against plain torch, forward and backward."""
 
 import copy
-from collections.abc import Callable
-from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import conv2d, relu
+from torch import nn
+from torch.nn.functional import relu
 
-from demur.engine.convolutions import CastWeights, FlippedWeights, FrozenConv, fork_convolutions
 from demur.engine.fused_norm import SCALE, SHIFT
-from demur.engine.fused_resnet import FusedTrunk
+from demur.engine.fused_resnet import FusedTrunk, run_block
 from demur.nets import RejectingNet
 from demur.nets.block import Block
-from demur.nets.conv import Conv1x1, Conv3x3
 from demur.precision import Precision, autocast, no_autocast, products_dtype, tf32
 from tests.gpu.tools import BATCHES, PRECISIONS, change_weights, distance, random_maps, random_net
 
@@ -24,115 +20,24 @@ EACH = pytest.mark.parametrize(
 )
 
 
-def convolution(device: torch.device, kind: type[nn.Conv2d], stride: int) -> nn.Conv2d:
-    with torch.random.fork_rng():
-        torch.manual_seed(stride)
-        conv = kind(16, 24, stride)
-    conv.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return conv.requires_grad_(False)
-
-
-def cast(conv: nn.Conv2d, dtype: torch.dtype) -> nn.Conv2d:
-    conv.weight.data = conv.weight.data.to(dtype, memory_format=torch.channels_last)
-    return conv
-
-
-@EACH
-@pytest.mark.parametrize("stride", [1, 2])
-def test_frozen_convolution(
-    device: torch.device, batch: int, precision: Precision, stride: int
-) -> None:
-    """Its input gradient uses the flipped weight for stride 1, also after a change of weights."""
-    dtype = products_dtype(precision)
-    conv = cast(convolution(device, Conv3x3, stride), dtype)
-    frozen = FrozenConv(conv)
-    x = random_maps(device, batch, 16, 8, 8).to(dtype)
-    for _ in range(2):
-        with tf32("fp32"):
-            results = []
-            for dtype_, forward in ((dtype, frozen), (torch.float64, _exact(conv))):
-                own_x = x.to(dtype_).requires_grad_()
-                maps = forward(own_x)
-                weight = random_maps(device, *maps.shape, seed=1).to(dtype_)
-                results.append((maps.detach(), *torch.autograd.grad(maps, own_x, weight)))
-        for ours, theirs in zip(*results, strict=True):
-            assert distance(ours, theirs) < TOLERANCE[precision]
-        conv.weight.data.mul_(1.3)
-        FlippedWeights([frozen.weight], "none")()
-
-
-def _exact(conv: nn.Conv2d) -> Callable[[Tensor], Tensor]:
-    """The convolution in fp64."""
-    return lambda x: conv2d(x, conv.weight.double(), stride=conv.stride, padding=conv.padding)
-
-
-@EACH
-@pytest.mark.parametrize("stride", [1, 2])
-def test_fork_of_two_convolutions(
-    device: torch.device, batch: int, precision: Precision, stride: int
-) -> None:
-    dtype = products_dtype(precision)
-    convs = [cast(convolution(device, kind, stride), dtype) for kind in (Conv1x1, Conv3x3)]
-    results = []
-    for own in (dtype, torch.float64):
-        x = random_maps(device, batch, 16, 8, 8).to(dtype).to(own).requires_grad_()
-        weights = [conv.weight.detach().to(own).requires_grad_() for conv in convs]
-        with tf32("fp32"):
-            if own == dtype:
-                outs = fork_convolutions(x, weights[0], weights[1], stride)
-            else:
-                outs = (conv2d(x, weights[0], stride=stride),
-                        conv2d(x, weights[1], stride=stride, padding=1))  # fmt: skip
-            grads = [random_maps(device, *out.shape, seed=3).to(own) for out in outs]
-            results.append((*outs, *torch.autograd.grad(outs, (x, *weights), grads)))
-    for ours, theirs in zip(*results, strict=True):
-        assert distance(ours, theirs) < TOLERANCE[precision]
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_weights_cast_together_have_the_values_and_gradients_of_autocast(
-    device: torch.device, precision: Precision
-) -> None:
-    convs = [convolution(device, Conv3x3, stride).requires_grad_() for stride in (1, 2)]
-    casts = CastWeights(convs, products_dtype(precision))
-    x = random_maps(device, 3, 16, 8, 8)
-    results = []
-    for together in (True, False):
-        with tf32("fp32"), autocast(precision, device):
-            if together:
-                with casts.refreshed():
-                    maps = [casts[conv](x.to(products_dtype(precision))) for conv in convs]
-            else:
-                maps = [conv(x) for conv in convs]
-            loss = torch.stack([part.float().square().sum() for part in maps]).sum()
-        with tf32("fp32"), no_autocast(device):
-            grads = torch.autograd.grad(loss, [conv.weight for conv in convs])
-        assert all(grad.dtype == torch.float32 for grad in grads)
-        results.append([*(part.detach() for part in maps), *grads])
-    for ours, theirs in zip(*results, strict=True):
-        assert distance(ours, theirs) < TOLERANCE[precision]
-    assert all(conv.weight.grad_fn is None for conv in casts.values())
-
-
 # ------------------------------------------------------------------ residual blocks
 
 
 def fused_trunk(net: RejectingNet, train: bool, learn: bool, precision: Precision) -> FusedTrunk:
     """The trunk as FusedResNet (frozen) and FusedTrainingNet (`learn`) build it."""
     if learn:
-        convs = [m for block in _blocks(net) for m in block.modules() if isinstance(m, nn.Conv2d)]
-        casts = CastWeights(convs, products_dtype(precision))
-        return FusedTrunk(net.trunk, net.trunk, train, casts=casts)
+        return FusedTrunk(net.trunk, net.trunk, train, learn=True)
     copied = copy.deepcopy(net.trunk).requires_grad_(False)
     for module in copied.modules():
         if isinstance(module, nn.Conv2d):
-            cast(module, products_dtype(precision))
+            module.weight.data = module.weight.data.to(
+                products_dtype(precision), memory_format=torch.channels_last
+            )
     trunk = FusedTrunk(copied, net.trunk, train)
     if not train:
         with torch.no_grad():
             for buffer, value in zip(*trunk.eval_constants(), strict=True):
                 buffer.copy_(value)
-    trunk.update_flipped()
     return trunk
 
 
@@ -148,19 +53,17 @@ def test_each_block(device: torch.device, batch: int, precision: Precision, mode
     trunk = fused_trunk(net, mode != "eval", mode == "learn", precision)
     exact = copy.deepcopy(net).double()
     trunk._prepare_buffers()
-    layers = zip(trunk.first_norms, trunk.halves, trunk.second_convs, strict=True)
+    layers = zip(trunk.blocks, trunk.first_norms, trunk.halves, strict=True)
     size = 32
     for i, (block, plain) in enumerate(zip(_blocks(net), _blocks(exact), strict=True)):
-        norm, half, conv = next(layers)
+        own_block, norm, half = next(layers)
         shape = (batch, block.conv1.in_channels, size, size)
         size //= block.conv1.stride[0]
         x = random_maps(device, *shape, seed=i).to(products_dtype(precision))
         ours_x, theirs_x = x.clone().requires_grad_(), x.double().requires_grad_()
-        casts = trunk.casts.refreshed() if trunk.casts else nullcontext()
-        with tf32("fp32"), autocast(precision, device), casts:
-            total, active = norm(ours_x, None)
-            skip, hidden = half(total, active)
-            ours = conv(hidden) + skip
+        with tf32("fp32"), autocast(precision, device):
+            maps, skip = run_block(own_block, norm, half, ours_x, None)
+            ours = maps + skip
         theirs = plain(theirs_x)
         weights = random_maps(device, *theirs.shape, seed=100 + i)
         of = [[ours_x], [theirs_x]]
@@ -193,6 +96,7 @@ def test_folded_constants_follow_the_weights(device: torch.device, precision: Pr
         assert distance(norm.saved.coefficients[SHIFT], shift) < 1e-5
     block = copy.deepcopy(_blocks(net)[0]).double()
     x = random_maps(device, 3, block.conv1.in_channels, 32, 32).to(products_dtype(precision))
-    _, hidden = trunk.halves[0](x, x)
+    with tf32("fp32"):
+        hidden = trunk.halves[0](x)
     expected = relu(block.norm2(block.conv1(x.double())))
     assert distance(hidden, expected) < TOLERANCE[precision]
