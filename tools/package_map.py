@@ -1,7 +1,8 @@
 """Draw docs/package-map.svg: the packages of demur by layer, with an arrow for each import.
 
-    python tools/package_map.py            # write the file
-    python tools/package_map.py --check    # exit 1 if the file is out of date
+    python tools/package_map.py                 # write the file
+    python tools/package_map.py --check         # exit 1 if the file is out of date
+    python tools/package_map.py FOLDER FILE     # draw another checkout and count its imports
 
 Layers come from FLOORS in tests/test_code_style.py. An arrow that follows from two others is left
 out (transitive reduction), and so are arrows to the foundation, which every package may import.
@@ -9,6 +10,7 @@ out (transitive reduction), and so are arrows to the foundation, which every pac
 
 import ast
 import sys
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
@@ -41,9 +43,9 @@ PURPOSE = {
 WIDTH, BOX_W, BOX_H, GAP_Y, TOP = 1000, 132, 44, 34, 16
 
 
-def layers() -> list[list[str]]:
+def layers(root: Path) -> list[list[str]]:
     """Packages from the lowest layer to the highest."""
-    tree = ast.parse((ROOT / "tests" / "test_code_style.py").read_text(encoding="utf-8"))
+    tree = ast.parse((root / "tests" / "test_code_style.py").read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in (
             "FLOORS",
@@ -54,17 +56,35 @@ def layers() -> list[list[str]]:
     raise SystemExit("tests/test_code_style.py defines no FLOORS")
 
 
-def imports(package: str) -> set[str]:
+def imported_modules(path: Path) -> Iterator[tuple[str, str]]:
+    """The module and the name of each import of this project in a file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("demur"):
+            yield from ((str(node.module), alias.name) for alias in node.names)
+
+
+def imports(root: Path, package: str) -> set[str]:
     """The packages that the files of a package import."""
-    folder = ROOT / "demur" / package
+    folder = root / "demur" / package
     paths = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
     found: set[str] = set()
     for path in paths:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("demur"):
-                parts = str(node.module).split(".")
-                found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+        for module, name in imported_modules(path):
+            found.add(name if module == "demur" else module.split(".")[1])
     return found - {package}
+
+
+def file_imports(root: Path) -> set[tuple[str, str]]:
+    """Every import of one file by another, as module names."""
+    files = {}
+    for path in (root / "demur").rglob("*.py"):
+        module = ".".join(path.relative_to(root).with_suffix("").parts)
+        files[module.removesuffix(".__init__")] = path
+    found = set()
+    for own, path in files.items():
+        for module, name in imported_modules(path):
+            found.add((own, f"{module}.{name}" if f"{module}.{name}" in files else module))
+    return {(own, other) for own, other in found if own != other}
 
 
 def reduced(edges: dict[str, set[str]]) -> dict[str, set[str]]:
@@ -82,11 +102,17 @@ def reduced(edges: dict[str, set[str]]) -> dict[str, set[str]]:
     }
 
 
-def drawing() -> str:
+def package_imports(root: Path) -> dict[str, set[str]]:
+    """The packages above the foundation, each with those that it imports."""
+    names = [name for layer in layers(root)[1:] for name in layer]
+    return {name: imports(root, name) & set(names) for name in names}
+
+
+def drawing(root: Path = ROOT) -> str:
     """The SVG text."""
-    foundation, *upper = layers()
+    foundation, *upper = layers(root)
     names = [name for layer in upper for name in layer]
-    edges = reduced({name: imports(name) & set(names) for name in names})
+    edges = reduced(package_imports(root))
     place: dict[str, tuple[float, float]] = {}
     for depth, layer in enumerate(reversed(upper)):
         for i, name in enumerate(layer):
@@ -139,5 +165,13 @@ if __name__ == "__main__":
     if "--check" in sys.argv[1:]:
         if not TARGET.exists() or TARGET.read_text(encoding="utf-8") != drawing():
             raise SystemExit(f"{TARGET} is out of date; run python tools/package_map.py")
+    elif len(sys.argv) == 3:
+        root = Path(sys.argv[1])
+        Path(sys.argv[2]).write_text(drawing(root), encoding="utf-8")
+        edges = package_imports(root)
+        print(  # noqa: T201
+            f"{len(file_imports(root))} imports between files, "
+            f"{sum(map(len, edges.values()))} between {len(edges)} packages above the foundation"
+        )
     else:
         TARGET.write_text(drawing(), encoding="utf-8")
