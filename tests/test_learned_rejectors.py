@@ -259,16 +259,16 @@ def test_a_class_without_correct_predictions_contributes_all_its_images() -> Non
     assert score(output(z, y, 2)).isfinite().all()
 
 
-def test_scoring_ten_thousand_images_takes_seconds() -> None:
+def test_scoring_thousands_of_images_takes_seconds() -> None:
     g = torch.Generator().manual_seed(0)
-    z = torch.randn(10_000, 512, generator=g)
-    y = torch.arange(10_000) % 10
+    z = torch.randn(3_000, 512, generator=g)
+    y = torch.arange(3_000) % 10
     out = output(z, y, 10)
     for rejector in (KD(), LID(), KNN()):
         score = rejector.fit(out, y)
         start = time.perf_counter()
         score(out)
-        assert time.perf_counter() - start < 30
+        assert time.perf_counter() - start < 10
 
 
 def test_default_settings_are_the_papers() -> None:

@@ -180,6 +180,7 @@ def test_does_not_depend_on_the_batch_and_stays_in_the_ball(
         (lambda: PGD(Linf(0.1), backtrack_objective=CE()), "no effect without backtrack"),
         (lambda: PGD(Linf(0.1), backtrack=0.5), "must be above 1"),
         (lambda: PGD(Linf(0.1), momentum=1.0), "no image ever moves"),
+        (lambda: PGD(L2(0.1), step_size=1e20), "at most 1e.06, since pixels"),
         (lambda: FrankWolfe(Linf(0.1), momentum=0.5), "use PGD"),
     ],
 )

@@ -202,6 +202,7 @@ def test_a_recipe_that_changes_before_the_lock_is_taken_raises(
     with pytest.raises(BadInput, match="another recipe"):
         claim_run(folder, recipe("digits-pgdat-rr"))
     assert Run(folder).recipe == recipe("digits-standard")
+    assert Run(str(folder)) == Run(folder)  # type: ignore[arg-type]
 
 
 def test_a_folder_that_is_not_a_run_is_unchanged(tmp_path: Path) -> None:

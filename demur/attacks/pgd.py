@@ -29,6 +29,7 @@ from demur.noise import Stream
 from demur.spec import later
 
 TRADES_SIGMA = 1e-3  # standard deviation of the noise that TRADES starts with
+MAX_STEP = 1e6  # far larger steps overflow in the projection to an L2 ball
 
 
 @dataclass
@@ -110,6 +111,11 @@ class PGD(IterativeAttack[PGDState]):
         if self._has_momentum and self.keep == "success":
             raise BadInput(
                 "momentum and backtrack work with keep=max_objective only, not with keep=success"
+            )
+        if self.step_size is not None and self.step_size > MAX_STEP:
+            raise BadInput(
+                f"PGD.step_size must be at most {MAX_STEP:g}, since pixels lie in [0, 1], "
+                f"not {self.step_size:g}"
             )
         if self.momentum == 1:
             raise BadInput("PGD.momentum must be below 1; with 1 no image ever moves")

@@ -54,6 +54,9 @@ class Run:
 
     path: Path
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))  # users pass text too
+
     @property
     def name(self) -> str:
         """Name of the folder."""
