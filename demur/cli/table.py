@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @app.command()
 def table(
-    name: Annotated[str, typer.Argument(help="A name of demur list tables.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="A name of demur list tables, a table of the paper (1-13), or all."),
+    ],
     changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
     only: Annotated[str, typer.Option(help="Only these lines, such as pgdat,pgdat-rr.")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings per recipe.")] = 1,
@@ -50,8 +53,13 @@ def table(
 
     To build a table on several machines, use --archive on each and --kept on the collected folders.
 
+    Tables of the paper are filled from the runs of --kept, beside the published numbers.
+
     Example: demur table methods-digits epochs=2 --only pgdat,pgdat-rr
     """
+    if name == "all" or name.isdecimal():
+        _show_paper_tables(name, kept, out, as_json, [*(changes or []), only])
+        return
     from demur.paper.markdown import markdown
     from demur.paper.measure import measure_table
     from demur.runs.files import write_text
@@ -78,6 +86,38 @@ def table(
     if out:
         write_text(Path(out), page)
     _raise_failures(failures, len(lines))
+
+
+def _show_paper_tables(
+    name: str, kept: str | None, out: str | None, as_json: bool, unused: list[str]
+) -> None:
+    """Show one table of the paper or all, filled from stored runs."""
+    from demur.cli.evaluate import load_run
+    from demur.cli.progress import on_message
+    from demur.paper.cells import measure_cells
+    from demur.paper.published import PAPER_TABLES
+    from demur.paper.results_page import results_page
+    from demur.runs.files import write_text
+
+    if name != "all" and int(name) not in PAPER_TABLES:
+        raise BadInput(f"the paper has no table {name}; use a number from 1 to 13, or all")
+    if any(unused):
+        raise BadInput("tables of the paper take no changes and no --only; name one table")
+    if not kept:
+        raise BadInput(f"say where the runs are: demur table {name} --kept results")
+    tables = [*PAPER_TABLES.values()] if name == "all" else [PAPER_TABLES[int(name)]]
+    cells = measure_cells(
+        tables, Path(kept), lambda run: load_run(str(run.path), "cpu", None), on_message
+    )
+    conclusions = Path(kept) / "conclusions.md"
+    text = conclusions.read_text(encoding="utf-8") if conclusions.is_file() else ""
+    page = results_page(cells, f"demur table {name} --kept {kept}", text if name == "all" else "")
+    if as_json:
+        typer.echo(json.dumps([cell.to_json() for cell in cells], indent=1))
+    else:
+        _show(page)
+    if out:
+        write_text(Path(out), page)
 
 
 def _table_spec(name: str, only: str, changes: list[str]) -> "Table":

@@ -62,7 +62,7 @@ _DIGITS_FRAMEWORKS: dict[str, Framework] = {
 _HEADS: dict[str, Head] = {
     "": NoHead(), "-rr": RR(), "-ebd": EBD(), "-snet": SNet(), "-atro": ATRO(), "-carl": CARL(),
 }  # fmt: skip
-_PAIRS = [  # of the paper's Table 1
+_PAIRS = [  # of the paper's Table 2
     ("standard", ""),
     *(("pgdat", suffix) for suffix in _HEADS),
     *((framework, suffix) for framework in ("trades", "ccat", "ccat-reference")
