@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         resolve_thresholds,
         run_attack,
     )
+    from demur.guards import Guard, GuardResult, guard
     from demur.methods import (
         ATRO,
         CARL,
@@ -100,6 +101,7 @@ _MODULES = {
     "data": "CIFAR10 CIFAR100 Digits",
     "errors": "BadInput",
     "evaluate": "RecordOptions LoadedRun RejectorEvaluation resolve_thresholds run_attack",
+    "guards": "Guard GuardResult guard",
     "methods": (
         "ATRO CARL CCAT EBD PGDAT RR TRADES Framework Head Method NoHead OneCycle Piecewise SNet "
         "Standard"
@@ -156,6 +158,8 @@ __all__ = [
     "ForceRejectionEnsemble",
     "Framework",
     "GDAStar",
+    "Guard",
+    "GuardResult",
     "Head",
     "Linf",
     "LoadedRun",
@@ -195,6 +199,7 @@ __all__ = [
     "ViM",
     "WideResNet",
     "certify_threshold",
+    "guard",
     "recipe",
     "resolve_thresholds",
     "run_attack",
