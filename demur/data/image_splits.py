@@ -128,11 +128,11 @@ def report(
         sentences.append(_named("left out", entries, removed))
     if ignored:
         sentences.append(f"{ignored} without the suffix of an image ignored")
-    largest, smallest = sizes.most_common()[0], sizes.most_common()[-1]
-    if largest[1] >= IMBALANCE * smallest[1]:
+    largest, smallest = (pick(result.classes, key=sizes.__getitem__) for pick in (max, min))
+    if (ratio := sizes[largest] / sizes[smallest]) >= IMBALANCE:
         sentences.append(
-            f"the classes are unbalanced: {largest[0]} has {largest[1] / smallest[1]:.1f} times "
-            f"the images of {smallest[0]}, so accuracy says little about {smallest[0]}"
+            f"the classes are unbalanced: {largest} has {ratio:.1f} times the images of "
+            f"{smallest}, so accuracy says little about {smallest}"
         )
     for name, part in result.chosen.items():
         if lacking := sorted(set(result.classes) - {entries[i].label for i in part}):

@@ -162,8 +162,7 @@ def _apply_change(spec: S, change: str) -> S:
 
 def _own_images(text: str) -> OwnImages | None:
     """Images at a path; None for a data set of the vocabulary, such as CIFAR10()."""
-    word = re.match(r"\w+", text)
-    if "(" in text or (word and word[0] == text and find_name(text, VOCABULARY)):
+    if re.fullmatch(r"\w+\(.*\)", text, re.DOTALL) or find_name(text, VOCABULARY):
         return None
     if not text.startswith(HUB) and not Path(text).exists():
         raise BadInput(
