@@ -44,7 +44,7 @@ LAYERS = [
     ["runs", "engine"],
     ["evaluate"],
     ["training", "sanity", "autoattack", "guards"],
-    ["report"],
+    ["report", "serve"],
     ["bench", "paper"],
     ["cli"],
 ]

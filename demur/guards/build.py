@@ -108,7 +108,8 @@ def guard(
     return Guard(
         model, on_device(calibrated.scores, bare.device), shape,
         _names(class_names, out.logits.shape[1]), _temperature(temperature, spec), resize,
-        bare.mean, bare.std, calibrated.figures, eps=_eps(eps), built_from=BuiltFrom(*built_from) if built_from else None,
+        bare.mean, bare.std, calibrated.figures, eps=_eps(eps),
+        built_from=BuiltFrom(*built_from) if built_from else None,
     )  # fmt: skip
 
 

@@ -204,7 +204,8 @@ class Guard:
         """Return the output for a batch N, C, H, W in [0, 1] on the model's device."""
         if self.mean is not None and self.std is not None:
             x = (x - _per_channel(self.mean, x)) / _per_channel(self.std, x)
-        return as_output(self.model(x), len(x))
+        rows = None if torch.compiler.is_exporting() else len(x)
+        return as_output(self.model(x), rows)
 
     @property
     def device(self) -> torch.device:
