@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from demur.autoattack import AutoAttack, RejectAutoAttack
     from demur.balls import L2, Linf
     from demur.calibrate import TPR, Coverage, Risk, Uncertified, certify_threshold
-    from demur.data import CIFAR10, CIFAR100, Digits
+    from demur.data import CIFAR10, CIFAR100, Digits, OwnImages
     from demur.errors import BadInput
     from demur.evaluate import (
         LoadedRun,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         SNet,
         Standard,
     )
-    from demur.nets import ResNet8, ResNet18, WideResNet
+    from demur.nets import FactoryNet, ResNet8, ResNet18, WideResNet
     from demur.output import Output
     from demur.recipes import Recipe, recipe
     from demur.rejectors import (
@@ -85,6 +85,7 @@ if TYPE_CHECKING:
         SoftmaxMargin,
         ViM,
     )
+    from demur.retrofitting import HeadComparison, Retrofit, retrofit
     from demur.runs import Record, Run
     from demur.training import train
     from demur.wrappers import ModelWithScore, RejectClassModel
@@ -98,7 +99,7 @@ _MODULES = {
     "autoattack": "AutoAttack RejectAutoAttack",
     "balls": "L2 Linf",
     "calibrate": "TPR Coverage Risk Uncertified certify_threshold",
-    "data": "CIFAR10 CIFAR100 Digits",
+    "data": "CIFAR10 CIFAR100 Digits OwnImages",
     "errors": "BadInput",
     "evaluate": "RecordOptions LoadedRun RejectorEvaluation resolve_thresholds run_attack",
     "guards": "Guard GuardResult guard",
@@ -106,13 +107,14 @@ _MODULES = {
         "ATRO CARL CCAT EBD PGDAT RR TRADES Framework Head Method NoHead OneCycle Piecewise SNet "
         "Standard"
     ),
-    "nets": "ResNet18 ResNet8 WideResNet",
+    "nets": "FactoryNet ResNet18 ResNet8 WideResNet",
     "output": "Output",
     "recipes": "Recipe recipe",
     "rejectors": (
         "GDA GMM KD KNN LID Con Coupled Energy Entropy GDAStar MaxLogit ModelScore "
         "Rejector Score SoftmaxMargin RCon ViM "
     ),
+    "retrofitting": "HeadComparison Retrofit retrofit",
     "runs": "Record Run",
     "training": "train",
     "wrappers": "ModelWithScore RejectClassModel",
@@ -154,6 +156,7 @@ __all__ = [
     "Digits",
     "Energy",
     "Entropy",
+    "FactoryNet",
     "FalseRejection",
     "ForceRejectionEnsemble",
     "Framework",
@@ -161,6 +164,7 @@ __all__ = [
     "Guard",
     "GuardResult",
     "Head",
+    "HeadComparison",
     "Linf",
     "LoadedRun",
     "MaxLogit",
@@ -174,6 +178,7 @@ __all__ = [
     "Objective",
     "OneCycle",
     "Output",
+    "OwnImages",
     "Piecewise",
     "PlusLogScore",
     "RCon",
@@ -187,6 +192,7 @@ __all__ = [
     "RejectorEvaluation",
     "ResNet8",
     "ResNet18",
+    "Retrofit",
     "Risk",
     "Run",
     "SNet",
@@ -202,6 +208,7 @@ __all__ = [
     "guard",
     "recipe",
     "resolve_thresholds",
+    "retrofit",
     "run_attack",
     "train",
 ]  # fmt: skip

@@ -44,7 +44,7 @@ LAYERS = [
     ["runs", "engine"],
     ["evaluate"],
     ["training", "sanity", "autoattack", "guards"],
-    ["report", "serve"],
+    ["report", "serve", "retrofitting"],
     ["bench", "paper"],
     ["cli"],
 ]

@@ -142,12 +142,18 @@ class FactoryNet(NetSpec):
     def trains_head_alone(self) -> bool:
         return self.frozen
 
+    def check(self, domain: Domain) -> None:
+        function = import_factory(self.function)
+        with torch.random.fork_rng(devices=[]):
+            self._split(self._module(function, domain), domain)
+
     def trunk(self, channels: int) -> Trunk:
         raise BadInput("a FactoryNet is built for a whole domain; call build")
 
     def build(self, domain: Domain, head: AuxiliaryHead, seed: int = 0) -> RejectingNet:
         function = import_factory(self.function)
-        with torch.random.fork_rng(devices=[]):
+        # on the CPU even where the caller asks for weights without memory: the net is tried
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.manual_seed(seed)
             module = self._module(function, domain)
             classify, dim = self._split(module, domain)

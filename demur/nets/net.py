@@ -142,6 +142,9 @@ class NetSpec(Spec, ABC):
     def trunk(self, channels: int) -> Trunk:
         """Return a new trunk for images with this many channels."""
 
+    def check(self, domain: Domain) -> None:
+        """Raise BadInput if the net cannot be built for these images; it always can by default."""
+
     def trunk_for(self, domain: Domain) -> Trunk:
         """Return a new trunk for images of a domain; by default their size does not matter."""
         return self.trunk(domain.shape[0])

@@ -127,10 +127,9 @@ def train(
         if not world.broadcast(run.has_weights):
             plan = choose_plan(engine, recipe, device, world, sync_bn, on_message)
             plan = world.broadcast(plan.resumed(stored_plan(run)) if world.is_leader else plan)
-            if world.is_leader and (listing := recipe.data.listing(data_folder)) is not None:
-                write_text(run.path / LISTING, listing)
             training = Training(recipe, run, splits, device, plan, on_progress, on_message)
-            training.logs = open_logs(logs, run.path) if world.is_leader else []
+            if world.is_leader:
+                training.begin_files(recipe.data.listing(data_folder), logs)
             training.train()
     world.barrier()
     return run
@@ -146,6 +145,7 @@ def check_trainable(recipe: Recipe, splits: Splits, processes: int = 1) -> None:
         raise BadInput(
             f"{show(recipe.data)} has no {recipe.selection_split} images; use selection=last"
         )
+    recipe.net.check(recipe.data.domain)
     if len(fit.y.unique()) < 2:
         raise BadInput("the fit split has one class only; a classifier needs at least two")
     last = len(fit) % recipe.batch_size or recipe.batch_size
@@ -205,6 +205,12 @@ class Training:
         self.logs: list[TrainingLog] = []
         self.saved_epoch = 0
         self.next_save = 0.0  # on the monotonic clock
+
+    def begin_files(self, listing: str | None, logs: Sequence[str]) -> None:
+        """Write which files are in which split, and open the logs."""
+        if listing is not None:
+            write_text(self.run.path / LISTING, listing)
+        self.logs = open_logs(logs, self.run.path)
 
     def train(self) -> None:
         """Train from the last saved epoch to the end and write the selected weights."""
