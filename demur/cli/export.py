@@ -13,15 +13,38 @@ from demur.errors import BadInput
 Bundle = Annotated[str, typer.Argument(help="A folder that demur export wrote.")]
 
 
+Tpr = Annotated[
+    float | None,
+    typer.Option(
+        callback=check_finite,
+        help="Accept at least this share of the correct predictions.",
+        show_default="0.95",
+    ),
+]
+Coverage = Annotated[
+    float | None,
+    typer.Option(callback=check_finite, help="Accept at least this share of all images."),
+]
+Risk = Annotated[
+    float | None,
+    typer.Option(callback=check_finite, help="At most this share of the accepted images wrong."),
+]
+Resize = Annotated[
+    bool | None,
+    typer.Option(
+        "--resize/--no-resize", help="Resize images of another size, or report an error.",
+        show_default="as the data set did",
+    ),
+]  # fmt: skip
+
+
 @app.command()
 def export(
     run: RunName,
     out: Annotated[
         str | None,
-        typer.Option(
-            "-o", "--out", callback=check_output_folder, help="The folder.",
-            show_default="guards/RUN",
-        ),
+        typer.Option("-o", "--out", callback=check_output_folder, help="The folder.",
+                     show_default="guards/RUN"),
     ] = None,
     rejector: Annotated[
         str | None,
@@ -29,23 +52,9 @@ def export(
             help="A name of demur score.", show_default="the score of the head, Con without one"
         ),
     ] = None,
-    tpr: Annotated[
-        float | None,
-        typer.Option(
-            callback=check_finite, help="Accept at least this share of the correct predictions.",
-            show_default="0.95",
-        ),
-    ] = None,
-    coverage: Annotated[
-        float | None,
-        typer.Option(callback=check_finite, help="Accept at least this share of all images."),
-    ] = None,
-    risk: Annotated[
-        float | None,
-        typer.Option(
-            callback=check_finite, help="At most this share of the accepted images wrong."
-        ),
-    ] = None,
+    tpr: Tpr = None,
+    coverage: Coverage = None,
+    risk: Risk = None,
     confidence: Annotated[
         float, typer.Option(callback=check_finite, help="Confidence level of the guarantee.")
     ] = 0.95,
@@ -53,13 +62,7 @@ def export(
         str,
         typer.Option(help="Names separated by commas.", show_default="those of the data set"),
     ] = "",
-    resize: Annotated[
-        bool | None,
-        typer.Option(
-            "--resize/--no-resize", help="Resize images of another size, or report an error.",
-            show_default="as the data set did",
-        ),
-    ] = None,
+    resize: Resize = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx too.")] = False,
     device: Device = "auto",
     data: DataFolder = None,
@@ -174,7 +177,12 @@ def serve(
         max_images=max_images, max_queue=max_queue, timeout=timeout, attack=attack, token=token,
     )  # fmt: skip
     guard: Guard = Guard.load(bundle, device=device)
-    if host not in ("127.0.0.1", "::1", "localhost") and token is None:
-        on_message("warning: other machines can reach this service, and it has no --token")
-    serve_guard(guard, settings, host, port, lambda address: on_message(f"serving at {address}"))
+    is_open = host not in ("127.0.0.1", "::1", "localhost") and token is None
+
+    def on_ready(address: str) -> None:
+        on_message(f"serving at {address}")
+        if is_open:
+            on_message("warning: other machines can reach this service, and it has no --token")
+
+    serve_guard(guard, settings, host, port, on_ready)
     on_message("stopped")

@@ -1,6 +1,7 @@
 """Make guards from models with calibration images, and from runs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,33 +40,20 @@ Levels = tuple[float | None, float | None, float | None]  # tpr, coverage, risk
 
 
 def guard(
-    model: Model,
-    x_cal: Any,
-    y_cal: Any,
-    *,
-    rejector: str | Rejector = "Con",
-    tpr: float | None = None,
-    coverage: float | None = None,
-    risk: float | None = None,
-    confidence: float = 0.95,
-    x_fit: Any = None,
-    y_fit: Any = None,
-    class_names: Sequence[str] | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    resize: bool = False,
-    temperature: float | None = None,
-    eps: float = 8 / 255,
-    built_from: tuple[NetSpec, Head] | None = None,
-) -> Guard:
+    model: Model, x_cal: Any, y_cal: Any, *, rejector: str | Rejector = "Con",
+    tpr: float | None = None, coverage: float | None = None, risk: float | None = None,
+    confidence: float = 0.95, x_fit: Any = None, y_fit: Any = None,
+    class_names: Sequence[str] | None = None, mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None, resize: bool = False, temperature: float | None = None,
+    eps: float = 8 / 255, built_from: tuple[NetSpec, Head] | None = None,
+) -> Guard:  # fmt: skip
     """Calibrate a rejector of any classifier on held-out images and return the guard.
 
-    A threshold for a TPR or a coverage is certified where the images suffice; with fewer it is
-    the empirical one, and `guard.certificate` is None. A risk is always certified.
+    A TPR or a coverage is certified where the images suffice; otherwise the threshold is the
+    empirical one, and `certificate` is None. A risk is always certified.
 
     Args:
-        model: Images N, C, H, W in [0, 1] to logits, an Output, or a tuple or mapping of logits.
-            A module is set to eval mode.
+        model: Images N, C, H, W in [0, 1] to logits or an Output; set to eval mode.
         x_cal: Calibration images, clean and not used in training, in any form that `Guard` reads.
         y_cal: Their labels, N.
         rejector: A rejector, or its text such as "RCon(tau=0.5)".
@@ -96,21 +84,28 @@ def guard(
         True
     """
     guarantee, spec = guarantee_of(tpr, coverage, risk), _rejector(rejector)
+    bare = _bare_guard(model, x_cal, mean, std)
+    out, y = _outputs(bare, x_cal, y_cal)
+    fit = None if x_fit is None else lambda: _outputs(bare, x_fit, y_fit)
+    found = calibrate(spec, fit_rejector(spec, fit), out, y, guarantee, confidence)
+    return replace(
+        bare, scores=on_device(found.scores, bare.device), calibration=found.figures,
+        class_names=_names(class_names, out.logits.shape[1]), resize=resize, eps=_eps(eps),
+        temperature=_temperature(temperature, spec),
+        built_from=BuiltFrom(*built_from) if built_from else None,
+    )  # fmt: skip
+
+
+def _bare_guard(
+    model: Model, x_cal: Any, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> Guard:
+    """A guard without scores and class names."""
+    if (mean is None) != (std is None):
+        raise BadInput("only one of mean and std is given; give both, or neither")
     if isinstance(model, nn.Module):
         model.eval()
     shape = _shape_of(x_cal)
-    bare = Guard(model, (), shape, (), mean=_per_channel(mean, shape), std=_per_channel(std, shape))
-    if (mean is None) != (std is None):
-        raise BadInput("only one of mean and std is given; give both, or neither")
-    out, y = _outputs(bare, x_cal, y_cal)
-    fit = None if x_fit is None else lambda: _outputs(bare, x_fit, y_fit)
-    calibrated = calibrate(spec, fit_rejector(spec, fit), out, y, guarantee, confidence)
-    return Guard(
-        model, on_device(calibrated.scores, bare.device), shape,
-        _names(class_names, out.logits.shape[1]), _temperature(temperature, spec), resize,
-        bare.mean, bare.std, calibrated.figures, eps=_eps(eps),
-        built_from=BuiltFrom(*built_from) if built_from else None,
-    )  # fmt: skip
+    return Guard(model, (), shape, (), mean=_per_channel(mean, shape), std=_per_channel(std, shape))
 
 
 def guard_of_run(

@@ -31,7 +31,7 @@ from demur.guards.core import BuiltFrom, Guard
 from demur.guards.inputs import Shape
 from demur.images import Domain
 from demur.methods import Head
-from demur.nets import NetSpec
+from demur.nets import NetSpec, RejectingNet
 from demur.output import as_output
 from demur.recipes import VOCABULARY
 from demur.rejectors import FittedScore, Rejector
@@ -45,7 +45,7 @@ CONFIG, WEIGHTS, ARRAYS, CARD, ONNX = (
     "config.json", "model.safetensors", "scores.safetensors", "README.md", "model.onnx",
 )  # fmt: skip
 REMEDY = "save the guard again or fetch another copy"
-LARGEST = 4096  # of a whole number in the spec of a net
+LARGEST = 1024  # of a whole number in the spec of a net
 MAX_SIDE, MAX_CLASSES, MAX_SCORES = 2048, 100_000, 8
 MAX_NUMBERS = 1 << 30  # of one array of a fitted score
 KINDS = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
@@ -221,6 +221,10 @@ def _guard_of(
         module = _made(config["model"]["factory"]) if model is None else model
         loaded = _load_weights(folder, config, module)
     loaded.to(device).eval().requires_grad_(False)
+    if isinstance(loaded, RejectingNet):
+        loaded.freeze_for_inference()
+        if device.type == "cpu":  # as LoadedRun does: faster there
+            loaded.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     scores = on_device(_scores(folder, config), device)
     normalised_inside = built_from is not None
     return Guard(
@@ -315,28 +319,32 @@ def _made(factory: str | None) -> nn.Module:
             "Guard.load(folder, model=...)"
         )
     check_factory(factory)
-    name, _, function = factory.partition(":")
-    if name not in sys.modules and name not in os.environ.get(ALLOWED, "").split(","):
+    name, _, path = factory.partition(":")
+    allowed = name in os.environ.get(ALLOWED, "").split(",")
+    found = _found(name, path, factory) if allowed or name in sys.modules else None
+    # Any loaded module has functions, such as os.abort, that a bundle must not call.
+    if not allowed and not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise BadInput(
             f"the model is made by {shorten(factory)!r}; if you trust that module, allow it with "
-            f"{ALLOWED}={name} or import it first"
+            f"{ALLOWED}={name}, or give the model as Guard.load(folder, model=...)"
         )
-    return _call_factory(name, function, factory)
+    try:
+        module = found() if callable(found) else None
+    except Exception as error:  # a user's function may raise anything
+        raise BadInput(f"{shorten(factory)!r} failed: {shorten(str(error))}") from None
+    if not isinstance(module, nn.Module):
+        raise BadInput(f"{shorten(factory)!r} does not return a module; give the model itself")
+    return module
 
 
-def _call_factory(name: str, function: str, factory: str) -> nn.Module:
+def _found(name: str, path: str, factory: str) -> Any:
     try:
         found: Any = import_module(name)
-        for part in function.split("."):
+        for part in path.split("."):
             found = getattr(found, part)
     except Exception as error:  # a user's module may raise anything
-        raise BadInput(f"{shorten(factory)!r} cannot be imported: {error}") from None
-    if isinstance(found, type) and not issubclass(found, nn.Module):
-        raise BadInput(f"{shorten(factory)!r} is not a function that returns a module")
-    module = found()
-    if not isinstance(module, nn.Module):
-        raise BadInput(f"{shorten(factory)!r} does not return a module")
-    return module
+        raise BadInput(f"{shorten(factory)!r} cannot be imported: {shorten(str(error))}") from None
+    return found
 
 
 def _scores(folder: Path, config: dict[str, Any]) -> tuple[GuardScore, ...]:

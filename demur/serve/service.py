@@ -19,7 +19,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, Field
 
-from demur import __version__
+import demur
 from demur.errors import BadInput
 from demur.guards.core import Guard
 from demur.serve.attack import attack_image
@@ -240,7 +240,7 @@ class Service:
         drift, guard = self.metrics.monitor.to_json(), self.guard
         return {
             "status": "drift" if drift["alarm"] else "ok",
-            "version": __version__,
+            "version": demur.__version__,
             "classes": len(guard.class_names),
             "images": self.metrics.images,
             "rejection_rate": self.metrics.rejection_rate,
@@ -281,7 +281,7 @@ def create_app(guard: Guard, settings: Settings = Settings()) -> FastAPI:
         await asyncio.to_thread(service.close)
 
     app = FastAPI(
-        title="demur", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        title="demur", version=demur.__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
         description="Image classification with rejection.",
     )  # fmt: skip
     app.state.service = service
