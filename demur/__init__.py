@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from demur.calibrate import TPR, Coverage, Risk, Uncertified, certify_threshold
     from demur.data import CIFAR10, CIFAR100, Digits, OwnImages
     from demur.errors import BadInput
+    from demur.estimators import RejectingClassifier
     from demur.evaluate import (
         LoadedRun,
         RecordOptions,
@@ -101,6 +102,7 @@ _MODULES = {
     "calibrate": "TPR Coverage Risk Uncertified certify_threshold",
     "data": "CIFAR10 CIFAR100 Digits OwnImages",
     "errors": "BadInput",
+    "estimators": "RejectingClassifier",
     "evaluate": "RecordOptions LoadedRun RejectorEvaluation resolve_thresholds run_attack",
     "guards": "Guard GuardResult guard",
     "methods": (
@@ -188,6 +190,7 @@ __all__ = [
     "RejectAutoAttack",
     "RejectClassModel",
     "Rejected",
+    "RejectingClassifier",
     "Rejector",
     "RejectorEvaluation",
     "ResNet8",

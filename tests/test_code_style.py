@@ -44,7 +44,7 @@ LAYERS = [
     ["runs", "engine"],
     ["evaluate"],
     ["training", "sanity", "autoattack", "guards"],
-    ["report", "serve", "retrofitting"],
+    ["report", "serve", "retrofitting", "estimators"],
     ["bench", "paper"],
     ["cli"],
 ]

@@ -308,6 +308,46 @@ class Guard:
             data_folder,
         )  # fmt: skip
 
+    def save_pretrained(
+        self, folder: str | Path, *, repo_id: str | None = None, push_to_hub: bool = False
+    ) -> Path:
+        """Write the guard to a folder, and to the Hugging Face Hub if asked.
+
+        Args:
+            folder: As for `save`.
+            repo_id: "owner/name" on the Hub; None takes the name of the folder.
+            push_to_hub: Also upload the folder; needs huggingface_hub and a login.
+
+        Returns:
+            The folder.
+        """
+        from demur.guards.hub import save_pretrained
+
+        return save_pretrained(self, Path(folder), repo_id, push_to_hub)
+
+    @staticmethod
+    def from_pretrained(
+        name: str | Path,
+        *,
+        revision: str | None = None,
+        model: nn.Module | None = None,
+        device: str = "cpu",
+    ) -> "Guard":
+        """Read a guard from a folder or from the Hugging Face Hub.
+
+        Args:
+            name: A folder, or "owner/name" on the Hub, which needs huggingface_hub.
+            revision: Branch, tag or commit on the Hub.
+            model: As for `load`.
+            device: As for `load`.
+
+        Returns:
+            The guard, as `load` reads it: no code of the folder runs.
+        """
+        from demur.guards.hub import from_pretrained
+
+        return from_pretrained(str(name), revision, model, device)
+
     def export_onnx(self, path: str | Path) -> Path:
         """Write the guard as one ONNX file and check it in onnxruntime.
 

@@ -123,6 +123,7 @@ class LogitsOnly(nn.Module):
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
+        self.training = net.training
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.net(x).logits
