@@ -98,7 +98,7 @@ def test_the_page_classifies_rejects_and_attacks(
         tab.goto(address)
         tab.wait_for_selector("#rule:has-text('R-Con')")
         assert "10 classes; accepts where R-Con" in tab.inner_text("#rule")
-        assert tab.inner_text("#inputs") == "Images must have 8 × 8 pixels."
+        assert tab.inner_text("#inputs") == "Images must have 8 \u00d7 8 pixels."
         look(tab, f"start-{width}")
         for name, content in pictures.items():
             upload(tab, content)
