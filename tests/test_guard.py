@@ -186,6 +186,8 @@ def forms(folder: Path) -> dict[str, Any]:
     return {
         "Pillow": Image.fromarray(PIXELS), "path": path, "text": str(path), "bytes": png(PIXELS),
         "array": PIXELS, "float array": floats, "double array": floats.astype(np.float64),
+        "big-endian array": floats.astype(">f8"), "long double array": floats.astype(np.longdouble),
+        "read-only array": np.asarray(Image.fromarray(PIXELS)),
         "channels first": PIXELS.transpose(2, 0, 1), "list": [PIXELS], "batch": PIXELS[None],
         "tensor": torch.from_numpy(PIXELS.transpose(2, 0, 1).copy()),
         "float tensor": torch.from_numpy(floats.transpose(2, 0, 1).copy())[None],

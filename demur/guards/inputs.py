@@ -92,7 +92,7 @@ def _read_stack(images: Any, shape: Shape, resize: bool) -> Batch:
     is_array = isinstance(images, np.ndarray)
     if is_array and images.dtype.kind not in "uif":
         raise BadInput(f"pixels must be uint8 or floats, not {images.dtype}")
-    x = torch.from_numpy(np.ascontiguousarray(images)) if is_array else images.detach()
+    x = torch.from_numpy(_native(images)) if is_array else images.detach()
     if x.ndim == 2 and shape[0] == 1:
         x = x[None, :, :, None] if is_array else x[None, None]
     elif x.ndim == 3:
@@ -111,6 +111,14 @@ def _read_stack(images: Any, shape: Shape, resize: bool) -> Batch:
             f"the net takes {shape[0]} channels, but the images have shape {tuple(images.shape)}"
         )
     return _finish(x, shape, resize)
+
+
+def _native(array: NDArray[Any]) -> NDArray[Any]:
+    """The array with a type and a layout that torch takes."""
+    wide = array.dtype.itemsize > 4
+    floats = np.float64 if wide else np.float32
+    dtype = floats if array.dtype.kind == "f" else array.dtype.newbyteorder("=")
+    return np.require(array, dtype, ["C", "W"])
 
 
 def _has_channels_last(found: torch.Size, shape: Shape, is_array: bool) -> bool:

@@ -15,7 +15,6 @@ from demur.image_files import import_pillow
 from demur.serve.batching import result_rows
 
 STEPS = 20
-GAIN = 8  # of the difference image
 
 
 def attack_image(guard: Guard, x: Tensor, note: str) -> dict[str, Any]:
@@ -31,13 +30,14 @@ def attack_image(guard: Guard, x: Tensor, note: str) -> dict[str, Any]:
     adversarial = attack(guard.as_model(), x.to(guard.device), label).cpu()
     rounded = (adversarial * 255).round() / 255
     after = guard.decide(rounded)
-    difference = ((rounded - x) * GAIN / 2 + 0.5).clamp(0, 1)
+    gain = 1 / (2 * eps)  # black and white are the ends of the ball
+    difference = ((rounded - x) * gain + 0.5).clamp(0, 1)
     return {
         "attack": f"PGD in the Linf ball of radius {eps * 255:.3g}/255, {STEPS} steps",
         "before": result_rows(before)[0],
         "after": result_rows(after)[0],
         "images": {"before": _png(x), "after": _png(rounded), "difference": _png(difference)},
-        "gain": GAIN,
+        "gain": gain,
     }
 
 

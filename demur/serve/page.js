@@ -36,7 +36,9 @@ function fillScores(row) {
 }
 
 function fillClasses(row) {
-  const items = Object.entries(row.probabilities).map(([name, p]) => {
+  // an object orders names that are numbers by number
+  const sorted = Object.entries(row.probabilities).sort((a, b) => b[1] - a[1]);
+  const items = sorted.map(([name, p]) => {
     const item = document.createElement("li");
     const label = document.createElement("span");
     const meter = document.createElement("meter");
@@ -51,12 +53,8 @@ function fillClasses(row) {
   $("classes").replaceChildren(...items);
 }
 
-function verdict(row) {
-  return row.accepted ? `${row.class}: accepted` : `${row.class}: rejected`;
-}
-
 function showRow(row) {
-  $("verdict").textContent = verdict(row);
+  $("verdict").textContent = `${row.class}: ${row.accepted ? "accepted" : "rejected"}`;
   $("verdict").className = row.accepted ? "accepted" : "rejected";
   $("reason").textContent = row.reason;
   fillScores(row);
@@ -96,10 +94,10 @@ async function attack() {
     $("attack-text").textContent = `${report.attack}. ${outcome}`;
     for (const [name, row] of [["before", before], ["after", after]]) {
       $(`image-${name}`).src = images[name];
-      $(`caption-${name}`).textContent = `${name}: ${verdict(row)} (${row.reason})`;
+      $(`caption-${name}`).textContent = `${name}: ${row.class}, ${row.reason}`;
     }
     $("image-difference").src = images.difference;
-    $("caption-difference").textContent = `difference, times ${report.gain}`;
+    $("caption-difference").textContent = `difference, times ${report.gain.toFixed(1)}`;
     $("attacked").hidden = false;
     $("attack-title").focus();
     say("");
