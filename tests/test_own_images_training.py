@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 from demur.data import CIFAR10, CropFlip, MappedImages, OwnImages, mapped
 from demur.errors import BadInput
+from demur.evaluate import LoadedRun, RejectorEvaluation
 from demur.images import Domain
 from demur.methods import RR
 from demur.nets import FactoryNet, ResNet18, factory
 from demur.recipes import Recipe, recipe
+from demur.report.gallery import Verdicts, gallery
 from demur.runs import Run
 from demur.runs.files import content_digest
-from demur.training import train
+from demur.training import FastSteps, PlainSteps, TrainState, train
 from tests.conftest import Command
 from tests.own_images import CLASSES, write_folder
 
@@ -68,6 +70,23 @@ def test_a_streamed_set_trains_to_the_same_bits_as_a_resident_one(
     assert data[0] == data[1]
 
 
+def test_fast_steps_on_a_stream_end_with_the_weights_of_plain_ones(photos: Path) -> None:
+    made = replace(of(photos, "batch_size=14", "precision=fp64"), augment=CropFlip(1))
+    made = replace(made, data=made.data.prepared())
+    fit = made.data.load()["fit"]
+    assert isinstance(fit, MappedImages)
+    cpu, weights = torch.device("cpu"), []
+    for images, kind in ((fit.to(cpu), PlainSteps), (fit, FastSteps)):
+        state = TrainState(made, cpu)
+        extra = {"compiler": "none"} if kind is FastSteps else {}
+        steps = kind(made, state, images, **extra)  # type: ignore[arg-type]
+        steps.begin(0)
+        for i in range(steps.batches):
+            steps(i)
+        weights.append(torch.cat([p.detach().flatten() for p in state.net.parameters()]))
+    assert torch.allclose(weights[0], weights[1], atol=1e-10)
+
+
 def test_the_command_keeps_class_names_files_and_logs(
     command: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,8 +106,14 @@ def test_the_command_keeps_class_names_files_and_logs(
     assert scalars(run.path / "tensorboard", "loss") == pytest.approx(
         [line["loss"] for line in epochs]
     )
-    code, out, err = command("attack", "own", "clean", "--n", "9")
+    code, _, err = command("attack", "own", "clean", "--n", "9")
     assert code == 0, err
+    loaded = LoadedRun(run, "cpu")
+    evaluation = RejectorEvaluation.of(loaded)
+    scored = evaluation.score_record(run.records()[0])
+    shown = gallery(Verdicts.of(scored, evaluation, "R-Con"), loaded)
+    cards = [card for group in shown.groups for card in group.cards]
+    assert cards and {card.label for card in cards} <= set(CLASSES)
     for words in (["score", "own"], ["show", "own"], ["list", "runs"]):
         code, out, err = command(*words)
         assert code == 0, err
