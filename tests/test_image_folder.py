@@ -283,6 +283,7 @@ BAD = {
     "needs at least two": folder_of("one"),
     "has no images in folders of classes": lambda root: root,
     "put the folders of the classes into train": folder_of("train/a train/b cat"),
+    "cannot be printed; rename it": lambda root: write_folder(root, 12, names=("a", "b\udc80")),
     "needs at least 5; add images": lambda root: write_folder(root, 12),
     "there is no folder or file": lambda root: root / "nothing",
     "is not a set of images": file_of("a.txt", ""),

@@ -49,10 +49,13 @@ def train(
 
 def with_data(recipe: "Recipe") -> "Recipe":
     """Return the recipe after a user's own images are read, with a progress bar and a report."""
+    import os
     from dataclasses import replace
 
     from demur.cli.progress import CountBar, on_message
 
+    if os.environ.get("RANK", "0") != "0":  # torchrun: rank 0 reports
+        return replace(recipe, data=recipe.data.prepared())
     with CountBar("read images", "images") as bar:
         return replace(recipe, data=recipe.data.prepared(bar.on_progress, on_message))
 

@@ -46,6 +46,9 @@ def assign_splits(
     notes = {**faults, **_duplicates(entries, digests, readable)}
     kept = sorted((i for i in readable if i not in notes), key=lambda i: digests[i])
     classes = tuple(sorted({entries[i].label for i in kept}))
+    for label in classes:
+        if not label.isprintable():  # half a surrogate pair is not printable either
+            raise BadInput(f"the name of the class {label!r} cannot be printed; rename it")
     if len(classes) < 2:
         raise BadInput(
             f"the images are of {len(classes)} class{'' if classes else 'es'}; "

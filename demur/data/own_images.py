@@ -43,6 +43,7 @@ class OwnImages(Dataset):
         BadInput: `prepared` or `load` finds no images, or other images than those of `content`.
 
     Example:
+        >>> from demur import OwnImages
         >>> OwnImages("photos", size=64).resizes
         True
     """
@@ -105,7 +106,8 @@ class OwnImages(Dataset):
             raise BadInput(
                 f"the images in {shorten(str(folder or self.path))} are not those of this recipe: "
                 f"expected digest {self.content[:16]}, found {cached.content[:16]}; restore them, "
-                "or train again with data=PATH"
+                "or train again with data=PATH (another version of Pillow may decode JPEG files "
+                "differently)"
             )
         return cached
 

@@ -123,6 +123,7 @@ class FactoryNet(NetSpec):
         BadInput: `build` may not import the function, or its net does not fit.
 
     Example:
+        >>> from demur import FactoryNet
         >>> FactoryNet("my_nets:make", layer="backbone.pool").frozen
         False
     """
