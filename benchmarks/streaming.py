@@ -3,10 +3,13 @@
     python benchmarks/streaming.py --net "ResNet18(width=32)" --size 64 --batches 6 --rounds 5
 
 Both train the same net on the same images, one epoch each in turn, so that a busy machine slows
-both. The ratio is that of the median images per second.
+both. `ratio` is that of the median images per second. `cpu_ratio` is that of the processor seconds
+per image, with those of the worker processes: the ratio of speeds if no core were free for them.
 """
 
+import gc
 import json
+import resource
 import statistics
 import time
 from dataclasses import replace
@@ -46,14 +49,20 @@ def steps_on(recipe: Recipe, fit: Images, device: torch.device) -> PlainSteps:
     return (FastSteps if on_gpu else PlainSteps)(recipe, state, fit)
 
 
-def epoch_speed(steps: PlainSteps, epoch: int) -> float:
-    """Images per second of one epoch."""
-    start = time.perf_counter()
+def train_epoch(steps: PlainSteps, epoch: int) -> tuple[float, float]:
+    """Train one epoch; seconds, and processor seconds of this process."""
+    start, cpu_start = time.perf_counter(), time.process_time()
     steps.begin(epoch)
     for i in range(steps.batches):
         steps(i)
     float(steps.losses.sum())  # waits for the device
-    return len(steps.fit) / (time.perf_counter() - start)
+    return time.perf_counter() - start, time.process_time() - cpu_start
+
+
+def worker_seconds() -> float:
+    """Processor seconds of all worker processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @app.command()
@@ -80,15 +89,23 @@ def streaming(
         resident = Images(mapped.pixels.clone().to(place), on_disk.y, on_disk.index, 255)
         kinds = {"resident": resident, "streamed": on_disk}
         steps = {name: steps_on(recipe, fit, place) for name, fit in kinds.items()}
-        speeds: dict[str, list[float]] = {name: [] for name in steps}
-        for epoch in range(rounds + 1):
+        spent: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
+        for epoch in range(rounds + 1):  # the first one warms up
             for name, one in steps.items():
-                speeds[name].append(epoch_speed(one, epoch))
-    found = {name: statistics.median(values[1:]) for name, values in speeds.items()}
+                spent[name].append(train_epoch(one, epoch))
+        steps.clear()
+        gc.collect()  # ends the workers
+    count = batch_size * batches
+    found = {
+        name: count / statistics.median(seconds for seconds, _ in values[1:])
+        for name, values in spent.items()
+    }
+    cpu = {name: sum(seconds for _, seconds in values[1:]) for name, values in spent.items()}
     report = {
-        "net": net, "size": size, "batch_size": batch_size, "images": batch_size * batches,
+        "net": net, "size": size, "batch_size": batch_size, "images": count,
         "rounds": rounds, "device": str(place), **{k: round(v, 1) for k, v in found.items()},
         "ratio": round(found["streamed"] / found["resident"], 3),
+        "cpu_ratio": round(cpu["resident"] / (cpu["streamed"] + worker_seconds()), 3),
     }  # fmt: skip
     typer.echo(json.dumps(report))
 
