@@ -115,7 +115,8 @@ async def client(port: int, end: float, pool: Any, tally: Tally, seed: int) -> N
         except (OSError, asyncio.IncompleteReadError):
             # a body above the limit is not read to its end, so the connection may break
             tally.codes["bad" if is_bad else "good", 0] += 1
-            streams = await closed(streams)
+            close(streams)
+            streams = None
             continue
         tally.codes["bad" if is_bad else "good", code] += 1
         if code == 200 and not is_bad:
@@ -124,12 +125,13 @@ async def client(port: int, end: float, pool: Any, tally: Tally, seed: int) -> N
         if code not in allowed or (code != 200 and not json.loads(body).get("detail")):
             tally.wrong.append(f"{code} {body[:200]!r}")
         if closes:
-            streams = await closed(streams)
-    await closed(streams)
+            close(streams)
+            streams = None
+    close(streams)
 
 
-async def closed(streams: Any) -> None:
-    """Close a connection."""
+def close(streams: Any) -> None:
+    """Close a connection, if there is one."""
     if streams is not None:
         streams[1].close()
 
@@ -231,11 +233,9 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=4, help="images of one request")
     asked = parser.parse_args()
     found = measure(asked.bundle, min(asked.seconds, 120.0), min(asked.clients, 500), asked.images)
-    memory = found.pop("memory")
-    found["memory, MB: first, last, largest"] = (
-        [round(m) for m in (memory[0], memory[-1], max(memory))] if memory else []
-    )
-    print(json.dumps(found, indent=2))
+    memory = found.pop("memory") or [0.0]
+    found["memory, MB: first, last, largest"] = [memory[0], memory[-1], max(memory)]
+    sys.stdout.write(json.dumps(found, indent=2) + "\n")
     return int(bool(found["wrong"]) or not found["alive"] or found["exit code"] != 0)
 
 
