@@ -29,7 +29,7 @@ from PIL import Image
 
 from demur.guards import Guard
 
-WARM_UP = 2.0  # seconds before the memory is read for the first time
+WARM_UP = 0.2  # of the time, before the memory is read for the first time
 BAD_SHARE = 0.2
 GARBAGE = (b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"POST /predict HTTP/1.1\r\nHost: x\r\n\r\n{")
 
@@ -160,8 +160,8 @@ async def load(port: int, pid: int, seconds: float, clients: int, pool: Any) -> 
     tasks = [asyncio.create_task(client(port, end, pool, tally, i)) for i in range(clients)]
     memory = []
     while time.monotonic() < end:
-        await asyncio.sleep(min(1.0, max(0.0, end - time.monotonic())))
-        if time.monotonic() - start > WARM_UP:
+        await asyncio.sleep(min(0.5, max(0.0, end - time.monotonic())))
+        if time.monotonic() - start > WARM_UP * seconds:
             memory.append(resident(pid))
     await asyncio.gather(*tasks)
     return {
@@ -174,7 +174,7 @@ async def load(port: int, pid: int, seconds: float, clients: int, pool: Any) -> 
     }
 
 
-def bare_speed(guard: Guard, batch: int, seconds: float = 2.0) -> float:
+def bare_speed(guard: Guard, batch: int, seconds: float) -> float:
     """Images per second of the model alone."""
     x = torch.rand(batch, *guard.shape)
     guard.decide(x)
@@ -200,11 +200,12 @@ def measure(bundle: str, seconds: float, clients: int, images: int) -> dict[str,
     """Load a service of a bundle and return the figures."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     guard = Guard.load(bundle)
-    speeds = {f"bare images/s, batch {n}": bare_speed(guard, n) for n in (1, 64)}
+    brief = seconds / 20
+    speeds = {f"bare images/s, batch {n}": bare_speed(guard, n, brief) for n in (1, 64)}
     process, port = start_service(bundle, [])
     try:
         pool = good_requests(guard.shape, images), bad_requests()
-        alone = asyncio.run(load(port, process.pid, min(5.0, seconds), 1, (pool[0], pool[0])))
+        alone = asyncio.run(load(port, process.pid, 2 * brief, 1, (pool[0], pool[0])))
         figures = asyncio.run(load(port, process.pid, seconds, clients, pool))
         is_alive = process.poll() is None
     finally:
