@@ -29,7 +29,7 @@ from PIL import Image
 
 from demur.guards import Guard
 
-WARM_UP = 2.0  # seconds before the memory is read for the first time
+WARM_UP = 0.2  # of the time, before the memory is read for the first time
 BAD_SHARE = 0.2
 GARBAGE = (b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"POST /predict HTTP/1.1\r\nHost: x\r\n\r\n{")
 
@@ -115,7 +115,8 @@ async def client(port: int, end: float, pool: Any, tally: Tally, seed: int) -> N
         except (OSError, asyncio.IncompleteReadError):
             # a body above the limit is not read to its end, so the connection may break
             tally.codes["bad" if is_bad else "good", 0] += 1
-            streams = await closed(streams)
+            close(streams)
+            streams = None
             continue
         tally.codes["bad" if is_bad else "good", code] += 1
         if code == 200 and not is_bad:
@@ -124,12 +125,13 @@ async def client(port: int, end: float, pool: Any, tally: Tally, seed: int) -> N
         if code not in allowed or (code != 200 and not json.loads(body).get("detail")):
             tally.wrong.append(f"{code} {body[:200]!r}")
         if closes:
-            streams = await closed(streams)
-    await closed(streams)
+            close(streams)
+            streams = None
+    close(streams)
 
 
-async def closed(streams: Any) -> None:
-    """Close a connection."""
+def close(streams: Any) -> None:
+    """Close a connection, if there is one."""
     if streams is not None:
         streams[1].close()
 
@@ -158,8 +160,8 @@ async def load(port: int, pid: int, seconds: float, clients: int, pool: Any) -> 
     tasks = [asyncio.create_task(client(port, end, pool, tally, i)) for i in range(clients)]
     memory = []
     while time.monotonic() < end:
-        await asyncio.sleep(min(1.0, max(0.0, end - time.monotonic())))
-        if time.monotonic() - start > WARM_UP:
+        await asyncio.sleep(min(0.5, max(0.0, end - time.monotonic())))
+        if time.monotonic() - start > WARM_UP * seconds:
             memory.append(resident(pid))
     await asyncio.gather(*tasks)
     return {
@@ -172,7 +174,7 @@ async def load(port: int, pid: int, seconds: float, clients: int, pool: Any) -> 
     }
 
 
-def bare_speed(guard: Guard, batch: int, seconds: float = 2.0) -> float:
+def bare_speed(guard: Guard, batch: int, seconds: float) -> float:
     """Images per second of the model alone."""
     x = torch.rand(batch, *guard.shape)
     guard.decide(x)
@@ -198,11 +200,12 @@ def measure(bundle: str, seconds: float, clients: int, images: int) -> dict[str,
     """Load a service of a bundle and return the figures."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     guard = Guard.load(bundle)
-    speeds = {f"bare images/s, batch {n}": bare_speed(guard, n) for n in (1, 64)}
+    brief = seconds / 20
+    speeds = {f"bare images/s, batch {n}": bare_speed(guard, n, brief) for n in (1, 64)}
     process, port = start_service(bundle, [])
     try:
         pool = good_requests(guard.shape, images), bad_requests()
-        alone = asyncio.run(load(port, process.pid, min(5.0, seconds), 1, (pool[0], pool[0])))
+        alone = asyncio.run(load(port, process.pid, 2 * brief, 1, (pool[0], pool[0])))
         figures = asyncio.run(load(port, process.pid, seconds, clients, pool))
         is_alive = process.poll() is None
     finally:
@@ -231,11 +234,9 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=4, help="images of one request")
     asked = parser.parse_args()
     found = measure(asked.bundle, min(asked.seconds, 120.0), min(asked.clients, 500), asked.images)
-    memory = found.pop("memory")
-    found["memory, MB: first, last, largest"] = (
-        [round(m) for m in (memory[0], memory[-1], max(memory))] if memory else []
-    )
-    print(json.dumps(found, indent=2))
+    memory = found.pop("memory") or [0.0]
+    found["memory, MB: first, last, largest"] = [memory[0], memory[-1], max(memory)]
+    sys.stdout.write(json.dumps(found, indent=2) + "\n")
     return int(bool(found["wrong"]) or not found["alive"] or found["exit code"] != 0)
 
 

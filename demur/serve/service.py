@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, Field
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import demur
 from demur.errors import BadInput
@@ -37,14 +38,15 @@ PAGE = {
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
-SECURITY = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "connect-src 'self'; img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
+SECURITY = (
+    (b"content-security-policy", b"default-src 'none'; script-src 'self'; style-src 'self'; "
+     b"connect-src 'self'; img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; "
+     b"frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+)  # fmt: skip
 OPEN_PATHS = ("/health", *PAGE)  # without a token
+COUNTED_PATHS = ("/predict", "/attack", "/metrics", "/openapi.json", *OPEN_PATHS)  # others together
 
 
 class Prediction(BaseModel):
@@ -214,26 +216,30 @@ class Service:
         except (ModelFailed, RuntimeError) as error:
             raise RequestError(503, f"the model failed on this request ({error})") from None
 
-    async def handle(
-        self, request: Request, call_next: Callable[[Request], Awaitable[Response]]
-    ) -> Response:
+    async def handle(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Count a request, check its token, and turn it away where too many are in progress."""
-        start, self.requests = time.monotonic(), self.requests + 1
+        start, self.requests, code = time.monotonic(), self.requests + 1, 500
+        request = Request(scope)
+        path = request.url.path
+
+        async def counted(message: Message) -> None:
+            nonlocal code
+            if message["type"] == "http.response.start":
+                code = message["status"]
+                message["headers"] = [*message["headers"], *SECURITY]
+            await send(message)
+
         try:
             self.check_token(request)
-            if self.requests > self.settings.max_requests and request.url.path not in OPEN_PATHS:
+            if self.requests > self.settings.max_requests and path not in OPEN_PATHS:
                 raise Overloaded(self.batcher.retry_after)
-            response = await call_next(request)
+            await app(scope, receive, counted)
         except (RequestError, Overloaded) as error:
-            response = problem(error)
+            await problem(error)(scope, receive, counted)
         finally:
             self.requests -= 1
-        for name, value in SECURITY.items():
-            response.headers.setdefault(name, value)
-        known = request.url.path in ("/predict", "/attack", "/metrics", "/openapi.json", "/health")
-        path = request.url.path if known or request.url.path in PAGE else "other"
-        self.metrics.count_request(path, response.status_code, time.monotonic() - start)
-        return response
+            label = path if path in COUNTED_PATHS else "other"
+            self.metrics.count_request(label, code, time.monotonic() - start)
 
     def health(self) -> dict[str, Any]:
         """State of the service as JSON values."""
@@ -256,6 +262,19 @@ class Service:
             "attack": self.settings.attack,
             "token": self.settings.token is not None,
         }  # fmt: skip
+
+
+class Gate:
+    """Middleware that gives every request to `Service.handle`."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app, self.service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self.service.handle(self.app, scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
 
 def retry(seconds: int) -> dict[str, str]:
@@ -285,7 +304,7 @@ def create_app(guard: Guard, settings: Settings = Settings()) -> FastAPI:
         description="Image classification with rejection.",
     )  # fmt: skip
     app.state.service = service
-    app.middleware("http")(service.handle)
+    app.add_middleware(Gate, service=service)
     for kind in (RequestError, Overloaded):
         app.add_exception_handler(kind, _on_problem)
     _add_routes(app, service)
