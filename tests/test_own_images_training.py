@@ -79,7 +79,7 @@ def test_fast_steps_on_a_stream_end_with_the_weights_of_plain_ones(photos: Path)
     for images, kind in ((fit.to(cpu), PlainSteps), (fit, FastSteps)):
         state = TrainState(made, cpu)
         extra = {"compiler": "none"} if kind is FastSteps else {}
-        steps = kind(made, state, images, **extra)  # type: ignore[arg-type]
+        steps = kind(made, state, images, **extra)
         steps.begin(0)
         for i in range(steps.batches):
             steps(i)
