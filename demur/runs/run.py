@@ -3,8 +3,7 @@
 runs/NAME/recipe.txt         every field of the recipe, defaults too
          model.safetensors   weights of the selected epoch
          checkpoint.json     which epoch was selected, and why
-         metrics.jsonl       one line per epoch
-         data.csv            the files of each split, for a user's own images
+         metrics.jsonl       one line per epoch; data.csv: the splits of a user's own images
          records/            one record per attack
          state/              resume state of an unfinished training
 """

@@ -128,8 +128,7 @@ def train(
             plan = choose_plan(engine, recipe, device, world, sync_bn, on_message)
             plan = world.broadcast(plan.resumed(stored_plan(run)) if world.is_leader else plan)
             training = Training(recipe, run, splits, device, plan, on_progress, on_message)
-            if world.is_leader:
-                training.begin_files(recipe.data.listing(data_folder), logs)
+            training.begin_files(recipe.data.listing(data_folder), logs)
             training.train()
     world.barrier()
     return run
@@ -207,7 +206,9 @@ class Training:
         self.next_save = 0.0  # on the monotonic clock
 
     def begin_files(self, listing: str | None, logs: Sequence[str]) -> None:
-        """Write which files are in which split, and open the logs."""
+        """Write which files are in which split, and open the logs; rank 0 does."""
+        if not self.world.is_leader:
+            return
         if listing is not None:
             write_text(self.run.path / LISTING, listing)
         self.logs = open_logs(logs, self.run.path)
