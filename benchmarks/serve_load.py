@@ -31,6 +31,7 @@ from demur.guards import Guard
 
 WARM_UP = 0.2  # of the time, before the memory is read for the first time
 BAD_SHARE = 0.2
+RECONNECTED = 1  # counted like a status code; 0 is a new connection that broke
 GARBAGE = (b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"POST /predict HTTP/1.1\r\nHost: x\r\n\r\n{")
 
 
@@ -108,13 +109,14 @@ async def client(port: int, end: float, pool: Any, tally: Tally, seed: int) -> N
             continue
         start = time.monotonic()
         try:
+            is_new = streams is None
             if streams is None:
                 streams = await asyncio.open_connection("127.0.0.1", port)
             streams[1].write(content)
             code, body, closes = await asyncio.wait_for(answer(streams[0]), 30)
         except (OSError, asyncio.IncompleteReadError):
-            # a body above the limit is not read to its end, so the connection may break
-            tally.codes["bad" if is_bad else "good", 0] += 1
+            # the service may close a connection that is idle, or whose last body it did not read
+            tally.codes["bad" if is_bad else "good", 0 if is_new else RECONNECTED] += 1
             close(streams)
             streams = None
             continue

@@ -85,7 +85,7 @@ def _pixels_of(opened: Any, channels: int) -> Pixels:
             "the image has more than 8 bits per channel; convert it to 8 bits, or give an array"
         )
     upright = ImageOps.exif_transpose(opened)
-    if "A" in upright.mode or "transparency" in upright.info:  # transparent is white
+    if upright.mode in ("RGBA", "LA", "PA") or "transparency" in upright.info:  # becomes white
         white = import_pillow().new("RGBA", upright.size, "white")
         upright = import_pillow().alpha_composite(white, upright.convert("RGBA"))
     pixels = np.array(upright.convert(MODES[channels]), dtype=np.uint8)

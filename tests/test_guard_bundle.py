@@ -1,6 +1,8 @@
 """Guards as folders: what is written is read back, and nothing else is trusted."""
 
+import copy
 import json
+import os
 import sys
 from pathlib import Path
 from shutil import copytree
@@ -136,6 +138,9 @@ def test_a_changed_byte_is_noticed(own_bundle: Path, name: str) -> None:
         ("scores.0.arrays", {"bank": ["object", 1]}, "is not an array"),
         ("scores.0.arrays", {"bank": ["float32", 3]}, "no digest of scores.safetensors"),
         ("calibration.score_counts", [1], "histogram"),
+        ("calibration.coverage", {"value": "all"}, "calibration.coverage"),
+        ("calibration.risk", 1, "calibration.risk must be"),
+        ("figures", [{"attack": "clean"}], "figures.0.images"),
         ("files", {}, "no digest of model.safetensors"),
         ("format", "other", "format must be"),
         ("format_version", 2, "format_version must be"),
@@ -246,6 +251,16 @@ def test_a_factory_that_makes_no_module_is_one_sentence(
         Guard.load(folder)
 
 
+def test_a_factory_for_a_net_that_normalises_by_itself(tiny_guard: Guard, tmp_path: Path) -> None:
+    """The normalisation must not be applied twice."""
+    folder = tiny_guard.save(tmp_path / "guard", factory=f"{__name__}:Foreign")
+    config = read_json(folder / CONFIG, "")
+    assert config["image"]["mean"] is None
+    loaded = Guard.load(folder, model=copy.deepcopy(tiny_guard.model))  # type: ignore[arg-type]
+    x = torch.rand(3, *tiny_guard.shape)
+    assert np.allclose(loaded(x).scores, tiny_guard(x).scores, atol=1e-6)
+
+
 def test_saving_replaces_a_guard_and_nothing_else(
     tiny_guard: Guard, own_bundle: Path, tmp_path: Path
 ) -> None:
@@ -281,13 +296,14 @@ def test_export_and_predict(scored_source: LoadedRun, command: Command, tmp_path
     images = scored_source.splits["test"].pixels[:3, 0].numpy()
     for number, pixels in enumerate(images):
         Image.fromarray((pixels * 15.9).astype(np.uint8)).save(pictures / f"{number}.png")
-    (pictures / "below" / "bad.jpg").write_bytes(b"nothing")
+    (pictures / "below" / os.fsdecode(b"b\xffd.jpg")).write_bytes(b"nothing")
     (pictures / "notes.txt").write_text("no image")
     code, out, err = command("predict", "guard", str(pictures), f"{pictures}/*.png")
     assert code == 0, err
     header, *rows = out.splitlines()
     assert header == "file,class,label,accepted,confidence,R-Con,reason,error"
     assert len(rows) == 4
+    assert "/below/b\ufffdd.jpg," in rows[-1]
     assert rows[-1].endswith("is damaged or not an image; give one of PNG, JPEG, WEBP, BMP, GIF, "
                              'TIFF, PPM"')  # fmt: skip
     assert "of 3 predictions accepted" in err
@@ -310,6 +326,8 @@ def test_export_and_predict(scored_source: LoadedRun, command: Command, tmp_path
         (("export", "RUN", "-o", "."), "holds other files"),
         (("serve", "nowhere"), "there is no folder nowhere"),
         (("serve", "GUARD", "--max-images", "0"), "max_images must be"),
+        (("serve", "GUARD", "--timeout", "nan"), "give a finite number"),
+        (("serve", "GUARD", "--max-body", "inf"), "give a finite number"),
         (("serve", "GUARD", "--max-queue", "3"), "raise it to 64"),
         (("serve", "GUARD", "--token", ""), "the token is empty"),
         (("serve", "GUARD", "--host", "256.1.1.1"), "cannot be used"),

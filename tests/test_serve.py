@@ -111,6 +111,8 @@ ONE = [[[0]] * 8] * 8
         (b"x", MULTIPART, 400, "cannot be read"),
         (b"--x--\r\n", MULTIPART, 422, "holds no image"),
         (PART + b"x\r\n--x--\r\n", MULTIPART, 422, "a.png: the image is damaged"),
+        (PART.replace(b"a.png", b"a\n\0b.png") + b"x\r\n--x--\r\n", MULTIPART, 422,
+         "ab.png: the image"),
         ((PART + b"x\r\n") * 9 + b"--x--\r\n", MULTIPART, 400, "Too many files"),
         (b"--x\r\nContent-Disposition: form-data; name=a\r\n\r\n1\r\n--x--\r\n", MULTIPART, 400,
          "no other fields"),

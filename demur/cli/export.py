@@ -149,11 +149,17 @@ def serve(
     attack: Annotated[
         bool, typer.Option("--attack/--no-attack", help="Let the page attack an image by PGD.")
     ] = True,
-    max_body: Annotated[float, typer.Option(help="Megabytes of a request.")] = 8.0,
-    max_pixels: Annotated[float, typer.Option(help="Megapixels of one image.")] = 16.0,
+    max_body: Annotated[
+        float, typer.Option(callback=check_finite, help="Megabytes of a request.")
+    ] = 8.0,
+    max_pixels: Annotated[
+        float, typer.Option(callback=check_finite, help="Megapixels of one image.")
+    ] = 16.0,
     max_images: Annotated[int, typer.Option(help="Images of one request.")] = 64,
     max_queue: Annotated[int, typer.Option(help="Images that may wait for the model.")] = 256,
-    timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.")] = 10.0,
+    timeout: Annotated[
+        float, typer.Option(callback=check_finite, help="Seconds until a request is given up.")
+    ] = 10.0,
     device: Device = "auto",
 ) -> None:  # fmt: skip
     """Serve a guard over HTTP: /predict, /health, /metrics, and a page to try it at /.

@@ -51,14 +51,20 @@ MAX_NUMBERS = 1 << 30  # of one array of a fitted score
 KINDS = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
 
 Side = Annotated[int, Condition(lambda v: 1 <= v <= MAX_SIDE, f"from 1 to {MAX_SIDE}")]
+SHARE = Schema({"value": UnitInterval, "lo": UnitInterval, "hi": UnitInterval, "n": PositiveInt})
+SHARES = ("accuracy", "coverage", "tpr", "risk")  # null where no image counts
 SCORE = Schema({"rejector": str, "threshold": float | None, "arrays": dict[str, object]})
 CALIBRATION = Schema(
     {
         "guarantee": str, "confidence": UnitInterval, "sentence": str, "shortfall": str | None,
         "certificate": dict[str, object] | None, "images": PositiveInt,
         "score_edges": list[float], "score_counts": list[int],
+        **dict.fromkeys(SHARES, dict[str, object] | None),
     }
 )  # fmt: skip
+FIGURES = Schema(
+    {"attack": str, "images": PositiveInt, **dict.fromkeys(SHARES, dict[str, object] | None)}
+)
 FORMAT = Schema(
     {
         "format": Literal["demur-guard"], "format_version": Literal[1],
@@ -95,7 +101,7 @@ def save(guard: Guard, folder: Path, factory: str | None, onnx: bool) -> Path:
             "format": "demur-guard",
             "format_version": 1,
             "model": model,
-            "image": _image_config(guard),
+            "image": _image_config(guard, rebuilt=model["net"] is not None),
             "class_names": list(guard.class_names),
             "temperature": guard.temperature,
             "eps": guard.eps,
@@ -143,11 +149,11 @@ def check_factory(factory: str) -> None:
         )
 
 
-def _image_config(guard: Guard) -> dict[str, Any]:
+def _image_config(guard: Guard, rebuilt: bool) -> dict[str, Any]:
     channels, height, width = guard.shape
     mean, std = guard.mean, guard.std
     domain = getattr(guard.model, "domain", None)
-    if guard.built_from is not None and isinstance(domain, Domain):
+    if rebuilt and isinstance(domain, Domain):  # the net normalises by itself
         mean, std = domain.mean, domain.std
     return {
         "channels": channels,
@@ -230,7 +236,7 @@ def _guard_of(
     return Guard(
         loaded, scores, shape, tuple(names), float(config["temperature"]), image["resize"],
         None if normalised_inside else mean, None if normalised_inside else std,
-        _checked_calibration(config["calibration"]), tuple(config["figures"]),
+        _checked_calibration(config["calibration"]), _checked_figures(config["figures"]),
         float(config["eps"]), built_from,
     )  # fmt: skip
 
@@ -248,7 +254,21 @@ def _checked_calibration(calibration: dict[str, Any]) -> dict[str, Any]:
     sizes = len(counts) == len(edges) + 1 and sum(counts) == calibration["images"]
     if not sizes or min(counts) < 0 or sorted(set(edges)) != edges:
         raise BadInput(f"the histogram of the calibration scores is inconsistent; {REMEDY}")
+    _check_shares(calibration, "calibration.")
     return calibration
+
+
+def _checked_figures(figures: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    for number, one in enumerate(figures):
+        check_values(one, FIGURES, f"figures.{number}.")
+        _check_shares(one, f"figures.{number}.")
+    return tuple(figures)
+
+
+def _check_shares(figures: dict[str, Any], prefix: str) -> None:
+    for key in SHARES:
+        if figures[key] is not None:
+            check_values(figures[key], SHARE, f"{prefix}{key}.")
 
 
 def _built_from(model: dict[str, str | None]) -> BuiltFrom | None:

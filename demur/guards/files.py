@@ -4,6 +4,7 @@ import csv
 import glob
 import io
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,11 +67,16 @@ def _predict_some(guard: Guard, paths: Sequence[Path]) -> list[Row]:
         answers = dict(zip(read, result.rows(), strict=True))
     none = dict.fromkeys(("class", "label", "accepted", "confidence", "scores", "reason"))
     return [
-        {"file": str(path), **answers[path], "error": None}
+        {"file": _shown(path), **answers[path], "error": None}
         if path in answers
-        else {"file": str(path), **none, "error": batches[path]}
+        else {"file": _shown(path), **none, "error": batches[path]}
         for path in paths
     ]
+
+
+def _shown(path: Path) -> str:
+    """The path as text that can be written, also if its name is not valid UTF-8."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def _read(guard: Guard, path: Path) -> Batch | str:
@@ -78,9 +84,10 @@ def _read(guard: Guard, path: Path) -> Batch | str:
     try:
         return read_images(path, guard.shape, guard.resize)
     except BadInput as error:
-        return str(error) if str(path) in str(error) else f"{path}: {error}"
+        text = str(error).replace(str(path), _shown(path))
+        return text if _shown(path) in text else f"{_shown(path)}: {text}"
     except OSError as error:
-        return f"{path}: {(error.strerror or 'cannot be read').lower()}"
+        return f"{_shown(path)}: {(error.strerror or 'cannot be read').lower()}"
 
 
 def to_json(rows: Sequence[Row]) -> str:

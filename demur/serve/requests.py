@@ -95,12 +95,17 @@ async def _multipart(headers: Headers, body: bytes, settings: Settings) -> list[
         ) from None
     try:
         return [
-            (shorten(value.filename or ""), await value.read())
+            (_printable(value.filename or ""), await value.read())
             for _, value in form.multi_items()
             if isinstance(value, UploadFile)
         ]
     finally:
         await form.close()
+
+
+def _printable(name: str) -> str:
+    """The name of a file without control characters, for answers in one line."""
+    return shorten("".join(letter for letter in name if letter.isprintable()))
 
 
 def _read_files(

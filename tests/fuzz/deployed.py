@@ -18,6 +18,7 @@ from PIL import Image
 
 import demur
 from demur import KD, RR, Coupled, Digits, Guard, RCon, ResNet8
+from demur.guards.card import model_card
 from demur.runs.files import content_digest
 from tests.fuzz.mutation import ODD_TEXT, ODD_VALUES, mutate_bytes, mutate_json, mutate_text
 from tests.fuzz.outcomes import expect
@@ -123,6 +124,9 @@ def bundle(random: Random, folder: Path) -> bool:
     expect(result.scores.shape == (2, len(loaded.scores)), "other scores")
     expect(len(json.dumps(result.rows(), allow_nan=False)) > 0, "rows that are no JSON")
     expect(list(loaded.class_names) == config["class_names"], "other classes")
+    expect(len(model_card(loaded, None)) > 0, "no card")
+    accepted = loaded.calibration["coverage"]
+    expect(accepted is None or 0 <= accepted["value"] <= 1, "another coverage")
     return True
 
 
