@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from demur.autoattack import AutoAttack, RejectAutoAttack
     from demur.balls import L2, Linf
     from demur.calibrate import TPR, Coverage, Risk, Uncertified, certify_threshold
-    from demur.data import CIFAR10, CIFAR100, Digits
+    from demur.data import CIFAR10, CIFAR100, Digits, OwnImages
     from demur.errors import BadInput
+    from demur.estimators import RejectingClassifier
     from demur.evaluate import (
         LoadedRun,
         RecordOptions,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         resolve_thresholds,
         run_attack,
     )
+    from demur.guards import Guard, GuardResult, guard
     from demur.methods import (
         ATRO,
         CARL,
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
         SNet,
         Standard,
     )
-    from demur.nets import ResNet8, ResNet18, WideResNet
+    from demur.nets import FactoryNet, ResNet8, ResNet18, WideResNet
     from demur.output import Output
     from demur.recipes import Recipe, recipe
     from demur.rejectors import (
@@ -84,6 +86,7 @@ if TYPE_CHECKING:
         SoftmaxMargin,
         ViM,
     )
+    from demur.retrofitting import HeadComparison, Retrofit, retrofit
     from demur.runs import Record, Run
     from demur.training import train
     from demur.wrappers import ModelWithScore, RejectClassModel
@@ -97,20 +100,23 @@ _MODULES = {
     "autoattack": "AutoAttack RejectAutoAttack",
     "balls": "L2 Linf",
     "calibrate": "TPR Coverage Risk Uncertified certify_threshold",
-    "data": "CIFAR10 CIFAR100 Digits",
+    "data": "CIFAR10 CIFAR100 Digits OwnImages",
     "errors": "BadInput",
+    "estimators": "RejectingClassifier",
     "evaluate": "RecordOptions LoadedRun RejectorEvaluation resolve_thresholds run_attack",
+    "guards": "Guard GuardResult guard",
     "methods": (
         "ATRO CARL CCAT EBD PGDAT RR TRADES Framework Head Method NoHead OneCycle Piecewise SNet "
         "Standard"
     ),
-    "nets": "ResNet18 ResNet8 WideResNet",
+    "nets": "FactoryNet ResNet18 ResNet8 WideResNet",
     "output": "Output",
     "recipes": "Recipe recipe",
     "rejectors": (
         "GDA GMM KD KNN LID Con Coupled Energy Entropy GDAStar MaxLogit ModelScore "
         "Rejector Score SoftmaxMargin RCon ViM "
     ),
+    "retrofitting": "HeadComparison Retrofit retrofit",
     "runs": "Record Run",
     "training": "train",
     "wrappers": "ModelWithScore RejectClassModel",
@@ -152,11 +158,15 @@ __all__ = [
     "Digits",
     "Energy",
     "Entropy",
+    "FactoryNet",
     "FalseRejection",
     "ForceRejectionEnsemble",
     "Framework",
     "GDAStar",
+    "Guard",
+    "GuardResult",
     "Head",
+    "HeadComparison",
     "Linf",
     "LoadedRun",
     "MaxLogit",
@@ -170,6 +180,7 @@ __all__ = [
     "Objective",
     "OneCycle",
     "Output",
+    "OwnImages",
     "Piecewise",
     "PlusLogScore",
     "RCon",
@@ -179,10 +190,12 @@ __all__ = [
     "RejectAutoAttack",
     "RejectClassModel",
     "Rejected",
+    "RejectingClassifier",
     "Rejector",
     "RejectorEvaluation",
     "ResNet8",
     "ResNet18",
+    "Retrofit",
     "Risk",
     "Run",
     "SNet",
@@ -195,8 +208,10 @@ __all__ = [
     "ViM",
     "WideResNet",
     "certify_threshold",
+    "guard",
     "recipe",
     "resolve_thresholds",
+    "retrofit",
     "run_attack",
     "train",
 ]  # fmt: skip

@@ -63,6 +63,8 @@ def as_output(answer: Any, rows: int | None = None) -> Output:
         BadInput: There are no logits with one row per image.
     """
     out = answer if isinstance(answer, Output) else _output_of(answer)
+    if torch.compiler.is_exporting():  # len() would fix the batch size of the exported graph
+        return out
     counts = {len(part) for part in out}
     if out.logits.ndim != 2 or out.logits.shape[1] == 0 or len(counts) > 1:
         shapes = ", ".join(str(tuple(part.shape)) for part in out)
@@ -92,8 +94,8 @@ def _output_of(answer: Any) -> Output:
             "a model must return logits with one row per image (a tensor of shape N, C), an "
             f"Output, or a tuple or mapping that holds them, not {_described(answer)}"
         )
-    none = answer.new_zeros(len(answer), 0)
-    if isinstance(aux, Tensor) and aux.ndim == 2 and len(aux) == len(answer):
+    none = answer.new_zeros(answer.shape[0], 0)
+    if isinstance(aux, Tensor) and aux.ndim == 2 and aux.shape[0] == answer.shape[0]:
         return Output(answer, none, aux)
     return Output(answer, none, none)
 
@@ -209,7 +211,7 @@ def mask_label(table: Tensor, label: Tensor) -> Tensor:
 
 
 def _is(label: Tensor, table: Tensor) -> Tensor:
-    if len(label) != len(table):  # would broadcast if one of them has one row
+    if not torch.compiler.is_exporting() and len(label) != len(table):  # one row would broadcast
         raise BadInput(f"{len(table)} rows of outputs do not match {len(label)} labels")
     return label[:, None] == torch.arange(table.shape[-1], device=table.device)  # N, C
 

@@ -9,6 +9,7 @@ A Score is a differentiable function of an Output, so that attacks can target it
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -89,6 +90,14 @@ class Rejector(Spec, ABC):
             out: Output of the net for clean images of the fit split.
             y: Their labels, N.
         """
+
+    def restore(self, arrays: Mapping[str, Tensor]) -> Score:
+        """Return a fitted score from the arrays that it was saved with.
+
+        Args:
+            arrays: The buffers of the score by name; arrays of another score raise BadInput.
+        """
+        raise BadInput(f"{type(self).__name__} cannot be restored; give it a method `restore`")
 
     @classmethod
     def baselines(cls, data: object) -> dict[str, "Rejector"]:

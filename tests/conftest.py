@@ -16,6 +16,7 @@ from demur.balls import Linf
 from demur.cli import main
 from demur.data import Digits, Images, Splits
 from demur.evaluate import LoadedRun, run_attack
+from demur.guards import Guard, guard
 from demur.nets import RejectingNet
 from demur.paper.tables import TABLES
 from demur.recipes import Recipe, recipe
@@ -58,6 +59,17 @@ def own_source(tiny_run: Run, tmp_path: Path) -> LoadedRun:
 @pytest.fixture(scope="session")
 def tiny_net(tiny_source: LoadedRun) -> RejectingNet:
     return tiny_source.net
+
+
+@pytest.fixture(scope="session")
+def tiny_guard(tiny_source: LoadedRun) -> Guard:
+    """The tiny net with R-Con calibrated on the cal images, which rejects some."""
+    x, y = tiny_source.splits["cal"].batch(slice(None))
+    made = tiny_source.run.recipe
+    return guard(
+        tiny_source.net, x, y, rejector="RCon", coverage=0.7, eps=0.15,
+        built_from=(made.net, made.method.head),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -235,7 +235,7 @@ def test_unverifiable_files_give_a_warning(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_errors_name_impossible_labels(kind: type[Cifar], tmp_path: Path) -> None:
-    classes = kind.domain.classes
+    classes = kind().domain.classes
     for form, writer in WRITERS.items():
         folder = write(kind.published, tmp_path / form, form)
         layout = layout_of(kind.published, form)

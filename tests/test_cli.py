@@ -21,7 +21,7 @@ from tests.test_runs import spoil
 
 COMMANDS = {
     "adaptive", "attack", "bench", "calibrate", "data", "demo", "distortion", "list", "report",
-    "score", "show", "archive", "table", "theory", "train",
+    "score", "show", "archive", "table", "theory", "train", "export", "predict", "serve",
 }  # fmt: skip
 
 

@@ -34,6 +34,7 @@ LAYERS = [
         "rule",
         "device",
         "regular_file",
+        "image_files",
         "interrupt",
     ],
     ["balls", "gradient", "data", "nets", "metrics", "theory"],
@@ -42,8 +43,8 @@ LAYERS = [
     ["recipes"],
     ["runs", "engine"],
     ["evaluate"],
-    ["training", "sanity", "autoattack"],
-    ["report"],
+    ["training", "sanity", "autoattack", "guards"],
+    ["report", "serve", "retrofitting", "estimators"],
     ["bench", "paper"],
     ["cli"],
 ]

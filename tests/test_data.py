@@ -6,11 +6,22 @@ import numpy as np
 import pytest
 import torch
 
-from demur.data import AUGMENTS, DATASETS, SPLITS, CropFlip, Dataset, Digits, NoAugment, digits
+from demur.data import (
+    AUGMENTS,
+    DATASETS,
+    SPLITS,
+    CropFlip,
+    Dataset,
+    Digits,
+    NoAugment,
+    OwnImages,
+    digits,
+)
 from demur.data.cifar import Cifar
 from demur.errors import BadInput
 from demur.images import check_batch
 from tests.cifar_files import use_small_set
+from tests.own_images import write_folder
 
 INDEX = torch.arange(6)
 
@@ -23,6 +34,10 @@ def test_every_data_set_meets_the_interface(
     if issubclass(kind, Cifar):
         use_small_set(kind, monkeypatch, tmp_path)
     data = kind()
+    if isinstance(data, OwnImages):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        folder = tmp_path = write_folder(tmp_path / "photos")
+        data = OwnImages(str(folder)).prepared()
     splits = data.load(tmp_path)
     assert tuple(splits) == SPLITS
     index = torch.cat([split.index for split in splits.values()])

@@ -10,12 +10,13 @@ from random import Random
 import pytest
 
 from tests.fuzz import command_lines, worker
-from tests.fuzz.kinds import KINDS, OtherMeaning
+from tests.fuzz.kinds import KINDS
+from tests.fuzz.outcomes import OtherMeaning
 from tests.fuzz.worker import run_case
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
 
-CASES = dict.fromkeys(KINDS, 300) | {"argv": 30}
+CASES = dict.fromkeys(KINDS, 300) | {"argv": 30, "bundle": 60, "api": 100}
 SEED = 7
 
 

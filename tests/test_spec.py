@@ -43,6 +43,7 @@ from demur.calibrate import TPR, Coverage, Risk
 from demur.data import CIFAR10, CIFAR100, CropFlip
 from demur.errors import BadInput
 from demur.methods import FRAMEWORKS, HEADS, PGDAT, RR, Method, Piecewise
+from demur.nets import FactoryNet
 from demur.recipes import NAMED_ATTACKS, RECIPES, VOCABULARY, recipe
 from demur.rejectors import (
     REJECTORS,
@@ -78,6 +79,7 @@ NAMED: dict[str, Spec] = {
     ),
     "rr apart": Method(PGDAT(), RR(gradient_to="head"), head_only=0.2),
     "a wrapped recipe": replace(RECIPES["digits-pgdat-rr"], ema=0.9, awp=0.01, awp_start=0.5),
+    "a net of one's own": replace(RECIPES["images-pgdat-rr"], net=FactoryNet("my_nets:make")),
     "a retrofit": replace(RECIPES["digits-pgdat-rr"], base="runs/digits-pgdat"),
     "piecewise": Piecewise(),
     "crop": CropFlip(),

@@ -282,7 +282,7 @@ def _forward_flops(recipe: Recipe) -> float:
     """FLOPs of the forward pass of one image."""
     domain = recipe.data.domain
     with torch.device("meta"):
-        net = recipe.net.trunk(domain.shape[0])
+        net = recipe.net.trunk_for(domain)
         x = torch.empty(1, *domain.shape)
     with FlopCounterMode(display=False) as counter:
         net(x)

@@ -16,7 +16,9 @@ NO_MEMORY = (
 )  # fmt: skip
 
 # Commands that store what they finish, so that the same command resumes.
-RESUMABLE = ("train", "attack", "table", "adaptive", "distortion", "calibrate", "demo")
+RESUMABLE = (
+    "train", "retrofit", "attack", "table", "adaptive", "distortion", "calibrate", "demo",
+)  # fmt: skip
 
 
 def error_message(error: Exception) -> str | None:

@@ -12,7 +12,8 @@ from demur.errors import BadInput
 
 RUN_FILES = (
     "recipe.txt", "checkpoint.json", "model.safetensors", "metrics.jsonl", "records", "state",
-    "certificates", "last", ".lock",
+    "certificates", "last", "data.csv", "metrics.csv", "tensorboard",
+    "retrofit.json", ".lock",
 )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from demur.cli.app import DataFolder, Device, Engine, app
+from demur.cli.app import DataFolder, Device, Engine, app, split_names
 from demur.cli.output_paths import check_output_folder
 
 if TYPE_CHECKING:
@@ -30,17 +30,34 @@ def train(
         bool,
         typer.Option(help="Under torchrun: synchronise batch norm over all processes."),
     ] = False,
+    log: Annotated[str, typer.Option(help="More logs in the run folder: csv,tensorboard.")] = "",
 ) -> None:
     """Train a recipe; resumes where it was stopped. Runs data-parallel under torchrun.
+
+    data=PATH takes your own images: a folder per class, a CSV of paths, or an npz.
 
     Example: demur train digits-pgdat-rr epochs=30 head.weight=0.5
     """
     from demur.recipes import recipe as recipe_named
     from demur.runs import run_folder
 
-    resolved = recipe_named(recipe, changes or [])
+    resolved = with_data(recipe_named(recipe, changes or []))
     folder = Path(out) if out else run_folder(recipe, resolved, changed=bool(changes))
-    train_run(resolved, folder, device, Path(data) if data else None, engine, sync_bn)
+    logs = split_names(log)
+    train_run(resolved, folder, device, Path(data) if data else None, engine, sync_bn, logs)
+
+
+def with_data(recipe: "Recipe") -> "Recipe":
+    """Return the recipe after a user's own images are read, with a progress bar and a report."""
+    import os
+    from dataclasses import replace
+
+    from demur.cli.progress import CountBar, on_message
+
+    if os.environ.get("RANK", "0") != "0":  # torchrun: rank 0 reports
+        return replace(recipe, data=recipe.data.prepared())
+    with CountBar("read images", "images") as bar:
+        return replace(recipe, data=recipe.data.prepared(bar.on_progress, on_message))
 
 
 def train_run(
@@ -50,6 +67,7 @@ def train_run(
     data: Path | None,
     engine: str = "auto",
     sync_bn: bool = False,
+    logs: tuple[str, ...] = (),
 ) -> "Run":
     """Train a recipe in a folder with a progress bar and return the finished run."""
     from demur.cli.progress import TrainingBar, on_message, silence_other_ranks
@@ -72,7 +90,7 @@ def train_run(
     ):
         silence_other_ranks()
         run = train_recipe(
-            recipe, folder, rank_device, data, bar.on_progress, engine, sync_bn, on_message
+            recipe, folder, rank_device, data, bar.on_progress, engine, sync_bn, on_message, logs
         )
         is_leader = current().is_leader
     if is_leader:  # the other ranks may not share its disk

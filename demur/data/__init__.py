@@ -4,8 +4,10 @@ from demur.data.augment import Augment, CropFlip, NoAugment
 from demur.data.cifar import CIFAR10, CIFAR100
 from demur.data.dataset import SPLITS, Dataset, Images, SplitName, Splits, ThreatModel
 from demur.data.digits import Digits
+from demur.data.mapped import BatchStream, MappedImages
+from demur.data.own_images import OwnImages
 
-DATASETS: tuple[type[Dataset], ...] = (Digits, CIFAR10, CIFAR100)
+DATASETS: tuple[type[Dataset], ...] = (Digits, CIFAR10, CIFAR100, OwnImages)
 AUGMENTS: tuple[type[Augment], ...] = (NoAugment, CropFlip)
 
 __all__ = [
@@ -15,11 +17,14 @@ __all__ = [
     "DATASETS",
     "SPLITS",
     "Augment",
+    "BatchStream",
     "CropFlip",
     "Dataset",
     "Digits",
     "Images",
+    "MappedImages",
     "NoAugment",
+    "OwnImages",
     "SplitName",
     "Splits",
     "ThreatModel",

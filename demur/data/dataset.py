@@ -9,10 +9,10 @@ compares settings on cal images, so thresholds for the settings it selects need 
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ class Images:
         """SHA-256 over pixels, labels and indices, as 64 hex digits."""
         sha256 = hashlib.sha256(f"{tuple(self.pixels.shape)} {self.levels}".encode())
         for tensor in (self.pixels, self.y, self.index):
-            sha256.update(tensor.cpu().contiguous().numpy().tobytes())
+            sha256.update(tensor.cpu().contiguous().numpy().data)
         return sha256.hexdigest()
 
 
@@ -85,8 +85,37 @@ class ThreatModel(NamedTuple):
 class Dataset(Spec, ABC):
     """A data set that loads as named splits."""
 
-    domain: ClassVar[Domain]
-    threat: ClassVar[ThreatModel]
+    @property
+    @abstractmethod
+    def domain(self) -> Domain:
+        """Number of classes, shape and normalisation of the images."""
+
+    @property
+    @abstractmethod
+    def threat(self) -> ThreatModel:
+        """The usual attack radii."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The name of each class; its number where the data set has no names."""
+        return tuple(str(label) for label in range(self.domain.classes))
+
+    @property
+    def resizes(self) -> bool:
+        """Whether images of any size are resized to the shape of the domain."""
+        return False
+
+    def prepared(
+        self,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+        on_message: Callable[[str], None] = lambda sentence: None,
+    ) -> "Dataset":
+        """Return the data set with every field that depends on its files filled in."""
+        return self
+
+    def listing(self, folder: Path | None = None) -> str | None:
+        """CSV of the files in each split; None for a published data set, which fixes them."""
+        return None
 
     @property
     def splits(self) -> tuple[SplitName, ...]:

@@ -71,6 +71,14 @@ def _share_present(found: DataFiles) -> float:
     return sum((found.folder / part.name).is_file() for part in parts) / len(parts)
 
 
+def cache_folder() -> Path:
+    """The folder for what demur can make again; raise BadInput if there is no home folder."""
+    folders = _cache_folders()
+    if not folders:
+        raise BadInput("there is no home folder for a cache; set XDG_CACHE_HOME to a folder")
+    return folders[0]
+
+
 def _cache_folders() -> list[Path]:
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if base.is_absolute():  # the XDG standard ignores relative paths

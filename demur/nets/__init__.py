@@ -1,8 +1,11 @@
 """Nets: from images in [0, 1], of shape N, C, H, W, to an Output."""
 
+from demur.nets.factory import FactoryNet
 from demur.nets.net import NetSpec, RejectingNet, Trunk
 from demur.nets.resnet import ResNet8, ResNet18, WideResNet
 
-NETS: tuple[type[NetSpec], ...] = (ResNet8, ResNet18, WideResNet)
+NETS: tuple[type[NetSpec], ...] = (ResNet8, ResNet18, WideResNet, FactoryNet)
 
-__all__ = ["NETS", "NetSpec", "RejectingNet", "ResNet8", "ResNet18", "Trunk", "WideResNet"]
+__all__ = [
+    "NETS", "FactoryNet", "NetSpec", "RejectingNet", "ResNet8", "ResNet18", "Trunk", "WideResNet",
+]  # fmt: skip

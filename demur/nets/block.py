@@ -37,13 +37,17 @@ class Block(nn.Module):
 class ResidualTrunk(Trunk):
     """A stem convolution, then one stage of `depth` blocks per width.
 
-    Every stage but the first halves height and width.
+    Every stage but the first halves height and width. `large` is the stem for large images: a 7x7
+    convolution and a max pool, each of stride 2, instead of a 3x3 convolution.
     """
 
-    def __init__(self, channels: int, stem: int, widths: Sequence[int], depth: int) -> None:
+    def __init__(
+        self, channels: int, stem: int, widths: Sequence[int], depth: int, large: bool = False
+    ) -> None:
         super().__init__()
         self.dims = tuple(widths)
-        self.stem = Conv3x3(channels, stem)
+        self.large = large
+        self.stem: nn.Module = _large_stem(channels, stem) if large else Conv3x3(channels, stem)
         self.stages = nn.ModuleList()
         for i, width in enumerate(widths):
             width_in = widths[i - 1] if i else stem
@@ -60,6 +64,14 @@ class ResidualTrunk(Trunk):
             x = stage(x)
             features.append(global_average_pool(x))
         return [*features[:-1], global_average_pool(relu(self.norm(x)))]
+
+
+def _large_stem(channels: int, width: int) -> nn.Sequential:
+    """The stem of ResNets for ImageNet; its pre-activation form has no norm here."""
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False),
+        nn.MaxPool2d(3, stride=2, padding=1),
+    )
 
 
 def global_average_pool(maps: Tensor) -> Tensor:

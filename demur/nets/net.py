@@ -78,14 +78,18 @@ class RejectingNet(nn.Module):
 
         Raises BadInput if shape or dtype of the images are not those of the net.
         """
+        self.check_images(x)
+        stages = self.trunk(self.normalise(x))
+        with torch.autocast(x.device.type, enabled=False):  # heads are cheap: fp32 at least
+            return Output(self.classify(stages[-1]), stages[-1], self.aux(stages))
+
+    def check_images(self, x: Tensor) -> None:
+        """Raise BadInput if shape or dtype of the images are not those of the net."""
         if x.shape[1:] != self.domain.shape or x.dtype != self.normalise.mean.dtype:
             raise BadInput(
                 f"this net takes images of shape N, {', '.join(map(str, self.domain.shape))} in "
                 f"{self.normalise.mean.dtype}, not {tuple(x.shape)} in {x.dtype}"
             )
-        stages = self.trunk(self.normalise(x))
-        with torch.autocast(x.device.type, enabled=False):  # heads are cheap: fp32 at least
-            return Output(self.classify(stages[-1]), stages[-1], self.aux(stages))
 
     def freeze(self) -> None:
         """Freeze trunk and classifier for good; only the auxiliary head trains."""
@@ -119,6 +123,7 @@ class LogitsOnly(nn.Module):
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
+        self.training = net.training
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.net(x).logits
@@ -129,9 +134,21 @@ class LogitsOnly(nn.Module):
 class NetSpec(Spec, ABC):
     """The specification of a net."""
 
+    @property
+    def trains_head_alone(self) -> bool:
+        """Whether trunk and classifier come with weights that training leaves alone."""
+        return False
+
     @abstractmethod
     def trunk(self, channels: int) -> Trunk:
         """Return a new trunk for images with this many channels."""
+
+    def check(self, domain: Domain) -> None:
+        """Raise BadInput if the net cannot be built for these images; it always can by default."""
+
+    def trunk_for(self, domain: Domain) -> Trunk:
+        """Return a new trunk for images of a domain; by default their size does not matter."""
+        return self.trunk(domain.shape[0])
 
     def build(self, domain: Domain, head: AuxiliaryHead, seed: int = 0) -> RejectingNet:
         """Return a new net for images of a domain; the seed determines its weights.
@@ -143,7 +160,7 @@ class NetSpec(Spec, ABC):
         """
         with torch.random.fork_rng(devices=[]):  # layers draw from the global generator only
             torch.default_generator.manual_seed(seed)
-            trunk = self.trunk(domain.shape[0])
+            trunk = self.trunk_for(domain)
             aux = head.build(trunk.dims, domain.classes)
             net = RejectingNet(domain, trunk, aux)
             self.initialise(net)

@@ -9,15 +9,19 @@ from torch import nn
 
 from demur.errors import BadInput
 from demur.field_types import PositiveInt
+from demur.images import Domain
 from demur.nets.block import ResidualTrunk
 from demur.nets.net import NetSpec, RejectingNet
+
+LARGE = 96  # pixels from which images get the stem of ImageNet
 
 
 @dataclass(frozen=True)
 class ResNet18(NetSpec):
     """Pre-activation ResNet-18: four stages of two blocks.
 
-    The "ResNet-18" of the reference code is this pre-activation net, with width 64.
+    The "ResNet-18" of the reference code is this pre-activation net, with width 64. Images from
+    96 pixels on get the usual stem of ImageNet (7x7 and max pool), smaller ones that of CIFAR.
 
     Args:
         width: channels of the first stage; the later stages have 2, 4 and 8 times as many.
@@ -33,7 +37,14 @@ class ResNet18(NetSpec):
     width: PositiveInt = 64
 
     def trunk(self, channels: int) -> ResidualTrunk:
-        return ResidualTrunk(channels, self.width, [self.width * f for f in (1, 2, 4, 8)], depth=2)
+        return self._trunk(channels, large=False)
+
+    def trunk_for(self, domain: Domain) -> ResidualTrunk:
+        return self._trunk(domain.shape[0], large=min(domain.shape[1:]) >= LARGE)
+
+    def _trunk(self, channels: int, large: bool) -> ResidualTrunk:
+        widths = [self.width * factor for factor in (1, 2, 4, 8)]
+        return ResidualTrunk(channels, self.width, widths, depth=2, large=large)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ recipe("digits-pgdat-rr", ["epochs=20", "head.weight=0.5"])
 attack("pgd-20:eps=0.2,restarts=5", RECIPES["digits-pgdat-rr"])
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import TypeVar
@@ -12,17 +14,19 @@ from typing import TypeVar
 from demur.attacks import ATTACKS, CRITERIA, OBJECTIVES, Attack, PlusLogScore
 from demur.balls import L2, Linf
 from demur.calibrate import OPERATING_POINTS
-from demur.data import AUGMENTS, DATASETS
+from demur.data import AUGMENTS, DATASETS, OwnImages
+from demur.data.sources import HUB, LAYOUTS
 from demur.errors import BadInput, shorten, suggestion
 from demur.methods import FRAMEWORKS, HEADS, SCHEDULES, Method
-from demur.nets import NETS
+from demur.nets import NETS, FactoryNet
+from demur.nets.factory import allow_factory, is_factory
 from demur.recipes.adaptive import ADAPTIVE_ATTACKS, ADAPTIVE_OBJECTIVES, AdaptiveObjective
 from demur.recipes.attacks import NAMED_ATTACKS
 from demur.recipes.named import RECIPES, hint_for
 from demur.recipes.training import Recipe
 from demur.regular_file import MEGABYTE, read_regular_file
 from demur.rejectors import REJECTORS, Con
-from demur.spec import Spec, Vocabulary, edit, read
+from demur.spec import Spec, Vocabulary, edit, find_name, read
 
 __all__ = [
     "ADAPTIVE_OBJECTIVES",
@@ -146,8 +150,26 @@ def _apply_change(spec: S, change: str) -> S:
     key, equals, text = change.partition("=")
     if not equals or not key or not text:
         raise BadInput(f"{shorten(change)!r} is not a change; write key=value")
-    edited: S = edit(spec, key.strip(), text.strip(), VOCABULARY)
+    key, text = key.strip(), text.strip()
+    if isinstance(spec, Recipe) and key == "data" and (images := _own_images(text)):
+        return replace(spec, data=images)
+    if isinstance(spec, Recipe) and key == "net" and is_factory(text):
+        allow_factory(text)  # typed by the user, unlike what a recipe file names
+        return replace(spec, net=FactoryNet(text))
+    edited: S = edit(spec, key, text, VOCABULARY)
     return edited
+
+
+def _own_images(text: str) -> OwnImages | None:
+    """Images at a path; None for a data set of the vocabulary, such as CIFAR10()."""
+    if re.fullmatch(r"\w+\(.*\)", text, re.DOTALL) or find_name(text, VOCABULARY):
+        return None
+    if not text.startswith(HUB) and not Path(text).exists():
+        raise BadInput(
+            f"data={shorten(text)} is no data set of demur list data, and no such folder or file "
+            f"exists; give {LAYOUTS}"
+        )
+    return OwnImages(text)
 
 
 def _read_file(path: Path) -> Spec:

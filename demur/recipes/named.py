@@ -1,4 +1,4 @@
-"""Named recipes: small runs on the embedded digits, and the paper's runs on CIFAR-10.
+"""Named recipes: the embedded digits, the paper's runs on CIFAR-10, and a user's own images.
 
 Other heads, settings, nets and data are changes of these:
 recipe("cifar10-pgdat-snet", ["head.weight=16", "net=WideResNet()", "data=CIFAR100()"])
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from demur.attacks import KL, PGD
 from demur.balls import Linf
-from demur.data import CIFAR10, CropFlip, Digits
+from demur.data import CIFAR10, CropFlip, Digits, OwnImages
 from demur.errors import suggestion
 from demur.methods import (
     ATRO,
@@ -124,6 +124,24 @@ def _best(recipe: Recipe) -> Recipe:
     )  # fmt: skip
 
 
+def _images(method: Method) -> Recipe:
+    """A ResNet-18 on a user's own images; every change of statistics is the loss's own."""
+    method = replace(method, framework=method.framework.without_stats_updates())
+    return _with_selection(Recipe(
+        OwnImages(), ResNet18(), method, OneCycle(0.1), epochs=60, augment=CropFlip(),
+        validation_attack=linf(OwnImages(), 10), precision="bf16",
+    ))  # fmt: skip
+
+
+def _small(recipe: Recipe) -> Recipe:
+    """A net and batches for a few hundred images on a CPU."""
+    return replace(recipe, net=ResNet8(), batch_size=32, epochs=30, precision="fp32")
+
+
+_IMAGES = {
+    f"images-{name}": _images(_methods(_FRAMEWORKS)[name])
+    for name in ("standard", "pgdat-rr", "trades-rr")
+}
 _PAPER = {f"cifar10-{name}": _cifar10(method) for name, method in _methods(_FRAMEWORKS).items()}
 RECIPES: dict[str, Recipe] = {
     **{
@@ -133,6 +151,8 @@ RECIPES: dict[str, Recipe] = {
     **_PAPER,
     **{f"{name}-short": _short(recipe) for name, recipe in _PAPER.items()},
     "cifar10-best": _best(_PAPER["cifar10-trades-rr"]),
+    **_IMAGES,
+    "images-pgdat-rr-small": _small(_IMAGES["images-pgdat-rr"]),
 }
 
 _CHANGES = (  # parts of a name that no recipe has, and what to type instead

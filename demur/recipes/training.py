@@ -75,22 +75,29 @@ class Recipe(Spec):
         super().__post_init__()
         if self.awp_start and not self.awp:
             raise BadInput("awp_start has no effect without awp; set awp too")
-        if self.base is not None:
-            self._check_base()
+        if self.base is not None and self.net.trains_head_alone:
+            raise BadInput("a base and a frozen net both bring weights; leave out one of them")
+        if self.trains_head_alone:
+            self._check_head_alone("a base" if self.base is not None else "a frozen net")
 
-    def _check_base(self) -> None:
-        """Raise BadInput if a base leaves nothing to train or no checkpoint to select."""
+    def _check_head_alone(self, what: str) -> None:
+        """Raise BadInput if frozen weights leave nothing to train or no checkpoint to select."""
         if not self.method.head.has_weights:
             raise BadInput(
-                "a base trains the head alone, and this head has no weights; use head=RR()"
+                f"{what} trains the head alone, and this head has no weights; use head=RR()"
             )
         if self.selection in ("val", "test"):
-            raise BadInput("a base has the same accuracy in every epoch; use selection=last")
+            raise BadInput(f"{what} has the same accuracy in every epoch; use selection=last")
+
+    @property
+    def trains_head_alone(self) -> bool:
+        """Whether the classifier is frozen: that of another run, or of the user's own function."""
+        return self.base is not None or self.net.trains_head_alone
 
     @property
     def selection_split(self) -> SplitName | None:
         """Split whose accuracy selects the checkpoint; None selects the last epoch."""
-        if self.base is not None:
+        if self.trains_head_alone:
             return None
         if self.selection is None:
             return "val" if "val" in self.data.splits else None

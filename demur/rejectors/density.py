@@ -7,6 +7,7 @@ KNN(k=50)           # Sun et al. 2022
 Each compares the last feature with a bank of features of correctly classified images.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -65,6 +66,9 @@ class KD(Rejector):
         chosen = first_per_class(labels, self.per_class)
         return KernelDensity(self.sigma, features[chosen], labels[chosen])
 
+    def restore(self, arrays: Mapping[str, Tensor]) -> "KernelDensity":
+        return KernelDensity.restored(arrays, sigma=self.sigma)
+
 
 class KernelDensity(FittedScore):
     """Log kernel density; the reference code's density without the log ties where it underflows."""
@@ -117,6 +121,9 @@ class LID(Rejector):
     def fit(self, out: Output, y: Tensor) -> "LocalDimension":
         return LocalDimension(self.k, _bank(out, y, self.size, self.k, f"LID(k={self.k})"))
 
+    def restore(self, arrays: Mapping[str, Tensor]) -> "LocalDimension":
+        return LocalDimension.restored(arrays, k=self.k)
+
 
 class LocalDimension(FittedScore):
     """Minus the local intrinsic dimension: 1 / (mean log r_i - log r_k)."""
@@ -163,6 +170,9 @@ class KNN(Rejector):
 
     def fit(self, out: Output, y: Tensor) -> "Neighbours":
         return Neighbours(self.k, _bank(out, y, self.size, self.k, f"KNN(k={self.k})"))
+
+    def restore(self, arrays: Mapping[str, Tensor]) -> "Neighbours":
+        return Neighbours.restored(arrays, k=self.k)
 
 
 class Neighbours(FittedScore):

@@ -7,7 +7,8 @@ Scores of more than CHUNK images are computed in chunks, which bounds the memory
 """
 
 from abc import abstractmethod
-from typing import cast
+from collections.abc import Mapping
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,19 @@ class FittedScore(nn.Module, Score):
             self.register_buffer(name, tensor)
             if tensor.is_floating_point():
                 self.dtype = tensor.dtype
+
+    @classmethod
+    def restored(cls, arrays: Mapping[str, Tensor], **settings: float | bool) -> Self:
+        """Return a score with these buffers and settings; BadInput for buffers of another one."""
+        names = [name for name, kind in cls.__annotations__.items() if kind is Tensor]
+        if set(arrays) != set(names):
+            raise BadInput(f"{cls.__name__} has the arrays {', '.join(names)}, and no others")
+        score = cls.__new__(cls)
+        nn.Module.__init__(score)
+        for name, value in settings.items():
+            setattr(score, name, value)
+        score.set_buffers(**arrays)
+        return score
 
 
 def check_features(out: Output) -> None:

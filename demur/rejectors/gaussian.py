@@ -8,6 +8,7 @@ Covariances are inverted in fp64 by their eigenvalues, with a ridge (which also 
 images than dimensions) or as a pseudo-inverse.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -77,6 +78,9 @@ class GDA(Gaussian):
         whitening, _ = self.whitening(centred.t() @ centred / len(z), mean_variance)
         return TiedGaussians(means.to(z.dtype), whitening.to(z.dtype))
 
+    def restore(self, arrays: Mapping[str, Tensor]) -> "TiedGaussians":
+        return TiedGaussians.restored(arrays)
+
 
 class TiedGaussians(FittedScore):
     """Minus the squared distance to the nearest mean in whitened space."""
@@ -142,6 +146,9 @@ class GDAStar(ByClass):
     def fit(self, out: Output, y: Tensor) -> "Gaussians":
         return self.fit_gaussians(out, y, nearest=True)
 
+    def restore(self, arrays: Mapping[str, Tensor]) -> "Gaussians":
+        return Gaussians.restored(arrays, nearest=True)
+
 
 @dataclass(frozen=True)
 class GMM(ByClass):
@@ -165,6 +172,9 @@ class GMM(ByClass):
 
     def fit(self, out: Output, y: Tensor) -> "Gaussians":
         return self.fit_gaussians(out, y, nearest=False)
+
+    def restore(self, arrays: Mapping[str, Tensor]) -> "Gaussians":
+        return Gaussians.restored(arrays, nearest=False)
 
 
 class Gaussians(FittedScore):

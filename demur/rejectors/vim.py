@@ -3,6 +3,7 @@
 ViM().fit(out, y)      # needs no training and no outliers
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +56,9 @@ class ViM(Rejector):
         norms = ((z - origin) @ residual).norm(dim=1)
         alpha = logits.amax(1).mean() / norms.mean().clamp_min(torch.finfo(z.dtype).tiny)
         return VirtualLogit(origin.to(out.feature), (alpha * residual).to(out.feature))
+
+    def restore(self, arrays: Mapping[str, Tensor]) -> "VirtualLogit":
+        return VirtualLogit.restored(arrays)
 
 
 class VirtualLogit(FittedScore):

@@ -57,8 +57,8 @@ class Card(NamedTuple):
     clean: str
     attacked: str
     change: str
-    label: int
-    predicted: int
+    label: str  # names of classes
+    predicted: str
     certainties: list[Certainty]
     verdict: str
 
@@ -109,7 +109,7 @@ class Verdicts:
         names = [name for name in (BASELINE, RECTIFIED) if name in self.evaluation.scores]
         return [self._certainty(name, position) for name in names]
 
-    def words(self, position: int, predicted: int) -> str:
+    def words(self, position: int, predicted: str) -> str:
         """Return the decision on one image, with the reason of a rejection."""
         if self.accepted[position]:
             return f"accepted: {predicted}"
@@ -131,10 +131,10 @@ def gallery(verdicts: Verdicts, loaded: LoadedRun) -> Gallery:
     clean = _clean_images(record, loaded).first(stored).batch(slice(None))[0].double().numpy()
     largest = float(record.arrays["size_linf"][:stored].max())
     factor = max(1, math.floor(0.5 / largest + 1e-6)) if largest > 0 else 1
-    groups = []
+    groups, names = [], loaded.run.recipe.data.class_names
     for group in GROUPS:
         positions = np.flatnonzero(verdicts.members(group)[:stored])
-        cards = _cards(verdicts, positions[:PER_GROUP].tolist(), clean, attacked, factor)
+        cards = _cards(verdicts, positions[:PER_GROUP].tolist(), clean, attacked, factor, names)
         groups.append(GroupCards(group, len(positions), cards))
     return Gallery(stored, factor, groups)
 
@@ -145,6 +145,7 @@ def _cards(
     clean: FloatArray,
     attacked: FloatArray,
     factor: int,
+    names: Sequence[str],
 ) -> list[Card]:
     record, cards = verdicts.record, []
     predicted = prediction(record.output).tolist()
@@ -156,10 +157,10 @@ def _cards(
                 clean=data_uri(pixel_png(clean[position]), "png"),
                 attacked=data_uri(pixel_png(attacked[position]), "png"),
                 change=data_uri(pixel_png(change), "png"),
-                label=int(record.y[position]),
-                predicted=predicted[position],
+                label=names[int(record.y[position])],
+                predicted=names[predicted[position]],
                 certainties=verdicts.certainties(position),
-                verdict=verdicts.words(position, predicted[position]),
+                verdict=verdicts.words(position, names[predicted[position]]),
             )
         )
     return cards

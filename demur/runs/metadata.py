@@ -82,13 +82,13 @@ def read_metadata(path: Path, schema: Schema, remedy: str) -> Metadata:
     """Metadata of a JSON file, after its digest, its keys and their types are checked."""
     metadata = read_json(path, remedy)
     try:
-        _check(metadata, schema, "")
+        check_values(metadata, schema, "")
     except BadInput as error:
         raise BadInput(f"{path} is damaged: {error}; {remedy}") from None
     return metadata
 
 
-def _check(values: Any, schema: Schema, prefix: str) -> None:
+def check_values(values: Any, schema: Schema, prefix: str) -> None:
     """Raise BadInput if a key is missing or a value has another type; `prefix` ends with a dot."""
     if not isinstance(values, dict):
         raise BadInput(f"{prefix[:-1]} must be a dictionary")
@@ -97,6 +97,6 @@ def _check(values: Any, schema: Schema, prefix: str) -> None:
             raise BadInput(f"the key {prefix + key!r} is missing")
     for key, kind in {**schema.required, **schema.optional}.items():
         if key in values and isinstance(kind, Schema):
-            _check(values[key], kind, f"{prefix}{key}.")
+            check_values(values[key], kind, f"{prefix}{key}.")
         elif key in values:
             convert_value(values[key], kind, prefix + key)

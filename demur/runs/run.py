@@ -3,7 +3,7 @@
 runs/NAME/recipe.txt         every field of the recipe, defaults too
          model.safetensors   weights of the selected epoch
          checkpoint.json     which epoch was selected, and why
-         metrics.jsonl       one line per epoch
+         metrics.jsonl       one line per epoch; data.csv: the splits of a user's own images
          records/            one record per attack
          state/              resume state of an unfinished training
 """
@@ -36,6 +36,7 @@ from demur.runs.record import Record, read_record
 from demur.spec import check_readable, differences, digest, lines
 
 MAX_METRICS = 64 * MEGABYTE
+LISTING = "data.csv"
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,9 @@ class Run:
                 raise
 
     def _delete_if_untrained(self) -> None:
-        """Delete the folder if it contains only the recipe."""
-        if set(self.path.iterdir()) <= {self.path / "recipe.txt", self.path / ".lock"}:
+        """Delete the folder if it contains only what a training writes before its first epoch."""
+        first = {self.path / name for name in ("recipe.txt", LISTING, ".lock")}
+        if set(self.path.iterdir()) <= first:
             shutil.rmtree(self.path)
 
     @contextmanager

@@ -53,6 +53,9 @@ class FastSteps(PlainSteps):
         self.rates_on_device = torch.zeros(self.batches, device=device)
         positions = torch.arange(recipe.batch_size, device=device)
         self.shard_positions = train_state.world.shard(positions)  # this rank's part of a batch
+        if self.stream is not None:
+            # a captured step reads its batch from fixed addresses, filled before each replay
+            self.fast_step.fit = _empty_batch(fit, len(self.shard_positions))
         self.graph: torch.cuda.CUDAGraph | None = None
         self.capture_failed = False
 
@@ -86,7 +89,10 @@ class FastSteps(PlainSteps):
     def __call__(self, i: int) -> None:
         if self.capture_failed or (i + 1) * self.recipe.batch_size > len(self.fit):
             super().__call__(i)
-        elif self.graph is None:
+            return
+        if self.stream is not None:
+            _copy_batch(self.stream.next(), self.fast_step.fit)
+        if self.graph is None:
             self.train_state.set_learning_rate(float(self.rates[i]))
             self._step()
         else:
@@ -95,6 +101,8 @@ class FastSteps(PlainSteps):
     def _step(self) -> None:
         """Take the step at the cursor; read all inputs from the device."""
         chosen = self.order[self.cursor * self.recipe.batch_size + self.shard_positions]
+        if self.stream is not None:
+            chosen = torch.arange(len(chosen), device=chosen.device)
         self.train_state.rate.copy_(self.rates_on_device.gather(0, self.cursor)[0])
         with fusing(self.compiler == "inductor"):
             # the precision under which the attack will use the copy
@@ -144,3 +152,17 @@ class FastSteps(PlainSteps):
             self.train_state.restore(before)
             self.cursor.zero_()
             self.losses.zero_()
+
+
+def _empty_batch(fit: Images, count: int) -> Images:
+    """Return a batch of `count` images on the device of the labels, to be filled."""
+    device = fit.y.device
+    pixels = torch.zeros(count, *fit.pixels.shape[1:], dtype=torch.uint8, device=device)
+    numbers = torch.zeros(count, dtype=torch.int64, device=device)
+    return Images(pixels, numbers, numbers.clone(), fit.levels)
+
+
+def _copy_batch(batch: Images, target: Images) -> None:
+    """Copy a batch into the tensors that a captured step reads."""
+    for name in ("pixels", "y", "index"):
+        getattr(target, name).copy_(getattr(batch, name), non_blocking=True)

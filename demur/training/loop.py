@@ -9,9 +9,9 @@ writes files.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from demur.errors import BadInput, Diverged
 from demur.nets.norm import synchronise_batch_norm
 from demur.recipes import Recipe
 from demur.runs import Run, provenance
+from demur.runs.files import content_digest, write_text
+from demur.runs.run import LISTING
 from demur.runs.state import (
     ResumeState,
     load_state,
@@ -36,6 +38,7 @@ from demur.runs.state import (
 )
 from demur.spec import digest, show
 from demur.training.fast import FastSteps
+from demur.training.logs import TrainingLog, open_logs
 from demur.training.state import Tensors, TrainState
 from demur.training.step import PlainSteps, TrainingSteps
 from demur.training.validation import Validator
@@ -78,6 +81,7 @@ def train(
     engine: str = "auto",
     sync_bn: bool = False,
     on_message: MessageCallback = ignore_message,
+    logs: Sequence[str] = (),
 ) -> Run:
     """Train a recipe in a folder, or resume the training that an earlier call started there.
 
@@ -91,7 +95,8 @@ def train(
         on_progress: called with a Progress after every step and every epoch.
         engine: "auto", "plain" (eager, the reference) or "fast" (CUDA graphs).
         sync_bn: compute batch-norm statistics over all processes.
-        on_message: called with sentences about the choice of the engine.
+        on_message: called with sentences about the data and the choice of the engine.
+        logs: more logs than metrics.jsonl: "csv", "tensorboard".
 
     Returns:
         The finished run.
@@ -109,18 +114,22 @@ def train(
         True
     """
     world = distributed.current()
+    recipe = replace(recipe, data=recipe.data.prepared(on_message=on_message))
     if world.is_leader:
         Run.check(folder, recipe)
     splits = recipe.data.load(data_folder)
     check_trainable(recipe, splits, world.size)
     check_divisible(recipe, world.size, sync_bn)
     base_of(recipe)
+    open_logs(logs, folder)  # raises before anything is written
     device = device or torch.device("cpu")
     with Run.claim(folder, recipe) if world.is_leader else nullcontext(Run(folder)) as run:
         if not world.broadcast(run.has_weights):
             plan = choose_plan(engine, recipe, device, world, sync_bn, on_message)
             plan = world.broadcast(plan.resumed(stored_plan(run)) if world.is_leader else plan)
-            Training(recipe, run, splits, device, plan, on_progress, on_message).train()
+            training = Training(recipe, run, splits, device, plan, on_progress, on_message)
+            training.begin_files(recipe.data.listing(data_folder), logs)
+            training.train()
     world.barrier()
     return run
 
@@ -135,6 +144,7 @@ def check_trainable(recipe: Recipe, splits: Splits, processes: int = 1) -> None:
         raise BadInput(
             f"{show(recipe.data)} has no {recipe.selection_split} images; use selection=last"
         )
+    recipe.net.check(recipe.data.domain)
     if len(fit.y.unique()) < 2:
         raise BadInput("the fit split has one class only; a classifier needs at least two")
     last = len(fit) % recipe.batch_size or recipe.batch_size
@@ -191,8 +201,17 @@ class Training:
             self.steps = PlainSteps(recipe, self.train_state, self.fit)
         self.validator = Validator(self.train_state, plan.engine)
         self.best: Tensors = {}  # weights of the best epoch so far
+        self.logs: list[TrainingLog] = []
         self.saved_epoch = 0
         self.next_save = 0.0  # on the monotonic clock
+
+    def begin_files(self, listing: str | None, logs: Sequence[str]) -> None:
+        """Write which files are in which split, and open the logs; rank 0 does."""
+        if not self.world.is_leader:
+            return
+        if listing is not None:
+            write_text(self.run.path / LISTING, listing)
+        self.logs = open_logs(logs, self.run.path)
 
     def train(self) -> None:
         """Train from the last saved epoch to the end and write the selected weights."""
@@ -214,10 +233,14 @@ class Training:
             }
             state = state.after(robust, line)
             self._save(state)
+            for log in self.logs:
+                log.write(state.lines)
             progress = Progress(
                 state.epoch, self.recipe.epochs, 0, self.steps.batches, loss, robust, clean
             )
             self.on_progress(progress)
+        for log in self.logs:
+            log.close()
         if self.world.is_leader:
             last = self.train_state.eval_net.state_dict()
             write_checkpoint(self.run, state, self.best, last, self._metadata())
@@ -278,6 +301,7 @@ class Training:
             "selection_split": split,
             "recipe_digest": digest(self.recipe),
             "fit_data": self.fit.digest(),
+            **self._listing_digest(),
             "selection_data": None if images is None else images.digest(),
             "seed": self.recipe.seed,
             "processes": self.world.size,
@@ -285,6 +309,11 @@ class Training:
             **self.plan.metadata(),
             **provenance(self.fit.y.device),
         }
+
+    def _listing_digest(self) -> dict[str, str]:
+        """Return the digest of the listing of a user's own images."""
+        path = self.run.path / LISTING
+        return {"data_listing": content_digest(path.read_bytes())} if path.exists() else {}
 
     def _epoch(self, epoch: int, before: Progress) -> float:
         """Train one epoch on the fit split and return the mean loss."""

@@ -42,7 +42,7 @@ class TrainState:
         self.dtype, self.world = weights_dtype(self.precision), world
         net = recipe.net.build(recipe.data.domain, recipe.method.head, recipe.seed)
         self.net = net.to(device, self.dtype)
-        if recipe.base is not None:
+        if recipe.trains_head_alone:
             self.net.freeze()
         if channels_last:
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from demur import noise
-from demur.data import Images
+from demur.data import BatchStream, Images, MappedImages
 from demur.noise import Stream
 from demur.precision import autocast, tf32
 from demur.recipes import Recipe
@@ -138,6 +138,8 @@ class PlainSteps(TrainingSteps):
         self.losses = torch.zeros(self.batches, dtype=train_state.dtype, device=device)
         self.first_step = 0  # steps of the run before this epoch
         self.plain_step = TrainingStep(recipe, train_state, fit)
+        # images that do not fit on the device come from worker processes, batch by batch
+        self.stream = BatchStream(fit) if isinstance(fit, MappedImages) else None
 
     def begin(self, epoch: int) -> None:
         seed = noise.derive_seed(self.recipe.seed, ORDER)
@@ -147,10 +149,20 @@ class PlainSteps(TrainingSteps):
         steps = range(self.first_step + 1, self.first_step + self.batches + 1)
         self.rates = torch.tensor([self.recipe.schedule(step / total) for step in steps])
         self.train_state.begin(epoch / self.recipe.epochs)
+        if self.stream is not None:
+            self.stream.begin([self._shard(i)[0] for i in range(self.batches)])
 
     def __call__(self, i: int) -> None:
-        size = self.recipe.batch_size
         self.train_state.set_learning_rate(float(self.rates[i]))
+        shard, share = self._shard(i)
+        if self.stream is not None:
+            self.plain_step.fit = self.stream.next()
+            shard = torch.arange(len(shard), device=shard.device)
+        self.losses[i] = self.plain_step(shard, self.first_step + i, share)
+
+    def _shard(self, i: int) -> tuple[Tensor, float]:
+        """Positions of this rank's images of batch i, and their share of the batch."""
+        size = self.recipe.batch_size
         batch = self.order[i * size : (i + 1) * size]
         shard = self.train_state.world.shard(batch)
-        self.losses[i] = self.plain_step(shard, self.first_step + i, len(shard) / len(batch))
+        return shard, len(shard) / len(batch)

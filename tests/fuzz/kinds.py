@@ -27,7 +27,9 @@ from demur.runs.metadata import CERTIFICATE, CHECKPOINT, RECORD, STATE, read_met
 from demur.runs.state import load_state
 from demur.spec import Spec, edit, lines, read, show
 from tests.fuzz.command_lines import argv
+from tests.fuzz.deployed import api, bundle
 from tests.fuzz.mutation import ODD_TEXT, mutate_bytes, mutate_json, mutate_text
+from tests.fuzz.outcomes import expect
 from tests.test_crash import made_up_record
 from tests.test_damage_crafted import VALID
 
@@ -35,16 +37,6 @@ REMEDY = "restore it"
 SCHEMAS = {"RECORD": RECORD, "CHECKPOINT": CHECKPOINT, "STATE": STATE, "CERTIFICATE": CERTIFICATE}
 LIKE = {"net.w": torch.zeros(3, 2), "net.n": torch.tensor(0), "momentum.w": torch.zeros(3, 2)}
 RECIPE = RECIPES["digits-pgdat-rr"]
-
-
-class OtherMeaning(Exception):
-    """An input was accepted as something that it does not say."""
-
-
-def expect(condition: bool, what: str) -> None:
-    """Raise OtherMeaning unless the condition holds."""
-    if not condition:
-        raise OtherMeaning(what)
 
 
 # ---------------------------------------------------------------------------------- specs
@@ -270,5 +262,5 @@ def state(random: Random, folder: Path) -> bool:
 
 KINDS: dict[str, Callable[[Random, Path], bool]] = {
     "spec": spec, "json": json_file, "npz": npz, "safetensors": safetensors, "pickle": pickle_file,
-    "state": state, "argv": argv,
+    "state": state, "argv": argv, "bundle": bundle, "api": api,
 }  # fmt: skip

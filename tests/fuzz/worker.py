@@ -13,7 +13,8 @@ from pathlib import Path
 from random import Random
 
 from demur.errors import BadInput
-from tests.fuzz.kinds import KINDS, OtherMeaning
+from tests.fuzz.kinds import KINDS
+from tests.fuzz.outcomes import OtherMeaning
 
 CASE_SECONDS = 5.0  # of CPU time
 MAX_GROWTH = 1 << 20  # kilobytes of resident memory in one case

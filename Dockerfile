@@ -1,0 +1,16 @@
+# A guard as a service:
+#   demur export RUN -o guard && docker build -t guard . && docker run -p 8000:8000 -e DEMUR_TOKEN=WORD guard
+FROM python:3.12-slim
+RUN useradd --create-home --uid 1000 demur
+WORKDIR /app
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY demur demur
+# The CPU build of torch is ten times smaller: docker build --build-arg PIP_EXTRA_INDEX_URL=...
+ARG PIP_EXTRA_INDEX_URL=""
+RUN pip install --no-cache-dir -c constraints.txt '.[serve]'
+COPY guard guard
+USER demur
+EXPOSE 8000
+HEALTHCHECK --interval=30s --timeout=3s --start-period=30s CMD \
+    ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health')"]
+CMD ["demur", "serve", "guard", "--host", "0.0.0.0", "--port", "8000", "--device", "cpu"]

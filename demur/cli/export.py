@@ -1,0 +1,194 @@
+"""demur export, demur predict and demur serve: from a run to something people use."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from demur.cli.app import DataFolder, Device, app, check_finite, split_names
+from demur.cli.evaluate import RunName
+from demur.cli.output_paths import check_output_file, check_output_folder
+from demur.errors import BadInput
+
+Bundle = Annotated[str, typer.Argument(help="A folder that demur export wrote.")]
+
+
+Tpr = Annotated[
+    float | None,
+    typer.Option(
+        callback=check_finite,
+        help="Accept at least this share of the correct predictions.",
+        show_default="0.95",
+    ),
+]
+Coverage = Annotated[
+    float | None,
+    typer.Option(callback=check_finite, help="Accept at least this share of all images."),
+]
+Risk = Annotated[
+    float | None,
+    typer.Option(callback=check_finite, help="At most this share of the accepted images wrong."),
+]
+Resize = Annotated[
+    bool | None,
+    typer.Option(
+        "--resize/--no-resize", help="Resize images of another size, or report an error.",
+        show_default="as the data set did",
+    ),
+]  # fmt: skip
+
+
+@app.command()
+def export(
+    run: RunName,
+    out: Annotated[
+        str | None,
+        typer.Option("-o", "--out", callback=check_output_folder, help="The folder.",
+                     show_default="guards/RUN"),
+    ] = None,
+    rejector: Annotated[
+        str | None,
+        typer.Option(
+            help="A name of demur score.", show_default="the score of the head, Con without one"
+        ),
+    ] = None,
+    tpr: Tpr = None,
+    coverage: Coverage = None,
+    risk: Risk = None,
+    confidence: Annotated[
+        float, typer.Option(callback=check_finite, help="Confidence level of the guarantee.")
+    ] = 0.95,
+    class_names: Annotated[
+        str,
+        typer.Option(help="Names separated by commas.", show_default="those of the data set"),
+    ] = "",
+    resize: Resize = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx too.")] = False,
+    device: Device = "auto",
+    data: DataFolder = None,
+) -> None:  # fmt: skip
+    """Write a trained run as a guard: weights, calibrated thresholds and a model card in a folder.
+
+    Example: demur export digits-pgdat-rr --risk 0.05 --onnx -o guard
+    """
+    from demur.cli.progress import on_message
+    from demur.guards import Guard
+    from demur.guards.bundle import check_target
+    from demur.runs import Run
+
+    folder = Path(out) if out else Path("guards") / Run.open(run).name
+    check_target(folder)
+    guard = Guard.from_run(
+        run, rejector=rejector, tpr=tpr, coverage=coverage, risk=risk, confidence=confidence,
+        class_names=split_names(class_names) or None, resize=resize, device=device,
+        data_folder=Path(data) if data else None,
+    )  # fmt: skip
+    guard.save(folder, onnx=onnx)
+    on_message(f"{folder}: {guard.calibration['sentence']}")
+    if guard.certificate is None:
+        on_message(f"the thresholds have no guarantee: {guard.calibration['shortfall']}")
+
+
+@app.command()
+def predict(
+    bundle: Bundle,
+    images: Annotated[
+        list[str], typer.Argument(help="Image files, folders (searched below) and globs.")
+    ],
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "-o", "--out", callback=check_output_file, help="The file.",
+            show_default="standard output",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of CSV.")] = False,
+    device: Device = "auto",
+) -> None:  # fmt: skip
+    """Classify image files with a guard; a damaged file is reported and the rest go on.
+
+    Example: demur predict guard photos/ "more/*.png" -o predictions.csv
+    """
+    from demur.cli.progress import CountBar, on_message
+    from demur.guards import Guard
+    from demur.guards.files import find_images, predict_files, to_csv, to_json
+    from demur.runs.files import write_text
+
+    guard = Guard.load(bundle, device=device)
+    paths = find_images(images)
+    with CountBar("predict", "images") as bar:
+        rows = predict_files(guard, paths, bar.on_progress)
+    text = to_json(rows) if as_json else to_csv(rows)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        write_text(Path(out), text)
+    failed = [row for row in rows if row["error"]]
+    for row in failed:
+        on_message(f"{row['error']}")
+    accepted = sum(bool(row["accepted"]) for row in rows)
+    on_message(f"{accepted} of {len(rows) - len(failed)} predictions accepted")
+    if len(failed) == len(rows):
+        raise BadInput("no image could be read; give image files")
+
+
+@app.command()
+def serve(
+    bundle: Bundle,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="DEMUR_TOKEN", help="Bearer token that requests must carry.",
+            show_default="none",
+        ),
+    ] = None,
+    attack: Annotated[
+        bool, typer.Option("--attack/--no-attack", help="Let the page attack an image by PGD.")
+    ] = True,
+    max_body: Annotated[
+        float, typer.Option(callback=check_finite, help="Megabytes of a request.")
+    ] = 8.0,
+    max_pixels: Annotated[
+        float, typer.Option(callback=check_finite, help="Megapixels of one image.")
+    ] = 16.0,
+    max_images: Annotated[int, typer.Option(help="Images of one request.")] = 64,
+    max_queue: Annotated[int, typer.Option(help="Images that may wait for the model.")] = 256,
+    timeout: Annotated[
+        float, typer.Option(callback=check_finite, help="Seconds until a request is given up.")
+    ] = 10.0,
+    device: Device = "auto",
+) -> None:  # fmt: skip
+    """Serve a guard over HTTP: /predict, /health, /metrics, and a page to try it at /.
+
+    Example: demur serve guard --port 8000
+    """
+    from demur.cli.progress import on_message
+    from demur.guards import Guard
+
+    try:
+        from demur.serve import Settings
+        from demur.serve.run import serve as serve_guard
+    except ImportError as error:
+        if error.name is None or error.name.startswith("demur"):
+            raise
+        raise BadInput(
+            f"the service needs {error.name}; install it with pip install 'demur[serve]'"
+        ) from None
+    settings = Settings(
+        max_body=round(max_body * 2**20), max_pixels=round(max_pixels * 1e6),
+        max_images=max_images, max_queue=max_queue, timeout=timeout, attack=attack, token=token,
+    )  # fmt: skip
+    guard: Guard = Guard.load(bundle, device=device)
+    is_open = host not in ("127.0.0.1", "::1", "localhost") and token is None
+
+    def on_ready(address: str) -> None:
+        on_message(f"serving at {address}")
+        if is_open:
+            on_message("warning: other machines can reach this service, and it has no --token")
+
+    serve_guard(guard, settings, host, port, on_ready)
+    on_message("stopped")

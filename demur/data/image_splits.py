@@ -1,0 +1,150 @@
+"""Splits of a user's own images: stratified by class, without duplicates, chosen by content.
+
+    result = assign_splits(entries, digests, faults)
+    result.chosen["cal"]        # positions of entries, ordered by the digest of their pixels
+    result.notes[17]            # "duplicate of cat/3.png in test"
+
+The pixels of an image decide its split, not its name or its place in a listing.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from demur.data.dataset import SPLITS, SplitName
+from demur.data.sources import Entry
+from demur.errors import BadInput, shorten
+
+SHARES: dict[SplitName, float] = {"val": 0.1, "cal": 0.15, "test": 0.15}  # the rest is fit
+FEWEST = 5  # images of a class that demur divides: two to fit and one to each other split
+IMBALANCE = 3.0  # ratio of class sizes above which the report says so
+MOST_NAMED = 5  # files that a sentence names
+
+
+class SplitResult(NamedTuple):
+    """The images of each split, and why the others are in none."""
+
+    chosen: dict[SplitName, list[int]]
+    notes: dict[int, str]  # entry: why it is left out
+    classes: tuple[str, ...]
+
+
+def assign_splits(
+    entries: Sequence[Entry], digests: Sequence[str], faults: Mapping[int, str]
+) -> SplitResult:
+    """Divide the readable entries into splits.
+
+    Args:
+        entries: Names, classes and given splits.
+        digests: Digest of the pixels of each entry.
+        faults: Why an entry cannot be read, by position.
+
+    Raises:
+        BadInput: There are fewer than two classes, or a class has too few images.
+    """
+    readable = [i for i in range(len(entries)) if i not in faults]
+    notes = {**faults, **_duplicates(entries, digests, readable)}
+    kept = sorted((i for i in readable if i not in notes), key=lambda i: digests[i])
+    classes = tuple(sorted({entries[i].label for i in kept}))
+    for label in classes:
+        if not label.isprintable():  # half a surrogate pair is not printable either
+            raise BadInput(f"the name of the class {label!r} cannot be printed; rename it")
+    if len(classes) < 2:
+        raise BadInput(
+            f"the images are of {len(classes)} class{'' if classes else 'es'}; "
+            "a classifier needs at least two"
+        )
+    chosen: dict[SplitName, list[int]] = {name: [] for name in SPLITS}
+    given = {entries[i].split for i in kept} - {None}
+    for label in classes:
+        of_class = [i for i in kept if entries[i].label == label]
+        for name in SPLITS[1:]:
+            chosen[name] += [i for i in of_class if entries[i].split == name]
+        to_divide = [i for i in of_class if entries[i].split in (None, "fit")]
+        for name, part in _divide(to_divide, label, [s for s in SPLITS if s not in given]).items():
+            chosen[name] += part
+    return SplitResult(
+        {name: sorted(part, key=lambda i: digests[i]) for name, part in chosen.items()},
+        notes,
+        classes,
+    )
+
+
+def _divide(
+    images: list[int], label: str, missing: Sequence[SplitName]
+) -> dict[SplitName, list[int]]:
+    """Images of one class for the splits that have none yet; the rest is for training."""
+    wanted = [name for name in missing if name != "fit"]
+    fewest = FEWEST - len(SHARES) + len(wanted)
+    if len(images) < fewest:
+        raise BadInput(
+            f"the class {shorten(label)!r} has {len(images)} images for training and needs at "
+            f"least {fewest}; add images or leave the class out"
+        )
+    parts: dict[SplitName, list[int]] = {}
+    start = 0
+    for name in wanted:
+        count = max(1, round(SHARES[name] * len(images)))
+        parts[name], start = images[start : start + count], start + count
+    return {**parts, "fit": images[start:]}
+
+
+def _duplicates(
+    entries: Sequence[Entry], digests: Sequence[str], readable: Sequence[int]
+) -> dict[int, str]:
+    """Images to leave out because the same pixels occur again, with the reason.
+
+    Of several splits the last keeps the image, so that no test image is trained on.
+    """
+    groups: dict[str, list[int]] = {}
+    for i in readable:
+        groups.setdefault(digests[i], []).append(i)
+    notes: dict[int, str] = {}
+    for group in groups.values():
+        labels = sorted({entries[i].label for i in group})
+        if len(labels) > 1:
+            notes |= {i: f"the same image is in the classes {', '.join(labels)}" for i in group}
+            continue
+        rank = [SPLITS.index(entries[i].split or "fit") for i in group]
+        keep = group[rank.index(max(rank))]
+        for i in group:
+            if i != keep:
+                notes[i] = f"duplicate of {entries[keep].name}"
+                if entries[i].split != entries[keep].split:
+                    notes[i] += f" in {entries[keep].split}"
+    return notes
+
+
+def report(
+    entries: Sequence[Entry], result: SplitResult, faults: Mapping[int, str], ignored: int
+) -> list[str]:
+    """Sentences about the splits, unreadable files, duplicates and imbalance."""
+    used = [i for part in result.chosen.values() for i in part]
+    sizes = Counter(entries[i].label for i in used)
+    splits = ", ".join(f"{name} {len(part)}" for name, part in result.chosen.items())
+    listed = ", ".join(f"{name} {sizes[name]}" for name in result.classes[:MOST_NAMED])
+    more = f" and {len(sizes) - MOST_NAMED} more" if len(sizes) > MOST_NAMED else ""
+    sentences = [f"{len(used)} images in {len(sizes)} classes ({listed}{more}): {splits}"]
+    if faults:
+        sentences.append(_named("cannot be read", entries, faults))
+    if removed := {i: note for i, note in result.notes.items() if i not in faults}:
+        sentences.append(_named("left out", entries, removed))
+    if ignored:
+        sentences.append(f"{ignored} without the suffix of an image ignored")
+    largest, smallest = (pick(result.classes, key=sizes.__getitem__) for pick in (max, min))
+    if (ratio := sizes[largest] / sizes[smallest]) >= IMBALANCE:
+        sentences.append(
+            f"the classes are unbalanced: {largest} has {ratio:.1f} times the images of "
+            f"{smallest}, so accuracy says little about {smallest}"
+        )
+    for name, part in result.chosen.items():
+        if lacking := sorted(set(result.classes) - {entries[i].label for i in part}):
+            sentences.append(f"the {name} split has no image of {', '.join(lacking[:MOST_NAMED])}")
+    return sentences
+
+
+def _named(what: str, entries: Sequence[Entry], reasons: Mapping[int, str]) -> str:
+    """One sentence that names the first of some images, with the reason of each."""
+    first = [f"{entries[i].name} ({reasons[i]})" for i in list(reasons)[:MOST_NAMED]]
+    more = f" and {len(reasons) - len(first)} more" if len(reasons) > len(first) else ""
+    return f"{len(reasons)} {what}: {', '.join(first)}{more}; data.csv of the run lists all"

@@ -1,0 +1,335 @@
+"""Readers of a user's own images: a folder per class, a CSV of paths, an npz, the Hub's layout.
+
+    source = open_source("photos")
+    source.entries[0]           # Entry("cat/1.png", "cat", None, "...")
+    source.read(0)              # uint8 pixels, H, W, 3; BadInput if the file is damaged
+
+Nothing in these files is trusted: sizes are checked before memory is taken, and no code runs.
+"""
+
+import csv
+import hashlib
+import io
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, NamedTuple
+from zipfile import BadZipFile, ZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from demur.data.dataset import SplitName
+from demur.errors import BadInput, shorten
+from demur.image_files import MAX_FILE, SUFFIXES, Pixels, decode_image
+from demur.regular_file import MEGABYTE, read_regular_file
+
+SPLIT_WORDS: dict[str, SplitName] = {
+    "train": "fit", "training": "fit", "fit": "fit",
+    "val": "val", "valid": "val", "validation": "val",
+    "cal": "cal", "calib": "cal", "calibration": "cal",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+HUB = "hub:"  # prefix of the name of a data set on the Hugging Face Hub
+HUB_FILES = ("dataset_dict.json", "state.json", "*.parquet", "data/*.parquet", "*/*.parquet")
+MAX_CSV = 256 * MEGABYTE
+MAX_ARRAYS = 32 * 1024 * MEGABYTE  # bytes that an npz may unpack to
+LAYOUTS = (
+    "a folder with one folder per class, a .csv with the columns path and label, an .npz with x "
+    "and y, or hub:NAME"
+)
+
+
+class Entry(NamedTuple):
+    """One image of a source."""
+
+    name: str
+    label: str  # name of the class
+    split: SplitName | None  # None: demur assigns one
+    stamp: str  # differs if the file differs
+
+
+class Source(ABC):
+    """Labelled images that can be listed before they are read."""
+
+    entries: list[Entry]
+    ignored: int = 0  # files that are no images by their name
+
+    @abstractmethod
+    def read(self, i: int) -> Pixels:
+        """Return the pixels of entry i, uint8 H, W, 3; raise BadInput if it is damaged."""
+
+    def stamp(self) -> str:
+        """Digest of the names, classes, splits and stamps of all entries."""
+        sha256 = hashlib.sha256()
+        for entry in self.entries:
+            sha256.update(repr(entry).encode("utf-8", "surrogateescape"))
+        return sha256.hexdigest()
+
+
+def open_source(path: str) -> Source:
+    """List the images at a path, whose kind is found by looking; raise BadInput if none fits."""
+    place = Path(path)
+    if path.startswith(HUB):
+        return HubSource(path.removeprefix(HUB))
+    if place.is_dir():
+        is_hub = any(next(place.glob(pattern), None) for pattern in HUB_FILES)
+        return HubSource(path) if is_hub else FolderSource(place)
+    if not place.exists():
+        raise BadInput(f"there is no folder or file {shorten(path)}; give {LAYOUTS}")
+    if place.suffix.lower() == ".csv":
+        return CsvSource(place)
+    if place.suffix.lower() == ".npz":
+        return ArraySource(place)
+    raise BadInput(f"{shorten(path)} is not a set of images; give {LAYOUTS}")
+
+
+def split_by_word(word: str, where: str) -> SplitName:
+    """Split that a word such as train or validation means; raise BadInput for another word."""
+    if word.lower() not in SPLIT_WORDS:
+        raise BadInput(f"{where} has the split {shorten(word)!r}; use train, val, cal or test")
+    return SPLIT_WORDS[word.lower()]
+
+
+class FileSource(Source):
+    """Images in files of their own."""
+
+    paths: list[Path]
+
+    def read(self, i: int) -> Pixels:
+        content = read_regular_file(self.paths[i], MAX_FILE, "check the listing")
+        return decode_image(content, channels=3)
+
+    @staticmethod
+    def file_stamp(path: Path) -> str:
+        """Size and time of the last change; empty if the file is not there."""
+        try:
+            found = path.stat()
+        except OSError:
+            return ""
+        return f"{found.st_size} {found.st_mtime_ns}"
+
+
+class FolderSource(FileSource):
+    """FOLDER/CLASS/IMAGE, or FOLDER/SPLIT/CLASS/IMAGE with at least a folder train."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.entries, self.paths = folder, [], []
+        names = _folders_in(folder)
+        splits = {name: SPLIT_WORDS[name.lower()] for name in names if name.lower() in SPLIT_WORDS}
+        if "fit" not in splits.values():
+            self._add_classes(folder, names, None)
+        elif len(splits) < len(names):
+            odd = next(name for name in names if name not in splits)
+            raise BadInput(
+                f"{folder} has folders of splits and the folder {odd!r}; put the folders of the "
+                "classes into train, val, cal and test, or have no such folders"
+            )
+        else:
+            for name, split in splits.items():
+                self._add_classes(folder / name, _folders_in(folder / name), split)
+        if not self.entries:
+            raise BadInput(
+                f"{folder} has no images in folders of classes; lay them out as "
+                f"{folder}/CLASS/IMAGE.png"
+            )
+
+    def _add_classes(self, folder: Path, names: list[str], split: SplitName | None) -> None:
+        for name in names:
+            for path in _files_below(folder / name):
+                if path.suffix.lower() not in SUFFIXES:
+                    self.ignored += 1
+                    continue
+                relative = path.relative_to(self.folder).as_posix()
+                self.entries.append(Entry(relative, name, split, self.file_stamp(path)))
+                self.paths.append(path)
+
+
+class CsvSource(FileSource):
+    """A CSV with the columns path, label and, if wanted, split; paths start at the CSV's folder."""
+
+    def __init__(self, file: Path) -> None:
+        self.entries, self.paths = [], []
+        content = read_regular_file(file, MAX_CSV, "name a CSV file")
+        try:
+            rows = list(csv.DictReader(io.StringIO(content.decode("utf-8-sig")), strict=True))
+        except (UnicodeDecodeError, csv.Error):
+            raise BadInput(f"{file} is not a CSV in UTF-8; save it again as one") from None
+        if not rows or not {"path", "label"} <= set(rows[0]):
+            raise BadInput(f"{file} needs the columns path and label in its first line, and rows")
+        for number, row in enumerate(rows, start=2):
+            name, label, word = row["path"], row["label"], row.get("split")
+            if not name or not label or "\0" in name:
+                raise BadInput(f"{file} has no path or no label in line {number}; complete it")
+            split = split_by_word(word, f"line {number} of {file}") if word else None
+            path = file.parent / name
+            self.entries.append(Entry(name, label, split, self.file_stamp(path)))
+            self.paths.append(path)
+
+
+class ArraySource(Source):
+    """An npz with x and y, or x_train, y_train, x_test ... (also train_images, train_labels)."""
+
+    def __init__(self, file: Path) -> None:
+        arrays = _read_arrays(file)
+        names = [str(name) for name in arrays.pop("classes", np.empty(0)).tolist()]
+        self.entries = []
+        self.blocks: list[NDArray[np.uint8]] = []
+        self.rows: list[tuple[int, int]] = []
+        for split, x, y in _array_pairs(arrays, file):
+            block = _as_bytes(x, file)
+            labels = np.asarray(y).reshape(-1)
+            if len(labels) != len(block) or labels.dtype.kind not in "iuUS":
+                raise BadInput(f"{file} needs one label per image, a whole number or a word")
+            where = split or "x"
+            for row, label in enumerate(labels.tolist()):
+                named = names and isinstance(label, int) and 0 <= label < len(names)
+                word = names[label] if named else str(label)
+                stamp = hashlib.sha256(block[row].tobytes()).hexdigest()
+                self.entries.append(Entry(f"{where}[{row}]", word, split, stamp))
+                self.rows.append((len(self.blocks), row))
+            self.blocks.append(block)
+
+    def read(self, i: int) -> Pixels:
+        block, row = self.rows[i]
+        pixels: Pixels = self.blocks[block][row]
+        return np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
+
+
+class HubSource(Source):
+    """A data set of the Hugging Face Hub's layout: parquet files, save_to_disk, or a Hub name."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.entries = name, []
+        self.rows: list[tuple[str, int, str]] = []
+        self.tables = _load_hub(name)
+        for word, table in self.tables.items():
+            split = SPLIT_WORDS.get(word.lower()) if len(self.tables) > 1 else None
+            if len(self.tables) > 1 and split is None:
+                self.ignored += len(table)
+                continue
+            self._add(word, table, split)
+
+    def _add(self, word: str, table: Any, split: SplitName | None) -> None:
+        features = {name: type(kind).__name__ for name, kind in table.features.items()}
+        images = [name for name, kind in features.items() if kind == "Image"]
+        classes = [name for name, kind in features.items() if kind == "ClassLabel"]
+        classes = classes or [name for name in ("label", "labels") if name in features]
+        if not images or not classes:
+            raise BadInput(f"{self.name} needs a column of images and a column label")
+        column = table.features[classes[0]]
+        for row, value in enumerate(table[classes[0]]):
+            label = column.int2str(value) if hasattr(column, "int2str") else str(value)
+            stamp = f"{table._fingerprint} {row}"
+            self.entries.append(Entry(f"{word}[{row}]", label, split, stamp))
+            self.rows.append((word, row, images[0]))
+
+    def read(self, i: int) -> Pixels:
+        word, row, column = self.rows[i]
+        found = self.tables[word][row][column]
+        if found.get("bytes"):
+            return decode_image(found["bytes"], channels=3)
+        return decode_image(Path(found["path"]), channels=3)
+
+
+def _load_hub(name: str) -> dict[str, Any]:
+    """The tables of a data set by split, with undecoded images."""
+    try:
+        import datasets
+    except ImportError:
+        raise BadInput(
+            f"{name} has the layout of the Hugging Face Hub; install its reader with "
+            "pip install datasets"
+        ) from None
+    saved = any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json"))
+    try:
+        loaded = datasets.load_from_disk(name) if saved else datasets.load_dataset(name)
+        tables = loaded if isinstance(loaded, dict) else {"train": loaded}
+        return {
+            word: table.cast_column(column, datasets.Image(decode=False))
+            for word, table in tables.items()
+            for column in [c for c, k in table.features.items() if isinstance(k, datasets.Image)]
+        }
+    except Exception as error:  # the library raises many kinds
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(
+            f"the data set {name} cannot be read: {shorten(reason)}; check its name or its files"
+        ) from None
+
+
+def _folders_in(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Files in a folder and its sub-folders in a fixed order, without hidden ones."""
+    found = []
+    for place, folders, files in os.walk(folder):  # does not follow links to folders
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(place, name) for name in files if not name.startswith(".")]
+    return sorted(found)
+
+
+def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
+    """Arrays of an npz, after the sizes in its directory and headers are checked."""
+    try:
+        with ZipFile(file) as packed:
+            members = packed.infolist()
+            if sum(member.file_size for member in members) > MAX_ARRAYS:
+                raise BadInput(f"{file} unpacks to more than {MAX_ARRAYS:,} bytes; use a folder")
+            arrays = {}
+            for member in members:
+                with packed.open(member) as stream:
+                    arrays[member.filename.removesuffix(".npy")] = _read_array(
+                        stream, member.file_size
+                    )
+            return arrays
+    except BadInput:
+        raise
+    except (BadZipFile, ValueError, EOFError, KeyError, NotImplementedError, MemoryError):
+        raise BadInput(f"{file} is damaged: it is not an npz of plain arrays") from None
+
+
+def _read_array(stream: Any, size: int) -> NDArray[Any]:
+    """One array without objects, whose header agrees with the number of bytes that follow."""
+    version = np.lib.format.read_magic(stream)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    shape, fortran, dtype = read[version](stream)
+    count = int(np.prod(shape, dtype=object)) if shape else 1
+    if dtype.hasobject or count * dtype.itemsize > size:
+        raise ValueError
+    flat = np.frombuffer(stream.read(count * dtype.itemsize), dtype, count)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _array_pairs(
+    arrays: dict[str, NDArray[Any]], file: Path
+) -> list[tuple[SplitName | None, NDArray[Any], NDArray[Any]]]:
+    """Images and labels of each split of an npz."""
+    if {"x", "y"} <= set(arrays):
+        return [(None, arrays["x"], arrays["y"])]
+    found = {}
+    for word, split in SPLIT_WORDS.items():
+        for x, y in ((f"x_{word}", f"y_{word}"), (f"{word}_images", f"{word}_labels")):
+            if x in arrays and y in arrays:
+                found[split] = (split, arrays[x], arrays[y])
+    if "fit" not in found:
+        raise BadInput(f"{file} needs the arrays x and y, or x_train, y_train, x_test and y_test")
+    return list(found.values())
+
+
+def _as_bytes(x: NDArray[Any], file: Path) -> NDArray[np.uint8]:
+    """Images as uint8 N, H, W, C with one or three channels."""
+    if x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[3] not in (1, 3):
+        x = np.moveaxis(x, 1, 3)
+    x = x[..., None] if x.ndim == 3 else x
+    if x.ndim != 4 or x.shape[3] not in (1, 3) or 0 in x.shape:
+        raise BadInput(f"{file} needs images of shape N, H, W or N, H, W, 3, not {x.shape}")
+    if x.dtype.kind == "f" and x.min() >= 0 and x.max() <= 1:
+        x = np.rint(x * 255).astype(np.uint8)
+    if x.dtype != np.uint8:
+        raise BadInput(f"{file} needs uint8 pixels or floats in [0, 1], not {x.dtype}")
+    return np.ascontiguousarray(x)

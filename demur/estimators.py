@@ -1,0 +1,177 @@
+"""A reject option in scikit-learn's interface, for its classifiers and for guards.
+
+    classifier = RejectingClassifier(RandomForestClassifier(), tpr=0.95).fit(X, y)
+    classifier.predict(X), classifier.accepts(X)
+    RejectingClassifier(guard).predict_proba(images)
+
+The threshold on the largest class probability is chosen on samples that are held out of training.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import train_test_split
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from demur.errors import BadInput
+from demur.guards import Guard
+from demur.metrics import threshold_at_tpr
+
+
+def _has_decision_function(self: "RejectingClassifier") -> bool:
+    inner = getattr(self, "estimator_", self.estimator)
+    return inner is None or isinstance(inner, Guard) or hasattr(inner, "decision_function")
+
+
+class RejectingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier that says which of its predictions to accept.
+
+    `predict` returns a label for every sample; `accepts` says which of them to use.
+
+    Args:
+        estimator: A scikit-learn classifier with `predict_proba`, a `Guard`, or None for logistic
+            regression. A guard keeps its net; `fit` calibrates it again, and without `fit` it has
+            its own thresholds.
+        tpr: Share of the correct predictions to accept, on held-out samples.
+        held_out: Share of the samples of `fit` that only choose the threshold.
+        random_state: Seed of the choice of held-out samples.
+
+    Attributes:
+        classes_: The labels, in the order of the columns of `predict_proba`.
+        threshold_: Smallest accepted probability of the predicted class.
+
+    Example:
+        >>> import numpy as np
+        >>> from demur import RejectingClassifier
+        >>> X = np.r_[np.zeros((20, 2)), np.ones((20, 2))]
+        >>> classifier = RejectingClassifier(tpr=0.9).fit(X, np.repeat(["no", "yes"], 20))
+        >>> classifier.predict(X[:1]).tolist()
+        ['no']
+        >>> classifier.accepts(X).shape
+        (40,)
+    """
+
+    def __init__(
+        self,
+        estimator: Any = None,
+        tpr: float = 0.95,
+        held_out: float = 0.2,
+        random_state: int | None = 0,
+    ) -> None:
+        self.estimator, self.tpr = estimator, tpr
+        self.held_out, self.random_state = held_out, random_state
+
+    def fit(self, X: Any, y: Any) -> "RejectingClassifier":
+        """Train the classifier on some of the samples and choose the threshold on the others."""
+        if isinstance(self.estimator, Guard):
+            return self._calibrate_guard(self.estimator, X, y)
+        X, y = validate_data(self, X, y)
+        check_classification_targets(y)
+        self.classes_ = np.unique(y)
+        if len(self.classes_) < 2:
+            raise BadInput("the labels are of one class; a classifier needs at least two")
+        x_fit, x_cal, y_fit, y_cal = self._divide(X, y)
+        inner = LogisticRegression() if self.estimator is None else clone(self.estimator)
+        self.estimator_ = inner.fit(x_fit, y_fit)
+        probabilities = self.estimator_.predict_proba(x_cal)
+        correct = self.estimator_.classes_[probabilities.argmax(1)] == y_cal
+        # a classifier without a correct prediction has none to accept
+        self.threshold_ = np.inf
+        if correct.any():
+            self.threshold_ = threshold_at_tpr(probabilities.max(1), correct, self.tpr)
+        return self
+
+    def _divide(self, X: NDArray[Any], y: NDArray[Any]) -> list[NDArray[Any]]:
+        """Samples for training and for the threshold, with every class in the first part."""
+        counts = np.unique(y, return_counts=True)[1]
+        if len(y) * self.held_out < len(counts) or counts.min() < 2:  # too few to divide
+            return [X, X, y, y]
+        divided: list[NDArray[Any]] = train_test_split(
+            X, y, test_size=self.held_out, random_state=self.random_state, stratify=y
+        )
+        return divided
+
+    def _calibrate_guard(self, guard: Guard, X: Any, y: Any) -> "RejectingClassifier":
+        """Choose the thresholds of a guard again; its net stays what it is."""
+        from demur.guards.build import guard as calibrated
+
+        if len(guard.scores) > 1:
+            raise BadInput("the guard has several thresholds; calibrate it with demur.guard")
+        names = np.array(guard.class_names)
+        labels = np.asarray(y)
+        unknown = set(labels.tolist()) - {*names.tolist(), *range(len(names))}
+        if unknown:
+            raise BadInput(f"the guard has no class {sorted(map(str, unknown))[0]!r}")
+        if labels.dtype.kind not in "iu":
+            labels = np.array([guard.class_names.index(name) for name in labels.tolist()])
+        self.estimator_ = calibrated(
+            guard.model, _images(X, guard), labels, rejector=guard.scores[0].rejector,
+            tpr=self.tpr, class_names=guard.class_names, mean=guard.mean, std=guard.std,
+            resize=guard.resize, temperature=guard.temperature, eps=guard.eps,
+            built_from=guard.built_from,
+        )  # fmt: skip
+        self.classes_, self.threshold_ = names, self.estimator_.thresholds[0]
+        return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return isinstance(self.estimator, Guard) or hasattr(self, "estimator_")
+
+    def _inner(self) -> Any:
+        check_is_fitted(self)
+        if not hasattr(self, "estimator_"):  # a guard that was not calibrated again
+            self.estimator_, self.threshold_ = self.estimator, self.estimator.thresholds[0]
+            self.classes_ = np.array(self.estimator.class_names)
+        return self.estimator_
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Return the probability of each class, N, C."""
+        inner = self._inner()
+        if isinstance(inner, Guard):
+            probabilities: NDArray[np.float64] = inner(_images(X, inner)).probabilities
+            return probabilities
+        found: NDArray[np.float64] = inner.predict_proba(validate_data(self, X, reset=False))
+        return found
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the most probable class of each sample, N, accepted or not."""
+        probabilities = self.predict_proba(X)
+        labels: NDArray[Any] = self.classes_[probabilities.argmax(1)]
+        return labels
+
+    @available_if(_has_decision_function)  # type: ignore[untyped-decorator]
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """Return log probabilities N, C of a guard, or the decision function of the classifier."""
+        inner = self._inner()
+        if isinstance(inner, Guard):
+            logits = np.log(np.maximum(self.predict_proba(X), np.finfo(float).tiny))
+            return logits if logits.shape[1] > 2 else logits[:, 1] - logits[:, 0]
+        found: NDArray[np.float64] = inner.decision_function(validate_data(self, X, reset=False))
+        return found
+
+    def accepts(self, X: Any) -> NDArray[np.bool_]:
+        """Return which predictions are accepted, N."""
+        inner = self._inner()
+        if isinstance(inner, Guard):
+            accepted: NDArray[np.bool_] = inner(_images(X, inner)).accepted
+            return accepted
+        return np.asarray(self.predict_proba(X).max(1) >= self.threshold_)
+
+
+def _images(X: Any, guard: Guard) -> Any:
+    """Images as the guard reads them: rows of C x H x W values become tensors C, H, W."""
+    import torch
+
+    array = np.asarray(X)
+    if array.ndim != 2:
+        return X
+    if array.shape[1] != int(np.prod(guard.shape)):
+        raise BadInput(
+            f"a row has {array.shape[1]} values, and an image of the guard {np.prod(guard.shape)}; "
+            "give images, or rows of C x H x W values"
+        )
+    return torch.as_tensor(array).reshape(-1, *guard.shape).float()

@@ -1,0 +1,232 @@
+"""Make guards from models with calibration images, and from runs."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from demur.errors import BadInput, shorten
+from demur.evaluate import LoadedRun
+from demur.evaluate.record_scores import accepted as accepted_in
+from demur.evaluate.record_scores import can_score
+from demur.field_types import Positive, UnitInterval, convert_value
+from demur.gradient import Model
+from demur.guards.calibration import (
+    GuardScore,
+    calibrate,
+    decision_figures,
+    fit_rejector,
+    guarantee_of,
+    on_device,
+    shown_temperature,
+)
+from demur.guards.core import BATCH_SIZE, BuiltFrom, Guard
+from demur.guards.inputs import Shape, read_images
+from demur.images import check_batch
+from demur.methods import Head
+from demur.nets import NetSpec
+from demur.output import Output
+from demur.recipes import VOCABULARY
+from demur.rejectors import Rejector
+from demur.rule import Rule
+from demur.runs import Run
+from demur.spec import check_readable, read
+
+Levels = tuple[float | None, float | None, float | None]  # tpr, coverage, risk
+
+
+def guard(
+    model: Model, x_cal: Any, y_cal: Any, *, rejector: str | Rejector = "Con",
+    tpr: float | None = None, coverage: float | None = None, risk: float | None = None,
+    confidence: float = 0.95, x_fit: Any = None, y_fit: Any = None,
+    class_names: Sequence[str] | None = None, mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None, resize: bool = False, temperature: float | None = None,
+    eps: float = 8 / 255, built_from: tuple[NetSpec, Head] | None = None,
+) -> Guard:  # fmt: skip
+    """Calibrate a rejector of any classifier on held-out images and return the guard.
+
+    A TPR or a coverage is certified where the images suffice; otherwise the threshold is the
+    empirical one, and `certificate` is None. A risk is always certified.
+
+    Args:
+        model: Images N, C, H, W in [0, 1] to logits or an Output; set to eval mode.
+        x_cal: Calibration images, clean and not used in training, in any form that `Guard` reads.
+        y_cal: Their labels, N.
+        rejector: A rejector, or its text such as "RCon(tau=0.5)".
+        tpr: Accept at least this share of the correct predictions; the default, with 0.95.
+        coverage: Accept at least this share of all images.
+        risk: Accept at most this share of errors among the accepted.
+        confidence: Confidence of the guarantee.
+        x_fit: Images that a rejector is fitted to which needs it, such as KD; not `x_cal`.
+        y_fit: Their labels.
+        class_names: Names of the classes; "0", "1", ... by default.
+        mean: Mean of each channel, subtracted before the model; None if the model normalises.
+        std: Standard deviation of each channel, divided by before the model.
+        resize: Resize images of another size instead of raising BadInput.
+        temperature: Softmax temperature of the class probabilities; None takes the rejector's.
+        eps: Linf radius at which the service's page attacks an image.
+        built_from: The net and head specs that the model was built from.
+
+    Returns:
+        The guard. Uncertified is raised if a risk cannot be certified.
+
+    Example:
+        >>> import torch
+        >>> from demur import guard
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        >>> x, y = torch.rand(300, 1, 8, 8), torch.arange(300) % 10
+        >>> guarded = guard(net, x, y, rejector="Energy", coverage=0.9)
+        >>> guarded.certificate is not None
+        True
+    """
+    guarantee, spec = guarantee_of(tpr, coverage, risk), _rejector(rejector)
+    bare = _bare_guard(model, x_cal, mean, std)
+    out, y = _outputs(bare, x_cal, y_cal)
+    fit = None if x_fit is None else lambda: _outputs(bare, x_fit, y_fit)
+    found = calibrate(spec, fit_rejector(spec, fit), out, y, guarantee, confidence)
+    return replace(
+        bare, scores=on_device(found.scores, bare.device), calibration=found.figures,
+        class_names=_names(class_names, out.logits.shape[1]), resize=resize, eps=_eps(eps),
+        temperature=_temperature(temperature, spec),
+        built_from=BuiltFrom(*built_from) if built_from else None,
+    )  # fmt: skip
+
+
+def _bare_guard(
+    model: Model, x_cal: Any, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> Guard:
+    """A guard without scores and class names."""
+    if (mean is None) != (std is None):
+        raise BadInput("only one of mean and std is given; give both, or neither")
+    if isinstance(model, nn.Module):
+        model.eval()
+    shape = _shape_of(x_cal)
+    return Guard(model, (), shape, (), mean=_per_channel(mean, shape), std=_per_channel(std, shape))
+
+
+def guard_of_run(
+    run: Run | LoadedRun | str | Path,
+    rejector: str | None,
+    levels: Levels,
+    confidence: float,
+    class_names: Sequence[str] | None,
+    resize: bool | None,
+    device: str,
+    data_folder: Path | None,
+) -> Guard:
+    """Make a guard from a run; see `Guard.from_run`."""
+    guarantee = guarantee_of(*levels)
+    if isinstance(run, LoadedRun):
+        loaded = run
+    else:
+        opened = run if isinstance(run, Run) else Run.open(str(run))
+        loaded = LoadedRun(opened, device, data_folder)
+    recipe = loaded.run.recipe
+    loaded.run.check_weights()
+    name = recipe.find_rejector(rejector or recipe.head_rejector[0])
+    spec = recipe.rejectors()[name]
+
+    def fit() -> tuple[Output, Tensor]:
+        clean = loaded.clean("fit")
+        return clean.output, clean.y
+
+    cal, fitted = loaded.clean("cal"), fit_rejector(spec, fit)
+    calibrated = calibrate(spec, fitted, cal.output, cal.y, guarantee, confidence)
+    scores = on_device(calibrated.scores, loaded.device)
+    domain = recipe.data.domain
+    return Guard(
+        loaded.net, scores, domain.shape,
+        _names(class_names or getattr(recipe.data, "class_names", None), domain.classes),
+        _temperature(None, spec),
+        bool(getattr(recipe.data, "resizes", False)) if resize is None else resize,
+        calibration=calibrated.figures,
+        figures=_record_figures(loaded, scores),
+        eps=recipe.data.threat.linf, built_from=BuiltFrom(recipe.net, recipe.method.head),
+    )  # fmt: skip
+
+
+def _record_figures(
+    loaded: LoadedRun, scores: tuple[GuardScore, ...]
+) -> tuple[dict[str, Any], ...]:
+    """Figures of the decisions on the run's test records, clean and attacked."""
+    rule = Rule(tuple((part.score, part.threshold) for part in scores))
+    found = []
+    for record in loaded.run.records("test"):
+        if all(can_score(part.score, record) for part in scores):
+            decided = decision_figures(accepted_in(rule, record), record.correct)
+            found.append({"attack": record.label, "spec": record.metadata["spec"], **decided})
+    return tuple(found)
+
+
+def _rejector(given: str | Rejector) -> Rejector:
+    """The rejector that a text spells, or the rejector itself."""
+    spec = read(given, VOCABULARY) if isinstance(given, str) else given
+    if not isinstance(spec, Rejector):
+        text = shorten(str(given))
+        raise BadInput(f"{text!r} is not a rejector; give one, such as Con() or KD()")
+    check_readable(spec)
+    return spec
+
+
+def _shape_of(x_cal: Any) -> Shape:
+    """C, H, W of calibration images: tensors have the channels first, arrays last."""
+    if not isinstance(x_cal, Tensor | np.ndarray):
+        raise BadInput(
+            f"x_cal is {type(x_cal).__name__}; give a tensor N, C, H, W or an array N, H, W, C"
+        )
+    if x_cal.ndim != 4:
+        raise BadInput(
+            f"x_cal has shape {tuple(x_cal.shape)}; give a tensor N, C, H, W or an array N, H, W, C"
+        )
+    a, b, c = (int(size) for size in x_cal.shape[1:])
+    channels_last = isinstance(x_cal, np.ndarray) and not (a in (1, 3) and c not in (1, 3))
+    return (c, a, b) if channels_last else (a, b, c)
+
+
+def _outputs(guard: Guard, images: Any, labels: Any) -> tuple[Output, Tensor]:
+    """Outputs for images and their labels, on the CPU; BadInput if they do not match."""
+    x = read_images(images, guard.shape, resize=False).x
+    y = torch.as_tensor(labels).cpu().long() if labels is not None else None
+    if y is None:
+        raise BadInput("labels are missing; give one per image")
+    with torch.no_grad():
+        parts = [guard.output(part.to(guard.device)) for part in x.split(BATCH_SIZE)]
+    out = Output(*(torch.cat(tensors).cpu() for tensors in zip(*parts, strict=True)))
+    check_batch(x.cpu(), y, out.logits.shape[1])
+    return out, y
+
+
+def _names(given: Sequence[str] | None, classes: int) -> tuple[str, ...]:
+    names = tuple(str(i) for i in range(classes)) if given is None else tuple(given)
+    if isinstance(given, str) or not all(names):
+        raise BadInput("class_names must be a list of words, one per class")
+    if len(names) != classes or len(set(names)) != classes:
+        raise BadInput(
+            f"class_names has {len(names)} names, {len(set(names))} of them different, for "
+            f"{classes} classes; give one name per class"
+        )
+    return names
+
+
+def _temperature(given: float | None, rejector: Rejector) -> float:
+    if given is None:
+        return shown_temperature(rejector)
+    return float(convert_value(given, Positive, "temperature"))
+
+
+def _eps(eps: float) -> float:
+    return float(convert_value(eps, UnitInterval, "eps"))
+
+
+def _per_channel(values: Sequence[float] | None, shape: Shape) -> tuple[float, ...] | None:
+    """One finite number per channel, or None."""
+    if values is None:
+        return None
+    found = tuple(float(value) for value in values)
+    if len(found) != shape[0] or not all(np.isfinite(found)):
+        raise BadInput(f"mean and std must have {shape[0]} numbers, one per channel, not {found}")
+    return found

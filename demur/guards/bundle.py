@@ -1,0 +1,428 @@
+"""A guard as a folder in the layout of the Hugging Face Hub.
+
+    config.json            specs of the net and the scores, thresholds, calibration, digests
+    model.safetensors      weights
+    scores.safetensors     arrays of fitted scores, where there are any
+    README.md              the model card
+
+Loading checks digests, types, shapes and sizes. It runs no code that came with the folder.
+"""
+
+import math
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from datetime import UTC, datetime
+from importlib import import_module
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from demur.device import device_by_name
+from demur.errors import BadInput, shorten
+from demur.field_types import Condition, Positive, PositiveInt, UnitInterval, convert_value
+from demur.guards.calibration import GuardScore, on_device
+from demur.guards.card import model_card
+from demur.guards.core import BuiltFrom, Guard
+from demur.guards.inputs import Shape
+from demur.images import Domain
+from demur.methods import Head
+from demur.nets import NetSpec, RejectingNet
+from demur.output import as_output
+from demur.recipes import VOCABULARY
+from demur.rejectors import FittedScore, Rejector
+from demur.rule import Score, as_score
+from demur.runs.files import read_tensors, replace_folder, write_json, write_tensors, write_text
+from demur.runs.metadata import Schema, check_values, read_metadata
+from demur.spec import ALLOWED, Spec, check_readable, read, show
+from demur.version import code_version
+
+CONFIG, WEIGHTS, ARRAYS, CARD, ONNX = (
+    "config.json", "model.safetensors", "scores.safetensors", "README.md", "model.onnx",
+)  # fmt: skip
+REMEDY = "save the guard again or fetch another copy"
+LARGEST = 1024  # of a whole number in the spec of a net
+MAX_SIDE, MAX_CLASSES, MAX_SCORES = 2048, 100_000, 8
+MAX_NUMBERS = 1 << 30  # of one array of a fitted score
+KINDS = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
+
+Side = Annotated[int, Condition(lambda v: 1 <= v <= MAX_SIDE, f"from 1 to {MAX_SIDE}")]
+SHARE = Schema({"value": UnitInterval, "lo": UnitInterval, "hi": UnitInterval, "n": PositiveInt})
+SHARES = ("accuracy", "coverage", "tpr", "risk")  # null where no image counts
+SCORE = Schema({"rejector": str, "threshold": float | None, "arrays": dict[str, object]})
+CALIBRATION = Schema(
+    {
+        "guarantee": str, "confidence": UnitInterval, "sentence": str, "shortfall": str | None,
+        "certificate": dict[str, object] | None, "images": PositiveInt,
+        "score_edges": list[float], "score_counts": list[int],
+        **dict.fromkeys(SHARES, dict[str, object] | None),
+    }
+)  # fmt: skip
+FIGURES = Schema(
+    {"attack": str, "images": PositiveInt, **dict.fromkeys(SHARES, dict[str, object] | None)}
+)
+FORMAT = Schema(
+    {
+        "format": Literal["demur-guard"], "format_version": Literal[1],
+        "model": Schema({"net": str | None, "head": str | None, "factory": str | None}),
+        "image": Schema({
+            "channels": Side, "height": Side, "width": Side, "resize": bool,
+            "mean": list[float] | None, "std": list[Positive] | None,
+        }),
+        "class_names": list[str], "temperature": Positive, "eps": UnitInterval,
+        "scores": list[dict[str, object]], "calibration": CALIBRATION,
+        "figures": list[dict[str, object]], "files": dict[str, str],
+    }
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------- saving
+
+
+def save(guard: Guard, folder: Path, factory: str | None, onnx: bool) -> Path:
+    """Write a guard to a folder; see `Guard.save`."""
+    check_target(folder)
+    if not isinstance(guard.model, nn.Module):
+        raise BadInput("only a torch module can be saved; wrap the function in a module")
+    model = _model_config(guard, factory)
+    with replace_folder(folder) as (half, _):
+        half.mkdir(parents=True)
+        files = {WEIGHTS: write_tensors(half / WEIGHTS, _separate(guard.model.state_dict()))}
+        scores, arrays = _score_configs(guard)
+        if arrays:
+            files[ARRAYS] = write_tensors(half / ARRAYS, arrays)
+        if onnx:
+            guard.export_onnx(half / ONNX)
+        config = {
+            "format": "demur-guard",
+            "format_version": 1,
+            "model": model,
+            "image": _image_config(guard, rebuilt=model["net"] is not None),
+            "class_names": list(guard.class_names),
+            "temperature": guard.temperature,
+            "eps": guard.eps,
+            "scores": scores,
+            "calibration": guard.calibration,
+            "figures": list(guard.figures),
+            "files": files,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "code": code_version(),
+        }
+        write_text(half / CARD, model_card(guard, factory))
+        write_json(half / CONFIG, config)
+    return folder
+
+
+def check_target(folder: Path) -> None:
+    """Raise BadInput if a guard cannot be saved here: something else is in the way."""
+    if folder.is_dir() and not (folder / CONFIG).is_file() and any(folder.iterdir()):
+        raise BadInput(f"{folder} holds other files; name a new folder")
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"{folder} is a file; name a folder")
+    if (folder / CONFIG).is_file():
+        read_metadata(folder / CONFIG, FORMAT, "it is not a guard's; name a new folder")
+
+
+def _model_config(guard: Guard, factory: str | None) -> dict[str, str | None]:
+    if guard.built_from is not None and factory is None:
+        for spec in guard.built_from:
+            check_readable(spec)
+        net, head = (show(spec, full=True) for spec in guard.built_from)
+        return {"net": net, "head": head, "factory": None}
+    if factory is not None:
+        check_factory(factory)
+    return {"net": None, "head": None, "factory": factory}
+
+
+def check_factory(factory: str) -> None:
+    """Raise BadInput unless the text has the form "module:function"."""
+    module, _, name = factory.partition(":")
+    parts = [*module.split("."), *name.split(".")]
+    if not all(part.isidentifier() for part in parts) or module == "__main__":
+        raise BadInput(
+            f'factory is {shorten(factory)!r}; write "module:function" of a module that Python '
+            "can import"
+        )
+
+
+def _image_config(guard: Guard, rebuilt: bool) -> dict[str, Any]:
+    channels, height, width = guard.shape
+    mean, std = guard.mean, guard.std
+    domain = getattr(guard.model, "domain", None)
+    if rebuilt and isinstance(domain, Domain):  # the net normalises by itself
+        mean, std = domain.mean, domain.std
+    return {
+        "channels": channels,
+        "height": height,
+        "width": width,
+        "resize": guard.resize,
+        "mean": None if mean is None else list(mean),
+        "std": None if std is None else list(std),
+    }
+
+
+def _score_configs(guard: Guard) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """The scores as JSON values, and the arrays of the fitted ones."""
+    configs: list[dict[str, Any]] = []
+    arrays: dict[str, Tensor] = {}
+    for number, part in enumerate(guard.scores):
+        check_readable(part.rejector)
+        buffers = dict(part.score.named_buffers()) if isinstance(part.score, FittedScore) else {}
+        arrays |= {f"{number}.{name}": tensor for name, tensor in buffers.items()}
+        finite = math.isfinite(part.threshold)
+        configs.append({
+            "rejector": show(part.rejector, full=True),
+            "threshold": part.threshold if finite else None,
+            "arrays": {
+                name: [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
+                for name, tensor in buffers.items()
+            },
+        })  # fmt: skip
+    return configs, arrays
+
+
+def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of the tensors: safetensors stores none that share memory."""
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+# ---------------------------------------------------------------------------------- loading
+
+
+def load(folder: Path, model: nn.Module | None, device: str) -> Guard:
+    """Read a guard from a folder; see `Guard.load`."""
+    where = device_by_name(device)
+    if not folder.is_dir():
+        raise BadInput(f"there is no folder {folder}; name one that demur export wrote")
+    path = folder / CONFIG
+    config = read_metadata(path, FORMAT, REMEDY)
+    try:
+        guard = _guard_of(folder, config, model, where)
+        _probe(guard)
+    except BadInput as error:
+        text = str(error)
+        raise BadInput(text if str(folder) in text else f"{path}: {text}") from None
+    return guard
+
+
+def _guard_of(
+    folder: Path, config: dict[str, Any], model: nn.Module | None, device: torch.device
+) -> Guard:
+    image, names = config["image"], config["class_names"]
+    shape: Shape = (image["channels"], image["height"], image["width"])
+    if not 2 <= len(names) <= MAX_CLASSES or len(set(names)) < len(names) or not all(names):
+        raise BadInput(f"class_names must be 2 to {MAX_CLASSES:,} different words; {REMEDY}")
+    mean, std = (_channel_values(image[key], shape[0]) for key in ("mean", "std"))
+    if (mean is None) != (std is None):
+        raise BadInput(f"image has one of mean and std; {REMEDY}")
+    built_from = _built_from(config["model"])
+    if built_from is not None and model is None:
+        domain = Domain(len(names), shape, mean or (0.0,) * shape[0], std or (1.0,) * shape[0])
+        loaded = _load_built(folder, config, built_from, domain)
+    else:
+        module = _made(config["model"]["factory"]) if model is None else model
+        loaded = _load_weights(folder, config, module)
+    loaded.to(device).eval().requires_grad_(False)
+    if isinstance(loaded, RejectingNet):
+        loaded.freeze_for_inference()
+        if device.type == "cpu":  # as LoadedRun does: faster there
+            loaded.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    scores = on_device(_scores(folder, config), device)
+    normalised_inside = built_from is not None
+    return Guard(
+        loaded, scores, shape, tuple(names), float(config["temperature"]), image["resize"],
+        None if normalised_inside else mean, None if normalised_inside else std,
+        _checked_calibration(config["calibration"]), _checked_figures(config["figures"]),
+        float(config["eps"]), built_from,
+    )  # fmt: skip
+
+
+def _channel_values(values: list[float] | None, channels: int) -> tuple[float, ...] | None:
+    if values is None:
+        return None
+    if len(values) != channels:
+        raise BadInput(f"image has {len(values)} values for {channels} channels; {REMEDY}")
+    return tuple(float(value) for value in values)
+
+
+def _checked_calibration(calibration: dict[str, Any]) -> dict[str, Any]:
+    edges, counts = calibration["score_edges"], calibration["score_counts"]
+    sizes = len(counts) == len(edges) + 1 and sum(counts) == calibration["images"]
+    if not sizes or min(counts) < 0 or sorted(set(edges)) != edges:
+        raise BadInput(f"the histogram of the calibration scores is inconsistent; {REMEDY}")
+    _check_shares(calibration, "calibration.")
+    return calibration
+
+
+def _checked_figures(figures: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    for number, one in enumerate(figures):
+        check_values(one, FIGURES, f"figures.{number}.")
+        _check_shares(one, f"figures.{number}.")
+    return tuple(figures)
+
+
+def _check_shares(figures: dict[str, Any], prefix: str) -> None:
+    for key in SHARES:
+        if figures[key] is not None:
+            check_values(figures[key], SHARE, f"{prefix}{key}.")
+
+
+def _built_from(model: dict[str, str | None]) -> BuiltFrom | None:
+    if model["net"] is None or model["head"] is None:
+        return None
+    net, head = read(model["net"], VOCABULARY), read(model["head"], VOCABULARY)
+    if not isinstance(net, NetSpec) or not isinstance(head, Head):
+        raise BadInput(f"model does not hold the specs of a net and a head; {REMEDY}")
+    for value in _numbers_in((net, head)):
+        if abs(value) > LARGEST:
+            raise BadInput(f"the net has a size of {value}, above {LARGEST}; {REMEDY}")
+    return BuiltFrom(net, head)
+
+
+def _numbers_in(value: Any) -> Iterator[int]:
+    """The whole numbers in a spec."""
+    if isinstance(value, Spec):
+        for f in fields(value):
+            yield from _numbers_in(getattr(value, f.name))
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _numbers_in(part)
+    elif isinstance(value, int):
+        yield value
+
+
+def _load_built(
+    folder: Path, config: dict[str, Any], built_from: BuiltFrom, domain: Domain
+) -> nn.Module:
+    """Build the net without memory for its weights, then load them if they have its shapes."""
+    try:
+        with torch.device("meta"):
+            net: nn.Module = built_from.net.build(domain, built_from.head)
+    except BadInput:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
+        raise BadInput(f"the net cannot be built from its spec; {REMEDY}") from None
+    tensors = _weights(folder, config, net)
+    net.load_state_dict(tensors, assign=True)
+    if any(tensor.is_meta for tensor in chain(net.parameters(), net.buffers())):
+        net = built_from.net.build(domain, built_from.head)  # some buffer is not in the file
+        net.load_state_dict(tensors)
+    return net
+
+
+def _load_weights(folder: Path, config: dict[str, Any], module: nn.Module) -> nn.Module:
+    module.load_state_dict(_weights(folder, config, module))
+    return module
+
+
+def _weights(folder: Path, config: dict[str, Any], module: nn.Module) -> dict[str, Tensor]:
+    return read_tensors(
+        folder / WEIGHTS, _file_digest(config, WEIGHTS), REMEDY, module.state_dict()
+    )
+
+
+def _file_digest(config: dict[str, Any], name: str) -> str:
+    if name not in config["files"]:
+        raise BadInput(f"files has no digest of {name}; {REMEDY}")
+    return str(config["files"][name])
+
+
+def _made(factory: str | None) -> nn.Module:
+    """The module that a factory returns, if the program trusts the factory's module."""
+    if factory is None:
+        raise BadInput(
+            "the model was made outside demur and saved without a factory; give it as "
+            "Guard.load(folder, model=...)"
+        )
+    check_factory(factory)
+    name, _, path = factory.partition(":")
+    allowed = name in os.environ.get(ALLOWED, "").split(",")
+    found = _found(name, path, factory) if allowed or name in sys.modules else None
+    # Any loaded module has functions, such as os.abort, that a bundle must not call.
+    if not allowed and not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise BadInput(
+            f"the model is made by {shorten(factory)!r}; if you trust that module, allow it with "
+            f"{ALLOWED}={name}, or give the model as Guard.load(folder, model=...)"
+        )
+    try:
+        module = found() if callable(found) else None
+    except Exception as error:  # a user's function may raise anything
+        raise BadInput(f"{shorten(factory)!r} failed: {shorten(str(error))}") from None
+    if not isinstance(module, nn.Module):
+        raise BadInput(f"{shorten(factory)!r} does not return a module; give the model itself")
+    return module
+
+
+def _found(name: str, path: str, factory: str) -> Any:
+    try:
+        found: Any = import_module(name)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # a user's module may raise anything
+        raise BadInput(f"{shorten(factory)!r} cannot be imported: {shorten(str(error))}") from None
+    return found
+
+
+def _scores(folder: Path, config: dict[str, Any]) -> tuple[GuardScore, ...]:
+    configs = config["scores"]
+    if not 1 <= len(configs) <= MAX_SCORES:
+        raise BadInput(f"scores must hold 1 to {MAX_SCORES} scores; {REMEDY}")
+    for number, one in enumerate(configs):
+        check_values(one, SCORE, f"scores.{number}.")
+    like = {
+        f"{number}.{name}": _like(f"scores.{number}.{name}", described)
+        for number, one in enumerate(configs)
+        for name, described in one["arrays"].items()
+    }
+    arrays = (
+        read_tensors(folder / ARRAYS, _file_digest(config, ARRAYS), REMEDY, like) if like else {}
+    )
+    found = []
+    for number, one in enumerate(configs):
+        rejector = read(one["rejector"], VOCABULARY)
+        if not isinstance(rejector, Rejector):
+            raise BadInput(f"scores.{number}.rejector is not a rejector; {REMEDY}")
+        own = {name: arrays[f"{number}.{name}"] for name in one["arrays"]}
+        threshold = -math.inf if one["threshold"] is None else float(one["threshold"])
+        found.append(GuardScore(rejector, _score(rejector, own), threshold))
+    return tuple(found)
+
+
+def _like(where: str, described: Any) -> Tensor:
+    """An array without memory of a described type and shape: ["float32", 10, 64]."""
+    kind, *shape = convert_value(described, list[object], where) or [None]
+    sizes = [convert_value(size, PositiveInt, where) for size in shape]
+    if not isinstance(kind, str) or kind not in KINDS or math.prod(sizes) > MAX_NUMBERS:
+        raise BadInput(f"{where} is not an array of at most {MAX_NUMBERS:,} numbers; {REMEDY}")
+    return torch.empty(sizes, dtype=KINDS[kind], device="meta")
+
+
+def _score(rejector: Rejector, arrays: dict[str, Tensor]) -> Score:
+    """The score of a rejector, restored from its arrays if it is a fitted one."""
+    if isinstance(rejector, Score):
+        if arrays:
+            raise BadInput(f"{show(rejector)} has arrays, but is not fitted; {REMEDY}")
+        return as_score(rejector)
+    return rejector.restore(arrays)
+
+
+def _probe(guard: Guard) -> None:
+    """Raise BadInput unless the parts fit together: the guard decides on a blank image."""
+    blank, classes = torch.full((2, *guard.shape), 0.5), len(guard.class_names)
+    try:
+        with torch.no_grad():
+            out = as_output(guard.output(blank.to(guard.device)), 2)
+            extremes = torch.zeros_like(out.logits)  # predictions of the first and last class
+            extremes[0, 0] = extremes[1, -1] = 1
+            outputs = (out, out._replace(logits=extremes))
+            shapes = {tuple(part.score(o).shape) for part in guard.scores for o in outputs}
+    except BadInput:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, ArithmeticError):
+        raise BadInput(f"the net, the scores and the image size do not fit; {REMEDY}") from None
+    if out.logits.shape[1] != classes or shapes != {(2,)}:
+        raise BadInput(f"the net has {out.logits.shape[1]} classes and {classes} names; {REMEDY}")

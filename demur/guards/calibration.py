@@ -1,0 +1,205 @@
+"""Thresholds of a guard, chosen on calibration images, with the figures for its model card.
+
+Thresholds are certified where the images suffice. With fewer images a threshold for a TPR or a
+coverage is the empirical one and has no certificate; a risk is never given without one.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from demur.calibrate import (
+    TPR,
+    Coverage,
+    Guarantee,
+    Risk,
+    Uncertified,
+    certify_threshold,
+    lower_bound,
+    upper_bound,
+)
+from demur.errors import BadInput
+from demur.field_types import convert_value
+from demur.metrics import BoolArray, FloatArray
+from demur.output import Output, check_logits, prediction
+from demur.rejectors import Coupled, FittedScore, OutputScore, Rejector
+from demur.rule import Score, as_score
+from demur.spec import Spec, show
+
+BINS = 64  # of the calibration scores, for the drift test
+ERROR = 0.025  # of each end of an interval
+
+
+class GuardScore(NamedTuple):
+    """One score of a guard: accept only where it reaches the threshold."""
+
+    rejector: Rejector
+    score: Score
+    threshold: float  # -inf accepts every score
+
+    @property
+    def name(self) -> str:
+        """Name in reasons and tables."""
+        return show(self.rejector).removesuffix("()").replace("RCon", "R-Con")
+
+
+class Calibrated(NamedTuple):
+    """The scores with their thresholds, and what the model card says about them."""
+
+    scores: tuple[GuardScore, ...]
+    figures: dict[str, Any]  # JSON values
+
+
+def guarantee_of(tpr: float | None, coverage: float | None, risk: float | None) -> Guarantee:
+    """Return the guarantee that is asked for; a TPR of 95% if none is."""
+    asked = {"tpr": tpr, "coverage": coverage, "risk": risk}
+    given = [name for name, level in asked.items() if level is not None]
+    if len(given) > 1:
+        raise BadInput(f"{' and '.join(given)} are given; give one of tpr, coverage and risk")
+    for name in given:
+        if not 0 < convert_value(asked[name], float, name) < 1:
+            raise BadInput(f"{name} is {asked[name]:g}; give a share between 0 and 1, such as 0.95")
+    if risk is not None:
+        return Risk(risk)
+    return Coverage(coverage) if coverage is not None else TPR(0.95 if tpr is None else tpr)
+
+
+def calibrate(
+    rejector: Rejector,
+    fitted: Score,
+    out: Output,
+    y: torch.Tensor,
+    guarantee: Guarantee,
+    confidence: float,
+) -> Calibrated:
+    """Choose the thresholds of a fitted rejector on the outputs for calibration images.
+
+    Raises Uncertified if a risk cannot be certified, and BadInput if an output is not a number.
+    """
+    check_logits(out)
+    correct: BoolArray = (prediction(out) == y).cpu().numpy()
+    parts = [part for part, _ in fitted.rule(0.0).pairs]
+    columns = np.stack([values(part, out) for part in parts], axis=1)  # N, K
+    certificate, shortfall = None, None
+    try:
+        found = certify_threshold(columns, correct, guarantee, confidence)
+        thresholds, certificate = found.thresholds, found.to_json()
+        sentence = found.sentence
+    except Uncertified as error:
+        if guarantee.is_upper_bound:
+            raise
+        shortfall = str(error)
+        chosen = guarantee.threshold(values(fitted, out), correct)
+        thresholds = tuple(t for _, t in fitted.rule(chosen).pairs)
+        sentence = f"{guarantee.statement} on the calibration images, without a guarantee"
+    scores = tuple(
+        GuardScore(spec, part, float(t))
+        for spec, part, t in zip(_parts(rejector), parts, thresholds, strict=True)
+    )
+    accepted = np.all(columns >= np.array(thresholds), axis=1)
+    figures = {
+        "guarantee": show(guarantee) if isinstance(guarantee, Spec) else guarantee.statement,
+        "confidence": confidence,
+        "sentence": sentence,
+        "shortfall": shortfall,
+        "certificate": _finite(certificate),
+        **decision_figures(accepted, correct),
+        **score_histogram(columns[:, -1]),
+    }
+    return Calibrated(scores, figures)
+
+
+def values(score: Score, out: Output) -> FloatArray:
+    """Return the score of each image as float64, N; raise BadInput for one that is NaN."""
+    if isinstance(score, FittedScore):
+        out = out.to(next(score.buffers()).device)
+    with torch.no_grad():
+        found: FloatArray = as_score(score)(out).double().cpu().numpy()
+    if np.isnan(found).any():
+        raise BadInput("a calibration score is not a number; check the net and its normalisation")
+    return found
+
+
+def _parts(rejector: Rejector) -> tuple[Rejector, ...]:
+    """The rejector of each score: two if it is coupled."""
+    parts = (rejector.gate, rejector.score) if isinstance(rejector, Coupled) else (rejector,)
+    found = tuple(part for part in parts if isinstance(part, Rejector))
+    if len(found) < len(parts):
+        raise BadInput("Coupled holds a score without a spec; couple rejectors, such as KD()")
+    return found
+
+
+def decision_figures(accepted: BoolArray, correct: BoolArray) -> dict[str, Any]:
+    """Accuracy, coverage, TPR and risk of decisions with exact 95% intervals."""
+
+    def share(hits: int, trials: int) -> dict[str, Any] | None:
+        if trials == 0:
+            return None
+        low, high = lower_bound(hits, trials, ERROR), upper_bound(hits, trials, ERROR)
+        return {"value": hits / trials, "lo": float(low), "hi": float(high), "n": trials}
+
+    n, right = len(correct), int(correct.sum())
+    kept, kept_right = int(accepted.sum()), int((accepted & correct).sum())
+    return {
+        "images": n,
+        "accuracy": share(right, n),
+        "coverage": share(kept, n),
+        "tpr": share(kept_right, right),
+        "risk": share(kept - kept_right, kept),
+    }
+
+
+def score_histogram(score: FloatArray) -> dict[str, list[float] | list[int]]:
+    """Counts of the calibration scores between their quantiles, for the drift test.
+
+    A score s falls into bin i with edges[i - 1] <= s < edges[i].
+    """
+    finite = score[np.isfinite(score)]
+    shares = np.linspace(0, 1, BINS + 1)[1:-1]
+    edges = np.unique(np.quantile(finite, shares)) if len(finite) else np.array([])
+    counts = np.bincount(np.searchsorted(edges, score, side="right"), minlength=len(edges) + 1)
+    return {"score_edges": edges.tolist(), "score_counts": counts.tolist()}
+
+
+def _finite(certificate: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The certificate as strict JSON: a threshold that accepts every score is null."""
+    if certificate is None:
+        return None
+    thresholds = [t if np.isfinite(t) else None for t in certificate["thresholds"]]
+    return certificate | {"thresholds": thresholds}
+
+
+def fit_rejector(
+    rejector: Rejector, fit: Callable[[], tuple[Output, torch.Tensor]] | None
+) -> Score:
+    """Return the fitted score of a rejector; `fit` gives outputs and labels if it needs them."""
+    if isinstance(rejector, OutputScore) or _needs_no_fit(rejector):
+        return as_score(rejector)
+    if fit is None:
+        raise BadInput(
+            f"{show(rejector)} is fitted to features; give x_fit and y_fit, not the "
+            "calibration images"
+        )
+    return as_score(rejector.fit(*fit()))
+
+
+def _needs_no_fit(rejector: Rejector) -> bool:
+    return isinstance(rejector, Coupled) and all(
+        isinstance(part, OutputScore) for part in (rejector.gate, rejector.score)
+    )
+
+
+def shown_temperature(rejector: Rejector) -> float:
+    """Return the temperature of the score itself, 1 if it has none."""
+    tau = getattr(_parts(rejector)[-1], "tau", 1.0)
+    return float(tau)
+
+
+def on_device(scores: tuple[GuardScore, ...], device: torch.device) -> tuple[GuardScore, ...]:
+    """Return the scores with the buffers of fitted ones on a device."""
+    return tuple(
+        part._replace(score=part.score.to(device)) if isinstance(part.score, FittedScore) else part
+        for part in scores
+    )

@@ -1,0 +1,109 @@
+"""Predictions for image files: which files are meant, and the answers as CSV or JSON."""
+
+import csv
+import glob
+import io
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from demur.errors import BadInput
+from demur.guards.core import Guard
+from demur.guards.inputs import Batch, read_images
+from demur.image_files import SUFFIXES
+
+Row = dict[str, Any]  # file, class, label, accepted, confidence, scores, reason, error
+FILES_PER_BATCH = 64
+COLUMNS = ("file", "class", "label", "accepted", "confidence", "reason", "error")
+
+
+def find_images(words: Sequence[str]) -> list[Path]:
+    """Return the files that paths, folders and globs name, sorted within each, without repeats.
+
+    A folder stands for every image file below it. BadInput names a word that matches nothing.
+    """
+    found: dict[Path, None] = {}
+    for word in words:
+        path = Path(word)
+        if path.is_dir():
+            below = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
+            matches = [p for p in below if p.is_file()]
+        elif path.exists():
+            matches = [path]
+        else:
+            # Path.glob takes no absolute pattern
+            matches = [Path(p) for p in sorted(glob.glob(word, recursive=True))]  # noqa: PTH207
+            matches = [p for p in matches if p.is_file()]
+        if not matches:
+            raise BadInput(f"{word} names no image; give a file, a folder of images or a glob")
+        found |= dict.fromkeys(matches)
+    return list(found)
+
+
+def predict_files(
+    guard: Guard,
+    paths: Sequence[Path],
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Row]:
+    """Return one row per file, in order; a file that cannot be read has an `error`."""
+    rows: list[Row] = []
+    for start in range(0, len(paths), FILES_PER_BATCH):
+        rows += _predict_some(guard, paths[start : start + FILES_PER_BATCH])
+        on_progress(len(rows), len(paths))
+    return rows
+
+
+def _predict_some(guard: Guard, paths: Sequence[Path]) -> list[Row]:
+    batches: dict[Path, Batch | str] = {path: _read(guard, path) for path in paths}
+    read = {path: batch for path, batch in batches.items() if isinstance(batch, Batch)}
+    answers: dict[Path, Row] = {}
+    if read:
+        x = torch.cat([batch.x for batch in read.values()])
+        result = guard.decide(x, [batch.notes[0] for batch in read.values()])
+        answers = dict(zip(read, result.rows(), strict=True))
+    none = dict.fromkeys(("class", "label", "accepted", "confidence", "scores", "reason"))
+    return [
+        {"file": _shown(path), **answers[path], "error": None}
+        if path in answers
+        else {"file": _shown(path), **none, "error": batches[path]}
+        for path in paths
+    ]
+
+
+def _shown(path: Path) -> str:
+    """The path as text that can be written, also if its name is not valid UTF-8."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
+def _read(guard: Guard, path: Path) -> Batch | str:
+    """The image of a file, or why it cannot be read."""
+    try:
+        return read_images(path, guard.shape, guard.resize)
+    except BadInput as error:
+        text = str(error).replace(str(path), _shown(path))
+        return text if _shown(path) in text else f"{_shown(path)}: {text}"
+    except OSError as error:
+        return f"{_shown(path)}: {(error.strerror or 'cannot be read').lower()}"
+
+
+def to_json(rows: Sequence[Row]) -> str:
+    """Return the rows as a JSON list."""
+    return json.dumps(list(rows), indent=2, ensure_ascii=False) + "\n"
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """Return the rows as CSV, with one column per score."""
+    names = list(dict.fromkeys(name for row in rows for name in row["scores"] or {}))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*COLUMNS[:5], *names, *COLUMNS[5:]])
+    for row in rows:
+        scores = row["scores"] or {}
+        values = [row[column] for column in COLUMNS]
+        shown = [*values[:5], *(scores.get(name) for name in names), *values[5:]]
+        writer.writerow(["" if value is None else value for value in shown])
+    return text.getvalue()

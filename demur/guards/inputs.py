@@ -1,0 +1,173 @@
+"""Images of many forms to one batch of floats in [0, 1].
+
+    batch = read_images([Path("a.png"), pil_image, array], shape=(3, 32, 32), resize=True)
+    batch.x, batch.notes        # N, C, H, W; what was done to each image, or ""
+
+Arrays have the channels last and tensors first; the other order is recognised by the net's shape.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from demur.errors import BadInput
+from demur.image_files import MAX_PIXELS, decode_image, resize_pixels
+
+Shape = tuple[int, int, int]  # C, H, W
+
+
+class Batch(NamedTuple):
+    """Images for a net, and what was done to each of them before."""
+
+    x: Tensor  # N, C, H, W, float32 in [0, 1]
+    notes: tuple[str, ...]
+
+
+def read_images(images: Any, shape: Shape, resize: bool, max_pixels: int = MAX_PIXELS) -> Batch:
+    """Return images as a batch.
+
+    Args:
+        images: A Pillow image, the path or the bytes of a file, an array (H, W, C or N, H, W, C),
+            a tensor (C, H, W or N, C, H, W), or several of these. Arrays and tensors hold uint8
+            values or floats in [0, 1].
+        shape: C, H, W of the net.
+        resize: Whether images of another size are resized; otherwise they raise BadInput.
+        max_pixels: The largest number of pixels of a file that is decoded.
+
+    Raises:
+        BadInput: An image is damaged, out of range, or of another size without `resize`.
+    """
+    if isinstance(images, Tensor | np.ndarray):
+        return _read_stack(images, shape, resize)
+    if isinstance(images, str | bytes | Path) or hasattr(images, "getbands"):
+        return _read_one(images, shape, resize, max_pixels)
+    if not isinstance(images, Iterable):
+        raise BadInput(
+            f"images cannot be read from {type(images).__name__}; give Pillow images, paths, "
+            "arrays or tensors"
+        )
+    parts = []
+    for number, image in enumerate(images):
+        try:
+            parts.append(_read_item(image, shape, resize, max_pixels))
+        except BadInput as error:
+            raise BadInput(f"image {number}: {error}") from None
+    if not parts:
+        raise BadInput("there are no images; give at least one")
+    notes = tuple(note for part in parts for note in part.notes)
+    return Batch(torch.cat([part.x for part in parts]), notes)
+
+
+def _read_item(image: Any, shape: Shape, resize: bool, max_pixels: int) -> Batch:
+    if isinstance(image, Tensor | np.ndarray):
+        return _read_stack(image, shape, resize)
+    if isinstance(image, list):
+        return _read_stack(_as_array(image), shape, resize)
+    return _read_one(image, shape, resize, max_pixels)
+
+
+def _as_array(rows: list[Any]) -> NDArray[Any]:
+    try:
+        return np.asarray(rows)
+    except ValueError:
+        raise BadInput("the rows have different lengths; give H, W, C numbers") from None
+
+
+def _read_one(source: Any, shape: Shape, resize: bool, max_pixels: int) -> Batch:
+    """One image of a file or of Pillow."""
+    if not isinstance(source, str | bytes | Path) and not hasattr(source, "getbands"):
+        raise BadInput(f"{type(source).__name__} is not an image; give a Pillow image or a path")
+    pixels = decode_image(source, shape[0], max_pixels)
+    return _finish(torch.from_numpy(pixels).permute(2, 0, 1)[None], shape, resize)
+
+
+def _read_stack(images: Any, shape: Shape, resize: bool) -> Batch:
+    """One image or several of one array or tensor."""
+    is_array = isinstance(images, np.ndarray)
+    if is_array and images.dtype.kind not in "uif":
+        raise BadInput(f"pixels must be uint8 or floats, not {images.dtype}")
+    x = torch.from_numpy(_native(images)) if is_array else images.detach()
+    if x.ndim == 2 and shape[0] == 1:
+        x = x[None, :, :, None] if is_array else x[None, None]
+    elif x.ndim == 3:
+        x = x[None]
+    if x.ndim != 4:
+        raise BadInput(
+            f"an image has shape H, W, C as an array or C, H, W as a tensor, not "
+            f"{tuple(images.shape)}"
+        )
+    if len(x) == 0:
+        raise BadInput("there are no images; give at least one")
+    if _has_channels_last(x.shape[1:], shape, is_array):
+        x = x.permute(0, 3, 1, 2)
+    if x.shape[1] != shape[0]:
+        raise BadInput(
+            f"the net takes {shape[0]} channels, but the images have shape {tuple(images.shape)}"
+        )
+    return _finish(x, shape, resize)
+
+
+def _native(array: NDArray[Any]) -> NDArray[Any]:
+    """The array with a type and a layout that torch takes."""
+    wide = array.dtype.itemsize > 4
+    floats = np.float64 if wide else np.float32
+    dtype = floats if array.dtype.kind == "f" else array.dtype.newbyteorder("=")
+    return np.require(array, dtype, ["C", "W"])
+
+
+def _has_channels_last(found: torch.Size, shape: Shape, is_array: bool) -> bool:
+    channels, height, width = shape
+    last, first = tuple(found) == (height, width, channels), tuple(found) == shape
+    if last != first:  # exactly one order has the net's shape
+        return last
+    if is_array:
+        return found[2] == channels
+    return found[0] != channels and found[2] == channels
+
+
+def _finish(x: Tensor, shape: Shape, resize: bool) -> Batch:
+    """Images N, C, H, W in uint8 or floats as a batch of the net's size."""
+    if x.numel() == 0:
+        raise BadInput(f"images of shape {tuple(x.shape[1:])} have no pixels; give at least one")
+    if x.dtype != torch.uint8:
+        _check_floats(x)
+    note = ""
+    if x.shape[2:] != shape[1:]:
+        height, width = x.shape[2:]
+        size = f"{shape[2]} x {shape[1]}"
+        if not resize:
+            raise BadInput(
+                f"the net takes images of {size} pixels, not {width} x {height}, and this guard "
+                "does not resize; resize them as its training images were"
+            )
+        note = f"resized from {width} x {height} to {size}"
+        x = _resize(x, shape)
+    x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
+    return Batch(x.contiguous(), (note,) * len(x))
+
+
+def _check_floats(x: Tensor) -> None:
+    if not x.is_floating_point():
+        raise BadInput(
+            f"pixels must be uint8 or floats in [0, 1], not {str(x.dtype).removeprefix('torch.')}"
+        )
+    low, high = (float(end) for end in x.aminmax())
+    if not (low >= 0 and high <= 1):  # also true for NaN
+        raise BadInput(
+            f"floats must lie in [0, 1], but these range from {low:.3g} to {high:.3g}; rescale "
+            "them, or give uint8 values"
+        )
+
+
+def _resize(x: Tensor, shape: Shape) -> Tensor:
+    size = (shape[1], shape[2])
+    if x.dtype == torch.uint8:
+        images = [resize_pixels(one.permute(1, 2, 0).cpu().numpy(), *size) for one in x]
+        return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+    return interpolate(x.float(), size, mode="bilinear", antialias=True).clamp(0, 1)

@@ -1,0 +1,251 @@
+"""Nets that a function of the user builds, and the head of demur on their features.
+
+    demur train images-pgdat-rr data=photos net=my_nets:make
+    FactoryNet("my_nets:make", layer="backbone.pool").build(domain, RR())
+
+A model is code. A function is imported only if the user typed its name in this process or the
+environment variable DEMUR_MODULES names its module; a recipe file alone imports nothing.
+"""
+
+import inspect
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from demur.errors import BadInput, shorten
+from demur.images import Domain
+from demur.nets.net import AuxiliaryHead, NetSpec, RejectingNet, Trunk
+from demur.output import Output
+from demur.spec import ALLOWED
+
+_TYPED: set[str] = set()  # functions that the user named in this process
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def is_factory(text: str) -> bool:
+    """Whether a text has the form module:function."""
+    return _FACTORY.fullmatch(text) is not None
+
+
+def allow_factory(path: str) -> None:
+    """Allow the import of module:function; call this only for what the user typed."""
+    if not is_factory(path):
+        raise BadInput(f"{shorten(path)!r} is not the name of a function; write module:function")
+    _TYPED.add(path)
+
+
+def import_factory(path: str) -> Callable[..., Any]:
+    """Import module:function if that is allowed; raise BadInput if not, or if it fails."""
+    module, _, name = path.partition(":")
+    if path not in _TYPED and module not in os.environ.get(ALLOWED, "").split(","):
+        raise BadInput(
+            f"the net is built by {shorten(path)!r}, which is code and is not imported for a file; "
+            f"if you trust it, allow it with {ALLOWED}={module}"
+        )
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # a user's module may raise anything
+        raise BadInput(
+            f"{shorten(path)!r} cannot be imported ({type(error).__name__}: {_first_line(error)}); "
+            "run the command where Python finds the module"
+        ) from None
+    if not callable(found):
+        raise BadInput(f"{shorten(path)!r} is not a function; name one that returns a net")
+    made: Callable[..., Any] = found
+    return made
+
+
+class FactoryTrunk(Trunk):
+    """The user's module: images to (its output, the features that the head reads).
+
+    Without `layer` the module's last linear layer has been taken out, so that its output is the
+    features. With `layer` the features are the output of that layer, averaged over positions.
+    """
+
+    def __init__(self, module: nn.Module, layer: str) -> None:
+        super().__init__()
+        self.module, self.layer = module, layer
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        if not self.layer:
+            feature: Tensor = self.module(x)
+            return [feature, feature]
+        kept: list[Tensor] = []
+        layer = self.module.get_submodule(self.layer)
+        handle = layer.register_forward_hook(lambda _module, _inputs, out: kept.append(out))
+        try:
+            out: Tensor = self.module(x)
+        finally:
+            handle.remove()
+        return [out, _pooled(kept[-1])]
+
+
+class FactoryRejectingNet(RejectingNet):
+    """A user's module with the auxiliary head of demur."""
+
+    def __init__(
+        self, domain: Domain, trunk: FactoryTrunk, aux: nn.Module, classify: nn.Module
+    ) -> None:
+        super().__init__(domain, trunk, aux)
+        self.classify = classify  # type: ignore[assignment]  # the user's layer, or the identity
+
+    def forward(self, x: Tensor) -> Output:
+        self.check_images(x)
+        out, feature = self.trunk(x)
+        with torch.autocast(x.device.type, enabled=False):
+            feature = feature.to(self.normalise.mean.dtype)
+            return Output(self.classify(out.to(feature.dtype)), feature, self.aux([feature]))
+
+
+@dataclass(frozen=True)
+class FactoryNet(NetSpec):
+    """A net that a function of yours returns: images in [0, 1], N, C, H, W, to logits.
+
+    The function is called with those of num_classes, channels and size that it has parameters
+    for. The net normalises by itself. The head reads the input of its last linear layer, or the
+    output of `layer`.
+
+    Args:
+        function: "module:function".
+        layer: Name of the layer whose output the head reads; empty: the input of the last linear
+            layer, which must return the logits.
+        frozen: Keep the weights that the function returns and train the head alone.
+
+    Raises:
+        BadInput: `build` may not import the function, or its net does not fit.
+
+    Example:
+        >>> from demur import FactoryNet
+        >>> FactoryNet("my_nets:make", layer="backbone.pool").frozen
+        False
+    """
+
+    function: str
+    layer: str = ""
+    frozen: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_factory(self.function):
+            raise BadInput(
+                f"{shorten(self.function)!r} is not the name of a function; write module:function"
+            )
+
+    @property
+    def trains_head_alone(self) -> bool:
+        return self.frozen
+
+    def check(self, domain: Domain) -> None:
+        function = import_factory(self.function)
+        with torch.random.fork_rng(devices=[]):
+            self._split(self._module(function, domain), domain)
+
+    def trunk(self, channels: int) -> Trunk:
+        raise BadInput("a FactoryNet is built for a whole domain; call build")
+
+    def build(self, domain: Domain, head: AuxiliaryHead, seed: int = 0) -> RejectingNet:
+        function = import_factory(self.function)
+        # on the CPU even where the caller asks for weights without memory: the net is tried
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.default_generator.manual_seed(seed)
+            module = self._module(function, domain)
+            classify, dim = self._split(module, domain)
+            trunk = FactoryTrunk(module, self.layer)
+            trunk.dims = (dim,)
+            plain = domain._replace(mean=(0.0,) * domain.shape[0], std=(1.0,) * domain.shape[0])
+            net = FactoryRejectingNet(plain, trunk, head.build((dim,), domain.classes), classify)
+        if self.frozen:
+            net.freeze()
+        return net
+
+    def _module(self, function: Callable[..., Any], domain: Domain) -> nn.Module:
+        """Call the function and check that it returns a net for these images."""
+        channels, size, _ = domain.shape
+        known = {"num_classes": domain.classes, "channels": channels, "size": size}
+        try:
+            wanted = inspect.signature(function).parameters
+            module = function(**{name: known[name] for name in known if name in wanted})
+        except Exception as error:  # a user's function may raise anything
+            raise BadInput(
+                f"{self.function} fails ({type(error).__name__}: {_first_line(error)}); it is "
+                "called with num_classes, channels and size, as far as it has them"
+            ) from None
+        if not isinstance(module, nn.Module):
+            raise BadInput(f"{self.function} must return a torch.nn.Module")
+        return module
+
+    def _split(self, module: nn.Module, domain: Domain) -> tuple[nn.Module, int]:
+        """Return the module that gives logits, and the width of the features.
+
+        Without a named layer, the last linear layer is taken out of the module.
+        """
+        linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+        name = self.layer or (linear[-1] if linear else "")
+        if name not in dict(module.named_modules()) or not name:
+            lacking = f"no layer {name!r}" if name else "no linear layer"
+            raise BadInput(
+                f"the net of {self.function} has {lacking}; name the layer of the features with "
+                f"layer=NAME, one of {_layer_names(module)}"
+            )
+        inputs, outputs, logits = _probe(module, name, domain, self.function)
+        if self.layer:
+            return nn.Identity(), _pooled(outputs).shape[1]
+        last = module.get_submodule(name)
+        if inputs.ndim != 2 or logits.shape != outputs.shape or not torch.equal(logits, outputs):
+            raise BadInput(
+                f"the last linear layer {name!r} of {self.function} does not return the logits; "
+                f"name the layer of the features with layer=NAME, one of {_layer_names(module)}"
+            )
+        parent, _, child = name.rpartition(".")
+        setattr(module.get_submodule(parent), child, nn.Identity())
+        return last, inputs.shape[1]
+
+
+def _probe(
+    module: nn.Module, name: str, domain: Domain, function: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Input and output of a layer, and the logits, for two grey images."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    handle = module.get_submodule(name).register_forward_hook(
+        lambda _module, inputs, out: seen.append((inputs[0], out))
+    )
+    was_training = module.training
+    try:
+        with torch.no_grad():
+            logits = module.eval()(torch.full((2, *domain.shape), 0.5))
+    except Exception as error:  # a user's net may raise anything
+        raise BadInput(
+            f"the net of {function} fails on images of shape {domain.shape} "
+            f"({type(error).__name__}: {_first_line(error)}); set size= and channels= of the data"
+        ) from None
+    finally:
+        handle.remove()
+        module.train(was_training)
+    if not isinstance(logits, Tensor) or logits.shape != (2, domain.classes) or not seen:
+        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise BadInput(
+            f"the net of {function} must return logits of shape N, {domain.classes}, not {found}"
+        )
+    return *seen[-1], logits
+
+
+def _pooled(feature: Tensor) -> Tensor:
+    """Features as N, D; maps (N, D, H, W) are averaged over positions."""
+    return feature if feature.ndim == 2 else feature.flatten(2).mean(2)
+
+
+def _layer_names(module: nn.Module) -> str:
+    names = [name for name, _ in module.named_modules() if name]
+    return ", ".join(names[-8:]) or "its layers"
+
+
+def _first_line(error: Exception) -> str:
+    return shorten((str(error).splitlines() or [""])[0])

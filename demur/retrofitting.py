@@ -1,0 +1,225 @@
+"""Retrofit: learn an R-Con head on somebody's frozen net and say whether it was worth it.
+
+    result = demur.retrofit("my_nets:load", "photos", Path("runs/mine"))
+    for comparison in result.comparisons:
+        comparison.sentence     # "clean images, AUROC: R-Con .91, Con .88, +.03 [.01, .05]: better"
+
+The net keeps its weights. R-Con is compared with the net's own confidence (Con) on the same test
+images: clean, under PGD on the net, and with each score attacked by itself.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from demur.attacks import PGD, AcceptedError, Attack, Clean, PlusLogScore
+from demur.calibrate import TPR
+from demur.errors import BadInput
+from demur.evaluate import LoadedRun, accepted, resolve_thresholds, run_attack, values
+from demur.evaluate.attack import no_progress
+from demur.evaluate.batching import ProgressCallback
+from demur.evaluate.record_scores import to_json
+from demur.methods import PGDAT, RR, Method
+from demur.metrics import BoolArray, Difference, auroc, auroc_difference
+from demur.nets import FactoryNet
+from demur.nets.factory import allow_factory
+from demur.recipes import RECIPES, Recipe, with_changes
+from demur.rejectors import Con, Rejector
+from demur.rule import as_score
+from demur.runs import Run
+from demur.runs.files import write_json
+from demur.spec import show
+from demur.training import train
+
+EPOCHS, STEPS, ADAPTIVE_STEPS = 20, 20, 50
+FILE = "retrofit.json"
+Verdict = Literal["better", "worse", "no difference shown"]
+
+
+@dataclass(frozen=True)
+class HeadComparison:
+    """R-Con beside the net's own confidence, on the same images.
+
+    Attributes:
+        images: Which images, in words.
+        measure: "AUROC" (higher is better) or "accepted errors" (a share; lower is better).
+        rcon: The measure of R-Con.
+        con: The measure of the net's own confidence.
+        difference: R-Con minus Con, paired by image, with a 95% interval.
+    """
+
+    images: str
+    measure: Literal["AUROC", "accepted errors"]
+    rcon: float
+    con: float
+    difference: Difference
+
+    @property
+    def verdict(self) -> Verdict:
+        """Better or worse if the whole interval is on one side of 0."""
+        sign = 1 if self.measure == "AUROC" else -1
+        ends = sorted((sign * self.difference.lo, sign * self.difference.hi))
+        if ends[0] > 0:
+            return "better"
+        return "worse" if ends[1] < 0 else "no difference shown"
+
+    @property
+    def sentence(self) -> str:
+        """The comparison in one line."""
+        gap = self.difference
+        if self.measure == "AUROC" and gap.hi - gap.lo == 2:
+            return f"{self.images}, {self.measure}: too few wrong predictions to compare"
+        return (
+            f"{self.images}, {self.measure}: R-Con {self.rcon:.3f}, Con {self.con:.3f}, difference "
+            f"{gap.value:+.3f} [{gap.lo:+.3f}, {gap.hi:+.3f}]: {self.verdict}"
+        )
+
+
+@dataclass(frozen=True)
+class Retrofit:
+    """A run with the frozen net and its new head, and what the head is worth.
+
+    Attributes:
+        run: The run; `demur.Guard.from_run` makes a guard of it.
+        comparisons: R-Con beside the net's own confidence, clean and under attack.
+    """
+
+    run: Run
+    comparisons: tuple[HeadComparison, ...]
+
+
+def retrofit_recipe(model: str, changes: Sequence[str] = (), layer: str = "") -> Recipe:
+    """Recipe that trains an R-Con head on the frozen net of a function.
+
+    Args:
+        model: "module:function", which returns a trained net from images in [0, 1] to logits. It
+            is imported, so it must come from the user and never from a file.
+        changes: Changes "key=value", data=PATH among them.
+        layer: Name of the layer whose output the head reads; empty: the penultimate one.
+    """
+    allow_factory(model)
+    small = RECIPES["images-pgdat-rr-small"]
+    # clean images too: a net that was not trained under attack is nearly always wrong there
+    method = Method(PGDAT(bn="eval"), RR(images="both"))
+    net = FactoryNet(model, layer, frozen=True)
+    return with_changes(replace(small, net=net, method=method, epochs=EPOCHS), changes)
+
+
+def retrofit(
+    model: str,
+    data: str,
+    folder: Path,
+    layer: str = "",
+    changes: Sequence[str] = (),
+    device: torch.device | None = None,
+) -> Retrofit:
+    """Learn an R-Con head on a frozen net and compare it with the net's own confidence.
+
+    Args:
+        model: "module:function", which returns a trained net from images in [0, 1] to logits.
+        data: Images, as `OwnImages` reads them; never those that the net was trained on.
+        folder: The run folder; a finished run there is used.
+        layer: Name of the layer whose output the head reads; empty: the input of the last linear
+            layer.
+        changes: Changes of the recipe, such as "size=224" and "attack.eps=4/255".
+        device: Where to train; None: the CPU.
+
+    Returns:
+        The run and the comparisons.
+
+    Raises:
+        BadInput: The function or its net does not fit, or the images do not.
+    """
+    recipe = retrofit_recipe(model, [f"data={data}", *changes], layer)
+    run = train(replace(recipe, data=recipe.data.prepared()), folder, device)
+    return Retrofit(run, compare(LoadedRun(run, device or torch.device("cpu"))))
+
+
+def compare(
+    loaded: LoadedRun, on_progress: ProgressCallback = no_progress
+) -> tuple[HeadComparison, ...]:
+    """Compare R-Con with Con on the test images of a run and store the result in its folder."""
+    recipe = loaded.run.recipe
+    rcon = recipe.head_rejector[1]
+    ball = training_attack(recipe).ball
+    pgd, eps = PGD(ball, steps=STEPS), show(ball)
+    found = [
+        _ranking(loaded, "clean images", "clean", Clean(), rcon, on_progress),
+        _ranking(loaded, f"PGD-{STEPS} on the net, {eps}", f"pgd-{STEPS}", pgd, rcon, on_progress),
+        _attacked_by_themselves(loaded, pgd, rcon, eps, on_progress),
+    ]
+    rows = [{**to_json(one), "verdict": one.verdict} for one in found]
+    with loaded.run.writing():
+        write_json(
+            loaded.run.path / FILE,
+            {"weights": loaded.run.checkpoint["weights"], "comparisons": rows},
+        )
+    return tuple(found)
+
+
+def training_attack(recipe: Recipe) -> PGD:
+    """The PGD that training images are attacked with, whose ball the comparison uses."""
+    attack = getattr(recipe.method.framework, "attack", None)
+    if not isinstance(attack, PGD):
+        raise BadInput("a retrofit trains and compares under PGD; use framework=PGDAT()")
+    return attack
+
+
+def _ranking(
+    loaded: LoadedRun,
+    images: str,
+    label: str,
+    attack: Attack,
+    rcon: Rejector,
+    on_progress: ProgressCallback,
+) -> HeadComparison:
+    """AUROC of both scores on one record."""
+    record = run_attack(loaded, label, attack, on_progress=on_progress)
+    a, b = (values(as_score(one), record) for one in (rcon, Con()))
+    correct = record.correct
+    return HeadComparison(
+        images, "AUROC", auroc(a, correct), auroc(b, correct), auroc_difference(a, b, correct)
+    )
+
+
+def _attacked_by_themselves(
+    loaded: LoadedRun, pgd: PGD, rcon: Rejector, eps: str, on_progress: ProgressCallback
+) -> HeadComparison:
+    """Accepted errors where the attack on each score knows that score and its threshold."""
+    errors = []
+    for name, rejector in (("rcon", rcon), ("con", Con())):
+        criterion = AcceptedError(rejector, TPR(0.95))
+        attack = replace(
+            pgd, steps=ADAPTIVE_STEPS, objective=PlusLogScore(rejector, eta=0.1), keep="success",
+            criterion=criterion,
+        )  # fmt: skip
+        record = run_attack(loaded, f"adaptive-{name}", attack, on_progress=on_progress)
+        bound = resolve_thresholds(criterion, loaded.clean)
+        (threshold,) = bound.thresholds.values()
+        rule = as_score(rejector).rule(threshold)
+        errors.append(accepted(rule, record) & ~record.correct)
+    a, b = errors
+    return HeadComparison(
+        f"PGD-{ADAPTIVE_STEPS} on each score itself, {eps}", "accepted errors", float(a.mean()),
+        float(b.mean()), share_difference(a, b),
+    )  # fmt: skip
+
+
+def share_difference(a: BoolArray, b: BoolArray) -> Difference:
+    """Difference of two shares of the same images, with a 95% interval (Agresti and Min 2005).
+
+    The interval adds half an image to each cell of the 2x2 table, so that it has a width even if
+    the images agree.
+    """
+    n = len(a) + 2
+    only_a, only_b = int((a & ~b).sum()) + 0.5, int((b & ~a).sum()) + 0.5
+    gap = (only_a - only_b) / n
+    error = math.sqrt(only_a + only_b - (only_a - only_b) ** 2 / n) / n
+    p = math.erfc(abs(gap) / error / math.sqrt(2))
+    value = float(np.mean(a) - np.mean(b))
+    return Difference(value, gap - 1.96 * error, gap + 1.96 * error, p)

@@ -1,0 +1,153 @@
+"""Dynamic batching: one thread runs the model on whatever waits in the queue.
+
+    batcher = Batcher(guard, max_batch=64, max_queue=256, on_result=monitor)
+    future = batcher.submit(x, notes)      # raises Overloaded where the queue is full
+    future.result()                        # one dictionary per image
+
+While the model works, requests gather; the next forward pass takes them together. An idle model
+starts at once, so that no request waits for others.
+"""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from demur.guards.core import Guard, GuardResult
+
+MAX_RETRY = 60  # seconds
+SMOOTHING = 0.8  # of the speed over batches
+MOST_CLASSES = 10  # whose probabilities an answer holds
+
+Rows = list[dict[str, Any]]
+
+
+class Overloaded(Exception):
+    """The queue is full."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(retry_after)
+        self.retry_after = retry_after  # seconds
+
+
+class ModelFailed(Exception):
+    """The model raised an error on a batch."""
+
+
+class Job(NamedTuple):
+    """Images of one request."""
+
+    x: Tensor  # N, C, H, W
+    notes: Sequence[str]
+    deadline: float  # of time.monotonic()
+    future: "Future[Rows]"
+
+
+class Batcher:
+    """A queue of images and the thread that runs the model on them."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        max_batch: int,
+        max_queue: int,
+        on_result: Callable[[GuardResult], None] = lambda result: None,
+    ) -> None:
+        self.guard, self.max_batch, self.max_queue = guard, max_batch, max_queue
+        self.on_result = on_result
+        self.jobs: deque[Job] = deque()
+        self.waiting = 0  # images
+        self.images_per_second = 0.0
+        self.batches = 0
+        self.changed = threading.Condition()
+        self.closed = False
+        self.thread = threading.Thread(target=self._work, name="model", daemon=True)
+        self.thread.start()
+
+    def submit(self, x: Tensor, notes: Sequence[str], timeout: float) -> "Future[Rows]":
+        """Queue the images of one request; raise Overloaded where they do not fit."""
+        with self.changed:
+            if self.closed or self.waiting + len(x) > self.max_queue:
+                raise Overloaded(self.retry_after)
+            job = Job(x, notes, time.monotonic() + timeout, Future())
+            self.jobs.append(job)
+            self.waiting += len(x)
+            self.changed.notify()
+        return job.future
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds until the queue will be empty at the present speed."""
+        if self.images_per_second == 0:
+            return 1
+        return min(MAX_RETRY, max(1, math.ceil(self.waiting / self.images_per_second)))
+
+    def close(self) -> None:
+        """Finish the queue, then stop the thread."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify()
+        self.thread.join()
+
+    def _work(self) -> None:
+        while (jobs := self._next_jobs()) is not None:
+            alive = [job for job in jobs if job.future.set_running_or_notify_cancel()]
+            if alive:
+                self._run(alive)
+
+    def _next_jobs(self) -> list[Job] | None:
+        """The waiting jobs that fit into one batch; None when the batcher is closed and empty."""
+        with self.changed:
+            while not self.jobs and not self.closed:
+                self.changed.wait()
+            jobs: list[Job] = []
+            images, now = 0, time.monotonic()
+            while self.jobs and (not jobs or images + len(self.jobs[0].x) <= self.max_batch):
+                job = self.jobs.popleft()
+                self.waiting -= len(job.x)
+                if job.deadline < now:  # nobody waits for it any more
+                    job.future.cancel()
+                    continue
+                jobs.append(job)
+                images += len(job.x)
+            return jobs if jobs or self.jobs or not self.closed else None
+
+    def _run(self, jobs: list[Job]) -> None:
+        start = time.monotonic()
+        try:
+            x = torch.cat([job.x for job in jobs])
+            result = self.guard.decide(
+                x, [note for job in jobs for note in job.notes], self.max_batch
+            )
+            self.on_result(result)
+            rows = result_rows(result)
+        except Exception as error:  # out of memory, or a bug of a foreign model
+            for job in jobs:
+                job.future.set_exception(ModelFailed(type(error).__name__))
+            return
+        seconds = max(time.monotonic() - start, 1e-6)
+        speed, old = len(x) / seconds, self.images_per_second
+        self.images_per_second = SMOOTHING * old + (1 - SMOOTHING) * speed if old else speed
+        self.batches += 1
+        for job in jobs:
+            job.future.set_result(rows[: len(job.x)])
+            rows = rows[len(job.x) :]
+
+
+def result_rows(result: GuardResult) -> Rows:
+    """One dictionary per image, with the largest class probabilities."""
+    rows = result.rows()
+    for row, probabilities in zip(rows, result.probabilities, strict=True):
+        largest = probabilities.argsort()[::-1][:MOST_CLASSES]
+        row["probabilities"] = {
+            result.class_names[label]: float(probabilities[label])
+            for label in largest
+            if math.isfinite(probabilities[label])
+        }
+    return rows

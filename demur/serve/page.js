@@ -1,0 +1,151 @@
+"use strict";
+
+const $ = (id) => document.getElementById(id);
+const show = (value) => (value === null ? "none" : Number(value).toPrecision(4));
+let state = { rule: [], attack: false, token: false };
+let current = null; // the chosen file
+
+function say(text) {
+  $("status").textContent = text;
+}
+
+async function send(path, file) {
+  const headers = { "Content-Type": file.type || "application/octet-stream" };
+  if (state.token) headers.Authorization = `Bearer ${$("token").value}`;
+  let answer;
+  try {
+    answer = await fetch(path, { method: "POST", headers, body: file });
+  } catch {
+    throw new Error("The service cannot be reached.");
+  }
+  const body = await answer.json();
+  if (!answer.ok) throw new Error(body.detail);
+  return body;
+}
+
+function fillScores(row) {
+  const body = $("scores").tBodies[0];
+  body.replaceChildren();
+  const cells = state.rule.map((part) => [part.score, row.scores[part.score], part.threshold]);
+  for (const [name, value, threshold] of [["confidence", row.confidence, null], ...cells]) {
+    const line = body.insertRow();
+    for (const text of [name, show(value), threshold === null ? "" : show(threshold)]) {
+      line.insertCell().textContent = text;
+    }
+  }
+}
+
+function fillClasses(row) {
+  // an object orders names that are numbers by number
+  const sorted = Object.entries(row.probabilities).sort((a, b) => b[1] - a[1]);
+  const items = sorted.map(([name, p]) => {
+    const item = document.createElement("li");
+    const label = document.createElement("span");
+    const meter = document.createElement("meter");
+    const share = document.createElement("span");
+    label.textContent = label.title = name;
+    meter.value = p;
+    meter.setAttribute("aria-label", `probability of ${name}`);
+    share.textContent = `${(100 * p).toFixed(1)}%`;
+    item.append(label, meter, share);
+    return item;
+  });
+  $("classes").replaceChildren(...items);
+}
+
+function showRow(row) {
+  $("verdict").textContent = `${row.class}: ${row.accepted ? "accepted" : "rejected"}`;
+  $("verdict").className = row.accepted ? "accepted" : "rejected";
+  $("reason").textContent = row.reason;
+  fillScores(row);
+  fillClasses(row);
+  $("result").hidden = false;
+  $("attack").hidden = !state.attack;
+  $("verdict").focus();
+}
+
+async function classify(file) {
+  current = file;
+  $("result").hidden = $("attacked").hidden = true;
+  say("Classifying ...");
+  try {
+    const body = await send("predict", file);
+    URL.revokeObjectURL($("preview").src);
+    $("preview").src = URL.createObjectURL(file);
+    showRow(body.predictions[0]);
+    say("");
+  } catch (error) {
+    say(error.message);
+  }
+}
+
+async function attack() {
+  $("attack").disabled = true;
+  say("Attacking ...");
+  try {
+    const report = await send("attack", current);
+    const { before, after, images } = report;
+    const fooled = after.class !== before.class;
+    const outcome = !fooled
+      ? "The prediction did not change."
+      : after.accepted
+        ? "The prediction changed, and the wrong one was accepted."
+        : "The prediction changed, and the guard rejected it.";
+    $("attack-text").textContent = `${report.attack}. ${outcome}`;
+    for (const [name, row] of [["before", before], ["after", after]]) {
+      $(`image-${name}`).src = images[name];
+      $(`caption-${name}`).textContent = `${name}: ${row.class}, ${row.reason}`;
+    }
+    $("image-difference").src = images.difference;
+    $("caption-difference").textContent = `difference, times ${report.gain.toFixed(1)}`;
+    $("attacked").hidden = false;
+    $("attack-title").focus();
+    say("");
+  } catch (error) {
+    say(error.message);
+  } finally {
+    $("attack").disabled = false;
+  }
+}
+
+function take(files) {
+  const image = [...files].find((file) => file.type.startsWith("image/")) || files[0];
+  if (image) classify(image);
+}
+
+async function start() {
+  const health = await (await fetch("health")).json();
+  state = health;
+  $("token-form").hidden = !health.token;
+  const parts = health.rule.map((part) =>
+    part.threshold === null ? `any ${part.score}` : `${part.score} ≥ ${show(part.threshold)}`);
+  $("rule").textContent = `${health.classes} classes; accepts where ${parts.join(" and ")}.`;
+  const [, height, width] = health.shape;
+  $("inputs").textContent = health.resize
+    ? `Images are resized to ${width} × ${height} pixels.`
+    : `Images must have ${width} × ${height} pixels.`;
+  $("health").textContent = health.status === "drift"
+    ? "Alarm: the scores have drifted away from the calibration images." : "";
+}
+
+$("file").addEventListener("change", (event) => take(event.target.files));
+$("attack").addEventListener("click", attack);
+$("token-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (current) classify(current);
+});
+document.addEventListener("paste", (event) => take(event.clipboardData.files));
+for (const kind of ["dragenter", "dragover"]) {
+  document.addEventListener(kind, (event) => {
+    event.preventDefault();
+    $("drop").classList.add("over");
+  });
+}
+for (const kind of ["dragleave", "drop"]) {
+  document.addEventListener(kind, (event) => {
+    event.preventDefault();
+    $("drop").classList.remove("over");
+  });
+}
+document.addEventListener("drop", (event) => take(event.dataTransfer.files));
+start().catch(() => say("The service cannot be reached."));
