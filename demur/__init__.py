@@ -84,7 +84,7 @@ if TYPE_CHECKING:
         SoftmaxMargin,
         ViM,
     )
-    from demur.runs import Record, Run
+    from demur.runs import Record, Records, Run
     from demur.training import train
     from demur.wrappers import ModelWithScore, RejectClassModel
 
@@ -111,7 +111,7 @@ _MODULES = {
         "GDA GMM KD KNN LID Con Coupled Energy Entropy GDAStar MaxLogit ModelScore "
         "Rejector Score SoftmaxMargin RCon ViM "
     ),
-    "runs": "Record Run",
+    "runs": "Record Records Run",
     "training": "train",
     "wrappers": "ModelWithScore RejectClassModel",
 }
@@ -176,6 +176,7 @@ __all__ = [
     "Recipe",
     "Record",
     "RecordOptions",
+    "Records",
     "RejectAutoAttack",
     "RejectClassModel",
     "Rejected",
@@ -205,6 +206,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         return getattr(import_module(f"demur.{_MODULE_OF[name]}"), name)
+    if name == "plot":
+        return import_module("demur.plot")
     raise AttributeError(f"module 'demur' has no attribute {name!r}")
 
 

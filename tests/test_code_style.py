@@ -43,7 +43,7 @@ LAYERS = [
     ["runs", "engine"],
     ["evaluate"],
     ["training", "sanity", "autoattack"],
-    ["report"],
+    ["report", "plot"],
     ["bench", "paper"],
     ["cli"],
 ]

@@ -164,6 +164,9 @@ const Charts = (() => {
     const corner = [[box.x(con), box.top], [box.x(con), box.y(0)]];
     rule(context, corner, colours.ink, [2, 3]);
     rule(context, [[box.x(con), box.y(0.5)], [box.left + box.w, box.y(0.5)]], colours.ink, [2, 3]);
+    const wide = context.measureText(text).width;
+    context.fillStyle = colours.card;
+    context.fillRect(box.left + box.w - wide - 8, box.y(0) - 20, wide + 7, 18);
     context.fillStyle = colours.ink;
     context.textAlign = "right";
     context.textBaseline = "bottom";

@@ -11,7 +11,7 @@ const Explorer = (() => {
   // Images that TPR-95 thresholds are chosen on: clean cal images, or else the clean ones shown here.
   const reference = (run) => run.cal || run.records.find((record) => record.clean) || recordOf(run);
   const referenceWords = () =>
-    runs.every((run) => run.cal) ? "clean images held out for this" : "the clean test images, since none were held out";
+    runs.every((run) => run.cal) ? "clean held-out images" : "the clean test images, since none were held out";
 
   // Set thresholds of each run by a function of (run, record) that returns a pair, or null for none.
   function setEach(choose) {
@@ -103,6 +103,7 @@ const Explorer = (() => {
     const focused = by("buttons").contains(document.activeElement) ? document.activeElement.title : null;
     by("buttons").replaceChildren(...rows, both);
     if (focused) [...by("buttons").querySelectorAll("button")].find((one) => one.title === focused)?.focus();
+    by("tpr-note").textContent = `TPR-95 is chosen on ${referenceWords()}; “paper” on the images shown, with their labels.`;
     by("certificate-note").textContent = certified ? "" : "No certificate is stored; demur calibrate RUN --risk 0.05 makes one where cal images were held out.";
   }
 
@@ -386,7 +387,7 @@ const Explorer = (() => {
     panels = runs.map(makePanel);
     by("panels").className = `panels runs-${runs.length}`;
     by("panels").replaceChildren(...panels.map((panel) => panel.root));
-    if (!location.hash && state.t.every(([a, b]) => a === OFF && b === OFF)) setTpr(state.score, false);
+    if (!location.hash && state.t.every(([a, b]) => a === OFF && b === OFF)) setTpr(state.score, !runs.every((run) => run.cal));
     else update();
   }
 
