@@ -74,7 +74,8 @@ def anchor(name: str) -> str:
 
 def glossary(rejectors: Iterable[str]) -> list[Term]:
     """Return the terms of a page that shows these rejectors."""
-    shown = [name for name in REJECTORS if name in {*rejectors, "Con", "T-Con"}]
+    used = {*rejectors, "Con", "T-Con"}
+    shown = [name for name in REJECTORS if name in used]
     meanings = {name: REJECTORS[name] for name in shown} | PAGE_TERMS
     return [Term(name, anchor(name), meaning) for name, meaning in meanings.items()]
 
