@@ -87,7 +87,7 @@ if TYPE_CHECKING:
         ViM,
     )
     from demur.retrofitting import HeadComparison, Retrofit, retrofit
-    from demur.runs import Record, Run
+    from demur.runs import Record, Records, Run
     from demur.training import train
     from demur.wrappers import ModelWithScore, RejectClassModel
 
@@ -117,7 +117,7 @@ _MODULES = {
         "Rejector Score SoftmaxMargin RCon ViM "
     ),
     "retrofitting": "HeadComparison Retrofit retrofit",
-    "runs": "Record Run",
+    "runs": "Record Records Run",
     "training": "train",
     "wrappers": "ModelWithScore RejectClassModel",
 }
@@ -187,6 +187,7 @@ __all__ = [
     "Recipe",
     "Record",
     "RecordOptions",
+    "Records",
     "RejectAutoAttack",
     "RejectClassModel",
     "Rejected",
@@ -220,6 +221,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         return getattr(import_module(f"demur.{_MODULE_OF[name]}"), name)
+    if name == "plot":
+        return import_module("demur.plot")
     raise AttributeError(f"module 'demur' has no attribute {name!r}")
 
 

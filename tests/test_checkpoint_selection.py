@@ -140,11 +140,14 @@ def test_without_cal_images_only_the_paper_protocol_is_scored(
     assert code == 0, err
     assert {row["protocol"] for row in json.loads(out)["rows"]} == {"paper"}
     assert "no cal images were held out for this run" in " ".join(err.split())
-    for words in (("score", "paper", "--protocol", "deploy"), ("report", "paper")):
-        code, _, err = command_there(*words)
-        assert code == 2
-        assert "so no threshold can be deployed; train with split=held-out" in " ".join(err.split())
-        assert "Traceback" not in err
+    code, _, err = command_there("score", "paper", "--protocol", "deploy")
+    assert code == 2
+    assert "so no threshold can be deployed; train with split=held-out" in " ".join(err.split())
+    code, _, err = command_there("report", "paper", "-o", "page.html")
+    assert code == 0, err
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert "since no cal images were held out" in page
+    assert "deploy: thresholds frozen" not in page
 
 
 def test_attacks_that_need_a_missing_split_raise(paper: PaperRun, command_there: Command) -> None:

@@ -20,8 +20,13 @@ from tests.conftest import Answer, Command
 from tests.test_runs import spoil
 
 COMMANDS = {
+<<<<<<< HEAD
     "adaptive", "attack", "bench", "calibrate", "data", "demo", "distortion", "list", "report",
     "score", "show", "archive", "table", "theory", "train", "export", "predict", "serve",
+=======
+    "adaptive", "attack", "bench", "calibrate", "data", "demo", "distortion", "explore", "list",
+    "report", "score", "show", "archive", "table", "theory", "train",
+>>>>>>> j-explorer
 }  # fmt: skip
 
 

@@ -43,8 +43,13 @@ LAYERS = [
     ["recipes"],
     ["runs", "engine"],
     ["evaluate"],
+<<<<<<< HEAD
     ["training", "sanity", "autoattack", "guards"],
     ["report", "serve", "retrofitting", "estimators"],
+=======
+    ["training", "sanity", "autoattack"],
+    ["report", "plot"],
+>>>>>>> j-explorer
     ["bench", "paper"],
     ["cli"],
 ]

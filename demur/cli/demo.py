@@ -1,17 +1,17 @@
-"""demur demo and demur report: train and evaluate a small net, and write a report page."""
+"""demur demo: train and evaluate a small net, and write a report page."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.app import DataFolder, Device, app
-from demur.cli.evaluate import RunName, attack_all, available_protocols, load_run, score_run
-from demur.cli.output_paths import check_output_file, check_output_folder
+from demur.cli.app import Device, app
+from demur.cli.evaluate import attack_all, load_run, score_run
+from demur.cli.output_paths import check_output_folder
 from demur.cli.train import train_run
 
 if TYPE_CHECKING:
-    from demur.evaluate import LoadedRun, RejectorEvaluation, ScoredRecord
+    from demur.evaluate import LoadedRun
 
 RECIPE = "digits-pgdat-rr"
 ATTACKS = ["clean", "pgd-20", "adaptive"]
@@ -35,6 +35,8 @@ def demo(
     from demur.cli.evaluate import main_rejectors
     from demur.evaluate import RecordOptions
     from demur.recipes import recipe
+    from demur.report.page import write_page
+    from demur.report.scored_run import ScoredRun
     from demur.report.text import show_table, verdict_table
 
     run = train_run(recipe(RECIPE), Path(out), device, None)
@@ -42,42 +44,11 @@ def demo(
     attack_all(loaded, ATTACKS, RecordOptions())
     certificate = _certificate(loaded)
     evaluation, scored = score_run(loaded)
-    page = _write_page(loaded, evaluation, scored, Path(out) / "report.html")
+    page = write_page([ScoredRun(loaded, evaluation, scored)], Path(out) / "report.html")
     typer.echo(f"\n{SUMMARY}")
     names = [name for name in main_rejectors(loaded) if name != "A"]
     show_table(verdict_table(scored, names))
     typer.echo(f"{certificate}\nPage: {page}   All figures: demur score {run.path} --all")
-
-
-@app.command()
-def report(
-    run: RunName,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "--out",
-            "-o",
-            callback=check_output_file,
-            help="The HTML file to write.",
-            show_default="RUN/report.html",
-        ),
-    ] = None,
-    device: Device = "auto",
-    data: DataFolder = None,
-) -> None:
-    """Write one self-contained HTML page about all records of a run.
-
-    Example: demur report digits-pgdat-rr -o report.html
-    """
-    from demur.runs.files import is_stream
-
-    loaded = load_run(run, device, data)
-    path = out or str(loaded.run.path / "report.html")
-    check_output_file(path)
-    evaluation, scored = score_run(loaded)
-    page = _write_page(loaded, evaluation, scored, Path(path))
-    if not is_stream(page):  # a pipe gets the page and nothing else
-        typer.echo(f"page: {page.resolve()}")
 
 
 def _certificate(loaded: "LoadedRun") -> str:
@@ -90,12 +61,3 @@ def _certificate(loaded: "LoadedRun") -> str:
     except Uncertified as reason:
         return f"No certificate: {reason}"
     return f"Certificate for clean images, R-Con:\n  {certificate.metadata['sentence']}"
-
-
-def _write_page(
-    loaded: "LoadedRun", evaluation: "RejectorEvaluation", scored: "list[ScoredRecord]", path: Path
-) -> Path:
-    from demur.report.page import write_page
-
-    available_protocols(evaluation, ("deploy",))  # raises where no cal images were held out
-    return write_page(loaded, scored, evaluation, path)

@@ -47,6 +47,8 @@ def stop_message(words: list[str]) -> str:
 
     `words` are the words after `demur` on the command line.
     """
+    if words[:1] == ["explore"]:  # Ctrl-C is how it ends
+        return "stopped"
     again = shlex.join(["demur", *words])
     if _resumes(words) and "TORCHELASTIC_RUN_ID" in os.environ:  # set by torchrun
         return "stopped; the same torchrun command resumes from what was finished"

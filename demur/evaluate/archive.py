@@ -20,7 +20,7 @@ from demur.attacks import Clean
 from demur.errors import BadInput
 from demur.evaluate.attack import LoadedRun, no_progress
 from demur.evaluate.certificates import REMEDY
-from demur.evaluate.record_scores import TRUE, can_score, tcon_of, values
+from demur.evaluate.record_scores import can_score, tcon_of, values
 from demur.evaluate.thresholds import ThresholdResolver
 from demur.rejectors import Coupled, Rejector, TooFewImages, paper_grid
 from demur.rule import Score
@@ -28,6 +28,7 @@ from demur.runs import Record, Run
 from demur.runs.files import replace_folder, write_json
 from demur.runs.metadata import CERTIFICATE, read_metadata
 from demur.runs.record import record_path, write_record
+from demur.runs.tables import TRUE
 from demur.spec import digest, show
 from demur.version import code_version
 

@@ -17,9 +17,8 @@ from demur.output import Output, tcon
 from demur.rejectors import FittedScore
 from demur.rule import Rule, Score
 from demur.runs import Record
+from demur.runs.tables import TRUE
 from demur.spec import show
-
-TRUE = "T-Con"  # name of the true confidence among the scores of a scores-only record
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,17 @@
 """Figures of scored records: R-Con against confidence, and risk against coverage.
 
-    svg = certainty_svg(scored[0], evaluation)         # one panel, for a page
-    png = overview_figure(scored, evaluation)          # both panels of the hardest attack
+    png = overview_figure(scored, evaluation)               # both panels of the hardest attack
+    inline_svg(overview_figure(scored, evaluation, "svg"), "run-0-", "...")       # for a page
 
 Colours suit colour-blind readers and never carry meaning alone. The same records give the same
 bytes, whatever the user's matplotlib style.
 """
 
 import base64
+import html
 import io
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
@@ -17,15 +19,15 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from demur.errors import BadInput
-from demur.evaluate import BASELINE, ORACLE, RejectorEvaluation, Row, ScoredRecord, tcon_of, values
+from demur.evaluate import BASELINE, ORACLE, RejectorEvaluation, ScoredRecord, tcon_of, values
 from demur.metrics import FloatArray, risk_coverage
+from demur.report.scored_run import RECTIFIED, main_rejector, main_row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-RECTIFIED = "R-Con"
-RIGHT, WRONG, INK, FAINT = "#0072B2", "#D55E00", "#1f2933", "#6b7280"
+RIGHT, WRONG, INK, FAINT, PALE = "#0072B2", "#D55E00", "#1f2933", "#6b7280", "#f1f3f5"
 # Colour (Okabe and Ito) and dashes of each curve, in order.
 STROKES = (
     ("#56B4E9", (0, (5, 2))),
@@ -40,6 +42,7 @@ MOST_POINTS = 2000  # larger scatters are rasterised, so that the page stays sma
 LEFT_END = 0.1  # coverage below which a curve rests on too few images to set the scale
 STYLE = {
     "svg.hashsalt": "demur",
+    "svg.fonttype": "none",  # real text, which a reader can search and copy
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -57,8 +60,6 @@ STYLE = {
 }
 MISSING = "the page needs matplotlib and jinja2; install them with pip install 'demur[report]'"
 
-Draw = Callable[["Axes", ScoredRecord, RejectorEvaluation], None]
-
 
 def check_installed() -> None:
     """Raise BadInput unless the report extra is installed."""
@@ -69,37 +70,45 @@ def check_installed() -> None:
         raise BadInput(MISSING) from None
 
 
-def main_rejector(evaluation: RejectorEvaluation) -> str:
-    """Return the rejector that a report is about: R-Con where the net has it, else Con."""
-    return RECTIFIED if RECTIFIED in evaluation.scores else BASELINE
-
-
-def deploy_row(scored: ScoredRecord, rejector: str) -> Row:
-    """Return the row of a rejector at its frozen threshold."""
-    return next(r for r in scored.rows if (r.rejector, r.protocol) == (rejector, "deploy"))
-
-
-def certainty_svg(scored: ScoredRecord, evaluation: RejectorEvaluation) -> bytes:
-    """Draw R-Con against con for correct and wrong predictions, or con alone without R-Con."""
-    return _panel(_certainty(evaluation), scored, evaluation)
-
-
-def risk_coverage_svg(scored: ScoredRecord, evaluation: RejectorEvaluation) -> bytes:
-    """Draw the risk at every coverage, one curve per rejector and one for the oracle."""
-    return _panel(_risk_coverage, scored, evaluation)
-
-
-def overview_figure(records: list[ScoredRecord], evaluation: RejectorEvaluation) -> bytes:
-    """Return a PNG of both panels for the attack with the most accepted errors."""
+def overview_figure(
+    records: list[ScoredRecord],
+    evaluation: RejectorEvaluation,
+    kind: Literal["svg", "png"] = "png",
+) -> bytes:
+    """Draw the attack with the most accepted errors: scores, and risk against coverage."""
     check_installed()
-    name = main_rejector(evaluation)
-    hardest = max(records, key=lambda scored: deploy_row(scored, name).point.accepted_wrong)
+    shown = hardest(records, evaluation)
     with drawing(9.0, 3.5) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
-        _certainty(evaluation)(left, hardest, evaluation)
-        _risk_coverage(right, hardest, evaluation)
-        figure.suptitle(_heading(hardest), x=0.01, ha="left", fontsize=11, fontweight="bold")
-        return saved(figure, "png")
+        draw = _scatter if RECTIFIED in evaluation.scores else _histogram
+        draw(left, shown, evaluation)
+        _risk_coverage(right, shown, evaluation)
+        figure.suptitle(_heading(shown), x=0.01, ha="left", fontsize=11, fontweight="bold")
+        return saved(figure, kind)
+
+
+def hardest(records: list[ScoredRecord], evaluation: RejectorEvaluation) -> ScoredRecord:
+    """Return the record with the most accepted errors of the main rejector."""
+    name = main_rejector(evaluation)
+    return max(records, key=lambda scored: main_row(scored, name).point.accepted_wrong)
+
+
+def inline_svg(content: bytes, prefix: str, description: str) -> str:
+    """Return an SVG file as an element of a page, with ids of its own and the page's colours."""
+    text = content.decode()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.S)
+    used = set(re.findall(r"#([\w-]+)[\")]", text))
+    text = re.sub(r' id="([^"]+)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in used else "", text)
+    text = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{prefix}", text).replace("xlink:href", "href")
+    for colour, name in ((INK, "ink"), (FAINT, "soft"), ("#ffffff", "card"), (PALE, "wash")):
+        text = text.replace(f": {colour}", f": var(--{name})")
+    opening = re.match(r"<svg[^>]*>", text)
+    assert opening is not None
+    box = re.search(r'viewBox="[^"]*"', opening[0])
+    assert box is not None
+    label = html.escape(description, quote=True)
+    start = f'<svg class="figure" role="img" aria-label="{label}" {box[0]}>'
+    return start + text[opening.end() :].strip()
 
 
 def attacked_images(scored: ScoredRecord) -> bool:
@@ -136,12 +145,6 @@ def drawing(width: float, height: float) -> Iterator["Figure"]:
         yield figure
 
 
-def _panel(draw: Draw, scored: ScoredRecord, evaluation: RejectorEvaluation) -> bytes:
-    with drawing(3.8, 3.5) as figure:
-        draw(figure.subplots(), scored, evaluation)
-        return saved(figure, "svg")
-
-
 def saved(figure: "Figure", kind: Literal["svg", "png"]) -> bytes:
     """Return the figure as the bytes of a file, without a date."""
     buffer = io.BytesIO()
@@ -156,15 +159,11 @@ def _heading(scored: ScoredRecord) -> str:
     return f"{summary.n} images {how}: scores, and risk against coverage"
 
 
-def _certainty(evaluation: RejectorEvaluation) -> Draw:
-    return _scatter if RECTIFIED in evaluation.scores else _histogram
-
-
 def _scatter(axes: "Axes", scored: ScoredRecord, evaluation: RejectorEvaluation) -> None:
     record, correct = scored.record, scored.record.correct
     x, y = (values(evaluation.score_for(name, record), record) for name in (BASELINE, RECTIFIED))
     as_pixels = len(correct) > MOST_POINTS
-    axes.fill([0, 0, 1], [0, 1, 1], color="#f1f3f5", linewidth=0, zorder=0)
+    axes.fill([0, 0, 1], [0, 1, 1], color=PALE, linewidth=0, zorder=0)
     axes.text(0.03, 0.97, "impossible:\nR-Con is never above con", va="top", fontsize=8,
               color=FAINT)  # fmt: skip
     for chosen, name, marker, colour, size in (
@@ -176,7 +175,7 @@ def _scatter(axes: "Axes", scored: ScoredRecord, evaluation: RejectorEvaluation)
             label=f"{name} ({chosen.sum()})", rasterized=as_pixels, zorder=2,
         )  # fmt: skip
     _half_lines(axes)
-    at_con, at_rcon = (evaluation.thresholds[name] for name in (BASELINE, RECTIFIED))
+    at_con, at_rcon = (main_row(scored, name).point.threshold for name in (BASELINE, RECTIFIED))
     axes.axhline(at_rcon, color=INK, linewidth=1.3, zorder=3)
     axes.axvline(at_con, color=INK, linewidth=1.3, linestyle=(0, (5, 2)), zorder=3)
     _note(axes, 0.01, at_rcon, f"R-Con threshold {at_rcon:.2f}", ha="left", va="bottom")
@@ -208,7 +207,7 @@ def _histogram(axes: "Axes", scored: ScoredRecord, evaluation: RejectorEvaluatio
     axes.hist(x[correct], bins, color=RIGHT, alpha=0.55, label=f"correct ({correct.sum()})")
     axes.hist(x[~correct], bins, histtype="step", hatch="////", edgecolor=WRONG, linewidth=1.4,
               label=f"wrong ({(~correct).sum()})")  # fmt: skip
-    at = evaluation.thresholds[BASELINE]
+    at = main_row(scored, BASELINE).point.threshold
     axes.axvline(at, color=INK, linewidth=1.3, linestyle=(0, (5, 2)))
     top = axes.get_ylim()[1]
     _note(axes, at - 0.01, top, f"Con threshold {at:.2f}", ha="right", va="top", rotation=90)
@@ -219,11 +218,11 @@ def _histogram(axes: "Axes", scored: ScoredRecord, evaluation: RejectorEvaluatio
 def _risk_coverage(axes: "Axes", scored: ScoredRecord, evaluation: RejectorEvaluation) -> None:
     record, correct = scored.record, scored.record.correct
     highest = 0.0
-    shown = {row.rejector for row in scored.rows if row.protocol == "deploy"}
+    shown = {row.rejector for row in scored.rows}
     drawn = {name: evaluation.score_for(name, record) for name in DRAWN if name in shown}
     for (name, score), (colour, dashes) in zip(drawn.items(), STROKES, strict=False):
         highest = max(highest, _curve(axes, values(score, record), scored, name, colour, dashes))
-        point = deploy_row(scored, name).point
+        point = main_row(scored, name).point
         if point.accepted:
             axes.plot(100 * point.coverage, 100 * (1 - point.accuracy), "o", color=colour,
                       markeredgecolor="white", markersize=7, zorder=4)  # fmt: skip

@@ -1,8 +1,8 @@
 """Decisions per image: four groups, and example images of each group by a fixed rule.
 
-verdicts = Verdicts.of(scored[0], evaluation, "R-Con")
+verdicts = Verdicts.of(results, results.scored[0])
 verdicts.counts()                       # images in each group
-gallery(verdicts, loaded)            # the first images of each group, in data-set order
+gallery(verdicts)                       # the first images of each group, in data-set order
 """
 
 import math
@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from demur.data import Images
-from demur.errors import BadInput
-from demur.evaluate import BASELINE, LoadedRun, RejectorEvaluation, ScoredRecord, values
+from demur.evaluate import BASELINE, ScoredRecord, values
 from demur.metrics import BoolArray, FloatArray
 from demur.output import prediction
-from demur.report.figures import RECTIFIED, data_uri, pixel_png
+from demur.report.figures import data_uri, pixel_png
+from demur.report.scored_run import RECTIFIED, ScoredRun, clean_images
 from demur.runs import Record
 
 PER_GROUP = 3
@@ -81,19 +80,23 @@ class Gallery(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Decisions of one rejector at its frozen threshold on every image of a record."""
+    """Decisions of the main rejector on every image of a record."""
 
-    record: Record
-    evaluation: RejectorEvaluation
-    rejector: str
+    results: ScoredRun
+    scored: ScoredRecord
     accepted: BoolArray
     correct: BoolArray
 
     @staticmethod
-    def of(scored: ScoredRecord, evaluation: RejectorEvaluation, rejector: str) -> "Verdicts":
-        """Return the decisions of the deploy protocol."""
-        accepted = evaluation.accepted(rejector, scored.record)
-        return Verdicts(scored.record, evaluation, rejector, accepted, scored.record.correct)
+    def of(results: ScoredRun, scored: ScoredRecord) -> "Verdicts":
+        """Return the decisions at the frozen threshold, or at the paper's without cal images."""
+        accepted = results.accepted(scored, results.main_rejector)
+        return Verdicts(results, scored, accepted, scored.record.correct)
+
+    @property
+    def record(self) -> Record:
+        """The record."""
+        return self.scored.record
 
     def members(self, group: Group) -> BoolArray:
         """Return a mask of the images in a group."""
@@ -106,29 +109,35 @@ class Verdicts:
 
     def certainties(self, position: int) -> list[Certainty]:
         """Return Con, and R-Con where the net has it, of one image with their thresholds."""
-        names = [name for name in (BASELINE, RECTIFIED) if name in self.evaluation.scores]
+        scores = self.results.evaluation.scores
+        names = [name for name in (BASELINE, RECTIFIED) if name in scores]
         return [self._certainty(name, position) for name in names]
 
     def words(self, position: int, predicted: str) -> str:
         """Return the decision on one image, with the reason of a rejection."""
         if self.accepted[position]:
             return f"accepted: {predicted}"
-        at = self._certainty(self.rejector, position)
+        at = self._certainty(self.results.main_rejector, position)
         return f"rejected: {at.name} {at.value} {at.sign} {at.threshold}"
 
     def _certainty(self, name: str, position: int) -> Certainty:
-        value = float(values(self.evaluation.scores[name], self.record)[position])
-        threshold = self.evaluation.thresholds[name]
-        sign = "≥" if value >= threshold else "<"
-        return Certainty(name, *_distinguishable(value, sign, threshold), name == self.rejector)
+        score = self.results.evaluation.score_for(name, self.record)
+        value = float(values(score, self.record)[position])
+        row = self.results.row(self.scored, name)
+        threshold, strict = row.point.threshold, row.protocol == "paper"
+        above = value > threshold if strict else value >= threshold
+        sign = (">" if strict else "≥") if above else ("≤" if strict else "<")
+        decides = name == self.results.main_rejector
+        return Certainty(name, *_distinguishable(value, sign, threshold), decides)
 
 
-def gallery(verdicts: Verdicts, loaded: LoadedRun) -> Gallery:
+def gallery(verdicts: Verdicts) -> Gallery:
     """Return the first stored images of every group, before and after the attack."""
     record = verdicts.record
     attacked = record.arrays["x_adv"].double().numpy()
     stored = len(attacked)
-    clean = _clean_images(record, loaded).first(stored).batch(slice(None))[0].double().numpy()
+    images = clean_images(record, verdicts.results.loaded).first(stored)
+    clean = images.batch(slice(None))[0].double().numpy()
     largest = float(record.arrays["size_linf"][:stored].max())
     factor = max(1, math.floor(0.5 / largest + 1e-6)) if largest > 0 else 1
     groups, names = [], loaded.run.recipe.data.class_names
@@ -164,17 +173,6 @@ def _cards(
             )
         )
     return cards
-
-
-def _clean_images(record: Record, loaded: LoadedRun) -> Images:
-    """Return the images that the record attacked; raise BadInput where the data have changed."""
-    split = next(s for name, s in loaded.splits.items() if name == record.metadata["split"])
-    if len(record.y) > len(split) or split.first(len(record.y)).digest() != record.metadata["data"]:
-        raise BadInput(
-            f"the record of {record.label} was made of other images than the data now hold; "
-            "make it again with demur attack"
-        )
-    return split.first(len(record.y))
 
 
 def _distinguishable(value: float, sign: str, threshold: float) -> tuple[str, str, str]:

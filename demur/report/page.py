@@ -1,39 +1,34 @@
-"""The report of a run: one HTML file that needs no network and no other file.
+"""The report of one to six runs: one HTML file that needs no network and no other file.
 
-    scored = [evaluation.score_record(record) for record in run.records("test")]
-    write_page(loaded, scored, evaluation, Path("report.html"))
+    write_page([ScoredRun(loaded, evaluation, scored)], Path("report.html"))
 
-It shows what was accepted and rejected, and why; all figures come from rows and records.
+It shows what was accepted and rejected, and why. Tables come from rows; the explorer counts from
+the scores of every image, which the page contains.
 """
 
+import json
 import math
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from demur.evaluate import (
-    ORACLE,
-    LoadedRun,
-    Protocol,
-    RejectorEvaluation,
-    Row,
-    ScoredRecord,
-    Summary,
-)
-from demur.evaluate.certificates import retests
+from demur.evaluate import ORACLE, Protocol, Row, ScoredRecord, Summary
+from demur.evaluate.certificates import IssuedCertificate, retests
 from demur.metrics import Interval
 from demur.report.certificates import cells, guarantees_svg
+from demur.report.explorer import explorer_data
 from demur.report.figures import (
-    RECTIFIED,
     attacked_images,
-    certainty_svg,
     check_installed,
-    data_uri,
-    main_rejector,
-    risk_coverage_svg,
+    hardest,
+    inline_svg,
+    overview_figure,
 )
 from demur.report.gallery import GROUPS, PER_GROUP, Gallery, Group, Verdicts, gallery
+from demur.report.glossary import glossary, known_anchor
 from demur.report.sanity import Sanity
+from demur.report.scored_run import RECTIFIED, ScoredRun
 from demur.report.text import (
     attack_command,
     comparable,
@@ -57,30 +52,10 @@ METADATA_NAMES = {
     "images": "images stored",
     "features": "features stored",
 }
-TERMS = {
-    "Con": "Confidence (con): the probability of the predicted class, from 0 to 1.",
-    "R-Con": "Rectified confidence: con corrected by A, the net's second output (usually their "
-    "product). It is trained to predict T-Con without the true label.",
-    "Con (trained)": "Confidence at the temperature at which it was trained to predict T-Con.",
-    "SNet": "The net's second output: trained to select the images to accept.",
-    "ATRO": "The net's second output: trained to trade wrong predictions against rejections.",
-    "CARL": "One minus the probability of an extra class, which stands for rejection.",
-    "Energy": "The log-sum-exp of the net's logits.",
-    "Con+R-Con": "Two conditions in sequence: con must reach 1/2, then R-Con its threshold.",
-    "T-Con": "True confidence: the probability of the true class. It needs the label, so it cannot "
-    "be used in practice; it is an oracle that shows what is possible.",
-    "A": "The net's second output alone, from 0 to 1: how reliable con is.",
-    "Margin": "The probability of the predicted class minus that of the second best.",
-    "Entropy": "The negative entropy of the predicted probabilities: how concentrated they are.",
-    "MaxLogit": "The largest logit of the net.",
-    "KD": "Kernel density of correctly classified features of the same class around the image.",
-    "LID": "Local intrinsic dimension: how the nearest correctly classified features are spread.",
-    "kNN": "The closeness of the k-th nearest correctly classified feature.",
-    "GDA": "The closeness to the nearest class mean, with one covariance for all classes.",
-    "GDA*": "The same, with a covariance for each class.",
-    "GMM": "The same, for the predicted class only.",
-    "ViM": "Energy, minus the part of the feature that no class explains.",
-}
+SCRIPTS = ("stats.js", "charts.js", "dom.js", "data.js", "image.js", "explorer.js", "live.js")
+STYLES = ("page.css", "explorer.css")
+
+GuaranteeView = tuple[IssuedCertificate, list[tuple[str, tuple[str, ...]]]]
 
 
 class Cell(NamedTuple):
@@ -110,53 +85,74 @@ class AttackView(NamedTuple):
     counts: list[tuple[Group, int, str]]  # images and their share in percent
     total: dict[str, int]
     lines: dict[Protocol, list[TableRow]]
-    certainty: str
-    risk_coverage: str
     gallery: Gallery | None
     metadata: list[tuple[str, str]]
     label_is_current: bool
     command: str
 
 
-def write_page(
-    loaded: LoadedRun, scored: list[ScoredRecord], evaluation: RejectorEvaluation, path: Path
-) -> Path:
+class RunView(NamedTuple):
+    """The view of one run in the template."""
+
+    name: str
+    sentences: list[str]
+    facts: list[tuple[str, str, str]]  # name, text and code
+    attacks: list[AttackView]
+    hardest: AttackView | None
+    protocols: tuple[Protocol, ...]
+    threshold_words: str
+    figure: str
+    sanity: Sanity | None
+    guarantees: list[GuaranteeView]
+    guarantees_figure: str
+    recipe: str
+    checkpoint: dict[str, Any] | None
+    epochs: int
+    sizes: dict[str, int]
+    train_command: str
+
+
+def write_page(runs: Sequence[ScoredRun], path: Path) -> Path:
     """Write the page and return its path; raise BadInput without the report extra."""
     check_installed()
-    write_text(path, page_text(loaded, scored, evaluation))
+    write_text(path, page_text(runs))
     return path
 
 
-def page_text(loaded: LoadedRun, scored: list[ScoredRecord], evaluation: RejectorEvaluation) -> str:
-    """Return the page as HTML; records without attack come first."""
+def page_text(runs: Sequence[ScoredRun], live: bool = False) -> str:
+    """Return the page as HTML; records without attack come first. `live` follows a server."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
     here = files("demur.report")
-    css = Markup((here / "page.css").read_text(encoding="utf-8"))
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     template = environment.from_string((here / "page.html.j2").read_text(encoding="utf-8"))
-    ordered = sorted(scored, key=attacked_images)
-    records = [entry.record for entry in ordered]
-    attacks = [_attack_view(entry, loaded, evaluation) for entry in ordered]
+    terms = glossary(name for results in runs for name in results.evaluation.scores)
+    ordered = [
+        ScoredRun(r.loaded, r.evaluation, sorted(r.scored, key=attacked_images)) for r in runs
+    ]
+    views = [_run_view(results, f"run-{i}-") for i, results in enumerate(ordered)]
+    data = json.dumps(explorer_data(ordered, live), separators=(",", ":"), allow_nan=False)
     return template.render(
-        css=css,
-        attacks=attacks,
-        hardest=max(attacks, key=lambda view: view.total["accepted-wrong"]),
+        css=Markup(_joined(STYLES)),
+        script=Markup(_joined(SCRIPTS)),
+        data=Markup(data.replace("<", "\\u003c")),  # no name can end the script element
+        live=live,
+        title=", ".join(view.name for view in views),
+        runs=views,
+        several=len(views) > 1,
         groups=GROUPS,
         per_group=PER_GROUP,
-        main_rejector=main_rejector(evaluation),
-        rectified=RECTIFIED in evaluation.scores,
-        threshold=number(evaluation.thresholds[main_rejector(evaluation)]),
-        level=f"{100 * evaluation.level:g}%",
-        cal_n=evaluation.cal_n,
-        words=_glossary(evaluation),
-        sanity=Sanity.of(run_checks(records, evaluation), loaded.run, records),
-        **_guarantees(loaded, evaluation, records),
-        **_run_view(loaded),
+        words=terms,
+        anchor=lambda name: known_anchor(name, terms),
+        markup=Markup,
     )
+
+
+def _joined(names: Sequence[str]) -> str:
+    return "\n".join((files("demur.report") / name).read_text(encoding="utf-8") for name in names)
 
 
 def number(value: float) -> str:
@@ -166,51 +162,133 @@ def number(value: float) -> str:
     return "∞" if value > 0 else "-∞"
 
 
-def _glossary(evaluation: RejectorEvaluation) -> list[tuple[str, str]]:
-    """Return the rejectors on the page with their explanations."""
-    names = [*evaluation.scores, "T-Con"]
-    return [(name, TERMS[name]) for name in names if name in TERMS]
+def _run_view(results: ScoredRun, prefix: str) -> RunView:
+    run, evaluation = results.loaded.run, results.evaluation
+    attacks = [_attack_view(entry, results) for entry in results.scored]
+    records = [entry.record for entry in results.scored]
+    worst = hardest(results.scored, evaluation) if attacks else None
+    guarantees, guarantees_figure = _guarantees(results, records, prefix)
+    both: tuple[Protocol, ...] = ("deploy", "paper")
+    return RunView(
+        name=results.name,
+        sentences=_sentences(results, worst),
+        facts=_facts(results),
+        attacks=attacks,
+        hardest=next((a for a in attacks if worst and a.summary is worst.summary), None),
+        protocols=both if results.protocol == "deploy" else ("paper",),
+        threshold_words=_threshold_words(results),
+        figure=_figure(results, prefix) if worst else "",
+        sanity=Sanity.of(run_checks(records, evaluation), run, records) if records else None,
+        guarantees=guarantees,
+        guarantees_figure=guarantees_figure,
+        recipe=lines(run.recipe),
+        checkpoint=run.checkpoint if run.trained else None,
+        epochs=run.recipe.epochs,
+        sizes=results.split_sizes,
+        train_command=train_command(run),
+    )
+
+
+def _sentences(results: ScoredRun, worst: ScoredRecord | None) -> list[str]:
+    """Return what the run is and how it did, in three sentences."""
+    recipe, name = results.loaded.run.recipe, results.main_rejector
+    attack = getattr(recipe.method.framework, "attack", None)
+    how = "under attack" if attack is not None else "on clean images"
+    what = f"A {type(recipe.net).__name__}, trained {how} on {type(recipe.data).__name__}, "
+    first = f"{what}classifies an image or rejects it: here where {name} is below a threshold."
+    if worst is None:
+        return [first, "No attack has been recorded yet."]
+    clean = next((e for e in results.scored if not attacked_images(e)), None)
+    second = (
+        f"Without an attack it accepts {_accepts(results, clean)}."
+        if clean
+        else "It has not been measured without an attack."
+    )
+    hardest_words = f"Under {worst.summary.attack}, the attack with the most accepted errors,"
+    if not attacked_images(worst):
+        return [first, second, "No record of an attack has more accepted errors."]
+    return [first, second, f"{hardest_words} it accepts {_accepts(results, worst)}."]
+
+
+def _accepts(results: ScoredRun, scored: ScoredRecord) -> str:
+    row = results.row(scored, results.main_rejector)
+    lo, hi = (percent(end) for end in row.accepted_wrong_interval)
+    wrong = f"{percent(row.point.accepted_wrong)}% [{lo}, {hi}]"
+    return (
+        f"{percent(row.point.coverage)}% of {row.point.n:,} images and is right on "
+        f"{percent(row.point.accuracy)}% of these; {wrong} of all images are accepted and wrong"
+    )
+
+
+def _threshold_words(results: ScoredRun) -> str:
+    evaluation, name = results.evaluation, results.main_rejector
+    if results.protocol == "deploy":
+        return (
+            f"{name} is at least {number(evaluation.thresholds[name])}. This threshold accepts "
+            f"{100 * evaluation.level:g}% of the correct predictions on {evaluation.cal_n} "
+            "held-out clean images; it was frozen before any attack"
+        )
+    return (
+        f"{name} is above the TPR-95 threshold that the paper's protocol chooses with the labels "
+        "of each scored set, since no cal images were held out"
+    )
+
+
+def _facts(results: ScoredRun) -> list[tuple[str, str, str]]:
+    """Return the training set, the training, the net and the rule, as name, text and code."""
+    run = results.loaded.run
+    recipe, sizes = run.recipe, results.split_sizes
+    channels, height, width = recipe.data.domain.shape
+    picture = f"{width} by {height} pixels, {'grey' if channels == 1 else 'in colour'}"
+    attack = getattr(recipe.method.framework, "attack", None)
+    second = RECTIFIED in results.evaluation.scores
+    head = "a second output is trained to correct the confidence" if second else "no second output"
+    training = "adversarial training" if attack is not None else "on clean images"
+    facts = [
+        ("Trained on", f"{sizes['fit']} images, " if "fit" in sizes else "", show(recipe.data)),
+        ("Images", f"{picture}, {recipe.data.domain.classes} classes", ""),
+        ("How", f"{recipe.epochs} epochs, {training}; {head}", show(attack) if attack else ""),
+        ("Net", _net_words(results), show(recipe.net)),
+    ]
+    if results.scored:
+        facts.append(("Accepts when", _threshold_words(results), ""))
+    return facts
+
+
+def _net_words(results: ScoredRun) -> str:
+    run = results.loaded.run
+    epoch = f"weights of epoch {run.checkpoint['epoch']}" if run.trained else "still in training"
+    if not run.has_weights:
+        return epoch
+    return f"{sum(p.numel() for p in results.loaded.net.parameters()):,} parameters; {epoch}"
+
+
+def _figure(results: ScoredRun, prefix: str) -> str:
+    svg = overview_figure(results.scored, results.evaluation, "svg")
+    kind = "R-Con against confidence" if results.main_rejector == RECTIFIED else "Histogram of con"
+    words = f"{kind} for correct and wrong predictions, and risk against coverage"
+    return inline_svg(svg, f"{prefix}a-", words)
 
 
 def _guarantees(
-    loaded: LoadedRun, evaluation: RejectorEvaluation, records: list[Record]
-) -> dict[str, Any]:
+    results: ScoredRun, records: list[Record], prefix: str
+) -> tuple[list[GuaranteeView], str]:
     """Return certificates with their retests on each record, and a figure."""
-    tested = [t for t in retests(loaded, evaluation.scores, records) if t[1]]
-    views = [(made, [(line.attack, cells(line)) for line in lines]) for made, lines in tested]
-    picture = data_uri(guarantees_svg(tested), "svg+xml") if views else ""
-    return {"guarantees": views, "guarantees_picture": picture}
+    if not records:
+        return [], ""
+    tested = [t for t in retests(results.loaded, results.evaluation.scores, records) if t[1]]
+    views: list[GuaranteeView] = [
+        (made, [(line.attack, cells(line)) for line in tests]) for made, tests in tested
+    ]
+    words = "Observed shares with intervals and the guaranteed levels; the table has the figures"
+    return views, inline_svg(guarantees_svg(tested), f"{prefix}b-", words) if views else ""
 
 
-def _run_view(loaded: LoadedRun) -> dict[str, Any]:
-    """Return the template variables of the run."""
-    run = loaded.run
-    recipe = run.recipe
-    channels, height, width = recipe.data.domain.shape
-    attack = getattr(recipe.method.framework, "attack", None)
-    return {
-        "run": run.name,
-        "data": show(recipe.data),
-        "sizes": {name: len(images) for name, images in loaded.splits.items()},
-        "picture": f"{width} by {height} pixels, {'grey' if channels == 1 else 'in colour'}",
-        "classes": recipe.data.domain.classes,
-        "net": show(recipe.net),
-        "parameters": f"{sum(p.numel() for p in loaded.net.parameters()):,}",
-        "epochs": recipe.epochs,
-        "training_attack": show(attack) if attack is not None else "",
-        "recipe": lines(recipe),
-        "checkpoint": run.checkpoint,
-        "train_command": train_command(run),
-    }
-
-
-def _attack_view(
-    scored: ScoredRecord, loaded: LoadedRun, evaluation: RejectorEvaluation
-) -> AttackView:
-    verdicts = Verdicts.of(scored, evaluation, main_rejector(evaluation))
+def _attack_view(scored: ScoredRecord, results: ScoredRun) -> AttackView:
+    verdicts = Verdicts.of(results, scored)
     total, n = verdicts.counts(), scored.summary.n
     has_images = attacked_images(scored) and "x_adv" in scored.record.arrays
-    label = scored.summary.attack
+    label, loaded = scored.summary.attack, results.loaded
     return AttackView(
         name=label if attacked_images(scored) else f"{label} (no attack)",
         words=f"Attacked with {label}" if attacked_images(scored) else "Without attack",
@@ -218,21 +296,17 @@ def _attack_view(
         counts=[(g, total[g.key], f"{100 * total[g.key] / n:.2f}") for g in GROUPS],
         total=total | {"accepted": int(verdicts.accepted.sum())},
         lines={
-            "deploy": _table(scored, evaluation, "deploy"),
-            "paper": _table(scored, evaluation, "paper"),
+            "deploy": _table(scored, results, "deploy"),
+            "paper": _table(scored, results, "paper"),
         },
-        certainty=data_uri(certainty_svg(scored, evaluation), "svg+xml"),
-        risk_coverage=data_uri(risk_coverage_svg(scored, evaluation), "svg+xml"),
-        gallery=gallery(verdicts, loaded) if has_images else None,
+        gallery=gallery(verdicts) if has_images and results.split_sizes else None,
         metadata=_metadata(scored.record),
         label_is_current=label_is_current(scored.record, loaded),
-        command=attack_command(scored.record, loaded),
+        command=attack_command(scored.record, loaded, results.split_sizes),
     )
 
 
-def _table(
-    scored: ScoredRecord, evaluation: RejectorEvaluation, protocol: Protocol
-) -> list[TableRow]:
+def _table(scored: ScoredRecord, results: ScoredRun, protocol: Protocol) -> list[TableRow]:
     """Return the rows of one attack in one protocol, first the net without a rejector."""
     summary = scored.summary
     wrong = Interval(1 - summary.accuracy_interval.hi, 1 - summary.accuracy_interval.lo)
@@ -244,11 +318,11 @@ def _table(
         Cell("100.0%"),
         Cell("n/a"),
     ]
-    rows = [_line(r, evaluation) for r in scored.rows if r.protocol == protocol]
+    rows = [_line(r, results) for r in scored.rows if r.protocol == protocol]
     return [TableRow("none", "all are accepted", "none", no_rejector, "always", ""), *rows]
 
 
-def _line(row: Row, evaluation: RejectorEvaluation) -> TableRow:
+def _line(row: Row, results: ScoredRun) -> TableRow:
     point, area = row.point, row.ranking.auroc_interval
     cells = [
         share(point.accuracy, row.accuracy_interval) if point.accepted else Cell("none accepted"),
@@ -258,10 +332,10 @@ def _line(row: Row, evaluation: RejectorEvaluation) -> TableRow:
         share(point.tpr, row.tpr_interval),
         Cell(f"{row.ranking.auroc:.3f}", f"{area.lo:.3f} to {area.hi:.3f}"),
     ]
-    kind = {ORACLE: "oracle", main_rejector(evaluation): "decides"}.get(row.rejector, "rejector")
+    kind = {ORACLE: "oracle", results.main_rejector: "decides"}.get(row.rejector, "rejector")
     remark = "needs the true label" if kind == "oracle" else ""
     return TableRow(
-        row.rejector, remark, kind, cells, _conditions(row, evaluation), row.threshold_from
+        row.rejector, remark, kind, cells, _conditions(row, results), row.threshold_from
     )
 
 
@@ -281,22 +355,25 @@ def share(value: float, interval: Interval | None = None) -> Cell:
     return Cell(f"{percent(value)}%", f"{percent(interval.lo)} to {percent(interval.hi)}")
 
 
-def _conditions(row: Row, evaluation: RejectorEvaluation) -> str:
+def _conditions(row: Row, results: ScoredRun) -> str:
     """Return the conditions of acceptance; the threshold of the paper protocol is strict."""
+    evaluation = results.evaluation
     score = evaluation.scores.get(row.rejector)
     sign = "≥" if row.protocol == "deploy" else ">"
     last = f"{sign} {number(row.point.threshold)}"
     if score is None:
         return f"{row.rejector.split()[0]} {last}"
     pairs = score.rule(row.point.threshold).pairs
-    gates = [f"{_score_name(gate, evaluation)} ≥ {number(at)}" for gate, at in pairs[:-1]]
-    return ", then ".join([*gates, f"{_score_name(pairs[-1][0], evaluation)} {last}"])
+    names = [_score_name(part, row.rejector, evaluation.scores) for part, _ in pairs]
+    gates = [f"{name} ≥ {number(at)}" for name, (_, at) in zip(names, pairs[:-1], strict=False)]
+    return ", then ".join([*gates, f"{names[-1]} {last}"])
 
 
-def _score_name(score: object, evaluation: RejectorEvaluation) -> str:
-    """Return the name of a score on the page."""
-    names = (name for name, known in evaluation.scores.items() if known == score)
-    return next(names, type(score).__name__)
+def _score_name(score: object, rejector: str, scores: dict[str, Any]) -> str:
+    """Return the name of a part of a rejector on the page."""
+    if score == scores[rejector]:
+        return rejector
+    return next((name for name, known in scores.items() if known == score), type(score).__name__)
 
 
 def _metadata(record: Record) -> list[tuple[str, str]]:
@@ -309,6 +386,8 @@ def _metadata(record: Record) -> list[tuple[str, str]]:
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
         return "; ".join(f"{k}: {v}" for k, v in value.items()) or "none"
+    if isinstance(value, list):
+        return "; ".join(str(v) for v in value) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "none" if value is None else str(value)

@@ -9,7 +9,7 @@ is no terminal is PIPE_WIDTH columns wide unless COLUMNS says otherwise.
 
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich import box
@@ -243,23 +243,28 @@ def label_is_current(record: Record, loaded: LoadedRun) -> bool:
     return digest(current) == str(record.metadata["attack"])
 
 
-def attack_command(record: Record, loaded: LoadedRun) -> str:
-    """Return the command that makes the same record again, from a spec file where needed."""
+def attack_command(record: Record, loaded: LoadedRun, split_sizes: Mapping[str, int]) -> str:
+    """Return the command that makes the same record again, from a spec file where needed.
+
+    `split_sizes` is empty if the data set is not on this machine; the command then names n.
+    """
     about, default = record.metadata, RecordOptions()
     n, images = about["n"], about["images"]
     options: list[str] = []
     if about["split"] != default.split:
         options += ["--split", about["split"]]
-    if n != next(len(s) for name, s in loaded.splits.items() if name == about["split"]):
+    if n != split_sizes.get(about["split"]):
         options += ["--n", str(n)]
     if images != min(default.keep_images, n):
         options += ["--keep-images", str(images)]
     if not about["features"]:
         options += ["--no-keep-features"]
+    run = loaded.run
+    name = run_argument(run) if run.has_weights else run.name  # as train_command trains it again
     if label_is_current(record, loaded):
-        return shlex.join(["demur", "attack", run_argument(loaded.run), record.label, *options])
+        return shlex.join(["demur", "attack", name, record.label, *options])
     write_spec = f"echo {shlex.quote(about['spec'])} > attack.txt"
-    command = shlex.join(["demur", "attack", run_argument(loaded.run), "@attack.txt", *options])
+    command = shlex.join(["demur", "attack", name, "@attack.txt", *options])
     return f"{write_spec}\n{command}"
 
 

@@ -3,5 +3,6 @@
 from demur.runs.provenance import provenance
 from demur.runs.record import Record
 from demur.runs.run import Run, run_folder, runs_in
+from demur.runs.tables import Records
 
-__all__ = ["Record", "Run", "provenance", "run_folder", "runs_in"]
+__all__ = ["Record", "Records", "Run", "provenance", "run_folder", "runs_in"]

@@ -32,7 +32,8 @@ from demur.runs.files import (
     write_text,
 )
 from demur.runs.metadata import CHECKPOINT, read_metadata
-from demur.runs.record import Record, read_record
+from demur.runs.record import read_record
+from demur.runs.tables import Records
 from demur.spec import check_readable, differences, digest, lines
 
 MAX_METRICS = 64 * MEGABYTE
@@ -238,23 +239,25 @@ class Run:
         arrays = sorted(self.records_folder.glob("[!.]*.npz"))
         return [path for path in arrays if not path.with_suffix(".json").exists()]
 
-    def records(self, split: str = "test") -> list[Record]:
+    def records(self, split: str = "test") -> Records:
         """Read the finished records of these weights.
 
         Args:
             split: Split whose images were attacked: fit, val, cal or test.
 
         Returns:
-            The records, oldest first. BadInput names a record that is damaged.
+            The records, oldest first; `to_pandas()` makes them one table. BadInput names a record
+            that is damaged.
         """
         # metadata is written last, so a record with metadata is complete
         metadata_paths = self.records_folder.glob(f"*-{split}-*.json")
         found = [read_record(path.with_suffix(".npz")) for path in metadata_paths]
         found.sort(key=lambda record: str(record.metadata["created"]))
         weights = self.checkpoint["weights"]
-        return [
+        own = (
             r for r in found if r.metadata["split"] == split and r.metadata["weights"] == weights
-        ]
+        )
+        return Records(own, self.recipe.rejectors())
 
 
 def runs_in(folder: Path) -> list[Run]:

@@ -1,0 +1,122 @@
+"""demur report and demur explore: one page about runs, as a file or live."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from demur.cli.app import DataFolder, Device, app
+from demur.cli.evaluate import load_run, score_run
+from demur.cli.output_paths import check_output_file
+from demur.errors import BadInput
+
+if TYPE_CHECKING:
+    from demur.evaluate import LoadedRun
+    from demur.report.scored_run import ScoredRun
+    from demur.runs import Run
+
+RunNames = Annotated[
+    list[str], typer.Argument(metavar="RUN...", help="One to six run folders, or names in runs/.")
+]
+
+
+@app.command()
+def report(
+    runs: RunNames,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out",
+            "-o",
+            callback=check_output_file,
+            help="The HTML file to write.",
+            show_default="RUN/report.html; report.html for several runs",
+        ),
+    ] = None,
+    device: Device = "auto",
+    data: DataFolder = None,
+) -> None:
+    """Write one self-contained HTML page about all records of one to six runs.
+
+    Example: demur report digits-pgdat-rr -o report.html
+    """
+    from demur.report.figures import check_installed
+    from demur.report.page import write_page
+    from demur.runs.files import is_stream
+
+    _check_count(runs)
+    check_installed()
+    loaded = [load_run(run, device, data) for run in runs]
+    default = loaded[0].run.path / "report.html" if len(runs) == 1 else Path("report.html")
+    path = out or str(default)
+    check_output_file(path)
+    results = [scored_run(one) for one in loaded]
+    page = write_page(results, Path(path))
+    if not is_stream(page):  # a pipe gets the page and nothing else
+        typer.echo(f"page: {page.resolve()}")
+
+
+def scored_run(loaded: "LoadedRun") -> "ScoredRun":
+    """Return a run with its test records scored; raise BadInput where it has none."""
+    from demur.report.scored_run import ScoredRun
+
+    return ScoredRun(loaded, *score_run(loaded))
+
+
+@app.command()
+def explore(
+    runs: RunNames,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on this machine; 0 takes a free one.")
+    ] = 0,
+    no_open: Annotated[
+        bool, typer.Option("--no-open", help="Do not open a browser; print the address.")
+    ] = False,
+    device: Device = "auto",
+    data: DataFolder = None,
+) -> None:
+    """Show the page of demur report live: it follows a training or an attack in progress.
+
+    The page is served to this machine only, until Ctrl-C.
+
+    Example: demur explore digits-pgdat-rr --no-open
+    """
+    import webbrowser
+
+    from demur.report.figures import check_installed
+    from demur.report.live import HOST, LivePage, serving
+    from demur.runs import Run
+
+    _check_count(runs)
+    check_installed()
+
+    def score(run: "Run") -> "ScoredRun":
+        return _scored_if_any(run, device, data)
+
+    page = LivePage([Run.open(run) for run in runs], score)
+    with serving(page, port) as server:
+        page.page()  # raises for a damaged run before a browser opens
+        address = f"http://{HOST}:{server.server_port}/"
+        typer.echo(f"page: {address} (Ctrl-C stops it)")
+        if not no_open:
+            webbrowser.open(address)
+        server.serve_forever()
+
+
+def _scored_if_any(run: "Run", device: str, data: str | None) -> "ScoredRun":
+    """Return a run with its test records, which may be none, and which may be in training."""
+    from demur.device import device_by_name
+    from demur.evaluate import LoadedRun
+    from demur.report.scored_run import ScoredRun
+
+    if run.trained and run.records("test"):
+        return scored_run(load_run(str(run.path), device, data))
+    where = Path(data) if data else None
+    return ScoredRun.untrained(LoadedRun(run, device_by_name(device), where))
+
+
+def _check_count(runs: list[str]) -> None:
+    from demur.report.scored_run import MAX_RUNS
+
+    if len(runs) > MAX_RUNS:
+        raise BadInput(f"a page shows at most {MAX_RUNS} runs; name fewer than {len(runs)}")
