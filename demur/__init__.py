@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from demur.balls import L2, Linf
     from demur.calibrate import TPR, Coverage, Risk, Uncertified, certify_threshold
     from demur.data import CIFAR10, CIFAR100, Digits
+    from demur.engine import attack
     from demur.errors import BadInput
     from demur.evaluate import (
         LoadedRun,
@@ -98,6 +99,7 @@ _MODULES = {
     "balls": "L2 Linf",
     "calibrate": "TPR Coverage Risk Uncertified certify_threshold",
     "data": "CIFAR10 CIFAR100 Digits",
+    "engine": "attack",
     "errors": "BadInput",
     "evaluate": "RecordOptions LoadedRun RejectorEvaluation resolve_thresholds run_attack",
     "methods": (
@@ -194,6 +196,7 @@ __all__ = [
     "UntargetedMargin",
     "ViM",
     "WideResNet",
+    "attack",
     "certify_threshold",
     "recipe",
     "resolve_thresholds",
