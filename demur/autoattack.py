@@ -26,7 +26,7 @@ from demur.attacks.checked_model import checked
 from demur.attacks.criteria import AcceptedError
 from demur.attacks.reject_autoattack import RejectVersion
 from demur.balls import L2, Ball, Linf
-from demur.engine import accelerated, check_model_engine
+from demur.engine import accelerated, check_model_engine, cudnn_benchmark
 from demur.errors import BadInput, suggestion
 from demur.evaluate.ensemble_state import FINGERPRINT_IMAGES, EnsembleState, concat_states
 from demur.evaluate.preflight import preflight_warnings
@@ -83,6 +83,8 @@ class EnsembleEvaluation:
         check_batch(x_orig, y_orig)
         x, y = (part.to(self.device or part.device) for part in (x_orig, y_orig))
         with ExitStack() as stack:
+            if self.engine != "plain":  # the checks would tune kernels for batches of their own
+                stack.enter_context(cudnn_benchmark(False))
             model, x, y = stack.enter_context(checked(self.model, x, y))
             first = x[:FINGERPRINT_IMAGES], y[:FINGERPRINT_IMAGES]
             for sentence in preflight_warnings(model, self.chain, *first):
