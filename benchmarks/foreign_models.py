@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy, relu
 from demur import AcceptedError, AutoAttack, Con, RejectAutoAttack
 from demur.attacks.checked_model import checked
 from demur.attacks.objectives import CE
-from demur.engine import accelerated, graphs
+from demur.engine import FrozenModule, accelerated, graphs
 from demur.output import as_output, con
 
 EPS = 8 / 255
@@ -332,6 +332,25 @@ class Bench:
                     self.rows[f"ms, {engine}, {size}"] = row
                     say(f"ms, {engine}, {size}: {row}")
 
+    def compiled_queries(self) -> None:
+        """Measure a query of the largest batch with a compiled copy, and the compilation."""
+        size = min(self.options.batch, len(self.x))
+        with (
+            checked(self.model, self.x, self.y) as (model, x, y),
+            accelerated(model, x, y, len(x), "auto", say) as fast,
+        ):
+            assert isinstance(fast.model, FrozenModule)
+            fast.model.fast.net = torch.compile(fast.model.fast.net, dynamic=False)  # type: ignore[assignment]
+            part, label = x[:size], y[:size]
+            for kind, call in (("gradient", fast.gradient), ("forward", fast.value)):
+                start = time.perf_counter()
+                call(CE(), part, label)
+                synchronise(x)
+                row = {"first_seconds": round(time.perf_counter() - start, 2)}
+                row["ms"] = self.milliseconds(partial(call, CE(), part, label))
+                self.rows[f"compiled {kind}, {size}"] = row
+                say(f"compiled {kind}, {size}: {row}")
+
     def milliseconds(self, query: Callable[[], Any], repeats: int = 20) -> float:
         repeats = 2 if self.options.tiny else repeats
         for _ in range(2):
@@ -445,6 +464,7 @@ def bench(options: argparse.Namespace, name: str) -> dict[str, Any]:
         "reject, standard": (45, lambda: run.rejecting("standard")),
         "reject, fast": (15, lambda: run.rejecting("fast")),
         "pyautoattack": (85, lambda: run.pyautoattack(False)),
+        "compiled": (45, run.compiled_queries),
         "ours, plain": (75, lambda: run.ours(False, "plain")),
         "reject, fast, plain": (40, lambda: run.rejecting("fast", "plain")),
     }
