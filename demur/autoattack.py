@@ -89,12 +89,9 @@ class EnsembleEvaluation:
             first = x[:FINGERPRINT_IMAGES], y[:FINGERPRINT_IMAGES]
             for sentence in preflight_warnings(model, self.chain, *first):
                 warnings.warn(sentence, stacklevel=2)
-            plain, model = (
-                model,
-                stack.enter_context(accelerated(model, x, y, bs, self.engine, self._log)),
-            )
-            batch = AttackBatch(model, x, y, torch.arange(len(x)).to(y), None)
-            state = EnsembleState(state_path, self.chain, plain, batch)
+            fast = stack.enter_context(accelerated(model, x, y, bs, self.engine, self._log))
+            batch = AttackBatch(fast, x, y, torch.arange(len(x)).to(y), None)
+            state = EnsembleState(state_path, self.chain, model, batch)
             start = [self.chain.start(batch.select(rows)) for rows in batch.index.split(bs)]
             chain_state = state.load(concat_states(start), bs)
             self._log(f"initially: {_summary(chain_state)}")
@@ -103,7 +100,7 @@ class EnsembleEvaluation:
             x_adv = chain_state.x_adv.to(x_orig.device)
             if not return_labels:
                 return x_adv
-            labels = [prediction(model(part)) for part in chain_state.x_adv.split(bs)]
+            labels = [prediction(fast(part)) for part in chain_state.x_adv.split(bs)]
             return x_adv, torch.cat(labels).to(y_orig)
 
     def _run(
