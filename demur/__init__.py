@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from demur.balls import L2, Linf
     from demur.calibrate import TPR, Coverage, Risk, Uncertified, certify_threshold
     from demur.data import CIFAR10, CIFAR100, Digits, OwnImages
+    from demur.engine import attack
     from demur.errors import BadInput
     from demur.estimators import RejectingClassifier
     from demur.evaluate import (
@@ -101,6 +102,7 @@ _MODULES = {
     "balls": "L2 Linf",
     "calibrate": "TPR Coverage Risk Uncertified certify_threshold",
     "data": "CIFAR10 CIFAR100 Digits OwnImages",
+    "engine": "attack",
     "errors": "BadInput",
     "estimators": "RejectingClassifier",
     "evaluate": "RecordOptions LoadedRun RejectorEvaluation resolve_thresholds run_attack",
@@ -208,6 +210,7 @@ __all__ = [
     "UntargetedMargin",
     "ViM",
     "WideResNet",
+    "attack",
     "certify_threshold",
     "guard",
     "recipe",

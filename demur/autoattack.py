@@ -10,6 +10,7 @@ The attacks run one after the other, each on the images on which no earlier one 
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import get_args
@@ -25,6 +26,7 @@ from demur.attacks.checked_model import checked
 from demur.attacks.criteria import AcceptedError
 from demur.attacks.reject_autoattack import RejectVersion
 from demur.balls import L2, Ball, Linf
+from demur.engine import accelerated, check_model_engine, cudnn_benchmark
 from demur.errors import BadInput, suggestion
 from demur.evaluate.ensemble_state import FINGERPRINT_IMAGES, EnsembleState, concat_states
 from demur.evaluate.preflight import preflight_warnings
@@ -47,7 +49,10 @@ class EnsembleEvaluation:
         names: Sequence[str],
         verbose: bool,
         device: str | torch.device | None,
+        engine: str = "auto",
     ) -> None:
+        check_model_engine(engine)
+        self.engine = engine
         self.chain, self.names, self.verbose, self.device = chain, list(names), verbose, device
         self.model: Model = model
         if device is not None and isinstance(model, nn.Module):
@@ -77,11 +82,15 @@ class EnsembleEvaluation:
             raise BadInput(f"the batch size bs must be at least 1, not {bs}")
         check_batch(x_orig, y_orig)
         x, y = (part.to(self.device or part.device) for part in (x_orig, y_orig))
-        with checked(self.model, x, y) as (model, x, y):
+        with ExitStack() as stack:
+            if self.engine != "plain":  # the checks would tune kernels for batches of their own
+                stack.enter_context(cudnn_benchmark(False))
+            model, x, y = stack.enter_context(checked(self.model, x, y))
             first = x[:FINGERPRINT_IMAGES], y[:FINGERPRINT_IMAGES]
             for sentence in preflight_warnings(model, self.chain, *first):
                 warnings.warn(sentence, stacklevel=2)
-            batch = AttackBatch(model, x, y, torch.arange(len(x)).to(y), None)
+            fast = stack.enter_context(accelerated(model, x, y, bs, self.engine, self._log))
+            batch = AttackBatch(fast, x, y, torch.arange(len(x)).to(y), None)
             state = EnsembleState(state_path, self.chain, model, batch)
             start = [self.chain.start(batch.select(rows)) for rows in batch.index.split(bs)]
             chain_state = state.load(concat_states(start), bs)
@@ -91,7 +100,7 @@ class EnsembleEvaluation:
             x_adv = chain_state.x_adv.to(x_orig.device)
             if not return_labels:
                 return x_adv
-            labels = [prediction(model(part)) for part in chain_state.x_adv.split(bs)]
+            labels = [prediction(fast(part)) for part in chain_state.x_adv.split(bs)]
             return x_adv, torch.cat(labels).to(y_orig)
 
     def _run(
@@ -140,6 +149,8 @@ class AutoAttack(EnsembleEvaluation):
             fab-t, square.
         version: "standard", "plus", "rand", "older" (before August 2020) or "custom".
         device: Where to move the model and the images; None leaves them where they are.
+        engine: "auto" queries a faster copy of an `nn.Module` where that is possible; the model
+            itself confirms every success. "plain" queries the model itself.
 
     Example:
         >>> import torch
@@ -159,6 +170,7 @@ class AutoAttack(EnsembleEvaluation):
         attacks_to_run: Sequence[str] = (),
         version: str = "standard",
         device: str | torch.device | None = None,
+        engine: str = "auto",
     ) -> None:
         versions = (*VERSIONS, "custom")
         if version not in versions:
@@ -177,7 +189,7 @@ class AutoAttack(EnsembleEvaluation):
         else:
             names = [name for name, _ in VERSIONS[spec.version]]
             chain = spec.chain()
-        super().__init__(model, chain, names, verbose, device)
+        super().__init__(model, chain, names, verbose, device, engine)
 
 
 class RejectAutoAttack(EnsembleEvaluation):
@@ -195,6 +207,8 @@ class RejectAutoAttack(EnsembleEvaluation):
         verbose: Write one line per attack to standard output.
         version: "standard" or "fast".
         device: Where to move the model and the images; None leaves them where they are.
+        engine: "auto" queries a faster copy of an `nn.Module` where that is possible; the model
+            itself confirms every success. "plain" queries the model itself.
 
     Example:
         >>> import torch
@@ -215,6 +229,7 @@ class RejectAutoAttack(EnsembleEvaluation):
         verbose: bool = True,
         version: str = "standard",
         device: str | torch.device | None = None,
+        engine: str = "auto",
     ) -> None:
         known: tuple[RejectVersion, ...] = get_args(RejectVersion)
         chosen = next((name for name in known if name == version), None)
@@ -229,7 +244,7 @@ class RejectAutoAttack(EnsembleEvaluation):
         spec = attacks.RejectAutoAttackEnsemble(
             ball_by_name(norm, eps), criterion, version=chosen, seed=seed
         )
-        super().__init__(model, spec.chain(), list(spec.members()), verbose, device)
+        super().__init__(model, spec.chain(), list(spec.members()), verbose, device, engine)
 
 
 def _summary(chain_state: ChainState) -> str:

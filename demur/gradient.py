@@ -37,9 +37,12 @@ class AttackModel(Protocol):
 
     Attributes:
         exact: whether `gradient` and `value` have the precision of `model(x)`.
+        verify_every: steps between verifications of candidate successes of an inexact model. On a
+            GPU each verification makes the host wait.
     """
 
     exact: bool = True
+    verify_every: int = 10
 
     def __call__(self, x: Tensor, /) -> Output | Tensor:
         """Return the exact output for images N, C, H, W: an Output or logits."""

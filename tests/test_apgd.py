@@ -9,9 +9,9 @@ from torch import Tensor
 
 from demur.attacks import APGD, CE, DLR, PGD, MultiTarget, Objective, TargetedDLR, UntargetedMargin
 from demur.attacks.apgd import APGDState, _checkpoint_gaps
-from demur.attacks.driver import VERIFY_EVERY
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
+from demur.gradient import AttackModel
 from demur.nets import RejectingNet
 from demur.output import Output, prediction
 from tests.approximate_model import ApproximateModel
@@ -159,10 +159,10 @@ def test_an_approximate_model_is_verified_at_candidates_only() -> None:
     y = prediction(net(x))
     model = ApproximateModel(net, 0.0)
     tight = Linf(0.5 * float(distance(net, x, y, "Linf").min()))
-    APGD(tight, steps=3 * VERIFY_EVERY).perturb(model, x, y, y)
+    APGD(tight, steps=3 * AttackModel.verify_every).perturb(model, x, y, y)
     assert model.exact_passes == 0, "there was no candidate"
     wide = Linf(2 * float(distance(net, x, y, "Linf").max()))
-    x_adv = APGD(wide, steps=3 * VERIFY_EVERY).perturb(model, x, y, y)
+    x_adv = APGD(wide, steps=3 * AttackModel.verify_every).perturb(model, x, y, y)
     assert (prediction(net(x_adv)) != y).all()
     assert model.exact_passes == len(x), "each candidate is confirmed, and its image leaves"
 

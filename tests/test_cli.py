@@ -20,13 +20,8 @@ from tests.conftest import Answer, Command
 from tests.test_runs import spoil
 
 COMMANDS = {
-<<<<<<< HEAD
-    "adaptive", "attack", "bench", "calibrate", "data", "demo", "distortion", "list", "report",
-    "score", "show", "archive", "table", "theory", "train", "export", "predict", "serve",
-=======
     "adaptive", "attack", "bench", "calibrate", "data", "demo", "distortion", "explore", "list",
-    "report", "score", "show", "archive", "table", "theory", "train",
->>>>>>> j-explorer
+    "report", "score", "show", "archive", "table", "theory", "train", "export", "predict", "serve",
 }  # fmt: skip
 
 

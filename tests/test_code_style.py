@@ -43,13 +43,8 @@ LAYERS = [
     ["recipes"],
     ["runs", "engine"],
     ["evaluate"],
-<<<<<<< HEAD
     ["training", "sanity", "autoattack", "guards"],
-    ["report", "serve", "retrofitting", "estimators"],
-=======
-    ["training", "sanity", "autoattack"],
-    ["report", "plot"],
->>>>>>> j-explorer
+    ["report", "plot", "serve", "retrofitting", "estimators"],
     ["bench", "paper"],
     ["cli"],
 ]

@@ -40,7 +40,7 @@ class CheckedModel(AttackModel):
     def __init__(self, model: Model, dtype: torch.dtype) -> None:
         self.model, self.dtype = model, dtype
         self._queried = model if isinstance(model, AttackModel) else PlainModel(self.__call__)
-        self.exact = self._queried.exact
+        self.exact, self.verify_every = self._queried.exact, self._queried.verify_every
 
     @property
     def training(self) -> bool:

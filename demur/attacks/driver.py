@@ -24,8 +24,6 @@ from demur.noise import Stream
 from demur.output import as_output
 from demur.precision import use_precision
 
-VERIFY_EVERY = 10  # steps between verifications for an approximate model
-
 
 @dataclass
 class PerImageState:
@@ -228,7 +226,7 @@ def clean_success(criterion: Criterion, batch: AttackBatch) -> Tensor:
 
 def default_interval(model: Model) -> int:
     """Return the number of steps between verifications; an exact model needs no extra pass."""
-    return 1 if is_exact(model) else VERIFY_EVERY
+    return 1 if is_exact(model) else attack_model(model).verify_every
 
 
 def verify_success(

@@ -5,14 +5,17 @@ Attacks reach it through `demur.gradient.AttackModel`, which FrozenModel impleme
 rounding. CUDA graphs, torch.compile and Triton kernels appear nowhere else, but for noise.
 """
 
+from demur.engine.any_module import FrozenModule, accelerated, attack, check_model_engine
 from demur.engine.copies import Compiler, compile_function
-from demur.engine.frozen import FrozenModel, pad_batch
+from demur.engine.frozen import FrozenModel
 from demur.engine.fused_resnet import FusedTrainingNet, compiler_for_attacks, fused_supported
-from demur.engine.graphs import capture, first_line
+from demur.engine.graphs import capture, cudnn_benchmark, first_line
 from demur.engine.plan import ENGINES, EnginePlan, check_engine, choose_plan
+from demur.engine.queries import pad_batch
 
 __all__ = [
-    "ENGINES", "Compiler", "EnginePlan", "FrozenModel", "FusedTrainingNet", "capture",
-    "check_engine", "choose_plan", "compile_function", "compiler_for_attacks", "first_line",
+    "ENGINES", "Compiler", "EnginePlan", "FrozenModel", "FrozenModule", "FusedTrainingNet",
+    "accelerated", "attack", "capture", "check_engine", "check_model_engine", "choose_plan",
+    "compile_function", "compiler_for_attacks", "cudnn_benchmark", "first_line",
     "fused_supported", "pad_batch",
 ]  # fmt: skip

@@ -9,8 +9,6 @@ Gradients equal those of the net up to the rounding of `precision`.
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +16,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from demur.engine.copies import Compiler, FoldedCopy, ModelCopy, ObjectiveForward, TrainModeCopy
 from demur.engine.fused_resnet import FusedResNet, fused_supported
-from demur.engine.graphs import BatchBuckets, Bucket, CapturedGraph, first_line
-from demur.gradient import AttackModel, Gradient, ObjectiveFunction
+from demur.engine.graphs import CapturedGraph
+from demur.engine.queries import CapturedQueries, Query, pad_batch
+from demur.gradient import ObjectiveFunction
 from demur.nets import RejectingNet
 from demur.output import Output
 from demur.precision import Precision, no_autocast, tf32
 
-Query = Literal["gradient", "gradient_only", "value"]
 
-
-class FrozenModel(nn.Module, AttackModel):
+class FrozenModel(nn.Module, CapturedQueries):
     """The model that the engine passes to an attack in place of the net.
 
     Args:
@@ -49,15 +46,12 @@ class FrozenModel(nn.Module, AttackModel):
         on_message: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         super().__init__()
+        CapturedQueries.__init__(self, compiler, on_message)
         self.exact = precision in ("fp32", "fp64")  # `forward` is exact in eval mode anyway
-        self.precision, self.compiler, self.on_message = precision, compiler, on_message
-        self.buckets: BatchBuckets | None = None
+        self.precision = precision
         self._source = (net,)  # in a tuple, so that its weights are not this module's
         self._copies: dict[bool, ModelCopy] = {}  # by train mode
-        self._graphs: dict[tuple[ObjectiveFunction, Query, Bucket], CapturedGraph[Gradient]] = {}
         self._output_graphs: dict[int, CapturedGraph[Output]] = {}  # full precision, by batch size
-        self._eager_objectives: set[ObjectiveFunction] = set()  # neither compiled nor captured
-        self._forwards: dict[tuple[ObjectiveFunction, Query, bool], ObjectiveForward] = {}
         self.train(net.training)
         if fixed is not None:
             self.set_max_batch(fixed)
@@ -81,101 +75,10 @@ class FrozenModel(nn.Module, AttackModel):
             out: Output = self._source[0](x)
         return out
 
-    def gradient(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Gradient:
-        return self._bucketed_query(objective, "gradient", x, y, *inputs)
-
-    def gradient_only(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Tensor:
-        return self._bucketed_query(objective, "gradient_only", x, y, *inputs).grad
-
-    def value(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> tuple[Tensor, Output]:
-        result = self._bucketed_query(objective, "value", x, y, *inputs)
-        return result.value, result.out
-
-    def _bucketed_query(
-        self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Gradient:
-        """Pad the batch to its bucket size, run the query and drop the padding."""
-        if self.buckets is None or self.training:  # padding would change the batch statistics
-            return self._query(objective, query, x, y, *inputs)
-        count, bucket = len(x), self.buckets.bucket_for((objective, query), len(x))
-        grad, value, out = self._padded_query(objective, query, bucket, x, y, *inputs)
-        return Gradient(  # copies, since the next replay overwrites its results
-            grad[:count].clone(), value[:count].clone(),
-            Output(*(part[:count].clone() for part in out)),
-        )  # fmt: skip
-
-    def _padded_query(
-        self,
-        objective: ObjectiveFunction,
-        query: Query,
-        bucket: Bucket,
-        x: Tensor,
-        y: Tensor,
-        *inputs: Tensor,
-    ) -> Gradient:
-        """Replay the CUDA graph of the query; run it eagerly if there is none."""
-        if objective in self._eager_objectives or not x.is_cuda:
-            padded = (pad_batch(part, bucket.size) for part in (x, y, *inputs))
-            return self._query(objective, query, *padded)
-        try:
-            return self._graph_for(objective, query, bucket, x, y, *inputs)(x, y, *inputs)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # from torch.compile or the capture
-            self._eager_objectives.add(objective)
-            self._forwards.clear()
-            self.on_message(
-                f"cannot compile this objective, attacking it eagerly: {first_line(error)}"
-            )
-            return self._query(objective, query, x, y, *inputs)
-
-    def _query(
-        self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Gradient:
-        if query == "value":
-            with torch.no_grad():
-                _, value, out = self._objective_forward(objective, query)(x, y, *inputs)
-            return Gradient(x[:, :0], value, out)
-        x = x.detach().requires_grad_()
-        with torch.enable_grad():
-            total, value, out = self._objective_forward(objective, query)(x, y, *inputs)
-            with no_autocast(x.device):
-                (grad,) = torch.autograd.grad(total, x)
-        return Gradient(grad, value, out)
-
-    def _graph_for(
-        self, objective: ObjectiveFunction, query: Query, bucket: Bucket, *examples: Tensor
-    ) -> CapturedGraph[Gradient]:
-        """Return the CUDA graph of a query for one bucket, captured on first use."""
-        assert not self.training, "the warm-up would update the running statistics"
-        key = (objective, query, bucket)
-        if key not in self._graphs:
-            padded = (pad_batch(part, bucket.size) for part in examples)
-            untuned = (objective, query, bucket._replace(tuned=False))
-            self._graphs.pop(untuned, None)  # frees its memory
-            function = partial(self._query, objective, query)
-            self._graphs[key] = CapturedGraph(function, *padded, tune=bucket.tuned)
-        return self._graphs[key]
-
     def set_max_batch(self, largest: int) -> None:
-        """Set the largest batch size; a new size drops all captured graphs."""
         if self.buckets is None or largest != self.buckets.largest:
-            # with torch.compile each size is compiled separately, which padding never repays
-            self.buckets = BatchBuckets(largest, tune_later=self.compiler == "none")
             self._output_graphs.clear()
-            self.drop_graphs()
-
-    def drop_graphs(self) -> None:
-        """Drop the captured gradient queries and their memory, for example between attacks."""
-        self._graphs.clear()
-        if self.buckets is not None:
-            self.buckets.reset()
+        super().set_max_batch(largest)
 
     def batch_norms(self) -> list[_BatchNorm]:
         """Return the batch norms of the copy for this mode; callers may set their momentum."""
@@ -207,10 +110,3 @@ class FrozenModel(nn.Module, AttackModel):
                 objective, compiler, skip_aux=query == "gradient_only"
             )
         return self._forwards[key]
-
-
-def pad_batch(batch: Tensor, bucket: int) -> Tensor:
-    """Append zeros to a batch up to `bucket` rows."""
-    if len(batch) == bucket:
-        return batch
-    return torch.cat([batch, batch.new_zeros(bucket - len(batch), *batch.shape[1:])])

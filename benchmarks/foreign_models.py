@@ -1,0 +1,520 @@
+"""AutoAttack on models of somebody else's code: demur beside pyautoattack, with their verdicts.
+
+    python benchmarks/foreign_models.py --images test.npz --only preact --weights rr.safetensors
+    python benchmarks/foreign_models.py --tiny                  # a minute on a CPU, random images
+
+The models are written here in plain PyTorch and share no class with demur. --images holds uint8
+pixels `x` (N, 3, 32, 32) and labels `y`. A model without --weights is trained first for --epochs
+epochs on --train against FGSM. The report is written after each measurement.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, relu
+
+from demur import AcceptedError, AutoAttack, Con, RejectAutoAttack
+from demur.attacks.checked_model import checked
+from demur.attacks.objectives import CE
+from demur.engine import FrozenModule, accelerated, graphs
+from demur.output import as_output, con
+
+EPS = 8 / 255
+TINY = {"count": 24, "batch": 12, "queries": 60, "steps": 6}
+
+
+class Normalised(nn.Module):
+    """A net behind a normalisation, as RobustBench wraps its models."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, net: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        super().__init__()
+        self.net = net
+        self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.net((x - self.mean) / self.std)
+
+
+class PreActBlock(nn.Module):
+    """Batch norm, ReLU, convolution, twice, plus a shortcut."""
+
+    def __init__(self, inner: int, outer: int, stride: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(inner)
+        self.conv1 = nn.Conv2d(inner, outer, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outer)
+        self.conv2 = nn.Conv2d(outer, outer, 3, 1, 1, bias=False)
+        if stride != 1 or inner != outer:
+            self.shortcut = nn.Conv2d(inner, outer, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Any:
+        out = relu(self.bn1(x))
+        skip = self.shortcut(out) if hasattr(self, "shortcut") else x
+        out = self.conv1(out)
+        out = self.conv2(relu(self.bn2(out)))
+        return out + skip
+
+
+class PreActResNet(nn.Module):
+    """Pre-activation ResNet: 18 layers, or a WideResNet for three stages."""
+
+    def __init__(self, stem: int, widths: tuple[int, ...], depth: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, stem, 3, 1, 1, bias=False)
+        blocks, inner = [], stem
+        for stage, width in enumerate(widths):
+            for number in range(depth):
+                blocks.append(PreActBlock(inner, width, 2 if stage and not number else 1))
+                inner = width
+        self.blocks = nn.Sequential(*blocks)
+        self.bn = nn.BatchNorm2d(inner)
+        self.fc = nn.Linear(inner, 10)
+
+    def forward(self, x: Tensor) -> Any:
+        out = relu(self.bn(self.blocks(self.conv(x))))
+        out = nn.functional.adaptive_avg_pool2d(out, 1)
+        return self.fc(out.view(out.size(0), -1))
+
+
+class PostActBlock(nn.Module):
+    """Convolution, batch norm, ReLU, twice, with the shortcut before the last ReLU."""
+
+    def __init__(self, inner: int, outer: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inner, outer, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outer)
+        self.conv2 = nn.Conv2d(outer, outer, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outer)
+        self.shortcut: nn.Module = nn.Sequential()
+        if stride != 1 or inner != outer:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inner, outer, 1, stride, bias=False), nn.BatchNorm2d(outer)
+            )
+
+    def forward(self, x: Tensor) -> Any:
+        out = relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        out += self.shortcut(x)
+        return relu(out)
+
+
+class PostActResNet18(nn.Module):
+    """The ResNet-18 of most CIFAR-10 code: post-activation, stem of 3x3."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        layers, inner = [], width
+        for stage in range(4):
+            for number in range(2):
+                layers.append(PostActBlock(inner, width << stage, 2 if stage and not number else 1))
+                inner = width << stage
+        self.layers = nn.Sequential(*layers)
+        self.linear = nn.Linear(inner, 10)
+
+    def forward(self, x: Tensor) -> Any:
+        out = self.layers(relu(self.bn1(self.conv1(x))))
+        return self.linear(out.mean((2, 3)))
+
+
+class Attention(nn.Module):
+    """Self-attention with one projection for queries, keys and values."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.proj = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Any:
+        n, tokens, dim = x.shape
+        parts = self.qkv(x).reshape(n, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        out = nn.functional.scaled_dot_product_attention(*parts)
+        return self.proj(out.transpose(1, 2).reshape(n, tokens, dim))
+
+
+class VisionTransformer(nn.Module):
+    """A small ViT in the style of timm: patches of 4x4 pixels."""
+
+    def __init__(self, dim: int = 256, depth: int = 8, heads: int = 4) -> None:
+        super().__init__()
+        self.patch_embed = nn.Conv2d(3, dim, 4, 4)
+        self.pos_embed = nn.Parameter(0.02 * torch.randn(1, 64, dim))
+        self.blocks = nn.ModuleList(
+            nn.ModuleList([
+                nn.LayerNorm(dim), Attention(dim, heads), nn.LayerNorm(dim),
+                nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)),
+            ])
+            for _ in range(depth)
+        )  # fmt: skip
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, 10)
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.patch_embed(x).flatten(2).transpose(1, 2) + self.pos_embed
+        for block in self.blocks:
+            norm1, attention, norm2, mlp = block.children()
+            x = x + attention(norm1(x))
+            x = x + mlp(norm2(x))
+        return self.head(self.norm(x).mean(1))
+
+
+def build(name: str, tiny: bool) -> nn.Module:
+    """Return a model with random weights."""
+    torch.manual_seed(0)
+    nets: dict[str, Callable[[], nn.Module]] = {
+        "resnet18": lambda: PostActResNet18(8 if tiny else 64),
+        "preact": lambda: PreActResNet(64, (64, 128, 256, 512), 2),
+        "wideresnet": lambda: PreActResNet(16, (16, 32, 64) if tiny else (160, 320, 640), 4),
+        "vit": lambda: VisionTransformer(*((32, 2, 2) if tiny else ())),
+    }
+    return Normalised(nets[name](), (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
+
+
+def load_demur_weights(model: nn.Module, file: Path) -> None:
+    """Load a demur ResNet-18 (fp16 safetensors) into the model "preact"."""
+    stored, renamed = load_file(file), {}
+    for key, value in stored.items():
+        name = key.removeprefix("trunk.")
+        if name.startswith("stages."):
+            _, stage, number, *rest = name.split(".")
+            name = f"net.blocks.{2 * int(stage) + int(number)}." + ".".join(rest)
+            name = name.replace("norm", "bn")
+        elif name.startswith("normalise."):
+            name = name.removeprefix("normalise.")
+        elif name.startswith("aux."):
+            continue
+        else:
+            name = f"net.{name}".replace("stem", "conv").replace("norm", "bn")
+            name = name.replace("classify", "fc")
+        shaped = value.view(1, 3, 1, 1) if name in ("mean", "std") else value
+        renamed[name] = shaped.float() if value.is_floating_point() else value
+    model.load_state_dict(renamed)
+
+
+def fit(model: nn.Module, file: Path, epochs: int, device: torch.device) -> None:
+    """Train against FGSM with random starts (Wong et al. 2020), for nets to be a little robust."""
+    x, y = read_images(file, None, device)
+    model.train()
+    optimiser = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=5e-4, nesterov=True)
+    steps = epochs * (len(x) // 256)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.1, max(steps, 1))
+    for _ in range(epochs):
+        for rows in torch.randperm(len(x), device=device)[: len(x) // 256 * 256].split(256):
+            part, label = x[rows], y[rows]
+            delta = torch.empty_like(part).uniform_(-EPS, EPS).requires_grad_()
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = cross_entropy(model((part + delta).clamp(0, 1)), label)
+            (grad,) = torch.autograd.grad(loss, delta)
+            delta = (delta + 1.25 * EPS * grad.sign()).detach().clamp(-EPS, EPS)
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = cross_entropy(model((part + delta).clamp(0, 1)), label)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            schedule.step()
+
+
+def read_images(file: Path, count: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return pixels in [0, 1] and labels."""
+    stored = np.load(file)
+    x, y = torch.from_numpy(stored["x"][:count]), torch.from_numpy(stored["y"][:count])
+    return (x.float() / 255).to(device), y.long().to(device)
+
+
+class Bench:
+    """Measurements of one model, with a report in JSON."""
+
+    def __init__(self, options: argparse.Namespace, model: nn.Module, x: Tensor, y: Tensor) -> None:
+        self.options, self.model, self.x, self.y = options, model, x, y
+        self.rows: dict[str, Any] = {}
+        self.verdicts: dict[str, Tensor] = {}
+
+    def measure(self, name: str, seconds: float, work: Callable[[], Tensor | None]) -> None:
+        """Run one measurement unless less than its expected seconds are left."""
+        left = self.options.until - time.perf_counter()
+        if left < seconds * (not self.options.tiny):
+            say(f"{name}: skipped, {left:.0f} s left")
+            return
+        captures: list[float] = []
+        synchronise(self.x)
+        with timed_captures(captures):
+            start = time.perf_counter()
+            x_adv = work()
+            synchronise(self.x)
+            spent = time.perf_counter() - start
+        row: dict[str, Any] = {"seconds": round(spent, 2)}
+        if captures:
+            row |= {"start_up": round(sum(captures), 2), "captures": len(captures)}
+            row["without_start_up"] = round(spent - sum(captures), 2)
+        if x_adv is not None:
+            self.verdicts[name] = self.correct(x_adv)
+            row["correct"] = round(self.verdicts[name].float().mean().item(), 4)
+            inside = (x_adv - self.x).abs().amax().item() <= EPS + 1e-6
+            row["inside"] = inside
+        self.rows[name] = row
+        say(f"{name}: {row}")
+
+    @torch.no_grad()
+    def correct(self, x: Tensor) -> Tensor:
+        parts = zip(x.split(250), self.y.split(250), strict=True)
+        return torch.cat([self.model(part).argmax(1) == label for part, label in parts])
+
+    def ours(self, benchmark: bool, engine: str = "auto") -> Tensor:
+        with cudnn_benchmark(benchmark):
+            ensemble = AutoAttack(self.model, eps=EPS, engine=engine)
+            if self.options.tiny:
+                ensemble.chain = shortened(ensemble.chain)
+            found = ensemble.run_standard_evaluation(self.x, self.y, bs=self.options.batch)
+        assert isinstance(found, Tensor)
+        return found
+
+    def pyautoattack(self, benchmark: bool) -> Tensor:
+        from pyautoattack import AutoAttack as Theirs  # type: ignore[import-untyped]
+
+        with cudnn_benchmark(benchmark):
+            ensemble = Theirs(
+                self.model, norm="Linf", eps=EPS, seed=0, version="standard", device=self.x.device
+            )
+            if self.options.tiny:
+                ensemble.apgd.n_iter = ensemble.apgd_targeted.n_iter = TINY["steps"]
+                ensemble.fab.n_iter, ensemble.square.n_queries = TINY["steps"], TINY["queries"]
+            found: Tensor = ensemble.run_standard_evaluation(
+                self.x, self.y, batch_size=self.options.batch
+            )[0]
+        return found
+
+    def rejecting(self, version: str, engine: str = "auto") -> None:
+        """Measure the accepted errors of RejectAutoAttack at a threshold of 95% TPR."""
+        with torch.no_grad():
+            score = torch.cat([con(as_output(self.model(part))) for part in self.x.split(250)])
+        threshold = float(score[self.correct(self.x)].quantile(0.05))
+        criterion = AcceptedError(Con(), threshold)
+        ensemble = RejectAutoAttack(self.model, criterion, eps=EPS, version=version, engine=engine)
+        if self.options.tiny:
+            ensemble.chain = shortened(ensemble.chain)
+        found = ensemble.run_standard_evaluation(self.x, self.y, bs=self.options.batch)
+        assert isinstance(found, Tensor)
+        with torch.no_grad():
+            out = torch.cat([self.model(part) for part in found.split(250)])
+        accepted_errors = (out.argmax(1) != self.y) & (con(as_output(out)) >= threshold)
+        self.rows[f"accepted errors, {version}, {engine}"] = accepted_errors.float().mean().item()
+
+    def queries(self) -> None:
+        """Measure milliseconds of a gradient query and of a forward pass, by batch size."""
+        sizes = [size for size in (64, 128, 250, 500, 1000) if size <= len(self.x)] or [len(self.x)]
+        for engine in ("plain", "auto"):
+            with (
+                checked(self.model, self.x, self.y) as (model, x, y),
+                accelerated(model, x, y, len(x), engine, say) as fast,
+            ):
+                for size in sizes:
+                    part, label = x[:size], y[:size]
+                    row = {
+                        kind: self.milliseconds(partial(call, CE(), part, label))
+                        for kind, call in (("gradient", fast.gradient), ("forward", fast.value))
+                    }
+                    self.rows[f"ms, {engine}, {size}"] = row
+                    say(f"ms, {engine}, {size}: {row}")
+
+    def compiled_queries(self) -> None:
+        """Measure a query of the largest batch with a compiled copy, and the compilation."""
+        size = min(self.options.batch, len(self.x))
+        with (
+            checked(self.model, self.x, self.y) as (model, x, y),
+            accelerated(model, x, y, len(x), "auto", say) as fast,
+        ):
+            assert isinstance(fast.model, FrozenModule)
+            fast.model.fast.net = torch.compile(fast.model.fast.net, dynamic=False)  # type: ignore[assignment]
+            part, label = x[:size], y[:size]
+            for kind, call in (("gradient", fast.gradient), ("forward", fast.value)):
+                start = time.perf_counter()
+                call(CE(), part, label)
+                synchronise(x)
+                row = {"first_seconds": round(time.perf_counter() - start, 2)}
+                row["ms"] = self.milliseconds(partial(call, CE(), part, label))
+                self.rows[f"compiled {kind}, {size}"] = row
+                say(f"compiled {kind}, {size}: {row}")
+
+    def milliseconds(self, query: Callable[[], Any], repeats: int = 20) -> float:
+        repeats = 2 if self.options.tiny else repeats
+        for _ in range(2):
+            query()
+        synchronise(self.x)
+        start = time.perf_counter()
+        for _ in range(repeats):
+            query()
+        synchronise(self.x)
+        return round(1000 * (time.perf_counter() - start) / repeats, 3)
+
+    def compare(self) -> None:
+        """Count different verdicts, and divide the seconds."""
+        names = [name for name in self.verdicts if name.startswith("pyautoattack")]
+        for theirs in names:
+            for ours in (name for name in self.verdicts if name.startswith("ours")):
+                a, b = self.verdicts[ours], self.verdicts[theirs]
+                spent, row = self.rows[theirs]["seconds"], self.rows[ours]
+                self.rows[f"{ours} / {theirs}"] = {
+                    "only_ours_breaks": int((~a & b).sum()),
+                    "only_theirs_breaks": int((a & ~b).sum()),
+                    "times": round(spent / row["seconds"], 2),
+                    "times_without_start_up": round(
+                        spent / row.get("without_start_up", row["seconds"]), 2
+                    ),
+                }
+                say(f"{ours} / {theirs}: {self.rows[f'{ours} / {theirs}']}")
+
+
+def shortened(chain: Any) -> Any:
+    """Return the chain with few steps and queries, for --tiny."""
+    from dataclasses import replace
+
+    def short(attack: Any) -> Any:
+        if hasattr(attack, "attack"):
+            return replace(attack, attack=short(attack.attack))
+        key, value = ("queries", TINY["queries"]) if hasattr(attack, "queries") else ("steps", 6)
+        return replace(attack, **{key: value})
+
+    return replace(chain, attacks=tuple(short(attack) for attack in chain.attacks))
+
+
+def say(sentence: str) -> None:
+    """Write a line at once."""
+    sys.stdout.write(f"{sentence}\n")
+    sys.stdout.flush()
+
+
+def synchronise(x: Tensor) -> None:
+    """Wait for the GPU."""
+    if x.is_cuda:
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def cudnn_benchmark(enabled: bool) -> Iterator[None]:
+    """Set cuDNN benchmark as a user would; an attack must leave it so."""
+    torch.backends.cudnn.benchmark = enabled
+    try:
+        yield
+        assert torch.backends.cudnn.benchmark == enabled, "the attack left another setting"
+    finally:
+        torch.backends.cudnn.benchmark = False
+
+
+@contextmanager
+def timed_captures(seconds: list[float]) -> Iterator[None]:
+    """Collect the seconds of each capture of a CUDA graph."""
+    plain = graphs.CapturedGraph.__init__
+
+    def timed(self: Any, *args: Any, **options: Any) -> None:
+        start = time.perf_counter()
+        plain(self, *args, **options)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+
+    graphs.CapturedGraph.__init__ = timed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        graphs.CapturedGraph.__init__ = plain  # type: ignore[method-assign]
+
+
+def bench(options: argparse.Namespace, name: str) -> dict[str, Any]:
+    """Return the measurements of one model."""
+    device = torch.device(options.device)
+    model = build(name, options.tiny).to(device)
+    if options.images:
+        x, y = read_images(options.images, options.count, device)
+    else:
+        x, y = torch.rand(options.count, 3, 32, 32, device=device), None
+    if options.weights and name == "preact":
+        load_demur_weights(model, options.weights)
+    elif options.train:
+        fit(model, options.train, options.epochs, device)
+    model.eval()
+    if y is None:
+        y = torch.cat([model(part).argmax(1) for part in x.split(64)]).detach()
+    run = Bench(options, model, x, y)
+    clean = run.correct(x).float().mean().item()
+    say(f"{name}: {clean:.1%} of {len(x)} clean images correct")
+    if options.weights and name == "preact":
+        assert 0.79 < clean < 0.88, "the weights do not fit this model"
+    run.rows["clean"] = clean
+    what = options.measure.split(",")
+    plan: dict[str, tuple[float, Callable[[], Tensor | None]]] = {
+        "queries": (15, run.queries),
+        "ours": (30, lambda: run.ours(False)),
+        "pyautoattack, benchmark": (95, lambda: run.pyautoattack(True)),
+        "ours, benchmark": (30, lambda: run.ours(True)),
+        "reject, standard": (45, lambda: run.rejecting("standard")),
+        "reject, fast": (15, lambda: run.rejecting("fast")),
+        "pyautoattack": (85, lambda: run.pyautoattack(False)),
+        "compiled": (45, run.compiled_queries),
+        "ours, plain": (75, lambda: run.ours(False, "plain")),
+        "reject, fast, plain": (40, lambda: run.rejecting("fast", "plain")),
+    }
+    for key, (seconds, work) in plan.items():
+        if key in what or options.measure == "all":
+            run.measure(key, seconds, work)
+            write(options, {name: run.rows})
+    run.compare()
+    return run.rows
+
+
+def write(options: argparse.Namespace, models: dict[str, Any]) -> None:
+    """Write the report so far."""
+    where = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    shown = {k: str(v) for k, v in vars(options).items() if k != "until"}
+    report = {"device": where, "torch": torch.__version__, "options": shown, "models": models}
+    if options.output:
+        options.output.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def main() -> None:
+    """Read the options and measure each model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="resnet18,wideresnet,vit")
+    parser.add_argument("--images", type=Path)
+    parser.add_argument("--train", type=Path)
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--batch", type=int, default=500)
+    parser.add_argument("--measure", default="all", help="names of measurements, or all")
+    parser.add_argument("--seconds", type=float, default=1e9, help="start nothing after these")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--tiny", action="store_true", help="small nets, short attacks")
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    options.until = time.perf_counter() + options.seconds
+    if options.tiny:
+        options.count, options.batch = TINY["count"], TINY["batch"]
+    logging.getLogger("auto-attack").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    if options.device == "cuda":  # loads the libraries of the GPU, for everybody
+        conv = nn.Conv2d(3, 8, 3).to("cuda")
+        conv(torch.rand(8, 3, 32, 32, device="cuda")).sum().backward()
+        synchronise(conv.weight)
+    models: dict[str, Any] = {}
+    for name in options.only.split(","):
+        models[name] = bench(options, name)
+        write(options, models)
+
+
+if __name__ == "__main__":
+    main()

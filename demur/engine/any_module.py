@@ -1,0 +1,288 @@
+"""The fast engine for any module: queries run on a checked copy, the module confirms successes.
+
+    x_adv = attack(model, APGD(Linf(8/255)), x, y)              # engine="auto"
+    with accelerated(checked_model, x, y, batch_size=250) as model: ...
+
+On a GPU the copy computes in bf16 and its queries are captured as CUDA graphs. On a CPU a short
+trial decides. A model that cannot be copied faithfully is attacked as it is, with one sentence.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from demur.attacks import CE, Attack, UntargetedMargin
+from demur.attacks.checked_model import CheckedModel, NoGradientError, checked
+from demur.engine.copies import ObjectiveForward, query_result
+from demur.engine.fast_copy import CannotCopy, CopySettings, FastCopy, check_copyable
+from demur.engine.graphs import Bucket, cudnn_benchmark, first_line
+from demur.engine.queries import CapturedQueries, Query
+from demur.errors import BadInput
+from demur.gradient import Gradient, Model, ObjectiveFunction, PlainModel
+from demur.nan_checks import deferred_checks
+from demur.output import Output, as_output
+from demur.precision import no_autocast, tf32
+
+ModelEngine = Literal["auto", "plain"]
+MessageCallback = Callable[[str], None]
+GPU_SETTINGS = (
+    CopySettings("bf16", channels_last=True),
+    CopySettings("bf16", channels_last=False),
+    CopySettings("tf32", channels_last=False),
+)
+CPU_SETTINGS = (CopySettings("fp32", channels_last=True), CopySettings("fp32", channels_last=False))
+CHECKED_IMAGES = 16  # on which a copy must agree with its model
+LOGIT_TOLERANCE = {"bf16": 0.05, "tf32": 0.01, "fp32": 1e-3}  # of the largest logit
+MIN_COSINE = 0.9  # of the gradients of copy and model, median over images
+TRIAL_REPEATS = 2
+MAX_TIME_RATIO = 0.97  # on a CPU a copy must take at most this share of the model's time
+MIN_TRIAL_QUERIES = 100  # forward and backward passes below which no trial on a CPU pays
+ROUNDING = 1e-4  # two passes of one model may differ by this share of the largest logit
+
+
+class FrozenModule(CapturedQueries):
+    """Any module as an AttackModel: gradients and values of the copy, outputs of the module.
+
+    Args:
+        model: The module.
+        fast: Its copy.
+        on_message: Called with a sentence if an objective cannot be captured.
+    """
+
+    exact = False
+
+    def __init__(self, model: nn.Module, fast: FastCopy, on_message: MessageCallback) -> None:
+        super().__init__("none", on_message)
+        self.model, self.fast = model, fast
+        if fast.device.type == "cpu":
+            self.verify_every = 1
+
+    def __call__(self, x: Tensor, /) -> Output | Tensor:
+        with tf32("fp32"), no_autocast(x.device):
+            out: Output | Tensor = self.model(x)
+        return out
+
+    def _objective_forward(self, objective: ObjectiveFunction, query: Query) -> ObjectiveForward:
+        def forward(x: Tensor, y: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Output]:
+            out = self.fast(x)
+            return query_result(objective(out, y, *inputs), out, skip_aux=False)
+
+        return forward
+
+    def _query(
+        self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
+    ) -> Gradient:
+        result = super()._query(objective, query, x, y, *inputs)
+        return result._replace(grad=result.grad.contiguous())
+
+    def _padded_query(
+        self,
+        objective: ObjectiveFunction,
+        query: Query,
+        bucket: Bucket,
+        x: Tensor,
+        y: Tensor,
+        *inputs: Tensor,
+    ) -> Gradient:
+        try:
+            return super()._padded_query(objective, query, bucket, x, y, *inputs)
+        except torch.OutOfMemoryError:
+            if objective in self._eager_objectives:
+                raise
+        self.on_message("the GPU memory is too small for CUDA graphs; use a smaller batch size")
+        self._eager_objectives.add(objective)
+        self._graphs.clear()
+        torch.cuda.empty_cache()
+        return self._query(objective, query, x, y, *inputs)
+
+    def drop_graphs(self) -> None:
+        """Drop the captured queries if they fill half of the memory: later batches use them."""
+        if self.buckets is not None and self._graphs:
+            free, total = torch.cuda.mem_get_info()
+            if free < total / 2:
+                super().drop_graphs()
+
+
+def attack(
+    model: Model,
+    attack: Attack,
+    x: Tensor,
+    y: Tensor,
+    engine: str = "auto",
+    on_message: MessageCallback = lambda sentence: None,
+) -> Tensor:
+    """Return adversarial examples of an attack on any model, with the fast engine if it can.
+
+    `attack(model, x, y)` of the attack itself is the same with engine="plain".
+
+    Args:
+        model: A model from images, N, C, H, W in [0, 1], to logits or an `Output`.
+        attack: The attack.
+        x: Images, N, C, H, W, in [0, 1].
+        y: True labels, N, int64.
+        engine: "auto" queries a faster copy of an `nn.Module` where that is possible; the model
+            itself confirms every success. "plain" queries the model itself.
+        on_message: Called with a sentence for each step that the engine cannot take.
+
+    Returns:
+        Adversarial examples, shape of x.
+
+    Example:
+        >>> import demur, torch
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        >>> x, y = torch.rand(4, 1, 8, 8), torch.arange(4)
+        >>> x_adv = demur.attack(model, demur.PGD(demur.Linf(0.1), steps=3), x, y)
+    """
+    check_model_engine(engine)
+    queries = attack.gradient_queries + getattr(attack, "queries", 0)
+    if engine == "plain" or (x.device.type == "cpu" and queries < MIN_TRIAL_QUERIES):
+        return attack(model, x, y)
+    with (
+        cudnn_benchmark(False),
+        checked(model, x, y) as (checked_model, images, labels),
+        accelerated(checked_model, images, labels, len(x), engine, on_message) as fast,
+    ):
+        x_adv = attack.perturb(fast, images, labels, torch.arange(len(x), device=y.device))
+        attack.check_result(images, x_adv)
+        return x_adv
+
+
+def check_model_engine(name: str) -> None:
+    """Raise BadInput unless this is the name of an engine for any model."""
+    known: tuple[str, ...] = get_args(ModelEngine)
+    if name not in known:
+        raise BadInput(f"the engine must be {' or '.join(known)}, not {name!r}")
+
+
+@contextmanager
+def accelerated(
+    model: CheckedModel,
+    x: Tensor,
+    y: Tensor,
+    batch_size: int,
+    engine: str = "auto",
+    on_message: MessageCallback = lambda sentence: None,
+) -> Iterator[CheckedModel]:
+    """Yield the model as attacks should query it, or the model itself for engine="plain".
+
+    Inside the block cuDNN benchmark is off: each new number of surviving images would be tuned.
+
+    Args:
+        model: The checked model.
+        x: Images, N, C, H, W; the first ones test the copy.
+        y: True labels, N.
+        batch_size: The largest batch size of the attacks.
+        engine: "auto" or "plain".
+        on_message: Called with a sentence for each step that the engine cannot take.
+    """
+    check_model_engine(engine)
+    if engine == "plain":
+        yield model
+        return
+    # CUDA graphs are captured on the current device
+    with cudnn_benchmark(False), torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+        try:
+            frozen = _frozen_module(model, x, y, batch_size, on_message)
+        except CannotCopy as reason:
+            on_message(f"the fast engine cannot take this model: {reason}; attacking it as it is")
+            frozen = None
+        yield model if frozen is None else CheckedModel(frozen, model.dtype)
+
+
+def _frozen_module(
+    model: CheckedModel, x: Tensor, y: Tensor, batch_size: int, on_message: MessageCallback
+) -> FrozenModule | None:
+    """Return the module on its fastest faithful copy; None if no copy is faster on a CPU."""
+    if x.dtype != torch.float32 or model.dtype != torch.float32:
+        raise CannotCopy("it does not compute in float32")
+    module = check_copyable(model.model)
+    on_gpu = x.is_cuda
+    if not on_gpu and not any(isinstance(part, nn.Conv2d) for part in module.modules()):
+        return None
+    first = x[:CHECKED_IMAGES], y[:CHECKED_IMAGES]
+    expected = _expected(model, *first)
+    for settings in GPU_SETTINGS if on_gpu else CPU_SETTINGS:
+        try:
+            frozen = FrozenModule(module, FastCopy(module, settings, first[0][:2]), on_message)
+            _check_agreement(frozen, expected, *first)
+        except CannotCopy:
+            raise
+        except Exception as error:  # of the user's code
+            on_message(f"a copy in {settings} fails: {first_line(error)}")
+            continue
+        if on_gpu:
+            frozen.set_max_batch(min(batch_size, len(x)))
+            return frozen
+        return frozen if _is_faster(frozen, model, *first) else None
+    raise CannotCopy("no copy of it agrees with it")
+
+
+def _expected(model: CheckedModel, x: Tensor, y: Tensor) -> Gradient:
+    """Return the model's margin, its gradient and output, or raise CannotCopy if it is random."""
+    devices = [x.device] if x.is_cuda else []
+    state = _random_state(devices)
+    with tf32("fp32"), no_autocast(x.device), torch.no_grad():
+        outputs = [as_output(model(x)) for _ in range(2)]
+    try:
+        with tf32("fp32"), no_autocast(x.device):
+            expected = model.gradient(UntargetedMargin(), x, y)
+    except NoGradientError:
+        raise CannotCopy("it has no gradient with respect to the images") from None
+    outputs.append(expected.out)
+    largest = outputs[0].logits.abs().amax()
+    same = [bool(_difference(outputs[0], other) <= ROUNDING * largest) for other in outputs[1:]]
+    if not all(same) or state != _random_state(devices):
+        raise CannotCopy("it is random")
+    return expected
+
+
+def _random_state(devices: list[torch.device]) -> list[bytes]:
+    """Return the states of torch's global generators."""
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+    return [state.numpy().tobytes() for state in states]
+
+
+def _difference(one: Output, other: Output) -> Tensor:
+    """Return the largest difference of logits and auxiliary outputs; NaN counts as infinite."""
+    pairs = ((one.logits, other.logits), (one.aux, other.aux))
+    parts = [(a - b).abs().flatten() for a, b in pairs]
+    return torch.cat(parts).nan_to_num(nan=torch.inf).amax()
+
+
+def _check_agreement(frozen: FrozenModule, expected: Gradient, x: Tensor, y: Tensor) -> None:
+    """Raise BadInput if the copy's outputs or gradients differ by more than rounding."""
+    grad, _, out = frozen._query(UntargetedMargin(), "gradient", x, y)
+    if any(part.dtype != torch.float32 for part in (out.logits, out.aux)):
+        raise BadInput("its logits are rounded to 16 bits")
+    precision = frozen.fast.settings.precision
+    scale = torch.cat((expected.out.logits, expected.out.aux), -1).abs().amax()
+    if not bool(_difference(out, expected.out) <= LOGIT_TOLERANCE[precision] * scale):
+        raise BadInput("its outputs are not those of the model")
+    own, theirs = grad.flatten(1).double(), expected.grad.flatten(1).double()
+    cosine = torch.cosine_similarity(own, theirs, 1, eps=1e-300)
+    both_zero = (own.norm(dim=1) == 0) & (theirs.norm(dim=1) == 0)
+    if not bool(torch.where(both_zero, 1.0, cosine).median() >= MIN_COSINE):
+        raise BadInput("its gradients are not those of the model")
+
+
+def _is_faster(frozen: FrozenModule, model: CheckedModel, x: Tensor, y: Tensor) -> bool:
+    """Return whether the copy is faster than the model on a CPU."""
+    return _query_seconds(frozen, x, y) < MAX_TIME_RATIO * _query_seconds(PlainModel(model), x, y)
+
+
+def _query_seconds(model: PlainModel | FrozenModule, x: Tensor, y: Tensor) -> float:
+    """Return the seconds of a gradient query and a forward pass, without the first, cold ones."""
+    seconds = []
+    queries = (partial(model.gradient, CE(), x, y), partial(model.value, CE(), x, y))
+    with deferred_checks():
+        for _ in range(1 + TRIAL_REPEATS):
+            start = time.perf_counter()
+            for query in queries:
+                query()
+            seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])

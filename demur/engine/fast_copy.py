@@ -1,0 +1,237 @@
+"""A faster copy of any module in eval mode: batch norm folded, channels-last, bf16 by autocast.
+
+    fast = FastCopy(model, CopySettings("bf16", channels_last=True), x)
+    fast(x).logits                      # those of the model up to the rounding of the precision
+
+The copy has frozen weights of its own. The model itself is only read.
+"""
+
+import copy
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.nn.modules.module import _has_any_global_hook
+
+from demur.engine.copies import replace_module
+from demur.errors import BadInput
+from demur.gradient import Model
+from demur.nets.conv import MIN_CHANNELS
+from demur.output import Output, as_output
+from demur.precision import Precision, autocast, no_autocast, products_dtype, tf32
+
+FOLD_TOLERANCE = 1e-3  # of the largest logit, in fp32
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+class CannotCopy(BadInput):
+    """A model that cannot be copied; the message is the reason, without a subject."""
+
+
+@dataclass(frozen=True)
+class CopySettings:
+    """How a copy computes."""
+
+    precision: Precision
+    channels_last: bool
+
+    def __str__(self) -> str:
+        layout = "channels-last" if self.channels_last else "contiguous"
+        return f"{self.precision}, {layout}"
+
+
+class Call(NamedTuple):
+    """One call of a convolution, linear layer or batch norm in a forward pass."""
+
+    module: nn.Module
+    given: Tensor
+    given_version: int  # counts changes in place
+    returned: Tensor
+    returned_version: int
+
+
+class FastCopy:
+    """The copy; calling it returns an Output.
+
+    Args:
+        model: A module that `check_copyable` lets pass.
+        settings: Precision and memory format.
+        x: Images, N, C, H, W, on which layers are traced and folding is checked.
+
+    Attributes:
+        folded: The number of batch norms that were folded into convolutions.
+    """
+
+    def __init__(self, model: nn.Module, settings: CopySettings, x: Tensor) -> None:
+        self.settings, self.device = settings, x.device
+        self.net, self.folded = _folded_copy(model, x)
+        out, calls = _trace(self.net, x)
+        layers = [call.module for call in calls if isinstance(call.module, nn.Conv2d | nn.Linear)]
+        classes = as_output(out).logits.shape[-1]
+        heads = {layer for layer in layers if layer.weight.shape[0] == classes} | {*layers[-1:]}
+        for layer in {*layers} - heads:
+            if x.is_cuda and isinstance(layer, nn.Conv2d) and layer.in_channels < MIN_CHANNELS:
+                _pad_channels(layer)
+            _cast(layer, settings)
+        for layer in heads:
+            _run_in_fp32(layer)
+
+    def __call__(self, x: Tensor) -> Output:
+        layout = torch.channels_last if self.settings.channels_last else torch.contiguous_format
+        # a copy, since the model may change its input in place
+        x = x.clone(memory_format=layout)
+        with autocast(self.settings.precision, x.device), tf32(self.settings.precision):
+            return as_output(self.net(x), len(x))
+
+
+def check_copyable(model: Model) -> nn.Module:
+    """Return the model, or raise CannotCopy if a copy could differ from it."""
+    if not isinstance(model, nn.Module):
+        raise CannotCopy("it is not an nn.Module")
+    modules = list(model.modules())
+    if any(isinstance(m, torch.jit.ScriptModule) for m in modules):
+        raise CannotCopy("it is a TorchScript module")
+    if _has_any_global_hook() or any(getattr(m, name, None) for m in modules for name in HOOKS):
+        raise CannotCopy("it has hooks")
+    if any(isinstance(m, nn.modules.batchnorm._NormBase) and _uses_batch(m) for m in modules):
+        raise CannotCopy("its batch norm uses the statistics of the batch")
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(t.is_floating_point() and t.dtype != torch.float32 for t in tensors):
+        raise CannotCopy("its weights are not all float32")
+    if len({t.device for t in tensors}) > 1:
+        raise CannotCopy("it lies on several devices")
+    return model
+
+
+def _uses_batch(norm: nn.modules.batchnorm._NormBase) -> bool:
+    if isinstance(norm, nn.modules.instancenorm._InstanceNorm):
+        return False  # statistics of one image
+    return norm.training or norm.running_mean is None
+
+
+def _folded_copy(model: nn.Module, x: Tensor) -> tuple[nn.Module, int]:
+    """Return a frozen copy with folded batch norm, and how many of them are folded."""
+    net = _copied(model)
+    out, calls = _trace(net, x)
+    pairs = _conv_norm_pairs(calls)
+    if not pairs:
+        return net, 0
+    for conv, norm in pairs:
+        _fold(net, conv, norm)
+    before, after = as_output(out).logits, as_output(_trace(net, x)[0]).logits
+    if bool((before - after).abs().amax() <= FOLD_TOLERANCE * before.abs().amax()):
+        return net, len(pairs)
+    return _copied(model), 0  # another layer reads what lies between a convolution and its norm
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """Return a copy of the module with frozen weights, on one device."""
+    try:
+        net = copy.deepcopy(model)
+    except Exception as error:
+        raise CannotCopy(f"copy.deepcopy fails: {error}") from error
+    while isinstance(net, PARALLEL):
+        net = net.module
+    for name, module in list(net.named_modules()):
+        if isinstance(module, PARALLEL):
+            replace_module(net, name, module.module)
+    return net.requires_grad_(False)
+
+
+def _trace(net: nn.Module, x: Tensor) -> tuple[Any, list[Call]]:
+    """Return the output of a forward pass in fp32 and the calls of layers, in order."""
+    calls: list[Call] = []
+    versions: dict[nn.Module, int] = {}
+
+    def before(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if args:  # not given by keyword
+            versions[module] = args[0]._version
+
+    def after(module: nn.Module, args: tuple[Tensor, ...], returned: Tensor) -> None:
+        if args:
+            call = Call(module, args[0], versions[module], returned, returned._version)
+            calls.append(call)
+
+    layers = [m for m in net.modules() if type(m) in (nn.Conv2d, nn.Linear, nn.BatchNorm2d)]
+    handles = [m.register_forward_pre_hook(before) for m in layers]
+    handles += [m.register_forward_hook(after) for m in layers]
+    try:
+        with torch.no_grad(), tf32("fp32"), no_autocast(x.device):
+            out = net(x.clone())
+    finally:
+        for handle in handles:
+            handle.remove()
+    return out, calls
+
+
+def _conv_norm_pairs(calls: list[Call]) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
+    """Return convolutions whose output goes to a batch norm, both called once."""
+    times = Counter(call.module for call in calls)
+    convs = {id(call.returned): call for call in calls if isinstance(call.module, nn.Conv2d)}
+    pairs = []
+    for call in calls:
+        source = convs.get(id(call.given))
+        if not isinstance(call.module, nn.BatchNorm2d) or source is None:
+            continue
+        unchanged = source.returned_version == call.given_version
+        if unchanged and times[call.module] == times[source.module] == 1:
+            assert isinstance(source.module, nn.Conv2d)
+            pairs.append((source.module, call.module))
+    return pairs
+
+
+def _fold(net: nn.Module, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
+    """Put the affine map of a batch norm in eval mode into the convolution before it."""
+    assert norm.running_mean is not None and norm.running_var is not None
+    scale = (norm.running_var.double() + norm.eps).rsqrt()
+    if norm.affine:
+        scale = scale * norm.weight.double()
+    shift = -norm.running_mean.double() * scale
+    if norm.affine:
+        shift = shift + norm.bias.double()
+    if conv.bias is not None:
+        shift = shift + conv.bias.double() * scale
+    _set_weight(conv, (conv.weight.double() * scale[:, None, None, None]).float())
+    conv.bias = nn.Parameter(shift.float(), requires_grad=False)
+    name = next(name for name, module in net.named_modules() if module is norm)
+    replace_module(net, name, nn.Identity())
+
+
+def _set_weight(layer: nn.Conv2d | nn.Linear, weight: Tensor) -> None:
+    """Set a new parameter: another layer may share the old one."""
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+
+
+def _cast(layer: nn.Conv2d | nn.Linear, settings: CopySettings) -> None:
+    """Convert the weights once to what autocast would convert them to in every pass."""
+    dtype, weight = products_dtype(settings.precision), layer.weight
+    if weight.ndim == 4 and settings.channels_last:
+        weight = nn.Parameter(weight.to(memory_format=torch.channels_last), requires_grad=False)
+    _set_weight(layer, weight.to(dtype))
+    if layer.bias is not None:
+        layer.bias = nn.Parameter(layer.bias.to(dtype), requires_grad=False)
+
+
+def _run_in_fp32(layer: nn.Module) -> None:
+    """Compute a layer that returns logits in fp32: in bf16 many images would have equal ones."""
+    own_forward = layer.forward
+
+    def forward(x: Tensor) -> Any:
+        with no_autocast(x.device):
+            return own_forward(x.float())
+
+    layer.forward = forward
+
+
+def _pad_channels(conv: nn.Conv2d) -> None:
+    """Pad few input channels with zeros; a GPU convolution of three channels is slow."""
+    if conv.groups != 1 or conv.padding_mode != "zeros":
+        return
+    extra = (0, 0, 0, 0, 0, MIN_CHANNELS - conv.in_channels)
+    _set_weight(conv, pad(conv.weight, extra))
+    own_forward = conv.forward
+    conv.forward = lambda input: own_forward(pad(input, extra))  # type: ignore[method-assign]

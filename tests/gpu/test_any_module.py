@@ -1,0 +1,118 @@
+"""Any module on a GPU: captured copies, steps down, and everything left as found."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from demur.attacks import APGD, CE, Chain, Square
+from demur.attacks.checked_model import checked
+from demur.autoattack import AutoAttack
+from demur.balls import Linf
+from demur.engine import FrozenModule, accelerated
+from demur.gradient import PlainModel
+from tests.test_any_module import Branching, Residual, ViewedMaps, conv_net, logits, seeded
+
+COUNT = 100
+
+
+@pytest.fixture
+def batch(device: torch.device) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(COUNT, 1, 8, 8, generator=generator)
+    return x.to(device), torch.randint(0, 4, (COUNT,), generator=generator).to(device)
+
+
+def net_on(device: torch.device) -> nn.Module:
+    return seeded(lambda: conv_net(Residual(8, 16), channels=16)).to(device)
+
+
+def test_queries_of_every_size_are_those_of_the_model(
+    device: torch.device, batch: tuple[Tensor, Tensor]
+) -> None:
+    net, said = net_on(device), list[str]()
+    with (
+        checked(net, *batch) as (model, x, y),
+        accelerated(model, x, y, COUNT, on_message=said.append) as fast,
+    ):
+        assert isinstance(fast.model, FrozenModule)
+        assert (fast.model.fast.folded, fast.model.fast.settings.precision) == (3, "bf16")
+        for size in (1, 30, 50, COUNT):
+            ours = fast.gradient(CE(), x[:size], y[:size])
+            plain = PlainModel(net).gradient(CE(), x[:size], y[:size])
+            assert (ours.out.logits - plain.out.logits).abs().amax() < 0.05
+            cosine = torch.cosine_similarity(ours.grad.flatten(1), plain.grad.flatten(1))
+            assert cosine.median() > 0.99
+            value, _ = fast.value(CE(), x[:size], y[:size])
+            assert torch.allclose(value, ours.value, atol=0.02)
+        assert len(fast.model._graphs) == 8
+    assert said == []
+
+
+@pytest.mark.parametrize("benchmark", [False, True])
+def test_an_ensemble_agrees_with_the_plain_engine_and_leaves_all_as_found(
+    device: torch.device,
+    batch: tuple[Tensor, Tensor],
+    benchmark: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", benchmark)
+    net, (x, y) = net_on(device), batch
+    flags = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    states = torch.get_rng_state(), torch.cuda.get_rng_state(device)
+    correct = []
+    for engine in ("plain", "auto"):
+        attack = AutoAttack(net, eps=0.03, engine=engine, verbose=False)
+        attack.chain = Chain((APGD(Linf(0.03), steps=20), Square(Linf(0.03), queries=100)))
+        attack.names = ["apgd-ce", "square"]
+        found = attack.run_standard_evaluation(x, y, bs=60)
+        assert isinstance(found, Tensor)
+        correct.append(logits(net, found).argmax(1) == y)
+    assert int((correct[0] != correct[1]).sum()) <= 2
+    assert torch.backends.cudnn.benchmark == benchmark
+    assert flags == (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert torch.equal(states[1], torch.cuda.get_rng_state(device))
+
+
+def test_what_cannot_be_captured_runs_eagerly_on_the_copy(
+    device: torch.device, batch: tuple[Tensor, Tensor]
+) -> None:
+    net, said = seeded(Branching).to(device), list[str]()
+    with (
+        checked(net, *batch) as (model, x, y),
+        accelerated(model, x, y, COUNT, on_message=said.append) as fast,
+    ):
+        grad = fast.gradient(CE(), x, y).grad
+        plain = PlainModel(net).gradient(CE(), x, y).grad
+        assert torch.cosine_similarity(grad.flatten(1), plain.flatten(1)).median() > 0.99
+    assert len(said) == 1
+
+
+def test_a_model_that_needs_contiguous_maps_gets_them(
+    device: torch.device, batch: tuple[Tensor, Tensor]
+) -> None:
+    net, said = seeded(ViewedMaps).to(device), list[str]()
+    with (
+        checked(net, *batch) as (model, x, y),
+        accelerated(model, x, y, COUNT, on_message=said.append) as fast,
+    ):
+        assert isinstance(fast.model, FrozenModule)
+        assert not fast.model.fast.settings.channels_last
+    assert len(said) == 1
+
+
+def test_graphs_give_way_to_a_small_memory(
+    device: torch.device, batch: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, said = net_on(device), list[str]()
+    with (
+        checked(net, *batch) as (model, x, y),
+        accelerated(model, x, y, COUNT, on_message=said.append) as fast,
+    ):
+        assert isinstance(fast.model, FrozenModule)
+        fast.gradient(CE(), x, y)
+        fast.drop_graphs()
+        assert len(fast.model._graphs) == 1
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 100))
+        fast.drop_graphs()
+        assert len(fast.model._graphs) == 0
