@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from demur.balls import L2, Linf
     from demur.calibrate import TPR, Coverage, Risk, Uncertified, certify_threshold
     from demur.data import CIFAR10, CIFAR100, Digits
+    from demur.ensemble_result import EnsembleResult
     from demur.errors import BadInput
     from demur.evaluate import (
         LoadedRun,
@@ -98,6 +99,7 @@ _MODULES = {
     "balls": "L2 Linf",
     "calibrate": "TPR Coverage Risk Uncertified certify_threshold",
     "data": "CIFAR10 CIFAR100 Digits",
+    "ensemble_result": "EnsembleResult",
     "errors": "BadInput",
     "evaluate": "RecordOptions LoadedRun RejectorEvaluation resolve_thresholds run_attack",
     "methods": (
@@ -151,6 +153,7 @@ __all__ = [
     "Coverage",
     "Digits",
     "Energy",
+    "EnsembleResult",
     "Entropy",
     "FalseRejection",
     "ForceRejectionEnsemble",
