@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Square,
         UntargetedMargin,
     )
+    from demur.auditing import AuditReport, audit
     from demur.autoattack import AutoAttack, RejectAutoAttack
     from demur.balls import L2, Linf
     from demur.calibrate import TPR, Coverage, Risk, Uncertified, certify_threshold
@@ -95,6 +96,7 @@ _MODULES = {
         "ForceRejectionEnsemble UntargetedMargin MinMargin Misclassified MultiTarget Objective "
         "Rejected Square"
     ),
+    "auditing": "AuditReport audit",
     "autoattack": "AutoAttack RejectAutoAttack",
     "balls": "L2 Linf",
     "calibrate": "TPR Coverage Risk Uncertified certify_threshold",
@@ -145,6 +147,7 @@ __all__ = [
     "TRADES",
     "AcceptedError",
     "Attack",
+    "AuditReport",
     "AutoAttack",
     "BadInput",
     "Clean",
@@ -197,6 +200,7 @@ __all__ = [
     "UntargetedMargin",
     "ViM",
     "WideResNet",
+    "audit",
     "certify_threshold",
     "recipe",
     "resolve_thresholds",

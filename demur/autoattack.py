@@ -7,7 +7,6 @@ The attacks run one after the other, each on the images on which no earlier one 
 `state_path` the progress is saved, and the same call resumes after an interruption.
 """
 
-import itertools
 import sys
 import warnings
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from demur.attacks.reject_autoattack import RejectVersion
 from demur.balls import L2, Ball, Linf
 from demur.ensemble_result import CLEAN, EnsembleResult
 from demur.errors import BadInput, suggestion
-from demur.evaluate.decisions import Decisions, decide
+from demur.evaluate.decisions import Decisions, decide, device_for
 from demur.evaluate.ensemble_state import FINGERPRINT_IMAGES, EnsembleState, concat_states
 from demur.evaluate.image_parts import ArrayWriter, image_parts
 from demur.evaluate.member_progress import MemberProgress
@@ -160,7 +159,7 @@ class EnsembleEvaluation:
         if bs < 1:
             raise BadInput(f"the batch size bs must be at least 1, not {bs}")
         check_batch(x_orig, y_orig)
-        device = self._device_for(x_orig)
+        device = device_for(self.model, x_orig, self.device)
         with checked(self.model, x_orig.to(device), y_orig.to(device)) as (model, x, y):
             clean = decide(model, self.chain.criterion, x, bs)
             said = self._first_warnings(model, clean, x, y)
@@ -182,17 +181,6 @@ class EnsembleEvaluation:
                 chain_state.x_adv, y.cpu(), clean, attacked, chain_state.broken_by.cpu(), seconds,
                 checks, said,
             )  # fmt: skip
-
-    def _device_for(self, x: Tensor) -> torch.device | str:
-        """Return the chosen device, else that of the images; for images on the CPU the model's."""
-        if (
-            self.device is not None
-            or x.device.type != "cpu"
-            or not isinstance(self.model, nn.Module)
-        ):
-            return self.device or x.device
-        tensors = itertools.chain(self.model.parameters(), self.model.buffers())
-        return next((tensor.device for tensor in tensors), x.device)
 
     def _first_warnings(
         self, model: CheckedModel, clean: Decisions, x: Tensor, y: Tensor

@@ -1,7 +1,7 @@
 """The verdict of an attack ensemble: counts with intervals, per image and as a small table.
 
 result = RejectAutoAttack(model, AcceptedError(Con(), 0.7)).evaluate(x, y)
-print(result)                       # a table of at most 80 columns
+str(result)                         # a table of at most 80 columns
 result.attacked.accepted_wrong      # images that are misclassified and accepted
 result.to_json(), result.to_numpy()
 """

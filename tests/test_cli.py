@@ -20,8 +20,8 @@ from tests.conftest import Answer, Command
 from tests.test_runs import spoil
 
 COMMANDS = {
-    "adaptive", "attack", "bench", "calibrate", "data", "demo", "distortion", "list", "report",
-    "score", "show", "archive", "table", "theory", "train",
+    "adaptive", "attack", "audit", "bench", "calibrate", "data", "demo", "distortion", "list",
+    "report", "score", "show", "archive", "table", "theory", "train",
 }  # fmt: skip
 
 

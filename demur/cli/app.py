@@ -17,8 +17,8 @@ from demur.errors import BadInput
 from demur.interrupt import INTERRUPTED, ctrl_c
 
 COMMANDS = (  # in the order of use
-    "demo", "list", "show", "data", "train", "attack", "score", "calibrate", "report", "adaptive",
-    "distortion", "theory", "archive", "table", "bench",
+    "demo", "list", "show", "data", "train", "attack", "score", "calibrate", "report", "audit",
+    "adaptive", "distortion", "theory", "archive", "table", "bench",
 )  # fmt: skip
 
 

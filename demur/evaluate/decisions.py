@@ -1,9 +1,10 @@
 """Decisions of a model on images: the predicted label, and whether a rejector accepts it."""
 
+from itertools import chain
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from demur.attacks.criteria import Criterion, RuleCriterion
 from demur.gradient import Model
@@ -33,3 +34,13 @@ def decide(model: Model, criterion: Criterion, x: Tensor, bs: int) -> Decisions:
         parts.append([labels.cpu(), accepted.cpu(), *(score.cpu() for score in scores)])
     labels, accepted, *scores = (torch.cat(column) for column in zip(*parts, strict=True))
     return Decisions(labels, accepted, tuple(scores))
+
+
+def device_for(
+    model: Model, x: Tensor, device: str | torch.device | None = None
+) -> str | torch.device:
+    """Return the given device, else that of the images; for images on the CPU the model's."""
+    if device is not None or x.device.type != "cpu" or not isinstance(model, nn.Module):
+        return device or x.device
+    tensors = chain(model.parameters(), model.buffers())
+    return next((tensor.device for tensor in tensors), x.device)
