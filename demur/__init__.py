@@ -33,11 +33,13 @@ if TYPE_CHECKING:
         Square,
         UntargetedMargin,
     )
+    from demur.auditing import AuditReport, audit
     from demur.autoattack import AutoAttack, RejectAutoAttack
     from demur.balls import L2, Linf
     from demur.calibrate import TPR, Coverage, Risk, Uncertified, certify_threshold
     from demur.data import CIFAR10, CIFAR100, Digits, OwnImages
     from demur.engine import attack
+    from demur.ensemble_result import EnsembleResult
     from demur.errors import BadInput
     from demur.estimators import RejectingClassifier
     from demur.evaluate import (
@@ -98,11 +100,13 @@ _MODULES = {
         "ForceRejectionEnsemble UntargetedMargin MinMargin Misclassified MultiTarget Objective "
         "Rejected Square"
     ),
+    "auditing": "AuditReport audit",
     "autoattack": "AutoAttack RejectAutoAttack",
     "balls": "L2 Linf",
     "calibrate": "TPR Coverage Risk Uncertified certify_threshold",
     "data": "CIFAR10 CIFAR100 Digits OwnImages",
     "engine": "attack",
+    "ensemble_result": "EnsembleResult",
     "errors": "BadInput",
     "estimators": "RejectingClassifier",
     "evaluate": "RecordOptions LoadedRun RejectorEvaluation resolve_thresholds run_attack",
@@ -151,6 +155,7 @@ __all__ = [
     "TRADES",
     "AcceptedError",
     "Attack",
+    "AuditReport",
     "AutoAttack",
     "BadInput",
     "Clean",
@@ -159,6 +164,7 @@ __all__ = [
     "Coverage",
     "Digits",
     "Energy",
+    "EnsembleResult",
     "Entropy",
     "FactoryNet",
     "FalseRejection",
@@ -211,6 +217,7 @@ __all__ = [
     "ViM",
     "WideResNet",
     "attack",
+    "audit",
     "certify_threshold",
     "guard",
     "recipe",

@@ -1,7 +1,7 @@
 """AutoAttack's Python interface (Croce and Hein 2020), for classifiers and rejecting models.
 
     x_adv = AutoAttack(model, norm="Linf", eps=8/255).run_standard_evaluation(x, y)
-    x_adv = RejectAutoAttack(model, AcceptedError(Con(), 0.7)).run_standard_evaluation(x, y, bs=250)
+    result = RejectAutoAttack(model, AcceptedError(Con(), 0.7)).evaluate(x, y, bs=250)
 
 The attacks run one after the other, each on the images on which no earlier one succeeded. With
 `state_path` the progress is saved, and the same call resumes after an interruption.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
-from typing import get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,19 +21,25 @@ from torch import Tensor, nn
 from demur import attacks
 from demur.attacks.attack import AttackBatch
 from demur.attacks.autoattack import MEMBERS, VERSIONS, Version
-from demur.attacks.chain import NOT_BROKEN, Chain, ChainState
-from demur.attacks.checked_model import checked
-from demur.attacks.criteria import AcceptedError
+from demur.attacks.chain import BROKEN_CLEAN, NOT_BROKEN, Chain, ChainState
+from demur.attacks.checked_model import CheckedModel, NoGradientError, checked
+from demur.attacks.criteria import AcceptedError, RuleCriterion
 from demur.attacks.reject_autoattack import RejectVersion
 from demur.balls import L2, Ball, Linf
 from demur.engine import accelerated, check_model_engine, cudnn_benchmark
+from demur.ensemble_result import CLEAN, EnsembleResult
 from demur.errors import BadInput, suggestion
+from demur.evaluate.decisions import Decisions, decide, device_for
 from demur.evaluate.ensemble_state import FINGERPRINT_IMAGES, EnsembleState, concat_states
-from demur.evaluate.preflight import preflight_warnings
+from demur.evaluate.image_parts import ArrayWriter, image_parts
+from demur.evaluate.member_progress import MemberProgress
+from demur.evaluate.preflight import preflight_warnings, rejector_warnings
 from demur.gradient import Model
 from demur.images import check_batch
 from demur.nan_checks import raise_deferred
-from demur.output import prediction
+from demur.sanity import CheckResult
+from demur.sanity.foreign import foreign_checks
+from demur.spec import show
 
 BALLS: dict[str, type[Ball]] = {"Linf": Linf, "L2": L2}
 RESTARTS = dict(VERSIONS["older"])  # for version="custom", as in the original code
@@ -69,6 +75,7 @@ class EnsembleEvaluation:
         """Return adversarial examples for all images, N, C, H, W.
 
         An image on which no attack succeeds is returned unchanged, unless the chain ranks tries.
+        `evaluate` returns the counts, too.
 
         Args:
             x_orig: Images, N, C, H, W, in [0, 1].
@@ -78,59 +85,210 @@ class EnsembleEvaluation:
             state_path: A file to save progress to and to resume from. A damaged file, or one of
                 another model, other images or other attacks raises BadInput and is kept.
         """
+        part = self._attack(x_orig, y_orig, PartOptions(bs, state_path))
+        x_adv = part.x_adv.to(x_orig.device)
+        return (x_adv, part.attacked.labels.to(y_orig)) if return_labels else x_adv
+
+    def evaluate(
+        self,
+        x: Any,
+        y: Any = None,
+        bs: int = 250,
+        state_path: str | Path | None = None,
+        sanity: bool = True,
+        x_adv_path: str | Path | None = None,
+    ) -> EnsembleResult:
+        """Return what the attacks found: counts, intervals, adversarial examples, sanity checks.
+
+        Images are read in parts, so they may be larger than memory; noise and results do not depend
+        on the parts. An attack that needs a gradient is skipped, with a warning, if the model has
+        none.
+
+        Args:
+            x: Images in [0, 1], N, C, H, W: a tensor or a NumPy array, which may be memory-mapped
+                (uint8 values are divided by 255); or an iterable of batches (images, labels) such
+                as a DataLoader that does not shuffle. The model may be on another device.
+            y: True labels, N; None if x yields them.
+            bs: Batch size.
+            state_path: A file to save progress to and to resume from, as in
+                `run_standard_evaluation`; part k > 0 has the file STATE_PATH.k.
+            sanity: Check for signs that the attacks were too weak, on the first 500 images. This
+                takes 60 gradient queries per image.
+            x_adv_path: A .npy file for the adversarial examples, which are then not held in memory.
+
+        Raises:
+            BadInput: The images, labels or paths are not as described, or a value is NaN.
+        """
+        with ExitStack() as files:
+            writer = files.enter_context(ArrayWriter(x_adv_path)) if x_adv_path else None
+            parts, count = list[PartResult](), 0
+            for number, (images, labels) in enumerate(image_parts(x, y)):
+                path = state_path and (f"{state_path}.{number}" if number else state_path)
+                options = PartOptions(bs, path, count, sanity and not number, True)
+                part = self._attack(images, labels, options)
+                count += len(labels)
+                x_adv = part.x_adv.to(images.device)
+                if writer is not None:
+                    writer.append(x_adv)
+                    x_adv = x_adv[:0]
+                parts.append(part._replace(x_adv=x_adv))
+        return self._result(parts, None if writer is None else writer.mapped())
+
+    def _result(self, parts: list["PartResult"], mapped: Tensor | None) -> EnsembleResult:
+        """Return the result of all parts; `mapped` are adversarial examples in a file."""
+        names = [*self.names, CLEAN, ""]  # a negative broken_by counts from the end
+        assert (names[BROKEN_CLEAN], names[NOT_BROKEN]) == (CLEAN, "")
+        (ball,) = self.chain.balls()
+        return EnsembleResult(
+            attack=f"{type(self).__name__}, {show(ball)}",
+            rejects=isinstance(self.chain.criterion, RuleCriterion),
+            x_adv=torch.cat([part.x_adv for part in parts]) if mapped is None else mapped,
+            y=torch.cat([part.y for part in parts]),
+            labels=torch.cat([part.attacked.labels for part in parts]),
+            accepted=torch.cat([part.attacked.accepted for part in parts]),
+            clean_labels=torch.cat([part.clean.labels for part in parts]),
+            clean_accepted=torch.cat([part.clean.accepted for part in parts]),
+            broken_by=tuple(names[number] for part in parts for number in part.broken_by.tolist()),
+            seconds={
+                name: sum(part.seconds[member] for part in parts)
+                for member, name in enumerate(self.names)
+            },
+            sanity=tuple(parts[0].sanity),
+            warnings=tuple(dict.fromkeys(said for part in parts for said in part.warnings)),
+        )
+
+    def _attack(self, x_orig: Tensor, y_orig: Tensor, options: "PartOptions") -> "PartResult":
+        """Run all attacks on images that fit into memory."""
+        bs = options.bs
         if bs < 1:
             raise BadInput(f"the batch size bs must be at least 1, not {bs}")
         check_batch(x_orig, y_orig)
-        x, y = (part.to(self.device or part.device) for part in (x_orig, y_orig))
+        device = device_for(self.model, x_orig, self.device)
         with ExitStack() as stack:
             if self.engine != "plain":  # the checks would tune kernels for batches of their own
                 stack.enter_context(cudnn_benchmark(False))
-            model, x, y = stack.enter_context(checked(self.model, x, y))
-            first = x[:FINGERPRINT_IMAGES], y[:FINGERPRINT_IMAGES]
-            for sentence in preflight_warnings(model, self.chain, *first):
-                warnings.warn(sentence, stacklevel=2)
+            model, x, y = stack.enter_context(
+                checked(self.model, x_orig.to(device), y_orig.to(device))
+            )
+            clean = decide(model, self.chain.criterion, x, bs)
+            said = self._first_warnings(model, clean, x, y)
             fast = stack.enter_context(accelerated(model, x, y, bs, self.engine, self._log))
-            batch = AttackBatch(fast, x, y, torch.arange(len(x)).to(y), None)
-            state = EnsembleState(state_path, self.chain, model, batch)
-            start = [self.chain.start(batch.select(rows)) for rows in batch.index.split(bs)]
+            index = options.first + torch.arange(len(x)).to(y)
+            batch = AttackBatch(fast, x, y, index, None)
+            state = EnsembleState(options.state_path, self.chain, model, batch)
+            rows = torch.arange(len(x)).to(y).split(bs)
+            start = [self.chain.start(batch.select(some)) for some in rows]
             chain_state = state.load(concat_states(start), bs)
-            self._log(f"initially: {_summary(chain_state)}")
+            self._log(f"initially: {self._summary(chain_state)}")
+            seconds = []
             for member in range(len(self.chain.attacks)):
-                self._run(member, batch, bs, chain_state, state)
-            x_adv = chain_state.x_adv.to(x_orig.device)
-            if not return_labels:
-                return x_adv
-            labels = [prediction(fast(part)) for part in chain_state.x_adv.split(bs)]
-            return x_adv, torch.cat(labels).to(y_orig)
+                started = perf_counter()
+                said += self._run(member, batch, options, chain_state, state)
+                seconds.append(perf_counter() - started)
+            attacked = decide(model, self.chain.criterion, chain_state.x_adv, bs)
+            checks = self._sanity(model, x, y, chain_state.x_adv, bs) if options.sanity else []
+            return PartResult(
+                chain_state.x_adv, y.cpu(), clean, attacked, chain_state.broken_by.cpu(), seconds,
+                checks, said,
+            )  # fmt: skip
+
+    def _first_warnings(
+        self, model: CheckedModel, clean: Decisions, x: Tensor, y: Tensor
+    ) -> list[str]:
+        """Warn of what clean images show about the model and its rejector; return the sentences."""
+        first = x[:FINGERPRINT_IMAGES], y[:FINGERPRINT_IMAGES]
+        said = list(preflight_warnings(model, self.chain, *first))
+        if isinstance(self.chain.criterion, RuleCriterion):
+            right = (clean.labels == y.cpu()).numpy()
+            scores = [score.double().numpy() for score in clean.scores]
+            rule = self.chain.criterion.accept_rule
+            said += rejector_warnings(rule, scores, clean.accepted.numpy(), right)
+        for sentence in said:
+            warnings.warn(sentence, stacklevel=4)
+        return said
 
     def _run(
         self,
         member: int,
         batch: AttackBatch,
-        bs: int,
+        options: "PartOptions",
         chain_state: ChainState,
         state: EnsembleState,
-    ) -> None:
-        """Run one member of the chain on the remaining images, batch by batch."""
-        started = perf_counter()
-        for rows in chain_state.remaining(member).split(bs):
-            self.chain.advance(member, rows, batch, chain_state, stream=0)
-            raise_deferred()
-            self.chain.check_result(batch.x[rows], chain_state.x_adv[rows])
-            state.save(chain_state)
+    ) -> list[str]:
+        """Run one member of the chain on the remaining images; return warnings about it."""
+        started, name = perf_counter(), self.names[member]
+        remaining = chain_state.remaining(member)
+        with MemberProgress(name, len(remaining), self.verbose) as progress:
+            for rows in remaining.split(options.bs):
+                try:
+                    self.chain.advance(member, rows, batch, chain_state, stream=0)
+                except NoGradientError as error:
+                    if not options.skip_without_gradient:
+                        raise
+                    return [_warn(f"{name} was skipped: {error}")]
+                raise_deferred()
+                self.chain.check_result(batch.x[rows], chain_state.x_adv[rows])
+                state.save(chain_state)
+                progress.advance(len(rows))
         state.save(chain_state, at_once=True)
-        name, count = self.names[member], int((chain_state.broken_by == member).sum())
-        self._log(f"after {name}: {_summary(chain_state)} ({perf_counter() - started:.1f} s)")
+        count = int((chain_state.broken_by == member).sum())
+        self._log(f"after {name}: {self._summary(chain_state)} ({perf_counter() - started:.1f} s)")
         if name == "square" and count and member > 0:
-            warnings.warn(
-                f"Square succeeded on {count} images where every gradient attack failed: the "
-                "model may mask its gradients; use a transfer attack or a surrogate", stacklevel=3,
-            )  # fmt: skip
+            return [
+                _warn(
+                    f"Square succeeded on {count} images where every gradient attack failed: the "
+                    "model may mask its gradients; use a transfer attack or a surrogate"
+                )
+            ]
+        return []
+
+    def _sanity(
+        self, model: CheckedModel, x: Tensor, y: Tensor, x_adv: Tensor, bs: int
+    ) -> list[CheckResult]:
+        criterion = self.chain.criterion
+        rule = criterion if isinstance(criterion, RuleCriterion) else None
+        return foreign_checks(model, x, y, {type(self).__name__: (self.chain, x_adv)}, rule, bs)
+
+    def _summary(self, chain_state: ChainState) -> str:
+        robust, count = int((chain_state.broken_by == NOT_BROKEN).sum()), len(chain_state.broken_by)
+        what = "are robust"
+        if isinstance(self.chain.criterion, RuleCriterion):
+            is_error = isinstance(self.chain.criterion, AcceptedError)
+            what = "have no accepted error" if is_error else "are not rejected"
+        return f"{100 * robust / count:.2f}% of {count} images {what}"
 
     def _log(self, sentence: str) -> None:
         if self.verbose:
             sys.stdout.write(f"{sentence}\n")
             sys.stdout.flush()
+
+
+class PartOptions(NamedTuple):
+    """How to attack images that fit into memory."""
+
+    bs: int
+    state_path: str | Path | None = None
+    first: int = 0  # the position of the first image among all
+    sanity: bool = False
+    skip_without_gradient: bool = False  # skip members that need a gradient which is missing
+
+
+class PartResult(NamedTuple):
+    """What was found on images that fit into memory."""
+
+    x_adv: Tensor
+    y: Tensor
+    clean: Decisions
+    attacked: Decisions
+    broken_by: Tensor
+    seconds: list[float]
+    sanity: list[CheckResult]
+    warnings: list[str]
+
+
+def _warn(sentence: str) -> str:
+    warnings.warn(sentence, stacklevel=5)
+    return sentence
 
 
 class AutoAttack(EnsembleEvaluation):
@@ -205,7 +363,8 @@ class RejectAutoAttack(EnsembleEvaluation):
         eps: The radius of the ball.
         seed: The seed of all random numbers.
         verbose: Write one line per attack to standard output.
-        version: "standard" or "fast".
+        version: "standard", "fast" or "rand" (for randomised models: each step follows the mean of
+            20 gradients).
         device: Where to move the model and the images; None leaves them where they are.
         engine: "auto" queries a faster copy of an `nn.Module` where that is possible; the model
             itself confirms every success. "plain" queries the model itself.
@@ -235,7 +394,7 @@ class RejectAutoAttack(EnsembleEvaluation):
         chosen = next((name for name in known if name == version), None)
         if chosen is None:
             raise BadInput(
-                f"the version of RejectAutoAttack must be {' or '.join(known)}, not {version!r}"
+                f"RejectAutoAttack has no version {version!r}; {suggestion(version, known)}"
             )
         if not isinstance(criterion.threshold, float):
             raise BadInput(
@@ -245,11 +404,6 @@ class RejectAutoAttack(EnsembleEvaluation):
             ball_by_name(norm, eps), criterion, version=chosen, seed=seed
         )
         super().__init__(model, spec.chain(), list(spec.members()), verbose, device, engine)
-
-
-def _summary(chain_state: ChainState) -> str:
-    robust, count = int((chain_state.broken_by == NOT_BROKEN).sum()), len(chain_state.broken_by)
-    return f"{100 * robust / count:.2f}% of {count} images are robust"
 
 
 def ball_by_name(norm: str, eps: float) -> Ball:

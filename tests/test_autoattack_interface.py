@@ -144,7 +144,7 @@ class TestInterface:
             ),
             (
                 lambda: RejectAutoAttack(tiny_net, AcceptedError(Con(), 0.5), version="plus"),
-                "standard or fast",
+                "known: fast, rand, standard",
             ),
         ]
         for construct, message in wrong:

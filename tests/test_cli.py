@@ -20,8 +20,9 @@ from tests.conftest import Answer, Command
 from tests.test_runs import spoil
 
 COMMANDS = {
-    "adaptive", "attack", "bench", "calibrate", "data", "demo", "distortion", "explore", "list",
-    "report", "score", "show", "archive", "table", "theory", "train", "export", "predict", "serve",
+    "adaptive", "attack", "audit", "bench", "calibrate", "data", "demo", "distortion", "explore",
+    "list", "report", "retrofit", "score", "show", "archive", "table", "theory", "train", "export",
+    "predict", "serve",
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 from demur.attacks.apgd import APGD
 from demur.attacks.attack import Attack
+from demur.attacks.autoattack import EOT_ITER
 from demur.attacks.chain import Chain, Ensemble, MultiTarget
 from demur.attacks.criteria import AcceptedError, Rejected, RuleCriterion
 from demur.attacks.fab import FAB
@@ -21,7 +22,7 @@ from demur.attacks.square import Square
 from demur.balls import Ball
 from demur.field_types import NonNegativeInt, PositiveInt
 
-RejectVersion = Literal["standard", "fast"]
+RejectVersion = Literal["standard", "fast", "rand"]
 FAST = ("product", "product-t", "balanced")  # these find nearly all accepted errors
 
 
@@ -31,11 +32,13 @@ class RejectAutoAttackEnsemble(Ensemble):
 
     "fast" runs Auto-PGD on `MarginProduct`, untargeted and targeted, and `MaxMinMargin`.
     "standard" adds Auto-PGD with orthogonal gradients, FAB, targeted `MaxMinMargin` and Square.
+    "rand", for randomised models, is Auto-PGD on `MarginProduct` and on `MinMargin`, each step with
+    the mean of EOT_ITER gradients.
 
     Args:
         ball: Linf or L2.
         criterion: The success criterion; its rejector may be one score or a coupled pair.
-        version: "standard" or "fast".
+        version: "standard", "fast" or "rand".
         targets: The number of wrong classes for the targeted attacks.
         seed: The seed of all random numbers.
     """
@@ -64,6 +67,9 @@ class RejectAutoAttackEnsemble(Ensemble):
             MinMargin(self.criterion),
         )
         product = APGD(ball, objective=MarginProduct(criterion), criterion=criterion, seed=seed)
+        if self.version == "rand":
+            averaged = replace(product, eot_iter=EOT_ITER)
+            return {"product": averaged, "margin": replace(averaged, objective=margin)}
         balanced = MaxMinMargin(ball, criterion, steps=50, restarts=2, seed=seed)
         members: dict[str, Attack] = {
             "product": product,

@@ -4,6 +4,7 @@ The modules import torch inside their functions, so that --help stays fast.
 """
 
 from demur.cli import (
+    audit,
     bench,
     calibrate,
     data,
@@ -21,6 +22,7 @@ from demur.cli.app import app, main
 
 __all__ = [
     "app",
+    "audit",
     "bench",
     "calibrate",
     "data",

@@ -18,8 +18,8 @@ from demur.interrupt import INTERRUPTED, ctrl_c
 
 COMMANDS = (  # in the order of use
     "demo", "list", "show", "data", "train", "retrofit", "attack", "score", "calibrate", "export",
-    "predict", "serve", "report", "explore", "adaptive", "distortion", "theory", "archive", "table",
-    "bench",
+    "predict", "serve", "report", "explore", "audit", "adaptive", "distortion", "theory", "archive",
+    "table", "bench",
 )  # fmt: skip
 
 

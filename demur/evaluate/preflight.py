@@ -5,7 +5,7 @@
 Attacks by gradients on a model with random outputs or zero gradients overestimate its robustness.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -15,10 +15,13 @@ from demur.attacks.chain import Chain
 from demur.attacks.checked_model import NoGradientError
 from demur.attacks.objectives.accepted_error import ANY
 from demur.gradient import Model, gradient
+from demur.metrics import BoolArray, FloatArray, auroc, auroc_interval
 from demur.output import Output, as_output
 from demur.precision import tf32
+from demur.rule import Rule
 
 PROBED = 128  # number of images
+LOW_COVERAGE = 0.05  # share of clean images below which accepting them is an exception
 ROUNDING = 1e-4  # relative difference that two kernels may have by rounding
 
 
@@ -36,7 +39,7 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
     if counts["random_outputs"] and not averaged:
         yield (
             "the model's outputs are random; average the gradient over several passes with "
-            "eot_iter=20, or use AutoAttack's version='rand'"
+            "eot_iter=20 or version='rand'"
         )
     if counts["zero_gradients"]:
         yield (
@@ -45,6 +48,38 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
         )
     if isinstance(chain.criterion, AcceptedError):
         yield from _zero_score_gradients(model, chain.criterion, x, y)
+
+
+def rejector_warnings(
+    rule: Rule, scores: Sequence[FloatArray], accepted: BoolArray, right: BoolArray
+) -> Iterator[str]:
+    """Yield one sentence for each problem of a rejector on clean images.
+
+    Args:
+        rule: The rejector with its thresholds.
+        scores: One array for each score of the rule, N.
+        accepted: The images that the rule accepts, N.
+        right: The correct predictions, N.
+    """
+    names = [type(score).__name__ for score, _ in rule.pairs]
+    for name, (_, t), values in zip(names, rule.pairs, scores, strict=True):
+        if (values < t).all():
+            yield (
+                f"no clean image reaches the threshold {t:.4g} of {name}: the largest score is "
+                f"{values.max():.4g}, so every image is rejected and no error can be accepted"
+            )
+            return
+    if accepted.mean() < LOW_COVERAGE:
+        yield (
+            f"the rejector accepts {int(accepted.sum())} of {len(accepted)} clean images: few "
+            "accepted errors then say little; report the coverage with them"
+        )
+    for name, values in zip(names, scores, strict=True):
+        if auroc_interval(values, right, level=0.99).hi < 0.5:
+            yield (
+                f"{name} has the wrong sign: on clean images it is higher where the prediction is "
+                f"wrong (AUROC {auroc(values, right):.2f}); higher scores must mean accept"
+            )
 
 
 def _zero_score_gradients(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from demur.evaluate.score import RejectorEvaluation
 from demur.runs import Record
-from demur.sanity.evidence import CheckResult, Evidence, Flag
+from demur.sanity.evidence import CheckResult, Evidence, Flag, parse_records
 from demur.sanity.net import random_outputs, tied_scores, zero_gradients
 from demur.sanity.objective import objective_did_not_rise
 from demur.sanity.pairs import weaker_beats_stronger
@@ -22,12 +22,16 @@ CHECKS: tuple[Callable[[Evidence], CheckResult], ...] = (
     left_at_large_eps, too_good, tied_scores,
 )  # fmt: skip
 
-__all__ = ["CHECKS", "CheckResult", "Flag", "flags", "run_checks"]
+__all__ = ["CHECKS", "CheckResult", "Flag", "checks_of", "flags", "run_checks"]
 
 
 def run_checks(records: Sequence[Record], evaluation: RejectorEvaluation) -> list[CheckResult]:
     """Run every check on the records of one split."""
-    evidence = Evidence(records, evaluation)
+    return checks_of(Evidence(parse_records(records), evaluation))
+
+
+def checks_of(evidence: Evidence) -> list[CheckResult]:
+    """Run every check on the evidence."""
     return [check(evidence) for check in CHECKS]
 
 

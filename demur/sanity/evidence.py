@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ from demur.evaluate.score import RejectorEvaluation
 from demur.metrics import BoolArray, FloatArray
 from demur.metrics.checks import IntArray
 from demur.recipes import NAMED_ATTACKS, VOCABULARY, Recipe
-from demur.rule import Rejector
+from demur.rule import Rejector, Score
 from demur.runs import Record
 from demur.sanity.attack_order import targeted_rules
 from demur.spec import read, show
@@ -73,19 +73,31 @@ class ParsedRecord:
 
 
 class Evidence:
-    """Records of one split of a run, with the scores of its rejectors."""
+    """Records of one split of a run, with the scores of its rejectors.
 
-    def __init__(self, records: Sequence[Record], evaluation: RejectorEvaluation) -> None:
-        self.evaluation = evaluation
-        self.records = [_parse_record(record, records) for record in records]
+    Args:
+        records: The records; `parse_records` parses those of a run.
+        evaluation: The scores and thresholds.
+        rejectors: Rejectors by name; None takes those of the recipe in the records.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[ParsedRecord],
+        evaluation: RejectorEvaluation,
+        rejectors: Mapping[str, Rejector | Score] | None = None,
+    ) -> None:
+        self.evaluation, self.records, self._rejectors = evaluation, list(records), rejectors
         self.attacked = [one for one in self.records if not isinstance(one.attack, Clean)]
         clean = [one for one in self.records if isinstance(one.attack, Clean)]
         self.clean = max(clean, key=lambda one: len(one.index), default=None)
         self._values: dict[tuple[str, ParsedRecord], FloatArray | None] = {}
 
     @cached_property
-    def rejectors(self) -> dict[str, Rejector]:
-        """Rejectors of the recipe, by name."""
+    def rejectors(self) -> Mapping[str, Rejector | Score]:
+        """Rejectors by name."""
+        if self._rejectors is not None:
+            return self._rejectors
         texts = {str(one.record.metadata.get("recipe", "")) for one in self.records}
         recipes = [found for found in map(_parse, texts) if isinstance(found, Recipe)]
         return recipes[0].rejectors() if recipes else {}
@@ -175,6 +187,11 @@ def with_change(label: str, key: str, value: str) -> str:
     name, _, changes = label.partition(":")
     others = [c for c in changes.split(",") if c and not re.match(rf"(\w+\.)?{key}=", c)]
     return f"{name}:{','.join([*others, f'{key}={value}'])}"
+
+
+def parse_records(records: Sequence[Record]) -> list[ParsedRecord]:
+    """Parse the attacks of records, which are named by their labels."""
+    return [_parse_record(record, records) for record in records]
 
 
 def _parse_record(record: Record, records: Sequence[Record]) -> ParsedRecord:

@@ -1,0 +1,260 @@
+"""One call for an audit: clean accuracy, AutoAttack, accepted errors, forced rejections, checks.
+
+The threshold of a rejector is frozen on held-out clean images before any attack. A fitted rejector
+is fitted on one half of them, and its threshold is chosen on the other half.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from demur.attacks import AcceptedError, ForceRejectionEnsemble, Rejected
+from demur.attacks.checked_model import checked
+from demur.auditing.report import AuditReport
+from demur.autoattack import AutoAttack, EnsembleEvaluation, RejectAutoAttack, ball_by_name
+from demur.calibrate import TPR
+from demur.ensemble_result import EnsembleResult
+from demur.errors import BadInput, suggestion
+from demur.evaluate.decisions import device_for
+from demur.evaluate.image_parts import image_parts
+from demur.evaluate.preflight import PROBED, probe
+from demur.gradient import Model
+from demur.images import check_batch
+from demur.noise import permutation
+from demur.output import Output, prediction
+from demur.rejectors import ModelScore
+from demur.rule import OperatingPoint, Rejector, Score, as_score
+from demur.sanity.foreign import MOST_IMAGES, foreign_checks
+from demur.spec import Spec, show
+from demur.wrappers import ModelWithScore
+
+AuditVersion = Literal["auto", "standard", "fast", "rand"]
+FAST = ("apgd-ce", "apgd-t")  # members of AutoAttack in version="fast"
+CAL_SHARE = 0.3  # of the given images, where no calibration images are given
+AnyRejector = Rejector | Score | Callable[[Tensor], Tensor]
+
+
+class ForcedRejections(EnsembleEvaluation):
+    """The attack ensemble that makes a rejector reject."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all steps of an audit share."""
+
+    norm: str
+    eps: float
+    version: AuditVersion
+    bs: int
+    seed: int
+    device: str | torch.device | None
+    state_folder: str | Path | None
+    verbose: bool
+
+    def run(self, attack: EnsembleEvaluation, x: Tensor, y: Tensor) -> EnsembleResult:
+        """Run an ensemble, with its state in a file of its own."""
+        path = None
+        if self.state_folder is not None:
+            path = Path(self.state_folder, f"{type(attack).__name__}.state")
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return attack.evaluate(x, y, bs=self.bs, state_path=path, sanity=False)
+
+
+def audit(
+    model: Model,
+    x: Any,
+    y: Any = None,
+    *,
+    rejector: AnyRejector | None = None,
+    eps: float = 8 / 255,
+    norm: str = "Linf",
+    threshold: float | None = None,
+    tpr: float = 0.95,
+    cal: tuple[Any, Any] | None = None,
+    version: str = "auto",
+    bs: int = 250,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    state_folder: str | Path | None = None,
+    verbose: bool = False,
+    name: str = "",
+) -> AuditReport:
+    """Return an audit of a classifier, with or without a rejector.
+
+    Args:
+        model: A model from images, N, C, H, W in [0, 1], to logits or an `Output`.
+        x: Test images: a tensor, a NumPy array, or a DataLoader that yields labels too.
+        y: True labels, N; None if x yields them.
+        rejector: A rejector such as Con(), or a detector, a function from images to one score each
+            (higher means accept). None audits the classifier alone.
+        eps: The radius of the ball.
+        norm: "Linf" or "L2".
+        threshold: The threshold of the rejector; None chooses it on calibration images.
+        tpr: Share of the correct predictions on calibration images that the threshold accepts.
+        cal: Calibration images and labels. None takes a random 30% of the given images away.
+        version: "standard", "fast" (fewer attacks), "rand" (randomised models), "auto" chooses.
+        bs: Batch size.
+        seed: The seed of all random numbers.
+        device: Where to move model and images; None leaves the model where it is.
+        state_folder: A folder for the progress of each attack; the same call resumes from it.
+        verbose: Write progress to standard output.
+        name: The name of the model in the report.
+
+    Example:
+        >>> import demur, torch
+        >>> x, y = demur.Digits().load()["test"].batch(slice(0, 60))
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).eval()
+        >>> report = demur.audit(net, x, y, eps=0.1, version="fast")
+    """
+    settings = Settings(norm, eps, _version(version), bs, seed, device, state_folder, verbose)
+    name, images = name or type(model).__name__, _whole(x, y)
+    if isinstance(model, nn.Module) and device is not None:
+        model = model.to(device)
+    if rejector is not None and not isinstance(rejector, Rejector | Score):
+        model, rejector = ModelWithScore(model, rejector), ModelScore()
+    if settings.version == "auto":
+        found = "rand" if _is_random(model, *images, device) else "standard"
+        settings = replace(settings, version=_version(found))
+    if rejector is None:
+        return _report(model, images, None, "", settings, name)
+    given = threshold, tpr, images, None if cal is None else _whole(*cal)
+    criterion, rule, test = _frozen_rule(model, rejector, *given, settings)
+    return _report(model, test, criterion, rule, settings, name)
+
+
+def _version(name: str) -> AuditVersion:
+    versions: tuple[AuditVersion, ...] = get_args(AuditVersion)
+    for known in versions:
+        if known == name:
+            return known
+    raise BadInput(f"audit has no version {name!r}; {suggestion(name, versions)}")
+
+
+def _report(
+    model: Model,
+    images: tuple[Tensor, Tensor],
+    criterion: AcceptedError | None,
+    rule: str,
+    settings: Settings,
+    name: str,
+) -> AuditReport:
+    """Run all attacks and checks on the test images."""
+    norm, eps, seed, version = settings.norm, settings.eps, settings.seed, settings.version
+    ball, shared = ball_by_name(norm, eps), (settings.verbose, settings.device)
+    members = FAST if version == "fast" else ()
+    of_classifier = "custom" if members else version
+    attacks: list[EnsembleEvaluation] = [
+        AutoAttack(model, norm, eps, seed, shared[0], members, of_classifier, shared[1])
+    ]
+    if criterion is not None:
+        attacks.append(
+            RejectAutoAttack(model, criterion, norm, eps, seed, shared[0], version, shared[1])
+        )
+        rejected = Rejected(criterion.rejector, criterion.threshold)
+        chain = ForceRejectionEnsemble(ball, rejected, seed=seed).chain()
+        if version == "fast":
+            chain = replace(chain, attacks=chain.attacks[:1])
+        names = ["apgd", "square"][: len(chain.attacks)]
+        attacks.append(ForcedRejections(model, chain, names, *shared))
+    results = [settings.run(attack, *images) for attack in attacks]
+    of_rejector: list[EnsembleResult | None] = [*results[1:], None, None]
+    compared = {
+        type(attack).__name__: (attack.chain, result.x_adv)
+        for attack, result in zip(attacks[:2], results, strict=False)
+    }
+    at = device_for(model, images[0], settings.device)
+    with checked(model, *(part[:MOST_IMAGES].to(at) for part in images)) as (own, x, y):
+        near = {key: (chain, x_adv[: len(x)].to(x)) for key, (chain, x_adv) in compared.items()}
+        sanity = foreign_checks(own, x, y, near, criterion, settings.bs)
+    said = dict.fromkeys(sentence for result in results for sentence in result.warnings)
+    threshold = criterion.threshold if criterion is not None else None
+    assert not isinstance(threshold, OperatingPoint)
+    return AuditReport(
+        name, show(ball), rule, threshold, results[0], of_rejector[0], of_rejector[1],
+        tuple(sanity), tuple(said),
+    )  # fmt: skip
+
+
+def _frozen_rule(
+    model: Model,
+    rejector: Rejector | Score,
+    threshold: float | None,
+    tpr: float,
+    images: tuple[Tensor, Tensor],
+    cal: tuple[Tensor, Tensor] | None,
+    settings: Settings,
+) -> tuple[AcceptedError, str, tuple[Tensor, Tensor]]:
+    """Return the rejector with its threshold, a sentence about it, and the images to attack."""
+    origin = "given"
+    if cal is None and (threshold is None or not isinstance(rejector, Score)):
+        cal, images = _split(images, settings.seed)
+        origin = f"a random {CAL_SHARE:.0%} of the given ones, seed {settings.seed}, not attacked"
+    fitted = ""
+    if not isinstance(rejector, Score):
+        assert cal is not None
+        half = len(cal[1]) // 2
+        fit, cal = (cal[0][:half], cal[1][:half]), (cal[0][half:], cal[1][half:])
+        rejector = rejector.fit(_clean_outputs(model, *fit, settings), fit[1].cpu())
+        fitted = f"fitted on {half} other images, "
+    text = show(rejector) if isinstance(rejector, Spec) else type(rejector).__name__
+    score = as_score(rejector)
+    if threshold is not None:
+        criterion = AcceptedError(_on_device(score, model, settings), float(threshold))
+        return criterion, f"{text} {fitted}must reach {threshold:.4g}, a given number", images
+    assert cal is not None
+    out, y = _clean_outputs(model, *cal, settings), cal[1].cpu()
+    right = (prediction(out) == y).numpy()
+    if not right.any():
+        raise BadInput("no calibration image is classified correctly; give a threshold")
+    at = float(TPR(tpr).threshold(score(out).detach().double().numpy(), right))
+    sentence = (
+        f"{text} {fitted}must reach {at:.4g}, which accepts {tpr:.0%} of the correct predictions "
+        f"on {len(right)} held-out clean images ({origin}); frozen before any attack"
+    )
+    return AcceptedError(_on_device(score, model, settings), at), sentence, images
+
+
+def _whole(x: Any, y: Any = None) -> tuple[Tensor, Tensor]:
+    parts = list(image_parts(x, y))
+    return torch.cat([part for part, _ in parts]), torch.cat([labels for _, labels in parts])
+
+
+def _split(
+    images: tuple[Tensor, Tensor], seed: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return calibration images and the others, which keep their order."""
+    x, y = images
+    count = int(CAL_SHARE * len(y))
+    if count < 2:
+        raise BadInput(
+            f"{len(y)} images are too few to hold some out; give cal=(x, y) or a threshold"
+        )
+    order = permutation(seed, len(y), stream=0).to(y.device)
+    cal, test = order[:count].sort().values, order[count:].sort().values
+    return (x[cal], y[cal]), (x[test], y[test])
+
+
+def _is_random(model: Model, x: Tensor, y: Tensor, device: str | torch.device | None) -> bool:
+    at = device_for(model, x, device)
+    with checked(model, x[:PROBED].to(at), y[:PROBED].to(at)) as (own, images, labels):
+        return probe(own, images, labels)["random_outputs"] > 0
+
+
+def _clean_outputs(model: Model, x: Tensor, y: Tensor, settings: Settings) -> Output:
+    """Return the outputs for clean images, on the CPU; the images move batch by batch."""
+    check_batch(x, y)
+    at = device_for(model, x, settings.device)
+    with checked(model, x[:1].to(at), y[:1].to(at)) as (own, *_), torch.no_grad():
+        parts = [own(part.to(at)) for part in x.split(settings.bs)]
+    return Output(*(torch.cat(part).cpu() for part in zip(*parts, strict=True)))
+
+
+def _on_device(score: Score, model: Model, settings: Settings) -> Score:
+    """Return the score with its buffers where the model is."""
+    if isinstance(score, nn.Module):
+        score.to(device_for(model, torch.empty(0), settings.device))
+    return score

@@ -1,0 +1,168 @@
+"""demur audit."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from demur.cli.app import AsJson, Device, FirstN, app, check_finite
+from demur.cli.output_paths import check_output_file, check_output_folder
+from demur.errors import BadInput, suggestion
+
+if TYPE_CHECKING:
+    from demur.auditing.evaluate import AnyRejector
+
+
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="MODULE:NAME, timm:NAME or rectified-rejection (a checkpoint)."
+    ),
+]
+ImageData = Annotated[
+    str, typer.Option(help="An .npz file with x and y, or a data set: digits, cifar10, cifar100.")
+]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(help="Weights: .safetensors, or a file of torch.save.", show_default=False),
+]
+RejectorText = Annotated[
+    str | None,
+    typer.Option(
+        help="A rejector such as Con(), or MODULE:NAME of a detector.", show_default=False
+    ),
+]
+Threshold = Annotated[
+    float | None,
+    typer.Option(callback=check_finite, help="Of the rejector.", show_default="from --tpr"),
+]
+TprLevel = Annotated[
+    float,
+    typer.Option(callback=check_finite, help="Correct predictions that the threshold accepts."),
+]
+Page = Annotated[
+    str | None,
+    typer.Option(
+        "-o", "--out", callback=check_output_file, help="Write a page.", show_default=False
+    ),
+]
+StateFolder = Annotated[
+    str | None,
+    typer.Option(
+        callback=check_output_folder,
+        help="Folder of the progress; the same command resumes from it.",
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def audit(
+    model: ModelName,
+    data: ImageData,
+    checkpoint: Checkpoint = None,
+    rejector: RejectorText = None,
+    threshold: Threshold = None,
+    tpr: TprLevel = 0.95,
+    eps: Annotated[str, typer.Option(help="Radius of the ball.")] = "8/255",
+    norm: Annotated[str, typer.Option(help="Linf or L2.")] = "Linf",
+    version: Annotated[str, typer.Option(help="auto, standard, fast or rand.")] = "auto",
+    n: FirstN = None,
+    batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 250,
+    seed: Annotated[int, typer.Option(help="Seed of the attacks and the split.")] = 0,
+    out: Page = None,
+    state: StateFolder = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+) -> None:
+    """Audit any image classifier: accuracy, AutoAttack, accepted errors, sanity checks.
+
+    A model is code. MODULE is imported and runs with your rights, so audit only code that you
+    trust, or do it in a container. A checkpoint is read as weights only.
+
+    Example: demur audit my_code:make_net --data images.npz --rejector "Con()" -o audit.html
+    """
+    import json
+
+    from demur.auditing import audit as run_audit
+    from demur.auditing.models import load_model
+    from demur.device import device_by_name
+
+    radius, at = _radius(eps), device_by_name(device)
+    if not 0 < tpr <= 1:
+        raise BadInput(f"--tpr is {tpr:g}; give a share between 0 and 1, such as 0.95")
+    images, cal = _images(data, n)
+    report = run_audit(
+        load_model(model, checkpoint), *images, rejector=_rejector(rejector), eps=radius, norm=norm,
+        threshold=threshold, tpr=tpr, cal=cal, version=version, bs=batch_size, seed=seed, device=at,
+        state_folder=state, verbose=not as_json, name=model,
+    )  # fmt: skip
+    if out is not None:
+        report.save_html(out)
+    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else str(report))
+
+
+def _radius(text: str) -> float:
+    """Return a radius written as a number or as a fraction."""
+    from fractions import Fraction
+
+    try:
+        return float(Fraction(text))
+    except (ValueError, ZeroDivisionError, OverflowError):
+        raise BadInput(f"--eps is {text!r}; give a number or a fraction, such as 8/255") from None
+
+
+def _rejector(text: str | None) -> "AnyRejector | None":
+    """Return the rejector of a spec such as Con(), or the detector of MODULE:NAME."""
+    from demur.auditing.models import load_model
+    from demur.recipes import VOCABULARY
+    from demur.rule import Rejector
+    from demur.spec import read
+
+    if text is None:
+        return None
+    if ":" in text and "(" not in text:
+        detector: Any = load_model(text)
+        return detector  # type: ignore[no-any-return]
+    found = read(text if "(" in text else f"{text}()", VOCABULARY)
+    if not isinstance(found, Rejector):
+        raise BadInput(f"{text} is no rejector; demur list rejectors shows them")
+    return found
+
+
+def _images(data: str, n: int | None) -> tuple[tuple[Any, Any], tuple[Any, Any] | None]:
+    """Return test images with labels, and calibration images if the data have them."""
+    if n is not None and n < 1:
+        raise BadInput(f"--n is {n}; give at least 1")
+    if not data.endswith(".npz"):
+        return _named_images(data, n)
+    import numpy as np
+
+    path = Path(data)
+    if not path.is_file():
+        raise BadInput(f"{data} is no file; name an .npz file with x and y")
+    try:
+        with np.load(path) as arrays:
+            found = {name: arrays[name] for name in arrays.files}
+    except Exception as error:
+        raise BadInput(f"{data} cannot be read as .npz: {error}") from None
+    if not {"x", "y"} <= set(found):
+        raise BadInput(
+            f"{data} needs arrays x (N, C, H, W) and y (N); cal_x and cal_y are optional"
+        )
+    cal = (found["cal_x"], found["cal_y"]) if {"cal_x", "cal_y"} <= set(found) else None
+    return (found["x"][:n], found["y"][:n]), cal
+
+
+def _named_images(name: str, n: int | None) -> tuple[tuple[Any, Any], tuple[Any, Any] | None]:
+    from demur.data import DATASETS
+
+    known = {dataset.__name__.lower(): dataset for dataset in DATASETS}
+    if name.lower() not in known:
+        raise BadInput(
+            f"--data is {name!r}, no .npz file and no data set; {suggestion(name, known)}"
+        )
+    splits = known[name.lower()]().load()
+    test = splits["test"] if n is None else splits["test"].first(n)
+    cal = splits["cal"].batch(slice(None)) if "cal" in splits else None
+    return test.batch(slice(None)), cal

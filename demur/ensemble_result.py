@@ -1,0 +1,214 @@
+"""The verdict of an attack ensemble: counts with intervals, per image and as a small table.
+
+result = RejectAutoAttack(model, AcceptedError(Con(), 0.7)).evaluate(x, y)
+str(result)                         # a table of at most 80 columns
+result.attacked.accepted_wrong      # images that are misclassified and accepted
+result.to_json(), result.to_numpy()
+"""
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from demur.metrics import BoolArray, Interval, wilson
+from demur.sanity import CheckResult, Flag
+
+WIDTH = 80  # columns of the printed table
+CLEAN = "clean"  # in `broken_by`: no attack was needed
+KINDS = ("accepted_right", "accepted_wrong", "rejected")
+
+
+class Counts(NamedTuple):
+    """Images by decision. A classifier without a rejector accepts every image."""
+
+    accepted_right: int
+    accepted_wrong: int
+    rejected: int
+
+    @staticmethod
+    def of(right: BoolArray, accepted: BoolArray) -> "Counts":
+        """Count the images by whether they are classified correctly and accepted, N each."""
+        return Counts(
+            int((accepted & right).sum()), int((accepted & ~right).sum()), int((~accepted).sum())
+        )
+
+    @property
+    def n(self) -> int:
+        """The number of images."""
+        return sum(self)
+
+    def share(self, kind: str) -> float:
+        """Share of the images of one kind: accepted_right, accepted_wrong or rejected."""
+        return float(getattr(self, kind)) / self.n
+
+    def interval(self, kind: str) -> Interval:
+        """Wilson interval of that share, at 95%."""
+        return wilson(getattr(self, kind), self.n)
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts, shares and intervals as JSON values."""
+        return {
+            kind: {
+                "count": getattr(self, kind),
+                "share": self.share(kind),
+                "interval": list(self.interval(kind)),
+            }
+            for kind in KINDS
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class EnsembleResult:
+    """What an attack ensemble found on N images.
+
+    Attributes:
+        attack: The name of the ensemble, with norm and radius.
+        rejects: Whether the model has a rejector. Otherwise it accepts every image.
+        x_adv: Adversarial examples, N, C, H, W.
+        y: True labels, N.
+        labels: Predictions for `x_adv`, N.
+        accepted: Whether `x_adv` is accepted, N, bool.
+        clean_labels: Predictions for the clean images, N.
+        clean_accepted: Whether the clean images are accepted, N, bool.
+        broken_by: For each image the attack that succeeded: a name of `seconds`, "clean" if none
+            was needed, or "" if the image is robust.
+        seconds: Wall time of each attack, by name.
+        sanity: Results of the sanity checks; empty if they were turned off.
+        warnings: Sentences about the model, the rejector and the attacks.
+
+    Example:
+        >>> import torch
+        >>> from demur import AutoAttack
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        >>> attack = AutoAttack(model, version="custom", attacks_to_run=["apgd-ce"], verbose=False)
+        >>> result = attack.evaluate(torch.rand(4, 1, 8, 8), torch.arange(4), sanity=False)
+        >>> result.attacked.n
+        4
+    """
+
+    attack: str
+    rejects: bool
+    x_adv: Tensor
+    y: Tensor
+    labels: Tensor
+    accepted: Tensor
+    clean_labels: Tensor
+    clean_accepted: Tensor
+    broken_by: tuple[str, ...]
+    seconds: Mapping[str, float]
+    sanity: tuple[CheckResult, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def clean(self) -> Counts:
+        """Images by decision without an attack."""
+        return _counts(self.clean_labels, self.clean_accepted, self.y)
+
+    @property
+    def attacked(self) -> Counts:
+        """Images by decision under the attack."""
+        return _counts(self.labels, self.accepted, self.y)
+
+    @property
+    def flags(self) -> list[Flag]:
+        """Flags of the sanity checks: signs that the attacks were too weak."""
+        return [flag for check in self.sanity for flag in check.flags]
+
+    def to_numpy(self) -> NDArray[np.void]:
+        """Return one row per image, as a structured array."""
+        columns = {
+            "y": self.y,
+            "clean_label": self.clean_labels,
+            "clean_accepted": self.clean_accepted,
+            "label": self.labels,
+            "accepted": self.accepted,
+        }
+        arrays = {name: column.cpu().numpy() for name, column in columns.items()}
+        arrays["broken_by"] = np.array(self.broken_by)
+        rows = np.empty(len(self.y), [(name, array.dtype) for name, array in arrays.items()])
+        for name, array in arrays.items():
+            rows[name] = array
+        return rows
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything except the images as JSON values."""
+        return {
+            "attack": self.attack,
+            "n": len(self.y),
+            "rejects": self.rejects,
+            "clean": self.clean.to_json(),
+            "attacked": self.attacked.to_json(),
+            "broken_by": list(self.broken_by),
+            "seconds": dict(self.seconds),
+            "sanity": sanity_json(self.sanity),
+            "warnings": list(self.warnings),
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{self.attack}, {len(self.y)} images", f"{'':16}{'clean':<29}attacked"]
+        for kind in KINDS if self.rejects else KINDS[:2]:
+            name = kind.replace("_", " ") if self.rejects else kind.removeprefix("accepted_")
+            cells = (count_cell(counts, kind) for counts in (self.clean, self.attacked))
+            lines.append("".join((f"{name:<16}", *(f"{cell:<29}" for cell in cells))).rstrip())
+        found = Counter(self.broken_by)
+        names = [name for name in (CLEAN, *self.seconds) if found[name]]
+        lines += entry("broken by", ", ".join(f"{name} {found[name]}" for name in names) or "none")
+        lines += entry("seconds", ", ".join(f"{k} {v:.1f}" for k, v in self.seconds.items()))
+        lines += sanity_lines(self.sanity)
+        for sentence in self.warnings:
+            lines += entry("warning", sentence)
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<EnsembleResult: {self.attack}, {len(self.y)} images, {self.attacked}>"
+
+
+def count_cell(counts: Counts, kind: str) -> str:
+    """Return a count, its share and its interval: "12   6.0% [3.5, 10.2]"."""
+    low, high = counts.interval(kind)
+    share = f"{100 * counts.share(kind):.1f}% [{100 * low:.1f}, {100 * high:.1f}]"
+    return f"{getattr(counts, kind):>5}  {share}"
+
+
+def sanity_lines(checks: Sequence[CheckResult]) -> Iterator[str]:
+    """Yield the lines about the sanity checks: flags first, then the number of passed ones."""
+    if not checks:
+        return
+    flags = [flag for check in checks for flag in check.flags]
+    for flag in flags:
+        yield from entry("flag", f"{flag.kind}: {flag.observed}")
+    passed = [check.kind for check in checks if not check.flags and not check.missing]
+    yield from entry("sanity", f"{len(flags)} flags; {len(passed)} of {len(checks)} checks passed")
+    for check in checks:
+        if check.missing:
+            yield from entry("not checked", f"{check.kind}, which needs {check.missing}")
+
+
+def entry(name: str, text: str) -> list[str]:
+    """Return a name and a text in lines of at most WIDTH columns."""
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=f"{name:<16}", subsequent_indent=" " * 16,
+        break_long_words=True, break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def sanity_json(checks: Sequence[CheckResult]) -> list[dict[str, Any]]:
+    """Return the results of checks as JSON values."""
+    return [
+        {
+            "check": check.kind,
+            "flags": [flag.to_json() for flag in check.flags],
+            "missing": check.missing,
+        }
+        for check in checks
+    ]
+
+
+def _counts(labels: Tensor, accepted: Tensor, y: Tensor) -> Counts:
+    return Counts.of((labels == y).cpu().numpy(), accepted.cpu().numpy())

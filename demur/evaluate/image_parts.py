@@ -1,0 +1,159 @@
+"""Images as people have them: tensors, NumPy arrays, files larger than memory, DataLoaders.
+
+for x, y in image_parts(np.load("images.npy", mmap_mode="r"), labels):
+    ...     # tensors of at most PART_BYTES, so that only one part is in memory
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from demur.errors import BadInput
+
+PART_BYTES = 2**28  # of the images of a part, in fp32
+LEVELS = 255  # the pixel value of a uint8 array that maps to 1.0
+
+
+def image_parts(
+    x: Any, y: Any = None, most_bytes: int | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield images (N, C, H, W, floats) and labels (N, int64) part by part, in their order.
+
+    Args:
+        x: Images: a tensor, a NumPy array (uint8 values are divided by 255), or an iterable of
+            batches (images, labels) such as a DataLoader, which must keep its order.
+        y: Labels: a tensor or an array; None if x yields them.
+        most_bytes: The size of a part; by default PART_BYTES.
+    """
+    most_bytes = most_bytes or PART_BYTES
+    if isinstance(x, Tensor | np.ndarray):
+        if y is None:
+            raise BadInput("labels are missing; give evaluate(x, y)")
+        yield from _array_parts(x, y, most_bytes)
+        return
+    if y is not None or not isinstance(x, Iterable) or isinstance(x, str | bytes | dict):
+        raise BadInput(
+            "images must be a tensor or a NumPy array with labels, or an iterable of batches "
+            f"(images, labels) such as a DataLoader, not {type(x).__name__}"
+        )
+    yield from _joined(x, most_bytes)
+
+
+def _array_parts(
+    x: "Tensor | np.ndarray[Any, Any]", y: Any, most_bytes: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    labels = torch.as_tensor(np.asarray(y)) if not isinstance(y, Tensor) else y
+    if len(labels) != len(x):
+        raise BadInput(f"there are {len(x)} images, but {len(labels)} labels; give one per image")
+    size = max(1, most_bytes // max(1, 4 * int(np.prod(x.shape[1:]))))
+    for begin in range(0, max(1, len(x)), size):
+        yield as_batch(x[begin : begin + size], labels[begin : begin + size])
+
+
+def _joined(batches: Iterable[Any], most_bytes: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield batches joined to parts of at most `most_bytes`, or single batches above it."""
+    waiting, size = list[tuple[Tensor, Tensor]](), 0
+    for batch in batches:
+        if not isinstance(batch, tuple | list) or len(batch) < 2:
+            raise BadInput("each batch must be a pair (images, labels)")
+        x, y = as_batch(batch[0], batch[1])
+        if waiting and size + 4 * x.numel() > most_bytes:
+            yield _concatenated(waiting)
+            waiting, size = [], 0
+        waiting.append((x, y))
+        size += 4 * x.numel()
+    if not waiting:
+        raise BadInput("there are no images; give at least one batch")
+    yield _concatenated(waiting)
+
+
+def _concatenated(batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    x, y = zip(*batches, strict=True)
+    return torch.cat(x), torch.cat(y)
+
+
+def as_batch(x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """Return images and labels as tensors; uint8 arrays become floats, labels int64."""
+    images = x if isinstance(x, Tensor) else _tensor(x)
+    labels = y if isinstance(y, Tensor) else torch.as_tensor(np.asarray(y))
+    if not labels.is_floating_point() and labels.dtype != torch.bool:
+        labels = labels.long()
+    return images, labels.to(images.device)
+
+
+def _tensor(x: Any) -> Tensor:
+    array = np.ascontiguousarray(x)
+    if array.ndim == 4 and array.shape[1] not in (1, 3) and array.shape[3] in (1, 3):
+        raise BadInput(
+            f"images of shape {array.shape} look like N, H, W, C; use x.transpose(0, 3, 1, 2)"
+        )
+    if array.dtype == np.uint8:
+        return torch.from_numpy(array.astype(np.float32) / LEVELS)
+    if not array.flags.writeable:  # torch warns of tensors that share memory with a read-only file
+        array = array.copy()
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        raise BadInput(f"images must be floats in [0, 1] or uint8, not {array.dtype}") from None
+
+
+class ArrayWriter:
+    """A .npy file whose first axis grows; it appears under its name when it is complete."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path, self.count = Path(path), 0
+        self.part = self.path.with_name(f"{self.path.name}.part")
+        self.shape: tuple[int, ...] = ()
+        self.dtype = np.dtype(np.float32)
+        self.file: BinaryIO | None = None
+
+    def __enter__(self) -> Self:
+        if not self.path.parent.is_dir():
+            raise BadInput(f"{self.path.parent} is no folder; name another file for x_adv_path")
+        self.file = self.part.open("wb")
+        return self
+
+    def append(self, rows: Tensor) -> None:
+        """Write rows of the same shape and dtype as those before."""
+        assert self.file is not None
+        array = np.ascontiguousarray(rows.cpu().numpy())
+        if self.count == 0:
+            self.shape, self.dtype = array.shape[1:], array.dtype
+            self._write_header()
+        self.count += len(array)
+        self.file.write(array.data)
+
+    def _write_header(self) -> None:
+        assert self.file is not None
+        header = {
+            "descr": np.lib.format.dtype_to_descr(self.dtype),
+            "fortran_order": False,
+            "shape": (self.count, *self.shape),
+        }
+        # NumPy leaves room in the header for the first axis to grow.
+        np.lib.format.write_array_header_1_0(self.file, header)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self.file is not None
+        if kind is None:
+            self.file.seek(0)
+            self._write_header()
+        self.file.close()
+        if kind is None:
+            self.part.replace(self.path)
+        else:
+            self.part.unlink(missing_ok=True)
+
+    def mapped(self) -> Tensor:
+        """Return the finished file as a tensor that reads it from disk, copy on write."""
+        return torch.from_numpy(np.load(self.path, mmap_mode="c"))
