@@ -18,6 +18,7 @@ from demur.methods import RR
 from demur.nets import FactoryNet, ResNet18, factory
 from demur.recipes import Recipe, recipe
 from demur.report.gallery import Verdicts, gallery
+from demur.report.scored_run import ScoredRun
 from demur.runs import Run
 from demur.runs.files import content_digest
 from demur.training import FastSteps, PlainSteps, TrainState, train
@@ -111,7 +112,7 @@ def test_the_command_keeps_class_names_files_and_logs(
     loaded = LoadedRun(run, "cpu")
     evaluation = RejectorEvaluation.of(loaded)
     scored = evaluation.score_record(run.records()[0])
-    shown = gallery(Verdicts.of(scored, evaluation, "R-Con"), loaded)
+    shown = gallery(Verdicts.of(ScoredRun(loaded, evaluation, [scored]), scored))
     cards = [card for group in shown.groups for card in group.cards]
     assert cards and {card.label for card in cards} <= set(CLASSES)
     for words in (["score", "own"], ["show", "own"], ["list", "runs"]):

@@ -64,6 +64,7 @@ def _run(results: ScoredRun, kept: int) -> Json:
     return {
         "name": results.name,
         "epochs": recipe.epochs,
+        "classes": list(recipe.data.class_names),
         "trained": results.loaded.run.trained,
         "training": results.training,
         "level": results.evaluation.level,

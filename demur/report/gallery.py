@@ -140,7 +140,7 @@ def gallery(verdicts: Verdicts) -> Gallery:
     clean = images.batch(slice(None))[0].double().numpy()
     largest = float(record.arrays["size_linf"][:stored].max())
     factor = max(1, math.floor(0.5 / largest + 1e-6)) if largest > 0 else 1
-    groups, names = [], loaded.run.recipe.data.class_names
+    groups, names = [], verdicts.results.loaded.run.recipe.data.class_names
     for group in GROUPS:
         positions = np.flatnonzero(verdicts.members(group)[:stored])
         cards = _cards(verdicts, positions[:PER_GROUP].tolist(), clean, attacked, factor, names)

@@ -66,8 +66,8 @@ const OneImage = (() => {
     const con = column(run, record, CON)[i], other = column(run, record, name)[i];
     const accepted = con >= t1 && other >= t2, right = correct(record)[i];
     const predicted = array(record, "predicted", "<u2");
-    by("image-words").textContent = `Image ${array(record, "index", "<i4")[i]}${state.runs.length > 1 ? ` of ${run.name}` : ""}, ${record.attack}: true label ${array(record, "y", "<u2")[i]}, ` +
-      `${predicted ? `predicted ${predicted[i]}` : right ? "predicted correctly" : "predicted wrongly"}.`;
+    by("image-words").textContent = `Image ${array(record, "index", "<i4")[i]}${state.runs.length > 1 ? ` of ${run.name}` : ""}, ${record.attack}: true class ${run.classes[array(record, "y", "<u2")[i]]}, ` +
+      `${predicted ? `predicted ${run.classes[predicted[i]]}` : right ? "predicted correctly" : "predicted wrongly"}.`;
     by("image-why").textContent = `${accepted ? "Accepted" : "Rejected"}, ${right ? "correct" : "wrong"}: ${condition("confidence", con, t1)}; ${condition(name, other, t2)}.`;
     showPixels(run, record, i);
     showProbabilities(run, record, i);
@@ -107,7 +107,7 @@ const OneImage = (() => {
     by("probabilities").replaceChildren(
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "class"), el("th", { scope: "col" }, record.clean ? "without attack" : "attacked"), ...(before ? [el("th", { scope: "col" }, "without attack")] : []))),
       el("tbody", {}, ...shown.map((p, c) => [p, c]).sort((a, b) => b[0] - a[0]).slice(0, 10).map(([p, c]) =>
-        el("tr", {}, el("th", { scope: "row" }, `${c}${c === y ? " (true)" : ""}`), bar(p), ...(before ? [bar(before[c])] : [])))));
+        el("tr", {}, el("th", { scope: "row" }, `${run.classes[c]}${c === y ? " (true)" : ""}`), bar(p), ...(before ? [bar(before[c])] : [])))));
   }
 
   return { pick, step, show: showImage };
