@@ -159,7 +159,8 @@ class _Service:
         from demur.serve import Settings, create_app
 
         self.app = create_app(
-            _guard(RCon()), Settings(max_body=20_000, max_pixels=10_000, max_images=4)
+            _guard(RCon()),
+            Settings(max_body=20_000, max_pixels=10_000, max_images=4, timeout=600.0),
         )
         self.loop = asyncio.new_event_loop()
 
