@@ -114,7 +114,7 @@ async def client(port: int, end: float, pool: Any, tally: Tally, seed: int) -> N
                 streams = await asyncio.open_connection("127.0.0.1", port)
             streams[1].write(content)
             code, body, closes = await asyncio.wait_for(answer(streams[0]), 30)
-        except (OSError, asyncio.IncompleteReadError):
+        except (OSError, asyncio.IncompleteReadError):  # a TimeoutError is an OSError
             # the service may close a connection that is idle, or whose last body it did not read
             tally.codes["bad" if is_bad else "good", 0 if is_new else RECONNECTED] += 1
             close(streams)

@@ -39,7 +39,7 @@ def pixels(tiny_source: LoadedRun) -> Pixels:
 
 @pytest.fixture(scope="module")
 def client(tiny_guard: Guard) -> Iterator[Client]:
-    with TestClient(create_app(tiny_guard, Settings(max_images=8))) as client:
+    with TestClient(create_app(tiny_guard, Settings(max_images=8, timeout=120.0))) as client:
         yield client
 
 
@@ -130,7 +130,7 @@ def test_every_malformed_request_is_a_4xx_with_a_reason(
 
 
 def test_limits_of_body_and_pixels(tiny_guard: Guard) -> None:
-    limits = Settings(max_body=4000, max_pixels=100)
+    limits = Settings(max_body=4000, max_pixels=100, timeout=120.0)
     with TestClient(create_app(tiny_guard, limits)) as client:
         large = client.post("/predict", content=b"x" * 5000, headers={"content-type": "image/png"})
         assert large.status_code == 413
@@ -150,7 +150,7 @@ def test_limits_of_body_and_pixels(tiny_guard: Guard) -> None:
 
 def test_a_token_is_needed_where_one_is_set(tiny_guard: Guard, pixels: Pixels) -> None:
     body = {"images": pixels[:1].tolist(), "dtype": "uint8"}
-    with TestClient(create_app(tiny_guard, Settings(token="a-long-word"))) as client:
+    with TestClient(create_app(tiny_guard, Settings(token="a-long-word", timeout=120.0))) as client:
         for given in ("", "Bearer", "Bearer x", "Basic a-long-word", "Bearer a-long-word2", "é"):
             headers = [("authorization", given.encode("latin-1"))]
             answer = client.post("/predict", json=body, headers=headers)  # type: ignore[arg-type]
@@ -167,7 +167,7 @@ def test_a_token_is_needed_where_one_is_set(tiny_guard: Guard, pixels: Pixels) -
 def test_health_metrics_and_drift(tiny_guard: Guard, pixels: Pixels) -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
-    with TestClient(create_app(tiny_guard, Settings(mean_run_length=50))) as client:
+    with TestClient(create_app(tiny_guard, Settings(mean_run_length=50, timeout=120.0))) as client:
         before = client.get("/health").json()
         assert before["status"] == "ok"
         assert before["rejection_rate"] is None
@@ -242,12 +242,12 @@ class Slow:
 
     def _wait(self, x: torch.Tensor) -> Any:
         self.sizes.append(len(x))
-        self.go.wait(10)
+        self.go.wait(60)
         return self.net(x)
 
 
 def wait_until(condition: Any) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -294,16 +294,22 @@ def test_overload_and_slowness_are_answered(tiny_guard: Guard, pixels: Pixels) -
     slow = Slow(tiny_guard)
     settings = Settings(max_queue=2, max_images=2, max_batch=1, timeout=0.3)
     body = {"images": pixels[:2].tolist(), "dtype": "uint8"}
-    with TestClient(create_app(slow.guard, settings)) as client:
+    app = create_app(slow.guard, settings)
+    with TestClient(app) as client:
         answers: list[Any] = []
 
         def ask() -> None:
             answers.append(client.post("/predict", json=body))
 
-        threads = [threading.Thread(target=ask) for _ in range(4)]
-        for thread in threads:
+        def start(condition: Any) -> threading.Thread:
+            thread = threading.Thread(target=ask)
             thread.start()
-            time.sleep(0.02)
+            wait_until(condition)
+            return thread
+
+        batcher = app.state.service.batcher
+        threads = [start(lambda: slow.sizes), start(lambda: batcher.waiting == 2)]
+        threads += [start(lambda n=n: len(answers) >= n) for n in (1, 2)]
         for thread in threads:
             thread.join()
         slow.go.set()

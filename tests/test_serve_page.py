@@ -30,14 +30,14 @@ QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
 @contextmanager
-def serving(guard: Guard, settings: Settings = Settings()) -> Iterator[str]:
+def serving(guard: Guard, settings: Settings = Settings(timeout=120.0)) -> Iterator[str]:
     """Address of a service in a thread."""
     config = uvicorn.Config(create_app(guard, settings), port=0, log_level="error")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not server.started:
             assert time.monotonic() < end
             time.sleep(0.01)
@@ -143,7 +143,7 @@ DROP = """data => {
 def test_the_page_by_keyboard_by_drop_and_with_a_token(
     browser: Any, tiny_guard: Guard, pictures: dict[str, bytes]
 ) -> None:
-    with serving(tiny_guard, Settings(token="a-long-word")) as address:
+    with serving(tiny_guard, Settings(token="a-long-word", timeout=120.0)) as address:
         tab = browser.new_page()
         tab.goto(address)
         tab.wait_for_selector("#token-form:not([hidden])")
