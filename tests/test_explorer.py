@@ -438,7 +438,7 @@ def test_one_image_shows_pixels_probabilities_and_the_reason(page: "Page", pages
     predicted = int(prediction(record.output)[i])
     index, label = int(record.arrays["index"][i]), int(record.y[i])
     words = page.inner_text("#image-words")
-    assert words == f"Image {index}, {ATTACK}: true label {label}, predicted {predicted}."
+    assert words == f"Image {index}, {ATTACK}: true class {label}, predicted {predicted}."
     why = page.inner_text("#image-why")
     assert why.startswith(f"Rejected, wrong: confidence {first[i]:.3f}, any is accepted; R-Con")
     assert "< 0.500" in why
