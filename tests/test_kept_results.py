@@ -25,8 +25,6 @@ MADE_BY = {
     "cifar10-pgdat-rr-seed0": ("cifar10-pgdat-rr", "bn=batch"),
     "cifar10-pgdat-rr-seed0-radii": ("cifar10-pgdat-rr", "bn=batch"),
     **{f"{name}-seed{i}": (name, f"seed={i}") for name in (SHORT, PLAIN) for i in (0, 1, 2)},
-    f"{SHORT}-4-epochs-bf16": (SHORT, "epochs=4", *COMPARED_CHANGES),
-    f"{SHORT}-4-epochs-fp32": (SHORT, "epochs=4", "precision=fp32", *COMPARED_CHANGES),
     f"{SHORT}-bn-train": (SHORT, "bn=train", *COMPARED_CHANGES),
 }
 
