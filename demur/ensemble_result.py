@@ -116,6 +116,14 @@ class EnsembleResult:
         return _counts(self.labels, self.accepted, self.y)
 
     @property
+    def unbroken(self) -> int:
+        """Images on which no attack succeeded in any pass.
+
+        For a randomised model these may be fewer than `attacked` says, which is of one pass.
+        """
+        return self.broken_by.count("")
+
+    @property
     def flags(self) -> list[Flag]:
         """Flags of the sanity checks: signs that the attacks were too weak."""
         return [flag for check in self.sanity for flag in check.flags]
@@ -144,6 +152,7 @@ class EnsembleResult:
             "rejects": self.rejects,
             "clean": self.clean.to_json(),
             "attacked": self.attacked.to_json(),
+            "unbroken": self.unbroken,
             "broken_by": list(self.broken_by),
             "seconds": dict(self.seconds),
             "sanity": sanity_json(self.sanity),
@@ -158,7 +167,8 @@ class EnsembleResult:
             lines.append("".join((f"{name:<16}", *(f"{cell:<29}" for cell in cells))).rstrip())
         found = Counter(self.broken_by)
         names = [name for name in (CLEAN, *self.seconds) if found[name]]
-        lines += entry("broken by", ", ".join(f"{name} {found[name]}" for name in names) or "none")
+        broken = ", ".join(f"{name} {found[name]}" for name in names) or "none"
+        lines += entry("broken by", f"{broken}; {self.unbroken} unbroken")
         lines += entry("seconds", ", ".join(f"{k} {v:.1f}" for k, v in self.seconds.items()))
         lines += sanity_lines(self.sanity)
         for sentence in self.warnings:

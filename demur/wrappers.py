@@ -25,8 +25,7 @@ class WrappedModel(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
-        if isinstance(model, nn.Module):
-            self.training = model.training
+        self.training = isinstance(model, nn.Module) and model.training
 
 
 class RejectClassModel(WrappedModel):

@@ -406,3 +406,80 @@ def test_the_interface_leaves_everything_as_it_was() -> None:
     assert Linf(0.1).contains(x, x_adv).all()
     assert labels.shape == y.shape
     assert as_output(copy.deepcopy(net)(x_adv.half())).logits.shape == (COUNT, CLASSES)
+
+
+class SharedWeights(Net):
+    """One layer used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = self.conv
+
+    def before(self, x: Tensor) -> Tensor:
+        return self.again(x).mean(1, keepdim=True).sigmoid()  # type: ignore[no-any-return]
+
+
+class Rounded(Net):
+    """A net that is evaluated as if it were quantised: its logits are rounded."""
+
+    def after(self, logits: Tensor, x: Tensor) -> Tensor:
+        return logits + ((8 * logits).round() / 8 - logits).detach()
+
+
+class Branching(Net):
+    """Control flow that depends on the images."""
+
+    def after(self, logits: Tensor, x: Tensor) -> Tensor:
+        return 2 * logits if bool(x.mean() > 0.5) else logits
+
+
+class NonContiguous(Net):
+    def after(self, logits: Tensor, x: Tensor) -> Tensor:
+        return logits.t().contiguous().t()
+
+
+class Constant(Net):
+    def after(self, logits: Tensor, x: Tensor) -> Tensor:
+        return 0 * logits
+
+
+ODD: dict[str, nn.Module] = {
+    "shared weights": SharedWeights(),
+    "rounded outputs": Rounded(),
+    "branches": Branching(),
+    "non-contiguous": NonContiguous(),
+    "constant": Constant(),
+    "frozen": Net().requires_grad_(False),
+    "float64": Net().double(),
+    "scripted": torch.jit.trace(Net(), torch.zeros(2, *SHAPE)),
+    "data parallel": nn.DataParallel(Net()),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("of_rejector", [False, True])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_odd_models_get_a_verdict_and_stay_as_they_were(kind: str, of_rejector: bool) -> None:
+    net, (x, y) = ODD[kind], batch()
+    attack: AutoAttack | RejectAutoAttack = (
+        RejectAutoAttack(net, RULE, eps=0.1, verbose=False)
+        if of_rejector
+        else AutoAttack(net, eps=0.1, verbose=False)
+    )
+    chain = small(attack.chain)
+    assert isinstance(chain, Chain)
+    attack.chain = chain
+    with unchanged(net, x, y):
+        result = attack.evaluate(x, y)
+    assert result.attacked.n == COUNT
+    assert result.unbroken == COUNT - result.attacked.accepted_wrong
+    assert BALL.contains(x, result.x_adv.float()).all()
+
+
+def test_a_net_of_one_class_is_named() -> None:
+    class OneClass(Net):
+        def after(self, logits: Tensor, x: Tensor) -> Tensor:
+            return logits[:, :1]
+
+    with pytest.raises(BadInput, match="one class only"):
+        AutoAttack(OneClass(), verbose=False).evaluate(batch()[0], torch.zeros(COUNT).long())

@@ -101,6 +101,7 @@ class TestCounts:
         assert "a" in rows["broken_by"]
         assert rows["clean_accepted"].all()
         assert set(plain.seconds) == {"a", "b"}
+        assert plain.unbroken == plain.attacked.accepted_right
 
 
 class TestPrinting:

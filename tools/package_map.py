@@ -24,6 +24,8 @@ PURPOSE = {
     "training": "epochs, steps",
     "sanity": "checks of records",
     "autoattack": "AutoAttack interface",
+    "ensemble_result": "verdict of attacks",
+    "auditing": "audit of any model",
     "evaluate": "attack, score, bind",
     "runs": "run folders, records",
     "engine": "GPU kernels, graphs",
