@@ -479,7 +479,11 @@ def bench(options: argparse.Namespace, name: str) -> dict[str, Any]:
 def write(options: argparse.Namespace, models: dict[str, Any]) -> None:
     """Write the report so far."""
     where = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-    shown = {k: str(v) for k, v in vars(options).items() if k != "until"}
+    shown = {
+        key: value.name if isinstance(value, Path) else value
+        for key, value in vars(options).items()
+        if key not in ("until", "output")
+    }
     report = {"device": where, "torch": torch.__version__, "options": shown, "models": models}
     if options.output:
         options.output.write_text(json.dumps(report, indent=1) + "\n")

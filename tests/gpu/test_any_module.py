@@ -48,14 +48,14 @@ def test_queries_of_every_size_are_those_of_the_model(
     assert said == []
 
 
-@pytest.mark.parametrize("benchmark", [False, True])
+@pytest.mark.parametrize("tuned", [False, True])
 def test_an_ensemble_agrees_with_the_plain_engine_and_leaves_all_as_found(
     device: torch.device,
     batch: tuple[Tensor, Tensor],
-    benchmark: bool,
+    tuned: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", benchmark)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", tuned)
     net, (x, y) = net_on(device), batch
     flags = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     states = torch.get_rng_state(), torch.cuda.get_rng_state(device)
@@ -68,7 +68,7 @@ def test_an_ensemble_agrees_with_the_plain_engine_and_leaves_all_as_found(
         assert isinstance(found, Tensor)
         correct.append(logits(net, found).argmax(1) == y)
     assert int((correct[0] != correct[1]).sum()) <= 2
-    assert torch.backends.cudnn.benchmark == benchmark
+    assert torch.backends.cudnn.benchmark == tuned
     assert flags == (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
     assert torch.equal(states[0], torch.get_rng_state())
     assert torch.equal(states[1], torch.cuda.get_rng_state(device))
