@@ -62,7 +62,6 @@ def table(
         return
     from demur.paper.markdown import markdown
     from demur.paper.measure import measure_table
-    from demur.runs.files import write_text
     from demur.version import code_version
 
     if any(change.startswith("seed=") for change in changes or []):
@@ -79,13 +78,20 @@ def table(
     options = {"only": only, "seeds": seeds if seeds > 1 else None, "first-seed": first_seed}
     command = _command([*spec.command, name, *(changes or [])], options | {"kept": kept})
     page = markdown(spec, lines, command, code_version())
-    if as_json:
-        typer.echo(json.dumps([asdict(line) for line in lines], indent=2, default=str))
+    _output(page, [asdict(line) for line in lines] if as_json else None, out)
+    _raise_failures(failures, len(lines))
+
+
+def _output(page: str, values: list[dict[str, Any]] | None, out: str | None) -> None:
+    """Print JSON values if there are any, else the page; also write the page to a file."""
+    from demur.runs.files import write_text
+
+    if values is not None:
+        typer.echo(json.dumps(values, indent=2, default=str))
     else:
         _show(page)
     if out:
         write_text(Path(out), page)
-    _raise_failures(failures, len(lines))
 
 
 def _show_paper_tables(
@@ -97,7 +103,6 @@ def _show_paper_tables(
     from demur.paper.cells import measure_cells
     from demur.paper.published import PAPER_TABLES
     from demur.paper.results_page import results_page
-    from demur.runs.files import write_text
 
     if name != "all" and int(name) not in PAPER_TABLES:
         raise BadInput(f"the paper has no table {name}; use a number from 1 to 13, or all")
@@ -112,12 +117,7 @@ def _show_paper_tables(
     conclusions = Path(kept) / "conclusions.md"
     text = conclusions.read_text(encoding="utf-8") if conclusions.is_file() else ""
     page = results_page(cells, f"demur table {name} --kept {kept}", text if name == "all" else "")
-    if as_json:
-        typer.echo(json.dumps([cell.to_json() for cell in cells], indent=1))
-    else:
-        _show(page)
-    if out:
-        write_text(Path(out), page)
+    _output(page, [cell.to_json() for cell in cells] if as_json else None, out)
 
 
 def _table_spec(name: str, only: str, changes: list[str]) -> "Table":
