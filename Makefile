@@ -1,7 +1,8 @@
 # make demo: train, attack and report on the embedded digits. make test: lint, types and tests.
+# make coverage: the tests with line coverage, at least 92%.
 # make docs: build the documentation into site/. Each target sets up .venv by itself.
 
-.PHONY: demo test docs clean
+.PHONY: demo test coverage docs clean
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --disable-pip-version-check --quiet -c constraints.txt
@@ -13,7 +14,10 @@ test: $(VENV)/test.stamp
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q -rs --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q -rs
+
+coverage: $(VENV)/test.stamp
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q --cov --cov-report=term
 
 docs: $(VENV)/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
