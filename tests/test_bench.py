@@ -83,7 +83,7 @@ def test_the_report_is_json_with_hardware_versions_and_rates(command: Command) -
         assert line["epoch_s"] == pytest.approx(report["epoch_images"] / rate)
         assert 10 < rate < 1e6
         assert line["share_of_peak"] is None, "there is no peak for a CPU"
-        assert line["crafting"] == "train"
+        assert line["bn"] == "train"
 
 
 def test_impossible_measurements_are_an_error(command: Command) -> None:
@@ -204,7 +204,7 @@ def test_equality_fails_after_a_fallback_or_a_large_distance() -> None:
 
 
 def speed_row(what: str, **changes: Any) -> dict[str, Any]:
-    return {"what": what, "batch_size": 128, "crafting": "eval", "precision": "bf16",
+    return {"what": what, "batch_size": 128, "bn": "eval", "precision": "bf16",
             "step_ms": 15.0, "epoch_s": 5.9, "images_per_s": 8533.3, "share_of_peak": 0.273,
             "memory_gib": 1.04, "prepare_s": 41.0, **changes}  # fmt: skip
 

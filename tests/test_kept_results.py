@@ -107,7 +107,7 @@ def test_the_numbers_of_the_speed_page_are_those_of_its_benchmark() -> None:
     for line in report["lines"]:
         epoch, memory = f"{line['epoch_s']:.1f}", f"{line['memory_gib']:.1f}"
         shown = f"{line['images_per_s']:,.0f} | {100 * line['share_of_peak']:.0f}% | {memory} |"
-        batch = f"| {line['batch_size']} | {line['crafting']}"
+        batch = f"| {line['batch_size']} | {line['bn']}"
         assert re.search(rf"{re.escape(batch)}[^|]*\| \**{epoch}\** \| {re.escape(shown)}", page)
     eager, _, fast, *_ = (line["epoch_s"] for line in report["lines"])
     assert f"That is {eager / fast:.1f} times the eager loop" in page

@@ -48,7 +48,7 @@ class SpeedRow:
 
     what: str
     batch_size: int
-    crafting: str  # batch norm mode during the attack
+    bn: str  # batch norm mode during the attack
     precision: str
     step_ms: float
     epoch_s: float

@@ -8,7 +8,7 @@ if there is none, of the short one (36 epochs). `Cell.protocol` says which it wa
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -102,15 +102,15 @@ def _measure(
             continue
         for text in row.attacks or column.attacks:
             spec = attack(text, recipe)
-            if isinstance(spec, CW):  # no stored record yet
+            if isinstance(spec, CW):  # distances are not read from records yet
                 continue
             record = stored.record(run, spec)
             value = None if record is None else stored.value(run, recipe, record, row, column)
             if record is not None and value is not None:
-                return Cell(
-                    empty.table, empty.row, empty.column, empty.published, value, len(record.y),
-                    getattr(spec, "restarts", None), protocol_of(recipe), text,
-                    str(record_file(run, record)),
+                return replace(
+                    empty, measured=value, n=len(record.y),
+                    restarts=getattr(spec, "restarts", None), protocol=protocol_of(recipe),
+                    attack=text, record=str(record_file(run, record)),
                 )  # fmt: skip
     return empty
 

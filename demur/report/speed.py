@@ -16,7 +16,7 @@ def cells(line: dict[str, Any]) -> tuple[str, ...]:
     """Format one line of the report."""
     share, memory = line["share_of_peak"], line["memory_gib"]
     return (
-        line["what"], str(line["batch_size"]), line["crafting"], line["precision"],
+        line["what"], str(line["batch_size"]), line["bn"], line["precision"],
         f"{line['epoch_s']:.2f}", f"{line['images_per_s']:,.0f}",
         "" if share is None else f"{100 * share:.0f}%",
         "" if memory is None else f"{memory:.1f}", f"{line['prepare_s']:.0f}",
