@@ -194,7 +194,8 @@ def sanity_lines(checks: Sequence[CheckResult]) -> Iterator[str]:
     for flag in flags:
         yield from entry("flag", f"{flag.kind}: {flag.observed}")
     passed = [check.kind for check in checks if not check.flags and not check.missing]
-    yield from entry("sanity", f"{len(flags)} flags; {len(passed)} of {len(checks)} checks passed")
+    count = "1 flag" if len(flags) == 1 else f"{len(flags)} flags"
+    yield from entry("sanity", f"{count}; {len(passed)} of {len(checks)} checks passed")
     for check in checks:
         if check.missing:
             yield from entry("not checked", f"{check.kind}, which needs {check.missing}")
