@@ -14,7 +14,7 @@ test: $(VENV)/test.stamp
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q -rs
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -q -rs
 
 coverage: $(VENV)/test.stamp
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q --cov --cov-report=term

@@ -116,8 +116,10 @@ def test_is_at_least_as_strong_as_pgd_with_as_many_steps(
     assert right[0] <= right[1] + 1
 
 
-@pytest.mark.parametrize(("norm", "ball"), [("Linf", Linf(0.12)), ("L2", L2(0.8))])
-@pytest.mark.parametrize(("loss", "objective"), [("ce", CE()), ("dlr", DLR())])
+@pytest.mark.parametrize(
+    ("norm", "ball", "loss", "objective"),
+    [("Linf", Linf(0.12), "ce", CE()), ("L2", L2(0.8), "dlr", DLR())],
+)
 def test_is_as_strong_as_torchattacks(
     tiny_net: RejectingNet,
     test_images: Images,
@@ -129,10 +131,10 @@ def test_is_as_strong_as_torchattacks(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torchattacks
-    x, y = test_images.batch(slice(0, 60))
+    x, y = test_images.batch(slice(0, 40))
     model = tiny_net.classifier().eval()
     differences = []  # robust images after ours minus after the peer, one start each
-    for seed in range(4):
+    for seed in range(3):
         peer = torchattacks.APGD(
             model, norm=norm, eps=ball.eps, steps=40, n_restarts=1, loss=loss, seed=seed
         )

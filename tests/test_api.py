@@ -3,8 +3,6 @@
 import doctest
 import pydoc
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +30,7 @@ from demur.output import Output
 from demur.recipes import VOCABULARY
 from demur.runs import Record
 from demur.spec import check_readable, read, show
+from tests import forked
 from tests.conftest import Command
 
 LOGITS = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.5]])
@@ -177,21 +176,17 @@ train(made, Path("runs/mine"))
 
 def test_a_head_of_ones_own_is_trained_attacked_and_scored(tmp_path: Path) -> None:
     (tmp_path / "my_heads.py").write_text(OWN_HEAD)
-    (tmp_path / "script.py").write_text(TRAIN)
     env = {"PYTHONPATH": str(Path(demur.__file__).parents[1]), "PATH": "", "OMP_NUM_THREADS": "1",
            "DEMUR_MODULES": "my_heads"}  # fmt: skip
 
     def run(*words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
+        done = forked.run(list(words), tmp_path, env)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    run("script.py")
+    run("-c", TRAIN)
     assert 'Custom("my_heads:MyRR"' in (tmp_path / "runs/mine/recipe.txt").read_text()
-    run("script.py")  # a finished run is found again
+    run("-c", TRAIN)  # a finished run is found again
     run("-m", "demur", "attack", "mine", "clean", "pgd-10", "--n", "20", "--device", "cpu")
     assert "R-Con" in run("-m", "demur", "score", "mine", "--protocol", "paper", "--device", "cpu")
 

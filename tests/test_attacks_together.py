@@ -1,8 +1,6 @@
 """Several processes on one run: different records in parallel, the same record once."""
 
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ from demur.attacks import PGD
 from demur.balls import Linf
 from demur.evaluate import LoadedRun, RecordOptions, run_attack
 from demur.runs import Record, Run
+from tests import forked
 
 ATTACK, OTHER = PGD(Linf(0.1), steps=3), PGD(Linf(0.1), steps=2)
 OPTIONS = RecordOptions(n=20)
@@ -47,11 +46,9 @@ def lock_folder(run: Run, record: Record) -> Path:
 
 
 @contextmanager
-def other_process_holding(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def other_process_holding(folder: Path) -> Iterator[forked.Process]:
     """Run another process that holds the lock of a record until it reads a line."""
-    command = [sys.executable, "-c", HOLD_LOCK, str(folder)]
-    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert other.stdout is not None
+    other = forked.popen(["-c", HOLD_LOCK, str(folder)])
     assert other.stdout.readline() == "locked\n"
     try:
         yield other

@@ -110,8 +110,7 @@ class TestVersions:
         assert len(AutoAttackEnsemble(Linf(0.1), version="plus").chain().attacks) == 6
         assert set(VERSIONS) == {"standard", "plus", "rand", "older"}
 
-    @pytest.mark.parametrize("classes", [2, 3, 4])
-    @pytest.mark.parametrize("kind", [Linf, L2])
+    @pytest.mark.parametrize(("classes", "kind"), [(2, Linf), (3, L2), (4, Linf)])
     def test_with_few_classes_success_is_exactly_where_eps_exceeds_the_distance(
         self, classes: int, kind: type[Ball]
     ) -> None:

@@ -320,24 +320,24 @@ def test_a_run_whose_net_returns_nan_is_refused(own_source: LoadedRun) -> None:
 
 def test_is_not_weaker_than_pyautoattack(tiny_net: RejectingNet, test_images: Images) -> None:
     peer = pytest.importorskip("pyautoattack")
-    x, y = test_images.batch(slice(0, 40))
+    x, y = test_images.batch(slice(0, 20))
     theirs, _ = peer.AutoAttack(
         tiny_net.classifier().eval(), attacks=["apgd-ce"], version="custom", eps=0.1,
         seed=0,
-    ).run_standard_evaluation(x, y, batch_size=40)  # fmt: skip
+    ).run_standard_evaluation(x, y, batch_size=20)  # fmt: skip
     ours = AutoAttack(
         tiny_net, eps=0.1, version="custom", attacks_to_run=["apgd-ce"], verbose=False
     ).run_standard_evaluation(x, y)
     assert isinstance(ours, Tensor)
     robust = [int((prediction(tiny_net(found)) == y).sum()) for found in (ours, theirs)]
     assert robust[0] <= robust[1] + 1
-    assert robust[0] < 35
+    assert robust[0] < 18
 
 
 def test_models_that_return_outputs_or_logits_give_equal_results(
     tiny_net: RejectingNet, test_images: Images
 ) -> None:
-    x, y = test_images.batch(slice(0, 20))
+    x, y = test_images.batch(slice(0, 6))
     logits = tiny_net.classifier().eval()
     assert isinstance(tiny_net(x), Output)
     found = [

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -24,23 +23,26 @@ from demur.nets.norm import Norm2d, synchronise_batch_norm
 from demur.recipes import attack, recipe
 from demur.runs import Run
 from demur.training import check_trainable, train
+from tests import forked
 
 # 1150 images in batches of 301: shards of 151 and 150, and of 124 and 123 in the last batch
 # AWP uses the gradient of all images, and both ranks hold the same EMA
 BRIEF = ["digits-pgdat-rr", "precision=fp64", "width=4", "epochs=2", "batch_size=301",
          "attack.steps=1", "validation_attack.steps=1", "ema=0.9", "awp=0.05"]  # fmt: skip
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "200"}
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
 
 
-def torchrun(*arguments: str) -> list[str]:
-    return [*TORCHRUN, "--standalone", "-m", "demur", *arguments]
-
-
-def run_command(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, cwd=folder, env=ENV, capture_output=True, text=True, timeout=200, check=False
-    )
+def two_processes(*arguments: str, folders: tuple[Path, Path]) -> list[forked.Process]:
+    """Start the two processes that torchrun would start, each in a folder."""
+    shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2",
+              "TORCHELASTIC_RUN_ID": "job"}  # fmt: skip
+    return [
+        forked.popen(
+            ["-m", "demur", *arguments], folder, ENV | shared | {"RANK": rank, "LOCAL_RANK": rank}
+        )
+        for rank, folder in zip("01", folders, strict=True)
+    ]
 
 
 def max_difference(one: Path, other: Path) -> float:
@@ -132,47 +134,30 @@ def test_two_processes_end_with_the_weights_of_one_also_after_kill_9(
     single: Path, tmp_path: Path
 ) -> None:
     """Killed after the first epoch and resumed; uninterrupted runs differ by 3e-14."""
-    command = torchrun("train", *BRIEF, "--sync-bn", "--out", "run")
-    with subprocess.Popen(command, cwd=tmp_path, env=ENV, stderr=subprocess.DEVNULL) as process:
-        children, deadline = list[int](), time.monotonic() + 100
-        while not (tmp_path / "run/state/now.json").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-            if (tmp_path / "run").exists():
-                children = children or child_processes(process.pid)
-        for pid in (process.pid, *children):
-            os.kill(pid, signal.SIGKILL)
-    assert len(children) == 2
+    command, folders = ("train", *BRIEF, "--sync-bn", "--out", "run"), (tmp_path, tmp_path)
+    processes, deadline = two_processes(*command, folders=folders), time.monotonic() + 100
+    while not (tmp_path / "run/state/now.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for process in processes:
+        process.kill()
+        process.wait()
     assert not Run(tmp_path / "run").has_weights
-    resumed = run_command(command, tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = two_processes(*command, folders=folders)
+    said = "".join(process.communicate()[1] for process in resumed)
+    assert [process.wait() for process in resumed] == [0, 0], said
     assert max_difference(single, tmp_path / "run") < 1e-10
     assert Run(tmp_path / "run").checkpoint["processes"] == 2
     assert Run(tmp_path / "run").checkpoint["sync_bn"] is True
-    assert resumed.stderr.count("of 2 is stored") == 1, "only one process prints"
-
-
-def child_processes(parent: int) -> list[int]:
-    listed = subprocess.run(
-        ["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
-    )
-    pairs = [line.split() for line in listed.stdout.splitlines()]
-    return [int(pid) for pid, ppid in pairs if int(ppid) == parent]
+    assert said.count("of 2 is stored") == 1, "only one process prints"
 
 
 def test_machines_without_a_shared_folder_train_together(single: Path, tmp_path: Path) -> None:
-    """Two torchrun launchers meet by rendezvous, each in its own folder."""
-    arguments = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
-             "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}",
-             "--rdzv-id", "job", "-m", "demur", "train", *BRIEF]  # fmt: skip
-    folders = [tmp_path / "a", tmp_path / "b"]
+    """Each process in its own folder."""
+    folders = (tmp_path / "a", tmp_path / "b")
     for folder in folders:
         folder.mkdir()
-    processes = [
-        subprocess.Popen([sys.executable, *arguments, "--out", "run"], cwd=folder, env=ENV,
-                         stderr=subprocess.PIPE, text=True)
-        for folder in folders
-    ]  # fmt: skip
-    errors = [process.communicate(timeout=200)[1] for process in processes]
+    processes = two_processes("train", *BRIEF, "--out", "run", folders=folders)
+    errors = [process.communicate()[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], errors
     (written,) = [folder / "run" for folder in folders if (folder / "run").exists()]
     assert Run(written).checkpoint["sync_bn"] is False
@@ -217,7 +202,10 @@ def test_two_processes_write_the_record_of_one(tiny_run: Run, tmp_path: Path) ->
         run_attack(loaded("two"), *attacks[0], RecordOptions(batch_size=64), crash)
     torch.set_num_threads(threads)
     assert len(list((tmp_path / "two/records").glob(".making-*/parts-*/0-64-*"))) == 1
-    both = run_command(torchrun("attack", "two", *arguments), tmp_path)
+    command = [*TORCHRUN, "-m", "demur", "attack", "two", *arguments]
+    both = subprocess.run(
+        command, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=200, check=False
+    )
     assert both.returncode == 0, both.stderr
     for name in ("pgd-20-steps-3", "adaptive-steps-4"):
         expected, found = arrays(tmp_path / "one", name), arrays(tmp_path / "two", name)
@@ -227,11 +215,13 @@ def test_two_processes_write_the_record_of_one(tiny_run: Run, tmp_path: Path) ->
     assert not list((tmp_path / "two/records").glob(".making-*"))
 
 
-def test_an_error_under_torchrun_is_one_sentence(tmp_path: Path) -> None:
+def test_an_error_in_two_processes_is_one_sentence(tmp_path: Path) -> None:
     """Batches of 1147 leave three images, and batch norm needs two in each process."""
-    failed = run_command(torchrun("train", *BRIEF, "batch_size=1147", "--out", "run"), tmp_path)
-    assert failed.returncode != 0
-    assert "demur: the last batch has 3 images, too few for 2 processes" in failed.stderr
-    assert "exitcode  : 2" in failed.stderr
-    assert "demur/cli" not in failed.stderr, "no traceback of ours"
+    command = ("train", *BRIEF, "batch_size=1147", "--out", "run")
+    failed = two_processes(*command, folders=(tmp_path, tmp_path))
+    for process in failed:
+        _, said = process.communicate()
+        assert process.returncode == 2
+        assert said.startswith("demur: the last batch has 3 images, too few for 2 processes")
+        assert said.count("\n") == 1
     assert not (tmp_path / "run").exists()

@@ -64,8 +64,8 @@ def short(method: Method) -> Recipe:
 def test_fast_steps_end_with_the_plain_steps_weights(
     method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "STEPS", 4)
-    found = check.equality(short(method), CPU, "none")
+    monkeypatch.setattr(check, "STEPS", 3)
+    found = check.equality(replace(short(method), batch_size=16), CPU, "none")
     assert found.holds, found
     assert found.tolerance == 1e-9
     assert not found.captured, "there is no graph on a CPU"

@@ -12,6 +12,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from tests import forked
 from tests.own_images import write_folder
 from tests.test_code_style import ROOT
 
@@ -47,10 +48,7 @@ def test_four_commands_lead_from_a_folder_to_a_served_guard(folder: Path) -> Non
     start = time.monotonic()
     for _, name, *words in commands[:3]:
         more = BRIEF if name == "train" else FEWER.get(name, [])
-        run = [sys.executable, "-m", "demur", name, *words, *more]
-        done = subprocess.run(
-            run, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=300
-        )
+        done = forked.run(["-m", "demur", name, *words, *more], folder, env)
         assert done.returncode == 0, done.stderr
     _, name, *words = commands[3]
     serve = [sys.executable, "-m", "demur", name, *words, *FEWER["serve"]]

@@ -104,7 +104,7 @@ def test_fused_training_net_has_the_weight_gradients_of_the_net(
         assert float((ours - theirs).norm()) < tolerance * float(theirs.norm()) + 1e-6, name
 
 
-@pytest.mark.parametrize("bn", ["eval", "batch", "train"])
+@pytest.mark.parametrize("bn", ["batch", "train"])
 def test_skip_aux_removes_a_head_that_the_objective_does_not_read(
     bn: BatchNorm, net: RejectingNet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

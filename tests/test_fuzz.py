@@ -1,7 +1,6 @@
 """A few seconds of fuzzing, and that the harness notices what it looks for."""
 
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from random import Random
 
 import pytest
 
+from tests import forked
 from tests.fuzz import command_lines, worker
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.outcomes import OtherMeaning
@@ -81,11 +81,9 @@ def test_the_harness_notices_what_it_looks_for(
 
 
 def test_the_command_prints_a_table() -> None:
-    words = [sys.executable, "-m", "tests.fuzz", "--cases", "10", "--only", "json,state"]
-    done = subprocess.run(
-        words, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1]
-    )
+    words = ["-m", "tests.fuzz", "--cases", "3", "--only", "json"]
+    done = forked.run(words, Path(__file__).parents[1])
     assert done.returncode == 0, done.stdout + done.stderr
     header, *rows = done.stdout.splitlines()
     assert header.split()[:3] == ["kind", "accepted", "refused"]
-    assert [row.split()[0] for row in rows] == ["json", "state"]
+    assert [row.split()[0] for row in rows] == ["json"]

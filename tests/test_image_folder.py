@@ -5,7 +5,6 @@ import io
 import os
 import signal
 import struct
-import subprocess
 import sys
 import time
 import zlib
@@ -21,6 +20,7 @@ from demur.data import OwnImages, image_cache
 from demur.data.image_splits import SHARES
 from demur.errors import BadInput
 from demur.image_files import resize_pixels
+from tests import forked
 from tests.own_images import CLASSES, noise_images, write_folder
 
 SIZE = 8
@@ -224,11 +224,10 @@ print(OwnImages(sys.argv[1], size=8).prepared(slow).content, flush=True)
 def test_a_killed_reader_leaves_no_cache_and_two_readers_build_one(
     photos: Path, cache: Path
 ) -> None:
-    command = [sys.executable, "-c", READ, str(photos)]
-    killed = subprocess.Popen([*command, "slow"], stdout=subprocess.PIPE, text=True)
-    assert killed.stdout is not None
+    command = ["-c", READ, str(photos)]
+    killed = forked.popen([*command, "slow"])
     assert killed.stdout.readline() == "halfway\n"
-    other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # waits for the lock
+    other = forked.popen(command)  # waits for the lock
     time.sleep(0.2)
     killed.send_signal(signal.SIGKILL)
     killed.wait()

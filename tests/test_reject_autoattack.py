@@ -237,9 +237,8 @@ def median_threshold(
 class TestKnownSolutions:
     """Linear nets whose reachable accepted errors are known."""
 
-    @pytest.mark.parametrize("seed", range(2))
-    def test_finds_exactly_the_reachable_accepted_errors(self, seed: int) -> None:
-        net, x = LinearNet(seed), centred_images(16, seed)
+    def test_finds_exactly_the_reachable_accepted_errors(self) -> None:
+        net, x = LinearNet(0), centred_images(16, 0)
         y = prediction(net(x))
         eps = 1.5 * float(distance(net, x, y, "Linf").max())
         level, margins = median_threshold(net, x, y, eps)

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +25,7 @@ from demur.runs.files import (
 from demur.runs.record import Record, read_record, write_record
 from demur.spec import digest, lines
 from demur.version import code_version
+from tests import forked
 from tests.test_crash import made_up_record
 
 REMEDY = "restore it"
@@ -99,11 +98,11 @@ def test_metadata_contains_its_own_digest(tmp_path: Path) -> None:
 def test_a_second_process_cannot_take_the_lock(tmp_path: Path) -> None:
     script = "from pathlib import Path; from demur.runs.files import exclusive_lock\n"
     script += f"with exclusive_lock(Path({str(tmp_path)!r})): pass"
-    second = [sys.executable, "-c", script]
+    second = ["-c", script]
     with exclusive_lock(tmp_path), exclusive_lock(tmp_path):  # one process may hold it twice
-        refused = subprocess.run(second, capture_output=True, text=True, check=False)
+        refused = forked.run(second)
         assert "another process is writing" in refused.stderr
-    assert subprocess.run(second, check=False).returncode == 0
+    assert forked.run(second).returncode == 0
 
 
 def test_a_folder_deleted_before_its_lock_is_opened_is_made_again(

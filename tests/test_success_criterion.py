@@ -24,7 +24,7 @@ from tests.linear import LinearNet, centred_images, distance
 @pytest.mark.parametrize("kind", [Linf, L2])
 @pytest.mark.parametrize("objective", [CE(), UntargetedMargin()], ids=show)
 @pytest.mark.parametrize("keep", ["max_objective", "success"])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_succeeds_on_a_linear_net_exactly_where_eps_exceeds_the_distance(
     kind: type[Ball], objective: Objective, keep: Literal["max_objective", "success"], seed: int
@@ -41,7 +41,7 @@ def test_succeeds_on_a_linear_net_exactly_where_eps_exceeds_the_distance(
         assert not success[0.95 * reach >= eps].any()
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_never_succeeds_below_the_distance_of_a_linear_net(seed: int) -> None:
     net, x = LinearNet(seed), centred_images(16, seed)

@@ -23,6 +23,7 @@ from demur.runs import Run
 from demur.runs.files import exclusive_lock
 from demur.spec import digest
 from demur.training import Progress, Training, check_trainable, loop, train
+from tests import forked
 from tests.conftest import TINY
 from tests.test_runs import spoil
 
@@ -72,20 +73,17 @@ def test_an_interrupted_training_ends_with_bit_identical_weights(
 def test_the_same_command_resumes_after_kill_9(uninterrupted: Run, tmp_path: Path) -> None:
     """A process is killed early, killed in its second epoch, then left to finish."""
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "demur", "train", "digits-pgdat-rr", *BRIEF, "--out", str(out)]
-    threads = str(torch.get_num_threads())
-    env = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    command = ["-m", "demur", "train", "digits-pgdat-rr", *BRIEF, "--out", str(out)]
+    env = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     for file in ("recipe.txt", "state/now.json"):
-        process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
+        process = forked.popen(command, env=env)
         deadline = time.monotonic() + 60
         while not (out / file).exists() and time.monotonic() < deadline:
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
     assert json.loads((out / "state" / "now.json").read_text())["epoch"] < 4
-    done = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = forked.run(command, env=env)
     assert done.returncode == 0, done.stderr
     assert weights(Run(out)) == weights(uninterrupted)
     assert [p.name for p in out.rglob(".*.tmp")] == []
@@ -93,7 +91,7 @@ def test_the_same_command_resumes_after_kill_9(uninterrupted: Run, tmp_path: Pat
 
 def test_the_package_does_not_hide_the_public_function() -> None:
     code = "import demur.training, demur.training.loop; from demur import train; train.__call__"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert forked.run(["-c", code]).returncode == 0
     assert demur.train is train
 
 
@@ -106,9 +104,8 @@ def test_two_processes_cannot_write_one_run(brief: Recipe, tmp_path: Path) -> No
     out = tmp_path / "run"
     with Run.claim(out, brief):
         pass
-    command = [sys.executable, "-m", "demur", "train", "digits-pgdat-rr", *BRIEF, "--out", str(out)]
     with exclusive_lock(out):
-        second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        second = forked.run(["-m", "demur", "train", "digits-pgdat-rr", *BRIEF, "--out", str(out)])
     assert second.returncode == 2
     assert "another process is writing" in second.stderr
     assert "Traceback" not in second.stderr

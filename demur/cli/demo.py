@@ -26,6 +26,10 @@ def demo(
     out: Annotated[
         str, typer.Option(callback=check_output_folder, help="The run folder.")
     ] = "runs/demo",
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Train for fewer epochs.", show_default="of the recipe"),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Train, attack, calibrate and report on the embedded digits, in two minutes.
@@ -39,7 +43,8 @@ def demo(
     from demur.report.scored_run import ScoredRun
     from demur.report.text import show_table, verdict_table
 
-    run = train_run(recipe(RECIPE), Path(out), device, None)
+    changes = [f"epochs={epochs}"] if epochs else []
+    run = train_run(recipe(RECIPE, changes), Path(out), device, None)
     loaded = load_run(str(run.path), device, None)
     attack_all(loaded, ATTACKS, RecordOptions())
     certificate = _certificate(loaded)
@@ -53,11 +58,13 @@ def demo(
 
 def _certificate(loaded: "LoadedRun") -> str:
     """Return the certificate of a risk of at most 5%, or why there is none."""
+    from textwrap import fill
+
     from demur.calibrate import Risk, Uncertified
     from demur.evaluate.certificates import issue
 
     try:
         certificate = issue(loaded, "R-Con", Risk(0.05))
     except Uncertified as reason:
-        return f"No certificate: {reason}"
+        return fill(f"No certificate: {reason}", 80, subsequent_indent="  ")
     return f"Certificate for clean images, R-Con:\n  {certificate.metadata['sentence']}"
