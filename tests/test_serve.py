@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,7 +24,7 @@ from starlette.testclient import TestClient
 
 import demur
 from demur import Guard, LoadedRun
-from demur.serve import Settings, create_app
+from demur.serve import Settings, create_app, run
 from demur.serve.batching import Batcher, ModelFailed, Overloaded
 
 Client = TestClient
@@ -340,6 +341,12 @@ def test_a_model_that_fails_is_a_503(tiny_guard: Guard, pixels: Pixels) -> None:
 
 
 # ---------------------------------------------------------------------------------- process
+
+
+def test_an_answer_does_not_wait_for_the_clients_acknowledgement() -> None:
+    """asyncio sets TCP_NODELAY on connections of a listener that names its protocol."""
+    with run._bound("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
 
 
 def test_sigterm_finishes_what_is_in_progress(tiny_guard: Guard, tmp_path: Path) -> None:

@@ -1,12 +1,10 @@
 """Execute the notebooks of docs/notebooks in place, with small pictures.
 
-.venv/bin/python tools/notebooks.py            # all of them
-.venv/bin/python tools/notebooks.py --check    # execute copies, and write nothing
+.venv/bin/python tools/notebooks.py
 
 They take a minute together and need the notebook extra, nbclient and ipykernel.
 """
 
-import sys
 import tempfile
 from pathlib import Path
 
@@ -29,13 +27,11 @@ def execute(path: Path) -> nbformat.NotebookNode:
     return notebook
 
 
-def main(check: bool) -> None:
-    """Execute every notebook; write it unless `check`."""
+def main() -> None:
+    """Execute every notebook and write it."""
     for path in sorted(FOLDER.glob("*.ipynb")):
-        notebook = execute(path)
-        if not check:
-            nbformat.write(notebook, path)
+        nbformat.write(execute(path), path)
 
 
 if __name__ == "__main__":
-    main("--check" in sys.argv[1:])
+    main()
