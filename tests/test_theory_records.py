@@ -198,6 +198,7 @@ class TestCommand:
         expect_error(command("theory", "nothing"), "there is no run")
         expect_error(command("theory", str(ARCHIVE), "--gamma", "0.5"), "gamma is 0.5", "above 0.5")
         expect_error(command("theory", str(ARCHIVE), "--rho", "0"), "rho is 0")
+        expect_error(command("theory", str(ARCHIVE), "-o", "a.png"), "SVG file; name it a.svg")
         Path("plain").mkdir()
         Path("plain/recipe.txt").write_text(lines(recipe("digits-pgdat")))
         expect_error(command("theory", "plain"), "R-Con is con * A", "train with head=RR()")

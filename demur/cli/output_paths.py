@@ -36,6 +36,14 @@ def check_output_file(name: str | None) -> str | None:
     return name
 
 
+def check_svg_file(name: str | None) -> str | None:
+    """Return the path of an SVG file that can be written; raise BadInput if not."""
+    suffix = Path(name or "").suffix
+    if suffix.lower() in (".png", ".pdf", ".jpg", ".jpeg"):
+        raise BadInput(f"the figure is an SVG file; name it {Path(str(name)).stem}.svg")
+    return check_output_file(name)
+
+
 def _check_not_of_a_run(target: Path, name: str) -> None:
     """Raise BadInput if the file is one that a run consists of."""
     for folder in target.parents:

@@ -16,7 +16,7 @@ from demur.cli.evaluate import (
     load_run,
     parse_protocols,
 )
-from demur.cli.output_paths import check_output_file
+from demur.cli.output_paths import check_svg_file
 from demur.errors import BadInput
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def theory(
     out: Annotated[
         str | None,
         typer.Option(
-            "--out", "-o", callback=check_output_file, help="Also draw a figure into this SVG file."
+            "--out", "-o", callback=check_svg_file, help="Also draw a figure into this SVG file."
         ),
     ] = None,
     as_json: AsJson = False,
