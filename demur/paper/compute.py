@@ -24,6 +24,8 @@ from demur.runs.metadata import RECORD, read_metadata
 from demur.runs.record import REMEDY
 from demur.spec import digest
 
+RECORD_COST = 50  # of clean outputs, thresholds and files, in gradient queries
+
 
 @dataclass(frozen=True)
 class Net:
@@ -195,11 +197,11 @@ class JobClock:
 
 
 def _work(need: Need) -> float:
-    """The cost of an attack: images times gradient queries of each."""
+    """The cost of an attack: images times gradient queries of each, and some for the record."""
     spec: Attack = attack(need.attack, need.recipe)
     queries = 1
     for field in ("steps", "restarts", "searches"):
         queries *= find_field(spec, field) or 1
     if isinstance(spec, MultiTarget):
         queries *= need.recipe.data.domain.classes - 1
-    return need.images * queries
+    return need.images * (queries + RECORD_COST)
