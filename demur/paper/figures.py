@@ -43,6 +43,7 @@ class PaperFigure:
 
     name: str
     number: int
+    title: str
     caption: str
     evidence: tuple[Evidence, ...]
     size: tuple[float, float]  # width and height in inches
@@ -110,7 +111,8 @@ def _drawn(
         with drawing(*figure.size) as canvas:
             figure.draw(canvas, records, recipes)
             files[kind] = saved(canvas, kind)
-    return DrawnFigure(files, f"{figure.caption} {_made_from(figure, records, recipes, scale)}")
+    caption = f"{figure.caption} {_made_from(figure, records, recipes, scale)}"
+    return DrawnFigure(files, caption.strip())
 
 
 def _find(evidence: Evidence, stored: StoredRuns | None, scale: Scale) -> Record | None:
@@ -194,7 +196,7 @@ def _draw_adaptive(
 
 _FIGURES = (
     PaperFigure(
-        "separability", 1,
+        "separability", 1, "Separability by R-Con, for each xi",
         "PGD-10 examples against PGD-AT+RR, filtered for each xi by the confidence threshold "
         "1/(2 - xi) and by A being xi-error. Among the examples that pass, R-Con separates correct "
         "from wrong predictions at 1/2, as Theorem 1 states. The share of all examples that pass "
@@ -202,40 +204,40 @@ _FIGURES = (
         (Evidence("pgdat-rr", _PGD_10),), (5.6, 3.6), draw.separability,
     ),
     PaperFigure(
-        "module", 2,
+        "module", 2, "The RR module",
         "The objective L_RR for training the RR module: the binary cross-entropy between T-Con and "
         "R-Con. The module shares the backbone with the classifier. Gradients through the "
         "confidence are stopped where the prediction is correct.",
         (), (7.6, 3.0), draw.module,
     ),
     PaperFigure(
-        "temperatures", 3,
+        "temperatures", 3, "Separability at four temperatures",
         "PGD-10 examples as in Figure 1, at four temperatures of the logits. A lower temperature "
         "lets more examples pass the confidence threshold.",
         (Evidence("pgdat-rr", _PGD_10),), (10.0, 3.2), draw.temperatures,
     ),
     PaperFigure(
-        "adaptive", 4,
+        "adaptive", 4, "Adaptive attacks over eta",
         "Accuracy at TPR 95% and AUROC of R-Con under adaptive attacks with five objectives "
         "against classifier and rejector, over the weight eta. Grey lines are baselines under "
         "PGD-100, which is not adaptive.",
         _adaptive_evidence(), (9.0, 3.6), _draw_adaptive,
     ),
     PaperFigure(
-        "tau", 5,
+        "tau", 5, "The effects of the temperature",
         "The effects of the temperature tau on PGD-AT without RR under PGD-10. Left: accuracy at "
         "TPR 95% by confidence and by T-Con. Right: mean confidence and T-Con of correct and of "
         "wrong predictions.",
         (Evidence("pgdat", _PGD_10),), (8.4, 3.3), draw.tau_effects,
     ),
     PaperFigure(
-        "xi", 6,
+        "xi", 6, "Confidence against xi",
         "Confidence against the smallest xi of Definition 1 for PGD-AT+RR under PGD-10, at four "
         "temperatures. Theorem 1 holds above the line con = 1/(2 - xi).",
         (Evidence("pgdat-rr", _PGD_10),), (10.0, 3.0), draw.xi_against_confidence,
     ),
     PaperFigure(
-        "tsne", 7,
+        "tsne", 7, "t-SNE of features",
         "t-SNE of the features of clean test images after standard and after adversarial training. "
         "Adversarially learned features are less regular, which breaks the assumptions of "
         "detectors that are fitted to features.",
@@ -243,7 +245,7 @@ _FIGURES = (
         (8.4, 3.9), draw.tsne,
     ),
     PaperFigure(
-        "reliability", 8,
+        "reliability", 8, "Reliability diagrams",
         "Reliability diagrams of an adversarially trained net, with the expected calibration error "
         "(ECE, 15 bins). Wide bars are the accuracy of the images in a bin of confidence, narrow "
         "bars their share of all images.",
