@@ -77,14 +77,14 @@ class Source:
 
         return load_run(str(run.path), self.device, self.data, self.engine)
 
-    def compute(self, needs: "Iterable[Need]") -> list[str]:
+    def compute(self, needs: "Iterable[Need]", last_epoch: bool) -> list[str]:
         """Train and attack what is missing, unless runs are only read; return what failed."""
         from demur.paper.compute import compute
 
         if self.kept is not None or self.scale is None:
             return []
         factories = training_factories(self.device, self.data, self.engine, None)
-        return compute(needs, self.scale, Path(self.runs), factories, _show_job)
+        return compute(needs, self.scale, Path(self.runs), factories, _show_job, last_epoch)
 
 
 def _show_job(job: "Job") -> None:
@@ -124,7 +124,7 @@ def paper_text(
 
     command = f"demur table {' '.join(names)}"
     source.check(command)
-    failures = source.compute(needs(tables, source.scale) if source.scale else ())
+    failures = source.compute(needs(tables, source.scale) if source.scale else (), True)
     cells = measure_cells(tables, source.folder, source.open_run, on_message, source.scales)
     text = _formatted(cells, f"{command} {source.options}", source, form, names)
     return text, [f"{len(failures)} nets could not be computed; {one}" for one in failures]
@@ -173,7 +173,7 @@ def figure(
     source = Source(scale, kept, runs, device, data, engine)
     source.check(f"demur figure {' '.join(names)}")
     _check_matplotlib()
-    failures = source.compute(figure_needs(chosen, scale) if scale else ())
+    failures = source.compute(figure_needs(chosen, scale) if scale else (), False)
     stored = None
     if any(one.evidence for one in chosen):
         stored = StoredRuns(source.folder, source.open_run, on_message)
