@@ -1,0 +1,227 @@
+"""The paper's tables for demur table, and demur figure."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from demur.cli.app import DataFolder, Device, Engine, app, split_names
+from demur.cli.factories import training_factories
+from demur.cli.output_paths import check_archive_folder
+from demur.errors import BadInput, suggestion
+
+if TYPE_CHECKING:
+    from demur.paper.cells import Cell, Need
+    from demur.paper.compute import Job
+    from demur.paper.published import PaperTable
+
+HOME = "runs"
+Scale = Annotated[str | None, typer.Option(help="Compute at this scale: smoke, short or paper.")]
+Kept = Annotated[str | None, typer.Option(help="Read the runs of this folder; train nothing.")]
+Runs = Annotated[str, typer.Option(help="Folder of the runs that are computed at a scale.")]
+Names = Annotated[
+    list[str], typer.Argument(metavar="NAME...", help="Names or numbers of figures, or all.")
+]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where runs come from: stored ones of `kept`, or computed at `scale` into `runs`."""
+
+    scale: str | None
+    kept: str | None
+    runs: str
+    device: str
+    data: str | None
+    engine: str
+
+    def check(self, command: str) -> None:
+        """Raise BadInput unless there is a way to get runs."""
+        from demur.paper.scales import scale_by_name
+
+        if self.scale is not None:
+            scale_by_name(self.scale)
+        if self.scale is None and self.kept is None:
+            raise BadInput(
+                f"say where the runs are ({command} --kept results), or at which scale to compute "
+                f"them ({command} --scale smoke)"
+            )
+        if self.kept is not None and self.runs != HOME:
+            raise BadInput("--kept only reads runs, and --runs is for new ones; leave out one")
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the runs to read."""
+        return Path(self.runs if self.kept is None else self.kept)
+
+    @property
+    def scales(self) -> tuple[str, ...]:
+        """The scales to read, by preference."""
+        from demur.paper.cells import STORED_SCALES
+
+        return STORED_SCALES if self.scale is None else (self.scale,)
+
+    @property
+    def options(self) -> str:
+        """The options that say so, as the user types them."""
+        parts = [f"--scale {self.scale}"] if self.scale else []
+        parts += [f"--kept {self.kept}"] if self.kept is not None else []
+        return " ".join(parts)
+
+    def open_run(self, run: Any) -> Any:
+        """Open a run for evaluation."""
+        from demur.cli.evaluate import load_run
+
+        return load_run(str(run.path), self.device, self.data, self.engine)
+
+    def compute(self, needs: "Iterable[Need]", last_epoch: bool) -> list[str]:
+        """Train and attack what is missing, unless runs are only read; return what failed."""
+        from demur.paper.compute import compute
+
+        if self.kept is not None or self.scale is None:
+            return []
+        factories = training_factories(self.device, self.data, self.engine, None)
+        return compute(needs, self.scale, Path(self.runs), factories, _show_job, last_epoch)
+
+
+def _show_job(job: "Job") -> None:
+    from demur.cli.progress import on_message
+
+    left = "" if job.seconds_left is None else f", {_duration(job.seconds_left)} left"
+    on_message(f"{job.number} of {job.count}{left}: {job.name}, {job.run}")
+
+
+def _duration(seconds: float) -> str:
+    """Seconds in words: 40 s, 12 min or 3.5 h."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
+
+
+def paper_tables(names: list[str]) -> "list[PaperTable] | None":
+    """Return the tables of the paper with these numbers; None for names of other tables.
+
+    `all` is every numbered table, `text` the results that the paper gives in its text.
+    """
+    from demur.paper.published import PAPER_TABLES, TEXT_TABLES
+
+    if not all(name.isdecimal() or name in ("all", "text") for name in names):
+        return None
+    groups: dict[str, Sequence[PaperTable]] = {
+        **{str(number): (table,) for number, table in PAPER_TABLES.items()},
+        "all": tuple(PAPER_TABLES.values()),
+        "text": TEXT_TABLES,
+    }
+    for name in names:
+        if name not in groups:
+            raise BadInput(f"the paper has no table {name}; use a number from 1 to 13, all or text")
+    return list(dict.fromkeys(table for name in names for table in groups[name]))
+
+
+def paper_text(
+    names: list[str], tables: "list[PaperTable]", source: Source, form: str
+) -> tuple[str, list[str]]:
+    """Return the tables in a format, after what is missing is computed, and what failed."""
+    from demur.cli.progress import on_message
+    from demur.paper.cells import measure_cells, needs
+
+    command = f"demur table {' '.join(names)}"
+    source.check(command)
+    failures = source.compute(needs(tables, source.scale) if source.scale else (), True)
+    cells = measure_cells(tables, source.folder, source.open_run, on_message, source.scales)
+    text = _formatted(cells, f"{command} {source.options}", source, form, names)
+    return text, [f"{len(failures)} nets could not be computed; {one}" for one in failures]
+
+
+def _formatted(
+    cells: "list[Cell]", command: str, source: Source, form: str, names: list[str]
+) -> str:
+    from demur.paper.latex import latex_page
+    from demur.paper.results_page import results_page
+
+    if form == "json":
+        return json.dumps([cell.to_json() for cell in cells], indent=2)
+    if form == "latex":
+        return latex_page(cells, command)
+    conclusions = source.folder / "conclusions.md"
+    shown = names == ["all"] and conclusions.is_file()
+    return results_page(cells, command, conclusions.read_text(encoding="utf-8") if shown else "")
+
+
+@app.command()
+def figure(
+    names: Names,
+    scale: Scale = None,
+    kept: Kept = None,
+    runs: Runs = HOME,
+    out: Annotated[
+        str, typer.Option("--out", "-o", callback=check_archive_folder, help="Folder to write to.")
+    ] = "figures",
+    formats: Annotated[str, typer.Option("--format", help="Of pdf,svg,png.")] = "pdf,svg,png",
+    device: Device = "auto",
+    data: DataFolder = None,
+    engine: Engine = "auto",
+) -> None:
+    """Draw figures of the paper from stored runs, or from runs that are computed at a scale.
+
+    Each has its files and its caption as text. What has no record is named, the others are drawn.
+
+    Example: demur figure tau reliability --kept results -o figures
+    """
+    from demur.cli.progress import on_message
+    from demur.paper.cells import StoredRuns
+    from demur.paper.figures import MissingRecord, draw_figure, figure_needs, figures_by_name
+
+    chosen, kinds = figures_by_name(names), _formats(formats)
+    source = Source(scale, kept, runs, device, data, engine)
+    source.check(f"demur figure {' '.join(names)}")
+    _check_matplotlib()
+    failures = source.compute(figure_needs(chosen, scale) if scale else (), False)
+    stored = None
+    if any(one.evidence for one in chosen):
+        stored = StoredRuns(source.folder, source.open_run, on_message)
+    missing = 0
+    for one in chosen:
+        try:
+            drawn = draw_figure(one, stored, source.scales, kinds)
+        except MissingRecord as reason:
+            missing += 1
+            typer.echo(f"demur: figure {one.name} is not drawn: {reason}", err=True)
+            continue
+        _write_figure(Path(out), one.name, f"Figure {one.number}. {drawn.caption}", drawn.files)
+    for failure in failures:
+        typer.echo(f"demur: {failure}", err=True)
+    if missing:
+        raise typer.Exit(2)
+
+
+def _formats(text: str) -> list[str]:
+    """Return the formats of a comma-separated list; raise BadInput for an unknown one."""
+    from demur.paper.figures import FORMATS
+
+    for name in (names := list(dict.fromkeys(split_names(text)))):
+        if name not in FORMATS:
+            raise BadInput(f"figures have no format {name!r}; {suggestion(name, FORMATS)}")
+    if not names:
+        raise BadInput("--format is empty; write formats, such as pdf,svg")
+    return names
+
+
+def _check_matplotlib() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise BadInput("figures need matplotlib; install it with pip install 'demur[report]'")
+
+
+def _write_figure(folder: Path, name: str, caption: str, files: dict[str, bytes]) -> None:
+    """Write the files of a figure and its caption, and print them."""
+    from demur.runs.files import write_bytes, write_text
+
+    for kind, content in files.items():
+        write_bytes(folder / f"{name}.{kind}", content)
+    write_text(folder / f"{name}.txt", caption + "\n")
+    typer.echo(f"{folder / name}.{{{','.join(files)}}}: {caption}")
