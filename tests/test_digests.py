@@ -239,7 +239,7 @@ GOLDEN: dict[str, str] = {
     "pgd-100-l2": "73447e91",
     "adaptive": "e5fa8289",
     "adaptive-apgd": "07dd2baf",
-    "multi-target": "cde3ac0f",
+    "multi-target": "61f6c556",
     "gama-pgd": "a663751c",
     "gama-fw": "e52dd496",
     "xi": "aa9b098b",

@@ -88,7 +88,7 @@ _SETTINGS: dict[str, MakeAttack] = {
     "adaptive": _adaptive,
     "adaptive-apgd": _adaptive_apgd,
     "multi-target": lambda recipe: MultiTarget(
-        replace(linf(recipe.data, 100), objective=TargetedMargin(), restarts=20)
+        replace(linf(recipe.data, 100), objective=TargetedMargin()), restarts=20
     ),
     "gama-pgd": _gama_pgd,
     "gama-fw": _gama_fw,
