@@ -12,6 +12,7 @@ import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, app, split_names
 from demur.cli.output_paths import check_archive_folder, check_output_file
+from demur.cli.paper import HOME, Source, paper_tables, paper_text
 from demur.errors import BadInput
 
 if TYPE_CHECKING:
@@ -19,21 +20,28 @@ if TYPE_CHECKING:
     from demur.paper.tables import Table
 
 
+Scale = Annotated[str | None, typer.Option(help="Compute at this scale: smoke, short or paper.")]
+Kept = Annotated[str | None, typer.Option(help="Read the runs of this folder; train nothing.")]
+Runs = Annotated[str, typer.Option(help="Folder of the runs that are computed at a scale.")]
+
+
 @app.command()
 def table(
-    name: Annotated[
-        str,
-        typer.Argument(help="A name of demur list tables, a table of the paper (1-13), or all."),
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME... [KEY=VALUE]...",
+            help="Tables of the paper (1-13 or all), or one name of demur list tables.",
+        ),
     ],
-    changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
+    scale: Scale = None,
+    kept: Kept = None,
+    runs: Runs = HOME,
     only: Annotated[str, typer.Option(help="Only these lines, such as pgdat,pgdat-rr.")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings per recipe.")] = 1,
     first_seed: Annotated[
         int, typer.Option(min=0, help="The first seed, to split seeds over machines.")
     ] = 0,
-    kept: Annotated[
-        str | None, typer.Option(help="Read the runs of this folder; train nothing.")
-    ] = None,
     archive: Annotated[
         str | None,
         typer.Option(callback=check_archive_folder, help="Also archive each run into this folder."),
@@ -41,83 +49,101 @@ def table(
     out: Annotated[
         str | None,
         typer.Option(
-            "--out", "-o", callback=check_output_file, help="Write the table to this Markdown file."
+            "--out", "-o", callback=check_output_file, help="Also write the output to this file."
         ),
     ] = None,
     as_json: AsJson = False,
+    latex: Annotated[
+        bool, typer.Option("--latex", help="Print LaTeX instead of Markdown.")
+    ] = False,
     device: Device = "auto",
     data: DataFolder = None,
     engine: Engine = "auto",
 ) -> None:
     """Make a table: train, attack and score what is missing; resumes where it was stopped.
 
-    To build a table on several machines, use --archive on each and --kept on the collected folders.
+    Tables of the paper have our numbers beside the published ones. Other tables compare recipes
+    over seeds (--only, --seeds, --archive, changes). To build one on several machines, use
+    --archive on each and --kept on the collected folders.
 
-    Tables of the paper are filled from the runs of --kept, beside the published numbers.
-
-    Example: demur table methods-digits epochs=2 --only pgdat,pgdat-rr
+    Example: demur table 1 2 --scale smoke
     """
-    if name == "all" or name.isdecimal():
-        _show_paper_tables(name, kept, out, as_json, [*(changes or []), only])
-        return
+    changes = [word for word in names if "=" in word]
+    chosen = [word for word in names if "=" not in word]
+    if as_json and latex:
+        raise BadInput("the output has one format; leave out --json or --latex")
+    form = "json" if as_json else "latex" if latex else "markdown"
+    source = Source(scale, kept, runs, device, data, engine)
+    tables = paper_tables(chosen)
+    if tables is not None:
+        if changes or only or archive or seeds > 1 or first_seed:
+            raise BadInput(
+                "tables of the paper take no changes, --only, --seeds or --archive; leave them out"
+            )
+        text, failures = paper_text(chosen, tables, source, form)
+    else:
+        (name,) = _one_name(chosen)
+        if scale is not None or latex or runs != HOME:
+            raise BadInput(f"--scale, --runs and --latex are for tables of the paper, not {name}")
+        text, failures = _recipe_table(
+            name, changes, only, seeds, first_seed, archive, source, form
+        )
+    _output(text, form, out)
+    if failures:
+        raise BadInput(failures[0])
+
+
+def _one_name(names: list[str]) -> list[str]:
+    """Return the names if there is one; raise BadInput for several or none."""
+    if len(names) != 1:
+        raise BadInput("name one table, or tables of the paper by their numbers; demur list tables")
+    return names
+
+
+def _recipe_table(
+    name: str,
+    changes: list[str],
+    only: str,
+    seeds: int,
+    first_seed: int,
+    archive: str | None,
+    source: Source,
+    form: str,
+) -> tuple[str, list[str]]:
+    """Return a table that compares recipes, and a sentence where lines of it failed."""
     from demur.paper.markdown import markdown
     from demur.paper.measure import measure_table
     from demur.version import code_version
 
-    if any(change.startswith("seed=") for change in changes or []):
+    if any(change.startswith("seed=") for change in changes):
         raise BadInput("a table sets its seeds; say how many with --seeds")
-    spec = _table_spec(name, only, changes or [])
+    spec, kept = _table_spec(name, only, changes), source.kept
     _check_folders(kept, archive)
     if kept:
-        factories = _reading_factories(kept, device, data)
+        factories = _reading_factories(kept, source.device, source.data)
     else:
-        factories = _training_factories(device, data, engine, archive)
+        factories = training_factories(source.device, source.data, source.engine, archive)
     lines = list(measure_table(spec, range(first_seed, first_seed + seeds), factories))
     empty = f"{kept} holds no record of what {name} asks for; name another folder" if kept else ""
-    failures = _failures(lines, empty)
+    reasons = _failures(lines, empty)
+    failures = [f"{len(reasons)} of {len(lines)} lines could not be made; {r}" for r in reasons]
+    if form == "json":
+        return json.dumps([asdict(line) for line in lines], indent=2, default=str), failures
     options = {"only": only, "seeds": seeds if seeds > 1 else None, "first-seed": first_seed}
-    command = _command([*spec.command, name, *(changes or [])], options | {"kept": kept})
-    page = markdown(spec, lines, command, code_version())
-    _output(page, [asdict(line) for line in lines] if as_json else None, out)
-    _raise_failures(failures, len(lines))
+    command = _command([*spec.command, name, *changes], options | {"kept": kept})
+    return markdown(spec, lines, command, code_version()), failures
 
 
-def _output(page: str, values: list[dict[str, Any]] | None, out: str | None) -> None:
-    """Print JSON values if there are any, else the page; also write the page to a file."""
+def _output(text: str, form: str, out: str | None) -> None:
+    """Print a table and write it to a file."""
     from demur.runs.files import write_text
 
-    if values is not None:
-        typer.echo(json.dumps(values, indent=2, default=str))
+    if form == "markdown":
+        _show(text)
     else:
-        _show(page)
+        typer.echo(text)
     if out:
-        write_text(Path(out), page)
-
-
-def _show_paper_tables(
-    name: str, kept: str | None, out: str | None, as_json: bool, unused: list[str]
-) -> None:
-    """Show one table of the paper or all, filled from stored runs."""
-    from demur.cli.evaluate import load_run
-    from demur.cli.progress import on_message
-    from demur.paper.cells import measure_cells
-    from demur.paper.published import PAPER_TABLES
-    from demur.paper.results_page import results_page
-
-    if name != "all" and int(name) not in PAPER_TABLES:
-        raise BadInput(f"the paper has no table {name}; use a number from 1 to 13, or all")
-    if any(unused):
-        raise BadInput("tables of the paper take no changes and no --only; name one table")
-    if not kept:
-        raise BadInput(f"say where the runs are: demur table {name} --kept results")
-    tables = [*PAPER_TABLES.values()] if name == "all" else [PAPER_TABLES[int(name)]]
-    cells = measure_cells(
-        tables, Path(kept), lambda run: load_run(str(run.path), "cpu", None), on_message
-    )
-    conclusions = Path(kept) / "conclusions.md"
-    text = conclusions.read_text(encoding="utf-8") if conclusions.is_file() else ""
-    page = results_page(cells, f"demur table {name} --kept {kept}", text if name == "all" else "")
-    _output(page, [cell.to_json() for cell in cells] if as_json else None, out)
+        write_text(Path(out), text if text.endswith("\n") else text + "\n")
 
 
 def _table_spec(name: str, only: str, changes: list[str]) -> "Table":
@@ -126,11 +152,6 @@ def _table_spec(name: str, only: str, changes: list[str]) -> "Table":
 
     table, names = table_by_name(name), split_names(only)
     return (table.only(names) if names else table).with_changes(changes)
-
-
-def _raise_failures(failures: list[str], count: int) -> None:
-    if failures:
-        raise BadInput(f"{len(failures)} of {count} lines could not be made; {failures[0]}")
 
 
 def _failures(lines: "list[TrainingResult]", empty: str) -> list[str]:
@@ -188,14 +209,13 @@ def _reading_factories(folder: str, device: str, data: str | None) -> "Factories
     )
 
 
-def _training_factories(
+def training_factories(
     device: str, data: str | None, engine: str, archive: str | None
 ) -> "Factories":
     """Return factories that train and attack with progress bars, and archive if asked to."""
     from demur.attacks import Attack
     from demur.cli.evaluate import attack_and_report, load_run
     from demur.cli.train import train_run
-    from demur.data import SplitName
     from demur.evaluate import ArchiveKeepsLess, LoadedRun, RecordOptions
     from demur.evaluate import archive as archive_run
     from demur.paper.measure import Factories
@@ -206,11 +226,11 @@ def _training_factories(
         if archive:
             archive_run(loaded, Path(archive) / loaded.run.name, scores, again=True)
 
-    def craft(loaded: LoadedRun, split: SplitName, label: str, attack: Attack) -> Record:
-        record = attack_and_report(loaded, label, attack, RecordOptions(split))
+    def craft(loaded: LoadedRun, label: str, attack: Attack, options: RecordOptions) -> Record:
+        record = attack_and_report(loaded, label, attack, options)
         head_score, _ = loaded.run.recipe.head_rejector
         copies = Path(archive or "") / loaded.run.name / "records"
-        if archive and not record_path(copies, record.label, split, record.digest).exists():
+        if archive and not record_path(copies, record.label, options.split, record.digest).exists():
             # After every attack, so that a stop loses one attack at most. An earlier archive may
             # hold more scores than this one.
             with suppress(ArchiveKeepsLess):

@@ -4,14 +4,15 @@
     cells[0].to_json()      # table, row, column, published, measured, n, restarts, protocol, record
 
 A cell is filled from a run of the paper's schedule (110 epochs, checkpoint by PGD-10 on test) or,
-if there is none, of the short one (36 epochs). `Cell.protocol` says which it was.
+if there is none, of the short one (36 epochs). `Cell.protocol` says which it was. `needs` lists the
+attacks that fill a table.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from demur import metrics
 from demur.attacks import CW, Attack
@@ -20,13 +21,15 @@ from demur.evaluate import LoadedRun, RejectorEvaluation, tcon_of, values
 from demur.evaluate.record_scores import can_score
 from demur.metrics import FloatArray
 from demur.paper.published import HEAD, ORACLE, Column, PaperRow, PaperTable
-from demur.paper.tables import COMPARED_CHANGES
-from demur.recipes import RECIPES, Recipe, attack, with_changes
-from demur.rejectors import Rejector, paper_grid
+from demur.paper.scales import SCALES, settings_grid
+from demur.recipes import Recipe, attack
+from demur.rejectors import Rejector
+from demur.rule import Score
 from demur.runs import Record, Run
 from demur.spec import digest
 
-SCALES = ("paper", "short")
+STORED_SCALES = ("paper", "short")  # by preference
+RUNS_IN_MEMORY = 4
 Open = Callable[[Run], LoadedRun]
 
 
@@ -39,6 +42,7 @@ class Cell:
     column: str
     published: float
     measured: float | None = None
+    last: float | None = None  # at the last epoch, if an earlier one was selected
     n: int | None = None
     restarts: int | None = None
     protocol: str = ""  # epochs, checkpoint and seed of the net
@@ -50,24 +54,42 @@ class Cell:
         return asdict(self)
 
 
+class Need(NamedTuple):
+    """An attack on a net that a table or a figure is made from."""
+
+    entry: str
+    recipe: Recipe
+    attack: str
+    images: int
+    features: bool = False  # for rejectors that are fitted to features
+
+
 def cell_recipe(table: PaperTable, row: PaperRow, column: Column, scale: str) -> Recipe | None:
     """The recipe of the net that a cell belongs to, or None if this scale has none."""
-    changes = [*table.changes, *column.changes, *row.changes]
-    name = f"cifar10-{row.entry}" + ("-short" if scale == "short" else "")
-    base = RECIPES[name]
-    if scale == "short":
-        usual = ["data.split=paper", *COMPARED_CHANGES]
-    else:
-        usual = ["data.split=paper", "selection=test"]
-        if hasattr(base.method.framework, "bn") and row.entry.startswith("pgdat"):
-            usual.append("bn=batch")
-    if any(change.startswith("data=") for change in changes):
-        usual.remove("data.split=paper")
-        changes = [change.replace("CIFAR100()", 'CIFAR100(split="paper")') for change in changes]
-    try:
-        return with_changes(base, [*usual, *changes])
-    except BadInput:
-        return None
+    return _recipe(scale, row.entry, tuple(cell_changes(table, row, column)))
+
+
+@cache
+def _recipe(scale: str, entry: str, changes: tuple[str, ...]) -> Recipe | None:
+    return SCALES[scale].recipe(entry, changes)
+
+
+def cell_changes(table: PaperTable, row: PaperRow, column: Column) -> list[str]:
+    """The changes of the recipe of a cell's net."""
+    return [*table.changes, *column.changes, *row.changes]
+
+
+def needs(tables: Iterable[PaperTable], scale: str) -> Iterator[Need]:
+    """Every attack that fills a cell of the tables at a scale; several cells may share one."""
+    at = SCALES[scale]
+    for table in tables:
+        for row, column, _ in table.cells():
+            recipe = cell_recipe(table, row, column, scale)
+            for text in at.choose(row.attacks or column.attacks) if recipe else ():
+                assert recipe is not None
+                name = _rejector(row, column, recipe)
+                fitted = name != ORACLE and not isinstance(recipe.rejectors().get(name), Score)
+                yield Need(row.entry, recipe, at.attack_text(text, recipe), at.images(text), fitted)
 
 
 def measure_cells(
@@ -75,44 +97,96 @@ def measure_cells(
     folder: Path,
     open_run: Open,
     on_message: Callable[[str], None],
-    scales: Sequence[str] = SCALES,
+    scales: Sequence[str] = STORED_SCALES,
 ) -> list[Cell]:
     """Every cell of the tables; `measured` is None where the folder has no record for it."""
-    stored = StoredRuns(folder, open_run, on_message)
-    cells = []
-    for table in tables:
-        for row, column, value in table.cells():
-            empty = Cell(table.number, row.label, column.label, value)
-            cells.append(_measure(table, row, column, empty, stored, scales))
-    return cells
+    places = [(table, *cell) for table in tables for cell in table.cells()]
+    stored = StoredRuns(folder, open_run, on_message, _rejectors_by_net(places, scales))
+    # by net, since only the records of a few runs fit into memory
+    order = sorted(range(len(places)), key=lambda i: _net_of(*places[i][:3]))
+    cells = {i: _measure_at_first(*places[i], stored, scales) for i in order}
+    return [cells[i] for i in range(len(places))]
+
+
+def _net_of(table: PaperTable, row: PaperRow, column: Column) -> tuple[str, list[str]]:
+    return row.entry, cell_changes(table, row, column)
+
+
+def _measure_at_first(
+    table: PaperTable,
+    row: PaperRow,
+    column: Column,
+    value: float,
+    stored: "StoredRuns",
+    scales: Sequence[str],
+) -> Cell:
+    """The cell at the first scale that has a record for it."""
+    empty = Cell(table.number, row.label, column.label, value)
+    for scale in scales:
+        recipe = cell_recipe(table, row, column, scale)
+        if recipe is None:
+            continue
+        cell = _measure(recipe, row, column, empty, stored, scale)
+        if cell.measured is not None:
+            of_last = replace(recipe, selection="last")
+            last = _measure(of_last, row, column, empty, stored, scale)
+            compared = of_last != recipe and last.attack == cell.attack
+            stand_ins = SCALES[scale].stand_ins(cell_changes(table, row, column))
+            protocol = f"{stand_ins}, {cell.protocol}" if stand_ins else cell.protocol
+            return replace(cell, last=last.measured if compared else None, protocol=protocol)
+    return empty
 
 
 def _measure(
-    table: PaperTable,
+    recipe: Recipe,
     row: PaperRow,
     column: Column,
     empty: Cell,
     stored: "StoredRuns",
-    scales: Sequence[str],
+    scale: str,
 ) -> Cell:
-    for scale in scales:
-        recipe = cell_recipe(table, row, column, scale)
-        run = stored.find(recipe) if recipe else None
-        if recipe is None or run is None:
+    """The cell on the run of a recipe; `empty` if there is no run or no record."""
+    run = stored.find(recipe)
+    for text in row.attacks or column.attacks if run else ():
+        assert run is not None
+        label = SCALES[scale].attack_text(text, recipe)
+        spec = attack(label, recipe)
+        if isinstance(spec, CW):  # distances are not read from records yet
             continue
-        for text in row.attacks or column.attacks:
-            spec = attack(text, recipe)
-            if isinstance(spec, CW):  # distances are not read from records yet
-                continue
-            record = stored.record(run, spec)
-            value = None if record is None else stored.value(run, recipe, record, row, column)
-            if record is not None and value is not None:
-                return replace(
-                    empty, measured=value, n=len(record.y),
-                    restarts=getattr(spec, "restarts", None), protocol=protocol_of(recipe),
-                    attack=text, record=str(record_file(run, record)),
-                )  # fmt: skip
+        record = stored.record(run, spec)
+        value = None if record is None else stored.value(run, recipe, record, row, column)
+        if record is not None and value is not None:
+            return replace(
+                empty, measured=value, n=len(record.y),
+                restarts=getattr(spec, "restarts", None), protocol=protocol_of(recipe),
+                attack=label, record=str(record_file(run, record)),
+            )  # fmt: skip
     return empty
+
+
+def _rejector(row: PaperRow, column: Column, recipe: Recipe) -> str:
+    """The name of the rejector of a cell, in tables of a run."""
+    name = column.rejector or row.rejector
+    return recipe.head_rejector[0] if name == HEAD else name
+
+
+def _rejectors_by_net(
+    places: Iterable[tuple[PaperTable, PaperRow, Column, float]], scales: Sequence[str]
+) -> dict[str, set[str]]:
+    """The rejectors of every cell by the key of its net."""
+    names: dict[str, set[str]] = {}
+    for table, row, column, _ in places:
+        for scale in scales:
+            recipe = cell_recipe(table, row, column, scale)
+            if recipe is not None:
+                names.setdefault(_net_key(recipe), {"Con"}).add(_rejector(row, column, recipe))
+    return names
+
+
+@cache
+def _net_key(recipe: Recipe) -> str:
+    """The same for the selected epoch and the last one."""
+    return digest(replace(recipe, selection=None))
 
 
 def protocol_of(recipe: Recipe) -> str:
@@ -131,23 +205,30 @@ def record_file(run: Run, record: Record) -> Path:
 class StoredRuns:
     """The runs under a folder by their recipes, scored once each."""
 
-    def __init__(self, folder: Path, open_run: Open, on_message: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        open_run: Open,
+        on_message: Callable[[str], None],
+        rejectors: Mapping[str, set[str]] | None = None,  # names by the key of a net
+    ) -> None:
         if not folder.is_dir():
             raise BadInput(
                 f"there is no folder {folder}; name one that contains runs, such as results"
             )
-        self.open_run = open_run
+        self.open_run, self.rejectors = open_run, rejectors or {}
         self.runs: dict[str, Run] = {}
         for path in sorted(folder.rglob("recipe.txt")):
             try:
                 run = Run(path.parent)
-                self.runs.setdefault(digest(run.recipe), run)
+                if run.trained:
+                    self.runs.setdefault(digest(run.recipe), run)
             except BadInput as reason:
                 on_message(f"{path.parent} is skipped: {reason}")
         if not self.runs:
             raise BadInput(f"{folder} holds no run; name a folder of runs, such as results")
-        self._records = cache(self._read_records)
-        self._evaluation = cache(self._evaluate)
+        self._records = lru_cache(RUNS_IN_MEMORY)(self._read_records)
+        self._evaluation = lru_cache(RUNS_IN_MEMORY)(self._evaluate)
 
     def find(self, recipe: Recipe) -> Run | None:
         """The run of a recipe."""
@@ -156,7 +237,9 @@ class StoredRuns:
     def record(self, run: Run, spec: Attack) -> Record | None:
         """The record of an attack on the most test images."""
         matches = self._records(run.path).get(digest(spec), ())
-        return max(matches, key=lambda record: len(record.y), default=None)
+        return max(
+            matches, key=lambda record: (len(record.y), record.metadata["features"]), default=None
+        )
 
     def _read_records(self, path: Path) -> Mapping[str, list[Record]]:
         found: dict[str, list[Record]] = {}
@@ -171,8 +254,7 @@ class StoredRuns:
         correct = record.correct
         if column.metric == "accuracy":
             return 100 * float(correct.mean())
-        name = column.rejector or row.rejector
-        score = self._score(run, recipe.head_rejector[0] if name == HEAD else name, record)
+        score = self._score(run, _rejector(row, column, recipe), record)
         if score is None:
             return None
         if column.metric == "auroc":
@@ -190,5 +272,7 @@ class StoredRuns:
 
     def _evaluate(self, path: Path) -> RejectorEvaluation:
         run, records = Run(path), [one for group in self._records(path).values() for one in group]
-        rejectors: dict[str, Rejector] = run.recipe.rejectors() | paper_grid(run.recipe.data)
+        known: dict[str, Rejector] = run.recipe.rejectors() | settings_grid(run.recipe)
+        wanted = self.rejectors[_net_key(run.recipe)]
+        rejectors = {name: one for name, one in known.items() if name in wanted}
         return RejectorEvaluation.of(self.open_run(run), rejectors=rejectors, records=records)

@@ -17,9 +17,15 @@ from statistics import NormalDist, fmean, stdev
 from scipy.stats import t
 
 from demur.attacks import Attack
-from demur.data import SplitName
 from demur.errors import BadInput, Diverged
-from demur.evaluate import LoadedRun, Protocol, RejectorEvaluation, Row, ScoredRecord
+from demur.evaluate import (
+    LoadedRun,
+    Protocol,
+    RecordOptions,
+    RejectorEvaluation,
+    Row,
+    ScoredRecord,
+)
 from demur.metrics import Difference, Interval
 from demur.paper.tables import Table
 from demur.recipes import Recipe, attack
@@ -30,7 +36,7 @@ from demur.spec import digest
 NOT_MEASURED, WITHOUT, DIVERGED = "not measured yet", "without", "diverged"
 Train = Callable[[Recipe, Path], Run | None]
 Open = Callable[[Run], LoadedRun]
-Craft = Callable[[LoadedRun, SplitName, str, Attack], Record | None]
+Craft = Callable[[LoadedRun, str, Attack, RecordOptions], Record | None]
 Z = NormalDist().inv_cdf(0.975)  # half-width of a 95% interval in standard errors
 
 
@@ -113,7 +119,7 @@ def _score(
     records = {
         label: record
         for label, spec in zip(attacks, specs, strict=True)
-        if (record := factories.craft(loaded, table.split, label, spec))
+        if (record := factories.craft(loaded, label, spec, RecordOptions(table.split)))
     }
     evaluation = RejectorEvaluation.of(
         loaded, rejectors=_rejectors(recipe, table.learned), records=[*records.values()]
@@ -186,16 +192,18 @@ def stored_factories(folder: Path, open_run: Open, on_message: Callable[[str], N
             records_of(run)  # fails here, not later, if a record is damaged
         return matches[0] if matches else None
 
-    def find_record(loaded: LoadedRun, split: SplitName, _: str, attack: Attack) -> Record | None:
+    def find_record(
+        loaded: LoadedRun, _: str, attack: Attack, options: RecordOptions
+    ) -> Record | None:
         """The record of this attack on the most images, whatever its label."""
-        records = records_of(loaded.run)[split]
+        records = records_of(loaded.run)[options.split]
         matches = [one for one in records if one.metadata["attack"] == digest(attack)]
         return max(matches, key=lambda record: len(record.y), default=None)
 
     return Factories(find_run, open_run, find_record)
 
 
-def _read_records(run: Run) -> dict[SplitName, list[Record]]:
+def _read_records(run: Run) -> dict[str, list[Record]]:
     """All records by split; raises BadInput if one is damaged."""
     return {split: run.records(split) for split in run.recipe.data.splits}
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from demur.paper.cells import Cell
 from demur.paper.published import PAPER_TABLES, PaperTable
+from demur.paper.scales import ALL_IMAGES
 
 INTRODUCTION = """\
 # Results
@@ -18,6 +19,10 @@ number of images.
 
 {measured} of {count} cells are measured, {others} of the {other_count} that need no CIFAR-100.
 """
+LAST_EPOCH = """\
+The paper selects the epoch with the best accuracy under PGD-10 on the test images. Where that is
+not the last epoch, the number of the last one follows after a slash.
+"""
 
 
 def results_page(cells: Sequence[Cell], command: str, conclusions: str = "") -> str:
@@ -30,6 +35,7 @@ def results_page(cells: Sequence[Cell], command: str, conclusions: str = "") -> 
             measured=_measured(cells), others=_measured(others),
         )
     ]  # fmt: skip
+    parts += [LAST_EPOCH] if any(cell.last is not None for cell in cells) else []
     parts += [conclusions] if conclusions else []
     for number in dict.fromkeys(cell.table for cell in cells):
         own = [cell for cell in cells if cell.table == number]
@@ -41,8 +47,29 @@ def _measured(cells: Sequence[Cell]) -> int:
     return sum(cell.measured is not None for cell in cells)
 
 
+class Notes:
+    """The notes under a table: how cells were measured, a letter for each way."""
+
+    def __init__(self) -> None:
+        self.letters: dict[str, str] = {}  # by note
+
+    def letter(self, cell: Cell) -> str:
+        """The letter of the note of a measured cell."""
+        restarts = f", {cell.restarts} restarts" if (cell.restarts or 0) > 1 else ""
+        images = "" if cell.n == ALL_IMAGES else f", {cell.n:,} images"
+        attack = cell.attack.partition(":")[0]
+        note = f"{cell.protocol}, {attack}{restarts}{images}"
+        return self.letters.setdefault(note, chr(ord("a") + len(self.letters)))
+
+    @property
+    def text(self) -> str:
+        """All notes as a sentence; empty without a measured cell."""
+        notes = "; ".join(f"{letter}: {note}" for note, letter in self.letters.items())
+        return f"{notes}." if notes else ""
+
+
 def _section(table: PaperTable, cells: Sequence[Cell]) -> str:
-    notes: dict[str, str] = {}  # letter by note
+    notes = Notes()
     lines = [
         f"## Table {table.number}: {table.title}",
         "",
@@ -55,24 +82,19 @@ def _section(table: PaperTable, cells: Sequence[Cell]) -> str:
     for i, row in enumerate(table.rows):
         shown = [_shown(cell, notes) for cell in cells[i * width : (i + 1) * width]]
         lines.append(f"| {row.label} | " + " | ".join(shown) + " |")
-    if notes:
-        lines += ["", "; ".join(f"{letter}: {note}" for note, letter in notes.items()) + "."]
-    if table.notes:
-        lines += ["", table.notes]
+    lines += ["", notes.text] if notes.text else []
+    lines += ["", table.notes] if table.notes else []
     return "\n".join(lines)
 
 
-def _shown(cell: Cell, notes: dict[str, str]) -> str:
-    published = _number(cell.published, cell.column)
+def _shown(cell: Cell, notes: Notes) -> str:
+    published = number_text(cell.published, cell.column)
     if cell.measured is None:
         return f"- ({published})"
-    restarts = f", {cell.restarts} restarts" if (cell.restarts or 0) > 1 else ""
-    images = "" if cell.n == 10_000 else f", {cell.n:,} images"
-    attack = cell.attack.partition(":")[0]
-    note = f"{cell.protocol}, {attack}{restarts}{images}"
-    letter = notes.setdefault(note, chr(ord("a") + len(notes)))
-    return f"{_number(cell.measured, cell.column)} ({published}) {letter}"
+    last = f" / {number_text(cell.last, cell.column)}" if cell.last is not None else ""
+    return f"{number_text(cell.measured, cell.column)}{last} ({published}) {notes.letter(cell)}"
 
 
-def _number(value: float, column: str) -> str:
+def number_text(value: float, column: str) -> str:
+    """A number of a column: three decimals for AUROC, one for percent and distances."""
     return f"{value:.3f}" if column.endswith("AUC") else f"{value:.1f}"

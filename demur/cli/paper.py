@@ -1,0 +1,135 @@
+"""The paper's tables for demur table, and demur figure."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from demur.errors import BadInput
+
+if TYPE_CHECKING:
+    from demur.paper.cells import Cell, Need
+    from demur.paper.compute import Job
+    from demur.paper.published import PaperTable
+
+HOME = "runs"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where runs come from: stored ones of `kept`, or computed at `scale` into `runs`."""
+
+    scale: str | None
+    kept: str | None
+    runs: str
+    device: str
+    data: str | None
+    engine: str
+
+    def check(self, command: str) -> None:
+        """Raise BadInput unless there is a way to get runs."""
+        from demur.paper.scales import scale_by_name
+
+        if self.scale is not None:
+            scale_by_name(self.scale)
+        if self.scale is None and self.kept is None:
+            raise BadInput(
+                f"say where the runs are ({command} --kept results), or at which scale to compute "
+                f"them ({command} --scale smoke)"
+            )
+        if self.kept is not None and self.runs != HOME:
+            raise BadInput("--kept only reads runs, and --runs is for new ones; leave out one")
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the runs to read."""
+        return Path(self.runs if self.kept is None else self.kept)
+
+    @property
+    def scales(self) -> tuple[str, ...]:
+        """The scales to read, by preference."""
+        from demur.paper.cells import STORED_SCALES
+
+        return STORED_SCALES if self.scale is None else (self.scale,)
+
+    @property
+    def options(self) -> str:
+        """The options that say so, as the user types them."""
+        parts = [f"--scale {self.scale}"] if self.scale else []
+        parts += [f"--kept {self.kept}"] if self.kept is not None else []
+        return " ".join(parts)
+
+    def open_run(self, run: Any) -> Any:
+        """Open a run for evaluation."""
+        from demur.cli.evaluate import load_run
+
+        return load_run(str(run.path), self.device, self.data, self.engine)
+
+    def compute(self, needs: "Iterable[Need]") -> list[str]:
+        """Train and attack what is missing, unless runs are only read; return what failed."""
+        from demur.cli.table import training_factories
+        from demur.paper.compute import compute
+
+        if self.kept is not None or self.scale is None:
+            return []
+        factories = training_factories(self.device, self.data, self.engine, None)
+        return compute(needs, self.scale, Path(self.runs), factories, _show_job)
+
+
+def _show_job(job: "Job") -> None:
+    from demur.cli.progress import on_message
+
+    left = "" if job.seconds_left is None else f", {_duration(job.seconds_left)} left"
+    on_message(f"{job.number} of {job.count}{left}: {job.name}, {job.run}")
+
+
+def _duration(seconds: float) -> str:
+    """Seconds in words: 40 s, 12 min or 3.5 h."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
+
+
+def paper_tables(names: list[str]) -> "list[PaperTable] | None":
+    """Return the tables of the paper with these numbers; None if the names are no numbers."""
+    from demur.paper.published import PAPER_TABLES
+
+    if names == ["all"]:
+        return [*PAPER_TABLES.values()]
+    if not all(name.isdecimal() for name in names):
+        return None
+    for name in names:
+        if int(name) not in PAPER_TABLES:
+            raise BadInput(f"the paper has no table {name}; use a number from 1 to 13, or all")
+    return [PAPER_TABLES[int(name)] for name in dict.fromkeys(names)]
+
+
+def paper_text(
+    names: list[str], tables: "list[PaperTable]", source: Source, form: str
+) -> tuple[str, list[str]]:
+    """Return the tables in a format, after what is missing is computed, and what failed."""
+    from demur.cli.progress import on_message
+    from demur.paper.cells import measure_cells, needs
+
+    command = f"demur table {' '.join(names)}"
+    source.check(command)
+    failures = source.compute(needs(tables, source.scale) if source.scale else ())
+    cells = measure_cells(tables, source.folder, source.open_run, on_message, source.scales)
+    text = _formatted(cells, f"{command} {source.options}", source, form, names)
+    return text, [f"{len(failures)} nets could not be computed; {one}" for one in failures]
+
+
+def _formatted(
+    cells: "list[Cell]", command: str, source: Source, form: str, names: list[str]
+) -> str:
+    from demur.paper.latex import latex_page
+    from demur.paper.results_page import results_page
+
+    if form == "json":
+        return json.dumps([cell.to_json() for cell in cells], indent=2)
+    if form == "latex":
+        return latex_page(cells, command)
+    conclusions = source.folder / "conclusions.md"
+    shown = names == ["all"] and conclusions.is_file()
+    return results_page(cells, command, conclusions.read_text(encoding="utf-8") if shown else "")
