@@ -240,6 +240,7 @@ GOLDEN: dict[str, str] = {
     "adaptive": "e5fa8289",
     "adaptive-apgd": "07dd2baf",
     "multi-target": "61f6c556",
+    "corruption": "91f891dc",
     "gama-pgd": "a663751c",
     "gama-fw": "e52dd496",
     "xi": "aa9b098b",

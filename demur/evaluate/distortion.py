@@ -124,6 +124,21 @@ def counted_distances(
     return np.where(correct_clean, np.where(distance > 0, distance, rest), 0.0)
 
 
+def paper_mean_distance(record: Record, normal: Record, attack: CW) -> float | None:
+    """Mean distance as the paper counts, from records alone; None if `normal` lacks an image.
+
+    `normal` is the record of normal C&W in the same norm: `record` itself, or another.
+    """
+    known = {int(index): row for row, index in enumerate(normal.arrays["index"])}
+    indices = [int(index) for index in record.arrays["index"]]
+    if not known.keys() >= set(indices):
+        return None
+    rows = [known[index] for index in indices]
+    of_normal = distances_of(normal, attack)[rows]
+    correct_clean = (of_normal > 0) | normal.correct[rows]
+    return float(counted_distances(distances_of(record, attack), correct_clean, of_normal).mean())
+
+
 def distances(
     found: Sequence[DistortionVerdicts], rejectors: Mapping[str, Rejector]
 ) -> list[Distances]:

@@ -313,7 +313,8 @@ def summary(record: Record) -> Summary:
     """Results of the classifier without a rejector on one record."""
     correct = record.correct
     unchanged = (record.arrays["size_linf"] == 0).numpy() & correct
-    attacked = record.metadata["attack"] != digest(Clean())
+    corrupted = record.metadata["spec"].startswith("Corruption(")
+    attacked = record.metadata["attack"] != digest(Clean()) and not corrupted
     near = _at_boundary(record) if attacked else np.zeros_like(correct)
     return Summary(
         attack=record.label,
