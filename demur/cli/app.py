@@ -19,7 +19,7 @@ from demur.interrupt import INTERRUPTED, ctrl_c
 COMMANDS = (  # in the order of use
     "demo", "list", "show", "data", "train", "retrofit", "attack", "score", "calibrate", "export",
     "predict", "serve", "report", "explore", "audit", "adaptive", "distortion", "theory", "archive",
-    "table", "bench",
+    "table", "figure", "bench",
 )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ ABOUT = {
     "data": "data sets",
     "methods": "training frameworks, heads and schedules",
     "tables": "what demur table makes",
+    "figures": "what demur figure draws",
     RUNS: "runs in ./runs or in another folder",
 }
 WORDS = {
@@ -53,7 +54,7 @@ def list_names(
     ] = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """List recipes, attacks, objectives, rejectors, nets, methods, tables or runs.
+    """List recipes, attacks, objectives, rejectors, nets, methods, tables, figures or runs.
 
     Example: demur list attacks
     """
@@ -99,6 +100,8 @@ def _line(entry: Any) -> str:
 def listings(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
     """Return by kind a function that makes its names and descriptions."""
     from demur import attacks, data, methods, nets, recipes, rejectors
+    from demur.paper.figures import FIGURES
+    from demur.paper.published import PAPER_TABLES
     from demur.paper.tables import TABLES
     from demur.spec import Spec
     from demur.spec import show as text_of
@@ -119,7 +122,13 @@ def listings(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
         "nets": lambda: described(nets.NETS),
         "data": lambda: described(data.DATASETS),
         "methods": lambda: described([*methods.FRAMEWORKS, *methods.HEADS, *methods.SCHEDULES]),
-        "tables": lambda: {name: table.title for name, table in TABLES.items()},
+        "tables": lambda: {
+            **{str(number): table.title for number, table in PAPER_TABLES.items()},
+            **{name: table.title for name, table in TABLES.items()},
+        },
+        "figures": lambda: {
+            figure.name: f"Figure {figure.number}: {figure.title}" for figure in FIGURES.values()
+        },
         RUNS: lambda: _runs(folder),
     }
 

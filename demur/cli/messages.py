@@ -17,7 +17,7 @@ NO_MEMORY = (
 
 # Commands that store what they finish, so that the same command resumes.
 RESUMABLE = (
-    "train", "retrofit", "attack", "table", "adaptive", "distortion", "calibrate", "demo",
+    "train", "retrofit", "attack", "table", "figure", "adaptive", "distortion", "calibrate", "demo",
 )  # fmt: skip
 
 

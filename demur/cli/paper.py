@@ -4,9 +4,14 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from demur.errors import BadInput
+import typer
+
+from demur.cli.app import DataFolder, Device, Engine, app, split_names
+from demur.cli.factories import training_factories
+from demur.cli.output_paths import check_archive_folder
+from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
     from demur.paper.cells import Cell, Need
@@ -14,6 +19,12 @@ if TYPE_CHECKING:
     from demur.paper.published import PaperTable
 
 HOME = "runs"
+Scale = Annotated[str | None, typer.Option(help="Compute at this scale: smoke, short or paper.")]
+Kept = Annotated[str | None, typer.Option(help="Read the runs of this folder; train nothing.")]
+Runs = Annotated[str, typer.Option(help="Folder of the runs that are computed at a scale.")]
+Names = Annotated[
+    list[str], typer.Argument(metavar="NAME...", help="Names or numbers of figures, or all.")
+]
 
 
 @dataclass(frozen=True)
@@ -66,15 +77,14 @@ class Source:
 
         return load_run(str(run.path), self.device, self.data, self.engine)
 
-    def compute(self, needs: "Iterable[Need]") -> list[str]:
+    def compute(self, needs: "Iterable[Need]", last_epoch: bool) -> list[str]:
         """Train and attack what is missing, unless runs are only read; return what failed."""
-        from demur.cli.table import training_factories
         from demur.paper.compute import compute
 
         if self.kept is not None or self.scale is None:
             return []
         factories = training_factories(self.device, self.data, self.engine, None)
-        return compute(needs, self.scale, Path(self.runs), factories, _show_job)
+        return compute(needs, self.scale, Path(self.runs), factories, _show_job, last_epoch)
 
 
 def _show_job(job: "Job") -> None:
@@ -114,7 +124,7 @@ def paper_text(
 
     command = f"demur table {' '.join(names)}"
     source.check(command)
-    failures = source.compute(needs(tables, source.scale) if source.scale else ())
+    failures = source.compute(needs(tables, source.scale) if source.scale else (), True)
     cells = measure_cells(tables, source.folder, source.open_run, on_message, source.scales)
     text = _formatted(cells, f"{command} {source.options}", source, form, names)
     return text, [f"{len(failures)} nets could not be computed; {one}" for one in failures]
@@ -133,3 +143,79 @@ def _formatted(
     conclusions = source.folder / "conclusions.md"
     shown = names == ["all"] and conclusions.is_file()
     return results_page(cells, command, conclusions.read_text(encoding="utf-8") if shown else "")
+
+
+@app.command()
+def figure(
+    names: Names,
+    scale: Scale = None,
+    kept: Kept = None,
+    runs: Runs = HOME,
+    out: Annotated[
+        str, typer.Option("--out", "-o", callback=check_archive_folder, help="Folder to write to.")
+    ] = "figures",
+    formats: Annotated[str, typer.Option("--format", help="Of pdf,svg,png.")] = "pdf,svg,png",
+    device: Device = "auto",
+    data: DataFolder = None,
+    engine: Engine = "auto",
+) -> None:
+    """Draw figures of the paper from stored runs, or from runs that are computed at a scale.
+
+    Each has its files and its caption as text. What has no record is named, the others are drawn.
+
+    Example: demur figure tau reliability --kept results -o figures
+    """
+    from demur.cli.progress import on_message
+    from demur.paper.cells import StoredRuns
+    from demur.paper.figures import MissingRecord, draw_figure, figure_needs, figures_by_name
+
+    chosen, kinds = figures_by_name(names), _formats(formats)
+    source = Source(scale, kept, runs, device, data, engine)
+    source.check(f"demur figure {' '.join(names)}")
+    _check_matplotlib()
+    failures = source.compute(figure_needs(chosen, scale) if scale else (), False)
+    stored = None
+    if any(one.evidence for one in chosen):
+        stored = StoredRuns(source.folder, source.open_run, on_message)
+    missing = 0
+    for one in chosen:
+        try:
+            drawn = draw_figure(one, stored, source.scales, kinds)
+        except MissingRecord as reason:
+            missing += 1
+            typer.echo(f"demur: figure {one.name} is not drawn: {reason}", err=True)
+            continue
+        _write_figure(Path(out), one.name, f"Figure {one.number}. {drawn.caption}", drawn.files)
+    for failure in failures:
+        typer.echo(f"demur: {failure}", err=True)
+    if missing:
+        raise typer.Exit(2)
+
+
+def _formats(text: str) -> list[str]:
+    """Return the formats of a comma-separated list; raise BadInput for an unknown one."""
+    from demur.paper.figures import FORMATS
+
+    for name in (names := list(dict.fromkeys(split_names(text)))):
+        if name not in FORMATS:
+            raise BadInput(f"figures have no format {name!r}; {suggestion(name, FORMATS)}")
+    if not names:
+        raise BadInput("--format is empty; write formats, such as pdf,svg")
+    return names
+
+
+def _check_matplotlib() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise BadInput("figures need matplotlib; install it with pip install 'demur[report]'")
+
+
+def _write_figure(folder: Path, name: str, caption: str, files: dict[str, bytes]) -> None:
+    """Write the files of a figure and its caption, and print them."""
+    from demur.runs.files import write_bytes, write_text
+
+    for kind, content in files.items():
+        write_bytes(folder / f"{name}.{kind}", content)
+    write_text(folder / f"{name}.txt", caption + "\n")
+    typer.echo(f"{folder / name}.{{{','.join(files)}}}: {caption}")

@@ -24,6 +24,8 @@ from demur.runs.metadata import RECORD, read_metadata
 from demur.runs.record import REMEDY
 from demur.spec import digest
 
+RECORD_COST = 50  # of clean outputs, thresholds and files, in gradient queries
+
 
 @dataclass(frozen=True)
 class Net:
@@ -51,6 +53,7 @@ def compute(
     home: Path,
     factories: Factories,
     on_job: Callable[[Job], None],
+    last_epoch: bool = True,
 ) -> list[str]:
     """Train and attack what is missing.
 
@@ -60,6 +63,7 @@ def compute(
         home: Folder of the run folders.
         factories: Functions that train and attack.
         on_job: Function that is called with each job before it begins.
+        last_epoch: Attack the last epoch too, where an earlier one was selected.
 
     Returns:
         Why some nets could not be computed; empty if all were.
@@ -68,7 +72,7 @@ def compute(
     jobs, failures = JobClock(nets, on_job), []
     for net in nets:
         try:
-            _compute_net(net, factories, jobs)
+            _compute_net(net, factories, jobs, last_epoch)
         except (BadInput, Diverged) as reason:
             failures.append(f"{net.folder.name}: {reason}")
     return failures
@@ -102,14 +106,14 @@ def _folders_by_recipe(home: Path) -> dict[str, Path]:
     return found
 
 
-def _compute_net(net: Net, factories: Factories, jobs: "JobClock") -> None:
-    """Train a net and attack it, and its last epoch too if an earlier one was selected."""
+def _compute_net(net: Net, factories: Factories, jobs: "JobClock", last_epoch: bool) -> None:
+    """Train a net and attack it."""
     run = Run(net.folder)
     if not run.has_weights:
         with jobs.training(run):
             factories.train(net.recipe, net.folder)
     last = Run(net.folder / "last")
-    for part in (run, last) if last.has_weights else (run,):
+    for part in (run, last) if last_epoch and last.has_weights else (run,):
         missing = missing_attacks(part, net.needs)
         jobs.add(part, missing)
         loaded = factories.open(part) if missing else None
@@ -195,11 +199,11 @@ class JobClock:
 
 
 def _work(need: Need) -> float:
-    """The cost of an attack: images times gradient queries of each."""
+    """The cost of an attack: images times gradient queries of each, and some for the record."""
     spec: Attack = attack(need.attack, need.recipe)
     queries = 1
     for field in ("steps", "restarts", "searches"):
         queries *= find_field(spec, field) or 1
     if isinstance(spec, MultiTarget):
         queries *= need.recipe.data.domain.classes - 1
-    return need.images * queries
+    return need.images * (queries + RECORD_COST)

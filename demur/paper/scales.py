@@ -6,6 +6,7 @@
 A scale says which recipe trains a net, how strong an attack is, and on how many test images.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,7 +91,8 @@ class SmokeScale(ShortScale):
 
     def attack_text(self, text: str, recipe: Recipe) -> str:
         """The attack in the digits' ball, with a tenth of the steps and at least ten."""
-        text = text.replace("eps=16/255", f"eps={2 * recipe.data.threat.linf:g}")
+        unit = recipe.data.threat.linf / 8
+        text = re.sub(r"eps=(\d+)/255", lambda found: f"eps={unit * int(found[1]):g}", text)
         spec, changes = attack(text, recipe), []
         steps, decay = find_field(spec, "steps"), find_field(spec, "decay_steps")
         if steps is not None and steps > 10:

@@ -145,10 +145,14 @@ def drawing(width: float, height: float) -> Iterator["Figure"]:
         yield figure
 
 
-def saved(figure: "Figure", kind: Literal["svg", "png"]) -> bytes:
-    """Return the figure as the bytes of a file, without a date."""
+def saved(figure: "Figure", kind: str) -> bytes:
+    """Return the figure as the bytes of an svg, png or pdf file, without a date."""
     buffer = io.BytesIO()
-    undated = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}[kind]
+    undated = {
+        "svg": {"Date": None, "Creator": None},
+        "png": {"Software": None},
+        "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    }[kind]
     figure.savefig(buffer, format=kind, metadata=undated)
     return buffer.getvalue()
 
