@@ -130,7 +130,7 @@ class TinyScale(Scale):
         object.__setattr__(self, "tiny", recipe)
 
     def recipe(self, entry: str, changes: object) -> Recipe | None:
-        return self.tiny if entry == "pgdat-rr" else None  # type: ignore[attr-defined, no-any-return]
+        return self.tiny if entry == "pgdat-rr" else None  # type: ignore[attr-defined]
 
     def attack_text(self, text: str, recipe: Recipe) -> str:
         return text + (":searches=2,steps=20,rate=0.1,constant=5" if text.startswith("cw") else "")

@@ -47,7 +47,7 @@ RECORD = Schema(
     {
         "archive": bool, "scores": list[str], "scores_fitted": list[str], "scored_by": str,
         "probe": PROBE, "precision": str, "source": str, "recipe": str, "epoch": int,
-        "seed": int | None,
+        "seed": int | None, "first_of": str,
     },
 )  # fmt: skip
 CHECKPOINT = Schema(
