@@ -1,5 +1,6 @@
 """A pack: a new rejector gets its rows without weights and without data."""
 
+import re
 from pathlib import Path
 from shutil import copytree
 
@@ -69,3 +70,13 @@ def test_without_features_there_is_nothing_to_pack(packed: Run, tmp_path: Path) 
         path.unlink()
     with pytest.raises(BadInput, match="no test record with features"):
         pack(LoadedRun(copy, "cpu"), tmp_path / "again")
+
+
+def test_the_example_of_the_guide_runs(
+    scored_source: LoadedRun, in_empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copytree(scored_source.run.path, Path("runs/digits-pgdat-rr"))
+    page = Path(__file__).parents[1] / "docs" / "guides" / "record-pack.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    exec(compile(code, str(page), "exec"), {"__name__": "record_pack"})
+    assert capsys.readouterr().out.count(" mine ") == 4, "two records in two protocols"

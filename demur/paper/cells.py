@@ -170,9 +170,11 @@ def _measure(
         record = stored.record(run, spec)
         value = None if record is None else stored.value(run, recipe, record, row, column)
         if record is not None and value is not None:
+            images = record.metadata.get("source")  # of a corruption
+            source = f", {images} images" if images else ""
             return replace(
                 empty, measured=value, n=len(record.y),
-                restarts=getattr(spec, "restarts", None), protocol=protocol_of(recipe, record),
+                restarts=getattr(spec, "restarts", None), protocol=protocol_of(recipe) + source,
                 attack=label, record=str(record_file(run, record)),
             )  # fmt: skip
     return empty
@@ -205,13 +207,11 @@ def _net_key(recipe: Recipe) -> str:
     return digest(replace(recipe, selection=None))
 
 
-def protocol_of(recipe: Recipe, record: Record) -> str:
-    """Epochs, checkpoint and seed, and where corrupted images come from, in words."""
+def protocol_of(recipe: Recipe) -> str:
+    """Epochs, checkpoint and seed, in words."""
     selected = {"test": "best PGD-10 on test", "last": "last epoch", None: "last epoch"}
     averaged = ", averaged weights" if recipe.ema else ""
-    source = f", {record.metadata['source']} images" if "source" in record.metadata else ""
-    chosen = selected[recipe.selection]
-    return f"{recipe.epochs} epochs{averaged}, {chosen}, seed {recipe.seed}{source}"
+    return f"{recipe.epochs} epochs{averaged}, {selected[recipe.selection]}, seed {recipe.seed}"
 
 
 def record_file(run: Run, record: Record) -> Path:
