@@ -119,14 +119,17 @@ def test_means_by_hand() -> None:
     before = np.array([True, True, False, True])
     one = DistortionVerdicts(record, CW(), None, broken, np.array([4.0, 16.0, 0.0, 0.0]), before)
     ruled = CW(criterion=AcceptedError(RCon(), 0.5))
-    far = DistortionVerdicts(record, ruled, 0.5, broken, np.array([12.0, 0, 5, 0]), before)
+    reached = np.array([True, False, True, False])
+    far = DistortionVerdicts(record, ruled, 0.5, reached, np.array([12.0, 0, 5, 0]), before)
     never = DistortionVerdicts(record, CW("Linf"), None, ~broken & broken, np.zeros(4), before)
     normal, adaptive, failed = distances([one, far, never], RR_RUN.rejectors())
     assert (normal.mean, normal.median, normal.paper_mean) == (10.0, 10.0, 5.0)
     assert (normal.broken, normal.broken_clean) == (0.75, 0.25)
-    assert (adaptive.mean, adaptive.paper_mean) == (8.5, 3.0), (
-        "an image that was wrong before counts as 0"
+    assert (adaptive.mean, adaptive.unbroken) == (8.5, 2)
+    assert adaptive.paper_mean == (12 + 16 + 0 + 0) / 4, (
+        "a failure counts as under normal C&W, an image that was wrong before as 0"
     )
+    assert distances([far], RR_RUN.rejectors())[0].paper_mean is None, "without normal C&W"
     assert adaptive.ratio_to_normal == 3.0, "on the one image that a change broke in both"
     assert (failed.mean, failed.median, failed.paper_mean, failed.broken) == (None, None, 0.0, 0.0)
     json.dumps([line.to_json() for line in (normal, adaptive, failed)])
@@ -157,7 +160,7 @@ def test_the_command_end_to_end(command: Command, tiny_run: Run, in_empty_folder
     )
     code, out, _ = command(*words)
     assert code == 0
-    for word in ("squared L2", "times normal", "paper: mean of all, rest 0", "R-Con (cw-adaptive"):
+    for word in ("squared L2", "times normal", "paper: mean of all", "R-Con (cw-adaptive"):
         assert word in out, word
     expect_error(command("distortion", "tiny", "pgd-20"), "does not minimise the distortion")
     expect_error(command("distortion", "tiny", "cv"), "no attack is called 'cv'", "cw")

@@ -4,6 +4,7 @@ from demur.attacks.apgd import APGD
 from demur.attacks.attack import Attack, AttackBatch, Clean
 from demur.attacks.autoattack import AutoAttackEnsemble
 from demur.attacks.chain import Chain, Ensemble, MultiTarget
+from demur.attacks.corruption import Corruption
 from demur.attacks.criteria import AcceptedError, Criterion, FalseRejection, Misclassified, Rejected
 from demur.attacks.cw import CW
 from demur.attacks.fab import FAB
@@ -37,7 +38,7 @@ from demur.attacks.square import Square
 
 ATTACKS: list[type[Attack]] = [
     Clean, PGD, FrankWolfe, MultiTarget, APGD, MaxMinMargin, OrthogonalAPGD, FAB, Square, CW,
-    Chain, AutoAttackEnsemble, RejectAutoAttackEnsemble, ForceRejectionEnsemble,
+    Corruption, Chain, AutoAttackEnsemble, RejectAutoAttackEnsemble, ForceRejectionEnsemble,
 ]  # fmt: skip
 CRITERIA: list[type[Criterion]] = [Misclassified, AcceptedError, FalseRejection, Rejected]
 
@@ -59,6 +60,7 @@ __all__ = [
     "AutoAttackEnsemble",
     "Chain",
     "Clean",
+    "Corruption",
     "Criterion",
     "Ensemble",
     "FalseRejection",

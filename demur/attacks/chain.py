@@ -1,13 +1,13 @@
 """Attacks made of attacks: several in turn, or one towards each wrong class.
 
     Chain((APGD(Linf(8/255)), Square(Linf(8/255))))
-    MultiTarget(PGD(Linf(8/255), steps=100, objective=TargetedMargin(), restarts=20))
+    MultiTarget(PGD(Linf(8/255), steps=100, objective=TargetedMargin()), restarts=20)
 
 Each part attacks the images on which no earlier one succeeded.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -23,6 +23,7 @@ from demur.errors import BadInput
 from demur.field_types import PositiveInt
 from demur.gradient import attack_model, exact_value
 from demur.noise import Stream
+from demur.spec import later
 
 # Values of ChainState.broken_by that name no attack.
 NOT_BROKEN = -1  # no attack has succeeded yet
@@ -128,15 +129,17 @@ class MultiTarget(Attack):
     """A targeted attack towards the wrong classes of each image (Gowal et al. 2019).
 
     The classes follow each other by decreasing logit. With keep="max_objective" the example with
-    the largest cross-entropy is returned, as in the reference code.
+    the largest cross-entropy over targets and restarts is returned, as in the reference code.
 
     Args:
-        attack: The attack to run for each target.
+        attack: The attack to run for each target. Its own restarts, if any, are compared by its
+            own objective.
         targets: The number of targets; None is every wrong class.
-        keep: "max_objective" returns the example with the largest `rank_by` over all targets.
-            "success" returns the first success; images leave after it.
+        keep: "max_objective" returns the example with the largest `rank_by` over all targets and
+            restarts. "success" returns the first success; images leave after it.
         rank_by: The objective that compares examples.
         criterion: The success criterion, used by keep="success".
+        restarts: The number of runs towards each target.
     """
 
     attack: Attack
@@ -144,6 +147,7 @@ class MultiTarget(Attack):
     keep: Literal["max_objective", "success"] = "max_objective"
     rank_by: Objective = CE()
     criterion: Criterion = Misclassified()
+    restarts: PositiveInt = field(default=1, metadata=later(neutral=1))
 
     @property
     def parts(self) -> tuple[Attack, ...]:
@@ -152,7 +156,7 @@ class MultiTarget(Attack):
     @property
     def gradient_queries(self) -> float:
         """Gradient queries per image; one target is counted if the attack takes all of them."""
-        return (self.targets or 1) * self.attack.gradient_queries
+        return (self.targets or 1) * self.restarts * self.attack.gradient_queries
 
     @property
     def maximised(self) -> Objective | None:
@@ -165,7 +169,7 @@ class MultiTarget(Attack):
         targets = self._targets(out.logits, batch.y)
 
         def attempt(number: int, rows: Tensor, own: Stream) -> Found:
-            selected = replace(batch, target=targets[number]).select(rows)
+            selected = replace(batch, target=targets[number % len(targets)]).select(rows)
             x_adv = self.attack.run(selected, own)
             return self._evaluate(selected, x_adv, [part[rows] for part in inputs])
 
@@ -173,7 +177,7 @@ class MultiTarget(Attack):
             found = Found(batch.x.clone(), value, self.criterion(out, batch.y))
         else:
             found = Found.nothing(batch)
-        return best_of(found, len(targets), stream, attempt)
+        return best_of(found, self.restarts * len(targets), stream, attempt)
 
     def _evaluate(self, batch: AttackBatch, x_adv: Tensor, inputs: list[Tensor]) -> Found:
         """Return the examples with `rank_by` and success, if images leave after it."""

@@ -132,7 +132,8 @@ class PGD(IterativeAttack[PGDState]):
         if self.keep == "success":
             return self.best_restart(batch, self._clean(batch), self.restarts, stream)
         if self.restarts == 1:
-            # The reference code evaluates the loss once more, to no effect.
+            # The reference code evaluates the loss once more: one more update of batch-norm
+            # statistics in train mode, and no other effect.
             return self._ascent(batch, noise.derive_seed(stream, 0))[0]
         return largest_of(batch, self.restarts, stream, partial(self._ranked_ascent, batch))
 

@@ -2,6 +2,7 @@
 
     fog = corrupted_images(Path("data"), "fog", severity=3)
     fog.images.pixels, fog.source      # 10,000 images; "released" or "generated"
+    find_source(None, "fog").corrupt(pixels, index, severity=3)     # any images
 
 Released are CIFAR-10-C/NAME.npy with the images of severities 1 to 5 in turn, and labels.npy. The
 five photographs frost1.png ... frost5.jpg of the authors' script are used if they lie beside them.
@@ -53,6 +54,42 @@ class CorruptedSet:
     severity: int
     images: Images
     source: str  # "released", "generated" or "generated, procedural texture"
+
+
+@dataclass(frozen=True)
+class CorruptionSource:
+    """Where images under one corruption come from: a released file, or the generator."""
+
+    name: str
+    path: Path | None = None  # of the released images
+    frost: Sequence[Bytes] | None = None  # textures of frost; None for procedural ones
+
+    @property
+    def kind(self) -> str:
+        """Whether the images are released or generated."""
+        if self.path is not None:
+            return RELEASED
+        return PROCEDURAL if self.name == "frost" and self.frost is None else GENERATED
+
+    def corrupt(self, pixels: Bytes, index: NDArray[Any], severity: int) -> Bytes:
+        """Corrupted copies of images (N, 32, 32, 3); released ones are found by their index."""
+        if self.path is None:
+            return corrupt(pixels, self.name, severity, index, frost=self.frost)
+        rows = index - _first_index()
+        return _read_released(self.path, severity).pixels[rows].permute(0, 2, 3, 1).numpy()
+
+
+def find_source(folder: Path | None, name: str, released: bool = True) -> CorruptionSource:
+    """Return the source of a corruption.
+
+    Args:
+        folder: The data folder; None searches the default folders.
+        name: A corruption, of `CORRUPTIONS`.
+        released: Use a released file if there is one; they hold the test images of CIFAR-10.
+    """
+    path = _find(folder, f"{name}.npy") if released else None
+    frost = _frost_textures(folder) if name == "frost" and path is None else None
+    return CorruptionSource(name, path, frost)
 
 
 def corrupted_images(folder: Path | None, name: str, severity: int, seed: int = 0) -> CorruptedSet:
@@ -131,13 +168,18 @@ def _map(generate: Generate, requests: Iterable[Request], workers: int) -> Itera
 
 def _images(pixels: Bytes, labels: NDArray[Any]) -> Images:
     """Test images (N, 32, 32, 3) in published order."""
-    first = CIFAR10.published.images - _test_images()
+    first = _first_index()
     return Images(
         torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))),
         torch.from_numpy(labels.astype(np.int64)),
         torch.arange(first, first + len(labels)),
         levels=255,
     )
+
+
+def _first_index() -> int:
+    """Index of the first test image."""
+    return CIFAR10.published.images - _test_images()
 
 
 def _test_images() -> int:

@@ -35,7 +35,7 @@ CHUNK = 200  # images in one pass, for the CPU's cache
 Generators = Sequence[np.random.Generator]
 
 
-class Corruption(NamedTuple):
+class Effect(NamedTuple):
     """A function of images, constants and one generator per image, with constants by severity."""
 
     function: Callable[..., Bytes]
@@ -260,21 +260,21 @@ def import_pillow() -> Any:
     return Image
 
 
-_CORRUPTIONS: dict[str, Corruption] = {
-    "gaussian_noise": Corruption(_gaussian_noise, (0.04, 0.06, 0.08, 0.09, 0.10)),
-    "shot_noise": Corruption(_shot_noise, (500, 250, 100, 75, 50)),
-    "impulse_noise": Corruption(_impulse_noise, (0.01, 0.02, 0.03, 0.05, 0.07)),
-    "defocus_blur": Corruption(  # radius, sigma of its edge
+_CORRUPTIONS: dict[str, Effect] = {
+    "gaussian_noise": Effect(_gaussian_noise, (0.04, 0.06, 0.08, 0.09, 0.10)),
+    "shot_noise": Effect(_shot_noise, (500, 250, 100, 75, 50)),
+    "impulse_noise": Effect(_impulse_noise, (0.01, 0.02, 0.03, 0.05, 0.07)),
+    "defocus_blur": Effect(  # radius, sigma of its edge
         _defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))
     ),
-    "glass_blur": Corruption(  # sigma, passes
+    "glass_blur": Effect(  # sigma, passes
         _glass_blur, ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))
     ),
-    "motion_blur": Corruption(  # radius, sigma
+    "motion_blur": Effect(  # radius, sigma
         _motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))
     ),
-    "zoom_blur": Corruption(_zoom_blur, (1.06, 1.11, 1.16, 1.21, 1.26)),
-    "snow": Corruption(  # mean, scale, zoom, threshold, radius, sigma, weight of the image
+    "zoom_blur": Effect(_zoom_blur, (1.06, 1.11, 1.16, 1.21, 1.26)),
+    "snow": Effect(  # mean, scale, zoom, threshold, radius, sigma, weight of the image
         _snow,
         (
             (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
@@ -284,18 +284,18 @@ _CORRUPTIONS: dict[str, Corruption] = {
             (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
         ),
     ),
-    "frost": Corruption(  # weights of the image and of the texture
+    "frost": Effect(  # weights of the image and of the texture
         _frost, ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))
     ),
-    "fog": Corruption(_fog, ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))),
-    "brightness": Corruption(_brightness, (0.05, 0.1, 0.15, 0.2, 0.3)),
-    "contrast": Corruption(_contrast, (0.75, 0.5, 0.4, 0.3, 0.15)),
-    "elastic_transform": Corruption(  # strength, sigma and reach of the affine map, over the width
+    "fog": Effect(_fog, ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))),
+    "brightness": Effect(_brightness, (0.05, 0.1, 0.15, 0.2, 0.3)),
+    "contrast": Effect(_contrast, (0.75, 0.5, 0.4, 0.3, 0.15)),
+    "elastic_transform": Effect(  # strength, sigma and reach of the affine map, over the width
         _elastic_transform,
         ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
     ),
-    "pixelate": Corruption(_pixelate, (0.95, 0.9, 0.85, 0.75, 0.65)),
-    "jpeg_compression": Corruption(_jpeg_compression, (80, 65, 58, 50, 40)),
+    "pixelate": Effect(_pixelate, (0.95, 0.9, 0.85, 0.75, 0.65)),
+    "jpeg_compression": Effect(_jpeg_compression, (80, 65, 58, 50, 40)),
 }
 CORRUPTIONS = tuple(_CORRUPTIONS)
 PAPER_CORRUPTIONS = tuple(  # the columns of the paper's table 3

@@ -4,10 +4,12 @@ binding    chooses thresholds on clean images (resolve_thresholds)
 attack     runs an attack and writes its record (run_attack)
 score      scores the rejectors on records, with intervals (RejectorEvaluation)
 archive    copies a run without weights, for a repository
+pack       the same with the features of some images, for new rejectors
 """
 
 from demur.evaluate.archive import ArchiveKeepsLess, archive
 from demur.evaluate.attack import LoadedRun, RecordOptions, run_attack
+from demur.evaluate.pack import pack
 from demur.evaluate.record_scores import StoredScore, accepted, tcon_of, values
 from demur.evaluate.score import (
     BASELINE,
@@ -39,6 +41,7 @@ __all__ = [
     "Summary",
     "accepted",
     "archive",
+    "pack",
     "resolve_thresholds",
     "run_attack",
     "tcon_of",

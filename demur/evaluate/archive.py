@@ -63,7 +63,7 @@ def archive(
     """
     rejectors = _rejectors_by_spec(loaded, only) if only else _fitted_rejectors(loaded)
     with replace_folder(target) as (half, resolved):
-        _check_replaceable(resolved, loaded.run, again)
+        check_replaceable(resolved, loaded.run, again)
         certificates, records = _certificates(loaded.run), _records(loaded)
         _ = loaded.run.metrics_state  # raises if metrics.jsonl, which is copied, was changed
         binding = ThresholdResolver(loaded.clean, loaded.device)
@@ -76,11 +76,11 @@ def archive(
                 _check_has_scores(rejectors, archived[-1], loaded.run)
         on_progress(len(records), len(records))
         _check_nothing_lost(resolved, archived)
-        _write(loaded.run, archived, certificates, half)
+        write_archive(loaded.run, archived, certificates, half)
     return Run(target)
 
 
-def _check_replaceable(target: Path, run: Run, again: bool) -> None:
+def check_replaceable(target: Path, run: Run, again: bool) -> None:
     """Raise BadInput if the target exists and is not an archive of the run to be made again."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
@@ -118,9 +118,10 @@ def _certificates(run: Run) -> dict[str, Json]:
     return {path.name: read_metadata(path, CERTIFICATE, REMEDY) for path in paths}
 
 
-def _write(
+def write_archive(
     run: Run, records: Sequence[Record], certificates: Mapping[str, Json], folder: Path
 ) -> None:
+    """Write a run without weights into a new folder, with these records and certificates."""
     folder.mkdir()
     for name in COPIED_FILES:
         if (run.path / name).exists():

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from demur import distributed
-from demur.attacks import Attack, Clean
+from demur.attacks import Attack, Clean, Corruption
 from demur.attacks.checked_model import CheckedModel
 from demur.balls import L2, Linf
-from demur.data import Images, SplitName, Splits
+from demur.data import CIFAR10, Images, SplitName, Splits
+from demur.data.cifar10c import CorruptionSource, find_source
 from demur.device import device_by_name
 from demur.engine import FrozenModel, check_engine, compiler_for_attacks
 from demur.errors import BadInput, suggestion
@@ -139,9 +140,17 @@ class LoadedRun:
     def craft(self, attack: Attack, images: Images, piece: slice, batch_size: int) -> Tensor:
         """Adversarial examples of a slice of the images, independent of the other images."""
         x, y, index = self.batch_in_layout(images, piece)
+        if isinstance(attack, Corruption):
+            return attack.corrupt(x, index, self.corruption_source(attack, images)).contiguous()
         with self.attack_model(batch_size) as model:
             x_adv = attack.perturb(CheckedModel(model, x.dtype), x, y, index)
         return x_adv.contiguous()
+
+    def corruption_source(self, attack: Corruption, images: Images) -> CorruptionSource:
+        """Released files for test images of CIFAR-10 if they are found, else the generator."""
+        first = CIFAR10.published.images - CIFAR10.published.archive.layout.test.images
+        is_cifar = isinstance(self.run.recipe.data, CIFAR10) and int(images.index.min()) >= first
+        return find_source(self.data_folder, attack.name, released=is_cifar)
 
     @contextmanager
     def attack_model(self, batch_size: int) -> Iterator[Model]:
@@ -337,7 +346,9 @@ def _record_inputs(
         "features": options.keep_features,
         "images": min(options.keep_images, len(images)),
     }
-    if loaded.precision != "fp32" and not isinstance(attack, Clean):
+    if isinstance(attack, Corruption):
+        inputs["source"] = loaded.corruption_source(attack, images).kind
+    elif loaded.precision != "fp32" and not isinstance(attack, Clean):
         inputs["precision"] = loaded.precision
     return inputs
 

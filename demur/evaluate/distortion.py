@@ -4,7 +4,8 @@
     distances([found], recipe.rejectors())      # mean distance and share of broken images
 
 normal: the prediction is wrong. adaptive: it is wrong, and its score reaches the median score of
-correct predictions on clean training images.
+correct predictions on clean training images. An image is broken if the search changed it, or if it
+needs no change: no second verdict is taken so near the boundary.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,13 +42,14 @@ class Distances:
     rejector_name: str  # the rejector that must accept, or normal
     threshold: float | None
     n: int
+    unbroken: int  # images that the attack could not break, which `mean` and `median` leave out
     broken: float  # share of all images, including those broken without a change
     broken_interval: Interval
     broken_clean: float  # share of all images that were broken without a change
     mean: float | None  # over the images that a change broke
     mean_interval: Interval | None
     median: float | None
-    paper_mean: float  # over all images; 0 for failures and images misclassified before
+    paper_mean: float | None  # over all images, see `counted_distances`; None without normal
     ratio_to_normal: float | None  # mean divided by that of normal, on the images that both broke
     record: str
 
@@ -98,10 +100,43 @@ def distortion_verdicts(
 ) -> DistortionVerdicts:
     """Which images of a record are broken, and the distance of each."""
     bound = resolve_thresholds(attack, clean).spec
-    broken = bound.criterion(record.output, record.y).numpy()
+    distance = distances_of(record, attack)
+    broken = (distance > 0) | bound.criterion(record.output, record.y).numpy()
     at = bound.criterion.threshold if isinstance(bound.criterion, RuleCriterion) else None
     t = at if isinstance(at, float) else None
-    return DistortionVerdicts(record, attack, t, broken, _distance(record, attack), correct_clean)
+    return DistortionVerdicts(record, attack, t, broken, distance, correct_clean)
+
+
+def counted_distances(
+    distance: FloatArray, correct_clean: BoolArray, normal: FloatArray | None = None
+) -> FloatArray:
+    """Distances as the paper averages them over all images; N.
+
+    Where an adaptive attack fails, its image is the one that normal C&W returned, so the distance
+    of that counts. A failure of normal C&W counts as 0, and so do images misclassified before.
+
+    Args:
+        distance: Of the attack; 0 where it changed nothing, N.
+        correct_clean: Which images are correct before the attack, N.
+        normal: Distances of normal C&W in the same norm for an adaptive attack, N.
+    """
+    rest = np.zeros_like(distance) if normal is None else normal
+    return np.where(correct_clean, np.where(distance > 0, distance, rest), 0.0)
+
+
+def paper_mean_distance(record: Record, normal: Record, attack: CW) -> float | None:
+    """Mean distance as the paper counts, from records alone; None if `normal` lacks an image.
+
+    `normal` is the record of normal C&W in the same norm: `record` itself, or another.
+    """
+    known = {int(index): row for row, index in enumerate(normal.arrays["index"])}
+    indices = [int(index) for index in record.arrays["index"]]
+    if not known.keys() >= set(indices):
+        return None
+    rows = [known[index] for index in indices]
+    of_normal = distances_of(normal, attack)[rows]
+    correct_clean = (of_normal > 0) | normal.correct[rows]
+    return float(counted_distances(distances_of(record, attack), correct_clean, of_normal).mean())
 
 
 def distances(
@@ -116,22 +151,33 @@ def _distances(
     one: DistortionVerdicts, normal: DistortionVerdicts | None, rejectors: Mapping[str, Rejector]
 ) -> Distances:
     far = one.distance[one.moved]
+    adaptive = _has_rejector(one.attack)
     return Distances(
         attack=one.record.label,
         norm=one.attack.norm,
         rejector_name=_rejector_name(one.attack, rejectors),
         threshold=one.threshold,
         n=len(one.broken),
+        unbroken=int((~one.broken).sum()),
         broken=float(one.broken.mean()),
         broken_interval=metrics.wilson(int(one.broken.sum()), len(one.broken)),
         broken_clean=float((one.broken & ~one.moved).mean()),
         mean=float(far.mean()) if len(far) else None,
         mean_interval=metrics.bootstrap(lambda part: float(part.mean()), far) if len(far) else None,
         median=float(np.median(far)) if len(far) else None,
-        paper_mean=float(np.where(one.moved & one.correct_clean, one.distance, 0.0).mean()),
-        ratio_to_normal=_ratio(one, normal) if normal and _has_rejector(one.attack) else None,
+        paper_mean=_paper_mean(one, normal if adaptive else one),
+        ratio_to_normal=_ratio(one, normal) if normal and adaptive else None,
         record=one.record.digest,
     )
+
+
+def _paper_mean(one: DistortionVerdicts, normal: DistortionVerdicts | None) -> float | None:
+    """Mean as the paper counts; None if an adaptive attack failed and there is no normal one."""
+    if normal is None and (one.broken | ~one.correct_clean).all():
+        normal = one
+    if normal is None:
+        return None
+    return float(counted_distances(one.distance, one.correct_clean, normal.distance).mean())
 
 
 def _ratio(one: DistortionVerdicts, other: DistortionVerdicts) -> float | None:
@@ -140,7 +186,7 @@ def _ratio(one: DistortionVerdicts, other: DistortionVerdicts) -> float | None:
     return float(one.distance[both].mean() / other.distance[both].mean()) if both.any() else None
 
 
-def _distance(record: Record, attack: CW) -> FloatArray:
+def distances_of(record: Record, attack: CW) -> FloatArray:
     """Distance of each image in the units of the paper; N."""
     sizes = record.arrays["size_l2" if attack.norm == "L2" else "size_linf"].double().numpy()
     found: FloatArray = sizes**2 if attack.norm == "L2" else 255 * sizes

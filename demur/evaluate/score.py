@@ -12,11 +12,12 @@ import numpy as np
 
 from demur import metrics
 from demur.attacks import Clean
-from demur.calibrate import TPR
+from demur.calibrate import TPR, binomial_sf
 from demur.evaluate.attack import LoadedRun
 from demur.evaluate.record_scores import StoredScore, accepted, can_score, tcon_of, to_json, values
 from demur.evaluate.thresholds import ThresholdResolver
 from demur.metrics import Difference, FloatArray, Interval, OperatingStats, Resamples
+from demur.output import label_entry, log_probabilities, mask_label
 from demur.rejectors import Con, TooFewImages
 from demur.rule import Rejector, Score
 from demur.runs import Record
@@ -28,6 +29,11 @@ ORACLE = "T-Con (oracle)"
 BASELINE = "Con"
 NO_FEATURES = "the records have no features; make them again with demur attack"
 NOT_KEPT = "only the scores of some others were kept"
+BOUNDARY = 0.05  # difference of two class probabilities below which an image is at the boundary
+# An attack that goes on after a success leaves about as many wrong images just past the boundary
+# as correct ones just before it: 0.9 to 1.3 times in the stored records of PGD that keep logits.
+# More than twice as many, at this significance, show one that stops.
+BOUNDARY_SHARE, BOUNDARY_SIGNIFICANCE = 2 / 3, 0.01
 
 
 @dataclass(frozen=True)
@@ -83,15 +89,28 @@ class Summary:
     largest_l2: float
     record: str
     untouched: float = 0.0  # share of images that the attack returned unchanged and correct
+    just_past: int = 0  # wrong predictions at the decision boundary
+    just_before: int = 0  # correct predictions at the decision boundary
 
     @property
     def artefact(self) -> str:
-        """Warning if the images are a mixture of clean and adversarial ones; otherwise empty."""
-        if self.untouched == 0:
+        """Warning if rankings of these images say little about a rejector; otherwise empty.
+
+        Either the images are a mixture of clean and adversarial ones, or the attack stopped at
+        the first success, where every rejector finds it easy to tell wrong from correct.
+        """
+        if self.untouched > 0:
+            return (
+                f"{self.attack} returned {100 * self.untouched:.1f}% of the images unchanged, "
+                "since it could not break them: TPR-95 and AUROC on such a mixture are artefacts"
+            )
+        near = self.just_past + self.just_before
+        if not near or binomial_sf(self.just_past, near, BOUNDARY_SHARE) > BOUNDARY_SIGNIFICANCE:
             return ""
         return (
-            f"{self.attack} returned {100 * self.untouched:.1f}% of the images unchanged, since it "
-            "could not break them: TPR-95 and AUROC on such a mixture are artefacts"
+            f"{self.attack} left {self.just_past} wrong images just past the decision boundary and "
+            f"{self.just_before} correct ones just before it: it stops at the first success, so "
+            "TPR-95 and AUROC flatter every rejector; use keep=max_objective for them"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -294,7 +313,9 @@ def summary(record: Record) -> Summary:
     """Results of the classifier without a rejector on one record."""
     correct = record.correct
     unchanged = (record.arrays["size_linf"] == 0).numpy() & correct
-    attacked = record.metadata["attack"] != digest(Clean())
+    corrupted = record.metadata["spec"].startswith("Corruption(")
+    attacked = record.metadata["attack"] != digest(Clean()) and not corrupted
+    near = _at_boundary(record) if attacked else np.zeros_like(correct)
     return Summary(
         attack=record.label,
         spec=record.metadata["spec"],
@@ -306,4 +327,19 @@ def summary(record: Record) -> Summary:
         largest_l2=float(record.arrays["size_l2"].max()),
         record=record.digest,
         untouched=float(unchanged.mean()) if attacked else 0.0,
+        just_past=int((near & ~correct).sum()),
+        just_before=int((near & correct).sum()),
     )
+
+
+def _at_boundary(record: Record) -> metrics.BoolArray:
+    """Where the true class and the best wrong one are nearly equally probable; N.
+
+    Nowhere in a scores-only record, which lacks the probabilities.
+    """
+    if record.scores_only:
+        return np.zeros(len(record.y), bool)
+    p = log_probabilities(record.output).exp()
+    gap = label_entry(p, record.y) - mask_label(p, record.y).amax(-1)
+    near: metrics.BoolArray = (gap.abs() < BOUNDARY).numpy()
+    return near

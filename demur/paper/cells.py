@@ -9,24 +9,28 @@ attacks that fill a table.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from demur import metrics
-from demur.attacks import CW, Attack
+from demur.attacks import CW, Attack, Corruption, Misclassified
+from demur.data.corruptions import SEVERITIES
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RejectorEvaluation, tcon_of, values
+from demur.evaluate.corruptions import accuracy_by_severity, pool_severities
+from demur.evaluate.distortion import distances_of, paper_mean_distance
 from demur.evaluate.record_scores import can_score
 from demur.metrics import FloatArray
-from demur.paper.published import HEAD, ORACLE, Column, PaperRow, PaperTable
+from demur.paper.published import HEAD, ORACLE, Column, Metric, PaperRow, PaperTable
 from demur.paper.scales import SCALES, settings_grid
-from demur.recipes import Recipe, attack
+from demur.paper.variants import variants
+from demur.recipes import VOCABULARY, Recipe, attack
 from demur.rejectors import Rejector
 from demur.rule import Score
 from demur.runs import Record, Run
-from demur.spec import digest
+from demur.spec import digest, read
 
 STORED_SCALES = ("paper", "short")  # by preference
 RUNS_IN_MEMORY = 4
@@ -48,6 +52,7 @@ class Cell:
     protocol: str = ""  # epochs, checkpoint and seed of the net
     attack: str = ""
     record: str = ""  # path
+    beside: dict[str, float] = field(default_factory=dict)  # measured in other ways, by name
 
     def to_json(self) -> dict[str, Any]:
         """The cell as JSON values."""
@@ -85,7 +90,11 @@ def needs(tables: Iterable[PaperTable], scale: str) -> Iterator[Need]:
     for table in tables:
         for row, column, _ in table.cells():
             recipe = cell_recipe(table, row, column, scale)
-            for text in at.choose(row.attacks or column.attacks) if recipe else ():
+            texts = at.choose(row.attacks or column.attacks)
+            if scale == "paper":  # the strong attacks too
+                others = (text for _, other in variants(row, column) for text in other.attacks[:1])
+                texts = tuple(dict.fromkeys((*texts, *others)))
+            for text in texts if recipe else ():
                 assert recipe is not None
                 name = _rejector(row, column, recipe)
                 fitted = name != ORACLE and not isinstance(recipe.rejectors().get(name), Score)
@@ -133,7 +142,14 @@ def _measure_at_first(
             compared = of_last != recipe and last.attack == cell.attack
             stand_ins = SCALES[scale].stand_ins(cell_changes(table, row, column))
             protocol = f"{stand_ins}, {cell.protocol}" if stand_ins else cell.protocol
-            return replace(cell, last=last.measured if compared else None, protocol=protocol)
+            others = {
+                label: _measure(recipe, row._replace(attacks=()), other, empty, stored, scale)
+                for label, other in variants(row, column)
+            }
+            beside = {k: v.measured for k, v in others.items() if v.measured is not None}
+            return replace(
+                cell, last=last.measured if compared else None, protocol=protocol, beside=beside
+            )
     return empty
 
 
@@ -151,14 +167,14 @@ def _measure(
         assert run is not None
         label = SCALES[scale].attack_text(text, recipe)
         spec = attack(label, recipe)
-        if isinstance(spec, CW):  # distances are not read from records yet
-            continue
         record = stored.record(run, spec)
         value = None if record is None else stored.value(run, recipe, record, row, column)
         if record is not None and value is not None:
+            images = record.metadata.get("source")  # of a corruption
+            source = f", {images} images" if images else ""
             return replace(
                 empty, measured=value, n=len(record.y),
-                restarts=getattr(spec, "restarts", None), protocol=protocol_of(recipe),
+                restarts=getattr(spec, "restarts", None), protocol=protocol_of(recipe) + source,
                 attack=label, record=str(record_file(run, record)),
             )  # fmt: skip
     return empty
@@ -179,7 +195,9 @@ def _rejectors_by_net(
         for scale in scales:
             recipe = cell_recipe(table, row, column, scale)
             if recipe is not None:
-                names.setdefault(_net_key(recipe), {"Con"}).add(_rejector(row, column, recipe))
+                own = names.setdefault(_net_key(recipe), {"Con"})
+                columns = column, *(other for _, other in variants(row, column))
+                own |= {_rejector(row, one, recipe) for one in columns}
     return names
 
 
@@ -200,6 +218,18 @@ def record_file(run: Run, record: Record) -> Path:
     """The file of a record."""
     (path,) = (run.path / "records").glob(f"*-{record.digest[:12]}.npz")
     return path
+
+
+def _metric(metric: Metric, score: FloatArray, record: Record) -> float:
+    """A metric of a score on a record, in percent except for AUROC."""
+    match metric:
+        case "auroc":
+            return metrics.auroc(score, record.correct)
+        case "auroc_reversed":
+            return metrics.auroc(-score, record.correct)
+        case "tpr95_by_severity":
+            return 100 * accuracy_by_severity(score, record, 0.95)
+    return 100 * metrics.paper_stats(score, record.correct, 0.95).accuracy
 
 
 class StoredRuns:
@@ -235,7 +265,15 @@ class StoredRuns:
         return self.runs.get(digest(recipe))
 
     def record(self, run: Run, spec: Attack) -> Record | None:
-        """The record of an attack on the most test images."""
+        """The record of an attack on the most test images.
+
+        For a corruption of mixed severities this is, if there are, five records of one each.
+        """
+        if isinstance(spec, Corruption) and spec.severity is None:
+            found = (self.record(run, replace(spec, severity=one)) for one in SEVERITIES)
+            parts = [record for record in found if record is not None]
+            if len(parts) == len(SEVERITIES):
+                return pool_severities(parts)
         matches = self._records(run.path).get(digest(spec), ())
         return max(
             matches, key=lambda record: (len(record.y), record.metadata["features"]), default=None
@@ -251,15 +289,26 @@ class StoredRuns:
         self, run: Run, recipe: Recipe, record: Record, row: PaperRow, column: Column
     ) -> float | None:
         """The metric of a cell on a record, in percent except for AUROC; None without its score."""
-        correct = record.correct
         if column.metric == "accuracy":
-            return 100 * float(correct.mean())
+            return 100 * float(record.correct.mean())
+        if column.metric in ("distance", "distance_of_broken", "broken"):
+            return self._distance(run, record, column.metric)
         score = self._score(run, _rejector(row, column, recipe), record)
-        if score is None:
+        return None if score is None else _metric(column.metric, score, record)
+
+    def _distance(self, run: Run, record: Record, metric: str) -> float | None:
+        """A metric of a record of C&W; None without a record of the normal attack."""
+        spec = read(str(record.metadata["spec"]), VOCABULARY)
+        if not isinstance(spec, CW):
             return None
-        if column.metric == "auroc":
-            return metrics.auroc(score, correct)
-        return 100 * metrics.paper_stats(score, correct, 0.95).accuracy
+        distance = distances_of(record, spec)
+        moved = distance > 0
+        if metric == "broken":
+            return 100 * float(moved.mean())
+        if metric == "distance_of_broken":
+            return float(distance[moved].mean()) if moved.any() else None
+        normal = self.record(run, replace(spec, criterion=Misclassified()))
+        return None if normal is None else paper_mean_distance(record, normal, spec)
 
     def _score(self, run: Run, name: str, record: Record) -> FloatArray | None:
         if name == ORACLE:

@@ -88,7 +88,27 @@ def _section(table: PaperTable, cells: Sequence[Cell]) -> str:
         lines.append(f"| {row.label} | " + " | ".join(shown) + " |")
     lines += ["", notes.text] if notes.text else []
     lines += ["", table.notes] if table.notes else []
-    return "\n".join(lines)
+    return "\n".join([*lines, *_beside(table, cells)])
+
+
+def _beside(table: PaperTable, cells: Sequence[Cell]) -> list[str]:
+    """A table for each other way in which cells were measured, with the rows that have any."""
+    lines, width = list[str](), len(table.columns)
+    rows = [cells[i * width : (i + 1) * width] for i in range(len(table.rows))]
+    for name in dict.fromkeys(name for cell in cells for name in cell.beside):
+        own = [row for row in rows if any(name in cell.beside for cell in row)]
+        shown = [i for i in range(width) if any(name in row[i].beside for row in own)]
+        lines += ["", f"The same cells, {name}:", ""]
+        lines.append("| | " + " | ".join(table.columns[i].label for i in shown) + " |")
+        lines.append("|---|" + "---:|" * len(shown))
+        for row in own:
+            texts = (_beside_text(row[i], name) for i in shown)
+            lines.append(f"| {row[0].row} | " + " | ".join(texts) + " |")
+    return lines
+
+
+def _beside_text(cell: Cell, name: str) -> str:
+    return number_text(cell.beside[name], cell.column) if name in cell.beside else "-"
 
 
 def _shown(cell: Cell, notes: Notes) -> str:
@@ -100,5 +120,6 @@ def _shown(cell: Cell, notes: Notes) -> str:
 
 
 def number_text(value: float, column: str) -> str:
-    """A number of a column: three decimals for AUROC, one for percent and distances."""
-    return f"{value:.3f}" if column.endswith("AUC") else f"{value:.1f}"
+    """A number of a column: three decimals for AUROC, two for squared L2, one for the others."""
+    decimals = 3 if column.endswith("AUC") else 2 if ", L2" in column else 1
+    return f"{value:.{decimals}f}"

@@ -27,6 +27,7 @@ from demur.attacks import (
 )
 from demur.balls import L2, Linf
 from demur.calibrate import TPR, Median
+from demur.data.corruptions import CORRUPTIONS
 from demur.errors import BadInput
 from demur.recipes.adaptive import ADAPTIVE_ATTACKS
 from demur.recipes.training import Recipe, l2, linf
@@ -88,7 +89,7 @@ _SETTINGS: dict[str, MakeAttack] = {
     "adaptive": _adaptive,
     "adaptive-apgd": _adaptive_apgd,
     "multi-target": lambda recipe: MultiTarget(
-        replace(linf(recipe.data, 100), objective=TargetedMargin(), restarts=20)
+        replace(linf(recipe.data, 100), objective=TargetedMargin()), restarts=20
     ),
     "gama-pgd": _gama_pgd,
     "gama-fw": _gama_fw,
@@ -151,3 +152,16 @@ def _with_defaults(cls: type[Attack], recipe: Recipe) -> Attack:
 
 
 NAMED_ATTACKS = NamedAttacks()
+CORRUPTIONS_GROUP = "corruptions"
+
+
+def attack_group(text: str) -> list[str]:
+    """Names of the attacks that a text stands for: itself, or all corruptions.
+
+    Changes apply to each: corruptions:severity=3.
+    """
+    name, colon, changes = text.partition(":")
+    if name != CORRUPTIONS_GROUP:
+        return [text]
+    rest = f",{changes}" if colon else ""
+    return [f"corruption:name={one}{rest}" for one in CORRUPTIONS]

@@ -108,8 +108,9 @@ def _with_selection(recipe: Recipe) -> Recipe:
 
 def _short(recipe: Recipe) -> Recipe:
     """A third of the epochs at equal robustness, with one cycle and averaged weights."""
-    # reference code: every forward pass of the attack updates the running statistics, eleven times
-    # a batch, so that the last batch alone makes up two thirds of them; bn="batch" avoids this
+    # reference code: every forward pass updates the running statistics, twelve times a batch (ten
+    # steps, the loss after the attack and the training loss), so that the last batch alone makes
+    # up 72% of them; bn="batch" avoids this
     framework = recipe.method.framework.without_stats_updates()
     method = replace(recipe.method, framework=framework)
     # selected on held-out images: a later peak or a longer average lowers clean accuracy

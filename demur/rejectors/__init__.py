@@ -4,7 +4,7 @@ RCon()(net(x))                      # read off the output
 KD().fit(out, y)(net(x))            # fitted to features of clean images
 """
 
-from demur.rejectors.density import KD, KNN, LID, paper_grid
+from demur.rejectors.density import KD, KNN, LID, REFERENCE_RIDGE_NAME, paper_grid
 from demur.rejectors.fitted import FittedScore, TooFewImages
 from demur.rejectors.gaussian import GDA, GMM, GDAStar
 from demur.rejectors.outputs import (
@@ -36,6 +36,7 @@ __all__ = [
     "KD",
     "KNN",
     "LID",
+    "REFERENCE_RIDGE_NAME",
     "REJECTORS",
     "AcceptProbability",
     "Con",

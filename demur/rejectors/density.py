@@ -26,6 +26,7 @@ from demur.rejectors.fitted import (
     first_per_class,
     squared_distances,
 )
+from demur.rejectors.gaussian import GDA, GMM, GDAStar
 from demur.rejectors.outputs import Con
 from demur.rule import Rejector
 
@@ -227,8 +228,18 @@ _GRID: dict[type[Dataset], tuple[KD, tuple[float, ...], tuple[int, ...]]] = {
 _GRID_FEW_IMAGES = (KD(per_class=100), (1.0, 1e-1, 1e-2, 1e-3), (10, 20, 40, 60, 80, 100))
 
 
+REFERENCE_RIDGE_NAME = "{}, ridge 1e-10"
+
+
 def paper_grid(data: Dataset) -> dict[str, Rejector]:
-    """Con, and KD and LID at every setting that the paper tried on this data set, by name."""
+    """Con, KD and LID at every setting that the paper tried on this data set, by name.
+
+    Also GDA, GDA* and GMM with the ridge of the paper's code.
+    """
     density, sigmas, ks = _GRID.get(type(data), _GRID_FEW_IMAGES)
     by_sigma = {f"KD, sigma {sigma:g}": replace(density, sigma=sigma) for sigma in sigmas}
-    return {"Con": Con(), **by_sigma, **{f"LID, k {k}": LID(k) for k in ks}}
+    by_ridge = {
+        REFERENCE_RIDGE_NAME.format(one.display_name or type(one).__name__): one
+        for one in (GDA("reference"), GDAStar("reference"), GMM("reference"))
+    }
+    return {"Con": Con(), **by_sigma, **{f"LID, k {k}": LID(k) for k in ks}, **by_ridge}

@@ -3,9 +3,9 @@
 GDA()                       # Lee et al. 2018 on one layer: one covariance for all classes
 GDAStar(), GMM()            # one per class; distance to the nearest or to the predicted class
 GMM(inverse="pseudo")       # ignores directions in which the class has no variance
+GDA(inverse="reference")    # the ridge of the paper's code, which is hardly one
 
-Covariances are inverted in fp64 by their eigenvalues, with a ridge (which also works with fewer
-images than dimensions) or as a pseudo-inverse.
+Covariances are inverted in fp64 by their eigenvalues.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,8 @@ from demur.output import Output, label_entry, prediction
 from demur.rejectors.fitted import FittedScore, TooFewImages, correct_features
 from demur.rule import Rejector
 
-Inverse = Literal["ridge", "pseudo"]
+Inverse = Literal["ridge", "pseudo", "reference"]
+REFERENCE_RIDGE = 1e-10  # of the reference code, on the scatter: N times the covariance
 ZERO_EIGENVALUE = 1e-10  # times the mean variance; a pseudo-inverse treats smaller ones as 0
 
 
@@ -30,7 +31,7 @@ ZERO_EIGENVALUE = 1e-10  # times the mean variance; a pseudo-inverse treats smal
 class Gaussian(Rejector):
     """Options for the inversion of a covariance, shared by GDA, GDAStar and GMM."""
 
-    # reference code: 1e-10 on the scatter in fp32, whose inverse is noise for 100 classes
+    # reference code: REFERENCE_RIDGE in fp32, whose inverse is noise for 100 classes
     inverse: Inverse = "ridge"
     ridge: NonNegative = 1e-3
 
@@ -39,16 +40,20 @@ class Gaussian(Rejector):
         if self.inverse == "ridge" and self.ridge == 0:
             raise BadInput("with ridge=0 a covariance may have no inverse; use inverse=pseudo")
 
-    def whitening(self, covariance: Tensor, mean_variance: Tensor) -> tuple[Tensor, Tensor]:
+    def whitening(self, centred: Tensor, mean_variance: Tensor) -> tuple[Tensor, Tensor]:
         """W (D, D) with W W^T the inverse covariance, and the log-determinant of the covariance.
 
-        The ridge is relative to `mean_variance`, the mean over all classes, so that a class with
-        little variance has the same ridge as the others.
+        `centred` are features minus their means (N, D). The ridge is relative to `mean_variance`,
+        the mean over all classes, so that a class with little variance has the same ridge as the
+        others.
         """
-        values, vectors = torch.linalg.eigh(covariance)
+        values, vectors = torch.linalg.eigh(centred.t() @ centred / len(centred))
         values = values.clamp_min(0)
-        if self.inverse == "ridge":
-            values = values + self.ridge * mean_variance
+        if self.inverse != "pseudo":
+            own = self.inverse == "ridge"
+            values = values + (
+                self.ridge * mean_variance if own else REFERENCE_RIDGE / len(centred)
+            )
             return vectors / values.sqrt(), values.log().sum()
         nonzero = values > ZERO_EIGENVALUE * mean_variance
         inverse_roots = torch.where(nonzero, values, torch.inf).rsqrt()
@@ -63,6 +68,7 @@ class GDA(Gaussian):
 
     Args:
         inverse: "ridge" adds a multiple of the identity to S; "pseudo" takes the pseudo-inverse.
+            "reference" adds 1e-10 / N.
         ridge: The multiple, relative to the mean variance.
 
     Example:
@@ -75,7 +81,7 @@ class GDA(Gaussian):
     def fit(self, out: Output, y: Tensor) -> "TiedGaussians":
         z, labels = correct_features(out, y)
         means, centred, mean_variance = _centre_by_class(z.double(), labels)
-        whitening, _ = self.whitening(centred.t() @ centred / len(z), mean_variance)
+        whitening, _ = self.whitening(centred, mean_variance)
         return TiedGaussians(means.to(z.dtype), whitening.to(z.dtype))
 
     def restore(self, arrays: Mapping[str, Tensor]) -> "TiedGaussians":
@@ -116,7 +122,7 @@ class ByClass(Gaussian):
                 raise TooFewImages(
                     f"class {label} has one image to fit a covariance to; give more images"
                 )
-            fitted.append(self.whitening(members.t() @ members / len(members), mean_variance))
+            fitted.append(self.whitening(members, mean_variance))
         whitenings = torch.stack([whitening for whitening, _ in fitted])
         log_dets = torch.stack([log_det for _, log_det in fitted]) * float(self.log_det)
         means, whitenings, log_dets = (p.to(z.dtype) for p in (means, whitenings, log_dets))
@@ -131,6 +137,7 @@ class GDAStar(ByClass):
 
     Args:
         inverse: "ridge" adds a multiple of the identity to S_c; "pseudo": pseudo-inverse.
+            "reference" adds 1e-10 / N.
         ridge: The multiple, relative to the mean variance.
         log_det: Subtract log det S_c, so that the score is a log density.
 
@@ -160,6 +167,7 @@ class GMM(ByClass):
 
     Args:
         inverse: "ridge" adds a multiple of the identity to S_k; "pseudo": pseudo-inverse.
+            "reference" adds 1e-10 / N.
         ridge: The multiple, relative to the mean variance.
         log_det: Subtract log det S_k, so that the score is a log density.
 

@@ -53,6 +53,7 @@ ARRAYS = {
     "scores": ArrayType("<f4", "SN"),
     "correct": ArrayType("|b1", "N"),
 }
+HALF = {"feature": "<f2"}  # dtypes that a pack may store instead; they are read as floats
 ALWAYS = ("y", "index", "size_linf", "size_l2")
 OUTPUTS = (("logits", "aux"), ("scores", "correct"))  # a record has one pair
 
@@ -156,15 +157,15 @@ def _read_member(file: ZipFile, member: ZipInfo) -> Tensor:
     if header is None:
         raise BadInput(f"{name} has no npy header")
     found, fortran, sizes = (group.decode() for group in header.groups())
-    if found != dtype:
+    if found not in (dtype, HALF.get(name)):
         raise BadInput(f"{name} is of type {found} instead of {dtype}")
     data, shape = content[header.end() :], tuple(map(int, re.findall(r"\d+", sizes)))
     if len(shape) != len(letters):
         raise BadInput(f"{name} has {len(shape)} dimensions instead of {len(letters)}")
-    if math.prod(shape) * np.dtype(dtype).itemsize != len(data):
+    if math.prod(shape) * np.dtype(found).itemsize != len(data):
         raise BadInput(f"{name} has {len(data):,} bytes, not those of its shape {shape}")
     if dtype == "|b1" and data.strip(b"\0\1"):
         raise BadInput(f"{name} holds values other than 0 and 1")
     order: Literal["F", "C"] = "F" if fortran == "True" else "C"
-    values = np.frombuffer(bytearray(data), dtype).reshape(shape, order=order)
-    return torch.from_numpy(values)
+    values = np.frombuffer(bytearray(data), found).reshape(shape, order=order)
+    return torch.from_numpy(values if found == dtype else values.astype(dtype))

@@ -46,7 +46,8 @@ RECORD = Schema(
     },
     {
         "archive": bool, "scores": list[str], "scores_fitted": list[str], "scored_by": str,
-        "probe": PROBE, "precision": str, "recipe": str, "epoch": int, "seed": int | None,
+        "probe": PROBE, "precision": str, "source": str, "recipe": str, "epoch": int,
+        "seed": int | None, "first_of": str,
     },
 )  # fmt: skip
 CHECKPOINT = Schema(

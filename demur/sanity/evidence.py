@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from demur.attacks import AcceptedError, Attack, Clean, PlusLogScore
+from demur.attacks import AcceptedError, Attack, Clean, Corruption, PlusLogScore
 from demur.attacks.criteria import RuleCriterion
 from demur.calibrate import binomial_sf
 from demur.errors import BadInput
@@ -88,7 +88,8 @@ class Evidence:
         rejectors: Mapping[str, Rejector | Score] | None = None,
     ) -> None:
         self.evaluation, self.records, self._rejectors = evaluation, list(records), rejectors
-        self.attacked = [one for one in self.records if not isinstance(one.attack, Clean)]
+        unattacked = Clean | Corruption
+        self.attacked = [one for one in self.records if not isinstance(one.attack, unattacked)]
         clean = [one for one in self.records if isinstance(one.attack, Clean)]
         self.clean = max(clean, key=lambda one: len(one.index), default=None)
         self._values: dict[tuple[str, ParsedRecord], FloatArray | None] = {}
