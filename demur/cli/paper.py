@@ -224,4 +224,4 @@ def _write_figure(folder: Path, name: str, caption: str, files: dict[str, bytes]
     for kind, content in files.items():
         write_bytes(folder / f"{name}.{kind}", content)
     write_text(folder / f"{name}.txt", caption + "\n")
-    typer.echo(f"{folder / name}.{{{','.join(files)}}}: {caption}")
+    typer.echo(f"{folder / name} ({', '.join(files)}): {caption}")
