@@ -15,7 +15,7 @@ from demur.paper.cells import Need, needs
 from demur.paper.compute import Job, compute, nets_of
 from demur.paper.figures import FIGURES, figure_needs
 from demur.paper.latex import escape
-from demur.paper.published import PAPER_TABLES
+from demur.paper.published import PAPER_TABLES, TABLES_BY_NUMBER, TEXT_TABLES
 from demur.paper.scales import SCALES, SmokeScale, find_field
 from demur.recipes import RECIPES, Recipe, attack, recipe, with_changes
 from tests.conftest import TINIEST, Command
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_the_smoke_scale_covers_every_table_with_a_tenth_of_the_steps() -> None:
-    found = list(needs(PAPER_TABLES.values(), "smoke"))
+    found = list(needs([*PAPER_TABLES.values(), *TEXT_TABLES], "smoke"))
     nets = nets_of(found, "smoke", Path("nowhere"))
     assert 35 <= len(nets) <= 45
     assert {need.images for need in found} == {128}
@@ -164,7 +164,7 @@ def test_the_last_epoch_is_attacked_and_shown_too(few_digits: None, in_empty_fol
     assert len(list((in_empty_folder / "runs").glob("*/last/records/clean-test-*.npz"))) == 1
 
 
-def _check_latex(page: str, numbers: list[int]) -> None:
+def _check_latex(page: str, numbers: list[int | str]) -> None:
     """Environments are balanced, and every row has as many cells as the table has columns."""
     assert page.count(r"\begin{table}") == page.count(r"\end{table}") == len(numbers)
     assert page.count("{") - page.count(r"\{") == page.count("}") - page.count(r"\}")
@@ -172,7 +172,7 @@ def _check_latex(page: str, numbers: list[int]) -> None:
         columns = re.match(r"\{(l?r*)\}", table)
         assert columns is not None
         rows = [line for line in table.splitlines() if line.endswith(r" \\")]
-        assert len(rows) == len(PAPER_TABLES[number].rows) + 1
+        assert len(rows) == len(TABLES_BY_NUMBER[number].rows) + 1
         assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {len(columns[1]) - 1}
 
 
@@ -183,11 +183,11 @@ def test_latex_of_every_table_is_escaped_and_rectangular() -> None:
     made = [
         Cell(table.number, row.label, column.label, value, value, value, 128, 10,
              "50% of A&B_{x}", "pgd", "")
-        for table in PAPER_TABLES.values()
+        for table in TABLES_BY_NUMBER.values()
         for row, column, value in table.cells()
     ]  # fmt: skip
     page = latex_page(made, "demur table all\n\\input{x}")
-    _check_latex(page, list(PAPER_TABLES))
+    _check_latex(page, list(TABLES_BY_NUMBER))
     body = "\n".join(line for line in page.splitlines() if not line.startswith("%"))
     assert r"50\% of A\&B\_\{x\}" in body
     assert not re.search(r"(?<!\\)[%#]\w", body)

@@ -124,6 +124,7 @@ def listings(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
         "methods": lambda: described([*methods.FRAMEWORKS, *methods.HEADS, *methods.SCHEDULES]),
         "tables": lambda: {
             **{str(number): table.title for number, table in PAPER_TABLES.items()},
+            "text": "Results that the paper gives in its text: AutoAttack and larger radii",
             **{name: table.title for name, table in TABLES.items()},
         },
         "figures": lambda: {

@@ -1,7 +1,7 @@
 """The paper's tables for demur table, and demur figure."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -102,17 +102,23 @@ def _duration(seconds: float) -> str:
 
 
 def paper_tables(names: list[str]) -> "list[PaperTable] | None":
-    """Return the tables of the paper with these numbers; None if the names are no numbers."""
-    from demur.paper.published import PAPER_TABLES
+    """Return the tables of the paper with these numbers; None for names of other tables.
 
-    if names == ["all"]:
-        return [*PAPER_TABLES.values()]
-    if not all(name.isdecimal() for name in names):
+    `all` is every numbered table, `text` the results that the paper gives in its text.
+    """
+    from demur.paper.published import PAPER_TABLES, TEXT_TABLES
+
+    if not all(name.isdecimal() or name in ("all", "text") for name in names):
         return None
+    groups: dict[str, Sequence[PaperTable]] = {
+        **{str(number): (table,) for number, table in PAPER_TABLES.items()},
+        "all": tuple(PAPER_TABLES.values()),
+        "text": TEXT_TABLES,
+    }
     for name in names:
-        if int(name) not in PAPER_TABLES:
-            raise BadInput(f"the paper has no table {name}; use a number from 1 to 13, or all")
-    return [PAPER_TABLES[int(name)] for name in dict.fromkeys(names)]
+        if name not in groups:
+            raise BadInput(f"the paper has no table {name}; use a number from 1 to 13, all or text")
+    return list(dict.fromkeys(table for name in names for table in groups[name]))
 
 
 def paper_text(
@@ -218,4 +224,4 @@ def _write_figure(folder: Path, name: str, caption: str, files: dict[str, bytes]
     for kind, content in files.items():
         write_bytes(folder / f"{name}.{kind}", content)
     write_text(folder / f"{name}.txt", caption + "\n")
-    typer.echo(f"{folder / name}.{{{','.join(files)}}}: {caption}")
+    typer.echo(f"{folder / name} ({', '.join(files)}): {caption}")

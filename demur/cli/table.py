@@ -19,15 +19,18 @@ if TYPE_CHECKING:
     from demur.paper.tables import Table
 
 
+TableNames = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="NAME... [KEY=VALUE]...",
+        help="Tables of the paper (1-13, all or text), or one of demur list tables.",
+    ),
+]
+
+
 @app.command()
 def table(
-    names: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="NAME... [KEY=VALUE]...",
-            help="Tables of the paper (1-13 or all), or one name of demur list tables.",
-        ),
-    ],
+    names: TableNames,
     scale: Scale = None,
     kept: Kept = None,
     runs: Runs = HOME,
@@ -56,18 +59,15 @@ def table(
 ) -> None:
     """Make a table: train, attack and score what is missing; resumes where it was stopped.
 
-    Tables of the paper have our numbers beside the published ones. Other tables compare recipes
-    over seeds (--only, --seeds, --archive, changes). To build one on several machines, use
-    --archive on each and --kept on the collected folders.
+    Tables of the paper have our numbers beside the published ones. Others compare recipes over
+    seeds (--only, --seeds, changes); on several machines, use --archive on each and then --kept.
 
     Example: demur table 1 2 --scale smoke
     """
+    source = Source(scale, kept, runs, device, data, engine)
+    form = _format(as_json, latex)
     changes = [word for word in names if "=" in word]
     chosen = [word for word in names if "=" not in word]
-    if as_json and latex:
-        raise BadInput("the output has one format; leave out --json or --latex")
-    form = "json" if as_json else "latex" if latex else "markdown"
-    source = Source(scale, kept, runs, device, data, engine)
     tables = paper_tables(chosen)
     if tables is not None:
         if changes or only or archive or seeds > 1 or first_seed:
@@ -76,7 +76,7 @@ def table(
             )
         text, failures = paper_text(chosen, tables, source, form)
     else:
-        (name,) = _one_name(chosen)
+        name = _one_name(chosen)
         if scale is not None or latex or runs != HOME:
             raise BadInput(f"--scale, --runs and --latex are for tables of the paper, not {name}")
         text, failures = _recipe_table(
@@ -87,11 +87,17 @@ def table(
         raise BadInput(failures[0])
 
 
-def _one_name(names: list[str]) -> list[str]:
-    """Return the names if there is one; raise BadInput for several or none."""
+def _format(as_json: bool, latex: bool) -> str:
+    if as_json and latex:
+        raise BadInput("the output has one format; leave out --json or --latex")
+    return "json" if as_json else "latex" if latex else "markdown"
+
+
+def _one_name(names: list[str]) -> str:
+    """Return the only name; raise BadInput for several or none."""
     if len(names) != 1:
         raise BadInput("name one table, or tables of the paper by their numbers; demur list tables")
-    return names
+    return names[0]
 
 
 def _recipe_table(

@@ -41,7 +41,7 @@ Open = Callable[[Run], LoadedRun]
 class Cell:
     """One number of the paper beside ours."""
 
-    table: int
+    table: int | str  # its number, or the name of results in the text
     row: str
     column: str
     published: float

@@ -3,7 +3,7 @@
 Correct predictions are blue dots and wrong ones orange crosses, so that colour is never alone.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,8 +32,8 @@ LOG_TAUS = (0, -1, -2, -3)  # of the panels
 LOG_TAU_RANGE = np.arange(-5, 3.01, 0.5)
 TSNE_IMAGES = 1000
 MARKERS = "osD^v<>PX*"
-CLASS_COLOURS = (  # Okabe and Ito, and two greys
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000",
+CLASS_COLOURS = (  # Okabe and Ito with a darker yellow, and two more
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#B8A800", "#000000",
     "#999999", "#882255",
 )  # fmt: skip
 
@@ -58,6 +58,7 @@ def temperatures(figure: "Figure", records: Records, recipes: Recipes) -> None:
 
 def _columns(axes: "Axes", inputs: TheoryInputs, sparse: bool = False) -> None:
     """A column of points per xi: correct left of its middle, wrong right of it."""
+    many = len(inputs.con) > MOST_POINTS
     for place, xi in enumerate(XIS):
         inside = is_confident(inputs.con, xi) & is_xi_accurate(inputs, xi)
         for chosen, name, marker, colour, side in (
@@ -67,8 +68,9 @@ def _columns(axes: "Axes", inputs: TheoryInputs, sparse: bool = False) -> None:
             y = inputs.rcon[chosen]
             spread = 0.012 + 0.024 * (np.arange(len(y)) * 0.618 % 1)  # even without random numbers
             axes.scatter(
-                xi + side * spread, y, s=5, marker=marker, color=colour, alpha=0.4, linewidths=0.7,
-                label=name if place == 0 else None, rasterized=len(inputs.con) > MOST_POINTS,
+                xi + side * spread, y, s=5 if many else 14, marker=marker, color=colour,
+                alpha=0.4 if many else 0.75, linewidths=0.7 if many else 1.1, rasterized=many,
+                label=name if place == 0 else None,
             )  # fmt: skip
         if not sparse or place % 2 == 0:
             share = f"{100 * inside.mean():.0f}%"
@@ -151,15 +153,15 @@ def adaptive(
     found = [record for record in records if record is not None]
     for place, name in enumerate(names):
         own = found[place * len(etas) : (place + 1) * len(etas)]
-        points = np.array([_point(values(RCon(), one), one.correct) for one in own])
+        of_eta = np.array([_point(values(RCon(), one), one.correct) for one in own])
         colour, dashes = STROKES[place]
-        for axes, column in zip(panels, points.T, strict=True):
+        for axes, column in zip(panels, of_eta.T, strict=True):
             axes.plot(etas, column, color=colour, linestyle=dashes, marker="osD^v"[place],
                       markersize=4, label=name)  # fmt: skip
-    for name, record, recipe in baselines:
-        score = _head_score(record, recipe)
-        if score is not None:
-            _horizontal_lines(panels, name, _point(score, record.correct))
+    scores = {name: (_head_score(record, recipe), record) for name, record, recipe in baselines}
+    points = {name: _point(one, r.correct) for name, (one, r) in scores.items() if one is not None}
+    for column, axes in enumerate(panels):
+        _horizontal_lines(axes, {name: point[column] for name, point in points.items()})
     panels[0].set(ylabel="TPR-95 accuracy (%)")
     panels[1].set(ylabel="AUROC")
     for axes in panels:
@@ -183,11 +185,16 @@ def _point(score: FloatArray, correct: BoolArray) -> tuple[float, float]:
     return 100 * metrics.paper_stats(score, correct, 0.95).accuracy, metrics.auroc(score, correct)
 
 
-def _horizontal_lines(panels: Sequence["Axes"], name: str, point: tuple[float, float]) -> None:
-    for axes, value in zip(panels, point, strict=True):
+def _horizontal_lines(axes: "Axes", lines: Mapping[str, float]) -> None:
+    """Lines with their names at the right end, moved apart where they would overlap."""
+    for value in lines.values():
         axes.axhline(value, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
+    low, high = axes.get_ylim()
+    place = -np.inf
+    for name, value in sorted(lines.items(), key=lambda line: line[1]):
+        place = max(value, place + 0.05 * (high - low))
         axes.annotate(
-            name, (1, value), xycoords=("axes fraction", "data"), fontsize=8, color=FAINT,
+            name, (1, place), xycoords=("axes fraction", "data"), fontsize=8, color=FAINT,
             xytext=(2, 0), textcoords="offset points", va="center",
         )  # fmt: skip
 
@@ -206,7 +213,7 @@ def tsne(figure: "Figure", records: Records, recipes: Recipes) -> None:
         for label in np.unique(y):
             own = places[y == label]
             axes.scatter(
-                own[:, 0], own[:, 1], s=12, marker=MARKERS[label % len(MARKERS)], linewidths=0.3,
+                own[:, 0], own[:, 1], s=22, marker=MARKERS[label % len(MARKERS)], linewidths=0.3,
                 color=CLASS_COLOURS[label % len(CLASS_COLOURS)], edgecolors="white",
                 label=f"{label}",
             )  # fmt: skip

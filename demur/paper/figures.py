@@ -239,8 +239,8 @@ _FIGURES = (
     PaperFigure(
         "tsne", 7, "t-SNE of features",
         "t-SNE of the features of clean test images after standard and after adversarial training. "
-        "Adversarially learned features are less regular, which breaks the assumptions of "
-        "detectors that are fitted to features.",
+        "The paper finds adversarially learned features less regular, which breaks the assumptions "
+        "of detectors that are fitted to features.",
         (Evidence("standard", ("clean",), True), Evidence("pgdat", ("clean",), True)),
         (8.4, 3.9), draw.tsne,
     ),

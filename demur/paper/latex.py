@@ -6,7 +6,7 @@ latex_page(measure_cells(...), "demur table 2 --kept results")
 from collections.abc import Sequence
 
 from demur.paper.cells import Cell
-from demur.paper.published import PAPER_TABLES, PaperTable
+from demur.paper.published import TABLES_BY_NUMBER, PaperTable
 from demur.paper.results_page import Notes, number_text
 
 SPECIAL = {
@@ -22,7 +22,7 @@ def latex_page(cells: Sequence[Cell], command: str) -> str:
     lines = [f"% made by {' '.join(command.split())}", r"% needs \usepackage{booktabs,graphicx}"]
     for number in dict.fromkeys(cell.table for cell in cells):
         own = [cell for cell in cells if cell.table == number]
-        lines += ["", *_table(PAPER_TABLES[number], own)]
+        lines += ["", *_table(TABLES_BY_NUMBER[number], own)]
     return "\n".join(lines) + "\n"
 
 

@@ -43,14 +43,20 @@ class PaperRow(NamedTuple):
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table of the paper."""
+    """One table of the paper, or results of its text as a table."""
 
-    number: int
+    number: int | str
     title: str
     columns: tuple[Column, ...]
     rows: tuple[PaperRow, ...]
     changes: tuple[str, ...] = ()  # of every recipe
     notes: str = ""
+
+    @property
+    def heading(self) -> str:
+        """Number and title."""
+        place = "In the text" if isinstance(self.number, str) else f"Table {self.number}"
+        return f"{place}: {self.title}"
 
     def cells(self) -> Iterator[tuple[PaperRow, Column, float]]:
         """Every row and column with its published number."""
@@ -360,3 +366,26 @@ _TABLES = (
     ),
 )  # fmt: skip
 PAPER_TABLES = {table.number: table for table in _TABLES}
+
+_RADII = {8: 54.40, 16: 33.56, 32: 19.80, 64: 6.71, 128: 0.95}  # in 1/255
+TEXT_TABLES = (  # results that the paper gives in its text
+    PaperTable(
+        "text-autoattack", "PGD-AT with RR under AutoAttack, which returns robust images unchanged",
+        (
+            Column("all", ("autoattack",), "accuracy"),
+            Column("TPR-95", ("autoattack",), "tpr95"),
+        ),
+        (
+            PaperRow("CIFAR-10", "pgdat-rr", HEAD, (48.62, 84.32)),
+            PaperRow("CIFAR-100", "pgdat-rr", HEAD, (25.20, 70.99), _CIFAR100),
+        ),
+    ),
+    PaperTable(
+        "text-radii", "Accuracy of PGD-AT with RR under PGD-10 as the radius grows",
+        tuple(
+            Column(f"Linf {eps}/255", (f"pgd-10:eps={eps}/255",), "accuracy") for eps in _RADII
+        ),
+        (PaperRow("PGD-AT, RR", "pgdat-rr", HEAD, tuple(_RADII.values())),),
+    ),
+)  # fmt: skip
+TABLES_BY_NUMBER = PAPER_TABLES | {table.number: table for table in TEXT_TABLES}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from demur.paper.cells import Cell
-from demur.paper.published import PAPER_TABLES, PaperTable
+from demur.paper.published import TABLES_BY_NUMBER, PaperTable
 from demur.paper.scales import ALL_IMAGES
 
 INTRODUCTION = """\
@@ -27,7 +27,11 @@ not the last epoch, the number of the last one follows after a slash.
 
 def results_page(cells: Sequence[Cell], command: str, conclusions: str = "") -> str:
     """The page for the cells of one or more tables."""
-    needs_100 = [cell for cell in cells if "CIFAR-100" in cell.column or cell.table in (10, 11)]
+    needs_100 = [
+        cell
+        for cell in cells
+        if "CIFAR-100" in f"{cell.row} {cell.column}" or cell.table in (10, 11)
+    ]
     others = [cell for cell in cells if cell not in needs_100]
     parts = [
         INTRODUCTION.format(
@@ -39,7 +43,7 @@ def results_page(cells: Sequence[Cell], command: str, conclusions: str = "") -> 
     parts += [conclusions] if conclusions else []
     for number in dict.fromkeys(cell.table for cell in cells):
         own = [cell for cell in cells if cell.table == number]
-        parts.append(_section(PAPER_TABLES[number], own))
+        parts.append(_section(TABLES_BY_NUMBER[number], own))
     return "\n".join(part.strip() + "\n" for part in parts)
 
 
@@ -71,7 +75,7 @@ class Notes:
 def _section(table: PaperTable, cells: Sequence[Cell]) -> str:
     notes = Notes()
     lines = [
-        f"## Table {table.number}: {table.title}",
+        f"## {table.heading}",
         "",
         f"{_measured(cells)} of {len(cells)} cells.",
         "",

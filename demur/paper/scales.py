@@ -92,7 +92,7 @@ class SmokeScale(ShortScale):
     def attack_text(self, text: str, recipe: Recipe) -> str:
         """The attack in the digits' ball, with a tenth of the steps and at least ten."""
         unit = recipe.data.threat.linf / 8
-        text = re.sub(r"eps=(\d+)/255", lambda found: f"eps={unit * int(found[1]):g}", text)
+        text = re.sub(r"eps=(\d+)/255", lambda found: f"eps={min(1, unit * int(found[1])):g}", text)
         spec, changes = attack(text, recipe), []
         steps, decay = find_field(spec, "steps"), find_field(spec, "decay_steps")
         if steps is not None and steps > 10:
