@@ -25,6 +25,7 @@ from demur.attacks import (
     AutoAttackEnsemble,
     Chain,
     Clean,
+    Corruption,
     Ensemble,
     FalseRejection,
     MaxMinMargin,
@@ -137,7 +138,8 @@ def shortened(attack: Attack) -> Attack:
     if isinstance(attack, Chain):
         return replace(attack, attacks=tuple(map(shortened, attack.attacks)))
     if isinstance(attack, MultiTarget):
-        return replace(attack, attack=shortened(attack.attack), targets=2)
+        restarts = min(attack.restarts, LIMITS["restarts"])
+        return replace(attack, attack=shortened(attack.attack), targets=2, restarts=restarts)
     names = {f.name for f in fields(attack)} & set(LIMITS)
     changes: dict[str, Any] = {name: min(getattr(attack, name), LIMITS[name]) for name in names}
     return replace(attack, **changes)
@@ -177,8 +179,8 @@ class TestContract:
         assert x_adv.shape == x.shape
         assert x_adv.min() >= 0
         assert x_adv.max() <= 1
-        if isinstance(attack, CW):
-            return  # minimises the distance, without a bound
+        if isinstance(attack, CW | Corruption):
+            return  # without a bound
         ball = ball_of(attack)
         assert ball.norm(x_adv - x).max() <= ball.eps * (1 + 1e-6) + 1e-7
 

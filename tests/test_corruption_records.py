@@ -56,8 +56,10 @@ def test_small_and_grey_images_are_enlarged_and_averaged() -> None:
     x = torch.arange(2 * 64).view(2, 1, 8, 8) / 255
     assert enlarge(x).shape == (2, 32, 32, 3)
     assert torch.allclose(shrink(enlarge(x), x), x)
-    for shape in ((3, 12, 12), (2, 8, 8), (3, 8, 16), (3, 64, 64)):
-        with pytest.raises(BadInput, match="whose side divides 32"):
+    odd = torch.arange(105).view(1, 3, 5, 7) / 255
+    assert torch.allclose(shrink(enlarge(odd), odd), odd)
+    for shape in ((2, 8, 8), (3, 8, 33), (3, 64, 64)):
+        with pytest.raises(BadInput, match="at most 32 x 32 pixels"):
             enlarge(torch.zeros(1, *shape))
 
 

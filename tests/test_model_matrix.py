@@ -25,6 +25,7 @@ from demur.attacks import (
     AutoAttackEnsemble,
     Chain,
     Clean,
+    Corruption,
     Ensemble,
     ForceRejectionEnsemble,
     FrankWolfe,
@@ -71,6 +72,7 @@ SPECS: tuple[Attack, ...] = (
     MaxMinMargin(BALL, RULE), OrthogonalAPGD(BALL, objective=MinMargin(RULE), criterion=RULE),
     FAB(BALL), Square(L2(0.5)), CW(), Chain((FAB(BALL), Square(BALL))), AutoAttackEnsemble(BALL),
     RejectAutoAttackEnsemble(BALL, RULE), ForceRejectionEnsemble(BALL, Rejected(Con(), 0.3)),
+    Corruption(),
 )  # fmt: skip
 SMALL = {type(spec).__name__: small(spec) for spec in SPECS}
 NEEDS_NO_GRADIENT = ("Clean", "Square")
@@ -185,7 +187,9 @@ class TestModels:
     ) -> None:
         x, y = batch()
         x[0, 0, 0, 0] = 0.0  # the first image alone is no problem
-        if name == "Clean" or (name in NEEDS_NO_GRADIENT and isinstance(net, NaNGradient)):
+        if name in ("Clean", "Corruption") or (
+            name in NEEDS_NO_GRADIENT and isinstance(net, NaNGradient)
+        ):
             attacked(name, net, x, y)
             return
         with unchanged(net, x, y), pytest.raises(BadInput, match=message):

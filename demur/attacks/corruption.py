@@ -4,7 +4,7 @@
     Corruption("fog", severity=3)(model, x, y, index)
 
 The corruptions are made for 32 x 32 colour images. Smaller ones, such as the digits, are enlarged
-before and averaged after.
+by a whole factor before and averaged after.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import avg_pool2d, pad
 
 from demur.attacks.attack import Attack, AttackBatch
 from demur.data.cifar10c import CorruptionSource
@@ -80,21 +81,23 @@ def image_severities(attack: Corruption, index: NDArray[np.int64]) -> NDArray[np
 def enlarge(x: Tensor) -> Bytes:
     """Bytes (N, 32, 32, 3) of images; each pixel of a smaller one becomes a square."""
     _, channels, height, width = x.shape
-    if channels not in (1, 3) or height != width or SIZE % height:
+    if channels not in (1, 3) or max(height, width) > SIZE:
         raise BadInput(
-            f"corruptions need square images of 1 or 3 channels whose side divides {SIZE}, not "
+            f"corruptions need images of 1 or 3 channels and at most {SIZE} x {SIZE} pixels, not "
             f"{channels} x {height} x {width}; resize them, or use another attack"
         )
-    pixels = (x * LEVELS).round().to(torch.uint8).expand(-1, 3, -1, -1)
-    factor = SIZE // height
-    large = pixels.repeat_interleave(factor, 2).repeat_interleave(factor, 3)
-    return large.permute(0, 2, 3, 1).contiguous().cpu().numpy()
+    factor = SIZE // max(height, width)
+    large = x.repeat_interleave(factor, 2).repeat_interleave(factor, 3)
+    missing = SIZE - width * factor, SIZE - height * factor
+    large = pad(large, (0, missing[0], 0, missing[1]), mode="replicate").expand(-1, 3, -1, -1)
+    bytes_ = (large * LEVELS).round().to(torch.uint8)
+    return bytes_.permute(0, 2, 3, 1).contiguous().cpu().numpy()
 
 
 def shrink(pixels: Bytes, like: Tensor) -> Tensor:
     """Images of bytes (N, 32, 32, 3) in the shape, dtype and place of `like`."""
-    factor = SIZE // like.shape[2]
+    height, width = like.shape[2:]
+    factor = SIZE // max(height, width)
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2).to(like) / LEVELS
-    if factor > 1:
-        images = torch.nn.functional.avg_pool2d(images, factor)
+    images = avg_pool2d(images[:, :, : height * factor, : width * factor], factor)
     return images.mean(1, keepdim=True) if like.shape[1] == 1 else images

@@ -21,6 +21,7 @@ from demur.errors import BadInput
 from demur.evaluate.attack import LoadedRun, no_progress
 from demur.evaluate.certificates import REMEDY
 from demur.evaluate.record_scores import can_score, tcon_of, values
+from demur.evaluate.score import boundary_counts
 from demur.evaluate.thresholds import ThresholdResolver
 from demur.rejectors import Coupled, Rejector, TooFewImages, paper_grid
 from demur.rule import Score
@@ -211,6 +212,7 @@ def _archived(
         stored[TRUE] = torch.from_numpy(tcon_of(record)).float()
         arrays = {name: array for name, array in arrays.items() if name not in OUTPUT_ARRAYS}
         arrays["correct"] = torch.from_numpy(record.correct)
+        metadata["just_past"], metadata["just_before"] = boundary_counts(record)
     if stored:
         arrays["scores"] = torch.stack(list(stored.values()))
     metadata["scores"] = list(stored)

@@ -315,7 +315,7 @@ def summary(record: Record) -> Summary:
     unchanged = (record.arrays["size_linf"] == 0).numpy() & correct
     corrupted = record.metadata["spec"].startswith("Corruption(")
     attacked = record.metadata["attack"] != digest(Clean()) and not corrupted
-    near = _at_boundary(record) if attacked else np.zeros_like(correct)
+    just_past, just_before = boundary_counts(record) if attacked else (0, 0)
     return Summary(
         attack=record.label,
         spec=record.metadata["spec"],
@@ -327,19 +327,19 @@ def summary(record: Record) -> Summary:
         largest_l2=float(record.arrays["size_l2"].max()),
         record=record.digest,
         untouched=float(unchanged.mean()) if attacked else 0.0,
-        just_past=int((near & ~correct).sum()),
-        just_before=int((near & correct).sum()),
+        just_past=just_past,
+        just_before=just_before,
     )
 
 
-def _at_boundary(record: Record) -> metrics.BoolArray:
-    """Where the true class and the best wrong one are nearly equally probable; N.
+def boundary_counts(record: Record) -> tuple[int, int]:
+    """Wrong and correct predictions where the true and the best wrong class are nearly equal.
 
-    Nowhere in a scores-only record, which lacks the probabilities.
+    A scores-only record has them in its metadata; without them both are 0.
     """
     if record.scores_only:
-        return np.zeros(len(record.y), bool)
+        return record.metadata.get("just_past", 0), record.metadata.get("just_before", 0)
     p = log_probabilities(record.output).exp()
     gap = label_entry(p, record.y) - mask_label(p, record.y).amax(-1)
-    near: metrics.BoolArray = (gap.abs() < BOUNDARY).numpy()
-    return near
+    near, correct = (gap.abs() < BOUNDARY).numpy(), record.correct
+    return int((near & ~correct).sum()), int((near & correct).sum())

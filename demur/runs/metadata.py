@@ -47,7 +47,8 @@ RECORD = Schema(
     {
         "archive": bool, "scores": list[str], "scores_fitted": list[str], "scored_by": str,
         "probe": PROBE, "precision": str, "source": str, "recipe": str, "epoch": int,
-        "seed": int | None, "first_of": str,
+        "seed": int | None, "first_of": str, "just_past": NonNegativeInt,
+        "just_before": NonNegativeInt,
     },
 )  # fmt: skip
 CHECKPOINT = Schema(
