@@ -39,7 +39,7 @@ def synchronisations(attack: FAB | Square | MultiTarget, batch: tuple[Tensor, Te
     model = ApproximateModel(small_net(), 0.0)
     with CountSynchronisations() as counted:  # type: ignore[no-untyped-call]
         attack.perturb(model, *batch, torch.arange(COUNT))
-    return counted.count
+    return int(counted.count)
 
 
 def test_steps_of_fab_between_verifications_do_not_synchronise(
@@ -87,7 +87,7 @@ class Branching(nn.Sequential):
     """Another map for bright images."""
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = super().forward(x)
+        logits: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
         return 2 * logits if bool(x.mean() > 0.9) else logits
 
 
@@ -95,7 +95,7 @@ class FixedBatch(nn.Sequential):
     """A constant made for the number of images that it was traced with."""
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = super().forward(x)
+        logits: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
         return logits + torch.zeros(int(x.shape[0]), 1)
 
 
