@@ -14,7 +14,7 @@ from typing import ClassVar, Generic, Self, TypeVar
 import torch
 from torch import Tensor
 
-from demur import noise
+from demur import noise, progress
 from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.criteria import Criterion
 from demur.attacks.objectives import CE
@@ -125,7 +125,8 @@ def best_of(found: Found, attempts: int, stream: Stream, attempt: Attempt) -> Te
         rows = (~found.success).nonzero()[:, 0]
         if len(rows) == 0:
             break
-        new = attempt(number, rows, noise.derive_seed(stream, number))
+        with progress.part(number, attempts):
+            new = attempt(number, rows, noise.derive_seed(stream, number))
         found.keep_better(rows, new)
         found.success[rows] = new.success
     return found.x_adv
@@ -215,6 +216,7 @@ class IterativeAttack(Attack, ABC, Generic[S]):
             if step == self.last_step or len(rows) == 0:
                 break
             state = self.step(batch, state, step)
+            progress.report(step + 1, self.last_step)
         found.set(rows, *state.best)
         return found
 
