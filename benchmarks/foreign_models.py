@@ -3,7 +3,7 @@
     python benchmarks/foreign_models.py --images test.npz --only preact --weights rr.safetensors
     python benchmarks/foreign_models.py --tiny                  # a minute on a CPU, random images
 
-The models are written here in plain PyTorch and share no class with demur. --images holds uint8
+The models are those of `foreign_nets.py`. --images holds uint8
 pixels `x` (N, 3, 32, 32) and labels `y`. A model without --weights is trained first for --epochs
 epochs on --train against FGSM. The report is written after each measurement.
 """
@@ -22,212 +22,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, relu
 
 from demur import AcceptedError, AutoAttack, Con, RejectAutoAttack
 from demur.attacks.checked_model import checked
 from demur.attacks.objectives import CE
 from demur.engine import FrozenModule, accelerated, graphs
 from demur.output import as_output, con
+from foreign_nets import build, fit, load_demur_weights
 
 EPS = 8 / 255
 TINY = {"count": 24, "batch": 12, "queries": 60, "steps": 6}
-
-
-class Normalised(nn.Module):
-    """A net behind a normalisation, as RobustBench wraps its models."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, net: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        super().__init__()
-        self.net = net
-        self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1))
-        self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1))
-
-    def forward(self, x: Tensor) -> Any:
-        return self.net((x - self.mean) / self.std)
-
-
-class PreActBlock(nn.Module):
-    """Batch norm, ReLU, convolution, twice, plus a shortcut."""
-
-    def __init__(self, inner: int, outer: int, stride: int) -> None:
-        super().__init__()
-        self.bn1 = nn.BatchNorm2d(inner)
-        self.conv1 = nn.Conv2d(inner, outer, 3, stride, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outer)
-        self.conv2 = nn.Conv2d(outer, outer, 3, 1, 1, bias=False)
-        if stride != 1 or inner != outer:
-            self.shortcut = nn.Conv2d(inner, outer, 1, stride, bias=False)
-
-    def forward(self, x: Tensor) -> Any:
-        out = relu(self.bn1(x))
-        skip = self.shortcut(out) if hasattr(self, "shortcut") else x
-        out = self.conv1(out)
-        out = self.conv2(relu(self.bn2(out)))
-        return out + skip
-
-
-class PreActResNet(nn.Module):
-    """Pre-activation ResNet: 18 layers, or a WideResNet for three stages."""
-
-    def __init__(self, stem: int, widths: tuple[int, ...], depth: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, stem, 3, 1, 1, bias=False)
-        blocks, inner = [], stem
-        for stage, width in enumerate(widths):
-            for number in range(depth):
-                blocks.append(PreActBlock(inner, width, 2 if stage and not number else 1))
-                inner = width
-        self.blocks = nn.Sequential(*blocks)
-        self.bn = nn.BatchNorm2d(inner)
-        self.fc = nn.Linear(inner, 10)
-
-    def forward(self, x: Tensor) -> Any:
-        out = relu(self.bn(self.blocks(self.conv(x))))
-        out = nn.functional.adaptive_avg_pool2d(out, 1)
-        return self.fc(out.view(out.size(0), -1))
-
-
-class PostActBlock(nn.Module):
-    """Convolution, batch norm, ReLU, twice, with the shortcut before the last ReLU."""
-
-    def __init__(self, inner: int, outer: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inner, outer, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outer)
-        self.conv2 = nn.Conv2d(outer, outer, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outer)
-        self.shortcut: nn.Module = nn.Sequential()
-        if stride != 1 or inner != outer:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inner, outer, 1, stride, bias=False), nn.BatchNorm2d(outer)
-            )
-
-    def forward(self, x: Tensor) -> Any:
-        out = relu(self.bn1(self.conv1(x)))
-        out = self.bn2(self.conv2(out))
-        out += self.shortcut(x)
-        return relu(out)
-
-
-class PostActResNet18(nn.Module):
-    """The ResNet-18 of most CIFAR-10 code: post-activation, stem of 3x3."""
-
-    def __init__(self, width: int = 64) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        layers, inner = [], width
-        for stage in range(4):
-            for number in range(2):
-                layers.append(PostActBlock(inner, width << stage, 2 if stage and not number else 1))
-                inner = width << stage
-        self.layers = nn.Sequential(*layers)
-        self.linear = nn.Linear(inner, 10)
-
-    def forward(self, x: Tensor) -> Any:
-        out = self.layers(relu(self.bn1(self.conv1(x))))
-        return self.linear(out.mean((2, 3)))
-
-
-class Attention(nn.Module):
-    """Self-attention with one projection for queries, keys and values."""
-
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.heads, self.qkv, self.proj = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-
-    def forward(self, x: Tensor) -> Any:
-        n, tokens, dim = x.shape
-        parts = self.qkv(x).reshape(n, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        out = nn.functional.scaled_dot_product_attention(*parts)
-        return self.proj(out.transpose(1, 2).reshape(n, tokens, dim))
-
-
-class VisionTransformer(nn.Module):
-    """A small ViT in the style of timm: patches of 4x4 pixels."""
-
-    def __init__(self, dim: int = 256, depth: int = 8, heads: int = 4) -> None:
-        super().__init__()
-        self.patch_embed = nn.Conv2d(3, dim, 4, 4)
-        self.pos_embed = nn.Parameter(0.02 * torch.randn(1, 64, dim))
-        self.blocks = nn.ModuleList(
-            nn.ModuleList([
-                nn.LayerNorm(dim), Attention(dim, heads), nn.LayerNorm(dim),
-                nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)),
-            ])
-            for _ in range(depth)
-        )  # fmt: skip
-        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, 10)
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.patch_embed(x).flatten(2).transpose(1, 2) + self.pos_embed
-        for block in self.blocks:
-            norm1, attention, norm2, mlp = block.children()
-            x = x + attention(norm1(x))
-            x = x + mlp(norm2(x))
-        return self.head(self.norm(x).mean(1))
-
-
-def build(name: str, tiny: bool) -> nn.Module:
-    """Return a model with random weights."""
-    torch.manual_seed(0)
-    nets: dict[str, Callable[[], nn.Module]] = {
-        "resnet18": lambda: PostActResNet18(8 if tiny else 64),
-        "preact": lambda: PreActResNet(64, (64, 128, 256, 512), 2),
-        "wideresnet": lambda: PreActResNet(16, (16, 32, 64) if tiny else (160, 320, 640), 4),
-        "vit": lambda: VisionTransformer(*((32, 2, 2) if tiny else ())),
-    }
-    return Normalised(nets[name](), (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
-
-
-def load_demur_weights(model: nn.Module, file: Path) -> None:
-    """Load a demur ResNet-18 (fp16 safetensors) into the model "preact"."""
-    stored, renamed = load_file(file), {}
-    for key, value in stored.items():
-        name = key.removeprefix("trunk.")
-        if name.startswith("stages."):
-            _, stage, number, *rest = name.split(".")
-            name = f"net.blocks.{2 * int(stage) + int(number)}." + ".".join(rest)
-            name = name.replace("norm", "bn")
-        elif name.startswith("normalise."):
-            name = name.removeprefix("normalise.")
-        elif name.startswith("aux."):
-            continue
-        else:
-            name = f"net.{name}".replace("stem", "conv").replace("norm", "bn")
-            name = name.replace("classify", "fc")
-        shaped = value.view(1, 3, 1, 1) if name in ("mean", "std") else value
-        renamed[name] = shaped.float() if value.is_floating_point() else value
-    model.load_state_dict(renamed)
-
-
-def fit(model: nn.Module, file: Path, epochs: int, device: torch.device) -> None:
-    """Train against FGSM with random starts (Wong et al. 2020), for nets to be a little robust."""
-    x, y = read_images(file, None, device)
-    model.train()
-    optimiser = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=5e-4, nesterov=True)
-    steps = epochs * (len(x) // 256)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.1, max(steps, 1))
-    for _ in range(epochs):
-        for rows in torch.randperm(len(x), device=device)[: len(x) // 256 * 256].split(256):
-            part, label = x[rows], y[rows]
-            delta = torch.empty_like(part).uniform_(-EPS, EPS).requires_grad_()
-            with torch.autocast(device.type, torch.bfloat16):
-                loss = cross_entropy(model((part + delta).clamp(0, 1)), label)
-            (grad,) = torch.autograd.grad(loss, delta)
-            delta = (delta + 1.25 * EPS * grad.sign()).detach().clamp(-EPS, EPS)
-            with torch.autocast(device.type, torch.bfloat16):
-                loss = cross_entropy(model((part + delta).clamp(0, 1)), label)
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            schedule.step()
 
 
 def read_images(file: Path, count: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -445,7 +250,7 @@ def bench(options: argparse.Namespace, name: str) -> dict[str, Any]:
     if options.weights and name == "preact":
         load_demur_weights(model, options.weights)
     elif options.train:
-        fit(model, options.train, options.epochs, device)
+        fit(model, *read_images(options.train, None, device), options.epochs, EPS)
     model.eval()
     if y is None:
         y = torch.cat([model(part).argmax(1) for part in x.split(64)]).detach()

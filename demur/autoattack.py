@@ -221,7 +221,8 @@ class EnsembleEvaluation:
         with MemberProgress(name, len(remaining), self.verbose) as progress:
             for rows in remaining.split(options.bs):
                 try:
-                    self.chain.advance(member, rows, batch, chain_state, stream=0)
+                    with progress.batch(len(rows)):
+                        self.chain.advance(member, rows, batch, chain_state, stream=0)
                 except NoGradientError as error:
                     if not options.skip_without_gradient:
                         raise
@@ -229,7 +230,6 @@ class EnsembleEvaluation:
                 raise_deferred()
                 self.chain.check_result(batch.x[rows], chain_state.x_adv[rows])
                 state.save(chain_state)
-                progress.advance(len(rows))
         state.save(chain_state, at_once=True)
         count = int((chain_state.broken_by == member).sum())
         self._log(f"after {name}: {self._summary(chain_state)} ({perf_counter() - started:.1f} s)")
@@ -294,8 +294,10 @@ def _warn(sentence: str) -> str:
 class AutoAttack(EnsembleEvaluation):
     """AutoAttack (Croce and Hein 2020) on any model that returns logits.
 
-    The signature is that of the authors' code. Unlike there, `seed` must be an integer, every
-    run is repeatable, and the noise of an image does not depend on the batch size.
+    The signature is that of the authors' code. Unlike there, `seed` must be an integer, and the
+    noise of an image depends on neither the batch size nor the engine. With engine="plain" on a CPU
+    with the same number of threads a run repeats bit by bit. With "auto" the images may differ by
+    rounding, and so may the verdict of an image on the edge: a trial of speed chooses the copy.
 
     Args:
         model: A model from images, N, C, H, W in [0, 1], to logits or an `Output`.

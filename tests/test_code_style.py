@@ -36,6 +36,7 @@ LAYERS = [
         "regular_file",
         "image_files",
         "interrupt",
+        "progress",
     ],
     ["balls", "gradient", "data", "nets", "metrics", "theory"],
     ["attacks", "rejectors", "calibrate", "wrappers"],

@@ -28,6 +28,10 @@ class NoGradientError(BadInput):
     """An objective that has no gradient with respect to the images."""
 
 
+class ModelFailed(BadInput):
+    """An exception of the user's code, as one sentence."""
+
+
 class CheckedModel(AttackModel):
     """A model whose every query is checked; an AttackModel keeps its own gradients.
 
@@ -48,8 +52,10 @@ class CheckedModel(AttackModel):
         return bool(getattr(self.model, "training", False))
 
     def __call__(self, x: Tensor) -> Output:
-        # A copy, since the model may change its input in place.
-        out = as_output(self.model(x.to(self.dtype, copy=True)), rows=len(x))
+        with _explained_failure(x):
+            # A copy, since the model may change its input in place.
+            answer = self.model(x.to(self.dtype, copy=True))
+        out = as_output(answer, rows=len(x))
         out = Output(*(part.to(x.dtype) for part in out))
         check_logits(out)
         return out
@@ -57,7 +63,7 @@ class CheckedModel(AttackModel):
     def gradient(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
-        with _explained_without_gradient(objective):
+        with _explained_without_gradient(objective), _explained_failure(x):
             result = self._queried.gradient(objective, x, y, *inputs)
         _check_query(result.value, result.out)
         _check_gradient(result.grad)
@@ -66,7 +72,7 @@ class CheckedModel(AttackModel):
     def gradient_only(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Tensor:
-        with _explained_without_gradient(objective):
+        with _explained_without_gradient(objective), _explained_failure(x):
             grad = self._queried.gradient_only(objective, x, y, *inputs)
         _check_gradient(grad)
         return grad
@@ -116,16 +122,9 @@ def _first_query(model: Model, x: Tensor) -> tuple[CheckedModel, Output]:
             checked_model = CheckedModel(model, dtype)
             try:
                 return checked_model, checked_model(x)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
+            except ModelFailed as error:
                 errors.append(error)
-    shape = " x ".join(map(str, x.shape))
-    reason = str(errors[0]).strip().split("\n")[0]
-    raise BadInput(
-        f"the model fails on {shape} pixels of {x.dtype} on {x.device}: {reason}; give images of "
-        "the shape, dtype and device that it takes"
-    ) from errors[0]
+    raise errors[0]
 
 
 def _dtypes(model: Model) -> list[torch.dtype]:
@@ -169,6 +168,24 @@ def _eval_mode(model: Model) -> Iterator[None]:
     finally:
         for module in in_train_mode:
             module.training = True
+
+
+@contextmanager
+def _explained_failure(x: Tensor) -> Iterator[None]:
+    """Turn an exception of the user's code into ModelFailed, except those about gradients."""
+    try:
+        yield
+    except (BadInput, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, RuntimeError) and any(part in str(error) for part in NO_GRADIENT):
+            raise
+        shape = " x ".join(map(str, x.shape))
+        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
+        raise ModelFailed(
+            f"the model fails on {shape} pixels of {x.dtype} on {x.device}: {reason}; give images "
+            "of the shape, dtype, device and batch size that it takes"
+        ) from error
 
 
 @contextmanager

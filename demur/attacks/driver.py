@@ -9,12 +9,12 @@ after an exact forward pass in fp32 confirms it.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Generic, Self, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from demur import noise
+from demur import noise, progress
 from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.criteria import Criterion
 from demur.attacks.objectives import CE
@@ -125,7 +125,8 @@ def best_of(found: Found, attempts: int, stream: Stream, attempt: Attempt) -> Te
         rows = (~found.success).nonzero()[:, 0]
         if len(rows) == 0:
             break
-        new = attempt(number, rows, noise.derive_seed(stream, number))
+        with progress.part(number, attempts):
+            new = attempt(number, rows, noise.derive_seed(stream, number))
         found.keep_better(rows, new)
         found.success[rows] = new.success
     return found.x_adv
@@ -152,7 +153,14 @@ def largest_of(
 
 @dataclass(frozen=True)
 class IterativeAttack(Attack, ABC, Generic[S]):
-    """An attack that goes from iterate to iterate; its subclasses supply the state and the step."""
+    """An attack that goes from iterate to iterate; its subclasses supply the state and the step.
+
+    Attributes:
+        keeps_candidates: Whether the state keeps a candidate until its verification, so that the
+            driver need not store it after each step.
+    """
+
+    keeps_candidates: ClassVar[bool] = False
 
     @abstractmethod
     def begin(self, batch: AttackBatch) -> tuple[AttackBatch, S]:
@@ -192,8 +200,10 @@ class IterativeAttack(Attack, ABC, Generic[S]):
         found, rows = Found.nothing(batch), torch.arange(len(batch.x), device=batch.x.device)
         candidates, interval = Candidates.empty(batch.x), self.verification_interval(batch.model)
         for step in range(self.last_step + 1):
-            candidates = candidates.update(state.x_adv, state.value, state.candidate)
-            if step % interval == 0 or step == self.last_step:
+            verifies = step % interval == 0 or step == self.last_step
+            if verifies or not self.keeps_candidates:
+                candidates = candidates.update(state.x_adv, state.value, state.candidate)
+            if verifies:
                 verified = candidates.verified(self.success_criterion, batch)
                 state, leaving = self.settle(batch, state, verified)
                 # Index by rows: each use of a boolean mask makes the host wait for the GPU.
@@ -206,6 +216,7 @@ class IterativeAttack(Attack, ABC, Generic[S]):
             if step == self.last_step or len(rows) == 0:
                 break
             state = self.step(batch, state, step)
+            progress.report(step + 1, self.last_step)
         found.set(rows, *state.best)
         return found
 

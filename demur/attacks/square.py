@@ -10,6 +10,7 @@ another budget. Unlike in the authors' code, each image has its own squares.
 import math
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -84,6 +85,8 @@ class Square(IterativeAttack[SquareState]):
     criterion: Criterion = Misclassified()
     seed: NonNegativeInt = 0
 
+    keeps_candidates: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.ball, Linf | L2):
@@ -143,8 +146,10 @@ class Square(IterativeAttack[SquareState]):
         if isinstance(self.ball, L2):
             delta = _l2_delta(draw, x_adv - x, self._side(x, query, 3), eps)
             return self.ball.project(x, x + eps * self.ball.direction(delta))
-        inside, _, _ = draw.window(0, self._side(x, query, 1))
-        return self.ball.project(x, x_adv + inside * 2 * eps * draw.signs())
+        pixels = draw.pixels(self._side(x, query, 1)).expand(-1, x.shape[1], -1)  # N, C, side²
+        inside = x_adv.flatten(2).gather(2, pixels) + 2 * eps * draw.signs().flatten(2)
+        inside = self.ball.project(x.flatten(2).gather(2, pixels), inside)
+        return x_adv.flatten(2).scatter(2, pixels, inside).view_as(x)
 
     def _side(self, x: Tensor, query: int, minimum: int) -> int:
         """Return the side of a query's square in pixels; it is odd for minimum > 1 (L2)."""
@@ -166,12 +171,25 @@ class SquareDraw:
         """Return -1 or 1 for each channel, N, C, 1, 1."""
         return _random_signs(self.uniforms[:, 5:, None, None])
 
+    def pixels(self, side: int) -> Tensor:
+        """Return the positions of the first square's pixels in a flat image, N, 1, side * side."""
+        height, width = self.x.shape[-2:]
+        top, left = self._first(0, 0, height - side), self._first(0, 1, width - side)
+        steps = torch.arange(side, device=self.x.device)
+        rows, columns = top + steps, left + steps  # N, side
+        return (rows[:, :, None] * width + columns[:, None, :]).flatten(1)[:, None]
+
+    def _first(self, which: int, axis: int, most: int) -> Tensor:
+        """Return the first row (axis 0) or column (axis 1) of a square, N, 1, at most `most`."""
+        uniform = self.uniforms[:, 2 * which + axis, None]
+        return (uniform * (most + 1)).long().clamp(max=most)
+
     def window(self, which: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the pixels of the square, N, 1, H, W, bool, and their rows and columns in it."""
-        corner, positions, inside = self.uniforms[:, 2 * which : 2 * which + 2], [], []
+        positions, inside = [], []
         for axis, length in enumerate(self.x.shape[-2:]):
-            first = (corner[:, axis, None] * (length - side + 1)).long().clamp(max=length - side)
-            position = torch.arange(length, device=corner.device) - first  # N, H or N, W
+            first = self._first(which, axis, length - side)
+            position = torch.arange(length, device=first.device) - first  # N, H or N, W
             inside.append((position >= 0) & (position < side))
             positions.append(position.clamp(0, side - 1))
         mask = inside[0][:, None, :, None] & inside[1][:, None, None, :]  # N, 1, H, W

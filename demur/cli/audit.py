@@ -1,13 +1,12 @@
 """demur audit."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from demur.cli.app import AsJson, Device, FirstN, app, check_finite
 from demur.cli.output_paths import check_output_file, check_output_folder
-from demur.errors import BadInput, suggestion
+from demur.errors import BadInput
 
 if TYPE_CHECKING:
     from demur.auditing.evaluate import AnyRejector
@@ -20,7 +19,15 @@ ModelName = Annotated[
     ),
 ]
 ImageData = Annotated[
-    str, typer.Option(help="An .npz file with x and y, or a data set: digits, cifar10, cifar100.")
+    str,
+    typer.Option(
+        help="An .npz file with x and y, a folder with one folder per class in the order of their "
+        "names, or a data set: digits, cifar10, cifar100."
+    ),
+]
+ImageSize = Annotated[
+    int | None,
+    typer.Option(help="Side to which images of a folder are resized.", show_default=False),
 ]
 Checkpoint = Annotated[
     str | None,
@@ -68,6 +75,7 @@ def audit(
     norm: Annotated[str, typer.Option(help="Linf or L2.")] = "Linf",
     version: Annotated[str, typer.Option(help="auto, standard, fast or rand.")] = "auto",
     n: FirstN = None,
+    size: ImageSize = None,
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 250,
     seed: Annotated[int, typer.Option(help="Seed of the attacks and the split.")] = 0,
     out: Page = None,
@@ -85,13 +93,14 @@ def audit(
     import json
 
     from demur.auditing import audit as run_audit
+    from demur.auditing.images import audit_images
     from demur.auditing.models import load_model
     from demur.device import device_by_name
 
     radius, at = _radius(eps), device_by_name(device)
     if not 0 < tpr <= 1:
         raise BadInput(f"--tpr is {tpr:g}; give a share between 0 and 1, such as 0.95")
-    images, cal = _images(data, n)
+    images, cal = audit_images(data, n, size)
     report = run_audit(
         load_model(model, checkpoint), *images, rejector=_rejector(rejector), eps=radius, norm=norm,
         threshold=threshold, tpr=tpr, cal=cal, version=version, bs=batch_size, seed=seed, device=at,
@@ -128,41 +137,3 @@ def _rejector(text: str | None) -> "AnyRejector | None":
     if not isinstance(found, Rejector):
         raise BadInput(f"{text} is no rejector; demur list rejectors shows them")
     return found
-
-
-def _images(data: str, n: int | None) -> tuple[tuple[Any, Any], tuple[Any, Any] | None]:
-    """Return test images with labels, and calibration images if the data have them."""
-    if n is not None and n < 1:
-        raise BadInput(f"--n is {n}; give at least 1")
-    if not data.endswith(".npz"):
-        return _named_images(data, n)
-    import numpy as np
-
-    path = Path(data)
-    if not path.is_file():
-        raise BadInput(f"{data} is no file; name an .npz file with x and y")
-    try:
-        with np.load(path) as arrays:
-            found = {name: arrays[name] for name in arrays.files}
-    except Exception as error:
-        raise BadInput(f"{data} cannot be read as .npz: {error}") from None
-    if not {"x", "y"} <= set(found):
-        raise BadInput(
-            f"{data} needs arrays x (N, C, H, W) and y (N); cal_x and cal_y are optional"
-        )
-    cal = (found["cal_x"], found["cal_y"]) if {"cal_x", "cal_y"} <= set(found) else None
-    return (found["x"][:n], found["y"][:n]), cal
-
-
-def _named_images(name: str, n: int | None) -> tuple[tuple[Any, Any], tuple[Any, Any] | None]:
-    from demur.data import DATASETS
-
-    known = {dataset.__name__.lower(): dataset for dataset in DATASETS}
-    if name.lower() not in known:
-        raise BadInput(
-            f"--data is {name!r}, no .npz file and no data set; {suggestion(name, known)}"
-        )
-    splits = known[name.lower()]().load()
-    test = splits["test"] if n is None else splits["test"].first(n)
-    cal = splits["cal"].batch(slice(None)) if "cal" in splits else None
-    return test.batch(slice(None)), cal

@@ -1,12 +1,9 @@
 """Progress bars and messages on stderr, so that the output of --json stays valid."""
 
-from types import TracebackType
-from typing import Self
-
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from demur import distributed
+from demur.progress import Bar
 from demur.training import Progress as TrainingProgress
 
 console = Console(stderr=True, highlight=False, markup=False, emoji=False)
@@ -22,40 +19,11 @@ def silence_other_ranks() -> None:
     console.quiet = not distributed.current().is_leader
 
 
-class Bar:
-    """A progress bar that appears with its first update."""
-
-    def __init__(self, title: str) -> None:
-        self.bar = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(),
-            TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn(), TextColumn("left"),
-            TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False), console=console,
-        )  # fmt: skip
-        self.task = self.bar.add_task(title, total=None, note="")
-        self.shown = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.shown:
-            self.bar.stop()
-
-    def update(self, done: int, total: int, note: str) -> None:
-        """Show `done` of `total` steps and a note."""
-        if not self.shown:
-            self.bar.start()
-            self.shown = True
-        self.bar.update(self.task, total=total, completed=done, note=note)
-
-
 class TrainingBar(Bar):
     """Epochs done, time left, loss, and accuracy on the validation images."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__(title, console)
 
     def on_progress(self, progress: TrainingProgress) -> None:
         """Show the progress of a training."""
@@ -72,7 +40,7 @@ class CountBar(Bar):
     """A count of finished items, and the time left."""
 
     def __init__(self, title: str, unit: str) -> None:
-        super().__init__(title)
+        super().__init__(title, console)
         self.unit = unit
 
     def on_progress(self, done: int, total: int) -> None:

@@ -7,12 +7,15 @@ The copy has frozen weights of its own. The model itself is only read.
 """
 
 import copy
+import warnings
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.jit._fuser import optimized_execution
+from torch.jit._trace import TracerWarning
 from torch.nn.functional import pad
 from torch.nn.modules.module import _has_any_global_hook
 
@@ -23,6 +26,7 @@ from demur.nets.conv import MIN_CHANNELS
 from demur.output import Output, as_output
 from demur.precision import Precision, autocast, no_autocast, products_dtype, tf32
 
+SCRIPT_TOLERANCE = 1e-4  # of the largest logit
 FOLD_TOLERANCE = 1e-3  # of the largest logit, in fp32
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -79,13 +83,42 @@ class FastCopy:
             _cast(layer, settings)
         for layer in heads:
             _run_in_fp32(layer)
+        self._scripted: torch.jit.ScriptModule | None = None
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        """Return a copy of the images, which the model may change in place."""
+        layout = torch.channels_last if self.settings.channels_last else torch.contiguous_format
+        return x.clone(memory_format=layout)
 
     def __call__(self, x: Tensor) -> Output:
-        layout = torch.channels_last if self.settings.channels_last else torch.contiguous_format
-        # a copy, since the model may change its input in place
-        x = x.clone(memory_format=layout)
+        x = self._laid_out(x)
+        if self._scripted is not None and not torch.is_grad_enabled():
+            with optimized_execution(False):  # else each new batch size is profiled
+                return as_output(self._scripted(x), len(x))
         with autocast(self.settings.precision, x.device), tf32(self.settings.precision):
             return as_output(self.net(x), len(x))
+
+    def script(self, x: Tensor) -> bool:
+        """Use TorchScript for forward passes without a gradient on a CPU; return if it can.
+
+        The trace must agree with the copy on images of another batch size. A trace that may depend
+        on the values of the images, as the tracer's warnings tell, is not used.
+        """
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", TracerWarning)
+            try:
+                traced = torch.jit.trace(self.net, self._laid_out(x[:2]), check_trace=False)
+                scripted = torch.jit.optimize_for_inference(torch.jit.freeze(traced))
+                expected = self(x).logits
+                self._scripted = scripted
+                error = (self(x).logits - expected).abs().amax()
+                agrees = bool(error <= SCRIPT_TOLERANCE * expected.abs().amax())
+            except Exception:  # of the tracer or of the user's code
+                agrees = False
+        if not agrees:
+            self._scripted = None
+        return agrees
 
 
 def check_copyable(model: Model) -> nn.Module:

@@ -1,14 +1,16 @@
 """Progress of one attack of an ensemble: a bar on a terminal, otherwise a line now and then."""
 
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from time import monotonic
 from types import TracebackType
 from typing import Self
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from demur.progress import Bar, track
 
 LINE_SECONDS = 30.0  # least time between two lines
+BAR_SECONDS = 0.1  # least time between two updates of a bar
 
 
 class MemberProgress:
@@ -16,20 +18,14 @@ class MemberProgress:
 
     def __init__(self, name: str, total: int, verbose: bool) -> None:
         self.name, self.total, self.verbose = name, total, verbose
-        self.done, self.started = 0, monotonic()
-        self.written = self.started
-        self._bar: Progress | None = None
+        self.finished = 0  # images
+        self.started = self.written = monotonic()
+        self._bar: Bar | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         if self.verbose and sys.stdout.isatty():
-            self._bar = Progress(
-                TextColumn("{task.description}", markup=False), BarColumn(),
-                TextColumn("{task.completed}/{task.total} images"), TimeElapsedColumn(),
-                TextColumn("left"), TimeRemainingColumn(), transient=True,
-            )  # fmt: skip
-            self._stack.enter_context(self._bar)
-            self._bar.add_task(self.name, total=self.total)
+            self._bar = self._stack.enter_context(Bar(self.name, transient=True))
         return self
 
     def __exit__(
@@ -40,17 +36,23 @@ class MemberProgress:
     ) -> None:
         self._stack.close()
 
-    def advance(self, images: int) -> None:
-        """Report that some more images are finished."""
-        self.done += images
-        if self._bar is not None:
-            self._bar.advance(self._bar.task_ids[0], images)
+    @contextmanager
+    def batch(self, images: int) -> Iterator[None]:
+        """Count the block as the attack on some images; steps of the attack count in part."""
+        with track(lambda share: self._show(self.finished + share * images)):
+            yield
+        self.finished += images
+        self._show(self.finished)
+
+    def _show(self, done: float) -> None:
+        """Show that `done` images are finished; a batch under way counts in part."""
+        now, seconds = monotonic(), LINE_SECONDS if self._bar is None else BAR_SECONDS
+        if not self.verbose or not 0 < done < self.total or now - self.written < seconds:
             return
-        now = monotonic()
-        if self.verbose and self.done < self.total and now - self.written >= LINE_SECONDS:
-            self.written = now
-            left = (now - self.started) / self.done * (self.total - self.done)
-            sys.stdout.write(
-                f"{self.name}: {self.done} of {self.total} images, {left:.0f} s left\n"
-            )
-            sys.stdout.flush()
+        self.written = now
+        if self._bar is not None:
+            self._bar.update(done, self.total, f"{int(done)}/{self.total} images")
+            return
+        left = (now - self.started) / done * (self.total - done)
+        sys.stdout.write(f"{self.name}: {int(done)} of {self.total} images, {left:.0f} s left\n")
+        sys.stdout.flush()

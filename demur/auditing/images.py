@@ -1,0 +1,112 @@
+"""Images for an audit: an .npz file, a folder per class, or a data set by name.
+
+    (x, y), cal = audit_images("photos", n=500, size=32)
+
+Calibration images are None where the data have none; the audit then holds some test images out.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from demur.data import DATASETS
+from demur.data.sources import Source, open_source
+from demur.errors import BadInput, suggestion
+from demur.image_files import resize_pixels
+
+LabelledImages = tuple[Any, Any]  # images N, C, H, W and labels N, as arrays or tensors
+
+
+def audit_images(
+    data: str, n: int | None, size: int | None = None
+) -> tuple[LabelledImages, LabelledImages | None]:
+    """Return test images with labels, and calibration images if the data have them.
+
+    Args:
+        data: An .npz file with x and y, a folder with one folder per class, or a data set.
+        n: The number of images, from the first; None takes all.
+        size: The side in pixels to which images of a folder are resized; None keeps their size.
+    """
+    if n is not None and n < 1:
+        raise BadInput(f"--n is {n}; give at least 1")
+    if size is not None and size < 1:
+        raise BadInput(f"--size is {size}; give a side in pixels, at least 1")
+    if Path(data).is_dir():
+        return _folder(data, n, size)
+    if size is not None:
+        raise BadInput("--size is for a folder of images; leave it out")
+    return _arrays(data, n) if data.endswith(".npz") else _named(data, n)
+
+
+def _arrays(data: str, n: int | None) -> tuple[LabelledImages, LabelledImages | None]:
+    path = Path(data)
+    if not path.is_file():
+        raise BadInput(f"{data} is no file; name an .npz file with x and y")
+    try:
+        with np.load(path) as arrays:
+            found = {name: arrays[name] for name in arrays.files}
+    except Exception as error:
+        raise BadInput(f"{data} cannot be read as .npz: {error}") from None
+    if not {"x", "y"} <= set(found):
+        raise BadInput(
+            f"{data} needs arrays x (N, C, H, W) and y (N); cal_x and cal_y are optional"
+        )
+    cal = (found["cal_x"], found["cal_y"]) if {"cal_x", "cal_y"} <= set(found) else None
+    return (found["x"][:n], found["y"][:n]), cal
+
+
+def _named(name: str, n: int | None) -> tuple[LabelledImages, LabelledImages | None]:
+    known = {dataset.__name__.lower(): dataset for dataset in DATASETS}
+    if name.lower() not in known:
+        raise BadInput(
+            f"--data is {name!r}, no .npz file, no folder and no data set; "
+            f"{suggestion(name, known)}"
+        )
+    splits = known[name.lower()]().load()
+    test = splits["test"] if n is None else splits["test"].first(n)
+    cal = splits["cal"].batch(slice(None)) if "cal" in splits else None
+    return test.batch(slice(None)), cal
+
+
+def _folder(
+    data: str, n: int | None, size: int | None
+) -> tuple[LabelledImages, LabelledImages | None]:
+    """Return the images of a folder; with folders of splits those of test and of cal.
+
+    Without n all are read in their order. With n they are drawn evenly over that order, which
+    goes class by class.
+    """
+    source = open_source(data)
+    classes = {
+        name: number for number, name in enumerate(sorted({e.label for e in source.entries}))
+    }
+    rows = {
+        split: [i for i, entry in enumerate(source.entries) if entry.split == split]
+        for split in ("test", "cal", None)
+    }
+    test = rows["test"] or rows[None]
+    if not test:
+        raise BadInput(f"{data} has no folder test; add one, or name the folder to attack itself")
+    if n is not None and n < len(test):
+        test = [test[i * len(test) // n] for i in range(n)]
+    cal = _read(source, rows["cal"], classes, size) if rows["cal"] else None
+    return _read(source, test, classes, size), cal
+
+
+def _read(
+    source: Source, rows: list[int], classes: dict[str, int], size: int | None
+) -> LabelledImages:
+    """Return uint8 images N, 3, H, W and labels, the positions of the sorted class names."""
+    images = [source.read(i) for i in rows]
+    if size is not None:
+        images = [resize_pixels(pixels, size, size) for pixels in images]
+    shapes = sorted({pixels.shape[:2] for pixels in images})
+    if len(shapes) > 1:
+        (h, w), (other_h, other_w) = shapes[0], shapes[-1]
+        raise BadInput(
+            f"the images have several sizes, from {h} x {w} to {other_h} x {other_w} pixels; give "
+            "--size, the side that the model takes"
+        )
+    x = np.ascontiguousarray(np.stack(images).transpose(0, 3, 1, 2))
+    return x, np.array([classes[source.entries[i].label] for i in rows])
