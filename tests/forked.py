@@ -158,7 +158,7 @@ def _become(asked: dict[str, Any], fds: list[int]) -> None:
             print(end.code, file=sys.stderr)
         code_number = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
         code_number = 1
     else:
         code_number = 0
