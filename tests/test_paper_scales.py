@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from demur.cli.factories import training_factories
 from demur.errors import Diverged
@@ -18,6 +19,8 @@ from demur.paper.latex import escape
 from demur.paper.published import PAPER_TABLES, TABLES_BY_NUMBER, TEXT_TABLES
 from demur.paper.scales import SCALES, SmokeScale, find_field
 from demur.recipes import RECIPES, Recipe, attack, recipe, with_changes
+from demur.report.figures import drawing, saved
+from demur.runs import Record
 from tests.conftest import TINIEST, Command
 from tests.test_cli import expect_error
 
@@ -145,7 +148,7 @@ def test_a_stopped_computation_resumes_and_a_failed_net_stops_no_other(
     assert clean.stat().st_mtime_ns == before
 
 
-def test_the_last_epoch_is_attacked_and_shown_too(few_digits: None, in_empty_folder: Path) -> None:
+def test_the_last_epoch_is_attacked_too(few_digits: None, in_empty_folder: Path) -> None:
     chosen = recipe("digits-pgdat", [*TINIEST, "epochs=2", "selection=test"])
     made = training_factories("cpu", None, "plain", None)
 
@@ -210,6 +213,8 @@ def test_special_characters_are_escaped() -> None:
         (["table", "methods-digits", "--scale", "smoke"], "are for tables of the paper"),
         (["table", "1", "--kept", "x", "--json", "--latex"], "leave out --json or --latex"),
         (["table", "1", "--kept", "x", "--runs", "y"], "leave out one"),
+        (["table", "1", "--kept", " "], "the folder to read is empty"),
+        (["table", "1", "--scale", "smoke", "--runs", " "], "the output folder has an empty name"),
         (["figure", "tau"], "demur figure tau --kept results"),
         (["figure", "9", "--kept", "results"], "the paper has no figure '9'"),
         (["figure", "tau", "--kept", "x", "--format", "jpg"], "figures have no format 'jpg'"),
@@ -232,3 +237,33 @@ def test_figures_are_drawn_from_stored_records(
     svg = (tmp_path / "separability.svg").read_text()
     assert "R-Con" in svg
     assert len(svg) < 200_000
+
+
+LABELS = {
+    "separability": ["R-Con", "correct", "wrong", "%"],
+    "module": ["backbone", "RR module", "T-Con", "no gradient"],
+    "temperatures": ["R-Con", "correct", "wrong"],
+    "adaptive": ["TPR-95 accuracy (%)", "AUROC", "SNet", "EBD", "confidence"],
+    "tau": ["TPR-95 accuracy (%)", "mean value", "T-Con, wrong"],
+    "xi": ["confidence", "% above", "correct"],
+    "tsne": ["standard training", "adversarial training", "class", "t-SNE 1"],
+    "reliability": ["clean: ECE", "PGD-10: ECE", "accuracy", "share of images"],
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_has_its_axes_and_legends(name: str) -> None:
+    """Drawn from random outputs of 60 images."""
+    draws = torch.Generator().manual_seed(0)
+    y = torch.arange(60) % 10
+    logits = torch.randn(60, 10, generator=draws) + 3 * torch.nn.functional.one_hot(y, 10)
+    aux = torch.randn(60, 1, generator=draws)
+    arrays = {"y": y, "logits": logits, "aux": aux, "feature": logits}
+    record = Record(arrays, {"label": "random", "features": True})
+    figure, scale = FIGURES[name], SCALES["smoke"]
+    recipes = [scale.recipe(one.entry, ()) for one in figure.evidence]
+    with drawing(*figure.size) as canvas:
+        figure.draw(canvas, [record] * len(recipes), [one for one in recipes if one])
+        svg = saved(canvas, "svg").decode()
+    for label in LABELS[name]:
+        assert label in svg, label

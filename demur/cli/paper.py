@@ -51,6 +51,10 @@ class Source:
             )
         if self.kept is not None and self.runs != HOME:
             raise BadInput("--kept only reads runs, and --runs is for new ones; leave out one")
+        if self.kept is None:
+            check_archive_folder(self.runs)
+        elif not self.kept.strip():
+            raise BadInput("the name of the folder to read is empty; name a folder of runs")
 
     @property
     def folder(self) -> Path:
