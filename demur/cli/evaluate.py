@@ -130,7 +130,7 @@ def score(
     protocol: Annotated[str, typer.Option(help="paper, deploy or both.")] = "both",
     split: Annotated[str, typer.Option(help="test; or val, to select a rejector.")] = "test",
     sweep: Annotated[
-        bool, typer.Option("--sweep", help="KD and LID at all settings of the paper.")
+        bool, typer.Option("--sweep", help="KD, LID and GDA at all settings of the paper.")
     ] = False,
     show_all: Annotated[
         bool, typer.Option("--all", help="Every rejector, not only Con and the head's own.")
