@@ -5,7 +5,9 @@
 
 The models are those of `foreign_nets.py`. --images holds uint8
 pixels `x` (N, 3, 32, 32) and labels `y`. A model without --weights is trained first for --epochs
-epochs on --train against FGSM. The report is written after each measurement.
+epochs on --train against FGSM. The report is written after each measurement, and
+the same call continues it. With --nets the trained weights are kept in a folder. `foreign_gpu.sh`
+has the calls for a GPU.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from demur import AcceptedError, AutoAttack, Con, RejectAutoAttack
@@ -32,6 +35,7 @@ from demur.output import as_output, con
 from foreign_nets import build, fit, load_demur_weights
 
 EPS = 8 / 255
+COST = {"wideresnet": 9.0}  # seconds beside those of a ResNet-18 of 1,000 images
 TINY = {"count": 24, "batch": 12, "queries": 60, "steps": 6}
 
 
@@ -45,15 +49,24 @@ def read_images(file: Path, count: int | None, device: torch.device) -> tuple[Te
 class Bench:
     """Measurements of one model, with a report in JSON."""
 
-    def __init__(self, options: argparse.Namespace, model: nn.Module, x: Tensor, y: Tensor) -> None:
+    def __init__(
+        self, options: argparse.Namespace, name: str, model: nn.Module, x: Tensor, y: Tensor
+    ) -> None:
         self.options, self.model, self.x, self.y = options, model, x, y
-        self.rows: dict[str, Any] = {}
-        self.verdicts: dict[str, Tensor] = {}
+        self.cost = COST.get(name, 1.0) * len(x) / 1000
+        self.rows: dict[str, Any] = stored(options.output).get(name, {})
+        self.verdicts: dict[str, Tensor] = {
+            key: unpacked(row["verdicts"], len(x)).to(x.device)
+            for key, row in self.rows.items()
+            if isinstance(row, dict) and "verdicts" in row
+        }
 
     def measure(self, name: str, seconds: float, work: Callable[[], Tensor | None]) -> None:
         """Run one measurement unless less than its expected seconds are left."""
         left = self.options.until - time.perf_counter()
-        if left < seconds * (not self.options.tiny):
+        if name in self.rows:
+            return
+        if left < seconds * self.cost * (not self.options.tiny):
             say(f"{name}: skipped, {left:.0f} s left")
             return
         captures: list[float] = []
@@ -71,7 +84,7 @@ class Bench:
             self.verdicts[name] = self.correct(x_adv)
             row["correct"] = round(self.verdicts[name].float().mean().item(), 4)
             inside = (x_adv - self.x).abs().amax().item() <= EPS + 1e-6
-            row["inside"] = inside
+            row |= {"inside": inside, "verdicts": packed(self.verdicts[name])}
         self.rows[name] = row
         say(f"{name}: {row}")
 
@@ -185,6 +198,25 @@ class Bench:
                 say(f"{ours} / {theirs}: {self.rows[f'{ours} / {theirs}']}")
 
 
+def packed(verdicts: Tensor) -> str:
+    """Return booleans as hexadecimal digits."""
+    return np.packbits(verdicts.cpu().numpy()).tobytes().hex()
+
+
+def unpacked(digits: str, count: int) -> Tensor:
+    """Return the booleans that `packed` wrote."""
+    found = np.unpackbits(np.frombuffer(bytes.fromhex(digits), np.uint8), count=count)
+    return torch.from_numpy(found.astype(bool))
+
+
+def stored(file: Path | None) -> dict[str, Any]:
+    """Return the models of a report that exists already."""
+    if file is None or not file.is_file():
+        return {}
+    models: dict[str, Any] = json.loads(file.read_text())["models"]
+    return models
+
+
 def shortened(chain: Any) -> Any:
     """Return the chain with few steps and queries, for --tiny."""
     from dataclasses import replace
@@ -249,18 +281,22 @@ def bench(options: argparse.Namespace, name: str) -> dict[str, Any]:
         x, y = torch.rand(options.count, 3, 32, 32, device=device), None
     if options.weights and name == "preact":
         load_demur_weights(model, options.weights)
+    elif options.nets and (options.nets / f"{name}.safetensors").is_file():
+        model.load_state_dict(load_file(options.nets / f"{name}.safetensors", options.device))
     elif options.train:
-        fit(model, *read_images(options.train, None, device), options.epochs, EPS)
+        fit(model, *read_images(options.train, options.train_count, device), options.epochs, EPS)
+        if options.nets:
+            save_file(model.state_dict(), options.nets / f"{name}.safetensors")
     model.eval()
     if y is None:
         y = torch.cat([model(part).argmax(1) for part in x.split(64)]).detach()
-    run = Bench(options, model, x, y)
+    run = Bench(options, name, model, x, y)
     clean = run.correct(x).float().mean().item()
     say(f"{name}: {clean:.1%} of {len(x)} clean images correct")
     if options.weights and name == "preact":
         assert 0.79 < clean < 0.88, "the weights do not fit this model"
     run.rows["clean"] = clean
-    what = options.measure.split(",")
+    what = options.measure.split(";")
     plan: dict[str, tuple[float, Callable[[], Tensor | None]]] = {
         "queries": (15, run.queries),
         "ours": (30, lambda: run.ours(False)),
@@ -276,7 +312,7 @@ def bench(options: argparse.Namespace, name: str) -> dict[str, Any]:
     for key, (seconds, work) in plan.items():
         if key in what or options.measure == "all":
             run.measure(key, seconds, work)
-            write(options, {name: run.rows})
+            write(options, stored(options.output) | {name: run.rows})
     run.compare()
     return run.rows
 
@@ -304,7 +340,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=500)
-    parser.add_argument("--measure", default="all", help="names of measurements, or all")
+    parser.add_argument("--nets", type=Path, help="folder in which trained weights are kept")
+    parser.add_argument("--train-count", type=int, help="training images; default: all")
+    parser.add_argument("--measure", default="all", help="measurements, joined by ; or all")
     parser.add_argument("--seconds", type=float, default=1e9, help="start nothing after these")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="small nets, short attacks")
@@ -319,10 +357,9 @@ def main() -> None:
         conv = nn.Conv2d(3, 8, 3).to("cuda")
         conv(torch.rand(8, 3, 32, 32, device="cuda")).sum().backward()
         synchronise(conv.weight)
-    models: dict[str, Any] = {}
     for name in options.only.split(","):
-        models[name] = bench(options, name)
-        write(options, models)
+        rows = bench(options, name)
+        write(options, stored(options.output) | {name: rows})
 
 
 if __name__ == "__main__":

@@ -205,9 +205,13 @@ def load_demur_weights(model: nn.Module, file: Path) -> None:
 def fit(model: nn.Module, x: Tensor, y: Tensor, epochs: int, eps: float, batch: int = 256) -> None:
     """Train against FGSM with random starts (Wong et al. 2020), for nets to be a little robust."""
     model.train()
-    optimiser = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=5e-4, nesterov=True)
+    optimiser: torch.optim.Optimizer
+    if any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
+        optimiser, rate = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=5e-4), 0.1
+    else:
+        optimiser, rate = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.05), 1e-3
     steps = epochs * (len(x) // batch)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.1, max(steps, 1))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, max(steps, 1))
     for _ in range(epochs):
         for rows in torch.randperm(len(x), device=x.device)[: len(x) // batch * batch].split(batch):
             part, label = x[rows], y[rows]

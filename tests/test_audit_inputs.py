@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,16 @@ from torch import nn
 from demur.attacks import APGD, Square
 from demur.attacks.chain import Chain
 from demur.auditing.images import audit_images
+from demur.auditing.models import load_model
 from demur.autoattack import EnsembleEvaluation
 from demur.balls import Linf
+from demur.data import CIFAR10
 from demur.ensemble_result import EnsembleResult
 from demur.errors import BadInput
 from demur.evaluate import ensemble_state, image_parts
+from demur.methods import RR
+from demur.nets import ResNet18
+from demur.output import as_output
 from tests.own_images import write_folder
 
 BALL = Linf(0.02)
@@ -100,3 +106,29 @@ def test_parts_that_are_killed_resume_to_the_same_result(
     assert "" in whole.broken_by
     assert {"apgd", "square"} & {*whole.broken_by}
     assert torch.equal(resumed.x_adv, whole.x_adv)
+
+
+def test_an_official_checkpoint_of_data_parallel_loads(tmp_path: Path) -> None:
+    """Names as in the Rectified-Rejection repository, behind module. and in a container."""
+    net = ResNet18(width=4).build(CIFAR10().domain, RR(), seed=3).eval()
+    names = (
+        (r"^trunk\.stages\.(\d)\.(\d+)\.", lambda m: f"layer{int(m[1]) + 1}.{m[2]}."),
+        (r"^trunk\.stem\.", "conv1."), (r"^trunk\.norm\.", "bn."), (r"^classify\.", "linear."),
+        (r"^aux\.layers\.", "dense."), (r"\.norm([12])\.", r".bn\1."),
+        (r"\.shortcut\.", ".shortcut.0."),
+    )  # fmt: skip
+    theirs = {}
+    for name, tensor in net.state_dict().items():
+        if not name.startswith("normalise"):
+            for pattern, official in names:
+                name = re.sub(pattern, official, name)  # noqa: PLW2901
+            theirs[f"module.{name}"] = tensor
+    assert {"module.conv1.weight", "module.layer2.0.shortcut.0.weight"} <= set(theirs)
+    torch.save({"epoch": 7, "state_dict": theirs}, tmp_path / "model_best.pth")
+    loaded, x = (
+        load_model("rectified-rejection", tmp_path / "model_best.pth"),
+        torch.rand(2, 3, 32, 32),
+    )
+    found, expected = as_output(loaded(x)), net(x)
+    assert torch.equal(found.logits, expected.logits)
+    assert torch.equal(found.aux, expected.aux)

@@ -1,0 +1,21 @@
+#!/bin/sh
+# The three foreign models on a GPU: demur and pyautoattack, cudnn.benchmark on and off.
+#
+#   TEST=test.npz TRAIN=train.npz OUT=out sh benchmarks/foreign_gpu.sh resnet18
+#   TEST=test.npz TRAIN=train.npz OUT=out sh benchmarks/foreign_gpu.sh wideresnet
+#   TEST=test.npz TRAIN=train.npz OUT=out sh benchmarks/foreign_gpu.sh vit
+#
+# Each call takes less than 600 s. It trains the net against FGSM and measures what fits; the same
+# call with the same OUT continues. The npz files hold uint8 x (N, 3, 32, 32) and y (N). Further
+# options go to foreign_models.py: --tiny tries the script on a CPU.
+set -eu
+model=$1
+shift
+count=1000 epochs=8
+if [ "$model" = wideresnet ]; then count=250 epochs=4; fi # one query costs nine times as much
+if [ "$model" = vit ]; then epochs=15; fi
+mkdir -p "$OUT/nets"
+exec timeout 595 "${PYTHON:-python3}" benchmarks/foreign_models.py --only "$model" \
+  --images "$TEST" --train "$TRAIN" --nets "$OUT/nets" --epochs "$epochs" --count "$count" \
+  --measure "ours;pyautoattack, benchmark;ours, benchmark;pyautoattack;reject, standard;reject, fast" \
+  --seconds 560 -o "$OUT/foreign-$model.json" "$@"
