@@ -45,6 +45,26 @@ def fit_split(tiny_source: LoadedRun) -> tuple[Output, Tensor]:
         return tiny_source.net(x), y
 
 
+def test_scores_can_be_exported_with_the_net(
+    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor], fit_split: tuple[Output, Tensor]
+) -> None:
+    class ScoredNet(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = tiny_net
+            for name, rejector in EXAMPLES.items():
+                setattr(self, f"score of {name}", rejector.fit(*fit_split))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.net(x)
+            return torch.stack([getattr(self, f"score of {name}")(out) for name in EXAMPLES])
+
+    x = batch[0][:4]
+    program = torch.export.export(ScoredNet(), (x,))
+    # equal up to rounding: without a graph, tiny convolutions are matrix products
+    assert torch.allclose(program.module()(x), ScoredNet()(x), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 class TestContract:
     @pytest.fixture
@@ -76,22 +96,6 @@ class TestContract:
         at_once = score(out)
         monkeypatch.setattr("demur.rejectors.fitted.CHUNK", 64)
         assert torch.allclose(score(out), at_once, rtol=1e-4, atol=1e-4)
-
-    def test_it_can_be_exported_with_the_net(
-        self, score: Score, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
-    ) -> None:
-        class ScoredNet(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.net, self.score = tiny_net, score
-
-            def forward(self, x: Tensor) -> Tensor:
-                return self.score(self.net(x))
-
-        x = batch[0][:4]
-        program = torch.export.export(ScoredNet(), (x,))
-        # equal up to rounding: without a graph, tiny convolutions are matrix products
-        assert torch.allclose(program.module()(x), score(tiny_net(x)), rtol=1e-4, atol=1e-4)
 
     def test_it_is_computed_in_full_precision_under_autocast(
         self, score: Score, fit_split: tuple[Output, Tensor]
