@@ -124,11 +124,17 @@ class OperatingPoint(ABC):
         """Threshold t of the rule score >= t, from the scores and correctness of images, N."""
 
 
+class Unresolved(BadInput):
+    """A rejector is used before it is fitted, or an operating point before it is a threshold."""
+
+
 def as_score(rejector: Rejector | Score) -> Score:
-    """The rejector as a score; raises TypeError if it still has to be fitted."""
+    """The rejector as a score; raises Unresolved if it still has to be fitted."""
     if isinstance(rejector, Score):
         return rejector
-    raise TypeError(f"{rejector} is not fitted; call fit(out, y) or demur.resolve_thresholds first")
+    raise Unresolved(
+        f"{rejector} is not fitted; call fit(out, y) or demur.resolve_thresholds first"
+    )
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def one_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "STEPS", 2)
     equality = check.equality
     monkeypatch.setattr(check, "equality", lambda full, device, compiler: equality(
-        replace(full, net=replace(full.net, width=4)), device, "none"))  # fmt: skip
+        replace(full, net=replace(full.net, width=4), batch_size=16), device, "none"))  # fmt: skip
     monkeypatch.setattr(check, "MIN_TOLERANCE", 0.1)  # two steps vary more than twenty
 
 
@@ -187,9 +187,10 @@ def test_only_selects_the_compared_pairs(command: Command, in_empty_folder: Path
 
 
 def test_different_noise_on_the_device_fails_the_check(
-    command: Command, one_pair: None, monkeypatch: pytest.MonkeyPatch
+    command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert check.noise_is_equal(CPU)
+    monkeypatch.setattr(check, "selected_recipes", lambda only: [])
     monkeypatch.setattr(check, "noise_is_equal", lambda device: False)
     assert command("bench", "--check")[0] == 1
 

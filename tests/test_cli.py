@@ -21,8 +21,8 @@ from tests.test_runs import spoil
 
 COMMANDS = {
     "adaptive", "attack", "audit", "bench", "calibrate", "data", "demo", "distortion", "explore",
-    "list", "report", "retrofit", "score", "show", "archive", "table", "theory", "train", "export",
-    "predict", "serve",
+    "figure", "list", "report", "retrofit", "score", "show", "archive", "table", "theory", "train",
+    "export", "predict", "serve",
 }  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def short(method: Method) -> Recipe:
 def test_fast_steps_end_with_the_plain_steps_weights(
     method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "STEPS", 3)
+    monkeypatch.setattr(check, "STEPS", 2)
     found = check.equality(replace(short(method), batch_size=16), CPU, "none")
     assert found.holds, found
     assert found.tolerance == 1e-9

@@ -130,7 +130,7 @@ def test_rejectors_are_fitted_anywhere_in_a_spec(loaded: LoadedRun) -> None:
     assert isinstance(coupled.rejector.score, Centroid)
     x, y = loaded.splits["test"].batch(slice(0, 4))
     assert bound(loaded.net, x, y).shape == x.shape
-    with pytest.raises(TypeError, match="not fitted"):
+    with pytest.raises(BadInput, match="not fitted"):
         PGD(Linf(0.1), objective=objective)(loaded.net, x, y)
 
 

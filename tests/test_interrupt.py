@@ -59,7 +59,7 @@ def test_code_that_catches_the_exit_is_ended_after_a_while() -> None:
     assert (done.returncode, done.stderr) == (130, "demur: stopped\n")
 
 
-@pytest.mark.parametrize("imports", [1, 100, 400, 800, 1200, 1600])
+@pytest.mark.parametrize("imports", [1, 300, 1600])
 def test_no_training_survives_ctrl_c_during_its_imports(imports: int, tmp_path: Path) -> None:
     """Python looks for about 2,300 modules before the first step."""
     words = ["train", "digits-pgdat-rr", "epochs=900", "--out", str(tmp_path / "run")]

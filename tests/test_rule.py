@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from demur.errors import BadInput
 from demur.output import Output, con, rcon
 from demur.rejectors import Con, Coupled, Energy, RCon
 
@@ -61,12 +62,12 @@ def test_the_coupled_log_score_has_a_gradient_below_the_gate() -> None:
     assert grad.abs().sum() > 0
 
 
-def test_an_unfitted_rejector_raises_type_error() -> None:
+def test_an_unfitted_rejector_raises() -> None:
     from demur.rule import Rejector, Score, as_score
 
     class Unfitted(Rejector):
         def fit(self, out: Output, y: torch.Tensor) -> Score:
             return Con()
 
-    with pytest.raises(TypeError, match="not fitted"):
+    with pytest.raises(BadInput, match="not fitted"):
         as_score(Unfitted())

@@ -318,12 +318,11 @@ class Crash(Exception):
     """Raised in the middle of a training."""
 
 
-@pytest.mark.parametrize(("epoch", "step"), [(0, 1), (1, 5), (2, 9)])
 def test_an_interrupted_training_ends_with_bit_identical_weights(
-    uninterrupted: Run, tmp_path: Path, epoch: int, step: int
+    uninterrupted: Run, tmp_path: Path
 ) -> None:
     def crash(progress: Progress) -> None:
-        if (progress.epoch, progress.step) == (epoch, step):
+        if (progress.epoch, progress.step) == (1, 5):
             raise Crash
 
     with pytest.raises(Crash):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from demur.output import Output, as_output, check_logits, prediction
-from demur.rule import OperatingPoint, Rejector, Rule, Score, as_score
+from demur.rule import OperatingPoint, Rejector, Rule, Score, Unresolved, as_score
 from demur.spec import Spec
 
 
@@ -60,11 +60,11 @@ class RuleCriterion(Criterion):
 
     @property
     def accept_rule(self) -> Rule:
-        """The accept rule; raises TypeError while the threshold is an operating point."""
+        """The accept rule; raises Unresolved while the threshold is an operating point."""
         if isinstance(self.threshold, float):
             return as_score(self.rejector).rule(self.threshold)
-        raise TypeError(
-            f"{self} has an operating point as threshold; call evaluate.resolve_thresholds first"
+        raise Unresolved(
+            f"{self} has an operating point as threshold; call demur.resolve_thresholds first"
         )
 
 

@@ -16,6 +16,7 @@ from demur.attacks import (
 from demur.attacks.criteria import RuleCriterion
 from demur.evaluate.record_scores import tcon_of
 from demur.metrics import BoolArray, FloatArray
+from demur.rule import Unresolved
 from demur.runs import Record
 from demur.sanity.attack_order import targeted_rules
 from demur.sanity.evidence import (
@@ -96,7 +97,7 @@ def _broken(attacked: ParsedRecord, clean: ParsedRecord) -> BoolArray:
     try:
         bound = _with_thresholds(criterion, attacked.record)
         found: BoolArray = bound(clean.record.output, clean.record.y).numpy()
-    except TypeError:  # raised by a rejector that is not fitted
+    except Unresolved:
         return ~clean.correct
     return found
 
@@ -110,7 +111,7 @@ def _value(objective: Objective, record: Record) -> FloatArray | None:
     try:
         with torch.no_grad():
             found: FloatArray = objective(record.output, record.y).double().numpy()
-    except TypeError:  # raised by a rejector that is not fitted
+    except Unresolved:
         return None
     return found
 
