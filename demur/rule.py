@@ -125,7 +125,7 @@ class OperatingPoint(ABC):
 
 
 class Unresolved(BadInput):
-    """A rejector is used before it is fitted, or an operating point before it is a threshold."""
+    """A rejector that is not fitted yet, or an operating point that is no threshold yet."""
 
 
 def as_score(rejector: Rejector | Score) -> Score:
