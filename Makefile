@@ -14,10 +14,10 @@ test: $(VENV)/test.stamp
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -q -rs
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -q -rs
 
 coverage: $(VENV)/test.stamp
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -q --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -q --cov --cov-report=term
 
 docs: $(VENV)/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
