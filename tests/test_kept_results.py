@@ -23,7 +23,6 @@ SHORT, PLAIN = "cifar10-pgdat-rr-short", "cifar10-pgdat-short"
 SHORT_ATTACKS = ("clean", "pgd-10", "pgd-100")
 MADE_BY = {
     "cifar10-pgdat-rr-seed0": ("cifar10-pgdat-rr", "bn=batch"),
-    "cifar10-pgdat-rr-seed0-radii": ("cifar10-pgdat-rr", "bn=batch"),
     **{f"{name}-seed{i}": (name, f"seed={i}") for name in (SHORT, PLAIN) for i in (0, 1, 2)},
     f"{SHORT}-bn-train": (SHORT, "bn=train", *COMPARED_CHANGES),
 }
