@@ -33,6 +33,15 @@ TINY = ["epochs=4", "width=8", "attack.steps=3", "validation_attack.steps=3", "a
 TINIEST = ["epochs=1", "width=4", "attack.steps=1", "validation_attack.steps=1"]  # of any recipe
 
 
+@pytest.fixture(autouse=True)
+def keep_coverage() -> Iterator[None]:
+    """Go on measuring coverage after a library has removed the trace function."""
+    trace = sys.gettrace()
+    yield
+    if trace is not None and sys.gettrace() is None:
+        sys.settrace(trace)
+
+
 @pytest.fixture(scope="session")
 def tiny_recipe() -> Recipe:
     return recipe("digits-pgdat-rr", TINY)
