@@ -9,7 +9,6 @@ Attacks call `report` and `part`; without `track` these do nothing.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from rich.console import Console
@@ -75,12 +74,7 @@ class Bar:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.shown:
             self.bar.stop()
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from demur.paper.compute import Job
     from demur.paper.published import PaperTable
 
-HOME = "runs"
+RUNS_FOLDER = "runs"
 Scale = Annotated[str | None, typer.Option(help="Compute at this scale: smoke, short or paper.")]
 Kept = Annotated[str | None, typer.Option(help="Read the runs of this folder; train nothing.")]
 Runs = Annotated[str, typer.Option(help="Folder of the runs that are computed at a scale.")]
@@ -28,7 +28,7 @@ Names = Annotated[
 
 
 @dataclass(frozen=True)
-class Source:
+class RunSource:
     """Where runs come from: stored ones of `kept`, or computed at `scale` into `runs`."""
 
     scale: str | None
@@ -49,7 +49,7 @@ class Source:
                 f"say where the runs are ({command} --kept results), or at which scale to compute "
                 f"them ({command} --scale smoke)"
             )
-        if self.kept is not None and self.runs != HOME:
+        if self.kept is not None and self.runs != RUNS_FOLDER:
             raise BadInput("--kept only reads runs, and --runs is for new ones; leave out one")
         if self.kept is None:
             check_archive_folder(self.runs)
@@ -126,7 +126,7 @@ def paper_tables(names: list[str]) -> "list[PaperTable] | None":
 
 
 def paper_text(
-    names: list[str], tables: "list[PaperTable]", source: Source, form: str
+    names: list[str], tables: "list[PaperTable]", source: RunSource, form: str
 ) -> tuple[str, list[str]]:
     """Return the tables in a format, after what is missing is computed, and what failed."""
     from demur.cli.progress import on_message
@@ -141,7 +141,7 @@ def paper_text(
 
 
 def _formatted(
-    cells: "list[Cell]", command: str, source: Source, form: str, names: list[str]
+    cells: "list[Cell]", command: str, source: RunSource, form: str, names: list[str]
 ) -> str:
     from demur.paper.latex import latex_page
     from demur.paper.results_page import results_page
@@ -160,7 +160,7 @@ def figure(
     names: Names,
     scale: Scale = None,
     kept: Kept = None,
-    runs: Runs = HOME,
+    runs: Runs = RUNS_FOLDER,
     out: Annotated[
         str, typer.Option("--out", "-o", callback=check_archive_folder, help="Folder to write to.")
     ] = "figures",
@@ -180,7 +180,7 @@ def figure(
     from demur.paper.figures import MissingRecord, draw_figure, figure_needs, figures_by_name
 
     chosen, kinds = figures_by_name(names), _formats(formats)
-    source = Source(scale, kept, runs, device, data, engine)
+    source = RunSource(scale, kept, runs, device, data, engine)
     source.check(f"demur figure {' '.join(names)}")
     _check_matplotlib()
     failures = source.compute(figure_needs(chosen, scale) if scale else (), False)
@@ -198,7 +198,7 @@ def figure(
         _write_figure(Path(out), one.name, f"Figure {one.number}. {drawn.caption}", drawn.files)
     for failure in failures:
         typer.echo(f"demur: {failure}", err=True)
-    if missing:
+    if missing or failures:
         raise typer.Exit(2)
 
 

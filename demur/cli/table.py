@@ -11,7 +11,7 @@ import typer
 from demur.cli.app import AsJson, DataFolder, Device, Engine, app, split_names
 from demur.cli.factories import reading_factories, training_factories
 from demur.cli.output_paths import check_archive_folder, check_output_file
-from demur.cli.paper import HOME, Kept, Runs, Scale, Source, paper_tables, paper_text
+from demur.cli.paper import RUNS_FOLDER, Kept, Runs, RunSource, Scale, paper_tables, paper_text
 from demur.errors import BadInput
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def table(
     names: TableNames,
     scale: Scale = None,
     kept: Kept = None,
-    runs: Runs = HOME,
+    runs: Runs = RUNS_FOLDER,
     only: Annotated[str, typer.Option(help="Only these lines, such as pgdat,pgdat-rr.")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings per recipe.")] = 1,
     first_seed: Annotated[
@@ -64,7 +64,7 @@ def table(
 
     Example: demur table 1 2 --scale smoke
     """
-    source = Source(scale, kept, runs, device, data, engine)
+    source = RunSource(scale, kept, runs, device, data, engine)
     form = _format(as_json, latex)
     changes = [word for word in names if "=" in word]
     chosen = [word for word in names if "=" not in word]
@@ -77,7 +77,7 @@ def table(
         text, failures = paper_text(chosen, tables, source, form)
     else:
         name = _one_name(chosen)
-        if scale is not None or latex or runs != HOME:
+        if scale is not None or latex or runs != RUNS_FOLDER:
             raise BadInput(f"--scale, --runs and --latex are for tables of the paper, not {name}")
         text, failures = _recipe_table(
             name, changes, only, seeds, first_seed, archive, source, form
@@ -107,7 +107,7 @@ def _recipe_table(
     seeds: int,
     first_seed: int,
     archive: str | None,
-    source: Source,
+    source: RunSource,
     form: str,
 ) -> tuple[str, list[str]]:
     """Return a table that compares recipes, and a sentence where lines of it failed."""

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from time import monotonic
-from types import TracebackType
 from typing import Self
 
 from demur.progress import Bar, track
@@ -28,12 +27,7 @@ class MemberProgress:
             self._bar = self._stack.enter_context(Bar(self.name, transient=True))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     @contextmanager

@@ -84,19 +84,20 @@ def guard(
         True
     """
     guarantee, spec = guarantee_of(tpr, coverage, risk), _rejector(rejector)
-    bare = _bare_guard(model, x_cal, mean, std)
-    out, y = _outputs(bare, x_cal, y_cal)
-    fit = None if x_fit is None else lambda: _outputs(bare, x_fit, y_fit)
+    uncalibrated = _uncalibrated_guard(model, x_cal, mean, std)
+    out, y = _outputs(uncalibrated, x_cal, y_cal)
+    fit = None if x_fit is None else lambda: _outputs(uncalibrated, x_fit, y_fit)
     found = calibrate(spec, fit_rejector(spec, fit), out, y, guarantee, confidence)
     return replace(
-        bare, scores=on_device(found.scores, bare.device), calibration=found.figures,
+        uncalibrated, scores=on_device(found.scores, uncalibrated.device),
+        calibration=found.figures,
         class_names=_names(class_names, out.logits.shape[1]), resize=resize, eps=_eps(eps),
         temperature=_temperature(temperature, spec),
         built_from=BuiltFrom(*built_from) if built_from else None,
     )  # fmt: skip
 
 
-def _bare_guard(
+def _uncalibrated_guard(
     model: Model, x_cal: Any, mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> Guard:
     """A guard without scores and class names."""

@@ -25,15 +25,19 @@ from demur.evaluate.record_scores import can_score
 from demur.metrics import FloatArray
 from demur.paper.published import HEAD, ORACLE, Column, Metric, PaperRow, PaperTable
 from demur.paper.scales import SCALES, settings_grid
-from demur.paper.variants import variants
 from demur.recipes import VOCABULARY, Recipe, attack
-from demur.rejectors import Rejector
+from demur.rejectors import REFERENCE_RIDGE_NAME, Rejector
 from demur.rule import Score
 from demur.runs import Record, Run
 from demur.spec import digest, read
 
 STORED_SCALES = ("paper", "short")  # by preference
 RUNS_IN_MEMORY = 4
+STRONG = {  # first success of several restarts instead of the last iterate
+    "multi-target": "multi-target:keep=success",
+    "gama-pgd:restarts=1,keep=max_objective": "gama-pgd",
+    "gama-fw:restarts=1,keep=max_objective": "gama-fw",
+}
 Open = Callable[[Run], LoadedRun]
 
 
@@ -99,6 +103,23 @@ def needs(tables: Iterable[PaperTable], scale: str) -> Iterator[Need]:
                 name = _rejector(row, column, recipe)
                 fitted = name != ORACLE and not isinstance(recipe.rejectors().get(name), Score)
                 yield Need(row.entry, recipe, at.attack_text(text, recipe), at.images(text), fitted)
+
+
+def variants(row: PaperRow, column: Column) -> Iterator[tuple[str, Column]]:
+    """Other ways to measure a cell, where the paper's code and text differ: name and column."""
+    first = next(iter(column.attacks), "")
+    if first in STRONG:
+        yield "strong attack, first success", column._replace(attacks=(STRONG[first],))
+    if first.startswith("corruption:"):
+        yield "a threshold for each severity", column._replace(metric="tpr95_by_severity")
+    if column.metric == "distance":
+        yield "mean of the broken", column._replace(metric="distance_of_broken")
+        yield "broken by a change, %", column._replace(metric="broken")
+    if row.entry == "pgdat-carl" and column.metric == "auroc":
+        yield "score of the paper's code, one minus ours", column._replace(metric="auroc_reversed")
+    if row.rejector in ("GDA", "GDA*", "GMM"):
+        name = REFERENCE_RIDGE_NAME.format(row.rejector)
+        yield "ridge of the paper's code, 1e-10", column._replace(rejector=name)
 
 
 def measure_cells(

@@ -68,7 +68,7 @@ def npz_bytes(arrays: Mapping[str, Tensor], compression: int = ZIP_DEFLATED) -> 
             file.writestr(ZipInfo(f"{name}.npy"), part.getvalue(), compression)
         unpacked = sum(member.file_size for member in file.infolist())
     content = buffer.getvalue()
-    too_dense = unpacked > _max_unpacked(len(content))  # the reader would refuse it
+    too_dense = unpacked > _max_unpacked(len(content))  # the reader would raise
     return npz_bytes(arrays, ZIP_STORED) if too_dense else content
 
 
