@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from torch.nn.modules.module import _has_any_global_hook
 
 from demur.engine.copies import replace_module
+from demur.engine.fused_graph import fuse_activations, norm_coefficients
 from demur.errors import BadInput
 from demur.gradient import Model
 from demur.nets.conv import MIN_CHANNELS
@@ -73,6 +74,8 @@ class FastCopy:
     def __init__(self, model: nn.Module, settings: CopySettings, x: Tensor) -> None:
         self.settings, self.device = settings, x.device
         self.net, self.folded = _folded_copy(model, x)
+        if x.is_cuda and settings.channels_last:  # the layout of the kernels
+            self.net = fuse_activations(self.net, x)
         out, calls = _trace(self.net, x)
         layers = [call.module for call in calls if isinstance(call.module, nn.Conv2d | nn.Linear)]
         classes = as_output(out).logits.shape[-1]
@@ -219,13 +222,7 @@ def _conv_norm_pairs(calls: list[Call]) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]
 
 def _fold(net: nn.Module, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
     """Put the affine map of a batch norm in eval mode into the convolution before it."""
-    assert norm.running_mean is not None and norm.running_var is not None
-    scale = (norm.running_var.double() + norm.eps).rsqrt()
-    if norm.affine:
-        scale = scale * norm.weight.double()
-    shift = -norm.running_mean.double() * scale
-    if norm.affine:
-        shift = shift + norm.bias.double()
+    scale, shift = norm_coefficients(norm)
     if conv.bias is not None:
         shift = shift + conv.bias.double() * scale
     _set_weight(conv, (conv.weight.double() * scale[:, None, None, None]).float())

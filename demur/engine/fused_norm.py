@@ -87,16 +87,12 @@ class FusedBatchNorm:
     def forward(self, a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor, SavedStats]:
         """Return the total, the active maps and the buffers for the backward pass."""
         saved = self.saved
+        if not self.train:
+            return *affine_relu(a, b, saved.coefficients), saved
         total = a if b is None else torch.empty_like(a)
         active, add = torch.empty_like(a), b is not None
         b_or_a = a if b is None else b
         grid = Grid.of(a)
-        if not self.train:
-            affine_kernel[grid.tiles(AFFINE)](
-                a, b_or_a, total, active, saved.coefficients, *grid.size,
-                add, *AFFINE[:2], num_warps=AFFINE.warps,
-            )  # fmt: skip
-            return total, active, saved
         rows_per_program, programs, tile = grid.reduction()
         sums_kernel[programs](
             a, b_or_a, total, saved.sums[0], *grid.size,
@@ -114,24 +110,85 @@ class FusedBatchNorm:
         self, total: Tensor, saved: SavedStats, grad_active: Tensor, grad_total: Tensor | None
     ) -> Tensor:
         """Return the gradient with respect to the total, through the norm and the shortcut."""
-        grad_active, out, grid = _rows(grad_active), torch.empty_like(total), Grid.of(total)
+        grad_active, grid = _rows(grad_active), Grid.of(total)
         if self.train:
             rows_per_program, programs, tile = grid.reduction()
             grad_sums_kernel[programs](
                 grad_active, total, saved.coefficients, saved.sums[1], *grid.size,
                 rows_per_program, *tile[:2], num_warps=tile.warps,
             )  # fmt: skip
-        tile = GRAD_TRAIN if self.train else GRAD_EVAL
-        grad_kernel[grid.tiles(tile)](
-            grad_active, total, grad_active if grad_total is None else _rows(grad_total), out,
-            saved.coefficients, saved.sums[1],
-            *grid.size, grad_total is not None, self.train, *tile[:2], num_warps=tile.warps,
-        )  # fmt: skip
-        return out
+        sums = saved.sums[1] if self.train else None
+        return input_grad(total, grad_active, grad_total, saved.coefficients, sums)
 
     def weight_gradients(self, saved: SavedStats) -> tuple[Tensor | None, Tensor | None]:
         """Return the gradients of the source's weight and bias, after `backward`."""
         return (saved.sums[1, 1], saved.sums[1, 0]) if self.learn else (None, None)
+
+
+class FusedAffine(NamedTuple):
+    """ReLU(scale * (a + b) + shift) with constant coefficients 2, C.
+
+    The backward pass finds the active maps by their sum, or, if that is not kept, by the result;
+    scale must then be 1.
+    """
+
+    coefficients: Tensor
+    keep_sum: bool
+
+    def __call__(self, a: Tensor, b: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return a + b, which is undefined unless it is kept, and the active maps."""
+        total, active = _FusedNorm.apply(a, b, None, None, self)
+        return total, active
+
+    def forward(self, a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor, None]:
+        """Return what the backward pass needs and the active maps."""
+        total, active = affine_relu(a, b, self.coefficients, self.keep_sum)
+        return total if self.keep_sum else active, active, None
+
+    def backward(
+        self, source: Tensor, saved: None, grad_active: Tensor, grad_total: Tensor | None
+    ) -> Tensor:
+        """Return the gradient with respect to the sum."""
+        coefficients = self.coefficients
+        if not self.keep_sum:  # the result is positive where the map is active
+            coefficients = torch.stack((coefficients[0], torch.zeros_like(coefficients[1])))
+        return input_grad(source, _rows(grad_active), grad_total, coefficients)
+
+    def weight_gradients(self, saved: None) -> tuple[None, None]:
+        """Return no gradients: the coefficients are constants."""
+        return None, None
+
+
+def affine_relu(
+    a: Tensor, b: Tensor | None, coefficients: Tensor, keep_sum: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Return a + b (a itself if it is not needed) and ReLU(scale * (a + b) + shift)."""
+    add = b is not None
+    total = torch.empty_like(a) if add and keep_sum else a
+    active, grid = torch.empty_like(a), Grid.of(a)
+    affine_kernel[grid.tiles(AFFINE)](
+        a, b if add else a, total, active, coefficients, *grid.size,
+        add, keep_sum, *AFFINE[:2], num_warps=AFFINE.warps,
+    )  # fmt: skip
+    return total, active
+
+
+def input_grad(
+    total: Tensor,
+    grad_active: Tensor,
+    grad_total: Tensor | None,
+    coefficients: Tensor,
+    sums: Tensor | None = None,
+) -> Tensor:
+    """Return the gradient with respect to the total; `sums` of train mode only."""
+    out, grid, train = torch.empty_like(total), Grid.of(total), sums is not None
+    tile = GRAD_TRAIN if train else GRAD_EVAL
+    grad_kernel[grid.tiles(tile)](
+        grad_active, total, grad_active if grad_total is None else _rows(grad_total), out,
+        coefficients, sums if train else coefficients,
+        *grid.size, grad_total is not None, train, *tile[:2], num_warps=tile.warps,
+    )  # fmt: skip
+    return out
 
 
 class Grid(NamedTuple):
@@ -166,7 +223,12 @@ def _rows(maps: Tensor) -> Tensor:
 class _FusedNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, a: Tensor, b: Tensor | None, weight: Any, bias: Any, norm: FusedBatchNorm
+        ctx: Any,
+        a: Tensor,
+        b: Tensor | None,
+        weight: Any,
+        bias: Any,
+        norm: FusedBatchNorm | FusedAffine,
     ) -> tuple[Tensor, Tensor]:
         total, active, ctx.saved = norm.forward(_rows(a), None if b is None else _rows(b))
         ctx.norm, ctx.added = norm, b is not None
@@ -266,9 +328,10 @@ if AVAILABLE:
     @triton.jit
     def affine_kernel(
         a, b, total, out, coefficients, n_rows, channels,
-        add: tl.constexpr, block_rows: tl.constexpr, block_cols: tl.constexpr,
+        add: tl.constexpr, keep_sum: tl.constexpr,
+        block_rows: tl.constexpr, block_cols: tl.constexpr,
     ):  # fmt: skip
-        """Write ReLU(scale * (a + b) + shift), and with `add` also a + b to `total`."""
+        """Write ReLU(scale * (a + b) + shift), and with `add` and `keep_sum` a + b to `total`."""
         channel = tl.program_id(1) * block_cols + tl.arange(0, block_cols)
         channel_mask = channel < channels
         scale = tl.load(coefficients + channel, mask=channel_mask, other=0.0)
@@ -280,7 +343,8 @@ if AVAILABLE:
         if add:
             y = tl.load(b + offsets, mask=mask, other=0.0)
             x = (x.to(tl.float32) + y.to(tl.float32)).to(x.dtype)
-            tl.store(total + offsets, x, mask=mask)
+            if keep_sum:
+                tl.store(total + offsets, x, mask=mask)
         value = x.to(tl.float32) * scale[None, :] + shift[None, :]
         tl.store(out + offsets, tl.maximum(value, 0.0).to(x.dtype), mask=mask)
 
