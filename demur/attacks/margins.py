@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from demur.attacks import margin_kernels
 from demur.attacks.apgd import APGD
 from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.criteria import AcceptedError, RuleCriterion
@@ -25,7 +26,7 @@ from demur.attacks.driver import (
     verify_success,
 )
 from demur.attacks.objectives import CE, MinMargin, ObjectiveState, SingleMargin
-from demur.balls import Ball
+from demur.balls import L2, Ball, Linf
 from demur.errors import BadInput
 from demur.field_types import NonNegativeInt, PositiveInt
 from demur.gradient import Gradient, exact_value, gradient
@@ -143,6 +144,11 @@ def solve_game(ball: Ball, x: Tensor, state: MaxMinState) -> tuple[Tensor, Tenso
     Later games continue from the weights of earlier ones with smaller steps.
     """
     weights, average = state.weights, state.best_x
+    if isinstance(ball, Linf | L2) and margin_kernels.fits(state.grads):
+        return margin_kernels.play(
+            x, average, state.values, state.grads, weights, state.games,
+            ball.eps, isinstance(ball, L2), ROUNDS,
+        )  # fmt: skip
     for turn in range(ROUNDS):
         rate = 2 / (turn + 2 + ROUNDS * state.games)  # N
         weighted_grad = (weights[:, :, None] * state.grads).sum(1).view_as(x)
