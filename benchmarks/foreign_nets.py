@@ -51,7 +51,7 @@ class PreActBlock(nn.Module):
 
 
 class PreActResNet(nn.Module):
-    """Pre-activation ResNet: 18 layers, or a WideResNet for three stages."""
+    """Pre-activation ResNet-18, or for three stages WRN-16-4 (Zagoruyko and Komodakis 2016)."""
 
     def __init__(self, stem: int, widths: tuple[int, ...], depth: int) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ def build(name: str, tiny: bool) -> nn.Module:
     nets: dict[str, Callable[[], nn.Module]] = {
         "resnet18": lambda: PostActResNet18(8 if tiny else 64),
         "preact": lambda: PreActResNet(64, (64, 128, 256, 512), 2),
-        "wideresnet": lambda: PreActResNet(16, (16, 32, 64) if tiny else (160, 320, 640), 4),
+        "wideresnet": lambda: PreActResNet(16, (16, 32, 64) if tiny else (64, 128, 256), 2),
         "cnn": SmallCNN,
         "vit": lambda: VisionTransformer(*((32, 2, 2) if tiny else ())),
     }
