@@ -2,7 +2,8 @@
 
 Attacks reach it through `demur.gradient.AttackModel`, which FrozenModel implements; `FastSteps` of
 `demur.training` captures a training step with it. Results are those of the plain net up to
-rounding. CUDA graphs, torch.compile and Triton kernels appear nowhere else, but for noise.
+rounding. CUDA graphs, torch.compile and Triton kernels appear nowhere else, but for noise and the
+game of `MaxMinMargin`.
 """
 
 from demur.engine.any_module import FrozenModule, accelerated, attack, check_model_engine
