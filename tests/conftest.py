@@ -19,7 +19,7 @@ from demur.evaluate import LoadedRun, run_attack
 from demur.guards import Guard, guard
 from demur.nets import RejectingNet
 from demur.paper.tables import TABLES
-from demur.recipes import Recipe, recipe
+from demur.recipes import Recipe, attacks, recipe
 from demur.runs import Run
 from demur.training import train
 
@@ -118,10 +118,11 @@ def command(
 
 
 @pytest.fixture
-def quick_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table of methods under attacks that take no time."""
+def quick_table(few_digits: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of methods on few images, under attacks that take no time."""
     quick = replace(TABLES["methods-digits"], attacks=("clean", "pgd-20", "pgd-10:steps=1"))
     monkeypatch.setitem(TABLES, "methods-digits", quick)
+    monkeypatch.setitem(attacks._SETTINGS, "pgd-20", lambda run: attacks.linf(run.data, 2))
 
 
 FEW = 300  # images: four whole batches of 64 and a part of one
