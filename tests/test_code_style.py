@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import demur
-from tests.conftest import Command
+from demur.attacks import APGD, reject_autoattack
+from tests.conftest import TINIEST, Command
 
 PACKAGE = Path(demur.__file__).parent
 ROOT = PACKAGE.parent
@@ -169,22 +171,22 @@ def test_the_readme_shows_the_two_commands_and_the_tour() -> None:
 
 
 def test_the_readmes_commands_and_code_run(
-    command: Command, capsys: pytest.CaptureFixture[str]
+    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every demur command of the README in order, with a short training, then its Python."""
-    brief = ["epochs=2", "width=4", "attack.steps=2", "validation_attack.steps=1"]
     for line in readme_commands():
         program, *words = line.split()
         if program != "demur" or words == ["demo"]:  # the demo runs from the wheel
             continue
         if words[0] == "attack":
-            words += ["--n", "100"]
+            words += ["--n", "40"]
         if words[0] == "train":
-            words += [*brief, "--out", f"runs/{words[1]}"]
+            words += [*TINIEST, "--out", f"runs/{words[1]}"]
         code, _, said = command(*words)
         # a net that hardly learned keeps no promise, and says so
         honest = words[0] == "calibrate" and "no threshold gives" in said
         assert code == 0 or honest, f"{line}\n{said}"
+    monkeypatch.setattr(reject_autoattack, "APGD", partial(APGD, steps=10))
     for text in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S):
         exec(compile(text, "README.md", "exec"), {})
     told = capsys.readouterr().out
@@ -235,15 +237,9 @@ def test_the_demo_runs_from_a_built_wheel(tmp_path: Path) -> None:
     assert needed <= shipped, needed - shipped
     env = os.environ | {"PYTHONPATH": str(target)}
     where = "import sys, demur.__main__ as entry; print(entry.__file__, file=sys.stderr)"
-    demo = [sys.executable, "-c", f"{where}; entry.main()", "demo", "--epochs", "2"]
-    done = subprocess.run(
-        [*demo, "--device", "cpu"],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    demo = [sys.executable, "-c", f"{where}; entry.main()", "demo", "--epochs", "1"]
+    demo += ["--device", "cpu"]
+    done = subprocess.run(demo, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
     assert done.stderr.startswith(str(target))
     screen = done.stdout.splitlines()
     assert any("ertificate" in line for line in screen)  # or why there is none
