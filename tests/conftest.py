@@ -1,5 +1,6 @@
 """Settings that tests share; `tests/fixtures.py` has the fixtures."""
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -15,4 +16,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Load the fixtures, which import torch; a process that only starts workers needs none."""
     starts_workers = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     if not starts_workers:
+        gc.disable()  # imports make no garbage, but half a million objects to search
         config.pluginmanager.import_plugin("tests.fixtures")
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, but not among what was imported."""
+    gc.freeze()
+    gc.enable()

@@ -20,6 +20,7 @@ from demur.guards import Guard, guard
 from demur.nets import RejectingNet
 from demur.paper.tables import TABLES
 from demur.recipes import Recipe, attacks, recipe
+from demur.recipes.training import linf
 from demur.runs import Run
 from demur.training import train
 from tests.conftest import FEW, TINY, Answer, Command
@@ -118,7 +119,7 @@ def quick_table(few_digits: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table of methods on few images, under attacks that take no time."""
     quick = replace(TABLES["methods-digits"], attacks=("clean", "pgd-20", "pgd-10:steps=1"))
     monkeypatch.setitem(TABLES, "methods-digits", quick)
-    monkeypatch.setitem(attacks._SETTINGS, "pgd-20", lambda run: attacks.linf(run.data, 2))
+    monkeypatch.setitem(attacks._SETTINGS, "pgd-20", lambda run: linf(run.data, 2))
 
 
 @pytest.fixture
