@@ -1,5 +1,6 @@
 """One small trained net for the whole test run, and linear nets with known distances."""
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -46,8 +47,19 @@ def tiny_recipe() -> Recipe:
 
 @pytest.fixture(scope="session")
 def tiny_run(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A digits run trained for a few seconds; treat it as read-only."""
-    return train(tiny_recipe, tmp_path_factory.mktemp("tiny") / "run")
+    """A digits run trained for a few seconds; treat it as read-only.
+
+    The first worker of pytest-xdist that needs it trains it, and each has a copy.
+    """
+    import fcntl
+
+    own, base = tmp_path_factory.mktemp("tiny") / "run", tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return train(tiny_recipe, own)
+    with (base.parent / "tiny.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        shared = train(tiny_recipe, base.parent / "tiny")  # which only opens a finished run
+    return Run(Path(copytree(shared.path, own)))
 
 
 @pytest.fixture(scope="session")
