@@ -345,7 +345,8 @@ def test_l2_ensemble_stays_in_the_ball_and_does_not_lose_successes(seed: int) ->
     net, x = LinearNet(seed), centred_images(8, seed)
     y = prediction(net(x))
     rule = AcceptedError(Con(), 0.3)
-    x_adv = RejectAutoAttackEnsemble(L2(0.8), rule, version="fast")(net, x, y)
+    attack = with_steps(RejectAutoAttackEnsemble(L2(0.8), rule, version="fast").chain(), 20)
+    x_adv = attack(net, x, y)
     assert (L2(0).norm(x_adv - x) <= 0.8 * (1 + 1e-6)).all()
     assert x_adv.shape[1:] == SHAPE
     assert rule(as_output(net(x_adv)), y).sum() >= rule(net(x), y).sum()
