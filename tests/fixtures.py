@@ -27,7 +27,9 @@ from demur.training import train
 from tests.conftest import FEW, TINY, Answer, Command
 
 # a busy machine is slow, not wrong
-settings.register_profile("demur", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "demur", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("demur")
 
 
