@@ -376,7 +376,7 @@ class RejectAutoAttack(EnsembleEvaluation):
         >>> from demur import AcceptedError, Con, RejectAutoAttack
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
         >>> criterion = AcceptedError(Con(), 0.2)
-        >>> attack = RejectAutoAttack(model, criterion, version="fast", verbose=False)
+        >>> attack = RejectAutoAttack(model, criterion, eps=0.3, version="fast", verbose=False)
         >>> x_adv = attack.run_standard_evaluation(torch.rand(4, 1, 8, 8), torch.arange(4))
     """
 

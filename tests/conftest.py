@@ -1,150 +1,26 @@
-"""One small trained net for the whole test run, and linear nets with known distances."""
+"""Settings that tests share; `tests/fixtures.py` has the fixtures."""
 
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
-from shutil import copytree
+import gc
+from collections.abc import Callable
 
 import pytest
-import torch
-from hypothesis import HealthCheck, settings
-from torch import Tensor
-
-from demur.attacks import PGD, Clean
-from demur.balls import Linf
-from demur.cli import main
-from demur.data import Digits, Images, Splits
-from demur.evaluate import LoadedRun, run_attack
-from demur.guards import Guard, guard
-from demur.nets import RejectingNet
-from demur.paper.tables import TABLES
-from demur.recipes import Recipe, recipe
-from demur.runs import Run
-from demur.training import train
-
-# a busy machine is slow, not wrong
-settings.register_profile("demur", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("demur")
 
 Answer = tuple[int, str, str]
 Command = Callable[..., Answer]
 TINY = ["epochs=4", "width=8", "attack.steps=3", "validation_attack.steps=3", "attack.eps=0.1"]
 TINIEST = ["epochs=1", "width=4", "attack.steps=1", "validation_attack.steps=1"]  # of any recipe
-
-
-@pytest.fixture(autouse=True)
-def keep_coverage() -> Iterator[None]:
-    """Go on measuring coverage after a library has removed the trace function."""
-    trace = sys.gettrace()
-    yield
-    if trace is not None and sys.gettrace() is None:
-        sys.settrace(trace)
-
-
-@pytest.fixture(scope="session")
-def tiny_recipe() -> Recipe:
-    return recipe("digits-pgdat-rr", TINY)
-
-
-@pytest.fixture(scope="session")
-def tiny_run(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A digits run trained for a few seconds; treat it as read-only."""
-    return train(tiny_recipe, tmp_path_factory.mktemp("tiny") / "run")
-
-
-@pytest.fixture(scope="session")
-def tiny_source(tiny_run: Run) -> LoadedRun:
-    return LoadedRun(tiny_run, torch.device("cpu"))
-
-
-@pytest.fixture
-def own_source(tiny_run: Run, tmp_path: Path) -> LoadedRun:
-    """A copy of the tiny run that records may be written into."""
-    copytree(tiny_run.path, tmp_path / "own")
-    return LoadedRun(Run.open(str(tmp_path / "own")), torch.device("cpu"))
-
-
-@pytest.fixture(scope="session")
-def tiny_net(tiny_source: LoadedRun) -> RejectingNet:
-    return tiny_source.net
-
-
-@pytest.fixture(scope="session")
-def tiny_guard(tiny_source: LoadedRun) -> Guard:
-    """The tiny net with R-Con calibrated on the cal images, which rejects some."""
-    x, y = tiny_source.splits["cal"].batch(slice(None))
-    made = tiny_source.run.recipe
-    return guard(
-        tiny_source.net, x, y, rejector="RCon", coverage=0.7, eps=0.15,
-        built_from=(made.net, made.method.head),
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def test_images(tiny_source: LoadedRun) -> Images:
-    return tiny_source.splits["test"]
-
-
-@pytest.fixture
-def batch(test_images: Images) -> tuple[Tensor, Tensor]:
-    return test_images.batch(slice(0, 24))
-
-
-@pytest.fixture
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
-    yield tmp_path
-
-
-@pytest.fixture
-def command(
-    in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Command:
-    """Call the command as the shell would; exit code, stdout, stderr."""
-
-    def call(*words: str) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["demur", *words])
-        monkeypatch.setenv("COLUMNS", "200")
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
-
-
-@pytest.fixture
-def quick_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table of methods under attacks that take no time."""
-    quick = replace(TABLES["methods-digits"], attacks=("clean", "pgd-20", "pgd-10:steps=1"))
-    monkeypatch.setitem(TABLES, "methods-digits", quick)
-
-
 FEW = 300  # images: four whole batches of 64 and a part of one
 
 
-@pytest.fixture
-def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Digits of which only a few are loaded."""
-    load = Digits.load
-
-    def few(self: Digits, folder: Path | None = None) -> Splits:
-        return {
-            name: images.first(min(300, len(images))) for name, images in load(self, folder).items()
-        }
-
-    monkeypatch.setattr(Digits, "load", few)
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the fixtures, which import torch; a process that only starts workers needs none."""
+    starts_workers = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if not starts_workers:
+        gc.disable()  # imports make no garbage, but half a million objects to search
+        config.pluginmanager.import_plugin("tests.fixtures")
 
 
-@pytest.fixture(scope="module")
-def scored_source(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> LoadedRun:
-    """A copy of the shared run with two records."""
-    copy = copytree(tiny_run.path, tmp_path_factory.mktemp("scored") / "run")
-    loaded = LoadedRun(Run(Path(copy)), torch.device("cpu"))
-    run_attack(loaded, "clean", Clean())
-    run_attack(loaded, "pgd-3", PGD(Linf(0.15), steps=3))
-    return loaded
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, but not among what was imported."""
+    gc.freeze()
+    gc.enable()

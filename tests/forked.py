@@ -9,6 +9,7 @@ Use `subprocess` where the start itself is tested.
 import atexit
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -87,25 +88,44 @@ def run(
 
 @cache
 def _server() -> str:
-    """Start the process that forks the others and return its address."""
-    address = str(Path(tempfile.mkdtemp()) / "forks")
-    process = subprocess.Popen([sys.executable, __file__, address], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    atexit.register(process.kill)
-    return address
+    """Return the address of the process that forks the others; the first caller starts it.
+
+    The workers of pytest-xdist share one, which ends with the process that started them.
+    """
+    import fcntl
+
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    folder = Path(tempfile.gettempdir(), f"forks-{run}") if run else Path(tempfile.mkdtemp())
+    folder.mkdir(mode=0o700, exist_ok=True)
+    address = folder / "socket"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may be starting it
+        if not address.exists():
+            tests = os.getppid() if run else os.getpid()
+            words = [sys.executable, __file__, str(address), str(tests)]
+            process = subprocess.Popen(words, stdout=subprocess.PIPE)
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+    return str(address)
 
 
-def _serve(address: str) -> None:
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _serve(address: str, tests: int) -> None:
+    exec(PRELOADED, {})
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(address)
     listening.listen()
-    exec(PRELOADED, {})
     print("ready", flush=True)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the supervisors
-    listening.settimeout(5)
-    parent = os.getppid()
-    while os.getppid() == parent:  # else the tests were killed
+    listening.settimeout(1)
+    while _is_running(tests):
         try:
             connection, _ = listening.accept()
         except TimeoutError:
@@ -113,6 +133,7 @@ def _serve(address: str) -> None:
         if os.fork() == 0:
             _supervise(connection)
         connection.close()
+    shutil.rmtree(Path(address).parent)
 
 
 def _supervise(connection: socket.socket) -> None:
@@ -169,4 +190,4 @@ def _become(asked: dict[str, Any], fds: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(sys.argv[1], int(sys.argv[2]))

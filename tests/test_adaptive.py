@@ -129,13 +129,13 @@ def test_a_net_without_a_head_is_attacked_through_its_confidence() -> None:
 
 
 def test_the_worst_case_succeeds_where_any_member_succeeds(tiny_source: LoadedRun) -> None:
-    plan = AdaptivePlan.of(tiny_source.run.recipe, etas=(0.1, 30), steps=3, restarts=1)
+    plan = AdaptivePlan.of(tiny_source.run.recipe, etas=(0.1, 30), steps=2, restarts=1)
     assert len(plan.worst.attacks) == 6 * 2
     assert plan.worst.criterion == AcceptedError(RCon(), plan.worst.criterion.threshold)  # type: ignore[attr-defined]
     chain = resolve_thresholds(plan.worst, tiny_source.clean).spec
     net, images = tiny_source.net, tiny_source.splits["test"]
-    x, y = images.batch(slice(0, 60))
-    attack_batch = AttackBatch(net, x, y, torch.arange(60), None)
+    x, y = images.batch(slice(0, 30))
+    attack_batch = AttackBatch(net, x, y, torch.arange(30), None)
     with torch.no_grad():
         worst = chain.criterion(net(chain.run(attack_batch, 0)), y)
         counts = []

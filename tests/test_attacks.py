@@ -114,8 +114,8 @@ EXAMPLES: dict[str, Attack] = {
     "apgd-l2": APGD(
         L2(0.5), steps=12, keep="max_objective", objective=UntargetedMargin(), eot_iter=2
     ),
-    "fab": FAB(Linf(0.15), steps=5, restarts=2),
-    "fab-l2": FAB(L2(0.8), steps=5, restarts=2),
+    "fab": FAB(Linf(0.15), steps=2, restarts=2),
+    "fab-l2": FAB(L2(0.8), steps=2, restarts=2),
     "cw": CW(searches=2, steps=15, rate=0.05, constant=1.0),
     "cw-linf": CW("Linf", searches=2, steps=15, rate=0.05, constant=1.0),
     "cw-linf-adam": CW("Linf-adam", searches=2, steps=15, rate=0.05, confidence=1.0, abort=False),
@@ -129,19 +129,22 @@ EXAMPLES: dict[str, Attack] = {
     ),
 }  # fmt: skip
 LIMITS = {"steps": 4, "restarts": 2, "queries": 8, "searches": 2, "eot_iter": 2}
+IN_A_CHAIN = LIMITS | {"steps": 2, "restarts": 1}  # other examples have restarts
 
 
-def shortened(attack: Attack) -> Attack:
+def shortened(attack: Attack, limits: dict[str, int] = LIMITS) -> Attack:
     """The same attack with few steps and restarts."""
     if isinstance(attack, Ensemble):
         return shortened(attack.chain())
     if isinstance(attack, Chain):
-        return replace(attack, attacks=tuple(map(shortened, attack.attacks)))
+        members = tuple(shortened(member, IN_A_CHAIN) for member in attack.attacks)
+        return replace(attack, attacks=members)
     if isinstance(attack, MultiTarget):
-        restarts = min(attack.restarts, LIMITS["restarts"])
-        return replace(attack, attack=shortened(attack.attack), targets=2, restarts=restarts)
-    names = {f.name for f in fields(attack)} & set(LIMITS)
-    changes: dict[str, Any] = {name: min(getattr(attack, name), LIMITS[name]) for name in names}
+        restarts = min(attack.restarts, limits["restarts"])
+        inner = shortened(attack.attack, limits)
+        return replace(attack, attack=inner, targets=2, restarts=restarts)
+    names = {f.name for f in fields(attack)} & set(limits)
+    changes: dict[str, Any] = {name: min(getattr(attack, name), limits[name]) for name in names}
     return replace(attack, **changes)
 
 

@@ -26,7 +26,7 @@ from demur.rejectors import Con, ModelScore
 from demur.wrappers import ModelWithScore
 from tests.linear import LinearNet, centred_images
 
-SMALL = (APGD(Linf(0.1), steps=8), FAB(Linf(0.1), steps=5), Square(Linf(0.1), queries=30))
+SMALL = (APGD(Linf(0.1), steps=5), FAB(Linf(0.1), steps=2), Square(Linf(0.1), queries=15))
 
 
 def attack_batch(net: RejectingNet, images: Images, count: int) -> AttackBatch:
@@ -49,8 +49,8 @@ class TestInterface:
     def test_equals_the_chain_for_any_batch_size(
         self, tiny_net: RejectingNet, test_images: Images
     ) -> None:
-        batch = attack_batch(tiny_net, test_images, 30)
-        batch = replace(batch, index=torch.arange(30))
+        batch = attack_batch(tiny_net, test_images, 16)
+        batch = replace(batch, index=torch.arange(16))
         expected = Chain(SMALL).run(batch, 0)
         for bs in (7, 250):
             with warnings.catch_warnings():
@@ -74,7 +74,7 @@ class TestInterface:
     def test_resumes_after_an_interruption(
         self, tiny_net: RejectingNet, test_images: Images, tmp_path: Path
     ) -> None:
-        x, y = test_images.batch(slice(0, 40))
+        x, y = test_images.batch(slice(0, 20))
         expected = self.short_attack(tiny_net).run_standard_evaluation(x, y, bs=10)
         stopped = self.short_attack(tiny_net)
         member = stopped.chain.attacks[1]
@@ -322,13 +322,20 @@ def test_a_run_whose_net_returns_nan_is_refused(own_source: LoadedRun) -> None:
 def test_is_not_weaker_than_pyautoattack(tiny_net: RejectingNet, test_images: Images) -> None:
     peer = pytest.importorskip("pyautoattack")
     x, y = test_images.batch(slice(0, 20))
-    theirs, _ = peer.AutoAttack(
+    other = peer.AutoAttack(
         tiny_net.classifier().eval(), attacks=["apgd-ce"], version="custom", eps=0.1,
         seed=0,
-    ).run_standard_evaluation(x, y, batch_size=20)  # fmt: skip
-    ours = AutoAttack(
+    )  # fmt: skip
+    attack = AutoAttack(
         tiny_net, eps=0.1, version="custom", attacks_to_run=["apgd-ce"], verbose=False
-    ).run_standard_evaluation(x, y)
+    )
+    (member,) = attack.chain.attacks
+    assert isinstance(member, APGD)
+    assert (member.steps, member.restarts) == (other.apgd.n_iter, other.apgd.n_restarts)
+    attack.chain = Chain((replace(member, restarts=1),))
+    other.apgd.n_restarts = 1
+    theirs, _ = other.run_standard_evaluation(x, y, batch_size=20)
+    ours = attack.run_standard_evaluation(x, y)
     assert isinstance(ours, Tensor)
     robust = [int((prediction(tiny_net(found)) == y).sum()) for found in (ours, theirs)]
     assert robust[0] <= robust[1] + 1

@@ -242,7 +242,7 @@ def test_an_attack_that_drops_images_raises_in_train_mode() -> None:
 @pytest.mark.parametrize("bn", ["train", "batch", "eval"])
 @each_form
 def test_engines_agree(framework: CCAT, bn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "STEPS", 3)
+    monkeypatch.setattr(check, "STEPS", 2)
     recipe = check.recipe_of(Method(replace(framework, bn=bn), RR()), "fp64")  # type: ignore[arg-type]
     recipe = replace(recipe, net=ResNet8(4), batch_size=17, epochs=1)
     found = check.equality(recipe, CPU, "none")

@@ -21,7 +21,7 @@ from demur.report.text import train_command
 from demur.runs import Run
 from demur.training import train
 from tests.cifar_files import use_small_set
-from tests.conftest import TINY, Command
+from tests.conftest import TINIEST, Command
 from tests.test_cli import expect_error
 
 BRIEF = ["width=2", "epochs=3", "batch_size=50", "precision=fp32", "attack.steps=1",
@@ -98,7 +98,9 @@ def test_the_best_epoch_is_selected_on_the_named_split(
 
 
 def test_a_page_says_that_the_last_epoch_is_selected(tmp_path: Path, command: Command) -> None:
-    run = train(recipe("digits-pgdat-rr", [*TINY, "epochs=2", "selection=last"]), tmp_path / "run")
+    run = train(
+        recipe("digits-pgdat-rr", [*TINIEST, "epochs=2", "selection=last"]), tmp_path / "run"
+    )
     assert command("attack", str(run.path), "clean", "--n", "40")[0] == 0
     code, _, err = command("report", str(run.path), "-o", "page.html")
     assert code == 0, err

@@ -29,7 +29,7 @@ from tests.conftest import Command
 from tests.test_cli import expect_error
 
 RR_RUN, PLAIN_RUN = RECIPES["digits-pgdat-rr"], RECIPES["digits-pgdat"]
-FAST = ":searches=3,steps=60,rate=0.05,constant=1"
+FAST = ":searches=2,steps=40,rate=0.05,constant=1"
 COUNT = 24
 
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ from urllib.parse import unquote, urldefrag
 import pytest
 
 import demur
+from demur.attacks import APGD, FAB, Square, autoattack, reject_autoattack
 
 ROOT = Path(demur.__file__).parents[1]
 PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
@@ -105,8 +107,14 @@ def unlisted_commands(pages: dict[Path, Page]) -> list[str]:
 @pytest.mark.parametrize(
     "path", [page for page in PAGES if TO_RUN.search(page.read_text())], ids=lambda path: path.stem
 )
-def test_the_examples_of_a_guide_run(path: Path, in_empty_folder: Path) -> None:
-    """All marked blocks of a page, in order and in one namespace."""
+def test_the_examples_of_a_guide_run(
+    path: Path, in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All marked blocks of a page, in order and in one namespace, with short ensembles."""
+    for module in (autoattack, reject_autoattack):
+        monkeypatch.setattr(module, "APGD", partial(APGD, steps=10))
+        monkeypatch.setattr(module, "FAB", partial(FAB, steps=3))
+        monkeypatch.setattr(module, "Square", partial(Square, queries=50))
     namespace: dict[str, object] = {"__name__": path.stem}
     text = path.read_text(encoding="utf-8")
     for found in TO_RUN.finditer(text):

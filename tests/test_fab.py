@@ -95,7 +95,7 @@ def assert_close_to_optimum(found: Tensor, optimum: Tensor) -> None:
 
 
 @pytest.mark.parametrize("kind", [Linf, L2])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_finds_the_distance_of_a_linear_net(kind: type[Ball], seed: int) -> None:
     net, x = LinearNet(seed), centred_images(16, seed)
     y = prediction(net(x))
@@ -183,7 +183,7 @@ def test_successes_of_an_approximate_model_are_real(
 ) -> None:
     x, y = batch
     model = ApproximateModel(tiny_net, 0.5)
-    attack = FAB(ball, steps=8, restarts=2, any_distance=any_distance)
+    attack = FAB(ball, steps=4, restarts=2, any_distance=any_distance)
     x_adv = attack.perturb(model, x, y, torch.arange(len(x)))
     moved = (x_adv != x).flatten(1).any(1)
     assert moved.any()
@@ -198,7 +198,7 @@ def test_an_approximate_model_costs_little_strength(
 ) -> None:
     """The errors are several times those of bf16 on these logits."""
     x, y = batch
-    attack = FAB(ball, steps=8, restarts=2)
+    attack = FAB(ball, steps=5, restarts=2)
     x_adv = attack.perturb(ApproximateModel(tiny_net, 0.1), x, y, torch.arange(len(x)))
     exact = prediction(tiny_net(attack(tiny_net, x, y))) != y
     assert (prediction(tiny_net(x_adv)) != y).sum() >= exact.sum() - 1
@@ -220,7 +220,7 @@ def test_only_candidates_inside_the_ball_are_verified(ball: Ball) -> None:
 def test_targeted_fab_succeeds_at_least_as_often_as_untargeted(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
-    x, y = batch
+    x, y = (part[:12] for part in batch)
     untargeted = FAB(Linf(0.2), steps=20)  # with fewer steps one target is not reached
     targeted = MultiTarget(untargeted, keep="success")
     successes = [
@@ -240,8 +240,8 @@ def test_finds_examples_as_close_as_torchattacks(
     model, ball = tiny_net.classifier().eval(), Linf(0.12) if norm == "Linf" else L2(0.8)
     right = prediction(tiny_net(x)) == y
     with torch.random.fork_rng():
-        theirs = torchattacks.FAB(model, norm=norm, eps=100.0, steps=12, n_classes=10)(x, y)
-    ours = FAB(ball, steps=12, any_distance=True)(tiny_net, x, y)
+        theirs = torchattacks.FAB(model, norm=norm, eps=100.0, steps=8, n_classes=10)(x, y)
+    ours = FAB(ball, steps=8, any_distance=True)(tiny_net, x, y)
     assert (prediction(tiny_net(ours)) != y).all()
     assert (prediction(tiny_net(theirs)) != y).all()
     far = [float(ball.norm(images - x)[right].mean()) for images in (ours, theirs)]

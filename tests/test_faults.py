@@ -9,7 +9,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from demur.runs import Run
+from tests import forked
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
@@ -41,22 +41,18 @@ VARIES = ("created", "seconds", "metrics", "metadata_digest")
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """A process that runs commands with a fault, in a folder."""
-    words = [sys.executable, "-m", "tests.fuzz.faults"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:
+    process = forked.popen(["-c", "from tests.fuzz.faults import serve; serve()"], ROOT)
 
-        def run(command: Words, folder: Path, operation: int = NEVER, number: int = 0) -> Answer:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            asked = {"words": command, "folder": str(folder), "operation": operation}
-            process.stdin.write(json.dumps(asked | {"number": number}) + "\n")
-            process.stdin.flush()
-            code = int(process.stdout.readline())
-            operations = int((folder / "operations").read_text())
-            return code, (folder / "stderr").read_text(), operations
+    def run(command: Words, folder: Path, operation: int = NEVER, number: int = 0) -> Answer:
+        asked = {"words": command, "folder": str(folder), "operation": operation}
+        process.stdin.write(json.dumps(asked | {"number": number}) + "\n")
+        process.stdin.flush()
+        code = int(process.stdout.readline())
+        operations = int((folder / "operations").read_text())
+        return code, (folder / "stderr").read_text(), operations
 
-        yield run
-        process.kill()
+    yield run
+    process.kill()
 
 
 def content(run: Path) -> dict[str, object]:

@@ -11,7 +11,7 @@ from demur.recipes import RECIPES, recipe
 from demur.runs import Run
 from demur.spec import lines
 from demur.version import code_version
-from tests.conftest import Command
+from tests.conftest import TINIEST, Command
 from tests.test_cli import expect_error
 
 
@@ -64,6 +64,8 @@ def test_an_unfinished_run_names_the_command_that_resumes_it(
 ) -> None:
     folder = copytree(tiny_run.path, "runs/my tiny")
     Path(folder, "checkpoint.json").unlink()
+    brief = lines(recipe("digits-pgdat-rr", TINIEST))
+    Path(folder, "recipe.txt").write_text(brief, encoding="utf-8")
     rmtree(Path(folder, "records"), ignore_errors=True)  # of the missing weights
     again = "demur train '@runs/my tiny/recipe.txt' --out 'runs/my tiny'"
     for words in (("attack", "my tiny", "clean"), ("score", "my tiny"), ("theory", "my tiny")):

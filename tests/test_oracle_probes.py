@@ -172,6 +172,6 @@ def test_the_sentence_is_of_the_best_probe(
 
 def test_folds_are_the_same_every_time() -> None:
     logits, aux, _, g = random_outputs(3)
-    made = record(torch.rand(COUNT, generator=g) < 0.5, logits, aux)
+    made = record(torch.rand(500, generator=g) < 0.5, logits[:500], aux[:500])
     first, again = probe_scores(made), probe_scores(made)
     assert all(np.array_equal(first[name], again[name]) for name in first)

@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +24,7 @@ import demur
 from demur import Guard, LoadedRun
 from demur.serve import Settings, create_app, run
 from demur.serve.batching import Batcher, ModelFailed, Overloaded
+from tests import forked
 
 Client = TestClient
 Pixels = Any
@@ -352,11 +351,9 @@ def test_an_answer_does_not_wait_for_the_clients_acknowledgement() -> None:
 def test_sigterm_finishes_what_is_in_progress(tiny_guard: Guard, tmp_path: Path) -> None:
     """The command as a process: it says where it listens and ends with code 0."""
     tiny_guard.save(tmp_path / "guard")
-    words = [sys.executable, "-m", "demur", "serve", "guard", "--port", "0", "--device", "cpu"]
-    with subprocess.Popen(
-        words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment()
-    ) as process:
-        assert process.stderr is not None
+    words = ["-m", "demur", "serve", "guard", "--port", "0", "--device", "cpu"]
+    process = forked.popen(words, tmp_path, environment())
+    try:
         address = process.stderr.readline().split()[-1]
         assert address.startswith("http://127.0.0.1:")
         body = json.dumps({"images": np.zeros((64, 8, 8, 1)).tolist(), "dtype": "float32"}).encode()
@@ -365,7 +362,10 @@ def test_sigterm_finishes_what_is_in_progress(tiny_guard: Guard, tmp_path: Path)
         connection.putheader("content-type", "application/json")
         connection.putheader("content-length", str(len(body)))
         connection.endheaders(body[:1000])
-        time.sleep(0.1)
+        later = HTTPConnection(address.removeprefix("http://"), timeout=20)
+        later.request("GET", "/health")  # connections are accepted in their order
+        assert later.getresponse().read()
+        later.close()
         process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
         connection.send(body[1000:])
@@ -375,6 +375,8 @@ def test_sigterm_finishes_what_is_in_progress(tiny_guard: Guard, tmp_path: Path)
         connection.close()
         assert process.wait(20) == 0
         assert process.stderr.read().strip() == "stopped"
+    finally:
+        process.kill()
 
 
 def environment() -> dict[str, str]:

@@ -13,7 +13,7 @@ def test_more_load_than_the_service_takes(
     tiny_guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-    found = measure(str(tiny_guard.save(tmp_path / "guard")), seconds=2.0, clients=100, images=4)
+    found = measure(str(tiny_guard.save(tmp_path / "guard")), seconds=1.0, clients=100, images=4)
     assert found["wrong"] == []
     assert found["alive"]
     assert found["exit code"] == 0

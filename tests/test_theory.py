@@ -16,7 +16,7 @@ from demur import theory
 from demur.errors import BadInput
 from demur.theory import BoolArray, FloatArray, TheoryInputs
 
-MANY, SOME = (settings(deadline=None, max_examples=most) for most in (300, 60))
+MANY, SOME = (settings(deadline=None, max_examples=most) for most in (200, 60))
 # any counterexample will do: shrinking it takes longer than finding it
 FIRST = settings(max_examples=5000, phases=[Phase.generate], database=None, deadline=None)
 
@@ -195,7 +195,7 @@ class TestSeparability:
         def satisfies(case: Case) -> bool:
             return bool((statement(case.inputs).premise & (case.inputs.correct == correct)).any())
 
-        assert find(cases(), satisfies, settings=FIRST, random=random.Random(0))
+        assert find(cases(), satisfies, settings=FIRST, random=random.Random(3))
 
     def test_correct_and_wrong_scores_are_separated_on_many_images(self) -> None:
         g = np.random.default_rng(0)
@@ -238,7 +238,7 @@ def counterexample(
         inputs = case.inputs
         return bool((condition(case) & ~theory.separated(score(inputs), inputs.correct)).any())
 
-    return find(cases(), violates, settings=FIRST, random=random.Random(0))
+    return find(cases(), violates, settings=FIRST, random=random.Random(3))
 
 
 class TestEveryConditionIsNeeded:
@@ -283,6 +283,6 @@ class TestEveryConditionIsNeeded:
     def test_tcon_of_exactly_one_half_may_be_wrong(self) -> None:
         found = find(
             cases(), lambda case: bool((case.inputs.tcon >= 0.5) & ~case.inputs.correct),
-            settings=FIRST, random=random.Random(0),
+            settings=FIRST, random=random.Random(3),
         )  # fmt: skip
         assert found.inputs.con[0] == found.inputs.tcon[0] == 0.5

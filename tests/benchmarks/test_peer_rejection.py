@@ -66,10 +66,10 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def members(self: RejectAutoAttackEnsemble) -> dict[str, Attack]:
         attacks = original(self)
-        return {name: replace(attacks[name], steps=8) for name in ("product", "balanced")}  # type: ignore[call-arg]
+        return {name: replace(attacks[name], steps=4) for name in ("product", "balanced")}  # type: ignore[call-arg]
 
     monkeypatch.setattr(RejectAutoAttackEnsemble, "members", members)
-    monkeypatch.setattr(peer_rejection, "STEPS", 8)
+    monkeypatch.setattr(peer_rejection, "STEPS", 4)
 
 
 @pytest.mark.usefixtures("few_steps")

@@ -18,7 +18,7 @@ N = 40
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (autoattack, reject_autoattack):
-        monkeypatch.setattr(module, "APGD", partial(APGD, steps=20))
+        monkeypatch.setattr(module, "APGD", partial(APGD, steps=10))
     monkeypatch.setattr(
         reject_autoattack, "MaxMinMargin",
         lambda ball, criterion, seed, **_: MaxMinMargin(ball, criterion, steps=5, seed=seed),
