@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -345,6 +346,29 @@ def found_state(net: nn.Module) -> tuple[Any, ...]:
         torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32,
         torch.get_rng_state().numpy().tobytes(), random.getstate(),
     )  # fmt: skip
+
+
+class DrawsGlobally(nn.Module):
+    """Draws from the global generators of Python, NumPy and torch, and does not use it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        random.random()
+        np.random.rand()
+        torch.rand(1)
+        return x.flatten(1)[:, :4]
+
+
+def test_global_random_states_are_left_as_found(batch: tuple[Tensor, Tensor]) -> None:
+    net = DrawsGlobally()
+    before = found_state(net), np.random.get_state()[1].tolist()  # type: ignore[index]
+    demur.attack(net, PGD(Linf(0.1), steps=2), *batch)
+    assert before == (found_state(net), np.random.get_state()[1].tolist())  # type: ignore[index]
+
+
+def test_a_model_without_weights_is_refused(batch: tuple[Tensor, Tensor]) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 4, device="meta"))
+    with pytest.raises(BadInput, match="load its weights first"):
+        AutoAttack(net, eps=0.1, verbose=False).run_standard_evaluation(*batch)
 
 
 @pytest.mark.parametrize("name", TAKEN)

@@ -4,12 +4,14 @@
         x_adv = attack.perturb(checked_model, x, y, index)
 
 A model gets copies of the images in a dtype that it takes. Its outputs must have one row per image
-and no NaN. Its buffers and torch's random state are restored at the end.
+and no NaN. Its buffers and the global random states are restored at the end.
 """
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -94,7 +96,8 @@ def checked(model: Model, x: Tensor, y: Tensor) -> Iterator[tuple[CheckedModel, 
 
     The images are detached and have the widest dtype of float32, the images and the model: an
     image rounded to 16 bits could lie outside its ball. Gradients are off and inference mode is
-    left. The model's buffers and torch's random state are restored at the end.
+    left. The model's buffers and the random states of Python, NumPy and torch are restored at the
+    end.
 
     Raises:
         BadInput: The images or labels are invalid, the model fails on the first image, labels and
@@ -137,7 +140,7 @@ def _dtypes(model: Model) -> list[torch.dtype]:
 
 @contextmanager
 def _restored(model: Model, x: Tensor) -> Iterator[None]:
-    """Restore the model's buffers and torch's random state at the end."""
+    """Restore the model's buffers and the global random states at the end."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     saved = [
         (module, name, buffer, buffer.clone())
@@ -145,10 +148,13 @@ def _restored(model: Model, x: Tensor) -> Iterator[None]:
         for name, buffer in module.named_buffers(recurse=False)
         if not buffer.is_inference()  # torch does not let anyone change these
     ]
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng([x.device] if x.is_cuda else []):
         try:
             yield
         finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
             for module, name, buffer, value in saved:
                 if getattr(module, name) is not buffer:
                     setattr(module, name, buffer)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks.criteria import Criterion, RuleCriterion
+from demur.errors import BadInput
 from demur.gradient import Model
 from demur.output import as_output, prediction
 
@@ -43,4 +44,7 @@ def device_for(
     if device is not None or x.device.type != "cpu" or not isinstance(model, nn.Module):
         return device or x.device
     tensors = chain(model.parameters(), model.buffers())
-    return next((tensor.device for tensor in tensors), x.device)
+    found = next((tensor.device for tensor in tensors), x.device)
+    if found.type == "meta":
+        raise BadInput("the model has no weights (device meta); load its weights first")
+    return found
