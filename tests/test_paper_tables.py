@@ -1,6 +1,7 @@
 """The paper's tables: published numbers, cells filled from stored runs, and the page of all."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,12 @@ import pytest
 from demur import metrics
 from demur.cli.evaluate import load_run
 from demur.evaluate import values
-from demur.paper.cells import Cell, cell_recipe, measure_cells
-from demur.paper.published import PAPER_TABLES
+from demur.paper.cells import Cell, StoredRuns, _measure, cell_recipe, measure_cells
+from demur.paper.figures import FIGURES, _suffices
+from demur.paper.published import PAPER_TABLES, Column
 from demur.paper.results_page import results_page
+from demur.paper.verdict_page import verdict_section
+from demur.paper.verdicts import measure_verdicts
 from demur.recipes import attack
 from demur.rejectors import RCon
 from demur.runs import Run
@@ -62,9 +66,12 @@ def test_a_measured_cell_is_the_metric_of_its_record(cells: list[Cell]) -> None:
     assert cell.published == 58.21
 
 
-def test_the_results_page_is_current(cells: list[Cell]) -> None:
+def test_the_results_page_is_current(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
     text = (RESULTS / "conclusions.md").read_text()
-    page = results_page(cells, "demur table all --kept results", text)
+    stored = StoredRuns(Path("results"), lambda run: load_run(str(run.path), "cpu", None), print)
+    verdicts = verdict_section(measure_verdicts(stored, Path("results")), "results")
+    page = results_page(cells, "demur table all --kept results", text, verdicts)
     assert page == (ROOT / "RESULTS.md").read_text(), (
         "make it again: demur table all --kept results -o RESULTS.md"
     )
@@ -91,3 +98,30 @@ def test_one_table_as_json(command: Command, monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_a_wrong_request_is_one_sentence(command: Command, words: list[str], message: str) -> None:
     expect_error(command("table", *words), message)
+
+
+def test_of_several_runs_of_a_recipe_the_first_with_the_record_fills_a_cell(
+    tmp_path: Path,
+) -> None:
+    stored_run = RESULTS / "paper-cifar10" / "pgdat-rr-seed0-last"
+    for name in ("a", "b"):
+        shutil.copytree(stored_run, tmp_path / name)
+    for path in (tmp_path / "a" / "records").glob("pgd-100-*"):
+        path.unlink()
+    stored = StoredRuns(tmp_path, lambda run: load_run(str(run.path), "cpu", None), print)
+    recipe = Run(stored_run).recipe
+    assert [run.name for run in stored.find(recipe)] == ["a", "b"]
+    row, empty = PAPER_TABLES[2].rows[-1], Cell(2, "row", "column", 0.0)
+    for text, name in (("clean", "a"), ("pgd-100", "b")):
+        column = Column("all", (text,), "accuracy")
+        cell = _measure(recipe, row._replace(attacks=()), column, empty, stored, "paper")
+        assert Path(cell.record).parents[1].name == name
+
+
+def test_the_adaptive_figure_is_drawn_from_scores() -> None:
+    run = Run(RESULTS / "paper-cifar10" / "pgdat-rr-seed0")
+    (record,) = [one for one in run.records() if one.label == "pgd-100"]
+    assert record.scores_only
+    evidence = FIGURES["adaptive"].evidence[0]
+    assert _suffices(record, evidence, run.recipe)
+    assert not _suffices(record, FIGURES["separability"].evidence[0], run.recipe)

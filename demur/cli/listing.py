@@ -125,6 +125,7 @@ def listings(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
         "tables": lambda: {
             **{str(number): table.title for number, table in PAPER_TABLES.items()},
             "text": "Results that the paper gives in its text: AutoAttack and larger radii",
+            "verdicts": "Whether R-Con beats the confidence of its own net, from stored runs",
             **{name: table.title for name, table in TABLES.items()},
         },
         "figures": lambda: {

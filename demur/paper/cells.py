@@ -11,6 +11,7 @@ attacks that fill a table.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -182,10 +183,9 @@ def _measure(
     stored: "StoredRuns",
     scale: str,
 ) -> Cell:
-    """The cell on the run of a recipe; `empty` if there is no run or no record."""
-    run = stored.find(recipe)
-    for text in row.attacks or column.attacks if run else ():
-        assert run is not None
+    """The cell on the first run of a recipe that has a record; `empty` if there is none."""
+    runs = stored.find(recipe)
+    for text, run in product(row.attacks or column.attacks, runs):
         label = SCALES[scale].attack_text(text, recipe)
         spec = attack(label, recipe)
         record = stored.record(run, spec)
@@ -268,12 +268,12 @@ class StoredRuns:
                 f"there is no folder {folder}; name one that contains runs, such as results"
             )
         self.open_run, self.rejectors = open_run, rejectors or {}
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, list[Run]] = {}
         for path in sorted(folder.rglob("recipe.txt")):
             try:
                 run = Run(path.parent)
                 if run.trained:
-                    self.runs.setdefault(digest(run.recipe), run)
+                    self.runs.setdefault(digest(run.recipe), []).append(run)
             except BadInput as reason:
                 on_message(f"{path.parent} is skipped: {reason}")
         if not self.runs:
@@ -281,9 +281,9 @@ class StoredRuns:
         self._records = lru_cache(RUNS_IN_MEMORY)(self._read_records)
         self._evaluation = lru_cache(RUNS_IN_MEMORY)(self._evaluate)
 
-    def find(self, recipe: Recipe) -> Run | None:
-        """The run of a recipe."""
-        return self.runs.get(digest(recipe))
+    def find(self, recipe: Recipe) -> list[Run]:
+        """The runs of a recipe, in the order of their paths."""
+        return self.runs.get(digest(recipe), [])
 
     def record(self, run: Run, spec: Attack) -> Record | None:
         """The record of an attack on the most test images.

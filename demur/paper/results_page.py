@@ -25,8 +25,10 @@ not the last epoch, the number of the last one follows after a slash.
 """
 
 
-def results_page(cells: Sequence[Cell], command: str, conclusions: str = "") -> str:
-    """The page for the cells of one or more tables."""
+def results_page(
+    cells: Sequence[Cell], command: str, conclusions: str = "", verdicts: str = ""
+) -> str:
+    """The page for the cells of one or more tables, with two sections that are made elsewhere."""
     needs_100 = [
         cell
         for cell in cells
@@ -44,6 +46,7 @@ def results_page(cells: Sequence[Cell], command: str, conclusions: str = "") -> 
     for number in dict.fromkeys(cell.table for cell in cells):
         own = [cell for cell in cells if cell.table == number]
         parts.append(_section(TABLES_BY_NUMBER[number], own))
+    parts += [verdicts] if verdicts else []
     return "\n".join(part.strip() + "\n" for part in parts)
 
 
