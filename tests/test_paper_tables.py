@@ -8,11 +8,13 @@ import pytest
 
 from demur import metrics
 from demur.cli.evaluate import load_run
+from demur.errors import BadInput
 from demur.evaluate import values
 from demur.paper.cells import Cell, StoredRuns, _measure, cell_recipe, measure_cells
 from demur.paper.figures import FIGURES, _suffices
 from demur.paper.published import PAPER_TABLES, Column
 from demur.paper.results_page import results_page
+from demur.paper.training_cost import epoch_seconds
 from demur.paper.verdict_page import verdict_section
 from demur.paper.verdicts import measure_verdicts
 from demur.recipes import attack
@@ -125,3 +127,38 @@ def test_the_adaptive_figure_is_drawn_from_scores() -> None:
     evidence = FIGURES["adaptive"].evidence[0]
     assert _suffices(record, evidence, run.recipe)
     assert not _suffices(record, FIGURES["separability"].evidence[0], run.recipe)
+
+
+def test_the_cost_of_the_head_is_that_of_logs_and_nets(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    code, out, err = command("table", "text", "--kept", "results", "--json")
+    assert code == 0, err
+    cells = [one for one in json.loads(out) if one["table"] == "text-head"]
+    found = {(one["row"], one["column"]): one for one in cells}
+    assert len(found) == 6
+    log = RESULTS / "paper-cifar10" / "pgdat-rr-seed0" / "metrics.jsonl"
+    seconds = sorted(json.loads(line)["seconds"] for line in log.read_text().splitlines())
+    cell = found["PGD-AT, RR", "ResNet-18, s per epoch"]
+    assert cell["measured"] == (seconds[54] + seconds[55]) / 2  # of 110 epochs
+    assert (cell["record"], cell["published"]) == (str(log.relative_to(ROOT)), 320.0)
+    # the head of the paper: 512 x 256 + 256, batch norm of 256, 256 + 1; 8 bytes count batches
+    head = 4 * (512 * 256 + 256 + 4 * 256 + 256 + 1) + 8
+    for net, size in (("ResNet-18", head), ("WRN-34-10", 4 * (640 * 320 + 320 * 6 + 1) + 8)):
+        with_head, without = (
+            found[row, f"{net}, MB"]["measured"] for row in ("PGD-AT, RR", "PGD-AT")
+        )
+        assert with_head - without == pytest.approx(size / 1e6)
+        assert with_head == pytest.approx(found["PGD-AT, RR", f"{net}, MB"]["published"], abs=0.05)
+
+
+def test_a_log_without_seconds_is_named(tmp_path: Path) -> None:
+    stored_run = RESULTS / "methods-cifar10" / "pgdat-seed1"
+    run = Run(Path(shutil.copytree(stored_run, tmp_path / "run")))
+    assert epoch_seconds(run) == pytest.approx(6.6, abs=0.1)
+    (run.path / "metrics.jsonl").write_text('{"epoch": 1}\n')
+    with pytest.raises(BadInput, match="metrics"):
+        epoch_seconds(run)
+    (run.path / "metrics.jsonl").unlink()
+    assert epoch_seconds(run) is None

@@ -26,6 +26,7 @@ from demur.evaluate.record_scores import can_score
 from demur.metrics import FloatArray
 from demur.paper.published import HEAD, ORACLE, Column, Metric, PaperRow, PaperTable
 from demur.paper.scales import SCALES, settings_grid
+from demur.paper.training_cost import epoch_seconds, megabytes, metrics_file
 from demur.recipes import VOCABULARY, Recipe, attack
 from demur.rejectors import REFERENCE_RIDGE_NAME, Rejector
 from demur.rule import Score
@@ -161,7 +162,7 @@ def _measure_at_first(
         if cell.measured is not None:
             of_last = replace(recipe, selection="last")
             last = _measure(of_last, row, column, empty, stored, scale)
-            compared = of_last != recipe and last.attack == cell.attack
+            compared = of_last != recipe and cell.n is not None and last.attack == cell.attack
             stand_ins = SCALES[scale].stand_ins(cell_changes(table, row, column))
             protocol = f"{stand_ins}, {cell.protocol}" if stand_ins else cell.protocol
             others = {
@@ -185,6 +186,8 @@ def _measure(
 ) -> Cell:
     """The cell on the first run of a recipe that has a record; `empty` if there is none."""
     runs = stored.find(recipe)
+    if column.metric in ("megabytes", "epoch_seconds"):
+        return _training_cost(recipe, column.metric, empty, runs)
     for text, run in product(row.attacks or column.attacks, runs):
         label = SCALES[scale].attack_text(text, recipe)
         spec = attack(label, recipe)
@@ -198,6 +201,19 @@ def _measure(
                 restarts=getattr(spec, "restarts", None), protocol=protocol_of(recipe) + source,
                 attack=label, record=str(record_file(run, record)),
             )  # fmt: skip
+    return empty
+
+
+def _training_cost(recipe: Recipe, metric: Metric, empty: Cell, runs: Sequence[Run]) -> Cell:
+    """The cell of a cost: of the recipe's net, or of the first run with a log."""
+    if metric == "megabytes":
+        return replace(empty, measured=megabytes(recipe), protocol="parameters and buffers")
+    for run in runs:
+        seconds = epoch_seconds(run)
+        if seconds is not None:
+            device = run.checkpoint.get("device", "unknown device")
+            how = f"{protocol_of(recipe)}, median of the epochs, {device}"
+            return replace(empty, measured=seconds, protocol=how, record=str(metrics_file(run)))
     return empty
 
 

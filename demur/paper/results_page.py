@@ -63,9 +63,9 @@ class Notes:
     def letter(self, cell: Cell) -> str:
         """The letter of the note of a measured cell."""
         restarts = f", {cell.restarts} restarts" if (cell.restarts or 0) > 1 else ""
-        images = "" if cell.n == ALL_IMAGES else f", {cell.n:,} images"
-        attack = cell.attack.partition(":")[0]
-        note = f"{cell.protocol}, {attack}{restarts}{images}"
+        images = "" if cell.n in (ALL_IMAGES, None) else f", {cell.n:,} images"
+        attack = f", {cell.attack.partition(':')[0]}" if cell.attack else ""
+        note = f"{cell.protocol}{attack}{restarts}{images}"
         return self.letters.setdefault(note, chr(ord("a") + len(self.letters)))
 
     @property
@@ -123,6 +123,7 @@ def _shown(cell: Cell, notes: Notes) -> str:
 
 
 def number_text(value: float, column: str) -> str:
-    """A number of a column: three decimals for AUROC, two for squared L2, one for the others."""
-    decimals = 3 if column.endswith("AUC") else 2 if ", L2" in column else 1
+    """A number of a column: three decimals for AUROC, two for squared L2 and costs, else one."""
+    two = ", L2" in column or column.endswith(("MB", "per epoch"))
+    decimals = 3 if column.endswith("AUC") else 2 if two else 1
     return f"{value:.{decimals}f}"
