@@ -1,11 +1,13 @@
 """Archives of runs: the same tables without weights, data or features."""
 
 import fcntl
+import json
 import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +20,10 @@ from demur.evaluate.certificates import issue
 from demur.paper.measure import stored_factories
 from demur.rejectors import paper_grid
 from demur.runs import Run
+from demur.runs.files import write_json
+from demur.runs.record import read_record, record_path, write_record
 from demur.spec import show
+from tests.test_crash import made_up_record
 
 
 def test_an_archive_gives_the_same_tables_without_weights_or_data(
@@ -56,6 +61,49 @@ def test_an_archive_of_an_archive_is_the_same(scored_source: LoadedRun, tmp_path
             for text in one.stored_scores
         )
         assert one.metadata["scores_fitted"] == other.metadata["scores_fitted"]
+
+
+def test_an_archive_may_leave_out_fitted_scores(scored_source: LoadedRun, tmp_path: Path) -> None:
+    whole = archive(scored_source, tmp_path / "whole")
+    part = archive(NoData(whole, torch.device("cpu")), tmp_path / "part", fitted=["gda", "KNN"])
+    rejectors = scored_source.run.recipe.rejectors()
+    wanted = {show(rejectors[name], full=True) for name in ("GDA", "kNN")}
+    for one, other in zip(whole.records(), part.records(), strict=True):
+        assert set(other.stored_scores) == wanted < set(one.stored_scores)
+        assert torch.equal(other.arrays["logits"], one.arrays["logits"])
+        for text in wanted:
+            assert torch.equal(other.stored_scores[text], one.stored_scores[text])
+    with pytest.raises(BadInput, match="Con is not fitted to features"):
+        archive(scored_source, tmp_path / "other", fitted=["Con"])
+
+
+@pytest.mark.parametrize("first", [0, 50_000])
+def test_an_archived_record_of_consecutive_images_stores_its_first_index(
+    first: int, tmp_path: Path
+) -> None:
+    made = made_up_record("clean", 64 * "a")
+    made.arrays["index"] += first
+    path = record_path(tmp_path, "clean", "test", 64 * "a")
+    write_record(path, made, tight=True)
+    with np.load(path) as file:
+        assert set(file.files) == set(made.arrays) - {"index"}
+        assert all(np.array_equal(file[name], made.arrays[name].numpy()) for name in file.files)
+    again = read_record(path)
+    assert all(torch.equal(again.arrays[name], made.arrays[name]) for name in made.arrays)
+    assert "first_index" not in again.metadata
+    made.arrays["index"] = torch.tensor([first, first + 2])
+    write_record(path, made, tight=True)
+    assert torch.equal(read_record(path).arrays["index"], made.arrays["index"])
+
+
+def test_an_impossible_first_index_is_rejected(tmp_path: Path) -> None:
+    path = record_path(tmp_path, "clean", "test", 64 * "a")
+    write_record(path, made_up_record("clean", 64 * "a"), tight=True)
+    metadata = json.loads(path.with_suffix(".json").read_text())
+    del metadata["metadata_digest"]
+    write_json(path.with_suffix(".json"), metadata | {"first_index": 2**63 - 1})
+    with pytest.raises(BadInput, match="is no index"):
+        read_record(path)
 
 
 def test_an_archive_never_overwrites_a_folder(

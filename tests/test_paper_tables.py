@@ -1,16 +1,22 @@
 """The paper's tables: published numbers, cells filled from stored runs, and the page of all."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from demur import metrics
 from demur.cli.evaluate import load_run
+from demur.errors import BadInput
 from demur.evaluate import values
-from demur.paper.cells import Cell, cell_recipe, measure_cells
-from demur.paper.published import PAPER_TABLES
+from demur.paper.cells import Cell, StoredRuns, _measure, cell_recipe, measure_cells
+from demur.paper.figures import FIGURES, _suffices
+from demur.paper.published import PAPER_TABLES, Column
 from demur.paper.results_page import results_page
+from demur.paper.training_cost import epoch_seconds
+from demur.paper.verdict_page import verdict_section
+from demur.paper.verdicts import measure_verdicts
 from demur.recipes import attack
 from demur.rejectors import RCon
 from demur.runs import Run
@@ -62,9 +68,12 @@ def test_a_measured_cell_is_the_metric_of_its_record(cells: list[Cell]) -> None:
     assert cell.published == 58.21
 
 
-def test_the_results_page_is_current(cells: list[Cell]) -> None:
+def test_the_results_page_is_current(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
     text = (RESULTS / "conclusions.md").read_text()
-    page = results_page(cells, "demur table all --kept results", text)
+    stored = StoredRuns(Path("results"), lambda run: load_run(str(run.path), "cpu", None), print)
+    verdicts = verdict_section(measure_verdicts(stored, Path("results")), "results")
+    page = results_page(cells, "demur table all --kept results", text, verdicts)
     assert page == (ROOT / "RESULTS.md").read_text(), (
         "make it again: demur table all --kept results -o RESULTS.md"
     )
@@ -91,3 +100,65 @@ def test_one_table_as_json(command: Command, monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_a_wrong_request_is_one_sentence(command: Command, words: list[str], message: str) -> None:
     expect_error(command("table", *words), message)
+
+
+def test_of_several_runs_of_a_recipe_the_first_with_the_record_fills_a_cell(
+    tmp_path: Path,
+) -> None:
+    stored_run = RESULTS / "paper-cifar10" / "pgdat-rr-seed0-last"
+    for name in ("a", "b"):
+        shutil.copytree(stored_run, tmp_path / name)
+    for path in (tmp_path / "a" / "records").glob("pgd-100-*"):
+        path.unlink()
+    stored = StoredRuns(tmp_path, lambda run: load_run(str(run.path), "cpu", None), print)
+    recipe = Run(stored_run).recipe
+    assert [run.name for run in stored.find(recipe)] == ["a", "b"]
+    row, empty = PAPER_TABLES[2].rows[-1], Cell(2, "row", "column", 0.0)
+    for text, name in (("clean", "a"), ("pgd-100", "b")):
+        column = Column("all", (text,), "accuracy")
+        cell = _measure(recipe, row._replace(attacks=()), column, empty, stored, "paper")
+        assert Path(cell.record).parents[1].name == name
+
+
+def test_the_adaptive_figure_is_drawn_from_scores() -> None:
+    run = Run(RESULTS / "paper-cifar10" / "pgdat-rr-seed0")
+    (record,) = [one for one in run.records() if one.label == "pgd-100"]
+    assert record.scores_only
+    evidence = FIGURES["adaptive"].evidence[0]
+    assert _suffices(record, evidence, run.recipe)
+    assert not _suffices(record, FIGURES["separability"].evidence[0], run.recipe)
+
+
+def test_the_cost_of_the_head_is_that_of_logs_and_nets(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    code, out, err = command("table", "text", "--kept", "results", "--json")
+    assert code == 0, err
+    cells = [one for one in json.loads(out) if one["table"] == "text-head"]
+    found = {(one["row"], one["column"]): one for one in cells}
+    assert len(found) == 6
+    log = RESULTS / "paper-cifar10" / "pgdat-rr-seed0" / "metrics.jsonl"
+    seconds = sorted(json.loads(line)["seconds"] for line in log.read_text().splitlines())
+    cell = found["PGD-AT, RR", "ResNet-18, s per epoch"]
+    assert cell["measured"] == (seconds[54] + seconds[55]) / 2  # of 110 epochs
+    assert (cell["record"], cell["published"]) == (str(log.relative_to(ROOT)), 320.0)
+    # the head of the paper: 512 x 256 + 256, batch norm of 256, 256 + 1; 8 bytes count batches
+    head = 4 * (512 * 256 + 256 + 4 * 256 + 256 + 1) + 8
+    for net, size in (("ResNet-18", head), ("WRN-34-10", 4 * (640 * 320 + 320 * 6 + 1) + 8)):
+        with_head, without = (
+            found[row, f"{net}, MB"]["measured"] for row in ("PGD-AT, RR", "PGD-AT")
+        )
+        assert with_head - without == pytest.approx(size / 1e6)
+        assert with_head == pytest.approx(found["PGD-AT, RR", f"{net}, MB"]["published"], abs=0.05)
+
+
+def test_a_log_without_seconds_is_named(tmp_path: Path) -> None:
+    stored_run = RESULTS / "methods-cifar10" / "pgdat-seed1"
+    run = Run(Path(shutil.copytree(stored_run, tmp_path / "run")))
+    assert epoch_seconds(run) == pytest.approx(6.6, abs=0.1)
+    (run.path / "metrics.jsonl").write_text('{"epoch": 1}\n')
+    with pytest.raises(BadInput, match="metrics"):
+        epoch_seconds(run)
+    (run.path / "metrics.jsonl").unlink()
+    assert epoch_seconds(run) is None

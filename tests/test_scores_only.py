@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from demur.attacks import PGD, Clean
-from demur.balls import Linf
+from demur.balls import L2, Linf
 from demur.calibrate import TPR
 from demur.errors import BadInput
 from demur.evaluate import ORACLE, LoadedRun, RecordOptions, RejectorEvaluation, archive, run_attack
@@ -38,12 +38,24 @@ def test_scores_only_records_give_the_same_rows_for_their_scores(
     assert list(archived.scores) == ["Con", "R-Con", "GDA"]
     assert set(archived.unavailable) == set(whole.scores) - set(archived.scores)
     for one, other in zip(scored_source.run.records(), scores_only_run.records(), strict=True):
-        assert set(other.arrays) == {"y", "index", "size_linf", "size_l2", "correct", "scores"}
+        assert set(other.arrays) == {"y", "index", "size_linf", "correct", "scores"}
         before, after = whole.score_record(one), archived.score_record(other)
         assert [row.to_json() for row in before.rows if row.rejector in names] == [
             row.to_json() for row in after.rows
         ]
         assert before.summary == after.summary
+
+
+def test_scores_only_records_keep_the_l2_norm_of_attacks_in_l2(
+    scored_source: LoadedRun, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(scored_source.run.path, tmp_path / "run")
+    loaded = LoadedRun(Run(Path(copy)), torch.device("cpu"))
+    record = run_attack(loaded, "l2", PGD(L2(0.5), steps=1))
+    kept = {one.label: one for one in archive(loaded, tmp_path / "bare", ["R-Con"]).records()}
+    assert torch.equal(kept["l2"].arrays["size_l2"], record.arrays["size_l2"])
+    others = [one for one in kept.values() if one.label != "l2"]
+    assert others and not any("size_l2" in one.arrays for one in others)
 
 
 def test_an_objective_that_did_not_rise_is_flagged_on_scores_only_records_too(

@@ -8,7 +8,7 @@ for images to come. Median guarantees nothing: it is the threshold that the pape
 to reach.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import numpy as np
@@ -20,7 +20,7 @@ from demur.field_types import Condition, UnitInterval
 from demur.metrics import BoolArray, FloatArray, threshold_at_tpr
 from demur.metrics.checks import IntArray
 from demur.rule import OperatingPoint
-from demur.spec import Spec
+from demur.spec import Spec, later
 
 OpenUnitInterval = Annotated[float, Condition(lambda v: 0 < v < 1, "above 0 and below 1")]
 
@@ -36,6 +36,8 @@ class TPR(Spec, Guarantee):
 
     Args:
         level: The true positive rate, in [0, 1].
+        split: Split whose clean images choose the threshold before an attack. "test" is for nets
+            that were trained on all other images (split="paper"); it guarantees nothing.
 
     Example:
         >>> import numpy as np
@@ -45,6 +47,7 @@ class TPR(Spec, Guarantee):
     """
 
     level: UnitInterval
+    split: Literal["cal", "test"] = field(default="cal", metadata=later(neutral="cal"))
     quantity = "tpr"
 
     @property

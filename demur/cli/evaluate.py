@@ -313,6 +313,9 @@ def archive(
         typer.Option("-o", "--out", callback=check_output_folder, help="A new folder."),
     ],
     only: Annotated[str, typer.Option(help="Store only these scores, such as Con,R-Con.")] = "",
+    fitted: Annotated[
+        str, typer.Option(help="Of rejectors fitted to features, store only these, such as KD,LID.")
+    ] = "",
     features: Annotated[
         int | None,
         typer.Option(
@@ -334,10 +337,14 @@ def archive(
 
     if only and features is not None:
         raise BadInput("--only keeps scores and --features what they come from; leave out one")
+    if fitted and (only or features is not None):
+        raise BadInput("--fitted is for archives with the net's outputs; leave out the other")
     loaded = load_run(run, device, data)
     with CountBar(f"archive {loaded.run.name}", "records") as bar:
         if features is None:
-            copy = archive_run(loaded, Path(out), split_names(only), bar.on_progress)
+            copy = archive_run(
+                loaded, Path(out), split_names(only), bar.on_progress, fitted=split_names(fitted)
+            )
         else:
             copy = pack(loaded, Path(out), features, bar.on_progress)
     size = sum(path.stat().st_size for path in copy.path.rglob("*") if path.is_file())

@@ -124,7 +124,8 @@ def listings(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
         "methods": lambda: described([*methods.FRAMEWORKS, *methods.HEADS, *methods.SCHEDULES]),
         "tables": lambda: {
             **{str(number): table.title for number, table in PAPER_TABLES.items()},
-            "text": "Results that the paper gives in its text: AutoAttack and larger radii",
+            "text": "Results of the paper's text: AutoAttack, larger radii, the cost of the head",
+            "verdicts": "Whether R-Con beats the confidence of its own net, from stored runs",
             **{name: table.title for name, table in TABLES.items()},
         },
         "figures": lambda: {

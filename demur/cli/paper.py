@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from demur.paper.cells import Cell, Need
     from demur.paper.compute import Job
     from demur.paper.published import PaperTable
+    from demur.paper.verdicts import Verdict
 
 RUNS_FOLDER = "runs"
 Scale = Annotated[str | None, typer.Option(help="Compute at this scale: smoke, short or paper.")]
@@ -150,9 +151,41 @@ def _formatted(
         return json.dumps([cell.to_json() for cell in cells], indent=2)
     if form == "latex":
         return latex_page(cells, command)
+    if names != ["all"]:
+        return results_page(cells, command)
     conclusions = source.folder / "conclusions.md"
-    shown = names == ["all"] and conclusions.is_file()
-    return results_page(cells, command, conclusions.read_text(encoding="utf-8") if shown else "")
+    text = conclusions.read_text(encoding="utf-8") if conclusions.is_file() else ""
+    return results_page(cells, command, text, _verdict_section(source))
+
+
+def verdict_text(source: RunSource, form: str) -> str:
+    """Return the verdicts on R-Con of the stored runs as Markdown or JSON."""
+    if source.kept is None:
+        raise BadInput(
+            "verdicts are made from stored runs; name their folder: demur table verdicts --kept "
+            "results"
+        )
+    source.check("demur table verdicts")
+    if form == "latex":
+        raise BadInput("verdicts have no LaTeX form; leave out --latex")
+    if form == "json":
+        return json.dumps([one.to_json() for one in _verdicts(source)], indent=2)
+    return _verdict_section(source)
+
+
+def _verdict_section(source: RunSource) -> str:
+    from demur.paper.verdict_page import verdict_section
+
+    return verdict_section(_verdicts(source), source.folder.as_posix())
+
+
+def _verdicts(source: RunSource) -> "list[Verdict]":
+    from demur.cli.progress import on_message
+    from demur.paper.cells import StoredRuns
+    from demur.paper.verdicts import measure_verdicts
+
+    stored = StoredRuns(source.folder, source.open_run, on_message)
+    return measure_verdicts(stored, source.folder, source.scales)
 
 
 @app.command()

@@ -11,7 +11,16 @@ import typer
 from demur.cli.app import AsJson, DataFolder, Device, Engine, app, split_names
 from demur.cli.factories import reading_factories, training_factories
 from demur.cli.output_paths import check_archive_folder, check_output_file
-from demur.cli.paper import RUNS_FOLDER, Kept, Runs, RunSource, Scale, paper_tables, paper_text
+from demur.cli.paper import (
+    RUNS_FOLDER,
+    Kept,
+    Runs,
+    RunSource,
+    Scale,
+    paper_tables,
+    paper_text,
+    verdict_text,
+)
 from demur.errors import BadInput
 
 if TYPE_CHECKING:
@@ -23,7 +32,7 @@ TableNames = Annotated[
     list[str],
     typer.Argument(
         metavar="NAME... [KEY=VALUE]...",
-        help="Tables of the paper (1-13, all or text), or one of demur list tables.",
+        help="Tables of the paper (1-13, all or text), verdicts, or one of demur list tables.",
     ),
 ]
 
@@ -69,12 +78,15 @@ def table(
     changes = [word for word in names if "=" in word]
     chosen = [word for word in names if "=" not in word]
     tables = paper_tables(chosen)
-    if tables is not None:
+    if tables is not None or chosen == ["verdicts"]:
         if changes or only or archive or seeds > 1 or first_seed:
             raise BadInput(
                 "tables of the paper take no changes, --only, --seeds or --archive; leave them out"
             )
-        text, failures = paper_text(chosen, tables, source, form)
+        if tables is None:
+            text, failures = verdict_text(source, form), list[str]()
+        else:
+            text, failures = paper_text(chosen, tables, source, form)
     else:
         name = _one_name(chosen)
         if scale is not None or latex or runs != RUNS_FOLDER:

@@ -1,15 +1,15 @@
 """Archive a run: copy it without weights, features and images, so that it fits in a repository.
 
-    archive(loaded, Path("results/NAME"))
+    archive(loaded, Path("results/NAME"), fitted=["KD", "LID"])     # outputs and these scores
     archive(loaded, Path("results/NAME"), only=["R-Con"])      # scores-only: a third of the size
 
 Records keep the net's outputs and the score of each fitted rejector, so every table can be made
-from the archive alone. The clean cal record is copied too, for the thresholds. Scores-only records
-keep the scores of the named rejectors, Con and T-Con instead of the outputs.
+from the archive alone; the clean cal record is copied for the thresholds. Scores-only records keep
+Con, T-Con and the named scores instead, and L2 norms only if the attack is measured in them.
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ def archive(
     only: Sequence[str] = (),
     on_progress: Callable[[int, int], None] = no_progress,
     again: bool = False,
+    fitted: Sequence[str] = (),
 ) -> Run:
     """Write the archive of a run.
 
@@ -58,11 +59,15 @@ def archive(
         only: Names of rejectors; if given, records are scores-only with these and Con.
         on_progress: Function that is called with (records done, records in all).
         again: Replace an earlier archive of the same weights that contains nothing more.
+        fitted: Names of rejectors that are fitted to features; if given, the scores of other
+            fitted rejectors are left out. Without it all are stored, at all settings of the paper.
 
     Returns:
         The archive as a run without weights.
     """
-    rejectors = _rejectors_by_spec(loaded, only) if only else _fitted_rejectors(loaded)
+    every = _fitted_rejectors(loaded)
+    rejectors = _rejectors_by_spec(loaded, only) if only else _named_of(every, loaded, fitted)
+    dropped = frozenset(every) - frozenset(rejectors)
     with replace_folder(target) as (half, resolved):
         check_replaceable(resolved, loaded.run, again)
         certificates, records = _certificates(loaded.run), _records(loaded)
@@ -72,7 +77,8 @@ def archive(
         archived = []
         for done, record in enumerate(records):
             on_progress(done, len(records))
-            archived.append(_archived(record, rejectors, scores, binding.fitted, bool(only)))
+            one = _archived(record, rejectors, scores, binding.fitted, bool(only), dropped)
+            archived.append(_without_other_norm(one))
             if only:
                 _check_has_scores(rejectors, archived[-1], loaded.run)
         on_progress(len(records), len(records))
@@ -147,6 +153,20 @@ def _rejectors_by_spec(loaded: LoadedRun, only: Sequence[str]) -> dict[str, Reje
     return {show(known[name], full=True): known[name] for name in names}
 
 
+def _named_of(
+    every: Mapping[str, Rejector], loaded: LoadedRun, names: Sequence[str]
+) -> dict[str, Rejector]:
+    """The fitted rejectors with these names, or all without names."""
+    recipe, chosen = loaded.run.recipe, dict[str, Rejector]()
+    for name in names:
+        found = recipe.find_rejector(name)
+        text = show(recipe.rejectors()[found], full=True)
+        if text not in every:
+            raise BadInput(f"{found} is not fitted to features; archives have its score anyway")
+        chosen[text] = every[text]
+    return chosen or dict(every)
+
+
 def _fitted_rejectors(loaded: LoadedRun) -> dict[str, Rejector]:
     """Rejectors that have to be fitted, by their full spec."""
     recipe = loaded.run.recipe
@@ -197,6 +217,7 @@ def _archived(
     scores: Mapping[str, Score],
     fitted: Mapping[str, str],
     scores_only: bool,
+    dropped: Collection[str],
 ) -> Record:
     """Copy of a record with scores instead of the arrays that they were computed from."""
     computed = {
@@ -204,7 +225,7 @@ def _archived(
         for text, score in scores.items()
         if can_score(score, record)
     }
-    stored = record.stored_scores | computed
+    stored = {k: v for k, v in record.stored_scores.items() if k not in dropped} | computed
     arrays = {name: array for name, array in record.arrays.items() if name not in DROPPED_ARRAYS}
     metadata = record.metadata | {"archive": True, "features": False, "images": 0}
     if scores_only:
@@ -213,6 +234,7 @@ def _archived(
         arrays = {name: array for name, array in arrays.items() if name not in OUTPUT_ARRAYS}
         arrays["correct"] = torch.from_numpy(record.correct)
         metadata["just_past"], metadata["just_before"] = boundary_counts(record)
+    arrays.pop("scores", None)
     if stored:
         arrays["scores"] = torch.stack(list(stored.values()))
     metadata["scores"] = list(stored)
@@ -221,6 +243,15 @@ def _archived(
     elif scores_only and all(isinstance(rejectors[text], Score) for text in stored if text != TRUE):
         metadata.pop("scores_fitted", None)
     return Record(arrays, metadata)
+
+
+def _without_other_norm(record: Record) -> Record:
+    """A scores-only record without L2 norms, unless its attack is measured in them."""
+    if not record.scores_only or "size_l2" not in record.arrays or "L2" in record.metadata["spec"]:
+        return record
+    arrays = {name: array for name, array in record.arrays.items() if name != "size_l2"}
+    largest = float(record.arrays["size_l2"].max())
+    return Record(arrays, record.metadata | {"largest_l2": largest})
 
 
 def _check_has_scores(rejectors: Mapping[str, Rejector], record: Record, run: Run) -> None:

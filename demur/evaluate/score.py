@@ -324,12 +324,19 @@ def summary(record: Record) -> Summary:
         accuracy_interval=metrics.wilson(int(correct.sum()), len(correct)),
         ece=metrics.ece(values(Con(), record).clip(0, 1), correct),
         largest_linf=float(record.arrays["size_linf"].max()),
-        largest_l2=float(record.arrays["size_l2"].max()),
+        largest_l2=_largest_l2(record),
         record=record.digest,
         untouched=float(unchanged.mean()) if attacked else 0.0,
         just_past=just_past,
         just_before=just_before,
     )
+
+
+def _largest_l2(record: Record) -> float:
+    """The largest L2 norm; a scores-only record may have it in its metadata alone."""
+    if "size_l2" in record.arrays:
+        return float(record.arrays["size_l2"].max())
+    return float(record.metadata.get("largest_l2", 0.0))
 
 
 def boundary_counts(record: Record) -> tuple[int, int]:

@@ -5,7 +5,7 @@
     x_adv = bound.spec(model, x, y)
 
 Rejectors are fitted on clean fit images. Thresholds are chosen on clean cal images, or on the split
-that the operating point names. No adversarial example and no test image is used.
+that the operating point names. No adversarial example is used, and a test image only if named.
 """
 
 from collections.abc import Callable

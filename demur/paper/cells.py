@@ -11,6 +11,7 @@ attacks that fill a table.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from demur.evaluate.record_scores import can_score
 from demur.metrics import FloatArray
 from demur.paper.published import HEAD, ORACLE, Column, Metric, PaperRow, PaperTable
 from demur.paper.scales import SCALES, settings_grid
+from demur.paper.training_cost import epoch_seconds, megabytes, metrics_file
 from demur.recipes import VOCABULARY, Recipe, attack
 from demur.rejectors import REFERENCE_RIDGE_NAME, Rejector
 from demur.rule import Score
@@ -160,7 +162,7 @@ def _measure_at_first(
         if cell.measured is not None:
             of_last = replace(recipe, selection="last")
             last = _measure(of_last, row, column, empty, stored, scale)
-            compared = of_last != recipe and last.attack == cell.attack
+            compared = of_last != recipe and cell.n is not None and last.attack == cell.attack
             stand_ins = SCALES[scale].stand_ins(cell_changes(table, row, column))
             protocol = f"{stand_ins}, {cell.protocol}" if stand_ins else cell.protocol
             others = {
@@ -182,10 +184,11 @@ def _measure(
     stored: "StoredRuns",
     scale: str,
 ) -> Cell:
-    """The cell on the run of a recipe; `empty` if there is no run or no record."""
-    run = stored.find(recipe)
-    for text in row.attacks or column.attacks if run else ():
-        assert run is not None
+    """The cell on the first run of a recipe that has a record; `empty` if there is none."""
+    runs = stored.find(recipe)
+    if column.metric in ("megabytes", "epoch_seconds"):
+        return _training_cost(recipe, column.metric, empty, runs)
+    for text, run in product(row.attacks or column.attacks, runs):
         label = SCALES[scale].attack_text(text, recipe)
         spec = attack(label, recipe)
         record = stored.record(run, spec)
@@ -198,6 +201,19 @@ def _measure(
                 restarts=getattr(spec, "restarts", None), protocol=protocol_of(recipe) + source,
                 attack=label, record=str(record_file(run, record)),
             )  # fmt: skip
+    return empty
+
+
+def _training_cost(recipe: Recipe, metric: Metric, empty: Cell, runs: Sequence[Run]) -> Cell:
+    """The cell of a cost: of the recipe's net, or of the first run with a log."""
+    if metric == "megabytes":
+        return replace(empty, measured=megabytes(recipe), protocol="parameters and buffers")
+    for run in runs:
+        seconds = epoch_seconds(run)
+        if seconds is not None:
+            device = run.checkpoint.get("device", "unknown device")
+            how = f"{protocol_of(recipe)}, median of the epochs, {device}"
+            return replace(empty, measured=seconds, protocol=how, record=str(metrics_file(run)))
     return empty
 
 
@@ -268,12 +284,12 @@ class StoredRuns:
                 f"there is no folder {folder}; name one that contains runs, such as results"
             )
         self.open_run, self.rejectors = open_run, rejectors or {}
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, list[Run]] = {}
         for path in sorted(folder.rglob("recipe.txt")):
             try:
                 run = Run(path.parent)
                 if run.trained:
-                    self.runs.setdefault(digest(run.recipe), run)
+                    self.runs.setdefault(digest(run.recipe), []).append(run)
             except BadInput as reason:
                 on_message(f"{path.parent} is skipped: {reason}")
         if not self.runs:
@@ -281,9 +297,9 @@ class StoredRuns:
         self._records = lru_cache(RUNS_IN_MEMORY)(self._read_records)
         self._evaluation = lru_cache(RUNS_IN_MEMORY)(self._evaluate)
 
-    def find(self, recipe: Recipe) -> Run | None:
-        """The run of a recipe."""
-        return self.runs.get(digest(recipe))
+    def find(self, recipe: Recipe) -> list[Run]:
+        """The runs of a recipe, in the order of their paths."""
+        return self.runs.get(digest(recipe), [])
 
     def record(self, run: Run, spec: Attack) -> Record | None:
         """The record of an attack on the most test images.

@@ -8,15 +8,18 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from demur.errors import BadInput, suggestion
 from demur.evaluate.adaptive import ETAS
+from demur.evaluate.record_scores import can_score
 from demur.paper import draw
 from demur.paper.cells import Need, StoredRuns, protocol_of
 from demur.paper.scales import SCALES, Scale
 from demur.recipes import Recipe, attack
 from demur.report.figures import drawing, saved
+from demur.rule import Score
 from demur.runs import Record
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ class Evidence(NamedTuple):
     entry: str
     attacks: tuple[str, ...]  # alternatives, the paper's own first
     features: bool = False  # whether the features are drawn, not only the outputs
+    outputs: bool = True  # whether the outputs are drawn; otherwise the head's score suffices
     required: bool = True
 
 
@@ -118,15 +122,15 @@ def _drawn(
 def _find(evidence: Evidence, stored: StoredRuns | None, scale: Scale) -> Record | None:
     """The record of an evidence; None if it is missing and not required."""
     recipe = _recipe(evidence, scale)
-    run = stored.find(recipe) if stored else None
-    for text in evidence.attacks if stored and run else ():
+    runs = stored.find(recipe) if stored else []
+    for text, run in product(evidence.attacks, runs):
         spec = attack(scale.attack_text(text, recipe), recipe)
-        record = stored.record(run, spec) if stored and run else None
-        if record is not None and _suffices(record, evidence):
+        record = stored.record(run, spec) if stored else None
+        if record is not None and _suffices(record, evidence, recipe):
             return record
     if not evidence.required:
         return None
-    what = "features" if evidence.features else "outputs"
+    what = "features" if evidence.features else "outputs" if evidence.outputs else "R-Con"
     text = scale.attack_text(scale.choose(evidence.attacks)[0], recipe)
     raise MissingRecord(
         f"no record with {what} of {text} on {evidence.entry} at the scale {scale.name} is stored; "
@@ -134,9 +138,12 @@ def _find(evidence: Evidence, stored: StoredRuns | None, scale: Scale) -> Record
     )
 
 
-def _suffices(record: Record, evidence: Evidence) -> bool:
+def _suffices(record: Record, evidence: Evidence, recipe: Recipe) -> bool:
     if not evidence.required:
         return True
+    if not evidence.outputs:
+        _, rejector = recipe.head_rejector
+        return isinstance(rejector, Score) and can_score(rejector, record)
     has_outputs = not record.scores_only
     return has_outputs and (not evidence.features or record.output.feature.shape[-1] > 0)
 
@@ -178,7 +185,7 @@ _PGD_100 = ("pgd-100:restarts=10", "pgd-100")
 def _adaptive_evidence() -> tuple[Evidence, ...]:
     names = [f"adaptive-{name}:eta={eta:g}" for name in OBJECTIVES for eta in ETAS]
     return (
-        *(Evidence("pgdat-rr", (name, f"{name},restarts=1")) for name in names),
+        *(Evidence("pgdat-rr", (name, f"{name},restarts=1"), outputs=False) for name in names),
         *(Evidence(entry, _PGD_100, required=False) for entry in BASELINES),
     )
 

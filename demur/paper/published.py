@@ -14,7 +14,8 @@ from demur.data.corruptions import PAPER_CORRUPTIONS
 
 Metric = Literal[
     "accuracy", "tpr95", "auroc", "distance",  # of the paper
-    "tpr95_by_severity", "auroc_reversed", "distance_of_broken", "broken",  # of variants.py
+    "tpr95_by_severity", "auroc_reversed", "distance_of_broken", "broken",  # of other ways
+    "epoch_seconds", "megabytes",  # of a training and of its net
 ]  # fmt: skip
 HEAD = ""  # the rejector that the head of the net is trained for
 ORACLE = "T-Con (oracle)"
@@ -386,6 +387,20 @@ TEXT_TABLES = (  # results that the paper gives in its text
             Column(f"Linf {eps}/255", (f"pgd-10:eps={eps}/255",), "accuracy") for eps in _RADII
         ),
         (PaperRow("PGD-AT, RR", "pgdat-rr", HEAD, tuple(_RADII.values())),),
+    ),
+    PaperTable(
+        "text-head", "The cost of the RR head: seconds per epoch of training, megabytes of the net",
+        (
+            Column("ResNet-18, s per epoch", ("clean",), "epoch_seconds"),
+            Column("ResNet-18, MB", (), "megabytes"),
+            Column("WRN-34-10, MB", (), "megabytes", changes=_WRN),
+        ),
+        (
+            PaperRow("PGD-AT", "pgdat", "Con", (316.0, 44.74, 184.77)),
+            PaperRow("PGD-AT, RR", "pgdat-rr", HEAD, (320.0, 45.27, 185.59)),
+        ),
+        notes="Seconds depend on the machine and compare the rows of one column. The paper gives "
+        "none for WRN-34-10, and none for inference.",
     ),
 )  # fmt: skip
 TABLES_BY_NUMBER = PAPER_TABLES | {table.number: table for table in TEXT_TABLES}

@@ -25,8 +25,10 @@ not the last epoch, the number of the last one follows after a slash.
 """
 
 
-def results_page(cells: Sequence[Cell], command: str, conclusions: str = "") -> str:
-    """The page for the cells of one or more tables."""
+def results_page(
+    cells: Sequence[Cell], command: str, conclusions: str = "", verdicts: str = ""
+) -> str:
+    """The page for the cells of one or more tables, with two sections that are made elsewhere."""
     needs_100 = [
         cell
         for cell in cells
@@ -44,6 +46,7 @@ def results_page(cells: Sequence[Cell], command: str, conclusions: str = "") -> 
     for number in dict.fromkeys(cell.table for cell in cells):
         own = [cell for cell in cells if cell.table == number]
         parts.append(_section(TABLES_BY_NUMBER[number], own))
+    parts += [verdicts] if verdicts else []
     return "\n".join(part.strip() + "\n" for part in parts)
 
 
@@ -60,9 +63,9 @@ class Notes:
     def letter(self, cell: Cell) -> str:
         """The letter of the note of a measured cell."""
         restarts = f", {cell.restarts} restarts" if (cell.restarts or 0) > 1 else ""
-        images = "" if cell.n == ALL_IMAGES else f", {cell.n:,} images"
-        attack = cell.attack.partition(":")[0]
-        note = f"{cell.protocol}, {attack}{restarts}{images}"
+        images = "" if cell.n in (ALL_IMAGES, None) else f", {cell.n:,} images"
+        attack = f", {cell.attack.partition(':')[0]}" if cell.attack else ""
+        note = f"{cell.protocol}{attack}{restarts}{images}"
         return self.letters.setdefault(note, chr(ord("a") + len(self.letters)))
 
     @property
@@ -120,6 +123,7 @@ def _shown(cell: Cell, notes: Notes) -> str:
 
 
 def number_text(value: float, column: str) -> str:
-    """A number of a column: three decimals for AUROC, two for squared L2, one for the others."""
-    decimals = 3 if column.endswith("AUC") else 2 if ", L2" in column else 1
+    """A number of a column: three decimals for AUROC, two for squared L2 and costs, else one."""
+    two = ", L2" in column or column.endswith(("MB", "per epoch"))
+    decimals = 3 if column.endswith("AUC") else 2 if two else 1
     return f"{value:.{decimals}f}"

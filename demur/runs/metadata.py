@@ -48,7 +48,7 @@ RECORD = Schema(
         "archive": bool, "scores": list[str], "scores_fitted": list[str], "scored_by": str,
         "probe": PROBE, "precision": str, "source": str, "recipe": str, "epoch": int,
         "seed": int | None, "first_of": str, "just_past": NonNegativeInt,
-        "just_before": NonNegativeInt,
+        "just_before": NonNegativeInt, "first_index": NonNegativeInt, "largest_l2": float,
     },
 )  # fmt: skip
 CHECKPOINT = Schema(

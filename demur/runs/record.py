@@ -17,6 +17,7 @@ from typing import Any
 from zipfile import ZIP_DEFLATED, ZIP_LZMA
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -28,6 +29,8 @@ from demur.runs.metadata import RECORD, read_metadata
 
 REMEDY = "restore it, or delete it and make it again with demur attack where the weights are"
 MAX_COLUMNS = 100  # of a line of repr(record)
+FIRST_INDEX = "first_index"  # in the metadata, instead of the array `index` of consecutive images
+MAX_INDEX = 2**62  # keeps the last index inside 64 bits
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class Record:
             `index` (N, positions in the data set), `logits` (N, C), `aux` (N, H: outputs of the
             auxiliary head), `size_linf` and `size_l2` (N, norms of the perturbation). Optional:
             `feature` (N, F) and `x_adv` (the first images, C, H, W). A scores-only record has
-            `scores` (S, N) and `correct` (N) instead of `logits` and `aux`.
+            `scores` (S, N) and `correct` (N) instead of `logits` and `aux`, and `size_l2` only if
+            the attack is measured in L2.
         metadata: JSON values: label, attack and its digest, split, thresholds, digest of the
             weights, provenance. Digests of two records are equal if their attack, thresholds,
             weights and images are.
@@ -138,11 +142,24 @@ def write_record(path: Path, record: Record, tight: bool = False) -> None:
     """Write arrays to path and metadata beside it as JSON.
 
     The metadata is written last: arrays without metadata are not a record. `tight` compresses with
-    LZMA, which takes longer and makes the file a sixth smaller.
+    LZMA, which takes longer and makes the file a fifth smaller; of consecutive images it stores
+    the first index only.
     """
     compression = ZIP_LZMA if tight else ZIP_DEFLATED
-    file_digest = write_bytes(path, npz_bytes(record.arrays, compression))
-    write_json(path.with_suffix(".json"), record.metadata | {"file_digest": file_digest})
+    arrays, metadata = dict(record.arrays), dict(record.metadata)
+    index = arrays["index"]
+    if tight and torch.equal(index, _consecutive(int(index[0]), len(index))):
+        metadata[FIRST_INDEX] = int(index[0])
+        del arrays["index"]
+    file_digest = write_bytes(path, npz_bytes(arrays, compression))
+    write_json(path.with_suffix(".json"), metadata | {"file_digest": file_digest})
+
+
+def _consecutive(first: int, count: int) -> Tensor:
+    """Indices of consecutive images."""
+    if first > MAX_INDEX:
+        raise BadInput(f"{FIRST_INDEX} is {first}, which is no index")
+    return torch.arange(first, first + count)
 
 
 def move_record(path: Path, folder: Path) -> None:
@@ -173,7 +190,10 @@ def read_record(path: Path) -> Record:
         )
     content = read_checked(path, metadata["file_digest"], REMEDY, MAX_NPZ)
     arrays = read_npz(content, path, REMEDY)
+    first = metadata.pop(FIRST_INDEX, None)
     try:
+        if first is not None and "index" not in arrays:
+            arrays["index"] = _consecutive(first, len(arrays.get("y", ())))
         check_arrays(arrays, metadata)
     except BadInput as error:
         raise BadInput(f"{path} is damaged: {error}; {REMEDY}") from None

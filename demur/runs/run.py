@@ -198,7 +198,9 @@ class Run:
             return "missing"
         if expected is None:
             return "not verified"
-        read_checked(path, expected, "restore it, or delete it: no result needs it", MAX_METRICS)
+        read_checked(
+            path, expected, "restore it, or delete it: only seconds per epoch need it", MAX_METRICS
+        )
         return "verified"
 
     def check_weights(self) -> None:

@@ -97,7 +97,8 @@ def _columns_of(record: Record, rejectors: Mapping[str, Rejector]) -> dict[str, 
         columns["predicted"] = prediction(record.output).numpy()
     columns["correct"] = record.correct
     for name in ("size_linf", "size_l2"):
-        columns[name] = record.arrays[name].numpy()
+        if name in record.arrays:
+            columns[name] = record.arrays[name].numpy()
     stored = record.stored_scores
     for name, rejector in rejectors.items():
         if (text := show(rejector, full=True)) in stored:
