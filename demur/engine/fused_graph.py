@@ -1,13 +1,12 @@
 """Sums, batch norm, biases and ReLU of any net that torch.fx can trace, as one kernel each.
 
-    net = fuse_activations(net, x)      # an fx.GraphModule with the same submodules
+    net = fuse_activations(net, x)
 
     ReLU(norm(a + b)), with a + b kept for a shortcut       pre-activation nets
     ReLU(conv(u) + conv(v) + biases)                        post-activation nets, norms folded
     ReLU(conv(u) + bias)
 
-Run separately, each of these operations reads and writes all maps, which takes longer than the
-convolutions do. The kernels are those of `fused_norm`.
+Alone, each operation reads and writes all maps. The kernels are those of `fused_norm`.
 """
 
 import copy

@@ -17,6 +17,7 @@ from demur.metrics.checks import FloatArray, flags, scored_pair
 
 RESAMPLES = 500
 BLOCK_SIZE = 200_000  # entries of one array
+MAX_PASSES = 16  # over ties; reduceat takes as long as about so many
 CountArray = NDArray[np.int32]
 
 
@@ -50,17 +51,22 @@ class Resamples:
     def shares(self, part: ArrayLike, whole: ArrayLike) -> FloatArray:
         """Share of the images in `whole` that are also in `part`, per resample; 0 for none."""
         in_part, in_whole = flags(part, "part"), flags(whole, "whole")
-        n_whole = self.counts @ in_whole.astype(np.int64)
-        n_part = self.counts @ (in_part & in_whole).astype(np.int64)
+        n_whole = self.counts[:, in_whole].sum(1)
+        n_part = self.counts[:, in_part & in_whole].sum(1)
         shares: FloatArray = n_part / np.maximum(n_whole, 1)
         return shares
 
 
 def _sum_ties(counts: CountArray, levels: NDArray[np.intp]) -> CountArray:
     """Counts summed over the images of each score level."""
-    if counts.shape[1] == len(levels):  # no ties
-        return counts
-    return np.add.reduceat(counts, levels, axis=1)
+    sizes = np.diff(np.append(levels, counts.shape[1]))
+    if sizes.max() > MAX_PASSES:
+        return np.add.reduceat(counts, levels, axis=1)
+    summed = counts[:, levels]
+    for position in range(1, sizes.max()):  # the second image of each level, the third, ...
+        tied = sizes > position
+        summed[:, tied] += counts[:, levels[tied] + position]
+    return summed
 
 
 def _paper_accuracies(n_correct: CountArray, n: CountArray, tpr: float) -> FloatArray:
