@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
@@ -25,6 +26,7 @@ from demur.recipes.training import linf
 from demur.runs import Run
 from demur.training import train
 from tests.conftest import FEW, TINY, Answer, Command
+from tests.quick_net import QuickNet, trained_quick_net
 
 # a busy machine is slow, not wrong
 settings.register_profile(
@@ -79,6 +81,16 @@ def own_source(tiny_run: Run, tmp_path: Path) -> LoadedRun:
 @pytest.fixture(scope="session")
 def tiny_net(tiny_source: LoadedRun) -> RejectingNet:
     return tiny_source.net
+
+
+@pytest.fixture(scope="session")
+def shared_quick_net() -> QuickNet:
+    return trained_quick_net()
+
+
+@pytest.fixture
+def quick_net(shared_quick_net: QuickNet) -> QuickNet:
+    return deepcopy(shared_quick_net)  # other libraries leave gradients in its parameters
 
 
 @pytest.fixture(scope="session")

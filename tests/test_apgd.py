@@ -12,10 +12,10 @@ from demur.attacks.apgd import APGDState, _checkpoint_gaps
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.gradient import AttackModel
-from demur.nets import RejectingNet
 from demur.output import Output, prediction
 from tests.approximate_model import ApproximateModel
 from tests.linear import LinearNet, centred_images, distance
+from tests.quick_net import QuickNet
 
 
 def test_gaps_between_checkpoints_shrink() -> None:
@@ -89,16 +89,16 @@ def test_succeeds_on_a_linear_net_just_beyond_its_distance(
 
 
 def test_returns_a_success_or_the_iterate_with_the_largest_objective(
-    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
     attack = APGD(Linf(0.1), steps=20, objective=UntargetedMargin())
-    x_adv = attack(tiny_net, x, y)
+    x_adv = attack(quick_net, x, y)
     longer = APGD(Linf(0.1), steps=20, objective=UntargetedMargin(), keep="max_objective")(
-        tiny_net, x, y
+        quick_net, x, y
     )
-    margin, best = (UntargetedMargin()(tiny_net(images), y) for images in (x_adv, longer))
-    assert ((margin > 0) == (prediction(tiny_net(x_adv)) != y)).all()
+    margin, best = (UntargetedMargin()(quick_net(images), y) for images in (x_adv, longer))
+    assert ((margin > 0) == (prediction(quick_net(x_adv)) != y)).all()
     assert (margin > 0).any()
     assert (best >= margin - 1e-4).all(), "images that do not leave early reach a larger objective"
     robust = margin <= 0
@@ -106,11 +106,11 @@ def test_returns_a_success_or_the_iterate_with_the_largest_objective(
 
 
 def test_is_at_least_as_strong_as_pgd_with_as_many_steps(
-    tiny_net: RejectingNet, test_images: Images
+    quick_net: QuickNet, test_images: Images
 ) -> None:
     x, y = test_images.batch(slice(0, 100))
     right = [
-        (prediction(tiny_net(attack(tiny_net, x, y))) == y).sum()
+        (prediction(quick_net(attack(quick_net, x, y))) == y).sum()
         for attack in (APGD(Linf(0.15), steps=30), PGD(Linf(0.15), steps=30, keep="success"))
     ]
     assert right[0] <= right[1] + 1
@@ -121,7 +121,7 @@ def test_is_at_least_as_strong_as_pgd_with_as_many_steps(
     [("Linf", Linf(0.12), "ce", CE()), ("L2", L2(0.8), "dlr", DLR())],
 )
 def test_is_as_strong_as_torchattacks(
-    tiny_net: RejectingNet,
+    quick_net: QuickNet,
     test_images: Images,
     norm: str,
     ball: Ball,
@@ -132,26 +132,26 @@ def test_is_as_strong_as_torchattacks(
         warnings.simplefilter("ignore")
         import torchattacks
     x, y = test_images.batch(slice(0, 40))
-    model = tiny_net.classifier().eval()
+    model = quick_net.classifier().eval()
     differences = []  # robust images after ours minus after the peer, one start each
     for seed in range(3):
         peer = torchattacks.APGD(
             model, norm=norm, eps=ball.eps, steps=20, n_restarts=1, loss=loss, seed=seed
         )
-        ours = APGD(ball, steps=20, objective=objective, seed=seed)(tiny_net, x, y)
-        right = [int((prediction(tiny_net(images)) == y).sum()) for images in (ours, peer(x, y))]
+        ours = APGD(ball, steps=20, objective=objective, seed=seed)(quick_net, x, y)
+        right = [int((prediction(quick_net(images)) == y).sum()) for images in (ours, peer(x, y))]
         differences.append(right[0] - right[1])
     assert sum(differences) / len(differences) <= 2.5, "the standard deviation over starts is 1.3"
 
 
 def test_targeted_apgd_succeeds_at_least_as_often_as_dlr(
-    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = (part[:12] for part in batch)
     untargeted = APGD(Linf(0.12), steps=20, objective=DLR())
     targeted = MultiTarget(APGD(Linf(0.12), steps=20, objective=TargetedDLR()), keep="success")
     successes = [
-        (prediction(tiny_net(a(tiny_net, x, y))) != y).sum() for a in (untargeted, targeted)
+        (prediction(quick_net(a(quick_net, x, y))) != y).sum() for a in (untargeted, targeted)
     ]
     assert successes[1] >= successes[0]
 
@@ -170,11 +170,11 @@ def test_an_approximate_model_is_verified_at_candidates_only() -> None:
 
 
 def test_successes_of_an_approximate_model_are_real(
-    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
     attack = APGD(Linf(0.15), steps=25, objective=DLR())
-    exact = prediction(tiny_net(attack(tiny_net, x, y))) != y
-    x_adv = attack.perturb(ApproximateModel(tiny_net, 0.5), x, y, torch.arange(len(x)))
+    exact = prediction(quick_net(attack(quick_net, x, y))) != y
+    x_adv = attack.perturb(ApproximateModel(quick_net, 0.5), x, y, torch.arange(len(x)))
     assert Linf(0).norm(x_adv - x).max() <= 0.15 + 1e-6
-    assert (prediction(tiny_net(x_adv)) != y).sum() >= exact.sum() - 2
+    assert (prediction(quick_net(x_adv)) != y).sum() >= exact.sum() - 2

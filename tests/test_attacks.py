@@ -56,6 +56,7 @@ from demur.rejectors import Con, Coupled, RCon
 from demur.rule import OperatingPoint
 from demur.spec import Spec
 from tests.linear import LinearNet, centred_images
+from tests.quick_net import QuickNet
 
 RULE = AcceptedError(RCon(), 0.6)
 
@@ -167,18 +168,18 @@ def test_every_attack_has_an_example() -> None:
 @pytest.mark.parametrize("name", SHORT)
 class TestContract:
     def test_stays_in_the_ball_is_repeatable_and_has_no_side_effects(
-        self, name: str, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+        self, name: str, quick_net: QuickNet, batch: tuple[Tensor, Tensor]
     ) -> None:
         attack, (x, y) = SHORT[name], tuple(part[:8] for part in batch)
-        weights = {k: v.clone() for k, v in tiny_net.state_dict().items()}
+        weights = {k: v.clone() for k, v in quick_net.state_dict().items()}
         images, generator = x.clone(), torch.get_rng_state()
-        x_adv = attack(tiny_net, x, y)
+        x_adv = attack(quick_net, x, y)
         assert torch.equal(x, images)
         assert torch.equal(generator, torch.get_rng_state())
-        assert not tiny_net.training
-        assert all(p.grad is None for p in tiny_net.parameters())
-        assert all(torch.equal(v, weights[k]) for k, v in tiny_net.state_dict().items())
-        self.check_works_on_any_module_that_returns_logits(attack, tiny_net, x, y, x_adv)
+        assert not quick_net.training
+        assert all(p.grad is None for p in quick_net.parameters())
+        assert all(torch.equal(v, weights[k]) for k, v in quick_net.state_dict().items())
+        self.check_works_on_any_module_that_returns_logits(attack, quick_net, x, y, x_adv)
         assert x_adv.shape == x.shape
         assert x_adv.min() >= 0
         assert x_adv.max() <= 1
@@ -200,7 +201,7 @@ class TestContract:
         assert torch.allclose(full[4:5], one, atol=1e-9)
 
     def check_works_on_any_module_that_returns_logits(
-        self, attack: Attack, net: RejectingNet, x: Tensor, y: Tensor, x_adv: Tensor
+        self, attack: Attack, net: QuickNet, x: Tensor, y: Tensor, x_adv: Tensor
     ) -> None:
         """The same images once more, from the bare logits where the attack reads no head."""
         try:

@@ -26,11 +26,11 @@ from demur.data import Images
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, run_attack
 from demur.evaluate.score import summary
-from demur.nets import RejectingNet
 from demur.output import prediction
 from demur.rejectors import Con
 from demur.report.text import show_scores
 from tests.linear import LinearNet, centred_images, distance
+from tests.quick_net import QuickNet
 
 SMALL: tuple[Attack, ...] = (
     APGD(Linf(0.1), steps=8),
@@ -39,31 +39,31 @@ SMALL: tuple[Attack, ...] = (
 )
 
 
-def attack_batch(net: RejectingNet, images: Images, count: int) -> AttackBatch:
+def attack_batch(net: QuickNet, images: Images, count: int) -> AttackBatch:
     x, y = images.batch(slice(0, count))
     return AttackBatch(net, x, y, images.index[:count], None)
 
 
 class TestChain:
     def test_is_at_least_as_strong_as_each_member(
-        self, tiny_net: RejectingNet, test_images: Images
+        self, quick_net: QuickNet, test_images: Images
     ) -> None:
-        batch = attack_batch(tiny_net, test_images, 60)
-        chained = prediction(tiny_net(Chain(SMALL).run(batch, 0))) != batch.y
+        batch = attack_batch(quick_net, test_images, 60)
+        chained = prediction(quick_net(Chain(SMALL).run(batch, 0))) != batch.y
         for position, member in enumerate(SMALL):
             alone = member.run(
                 batch, noise.derive_seed(0, position)
             )  # on all images, with its own noise
-            assert chained[prediction(tiny_net(alone)) != batch.y].all()
-        assert chained.sum() > (prediction(tiny_net(batch.x)) != batch.y).sum()
+            assert chained[prediction(quick_net(alone)) != batch.y].all()
+        assert chained.sum() > (prediction(quick_net(batch.x)) != batch.y).sum()
 
     def test_records_which_attack_succeeded_and_runs_each_once_per_image(
-        self, tiny_net: RejectingNet, test_images: Images
+        self, quick_net: QuickNet, test_images: Images
     ) -> None:
-        batch = attack_batch(tiny_net, test_images, 60)
+        batch = attack_batch(quick_net, test_images, 60)
         chain = Chain(SMALL)
         state = chain.start(batch)
-        wrong = prediction(tiny_net(batch.x)) != batch.y
+        wrong = prediction(quick_net(batch.x)) != batch.y
         assert torch.equal(state.broken_by == BROKEN_CLEAN, wrong)
         for position in range(3):
             before = state.remaining(position)
@@ -72,20 +72,20 @@ class TestChain:
             assert torch.equal(
                 state.remaining(position + 1), before[state.broken_by[before] == NOT_BROKEN]
             )
-        success = prediction(tiny_net(state.x_adv)) != batch.y
+        success = prediction(quick_net(state.x_adv)) != batch.y
         assert torch.equal(success, state.broken_by != NOT_BROKEN)
         assert len(set(state.broken_by.tolist())) > 2
 
     def test_without_success_returns_the_clean_image_or_the_best_ranked(
-        self, tiny_net: RejectingNet, test_images: Images
+        self, quick_net: QuickNet, test_images: Images
     ) -> None:
-        batch = attack_batch(tiny_net, test_images, 60)
+        batch = attack_batch(quick_net, test_images, 60)
         weak = (PGD(Linf(0.02), steps=3),)
-        robust = prediction(tiny_net(Chain(weak).run(batch, 0))) == batch.y
+        robust = prediction(quick_net(Chain(weak).run(batch, 0))) == batch.y
         assert torch.equal(Chain(weak).run(batch, 0)[robust], batch.x[robust])
         ranked = Chain(weak, rank_by=UntargetedMargin()).run(batch, 0)
-        rise = UntargetedMargin()(tiny_net(ranked), batch.y) - UntargetedMargin()(
-            tiny_net(batch.x), batch.y
+        rise = UntargetedMargin()(quick_net(ranked), batch.y) - UntargetedMargin()(
+            quick_net(batch.x), batch.y
         )
         assert (rise[robust] >= 0).all()
         assert (rise[robust] > 0).float().mean() > 0.9

@@ -20,16 +20,16 @@ from demur.data import Images
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, run_attack
 from demur.gradient import Model
-from demur.nets import RejectingNet
 from demur.output import Output, as_output, prediction
 from demur.rejectors import Con, ModelScore
 from demur.wrappers import ModelWithScore
 from tests.linear import LinearNet, centred_images
+from tests.quick_net import QuickNet
 
 SMALL = (APGD(Linf(0.1), steps=5), FAB(Linf(0.1), steps=2), Square(Linf(0.1), queries=15))
 
 
-def attack_batch(net: RejectingNet, images: Images, count: int) -> AttackBatch:
+def attack_batch(net: QuickNet, images: Images, count: int) -> AttackBatch:
     x, y = images.batch(slice(0, count))
     return AttackBatch(net, x, y, images.index[:count], None)
 
@@ -37,7 +37,7 @@ def attack_batch(net: RejectingNet, images: Images, count: int) -> AttackBatch:
 class TestInterface:
     names = ("apgd-ce", "fab")
 
-    def short_attack(self, net: RejectingNet) -> AutoAttack:
+    def short_attack(self, net: QuickNet) -> AutoAttack:
         attack = AutoAttack(
             net, norm="Linf", eps=0.1, version="custom", attacks_to_run=self.names, verbose=False,
             engine="plain",
@@ -47,36 +47,38 @@ class TestInterface:
         return attack
 
     def test_equals_the_chain_for_any_batch_size(
-        self, tiny_net: RejectingNet, test_images: Images
+        self, quick_net: QuickNet, test_images: Images
     ) -> None:
-        batch = attack_batch(tiny_net, test_images, 16)
+        batch = attack_batch(quick_net, test_images, 16)
         batch = replace(batch, index=torch.arange(16))
         expected = Chain(SMALL).run(batch, 0)
         for bs in (7, 250):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = self.short_attack(tiny_net).run_standard_evaluation(batch.x, batch.y, bs=bs)
+                found = self.short_attack(quick_net).run_standard_evaluation(
+                    batch.x, batch.y, bs=bs
+                )
             assert isinstance(found, Tensor)
             assert torch.allclose(found, expected, atol=1e-5)
 
     def test_reports_robust_images_after_each_attack(
-        self, tiny_net: RejectingNet, test_images: Images, capsys: pytest.CaptureFixture[str]
+        self, quick_net: QuickNet, test_images: Images, capsys: pytest.CaptureFixture[str]
     ) -> None:
         x, y = test_images.batch(slice(0, 40))
-        attack = self.short_attack(tiny_net)
+        attack = self.short_attack(quick_net)
         attack.verbose = True
         x_adv, labels = attack.run_standard_evaluation(x, y, bs=16, return_labels=True)
-        assert torch.equal(labels, prediction(tiny_net(x_adv)))
+        assert torch.equal(labels, prediction(quick_net(x_adv)))
         printed = capsys.readouterr().out
         robust = 100 * float((labels == y).float().mean())
         assert f"after square: {robust:.2f}% of 40 images are robust" in printed
 
     def test_resumes_after_an_interruption(
-        self, tiny_net: RejectingNet, test_images: Images, tmp_path: Path
+        self, quick_net: QuickNet, test_images: Images, tmp_path: Path
     ) -> None:
         x, y = test_images.batch(slice(0, 20))
-        expected = self.short_attack(tiny_net).run_standard_evaluation(x, y, bs=10)
-        stopped = self.short_attack(tiny_net)
+        expected = self.short_attack(quick_net).run_standard_evaluation(x, y, bs=10)
+        stopped = self.short_attack(quick_net)
         member = stopped.chain.attacks[1]
 
         class Stop(Exception):
@@ -91,36 +93,38 @@ class TestInterface:
         with pytest.raises(Stop):
             stopped.run_standard_evaluation(x, y, bs=10, state_path=state)
         assert state.exists()
-        again = self.short_attack(tiny_net)
+        again = self.short_attack(quick_net)
         object.__setattr__(first := replace(SMALL[0]), "run", fail)  # must not run again
         again.chain = replace(again.chain, attacks=(first, *SMALL[1:]))
         found = again.run_standard_evaluation(x, y, bs=10, state_path=state)
         assert torch.equal(torch.as_tensor(found), torch.as_tensor(expected))
 
     def test_the_state_of_another_evaluation_raises(
-        self, tiny_net: RejectingNet, test_images: Images, tmp_path: Path
+        self, quick_net: QuickNet, test_images: Images, tmp_path: Path
     ) -> None:
         x, y = test_images.batch(slice(0, 20))
         state = tmp_path / "state"
-        self.short_attack(tiny_net).run_standard_evaluation(x, y, state_path=state)
+        self.short_attack(quick_net).run_standard_evaluation(x, y, state_path=state)
         with pytest.raises(BadInput, match="another evaluation, with other images"):
-            self.short_attack(tiny_net).run_standard_evaluation(x.flip(0), y, state_path=state)
-        other = self.short_attack(tiny_net)
+            self.short_attack(quick_net).run_standard_evaluation(x.flip(0), y, state_path=state)
+        other = self.short_attack(quick_net)
         other.chain = Chain(SMALL[:2])
         with pytest.raises(BadInput, match="another evaluation, with other attacks"):
             other.run_standard_evaluation(x, y, state_path=state)
         for path in (tmp_path, Path("/dev/null")):
             with pytest.raises(BadInput, match="is not a state"):
-                self.short_attack(tiny_net).run_standard_evaluation(x, y, state_path=path)
+                self.short_attack(quick_net).run_standard_evaluation(x, y, state_path=path)
 
     def test_a_model_with_other_outputs_cannot_resume(
-        self, tiny_net: RejectingNet, test_images: Images, tmp_path: Path
+        self, quick_net: QuickNet, test_images: Images, tmp_path: Path
     ) -> None:
         x, y = test_images.batch(slice(0, 8))
         rule = AcceptedError(ModelScore(), 0.5)
 
         def run(score: Callable[[Tensor], Tensor]) -> None:
-            attack = RejectAutoAttack(ModelWithScore(tiny_net, score), rule, eps=0.1, verbose=False)
+            attack = RejectAutoAttack(
+                ModelWithScore(quick_net, score), rule, eps=0.1, verbose=False
+            )
             attack.chain = Chain((PGD(Linf(0.1), steps=2),), rule)
             attack.run_standard_evaluation(x, y, state_path=tmp_path / "state")
 
@@ -129,22 +133,22 @@ class TestInterface:
         with pytest.raises(BadInput, match="with other weights or outputs of the model"):
             run(lambda images: images.flatten(1).amax(1))
 
-    def test_one_attack_may_be_named_without_a_list(self, tiny_net: RejectingNet) -> None:
-        attack = AutoAttack(tiny_net, version="custom", attacks_to_run="apgd-ce")
+    def test_one_attack_may_be_named_without_a_list(self, quick_net: QuickNet) -> None:
+        attack = AutoAttack(quick_net, version="custom", attacks_to_run="apgd-ce")
         assert attack.chain.attacks == (APGD(Linf(8 / 255), restarts=5),)  # as in the original code
 
-    def test_invalid_arguments_raise(self, tiny_net: RejectingNet) -> None:
+    def test_invalid_arguments_raise(self, quick_net: QuickNet) -> None:
         wrong: list[tuple[Callable[[], object], str]] = [
-            (lambda: AutoAttack(tiny_net, norm="L1"), "Linf or L2"),
-            (lambda: AutoAttack(tiny_net, version="standart"), "did you mean standard"),
-            (lambda: AutoAttack(tiny_net, version="custom"), "choose from apgd-ce"),
-            (lambda: AutoAttack(tiny_net, attacks_to_run=["fab"]), "must be used together"),
+            (lambda: AutoAttack(quick_net, norm="L1"), "Linf or L2"),
+            (lambda: AutoAttack(quick_net, version="standart"), "did you mean standard"),
+            (lambda: AutoAttack(quick_net, version="custom"), "choose from apgd-ce"),
+            (lambda: AutoAttack(quick_net, attacks_to_run=["fab"]), "must be used together"),
             (
-                lambda: AutoAttack(tiny_net, version="custom", attacks_to_run=["fap"]),
+                lambda: AutoAttack(quick_net, version="custom", attacks_to_run=["fap"]),
                 "has no attack 'fap'",
             ),
             (
-                lambda: RejectAutoAttack(tiny_net, AcceptedError(Con(), 0.5), version="plus"),
+                lambda: RejectAutoAttack(quick_net, AcceptedError(Con(), 0.5), version="plus"),
                 "known: fast, rand, standard",
             ),
         ]
@@ -152,7 +156,7 @@ class TestInterface:
             with pytest.raises(BadInput, match=message):
                 construct()
         with pytest.raises(BadInput, match="at least 1"):
-            self.short_attack(tiny_net).run_standard_evaluation(
+            self.short_attack(quick_net).run_standard_evaluation(
                 torch.rand(2, 1, 8, 8), torch.zeros(2, dtype=torch.long), bs=0
             )
 
@@ -246,29 +250,29 @@ class TestWarnings:
         return " ".join(str(warning.message) for warning in caught)
 
     def test_an_ordinary_net_gives_no_warning(
-        self, tiny_net: RejectingNet, test_images: Images
+        self, quick_net: QuickNet, test_images: Images
     ) -> None:
-        assert self.warnings_of(tiny_net, test_images) == ""
+        assert self.warnings_of(quick_net, test_images) == ""
 
     def test_random_softmax_and_saturated_outputs_are_reported(
-        self, tiny_net: RejectingNet, test_images: Images
+        self, quick_net: QuickNet, test_images: Images
     ) -> None:
         def randomised(x: Tensor) -> Tensor:
-            logits = as_output(tiny_net(x)).logits
+            logits = as_output(quick_net(x)).logits
             return logits + 0.1 * torch.rand_like(logits)
 
         def softmax(x: Tensor) -> Tensor:
-            return as_output(tiny_net(x)).logits.softmax(-1)
+            return as_output(quick_net(x)).logits.softmax(-1)
 
         def saturated(x: Tensor) -> Tensor:
-            return 1e6 * as_output(tiny_net(x)).logits
+            return 1e6 * as_output(quick_net(x)).logits
 
         assert "version='rand'" in self.warnings_of(randomised, test_images)
         assert "probabilities" in self.warnings_of(softmax, test_images)
         assert "gradient is zero" in self.warnings_of(saturated, test_images)
 
     def test_a_score_without_a_gradient_is_reported(
-        self, tiny_net: RejectingNet, test_images: Images
+        self, quick_net: QuickNet, test_images: Images
     ) -> None:
         x, y = test_images.batch(slice(0, 16))
 
@@ -284,7 +288,7 @@ class TestWarnings:
         )
         for surrogate, message in ((None, "surrogate"), (mean_pixel, "")):
             attack = RejectAutoAttack(
-                ModelWithScore(tiny_net, stairs, surrogate), rule, verbose=False
+                ModelWithScore(quick_net, stairs, surrogate), rule, verbose=False
             )
             attack.chain = chain
             with warnings.catch_warnings(record=True) as caught:
@@ -294,10 +298,10 @@ class TestWarnings:
             assert bool(caught) == bool(message)
 
     def test_square_beating_gradient_attacks_is_reported(
-        self, tiny_net: RejectingNet, test_images: Images
+        self, quick_net: QuickNet, test_images: Images
     ) -> None:
         x, y = test_images.batch(slice(0, 40))
-        attack = AutoAttack(tiny_net, eps=0.2, verbose=False)
+        attack = AutoAttack(quick_net, eps=0.2, verbose=False)
         attack.chain = Chain((PGD(Linf(0.0), steps=1), Square(Linf(0.2), queries=60)))
         attack.names = ["apgd-ce", "square"]
         with pytest.warns(UserWarning, match="every gradient attack failed"):
@@ -319,15 +323,15 @@ def test_a_run_whose_net_returns_nan_is_refused(own_source: LoadedRun) -> None:
             run_attack(own_source, "lost", attack, RecordOptions(n=7))
 
 
-def test_is_not_weaker_than_pyautoattack(tiny_net: RejectingNet, test_images: Images) -> None:
+def test_is_not_weaker_than_pyautoattack(quick_net: QuickNet, test_images: Images) -> None:
     peer = pytest.importorskip("pyautoattack")
     x, y = test_images.batch(slice(0, 20))
     other = peer.AutoAttack(
-        tiny_net.classifier().eval(), attacks=["apgd-ce"], version="custom", eps=0.1,
+        quick_net.classifier().eval(), attacks=["apgd-ce"], version="custom", eps=0.1,
         seed=0,
     )  # fmt: skip
     attack = AutoAttack(
-        tiny_net, eps=0.1, version="custom", attacks_to_run=["apgd-ce"], verbose=False
+        quick_net, eps=0.1, version="custom", attacks_to_run=["apgd-ce"], verbose=False
     )
     (member,) = attack.chain.attacks
     assert isinstance(member, APGD)
@@ -337,19 +341,19 @@ def test_is_not_weaker_than_pyautoattack(tiny_net: RejectingNet, test_images: Im
     theirs, _ = other.run_standard_evaluation(x, y, batch_size=20)
     ours = attack.run_standard_evaluation(x, y)
     assert isinstance(ours, Tensor)
-    robust = [int((prediction(tiny_net(found)) == y).sum()) for found in (ours, theirs)]
+    robust = [int((prediction(quick_net(found)) == y).sum()) for found in (ours, theirs)]
     assert robust[0] <= robust[1] + 1
     assert robust[0] < 18
 
 
 def test_models_that_return_outputs_or_logits_give_equal_results(
-    tiny_net: RejectingNet, test_images: Images
+    quick_net: QuickNet, test_images: Images
 ) -> None:
     x, y = test_images.batch(slice(0, 6))
-    logits = tiny_net.classifier().eval()
-    assert isinstance(tiny_net(x), Output)
+    logits = quick_net.classifier().eval()
+    assert isinstance(quick_net(x), Output)
     found = []
-    for model in (tiny_net, logits):
+    for model in (quick_net, logits):
         attack = AutoAttack(model, eps=0.1, verbose=False, engine="plain")
         attack.chain, attack.names = Chain(SMALL), ["apgd-ce", "fab", "square"]
         found.append(torch.as_tensor(attack.run_standard_evaluation(x, y)))

@@ -11,11 +11,11 @@ from torch import Tensor
 from demur.attacks import AcceptedError, FalseRejection, MultiTarget
 from demur.attacks.cw import CW, CWHinge, to_pixels, to_tanh_space
 from demur.data import Images
-from demur.nets import RejectingNet
 from demur.output import prediction
 from demur.rejectors import Con, Coupled, Energy, RCon
 from demur.rule import as_score
 from tests.linear import LinearNet, centred_images, distance
+from tests.quick_net import QuickNet
 
 Norm = Literal["L2", "Linf", "Linf-adam"]
 NORMS: tuple[Norm, ...] = ("L2", "Linf", "Linf-adam")
@@ -31,10 +31,10 @@ EXAMPLES: dict[str, CW] = {
 @pytest.mark.parametrize("name", EXAMPLES)
 class TestContract:
     def test_a_changed_image_is_a_success_and_others_are_unchanged(
-        self, name: str, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+        self, name: str, quick_net: QuickNet, batch: tuple[Tensor, Tensor]
     ) -> None:
         x, y = batch
-        found = EXAMPLES[name].distances(tiny_net, x, y)
+        found = EXAMPLES[name].distances(quick_net, x, y)
         changed = (found.x_adv != x).flatten(1).any(1)
         assert found.broken[changed].all()
         assert torch.equal(found.distance.isfinite(), found.broken)
@@ -54,7 +54,7 @@ def test_finds_the_distance_of_a_linear_net(norm: Norm, slack: float) -> None:
 
 
 def test_finds_examples_as_close_as_foolbox_and_torchattacks(
-    tiny_net: RejectingNet, test_images: Images
+    quick_net: QuickNet, test_images: Images
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -62,15 +62,15 @@ def test_finds_examples_as_close_as_foolbox_and_torchattacks(
         from foolbox.attacks.carlini_wagner import L2CarliniWagnerAttack
         from foolbox.models.pytorch import PyTorchModel
     x, y = test_images.batch(slice(0, 24))
-    model = tiny_net.classifier().eval()
+    model = quick_net.classifier().eval()
     box = PyTorchModel(model, bounds=(0, 1))
     peer = L2CarliniWagnerAttack(3, 40, stepsize=0.04, initial_const=1.0)
     images = [
-        replace(FAST, steps=40)(tiny_net, x, y),
+        replace(FAST, steps=40)(quick_net, x, y),
         peer(box, x, y, epsilons=None)[0],
         torchattacks.CW(model, c=1, steps=120, lr=0.04)(x, y),
     ]
-    success = torch.stack([prediction(tiny_net(found)) != y for found in images])
+    success = torch.stack([prediction(quick_net(found)) != y for found in images])
     shared = success.all(0)
     ours, *theirs = (float((a - x)[shared].square().sum() / shared.sum()) for a in images)
     assert success[0].sum() >= success[1:].sum(1).max()
@@ -78,11 +78,11 @@ def test_finds_examples_as_close_as_foolbox_and_torchattacks(
 
 
 def test_minimising_linf_gives_smaller_linf_distances(
-    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = (part[:6] for part in batch)
     far, near = (
-        replace(FAST, norm=norm, searches=2, steps=40)(tiny_net, x, y)
+        replace(FAST, norm=norm, searches=2, steps=40)(quick_net, x, y)
         .sub(x)
         .flatten(1)
         .abs()
@@ -95,16 +95,16 @@ def test_minimising_linf_gives_smaller_linf_distances(
 
 @pytest.mark.parametrize("rejector", [RCon(), Coupled()], ids=repr)
 def test_accepted_errors_are_farther_away_than_misclassification(
-    rejector: RCon | Coupled, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    rejector: RCon | Coupled, quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = (part[:12] for part in batch)
     with torch.no_grad():
-        t = float(as_score(rejector)(tiny_net(x)).median())  # the paper's threshold
-    normal = QUICK.distances(tiny_net, x, y)
+        t = float(as_score(rejector)(quick_net(x)).median())  # the paper's threshold
+    normal = QUICK.distances(quick_net, x, y)
     rule = AcceptedError(rejector, t)
-    adaptive = replace(QUICK, criterion=rule).distances(tiny_net, x, y)
+    adaptive = replace(QUICK, criterion=rule).distances(quick_net, x, y)
     changed = (adaptive.x_adv != x).flatten(1).any(1)
-    assert rule(tiny_net(adaptive.x_adv), y)[changed].all()
+    assert rule(quick_net(adaptive.x_adv), y)[changed].all()
     both = normal.broken & adaptive.broken
     assert adaptive.broken.float().mean() > 0.5, "most images have an accepted error"
     assert normal.broken.sum() >= adaptive.broken.sum()
@@ -112,26 +112,26 @@ def test_accepted_errors_are_farther_away_than_misclassification(
 
 
 def test_a_rule_that_accepts_nothing_returns_clean_images(
-    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
     attack = replace(FAST, searches=2, steps=20, criterion=AcceptedError(RCon(), 2.0))
     for norm in NORMS:
-        found = replace(attack, norm=norm).distances(tiny_net, x, y)
+        found = replace(attack, norm=norm).distances(quick_net, x, y)
         assert torch.equal(found.x_adv, x)
         assert not found.broken.any()
         assert found.distance.isinf().all()
 
 
 def test_correct_predictions_can_be_made_rejected(
-    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = (part[:12] for part in batch)
     rule = FalseRejection(Con(), 0.6)
-    found = replace(FAST, searches=3, criterion=rule).distances(tiny_net, x, y)
-    right = prediction(tiny_net(x)) == y
+    found = replace(FAST, searches=3, criterion=rule).distances(quick_net, x, y)
+    right = prediction(quick_net(x)) == y
     assert found.broken[right].float().mean() > 0.8
-    assert rule(tiny_net(found.x_adv), y)[found.broken].all()
+    assert rule(quick_net(found.x_adv), y)[found.broken].all()
 
 
 def test_a_target_is_reached_with_the_required_confidence() -> None:

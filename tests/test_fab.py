@@ -10,11 +10,11 @@ from demur.attacks import AcceptedError, MultiTarget
 from demur.attacks.fab import FAB, FINAL_SEARCH_STEPS, project_to_hyperplane
 from demur.balls import L2, Ball, Linf
 from demur.data import Images
-from demur.nets import RejectingNet
 from demur.output import prediction
 from demur.rejectors import RCon
 from tests.approximate_model import ApproximateModel
 from tests.linear import LinearNet, centred_images, distance
+from tests.quick_net import QuickNet
 
 BALLS = pytest.mark.parametrize("ball", [Linf(0.12), L2(0.8)], ids=repr)
 
@@ -144,11 +144,11 @@ def test_succeeds_on_a_linear_net_exactly_where_eps_exceeds_the_distance(kind: t
 
 @BALLS
 def test_more_restarts_find_no_larger_distance(
-    ball: Ball, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    ball: Ball, quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch[0][:12], batch[1][:12]
     once, twice = (
-        ball.norm(FAB(ball, steps=5, restarts=n, any_distance=True)(tiny_net, x, y) - x)
+        ball.norm(FAB(ball, steps=5, restarts=n, any_distance=True)(quick_net, x, y) - x)
         for n in (1, 2)
     )
     assert (twice <= once).all()
@@ -156,52 +156,52 @@ def test_more_restarts_find_no_larger_distance(
 
 
 def test_a_misclassified_image_is_returned_unchanged(
-    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    y = (prediction(tiny_net(x)) + 1) % 10
-    assert torch.equal(FAB(Linf(0.2), steps=2)(tiny_net, x, y), x)
+    y = (prediction(quick_net(x)) + 1) % 10
+    assert torch.equal(FAB(Linf(0.2), steps=2)(quick_net, x, y), x)
 
 
 def test_success_is_decided_by_the_criterion(
-    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
     rule = AcceptedError(RCon(), 0.2)
-    before = rule(tiny_net(x), y)
-    x_adv = FAB(Linf(0.3), steps=6, criterion=rule)(tiny_net, x, y)
+    before = rule(quick_net(x), y)
+    x_adv = FAB(Linf(0.3), steps=6, criterion=rule)(quick_net, x, y)
     moved = (x_adv != x).flatten(1).any(1)
     assert moved.any()
-    assert torch.equal(rule(tiny_net(x_adv), y), moved | before)
+    assert torch.equal(rule(quick_net(x_adv), y), moved | before)
     assert not (moved & before).any()
 
 
 @BALLS
 @pytest.mark.parametrize("any_distance", [False, True])
 def test_successes_of_an_approximate_model_are_real(
-    ball: Ball, any_distance: bool, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    ball: Ball, any_distance: bool, quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    model = ApproximateModel(tiny_net, 0.5)
+    model = ApproximateModel(quick_net, 0.5)
     attack = FAB(ball, steps=4, restarts=2, any_distance=any_distance)
     x_adv = attack.perturb(model, x, y, torch.arange(len(x)))
     moved = (x_adv != x).flatten(1).any(1)
     assert moved.any()
-    assert (prediction(tiny_net(x_adv)) != y)[moved].all()
+    assert (prediction(quick_net(x_adv)) != y)[moved].all()
     if not any_distance:
         assert ball.norm(x_adv - x).max() <= ball.eps
 
 
 @BALLS
 def test_an_approximate_model_costs_little_strength(
-    ball: Ball, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    ball: Ball, quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     """The errors are several times those of bf16 on these logits."""
     x, y = batch
     attack = FAB(ball, steps=5, restarts=2)
-    x_adv = attack.perturb(ApproximateModel(tiny_net, 0.1), x, y, torch.arange(len(x)))
-    exact = prediction(tiny_net(attack(tiny_net, x, y))) != y
-    assert (prediction(tiny_net(x_adv)) != y).sum() >= exact.sum() - 1
+    x_adv = attack.perturb(ApproximateModel(quick_net, 0.1), x, y, torch.arange(len(x)))
+    exact = prediction(quick_net(attack(quick_net, x, y))) != y
+    assert (prediction(quick_net(x_adv)) != y).sum() >= exact.sum() - 1
 
 
 @BALLS
@@ -218,31 +218,31 @@ def test_only_candidates_inside_the_ball_are_verified(ball: Ball) -> None:
 
 
 def test_targeted_fab_succeeds_at_least_as_often_as_untargeted(
-    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = (part[:12] for part in batch)
     untargeted = FAB(Linf(0.2), steps=20)  # with fewer steps one target is not reached
     targeted = MultiTarget(untargeted, keep="success")
     successes = [
-        (prediction(tiny_net(a(tiny_net, x, y))) != y).sum() for a in (untargeted, targeted)
+        (prediction(quick_net(a(quick_net, x, y))) != y).sum() for a in (untargeted, targeted)
     ]
     assert successes[1] >= successes[0]
 
 
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
 def test_finds_examples_as_close_as_torchattacks(
-    tiny_net: RejectingNet, test_images: Images, norm: str
+    quick_net: QuickNet, test_images: Images, norm: str
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torchattacks
     x, y = test_images.batch(slice(0, 24))
-    model, ball = tiny_net.classifier().eval(), Linf(0.12) if norm == "Linf" else L2(0.8)
-    right = prediction(tiny_net(x)) == y
+    model, ball = quick_net.classifier().eval(), Linf(0.12) if norm == "Linf" else L2(0.8)
+    right = prediction(quick_net(x)) == y
     with torch.random.fork_rng():
         theirs = torchattacks.FAB(model, norm=norm, eps=100.0, steps=8, n_classes=10)(x, y)
-    ours = FAB(ball, steps=8, any_distance=True)(tiny_net, x, y)
-    assert (prediction(tiny_net(ours)) != y).all()
-    assert (prediction(tiny_net(theirs)) != y).all()
+    ours = FAB(ball, steps=8, any_distance=True)(quick_net, x, y)
+    assert (prediction(quick_net(ours)) != y).all()
+    assert (prediction(quick_net(theirs)) != y).all()
     far = [float(ball.norm(images - x)[right].mean()) for images in (ours, theirs)]
     assert far[0] <= 1.03 * far[1]

@@ -16,11 +16,11 @@ from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.errors import BadInput
 from demur.gradient import ObjectiveFunction, exact_value
-from demur.nets import RejectingNet
 from demur.output import Output, prediction
 from demur.rejectors import RCon
 from tests.approximate_model import ApproximateModel
 from tests.linear import LinearNet, centred_images, distance
+from tests.quick_net import QuickNet
 
 aten = torch.ops.aten
 BALLS = pytest.mark.parametrize("ball", [Linf(0.15), L2(1.0)], ids=repr)
@@ -67,11 +67,11 @@ def test_never_succeeds_below_the_distance_of_a_linear_net(kind: type[Ball]) -> 
 
 @BALLS
 def test_more_queries_never_lower_the_objective(
-    ball: Ball, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    ball: Ball, quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    few, more = (Square(ball, queries=n)(tiny_net, x, y) for n in (10, 60))
-    margins = [UntargetedMargin()(tiny_net(images), y) for images in (few, more)]
+    few, more = (Square(ball, queries=n)(quick_net, x, y) for n in (10, 60))
+    margins = [UntargetedMargin()(quick_net(images), y) for images in (few, more)]
     assert (margins[1] >= margins[0] - 1e-5).all()
     assert (margins[1] > margins[0] + 1e-5).any()
 
@@ -80,7 +80,7 @@ def test_more_queries_never_lower_the_objective(
 class CountingModel:
     """A model without gradients that counts the images of its forward passes."""
 
-    net: RejectingNet
+    net: QuickNet
     images: int = 0
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -91,13 +91,13 @@ class CountingModel:
 
 
 def test_uses_forward_passes_only_and_successes_leave_the_batch(
-    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    model = CountingModel(tiny_net)
+    model = CountingModel(quick_net)
     Square(Linf(0.3), queries=30).perturb(model, x, y, torch.arange(len(x)))
     assert len(x) < model.images < 31 * len(x)
-    wrong, model.images = (prediction(tiny_net(x)) + 1) % 10, 0
+    wrong, model.images = (prediction(quick_net(x)) + 1) % 10, 0
     x_adv = Square(Linf(0.3), queries=30).perturb(model, x, wrong, torch.arange(len(x)))
     assert torch.equal(x_adv, x)
     assert model.images == len(x)
@@ -106,15 +106,15 @@ def test_uses_forward_passes_only_and_successes_leave_the_batch(
 @BALLS
 def test_the_verification_interval_does_not_change_the_result(
     ball: Ball,
-    tiny_net: RejectingNet,
+    quick_net: QuickNet,
     batch: tuple[Tensor, Tensor],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = []
     for interval in (1, square.VERIFY_EVERY, 1000):
         monkeypatch.setattr(square, "VERIFY_EVERY", interval)
-        found.append(Square(ball, queries=70)(tiny_net, *batch))
-    success = prediction(tiny_net(found[0])) != batch[1]
+        found.append(Square(ball, queries=70)(quick_net, *batch))
+    success = prediction(quick_net(found[0])) != batch[1]
     assert success.any()
     assert not success.all()
     assert all(torch.equal(found[0], other) for other in found[1:])
@@ -134,30 +134,30 @@ class CountSynchronisations(TorchDispatchMode):
 
 @BALLS
 def test_does_not_synchronise_between_verifications(
-    ball: Ball, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    ball: Ball, quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     counts = []
     for queries in (1, square.VERIFY_EVERY, 3 * square.VERIFY_EVERY):
         with CountSynchronisations() as synchronisations:  # type: ignore[no-untyped-call]
             # CE itself does not synchronise; with eps = 0 each verification sees the same images.
             attack = Square(type(ball)(0.0), queries=queries, objective=CE())
-            attack.perturb(ApproximateModel(tiny_net, 0.1), *batch, batch[1])
+            attack.perturb(ApproximateModel(quick_net, 0.1), *batch, batch[1])
         counts.append(synchronisations.count)
     assert 0 < counts[0] == counts[1] < counts[2]
 
 
 @BALLS
 def test_only_verified_successes_leave_the_batch(
-    ball: Ball, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    ball: Ball, quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    model = ApproximateModel(tiny_net, 0.5)
+    model = ApproximateModel(quick_net, 0.5)
     once, later = (
         Square(ball, queries=n).perturb(model, x, y, torch.arange(len(x)))
         for n in (square.VERIFY_EVERY, 6 * square.VERIFY_EVERY)
     )
     candidate = prediction(model.approximate(once)) != y
-    success, at_last = (prediction(tiny_net(images)) != y for images in (once, later))
+    success, at_last = (prediction(quick_net(images)) != y for images in (once, later))
     assert torch.equal(later[candidate & success], once[candidate & success])
     refuted = candidate & ~success
     assert (later != once).flatten(1).any(1)[refuted].any(), "a refuted candidate goes on"
@@ -177,27 +177,27 @@ class FalseSuccessModel(ApproximateModel):
 
 @BALLS
 def test_false_candidates_do_not_change_the_search(
-    ball: Ball, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    ball: Ball, quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
     index = torch.arange(len(x))
     expected, found = (
         Square(ball, queries=70).perturb(model, x, y, index)
-        for model in (tiny_net, FalseSuccessModel(tiny_net, 0.0))
+        for model in (quick_net, FalseSuccessModel(quick_net, 0.0))
     )
-    success = prediction(tiny_net(expected)) != y
+    success = prediction(quick_net(expected)) != y
     assert success.any()
-    assert torch.equal(prediction(tiny_net(found)) != y, success)
+    assert torch.equal(prediction(quick_net(found)) != y, success)
     assert torch.equal(expected[~success], found[~success])
 
 
 def test_accepts_any_objective_and_criterion(
-    tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+    quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
     rule = AcceptedError(RCon(), 0.3)
     attack = Square(Linf(0.3), queries=60, objective=PlusLogScore(RCon(), eta=0.1), criterion=rule)
-    successes = [int(rule(tiny_net(images), y).sum()) for images in (x, attack(tiny_net, x, y))]
+    successes = [int(rule(quick_net(images), y).sum()) for images in (x, attack(quick_net, x, y))]
     assert successes[1] > successes[0]
 
 
@@ -207,17 +207,15 @@ def test_another_ball_raises() -> None:
 
 
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
-def test_is_as_strong_as_torchattacks(
-    tiny_net: RejectingNet, test_images: Images, norm: str
-) -> None:
+def test_is_as_strong_as_torchattacks(quick_net: QuickNet, test_images: Images, norm: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torchattacks
     x, y = test_images.batch(slice(0, 50))
-    model, ball = tiny_net.classifier().eval(), Linf(0.15) if norm == "Linf" else L2(1.0)
+    model, ball = quick_net.classifier().eval(), Linf(0.15) if norm == "Linf" else L2(1.0)
     peer = torchattacks.Square(model, norm=norm, eps=ball.eps, n_queries=100, resc_schedule=False)
     with torch.random.fork_rng():
         theirs = peer(x, y)
-    ours = Square(ball, queries=100)(tiny_net, x, y)
-    successes = [int((prediction(tiny_net(images)) != y).sum()) for images in (ours, theirs)]
+    ours = Square(ball, queries=100)(quick_net, x, y)
+    successes = [int((prediction(quick_net(images)) != y).sum()) for images in (ours, theirs)]
     assert successes[0] >= successes[1] - 2
