@@ -1,7 +1,6 @@
 """Sums, batch norm, biases and ReLU of any net that torch.fx can trace, as one kernel each.
 
-    net = fuse_activations(net, x)
-
+    net = fuse_activations(net, x)      # replaces
     ReLU(norm(a + b)), with a + b kept for a shortcut       pre-activation nets
     ReLU(conv(u) + conv(v) + biases)                        post-activation nets, norms folded
     ReLU(conv(u) + bias)
