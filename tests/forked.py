@@ -7,6 +7,7 @@ Use `subprocess` where the start itself is tested.
 """
 
 import atexit
+import gc
 import json
 import os
 import shutil
@@ -118,7 +119,10 @@ def _is_running(process: int) -> bool:
 
 
 def _serve(address: str, tests: int) -> None:
+    gc.disable()  # as in conftest.py
     exec(PRELOADED, {})
+    gc.freeze()
+    gc.enable()
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(address)
     listening.listen()

@@ -108,9 +108,9 @@ def unlisted_commands(pages: dict[Path, Page]) -> list[str]:
     "path", [page for page in PAGES if TO_RUN.search(page.read_text())], ids=lambda path: path.stem
 )
 def test_the_examples_of_a_guide_run(
-    path: Path, in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, in_empty_folder: Path, few_digits: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All marked blocks of a page, in order and in one namespace, with short ensembles."""
+    """All marked blocks of a page, in one namespace, with few images and short ensembles."""
     for module in (autoattack, reject_autoattack):
         monkeypatch.setattr(module, "APGD", partial(APGD, steps=10))
         monkeypatch.setattr(module, "FAB", partial(FAB, steps=3))

@@ -25,6 +25,7 @@ from tests.conftest import Command
 from tests.test_cli import expect_error
 
 COUNT, CLASSES = 2000, 4
+FEWER = 1000  # images, where no AUROC of a probe must be near 1/2
 
 
 def record(right: Tensor, logits: Tensor, aux: Tensor, feature: Tensor | None = None) -> Record:
@@ -35,10 +36,12 @@ def record(right: Tensor, logits: Tensor, aux: Tensor, feature: Tensor | None = 
     return Record(arrays | ({} if feature is None else {"feature": feature}), {"label": "made up"})
 
 
-def random_outputs(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
+def random_outputs(
+    seed: int = 0, count: int = COUNT
+) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
     g = torch.Generator().manual_seed(seed)
     widths = (CLASSES, 1, 200)
-    logits, aux, feature = (2 * torch.randn(COUNT, width, generator=g) for width in widths)
+    logits, aux, feature = (2 * torch.randn(count, width, generator=g) for width in widths)
     return logits, aux, feature, g
 
 
@@ -57,7 +60,7 @@ def test_no_image_is_scored_by_a_model_fitted_to_it() -> None:
 
 
 def test_information_in_the_head_is_found() -> None:
-    logits, aux, _, _ = random_outputs()
+    logits, aux, _, _ = random_outputs(count=FEWER)
     made = record(aux[:, 0] > 0, logits, aux)
     scores = probe_scores(made)
     assert set(scores) == {LINEAR, TREES}, "there are no features"
@@ -68,17 +71,17 @@ def test_information_in_the_head_is_found() -> None:
 
 def test_information_in_the_predicted_class_is_found() -> None:
     """The accuracy depends on the predicted class, not on the confidence."""
-    logits, aux, _, g = random_outputs()
+    logits, aux, _, g = random_outputs(count=FEWER)
     often = torch.tensor([0.9, 0.1, 0.5, 0.5])[logits.argmax(-1)]
-    made = record(torch.rand(COUNT, generator=g) < often, logits, aux)
+    made = record(torch.rand(FEWER, generator=g) < often, logits, aux)
     for name, score in probe_scores(made).items():
         assert area(score, made) > area(values(Con(), made), made) + 0.1, name
 
 
 def test_no_probe_is_better_if_confidence_is_sufficient() -> None:
-    logits, aux, _, g = random_outputs()
+    logits, aux, _, g = random_outputs(count=FEWER)
     sure = logits.softmax(-1).amax(-1)
-    made = record(torch.rand(COUNT, generator=g) < sure, logits, aux)
+    made = record(torch.rand(FEWER, generator=g) < sure, logits, aux)
     base = values(Con(), made)
     for name, score in probe_scores(made).items():
         assert metrics.auroc_difference(score, base, made.correct).lo <= 0, name
