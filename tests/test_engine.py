@@ -1,7 +1,7 @@
 """Fast steps end with the plain steps' weights, wrong engines are detected, plans are measured."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,7 @@ from demur.distributed import ProcessGroup
 from demur.engine import EnginePlan, FrozenModel, choose_plan, plan
 from demur.errors import BadInput
 from demur.methods import CCAT, PGDAT, RR, TRADES, Method, Standard
-from demur.nets import NetSpec, ResNet8
-from demur.nets.block import ResidualTrunk
+from demur.nets import ResNet8
 from demur.precision import Precision
 from demur.recipes import Recipe, recipe
 from demur.runs import Run
@@ -27,6 +26,7 @@ from demur.training import FastSteps, PlainSteps, Training, TrainState, Validato
 from demur.training.loop import ignore_message, ignore_progress
 from demur.training.step import TrainingStep
 from tests.conftest import FEW
+from tests.one_block import OneBlock
 
 CPU = torch.device("cpu")
 SHORT_PGD = PGD(Linf(0.1), steps=2)
@@ -77,14 +77,6 @@ def test_fast_steps_end_with_the_plain_steps_weights(
     assert found.holds, found
     assert found.tolerance == 1e-9
     assert not found.captured, "there is no graph on a CPU"
-
-
-@dataclass(frozen=True)
-class OneBlock(NetSpec):
-    """The smallest net with every kind of layer; tracing takes time per layer."""
-
-    def trunk(self, channels: int) -> ResidualTrunk:
-        return ResidualTrunk(channels, 4, [8], depth=1)
 
 
 def test_compiled_steps_end_with_the_plain_steps_weights() -> None:
