@@ -14,7 +14,8 @@ from demur.bench.eager import EagerLoop
 from demur.bench.kernel_profile import KernelTime, _kind, kernel_difference, time_by_kind
 from demur.engine import FrozenModel
 from demur.errors import BadInput
-from demur.methods import PGDAT, RR
+from demur.methods import PGDAT, RR, Method
+from demur.nets import ResNet8
 from demur.output import Output
 from demur.recipes import recipe
 from demur.report.speed import COLUMNS, cells, sentences, show_speed
@@ -27,7 +28,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("name", ["digits-pgdat", "digits-pgdat-rr"])
 def test_the_eager_loop_trains(name: str) -> None:
-    small = recipe(name, ["width=4"])
+    small = recipe(name, ["width=4", "batch_size=64"])
     fit = small.data.load()["fit"]
     loop = EagerLoop(small, fit, eps=0.1, step_size=0.1, steps=1)
     x, y = fit.batch(slice(0, 256))
@@ -107,8 +108,12 @@ def one_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "HEADS", (RR,))
     monkeypatch.setattr(check, "STEPS", 2)
     equality = check.equality
-    monkeypatch.setattr(check, "equality", lambda full, device, compiler: equality(
-        replace(full, net=replace(full.net, width=4), batch_size=16), device, "none"))  # fmt: skip
+    small = {"method": Method(framework, RR()), "net": ResNet8(4), "batch_size": 16}
+    monkeypatch.setattr(
+        check,
+        "equality",
+        lambda full, device, compiler: equality(replace(full, **small), device, "none"),
+    )
     monkeypatch.setattr(check, "MIN_TOLERANCE", 0.1)  # two steps vary more than twenty
 
 
@@ -125,7 +130,7 @@ def test_engines_that_differ_fail_the_check(
     command: Command, one_pair: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FrozenModel, "refresh", lambda self: None)
-    code, out, err = command("bench", "--check", "--json")
+    code, out, err = command("bench", "--check", "--only", "fp64", "--json")
     assert code == 1
     assert "the fast engine differs from the plain one" in err
     report = json.loads(out)

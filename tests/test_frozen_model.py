@@ -9,13 +9,15 @@ from torch import Tensor
 
 from demur.attacks import CE, PGD, PlusLogScore, UntargetedMargin
 from demur.balls import Linf
+from demur.data import Digits
 from demur.engine import FrozenModel
 from demur.gradient import Gradient, ObjectiveFunction, gradient, gradient_only
-from demur.methods import attack_mode
-from demur.nets import RejectingNet
+from demur.methods import RR, attack_mode
+from demur.nets import NetSpec, RejectingNet, ResNet8
 from demur.nets.norm import Norm2d
 from demur.recipes import recipe
 from demur.rejectors import RCon
+from tests.one_block import OneBlock
 
 OBJECTIVES: tuple[ObjectiveFunction, ...] = (
     CE(), UntargetedMargin(), PlusLogScore(RCon()), 0.5 * CE() + UntargetedMargin(),
@@ -24,9 +26,12 @@ OBJECTIVES: tuple[ObjectiveFunction, ...] = (
 
 @pytest.fixture
 def net() -> RejectingNet:
+    return random_net(ResNet8(4))
+
+
+def random_net(spec: NetSpec) -> RejectingNet:
     """A net in fp64 with weights and statistics other than the initial ones."""
-    spec = recipe("digits-pgdat-rr", ["width=4"])
-    net = spec.net.build(spec.data.domain, spec.method.head).double().train()
+    net = spec.build(Digits().domain, RR()).double().train()
     g = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in net.parameters():
@@ -102,9 +107,10 @@ def test_gradient_is_that_of_the_net(
 
 
 def test_any_number_of_compiled_objectives_have_the_gradient_of_the_net(
-    net: RejectingNet, digits: tuple[Tensor, Tensor]
+    digits: tuple[Tensor, Tensor],
 ) -> None:
     """torch.compile limits the versions of a code object; every objective has its own."""
+    net = random_net(OneBlock())
     with torch._dynamo.config.patch(recompile_limit=1):
         for train, objective in ((True, CE()), (False, PlusLogScore(RCon()))):
             frozen_model = FrozenModel(net.train(train), "fp64", "aot_eager")

@@ -34,7 +34,10 @@ WEIGHTS = st.one_of(
     st.lists(st.integers(0, 8), min_size=2, max_size=5),
     st.lists(st.floats(1e-6, 1), min_size=2, max_size=5),
 ).filter(lambda row: sum(row) > 0)
-SHARES = st.one_of(st.fractions(0, 1, max_denominator=8).map(float), st.floats(0, 1))
+FRACTIONS = sorted({n / d for d in range(1, 9) for n in range(d + 1)})
+SHARES = st.one_of(st.sampled_from(FRACTIONS), st.floats(0, 1))
+XIS = SHARES.filter(lambda value: value < 1)
+GAMMAS = SHARES.map(lambda value: 0.5 + value / 2).filter(lambda value: value > 0.5)
 
 
 @st.composite
@@ -43,9 +46,7 @@ def cases(draw: st.DrawFn) -> Case:
     p = weights / weights.sum()
     y = draw(st.integers(0, len(p) - 1))
     a = draw(st.one_of(SHARES, st.just(min(1.0, p[y] / p.max()))))
-    xi = draw(SHARES.filter(lambda value: value < 1))
-    gamma = draw(SHARES.map(lambda value: 0.5 + value / 2).filter(lambda value: value > 0.5))
-    return Case(theory.theory_inputs(p[None], [y], [a]), xi, gamma)
+    return Case(theory.theory_inputs(p[None], [y], [a]), draw(XIS), draw(GAMMAS))
 
 
 def make_inputs(p: list[list[float]], y: list[int], a: list[float]) -> TheoryInputs:

@@ -204,11 +204,13 @@ class TestCommand:
         expect_error(command("theory", "plain"), "R-Con is con * A", "train with head=RR()")
 
     def test_a_violation_ends_with_code_1(
-        self, command: Command, monkeypatch: pytest.MonkeyPatch
+        self, command: Command, run_here: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        assert command("attack", "tiny", "clean", "--n", "60", "--device", "cpu")[0] == 0
+        assert command("theory", "tiny")[0] == 0
         claim = theory.Claim(np.array([True]), np.array([False]))
         monkeypatch.setattr(theory, "lemma1", lambda inputs: claim)
-        code, _, err = command("theory", str(ARCHIVE))
+        code, _, err = command("theory", "tiny")
         assert code == 1
         assert "a bug" in err
 

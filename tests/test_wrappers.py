@@ -29,8 +29,8 @@ from demur.training import (
 from demur.training.state import EMA
 
 CPU = torch.device("cpu")
-CHANGES = ["width=4", "precision=fp64", "batch_size=64", "epochs=2", "attack.steps=1"]
-BRIEF = ["epochs=3", "width=4", "attack.steps=1", "validation_attack.steps=1"]
+CHANGES = ["width=4", "precision=fp64", "batch_size=110", "epochs=2", "attack.steps=1"]
+BRIEF = ["epochs=2", "width=4", "attack.steps=1", "validation_attack.steps=1"]
 BOTH = ["ema=0.9", "awp=0.01"]
 
 
@@ -101,8 +101,9 @@ def test_invalid_values_raise_a_message(change: str, message: str) -> None:
 # ------------------------------------------------------------------ EMA
 
 
-@pytest.mark.parametrize("decay", [0.5, 0.995])
-def test_ema_is_the_average_of_the_weights_after_each_step(few_digits: None, decay: float) -> None:
+def test_ema_is_the_average_of_the_weights_after_each_step(few_digits: None) -> None:
+    """Three steps before and three after the warm-up of the decay ends."""
+    decay = 0.3
     spec = rr(f"ema={decay}")
     train_state = TrainState(spec, CPU)
     expected, steps = clone_all(train_state.net.state_dict()), 0
@@ -118,7 +119,7 @@ def test_ema_is_the_average_of_the_weights_after_each_step(few_digits: None, dec
 
     train_all_epochs(spec, PlainSteps(spec, train_state, spec.data.load()["fit"]), update_expected)
     assert train_state.ema is not None
-    assert steps == int(train_state.ema.steps) == 10
+    assert steps == int(train_state.ema.steps) == 6
     found = train_state.ema.net.state_dict()
     assert max_difference(found, expected) < 1e-12
     weights = train_state.net.state_dict()
@@ -192,7 +193,7 @@ def test_an_awp_step_applies_the_gradient_at_the_perturbed_weights(few_digits: N
     steps = PlainSteps(spec, train_state, fit)
     steps.begin(0)
     before, net = clone_all(train_state.net.state_dict()), TrainState(spec, CPU).net.train()
-    x, y = fit.batch(steps.order[:64])
+    x, y = fit.batch(steps.order[: spec.batch_size])
     weights = dict(net.named_parameters())
 
     def gradients(moved: dict[str, Tensor], state: dict[str, Tensor]) -> tuple[Tensor, ...]:
@@ -242,23 +243,16 @@ def test_awp_starts_at_its_epoch(few_digits: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "compiler"),
-    [
-        (["bn=batch", *BOTH], "none"),
-        (["bn=train", *BOTH, "awp_start=0.5"], "none"),
-        (["bn=eval", "ema=0.9"], "none"),
-    ],
+    "changes",
+    [["bn=batch", *BOTH], ["bn=train", *BOTH, "awp_start=0.5"], ["bn=eval", "ema=0.9"]],
 )
 def test_fast_steps_with_ema_and_awp_end_with_the_plain_steps_weights(
-    few_digits: None, monkeypatch: pytest.MonkeyPatch, changes: list[str], compiler: Any
+    few_digits: None, changes: list[str]
 ) -> None:
-    monkeypatch.setattr(check, "STEPS", 2)  # all steps of both epochs are compared below
     spec = rr(*changes)
-    found = check.equality(spec, CPU, compiler)
-    assert found.holds, found
     fit = spec.data.load()["fit"]
     fast = train_all_epochs(
-        spec, FastSteps(spec, TrainState(spec, CPU, True), fit, compiler)
+        spec, FastSteps(spec, TrainState(spec, CPU, True), fit, "none")
     ).tensors()
     assert max_difference(fast, train_plain(spec).tensors()) < 1e-10, "EMA included"
 
@@ -303,13 +297,6 @@ def test_a_skipped_ema_update_is_detected(
 # ------------------------------------------------------------------ resuming
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run with EMA and AWP, trained without interruption."""
-    spec = recipe("digits-pgdat-rr", [*BRIEF, *BOTH])
-    return train(spec, tmp_path_factory.mktemp("uninterrupted") / "run")
-
-
 def weights(run: Run) -> bytes:
     return (run.path / "model.safetensors").read_bytes()
 
@@ -319,13 +306,14 @@ class Crash(Exception):
 
 
 def test_an_interrupted_training_ends_with_bit_identical_weights(
-    uninterrupted: Run, tmp_path: Path
+    few_digits: None, tmp_path: Path
 ) -> None:
     def crash(progress: Progress) -> None:
-        if (progress.epoch, progress.step) == (1, 5):
+        if (progress.epoch, progress.step) == (1, 2):
             raise Crash
 
+    spec = recipe("digits-pgdat-rr", [*BRIEF, *BOTH])
     with pytest.raises(Crash):
-        train(uninterrupted.recipe, tmp_path / "run", on_progress=crash)
-    resumed = train(uninterrupted.recipe, tmp_path / "run")
-    assert weights(resumed) == weights(uninterrupted)
+        train(spec, tmp_path / "run", on_progress=crash)
+    resumed = train(spec, tmp_path / "run")
+    assert weights(resumed) == weights(train(spec, tmp_path / "uninterrupted"))

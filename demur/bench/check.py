@@ -269,6 +269,8 @@ def _train(
 @torch.no_grad()
 def _perturb(train_state: TrainState, ulps: int) -> None:
     """Scale every weight by 1 + ulps * eps or 1 - ulps * eps, at random."""
+    if ulps == 0:
+        return
     for stream, parameter in enumerate(train_state.net.parameters()):
         index = torch.arange(parameter.numel(), device=parameter.device)
         draw = noise.uniform(ulps, index, stream, (1,)).view_as(parameter)

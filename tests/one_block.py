@@ -1,0 +1,14 @@
+"""A net of one residual block: torch.compile takes time for every layer that it traces."""
+
+from dataclasses import dataclass
+
+from demur.nets import NetSpec
+from demur.nets.block import ResidualTrunk
+
+
+@dataclass(frozen=True)
+class OneBlock(NetSpec):
+    """The smallest net with every kind of layer of a ResNet."""
+
+    def trunk(self, channels: int) -> ResidualTrunk:
+        return ResidualTrunk(channels, 4, [8], depth=1)
