@@ -25,7 +25,7 @@ from tests import forked
 from tests.conftest import TINY
 from tests.test_runs import spoil
 
-BRIEF = ["epochs=2", "width=4", "attack.steps=1", "validation_attack.steps=1"]
+BRIEF = ["epochs=3", "width=4", "attack.steps=1", "validation_attack.steps=1"]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_an_interrupted_training_ends_with_bit_identical_weights(
     run = train(brief, tmp_path / "run")
     assert weights(run) == weights(uninterrupted)
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["epoch"] for line in lines] == [1, 2]
+    assert [line["epoch"] for line in lines] == [1, 2, 3]
     assert not (run.path / "state").exists()
 
 
@@ -80,7 +80,7 @@ def test_the_same_command_resumes_after_kill_9(uninterrupted: Run, tmp_path: Pat
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
-    assert json.loads((out / "state" / "now.json").read_text())["epoch"] < 2
+    assert json.loads((out / "state" / "now.json").read_text())["epoch"] < 3
     done = forked.run(command, env=env)
     assert done.returncode == 0, done.stderr
     assert weights(Run(out)) == weights(uninterrupted)
