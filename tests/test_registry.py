@@ -38,6 +38,7 @@ from demur.sanity.attack_order import weaker
 from demur.spec import Spec, read, show
 from tests import test_attacks, test_methods, test_rejectors
 from tests.conftest import Command
+from tests.quick_net import QuickNet
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,7 @@ def test_the_sanity_checks_know_them(own_source: LoadedRun, command: Command) ->
 
 
 def test_contracts(
+    quick_net: QuickNet,
     tiny_net: RejectingNet,
     batch: tuple[Tensor, Tensor],
     test_images: Images,
@@ -215,7 +217,7 @@ def test_contracts(
 ) -> None:
     common: dict[str, Any] = {"tiny_net": tiny_net, "batch": batch, "test_images": test_images}
     monkeypatch.setitem(test_attacks.SHORT, "fgsm", NAMED_ATTACKS["fgsm"](RECIPES["digits-pgdat"]))
-    check_contract(test_attacks.TestContract, name="fgsm", **common)
+    check_contract(test_attacks.TestContract, name="fgsm", quick_net=quick_net, **common)
     example = SoftMargin.example(test_attacks.RULE, CE())
     monkeypatch.setitem(test_attacks.OBJECTIVE_EXAMPLES, "own", example)
     check_contract(test_attacks.TestObjectiveContract, name="own", **common)
