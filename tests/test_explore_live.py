@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -85,6 +86,27 @@ def test_only_this_machine_is_served(live: tuple[Run, LivePage, str]) -> None:
         with pytest.raises(HTTPError) as caught:
             get(address + path, host)
         assert caught.value.code == code
+
+
+def test_a_closed_tab_prints_nothing(
+    live: tuple[Run, LivePage, str],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, page, address = live
+    port, left = int(address.rsplit(":", 1)[1].rstrip("/")), threading.Event()
+    make = page.page
+
+    def after_the_client_left() -> str:
+        left.wait(20)
+        return make() + 10_000_000 * " "
+
+    monkeypatch.setattr(page, "page", after_the_client_left)
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+    left.set()
+    assert get(address).startswith("<!doctype html>")
+    assert capfd.readouterr().err == ""
 
 
 def test_a_damaged_file_keeps_the_last_page(live: tuple[Run, LivePage, str]) -> None:

@@ -11,7 +11,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -118,8 +118,9 @@ def serving(page: LivePage, port: int = 0) -> Iterator[ThreadingHTTPServer]:
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content)))
             self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            self.wfile.write(content)
+            with suppress(ConnectionError):  # a tab that was closed
+                self.end_headers()
+                self.wfile.write(content)
 
         def log_message(self, format: str, *args: object) -> None:
             """Log nothing: the page asks every two seconds."""
