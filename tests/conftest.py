@@ -12,8 +12,13 @@ TINIEST = ["epochs=1", "width=4", "attack.steps=1", "validation_attack.steps=1"]
 FEW = 300  # images: four whole batches of 64 and a part of one
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Load the fixtures, which import torch; a process that only starts workers needs none."""
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Load the fixtures, which import torch; a process that only starts workers needs none.
+
+    By now pytest-cov counts lines, also those of imports.
+    """
+    config = session.config
     starts_workers = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     if not starts_workers:
         gc.disable()  # imports make no garbage, but half a million objects to search

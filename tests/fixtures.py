@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import pytest
 import torch
@@ -35,13 +36,22 @@ settings.register_profile(
 settings.load_profile("demur")
 
 
-@pytest.fixture(autouse=True)
-def keep_coverage() -> Iterator[None]:
+_trace: Any = None  # the trace function of a coverage measurement
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
     """Go on measuring coverage after a library has removed the trace function."""
-    trace = sys.gettrace()
-    yield
-    if trace is not None and sys.gettrace() is None:
-        sys.settrace(trace)
+    global _trace  # noqa: PLW0603
+    _trace = _trace or sys.gettrace()
+    if _trace is not None and sys.gettrace() is None:
+        sys.settrace(_trace)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """As in `pytest_runtest_setup`: the set-up of a fixture may have used such a library."""
+    pytest_runtest_setup()
 
 
 @pytest.fixture(scope="session")
