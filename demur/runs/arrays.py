@@ -7,15 +7,12 @@ Nothing is unpacked before the sizes in the zip directory are known to be in bou
 """
 
 import io
-import lzma
 import math
 import re
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile, ZipInfo
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -35,11 +32,6 @@ HEADER = re.compile(  # of an npy file as NumPy writes it, without objects and r
 )
 LOCAL_HEADER = 30  # bytes of the fixed part of a member's header
 COMPRESSIONS = (ZIP_STORED, ZIP_DEFLATED, ZIP_LZMA)
-# Literals are coded by their place in a word of 2^lp bytes: sign and exponent of a float compress,
-# the end of its mantissa does not. Files are 8% smaller than with zipfile's own settings.
-LZMA_SETTINGS = {"lc": 1, "lp": 2, "pb": 2, "dict_size": 8 * MEGABYTE}
-LZMA_VERSION, END_MARKER, NO_TIME = 63, 0x02, 0x00210000  # in zip headers; 1 January 1980
-MAX_ZIP = 2**32 - 1  # bytes of a zip file without its 64-bit extension
 
 
 class ArrayType(NamedTuple):
@@ -71,14 +63,11 @@ def npz_bytes(arrays: Mapping[str, Tensor], compression: int = ZIP_DEFLATED) -> 
     """Arrays as an npz file without time stamps, so that equal arrays give equal bytes."""
     members = {f"{name}.npy": _npy_bytes(values) for name, values in arrays.items()}
     unpacked = sum(map(len, members.values()))
-    if compression == ZIP_LZMA and unpacked < MAX_ZIP // 2:
-        content = _lzma_zip(members)
-    else:
-        buffer = io.BytesIO()
-        with ZipFile(buffer, "w") as file:
-            for name, member in members.items():
-                file.writestr(ZipInfo(name), member, compression)
-        content = buffer.getvalue()
+    buffer = io.BytesIO()
+    with ZipFile(buffer, "w") as file:
+        for name, member in members.items():
+            file.writestr(ZipInfo(name), member, compression)
+    content = buffer.getvalue()
     too_dense = unpacked > _max_unpacked(len(content))  # the reader would raise
     return npz_bytes(arrays, ZIP_STORED) if too_dense else content
 
@@ -87,33 +76,6 @@ def _npy_bytes(values: Tensor) -> bytes:
     buffer = io.BytesIO()
     np.lib.format.write_array(buffer, values.numpy(), allow_pickle=False)
     return buffer.getvalue()
-
-
-def _lzma_zip(members: Mapping[str, bytes]) -> bytes:
-    """A zip file of LZMA members. zipfile reads such files, but writes with fixed settings only."""
-    body, directory = b"", b""
-    for name, content in members.items():
-        packed, path = _lzma_member(content), name.encode()
-        fields = struct.pack(
-            "<HHHLLLLHH", LZMA_VERSION, END_MARKER, ZIP_LZMA, NO_TIME,
-            crc32(content), len(packed), len(content), len(path), 0,
-        )  # fmt: skip
-        # no comment, first disk, no attributes, and where the member begins
-        place = struct.pack("<HHHLL", 0, 0, 0, 0, len(body))
-        directory += b"PK\1\2" + struct.pack("<H", LZMA_VERSION) + fields + place + path
-        body += b"PK\3\4" + fields + path + packed
-    count = len(members)
-    end = struct.pack("<HHHHLLH", 0, 0, count, count, len(directory), len(body), 0)
-    return body + directory + b"PK\5\6" + end
-
-
-def _lzma_member(content: bytes) -> bytes:
-    """Packed bytes with the header of zip: version of LZMA, size of the settings, settings."""
-    settings = LZMA_SETTINGS
-    first = (settings["pb"] * 5 + settings["lp"]) * 9 + settings["lc"]
-    header = struct.pack("<BBHBL", 9, 4, 5, first, settings["dict_size"])
-    filters = [{"id": lzma.FILTER_LZMA1, "preset": 6, **settings}]
-    return header + lzma.compress(content, format=lzma.FORMAT_RAW, filters=filters)
 
 
 def read_npz(content: bytes, path: Path, remedy: str) -> dict[str, Tensor]:
