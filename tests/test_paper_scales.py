@@ -111,6 +111,24 @@ def test_tables_and_figures_are_computed_once(
     assert sorted(path.name for path in Path("more").iterdir()) == ["module.svg", "module.txt"]
 
 
+def test_only_some_nets_and_only_cells_that_a_folder_leaves_empty_are_computed(
+    tiny_smoke: None, command: Command, in_empty_folder: Path
+) -> None:
+    code, page, err = command("table", "1", "--scale", "smoke", "--runs", "a", "--only", "standard")
+    assert code == 0, err
+    assert "train, smoke-standard-" in err
+    assert "train, smoke-pgdat-" not in err
+    assert "6 of 6 cells are measured" in page
+    assert "--only standard" in page
+    code, page, err = command(
+        "table", "1", "--scale", "smoke", "--runs", "b", "--missing-from", "a"
+    )
+    assert code == 0, err
+    assert "train, smoke-pgdat-" in err
+    assert "train, smoke-standard-" not in err
+    assert "6 of 12 cells are measured" in page
+
+
 def test_a_stopped_computation_resumes_and_a_failed_net_stops_no_other(
     few_digits: None, in_empty_folder: Path
 ) -> None:
@@ -209,7 +227,9 @@ def test_special_characters_are_escaped() -> None:
     [
         (["table", "1", "--scale", "large"], "there is no scale 'large'"),
         (["table", "1", "methods-digits", "--scale", "smoke"], "name one table"),
-        (["table", "1", "--scale", "smoke", "--only", "pgdat"], "take no changes, --only"),
+        (["table", "1", "--scale", "smoke", "--only", "pgdat-x"], "have no net 'pgdat-x'"),
+        (["table", "1", "--kept", "x", "--missing-from", "y"], "use it with --scale"),
+        (["table", "verdict", "--kept", "x"], "did you mean verdicts?"),
         (["table", "methods-digits", "--scale", "smoke"], "are for tables of the paper"),
         (["table", "1", "--kept", "x", "--json", "--latex"], "leave out --json or --latex"),
         (["table", "1", "--kept", "x", "--runs", "y"], "leave out one"),

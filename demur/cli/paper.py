@@ -38,6 +38,7 @@ class RunSource:
     device: str
     data: str | None
     engine: str
+    missing_from: str | None = None  # compute only cells that the runs of this folder leave empty
 
     def check(self, command: str) -> None:
         """Raise BadInput unless there is a way to get runs."""
@@ -49,6 +50,10 @@ class RunSource:
             raise BadInput(
                 f"say where the runs are ({command} --kept results), or at which scale to compute "
                 f"them ({command} --scale smoke)"
+            )
+        if self.missing_from is not None and (self.scale is None or self.kept is not None):
+            raise BadInput(
+                "--missing-from says what to compute: use it with --scale, without --kept"
             )
         if self.kept is not None and self.runs != RUNS_FOLDER:
             raise BadInput("--kept only reads runs, and --runs is for new ones; leave out one")
@@ -74,6 +79,7 @@ class RunSource:
         """The options that say so, as the user types them."""
         parts = [f"--scale {self.scale}"] if self.scale else []
         parts += [f"--kept {self.kept}"] if self.kept is not None else []
+        parts += [f"--missing-from {self.missing_from}"] if self.missing_from is not None else []
         return " ".join(parts)
 
     def open_run(self, run: Any) -> Any:
@@ -127,15 +133,30 @@ def paper_tables(names: list[str]) -> "list[PaperTable] | None":
 
 
 def paper_text(
-    names: list[str], tables: "list[PaperTable]", source: RunSource, form: str
+    names: list[str],
+    tables: "list[PaperTable]",
+    only: Sequence[str],
+    source: RunSource,
+    form: str,
 ) -> tuple[str, list[str]]:
-    """Return the tables in a format, after what is missing is computed, and what failed."""
+    """Return the tables in a format, after what is missing is computed, and what failed.
+
+    `only` restricts them to the rows of some nets.
+    """
     from demur.cli.progress import on_message
-    from demur.paper.cells import measure_cells, needs
+    from demur.paper.cells import STORED_SCALES, measure_cells, needs
+    from demur.paper.published import rows_of
 
     command = f"demur table {' '.join(names)}"
     source.check(command)
-    failures = source.compute(needs(tables, source.scale) if source.scale else (), True)
+    if only:
+        tables, command = rows_of(tables, only), f"{command} --only {','.join(only)}"
+    filled = set()
+    if source.missing_from is not None:
+        folder, scales = Path(source.missing_from), {*STORED_SCALES, *source.scales}
+        stored = measure_cells(tables, folder, source.open_run, on_message, sorted(scales))
+        filled = {cell.place for cell in stored if cell.measured is not None}
+    failures = source.compute(needs(tables, source.scale, filled) if source.scale else (), True)
     cells = measure_cells(tables, source.folder, source.open_run, on_message, source.scales)
     text = _formatted(cells, f"{command} {source.options}", source, form, names)
     return text, [f"{len(failures)} nets could not be computed; {one}" for one in failures]
@@ -151,7 +172,7 @@ def _formatted(
         return json.dumps([cell.to_json() for cell in cells], indent=2)
     if form == "latex":
         return latex_page(cells, command)
-    if names != ["all"]:
+    if names != ["all"] or "--only" in command:
         return results_page(cells, command)
     conclusions = source.folder / "conclusions.md"
     text = conclusions.read_text(encoding="utf-8") if conclusions.is_file() else ""

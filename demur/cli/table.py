@@ -43,7 +43,11 @@ def table(
     scale: Scale = None,
     kept: Kept = None,
     runs: Runs = RUNS_FOLDER,
-    only: Annotated[str, typer.Option(help="Only these lines, such as pgdat,pgdat-rr.")] = "",
+    only: Annotated[str, typer.Option(help="Only these nets, such as pgdat,pgdat-rr.")] = "",
+    missing_from: Annotated[
+        str | None,
+        typer.Option(help="Compute only cells of the paper that runs of this folder leave empty."),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Trainings per recipe.")] = 1,
     first_seed: Annotated[
         int, typer.Option(min=0, help="The first seed, to split seeds over machines.")
@@ -73,24 +77,27 @@ def table(
 
     Example: demur table 1 2 --scale smoke
     """
-    source = RunSource(scale, kept, runs, device, data, engine)
+    source = RunSource(scale, kept, runs, device, data, engine, missing_from)
     form = _format(as_json, latex)
     changes = [word for word in names if "=" in word]
     chosen = [word for word in names if "=" not in word]
     tables = paper_tables(chosen)
     if tables is not None or chosen == ["verdicts"]:
-        if changes or only or archive or seeds > 1 or first_seed:
+        if changes or archive or seeds > 1 or first_seed or (only and tables is None):
             raise BadInput(
-                "tables of the paper take no changes, --only, --seeds or --archive; leave them out"
+                "tables of the paper take no changes, --seeds or --archive; leave them out"
             )
         if tables is None:
             text, failures = verdict_text(source, form), list[str]()
         else:
-            text, failures = paper_text(chosen, tables, source, form)
+            text, failures = paper_text(chosen, tables, split_names(only), source, form)
     else:
         name = _one_name(chosen)
-        if scale is not None or latex or runs != RUNS_FOLDER:
-            raise BadInput(f"--scale, --runs and --latex are for tables of the paper, not {name}")
+        if scale is not None or missing_from is not None or latex or runs != RUNS_FOLDER:
+            raise BadInput(
+                f"--scale, --missing-from, --runs and --latex are for tables of the paper, not "
+                f"{name}"
+            )
         text, failures = _recipe_table(
             name, changes, only, seeds, first_seed, archive, source, form
         )

@@ -8,7 +8,7 @@ if there is none, of the short one (36 epochs). `Cell.protocol` says which it wa
 attacks that fill a table.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
 from itertools import product
@@ -41,6 +41,7 @@ STRONG = {  # first success of several restarts instead of the last iterate
     "gama-fw:restarts=1,keep=max_objective": "gama-fw",
 }
 Open = Callable[[Run], LoadedRun]
+Place = tuple[int | str, str, str]  # table, row and column of a cell
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ class Cell:
     attack: str = ""
     record: str = ""  # path
     beside: dict[str, float] = field(default_factory=dict)  # measured in other ways, by name
+
+    @property
+    def place(self) -> Place:
+        """Table, row and column."""
+        return self.table, self.row, self.column
 
     def to_json(self) -> dict[str, Any]:
         """The cell as JSON values."""
@@ -90,11 +96,18 @@ def cell_changes(table: PaperTable, row: PaperRow, column: Column) -> list[str]:
     return [*table.changes, *column.changes, *row.changes]
 
 
-def needs(tables: Iterable[PaperTable], scale: str) -> Iterator[Need]:
-    """Every attack that fills a cell of the tables at a scale; several cells may share one."""
+def needs(
+    tables: Iterable[PaperTable], scale: str, filled: Collection[Place] = ()
+) -> Iterator[Need]:
+    """Every attack that fills a cell of the tables at a scale; several cells may share one.
+
+    Cells at the places of `filled` need nothing.
+    """
     at = SCALES[scale]
     for table in tables:
         for row, column, _ in table.cells():
+            if (table.number, row.label, column.label) in filled:
+                continue
             recipe = cell_recipe(table, row, column, scale)
             texts = at.choose(row.attacks or column.attacks)
             if scale == "paper":  # the strong attacks too

@@ -6,11 +6,12 @@ A row names the net (an entry such as "pgdat-rr" and changes of its recipe) and 
 A column names the attacks that may fill it, the paper's own first, and the metric.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from demur.data.corruptions import PAPER_CORRUPTIONS
+from demur.errors import BadInput, suggestion
 
 Metric = Literal[
     "accuracy", "tpr95", "auroc", "distance",  # of the paper
@@ -64,6 +65,23 @@ class PaperTable:
         for row in self.rows:
             for column, value in zip(self.columns, row.values, strict=True):
                 yield row, column, value
+
+
+def rows_of(tables: Iterable[PaperTable], entries: Sequence[str]) -> list[PaperTable]:
+    """The tables with only the rows of these nets, without tables that have none of them.
+
+    Raises BadInput for a net that is in no table.
+    """
+    tables = list(tables)
+    known = list(dict.fromkeys(row.entry for table in tables for row in table.rows))
+    for entry in entries:
+        if entry not in known:
+            raise BadInput(f"these tables have no net {entry!r}; {suggestion(entry, known)}")
+    chosen = [
+        replace(table, rows=tuple(row for row in table.rows if row.entry in entries))
+        for table in tables
+    ]
+    return [table for table in chosen if table.rows]
 
 
 def _pairs(*columns: tuple[str, tuple[str, ...]]) -> tuple[Column, ...]:

@@ -62,7 +62,7 @@ class ShortScale(Scale):
     """A third of the epochs, one restart, and fewer images for the longest attacks."""
 
     name: str = "short"
-    about: str = "CIFAR, 36 epochs, last epoch, one restart, 500 to 10,000 images"
+    about: str = "CIFAR, 36 epochs, last epoch, one restart, 250 to 10,000 images"
 
     def _recipe(self, entry: str, changes: Sequence[str]) -> Recipe:
         return _on_cifar(RECIPES[f"cifar10-{entry}-short"], COMPARED_CHANGES, changes)
@@ -71,7 +71,9 @@ class ShortScale(Scale):
         return tuple(attacks[-1:])
 
     def images(self, text: str) -> int:
-        fewer = {"cw": 500, "adaptive": 1000, "autoattack": 1000}
+        fewer = {
+            "cw": 250, "adaptive": 1000, "autoattack": 1000, "multi-target": 2000, "pgd-1000": 2000
+        }  # fmt: skip
         return next((n for name, n in fewer.items() if text.startswith(name)), ALL_IMAGES)
 
 

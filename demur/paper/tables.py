@@ -158,5 +158,6 @@ def entry_folder(entry: str) -> str:
 def table_by_name(name: str) -> Table:
     """The table with this name; raises BadInput if there is none."""
     if name not in TABLES:
-        raise BadInput(f"there is no table {name!r}; {suggestion(name, TABLES)}")
+        known = [*TABLES, *map(str, range(1, 14)), "verdicts", "text", "all"]
+        raise BadInput(f"there is no table {name!r}; {suggestion(name, known)}")
     return TABLES[name]
