@@ -127,6 +127,8 @@ def test_only_some_nets_and_only_cells_that_a_folder_leaves_empty_are_computed(
     assert "train, smoke-pgdat-" in err
     assert "train, smoke-standard-" not in err
     assert "6 of 12 cells are measured" in page
+    filled = ["table", "1", "--scale", "smoke", "--only", "pgdat", "--missing-from", "b"]
+    expect_error(command(*filled), "b fills every cell of these tables")
 
 
 def test_a_stopped_computation_resumes_and_a_failed_net_stops_no_other(

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from demur.paper.verdicts import Verdict
 
 RUNS_FOLDER = "runs"
-Scale = Annotated[str | None, typer.Option(help="Compute at this scale: smoke, short or paper.")]
+Scale = Annotated[
+    str | None, typer.Option(help="Compute at this scale: smoke, brief, short or paper.")
+]
 Kept = Annotated[str | None, typer.Option(help="Read the runs of this folder; train nothing.")]
 Runs = Annotated[str, typer.Option(help="Folder of the runs that are computed at a scale.")]
 Names = Annotated[
@@ -154,8 +156,10 @@ def paper_text(
     filled = set()
     if source.missing_from is not None:
         folder, scales = Path(source.missing_from), {*STORED_SCALES, *source.scales}
-        stored = measure_cells(tables, folder, source.open_run, on_message, sorted(scales))
+        stored = measure_cells(tables, folder, source.open_run, on_message, list(scales))
         filled = {cell.place for cell in stored if cell.measured is not None}
+        if len(filled) == len(stored):
+            raise BadInput(f"{folder} fills every cell of these tables; read it with --kept")
     failures = source.compute(needs(tables, source.scale, filled) if source.scale else (), True)
     cells = measure_cells(tables, source.folder, source.open_run, on_message, source.scales)
     text = _formatted(cells, f"{command} {source.options}", source, form, names)

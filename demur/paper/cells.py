@@ -4,8 +4,8 @@
     cells[0].to_json()      # table, row, column, published, measured, n, restarts, protocol, record
 
 A cell is filled from a run of the paper's schedule (110 epochs, checkpoint by PGD-10 on test) or,
-if there is none, of the short one (36 epochs). `Cell.protocol` says which it was. `needs` lists the
-attacks that fill a table.
+if there is none, of a shorter one (36 or 20 epochs). `Cell.protocol` says which it was. `needs`
+lists the attacks that fill a table.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ from demur.rule import Score
 from demur.runs import Record, Run
 from demur.spec import digest, read
 
-STORED_SCALES = ("paper", "short")  # by preference
+STORED_SCALES = ("paper", "short", "brief")  # by preference
 RUNS_IN_MEMORY = 4
 STRONG = {  # first success of several restarts instead of the last iterate
     "multi-target": "multi-target:keep=success",

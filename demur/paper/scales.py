@@ -1,4 +1,4 @@
-"""The three scales at which the paper's tables and figures are computed.
+"""The scales at which the paper's tables and figures are computed.
 
     SCALES["smoke"].recipe("pgdat-rr", ("data=CIFAR100()",))     # digits in place of CIFAR-100
     SCALES["short"].choose(("pgd-100:restarts=10", "pgd-100"))   # pgd-100
@@ -64,8 +64,11 @@ class ShortScale(Scale):
     name: str = "short"
     about: str = "CIFAR, 36 epochs, last epoch, one restart, 250 to 10,000 images"
 
+    epochs: int = 36
+
     def _recipe(self, entry: str, changes: Sequence[str]) -> Recipe:
-        return _on_cifar(RECIPES[f"cifar10-{entry}-short"], COMPARED_CHANGES, changes)
+        usual = [*COMPARED_CHANGES, f"epochs={self.epochs}"]
+        return _on_cifar(RECIPES[f"cifar10-{entry}-short"], usual, changes)
 
     def choose(self, attacks: Sequence[str]) -> tuple[str, ...]:
         return tuple(attacks[-1:])
@@ -114,7 +117,12 @@ class SmokeScale(ShortScale):
         return f"digits in place of {data}, ResNet-8 in place of {net}"
 
 
-SCALES: dict[str, Scale] = {scale.name: scale for scale in (SmokeScale(), ShortScale(), Scale())}
+_BRIEF = ShortScale(
+    "brief", "CIFAR, 20 epochs, last epoch, one restart, 250 to 10,000 images", epochs=20
+)
+SCALES: dict[str, Scale] = {
+    scale.name: scale for scale in (SmokeScale(), _BRIEF, ShortScale(), Scale())
+}
 
 
 def scale_by_name(name: str) -> Scale:
