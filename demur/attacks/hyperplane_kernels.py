@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from demur.balls import L2, Ball, Linf
+from demur.images import memory_format
 
 try:
     import triton
@@ -40,11 +41,13 @@ def project(x: Tensor, grad: Tensor, rise: Tensor, euclidean: bool) -> Tensor:
         rise: The required rise, N.
         euclidean: Whether the smallest perturbation is that of the L2 norm, not of Linf.
     """
-    x, grad, rise = x.contiguous(), grad.contiguous(), rise.contiguous()
+    layout = memory_format(x)  # the order of the pixels does not matter
+    x, grad = (part.contiguous(memory_format=layout) for part in (x, grad))
     pixels, delta = x[0].numel(), torch.empty_like(x)
     size = triton.next_power_of_2(pixels)
+    warps = 8 if size <= FEW_ELEMENTS else 16
     _project_kernel[(len(x),)](
-        x, grad, rise, delta, pixels, euclidean, size, num_warps=8 if size <= FEW_ELEMENTS else 16
+        x, grad, rise.contiguous(), delta, pixels, euclidean, size, num_warps=warps
     )
     return delta
 

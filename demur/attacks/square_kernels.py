@@ -12,6 +12,8 @@ Triton, which CUDA builds of torch include, and for other dtypes Square uses ten
 import torch
 from torch import Tensor
 
+from demur.images import memory_format
+
 try:
     import triton
     import triton.language as tl
@@ -37,13 +39,15 @@ def propose(x: Tensor, x_adv: Tensor, uniforms: Tensor, side: int, eps: float) -
         side: The side of the square in pixels.
         eps: The radius of the ball.
     """
-    x, x_adv = x.contiguous(), x_adv.contiguous()
+    layout = memory_format(x)
+    x, x_adv = (part.contiguous(memory_format=layout) for part in (x, x_adv))
     count, channels, height, width = x.shape
     values = channels * height * width
     out, grid = torch.empty_like(x), (count, triton.cdiv(values, BLOCK))
     _propose_kernel[grid](
         x, x_adv, uniforms, out, uniforms.stride(0), uniforms.stride(1),
-        values, height, width, side, float(eps), 2.0 * eps, BLOCK,
+        values, channels, height, width, side, float(eps), 2.0 * eps,
+        layout == torch.channels_last, BLOCK,
     )  # fmt: skip
     return out
 
@@ -66,7 +70,8 @@ def update(
         first: Whether this is the first query, whose proposals are always taken.
         exact: Whether a candidate counts as better than any value.
     """
-    x_adv, proposal = state[0].contiguous(), proposal.contiguous()
+    layout = memory_format(proposal)
+    x_adv, proposal = (part.contiguous(memory_format=layout) for part in (state[0], proposal))
     before, candidates = (part.contiguous() for part in state[1:3])
     flags = [part.contiguous().view(torch.uint8) for part in (candidates, state[3], candidate)]
     new = torch.empty_like(x_adv), torch.empty_like(before), torch.empty_like(candidates)
@@ -84,7 +89,8 @@ if AVAILABLE:
     @triton.jit(do_not_specialize=("side",))
     def _propose_kernel(
         x, x_adv, uniforms, out, image_stride, number_stride,
-        values, height, width, side, eps, step, size: tl.constexpr,
+        values, channels, height, width, side, eps, step,
+        channels_last: tl.constexpr, size: tl.constexpr,
     ):  # fmt: skip
         """Copy a block of an image and add the square; the formulas of `Square._propose`."""
         image = tl.program_id(0).to(tl.int64)
@@ -95,9 +101,11 @@ if AVAILABLE:
         top = (tl.load(numbers) * (lowest + 1).to(tl.float32)).to(tl.int32)
         left = (tl.load(numbers + number_stride) * (leftmost + 1).to(tl.float32)).to(tl.int32)
         top, left = tl.minimum(top, lowest), tl.minimum(left, leftmost)
-        channel = position // (height * width)
-        row = position // width - channel * height - top
-        column = position % width - left
+        if channels_last:
+            channel, pixel = position % channels, position // channels
+        else:
+            channel, pixel = position // (height * width), position % (height * width)
+        row, column = pixel // width - top, pixel % width - left
         inside = known & (row >= 0) & (row < side) & (column >= 0) & (column < side)
         sign = tl.load(numbers + (5 + channel) * number_stride, mask=inside, other=0.0)
         clean = tl.load(x + image * values + position, mask=inside, other=0.0)
