@@ -73,3 +73,9 @@ def check_images(x: Tensor) -> None:
 def per_image(values: Tensor, x: Tensor) -> Tensor:
     """Reshape one value per image (N) so that it broadcasts over the pixels of x."""
     return values.view(-1, *([1] * (x.ndim - 1)))
+
+
+def memory_format(x: Tensor) -> torch.memory_format:
+    """Return the memory format of images: channels-last or contiguous, also for other strides."""
+    last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else torch.contiguous_format

@@ -1,77 +1,137 @@
 """Values that are not numbers raise BadInput before they become a decision or a step.
 
-    raise_if_invalid("score", score.isnan(), remedy)      # one boolean per image
-    with deferred_checks():                     # counts on the device, read at the end
+    raise_if_invalid("score", score, remedy)    # one value per image
+    with deferred_checks():                     # values wait on the device, counted at the end
 
 NaN compares as false, so without a check an image whose score is NaN would count as robust.
 """
 
-from collections.abc import Iterator
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from demur.errors import BadInput
 
+COUNT_EVERY = 50  # calls whose values wait, so that a step of an attack launches no more kernels
+
 
 @dataclass
-class Count:
-    """The largest number of images with an invalid value in one call, on the device."""
+class Check:
+    """The deferred checks of one kind of value."""
 
-    worst: Tensor
-    images: int
+    images: int  # in the largest batch so far
     remedy: str
+    invalid: Callable[[Tensor], Tensor]
+    waiting: list[Tensor] = field(default_factory=list)  # values that were not counted yet
+    worst: Tensor | None = None  # the largest number of invalid values in one call, on the device
+
+    def add(self, values: Tensor) -> None:
+        """Let the values of one call wait; a view is copied, since its base may change."""
+        copied = values._is_view() or values.is_inference()
+        self.waiting.append(values.detach().clone() if copied else values.detach())
+        if len(self.waiting) >= COUNT_EVERY:
+            self.count()
+
+    def count(self) -> None:
+        """Count the invalid values of all calls that wait."""
+        calls = defaultdict[object, list[Tensor]](list)
+        for values in self.waiting:
+            calls[values.shape, values.dtype, values.device].append(values)
+        self.waiting.clear()
+        for same in calls.values():
+            worst = self.invalid(torch.stack(same)).sum(1).amax()
+            self.worst = worst if self.worst is None else torch.maximum(self.worst, worst)
 
 
-_counts: ContextVar[dict[str, Count] | None] = ContextVar("invalid values", default=None)
+@dataclass
+class Deferred:
+    """The checks of a block."""
+
+    checks: dict[str, Check] = field(default_factory=dict)
+    checked: Callable[[], Tensor | None] = lambda: None  # the logits that were checked last
 
 
-def raise_if_invalid(what: str, invalid: Tensor, remedy: str) -> None:
+_deferred: ContextVar[Deferred | None] = ContextVar("deferred checks", default=None)
+
+
+def raise_if_invalid(
+    what: str,
+    values: Tensor,
+    remedy: str,
+    invalid: Callable[[Tensor], Tensor] = torch.isnan,
+) -> None:
     """Raise BadInput if any value is invalid; inside `deferred_checks` perhaps at its end.
 
     There only the first call for a kind of value, and for the largest batch, waits for the device.
 
     Args:
         what: The kind of value: "logits", "score", "gradient" or "objective".
-        invalid: Which images have an invalid value, N, bool.
+        values: One value per image, N.
         remedy: What the user can do, as the end of the sentence.
+        invalid: A function of values that returns which of them are invalid.
     """
-    counts, count = _counts.get(), Count(invalid.sum(), len(invalid), remedy)
-    if counts is not None and what in counts and counts[what].images >= count.images:
-        counts[what].worst = torch.maximum(counts[what].worst, count.worst)
+    block = _deferred.get()
+    check = None if block is None else block.checks.get(what)
+    if check is not None and check.images >= len(values):
+        check.add(values)
         return
-    _raise_if_any(what, count)
-    if counts is not None:
-        counts[what] = count if what not in counts else replace(counts[what], images=count.images)
+    _raise_if_any(what, int(invalid(values).sum()), len(values), remedy)
+    if check is not None:
+        check.images = len(values)
+    elif block is not None:
+        block.checks[what] = Check(len(values), remedy, invalid)
+
+
+def mark_checked(logits: Tensor) -> None:
+    """Note that these logits were checked, for the next call of `was_checked`."""
+    if (block := _deferred.get()) is not None:
+        block.checked = weakref.ref(logits)
+
+
+def was_checked(logits: Tensor) -> bool:
+    """Return whether these are the logits of the last `mark_checked`, only once for each mark.
+
+    A model may return the same tensor with new values in every call.
+    """
+    block = _deferred.get()
+    if block is None or block.checked() is not logits:
+        return False
+    block.checked = lambda: None
+    return True
 
 
 @contextmanager
 def deferred_checks() -> Iterator[None]:
     """Collect the checks of a block, so that no step waits for the device; raise at its end."""
-    if _counts.get() is not None:  # the outer block raises
+    if _deferred.get() is not None:  # the outer block raises
         yield
         return
-    token = _counts.set({})
+    token = _deferred.set(Deferred())
     try:
         yield
         raise_deferred()
     finally:
-        _counts.reset(token)
+        _deferred.reset(token)
 
 
 def raise_deferred() -> None:
     """Raise BadInput if a check that is deferred so far has found an invalid value."""
-    for what, count in (_counts.get() or {}).items():
-        _raise_if_any(what, count)
+    block = _deferred.get()
+    for what, check in ({} if block is None else block.checks).items():
+        check.count()
+        if check.worst is not None:
+            _raise_if_any(what, int(check.worst), check.images, check.remedy)
 
 
-def _raise_if_any(what: str, count: Count) -> None:
-    if number := int(count.worst):
+def _raise_if_any(what: str, number: int, images: int, remedy: str) -> None:
+    if number:
         verb = "are" if what.endswith("s") else "is"
         raise BadInput(
-            f"the model's {what} {verb} not a number for {number} of {count.images} images; "
-            f"{count.remedy}"
+            f"the model's {what} {verb} not a number for {number} of {images} images; {remedy}"
         )

@@ -108,7 +108,8 @@ def _described(value: Any) -> str:
 def check_logits(out: Output) -> None:
     """Raise BadInput if the largest logit of an image is NaN or infinite (see `nan_checks`)."""
     remedy = "check its weights and its normalisation (-inf is allowed, for masked classes)"
-    raise_if_invalid("logits", ~out.logits.amax(-1).isfinite(), remedy)
+    largest = out.logits.detach().amax(-1)
+    raise_if_invalid("logits", largest, remedy, invalid=lambda values: ~values.isfinite())
 
 
 def prediction(out: Output) -> Tensor:

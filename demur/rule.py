@@ -156,7 +156,7 @@ class Rule:
         scores = [score(out) for score, _ in self.pairs]
         for values in scores:
             raise_if_invalid(
-                "score", values.isnan(), "a score must be a number; use -inf to reject an image"
+                "score", values, "a score must be a number; use -inf to reject an image"
             )
         pairs = zip(scores, self.pairs, strict=True)
         return torch.stack([values >= t for values, (_, t) in pairs]).all(0)  # N

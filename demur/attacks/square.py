@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from demur import noise
+from demur.attacks import square_kernels
 from demur.attacks.attack import AttackBatch
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import IterativeAttack, SearchState, is_exact
@@ -42,13 +43,27 @@ class SquareState(SearchState):
     uniforms: Tensor  # random numbers of the next queries
 
     def update(
-        self, proposal: Tensor, value: Tensor, better: Tensor, candidate: Tensor
+        self, proposal: Tensor, value: Tensor, candidate: Tensor, first: bool, exact: bool
     ) -> "SquareState":
         """Return the state with the better proposals.
 
         A candidate is kept until its verification. Only an image with a refuted candidate may
         exchange it for a better one.
+
+        Args:
+            proposal: The images of a query.
+            value: Their values, N.
+            candidate: Whether they are candidate successes, N, bool.
+            first: Whether this is the initial perturbation, which is always taken.
+            exact: Whether the model is exact. Near the boundary an approximate one would call every
+                proposal a success, so there a candidate must also raise the objective.
         """
+        if square_kernels.fits(self.x_adv, proposal, self.value, value):
+            state = self.x_adv, self.value, self.candidate, self.refuted
+            new = square_kernels.update(state, proposal, value, candidate, first, exact)
+            return replace(self, x_adv=new[0], value=new[1], candidate=new[2])
+        better = (value > self.value) | first
+        better = better | candidate if exact else better
         taken = better & (~self.candidate | (self.refuted & candidate))
         return replace(
             self, x_adv=torch.where(per_image(taken, proposal), proposal, self.x_adv),
@@ -116,10 +131,7 @@ class Square(IterativeAttack[SquareState]):
         else:
             proposal = self._initial_proposal(draw, batch)
         value, candidate = self._evaluate(batch, proposal, step)
-        rose = (value > state.value) | (step == 0)  # the initial perturbation is always taken
-        # Near the boundary an approximate model would call every proposal a success.
-        better = rose | candidate if is_exact(batch.model) else rose
-        return state.update(proposal, value, better, candidate)
+        return state.update(proposal, value, candidate, step == 0, is_exact(batch.model))
 
     def _draw(self, batch: AttackBatch, block: int) -> Tensor:
         """Return the random numbers of DRAW_AHEAD queries, N, DRAW_AHEAD, 5 + C."""
@@ -146,7 +158,10 @@ class Square(IterativeAttack[SquareState]):
         if isinstance(self.ball, L2):
             delta = _l2_delta(draw, x_adv - x, self._side(x, query, 3), eps)
             return self.ball.project(x, x + eps * self.ball.direction(delta))
-        pixels = draw.pixels(self._side(x, query, 1)).expand(-1, x.shape[1], -1)  # N, C, side²
+        side = self._side(x, query, 1)
+        if square_kernels.fits(x, x_adv, draw.uniforms):
+            return square_kernels.propose(x, x_adv, draw.uniforms, side, eps)
+        pixels = draw.pixels(side).expand(-1, x.shape[1], -1)  # N, C, side²
         inside = x_adv.flatten(2).gather(2, pixels) + 2 * eps * draw.signs().flatten(2)
         inside = self.ball.project(x.flatten(2).gather(2, pixels), inside)
         return x_adv.flatten(2).scatter(2, pixels, inside).view_as(x)

@@ -18,7 +18,13 @@ from torch import Tensor, nn
 from demur.attacks import CE, Attack, UntargetedMargin
 from demur.attacks.checked_model import CheckedModel, NoGradientError, checked
 from demur.engine.copies import ObjectiveForward, query_result
-from demur.engine.fast_copy import CannotCopy, CopySettings, FastCopy, check_copyable
+from demur.engine.fast_copy import (
+    CannotCopy,
+    CopySettings,
+    FastCopy,
+    check_copyable,
+    narrow_pays,
+)
 from demur.engine.graphs import Bucket, cudnn_benchmark, first_line
 from demur.engine.queries import CapturedQueries, Query
 from demur.errors import BadInput
@@ -29,6 +35,10 @@ from demur.precision import no_autocast, tf32
 
 ModelEngine = Literal["auto", "plain"]
 MessageCallback = Callable[[str], None]
+NARROW_SETTINGS = (  # on a GPU, for models with norms other than batch norm, as transformers have
+    CopySettings("bf16", channels_last=True, narrow=True),
+    CopySettings("bf16", channels_last=False, narrow=True),
+)
 GPU_SETTINGS = (
     CopySettings("bf16", channels_last=True),
     CopySettings("bf16", channels_last=False),
@@ -216,7 +226,7 @@ def _frozen_module(
     first = x[:CHECKED_IMAGES], y[:CHECKED_IMAGES]
     expected = _expected(model, *first)
     copies: list[FrozenModule] = []
-    for settings in GPU_SETTINGS if on_gpu else CPU_SETTINGS:
+    for settings in _settings(module, on_gpu):
         try:
             frozen = FrozenModule(module, FastCopy(module, settings, first[0][:2]), on_message)
             _check_agreement(frozen, expected, *first)
@@ -232,6 +242,13 @@ def _frozen_module(
     if not copies:
         raise CannotCopy("no copy of it agrees with it")
     return _fastest(copies, model, *first)
+
+
+def _settings(module: nn.Module, on_gpu: bool) -> tuple[CopySettings, ...]:
+    """Return the settings of copies to try, on a GPU the fastest first."""
+    if not on_gpu:
+        return CPU_SETTINGS
+    return (*NARROW_SETTINGS, *GPU_SETTINGS) if narrow_pays(module) else GPU_SETTINGS
 
 
 def _expected(model: CheckedModel, x: Tensor, y: Tensor) -> Gradient:

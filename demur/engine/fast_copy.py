@@ -3,12 +3,15 @@
     fast = FastCopy(model, CopySettings("bf16", channels_last=True), x)
     fast(x).logits                      # those of the model up to the rounding of the precision
 
-The copy has frozen weights of its own. The model itself is only read.
+Autocast computes layer norm in fp32, and a sum with an fp32 parameter is fp32 as well. A copy with
+`narrow` rounds these to bf16, so that all activations of a transformer have 16 bits. The copy has
+frozen weights of its own. The model itself is only read.
 """
 
 import copy
 import warnings
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,8 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.jit._fuser import optimized_execution
 from torch.jit._trace import TracerWarning
+from torch.nn import functional
 from torch.nn.functional import pad
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.module import _has_any_global_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from demur.engine.copies import replace_module
 from demur.engine.fused_graph import fuse_activations, norm_coefficients
@@ -30,6 +38,10 @@ from demur.precision import Precision, autocast, no_autocast, products_dtype, tf
 SCRIPT_TOLERANCE = 1e-4  # of the largest logit
 FOLD_TOLERANCE = 1e-3  # of the largest logit, in fp32
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+NORMS = {  # which autocast computes in fp32
+    functional.layer_norm, functional.group_norm, functional.rms_norm,
+    torch.layer_norm, torch.group_norm, torch.rms_norm,
+}  # fmt: skip
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
@@ -39,14 +51,22 @@ class CannotCopy(BadInput):
 
 @dataclass(frozen=True)
 class CopySettings:
-    """How a copy computes."""
+    """How a copy computes.
+
+    Args:
+        precision: The precision of convolutions and matrix products.
+        channels_last: Whether maps lie in memory channels last.
+        narrow: With bf16, whether norms other than batch norm and sums with parameters are
+            computed in bf16 as well.
+    """
 
     precision: Precision
     channels_last: bool
+    narrow: bool = False
 
     def __str__(self) -> str:
         layout = "channels-last" if self.channels_last else "contiguous"
-        return f"{self.precision}, {layout}"
+        return f"{self.precision}{' throughout' if self.narrow else ''}, {layout}"
 
 
 class Call(NamedTuple):
@@ -84,6 +104,8 @@ class FastCopy:
             if x.is_cuda and isinstance(layer, nn.Conv2d) and layer.in_channels < MIN_CHANNELS:
                 _pad_channels(layer)
             _cast(layer, settings)
+        if settings.narrow:
+            _cast_parameters(self.net, heads)
         for layer in heads:
             _run_in_fp32(layer)
         self._scripted: torch.jit.ScriptModule | None = None
@@ -98,7 +120,8 @@ class FastCopy:
         if self._scripted is not None and not torch.is_grad_enabled():
             with optimized_execution(False):  # else each new batch size is profiled
                 return as_output(self._scripted(x), len(x))
-        with autocast(self.settings.precision, x.device), tf32(self.settings.precision):
+        norms = NarrowNorms(x.device) if self.settings.narrow else nullcontext()
+        with autocast(self.settings.precision, x.device), tf32(self.settings.precision), norms:
             return as_output(self.net(x), len(x))
 
     def script(self, x: Tensor) -> bool:
@@ -124,6 +147,33 @@ class FastCopy:
         return agrees
 
 
+class NarrowNorms(TorchFunctionMode):
+    """Compute layer norm, group norm and RMS norm in bf16 inside the block, without autocast.
+
+    Their kernels take and return bf16; means and variances are fp32 all the same.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func not in NORMS:
+            return func(*args, **(kwargs or {}))
+        args, kwargs = tree_map_only(Tensor, Tensor.bfloat16, (args, kwargs or {}))
+        with no_autocast(self.device):
+            return func(*args, **kwargs)
+
+
+def narrow_pays(net: nn.Module) -> bool:
+    """Return whether there are other parameters than of convolutions, linear layers, batch norm."""
+    others = (nn.Conv2d, nn.Linear, _NormBase)
+    modules = [module for module in net.modules() if not isinstance(module, others)]
+    return any(True for module in modules for _ in module.parameters(recurse=False))
+
+
 def check_copyable(model: Model) -> nn.Module:
     """Return the model, or raise CannotCopy if a copy could differ from it."""
     if not isinstance(model, nn.Module):
@@ -133,7 +183,7 @@ def check_copyable(model: Model) -> nn.Module:
         raise CannotCopy("it is a TorchScript module")
     if _has_any_global_hook() or any(getattr(m, name, None) for m in modules for name in HOOKS):
         raise CannotCopy("it has hooks")
-    if any(isinstance(m, nn.modules.batchnorm._NormBase) and _uses_batch(m) for m in modules):
+    if any(isinstance(m, _NormBase) and _uses_batch(m) for m in modules):
         raise CannotCopy("its batch norm uses the statistics of the batch")
     tensors = [*model.parameters(), *model.buffers()]
     if any(t.is_floating_point() and t.dtype != torch.float32 for t in tensors):
@@ -143,8 +193,8 @@ def check_copyable(model: Model) -> nn.Module:
     return model
 
 
-def _uses_batch(norm: nn.modules.batchnorm._NormBase) -> bool:
-    if isinstance(norm, nn.modules.instancenorm._InstanceNorm):
+def _uses_batch(norm: _NormBase) -> bool:
+    if isinstance(norm, _InstanceNorm):
         return False  # statistics of one image
     return norm.training or norm.running_mean is None
 
@@ -244,6 +294,19 @@ def _cast(layer: nn.Conv2d | nn.Linear, settings: CopySettings) -> None:
     _set_weight(layer, weight.to(dtype))
     if layer.bias is not None:
         layer.bias = nn.Parameter(layer.bias.to(dtype), requires_grad=False)
+
+
+def _cast_parameters(net: nn.Module, heads: set[nn.Conv2d | nn.Linear]) -> None:
+    """Convert all parameters but those of heads and batch norm to bf16; buffers are left alone.
+
+    Buffers may be the mean and standard deviation of pixels, which are subtracted in fp32.
+    """
+    for module in net.modules():
+        if module in heads or isinstance(module, _NormBase):
+            continue
+        for name, value in list(module.named_parameters(recurse=False)):
+            if value.dtype == torch.float32:
+                setattr(module, name, nn.Parameter(value.bfloat16(), requires_grad=False))
 
 
 def _run_in_fp32(layer: nn.Module) -> None:

@@ -374,7 +374,8 @@ def _record_arrays(
     out = _final_outputs(net, x_adv, x.device)
     check_logits(out)
     for name, part in (("features", out.feature), ("auxiliary outputs", out.aux)):
-        raise_if_invalid(name, part.isnan().any(1), "train the net again, or check its weights")
+        remedy = "train the net again, or check its weights"
+        raise_if_invalid(name, part.isnan().any(1), remedy, invalid=Tensor.bool)
     delta = x_adv - x.cpu()
     arrays = {
         "y": images.y.cpu(),

@@ -8,9 +8,11 @@ from demur.attacks import APGD, CE, Chain, Square
 from demur.attacks.checked_model import checked
 from demur.autoattack import AutoAttack
 from demur.balls import Linf
-from demur.engine import FrozenModule, accelerated
+from demur.engine import FrozenModule, accelerated, fast_copy
+from demur.engine.any_module import GPU_SETTINGS
 from demur.gradient import PlainModel
 from tests.test_any_module import Branching, Residual, ViewedMaps, conv_net, logits, seeded
+from tests.test_narrow_copy import MODELS
 
 COUNT = 100
 
@@ -116,3 +118,44 @@ def test_graphs_give_way_to_a_small_memory(
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 100))
         fast.drop_graphs()
         assert len(fast.model._graphs) == 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_transformer_is_attacked_in_bf16_throughout(
+    device: torch.device, batch: tuple[Tensor, Tensor], name: str
+) -> None:
+    net, said = seeded(MODELS[name]).to(device), list[str]()
+    with (
+        checked(net, *batch) as (model, x, y),
+        accelerated(model, x, y, COUNT, on_message=said.append) as fast,
+    ):
+        assert isinstance(fast.model, FrozenModule)
+        assert fast.model.fast.settings.narrow
+        plain = PlainModel(net).gradient(CE(), x, y)
+        for _ in range(2):  # the capture and a replay
+            ours = fast.gradient(CE(), x, y)
+            _, out = fast.value(CE(), x, y)
+            scale = plain.out.logits.abs().amax()
+            assert (ours.out.logits - plain.out.logits).abs().amax() < 0.05 * scale
+            assert (out.logits - ours.out.logits).abs().amax() < 0.02 * scale
+            cosine = torch.cosine_similarity(ours.grad.flatten(1), plain.grad.flatten(1))
+            assert cosine.median() > 0.98
+        assert len(fast.model._graphs) == 2
+    assert said == []
+
+
+def test_a_transformer_whose_narrow_copy_fails_gets_autocast(
+    device: torch.device, batch: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("no bf16")
+
+    monkeypatch.setattr(fast_copy, "_cast_parameters", fail)
+    net, said = seeded(MODELS["vit"]).to(device), list[str]()
+    with (
+        checked(net, *batch) as (model, x, y),
+        accelerated(model, x, y, COUNT, on_message=said.append) as fast,
+    ):
+        assert isinstance(fast.model, FrozenModule)
+        assert fast.model.fast.settings == GPU_SETTINGS[0]
+    assert [sentence.endswith("fails: no bf16") for sentence in said] == [True, True]
