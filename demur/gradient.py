@@ -7,7 +7,7 @@ All attacks evaluate models here. A plain model is any callable. An `AttackModel
 and values itself, for instance in bf16. They are then approximate; `model(x)` stays exact.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -60,6 +60,12 @@ class AttackModel(Protocol):
             with torch.autocast(x.device.type, enabled=False):
                 (grad,) = torch.autograd.grad(value.sum(), x)
         return Gradient(grad, value.detach(), out.detached())
+
+    def gradients(
+        self, objectives: Sequence[ObjectiveFunction], x: Tensor, y: Tensor, *inputs: Tensor
+    ) -> list[Gradient]:
+        """Return what `gradient` returns for several objectives with the same inputs."""
+        return [self.gradient(objective, x, y, *inputs) for objective in objectives]
 
     def gradient_only(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
@@ -117,6 +123,13 @@ def gradient(
         *inputs: Further tensors that the objective takes, one row per image.
     """
     return attack_model(model).gradient(objective, x, y, *inputs)
+
+
+def gradients(
+    model: Model, objectives: Sequence[ObjectiveFunction], x: Tensor, y: Tensor, *inputs: Tensor
+) -> list[Gradient]:
+    """Return the gradients of several objectives; a fast model needs one forward pass for all."""
+    return attack_model(model).gradients(objectives, x, y, *inputs)
 
 
 def gradient_only(

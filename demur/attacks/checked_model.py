@@ -8,7 +8,7 @@ and no NaN. Its buffers and the global random states are restored at the end.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -70,6 +70,16 @@ class CheckedModel(AttackModel):
         _check_query(result.value, result.out)
         _check_gradient(result.grad)
         return result
+
+    def gradients(
+        self, objectives: Sequence[ObjectiveFunction], x: Tensor, y: Tensor, *inputs: Tensor
+    ) -> list[Gradient]:
+        with _explained_without_gradient(objectives[-1]), _explained_failure(x):
+            results = self._queried.gradients(objectives, x, y, *inputs)
+        for result in results:
+            _check_query(result.value, result.out)
+            _check_gradient(result.grad)
+        return results
 
     def gradient_only(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor

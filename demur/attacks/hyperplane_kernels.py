@@ -9,6 +9,8 @@ include Triton. Without it, and for images too large for the registers, FAB sort
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -29,7 +31,7 @@ FEW_ELEMENTS = 4096  # up to which 8 warps hold an image
 def fits(ball: Ball, grad: Tensor) -> bool:
     """Return whether the kernel can project with this ball and gradients of this shape."""
     supported = grad.is_cuda and grad.dtype == torch.float32 and type(ball) in (Linf, L2)
-    return AVAILABLE and supported and 0 < grad[0].numel() <= MAX_ELEMENTS
+    return AVAILABLE and supported and math.prod(grad.shape[1:]) <= MAX_ELEMENTS
 
 
 def project(x: Tensor, grad: Tensor, rise: Tensor, euclidean: bool) -> Tensor:
@@ -81,7 +83,7 @@ if AVAILABLE:
         while count < before:  # the number of moving pixels falls until the solution is reached
             stopped_gain = tl.sum(tl.where(stop_time > time, 0.0, gain_at_stop), 0)
             moving_gain = tl.sum(tl.where(stop_time > time, gain, 0.0), 0)
-            reached = (needed - stopped_gain) / tl.maximum(moving_gain, 1.1754943508222875e-38)
+            reached = (needed - stopped_gain) / tl.maximum(moving_gain, 1e-37)
             time = tl.maximum(time, tl.minimum(reached, last))
             before = count
             count = tl.sum(tl.where(stop_time > time, 1, 0), 0)

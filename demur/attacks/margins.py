@@ -29,7 +29,7 @@ from demur.attacks.objectives import CE, MinMargin, ObjectiveState, SingleMargin
 from demur.balls import L2, Ball, Linf
 from demur.errors import BadInput
 from demur.field_types import NonNegativeInt, PositiveInt
-from demur.gradient import Gradient, exact_value, gradient
+from demur.gradient import Gradient, exact_value, gradients
 from demur.images import per_image
 from demur.noise import Stream
 from demur.output import Output
@@ -53,12 +53,10 @@ def margins_at(
 ) -> tuple[Margins, Output]:
     """Return all margins whose minimum is `min_margin`, and the output, with M gradient queries."""
     objectives = [SingleMargin(min_margin.criterion, index) for index in range(inputs[1].shape[1])]
-    gradients = [
-        gradient(batch.model, objective, x_adv, batch.y, *inputs) for objective in objectives
-    ]
-    grads = torch.stack([query.grad.flatten(1) for query in gradients], 1)
-    values = torch.stack([query.value for query in gradients], 1).to(grads)
-    return Margins(values, grads), gradients[-1].out
+    found = gradients(batch.model, objectives, x_adv, batch.y, *inputs)
+    grads = torch.stack([query.grad.flatten(1) for query in found], 1)
+    values = torch.stack([query.value for query in found], 1).to(grads)
+    return Margins(values, grads), found[-1].out
 
 
 @dataclass

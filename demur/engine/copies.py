@@ -188,11 +188,12 @@ def replace_module(net: nn.Module, name: str, module: nn.Module) -> None:
 def query_result(value: Tensor, out: Output, skip_aux: bool) -> tuple[Tensor, Tensor, Output]:
     """Return the sum, the values and the output of a gradient query; only the sum has a graph.
 
+    For values of several objectives, N, M, there are M sums.
     With `skip_aux` the auxiliary output is a new tensor of width 0. A slice of width 0 would keep
     the auxiliary head in the compiled graph.
     """
     shown = out._replace(aux=out.logits.new_zeros(len(out.logits), 0)) if skip_aux else out
-    return value.sum(), value.detach(), shown.detached()
+    return value.sum(0), value.detach(), shown.detached()
 
 
 def compile_function(function: Callable[P, R], compiler: Compiler) -> Callable[P, R]:

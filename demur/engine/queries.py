@@ -7,7 +7,8 @@ replayed; an objective that cannot be captured runs eagerly. On a CPU a query ru
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -20,7 +21,20 @@ from demur.gradient import AttackModel, Gradient, ObjectiveFunction
 from demur.output import Output
 from demur.precision import no_autocast
 
-Query = Literal["gradient", "gradient_only", "value"]
+Query = Literal["gradient", "gradients", "gradient_only", "value"]
+
+
+@dataclass(frozen=True)
+class Together:
+    """Several objectives of the same inputs as one function with values N, M."""
+
+    objectives: tuple[ObjectiveFunction, ...]
+
+    def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
+        values = [objective(out, y, *inputs) for objective in self.objectives]
+        if torch.is_grad_enabled() and not all(value.requires_grad for value in values):
+            raise RuntimeError("an objective does not require grad")  # else it would be 0
+        return torch.stack(values, 1)
 
 
 class CapturedQueries(AttackModel):
@@ -48,6 +62,15 @@ class CapturedQueries(AttackModel):
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
         return self._bucketed_query(objective, "gradient", x, y, *inputs)
+
+    def gradients(
+        self, objectives: Sequence[ObjectiveFunction], x: Tensor, y: Tensor, *inputs: Tensor
+    ) -> list[Gradient]:
+        if self.compiler != "none" or self.training:  # compiled code has one backward pass only
+            return super().gradients(objectives, x, y, *inputs)
+        found = self._bucketed_query(Together(tuple(objectives)), "gradients", x, y, *inputs)
+        pairs = zip(found.grad.unbind(1), found.value.unbind(1), strict=True)
+        return [Gradient(grad, value, found.out) for grad, value in pairs]
 
     def gradient_only(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
@@ -109,7 +132,12 @@ class CapturedQueries(AttackModel):
         with torch.enable_grad():
             total, value, out = self._objective_forward(objective, query)(x, y, *inputs)
             with no_autocast(x.device):
-                (grad,) = torch.autograd.grad(total, x)
+                if query == "gradients":
+                    sums = total.unbind()
+                    grads = [torch.autograd.grad(part, x, retain_graph=True)[0] for part in sums]
+                    grad = torch.stack(grads, 1)
+                else:
+                    (grad,) = torch.autograd.grad(total, x)
         return Gradient(grad, value, out)
 
     def _graph_for(

@@ -8,10 +8,12 @@ from demur.attacks import APGD, CE, Chain, Square
 from demur.attacks.checked_model import checked
 from demur.autoattack import AutoAttack
 from demur.balls import Linf
-from demur.engine import FrozenModule, accelerated, fast_copy
+from demur.engine import FrozenModel, FrozenModule, accelerated, fast_copy
 from demur.engine.any_module import GPU_SETTINGS
+from demur.engine.fast_copy import FastCopy
 from demur.gradient import PlainModel
 from tests.test_any_module import Branching, Residual, ViewedMaps, conv_net, logits, seeded
+from tests.test_gradients_together import OBJECTIVES, own_model
 from tests.test_narrow_copy import MODELS
 
 COUNT = 100
@@ -159,3 +161,26 @@ def test_a_transformer_whose_narrow_copy_fails_gets_autocast(
         assert isinstance(fast.model, FrozenModule)
         assert fast.model.fast.settings == GPU_SETTINGS[0]
     assert [sentence.endswith("fails: no bf16") for sentence in said] == [True, True]
+
+
+@pytest.mark.parametrize("make", [own_model, None], ids=["own", "any"])
+def test_gradients_of_several_objectives_are_captured_together(
+    device: torch.device, batch: tuple[Tensor, Tensor], make: type | None
+) -> None:
+    model: FrozenModel | FrozenModule
+    if make is None:
+        (x, y), net = batch, net_on(device)
+        model = FrozenModule(net, FastCopy(net, GPU_SETTINGS[0], x[:2]), pytest.fail)
+        model.set_max_batch(COUNT)
+    else:
+        model, x = make(device)
+        y = torch.arange(len(x), device=device)
+    for size in (len(x), 3):
+        found = model.gradients(OBJECTIVES, x[:size], y[:size])
+        for objective, query in zip(OBJECTIVES, found, strict=True):
+            expected = model.gradient(objective, x[:size], y[:size])
+            cosine = torch.cosine_similarity(query.grad.flatten(1), expected.grad.flatten(1))
+            assert cosine.min() > 0.999
+            assert torch.allclose(query.value, expected.value, atol=0.02)
+    assert any(query == "gradients" for _, query, _ in model._graphs)
+    assert not model._eager_objectives
