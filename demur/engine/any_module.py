@@ -119,12 +119,6 @@ class FrozenModule(CapturedQueries):
         torch.cuda.empty_cache()
         return self._query(objective, query, x, y, *inputs)
 
-    def drop_graphs(self) -> None:
-        """Drop the captured queries if they fill half of the memory: later batches use them."""
-        if self.buckets is not None and self._graphs:
-            free, total = torch.cuda.mem_get_info()
-            if free < total / 2:
-                super().drop_graphs()
 
 
 def attack(

@@ -159,10 +159,16 @@ class CapturedQueries(AttackModel):
         if self.buckets is None or largest != self.buckets.largest:
             # with torch.compile each size is compiled separately, which padding never repays
             self.buckets = BatchBuckets(largest, tune_later=self.compiler == "none")
-            self.drop_graphs()
+            self._clear_graphs()
 
     def drop_graphs(self) -> None:
-        """Drop the captured gradient queries and their memory, for example between attacks."""
+        """Drop the captured queries if they fill half of the memory: later batches use them."""
+        if self._graphs:
+            free, total = torch.cuda.mem_get_info()
+            if free < total / 2:
+                self._clear_graphs()
+
+    def _clear_graphs(self) -> None:
         self._graphs.clear()
         if self.buckets is not None:
             self.buckets.reset()
