@@ -10,6 +10,7 @@ import atexit
 import gc
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -60,6 +61,12 @@ class Process:
         """End the process at once."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+        if self.returncode is None and select.select([self._socket], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
 
     def wait(self, timeout: float = 200) -> int:
         """Return the exit code, negative after a signal."""
