@@ -22,7 +22,6 @@ from demur.methods.batch_norm_mode import running_stats_frozen
 from demur.nets import RejectingNet, ResNet18
 from demur.precision import Precision, autocast
 from demur.rejectors import RCon
-from tests.one_block import OneBlock
 
 
 class TorchNorm(FusedBatchNorm):
@@ -107,12 +106,11 @@ def test_fused_training_net_has_the_weight_gradients_of_the_net(
 
 @pytest.mark.parametrize("bn", ["batch", "train"])
 def test_skip_aux_removes_a_head_that_the_objective_does_not_read(
-    bn: BatchNorm, monkeypatch: pytest.MonkeyPatch
+    bn: BatchNorm, net: RejectingNet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of the three matrix products are the head's; statistics of train mode need one."""
-    replace_kernels(monkeypatch)
     x, y = torch.rand(6, 3, 32, 32), torch.arange(6)
-    copy = FusedResNet(OneBlock().build(CIFAR10().domain, RR()), bn != "eval", "fp32")
+    copy = FusedResNet(net, bn != "eval", "fp32")
     traced: list[GraphModule] = []
 
     def trace(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
