@@ -12,6 +12,14 @@ TINIEST = ["epochs=1", "width=4", "attack.steps=1", "validation_attack.steps=1"]
 FEW = 300  # images: four whole batches of 64 and a part of one
 
 
+SLOWEST = ("test_docs", "test_code_style", "test_paper_tables", "test_explorer", "test_distributed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the longest tests first: none of them is left to one worker at the end."""
+    items.sort(key=lambda item: item.path.stem not in SLOWEST)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Load the fixtures, which import torch; a process that only starts workers needs none.

@@ -5,12 +5,14 @@ import sys
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from shutil import copytree
 from typing import Any
 
 import pytest
 import torch
+import typer.main
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
@@ -34,6 +36,9 @@ settings.register_profile(
     "demur", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("demur")
+
+# typer makes its parsers for every call, which takes longer than most wrong command lines
+vars(typer.main)["get_command"] = cache(typer.main.get_command)
 
 
 _trace: Any = None  # the trace function of a coverage measurement

@@ -10,6 +10,7 @@ import atexit
 import gc
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -23,7 +24,10 @@ from typing import Any
 
 PRELOADED = """
 import torch, torch.distributed, torch._dynamo, numpy, scipy.stats, sklearn, rich
+import matplotlib.figure, matplotlib.backends.backend_agg, matplotlib.backends.backend_svg, jinja2
+import pydantic.type_adapter, typer._adapters, torch.profiler  # as typer and torch do when used
 import demur.cli.app, demur.recipes, demur.training, demur.evaluate, demur.guards
+import demur.report.page, demur.sanity, demur.paper.tables
 """
 
 
@@ -57,6 +61,12 @@ class Process:
         """End the process at once."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+        if self.returncode is None and select.select([self._socket], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
 
     def wait(self, timeout: float = 200) -> int:
         """Return the exit code, negative after a signal."""

@@ -96,8 +96,8 @@ def test_the_accuracy_of_every_resample_equals_paper_stats(seed: int, n: int, tp
         one = np.sort(one)
     resamples = Resamples.of(n, 8, seed)
     found = resamples.paper_accuracies(one, correct, tpr)
-    for counts, accuracy in zip(resamples.counts, found, strict=True):
-        sample = np.repeat(np.arange(n), counts)
+    for counts, accuracy in zip(resamples.counts.T, found, strict=True):
+        sample = np.repeat(np.arange(n), counts.astype(int))
         point = metrics.paper_stats(one[sample], correct[sample], tpr)
         assert accuracy == point.accuracy
 
@@ -105,7 +105,7 @@ def test_the_accuracy_of_every_resample_equals_paper_stats(seed: int, n: int, tp
 @given(st.integers(0, 2**32), st.integers(1, 30))
 def test_the_identity_resample_gives_the_sample_statistics(seed: int, n: int) -> None:
     one, _, correct = random_scores(seed, n, ties=seed % 2 == 0)
-    identity = Resamples(np.ones((1, n), dtype=np.int32))
+    identity = Resamples(np.ones((n, 1), dtype=np.float32))
     found = identity.paper_accuracies(one, correct, 0.95)[0]
     assert found == metrics.paper_stats(one, correct).accuracy
     accepted = one >= np.median(one)

@@ -4,8 +4,6 @@ import json
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 from demur.cli.report import _scored_if_any
 from demur.report.live import LivePage, serving
 from demur.runs import Run
+from tests import forked
 from tests.conftest import Command
 from tests.test_explorer import CHROMIUM, REQUIRED, Tab, browser, figures
 
@@ -127,17 +126,14 @@ def test_an_unfinished_attack_is_counted(live: tuple[Run, LivePage, str]) -> Non
 
 
 def test_the_command_serves_until_ctrl_c(tiny_run: Run) -> None:
-    words = [sys.executable, "-m", "demur", "explore", str(tiny_run.path), "--no-open"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None
-        said = process.stdout.readline()
-        assert said.startswith("page: http://127.0.0.1:")
-        address = said.split()[1]
-        assert "<title>" in get(address)
-        port = address.rstrip("/").rsplit(":", 1)[1]
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+    process = forked.popen(["-m", "demur", "explore", str(tiny_run.path), "--no-open"], ROOT)
+    said = process.stdout.readline()
+    assert said.startswith("page: http://127.0.0.1:")
+    address = said.split()[1]
+    assert "<title>" in get(address)
+    port = address.rstrip("/").rsplit(":", 1)[1]
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (130, "demur: stopped\n")
     assert port.isdigit()
 

@@ -5,8 +5,6 @@ import hashlib
 import io
 import os
 import shutil
-import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from demur.data.check import check_files
 from demur.data.locations import DataFiles
 from demur.data.published import CIFAR10_FILES, Published
 from demur.errors import BadInput
+from tests import forked
 from tests.cifar_files import as_binary, contents, small
 
 Tree = dict[str, bytes]
@@ -257,15 +256,12 @@ def test_files_of_a_killed_get_are_hidden_and_removed_by_the_next(
     ten: Published, data_folder: Path, server: Server
 ) -> None:
     published = server.serve(ten, pack(published_tree(ten)))
-    root = Path(__file__).parents[1]
-    child = subprocess.Popen(
-        [sys.executable, "-c", KILLED_GET, str(data_folder), server.url],
-        stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(root)},
-    )  # fmt: skip
-    assert child.stdout is not None
+    child = forked.popen(
+        ["-c", KILLED_GET, str(data_folder), server.url], Path(__file__).parents[1]
+    )
     assert child.stdout.readline() == "started\n"
     child.kill()
-    child.communicate()
+    child.wait()
     (left_over,) = data_folder.iterdir()
     assert left_over.name.startswith(".")
     fetch.get(published, data_folder, ignore_progress)

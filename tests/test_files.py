@@ -1,13 +1,12 @@
 """Writing files: symbolic links stay, pipes are written to, errors name the target."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from demur.runs.files import content_digest, write_bytes
+from tests import forked
 
 
 def test_a_symbolic_link_stays_and_its_target_is_written(tmp_path: Path) -> None:
@@ -46,12 +45,13 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
 def test_writing_to_standard_output_appends(tmp_path: Path) -> None:
     """As with /dev/stdout as the path, redirected to a file by the shell."""
     script = (
-        "import sys; from pathlib import Path; from demur.runs.files import write_bytes\n"
-        f"sys.stdout.write('before '); write_bytes(Path({str(tmp_path / 'out')!r}), b'written ')\n"
+        "import os, sys; from pathlib import Path; from demur.runs.files import write_bytes\n"
+        "os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)\n"
+        "sys.stdout.write('before '); write_bytes(Path(sys.argv[1]), b'written ')\n"
         "sys.stdout.write('after')"
     )
-    with (tmp_path / "out").open("wb") as out:
-        subprocess.run([sys.executable, "-c", script], check=True, stdout=out)
+    done = forked.run(["-c", script, str(tmp_path / "out")])
+    assert done.returncode == 0, done.stderr
     assert (tmp_path / "out").read_bytes() == b"before written after"
 
 

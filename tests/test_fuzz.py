@@ -2,14 +2,17 @@
 
 import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
 from tests import forked
+from tests.fuzz import __main__ as fuzz_command
 from tests.fuzz import command_lines, worker
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.outcomes import OtherMeaning
@@ -83,10 +86,28 @@ def test_the_harness_notices_what_it_looks_for(
     assert run_case("bad", 0, 0, tmp_path)[0] == outcome
 
 
-def test_the_command_prints_a_table() -> None:
-    words = ["-m", "tests.fuzz", "--cases", "3", "--only", "json"]
-    done = forked.run(words, Path(__file__).parents[1])
-    assert done.returncode == 0, done.stdout + done.stderr
-    header, *rows = done.stdout.splitlines()
+class ForkedWorker:
+    """What the command uses of subprocess.Popen, without seconds of imports."""
+
+    def __init__(self, words: list[str], **_: object) -> None:
+        self.process = forked.popen(words[1:], Path(__file__).parents[1])
+        self.stdout, self.stderr = self.process.stdout.buffer, self.process.stderr.buffer
+        self.kill = self.process.kill
+
+    def __enter__(self) -> "ForkedWorker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.wait()
+
+
+def test_the_command_prints_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    popen = SimpleNamespace(Popen=ForkedWorker, PIPE=subprocess.PIPE)
+    monkeypatch.setattr(fuzz_command, "subprocess", popen)
+    monkeypatch.setattr(sys, "argv", ["tests.fuzz", "--cases", "3", "--only", "json"])
+    assert fuzz_command.main() == 0
+    header, *rows = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["kind", "accepted", "refused"]
     assert [row.split()[0] for row in rows] == ["json"]

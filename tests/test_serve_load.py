@@ -4,16 +4,27 @@ from pathlib import Path
 
 import pytest
 
+import serve_load
 from demur import Guard
-from serve_load import measure
-from tests.test_serve import environment
+from tests import forked
+
+
+def start_service(bundle: str, options: list[str]) -> tuple[forked.Process, int]:
+    """The service as a process without seconds of imports, and its port."""
+    words = ["-m", "demur", "serve", bundle, "--port", "0", "--device", "cpu", *options]
+    process = forked.popen(words)
+    line = process.stderr.readline()
+    assert line.startswith("serving at"), line
+    return process, int(line.strip().rpartition(":")[2])
 
 
 def test_more_load_than_the_service_takes(
     tiny_guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-    found = measure(str(tiny_guard.save(tmp_path / "guard")), seconds=1.0, clients=100, images=4)
+    monkeypatch.setattr(serve_load, "start_service", start_service)
+    found = serve_load.measure(
+        str(tiny_guard.save(tmp_path / "guard")), seconds=1.0, clients=100, images=4
+    )
     assert found["wrong"] == []
     assert found["alive"]
     assert found["exit code"] == 0

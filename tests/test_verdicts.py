@@ -13,7 +13,7 @@ from demur import metrics
 from demur.attacks import APGD, Attack, Corruption, RejectAutoAttackEnsemble
 from demur.calibrate import TPR
 from demur.evaluate import LoadedRun, RecordOptions, archive, run_attack, values
-from demur.metrics import Difference
+from demur.metrics import Difference, Resamples
 from demur.paper import verdicts as module
 from demur.paper.cells import StoredRuns
 from demur.paper.verdict_page import verdict_section
@@ -141,9 +141,15 @@ def test_severities_of_an_image_are_resampled_together(folder: Path) -> None:
     stored = StoredRuns(folder, lambda run: None, print)  # type: ignore[arg-type,return-value]
     pooled = stored.record(Run(folder / "nets" / "rr"), Corruption("fog"))
     assert pooled is not None
-    counts = module._resamples(pooled).counts
-    assert counts.shape[1] == 5 * IMAGES
-    assert all(np.array_equal(part, counts[:, :IMAGES]) for part in np.split(counts, 5, 1))
+    resamples = module._resamples(pooled)
+    assert (len(resamples.counts), resamples.copies) == (IMAGES, 5)
+    # as if every severity were drawn by the same numbers
+    plain = Resamples(np.tile(resamples.counts, (5, 1)))
+    score, correct = values(RCon(), pooled), pooled.correct
+    one, other = (drawn.paper_accuracies(score, correct, 0.95) for drawn in (resamples, plain))
+    assert np.array_equal(one, other)
+    one, other = (drawn.shares(correct, score >= 0.5) for drawn in (resamples, plain))
+    assert np.array_equal(one, other)
 
 
 def test_the_page_shows_every_row_and_the_missing_commands(found: list[Verdict]) -> None:

@@ -122,7 +122,7 @@ def _missing_nets(stored: StoredRuns, scales: Sequence[str]) -> Iterator[Verdict
 def _of_run(stored: StoredRuns, run: Run, net: str, records: Sequence[Record]) -> Iterator[Verdict]:
     _, rejector = run.recipe.head_rejector
     assert isinstance(rejector, Score)
-    clean = _clean_record(run)
+    clean = _clean_record(run, records)
     for record, parts in _ranked(stored, run, records):
         if not (can_score(Con(), record) and can_score(rejector, record)):
             continue
@@ -143,10 +143,10 @@ def _of_run(stored: StoredRuns, run: Run, net: str, records: Sequence[Record]) -
     yield _strongest(run, net, rejector, records)
 
 
-def _clean_record(run: Run) -> Record | None:
+def _clean_record(run: Run, records: Sequence[Record]) -> Record | None:
     """Clean images that thresholds are chosen on: of cal, or of test for nets without cal."""
-    split = "cal" if "cal" in run.recipe.data.splits else "test"
-    found = [one for one in run.records(split) if one.metadata["attack"] == digest(Clean())]
+    candidates = run.records("cal") if "cal" in run.recipe.data.splits else records
+    found = [one for one in candidates if one.metadata["attack"] == digest(Clean())]
     return max(found, key=lambda record: len(record.y), default=None)
 
 
@@ -188,7 +188,7 @@ def _resamples(record: Record) -> Resamples:
     images = len(record.arrays["index"].unique())
     copies = len(record.y) // images
     drawn = Resamples.of(images)
-    return drawn if copies == 1 else Resamples(np.tile(drawn.counts, (1, copies)))
+    return replace(drawn, copies=copies)
 
 
 def _at_paper_threshold(pair: Pair) -> tuple[float, float, Difference]:

@@ -52,8 +52,8 @@ def run_here(tiny_run: Run, in_empty_folder: Path) -> Path:
 
 def short_setup(loaded: LoadedRun) -> PeerSetup:
     """A large ball, in which attacks succeed at once, and a small budget."""
-    cw = CW("L2", searches=2, steps=15, rate=0.05, constant=1.0)
-    return replace(peer_setup(loaded), ball=Linf(0.5), step=0.1, steps=4, queries=20, cw=cw)
+    cw = CW("L2", searches=2, steps=8, rate=0.1, constant=1.0)
+    return replace(peer_setup(loaded), ball=Linf(0.5), step=0.1, steps=3, queries=10, cw=cw)
 
 
 def test_every_pair_runs(libraries: None, tiny_source: LoadedRun) -> None:
