@@ -156,7 +156,7 @@ def test_the_page_shows_every_row_and_the_missing_commands(found: list[Verdict])
     page = verdict_section(found, "runs")
     assert "| nets/rr | clean | " in page
     assert "| nets/rr | 8 | " in page
-    assert "CCAT, RR; PGD-AT, RR: `demur table 2 --scale short --data DATA`" in page
+    assert "CCAT, RR; PGD-AT, RR: `demur table 2 --scale brief --data DATA`" in page
     without = [v for v in found if v.measure != "strongest"]
     missing = Verdict("nets/rr", "reject-autoattack", "strongest", note="demur attack RUN it")
     page = verdict_section([*without, missing], "runs")

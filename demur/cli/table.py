@@ -36,6 +36,18 @@ TableNames = Annotated[
     ),
 ]
 
+MissingFrom = Annotated[
+    str | None,
+    typer.Option(help="Compute only cells of the paper that runs of this folder leave empty."),
+]
+FirstSeed = Annotated[
+    int, typer.Option(min=0, help="The first seed, to split seeds over machines.")
+]
+Archive = Annotated[
+    str | None,
+    typer.Option(callback=check_archive_folder, help="Also archive each run into this folder."),
+]
+
 
 @app.command()
 def table(
@@ -44,18 +56,10 @@ def table(
     kept: Kept = None,
     runs: Runs = RUNS_FOLDER,
     only: Annotated[str, typer.Option(help="Only these nets, such as pgdat,pgdat-rr.")] = "",
-    missing_from: Annotated[
-        str | None,
-        typer.Option(help="Compute only cells of the paper that runs of this folder leave empty."),
-    ] = None,
+    missing_from: MissingFrom = None,
     seeds: Annotated[int, typer.Option(min=1, help="Trainings per recipe.")] = 1,
-    first_seed: Annotated[
-        int, typer.Option(min=0, help="The first seed, to split seeds over machines.")
-    ] = 0,
-    archive: Annotated[
-        str | None,
-        typer.Option(callback=check_archive_folder, help="Also archive each run into this folder."),
-    ] = None,
+    first_seed: FirstSeed = 0,
+    archive: Archive = None,
     out: Annotated[
         str | None,
         typer.Option(

@@ -120,7 +120,6 @@ class FrozenModule(CapturedQueries):
         return self._query(objective, query, x, y, *inputs)
 
 
-
 def attack(
     model: Model,
     attack: Attack,
