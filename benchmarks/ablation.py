@@ -21,8 +21,8 @@ from unittest.mock import patch
 
 import torch
 
-from demur.bench.reports import Reports
-from demur.bench.timing import seconds_each, wait
+from demur.bench.check import Reports
+from demur.bench.speed import seconds_each, wait
 from demur.data import Images
 from demur.engine import Compiler, frozen, fused_norm
 from demur.fused import fusing

@@ -34,6 +34,7 @@ from demur.attacks import (
 from demur.balls import Linf
 from demur.errors import BadInput, suggestion
 from demur.images import per_image
+from demur.nets import RejectingNet
 
 Craft = Callable[[Tensor, Tensor, int], Tensor]
 ANY_DISTANCE = 100.0  # a radius that contains every image
@@ -293,3 +294,23 @@ def pairs_by_name(names: tuple[str, ...]) -> dict[str, Pair]:
         if name not in PAIRS:
             raise BadInput(f"there is no attack {name!r} to compare; {suggestion(name, PAIRS)}")
     return {name: PAIRS[name] for name in names or PAIRS}
+
+
+def plain_copy(net: RejectingNet) -> RejectingNet:
+    """Copy a net, in the same mode and with the same weights, with `torch.nn.Conv2d` layers.
+
+    demur's convolutions have faster backward kernels; a comparison must not lend them to a peer.
+    """
+    plain = copy.deepcopy(net)
+    for module in list(plain.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.Conv2d):
+                setattr(module, name, _plain_conv(child))
+    return plain
+
+
+def _plain_conv(conv: nn.Conv2d) -> nn.Conv2d:
+    size, stride = conv.kernel_size[0], conv.stride[0]  # demur's are square with "same" padding
+    plain = nn.Conv2d(conv.in_channels, conv.out_channels, size, stride, size // 2, bias=False)
+    plain.weight = conv.weight
+    return plain.train(conv.training)

@@ -19,8 +19,7 @@ from rich.table import Table
 from torch import Tensor
 
 from demur.balls import Linf
-from demur.bench.plain_copy import plain_copy
-from demur.bench.timing import wait
+from demur.bench.speed import wait
 from demur.cli.app import AsJson, DataFolder, Device, FirstN, main, split_names
 from demur.cli.bench import OutFile, print_report
 from demur.cli.evaluate import RunName, load_run
@@ -43,6 +42,7 @@ from peer_adapters import (
     PeerSetup,
     library_of,
     pairs_by_name,
+    plain_copy,
     seeded,
 )
 

@@ -31,13 +31,13 @@ from demur.attacks import (
     WrongConfidence,
 )
 from demur.attacks.attack import AttackBatch
+from demur.attacks.autoattack import RejectVersion
 from demur.attacks.chain import Chain
 from demur.attacks.driver import verify_success
 from demur.attacks.margins import margins_at, orthogonal
 from demur.attacks.objectives import AttackStart
-from demur.attacks.reject_autoattack import RejectVersion
 from demur.balls import Ball, Linf
-from demur.bench.reports import Reports
+from demur.bench.check import Reports
 from demur.calibrate import TPR
 from demur.cli.app import AsJson, DataFolder, Device, FirstN, check_finite, main, split_names
 from demur.cli.bench import OutFile, open_reports, print_report

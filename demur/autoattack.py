@@ -20,19 +20,21 @@ from torch import Tensor, nn
 
 from demur import attacks
 from demur.attacks.attack import AttackBatch
-from demur.attacks.autoattack import MEMBERS, VERSIONS, Version
+from demur.attacks.autoattack import MEMBERS, VERSIONS, RejectVersion, Version
 from demur.attacks.chain import BROKEN_CLEAN, NOT_BROKEN, Chain, ChainState
 from demur.attacks.checked_model import CheckedModel, NoGradientError, checked
 from demur.attacks.criteria import AcceptedError, RuleCriterion
-from demur.attacks.reject_autoattack import RejectVersion
 from demur.balls import L2, Ball, Linf
 from demur.engine import accelerated, check_model_engine, cudnn_benchmark
 from demur.ensemble_result import CLEAN, EnsembleResult
 from demur.errors import BadInput, suggestion
-from demur.evaluate.decisions import Decisions, decide, device_for
-from demur.evaluate.ensemble_state import FINGERPRINT_IMAGES, EnsembleState, concat_states
-from demur.evaluate.image_parts import ArrayWriter, image_parts
-from demur.evaluate.member_progress import MemberProgress
+from demur.evaluate.ensemble_state import (
+    FINGERPRINT_IMAGES,
+    EnsembleState,
+    MemberProgress,
+    concat_states,
+)
+from demur.evaluate.image_parts import ArrayWriter, Decisions, decide, device_for, image_parts
 from demur.evaluate.preflight import preflight_warnings, rejector_warnings
 from demur.gradient import Model
 from demur.images import check_batch

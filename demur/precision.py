@@ -1,9 +1,10 @@
-"""The precision of convolutions and matrix products; heads, losses and scores use fp32 at least.
+"""Devices by name, and the precision of convolutions and matrix products.
 
     with use_precision("bf16", device): ...
 
 "fp64" and "fp32" compute in that dtype. "tf32" rounds the factors of fp32 products to TF32 on a
 GPU. "bf16" computes convolutions in bf16 by autocast, and the remaining fp32 products with TF32.
+Heads, losses and scores use fp32 at least.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 from typing import Literal
 
 import torch
+
+from demur.errors import BadInput
 
 Precision = Literal["fp64", "fp32", "tf32", "bf16"]
 
@@ -55,3 +58,26 @@ def use_precision(precision: Precision, device: torch.device) -> Iterator[None]:
     """Set TF32 and autocast for a precision."""
     with tf32(precision), autocast(precision, device):
         yield
+
+
+def device_by_name(name: str) -> torch.device:
+    """Return the torch device for auto, cpu, cuda or cuda:N; auto prefers a GPU.
+
+    Raises:
+        BadInput: The name is no device, or this machine does not have it.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise BadInput(f"there is no device {name!r}; use --device auto, cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise BadInput(
+            f"demur does not support the device {name!r}; use --device auto, cpu or cuda"
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BadInput(f"this machine has no device {name}; use --device cpu")
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # Triton kernels and CUDA graphs use the current device
+    return device

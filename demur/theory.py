@@ -209,13 +209,6 @@ def arithmetic_bin(a: FloatArray, xi: float) -> IntArray:
     return np.minimum(np.floor(a * (2 / xi)).astype(np.int64), last)
 
 
-def geometric_bin(a: FloatArray, xi: float, rho: float) -> IntArray:
-    """Bin of each value; those below rho share bin 0, two in another bin satisfy bound (i)."""
-    last = _ceil(class_counts(xi, rho)[0]) - 1
-    steps = np.log(np.maximum(a, rho) / rho) / math.log(2 / (2 - xi))
-    return np.where(a < rho, 0, np.minimum(1 + np.floor(steps).astype(np.int64), last))
-
-
 def randomised_accuracy(tcon: FloatArray) -> float:
     """A_tau, the accuracy of labels drawn from the class probabilities: the mean of T-Con."""
     return float(tcon.mean())

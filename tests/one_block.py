@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from demur.nets import NetSpec
-from demur.nets.block import ResidualTrunk
+from demur.nets.resnet import ResidualTrunk
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from torch import Tensor
 from demur.attacks import APGD, FAB, Attack, MultiTarget, Square, TargetedMargin
 from demur.autoattack import AutoAttack
 from demur.balls import Linf
-from demur.evaluate import member_progress
+from demur.evaluate import ensemble_state
 from demur.progress import part, report, track
 from tests.linear import LinearNet, centred_images
 
@@ -52,7 +52,7 @@ def test_a_line_comes_within_the_only_batch_of_a_member(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(member_progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(ensemble_state, "LINE_SECONDS", 0.0)
     net, x, y = batch
     attack = AutoAttack(net.eval(), eps=1e-6, version="custom", attacks_to_run=["apgd-ce"])
     attack.run_standard_evaluation(x, y, bs=6)
@@ -82,8 +82,8 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr("sys.stdout", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(member_progress, "BAR_SECONDS", 0.0)
-    with member_progress.MemberProgress("square", 10, verbose=True) as progress:
+    monkeypatch.setattr(ensemble_state, "BAR_SECONDS", 0.0)
+    with ensemble_state.MemberProgress("square", 10, verbose=True) as progress:
         with progress.batch(4):
             report(1, 2)
         with progress.batch(6):

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from demur.attacks import APGD, FAB, MaxMinMargin, Square, autoattack, reject_autoattack
+from demur.attacks import APGD, FAB, MaxMinMargin, Square, autoattack
 from demur.auditing import AuditReport, audit
-from demur.auditing.models import load_model, official_net
+from demur.auditing.inputs import load_model, official_net
 from demur.data import CIFAR10
 from demur.errors import BadInput
 from demur.methods import RR, NoHead
@@ -38,11 +38,10 @@ def few_games(*given: Any, **fields: Any) -> MaxMinMargin:
 def short_attacks() -> Iterator[None]:
     """Few steps in every ensemble."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (autoattack, reject_autoattack):
-            patch.setattr(module, "Square", partial(Square, queries=9))
-            patch.setattr(module, "APGD", partial(APGD, steps=8))
-            patch.setattr(module, "FAB", partial(FAB, steps=2))
-        patch.setattr(reject_autoattack, "MaxMinMargin", few_games)
+        patch.setattr(autoattack, "Square", partial(Square, queries=9))
+        patch.setattr(autoattack, "APGD", partial(APGD, steps=8))
+        patch.setattr(autoattack, "FAB", partial(FAB, steps=2))
+        patch.setattr(autoattack, "MaxMinMargin", few_games)
         yield
 
 

@@ -15,8 +15,7 @@ from torch import nn
 
 from demur.attacks import APGD, Square
 from demur.attacks.chain import Chain
-from demur.auditing.images import audit_images
-from demur.auditing.models import load_model
+from demur.auditing.inputs import audit_images, load_model
 from demur.autoattack import EnsembleEvaluation
 from demur.balls import Linf
 from demur.data import CIFAR10

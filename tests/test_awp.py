@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from demur.training.awp import AWP
+from demur.training.state import AWP
 from tests.test_wrappers import clone_all, max_difference
 
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from demur.bench import check, speed, timing
-from demur.bench.eager import EagerLoop
+from demur.bench import check, speed
 from demur.bench.kernel_profile import KernelTime, _kind, kernel_difference, time_by_kind
+from demur.bench.speed import EagerLoop
 from demur.engine import FrozenModel
 from demur.errors import BadInput
 from demur.methods import PGDAT, RR, Method
 from demur.nets import ResNet8
 from demur.output import Output
 from demur.recipes import recipe
-from demur.report.speed import COLUMNS, cells, sentences, show_speed
+from demur.report.text import SPEED_COLUMNS, show_speed, speed_cells, speed_sentences
 from demur.spec import lines, show
 from tests.conftest import Command
 from tests.test_cli import expect_error
@@ -60,11 +60,11 @@ def test_forward_flops_of_resnet18() -> None:
 
 def test_timing_warms_up_and_takes_the_faster_of_two_trials() -> None:
     calls: list[int] = []
-    seconds = timing.best_of_two(calls.append, 5, CPU)
+    seconds = speed.best_of_two(calls.append, 5, CPU)
     assert calls == [0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
     assert 0 < seconds < 0.1
-    assert timing.matrix_peak(CPU) is None
-    assert timing.copy_rate(CPU) is None
+    assert speed.matrix_peak(CPU) is None
+    assert speed.copy_rate(CPU) is None
 
 
 def test_the_report_is_json_with_hardware_versions_and_rates(command: Command) -> None:
@@ -241,11 +241,11 @@ def test_the_printed_report_shows_every_measurement(
             "longest": {},
         },
     }
-    assert cells(report["lines"][0]) == (  # type: ignore[index]
+    assert speed_cells(report["lines"][0]) == (  # type: ignore[index]
         "fast", "128", "eval", "bf16", "5.90", "8,533", "27%", "1.0", "41"
     )  # fmt: skip
-    assert len(cells(report["lines"][1])) == len(COLUMNS)  # type: ignore[index]
-    assert sentences(report) == [
+    assert len(speed_cells(report["lines"][1])) == len(SPEED_COLUMNS)  # type: ignore[index]
+    assert speed_sentences(report) == [
         "the head costs +0.71% of a step with batch norm in eval mode; captures of one step are "
         "up to 0.10% apart; it launches 2 more kernels, which take 0.30%",
         "the head costs +1.00% of a step with batch norm in train mode; captures of one step are "

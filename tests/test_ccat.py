@@ -13,16 +13,16 @@ from demur.bench import check
 from demur.data import Digits, Images
 from demur.errors import BadInput
 from demur.methods import CCAT, RR, BatchOutputs, LabelledOutput, Method, NoHead
-from demur.methods.ccat import OFFICIAL, REFERENCE
+from demur.methods.frameworks import CCAT_OFFICIAL, CCAT_REFERENCE
 from demur.nets import RejectingNet, ResNet8
 from demur.output import Output
 from demur.recipes import RECIPES
 
 CPU = torch.device("cpu")
 FORMS = {
-    "official": CCAT(attack=replace(OFFICIAL, ball=Linf(0.1), steps=3, step_size=0.03)),
+    "official": CCAT(attack=replace(CCAT_OFFICIAL, ball=Linf(0.1), steps=3, step_size=0.03)),
     "reference": CCAT(
-        1.0, "reference", replace(REFERENCE, ball=Linf(0.1), steps=3, step_size=0.03), "train"
+        1.0, "reference", replace(CCAT_REFERENCE, ball=Linf(0.1), steps=3, step_size=0.03), "train"
     ),
 }  # fmt: skip
 each_form = pytest.mark.parametrize("framework", FORMS.values(), ids=FORMS)
@@ -42,12 +42,14 @@ def test_the_transition_at_zero_half_and_full_radius(rho: float, half: float) ->
     delta = torch.zeros(4, 3, 2, 2, dtype=torch.float64)
     delta[1, 0, 0, 1], delta[2, 2, 1, 1], delta[3, 0, 0, 0] = eps / 2, -eps, 2 * eps
     assert framework.transition(delta).tolist() == pytest.approx([0, half, 1, 1], abs=1e-12)
-    assert CCAT(attack=replace(OFFICIAL, ball=Linf(0))).transition(0 * delta).tolist() == 4 * [0]
+    assert CCAT(attack=replace(CCAT_OFFICIAL, ball=Linf(0))).transition(0 * delta).tolist() == 4 * [
+        0
+    ]
 
 
 def test_the_transition_uses_the_norm_of_the_ball() -> None:
     delta = torch.full((1, 1, 1, 4), 0.25, dtype=torch.float64)  # of length one half
-    framework = CCAT(rho=1.0, attack=replace(OFFICIAL, ball=L2(2.0)))
+    framework = CCAT(rho=1.0, attack=replace(CCAT_OFFICIAL, ball=L2(2.0)))
     assert framework.transition(delta).tolist() == pytest.approx([0.25])
 
 
@@ -118,9 +120,9 @@ def test_settings_are_the_published_ones() -> None:
         momentum=0.9, backtrack=1.5,
     )  # fmt: skip
     framework = RECIPES["cifar10-ccat-reference-rr"].method.framework
-    assert framework == CCAT(1.0, "reference", REFERENCE, "train")
-    assert REFERENCE.backtrack_objective == CE()
-    assert (REFERENCE.steps, REFERENCE.step_size) == (20, 1 / 255)
+    assert framework == CCAT(1.0, "reference", CCAT_REFERENCE, "train")
+    assert CCAT_REFERENCE.backtrack_objective == CE()
+    assert (CCAT_REFERENCE.steps, CCAT_REFERENCE.step_size) == (20, 1 / 255)
     short = RECIPES["cifar10-ccat-reference-rr-short"].method.framework
     assert isinstance(short, CCAT)
     assert short.bn == "batch"

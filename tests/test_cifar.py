@@ -13,10 +13,16 @@ import pytest
 import torch
 
 from demur.data import CIFAR10, CIFAR100, cifar
-from demur.data.check import check_files
-from demur.data.cifar import Cifar
-from demur.data.locations import find, locate, search_folders
-from demur.data.published import CIFAR10_FILES, GET_AGAIN, PUBLISHED, Published
+from demur.data.cifar import Cifar, check_files
+from demur.data.published import (
+    CIFAR10_FILES,
+    GET_AGAIN,
+    PUBLISHED,
+    Published,
+    find,
+    locate,
+    search_folders,
+)
 from demur.errors import BadInput
 from demur.noise import permutation
 from tests.cifar_files import (

@@ -9,8 +9,7 @@ from PIL import Image
 
 from demur.data import CIFAR10, Images
 from demur.data.cifar10c import FROST_FILES, _map, corrupted_images, corrupted_sets
-from demur.data.corruptions import corrupt
-from demur.data.image_filters import Bytes
+from demur.data.corruptions import Bytes, corrupt
 from demur.errors import BadInput
 from tests.cifar_files import BATCH, use_small_set
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import demur
-from demur.attacks import APGD, reject_autoattack
+from demur.attacks import APGD, autoattack
 from tests import forked
 from tests.conftest import TINIEST, Command
 
@@ -34,9 +34,7 @@ LAYERS = [
         "images",
         "output",
         "nan_checks",
-        "rectified",
         "rule",
-        "device",
         "regular_file",
         "image_files",
         "interrupt",
@@ -131,7 +129,7 @@ ALLOWED = {
     ("nets/net.py", "the global generator"),  # inside fork_rng: layers know no other
     ("report/text.py", "a console of its own"),  # both read no markup in names
     ("cli/progress.py", "a console of its own"),
-    ("auditing/models.py", "pickle"),  # torch.load of weights only
+    ("auditing/inputs.py", "pickle"),  # torch.load of weights only
     ("data/plain_pickle.py", "pickle"),  # CIFAR is published so; the reader admits arrays only
 }
 
@@ -187,7 +185,7 @@ def test_the_readmes_commands_and_code_run(
         # a net that hardly learned keeps no promise, and says so
         honest = words[0] == "calibrate" and "no threshold gives" in said
         assert code == 0 or honest, f"{line}\n{said}"
-    monkeypatch.setattr(reject_autoattack, "APGD", partial(APGD, steps=10))
+    monkeypatch.setattr(autoattack, "APGD", partial(APGD, steps=10))
     for text in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S):
         exec(compile(text, "README.md", "exec"), {})
     told = capsys.readouterr().out

@@ -10,17 +10,20 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 
-from demur.data.corruptions import CORRUPTIONS, PAPER_CORRUPTIONS, SEVERITIES, corrupt
-from demur.data.digits import Digits
-from demur.data.image_filters import (
+from demur.data.corruptions import (
+    CORRUPTIONS,
+    PAPER_CORRUPTIONS,
+    SEVERITIES,
     Bytes,
     centre_zoom,
+    corrupt,
     disk_blur,
     motion_blur,
     plasma,
     procedural_frost,
     sample,
 )
+from demur.data.digits import Digits
 from demur.errors import BadInput
 
 RANDOM = [n for n in CORRUPTIONS if n.endswith("noise")] + [

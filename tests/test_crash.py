@@ -17,7 +17,7 @@ import torch
 from demur.recipes import recipe
 from demur.runs import Record, Run
 from demur.runs.record import finished_record, read_record, record_path, write_record
-from demur.runs.state import load_state, save_state, write_checkpoint, write_metrics
+from demur.runs.run import load_state, save_state, write_checkpoint, write_metrics
 from demur.spec import digest
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")

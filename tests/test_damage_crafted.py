@@ -23,11 +23,10 @@ from demur.evaluate import LoadedRun
 from demur.evaluate.certificates import issue
 from demur.recipes import read_recipe
 from demur.runs import Run
-from demur.runs.arrays import ARRAYS, npz_bytes
 from demur.runs.files import read_json, read_tensors, write_bytes, write_json, write_tensors
 from demur.runs.metadata import CERTIFICATE, CHECKPOINT, RECORD, STATE, read_metadata
-from demur.runs.record import read_record, write_record
-from demur.runs.state import load_state, save_state
+from demur.runs.record import ARRAYS, npz_bytes, read_record, write_record
+from demur.runs.run import load_state, save_state
 from tests.conftest import Command
 from tests.test_cli import expect_error
 from tests.test_crash import RECIPE, WEIGHTS, made_up_record
@@ -248,7 +247,7 @@ def test_declared_arrays_are_those_of_the_docs() -> None:
 def test_arrays_that_pack_well_are_stored_so_that_they_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("demur.runs.arrays.SMALL", 1000)
+    monkeypatch.setattr("demur.runs.record.SMALL", 1000)
     record = made_up_record(LABEL, DIGEST)
     record.arrays["feature"] = torch.zeros(2, 9000)
     write_record(tmp_path / NAME, record)

@@ -17,7 +17,7 @@ from demur.distributed import ProcessGroup, current, init_distributed, launched
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, run_attack
 from demur.nets import ResNet8
-from demur.nets.norm import Norm2d, synchronise_batch_norm
+from demur.nets.layers import Norm2d, synchronise_batch_norm
 from demur.recipes import attack, recipe
 from demur.runs import Run
 from demur.training import check_trainable, train

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urldefrag
 import pytest
 
 import demur
-from demur.attacks import APGD, FAB, Square, autoattack, reject_autoattack
+from demur.attacks import APGD, FAB, Square, autoattack
 from tests import forked
 
 ROOT = Path(demur.__file__).parents[1]
@@ -116,10 +116,9 @@ def test_the_examples_of_a_guide_run(
     path: Path, in_empty_folder: Path, few_digits: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All marked blocks of a page, in one namespace, with few images and short ensembles."""
-    for module in (autoattack, reject_autoattack):
-        monkeypatch.setattr(module, "APGD", partial(APGD, steps=10))
-        monkeypatch.setattr(module, "FAB", partial(FAB, steps=3))
-        monkeypatch.setattr(module, "Square", partial(Square, queries=50))
+    monkeypatch.setattr(autoattack, "APGD", partial(APGD, steps=10))
+    monkeypatch.setattr(autoattack, "FAB", partial(FAB, steps=3))
+    monkeypatch.setattr(autoattack, "Square", partial(Square, queries=50))
     namespace: dict[str, object] = {"__name__": path.stem}
     text = path.read_text(encoding="utf-8")
     for found in TO_RUN.finditer(text):

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from demur.data import fetch
-from demur.data.check import check_files
-from demur.data.locations import DataFiles
-from demur.data.published import CIFAR10_FILES, Published
+from demur.data.cifar import check_files
+from demur.data.published import CIFAR10_FILES, DataFiles, Published
 from demur.errors import BadInput
 from tests import forked
 from tests.cifar_files import as_binary, contents, small

@@ -14,7 +14,7 @@ from demur.engine import FrozenModel
 from demur.gradient import Gradient, ObjectiveFunction, gradient, gradient_only
 from demur.methods import RR, attack_mode
 from demur.nets import NetSpec, RejectingNet, ResNet8
-from demur.nets.norm import Norm2d
+from demur.nets.layers import Norm2d
 from demur.recipes import recipe
 from demur.rejectors import RCon
 from tests.one_block import OneBlock

@@ -18,7 +18,7 @@ from demur.engine import fused_norm, fused_resnet
 from demur.engine.fused_norm import FusedBatchNorm
 from demur.engine.fused_resnet import FusedResNet, FusedTrainingNet
 from demur.methods import RR, BatchNorm
-from demur.methods.batch_norm_mode import running_stats_frozen
+from demur.methods.frameworks import running_stats_frozen
 from demur.nets import RejectingNet, ResNet18
 from demur.precision import Precision, autocast
 from demur.rejectors import RCon

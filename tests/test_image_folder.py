@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from demur.data import OwnImages, image_cache
+from demur.data import OwnImages, own_images
 from demur.data.image_splits import SHARES
 from demur.errors import BadInput
 from demur.image_files import resize_pixels
@@ -199,7 +199,7 @@ def test_images_are_decoded_once_until_they_change(
     root = copytree(photos, tmp_path / "photos")
     data, _ = read(root)
     before = data.load()
-    monkeypatch.setattr(image_cache, "_build", lambda *args: pytest.fail("built again"))
+    monkeypatch.setattr(own_images, "_build", lambda *args: pytest.fail("built again"))
     assert read(root)[0].content == data.content
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

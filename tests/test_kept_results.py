@@ -12,7 +12,7 @@ from demur.evaluate import values
 from demur.paper.tables import COMPARED_CHANGES, TABLES
 from demur.recipes import RECIPES, with_changes
 from demur.rejectors import Con, RCon
-from demur.report.speed import sentences
+from demur.report.text import speed_sentences
 from demur.runs import Record, Run, runs_in
 from demur.spec import digest
 from study import STUDIES
@@ -111,7 +111,7 @@ def test_the_numbers_of_the_speed_page_are_those_of_its_benchmark() -> None:
     eager, _, fast, *_ = (line["epoch_s"] for line in report["lines"])
     assert f"That is {eager / fast:.1f} times the eager loop" in page
     assert f"PGD-100 on 10,000 images takes {report['attack']['seconds']:.1f} s" in page
-    lines = sentences({"head": report["head"]})
+    lines = speed_sentences({"head": report["head"]})
     for mode, sentence in zip(report["head"], lines, strict=True):
         cost, apart, more, share = re.findall(r"[-+]?\d+(?:\.\d+)?", sentence)
         assert f"| {mode} | {cost}% | {apart}% | {more} | {share}% |" in page

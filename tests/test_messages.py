@@ -13,7 +13,7 @@ import pytest
 from typer import Typer
 
 import demur
-from demur.cli.messages import replace_unencodable, stop_message
+from demur.cli.app import replace_unencodable, stop_message
 from tests.conftest import Command
 from tests.test_cli import expect_error
 

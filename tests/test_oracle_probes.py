@@ -12,10 +12,10 @@ from torch import Tensor
 
 from demur import metrics
 from demur.errors import BadInput
-from demur.evaluate import LoadedRun, Row, ScoredRecord, archive, oracle_probes, run_attack
+from demur.evaluate import LoadedRun, Row, ScoredRecord, archive, run_attack
 from demur.evaluate.attack import RecordOptions
-from demur.evaluate.oracle_probes import FEATURES, LINEAR, TREES, probe_scores, why_unprobed
 from demur.evaluate.record_scores import values
+from demur.evaluate.score import FEATURES, LINEAR, TREES, probe_scores, why_unprobed
 from demur.metrics import FloatArray
 from demur.recipes import attack
 from demur.rejectors import Con
@@ -115,7 +115,7 @@ def test_the_command_shows_probes_and_what_they_found(
         run_attack(own_source, text, attack(text, own_source.run.recipe), RecordOptions("test"))
     made = next(each for each in own_source.run.records() if each.label == "pgd-20")
     right = int(made.correct.sum())
-    monkeypatch.setattr(oracle_probes, "MIN_PER_OUTCOME", min(right, 300 - right))
+    monkeypatch.setattr("demur.evaluate.score.MIN_PER_OUTCOME", min(right, 300 - right))
     code, out, err = command("score", name, "--oracle-probes", "--protocol", "paper")
     assert code == 0
     assert "clean (n=300) without probes" in " ".join(err.split())

@@ -17,7 +17,7 @@ from demur.images import Domain
 from demur.methods import RR
 from demur.nets import FactoryNet, ResNet18, factory
 from demur.recipes import Recipe, recipe
-from demur.report.gallery import Verdicts, gallery
+from demur.report.figures import Verdicts, gallery
 from demur.report.scored_run import ScoredRun
 from demur.runs import Run
 from demur.runs.files import content_digest

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from demur.cli.factories import training_factories
+from demur.cli.paper import training_factories
 from demur.errors import Diverged
 from demur.paper import cells
 from demur.paper.cells import Need, needs
 from demur.paper.compute import Job, compute, nets_of
 from demur.paper.figures import FIGURES, figure_needs
-from demur.paper.latex import escape
 from demur.paper.published import PAPER_TABLES, TABLES_BY_NUMBER, TEXT_TABLES
+from demur.paper.results_page import escape
 from demur.paper.scales import SCALES, SmokeScale, find_field
 from demur.recipes import RECIPES, Recipe, attack, recipe, with_changes
 from demur.report.figures import drawing, saved
@@ -201,7 +201,7 @@ def _check_latex(page: str, numbers: list[int | str]) -> None:
 
 def test_latex_of_every_table_is_escaped_and_rectangular() -> None:
     from demur.paper.cells import Cell
-    from demur.paper.latex import latex_page
+    from demur.paper.results_page import latex_page
 
     made = [
         Cell(table.number, row.label, column.label, value, value, value, 128, 10,

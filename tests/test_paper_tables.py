@@ -12,10 +12,9 @@ from demur.errors import BadInput
 from demur.evaluate import values
 from demur.paper.cells import Cell, StoredRuns, _measure, cell_recipe, measure_cells
 from demur.paper.figures import FIGURES, _suffices
+from demur.paper.measure import epoch_seconds
 from demur.paper.published import PAPER_TABLES, Column
-from demur.paper.results_page import results_page
-from demur.paper.training_cost import epoch_seconds
-from demur.paper.verdict_page import verdict_section
+from demur.paper.results_page import results_page, verdict_section
 from demur.paper.verdicts import measure_verdicts
 from demur.recipes import attack
 from demur.rejectors import RCon

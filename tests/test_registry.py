@@ -34,7 +34,7 @@ from demur.output import (
 from demur.recipes import NAMED_ATTACKS, RECIPES, VOCABULARY, attack, recipe
 from demur.rejectors import REJECTORS, Rectifier
 from demur.rejectors.outputs import LogitScore
-from demur.sanity.attack_order import weaker
+from demur.sanity.evidence import weaker
 from demur.spec import Spec, read, show
 from tests import test_attacks, test_methods, test_rejectors
 from tests.conftest import Command

@@ -31,8 +31,7 @@ from demur.methods import RR
 from demur.metrics import Interval
 from demur.output import prediction
 from demur.recipes import recipe
-from demur.report.figures import overview_figure
-from demur.report.gallery import GROUPS, PER_GROUP, Verdicts
+from demur.report.figures import GROUPS, PER_GROUP, Verdicts, overview_figure
 from demur.report.page import page_text, write_page
 from demur.report.scored_run import ScoredRun
 from demur.report.text import comparable

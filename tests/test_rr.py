@@ -13,8 +13,16 @@ from torch import Tensor
 from demur.data import Digits
 from demur.methods import RR, BatchOutputs, LabelledOutput
 from demur.nets import ResNet8
-from demur.output import Output, log_one_minus_rcon, log_rcon
-from demur.rectified import LINEAR_BELOW, RRLossKind, certainty, log_certainty, rr_loss_per_image
+from demur.output import (
+    LINEAR_BELOW,
+    Output,
+    RRLossKind,
+    certainty,
+    log_certainty,
+    log_one_minus_rcon,
+    log_rcon,
+    rr_loss_per_image,
+)
 from demur.rejectors import ConMinusRectifier
 
 Stop = Literal["correct", "all", "none"]

@@ -29,10 +29,8 @@ from demur.recipes import recipe
 from demur.rejectors import KD, Con, RCon
 from demur.runs import Record
 from demur.sanity import CHECKS, Flag, flags, run_checks
-from demur.sanity.net import FLAT, RANDOM, TIED
-from demur.sanity.objective import NOT_RISEN
-from demur.sanity.pairs import BEATEN
-from demur.sanity.radius import LEFT, RISES, TOO_GOOD
+from demur.sanity.comparisons import BEATEN, LEFT, RISES, TOO_GOOD
+from demur.sanity.single_records import FLAT, NOT_RISEN, RANDOM, TIED
 from demur.spec import digest, show
 
 N = 200

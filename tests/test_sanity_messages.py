@@ -17,13 +17,11 @@ from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, archive
 from demur.evaluate.preflight import PROBED, probe
 from demur.nets import RejectingNet
 from demur.output import Output
-from demur.report.sanity import Sanity, show_sanity
+from demur.report.text import Sanity, show_sanity
 from demur.runs import Record, Run
 from demur.sanity import flags, run_checks
-from demur.sanity.net import FLAT, RANDOM, TIED
-from demur.sanity.objective import NOT_RISEN
-from demur.sanity.pairs import BEATEN
-from demur.sanity.radius import LEFT, RISES, TOO_GOOD
+from demur.sanity.comparisons import BEATEN, LEFT, RISES, TOO_GOOD
+from demur.sanity.single_records import FLAT, NOT_RISEN, RANDOM, TIED
 from tests.conftest import Command
 from tests.test_sanity import SCORER, at_eps
 

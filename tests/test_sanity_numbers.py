@@ -9,7 +9,7 @@ import pytest
 from demur.attacks import UntargetedMargin
 from demur.errors import BadInput
 from demur.runs import Record
-from demur.sanity.objective import NOT_RISEN, _median, _rise
+from demur.sanity.single_records import NOT_RISEN, _median, _rise
 from tests.test_sanity import PLAIN, clean, made, the_flag
 
 

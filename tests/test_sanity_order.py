@@ -21,12 +21,12 @@ from demur.attacks import (
 from demur.balls import L2, Linf
 from demur.calibrate import TPR
 from demur.rejectors import RCon
-from demur.sanity.attack_order import (
+from demur.sanity.comparisons import BEATEN
+from demur.sanity.evidence import (
     targeted_rules,
     weaker,
     weaker_against,
 )
-from demur.sanity.pairs import BEATEN
 from tests.test_sanity import (
     ADAPTIVE,
     BOUND,

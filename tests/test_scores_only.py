@@ -16,7 +16,7 @@ from demur.evaluate.certificates import issue
 from demur.runs import Record, Run
 from demur.runs.record import record_path, write_record
 from demur.sanity import run_checks
-from demur.sanity.objective import NOT_RISEN
+from demur.sanity.single_records import NOT_RISEN
 from tests.conftest import Command
 from tests.test_archive import NoData
 from tests.test_cli import expect_error

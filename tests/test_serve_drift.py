@@ -9,7 +9,7 @@ from scipy.stats import kstest
 
 from demur import BadInput
 from demur.guards.calibration import score_histogram
-from demur.serve.drift import SHIFTS, SPREADS, DriftMonitor
+from demur.serve.metrics import SHIFTS, SPREADS, DriftMonitor
 
 Scores = NDArray[np.float64]
 

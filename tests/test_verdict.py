@@ -294,7 +294,7 @@ class TestInputs:
 def test_long_members_say_how_long_they_take(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("demur.evaluate.member_progress.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("demur.evaluate.ensemble_state.LINE_SECONDS", 0.0)
     attack = classifier()
     attack.verbose = True
     attack.evaluate(*images(), bs=10, sanity=False)

@@ -16,7 +16,7 @@ from demur.evaluate import LoadedRun, RecordOptions, archive, run_attack, values
 from demur.metrics import Difference, Resamples
 from demur.paper import verdicts as module
 from demur.paper.cells import StoredRuns
-from demur.paper.verdict_page import verdict_section
+from demur.paper.results_page import verdict_section
 from demur.paper.verdicts import Verdict, measure_verdicts
 from demur.recipes import attack
 from demur.rejectors import Con, RCon

@@ -2,7 +2,11 @@
 
 from demur.attacks.apgd import APGD
 from demur.attacks.attack import Attack, AttackBatch, Clean
-from demur.attacks.autoattack import AutoAttackEnsemble
+from demur.attacks.autoattack import (
+    AutoAttackEnsemble,
+    ForceRejectionEnsemble,
+    RejectAutoAttackEnsemble,
+)
 from demur.attacks.chain import Chain, Ensemble, MultiTarget
 from demur.attacks.corruption import Corruption
 from demur.attacks.criteria import AcceptedError, Criterion, FalseRejection, Misclassified, Rejected
@@ -33,7 +37,6 @@ from demur.attacks.objectives import (
     XiObjective,
 )
 from demur.attacks.pgd import PGD, FrankWolfe
-from demur.attacks.reject_autoattack import ForceRejectionEnsemble, RejectAutoAttackEnsemble
 from demur.attacks.square import Square
 
 ATTACKS: list[type[Attack]] = [

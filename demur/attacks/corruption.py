@@ -18,8 +18,7 @@ from torch.nn.functional import avg_pool2d, pad
 
 from demur.attacks.attack import Attack, AttackBatch
 from demur.data.cifar10c import CorruptionSource
-from demur.data.corruptions import SEVERITIES, SIZE
-from demur.data.image_filters import Bytes
+from demur.data.corruptions import SEVERITIES, SIZE, Bytes
 from demur.errors import BadInput
 from demur.field_types import Condition
 from demur.noise import Stream

@@ -25,8 +25,8 @@ from demur.attacks.criteria import (
     RuleCriterion,
 )
 from demur.attacks.driver import Candidates, Found, IterativeAttack, SearchState
-from demur.attacks.objectives.accepted_error import best_wrong_class
 from demur.attacks.objectives.classification import best_wrong
+from demur.attacks.objectives.rejector import best_wrong_class
 from demur.field_types import NonNegative, Positive, PositiveInt
 from demur.gradient import Model, exact_value, gradient
 from demur.images import per_image

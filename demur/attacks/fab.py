@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from demur.attacks import hyperplane_kernels
+from demur.attacks import kernels
 from demur.attacks.attack import AttackBatch
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import (
@@ -203,7 +203,7 @@ class FAB(IterativeAttack[FABState]):
     ) -> tuple[Tensor, Tensor]:
         """Return the perturbations that take x_adv and x to the linearised boundary."""
         rise_from_clean = (grad * (x_adv - x)).flatten(1).sum(1) - margin  # the same hyperplane
-        if hyperplane_kernels.fits(self.ball, grad):
+        if kernels.hyperplane_fits(self.ball, grad):
             from_iterate = project_to_hyperplane(self.ball, x_adv, grad, -margin)
             return from_iterate, project_to_hyperplane(self.ball, x, grad, rise_from_clean)
         both = project_to_hyperplane(  # one sort for both
@@ -278,8 +278,8 @@ def project_to_hyperplane(ball: Ball, x: Tensor, grad: Tensor, rise: Tensor) -> 
         grad: The gradient of the linear function, shape of x.
         rise: The required rise, N; it may be negative.
     """
-    if hyperplane_kernels.fits(ball, grad):
-        return hyperplane_kernels.project(x, grad, rise, isinstance(ball, L2))
+    if kernels.hyperplane_fits(ball, grad):
+        return kernels.project_image(x, grad, rise, isinstance(ball, L2))
     toward = (grad * per_image(rise.sign(), x)).flatten(1)
     slack = torch.where(toward > 0, 1 - x.flatten(1), x.flatten(1))  # up to the pixel range
     speed = ball.direction(grad).abs().flatten(1)

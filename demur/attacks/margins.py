@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from demur.attacks import margin_kernels
+from demur.attacks import kernels
 from demur.attacks.apgd import APGD
 from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.criteria import AcceptedError, RuleCriterion
@@ -142,8 +142,8 @@ def solve_game(ball: Ball, x: Tensor, state: MaxMinState) -> tuple[Tensor, Tenso
     Later games continue from the weights of earlier ones with smaller steps.
     """
     weights, average = state.weights, state.best_x
-    if isinstance(ball, Linf | L2) and margin_kernels.fits(state.grads):
-        return margin_kernels.play(
+    if isinstance(ball, Linf | L2) and kernels.game_fits(state.grads):
+        return kernels.play_game(
             x, average, state.values, state.grads, weights, state.games,
             ball.eps, isinstance(ball, L2), ROUNDS,
         )  # fmt: skip

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from demur import noise
-from demur.attacks import square_kernels
+from demur.attacks import kernels
 from demur.attacks.attack import AttackBatch
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import IterativeAttack, SearchState, is_exact
@@ -58,9 +58,9 @@ class SquareState(SearchState):
             exact: Whether the model is exact. Near the boundary an approximate one would call every
                 proposal a success, so there a candidate must also raise the objective.
         """
-        if square_kernels.fits(self.x_adv, proposal, self.value, value):
+        if kernels.square_fits(self.x_adv, proposal, self.value, value):
             state = self.x_adv, self.value, self.candidate, self.refuted
-            new = square_kernels.update(state, proposal, value, candidate, first, exact)
+            new = kernels.update_square(state, proposal, value, candidate, first, exact)
             return replace(self, x_adv=new[0], value=new[1], candidate=new[2])
         better = (value > self.value) | first
         better = better | candidate if exact else better
@@ -159,8 +159,8 @@ class Square(IterativeAttack[SquareState]):
             delta = _l2_delta(draw, x_adv - x, self._side(x, query, 3), eps)
             return self.ball.project(x, x + eps * self.ball.direction(delta))
         side = self._side(x, query, 1)
-        if square_kernels.fits(x, x_adv, draw.uniforms):
-            return square_kernels.propose(x, x_adv, draw.uniforms, side, eps)
+        if kernels.square_fits(x, x_adv, draw.uniforms):
+            return kernels.propose_square(x, x_adv, draw.uniforms, side, eps)
         pixels = draw.pixels(side).expand(-1, x.shape[1], -1)  # N, C, side²
         inside = x_adv.flatten(2).gather(2, pixels) + 2 * eps * draw.signs().flatten(2)
         inside = self.ball.project(x.flatten(2).gather(2, pixels), inside)

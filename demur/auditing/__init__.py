@@ -4,7 +4,6 @@ report = demur.audit(model, x, y, rejector=Con(), eps=8 / 255)
 report.save_html("audit.html")
 """
 
-from demur.auditing.evaluate import audit
-from demur.auditing.report import AuditReport
+from demur.auditing.evaluate import AuditReport, audit
 
 __all__ = ["AuditReport", "audit"]

@@ -10,7 +10,7 @@ Sign flips are rare, so the check tries larger perturbations before it reports a
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any, get_args
 
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from demur import noise
-from demur.bench.reports import Reports
 from demur.data import Images
 from demur.engine import Compiler
 from demur.errors import BadInput, suggestion
@@ -37,6 +36,42 @@ MIN_TOLERANCE = 1e-3  # the smallest tolerance in fp32
 PERTURBATIONS = 12  # 0, 1, ... 11 ulps; sums by other kernels differ by about ten
 PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32")
 WRAPPED = {"ema": 0.99, "awp": 0.01}  # wrappers around the steps of one more recipe
+
+
+@dataclass(frozen=True)
+class Reports:
+    """Saves a growing report and resumes from an earlier one."""
+
+    keep: Callable[[dict[str, Any]], object] = lambda report: None
+    earlier: dict[str, Any] = field(default_factory=dict)
+
+    def known(self, report: dict[str, Any], parts: str) -> Any:
+        """The entry `parts` of the earlier report, or None if there is none.
+
+        Raises:
+            BadInput: The two reports differ in anything but `parts`.
+        """
+        if not self.earlier:
+            return None
+        header = {name: value for name, value in report.items() if name != parts}
+        if names := _differing_names(header, self.earlier):
+            raise BadInput(
+                f"the existing report has another {', '.join(names)} and is not overwritten; "
+                "name another file with --out, or delete it"
+            )
+        return self.earlier.get(parts)
+
+
+def _differing_names(report: dict[str, Any], earlier: dict[str, Any]) -> list[str]:
+    """The keys whose values differ; for nested dictionaries, the inner keys."""
+    names = []
+    for name, value in report.items():
+        earlier_value = earlier.get(name)
+        if isinstance(value, dict) and isinstance(earlier_value, dict):
+            names += _differing_names(value, earlier_value)
+        elif value != earlier_value:
+            names.append(name)
+    return names
 
 
 @dataclass(frozen=True)

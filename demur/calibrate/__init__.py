@@ -5,11 +5,14 @@ certify_threshold(score, correct, TPR(0.95))          # 95% of all to come, at 9
 certify_threshold(con_and_rcon, correct, Risk(0.05))  # two thresholds; at most 5% errors
 """
 
-from demur.calibrate.certificate import Certificate, Shortfall, Uncertified, certify_threshold
-from demur.calibrate.guarantee import (
+from demur.calibrate.certificate import (
+    Certificate,
     Guarantee,
+    Shortfall,
+    Uncertified,
     binomial_cdf,
     binomial_sf,
+    certify_threshold,
     lower_bound,
     upper_bound,
 )

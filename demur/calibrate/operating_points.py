@@ -13,8 +13,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from demur.calibrate.certificate import certify_threshold
-from demur.calibrate.guarantee import Guarantee, percent
+from demur.calibrate.certificate import Guarantee, certify_threshold, percent
 from demur.calibrate.threshold_path import Counts
 from demur.field_types import Condition, UnitInterval
 from demur.metrics import BoolArray, FloatArray, threshold_at_tpr

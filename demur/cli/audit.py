@@ -93,9 +93,8 @@ def audit(
     import json
 
     from demur.auditing import audit as run_audit
-    from demur.auditing.images import audit_images
-    from demur.auditing.models import load_model
-    from demur.device import device_by_name
+    from demur.auditing.inputs import audit_images, load_model
+    from demur.precision import device_by_name
 
     radius, at = _radius(eps), device_by_name(device)
     if not 0 < tpr <= 1:
@@ -123,7 +122,7 @@ def _radius(text: str) -> float:
 
 def _rejector(text: str | None) -> "AnyRejector | None":
     """Return the rejector of a spec such as Con(), or the detector of MODULE:NAME."""
-    from demur.auditing.models import load_model
+    from demur.auditing.inputs import load_model
     from demur.recipes import VOCABULARY
     from demur.rule import Rejector
     from demur.spec import read

@@ -13,7 +13,7 @@ from demur.cli.output_paths import check_output_file
 from demur.errors import BadInput
 
 if TYPE_CHECKING:
-    from demur.bench.reports import Reports
+    from demur.bench.check import Reports
 
 OutFile = Annotated[
     str | None,
@@ -52,7 +52,7 @@ def bench(
     Example: demur bench cifar10-pgdat-rr --only fast,attack
     """
     from demur.cli.progress import on_message
-    from demur.device import device_by_name
+    from demur.precision import device_by_name
 
     torch_device = device_by_name(device)
     names = split_names(only)
@@ -105,7 +105,7 @@ def _run_check(
 
 def open_reports(out: str | None, parts: str) -> "Reports":
     """Return a report that is written part by part; parts that the file holds are not redone."""
-    from demur.bench.reports import Reports
+    from demur.bench.check import Reports
     from demur.runs.files import is_stream
 
     if not out or is_stream(Path(out)):
@@ -150,7 +150,7 @@ def _measure_speed(
 
 
 def _show_speed(report: dict[str, Any]) -> None:
-    from demur.report.speed import show_speed
+    from demur.report.text import show_speed
 
     show_speed(report)
 

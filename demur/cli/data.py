@@ -11,7 +11,7 @@ from demur.cli.app import AsJson, DataFolder, app
 from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
-    from demur.data.check import DataCheck
+    from demur.data.cifar import DataCheck
     from demur.data.published import Published
 
 data_app = typer.Typer(
@@ -81,7 +81,7 @@ def _published(name: str) -> "Published":
 
 
 def _data_folder(data: str | None) -> Path:
-    from demur.data.locations import search_folders
+    from demur.data.published import search_folders
 
     folders = search_folders(Path(data) if data else None)
     if not folders:
@@ -92,9 +92,8 @@ def _data_folder(data: str | None) -> Path:
 def _check_data(name: str | None, given: Path | None) -> list[tuple["Published", "DataCheck"]]:
     """Check the data set of that name, or all that are found; raise BadInput for none."""
     from demur.cli.progress import CountBar
-    from demur.data.check import check_files
-    from demur.data.locations import find, locate, not_found_error, search_folders
-    from demur.data.published import PUBLISHED
+    from demur.data.cifar import check_files
+    from demur.data.published import PUBLISHED, find, locate, not_found_error, search_folders
 
     checks = []
     for published in [_published(name)] if name else PUBLISHED.values():

@@ -2,6 +2,8 @@
 
 import json
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,23 +60,30 @@ def attack(
 
     Example: demur attack digits-pgdat-rr clean pgd-20 pgd-20:eps=0.2,restarts=5
     """
-    from demur.cli.progress import silence_other_ranks
-    from demur.device import device_by_name
-    from demur.distributed import init_distributed
     from demur.evaluate import RecordOptions
+
+    with load_run_by_rank(run, device, data, engine) as loaded:
+        options = RecordOptions(split, n, batch_size, keep_images, keep_features)
+        attack_all(loaded, attacks, options)
+
+
+@contextmanager
+def load_run_by_rank(run: str, device: str, data: str | None, engine: str) -> Iterator["LoadedRun"]:
+    """Open a run in each process that torchrun started; only rank 0 prints."""
+    from demur.cli.progress import silence_other_ranks
+    from demur.distributed import init_distributed
+    from demur.precision import device_by_name
 
     with init_distributed(device_by_name(device)) as rank_device:
         silence_other_ranks()
-        loaded = load_run(run, str(rank_device), data, engine)
-        options = RecordOptions(split, n, batch_size, keep_images, keep_features)
-        attack_all(loaded, attacks, options)
+        yield load_run(run, str(rank_device), data, engine)
 
 
 def load_run(run: str, device: str, data: str | None, engine: str = "auto") -> "LoadedRun":
     """Open a finished run for evaluation; raise BadInput for an unfinished or damaged one."""
     from demur.cli.progress import on_message
-    from demur.device import device_by_name
     from demur.evaluate import LoadedRun
+    from demur.precision import device_by_name
     from demur.runs import Run
 
     opened = Run.open(run)
@@ -149,8 +158,7 @@ def score(
     from demur.evaluate.certificates import retests
     from demur.rejectors import paper_grid
     from demur.report.certificates import show_retests
-    from demur.report.sanity import Sanity, show_sanity
-    from demur.report.text import show_oracle_probes, show_scores
+    from demur.report.text import Sanity, show_oracle_probes, show_sanity, show_scores
     from demur.sanity import run_checks
 
     protocols = parse_protocols(protocol)
@@ -256,7 +264,7 @@ def warn_missing_rejectors(evaluation: "RejectorEvaluation", scored: list["Score
 
 def _probe_scores(record: "Record") -> dict[str, "FloatArray"]:
     """Return the scores of the oracle probes on a record; print why where none can be fitted."""
-    from demur.evaluate.oracle_probes import probe_scores, why_unprobed
+    from demur.evaluate.score import probe_scores, why_unprobed
 
     if reason := why_unprobed(record):
         where = f"{record.label} (n={len(record.y)})"

@@ -1,7 +1,8 @@
-"""The paper's tables for demur table, and demur figure."""
+"""The paper's tables for demur table, and demur figure; how both train, attack and read runs."""
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from demur.cli.app import DataFolder, Device, Engine, app, split_names
-from demur.cli.factories import training_factories
 from demur.cli.output_paths import check_archive_folder
 from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
     from demur.paper.cells import Cell, Need
     from demur.paper.compute import Job
+    from demur.paper.measure import Factories
     from demur.paper.published import PaperTable
     from demur.paper.verdicts import Verdict
 
@@ -28,6 +29,54 @@ Runs = Annotated[str, typer.Option(help="Folder of the runs that are computed at
 Names = Annotated[
     list[str], typer.Argument(metavar="NAME...", help="Names or numbers of figures, or all.")
 ]
+
+
+def reading_factories(folder: str, device: str, data: str | None) -> "Factories":
+    """Return factories that only read the stored runs of a folder."""
+    from demur.cli.evaluate import load_run
+    from demur.cli.progress import on_message
+    from demur.paper.measure import stored_factories
+
+    return stored_factories(
+        Path(folder), lambda run: load_run(str(run.path), device, data), on_message
+    )
+
+
+def training_factories(
+    device: str, data: str | None, engine: str, archive: str | None
+) -> "Factories":
+    """Return factories that train and attack with progress bars, and archive if asked to."""
+    from demur.attacks import Attack
+    from demur.cli.evaluate import attack_and_report, load_run
+    from demur.cli.train import train_run
+    from demur.evaluate import ArchiveKeepsLess, LoadedRun, RecordOptions
+    from demur.evaluate import archive as archive_run
+    from demur.paper.measure import Factories
+    from demur.runs import Record
+    from demur.runs.record import record_path
+
+    def keep(loaded: LoadedRun, scores: Sequence[str]) -> None:
+        if archive:
+            archive_run(loaded, Path(archive) / loaded.run.name, scores, again=True)
+
+    def craft(loaded: LoadedRun, label: str, attack: Attack, options: RecordOptions) -> Record:
+        record = attack_and_report(loaded, label, attack, options)
+        head_score, _ = loaded.run.recipe.head_rejector
+        copies = Path(archive or "") / loaded.run.name / "records"
+        if archive and not record_path(copies, record.label, options.split, record.digest).exists():
+            # After every attack, so that a stop loses one attack at most. An earlier archive may
+            # hold more scores than this one.
+            with suppress(ArchiveKeepsLess):
+                keep(loaded, [head_score])
+        return record
+
+    data_folder = Path(data) if data else None
+    return Factories(
+        train=lambda recipe, folder: train_run(recipe, folder, device, data_folder, engine),
+        open=lambda run: load_run(str(run.path), device, data, engine),
+        craft=craft,
+        keep=keep,
+    )
 
 
 @dataclass(frozen=True)
@@ -169,8 +218,7 @@ def paper_text(
 def _formatted(
     cells: "list[Cell]", command: str, source: RunSource, form: str, names: list[str]
 ) -> str:
-    from demur.paper.latex import latex_page
-    from demur.paper.results_page import results_page
+    from demur.paper.results_page import latex_page, results_page
 
     if form == "json":
         return json.dumps([cell.to_json() for cell in cells], indent=2)
@@ -199,7 +247,7 @@ def verdict_text(source: RunSource, form: str) -> str:
 
 
 def _verdict_section(source: RunSource) -> str:
-    from demur.paper.verdict_page import verdict_section
+    from demur.paper.results_page import verdict_section
 
     return verdict_section(_verdicts(source), source.folder.as_posix())
 

@@ -105,8 +105,8 @@ def explore(
 
 def _scored_if_any(run: "Run", device: str, data: str | None) -> "ScoredRun":
     """Return a run with its test records, which may be none, and which may be in training."""
-    from demur.device import device_by_name
     from demur.evaluate import LoadedRun
+    from demur.precision import device_by_name
     from demur.report.scored_run import ScoredRun
 
     if run.trained and run.records("test"):

@@ -13,7 +13,7 @@ from demur.cli.evaluate import (
     attack_and_report,
     available_protocols,
     check_finished,
-    load_run,
+    load_run_by_rank,
     parse_protocols,
 )
 from demur.cli.output_paths import check_svg_file
@@ -50,17 +50,13 @@ def adaptive(
 
     Example: demur adaptive digits-pgdat-rr --steps 50 --restarts 2
     """
-    from demur.cli.progress import silence_other_ranks
-    from demur.device import device_by_name
-    from demur.distributed import current, init_distributed
+    from demur.distributed import current
     from demur.evaluate import RecordOptions
     from demur.evaluate.adaptive import AdaptivePlan
     from demur.report.adaptive import show_adaptive
 
     protocols = parse_protocols(protocol)
-    with init_distributed(device_by_name(device)) as rank_device:
-        silence_other_ranks()
-        loaded = load_run(run, str(rank_device), data, engine)
+    with load_run_by_rank(run, device, data, engine) as loaded:
         chosen = None if objectives is None else [name.strip() for name in objectives.split(",")]
         plan = AdaptivePlan.of(loaded.run.recipe, chosen, _parse_numbers(etas), steps, restarts)
         if chosen is None and loaded.run.recipe.method.head.attack_objective() is None:
@@ -131,11 +127,9 @@ def distortion(
     Example: demur distortion digits-pgdat-rr --n 100
     """
     from demur.attacks import Clean
-    from demur.cli.progress import silence_other_ranks
-    from demur.device import device_by_name
-    from demur.distributed import current, init_distributed
+    from demur.distributed import current
     from demur.evaluate import RecordOptions
-    from demur.evaluate.distortion import (
+    from demur.evaluate.adaptive import (
         default_attacks,
         distances,
         distortion_attack,
@@ -143,9 +137,7 @@ def distortion(
     )
     from demur.report.adaptive import show_distances
 
-    with init_distributed(device_by_name(device)) as rank_device:
-        silence_other_ranks()
-        loaded = load_run(run, str(rank_device), data, engine)
+    with load_run_by_rank(run, device, data, engine) as loaded:
         recipe = loaded.run.recipe
         specs = {
             text: distortion_attack(text, recipe) for text in attacks or default_attacks(recipe)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, app, split_names
-from demur.cli.factories import reading_factories, training_factories
 from demur.cli.output_paths import check_archive_folder, check_output_file
 from demur.cli.paper import (
     RUNS_FOLDER,
@@ -19,6 +18,8 @@ from demur.cli.paper import (
     Scale,
     paper_tables,
     paper_text,
+    reading_factories,
+    training_factories,
     verdict_text,
 )
 from demur.errors import BadInput

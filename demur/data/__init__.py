@@ -1,8 +1,17 @@
 """Data sets, their splits, and augmentation."""
 
-from demur.data.augment import Augment, CropFlip, NoAugment
 from demur.data.cifar import CIFAR10, CIFAR100
-from demur.data.dataset import SPLITS, Dataset, Images, SplitName, Splits, ThreatModel
+from demur.data.dataset import (
+    SPLITS,
+    Augment,
+    CropFlip,
+    Dataset,
+    Images,
+    NoAugment,
+    SplitName,
+    Splits,
+    ThreatModel,
+)
 from demur.data.digits import Digits
 from demur.data.mapped import BatchStream, MappedImages
 from demur.data.own_images import OwnImages

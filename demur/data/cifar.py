@@ -6,26 +6,219 @@
 The index of an image is its position in the published order, test images after training images.
 """
 
+import hashlib
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from demur.data.check import check_images
-from demur.data.cifar_files import CifarBatch, concatenate, read_layout
 from demur.data.dataset import SPLITS, Dataset, Images, SplitName, Splits, ThreatModel
-from demur.data.locations import locate
-from demur.data.published import CIFAR10_FILES, CIFAR100_FILES, Published
+from demur.data.plain_pickle import read_plain_pickle
+from demur.data.published import (
+    CIFAR10_FILES,
+    CIFAR100_FILES,
+    GET_AGAIN,
+    PIXELS,
+    DataFiles,
+    Layout,
+    Part,
+    Published,
+    locate,
+)
+from demur.errors import BadInput
 from demur.images import Domain
 from demur.noise import permutation
 
+ProgressCallback = Callable[[int, int], None]  # arguments: done, total
+_WARNED: dict[Any, Any] = {}  # registry of `warnings`: each warning is shown once
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)  # both sets, as the reference code
 SHUFFLE_SEED = 0
 CIFAR10_CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
+
+
+class CifarBatch(NamedTuple):
+    """The images of one file, in published order."""
+
+    pixels: NDArray[np.uint8]  # N, 3072
+    y: NDArray[np.int64]  # N
+
+
+def read_layout(found: DataFiles, classes: int) -> list[CifarBatch]:
+    """Read every file, the test images last."""
+    layout, folder = found.layout, found.folder
+    missing = [folder / part.name for part in layout.parts if not (folder / part.name).is_file()]
+    if missing:
+        raise BadInput(f"{missing[0]} is missing; {GET_AGAIN}")
+    return [read_part(layout, folder, part, classes) for part in layout.parts]
+
+
+def concatenate(batches: Sequence[CifarBatch]) -> CifarBatch:
+    """Concatenate the images of several files."""
+    pixels, y = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+    return CifarBatch(pixels, y)
+
+
+def read_part(layout: Layout, folder: Path, part: Part, classes: int) -> CifarBatch:
+    """Read one file.
+
+    Raises:
+        BadInput: The file has another number of images, or a label that is no class.
+    """
+    path = folder / part.name
+    read = _read_binary if layout.form == "binary" else _read_python
+    batch = read(path, layout, part.images)
+    low, high = int(batch.y.min()), int(batch.y.max())
+    if low < 0 or high >= classes:
+        wrong = low if low < 0 else high
+        raise BadInput(
+            f"{path} contains the label {wrong}, but labels range from 0 to {classes - 1}; "
+            f"delete it and {GET_AGAIN}"
+        )
+    return batch
+
+
+def _read_binary(path: Path, layout: Layout, images: int) -> CifarBatch:
+    size, expected = path.stat().st_size, images * (layout.label_bytes + PIXELS)
+    if size != expected:
+        fault = "is truncated" if size < expected else "is too long"
+        raise BadInput(f"{path} {fault}: {size} bytes, not {expected}; delete it and {GET_AGAIN}")
+    records = np.fromfile(path, np.uint8).reshape(images, -1)
+    labels = records[:, layout.label_bytes - 1].astype(np.int64)
+    return CifarBatch(records[:, layout.label_bytes :], labels)
+
+
+def _read_python(path: Path, layout: Layout, images: int) -> CifarBatch:
+    loaded = read_plain_pickle(path)
+    items = loaded.items() if isinstance(loaded, dict) else ()
+    entries = {_text(key): value for key, value in items}
+    pixels, y = entries.get("data"), _integer_array(entries.get(layout.label_key))
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or y is None:
+        raise BadInput(
+            f"{path} is not a batch of images: it needs bytes under 'data' "
+            f"and integers under {layout.label_key!r}; delete it and {GET_AGAIN}"
+        )
+    if pixels.shape != (images, PIXELS) or len(y) != images:
+        raise BadInput(
+            f"{path} should contain {images} images of {PIXELS} bytes and as many labels, "
+            f"but contains an array of {' x '.join(map(str, pixels.shape))} and {len(y)}; "
+            f"delete it and {GET_AGAIN}"
+        )
+    return CifarBatch(pixels, y)
+
+
+def _text(key: Any) -> Any:
+    return key.decode("latin1") if isinstance(key, bytes) else key
+
+
+def _integer_array(labels: Any) -> NDArray[np.int64] | None:
+    """Labels as a one-dimensional integer array, or None if they are anything else."""
+    if isinstance(labels, list) and all(type(label) is int for label in labels):
+        labels = np.array(labels)  # of dtype object if a number does not fit int64
+    if not isinstance(labels, np.ndarray) or labels.ndim != 1 or labels.dtype.kind not in "iu":
+        return None
+    return labels.astype(np.int64)
+
+
+class DataCheck(NamedTuple):
+    """The result of checking the files of a data set."""
+
+    found: DataFiles
+    images: int  # in undamaged files
+    damaged: dict[str, str]  # file name: what is wrong
+    rewritten: tuple[str, ...] = ()  # files with another md5 but the published images
+
+    @property
+    def checksums(self) -> bool:
+        """Whether every file has a published checksum; otherwise sizes and labels were checked."""
+        return all(part.md5 for part in self.found.layout.parts)
+
+
+def check_files(
+    published: Published, found: DataFiles, on_progress: ProgressCallback | None = None
+) -> DataCheck:
+    """Compare every file with its published checksum, or read it where none was published."""
+    damaged, rewritten, parts = {}, [], found.layout.parts
+    contents = zip(parts, published.content_md5s, strict=True)
+    for done, (part, content_md5) in enumerate(contents, start=1):
+        fault = _fault(published, found, part)
+        if fault and content_md5 and content_md5 == _part_md5(published, found, part):
+            rewritten.append(part.name)
+        elif fault:
+            damaged[part.name] = fault
+        if on_progress:
+            on_progress(done, len(parts))
+    images = sum(part.images for part in parts if part.name not in damaged)
+    return DataCheck(found, images, damaged, tuple(rewritten))
+
+
+def _fault(published: Published, found: DataFiles, part: Part) -> str | None:
+    """What is wrong with a file, or None."""
+    path = found.folder / part.name
+    if not path.is_file():
+        return "it is missing"
+    if part.md5:
+        md5 = file_md5(path)
+        return None if md5 == part.md5 else f"its md5 is {md5}, not {part.md5}"
+    try:
+        read_part(found.layout, found.folder, part, published.classes)
+    except BadInput as error:
+        return str(error).removeprefix(f"{path} ")
+    return None
+
+
+def _part_md5(published: Published, found: DataFiles, part: Part) -> str:
+    """The md5 of the labels and pixels of a file, or an empty string if it is unreadable."""
+    try:
+        return _content_md5(read_part(found.layout, found.folder, part, published.classes))
+    except (BadInput, OSError):
+        return ""
+
+
+def check_images(published: Published, found: DataFiles, batches: Sequence[CifarBatch]) -> None:
+    """Check that images and labels are the published ones, in whichever file format.
+
+    Warns about a file with another md5 if no checksum of its images is known.
+
+    Raises:
+        BadInput: A pixel or a label differs.
+    """
+    for part, expected, batch in zip(
+        found.layout.parts, published.content_md5s, batches, strict=True
+    ):
+        path = found.folder / part.name
+        md5 = _content_md5(batch) if expected else None
+        if md5 != expected and file_md5(path) != part.md5:
+            raise BadInput(
+                f"{path} does not contain the images of {published.title}: "
+                f"the md5 of its labels and pixels is {md5}, not {expected}; {GET_AGAIN}"
+            )
+        if expected is None and part.md5 and file_md5(path) != part.md5:
+            _warn(f"{path} is not the published file, and its images cannot be verified")
+
+
+def _content_md5(batch: CifarBatch) -> str:
+    """The md5 of labels and pixels in the layout of a binary file."""
+    records = np.concatenate([batch.y.astype(np.uint8)[:, None], batch.pixels], axis=1)
+    return hashlib.md5(records.tobytes(), usedforsecurity=False).hexdigest()
+
+
+def _warn(sentence: str) -> None:
+    """Show a warning once per process, as one line without a source location."""
+    warnings.warn_explicit(sentence, UserWarning, "demur", 0, registry=_WARNED)
+
+
+def file_md5(path: Path) -> str:
+    """The md5 of a file: detects damage, not forgery."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 @dataclass(frozen=True)

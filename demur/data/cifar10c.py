@@ -27,13 +27,13 @@ from demur.data.corruptions import (
     CORRUPTIONS,
     SEVERITIES,
     SIZE,
+    Bytes,
     check_request,
     corrupt,
     import_pillow,
 )
 from demur.data.dataset import Images
-from demur.data.image_filters import Bytes
-from demur.data.locations import search_folders
+from demur.data.published import search_folders
 from demur.errors import BadInput
 
 FOLDER = "CIFAR-10-C"

@@ -21,9 +21,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 from urllib.request import urlopen
 
-from demur.data.check import ProgressCallback, check_files, file_md5
-from demur.data.locations import find
-from demur.data.published import Archive, Layout, Published
+from demur.data.cifar import ProgressCallback, check_files, file_md5
+from demur.data.published import Archive, Layout, Published, find
 from demur.errors import BadInput
 
 _CHUNK = 1 << 18

@@ -8,11 +8,10 @@ game of `MaxMinMargin`.
 
 from demur.engine.any_module import FrozenModule, accelerated, attack, check_model_engine
 from demur.engine.copies import Compiler, compile_function
-from demur.engine.frozen import FrozenModel
+from demur.engine.frozen import FrozenModel, pad_batch
 from demur.engine.fused_resnet import FusedTrainingNet, compiler_for_attacks, fused_supported
 from demur.engine.graphs import capture, cudnn_benchmark, first_line
 from demur.engine.plan import ENGINES, EnginePlan, check_engine, choose_plan
-from demur.engine.queries import pad_batch
 
 __all__ = [
     "ENGINES", "Compiler", "EnginePlan", "FrozenModel", "FrozenModule", "FusedTrainingNet",

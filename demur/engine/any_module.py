@@ -8,7 +8,7 @@ trial decides. A model that cannot be copied faithfully is attacked as it is, wi
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Literal, get_args
 
@@ -25,8 +25,9 @@ from demur.engine.fast_copy import (
     check_copyable,
     narrow_pays,
 )
+from demur.engine.frozen import CapturedQueries, Query
 from demur.engine.graphs import Bucket, cudnn_benchmark, first_line
-from demur.engine.queries import CapturedQueries, Query
+from demur.engine.plan import MessageCallback
 from demur.errors import BadInput
 from demur.gradient import Gradient, Model, ObjectiveFunction, PlainModel
 from demur.nan_checks import deferred_checks
@@ -34,7 +35,6 @@ from demur.output import Output, as_output
 from demur.precision import no_autocast, tf32
 
 ModelEngine = Literal["auto", "plain"]
-MessageCallback = Callable[[str], None]
 NARROW_SETTINGS = (  # on a GPU, for models with norms other than batch norm, as transformers have
     CopySettings("bf16", channels_last=True, narrow=True),
     CopySettings("bf16", channels_last=False, narrow=True),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from demur.gradient import ObjectiveFunction
 from demur.nets import RejectingNet
-from demur.nets.block import Block
+from demur.nets.resnet import Block
 from demur.output import Output
 from demur.precision import Precision, autocast, products_dtype
 

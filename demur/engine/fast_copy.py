@@ -31,7 +31,7 @@ from demur.engine.copies import replace_module
 from demur.engine.fused_graph import fuse_activations, norm_coefficients
 from demur.errors import BadInput
 from demur.gradient import Model
-from demur.nets.conv import MIN_CHANNELS
+from demur.nets.layers import MIN_CHANNELS
 from demur.output import Output, as_output
 from demur.precision import Precision, autocast, no_autocast, products_dtype, tf32
 

@@ -23,7 +23,7 @@ from demur.engine.copies import (
 from demur.engine.fused_norm import FusedBatchNorm
 from demur.gradient import ObjectiveFunction
 from demur.nets import RejectingNet
-from demur.nets.block import Block, ResidualTrunk, global_average_pool
+from demur.nets.resnet import Block, ResidualTrunk, global_average_pool
 from demur.output import Output
 from demur.precision import Precision, autocast, no_autocast
 

@@ -7,9 +7,8 @@ archive    copies a run without weights, for a repository
 pack       the same with the features of some images, for new rejectors
 """
 
-from demur.evaluate.archive import ArchiveKeepsLess, archive
+from demur.evaluate.archive import ArchiveKeepsLess, archive, pack
 from demur.evaluate.attack import LoadedRun, RecordOptions, run_attack
-from demur.evaluate.pack import pack
 from demur.evaluate.record_scores import StoredScore, accepted, tcon_of, values
 from demur.evaluate.score import (
     BASELINE,

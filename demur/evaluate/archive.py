@@ -1,11 +1,11 @@
-"""Archive a run: copy it without weights, features and images, so that it fits in a repository.
+"""Archive or pack a run: copy it without weights and images, so that it fits in a repository.
 
     archive(loaded, Path("results/NAME"), fitted=["KD", "LID"])     # outputs and these scores
     archive(loaded, Path("results/NAME"), only=["R-Con"])      # scores-only: a third of the size
+    pack(loaded, Path("packs/NAME"), count=1000)        # with features, for work on rejectors
 
-Records keep the net's outputs and the score of each fitted rejector, so every table can be made
-from the archive alone; the clean cal record is copied for the thresholds. Scores-only records keep
-Con, T-Con and the named scores instead, and L2 norms only if the attack is measured in them.
+Archived records keep outputs and the score of each fitted rejector, enough for every table.
+Scores-only records keep Con, T-Con and the named scores, and L2 norms if the attack uses them.
 """
 
 import shutil
@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from demur.attacks import Clean
 from demur.errors import BadInput
-from demur.evaluate.attack import LoadedRun, no_progress
+from demur.evaluate.attack import LoadedRun, RecordOptions, no_progress, run_attack
 from demur.evaluate.certificates import REMEDY
 from demur.evaluate.record_scores import can_score, tcon_of, values
 from demur.evaluate.score import boundary_counts
@@ -28,7 +29,7 @@ from demur.rule import Score
 from demur.runs import Record, Run
 from demur.runs.files import replace_folder, write_json
 from demur.runs.metadata import CERTIFICATE, read_metadata
-from demur.runs.record import record_path, write_record
+from demur.runs.record import identity, record_path, write_record
 from demur.runs.tables import TRUE
 from demur.spec import digest, show
 from demur.version import code_version
@@ -37,6 +38,7 @@ COPIED_FILES = ("recipe.txt", "checkpoint.json", "metrics.jsonl")
 DROPPED_ARRAYS = ("feature", "x_adv")
 OUTPUT_ARRAYS = ("logits", "aux")  # scores-only records have scores instead of these
 Json = dict[str, Any]
+PACKED_ARRAYS = ("y", "index", "size_linf", "size_l2", "logits", "aux", "feature")
 
 
 class ArchiveKeepsLess(BadInput):
@@ -264,3 +266,78 @@ def _check_has_scores(rejectors: Mapping[str, Rejector], record: Record, run: Ru
                 f"{path} has neither the features that {text} is computed from nor its score; "
                 "make it again with demur attack, which keeps features, where the weights are"
             )
+
+
+def pack(
+    loaded: LoadedRun,
+    target: Path,
+    count: int = 1000,
+    on_progress: Callable[[int, int], None] = no_progress,
+) -> Run:
+    """Write the pack of a run.
+
+    Features are stored in half precision. A clean fit record of as many images is added, on
+    which rejectors are fitted, so a new rejector gets its rows without the net and without the
+    data.
+
+    Args:
+        loaded: The run, with weights; the clean fit record is made if it has none.
+        target: Folder to write, which must not exist.
+        count: Images of each record, the first ones.
+        on_progress: Function that is called with (records done, records in all).
+
+    Returns:
+        The pack as a run without weights.
+
+    Raises:
+        BadInput: The target exists, the count is not positive, or no record has features.
+    """
+    if count < 1:
+        raise BadInput(f"a pack needs at least 1 image of each record, not {count}")
+    with replace_folder(target) as (half, resolved):
+        check_replaceable(resolved, loaded.run, again=False)
+        records, packed = _packed_records(loaded, count), list[Record]()
+        for done, record in enumerate(records):
+            on_progress(done, len(records))
+            packed.append(_packed(record, count))
+        on_progress(len(records), len(records))
+        write_archive(loaded.run, packed, {}, half)
+    return Run(target)
+
+
+def _packed_records(loaded: LoadedRun, count: int) -> list[Record]:
+    """The records with features, and a clean one of the fit split."""
+    splits = [split for split in loaded.run.recipe.data.splits if split != "fit"]
+    records = [one for split in splits for one in loaded.run.records(split) if _has_features(one)]
+    if not any(record.metadata["split"] == "test" for record in records):
+        raise BadInput(
+            f"{loaded.run.path} has no test record with features; make one with demur attack "
+            "where the weights are"
+        )
+    fit = loaded.splits["fit"]
+    options = RecordOptions("fit", n=min(count, len(fit)), keep_images=0)
+    records = [run_attack(loaded, "clean", Clean(), options), *records]
+    if "cal" in splits:
+        records.append(loaded.clean("cal"))
+    return list({record.digest: record for record in records}.values())
+
+
+def _has_features(record: Record) -> bool:
+    return bool(record.metadata["features"])
+
+
+def _packed(record: Record, count: int) -> Record:
+    """The first images of a record, features in half precision."""
+    arrays = {name: record.arrays[name][:count].clone() for name in PACKED_ARRAYS}
+    arrays["feature"] = _half(arrays["feature"])
+    metadata: dict[str, Any] = record.metadata | {"archive": True, "images": 0}
+    if len(arrays["y"]) < len(record.y):  # another set of images is another record
+        short = identity(first=len(arrays["y"]), of=record.digest)
+        metadata |= {"n": len(arrays["y"]), "digest": short, "first_of": record.digest}
+    return Record(arrays, metadata)
+
+
+def _half(feature: Tensor) -> Tensor:
+    """Half precision, unless a value is too large for it."""
+    half = feature.half()
+    return feature if half.isinf().any() else half

@@ -24,7 +24,6 @@ from demur.attacks.checked_model import CheckedModel
 from demur.balls import L2, Linf
 from demur.data import CIFAR10, Images, SplitName, Splits
 from demur.data.cifar10c import CorruptionSource, find_source
-from demur.device import device_by_name
 from demur.engine import FrozenModel, check_engine, compiler_for_attacks
 from demur.errors import BadInput, suggestion
 from demur.evaluate.batching import ProgressCallback, attack_in_batches, default_batch_size
@@ -36,7 +35,7 @@ from demur.images import check_batch
 from demur.nan_checks import raise_if_invalid
 from demur.nets import RejectingNet
 from demur.output import Output, check_logits
-from demur.precision import Precision, tf32, use_precision
+from demur.precision import Precision, device_by_name, tf32, use_precision
 from demur.runs import Record, Run, provenance
 from demur.runs.files import exclusive_lock
 from demur.runs.record import (

@@ -19,7 +19,7 @@ from demur.attacks import Attack, Clean
 from demur.calibrate import Certificate, Guarantee, certify_threshold, lower_bound, upper_bound
 from demur.errors import BadInput
 from demur.evaluate.attack import LoadedRun, RecordOptions, run_attack
-from demur.evaluate.record_scores import StoredScore, accepted, can_score, to_json, values
+from demur.evaluate.record_scores import JsonFields, StoredScore, accepted, can_score, values
 from demur.evaluate.thresholds import ThresholdResolver, resolve_thresholds
 from demur.metrics import Interval
 from demur.rule import Rejector, Rule, Score
@@ -65,7 +65,7 @@ class IssuedCertificate:
 
 
 @dataclass(frozen=True)
-class Retest:
+class Retest(JsonFields):
     """The guaranteed quantity, observed on one record; intervals are exact 95%."""
 
     certificate: str
@@ -79,11 +79,6 @@ class Retest:
     trials: int
     coverage: float
     verdict: RetestVerdict
-
-    def to_json(self) -> dict[str, Any]:
-        """The retest as JSON values."""
-        values: dict[str, Any] = to_json(self)
-        return values
 
 
 def issue(

@@ -1,4 +1,4 @@
-"""The resume state of a chain of attacks, in one file.
+"""The progress of a chain of attacks: a bar for each attack, and the resume state in one file.
 
 The file holds digests of the attacks, the model and the images, the progress of each image, and at
 its end a digest of all that. When it is read, its images must lie in the ball, and the model
@@ -6,9 +6,12 @@ confirms every success. An image whose success it does not confirm is attacked a
 """
 
 import hashlib
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import NoReturn
+from typing import NoReturn, Self
 
 import torch
 from safetensors import SafetensorError
@@ -21,6 +24,7 @@ from demur.attacks.chain import BROKEN_CLEAN, NOT_BROKEN, Chain, ChainState
 from demur.attacks.checked_model import CheckedModel
 from demur.attacks.criteria import RuleCriterion
 from demur.errors import BadInput
+from demur.progress import Bar, track
 from demur.runs.files import write_bytes
 from demur.spec import digest
 
@@ -29,6 +33,8 @@ PROGRESS = ("x_adv", "value", "broken_by", "tried")  # fields of ChainState that
 DIGEST_BYTES = 32
 WRITE_SECONDS = 20.0  # least time between two writes
 FINGERPRINT_IMAGES = 64  # number of images whose outputs identify a model
+LINE_SECONDS = 30.0  # least time between two lines
+BAR_SECONDS = 0.1  # least time between two updates of a bar
 
 
 class EnsembleState:
@@ -151,3 +157,43 @@ def _digest(text: str, named: list[tuple[str, Tensor]]) -> Tensor:
         hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
         hasher.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return torch.tensor(list(hasher.digest()), dtype=torch.uint8)
+
+
+class MemberProgress:
+    """Images that one attack has finished, and the time left, on standard output."""
+
+    def __init__(self, name: str, total: int, verbose: bool) -> None:
+        self.name, self.total, self.verbose = name, total, verbose
+        self.finished = 0  # images
+        self.started = self.written = monotonic()
+        self._bar: Bar | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        if self.verbose and sys.stdout.isatty():
+            self._bar = self._stack.enter_context(Bar(self.name, transient=True))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    @contextmanager
+    def batch(self, images: int) -> Iterator[None]:
+        """Count the block as the attack on some images; steps of the attack count in part."""
+        with track(lambda share: self._show(self.finished + share * images)):
+            yield
+        self.finished += images
+        self._show(self.finished)
+
+    def _show(self, done: float) -> None:
+        """Show that `done` images are finished; a batch under way counts in part."""
+        now, seconds = monotonic(), LINE_SECONDS if self._bar is None else BAR_SECONDS
+        if not self.verbose or not 0 < done < self.total or now - self.written < seconds:
+            return
+        self.written = now
+        if self._bar is not None:
+            self._bar.update(done, self.total, f"{int(done)}/{self.total} images")
+            return
+        left = (now - self.started) / done * (self.total - done)
+        sys.stdout.write(f"{self.name}: {int(done)} of {self.total} images, {left:.0f} s left\n")
+        sys.stdout.flush()

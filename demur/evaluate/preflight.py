@@ -13,7 +13,7 @@ from torch import Tensor
 from demur.attacks import CE, AcceptedError, SingleMargin
 from demur.attacks.chain import Chain
 from demur.attacks.checked_model import NoGradientError
-from demur.attacks.objectives.accepted_error import ANY
+from demur.attacks.objectives.rejector import ANY
 from demur.gradient import Model, gradient
 from demur.metrics import BoolArray, FloatArray, auroc, auroc_interval
 from demur.output import Output, as_output

@@ -91,3 +91,12 @@ def to_json(value: Any) -> Any:
     if hasattr(value, "_asdict"):
         return value._asdict()
     return [to_json(item) for item in value] if isinstance(value, tuple) else value
+
+
+class JsonFields:
+    """Base of dataclasses that are written to JSON."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        found: dict[str, Any] = to_json(self)
+        return found

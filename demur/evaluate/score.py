@@ -4,20 +4,30 @@ paper: the threshold is chosen on the scored images with their labels, and a sco
 deploy: the threshold is chosen on clean cal images before any attack, and a score must reach it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
+from torch.nn.functional import one_hot
 
 from demur import metrics
 from demur.attacks import Clean
 from demur.calibrate import TPR, binomial_sf
+from demur.errors import BadInput
 from demur.evaluate.attack import LoadedRun
-from demur.evaluate.record_scores import StoredScore, accepted, can_score, tcon_of, to_json, values
+from demur.evaluate.record_scores import (
+    JsonFields,
+    StoredScore,
+    accepted,
+    can_score,
+    tcon_of,
+    values,
+)
 from demur.evaluate.thresholds import ThresholdResolver
-from demur.metrics import Difference, FloatArray, Interval, OperatingStats, Resamples
-from demur.output import label_entry, log_probabilities, mask_label
+from demur.metrics import BoolArray, Difference, FloatArray, Interval, OperatingStats, Resamples
+from demur.output import Output, label_entry, log_probabilities, mask_label, prediction
 from demur.rejectors import Con, TooFewImages
 from demur.rule import Rejector, Score
 from demur.runs import Record
@@ -34,6 +44,11 @@ BOUNDARY = 0.05  # difference of two class probabilities below which an image is
 # as correct ones just before it: 0.9 to 1.3 times in the stored records of PGD that keep logits.
 # More than twice as many, at this significance, show one that stops.
 BOUNDARY_SHARE, BOUNDARY_SIGNIFICANCE = 2 / 3, 0.01
+FOLDS = 5
+MIN_PER_OUTCOME = 100  # least number of correct and of wrong predictions to fit a probe
+LINEAR, TREES = "outputs, linear (oracle)", "outputs, trees (oracle)"
+FEATURES = "features, linear (oracle)"  # features and outputs
+PROBES = (LINEAR, TREES, FEATURES)
 
 
 @dataclass(frozen=True)
@@ -50,7 +65,7 @@ class Ranking:
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(JsonFields):
     """Results of one rejector under one attack in one protocol; intervals are 95%."""
 
     attack: str
@@ -69,14 +84,14 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """The row as JSON values; an infinite threshold becomes text."""
-        row: dict[str, Any] = to_json(self)
+        row = super().to_json()
         if not np.isfinite(self.point.threshold):
             row["point"]["threshold"] = str(self.point.threshold)
         return row
 
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(JsonFields):
     """Results of the classifier without a rejector under one attack."""
 
     attack: str
@@ -112,11 +127,6 @@ class Summary:
             f"{self.just_before} correct ones just before it: it stops at the first success, so "
             "TPR-95 and AUROC flatter every rejector; use keep=max_objective for them"
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """The summary as JSON values."""
-        summary: dict[str, Any] = to_json(self)
-        return summary
 
 
 @dataclass(frozen=True)
@@ -350,3 +360,75 @@ def boundary_counts(record: Record) -> tuple[int, int]:
     gap = label_entry(p, record.y) - mask_label(p, record.y).amax(-1)
     near, correct = (gap.abs() < BOUNDARY).numpy(), record.correct
     return int((near & ~correct).sum()), int((near & correct).sum())
+
+
+def probe_scores(record: Record) -> dict[str, FloatArray]:
+    """Scores (N) of each probe that the record has inputs for; BadInput if there is none.
+
+    A probe is a classifier of correct and wrong predictions of the net. It is trained with the
+    labels of the record that it scores, which no deployed rejector has. Scores are cross-
+    fitted: the model that scores an image was fitted to the other folds.
+    """
+    if reason := why_unprobed(record):
+        raise BadInput(f"the record of {record.label} cannot be probed: {reason}")
+    out = record.output
+    inputs = _probe_inputs(out)
+    scores = {
+        LINEAR: _cross_fit(_linear_model, inputs, record.correct),
+        TREES: _cross_fit(_tree_model, inputs, record.correct),
+    }
+    if out.feature.shape[-1]:
+        both = np.concatenate([inputs, out.feature.double().numpy()], 1)
+        scores[FEATURES] = _cross_fit(_linear_model, both, record.correct)
+    return scores
+
+
+def why_unprobed(record: Record) -> str:
+    """Reason why no probe can be fitted to a record; empty if one can."""
+    if record.scores_only:
+        return "the record has only scores; attack the run again and archive it without --only"
+    correct = int(record.correct.sum())
+    if min(correct, len(record.y) - correct) < MIN_PER_OUTCOME:
+        return (
+            f"{correct} of {len(record.y)} predictions are correct, and a probe needs "
+            f"{MIN_PER_OUTCOME} correct and {MIN_PER_OUTCOME} wrong ones; attack more images or "
+            "use another attack"
+        )
+    return ""
+
+
+def _probe_inputs(out: Output) -> FloatArray:
+    """Log-probabilities by class and sorted, predicted class (one-hot) and aux; N, 3C + H."""
+    logs = log_probabilities(out)
+    ordered = logs.sort(-1, descending=True).values
+    predicted = one_hot(prediction(out), logs.shape[-1])
+    inputs: FloatArray = torch.cat([logs, ordered, predicted, out.aux], 1).double().numpy()
+    return inputs
+
+
+def _cross_fit(model: Callable[[], Any], inputs: FloatArray, correct: BoolArray) -> FloatArray:
+    """Probability that each prediction is correct, by a model fitted to the other folds; N."""
+    from sklearn.model_selection import StratifiedKFold
+
+    scores = np.zeros(len(correct))
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
+    for train, test in folds.split(inputs, correct):
+        fitted = model().fit(inputs[train], correct[train])
+        scores[test] = fitted.predict_proba(inputs[test])[:, 1]
+    return scores
+
+
+def _linear_model() -> Any:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=2000))
+
+
+def _tree_model() -> Any:
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    return HistGradientBoostingClassifier(
+        learning_rate=0.05, max_iter=150, max_leaf_nodes=15, min_samples_leaf=40, random_state=0
+    )

@@ -18,7 +18,7 @@ from demur import theory as statements
 from demur.attacks import XiObjective
 from demur.balls import Ball, Linf
 from demur.errors import BadInput
-from demur.evaluate.record_scores import to_json
+from demur.evaluate.record_scores import JsonFields
 from demur.metrics import BoolArray, FloatArray, Interval, wilson
 from demur.recipes import VOCABULARY
 from demur.runs import Record, Run
@@ -374,7 +374,7 @@ class ToyOrder:
 
 
 @dataclass(frozen=True)
-class TheoryReport:
+class TheoryReport(JsonFields):
     """The quantities of the theory on every test record of a run."""
 
     run: str
@@ -392,8 +392,7 @@ class TheoryReport:
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""
-        values: dict[str, Any] = to_json(self)
-        return values | {"violations": self.violations}
+        return super().to_json() | {"violations": self.violations}
 
 
 def theory(run: Run, gammas: Sequence[float] = GAMMAS, rho: float = RHO) -> TheoryReport:

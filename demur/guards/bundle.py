@@ -22,17 +22,17 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from demur.device import device_by_name
 from demur.errors import BadInput, shorten
 from demur.field_types import Condition, Positive, PositiveInt, UnitInterval, convert_value
 from demur.guards.calibration import GuardScore, on_device
-from demur.guards.card import model_card
 from demur.guards.core import BuiltFrom, Guard
+from demur.guards.hub import model_card
 from demur.guards.inputs import Shape
 from demur.images import Domain
 from demur.methods import Head
 from demur.nets import NetSpec, RejectingNet
 from demur.output import as_output
+from demur.precision import device_by_name
 from demur.recipes import VOCABULARY
 from demur.rejectors import FittedScore, Rejector
 from demur.rule import Score, as_score

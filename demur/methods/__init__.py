@@ -1,15 +1,16 @@
 """Training methods: a framework (how images are attacked and classified), a head and a schedule."""
 
 from demur.methods.baseline_heads import ATRO, CARL, EBD, SNet
-from demur.methods.batch_norm_mode import BatchNorm, attack_mode
-from demur.methods.ccat import CCAT
 from demur.methods.frameworks import (
+    CCAT,
     PGDAT,
     TRADES,
+    BatchNorm,
     BatchOutputs,
     Framework,
     LabelledOutput,
     Standard,
+    attack_mode,
 )
 from demur.methods.heads import Head, NoHead
 from demur.methods.method import Method, OneCycle, Piecewise, Schedule

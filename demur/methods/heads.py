@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from demur.attacks import Objective
 from demur.methods.frameworks import BatchOutputs, Framework
-from demur.nets.norm import Norm1d
+from demur.nets.layers import Norm1d
 from demur.output import AuxColumn
 from demur.rejectors import Rejector
 from demur.spec import Spec

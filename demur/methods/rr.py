@@ -19,8 +19,16 @@ from demur.errors import BadInput
 from demur.field_types import NonNegative, Positive
 from demur.methods.frameworks import BatchOutputs, Framework
 from demur.methods.heads import BlocksAux, DenseAux, Head
-from demur.output import ACCEPT, AuxColumn, Output, prediction, tcon
-from demur.rectified import Construction, RRLossKind, rr_loss_per_image
+from demur.output import (
+    ACCEPT,
+    AuxColumn,
+    Construction,
+    Output,
+    RRLossKind,
+    prediction,
+    rr_loss_per_image,
+    tcon,
+)
 from demur.rejectors import Con, ConMinusRectifier, Coupled, RCon, Rectifier, Rejector
 from demur.spec import later
 
@@ -42,7 +50,7 @@ class RR(Head):
             "all" or "none".
         construction: What is fitted to T-Con: "product" con * A, "difference" con - A (the
             paper's footnote), "aux" A alone, or "con" alone.
-        rr_loss: Loss between R-Con and T-Con; see `demur.rectified.rr_loss_per_image`.
+        rr_loss: Loss between R-Con and T-Con; see `demur.output.rr_loss_per_image`.
         joint: Attack training images with CE + weight * L_RR instead of CE.
         images: Fit "attacked" images, or "both" attacked and clean ones with equal weight.
         features: Input of A: the "last" feature, or the pooled features of "all" stages.

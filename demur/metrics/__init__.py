@@ -1,10 +1,10 @@
 """Metrics of rejectors; NumPy only, exact under ties, defined for empty groups."""
 
-from demur.metrics.auroc_intervals import auroc_difference, auroc_interval
 from demur.metrics.checks import BoolArray, FloatArray
 from demur.metrics.intervals import (
     Difference,
     Interval,
+    Resamples,
     bootstrap,
     paired_difference,
     percentiles,
@@ -18,6 +18,8 @@ from demur.metrics.rejection import (
     augrc,
     aurc,
     auroc,
+    auroc_difference,
+    auroc_interval,
     eaurc,
     ece,
     fpr_at_tpr,
@@ -28,7 +30,6 @@ from demur.metrics.rejection import (
     stats_of_verdicts,
     threshold_at_tpr,
 )
-from demur.metrics.resamples import Resamples
 
 __all__ = [
     "BoolArray", "Curve", "Difference", "FloatArray", "Interval", "OperatingStats", "Resamples",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from demur.errors import BadInput
 from demur.images import Domain
-from demur.nets.conv import Conv3x3
+from demur.nets.layers import Conv3x3
 from demur.output import Output
 from demur.spec import Spec
 

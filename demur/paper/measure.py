@@ -1,4 +1,4 @@
-"""Measurement of a table: train, attack and score every recipe, and average over seeds.
+"""Measure a table: train, attack and score every recipe, average over seeds; and a net's cost.
 
     results = measure_table(TABLES["methods-digits"], (0, 1), Factories(train, open_run, craft))
     stored_factories(Path("results/methods-cifar10"), open_run, print)    # reads records only
@@ -7,13 +7,15 @@ Existing runs and records are read, so an interrupted table resumes. A training 
 fails becomes a result with the reason; the other trainings continue.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean, median, stdev
 
+import torch
 from scipy.stats import t
 
 from demur.attacks import Attack
@@ -38,6 +40,7 @@ Train = Callable[[Recipe, Path], Run | None]
 Open = Callable[[Run], LoadedRun]
 Craft = Callable[[LoadedRun, str, Attack, RecordOptions], Record | None]
 Z = NormalDist().inv_cdf(0.975)  # half-width of a 95% interval in standard errors
+MEGABYTE = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -296,3 +299,35 @@ def _mean(values: Sequence[float], interval: Interval | None = None) -> Mean:
     if len(values) == 1:
         return Mean(values[0], None, interval)
     return Mean(fmean(values), stdev(values))
+
+
+def metrics_file(run: Run) -> Path:
+    """The log of a training, one line per epoch."""
+    return run.path / "metrics.jsonl"
+
+
+def epoch_seconds(run: Run) -> float | None:
+    """Median seconds per epoch, with validation if the recipe validates; None without a log.
+
+    The first epoch compiles the training step, so it is no part of a mean.
+
+    Raises:
+        BadInput: The log was changed, or a line has no seconds.
+    """
+    if run.metrics_state == "missing":  # raises if the file was changed
+        return None
+    path = metrics_file(run)
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return float(median(float(line["seconds"]) for line in lines))
+    except (ValueError, KeyError, TypeError):  # ValueError: no JSON, or no line
+        raise BadInput(f"{path} has no seconds of each epoch; restore it, or delete it") from None
+
+
+@cache
+def megabytes(recipe: Recipe) -> float:
+    """Size of the state of the net that a recipe trains, in millions of bytes."""
+    with torch.device("meta"):
+        net = recipe.net.build(recipe.data.domain, recipe.method.head)
+    sizes: list[int] = [one.numel() * one.element_size() for one in net.state_dict().values()]
+    return sum(sizes) / MEGABYTE

@@ -1,10 +1,12 @@
-"""The page RESULTS.md: every table of the paper, our numbers beside the published ones."""
+"""RESULTS.md and its LaTeX form: the paper's tables, our numbers beside the published ones."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from demur.paper.cells import Cell
 from demur.paper.published import TABLES_BY_NUMBER, PaperTable
 from demur.paper.scales import ALL_IMAGES
+from demur.paper.verdicts import Measure, Verdict
 
 INTRODUCTION = """\
 # Results
@@ -23,6 +25,36 @@ LAST_EPOCH = """\
 The paper selects the epoch with the best accuracy under PGD-10 on the test images. Where that is
 not the last epoch, the number of the last one follows after a slash.
 """
+VERDICTS_INTRODUCTION = """\
+## Does R-Con beat the confidence of its own net?
+
+R-Con minus confidence on the same images of the same net, with paired 95% intervals (bootstrap over
+images; DeLong for AUROC). The interval decides: *better*, *worse*, or *equal* where it contains
+zero; about one in twenty differs by chance. A star marks attacks that stop at the first success,
+whose rankings are artefacts; they are not counted. Of each attack the record of most images counts.
+
+- **Paper's threshold**: accuracy in percent of the accepted images, each score accepting 95% of the
+  correct predictions of the attacked images.
+- **Deployed threshold**: the same accuracy, each score accepting 95% of the correct predictions on
+  clean images; those of the test set for nets that were trained on all other images.
+"""
+STRONGEST = """\
+**Strongest attack**: accepted errors in percent of the images under RejectAutoAttack, aimed at each
+score at its threshold from clean images. Less is better.
+"""
+MISSING = """\
+Not measured; `RUN` is a run with weights (`demur train @{folder}/NET/recipe.txt --out RUN`):
+"""
+COLUMNS: tuple[tuple[Measure, str], ...] = (
+    ("paper", "paper's threshold"),
+    ("deployed", "deployed threshold"),
+    ("auroc", "AUROC"),
+)
+SPECIAL = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$",
+}  # fmt: skip
 
 
 def results_page(
@@ -127,3 +159,121 @@ def number_text(value: float, column: str) -> str:
     two = ", L2" in column or column.endswith(("MB", "per epoch"))
     decimals = 3 if column.endswith("AUC") else 2 if two else 1
     return f"{value:.{decimals}f}"
+
+
+def verdict_section(verdicts: Sequence[Verdict], folder: str) -> str:
+    """The section: counts, a row for each net and attack, the strongest attack, what is missing."""
+    ranked = [one for one in verdicts if one.measure != "strongest"]
+    strongest = [one for one in verdicts if one.measure == "strongest"]
+    measured = [one for one in strongest if one.word != "not measured"]
+    lines = [VERDICTS_INTRODUCTION, *_counts(verdicts), ""]
+    lines += ["| net | attack | n | " + " | ".join(name for _, name in COLUMNS) + " |"]
+    lines += ["|---|---|---:|" + "---|" * len(COLUMNS), *_rows(ranked), "", STRONGEST]
+    if measured:
+        lines += ["| net | n | Con | R-Con | difference |", "|---|---:|---:|---:|---|"]
+        lines += [
+            f"| {one.net} | {one.n:,} | {one.con:.1f} | {one.rcon:.1f} | {_cell(one)} |"
+            for one in measured
+        ]
+    else:
+        lines += ["No net has both records."]
+    return "\n".join([*lines, "", *_missing(verdicts, folder)]).rstrip() + "\n"
+
+
+def _counts(verdicts: Iterable[Verdict]) -> list[str]:
+    """A sentence for each measure: how often R-Con is better, equal and worse."""
+    names = (*COLUMNS, ("strongest", "strongest attack"))
+    lines = []
+    for measure, name in names:
+        words = Counter(
+            one.word for one in verdicts if one.measure == measure and not _is_artefact(one)
+        )
+        parts = [f"{words[word]} {word}" for word in ("better", "equal", "worse", "not measured")]
+        lines.append(f"- {name}: {', '.join(parts)}")
+    return lines
+
+
+def _is_artefact(verdict: Verdict) -> bool:
+    return bool(verdict.note) and verdict.word != "not measured"
+
+
+def _rows(verdicts: Iterable[Verdict]) -> list[str]:
+    groups: dict[tuple[str, str, int | None], dict[Measure, Verdict]] = {}
+    for one in verdicts:
+        groups.setdefault((one.net, one.attack, one.n), {})[one.measure] = one
+    lines = []
+    for (net, attack, n), own in groups.items():
+        star = " *" if any(_is_artefact(one) for one in own.values()) else ""
+        images = "" if n is None else f"{n:,}"
+        cells = (_cell(own[measure]) if measure in own else "" for measure, _ in COLUMNS)
+        lines.append(f"| {net} | {attack}{star} | {images} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _cell(verdict: Verdict) -> str:
+    if verdict.difference is None or verdict.lo is None or verdict.hi is None:
+        return verdict.word
+    decimals = 3 if verdict.measure == "auroc" else 2
+    value, lo, hi = (f"{end:+.{decimals}f}" for end in (verdict.difference, verdict.lo, verdict.hi))
+    return f"{value} [{lo}, {hi}] {verdict.word}"
+
+
+def _missing(verdicts: Iterable[Verdict], folder: str) -> list[str]:
+    """What is not measured by the command that makes it."""
+    nets: dict[str, list[str]] = {}
+    for one in verdicts:
+        if one.word == "not measured":
+            nets.setdefault(one.note, []).append(one.net)
+    lines = [MISSING.format(folder=folder)] if nets else []
+    for command, names in nets.items():
+        lines.append(f"- {'; '.join(dict.fromkeys(names))}: `{command}`")
+    return lines
+
+
+def latex_page(cells: Sequence[Cell], command: str) -> str:
+    """The tables of the cells, each a table environment."""
+    # in a comment only a line break is special
+    lines = [f"% made by {' '.join(command.split())}", r"% needs \usepackage{booktabs,graphicx}"]
+    for number in dict.fromkeys(cell.table for cell in cells):
+        own = [cell for cell in cells if cell.table == number]
+        lines += ["", *_table(TABLES_BY_NUMBER[number], own)]
+    return "\n".join(lines) + "\n"
+
+
+def escape(text: str) -> str:
+    """Text with LaTeX's special characters escaped."""
+    return "".join(SPECIAL.get(letter, letter) for letter in text)
+
+
+def _table(table: PaperTable, cells: Sequence[Cell]) -> list[str]:
+    notes, width = Notes(), len(table.columns)
+    header = " & ".join(["", *(escape(column.label) for column in table.columns)])
+    rows = []
+    for i, row in enumerate(table.rows):
+        shown = [_latex_value(cell, notes) for cell in cells[i * width : (i + 1) * width]]
+        rows.append(" & ".join([escape(row.label), *shown]) + r" \\")
+    caption = f"{table.title}. Ours, and the paper's in parentheses. {notes.text} {table.notes}"
+    return [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{escape(' '.join(caption.split()))}}}",
+        rf"\label{{tab:paper-{table.number}}}",
+        r"\resizebox{\textwidth}{!}{%",
+        rf"\begin{{tabular}}{{l{'r' * width}}}",
+        r"\toprule",
+        header + r" \\",
+        r"\midrule",
+        *rows,
+        r"\bottomrule",
+        r"\end{tabular}}",
+        r"\end{table}",
+    ]
+
+
+def _latex_value(cell: Cell, notes: Notes) -> str:
+    published = number_text(cell.published, cell.column)
+    if cell.measured is None:
+        return f"-- ({published})"
+    last = f" / {number_text(cell.last, cell.column)}" if cell.last is not None else ""
+    measured = number_text(cell.measured, cell.column)
+    return f"{measured}{last} ({published})$^{{{notes.letter(cell)}}}$"

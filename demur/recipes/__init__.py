@@ -20,8 +20,13 @@ from demur.errors import BadInput, shorten, suggestion
 from demur.methods import FRAMEWORKS, HEADS, SCHEDULES, Method
 from demur.nets import NETS, FactoryNet
 from demur.nets.factory import allow_factory, is_factory
-from demur.recipes.adaptive import ADAPTIVE_ATTACKS, ADAPTIVE_OBJECTIVES, AdaptiveObjective
-from demur.recipes.attacks import NAMED_ATTACKS, attack_group
+from demur.recipes.attacks import (
+    ADAPTIVE_ATTACKS,
+    ADAPTIVE_OBJECTIVES,
+    NAMED_ATTACKS,
+    AdaptiveObjective,
+    attack_group,
+)
 from demur.recipes.named import RECIPES, hint_for
 from demur.recipes.training import Recipe
 from demur.regular_file import MEGABYTE, read_regular_file

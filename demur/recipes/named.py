@@ -30,17 +30,17 @@ from demur.methods import (
     SNet,
     Standard,
 )
-from demur.methods.ccat import OFFICIAL, REFERENCE
+from demur.methods.frameworks import CCAT_OFFICIAL, CCAT_REFERENCE
 from demur.nets import ResNet8, ResNet18
 from demur.recipes.training import Recipe, linf
 
-_CCAT_REFERENCE = CCAT(rho=1.0, form="reference", attack=REFERENCE, bn="train")
+_CCAT_AS_IN_PAPER = CCAT(rho=1.0, form="reference", attack=CCAT_REFERENCE, bn="train")
 _FRAMEWORKS: dict[str, Framework] = {
     "standard": Standard(),
     "pgdat": PGDAT(),
     "trades": TRADES(),
     "ccat": CCAT(),
-    "ccat-reference": _CCAT_REFERENCE,
+    "ccat-reference": _CCAT_AS_IN_PAPER,
 }
 
 
@@ -55,8 +55,8 @@ _DIGITS_FRAMEWORKS: dict[str, Framework] = {
     "standard": Standard(),
     "pgdat": PGDAT(_DIGITS_PGD),
     "trades": TRADES(attack=replace(_DIGITS_PGD, start="near", objective=KL())),
-    "ccat": CCAT(attack=_for_digits(OFFICIAL, 0.06)),
-    "ccat-reference": replace(_CCAT_REFERENCE, attack=_for_digits(REFERENCE, 0.04)),
+    "ccat": CCAT(attack=_for_digits(CCAT_OFFICIAL, 0.06)),
+    "ccat-reference": replace(_CCAT_AS_IN_PAPER, attack=_for_digits(CCAT_REFERENCE, 0.04)),
 }
 
 _HEADS: dict[str, Head] = {

@@ -22,9 +22,11 @@ from demur.output import (
     AuxColumn,
     Output,
     as_output,
+    certainty,
     con,
     energy,
     label_entry,
+    log_certainty,
     log_con,
     log_probabilities,
     log_rcon,
@@ -32,7 +34,6 @@ from demur.output import (
     rcon,
     rectifier_logit,
 )
-from demur.rectified import certainty, log_certainty
 from demur.rule import Rejector, Rule, Score, as_score
 
 TINY = 1e-300  # smallest threshold of which a logit is taken

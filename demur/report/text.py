@@ -1,4 +1,4 @@
-"""Score tables for the terminal.
+"""Tables of scores, sanity checks and speed for the terminal.
 
     show_scores(scored, ["deploy"])
 
@@ -11,6 +11,8 @@ import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -18,10 +20,11 @@ from rich.table import Table
 
 from demur.errors import BadInput
 from demur.evaluate import BASELINE, LoadedRun, Protocol, RecordOptions, Row, ScoredRecord
-from demur.evaluate.oracle_probes import FEATURES, PROBES
+from demur.evaluate.score import FEATURES, PROBES
 from demur.metrics import Difference, Interval
 from demur.recipes import RECIPES, attack
 from demur.runs import Record, Run
+from demur.sanity import CheckResult, Flag
 from demur.spec import digest
 
 TPR_SLACK = 0.02  # how far below its level a TPR may lie and still be compared
@@ -38,6 +41,9 @@ NOTE = (
     "Percent with 95% intervals. The first line of each attack accepts every image. Differences "
     "to Con are paired by image, at an equal TPR."
 )
+NOTHING = "Nothing was flagged"
+SPEED_COLUMNS = ("what", "batch", "batch norm", "arithmetic", "s / epoch", "images / s", "of peak",
+                 "GiB", "to prepare, s")  # fmt: skip
 
 
 def show_scores(scored: list[ScoredRecord], protocols: Iterable[Protocol]) -> None:
@@ -281,3 +287,133 @@ def train_command(run: Run) -> str:
 def run_argument(run: Run) -> str:
     """Return the run as a command argument: its name in a runs folder, else its path."""
     return run.name if run.path.parent.name == "runs" else str(run.path)
+
+
+class SkippedCheck(NamedTuple):
+    """A check that lacks a record, and the command that makes that record."""
+
+    kind: str
+    missing: str
+    command: str
+
+
+class Sanity(NamedTuple):
+    """The results of all sanity checks of a run."""
+
+    flags: list[Flag]
+    passed: list[str]
+    skipped: list[SkippedCheck]
+
+    @staticmethod
+    def of(checks: Iterable[CheckResult], run: Run, records: Iterable[Record]) -> "Sanity":
+        """Group check results into flags, passed checks and skipped checks."""
+        first = next(iter(records))
+        found = Sanity([], [], [])
+        for check in checks:
+            found.flags.extend(check.flags)
+            if check.missing:
+                found.skipped.append(
+                    SkippedCheck(
+                        check.kind, check.missing, _command(check.needed_attack, run, first)
+                    )
+                )
+            elif not check.flags:
+                found.passed.append(check.kind)
+        return found
+
+    @property
+    def title(self) -> str:
+        """The number of flags in words."""
+        count = len(self.flags)
+        return f"{count} flag{'s' if count > 1 else ''}" if count else NOTHING
+
+    def to_json(self) -> dict[str, Any]:
+        """Return flags and skipped checks as JSON values."""
+        return {
+            "sanity": [flag.to_json() for flag in self.flags],
+            "unchecked": [skipped._asdict() for skipped in self.skipped],
+        }
+
+
+def show_sanity(found: Sanity) -> None:
+    """Print the flags, then the passed and the skipped checks."""
+    lines = [f"Sanity: {found.title}"]
+    for flag in found.flags:
+        lines += [f"! {flag.kind} ({', '.join(flag.attacks)})"]
+        lines += [f"  observed: {flag.observed}", f"  remedy: {flag.remedy}"]
+    if found.passed:
+        lines += [f"checked and not found: {'; '.join(found.passed)}"]
+    if found.skipped:
+        lines += ["not checked, because records are missing:"]
+    for skipped in found.skipped:
+        command = f": {skipped.command}" if skipped.command else ""
+        lines += [f"  {skipped.kind} (needs {skipped.missing}){command}"]
+    console = terminal()
+    console.print("\n".join(lines), soft_wrap=not console.is_terminal)
+
+
+def _command(attack: str, run: Run, like: Record) -> str:
+    """Return the command that attacks a split; an archive has no weights, so it names RUN."""
+    if not attack:
+        return ""
+    split = [] if like.metadata["split"] == "test" else ["--split", str(like.metadata["split"])]
+    name = run_argument(run) if run.has_weights else "RUN"
+    return shlex.join(["demur", "attack", name, attack, *split])
+
+
+def speed_cells(line: dict[str, Any]) -> tuple[str, ...]:
+    """Format one line of the report."""
+    share, memory = line["share_of_peak"], line["memory_gib"]
+    return (
+        line["what"], str(line["batch_size"]), line["bn"], line["precision"],
+        f"{line['epoch_s']:.2f}", f"{line['images_per_s']:,.0f}",
+        "" if share is None else f"{100 * share:.0f}%",
+        "" if memory is None else f"{memory:.1f}", f"{line['prepare_s']:.0f}",
+    )  # fmt: skip
+
+
+def speed_sentences(report: dict[str, Any]) -> list[str]:
+    """Return the figures that are not in the table, as sentences."""
+    found = []
+    for mode, cost in report.get("head", {}).items():
+        spread = max(max(ms) / min(ms) - 1 for ms in (cost["ms"], cost["ms_without"]))
+        found.append(
+            f"the head costs {100 * cost['share']:+.2f}% of a step with batch norm in {mode} mode; "
+            f"captures of one step are up to {100 * spread:.2f}% apart{_extra_kernels(cost)}"
+        )
+    if "attack" in report:
+        attack = report["attack"]
+        found.append(
+            f"PGD-100 on {attack['images']:,} images: {attack['seconds']:.2f} s at batch "
+            f"{attack['batch_size']} ({attack['prepare_s']:.0f} s to prepare)"
+        )
+    for key, mode in (("where", "train"), ("where_eval", "eval")):
+        if key in report:
+            kinds = report[key]["kinds_ms"].items()
+            parts = ", ".join(f"{kind} {ms:.2f} ms" for kind, ms in kinds)
+            found.append(f"a fast step with batch norm in {mode} mode: {parts}")
+    return found
+
+
+def _extra_kernels(cost: dict[str, Any]) -> str:
+    """Return the time of the kernels that the step with the head launches in addition."""
+    more = [kernel for kernel in cost["kernels"].values() if kernel["launches"]]
+    if not more:
+        return ""
+    launches, ms = (sum(kernel[part] for kernel in more) for part in ("launches", "ms"))
+    share = ms / median(cost["ms_without"])
+    return f"; it launches {launches:.0f} more kernels, which take {100 * share:.2f}%"
+
+
+def show_speed(report: dict[str, Any]) -> None:
+    """Print the report as a table and sentences."""
+    machine = report["machine"]
+    table = Table(box=box.SIMPLE_HEAD, title=f"{machine['device']}, torch {machine['torch']}")
+    for column in SPEED_COLUMNS:
+        table.add_column(column, justify="left" if column == "what" else "right")
+    for line in report["lines"]:
+        table.add_row(*speed_cells(line))
+    show_table(table)
+    console = terminal()
+    for sentence in speed_sentences(report):
+        console.print(sentence)

@@ -1,6 +1,6 @@
 """Run folders, the records in them, and the provenance of both."""
 
-from demur.runs.provenance import provenance
+from demur.runs.metadata import provenance
 from demur.runs.record import Record
 from demur.runs.run import Run, run_folder, runs_in
 from demur.runs.tables import Records

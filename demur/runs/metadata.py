@@ -1,14 +1,18 @@
-"""JSON files of a run: their keys and types, checked whenever one is read.
+"""JSON files of a run: their keys and types, checked whenever one is read; and provenance.
 
 metadata = read_metadata(run.path / "checkpoint.json", CHECKPOINT, remedy)
 
 Keys that a schema does not name are provenance and may hold anything.
 """
 
+import platform
 import re
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
 
 from demur.data import SplitName
 from demur.errors import BadInput
@@ -21,12 +25,14 @@ from demur.field_types import (
     convert_value,
 )
 from demur.runs.files import read_json
+from demur.version import code_version
 
 Metadata = dict[str, Any]
 FileName = Annotated[
     str,
     Condition(lambda v: bool(re.fullmatch(r"\w[\w.-]{0,99}", v)), "that names a file beside it"),
 ]
+LIBRARIES = ("numpy", "safetensors", "scikit-learn")
 
 
 class Schema(NamedTuple):
@@ -102,3 +108,28 @@ def check_values(values: Any, schema: Schema, prefix: str) -> None:
             check_values(values[key], kind, f"{prefix}{key}.")
         elif key in values:
             convert_value(values[key], kind, prefix + key)
+
+
+def provenance(device: torch.device) -> dict[str, str | int]:
+    """Code version, library versions, device and number of threads, by name."""
+    return {
+        "code": code_version(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),  # with the build, since results depend on it
+        **{name: _installed_version(name) for name in LIBRARIES},
+        "device": _device_description(device),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _installed_version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def _device_description(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({platform.machine()})"

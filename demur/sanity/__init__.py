@@ -11,11 +11,19 @@ from collections.abc import Callable, Sequence
 
 from demur.evaluate.score import RejectorEvaluation
 from demur.runs import Record
+from demur.sanity.comparisons import (
+    left_at_large_eps,
+    rises_with_eps,
+    too_good,
+    weaker_beats_stronger,
+)
 from demur.sanity.evidence import CheckResult, Evidence, Flag, parse_records
-from demur.sanity.net import random_outputs, tied_scores, zero_gradients
-from demur.sanity.objective import objective_did_not_rise
-from demur.sanity.pairs import weaker_beats_stronger
-from demur.sanity.radius import left_at_large_eps, rises_with_eps, too_good
+from demur.sanity.single_records import (
+    objective_did_not_rise,
+    random_outputs,
+    tied_scores,
+    zero_gradients,
+)
 
 CHECKS: tuple[Callable[[Evidence], CheckResult], ...] = (
     objective_did_not_rise, zero_gradients, random_outputs, weaker_beats_stronger, rises_with_eps,

@@ -22,9 +22,9 @@ from demur.precision import tf32
 from demur.rule import as_score
 from demur.runs import Record
 from demur.sanity import checks_of
+from demur.sanity.comparisons import LARGE, TOO_GOOD
 from demur.sanity.evidence import CheckResult, Evidence, ParsedRecord
-from demur.sanity.net import TIED
-from demur.sanity.radius import LARGE, TOO_GOOD
+from demur.sanity.single_records import TIED
 
 MOST_IMAGES = 500
 STEPS = 20

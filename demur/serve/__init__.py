@@ -4,7 +4,7 @@ create_app(guard, Settings(token="secret"))      # an ASGI application
 serve(guard, Settings(), "127.0.0.1", 8000)      # until SIGTERM or Ctrl-C
 """
 
+from demur.serve.requests import Settings
 from demur.serve.service import create_app
-from demur.serve.settings import Settings
 
 __all__ = ["Settings", "create_app"]

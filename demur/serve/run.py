@@ -10,8 +10,8 @@ import uvicorn
 
 from demur.errors import BadInput
 from demur.guards.core import Guard
+from demur.serve.requests import Settings
 from demur.serve.service import create_app
-from demur.serve.settings import Settings
 
 SHUTDOWN_SECONDS = 30  # for requests in progress
 

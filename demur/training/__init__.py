@@ -7,6 +7,7 @@ from demur.training.fast import FastSteps
 from demur.training.loop import (
     Progress,
     Training,
+    Validator,
     base_of,
     check_divisible,
     check_trainable,
@@ -14,7 +15,6 @@ from demur.training.loop import (
 )
 from demur.training.state import TrainState
 from demur.training.step import PlainSteps, TrainingSteps
-from demur.training.validation import Validator
 
 __all__ = [
     "FastSteps", "PlainSteps", "Progress", "TrainState", "Training", "TrainingSteps", "Validator",

@@ -15,12 +15,11 @@ from torch import Tensor
 import peer_adapters
 from demur.attacks import CW, PGD, AutoAttackEnsemble
 from demur.balls import Linf
-from demur.bench.plain_copy import plain_copy
 from demur.evaluate import LoadedRun, RecordOptions
 from demur.nets import RejectingNet
 from demur.output import prediction
 from demur.runs import Run
-from peer_adapters import PAIRS, PeerSetup, seeded
+from peer_adapters import PAIRS, PeerSetup, plain_copy, seeded
 from peer_attacks import (
     COLUMNS,
     OURS,

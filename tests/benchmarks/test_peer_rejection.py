@@ -12,7 +12,7 @@ import peer_rejection
 from demur.attacks import AcceptedError, Attack, Chain, RejectAutoAttackEnsemble, UntargetedMargin
 from demur.attacks.attack import AttackBatch
 from demur.balls import Linf
-from demur.bench.reports import Reports
+from demur.bench.check import Reports
 from demur.data import Images
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions

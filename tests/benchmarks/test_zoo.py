@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from demur.attacks import APGD, MaxMinMargin, autoattack, reject_autoattack
+from demur.attacks import APGD, MaxMinMargin, autoattack
 from demur.rejectors import Con
 from zoo.defences import BROKEN, SOUND, Defence
 from zoo.run import Row, audited
@@ -17,10 +17,9 @@ N = 40
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (autoattack, reject_autoattack):
-        monkeypatch.setattr(module, "APGD", partial(APGD, steps=10))
+    monkeypatch.setattr(autoattack, "APGD", partial(APGD, steps=10))
     monkeypatch.setattr(
-        reject_autoattack, "MaxMinMargin",
+        autoattack, "MaxMinMargin",
         lambda ball, criterion, seed, **_: MaxMinMargin(ball, criterion, steps=5, seed=seed),
     )  # fmt: skip
 

@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from safetensors.torch import save as bytes_of
 
-from demur.data.cifar_files import read_part
+from demur.data.cifar import read_part
 from demur.data.published import CIFAR10_FILES, PIXELS, Part
 from demur.recipes import NAMED_ATTACKS, RECIPES, VOCABULARY
 from demur.runs import Record, Run
-from demur.runs.arrays import ARRAYS, check_arrays, npz_bytes, read_npz
 from demur.runs.files import content_digest, read_tensors
 from demur.runs.metadata import CERTIFICATE, CHECKPOINT, RECORD, STATE, read_metadata
-from demur.runs.state import load_state
+from demur.runs.record import ARRAYS, check_arrays, npz_bytes, read_npz
+from demur.runs.run import load_state
 from demur.spec import Spec, edit, lines, read, show
 from tests.fuzz.command_lines import argv
 from tests.fuzz.deployed import api, bundle

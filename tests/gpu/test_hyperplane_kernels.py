@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from demur.attacks import FAB, hyperplane_kernels
+from demur.attacks import FAB, kernels
 from demur.attacks.fab import project_to_hyperplane
 from demur.balls import L2, Ball, Linf
 from tests.linear import LinearNet, centred_images, distance
@@ -31,8 +31,8 @@ def test_projections_are_those_of_the_sort(
     last = x.contiguous(memory_format=torch.channels_last)
     found = [project_to_hyperplane(ball, last, grad, rise)]
     for available in (True, False):
-        monkeypatch.setattr(hyperplane_kernels, "AVAILABLE", available)
-        assert hyperplane_kernels.fits(ball, grad) == available
+        monkeypatch.setattr(kernels, "AVAILABLE", available)
+        assert kernels.hyperplane_fits(ball, grad) == available
         found.append(project_to_hyperplane(ball, x, grad, rise))
     assert torch.allclose(found.pop(0), found[0], atol=1e-6)
     assert torch.allclose(found[0], found[1], atol=2e-5)
@@ -62,4 +62,4 @@ def test_fab_finds_the_distance_of_a_linear_net(device: torch.device, kind: type
 
 
 def test_large_images_are_sorted(device: torch.device) -> None:
-    assert not hyperplane_kernels.fits(Linf(0.1), torch.zeros(1, 3, 224, 224, device=device))
+    assert not kernels.hyperplane_fits(Linf(0.1), torch.zeros(1, 3, 224, 224, device=device))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from demur.attacks import margin_kernels
+from demur.attacks import kernels
 from demur.attacks.margins import initial_state, solve_game
 from demur.balls import L2, Ball, Linf
 
@@ -25,13 +25,13 @@ def test_a_game(
     state.grads.normal_(generator=generator)
     state.values.normal_(generator=generator)
     state.games.random_(3, generator=generator)
-    assert margin_kernels.fits(state.grads)
+    assert kernels.game_fits(state.grads)
     average, weights = solve_game(ball, x, state)
-    monkeypatch.setattr(margin_kernels, "AVAILABLE", False)
+    monkeypatch.setattr(kernels, "AVAILABLE", False)
     expected, expected_weights = solve_game(ball, x, state)
     assert torch.allclose(average, expected, atol=1e-5)
     assert torch.allclose(weights, expected_weights, atol=1e-5)
 
 
 def test_large_images_do_not_fit(device: torch.device) -> None:
-    assert not margin_kernels.fits(torch.zeros(1, 2, 3 * 224 * 224, device=device))
+    assert not kernels.game_fits(torch.zeros(1, 2, 3 * 224 * 224, device=device))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from demur.attacks import square_kernels
+from demur.attacks import kernels
 from demur.attacks.square import Square, SquareDraw, SquareState
 from demur.balls import Linf
 
@@ -47,8 +47,8 @@ def test_proposals_are_those_of_tensor_operations(
         draw = SquareDraw(numbers[:, 1], x)
         found = []
         for available in (True, False):
-            monkeypatch.setattr(square_kernels, "AVAILABLE", available)
-            assert square_kernels.fits(x, x_adv, draw.uniforms) == available
+            monkeypatch.setattr(kernels, "AVAILABLE", available)
+            assert kernels.square_fits(x, x_adv, draw.uniforms) == available
             found.append(attack._propose(draw, x_adv, 1))
         assert torch.equal(found[0], found[1])
         assert eps == 0 or not torch.equal(found[0], x_adv)
@@ -78,7 +78,7 @@ def test_updates_are_those_of_tensor_operations(
     state = SquareState(x_adv, before, candidate, refuted, x_adv)
     found = []
     for available in (True, False):
-        monkeypatch.setattr(square_kernels, "AVAILABLE", available)
+        monkeypatch.setattr(kernels, "AVAILABLE", available)
         found.append(state.update(proposal, value, new_candidate, first, exact))
     for name in ("x_adv", "value", "candidate", "refuted"):
         ours, theirs = (getattr(one, name) for one in found)
@@ -88,6 +88,6 @@ def test_updates_are_those_of_tensor_operations(
 
 def test_other_dtypes_and_devices_use_tensor_operations(device: torch.device) -> None:
     x = torch.zeros(2, 3, 4, 4)
-    assert not square_kernels.fits(x)
-    assert not square_kernels.fits(x.to(device).double())
-    assert square_kernels.fits(x.to(device))
+    assert not kernels.square_fits(x)
+    assert not kernels.square_fits(x.to(device).double())
+    assert kernels.square_fits(x.to(device))

@@ -5,12 +5,6 @@ PlusLogScore(RCon(), eta=10)                       # CE + 10 log R-Con: wrong an
 UntargetedMargin() + 0.5 * PlusLogScore(Energy())       # objectives add and scale
 """
 
-from demur.attacks.objectives.accepted_error import (
-    MarginProduct,
-    MinMargin,
-    RejectionObjective,
-    SingleMargin,
-)
 from demur.attacks.objectives.classification import (
     CE,
     DLR,
@@ -28,10 +22,14 @@ from demur.attacks.objectives.rejector import (
     CARLMargin,
     CARLObjective,
     Form,
+    MarginProduct,
+    MinMargin,
     PlusLogScore,
     RejectionHinge,
+    RejectionObjective,
     RRLoss,
     ScoreObjective,
+    SingleMargin,
     XiObjective,
 )
 

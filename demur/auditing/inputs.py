@@ -1,8 +1,10 @@
-"""Other people's models for an audit: importable code, checkpoints, timm, published nets.
+"""Other people's models and images for an audit.
 
-    load_model("my_code:make_net", checkpoint="weights.pt")
+    load_model("my_code:make_net", checkpoint="weights.pt")     # or timm, or a published net
+    (x, y), cal = audit_images("photos", n=500, size=32)        # or an .npz, or a data set by name
 
 A model is code: whoever wrote the module runs as you. A checkpoint is read as weights only.
+Calibration images are None where the data have none; the audit then holds some test images out.
 """
 
 import importlib
@@ -12,14 +14,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from demur.data import CIFAR10, CIFAR100
-from demur.errors import BadInput
+from demur.data import CIFAR10, CIFAR100, DATASETS
+from demur.data.sources import Source, open_source
+from demur.errors import BadInput, suggestion
 from demur.gradient import Model
+from demur.image_files import resize_pixels
 from demur.methods import RR, NoHead
 from demur.nets import ResNet18, WideResNet
 from demur.nets.net import NetSpec, Normalise, RejectingNet
@@ -37,6 +42,7 @@ OFFICIAL = (  # names in the Rectified-Rejection repository, and here
     (r"\.bn([12])\.", lambda m: f".norm{m[1]}."),
     (r"\.(shortcut\.0|convShortcut)\.", lambda m: ".shortcut."),
 )  # fmt: skip
+LabelledImages = tuple[Any, Any]  # images N, C, H, W and labels N, as arrays or tensors
 
 
 def load_model(text: str, checkpoint: str | Path | None = None) -> Model:
@@ -193,3 +199,97 @@ def _domain(classes: int) -> Any:
     return (CIFAR100().domain if classes == 100 else shared)._replace(
         classes=classes, mean=shared.mean, std=shared.std
     )
+
+
+def audit_images(
+    data: str, n: int | None, size: int | None = None
+) -> tuple[LabelledImages, LabelledImages | None]:
+    """Return test images with labels, and calibration images if the data have them.
+
+    Args:
+        data: An .npz file with x and y, a folder with one folder per class, or a data set.
+        n: The number of images, from the first; None takes all.
+        size: The side in pixels to which images of a folder are resized; None keeps their size.
+    """
+    if n is not None and n < 1:
+        raise BadInput(f"--n is {n}; give at least 1")
+    if size is not None and size < 1:
+        raise BadInput(f"--size is {size}; give a side in pixels, at least 1")
+    if Path(data).is_dir():
+        return _folder(data, n, size)
+    if size is not None:
+        raise BadInput("--size is for a folder of images; leave it out")
+    return _arrays(data, n) if data.endswith(".npz") else _named(data, n)
+
+
+def _arrays(data: str, n: int | None) -> tuple[LabelledImages, LabelledImages | None]:
+    path = Path(data)
+    if not path.is_file():
+        raise BadInput(f"{data} is no file; name an .npz file with x and y")
+    try:
+        with np.load(path) as arrays:
+            found = {name: arrays[name] for name in arrays.files}
+    except Exception as error:
+        raise BadInput(f"{data} cannot be read as .npz: {error}") from None
+    if not {"x", "y"} <= set(found):
+        raise BadInput(
+            f"{data} needs arrays x (N, C, H, W) and y (N); cal_x and cal_y are optional"
+        )
+    cal = (found["cal_x"], found["cal_y"]) if {"cal_x", "cal_y"} <= set(found) else None
+    return (found["x"][:n], found["y"][:n]), cal
+
+
+def _named(name: str, n: int | None) -> tuple[LabelledImages, LabelledImages | None]:
+    known = {dataset.__name__.lower(): dataset for dataset in DATASETS}
+    if name.lower() not in known:
+        raise BadInput(
+            f"--data is {name!r}, no .npz file, no folder and no data set; "
+            f"{suggestion(name, known)}"
+        )
+    splits = known[name.lower()]().load()
+    test = splits["test"] if n is None else splits["test"].first(n)
+    cal = splits["cal"].batch(slice(None)) if "cal" in splits else None
+    return test.batch(slice(None)), cal
+
+
+def _folder(
+    data: str, n: int | None, size: int | None
+) -> tuple[LabelledImages, LabelledImages | None]:
+    """Return the images of a folder; with folders of splits those of test and of cal.
+
+    Without n all are read in their order. With n they are drawn evenly over that order, which
+    goes class by class.
+    """
+    source = open_source(data)
+    classes = {
+        name: number for number, name in enumerate(sorted({e.label for e in source.entries}))
+    }
+    rows = {
+        split: [i for i, entry in enumerate(source.entries) if entry.split == split]
+        for split in ("test", "cal", None)
+    }
+    test = rows["test"] or rows[None]
+    if not test:
+        raise BadInput(f"{data} has no folder test; add one, or name the folder to attack itself")
+    if n is not None and n < len(test):
+        test = [test[i * len(test) // n] for i in range(n)]
+    cal = _read(source, rows["cal"], classes, size) if rows["cal"] else None
+    return _read(source, test, classes, size), cal
+
+
+def _read(
+    source: Source, rows: list[int], classes: dict[str, int], size: int | None
+) -> LabelledImages:
+    """Return uint8 images N, 3, H, W and labels, the positions of the sorted class names."""
+    images = [source.read(i) for i in rows]
+    if size is not None:
+        images = [resize_pixels(pixels, size, size) for pixels in images]
+    shapes = sorted({pixels.shape[:2] for pixels in images})
+    if len(shapes) > 1:
+        (h, w), (other_h, other_w) = shapes[0], shapes[-1]
+        raise BadInput(
+            f"the images have several sizes, from {h} x {w} to {other_h} x {other_w} pixels; give "
+            "--size, the side that the model takes"
+        )
+    x = np.ascontiguousarray(np.stack(images).transpose(0, 3, 1, 2))
+    return x, np.array([classes[source.entries[i].label] for i in rows])
