@@ -44,95 +44,6 @@ ON_CPU = ("eager", "plain")
 FAST = ("fast", "eval", "overhead", "large")
 
 
-def wait(device: torch.device) -> None:
-    """Synchronise with a GPU; do nothing for a CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def seconds_each(action: Callable[[int], object], times: int, device: torch.device) -> float:
-    """Mean seconds per action of `times` actions in a row."""
-    wait(device)
-    start = time.perf_counter()
-    for i in range(times):
-        action(i)
-    wait(device)
-    return (time.perf_counter() - start) / times
-
-
-def best_of_two(action: Callable[[int], object], times: int, device: torch.device) -> float:
-    """Mean seconds per action: the faster of two trials after a short warm-up."""
-    seconds_each(action, min(3, times), device)
-    return min(seconds_each(action, times, device) for _ in range(2))
-
-
-def matrix_peak(device: torch.device) -> float | None:
-    """Measured FLOP/s of a large bf16 matrix product on a GPU; None on a CPU."""
-    if device.type != "cuda":
-        return None
-    n = MATRIX_SIZE
-    a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
-    return 2 * n**3 / best_of_two(lambda i: a @ b, 20, device)
-
-
-def copy_rate(device: torch.device) -> float | None:
-    """Measured bytes/s, read plus written, of a copy in GPU memory; None on a CPU."""
-    if device.type != "cuda":
-        return None
-    source = torch.zeros(COPY_SIZE, device=device)
-    target = torch.empty_like(source)
-    return 2 * 4 * COPY_SIZE / best_of_two(lambda i: target.copy_(source), 10, device)
-
-
-class EagerLoop:
-    """The baseline loop: `loop(i)` takes one training step on the i-th batch, in order.
-
-    PGD adversarial training as commonly written: eager fp32 with TF32 matrix products, batch
-    norm in train mode during the attack, and `loss.backward()` at every attack step, which also
-    computes unused weight gradients. Only its time is measured; `demur.training` trains
-    recipes.
-    """
-
-    def __init__(
-        self, recipe: Recipe, fit: Images, eps: float, step_size: float, steps: int
-    ) -> None:
-        self.recipe, self.fit = recipe, fit
-        self.eps, self.step_size, self.steps = eps, step_size, steps
-        net = recipe.net.build(recipe.data.domain, recipe.method.head, recipe.seed)
-        self.net: nn.Module = net.to(fit.y.device).train()
-        self.optimiser = torch.optim.SGD(
-            self.net.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4
-        )
-
-    def __call__(self, i: int) -> None:
-        """Take one training step."""
-        size = self.recipe.batch_size
-        first = i * size % (len(self.fit) - size + 1)
-        x, y = self.fit.batch(slice(first, first + size))
-        out = self.net((x + self._craft(x, y)).clamp(0, 1))
-        loss = cross_entropy(out.logits, y)
-        if out.aux.shape[1]:
-            # Eq. 7 with R-Con = con * A (Eq. 6); con gets no gradient where the prediction is right
-            confidence = torch.where(out.logits.argmax(-1) == y, con(out).detach(), con(out))
-            rectified = (confidence * rcon(out) / con(out)).clamp(1e-6, 1 - 1e-6)
-            loss = loss + nn.functional.binary_cross_entropy(rectified, tcon(out, y).detach())
-        self.optimiser.zero_grad()
-        loss.backward()
-        self.optimiser.step()
-
-    def _craft(self, x: Tensor, y: Tensor) -> Tensor:
-        """The PGD perturbations of a batch, N, C, H, W."""
-        delta = torch.empty_like(x).uniform_(-self.eps, self.eps)
-        delta = ((x + delta).clamp(0, 1) - x).requires_grad_()
-        for _ in range(self.steps):
-            cross_entropy(self.net(x + delta).logits, y).backward()
-            grad = delta.grad
-            assert grad is not None
-            moved = (delta + self.step_size * grad.sign()).clamp(-self.eps, self.eps)
-            delta = ((x + moved).clamp(0, 1) - x).detach().requires_grad_()
-        return delta.detach()
-
-
 @dataclass(frozen=True)
 class SpeedRow:
     """One row of the report: the speed of one training loop."""
@@ -378,3 +289,92 @@ def _forward_flops(recipe: Recipe) -> float:
     with FlopCounterMode(display=False) as counter:
         net(x)
     return float(counter.get_total_flops())
+
+
+def wait(device: torch.device) -> None:
+    """Synchronise with a GPU; do nothing for a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds_each(action: Callable[[int], object], times: int, device: torch.device) -> float:
+    """Mean seconds per action of `times` actions in a row."""
+    wait(device)
+    start = time.perf_counter()
+    for i in range(times):
+        action(i)
+    wait(device)
+    return (time.perf_counter() - start) / times
+
+
+def best_of_two(action: Callable[[int], object], times: int, device: torch.device) -> float:
+    """Mean seconds per action: the faster of two trials after a short warm-up."""
+    seconds_each(action, min(3, times), device)
+    return min(seconds_each(action, times, device) for _ in range(2))
+
+
+def matrix_peak(device: torch.device) -> float | None:
+    """Measured FLOP/s of a large bf16 matrix product on a GPU; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    n = MATRIX_SIZE
+    a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
+    return 2 * n**3 / best_of_two(lambda i: a @ b, 20, device)
+
+
+def copy_rate(device: torch.device) -> float | None:
+    """Measured bytes/s, read plus written, of a copy in GPU memory; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    source = torch.zeros(COPY_SIZE, device=device)
+    target = torch.empty_like(source)
+    return 2 * 4 * COPY_SIZE / best_of_two(lambda i: target.copy_(source), 10, device)
+
+
+class EagerLoop:
+    """The baseline loop: `loop(i)` takes one training step on the i-th batch, in order.
+
+    PGD adversarial training as commonly written: eager fp32 with TF32 matrix products, batch
+    norm in train mode during the attack, and `loss.backward()` at every attack step, which also
+    computes unused weight gradients. Only its time is measured; `demur.training` trains
+    recipes.
+    """
+
+    def __init__(
+        self, recipe: Recipe, fit: Images, eps: float, step_size: float, steps: int
+    ) -> None:
+        self.recipe, self.fit = recipe, fit
+        self.eps, self.step_size, self.steps = eps, step_size, steps
+        net = recipe.net.build(recipe.data.domain, recipe.method.head, recipe.seed)
+        self.net: nn.Module = net.to(fit.y.device).train()
+        self.optimiser = torch.optim.SGD(
+            self.net.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4
+        )
+
+    def __call__(self, i: int) -> None:
+        """Take one training step."""
+        size = self.recipe.batch_size
+        first = i * size % (len(self.fit) - size + 1)
+        x, y = self.fit.batch(slice(first, first + size))
+        out = self.net((x + self._craft(x, y)).clamp(0, 1))
+        loss = cross_entropy(out.logits, y)
+        if out.aux.shape[1]:
+            # Eq. 7 with R-Con = con * A (Eq. 6); con gets no gradient where the prediction is right
+            confidence = torch.where(out.logits.argmax(-1) == y, con(out).detach(), con(out))
+            rectified = (confidence * rcon(out) / con(out)).clamp(1e-6, 1 - 1e-6)
+            loss = loss + nn.functional.binary_cross_entropy(rectified, tcon(out, y).detach())
+        self.optimiser.zero_grad()
+        loss.backward()
+        self.optimiser.step()
+
+    def _craft(self, x: Tensor, y: Tensor) -> Tensor:
+        """The PGD perturbations of a batch, N, C, H, W."""
+        delta = torch.empty_like(x).uniform_(-self.eps, self.eps)
+        delta = ((x + delta).clamp(0, 1) - x).requires_grad_()
+        for _ in range(self.steps):
+            cross_entropy(self.net(x + delta).logits, y).backward()
+            grad = delta.grad
+            assert grad is not None
+            moved = (delta + self.step_size * grad.sign()).clamp(-self.eps, self.eps)
+            delta = ((x + moved).clamp(0, 1) - x).detach().requires_grad_()
+        return delta.detach()
