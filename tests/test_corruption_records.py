@@ -16,8 +16,8 @@ from demur.data.cifar10c import find_source
 from demur.data.corruptions import CORRUPTIONS, PAPER_CORRUPTIONS, corrupt
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, run_attack, values
-from demur.evaluate.adaptive import counted_distances, distances_of
 from demur.evaluate.corruptions import accuracy_by_severity, pool_severities, severities
+from demur.evaluate.distortion import counted_distances, distances_of
 from demur.output import Output
 from demur.paper.cells import Cell, measure_cells
 from demur.paper.published import PAPER_TABLES, PaperTable

@@ -13,7 +13,7 @@ from demur.attacks import CW, AcceptedError, Clean
 from demur.calibrate import TPR, Median
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, resolve_thresholds, run_attack
-from demur.evaluate.adaptive import (
+from demur.evaluate.distortion import (
     DistortionVerdicts,
     default_attacks,
     distances,

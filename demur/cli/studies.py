@@ -129,7 +129,7 @@ def distortion(
     from demur.attacks import Clean
     from demur.distributed import current
     from demur.evaluate import RecordOptions
-    from demur.evaluate.adaptive import (
+    from demur.evaluate.distortion import (
         default_attacks,
         distances,
         distortion_attack,

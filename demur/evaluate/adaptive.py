@@ -1,5 +1,4 @@
-"""The paper's adaptive evaluation: every adaptive objective at every weight eta;
-and the smallest changes that make images wrong, and wrong and accepted.
+"""The paper's adaptive evaluation: every adaptive objective at every weight eta.
 
 plan = AdaptivePlan.of(recipe, etas=(1, 10), steps=50, restarts=2)
 trials(plan, make, evaluation)          # paper protocol: one record per objective and eta
@@ -7,23 +6,15 @@ plan.worst                          # deploy protocol: one attack, the worst cas
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
-from demur import metrics
-from demur.attacks import CW, AcceptedError, Attack, Chain, MinMargin, MultiTarget
-from demur.attacks.criteria import RuleCriterion
+from demur.attacks import AcceptedError, Attack, Chain, MinMargin, MultiTarget
 from demur.calibrate import TPR
 from demur.errors import BadInput, suggestion
-from demur.evaluate.record_scores import JsonFields
 from demur.evaluate.score import BASELINE, Protocol, RejectorEvaluation, Row, ScoredRecord
-from demur.evaluate.thresholds import CleanRecord, resolve_thresholds
-from demur.metrics import BoolArray, FloatArray, Interval
 from demur.recipes import ADAPTIVE_OBJECTIVES, Recipe
-from demur.recipes import attack as attack_named
 from demur.recipes.attacks import RESTARTS, STEPS
 from demur.rejectors import Con, Rejector
 from demur.runs import Record
@@ -34,8 +25,6 @@ OPERATING_POINT = TPR(0.95)
 Make = Callable[[str, Attack], Record]  # a label and an attack to its record
 Measure = Literal["accuracy", "auroc"]
 Mark = Literal["", "objective", "all"]  # smallest value of its objective, or of all
-NORMAL = "normal"
-Norm = Literal["L2", "Linf", "Linf-adam"]
 
 
 @dataclass(frozen=True)
@@ -218,179 +207,3 @@ def _number(value: float) -> str:
     """Shortest text of a number that reads back as the same number."""
     short = f"{value:g}"
     return short if float(short) == value else repr(value)
-
-
-@dataclass(frozen=True)
-class Distances(JsonFields):
-    """Distances that one minimal-distortion attack needed on one record.
-
-    They are squared for L2 and times 255 for Linf. A mean over no images is None.
-    """
-
-    attack: str
-    norm: Norm
-    rejector_name: str  # the rejector that must accept, or normal
-    threshold: float | None
-    n: int
-    unbroken: int  # images that the attack could not break, which `mean` and `median` leave out
-    broken: float  # share of all images, including those broken without a change
-    broken_interval: Interval
-    broken_clean: float  # share of all images that were broken without a change
-    mean: float | None  # over the images that a change broke
-    mean_interval: Interval | None
-    median: float | None
-    paper_mean: float | None  # over all images, see `counted_distances`; None without normal
-    ratio_to_normal: float | None  # mean divided by that of normal, on the images that both broke
-    record: str
-
-
-@dataclass(frozen=True)
-class DistortionVerdicts:
-    """A record with the success and the distance of each image."""
-
-    record: Record
-    attack: CW
-    threshold: float | None
-    broken: BoolArray
-    distance: FloatArray
-    correct_clean: BoolArray  # correct before the attack
-
-    @property
-    def moved(self) -> BoolArray:
-        """Which images a change broke; N."""
-        return self.broken & (self.distance > 0)
-
-
-def default_attacks(recipe: Recipe) -> list[str]:
-    """Attacks of the paper's table: both norms, normal, adaptive for Con and for the head."""
-    name, _ = recipe.head_rejector
-    on_confidence = [] if name == "Con" else [":rejector=Con()"]
-    return [
-        label
-        for norm in ("", "-linf")
-        for label in (f"cw{norm}", *(f"cw-adaptive{norm}{c}" for c in (*on_confidence, "")))
-    ]
-
-
-def distortion_attack(text: str, recipe: Recipe) -> CW:
-    """Attack of that name; BadInput if it does not minimise the distortion."""
-    found: Attack = attack_named(text, recipe)
-    if not isinstance(found, CW):
-        raise BadInput(f"{text} does not minimise the distortion; use cw, cw-linf or cw-adaptive")
-    return found
-
-
-def distortion_verdicts(
-    record: Record, attack: CW, clean: CleanRecord, correct_clean: BoolArray
-) -> DistortionVerdicts:
-    """Which images of a record are broken, and the distance of each.
-
-    normal: the prediction is wrong. adaptive: it is wrong, and its score reaches the median
-    score of correct predictions on clean training images. An image is broken if the search
-    changed it, or if it needs no change: no second verdict is taken so near the boundary.
-    """
-    bound = resolve_thresholds(attack, clean).spec
-    distance = distances_of(record, attack)
-    broken = (distance > 0) | bound.criterion(record.output, record.y).numpy()
-    at = bound.criterion.threshold if isinstance(bound.criterion, RuleCriterion) else None
-    t = at if isinstance(at, float) else None
-    return DistortionVerdicts(record, attack, t, broken, distance, correct_clean)
-
-
-def counted_distances(
-    distance: FloatArray, correct_clean: BoolArray, normal: FloatArray | None = None
-) -> FloatArray:
-    """Distances as the paper averages them over all images; N.
-
-    Where an adaptive attack fails, its image is the one that normal C&W returned, so the distance
-    of that counts. A failure of normal C&W counts as 0, and so do images misclassified before.
-
-    Args:
-        distance: Of the attack; 0 where it changed nothing, N.
-        correct_clean: Which images are correct before the attack, N.
-        normal: Distances of normal C&W in the same norm for an adaptive attack, N.
-    """
-    rest = np.zeros_like(distance) if normal is None else normal
-    return np.where(correct_clean, np.where(distance > 0, distance, rest), 0.0)
-
-
-def paper_mean_distance(record: Record, normal: Record, attack: CW) -> float | None:
-    """Mean distance as the paper counts, from records alone; None if `normal` lacks an image.
-
-    `normal` is the record of normal C&W in the same norm: `record` itself, or another.
-    """
-    known = {int(index): row for row, index in enumerate(normal.arrays["index"])}
-    indices = [int(index) for index in record.arrays["index"]]
-    if not known.keys() >= set(indices):
-        return None
-    rows = [known[index] for index in indices]
-    of_normal = distances_of(normal, attack)[rows]
-    correct_clean = (of_normal > 0) | normal.correct[rows]
-    return float(counted_distances(distances_of(record, attack), correct_clean, of_normal).mean())
-
-
-def distances(
-    found: Sequence[DistortionVerdicts], rejectors: Mapping[str, Rejector]
-) -> list[Distances]:
-    """Distances of each attack, compared with the normal attack in the same norm if any."""
-    normal = {one.attack.norm: one for one in reversed(found) if not _has_rejector(one.attack)}
-    return [_distances(one, normal.get(one.attack.norm), rejectors) for one in found]
-
-
-def _distances(
-    one: DistortionVerdicts, normal: DistortionVerdicts | None, rejectors: Mapping[str, Rejector]
-) -> Distances:
-    far = one.distance[one.moved]
-    adaptive = _has_rejector(one.attack)
-    return Distances(
-        attack=one.record.label,
-        norm=one.attack.norm,
-        rejector_name=_rejector_name(one.attack, rejectors),
-        threshold=one.threshold,
-        n=len(one.broken),
-        unbroken=int((~one.broken).sum()),
-        broken=float(one.broken.mean()),
-        broken_interval=metrics.wilson(int(one.broken.sum()), len(one.broken)),
-        broken_clean=float((one.broken & ~one.moved).mean()),
-        mean=float(far.mean()) if len(far) else None,
-        mean_interval=metrics.bootstrap(lambda part: float(part.mean()), far) if len(far) else None,
-        median=float(np.median(far)) if len(far) else None,
-        paper_mean=_paper_mean(one, normal if adaptive else one),
-        ratio_to_normal=_ratio(one, normal) if normal and adaptive else None,
-        record=one.record.digest,
-    )
-
-
-def _paper_mean(one: DistortionVerdicts, normal: DistortionVerdicts | None) -> float | None:
-    """Mean as the paper counts; None if an adaptive attack failed and there is no normal one."""
-    if normal is None and (one.broken | ~one.correct_clean).all():
-        normal = one
-    if normal is None:
-        return None
-    return float(counted_distances(one.distance, one.correct_clean, normal.distance).mean())
-
-
-def _ratio(one: DistortionVerdicts, other: DistortionVerdicts) -> float | None:
-    """Ratio of the mean distances on the images that a change broke in both."""
-    both = one.moved & other.moved
-    return float(one.distance[both].mean() / other.distance[both].mean()) if both.any() else None
-
-
-def distances_of(record: Record, attack: CW) -> FloatArray:
-    """Distance of each image in the units of the paper; N."""
-    sizes = record.arrays["size_l2" if attack.norm == "L2" else "size_linf"].double().numpy()
-    found: FloatArray = sizes**2 if attack.norm == "L2" else 255 * sizes
-    return found
-
-
-def _has_rejector(attack: CW) -> bool:
-    return isinstance(attack.criterion, RuleCriterion)
-
-
-def _rejector_name(attack: CW, rejectors: Mapping[str, Rejector]) -> str:
-    """Name of the rejector that must accept, or normal."""
-    criterion = attack.criterion
-    if not isinstance(criterion, RuleCriterion):
-        return NORMAL
-    known = (name for name, rejector in rejectors.items() if rejector == criterion.rejector)
-    return next(known, str(criterion.rejector))

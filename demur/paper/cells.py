@@ -20,8 +20,8 @@ from demur.attacks import CW, Attack, Corruption, Misclassified
 from demur.data.corruptions import SEVERITIES
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RejectorEvaluation, tcon_of, values
-from demur.evaluate.adaptive import distances_of, paper_mean_distance
 from demur.evaluate.corruptions import accuracy_by_severity, pool_severities
+from demur.evaluate.distortion import distances_of, paper_mean_distance
 from demur.evaluate.record_scores import can_score
 from demur.metrics import FloatArray
 from demur.paper.measure import epoch_seconds, megabytes, metrics_file

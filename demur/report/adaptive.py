@@ -8,7 +8,8 @@ from rich import box
 from rich.table import Table
 
 from demur.evaluate import BASELINE, Row, ScoredRecord
-from demur.evaluate.adaptive import Distances, Mark, Measure, Trial, marks, minima, row_of
+from demur.evaluate.adaptive import Mark, Measure, Trial, marks, minima, row_of
+from demur.evaluate.distortion import Distances
 from demur.report.text import percent, show_scores, show_table, table_width, terminal
 
 STARS: dict[Mark, str] = {"": "", "objective": "* ", "all": "** "}
