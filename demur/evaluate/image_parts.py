@@ -1,4 +1,4 @@
-"""Images as people have them (tensors, arrays, files, DataLoaders), and a model's decisions on them.
+"""Images as people have them (tensors, arrays, files, loaders), and a model's decisions on them.
 
 for x, y in image_parts(np.load("images.npy", mmap_mode="r"), labels):
     ...     # tensors of at most PART_BYTES, so that only one part is in memory
