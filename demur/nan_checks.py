@@ -6,7 +6,6 @@
 NaN compares as false, so without a check an image whose score is NaN would count as robust.
 """
 
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,15 +48,7 @@ class Check:
             self.worst = worst if self.worst is None else torch.maximum(self.worst, worst)
 
 
-@dataclass
-class Deferred:
-    """The checks of a block."""
-
-    checks: dict[str, Check] = field(default_factory=dict)
-    checked: Callable[[], Tensor | None] = lambda: None  # the logits that were checked last
-
-
-_deferred: ContextVar[Deferred | None] = ContextVar("deferred checks", default=None)
+_deferred: ContextVar[dict[str, Check] | None] = ContextVar("deferred checks", default=None)
 
 
 def raise_if_invalid(
@@ -76,34 +67,16 @@ def raise_if_invalid(
         remedy: What the user can do, as the end of the sentence.
         invalid: A function of values that returns which of them are invalid.
     """
-    block = _deferred.get()
-    check = None if block is None else block.checks.get(what)
+    checks = _deferred.get()
+    check = None if checks is None else checks.get(what)
     if check is not None and check.images >= len(values):
         check.add(values)
         return
     _raise_if_any(what, int(invalid(values).sum()), len(values), remedy)
     if check is not None:
         check.images = len(values)
-    elif block is not None:
-        block.checks[what] = Check(len(values), remedy, invalid)
-
-
-def mark_checked(logits: Tensor) -> None:
-    """Note that these logits were checked, for the next call of `was_checked`."""
-    if (block := _deferred.get()) is not None:
-        block.checked = weakref.ref(logits)
-
-
-def was_checked(logits: Tensor) -> bool:
-    """Return whether these are the logits of the last `mark_checked`, only once for each mark.
-
-    A model may return the same tensor with new values in every call.
-    """
-    block = _deferred.get()
-    if block is None or block.checked() is not logits:
-        return False
-    block.checked = lambda: None
-    return True
+    elif checks is not None:
+        checks[what] = Check(len(values), remedy, invalid)
 
 
 @contextmanager
@@ -112,7 +85,7 @@ def deferred_checks() -> Iterator[None]:
     if _deferred.get() is not None:  # the outer block raises
         yield
         return
-    token = _deferred.set(Deferred())
+    token = _deferred.set({})
     try:
         yield
         raise_deferred()
@@ -122,8 +95,7 @@ def deferred_checks() -> Iterator[None]:
 
 def raise_deferred() -> None:
     """Raise BadInput if a check that is deferred so far has found an invalid value."""
-    block = _deferred.get()
-    for what, check in ({} if block is None else block.checks).items():
+    for what, check in (_deferred.get() or {}).items():
         check.count()
         if check.worst is not None:
             _raise_if_any(what, int(check.worst), check.images, check.remedy)

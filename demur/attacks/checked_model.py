@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from demur.errors import BadInput
 from demur.gradient import AttackModel, Gradient, Model, ObjectiveFunction, PlainModel
 from demur.images import check_batch
-from demur.nan_checks import deferred_checks, mark_checked, raise_if_invalid
+from demur.nan_checks import deferred_checks, raise_if_invalid
 from demur.output import Output, as_output, check_logits
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -59,7 +59,7 @@ class CheckedModel(AttackModel):
             answer = self.model(x.to(self.dtype, copy=True))
         out = as_output(answer, rows=len(x))
         out = Output(*(part.to(x.dtype) for part in out))
-        _check_logits(out)
+        check_logits(out)
         return out
 
     def gradient(
@@ -218,14 +218,8 @@ def _explained_without_gradient(objective: ObjectiveFunction) -> Iterator[None]:
         ) from error
 
 
-def _check_logits(out: Output) -> None:
-    """Check the logits and note it, so that a success criterion need not check them again."""
-    check_logits(out)
-    mark_checked(out.logits)
-
-
 def _check_query(value: Tensor, out: Output) -> None:
-    _check_logits(out)
+    check_logits(out)
     raise_if_invalid("objective", value, "its outputs are unfit for this objective; choose another")
 
 

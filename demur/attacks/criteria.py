@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from demur.nan_checks import was_checked
 from demur.output import Output, as_output, check_logits, prediction
 from demur.rule import OperatingPoint, Rejector, Rule, Score, Unresolved, as_score
 from demur.spec import Spec
@@ -109,6 +108,5 @@ class Rejected(RuleCriterion):
 def is_wrong(out: Output, y: Tensor) -> Tensor:
     """Return on which images the prediction is wrong, N; raise BadInput for logits of NaN."""
     out = as_output(out, rows=len(y))
-    if not was_checked(out.logits):  # by the model that returned them
-        check_logits(out)
+    check_logits(out)
     return prediction(out) != y

@@ -23,7 +23,7 @@ from demur.engine.fast_copy import (
     CopySettings,
     FastCopy,
     check_copyable,
-    narrow_pays,
+    pure_bf16_pays,
 )
 from demur.engine.frozen import CapturedQueries, Query
 from demur.engine.graphs import Bucket, cudnn_benchmark, first_line
@@ -35,9 +35,9 @@ from demur.output import Output, as_output
 from demur.precision import no_autocast, tf32
 
 ModelEngine = Literal["auto", "plain"]
-NARROW_SETTINGS = (  # on a GPU, for models with norms other than batch norm, as transformers have
-    CopySettings("bf16", channels_last=True, narrow=True),
-    CopySettings("bf16", channels_last=False, narrow=True),
+PURE_BF16_SETTINGS = (  # on a GPU, for models with other norms than batch norm: transformers
+    CopySettings("bf16", channels_last=True, pure_bf16=True),
+    CopySettings("bf16", channels_last=False, pure_bf16=True),
 )
 GPU_SETTINGS = (
     CopySettings("bf16", channels_last=True),
@@ -241,7 +241,7 @@ def _settings(module: nn.Module, on_gpu: bool) -> tuple[CopySettings, ...]:
     """Return the settings of copies to try, on a GPU the fastest first."""
     if not on_gpu:
         return CPU_SETTINGS
-    return (*NARROW_SETTINGS, *GPU_SETTINGS) if narrow_pays(module) else GPU_SETTINGS
+    return (*PURE_BF16_SETTINGS, *GPU_SETTINGS) if pure_bf16_pays(module) else GPU_SETTINGS
 
 
 def _expected(model: CheckedModel, x: Tensor, y: Tensor) -> Gradient:

@@ -4,8 +4,8 @@
     fast(x).logits                      # those of the model up to the rounding of the precision
 
 Autocast computes layer norm in fp32, and a sum with an fp32 parameter is fp32 as well. A copy with
-`narrow` rounds these to bf16, so that all activations of a transformer have 16 bits. The copy has
-frozen weights of its own. The model itself is only read.
+`pure_bf16` rounds these to bf16, so that all activations of a transformer have 16 bits. The copy
+has frozen weights of its own. The model itself is only read.
 """
 
 import copy
@@ -56,17 +56,17 @@ class CopySettings:
     Args:
         precision: The precision of convolutions and matrix products.
         channels_last: Whether maps lie in memory channels last.
-        narrow: With bf16, whether norms other than batch norm and sums with parameters are
+        pure_bf16: With bf16, whether norms other than batch norm and sums with parameters are
             computed in bf16 as well.
     """
 
     precision: Precision
     channels_last: bool
-    narrow: bool = False
+    pure_bf16: bool = False
 
     def __str__(self) -> str:
         layout = "channels-last" if self.channels_last else "contiguous"
-        return f"{self.precision}{' throughout' if self.narrow else ''}, {layout}"
+        return f"{self.precision}{' throughout' if self.pure_bf16 else ''}, {layout}"
 
 
 class Call(NamedTuple):
@@ -104,7 +104,7 @@ class FastCopy:
             if x.is_cuda and isinstance(layer, nn.Conv2d) and layer.in_channels < MIN_CHANNELS:
                 _pad_channels(layer)
             _cast(layer, settings)
-        if settings.narrow:
+        if settings.pure_bf16:
             _cast_parameters(self.net, heads)
         for layer in heads:
             _run_in_fp32(layer)
@@ -120,7 +120,7 @@ class FastCopy:
         if self._scripted is not None and not torch.is_grad_enabled():
             with optimized_execution(False):  # else each new batch size is profiled
                 return as_output(self._scripted(x), len(x))
-        norms = NarrowNorms(x.device) if self.settings.narrow else nullcontext()
+        norms = Bf16Norms(x.device) if self.settings.pure_bf16 else nullcontext()
         with autocast(self.settings.precision, x.device), tf32(self.settings.precision), norms:
             return as_output(self.net(x), len(x))
 
@@ -147,7 +147,7 @@ class FastCopy:
         return agrees
 
 
-class NarrowNorms(TorchFunctionMode):
+class Bf16Norms(TorchFunctionMode):
     """Compute layer norm, group norm and RMS norm in bf16 inside the block, without autocast.
 
     Their kernels take and return bf16; means and variances are fp32 all the same.
@@ -167,7 +167,7 @@ class NarrowNorms(TorchFunctionMode):
             return func(*args, **kwargs)
 
 
-def narrow_pays(net: nn.Module) -> bool:
+def pure_bf16_pays(net: nn.Module) -> bool:
     """Return whether there are other parameters than of convolutions, linear layers, batch norm."""
     others = (nn.Conv2d, nn.Linear, _NormBase)
     modules = [module for module in net.modules() if not isinstance(module, others)]

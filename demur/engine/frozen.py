@@ -30,7 +30,7 @@ Query = Literal["gradient", "gradients", "gradient_only", "value"]
 
 
 @dataclass(frozen=True)
-class Together:
+class StackedObjectives:
     """Several objectives of the same inputs as one function with values N, M."""
 
     objectives: tuple[ObjectiveFunction, ...]
@@ -76,7 +76,9 @@ class CapturedQueries(AttackModel):
     ) -> list[Gradient]:
         if self.compiler != "none" or self.training:  # compiled code has one backward pass only
             return super().gradients(objectives, x, y, *inputs)
-        found = self._bucketed_query(Together(tuple(objectives)), "gradients", x, y, *inputs)
+        found = self._bucketed_query(
+            StackedObjectives(tuple(objectives)), "gradients", x, y, *inputs
+        )
         pairs = zip(found.grad.unbind(1), found.value.unbind(1), strict=True)
         return [Gradient(grad, value, found.out) for grad, value in pairs]
 

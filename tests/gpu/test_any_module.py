@@ -14,7 +14,7 @@ from demur.engine.fast_copy import FastCopy
 from demur.gradient import PlainModel
 from tests.test_any_module import Branching, Residual, ViewedMaps, conv_net, logits, seeded
 from tests.test_gradients_together import OBJECTIVES, own_model
-from tests.test_narrow_copy import MODELS
+from tests.test_pure_bf16_copy import MODELS
 
 COUNT = 100
 
@@ -132,7 +132,7 @@ def test_a_transformer_is_attacked_in_bf16_throughout(
         accelerated(model, x, y, COUNT, on_message=said.append) as fast,
     ):
         assert isinstance(fast.model, FrozenModule)
-        assert fast.model.fast.settings.narrow
+        assert fast.model.fast.settings.pure_bf16
         plain = PlainModel(net).gradient(CE(), x, y)
         for _ in range(2):  # the capture and a replay
             ours = fast.gradient(CE(), x, y)
@@ -146,7 +146,7 @@ def test_a_transformer_is_attacked_in_bf16_throughout(
     assert said == []
 
 
-def test_a_transformer_whose_narrow_copy_fails_gets_autocast(
+def test_a_transformer_whose_pure_bf16_copy_fails_gets_autocast(
     device: torch.device, batch: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object) -> None:

@@ -1,4 +1,4 @@
-"""Copies with all activations in bf16: which operations are narrow, and models that need care."""
+"""Copies with all activations in bf16: which operations are, and models that need care."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from demur.attacks.checked_model import checked
 from demur.engine import FrozenModule
 from demur.engine.any_module import (
     GPU_SETTINGS,
-    NARROW_SETTINGS,
+    PURE_BF16_SETTINGS,
     _check_agreement,
     _expected,
     _settings,
@@ -118,9 +118,9 @@ def batch() -> tuple[Tensor, Tensor]:
     return x, torch.randint(0, CLASSES, (16,), generator=generator)
 
 
-@pytest.mark.parametrize("settings", NARROW_SETTINGS, ids=str)
+@pytest.mark.parametrize("settings", PURE_BF16_SETTINGS, ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_narrow_copy_agrees_with_the_model(
+def test_a_pure_bf16_copy_agrees_with_the_model(
     name: str, settings: Any, batch: tuple[Tensor, Tensor]
 ) -> None:
     net = seeded(MODELS[name])
@@ -138,7 +138,7 @@ def test_norms_and_residual_sums_are_narrow_and_the_pixels_are_not(
     name: str, batch: tuple[Tensor, Tensor]
 ) -> None:
     net = seeded(MODELS[name])
-    fast = FastCopy(net, NARROW_SETTINGS[0], batch[0][:2])
+    fast = FastCopy(net, PURE_BF16_SETTINGS[0], batch[0][:2])
     with NormDtypes() as seen, torch.no_grad():
         fast(batch[0])
     assert seen.norms == seen.sums == {torch.bfloat16}
@@ -149,5 +149,5 @@ def test_norms_and_residual_sums_are_narrow_and_the_pixels_are_not(
 
 def test_only_models_with_such_parameters_are_tried_narrow() -> None:
     assert _settings(seeded(conv_net), on_gpu=True) == GPU_SETTINGS
-    assert _settings(seeded(Transformer), on_gpu=True) == (*NARROW_SETTINGS, *GPU_SETTINGS)
-    assert not any(settings.narrow for settings in _settings(seeded(Transformer), on_gpu=False))
+    assert _settings(seeded(Transformer), on_gpu=True) == (*PURE_BF16_SETTINGS, *GPU_SETTINGS)
+    assert not any(settings.pure_bf16 for settings in _settings(seeded(Transformer), on_gpu=False))
