@@ -80,6 +80,11 @@ class ModelWithScore(WrappedModel):
         self, model: Model, score: ImageScore, surrogate: ImageScore | None = None
     ) -> None:
         super().__init__(model)
+        if not callable(score):
+            raise BadInput(
+                f"{score!r} is no rejector; pass an object such as demur.Con(), or a function from "
+                "images to scores"
+            )
         self.score, self.surrogate = score, surrogate
 
     def forward(self, x: Tensor) -> Output:

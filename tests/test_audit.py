@@ -119,6 +119,8 @@ class TestAudit:
 
     def test_wrong_arguments_raise_one_sentence(self) -> None:
         x, y = images()
+        with pytest.raises(BadInput, match="'R-Con' is no rejector"):
+            audit(Logits(), x, y, rejector="R-Con")  # type: ignore[arg-type]
         with pytest.raises(BadInput, match="no version 'quick'"):
             audit(Logits(), x, y, version="quick")
         with pytest.raises(BadInput, match="too few to hold some out"):

@@ -94,7 +94,7 @@ class AuditReport:
         if not self.flags and not self.warnings:
             return "Nothing was flagged: the attacks did what they should on this model."
         return (
-            f"{len(self.flags)} flags and {len(self.warnings)} warnings: the model may be less "
+            f"Flags: {len(self.flags)}; warnings: {len(self.warnings)}. The model may be less "
             "robust than the figures say, and each remedy should be tried."
         )
 
