@@ -28,6 +28,24 @@ class Gradient(NamedTuple):
     out: Output  # output of the model
 
 
+class PatchQueries(Protocol):
+    """Values of images that differ from the current ones in one small square each."""
+
+    def __call__(
+        self, x: Tensor, y: Tensor, corner: Tensor, kept: Tensor, *inputs: Tensor
+    ) -> tuple[Tensor, Output]:
+        """Return what `AttackModel.value` returns.
+
+        Args:
+            x: the current images with another square, N, C, H, W.
+            y: true labels, N.
+            corner: first row and column of the squares, N, 2.
+            kept: which squares of the last call are now part of the current images, N, bool.
+            *inputs: further tensors that the objective takes, one row per image.
+        """
+        ...
+
+
 @runtime_checkable
 class AttackModel(Protocol):
     """What attacks and training frameworks call on a model.
@@ -78,6 +96,12 @@ class AttackModel(Protocol):
     ) -> tuple[Tensor, Output]:
         """Return the objective (N) and the output, in the precision of the gradient."""
         return exact_value(self, objective, x, y, *inputs)
+
+    def patch_queries(
+        self, objective: ObjectiveFunction, x: Tensor, side: int
+    ) -> PatchQueries | None:
+        """Return faster queries of x with one more square of `side` pixels at a time, if any."""
+        return None
 
     def drop_graphs(self) -> None:
         """Free what was captured for the objectives of an attack that has ended."""

@@ -10,13 +10,21 @@ and no NaN. Its buffers and the global random states are restored at the end.
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from demur.errors import BadInput
-from demur.gradient import AttackModel, Gradient, Model, ObjectiveFunction, PlainModel
+from demur.gradient import (
+    AttackModel,
+    Gradient,
+    Model,
+    ObjectiveFunction,
+    PatchQueries,
+    PlainModel,
+)
 from demur.images import check_batch
 from demur.nan_checks import deferred_checks, raise_if_invalid
 from demur.output import Output, as_output, check_logits
@@ -96,8 +104,20 @@ class CheckedModel(AttackModel):
         _check_query(value, out)
         return value, out
 
+    def patch_queries(
+        self, objective: ObjectiveFunction, x: Tensor, side: int
+    ) -> PatchQueries | None:
+        queries = self._queried.patch_queries(objective, x, side)
+        return None if queries is None else partial(_checked_patches, queries)
+
     def drop_graphs(self) -> None:
         self._queried.drop_graphs()
+
+
+def _checked_patches(queries: PatchQueries, *arguments: Tensor) -> tuple[Tensor, Output]:
+    value, out = queries(*arguments)
+    _check_query(value, out)
+    return value, out
 
 
 @contextmanager

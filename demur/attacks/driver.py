@@ -27,11 +27,12 @@ from demur.precision import use_precision
 
 @dataclass
 class PerImageState:
-    """Tensors with one row per image."""
+    """Tensors with one row per image; a field of another type belongs to all images together."""
 
     def select(self, rows: Tensor) -> Self:
-        """Return the state of the given rows (indices or a boolean mask)."""
-        return type(self)(*(getattr(self, f.name)[rows] for f in fields(self)))
+        """Return the state of the given rows (indices or a mask), other fields set to None."""
+        values = (getattr(self, f.name) for f in fields(self))
+        return type(self)(*(v[rows] if isinstance(v, Tensor) else None for v in values))
 
 
 @dataclass

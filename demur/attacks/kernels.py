@@ -65,8 +65,8 @@ def update_square(
     candidate: Tensor,
     first: bool,
     exact: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return images, values and candidates after a query; see `SquareState.update`.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return images, values, candidates and kept proposals; see `SquareState.update`.
 
     Args:
         state: Images, values, candidates (bool) and refuted (bool) before the query.
@@ -80,12 +80,13 @@ def update_square(
     x_adv, proposal = (part.contiguous(memory_format=layout) for part in (state[0], proposal))
     before, candidates = (part.contiguous() for part in state[1:3])
     flags = [part.contiguous().view(torch.uint8) for part in (candidates, state[3], candidate)]
-    new = torch.empty_like(x_adv), torch.empty_like(before), torch.empty_like(candidates)
+    kept = torch.empty_like(candidates)
+    new = torch.empty_like(x_adv), torch.empty_like(before), torch.empty_like(candidates), kept
     values = x_adv[0].numel()
     grid = (len(x_adv), triton.cdiv(values, BLOCK))
     _update_kernel[grid](
         x_adv, before, *flags, proposal, value.contiguous(),
-        new[0], new[1], new[2].view(torch.uint8), values, first, exact, BLOCK,
+        new[0], new[1], *(part.view(torch.uint8) for part in new[2:]), values, first, exact, BLOCK,
     )  # fmt: skip
     return new
 
@@ -196,7 +197,7 @@ if AVAILABLE:
     @triton.jit
     def _update_kernel(
         x_adv, before, candidates, refuted, candidate, proposal, value,
-        x_out, value_out, candidate_out, values,
+        x_out, value_out, candidate_out, kept_out, values,
         first: tl.constexpr, exact: tl.constexpr, size: tl.constexpr,
     ):  # fmt: skip
         """Take or leave the proposal of one image; the formulas of `SquareState.update`."""
@@ -221,6 +222,7 @@ if AVAILABLE:
             tl.store(value_out + image, tl.where(taken, new_value, old_value))
             is_candidate = tl.where(taken, new_candidate, old_candidate)
             tl.store(candidate_out + image, is_candidate.to(tl.uint8))
+            tl.store(kept_out + image, taken.to(tl.uint8))
 
     @triton.jit
     def _project_kernel(

@@ -24,7 +24,7 @@ from demur.attacks.objectives import Objective, UntargetedMargin
 from demur.balls import L2, Ball, Linf
 from demur.errors import BadInput
 from demur.field_types import NonNegativeInt, PositiveInt, UnitInterval
-from demur.gradient import Model, approximate_value
+from demur.gradient import Model, PatchQueries, approximate_value, attack_model
 from demur.images import per_image
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # queries after which p is halved
@@ -41,6 +41,8 @@ class SquareState(SearchState):
 
     refuted: Tensor  # an earlier candidate of this image failed verification, bool
     uniforms: Tensor  # random numbers of the next queries
+    kept: Tensor  # the last proposal was taken, bool
+    patches: PatchQueries | None = None  # faster queries of small squares; None if images left
 
     def update(
         self, proposal: Tensor, value: Tensor, candidate: Tensor, first: bool, exact: bool
@@ -61,14 +63,14 @@ class SquareState(SearchState):
         if kernels.square_fits(self.x_adv, proposal, self.value, value):
             state = self.x_adv, self.value, self.candidate, self.refuted
             new = kernels.update_square(state, proposal, value, candidate, first, exact)
-            return replace(self, x_adv=new[0], value=new[1], candidate=new[2])
+            return replace(self, x_adv=new[0], value=new[1], candidate=new[2], kept=new[3])
         better = (value > self.value) | first
         better = better | candidate if exact else better
         taken = better & (~self.candidate | (self.refuted & candidate))
         return replace(
             self, x_adv=torch.where(per_image(taken, proposal), proposal, self.x_adv),
             value=torch.where(taken, value, self.value),
-            candidate=torch.where(taken, candidate, self.candidate),
+            candidate=torch.where(taken, candidate, self.candidate), kept=taken,
         )  # fmt: skip
 
     def refute_candidates(self) -> "SquareState":
@@ -116,9 +118,10 @@ class Square(IterativeAttack[SquareState]):
 
     def begin(self, batch: AttackBatch) -> tuple[AttackBatch, SquareState]:
         batch = batch.prepare(self.objective, batch.x)
-        value, candidate = self._evaluate(batch, batch.x, 0)
-        refuted = torch.zeros_like(candidate)
-        return batch, SquareState(batch.x, value, candidate, refuted, self._draw(batch, 0))
+        inputs = self.objective.at_step(batch.objective_state, 0, self.queries)
+        value, out = approximate_value(batch.model, self.objective, batch.x, batch.y, *inputs)
+        candidate, none = self.criterion(out, batch.y), torch.zeros_like(batch.y, dtype=torch.bool)
+        return batch, SquareState(batch.x, value, candidate, none, self._draw(batch, 0), none)
 
     def step(self, batch: AttackBatch, state: SquareState, step: int) -> SquareState:
         if step % VERIFY_EVERY == 0:  # the driver has just verified the candidates
@@ -130,7 +133,9 @@ class Square(IterativeAttack[SquareState]):
             proposal = self._propose(draw, state.x_adv, step)
         else:
             proposal = self._initial_proposal(draw, batch)
-        value, candidate = self._evaluate(batch, proposal, step)
+        if step and state.patches is None:
+            state = replace(state, patches=self._patch_queries(batch, state.x_adv, step))
+        value, candidate = self._evaluate(batch, state, draw, proposal, step)
         return state.update(proposal, value, candidate, step == 0, is_exact(batch.model))
 
     def _draw(self, batch: AttackBatch, block: int) -> Tensor:
@@ -138,10 +143,27 @@ class Square(IterativeAttack[SquareState]):
         stream, shape = noise.derive_seed(batch.stream, block), (DRAW_AHEAD, 5 + batch.x.shape[1])
         return noise.uniform(self.seed, batch.index, stream, shape).to(batch.x)
 
-    def _evaluate(self, batch: AttackBatch, x_adv: Tensor, query: int) -> tuple[Tensor, Tensor]:
+    def _patch_queries(self, batch: AttackBatch, x_adv: Tensor, query: int) -> PatchQueries | None:
+        if isinstance(self.ball, L2):  # changes two squares
+            return None
+        side = self._side(batch.x, query, 1)  # later squares are not larger
+        return attack_model(batch.model).patch_queries(self.objective, x_adv, side)
+
+    def _evaluate(
+        self,
+        batch: AttackBatch,
+        state: SquareState,
+        draw: "SquareDraw",
+        proposal: Tensor,
+        query: int,
+    ) -> tuple[Tensor, Tensor]:
         """Return the value of the objective, N, and the candidate successes, N, bool."""
         inputs = self.objective.at_step(batch.objective_state, query, self.queries)
-        value, out = approximate_value(batch.model, self.objective, x_adv, batch.y, *inputs)
+        if state.patches is None:
+            value, out = approximate_value(batch.model, self.objective, proposal, batch.y, *inputs)
+        else:
+            corner = draw.corner(self._side(batch.x, query, 1))
+            value, out = state.patches(proposal, batch.y, corner, state.kept, *inputs)
         return value, self.criterion(out, batch.y)
 
     def _initial_proposal(self, draw: "SquareDraw", batch: AttackBatch) -> Tensor:
@@ -188,11 +210,14 @@ class SquareDraw:
 
     def pixels(self, side: int) -> Tensor:
         """Return the positions of the first square's pixels in a flat image, N, 1, side * side."""
-        height, width = self.x.shape[-2:]
-        top, left = self._first(0, 0, height - side), self._first(0, 1, width - side)
         steps = torch.arange(side, device=self.x.device)
-        rows, columns = top + steps, left + steps  # N, side
-        return (rows[:, :, None] * width + columns[:, None, :]).flatten(1)[:, None]
+        rows, columns = (self.corner(side)[:, :, None] + steps).unbind(1)  # N, side
+        return (rows[:, :, None] * self.x.shape[-1] + columns[:, None, :]).flatten(1)[:, None]
+
+    def corner(self, side: int) -> Tensor:
+        """Return the first row and column of the first square, N, 2."""
+        height, width = self.x.shape[-2:]
+        return torch.cat([self._first(0, 0, height - side), self._first(0, 1, width - side)], 1)
 
     def _first(self, which: int, axis: int, most: int) -> Tensor:
         """Return the first row (axis 0) or column (axis 1) of a square, N, 1, at most `most`."""

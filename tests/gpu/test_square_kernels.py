@@ -75,12 +75,12 @@ def test_updates_are_those_of_tensor_operations(
     before = random(device, count, seed=2).round(decimals=1)
     value = random(device, count, seed=3).round(decimals=1)  # often equal
     value[::50] = torch.nan
-    state = SquareState(x_adv, before, candidate, refuted, x_adv)
+    state = SquareState(x_adv, before, candidate, refuted, x_adv, candidate)
     found = []
     for available in (True, False):
         monkeypatch.setattr(kernels, "AVAILABLE", available)
         found.append(state.update(proposal, value, new_candidate, first, exact))
-    for name in ("x_adv", "value", "candidate", "refuted"):
+    for name in ("x_adv", "value", "candidate", "refuted", "kept"):
         ours, theirs = (getattr(one, name) for one in found)
         assert ours.dtype == theirs.dtype
         assert torch.equal(ours.nan_to_num(7), theirs.nan_to_num(7))

@@ -1,0 +1,100 @@
+"""Patch queries: the kernels against indexing, and captured queries against the whole net."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from demur.attacks import Square, UntargetedMargin
+from demur.balls import Linf
+from demur.engine import FrozenModel
+from demur.engine import patches as patches_module
+from demur.engine.patches import SQUARE, store_windows
+from demur.gradient import exact_value
+from demur.precision import Precision
+from tests.gpu.tools import PRECISIONS, distance, images, random_net
+from tests.test_patches import squares, with_squares
+
+UNTARGETED = UntargetedMargin()
+
+
+def random_windows(dtype: torch.dtype, count: int, channels: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Stored maps, windows and origins of images of 23x31 pixels."""
+    g = torch.Generator().manual_seed(count)
+    stored = torch.randn(5, count, 25, 33, channels, generator=g).to(dtype)
+    windows = torch.randn(5, count, 15, 15, channels, generator=g).to(dtype)
+    rows, columns = (torch.randint(0, n - 14, (count,), generator=g) for n in (23, 31))
+    origins = torch.stack((rows, columns), 1)
+    origins[0], origins[-1] = 0, torch.tensor([8, 16])
+    return stored, windows, origins
+
+
+@pytest.mark.parametrize("channels", [64, 20])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_kernels_equal_indexing(device: torch.device, dtype: torch.dtype, channels: int) -> None:
+    stored, windows, origins = random_windows(dtype, 9, channels)
+    on_gpu = stored.to(device), windows.to(device), origins.to(device)
+    new = torch.randn(9, 15, 15, channels).to(dtype)
+    for whole in (False, True):
+        ours = patches_module._surround_by_kernel(
+            on_gpu[0][1], new.to(device), on_gpu[2], on_gpu[1][1], whole
+        )
+        theirs = patches_module._surround_by_index(stored[1], new, origins, windows[1], whole)
+        assert torch.equal(ours.cpu(), theirs)
+        assert torch.equal(on_gpu[1].cpu(), windows)
+    kept = torch.arange(9) % 2 == 0
+    store_windows(*on_gpu, kept.to(device))
+    store_windows(stored, windows, origins, kept)
+    assert torch.equal(on_gpu[0].cpu(), stored)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_captured_patches_have_the_values_of_the_net(
+    device: torch.device, precision: Precision
+) -> None:
+    """Also after images left, with the same graph and with that of another size."""
+    net = random_net(device, width=64).eval().requires_grad_(False)
+    model, g = FrozenModel(net, precision, "none", fixed=64), torch.Generator().manual_seed(0)
+    x, y = images(device, 60)
+    assert model.patch_queries(UNTARGETED, x, SQUARE + 1) is None
+    for count in (60, 58, 20):
+        x, y = x[:count], y[:count]
+        queries, kept = model.patch_queries(UNTARGETED, x, SQUARE), torch.ones(count).bool()
+        assert queries is not None
+        for _ in range(3):
+            corner, keep = squares(count, g)
+            proposal = with_squares(x.cpu(), corner, g).to(x)
+            value, out = queries(proposal, y, corner.to(device), kept.to(device))
+            exact, exact_out = exact_value(model, UNTARGETED, proposal, y)
+            whole, _ = model.value(UNTARGETED, proposal, y)
+            allowed = max(1e-3, 2 * distance(whole, exact))
+            assert distance(value, exact) < allowed
+            assert len(out.aux) == count
+            assert distance(out.logits, exact_out.logits) < max(1e-3, allowed)
+            change = distance(exact_value(model, UNTARGETED, x, y)[0], exact)
+            assert precision == "bf16" or change > 3 * allowed
+            kept = keep
+            x = torch.where(keep.to(device)[:, None, None, None], proposal, x)
+    assert len(model._patched) == 2
+
+
+def test_square_finds_as_much_with_patches(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The values of the last images agree with the exact net; searches differ by rounding."""
+    net = random_net(device).eval().requires_grad_(False)
+    x, _ = images(device, 96)
+    y = net(x).logits.argmax(1)
+    attack, index = Square(Linf(2 / 255), queries=1400), torch.arange(96, device=device)
+    results = []
+    for available in (True, False):
+        if not available:
+            monkeypatch.setattr(FrozenModel, "patch_queries", lambda *_: None)
+        model = FrozenModel(net, "bf16", "none", fixed=96)
+        found = attack.perturb(model, x, y, index)
+        assert bool(model._patched) == available
+        value = exact_value(net, UNTARGETED, found, y)[0]
+        results.append((float((value > 0).float().mean()), float(value.mean())))
+    (share, mean), (plain_share, plain_mean) = results
+    start = float(exact_value(net, UNTARGETED, x, y)[0].mean())
+    assert abs(share - plain_share) < 0.05
+    assert mean - start > 0.95 * (plain_mean - start)
