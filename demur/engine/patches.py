@@ -13,7 +13,7 @@ computed; around it the convolutions read stored maps. Values equal those of the
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d, pad
+from torch.nn.functional import conv2d
 
 from demur.engine.fused_resnet import FusedResNet, FusedTrunk, convolve
 from demur.gradient import Gradient, ObjectiveFunction
@@ -27,7 +27,8 @@ except ImportError:  # a CPU build of torch
 
 SQUARE = 5  # pixels; the largest square
 MAX_AREA = 1 / 3  # of an image that a window may cover: a larger one saves too little
-BLOCK = 32  # pixels of a program
+PIXELS = 128  # of a program that surrounds a window
+STORED_PIXELS = 256  # of a program that stores a window
 
 
 def first_stage(trunk: FusedTrunk) -> int:
@@ -56,9 +57,11 @@ class PatchedStage:
         shape: the shape of the images, N, C, H, W.
 
     Attributes:
-        stored: the inputs of all convolutions after the stem and that of the second stage, for the
-            current images, with a border of zeros: L, N, H + 2, W + 2, C.
+        stored: the inputs of the convolutions after the stem for the current images, with a border
+            of zeros: L, N, H + 2, W + 2, C.
         windows: the same of the last call within the windows, L, N, S, S, C.
+        output: the input of the second stage for the images of the last call, 1, N, H, W, C.
+        undo: the same for the current images within the windows, 1, N, S, S, C.
         origins: the first row and column of the windows, N, 2.
     """
 
@@ -66,19 +69,21 @@ class PatchedStage:
         self.copy, trunk = copy, copy.fused_trunk
         self.depth = first_stage(trunk)
         self.layers = list(zip(trunk.blocks, trunk.first_norms, trunk.folded, strict=True))
-        self.side, levels = window_side(self.depth), 2 * self.depth + 1
         count, _, self.height, self.width = shape
+        self.side, levels = window_side(self.depth), 2 * self.depth
         weight = trunk.blocks[0].conv1.weight
-        channels, device = weight.shape[1], weight.device
-        dtype = products_dtype(copy.precision)
-        sizes = (self.height + 2, self.width + 2), (self.side, self.side)
-        self.stored, self.windows = (
-            torch.zeros(levels, count, *size, channels, dtype=dtype, device=device)
-            for size in sizes
-        )
-        self.origins = torch.zeros(count, 2, dtype=torch.int64, device=device)
+        maps = torch.zeros(count, weight.shape[1], device=weight.device)
+        maps = maps.to(products_dtype(copy.precision))[:, None, None]  # N, 1, 1, C
+
+        def zeros(levels: int, rows: int, columns: int) -> Tensor:
+            return maps.repeat(levels, 1, rows, columns, 1)
+
+        self.stored = zeros(levels, self.height + 2, self.width + 2)
+        self.windows, self.undo = (zeros(n, self.side, self.side) for n in (levels, 1))
+        self.output = zeros(1, self.height, self.width)
+        self.origins = torch.zeros(count, 2, dtype=torch.int64, device=weight.device)
         limits = (self.height - self.side, self.width - self.side)
-        self.limits = torch.tensor(limits, device=device)
+        self.limits = torch.tensor(limits, device=weight.device)
 
     @torch.no_grad()
     def fill(self, x: Tensor) -> None:
@@ -88,14 +93,12 @@ class PatchedStage:
             for number, (block, norm, half) in enumerate(self.layers[: self.depth]):
                 skip, active = norm(maps, skip)
                 hidden = half(active)
-                self._store(2 * number, active)
-                self._store(2 * number + 1, hidden)
+                self.stored[2 * number, :, 1:-1, 1:-1] = active.movedim(1, -1)
+                self.stored[2 * number + 1, :, 1:-1, 1:-1] = hidden.movedim(1, -1)
                 maps = convolve(block.conv2, hidden)
             _, norm, _ = self.layers[self.depth]
-            self._store(2 * self.depth, norm(maps, skip)[1])
-
-    def _store(self, level: int, maps: Tensor) -> None:
-        self.stored[level, :, 1:-1, 1:-1] = maps.movedim(1, -1)
+            self.output[0] = norm(maps, skip)[1].movedim(1, -1)
+        self.undo[0] = self.output[0][_window_index(self.origins, self.side)]
 
     def __call__(self, x: Tensor, corner: Tensor, kept: Tensor) -> Tensor:
         """Return the active maps after the first stage, N, C, H, W.
@@ -105,17 +108,19 @@ class PatchedStage:
             corner: the first row and column of the squares of at most SQUARE pixels, N, 2.
             kept: which squares of the last call are now part of the current images, N, bool.
         """
-        store_windows(self.stored, self.windows, self.origins, kept)
-        origins = (corner - len(self.stored)).clamp(min=0)
+        store_windows(self.stored, self.windows, self.origins, kept, border=1)
+        store_windows(self.output, self.undo, self.origins, ~kept)
+        origins = (corner - len(self.stored) - 1).clamp(min=0)
         self.origins.copy_(torch.minimum(origins, self.limits))
-        stem, skip = self.copy.stem_and_head, None
-        maps = stem.stem_conv(self._crop(stem.net.normalise(x)))[:, :, 1:-1, 1:-1]
+        maps, skip = self.copy.stem_and_head.stem_conv(self._crop(x))[:, :, 1:-1, 1:-1], None
         for number, (block, norm, half) in enumerate(self.layers[: self.depth]):
             skip, active = norm(maps, skip)
             hidden = half.without_padding(self._surround(2 * number, active))
             maps = conv2d(self._surround(2 * number + 1, hidden), block.conv2.weight)
         _, norm, _ = self.layers[self.depth]
-        return self._surround(2 * self.depth, norm(maps, skip)[1], whole=True)
+        window = norm(maps, skip)[1].movedim(1, -1)
+        store_windows(self.output, window[None], self.origins, kept | ~kept, undo=self.undo)
+        return self.output[0].movedim(-1, 1)
 
     def value(
         self,
@@ -137,114 +142,114 @@ class PatchedStage:
 
     def _crop(self, x: Tensor) -> Tensor:
         """Return the windows of normalised images with one more pixel on each side."""
-        across = torch.arange(self.side + 2, device=x.device)
-        rows, columns = (self.origins[:, axis, None] + across for axis in (0, 1))  # N, S + 2
-        images = torch.arange(len(x), device=x.device)[:, None, None]
-        padded = pad(x, (1, 1, 1, 1))
-        return padded[images, :, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
+        images, rows, columns = _window_index(self.origins - 1, self.side + 2)
+        inside = (rows >= 0) & (rows < self.height) & (columns >= 0) & (columns < self.width)
+        rows, columns = rows.clamp(0, self.height - 1), columns.clamp(0, self.width - 1)
+        pixels = x.movedim(1, -1)[images, rows, columns].movedim(-1, 1)
+        normalised: Tensor = self.copy.net.normalise(pixels)
+        return normalised * inside[:, None]
 
-    def _surround(self, level: int, maps: Tensor, whole: bool = False) -> Tensor:
-        """Return the window's maps with one pixel of stored maps around it, or with all of them."""
+    def _surround(self, level: int, maps: Tensor) -> Tensor:
+        """Return the windows with one pixel of stored maps around them; remember the windows."""
         window = maps.contiguous(memory_format=torch.channels_last).movedim(1, -1)
-        surround = _surround_by_kernel if maps.is_cuda else _surround_by_index
-        pixels = surround(self.stored[level], window, self.origins, self.windows[level], whole)
+        stored, last = self.stored[level], self.windows[level]
+        if not maps.is_cuda:
+            last.copy_(window)
+            pixels = stored[_window_index(self.origins, self.side + 2)]
+            pixels[:, 1:-1, 1:-1] = window
+            return pixels.movedim(-1, 1)
+        side, channels = self.side, maps.shape[1]
+        pixels = window.new_empty(len(maps), side + 2, side + 2, channels)
+        _surround_kernel[(len(maps), triton.cdiv((side + 2) ** 2, PIXELS))](
+            stored, window, self.origins, last, pixels, *stored.shape[1:3], side,
+            channels, triton.next_power_of_2(channels), PIXELS,
+        )  # fmt: skip
         return pixels.movedim(-1, 1)
 
 
-def _surround_by_index(
-    stored: Tensor, window: Tensor, origins: Tensor, last: Tensor, whole: bool
-) -> Tensor:
-    """Copy the window to `last`; return it with its surroundings, N, H, W, C."""
-    last.copy_(window)
-    images, rows, columns = _window_index(origins, window.shape[1])
-    changed = stored.clone()
-    changed[images, rows, columns] = window
-    if whole:
-        return changed[:, 1:-1, 1:-1]
-    return changed[_window_index(origins - 1, window.shape[1] + 2)]
-
-
 def _window_index(origins: Tensor, side: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return images, rows and columns of the windows' pixels in maps with a border."""
-    steps = torch.arange(1, side + 1, device=origins.device)
+    """Return images, rows and columns of the windows' pixels."""
+    steps = torch.arange(side, device=origins.device)
     rows, columns = (origins[:, axis, None] + steps for axis in (0, 1))
     images = torch.arange(len(origins), device=origins.device)[:, None, None]
     return images, rows[:, :, None], columns[:, None, :]
 
 
-def store_windows(stored: Tensor, windows: Tensor, origins: Tensor, kept: Tensor) -> None:
-    """Copy the windows of the kept squares into the stored maps of all levels."""
-    levels, count, side = windows.shape[:3]
-    if not stored.is_cuda:
-        images, rows, columns = _window_index(origins, side)
-        where = (slice(None), images[kept], rows[kept], columns[kept])
-        stored[where] = windows[:, kept]
+def store_windows(
+    maps: Tensor,
+    windows: Tensor,
+    origins: Tensor,
+    chosen: Tensor,
+    border: int = 0,
+    undo: Tensor | None = None,
+) -> None:
+    """Copy the windows of the chosen images into maps; copy what they replace to `undo`.
+
+    Args:
+        maps: Maps of all levels, L, N, H, W, C.
+        windows: Their new pixels, L, N, S, S, C.
+        origins: First row and column of the windows, N, 2, without the border.
+        chosen: The images, N, bool.
+        border: Pixels by which the maps are larger on each side.
+        undo: Shape of windows.
+    """
+    levels, count, side, _, channels = windows.shape
+    if not maps.is_cuda:
+        images, rows, columns = (part[chosen] for part in _window_index(origins + border, side))
+        if undo is not None:
+            undo[:, chosen] = maps[:, images, rows, columns]
+        maps[:, images, rows, columns] = windows[:, chosen]
         return
-    _store_kernel[(levels * count, triton.cdiv(side**2, BLOCK))](
-        stored, windows, origins, kept.view(torch.uint8), count, *stored.shape[2:4], side,
-        stored.shape[-1], triton.next_power_of_2(stored.shape[-1]), BLOCK,
+    _store_kernel[(levels * count, triton.cdiv(side**2, STORED_PIXELS))](
+        maps, windows, origins, chosen.view(torch.uint8), windows if undo is None else undo,
+        count, *maps.shape[2:4], border, side, channels, triton.next_power_of_2(channels),
+        undo is not None, STORED_PIXELS,
     )  # fmt: skip
-
-
-def _surround_by_kernel(
-    stored: Tensor, window: Tensor, origins: Tensor, last: Tensor, whole: bool
-) -> Tensor:
-    """The same as `_surround_by_index` in one launch."""
-    count, rows, columns, channels = stored.shape
-    side = window.shape[1]
-    size = (rows - 2, columns - 2) if whole else (side + 2, side + 2)
-    out = window.new_empty(count, *size, channels)
-    _surround_kernel[(count, triton.cdiv(size[0] * size[1], BLOCK))](
-        stored, window, origins, last, out, rows, columns, side, *size,
-        channels, triton.next_power_of_2(channels), whole, BLOCK,
-    )  # fmt: skip
-    return out
 
 
 if triton is not None:
 
     @triton.jit
     def _surround_kernel(
-        stored, window, origins, last, out, rows, columns, side, out_rows, out_columns, channels,
-        block_channels: tl.constexpr, whole: tl.constexpr, block: tl.constexpr,
+        stored, window, origins, last, out, rows, columns, side, channels,
+        block_channels: tl.constexpr, block: tl.constexpr,
     ):  # fmt: skip
         """Write some pixels of one image: the window's own, and stored ones around it."""
         image = tl.program_id(0).to(tl.int64)
         pixel = tl.program_id(1) * block + tl.arange(0, block)
-        top, left = tl.load(origins + 2 * image), tl.load(origins + 2 * image + 1)
-        if whole:  # row and column in the stored maps, whose border is not part of the result
-            row, column = pixel // out_columns + 1, pixel % out_columns + 1
-        else:
-            row, column = pixel // out_columns + top, pixel % out_columns + left
-        window_row, window_column = row - top - 1, column - left - 1
-        known = pixel < out_rows * out_columns
-        inside = (window_row >= 0) & (window_row < side)
-        inside = known & inside & (window_column >= 0) & (window_column < side)
+        out_row, out_column = pixel // (side + 2), pixel % (side + 2)
+        known = pixel < (side + 2) * (side + 2)
+        inside = (out_row > 0) & (out_row <= side) & (out_column > 0) & (out_column <= side)
+        row = out_row + tl.load(origins + 2 * image)  # the border of the maps is one pixel
+        column = out_column + tl.load(origins + 2 * image + 1)
         channel = tl.arange(0, block_channels)[None, :]
         exists = channel < channels
-        from_window = ((image * side + window_row) * side + window_column)[:, None] * channels
-        from_stored = ((image * rows + row) * columns + column)[:, None] * channels
-        new = tl.load(window + from_window + channel, mask=inside[:, None] & exists, other=0.0)
-        around = known & (inside == 0)
-        old = tl.load(stored + from_stored + channel, mask=around[:, None] & exists, other=0.0)
-        to = (image * out_rows * out_columns + pixel)[:, None] * channels + channel
+        from_window = (image * side + out_row - 1) * side + out_column - 1
+        from_window = from_window[:, None] * channels + channel
+        from_stored = ((image * rows + row) * columns + column)[:, None] * channels + channel
+        own, around = (known & inside)[:, None] & exists, (known & (inside == 0))[:, None] & exists
+        new = tl.load(window + from_window, mask=own, other=0.0)
+        old = tl.load(stored + from_stored, mask=around, other=0.0)
+        to = (image * (side + 2) * (side + 2) + pixel)[:, None] * channels + channel
         tl.store(out + to, tl.where(inside[:, None], new, old), mask=known[:, None] & exists)
-        tl.store(last + from_window + channel, new, mask=inside[:, None] & exists)
+        tl.store(last + from_window, new, mask=own)
 
     @triton.jit
     def _store_kernel(
-        stored, windows, origins, kept, count, rows, columns, side, channels,
-        block_channels: tl.constexpr, block: tl.constexpr,
+        maps, windows, origins, chosen, undo, count, rows, columns, border, side, channels,
+        block_channels: tl.constexpr, keep_old: tl.constexpr, block: tl.constexpr,
     ):  # fmt: skip
-        """Copy some pixels of the window of one image and level, if its square was kept."""
+        """Copy some pixels of the window of one image and level, if the image is chosen."""
         map_number = tl.program_id(0).to(tl.int64)  # level * count + image
         image = map_number % count
         pixel = tl.program_id(1) * block + tl.arange(0, block)
-        copied = (pixel < side * side) & (tl.load(kept + image) != 0)
-        row = pixel // side + tl.load(origins + 2 * image) + 1
-        column = pixel % side + tl.load(origins + 2 * image + 1) + 1
+        copied = (pixel < side * side) & (tl.load(chosen + image) != 0)
+        row = pixel // side + tl.load(origins + 2 * image) + border
+        column = pixel % side + tl.load(origins + 2 * image + 1) + border
         channel = tl.arange(0, block_channels)[None, :]
         mask = copied[:, None] & (channel < channels)
-        source = (map_number * side * side + pixel)[:, None] * channels + channel
+        in_window = (map_number * side * side + pixel)[:, None] * channels + channel
         to = ((map_number * rows + row) * columns + column)[:, None] * channels + channel
-        tl.store(stored + to, tl.load(windows + source, mask=mask, other=0.0), mask=mask)
+        if keep_old:
+            tl.store(undo + in_window, tl.load(maps + to, mask=mask, other=0.0), mask=mask)
+        tl.store(maps + to, tl.load(windows + in_window, mask=mask, other=0.0), mask=mask)

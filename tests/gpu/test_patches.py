@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from demur.attacks import Square, UntargetedMargin
 from demur.balls import Linf
 from demur.engine import FrozenModel
-from demur.engine import patches as patches_module
 from demur.engine.patches import SQUARE, store_windows
 from demur.gradient import exact_value
 from demur.precision import Precision
@@ -17,34 +15,31 @@ from tests.test_patches import squares, with_squares
 UNTARGETED = UntargetedMargin()
 
 
-def random_windows(dtype: torch.dtype, count: int, channels: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Stored maps, windows and origins of images of 23x31 pixels."""
-    g = torch.Generator().manual_seed(count)
-    stored = torch.randn(5, count, 25, 33, channels, generator=g).to(dtype)
-    windows = torch.randn(5, count, 15, 15, channels, generator=g).to(dtype)
-    rows, columns = (torch.randint(0, n - 14, (count,), generator=g) for n in (23, 31))
-    origins = torch.stack((rows, columns), 1)
-    origins[0], origins[-1] = 0, torch.tensor([8, 16])
-    return stored, windows, origins
-
-
 @pytest.mark.parametrize("channels", [64, 20])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_kernels_equal_indexing(device: torch.device, dtype: torch.dtype, channels: int) -> None:
-    stored, windows, origins = random_windows(dtype, 9, channels)
-    on_gpu = stored.to(device), windows.to(device), origins.to(device)
-    new = torch.randn(9, 15, 15, channels).to(dtype)
-    for whole in (False, True):
-        ours = patches_module._surround_by_kernel(
-            on_gpu[0][1], new.to(device), on_gpu[2], on_gpu[1][1], whole
-        )
-        theirs = patches_module._surround_by_index(stored[1], new, origins, windows[1], whole)
-        assert torch.equal(ours.cpu(), theirs)
-        assert torch.equal(on_gpu[1].cpu(), windows)
-    kept = torch.arange(9) % 2 == 0
-    store_windows(*on_gpu, kept.to(device))
-    store_windows(stored, windows, origins, kept)
-    assert torch.equal(on_gpu[0].cpu(), stored)
+@pytest.mark.parametrize("border", [0, 1])
+def test_windows_are_stored_as_by_indexing(
+    device: torch.device, dtype: torch.dtype, channels: int, border: int
+) -> None:
+    g = torch.Generator().manual_seed(0)
+    rows, columns = (torch.randint(0, n - 14, (9,), generator=g) for n in (23, 31))
+    origins = torch.stack((rows, columns), 1)
+    origins[0], origins[-1] = 0, torch.tensor([8, 16])
+    size = 23 + 2 * border, 31 + 2 * border
+    maps = torch.randn(5, 9, *size, channels, generator=g).to(dtype)
+    windows = torch.randn(5, 9, 15, 15, channels, generator=g).to(dtype)
+    found, chosen = [], torch.arange(9) % 2 == 0
+    for where in (torch.device("cpu"), device):
+        changed, undo = maps.to(where).clone(), torch.zeros_like(windows, device=where)
+        arguments = windows.to(where), origins.to(where), chosen.to(where), border
+        store_windows(changed, *arguments, undo)
+        twice = changed.clone()
+        store_windows(twice, undo, *arguments[1:])
+        assert torch.equal(twice.cpu(), maps)
+        found.append((changed.cpu(), undo.cpu()))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    assert not torch.equal(found[0][0], maps)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
