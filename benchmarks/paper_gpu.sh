@@ -41,12 +41,13 @@ net() {  # train and attack one net for the tables; nets with RR also meet the s
   fi
 }
 
-scores() {  # scores RUN: the confidence and the score of the head, as demur archive takes them
+scores() {  # scores RUN: those that records of corruptions keep; the others get Con and T-Con too
   $PYTHON - "$1" <<'P'
 import sys
 from pathlib import Path
 from demur.runs import Run
-print(",".join(dict.fromkeys(("Con", Run(Path(sys.argv[1])).recipe.head_rejector[0]))))
+head = Run(Path(sys.argv[1])).recipe.head_rejector[0]
+print("Con,R-Con" if head == "R-Con" else head)  # R-Con is compared with the confidence of its net
 P
 }
 
