@@ -261,9 +261,11 @@ def _scores_only(record: Record, scored: Record, kept: Mapping[str, Rejector]) -
     arrays = {name: array for name, array in scored.arrays.items() if name not in OUTPUT_ARRAYS}
     arrays["correct"] = torch.from_numpy(record.correct)
     metadata = dict(scored.metadata)
-    metadata["just_past"], metadata["just_before"] = boundary_counts(record)
+    if not record.scores_only:  # otherwise they are in its metadata, or unknown
+        metadata["just_past"], metadata["just_before"] = boundary_counts(record)
     if all(isinstance(rejector, Score) for rejector in kept.values()):
-        metadata.pop("scores_fitted", None)
+        for key in ("scores_fitted", "scored_by"):
+            metadata.pop(key, None)
     return _storing(scores, arrays, metadata)
 
 
