@@ -175,15 +175,15 @@ def test_cells_of_corruptions(corrupted: LoadedRun, cells: list[Cell]) -> None:
     assert by_severity == 100 * accuracy_by_severity(score, pooled, 0.95)
 
 
-def test_a_scores_only_record_of_a_corruption_keeps_the_named_scores_alone(
-    corrupted: LoadedRun, cells: list[Cell], tmp_path: Path, command: Command
+def test_a_scores_only_record_of_a_corruption_keeps_the_scores_of_its_cell(
+    corrupted: LoadedRun, cells: list[Cell], tmp_path: Path
 ) -> None:
     kept = archive(corrupted, tmp_path / "kept" / "run", ["R-Con"])
     for record in kept.records("test"):
         whole = record_of(corrupted, record.label)
         if record.label.startswith("corruption"):
             assert set(record.arrays) == {"y", "index", "scores", "correct"}
-            assert list(record.stored_scores) == ["RCon(tau=1.0)"]
+            assert list(record.stored_scores) == ["Con(tau=1.0)", "RCon(tau=1.0)"]
             assert np.array_equal(values(RCon(), record), values(RCon(), whole))
             assert np.array_equal(record.correct, whole.correct)
             for norm in ("linf", "l2"):
@@ -196,6 +196,15 @@ def test_a_scores_only_record_of_a_corruption_keeps_the_named_scores_alone(
     assert [replace(cell, record="") for cell in again] == [
         replace(cell, record="") for cell in cells
     ]
+
+
+def test_a_record_of_a_corruption_without_confidence_is_not_scored(
+    corrupted: LoadedRun, tmp_path: Path, command: Command
+) -> None:
+    kept = archive(corrupted, tmp_path / "run", ["Energy"])
+    fog, cw = (record_of(LoadedRun(kept, "cpu"), one) for one in ("corruption:name=fog", "cw"))
+    assert list(fog.stored_scores) == ["Energy(tau=1.0)"]
+    assert list(cw.stored_scores) == ["Con(tau=1.0)", "Energy(tau=1.0)", "T-Con"]
     code, out, err = command("score", str(kept.path), "--json")
     assert code == 0, err
     assert "corruption:name=fog,severity=5: archived without confidence" in err
@@ -205,7 +214,7 @@ def test_a_scores_only_record_of_a_corruption_keeps_the_named_scores_alone(
 def test_a_record_of_a_corruption_with_confidence_is_scored_without_t_con(
     corrupted: LoadedRun, tmp_path: Path
 ) -> None:
-    kept = LoadedRun(archive(corrupted, tmp_path / "run", ["Con", "R-Con"]), "cpu")
+    kept = LoadedRun(archive(corrupted, tmp_path / "run", ["R-Con"]), "cpu")
     before, after = (
         RejectorEvaluation.of(one).score_record(record_of(one, "corruption:name=fog"))
         for one in (corrupted, kept)

@@ -5,7 +5,7 @@
     pack(loaded, Path("packs/NAME"), count=1000)        # with features, for work on rejectors
 
 Scores-only records keep Con, T-Con and the named scores, and L2 norms if the attack uses them;
-those of corruptions keep exactly the named scores and no norms, enough for the paper's Table 3.
+those of corruptions keep the named scores, Con only beside R-Con, and no T-Con and norms.
 """
 
 import shutil
@@ -24,7 +24,7 @@ from demur.evaluate.certificates import REMEDY
 from demur.evaluate.record_scores import can_score, tcon_of, values
 from demur.evaluate.score import BASELINE, boundary_counts
 from demur.evaluate.thresholds import ThresholdResolver
-from demur.rejectors import Coupled, Rejector, TooFewImages, paper_grid
+from demur.rejectors import Coupled, RCon, Rejector, TooFewImages, paper_grid
 from demur.rule import Score
 from demur.runs import Record, Run
 from demur.runs.files import replace_folder, write_json
@@ -58,8 +58,8 @@ def archive(
     Args:
         loaded: The run; its clean cal record is made if it has none.
         target: Folder to write, which must not exist unless `again`.
-        only: Names of rejectors; if given, records are scores-only with these, Con and T-Con, and
-            records of corruptions with these alone.
+        only: Names of rejectors; if given, records are scores-only with these, Con and T-Con.
+            Records of corruptions have neither T-Con nor, unless R-Con is compared with it, Con.
         on_progress: Function that is called with (records done, records in all).
         again: Replace an earlier archive of the same weights that contains nothing more.
         fitted: Names of rejectors that are fitted to features; if given, the scores of other
@@ -71,6 +71,7 @@ def archive(
     every = _fitted_rejectors(loaded)
     named = _rejectors_by_spec(loaded, only)
     rejectors = _with_con(loaded, named) if only else _named_of(every, loaded, fitted)
+    of_corruptions = _of_corruptions(rejectors, named)
     dropped = frozenset(every) - frozenset(rejectors)
     with replace_folder(target) as (half, resolved):
         check_replaceable(resolved, loaded.run, again)
@@ -83,7 +84,7 @@ def archive(
             on_progress(done, len(records))
             one = _with_scores(record, rejectors, scores, binding.fitted, dropped)
             if only:
-                kept = named if is_corruption(record.metadata) else rejectors
+                kept = of_corruptions if is_corruption(record.metadata) else rejectors
                 _check_has_scores(kept, one, loaded.run)
                 one = _scores_only(record, one, kept)
             archived.append(_without_other_norms(one) if one.scores_only else one)
@@ -162,6 +163,13 @@ def _with_con(loaded: LoadedRun, named: Mapping[str, Rejector]) -> dict[str, Rej
     """The named rejectors after Con."""
     con = loaded.run.recipe.rejectors()[BASELINE]
     return {show(con, full=True): con, **named}
+
+
+def _of_corruptions(
+    rejectors: Mapping[str, Rejector], named: Mapping[str, Rejector]
+) -> Mapping[str, Rejector]:
+    """Rejectors whose scores records of corruptions keep: R-Con is compared with Con."""
+    return rejectors if any(isinstance(one, RCon) for one in named.values()) else named
 
 
 def _named_of(
