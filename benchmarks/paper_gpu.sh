@@ -41,12 +41,12 @@ net() {  # train and attack one net for the tables; nets with RR also meet the s
   fi
 }
 
-scores() {  # scores RUN: the confidence and the score of the head, as demur archive takes them
+score() {  # score RUN: the name of the head's score; demur archive adds what other records keep
   $PYTHON - "$1" <<'P'
 import sys
 from pathlib import Path
 from demur.runs import Run
-print(",".join(dict.fromkeys(("Con", Run(Path(sys.argv[1])).recipe.head_rejector[0]))))
+print(Run(Path(sys.argv[1])).recipe.head_rejector[0])
 P
 }
 
@@ -56,7 +56,7 @@ pack() {
   for run in "$RUNS"/*/*/checkpoint.json; do
     run=${run%/checkpoint.json} name=$(basename "$(dirname "$run")")
     mkdir -p "$home/$name"
-    $PYTHON -m demur archive "$run" -o "$home/$name/$(basename "$run")" --only "$(scores "$run")" \
+    $PYTHON -m demur archive "$run" -o "$home/$name/$(basename "$run")" --only "$(score "$run")" \
       --device cpu --data "$DATA" >>"$RUNS/logs/$name" 2>&1 || cp -r "$run/records" "$home/$name/records"
   done
   cp -r "$RUNS/logs" "$RUNS/log" "$home"

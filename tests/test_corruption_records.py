@@ -1,5 +1,6 @@
 """Corruptions and C&W as records of a run, and the cells of the paper's tables made from them."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
@@ -15,7 +16,14 @@ from demur.data import CIFAR10
 from demur.data.cifar10c import find_source
 from demur.data.corruptions import CORRUPTIONS, PAPER_CORRUPTIONS, corrupt
 from demur.errors import BadInput
-from demur.evaluate import LoadedRun, RecordOptions, run_attack, values
+from demur.evaluate import (
+    LoadedRun,
+    RecordOptions,
+    RejectorEvaluation,
+    archive,
+    run_attack,
+    values,
+)
 from demur.evaluate.corruptions import accuracy_by_severity, pool_severities, severities
 from demur.evaluate.distortion import counted_distances, distances_of
 from demur.output import Output
@@ -138,16 +146,19 @@ class TinyScale(Scale):
         return text + (":searches=2,steps=20,rate=0.1,constant=5" if text.startswith("cw") else "")
 
 
-@pytest.fixture(scope="module")
-def cells(corrupted: LoadedRun) -> list[Cell]:
+def tiny_cells(loaded: LoadedRun) -> list[Cell]:
+    """The cells of Tables 3 and 7 from the records of a tiny run."""
     tables: list[PaperTable] = [PAPER_TABLES[3], PAPER_TABLES[7]]
-    SCALES["tiny"] = TinyScale(corrupted.run.recipe)
+    SCALES["tiny"] = TinyScale(loaded.run.recipe)
     try:
-        return measure_cells(
-            tables, corrupted.run.path.parent, lambda run: corrupted, print, ["tiny"]
-        )
+        return measure_cells(tables, loaded.run.path.parent, lambda run: loaded, print, ["tiny"])
     finally:
         del SCALES["tiny"]
+
+
+@pytest.fixture(scope="module")
+def cells(corrupted: LoadedRun) -> list[Cell]:
+    return tiny_cells(corrupted)
 
 
 def test_cells_of_corruptions(corrupted: LoadedRun, cells: list[Cell]) -> None:
@@ -162,6 +173,56 @@ def test_cells_of_corruptions(corrupted: LoadedRun, cells: list[Cell]) -> None:
     assert found["contrast"].protocol.endswith("generated images")
     by_severity = found["fog"].beside["a threshold for each severity"]
     assert by_severity == 100 * accuracy_by_severity(score, pooled, 0.95)
+
+
+def test_a_scores_only_record_of_a_corruption_keeps_the_scores_of_its_cell(
+    corrupted: LoadedRun, cells: list[Cell], tmp_path: Path
+) -> None:
+    kept = archive(corrupted, tmp_path / "kept" / "run", ["R-Con"])
+    for record in kept.records("test"):
+        whole = record_of(corrupted, record.label)
+        if record.label.startswith("corruption"):
+            assert set(record.arrays) == {"y", "index", "scores", "correct"}
+            assert list(record.stored_scores) == ["Con(tau=1.0)", "RCon(tau=1.0)"]
+            assert np.array_equal(values(RCon(), record), values(RCon(), whole))
+            assert np.array_equal(record.correct, whole.correct)
+            for norm in ("linf", "l2"):
+                largest = float(whole.arrays[f"size_{norm}"].max())
+                assert record.metadata[f"largest_{norm}"] == largest
+        else:
+            assert list(record.stored_scores) == ["Con(tau=1.0)", "RCon(tau=1.0)", "T-Con"]
+            assert "size_linf" in record.arrays
+    again = tiny_cells(LoadedRun(kept, "cpu"))
+    assert [replace(cell, record="") for cell in again] == [
+        replace(cell, record="") for cell in cells
+    ]
+
+
+def test_a_record_of_a_corruption_without_confidence_is_not_scored(
+    corrupted: LoadedRun, tmp_path: Path, command: Command
+) -> None:
+    kept = archive(corrupted, tmp_path / "run", ["Energy"])
+    fog, cw = (record_of(LoadedRun(kept, "cpu"), one) for one in ("corruption:name=fog", "cw"))
+    assert list(fog.stored_scores) == ["Energy(tau=1.0)"]
+    assert list(cw.stored_scores) == ["Con(tau=1.0)", "Energy(tau=1.0)", "T-Con"]
+    code, out, err = command("score", str(kept.path), "--json")
+    assert code == 0, err
+    assert "corruption:name=fog,severity=5: archived without confidence" in err
+    assert {row["attack"] for row in json.loads(out)["rows"]} == {"cw", "cw-adaptive"}
+
+
+def test_a_record_of_a_corruption_with_confidence_is_scored_without_t_con(
+    corrupted: LoadedRun, tmp_path: Path
+) -> None:
+    kept = LoadedRun(archive(corrupted, tmp_path / "run", ["R-Con"]), "cpu")
+    before, after = (
+        RejectorEvaluation.of(one).score_record(record_of(one, "corruption:name=fog"))
+        for one in (corrupted, kept)
+    )
+    assert after.summary == before.summary
+    assert {row.rejector for row in after.rows} == {"Con", "R-Con"}
+    rows = [row for row in before.rows if row.rejector in ("Con", "R-Con")]
+    assert [row.to_json() for row in after.rows] == [row.to_json() for row in rows]
 
 
 def test_cells_of_distances(corrupted: LoadedRun, cells: list[Cell]) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -262,6 +262,30 @@ def warn_missing_rejectors(evaluation: "RejectorEvaluation", scored: list["Score
             )
 
 
+def _with_confidence(
+    records: Sequence["Record"], evaluation: "RejectorEvaluation"
+) -> list["Record"]:
+    """Return the records that have confidence, which other scores are compared with.
+
+    Print the names of the others; raise BadInput if there is no record left.
+    """
+    from demur.evaluate import BASELINE
+    from demur.evaluate.record_scores import can_score
+
+    def has_confidence(record: "Record") -> bool:
+        known = BASELINE in evaluation.scores
+        return known and can_score(evaluation.score_for(BASELINE, record), record)
+
+    found = [record for record in records if has_confidence(record)]
+    others = ", ".join(record.label for record in records if not has_confidence(record))
+    message = f"without {others}: archived without confidence; demur table 3 --kept DIR reads them"
+    if not found:
+        raise BadInput(f"nothing is left to score {message}")
+    if others:
+        typer.echo(f"demur: {message}", err=True)
+    return found
+
+
 def _probe_scores(record: "Record") -> dict[str, "FloatArray"]:
     """Return the scores of the oracle probes on a record; print why where none can be fitted."""
     from demur.evaluate.score import probe_scores, why_unprobed
@@ -297,10 +321,11 @@ def score_run(
     from demur.cli.progress import CountBar
     from demur.evaluate import RejectorEvaluation
 
-    records = loaded.run.records(loaded.split_by_name(split))
-    if not records:
+    found = loaded.run.records(loaded.split_by_name(split))
+    if not found:
         raise BadInput(_no_record_message(loaded.run, split))
-    evaluation = RejectorEvaluation.of(loaded, rejectors=rejectors, records=records)
+    evaluation = RejectorEvaluation.of(loaded, rejectors=rejectors, records=found)
+    records = _with_confidence(found, evaluation)
     scored = []
     with CountBar(f"score {loaded.run.name}", "records") as bar:
         for done, record in enumerate(records):

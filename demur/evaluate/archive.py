@@ -4,8 +4,8 @@
     archive(loaded, Path("results/NAME"), only=["R-Con"])      # scores-only: a third of the size
     pack(loaded, Path("packs/NAME"), count=1000)        # with features, for work on rejectors
 
-Archived records keep outputs and the score of each fitted rejector, enough for every table.
-Scores-only records keep Con, T-Con and the named scores, and L2 norms if the attack uses them.
+Scores-only records keep Con, T-Con and the named scores, and L2 norms if the attack uses them;
+those of corruptions keep the named scores, Con only beside R-Con, and no T-Con and norms.
 """
 
 import shutil
@@ -22,14 +22,14 @@ from demur.errors import BadInput
 from demur.evaluate.attack import LoadedRun, RecordOptions, no_progress, run_attack
 from demur.evaluate.certificates import REMEDY
 from demur.evaluate.record_scores import can_score, tcon_of, values
-from demur.evaluate.score import boundary_counts
+from demur.evaluate.score import BASELINE, boundary_counts
 from demur.evaluate.thresholds import ThresholdResolver
-from demur.rejectors import Coupled, Rejector, TooFewImages, paper_grid
+from demur.rejectors import Coupled, RCon, Rejector, TooFewImages, paper_grid
 from demur.rule import Score
 from demur.runs import Record, Run
 from demur.runs.files import replace_folder, write_json
 from demur.runs.metadata import CERTIFICATE, read_metadata
-from demur.runs.record import identity, record_path, write_record
+from demur.runs.record import identity, is_corruption, record_path, write_record
 from demur.runs.tables import TRUE
 from demur.spec import digest, show
 from demur.version import code_version
@@ -58,7 +58,8 @@ def archive(
     Args:
         loaded: The run; its clean cal record is made if it has none.
         target: Folder to write, which must not exist unless `again`.
-        only: Names of rejectors; if given, records are scores-only with these and Con.
+        only: Names of rejectors; if given, records are scores-only with these, Con and T-Con.
+            Records of corruptions have neither T-Con nor, unless R-Con is compared with it, Con.
         on_progress: Function that is called with (records done, records in all).
         again: Replace an earlier archive of the same weights that contains nothing more.
         fitted: Names of rejectors that are fitted to features; if given, the scores of other
@@ -68,7 +69,9 @@ def archive(
         The archive as a run without weights.
     """
     every = _fitted_rejectors(loaded)
-    rejectors = _rejectors_by_spec(loaded, only) if only else _named_of(every, loaded, fitted)
+    named = _rejectors_by_spec(loaded, only)
+    rejectors = _with_con(loaded, named) if only else _named_of(every, loaded, fitted)
+    of_corruptions = _of_corruptions(rejectors, named)
     dropped = frozenset(every) - frozenset(rejectors)
     with replace_folder(target) as (half, resolved):
         check_replaceable(resolved, loaded.run, again)
@@ -79,10 +82,12 @@ def archive(
         archived = []
         for done, record in enumerate(records):
             on_progress(done, len(records))
-            one = _archived(record, rejectors, scores, binding.fitted, bool(only), dropped)
-            archived.append(_without_other_norm(one))
+            one = _with_scores(record, rejectors, scores, binding.fitted, dropped)
             if only:
-                _check_has_scores(rejectors, archived[-1], loaded.run)
+                kept = of_corruptions if is_corruption(record.metadata) else rejectors
+                _check_has_scores(kept, one, loaded.run)
+                one = _scores_only(record, one, kept)
+            archived.append(_without_other_norms(one) if one.scores_only else one)
         on_progress(len(records), len(records))
         _check_nothing_lost(resolved, archived)
         write_archive(loaded.run, archived, certificates, half)
@@ -144,15 +149,27 @@ def write_archive(
 
 
 def _rejectors_by_spec(loaded: LoadedRun, only: Sequence[str]) -> dict[str, Rejector]:
-    """Rejectors of these names by their full spec, Con first."""
+    """Rejectors of these names by their full spec."""
     known = loaded.run.recipe.rejectors()
     only = [loaded.run.recipe.find_rejector(name) for name in only]
     for name in only:
         if isinstance(pair := known[name], Coupled):
             parts = [part for part, other in known.items() if other in (pair.gate, pair.score)]
             raise BadInput(f"{name} is made of two scores; name those: {','.join(parts)}")
-    names = dict.fromkeys(("Con", *only))
-    return {show(known[name], full=True): known[name] for name in names}
+    return {show(known[name], full=True): known[name] for name in only}
+
+
+def _with_con(loaded: LoadedRun, named: Mapping[str, Rejector]) -> dict[str, Rejector]:
+    """The named rejectors after Con."""
+    con = loaded.run.recipe.rejectors()[BASELINE]
+    return {show(con, full=True): con, **named}
+
+
+def _of_corruptions(
+    rejectors: Mapping[str, Rejector], named: Mapping[str, Rejector]
+) -> Mapping[str, Rejector]:
+    """Rejectors whose scores records of corruptions keep: R-Con is compared with Con."""
+    return rejectors if any(isinstance(one, RCon) for one in named.values()) else named
 
 
 def _named_of(
@@ -213,15 +230,14 @@ def _fit(
     return scores
 
 
-def _archived(
+def _with_scores(
     record: Record,
     rejectors: Mapping[str, Rejector],
     scores: Mapping[str, Score],
     fitted: Mapping[str, str],
-    scores_only: bool,
     dropped: Collection[str],
 ) -> Record:
-    """Copy of a record with scores instead of the arrays that they were computed from."""
+    """Copy of a record with scores instead of the features that they were computed from."""
     computed = {
         text: torch.from_numpy(values(score, record)).float()
         for text, score in scores.items()
@@ -230,30 +246,53 @@ def _archived(
     stored = {k: v for k, v in record.stored_scores.items() if k not in dropped} | computed
     arrays = {name: array for name, array in record.arrays.items() if name not in DROPPED_ARRAYS}
     metadata = record.metadata | {"archive": True, "features": False, "images": 0}
-    if scores_only:
-        stored = {text: stored[text] for text in rejectors if text in stored}
-        stored[TRUE] = torch.from_numpy(tcon_of(record)).float()
-        arrays = {name: array for name, array in arrays.items() if name not in OUTPUT_ARRAYS}
-        arrays["correct"] = torch.from_numpy(record.correct)
-        metadata["just_past"], metadata["just_before"] = boundary_counts(record)
-    arrays.pop("scores", None)
-    if stored:
-        arrays["scores"] = torch.stack(list(stored.values()))
-    metadata["scores"] = list(stored)
     if any(not isinstance(rejectors[text], Score) for text in computed):
         metadata |= {"scores_fitted": sorted(set(fitted.values())), "scored_by": code_version()}
-    elif scores_only and all(isinstance(rejectors[text], Score) for text in stored if text != TRUE):
-        metadata.pop("scores_fitted", None)
+    return _storing(stored, arrays, metadata)
+
+
+def _storing(
+    scores: Mapping[str, Tensor], arrays: Mapping[str, Tensor], metadata: Mapping[str, Any]
+) -> Record:
+    """A record with these scores instead of others."""
+    left = {name: array for name, array in arrays.items() if name != "scores"}
+    if scores:
+        left["scores"] = torch.stack(list(scores.values()))
+    return Record(left, {**metadata, "scores": list(scores)})
+
+
+def _scores_only(record: Record, scored: Record, kept: Mapping[str, Rejector]) -> Record:
+    """A scored copy of a record with the scores to keep and correctness instead of outputs."""
+    scores = {text: scored.stored_scores[text] for text in kept}
+    if not is_corruption(record.metadata):
+        scores[TRUE] = torch.from_numpy(tcon_of(record)).float()
+    arrays = {name: array for name, array in scored.arrays.items() if name not in OUTPUT_ARRAYS}
+    arrays["correct"] = torch.from_numpy(record.correct)
+    metadata = dict(scored.metadata)
+    if not record.scores_only:  # otherwise they are in its metadata, or unknown
+        metadata["just_past"], metadata["just_before"] = boundary_counts(record)
+    if all(isinstance(rejector, Score) for rejector in kept.values()):
+        for key in ("scores_fitted", "scored_by"):
+            metadata.pop(key, None)
+    return _storing(scores, arrays, metadata)
+
+
+def _without_other_norms(record: Record) -> Record:
+    """A scores-only record without the norms that its attack is not measured in.
+
+    The largest is in the metadata instead. A corruption is measured in none.
+    """
+    arrays, metadata = dict(record.arrays), dict(record.metadata)
+    for name in _other_norms(record):
+        if (size := arrays.pop(f"size_{name}", None)) is not None:
+            metadata[f"largest_{name}"] = float(size.max())
     return Record(arrays, metadata)
 
 
-def _without_other_norm(record: Record) -> Record:
-    """A scores-only record without L2 norms, unless its attack is measured in them."""
-    if not record.scores_only or "size_l2" not in record.arrays or "L2" in record.metadata["spec"]:
-        return record
-    arrays = {name: array for name, array in record.arrays.items() if name != "size_l2"}
-    largest = float(record.arrays["size_l2"].max())
-    return Record(arrays, record.metadata | {"largest_l2": largest})
+def _other_norms(record: Record) -> tuple[str, ...]:
+    if is_corruption(record.metadata):
+        return "linf", "l2"
+    return () if "L2" in record.metadata["spec"] else ("l2",)
 
 
 def _check_has_scores(rejectors: Mapping[str, Rejector], record: Record, run: Run) -> None:

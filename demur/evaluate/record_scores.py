@@ -51,6 +51,11 @@ def tcon_of(record: Record) -> FloatArray:
     return found
 
 
+def has_tcon(record: Record) -> bool:
+    """Whether a record has T-Con; scores-only records of corruptions do not."""
+    return not record.scores_only or TRUE in record.stored_scores
+
+
 def accepted(rule: Rule, record: Record) -> BoolArray:
     """Which images of a record the rule accepts; N."""
     accept: BoolArray = np.all([values(score, record) >= t for score, t in rule.pairs], axis=0)

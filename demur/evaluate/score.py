@@ -22,6 +22,7 @@ from demur.evaluate.record_scores import (
     StoredScore,
     accepted,
     can_score,
+    has_tcon,
     tcon_of,
     values,
 )
@@ -31,6 +32,7 @@ from demur.output import Output, label_entry, log_probabilities, mask_label, pre
 from demur.rejectors import Con, TooFewImages
 from demur.rule import Rejector, Score
 from demur.runs import Record
+from demur.runs.record import is_corruption
 from demur.spec import digest, show
 
 Protocol = Literal["paper", "deploy"]
@@ -218,6 +220,9 @@ class RejectorEvaluation:
 
         Returns:
             The record with its summary and its rows, oracles last.
+
+        Raises:
+            BadInput: The record lacks confidence, which other scores are compared with.
         """
         base = Baseline(self, record)
         rows, missing_rejectors = list[Row](), list[str]()
@@ -231,7 +236,8 @@ class RejectorEvaluation:
             # thresholds were chosen on cal images, so they are not tested on them
             if name in self.thresholds and record.metadata["split"] != "cal":
                 rows.append(self._deploy_row(name, value, ranking, base))
-        for name, value in {**oracles, ORACLE: tcon_of(record)}.items():
+        known = {ORACLE: tcon_of(record)} if has_tcon(record) else {}
+        for name, value in {**oracles, **known}.items():
             rows.append(self._paper_row(name, value, self._ranking(value, base), base))
         return ScoredRecord(record, summary(record), rows, tuple(missing_rejectors))
 
@@ -322,9 +328,7 @@ class Baseline:
 def summary(record: Record) -> Summary:
     """Results of the classifier without a rejector on one record."""
     correct = record.correct
-    unchanged = (record.arrays["size_linf"] == 0).numpy() & correct
-    corrupted = record.metadata["spec"].startswith("Corruption(")
-    attacked = record.metadata["attack"] != digest(Clean()) and not corrupted
+    attacked = record.metadata["attack"] != digest(Clean()) and not is_corruption(record.metadata)
     just_past, just_before = boundary_counts(record) if attacked else (0, 0)
     return Summary(
         attack=record.label,
@@ -333,20 +337,25 @@ def summary(record: Record) -> Summary:
         accuracy=metrics.accuracy(correct),
         accuracy_interval=metrics.wilson(int(correct.sum()), len(correct)),
         ece=metrics.ece(values(Con(), record).clip(0, 1), correct),
-        largest_linf=float(record.arrays["size_linf"].max()),
-        largest_l2=_largest_l2(record),
+        largest_linf=_largest(record, "linf"),
+        largest_l2=_largest(record, "l2"),
         record=record.digest,
-        untouched=float(unchanged.mean()) if attacked else 0.0,
+        untouched=_untouched(record) if attacked else 0.0,
         just_past=just_past,
         just_before=just_before,
     )
 
 
-def _largest_l2(record: Record) -> float:
-    """The largest L2 norm; a scores-only record may have it in its metadata alone."""
-    if "size_l2" in record.arrays:
-        return float(record.arrays["size_l2"].max())
-    return float(record.metadata.get("largest_l2", 0.0))
+def _untouched(record: Record) -> float:
+    """Share of the images that are correct and that the attack returned unchanged."""
+    return float(((record.arrays["size_linf"] == 0).numpy() & record.correct).mean())
+
+
+def _largest(record: Record, norm: Literal["linf", "l2"]) -> float:
+    """The largest norm; a scores-only record may have it in its metadata alone."""
+    if f"size_{norm}" in record.arrays:
+        return float(record.arrays[f"size_{norm}"].max())
+    return float(record.metadata.get(f"largest_{norm}", 0.0))
 
 
 def boundary_counts(record: Record) -> tuple[int, int]:

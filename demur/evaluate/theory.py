@@ -318,11 +318,11 @@ def _in_ball(ball: Ball, records: list[Record], gammas: Sequence[float], tau: fl
     clean: FloatArray | None = None
     labels = []
     for record in records:
+        xi = outputs_at(record, tau).xi  # raises for a scores-only record, which may lack sizes
         size = _sizes(ball, record)
         inside = size <= ball.eps * (1 + 1e-5) + 1e-6  # sizes are stored in fp32
         if not inside.any():
             continue
-        xi = outputs_at(record, tau).xi
         worst = np.maximum(worst, np.where(inside, xi, 0.0))
         labels.append(record.label)
         if not size.any():

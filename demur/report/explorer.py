@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from demur.calibrate.threshold_path import ANY_SCORE
 from demur.evaluate import ORACLE, ScoredRecord, tcon_of, values
 from demur.evaluate.certificates import IssuedCertificate, issued_certificates
-from demur.evaluate.record_scores import can_score
+from demur.evaluate.record_scores import can_score, has_tcon
 from demur.output import prediction
 from demur.rejectors import Con, Coupled, RCon, Rejector
 from demur.rejectors.outputs import AcceptProbability, Rectifier, SoftmaxMargin
@@ -126,14 +126,12 @@ def _arrays(results: ScoredRun, record: Record) -> Json:
     evaluation = results.evaluation
     scores = {name: evaluation.score_for(name, record) for name in evaluation.scores}
     columns = {name: values(s, record) for name, s in scores.items() if can_score(s, record)}
+    columns |= {ORACLE: tcon_of(record)} if has_tcon(record) else {}
     entry: Json = {
         "n": len(record.y),
         "correct": packed(record.correct, "u1"),
         "y": packed(record.y.numpy(), "<u2"),
-        "scores": {
-            name: packed(column, "<f4")
-            for name, column in (columns | {ORACLE: tcon_of(record)}).items()
-        },
+        "scores": {name: packed(column, "<f4") for name, column in columns.items()},
         "predicted": None,
         "logits": None,
         "a": None,

@@ -22,6 +22,7 @@ import numpy as np
 
 from demur.errors import BadInput
 from demur.evaluate import BASELINE, ORACLE, RejectorEvaluation, ScoredRecord, tcon_of, values
+from demur.evaluate.record_scores import has_tcon
 from demur.metrics import BoolArray, FloatArray, risk_coverage
 from demur.output import prediction
 from demur.report.scored_run import RECTIFIED, ScoredRun, clean_images, main_rejector, main_row
@@ -235,8 +236,9 @@ def _risk_coverage(axes: "Axes", scored: ScoredRecord, evaluation: RejectorEvalu
         if point.accepted:
             axes.plot(100 * point.coverage, 100 * (1 - point.accuracy), "o", color=colour,
                       markeredgecolor="white", markersize=7, zorder=4)  # fmt: skip
-    oracle = tcon_of(record)
-    highest = max(highest, _curve(axes, oracle, scored, ORACLE, INK, (0, (2, 2))))
+    if has_tcon(record):
+        oracle = tcon_of(record)
+        highest = max(highest, _curve(axes, oracle, scored, ORACLE, INK, (0, (2, 2))))
     highest = max(highest, float(1 - correct.mean()), 0.01)
     axes.set(xlim=(0, 101), ylim=(-3 * highest, 112 * highest), ylabel="wrong among accepted (%)",
              xlabel="coverage: share accepted (%)")  # fmt: skip

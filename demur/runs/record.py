@@ -69,6 +69,7 @@ ARRAYS = {
 HALF = {"feature": "<f2"}  # dtypes that a pack may store instead; they are read as floats
 ALWAYS = ("y", "index", "size_linf", "size_l2")
 NOT_IN_SCORES_ONLY = ("size_l2",)  # may be left out of a scores-only record
+NOT_OF_CORRUPTIONS = ("size_linf", "size_l2")  # the same for the record of a corruption
 OUTPUTS = (("logits", "aux"), ("scores", "correct"))  # a record has one pair
 
 
@@ -116,7 +117,8 @@ def check_arrays(arrays: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> N
     """
     outputs = next((pair for pair in OUTPUTS if set(pair) <= set(arrays)), OUTPUTS[0])
     scores = ("scores",) if metadata.get("scores") else ()
-    optional = () if "logits" in arrays else NOT_IN_SCORES_ONLY
+    of_scores = NOT_OF_CORRUPTIONS if is_corruption(metadata) else NOT_IN_SCORES_ONLY
+    optional = () if "logits" in arrays else of_scores
     always = [name for name in ALWAYS if name not in optional]
     if missing := [name for name in (*always, *outputs, *scores) if name not in arrays]:
         raise BadInput(f"the array {missing[0]!r} is missing")
@@ -133,6 +135,11 @@ def check_arrays(arrays: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> N
         raise BadInput("y holds a label that is no class")
     if len(arrays["index"].unique()) < len(labels):
         raise BadInput("index holds an image twice")
+
+
+def is_corruption(metadata: Mapping[str, Any]) -> bool:
+    """Whether the attack in the metadata of a record is a corruption."""
+    return str(metadata.get("spec", "")).startswith("Corruption(")
 
 
 def _max_unpacked(size: int) -> int:
@@ -204,8 +211,8 @@ class Record:
             `index` (N, positions in the data set), `logits` (N, C), `aux` (N, H: outputs of the
             auxiliary head), `size_linf` and `size_l2` (N, norms of the perturbation). Optional:
             `feature` (N, F) and `x_adv` (the first images, C, H, W). A scores-only record has
-            `scores` (S, N) and `correct` (N) instead of `logits` and `aux`, and `size_l2` only if
-            the attack is measured in L2.
+            `scores` (S, N) and `correct` (N) instead of `logits` and `aux`, `size_l2` only if the
+            attack is measured in L2, and no norms if it is a corruption.
         metadata: JSON values: label, attack and its digest, split, thresholds, digest of the
             weights, provenance. Digests of two records are equal if their attack, thresholds,
             weights and images are.
