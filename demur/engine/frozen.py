@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from demur.engine.copies import Compiler, FoldedCopy, ModelCopy, ObjectiveForward, TrainModeCopy
 from demur.engine.fused_resnet import FusedResNet, fused_supported
 from demur.engine.graphs import GRANULARITY, BatchBuckets, Bucket, CapturedGraph, first_line
-from demur.engine.patches import SQUARE, PatchedStage, pays
+from demur.engine.patches import PatchedStage, pays
 from demur.gradient import AttackModel, Gradient, ObjectiveFunction, PatchQueries
 from demur.nets import RejectingNet
 from demur.output import Output
@@ -220,9 +220,9 @@ class FrozenModel(nn.Module, CapturedQueries):
         self._source = (net,)  # in a tuple, so that its weights are not this module's
         self._copies: dict[bool, ModelCopy] = {}  # by train mode
         self._output_graphs: dict[int, CapturedGraph[Output]] = {}  # full precision, by batch size
-        # by objective and batch size
+        # by objective, side of the squares and batch size
         self._patched: dict[
-            tuple[ObjectiveFunction, int], tuple[PatchedStage, CapturedGraph[Gradient]]
+            tuple[ObjectiveFunction, int, int], tuple[PatchedStage, CapturedGraph[Gradient]]
         ] = {}
         self.train(net.training)
         if fixed is not None:
@@ -264,30 +264,29 @@ class FrozenModel(nn.Module, CapturedQueries):
     def patch_queries(
         self, objective: ObjectiveFunction, x: Tensor, side: int
     ) -> PatchQueries | None:
-        if side > SQUARE or self.buckets is None or self.training or not x.is_cuda:
+        if self.buckets is None or self.training or not x.is_cuda:
             return None
         model_copy = self._copy()
         if objective in self._eager_objectives or not isinstance(model_copy, FusedResNet):
             return None
-        if self.compiler != "none" or not pays(model_copy.fused_trunk, *x.shape[2:]):
+        if self.compiler != "none" or not pays(model_copy.fused_trunk, side, *x.shape[2:]):
             return None
-        return CapturedPatches(self, objective, x)
+        return CapturedPatches(self, objective, x, side)
 
     def patched_graph(
-        self, objective: ObjectiveFunction, *examples: Tensor
+        self, objective: ObjectiveFunction, side: int, *examples: Tensor
     ) -> tuple[PatchedStage, CapturedGraph[Gradient]]:
         """Return the maps and the CUDA graph of patch queries, captured on first use."""
-        count, model_copy = len(examples[0]), self._copy()
-        size = -(-count // GRANULARITY) * GRANULARITY
-        sizes = [other for key, other in self._patched if key == objective]
+        size = -(-len(examples[0]) // GRANULARITY) * GRANULARITY
+        sizes = [other for *key, other in self._patched if key == [objective, side]]
         size = min((other for other in sizes if size <= other <= 1.1 * size), default=size)
-        if (objective, size) not in self._patched:
+        if (objective, side, size) not in self._patched:
+            model_copy, padded = self._copy(), [pad_batch(part, size) for part in examples]
             assert isinstance(model_copy, FusedResNet)
-            padded = [pad_batch(part, size) for part in examples]
-            stage = PatchedStage(model_copy, padded[0].shape)
+            stage = PatchedStage(model_copy, padded[0].shape, side)
             graph = CapturedGraph(partial(stage.value, objective), *padded, tune=True)
-            self._patched[objective, size] = stage, graph
-        return self._patched[objective, size]
+            self._patched[objective, side, size] = stage, graph
+        return self._patched[objective, side, size]
 
     def _clear_graphs(self) -> None:
         super()._clear_graphs()
@@ -319,8 +318,10 @@ class FrozenModel(nn.Module, CapturedQueries):
 class CapturedPatches(PatchQueries):
     """Patch queries from the images `x` on, replayed from a CUDA graph."""
 
-    def __init__(self, model: FrozenModel, objective: ObjectiveFunction, x: Tensor) -> None:
-        self.model, self.objective = model, objective
+    def __init__(
+        self, model: FrozenModel, objective: ObjectiveFunction, x: Tensor, side: int
+    ) -> None:
+        self.model, self.objective, self.side = model, objective, side
         self.start: Tensor | None = x  # until the first call
 
     def __call__(
@@ -329,7 +330,7 @@ class CapturedPatches(PatchQueries):
         if self.start is not None:
             kept = torch.zeros_like(kept)  # what was kept before is part of `start`
             stage, self.graph = self.model.patched_graph(
-                self.objective, x, y, corner, kept, *inputs
+                self.objective, self.side, x, y, corner, kept, *inputs
             )
             stage.fill(pad_batch(self.start, len(stage.origins)))
             self.start = None

@@ -6,11 +6,11 @@ import torch
 from demur.attacks import Square, UntargetedMargin
 from demur.balls import Linf
 from demur.engine import FrozenModel
-from demur.engine.patches import SQUARE, store_windows
+from demur.engine.patches import store_windows
 from demur.gradient import exact_value
 from demur.precision import Precision
 from tests.gpu.tools import PRECISIONS, distance, images, random_net
-from tests.test_patches import squares, with_squares
+from tests.test_patches import SQUARE, squares, with_squares
 
 UNTARGETED = UntargetedMargin()
 
@@ -50,7 +50,7 @@ def test_captured_patches_have_the_values_of_the_net(
     net = random_net(device, width=64).eval().requires_grad_(False)
     model, g = FrozenModel(net, precision, "none", fixed=64), torch.Generator().manual_seed(0)
     x, y = images(device, 60)
-    assert model.patch_queries(UNTARGETED, x, SQUARE + 1) is None
+    assert model.patch_queries(UNTARGETED, x, 10) is None
     for count in (60, 58, 20):
         x, y = x[:count], y[:count]
         queries, kept = model.patch_queries(UNTARGETED, x, SQUARE), torch.ones(count).bool()
