@@ -7,8 +7,9 @@ All attacks evaluate models here. A plain model is any callable. An `AttackModel
 and values itself, for instance in bf16. They are then approximate; `model(x)` stays exact.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -46,8 +47,7 @@ class PatchQueries(Protocol):
         ...
 
 
-@runtime_checkable
-class AttackModel(Protocol):
+class AttackModel(ABC):
     """What attacks and training frameworks call on a model.
 
     `attack_model` makes one from any callable. A class that computes gradients in its own way
@@ -62,9 +62,9 @@ class AttackModel(Protocol):
     exact: bool = True
     verify_every: int = 10
 
+    @abstractmethod
     def __call__(self, x: Tensor, /) -> Output | Tensor:
         """Return the exact output for images N, C, H, W: an Output or logits."""
-        ...
 
     def gradient(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor

@@ -8,7 +8,7 @@ from demur.attacks import AcceptedError, MinMargin, Square, UntargetedMargin
 from demur.balls import L2, Linf
 from demur.data import CIFAR10
 from demur.engine.fused_resnet import FusedResNet
-from demur.engine.patches import PatchedStage, first_stage, pays, window_side
+from demur.engine.patches import PatchedStage, first_stage, pays, stage_bytes, window_side
 from demur.gradient import ObjectiveFunction, PatchQueries, PlainModel, exact_value
 from demur.methods import RR
 from demur.nets import RejectingNet, WideResNet
@@ -43,6 +43,8 @@ def test_values_are_those_of_the_whole_net_while_squares_are_kept_or_not(
     x, y = torch.rand(6, 3, 32, 32, generator=g), torch.arange(6)
     stage, kept = PatchedStage(copy, x.shape, SQUARE), torch.zeros(6, dtype=torch.bool)
     assert window_side(stage.depth, SQUARE) == 15
+    tensors = (stage.stored, stage.windows, stage.output, stage.undo)
+    assert stage_bytes(copy, x.shape, SQUARE) == sum(part.nbytes for part in tensors)
     stage.fill(x)
     for _ in range(6):
         corner, keep = squares(6, g)

@@ -21,12 +21,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from demur.engine.copies import Compiler, FoldedCopy, ModelCopy, ObjectiveForward, TrainModeCopy
 from demur.engine.fused_resnet import FusedResNet, fused_supported
 from demur.engine.graphs import GRANULARITY, BatchBuckets, Bucket, CapturedGraph, first_line
-from demur.engine.patches import PatchedStage, pays
+from demur.engine.patches import PatchedStage, pays, stage_bytes
 from demur.gradient import AttackModel, Gradient, ObjectiveFunction, PatchQueries
 from demur.nets import RejectingNet
 from demur.output import Output
 from demur.precision import Precision, no_autocast, tf32
 
+MAX_PATCH_MEMORY = 0.1  # of the free memory, for the maps of one size of squares
 Query = Literal["gradient", "gradients", "gradient_only", "value"]
 
 
@@ -270,6 +271,9 @@ class FrozenModel(nn.Module, CapturedQueries):
         if objective in self._eager_objectives or not isinstance(model_copy, FusedResNet):
             return None
         if self.compiler != "none" or not pays(model_copy.fused_trunk, side, *x.shape[2:]):
+            return None
+        free, _ = torch.cuda.mem_get_info()
+        if stage_bytes(model_copy, x.shape, side) > MAX_PATCH_MEMORY * free:
             return None
         return CapturedPatches(self, objective, x, side)
 

@@ -49,6 +49,15 @@ def pays(trunk: FusedTrunk, square: int, height: int, width: int) -> bool:
     return depth > 0 and not trunk.train and fits
 
 
+def stage_bytes(copy: FusedResNet, shape: torch.Size, square: int) -> int:
+    """Return the memory of a PatchedStage in bytes."""
+    depth, (count, _, height, width) = first_stage(copy.fused_trunk), shape
+    window = window_side(depth, square) ** 2
+    pixels = 2 * depth * ((height + 2) * (width + 2) + window) + height * width + window
+    channels = copy.fused_trunk.blocks[0].conv1.in_channels
+    return count * pixels * channels * products_dtype(copy.precision).itemsize
+
+
 class PatchedStage:
     """The first stage of a fused copy in eval mode, for images that change in one square at a time.
 

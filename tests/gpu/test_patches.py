@@ -5,7 +5,7 @@ import torch
 
 from demur.attacks import Square, UntargetedMargin
 from demur.balls import Linf
-from demur.engine import FrozenModel
+from demur.engine import FrozenModel, frozen
 from demur.engine.patches import store_windows
 from demur.gradient import exact_value
 from demur.precision import Precision
@@ -44,7 +44,7 @@ def test_windows_are_stored_as_by_indexing(
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_captured_patches_have_the_values_of_the_net(
-    device: torch.device, precision: Precision
+    device: torch.device, precision: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also after images left, with the same graph and with that of another size."""
     net = random_net(device, width=64).eval().requires_grad_(False)
@@ -70,6 +70,8 @@ def test_captured_patches_have_the_values_of_the_net(
             kept = keep
             x = torch.where(keep.to(device)[:, None, None, None], proposal, x)
     assert len(model._patched) == 2
+    monkeypatch.setattr(frozen, "MAX_PATCH_MEMORY", 0.0)
+    assert model.patch_queries(UNTARGETED, x, SQUARE) is None
 
 
 def test_square_finds_as_much_with_patches(
