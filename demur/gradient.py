@@ -41,7 +41,8 @@ class PatchQueries(Protocol):
             x: the current images with another square, N, C, H, W.
             y: true labels, N.
             corner: first row and column of the squares, N, 2.
-            kept: which squares of the last call are now part of the current images, N, bool.
+            kept: which squares of the last call are now part of the current images, N, bool;
+                ignored in the first call.
             *inputs: further tensors that the objective takes, one row per image.
         """
         ...
@@ -51,7 +52,8 @@ class AttackModel(ABC):
     """What attacks and training frameworks call on a model.
 
     `attack_model` makes one from any callable. A class that computes gradients in its own way
-    inherits from this one and overrides `gradient`; the other methods have defaults.
+    inherits from this one (after nn.Module, if from both) and overrides `gradient`; the other
+    methods have defaults.
 
     Attributes:
         exact: whether `gradient` and `value` have the precision of `model(x)`.
@@ -100,7 +102,10 @@ class AttackModel(ABC):
     def patch_queries(
         self, objective: ObjectiveFunction, x: Tensor, side: int
     ) -> PatchQueries | None:
-        """Return faster queries of x with one more square of `side` pixels at a time, if any."""
+        """Return queries from x on that recompute only what a square of `side` pixels changes.
+
+        None if the model has none; later squares are not larger.
+        """
         return None
 
     def drop_graphs(self) -> None:

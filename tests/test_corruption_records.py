@@ -1,6 +1,7 @@
 """Corruptions and C&W as records of a run, and the cells of the paper's tables made from them."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
@@ -24,6 +25,7 @@ from demur.evaluate import (
     run_attack,
     values,
 )
+from demur.evaluate.archive import ArchiveKeepsLess
 from demur.evaluate.corruptions import accuracy_by_severity, pool_severities, severities
 from demur.evaluate.distortion import counted_distances, distances_of
 from demur.output import Output
@@ -198,6 +200,20 @@ def test_a_scores_only_record_of_a_corruption_keeps_the_scores_of_its_cell(
     ]
 
 
+def test_an_earlier_archive_with_t_con_of_corruptions_is_replaced(
+    corrupted: LoadedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        module = sys.modules["demur.evaluate.archive"]  # the package has a function of this name
+        earlier.setattr(module, "is_corruption", lambda metadata: False)
+        old = LoadedRun(archive(corrupted, tmp_path / "run", ["R-Con"]), "cpu")
+    assert "T-Con" in record_of(old, "corruption:name=fog").stored_scores
+    new = LoadedRun(archive(corrupted, tmp_path / "run", ["R-Con"], again=True), "cpu")
+    assert "T-Con" not in record_of(new, "corruption:name=fog").stored_scores
+    with pytest.raises(ArchiveKeepsLess, match="keeps more of"):
+        archive(corrupted, tmp_path / "run", ["Energy"], again=True)
+
+
 def test_a_record_of_a_corruption_without_confidence_is_not_scored(
     corrupted: LoadedRun, tmp_path: Path, command: Command
 ) -> None:
@@ -207,7 +223,7 @@ def test_a_record_of_a_corruption_without_confidence_is_not_scored(
     assert list(cw.stored_scores) == ["Con(tau=1.0)", "Energy(tau=1.0)", "T-Con"]
     code, out, err = command("score", str(kept.path), "--json")
     assert code == 0, err
-    assert "corruption:name=fog,severity=5: archived without confidence" in err
+    assert "only records with confidence are scored: corruption:name=" in err
     assert {row["attack"] for row in json.loads(out)["rows"]} == {"cw", "cw-adaptive"}
 
 

@@ -42,7 +42,7 @@ class SquareState(SearchState):
     refuted: Tensor  # an earlier candidate of this image failed verification, bool
     uniforms: Tensor  # random numbers of the next queries
     kept: Tensor  # the last proposal was taken, bool
-    patches: PatchQueries | None = None  # faster queries of squares of the current side
+    patches: PatchQueries | None = None  # faster queries of small squares; None if images left
 
     def update(
         self, proposal: Tensor, value: Tensor, candidate: Tensor, first: bool, exact: bool
@@ -133,7 +133,7 @@ class Square(IterativeAttack[SquareState]):
             proposal = self._propose(draw, state.x_adv, step)
         else:
             proposal = self._initial_proposal(draw, batch)
-        if step and (state.patches is None or self._side_changes(batch.x, step)):
+        if step and state.patches is None:
             state = replace(state, patches=self._patch_queries(batch, state.x_adv, step))
         value, candidate = self._evaluate(batch, state, draw, proposal, step)
         return state.update(proposal, value, candidate, step == 0, is_exact(batch.model))
@@ -146,7 +146,7 @@ class Square(IterativeAttack[SquareState]):
     def _patch_queries(self, batch: AttackBatch, x_adv: Tensor, query: int) -> PatchQueries | None:
         if isinstance(self.ball, L2):  # changes two squares
             return None
-        side = self._side(batch.x, query, 1)
+        side = self._side(batch.x, query, 1)  # later squares are not larger
         return attack_model(batch.model).patch_queries(self.objective, x_adv, side)
 
     def _evaluate(
@@ -187,9 +187,6 @@ class Square(IterativeAttack[SquareState]):
         inside = x_adv.flatten(2).gather(2, pixels) + 2 * eps * draw.signs().flatten(2)
         inside = self.ball.project(x.flatten(2).gather(2, pixels), inside)
         return x_adv.flatten(2).scatter(2, pixels, inside).view_as(x)
-
-    def _side_changes(self, x: Tensor, query: int) -> bool:
-        return self._side(x, query, 1) != self._side(x, query - 1, 1)
 
     def _side(self, x: Tensor, query: int, minimum: int) -> int:
         """Return the side of a query's square in pixels; it is odd for minimum > 1 (L2)."""

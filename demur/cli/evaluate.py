@@ -278,11 +278,11 @@ def _with_confidence(
 
     found = [record for record in records if has_confidence(record)]
     others = ", ".join(record.label for record in records if not has_confidence(record))
-    message = f"without {others}: archived without confidence; demur table 3 --kept DIR reads them"
+    advice = f"{others} are archived without it; demur table 3 --kept DIR reads them"
     if not found:
-        raise BadInput(f"nothing is left to score {message}")
+        raise BadInput(f"no record has confidence, so there is nothing to score: {advice}")
     if others:
-        typer.echo(f"demur: {message}", err=True)
+        typer.echo(f"demur: only records with confidence are scored: {advice}", err=True)
     return found
 
 
@@ -345,7 +345,9 @@ def archive(
         str,
         typer.Option("-o", "--out", callback=check_output_folder, help="A new folder."),
     ],
-    only: Annotated[str, typer.Option(help="Store only these scores, such as Con,R-Con.")] = "",
+    only: Annotated[
+        str, typer.Option(help="Store only these scores, such as R-Con, beside Con and T-Con.")
+    ] = "",
     fitted: Annotated[
         str, typer.Option(help="Of rejectors fitted to features, store only these, such as KD,LID.")
     ] = "",

@@ -21,13 +21,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from demur.engine.copies import Compiler, FoldedCopy, ModelCopy, ObjectiveForward, TrainModeCopy
 from demur.engine.fused_resnet import FusedResNet, fused_supported
 from demur.engine.graphs import GRANULARITY, BatchBuckets, Bucket, CapturedGraph, first_line
-from demur.engine.patches import PatchedStage, pays, stage_bytes
+from demur.engine.patches import SQUARE, PatchedStage, pays, stage_bytes
 from demur.gradient import AttackModel, Gradient, ObjectiveFunction, PatchQueries
 from demur.nets import RejectingNet
 from demur.output import Output
 from demur.precision import Precision, no_autocast, tf32
 
-MAX_PATCH_MEMORY = 0.1  # of the free memory, for the maps of one size of squares
+MAX_PATCH_MEMORY = 0.1  # of the free memory, for the stored maps of one objective and batch size
+MAX_PADDING = 4 / 3  # images that leave do not cause a new capture at once
 Query = Literal["gradient", "gradients", "gradient_only", "value"]
 
 
@@ -221,9 +222,9 @@ class FrozenModel(nn.Module, CapturedQueries):
         self._source = (net,)  # in a tuple, so that its weights are not this module's
         self._copies: dict[bool, ModelCopy] = {}  # by train mode
         self._output_graphs: dict[int, CapturedGraph[Output]] = {}  # full precision, by batch size
-        # by objective, side of the squares and batch size
+        # by objective and batch size
         self._patched: dict[
-            tuple[ObjectiveFunction, int, int], tuple[PatchedStage, CapturedGraph[Gradient]]
+            tuple[ObjectiveFunction, int], tuple[PatchedStage, CapturedGraph[Gradient]]
         ] = {}
         self.train(net.training)
         if fixed is not None:
@@ -265,32 +266,39 @@ class FrozenModel(nn.Module, CapturedQueries):
     def patch_queries(
         self, objective: ObjectiveFunction, x: Tensor, side: int
     ) -> PatchQueries | None:
-        if self.buckets is None or self.training or not x.is_cuda:
+        if side > SQUARE or self.buckets is None or self.training or not x.is_cuda:
             return None
         model_copy = self._copy()
         if objective in self._eager_objectives or not isinstance(model_copy, FusedResNet):
             return None
-        if self.compiler != "none" or not pays(model_copy.fused_trunk, side, *x.shape[2:]):
+        if self.compiler != "none" or not pays(model_copy.fused_trunk, *x.shape[2:]):
             return None
-        free, _ = torch.cuda.mem_get_info()
-        if stage_bytes(model_copy, x.shape, side) > MAX_PATCH_MEMORY * free:
-            return None
-        return CapturedPatches(self, objective, x, side)
+        size = self._patched_size(objective, len(x))
+        if (objective, size) not in self._patched:
+            free, _ = torch.cuda.mem_get_info()
+            shape = torch.Size((size, *x.shape[1:]))
+            if stage_bytes(model_copy, shape) > MAX_PATCH_MEMORY * free:
+                return None
+        return CapturedPatches(self, objective, x)
+
+    def _patched_size(self, objective: ObjectiveFunction, count: int) -> int:
+        """Return the batch size of patch queries: a captured one if it is not much larger."""
+        size = -(-count // GRANULARITY) * GRANULARITY
+        sizes = [other for key, other in self._patched if key == objective]
+        return min((other for other in sizes if size <= other <= MAX_PADDING * size), default=size)
 
     def patched_graph(
-        self, objective: ObjectiveFunction, side: int, *examples: Tensor
+        self, objective: ObjectiveFunction, *examples: Tensor
     ) -> tuple[PatchedStage, CapturedGraph[Gradient]]:
         """Return the maps and the CUDA graph of patch queries, captured on first use."""
-        size = -(-len(examples[0]) // GRANULARITY) * GRANULARITY
-        sizes = [other for *key, other in self._patched if key == [objective, side]]
-        size = min((other for other in sizes if size <= other <= 1.1 * size), default=size)
-        if (objective, side, size) not in self._patched:
+        size = self._patched_size(objective, len(examples[0]))
+        if (objective, size) not in self._patched:
             model_copy, padded = self._copy(), [pad_batch(part, size) for part in examples]
             assert isinstance(model_copy, FusedResNet)
-            stage = PatchedStage(model_copy, padded[0].shape, side)
+            stage = PatchedStage(model_copy, padded[0].shape)
             graph = CapturedGraph(partial(stage.value, objective), *padded, tune=True)
-            self._patched[objective, side, size] = stage, graph
-        return self._patched[objective, side, size]
+            self._patched[objective, size] = stage, graph
+        return self._patched[objective, size]
 
     def _clear_graphs(self) -> None:
         super()._clear_graphs()
@@ -322,10 +330,8 @@ class FrozenModel(nn.Module, CapturedQueries):
 class CapturedPatches(PatchQueries):
     """Patch queries from the images `x` on, replayed from a CUDA graph."""
 
-    def __init__(
-        self, model: FrozenModel, objective: ObjectiveFunction, x: Tensor, side: int
-    ) -> None:
-        self.model, self.objective, self.side = model, objective, side
+    def __init__(self, model: FrozenModel, objective: ObjectiveFunction, x: Tensor) -> None:
+        self.model, self.objective = model, objective
         self.start: Tensor | None = x  # until the first call
 
     def __call__(
@@ -333,10 +339,10 @@ class CapturedPatches(PatchQueries):
     ) -> tuple[Tensor, Output]:
         if self.start is not None:
             kept = torch.zeros_like(kept)  # what was kept before is part of `start`
-            stage, self.graph = self.model.patched_graph(
-                self.objective, self.side, x, y, corner, kept, *inputs
+            self.stage, self.graph = self.model.patched_graph(
+                self.objective, x, y, corner, kept, *inputs
             )
-            stage.fill(pad_batch(self.start, len(stage.origins)))
+            self.stage.fill(pad_batch(self.start, len(self.stage.origins)))
             self.start = None
         _, value, out = self.graph(x, y, corner, kept, *inputs)
         count = len(x)

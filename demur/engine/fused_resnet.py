@@ -310,7 +310,7 @@ def run_block(
 def after_norm(
     block: Block, half: ConvNorm | FoldedConv, total: Tensor, active: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the same from the block's input and its active maps."""
+    """Return what `run_block` returns, from the block's input and its active maps."""
     skip = total if block.shortcut is None else convolve(block.shortcut, active)
     return convolve(block.conv2, half(active)), skip
 

@@ -1,6 +1,6 @@
 """Forward passes of images that differ from earlier ones in one small square, as in Square.
 
-    stage = PatchedStage(copy, x.shape, square=5)
+    stage = PatchedStage(copy, x.shape)
     stage.fill(x)                                  # the maps of the current images
     active = stage(proposal, corner, kept)         # input of the second stage
 
@@ -25,6 +25,7 @@ try:
 except ImportError:  # a CPU build of torch
     triton = None
 
+SQUARE = 5  # pixels: the side of the largest squares, those of four in five queries of Square
 MAX_AREA = 1 / 3  # of an image that a window may cover: a larger one saves too little
 PIXELS = 128  # of a program that surrounds a window
 STORED_PIXELS = 256  # of a program that stores a window
@@ -36,23 +37,23 @@ def first_stage(trunk: FusedTrunk) -> int:
     return with_shortcut[0] if with_shortcut else 0
 
 
-def window_side(depth: int, square: int) -> int:
+def window_side(depth: int) -> int:
     """Return the side of what a square changes after the stem and `depth` blocks."""
-    return square + 2 * (1 + 2 * depth)
+    return SQUARE + 2 * (1 + 2 * depth)
 
 
-def pays(trunk: FusedTrunk, square: int, height: int, width: int) -> bool:
-    """Return whether the window of a square is much smaller than the images."""
+def pays(trunk: FusedTrunk, height: int, width: int) -> bool:
+    """Return whether the window is much smaller than the images."""
     depth = first_stage(trunk)
-    side = window_side(depth, square)
+    side = window_side(depth)
     fits = side <= min(height, width) and side**2 <= MAX_AREA * height * width
     return depth > 0 and not trunk.train and fits
 
 
-def stage_bytes(copy: FusedResNet, shape: torch.Size, square: int) -> int:
+def stage_bytes(copy: FusedResNet, shape: torch.Size) -> int:
     """Return the memory of a PatchedStage in bytes."""
     depth, (count, _, height, width) = first_stage(copy.fused_trunk), shape
-    window = window_side(depth, square) ** 2
+    window = window_side(depth) ** 2
     pixels = 2 * depth * ((height + 2) * (width + 2) + window) + height * width + window
     channels = copy.fused_trunk.blocks[0].conv1.in_channels
     return count * pixels * channels * products_dtype(copy.precision).itemsize
@@ -64,7 +65,6 @@ class PatchedStage:
     Args:
         copy: the copy.
         shape: the shape of the images, N, C, H, W.
-        square: the side of the squares in pixels.
 
     Attributes:
         stored: the inputs of the convolutions after the stem for the current images, with a border
@@ -75,12 +75,12 @@ class PatchedStage:
         origins: the first row and column of the windows, N, 2.
     """
 
-    def __init__(self, copy: FusedResNet, shape: torch.Size, square: int) -> None:
+    def __init__(self, copy: FusedResNet, shape: torch.Size) -> None:
         self.copy, trunk = copy, copy.fused_trunk
         self.depth = first_stage(trunk)
         self.layers = list(zip(trunk.blocks, trunk.first_norms, trunk.folded, strict=True))
         count, _, self.height, self.width = shape
-        self.side, levels = window_side(self.depth, square), 2 * self.depth
+        self.side, levels = window_side(self.depth), 2 * self.depth
         weight = trunk.blocks[0].conv1.weight
         maps = torch.zeros(count, weight.shape[1], device=weight.device)
         maps = maps.to(products_dtype(copy.precision))[:, None, None]  # N, 1, 1, C
@@ -115,7 +115,7 @@ class PatchedStage:
 
         Args:
             x: the current images with another square each, N, C, H, W.
-            corner: the first row and column of the squares, N, 2.
+            corner: the first row and column of the squares of at most SQUARE pixels, N, 2.
             kept: which squares of the last call are now part of the current images, N, bool.
         """
         store_windows(self.stored, self.windows, self.origins, kept, border=1)
@@ -129,7 +129,9 @@ class PatchedStage:
             maps = conv2d(self._surround(2 * number + 1, hidden), block.conv2.weight)
         _, norm, _ = self.layers[self.depth]
         window = norm(maps, skip)[1].movedim(1, -1)
-        store_windows(self.output, window[None], self.origins, kept | ~kept, undo=self.undo)
+        store_windows(
+            self.output, window[None], self.origins, torch.ones_like(kept), undo=self.undo
+        )
         return self.output[0].movedim(-1, 1)
 
     def value(

@@ -5,7 +5,7 @@
     pack(loaded, Path("packs/NAME"), count=1000)        # with features, for work on rejectors
 
 Scores-only records keep Con, T-Con and the named scores, and L2 norms if the attack uses them;
-those of corruptions keep the named scores, Con only beside R-Con, and no T-Con and norms.
+those of corruptions keep the named scores, Con only beside R-Con, and neither T-Con nor norms.
 """
 
 import shutil
@@ -24,7 +24,7 @@ from demur.evaluate.certificates import REMEDY
 from demur.evaluate.record_scores import can_score, tcon_of, values
 from demur.evaluate.score import BASELINE, boundary_counts
 from demur.evaluate.thresholds import ThresholdResolver
-from demur.rejectors import Coupled, RCon, Rejector, TooFewImages, paper_grid
+from demur.rejectors import Con, Coupled, RCon, Rejector, TooFewImages, paper_grid
 from demur.rule import Score
 from demur.runs import Record, Run
 from demur.runs.files import replace_folder, write_json
@@ -59,7 +59,7 @@ def archive(
         loaded: The run; its clean cal record is made if it has none.
         target: Folder to write, which must not exist unless `again`.
         only: Names of rejectors; if given, records are scores-only with these, Con and T-Con.
-            Records of corruptions have neither T-Con nor, unless R-Con is compared with it, Con.
+            Records of corruptions have no T-Con. They have Con only if R-Con is named.
         on_progress: Function that is called with (records done, records in all).
         again: Replace an earlier archive of the same weights that contains nothing more.
         fitted: Names of rejectors that are fitted to features; if given, the scores of other
@@ -123,6 +123,8 @@ def _has_less(new: Record | None, old: Record) -> bool:
     if new is None or (new.scores_only and not old.scores_only):
         return True
     lost = set(old.stored_scores) - set(new.stored_scores)
+    if is_corruption(old.metadata):  # earlier archives of corruptions have these too
+        lost -= {TRUE, show(Con(), full=True)}
     return new.scores_only == old.scores_only and bool(lost)
 
 

@@ -157,7 +157,8 @@ def test_queries_of_the_frozen_model_agree_with_each_other(
             alone = frozen_model.gradient_only(objective, x, y)
             value, out = frozen_model.value(objective, x, y)
             plain = gradient(copy.deepcopy(net), objective, x, y)
-        tolerance = {"fp32": GRADIENTS, "bf16": 0.5}[precision]  # 0.35 was seen
+        # in train mode and bf16, 0.35 was seen
+        tolerance = {"fp32": GRADIENTS, "bf16": 0.5 if train else 0.3}[precision]
         assert distance(alone, full.grad) < tolerance  # the order of atomic additions varies
         same = {"fp32": OUTPUTS, "bf16": 0.05}[precision]
         assert distance(value, full.value) < same

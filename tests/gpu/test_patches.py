@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from demur.attacks import Square, UntargetedMargin
+from demur.attacks import CE, Square, UntargetedMargin
 from demur.balls import Linf
 from demur.engine import FrozenModel, frozen
-from demur.engine.patches import store_windows
+from demur.engine.patches import SQUARE, store_windows
 from demur.gradient import exact_value
 from demur.precision import Precision
 from tests.gpu.tools import PRECISIONS, distance, images, random_net
-from tests.test_patches import SQUARE, squares, with_squares
+from tests.test_patches import squares, with_squares
 
 UNTARGETED = UntargetedMargin()
 
@@ -71,7 +71,8 @@ def test_captured_patches_have_the_values_of_the_net(
             x = torch.where(keep.to(device)[:, None, None, None], proposal, x)
     assert len(model._patched) == 2
     monkeypatch.setattr(frozen, "MAX_PATCH_MEMORY", 0.0)
-    assert model.patch_queries(UNTARGETED, x, SQUARE) is None
+    assert model.patch_queries(UNTARGETED, x, SQUARE) is not None  # captured already
+    assert model.patch_queries(CE(), x, SQUARE) is None
 
 
 def test_square_finds_as_much_with_patches(
