@@ -121,6 +121,8 @@ class TestAudit:
         x, y = images()
         with pytest.raises(BadInput, match="'R-Con' is no rejector"):
             audit(Logits(), x, y, rejector="R-Con")  # type: ignore[arg-type]
+        with pytest.raises(BadInput, match="must be a callable such as"):
+            audit("resnet18", x, y)  # type: ignore[arg-type]
         with pytest.raises(BadInput, match="no version 'quick'"):
             audit(Logits(), x, y, version="quick")
         with pytest.raises(BadInput, match="too few to hold some out"):

@@ -133,6 +133,8 @@ def checked(model: Model, x: Tensor, y: Tensor) -> Iterator[tuple[CheckedModel, 
         BadInput: The images or labels are invalid, the model fails on the first image, labels and
             classes do not match, or a value of the model is NaN.
     """
+    if not callable(model):
+        raise BadInput(f"the model must be a callable such as an nn.Module, not {model!r}")
     check_batch(x, y)
     with torch.inference_mode(False), torch.no_grad(), _restored(model, x), deferred_checks():
         x, y = outside_inference_mode(x.detach()), outside_inference_mode(y)

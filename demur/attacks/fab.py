@@ -190,11 +190,6 @@ class FAB(IterativeAttack[FABState]):
     def _next_iterate(self, batch: AttackBatch, x_adv: Tensor) -> Tensor:
         """Return the next iterate: a mix of the projections of the iterate and the clean image."""
         grad, margin = self._nearest_margin(batch, x_adv)
-        if kernels.hyperplane_fits(self.ball, grad):
-            euclidean = isinstance(self.ball, L2)
-            return kernels.boundary_step(
-                batch.x, x_adv, grad, margin, self.alpha, self.overshoot, euclidean
-            )
         from_iterate, from_clean = self._project_both(batch.x, x_adv, grad, margin)
         near, far = self.ball.norm(from_iterate), self.ball.norm(from_clean)
         weight = (near / (near + far).clamp_min(TINY)).clamp(max=self.alpha)
@@ -208,6 +203,9 @@ class FAB(IterativeAttack[FABState]):
     ) -> tuple[Tensor, Tensor]:
         """Return the perturbations that take x_adv and x to the linearised boundary."""
         rise_from_clean = (grad * (x_adv - x)).flatten(1).sum(1) - margin  # the same hyperplane
+        if kernels.hyperplane_fits(self.ball, grad):
+            from_iterate = project_to_hyperplane(self.ball, x_adv, grad, -margin)
+            return from_iterate, project_to_hyperplane(self.ball, x, grad, rise_from_clean)
         both = project_to_hyperplane(  # one sort for both
             self.ball,
             torch.cat((x_adv, x)),
@@ -226,9 +224,6 @@ class FAB(IterativeAttack[FABState]):
     def _nearest_margin(self, batch: AttackBatch, x_adv: Tensor) -> tuple[Tensor, Tensor]:
         """Return gradient and value of the margin whose linearised zero set is nearest."""
         objective, all_inputs = self._margins(batch)
-        if len(all_inputs) == 1:
-            grad, value, _ = gradient(batch.model, objective, x_adv, batch.y, *all_inputs[0])
-            return grad.to(x_adv), value.to(x_adv)
         nearest_grad, margin = torch.zeros_like(x_adv), x_adv.new_zeros(len(x_adv))
         shortest = torch.full_like(margin, torch.inf)
         for inputs in all_inputs:
@@ -283,6 +278,8 @@ def project_to_hyperplane(ball: Ball, x: Tensor, grad: Tensor, rise: Tensor) -> 
         grad: The gradient of the linear function, shape of x.
         rise: The required rise, N; it may be negative.
     """
+    if kernels.hyperplane_fits(ball, grad):
+        return kernels.project_image(x, grad, rise, isinstance(ball, L2))
     toward = (grad * per_image(rise.sign(), x)).flatten(1)
     slack = torch.where(toward > 0, 1 - x.flatten(1), x.flatten(1))  # up to the pixel range
     speed = ball.direction(grad).abs().flatten(1)

@@ -92,43 +92,31 @@ def update_square(
 
 
 def hyperplane_fits(ball: Ball, grad: Tensor) -> bool:
-    """Return whether the kernel takes a step with this ball and gradients of this shape."""
+    """Return whether the kernel can project with this ball and gradients of this shape."""
     supported = grad.is_cuda and grad.dtype == torch.float32 and type(ball) in (Linf, L2)
     return AVAILABLE and supported and math.prod(grad.shape[1:]) <= MAX_ELEMENTS
 
 
-def boundary_step(
-    x: Tensor,
-    x_adv: Tensor,
-    grad: Tensor,
-    margin: Tensor,
-    alpha: float,
-    overshoot: float,
-    euclidean: bool,
-) -> Tensor:
-    """Return the next iterate of FAB; see `FAB._next_iterate`.
+def project_image(x: Tensor, grad: Tensor, rise: Tensor, euclidean: bool) -> Tensor:
+    """Return the smallest perturbation within [0, 1] that raises a linear function by `rise`.
 
-    Each program holds one image in registers and runs `newton_time` of FAB to its end, twice.
+    Each program holds one image in registers and runs `newton_time` of FAB to its end.
 
     Args:
-        x: Clean images, N, C, H, W.
-        x_adv: The current iterates.
-        grad: The gradients of the margins, shape of x.
-        margin: The margins, N.
-        alpha: The largest weight of the projection of the clean image.
-        overshoot: The factor by which a step goes beyond the linearised boundary.
-        euclidean: Whether perturbations are the smallest of the L2 norm, not of Linf.
+        x: Images, N, C, H, W.
+        grad: The gradient of the linear function, shape of x.
+        rise: The required rise, N.
+        euclidean: Whether the smallest perturbation is that of the L2 norm, not of Linf.
     """
     layout = memory_format(x)  # the order of the pixels does not matter
-    x, x_adv, grad = (part.contiguous(memory_format=layout) for part in (x, x_adv, grad))
-    pixels, out = x[0].numel(), torch.empty_like(x)
+    x, grad = (part.contiguous(memory_format=layout) for part in (x, grad))
+    pixels, delta = x[0].numel(), torch.empty_like(x)
     size = triton.next_power_of_2(pixels)
     warps = 8 if size <= FEW_ELEMENTS else 16
-    _boundary_kernel[(len(x),)](
-        x, x_adv, grad, margin.contiguous(), out, pixels, float(alpha), float(overshoot),
-        euclidean, size, num_warps=warps,
-    )  # fmt: skip
-    return out
+    _project_kernel[(len(x),)](
+        x, grad, rise.contiguous(), delta, pixels, euclidean, size, num_warps=warps
+    )
+    return delta
 
 
 def game_fits(grads: Tensor) -> bool:
@@ -237,8 +225,16 @@ if AVAILABLE:
             tl.store(kept_out + image, taken.to(tl.uint8))
 
     @triton.jit
-    def _projection(pixel, grad, rise, euclidean: tl.constexpr):
-        """Return the formulas of `project_to_hyperplane` and `newton_time` for one image."""
+    def _project_kernel(
+        x, grads, rises, delta, pixels, euclidean: tl.constexpr, size: tl.constexpr
+    ):
+        """Project one image; the formulas of `project_to_hyperplane` and `newton_time`."""
+        image = tl.program_id(0).to(tl.int64)
+        position = tl.arange(0, size)
+        known = position < pixels
+        pixel = tl.load(x + image * pixels + position, mask=known, other=0.0)
+        grad = tl.load(grads + image * pixels + position, mask=known, other=0.0)
+        rise = tl.load(rises + image)
         toward = grad * (tl.where(rise > 0, 1.0, 0.0) - tl.where(rise < 0, 1.0, 0.0))
         slack = tl.where(toward > 0, 1.0 - pixel, pixel)
         if euclidean:
@@ -260,34 +256,8 @@ if AVAILABLE:
             before = count
             count = tl.sum(tl.where(stop_time > time, 1, 0), 0)
         sign = tl.where(toward > 0, 1.0, 0.0) - tl.where(toward < 0, 1.0, 0.0)
-        return sign * tl.minimum(slack, time * speed)
-
-    @triton.jit
-    def _boundary_kernel(
-        x, x_adv, grads, margins, out, pixels, alpha, overshoot,
-        euclidean: tl.constexpr, size: tl.constexpr,
-    ):  # fmt: skip
-        """Compute the next iterate of one image; the formulas of `FAB._next_iterate`."""
-        image = tl.program_id(0).to(tl.int64)
-        position = tl.arange(0, size)
-        known = position < pixels
-        offset = image * pixels + position
-        clean = tl.load(x + offset, mask=known, other=0.0)
-        current = tl.load(x_adv + offset, mask=known, other=0.0)
-        grad = tl.load(grads + offset, mask=known, other=0.0)
-        margin = tl.load(margins + image)
-        from_iterate = _projection(current, grad, -margin, euclidean)
-        rise = tl.sum(grad * (current - clean), 0) - margin  # to the same hyperplane
-        from_clean = _projection(clean, grad, rise, euclidean)
-        if euclidean:
-            near = tl.sqrt(tl.sum(from_iterate * from_iterate, 0))
-            far = tl.sqrt(tl.sum(from_clean * from_clean, 0))
-        else:
-            near, far = tl.max(tl.abs(from_iterate), 0), tl.max(tl.abs(from_clean), 0)
-        weight = tl.minimum(near / tl.maximum(near + far, 1e-12), alpha)
-        mixed = (1.0 - weight) * (current + overshoot * from_iterate)
-        mixed += weight * (clean + overshoot * from_clean)
-        tl.store(out + offset, tl.minimum(tl.maximum(mixed, 0.0), 1.0), mask=known)
+        moved = sign * tl.minimum(slack, time * speed)
+        tl.store(delta + image * pixels + position, moved, mask=known)
 
     @triton.jit
     def _game_kernel(

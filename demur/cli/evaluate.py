@@ -267,7 +267,7 @@ def _with_confidence(
 ) -> list["Record"]:
     """Return the records that have confidence, which other scores are compared with.
 
-    Print the names of the others; raise BadInput if there is no record left.
+    Print the number of the others; raise BadInput if there is no record left.
     """
     from demur.evaluate import BASELINE
     from demur.evaluate.record_scores import can_score
@@ -277,12 +277,12 @@ def _with_confidence(
         return known and can_score(evaluation.score_for(BASELINE, record), record)
 
     found = [record for record in records if has_confidence(record)]
-    others = ", ".join(record.label for record in records if not has_confidence(record))
-    advice = f"{others} are archived without it; demur table 3 --kept DIR reads them"
+    left_out = f"{len(records) - len(found)} of {len(records)} records"
+    advice = "archived without confidence; demur table 3 --kept DIR reads them"
     if not found:
-        raise BadInput(f"no record has confidence, so there is nothing to score: {advice}")
-    if others:
-        typer.echo(f"demur: only records with confidence are scored: {advice}", err=True)
+        raise BadInput(f"there is nothing to score: {left_out} are {advice}")
+    if len(found) < len(records):
+        typer.echo(f"demur: without {left_out}: {advice}", err=True)
     return found
 
 

@@ -1,62 +1,55 @@
-"""The steps of FAB: the kernel against tensor operations with a sort of the pixels."""
+"""The projection of FAB onto a hyperplane: the kernel against a sort of the pixels."""
 
 import pytest
 import torch
-from torch import Tensor
 
 from demur.attacks import FAB, kernels
-from demur.attacks.attack import AttackBatch
+from demur.attacks.fab import project_to_hyperplane
 from demur.balls import L2, Ball, Linf
 from tests.linear import LinearNet, centred_images, distance
 
 BALLS = pytest.mark.parametrize("ball", [Linf(8 / 255), L2(0.5)], ids=repr)
 
 
-def next_iterate(attack: FAB, x: Tensor, x_adv: Tensor, grad: Tensor, margin: Tensor) -> Tensor:
-    """One step of FAB on a linear function of each image."""
-    batch = AttackBatch(LinearNet(), x, torch.zeros_like(margin).long(), margin, None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FAB, "_nearest_margin", lambda *_: (grad, margin))
-        return attack._next_iterate(batch, x_adv)
-
-
 @BALLS
 @pytest.mark.parametrize("shape", [(257, 3, 32, 32), (1, 1, 7, 9), (3, 3, 64, 64), (2, 1, 1, 1)])
 @pytest.mark.parametrize("scale", [1e-3, 0.1, 10.0, 1e4])
-def test_steps_are_those_of_tensor_operations(
+def test_projections_are_those_of_the_sort(
     device: torch.device,
     ball: Ball,
     shape: tuple[int, ...],
     scale: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Margins from tiny ones to ones that no image within the pixel range reaches."""
+    """Rises from tiny ones to ones that no image within the pixel range reaches."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(shape, generator=generator).round(decimals=1).to(device)  # some are 0 or 1
-    x_adv = (x + 0.1 * torch.randn(shape, generator=generator).to(device)).clamp(0, 1)
     grad = torch.randn(shape, generator=generator).to(device)
     grad[torch.rand(shape, generator=generator) < 0.1] = 0
-    margin = scale * torch.randn(shape[0], generator=generator).to(device)
-    margin[0] = 0
-    attack = FAB(ball, alpha=0.3, overshoot=1.2)
-    x_last, adv_last = (p.contiguous(memory_format=torch.channels_last) for p in (x, x_adv))
-    found = [next_iterate(attack, x_last, adv_last, grad, margin)]
+    rise = scale * torch.randn(shape[0], generator=generator).to(device)
+    rise[0] = 0
+    last = x.contiguous(memory_format=torch.channels_last)
+    found = [project_to_hyperplane(ball, last, grad, rise)]
     for available in (True, False):
         monkeypatch.setattr(kernels, "AVAILABLE", available)
         assert kernels.hyperplane_fits(ball, grad) == available
-        found.append(next_iterate(attack, x, x_adv, grad, margin))
-    assert torch.allclose(found[0], found[1], atol=1e-6)
-    assert torch.allclose(found[1], found[2], atol=2e-5)
-    assert found[1].amin() >= 0
-    assert found[1].amax() <= 1
-    assert shape[0] < 3 or (found[1] - x_adv).abs().amax() > 1e-5
+        found.append(project_to_hyperplane(ball, x, grad, rise))
+    assert torch.allclose(found.pop(0), found[0], atol=1e-6)
+    assert torch.allclose(found[0], found[1], atol=2e-5)
+    assert ((x + found[0]) >= -1e-6).all()
+    assert ((x + found[0]) <= 1 + 1e-6).all()
+    ours, theirs = ((grad * delta).double().flatten(1).sum(1) for delta in found)
+    assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    reached = ours.abs() >= 0.999 * rise.abs()
+    assert torch.allclose(ours[reached].float(), rise[reached], rtol=1e-3, atol=1e-4)
+    assert reached.any()
 
 
 @BALLS
 def test_without_a_gradient_nothing_moves(device: torch.device, ball: Ball) -> None:
     x = torch.rand(2, 3, 8, 8, device=device)
-    ones = torch.ones(2, device=device)
-    assert torch.equal(next_iterate(FAB(ball), x, x, torch.zeros_like(x), ones), x)
+    rise = torch.ones(2, device=device)
+    assert not project_to_hyperplane(ball, x, torch.zeros_like(x), rise).any()
 
 
 @pytest.mark.parametrize("kind", [Linf, L2])
