@@ -35,7 +35,7 @@ class PatchQueries(Protocol):
     def __call__(
         self, x: Tensor, y: Tensor, corner: Tensor, kept: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, Output]:
-        """Return what `AttackModel.value` returns.
+        """Return what `AttackModel.value` returns, valid until the next call.
 
         Args:
             x: the current images with another square, N, C, H, W.

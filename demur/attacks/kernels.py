@@ -1,6 +1,6 @@
 """Triton kernels for a step of Square, FAB and MaxMinMargin, one launch each.
 
-    if kernels.square_fits(x): proposal = kernels.propose_square(x, x_adv, uniforms, side, eps)
+    proposal, corner = kernels.propose_square(x, x_adv, uniforms, side, eps)
 
 They replace 35 to 400 small tensor operations by the same formulas. CUDA builds of torch include
 Triton. Without it, for other dtypes, and for images too large for the registers of a GPU, the
@@ -35,8 +35,10 @@ def square_fits(*tensors: Tensor) -> bool:
     return AVAILABLE and all(part.is_cuda and part.dtype == torch.float32 for part in tensors)
 
 
-def propose_square(x: Tensor, x_adv: Tensor, uniforms: Tensor, side: int, eps: float) -> Tensor:
-    """Return the images with one more square, projected into the Linf ball.
+def propose_square(
+    x: Tensor, x_adv: Tensor, uniforms: Tensor, side: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return the images with one more square, projected into the Linf ball, and its corner.
 
     Args:
         x: Clean images, N, C, H, W.
@@ -50,12 +52,13 @@ def propose_square(x: Tensor, x_adv: Tensor, uniforms: Tensor, side: int, eps: f
     count, channels, height, width = x.shape
     values = channels * height * width
     out, grid = torch.empty_like(x), (count, triton.cdiv(values, BLOCK))
+    corner = torch.empty(count, 2, dtype=torch.int64, device=x.device)
     _propose_kernel[grid](
-        x, x_adv, uniforms, out, uniforms.stride(0), uniforms.stride(1),
+        x, x_adv, uniforms, out, corner, uniforms.stride(0), uniforms.stride(1),
         values, channels, height, width, side, float(eps), 2.0 * eps,
         layout == torch.channels_last, BLOCK,
     )  # fmt: skip
-    return out
+    return out, corner
 
 
 def update_square(
@@ -166,7 +169,7 @@ if AVAILABLE:
 
     @triton.jit(do_not_specialize=("side",))
     def _propose_kernel(
-        x, x_adv, uniforms, out, image_stride, number_stride,
+        x, x_adv, uniforms, out, corner, image_stride, number_stride,
         values, channels, height, width, side, eps, step,
         channels_last: tl.constexpr, size: tl.constexpr,
     ):  # fmt: skip
@@ -179,6 +182,9 @@ if AVAILABLE:
         top = (tl.load(numbers) * (lowest + 1).to(tl.float32)).to(tl.int32)
         left = (tl.load(numbers + number_stride) * (leftmost + 1).to(tl.float32)).to(tl.int32)
         top, left = tl.minimum(top, lowest), tl.minimum(left, leftmost)
+        if tl.program_id(1) == 0:
+            tl.store(corner + 2 * image, top)
+            tl.store(corner + 2 * image + 1, left)
         if channels_last:
             channel, pixel = position % channels, position // channels
         else:

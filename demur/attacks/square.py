@@ -130,12 +130,12 @@ class Square(IterativeAttack[SquareState]):
             state = replace(state, uniforms=self._draw(batch, step // DRAW_AHEAD))
         draw = SquareDraw(state.uniforms[:, step % DRAW_AHEAD], batch.x)
         if step:
-            proposal = self._propose(draw, state.x_adv, step)
+            proposal, corner = self._propose(draw, state.x_adv, step)
         else:
-            proposal = self._initial_proposal(draw, batch)
+            proposal, corner = self._initial_proposal(draw, batch), None
         if step and state.patches is None:
             state = replace(state, patches=self._patch_queries(batch, state.x_adv, step))
-        value, candidate = self._evaluate(batch, state, draw, proposal, step)
+        value, candidate = self._evaluate(batch, state, proposal, corner, step)
         return state.update(proposal, value, candidate, step == 0, is_exact(batch.model))
 
     def _draw(self, batch: AttackBatch, block: int) -> Tensor:
@@ -153,16 +153,15 @@ class Square(IterativeAttack[SquareState]):
         self,
         batch: AttackBatch,
         state: SquareState,
-        draw: "SquareDraw",
         proposal: Tensor,
+        corner: Tensor | None,
         query: int,
     ) -> tuple[Tensor, Tensor]:
         """Return the value of the objective, N, and the candidate successes, N, bool."""
         inputs = self.objective.at_step(batch.objective_state, query, self.queries)
-        if state.patches is None:
+        if state.patches is None or corner is None:
             value, out = approximate_value(batch.model, self.objective, proposal, batch.y, *inputs)
         else:
-            corner = draw.corner(self._side(batch.x, query, 1))
             value, out = state.patches(proposal, batch.y, corner, state.kept, *inputs)
         return value, self.criterion(out, batch.y)
 
@@ -174,19 +173,21 @@ class Square(IterativeAttack[SquareState]):
         delta = _tiles(draw, signs) if isinstance(self.ball, L2) else signs[:, :, :1]
         return self.ball.project(batch.x, batch.x + self.ball.eps * self.ball.direction(delta))
 
-    def _propose(self, draw: "SquareDraw", x_adv: Tensor, query: int) -> Tensor:
-        """Return the images with one more square."""
+    def _propose(
+        self, draw: "SquareDraw", x_adv: Tensor, query: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the images with one more square, and its corner, N, 2, if only it changes."""
         x, eps = draw.x, self.ball.eps
         if isinstance(self.ball, L2):
             delta = _l2_delta(draw, x_adv - x, self._side(x, query, 3), eps)
-            return self.ball.project(x, x + eps * self.ball.direction(delta))
+            return self.ball.project(x, x + eps * self.ball.direction(delta)), None
         side = self._side(x, query, 1)
         if kernels.square_fits(x, x_adv, draw.uniforms):
             return kernels.propose_square(x, x_adv, draw.uniforms, side, eps)
         pixels = draw.pixels(side).expand(-1, x.shape[1], -1)  # N, C, side²
         inside = x_adv.flatten(2).gather(2, pixels) + 2 * eps * draw.signs().flatten(2)
         inside = self.ball.project(x.flatten(2).gather(2, pixels), inside)
-        return x_adv.flatten(2).scatter(2, pixels, inside).view_as(x)
+        return x_adv.flatten(2).scatter(2, pixels, inside).view_as(x), draw.corner(side)
 
     def _side(self, x: Tensor, query: int, minimum: int) -> int:
         """Return the side of a query's square in pixels; it is odd for minimum > 1 (L2)."""

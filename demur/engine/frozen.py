@@ -345,5 +345,4 @@ class CapturedPatches(PatchQueries):
             self.stage.fill(pad_batch(self.start, len(self.stage.origins)))
             self.start = None
         _, value, out = self.graph(x, y, corner, kept, *inputs)
-        count = len(x)
-        return value[:count].clone(), Output(*(part[:count].clone() for part in out))
+        return value[: len(x)], Output(*(part[: len(x)] for part in out))

@@ -12,8 +12,8 @@ computed; around it the convolutions read stored maps. Values equal those of the
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 
 import torch
-from torch import Tensor
-from torch.nn.functional import conv2d
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, pad
 
 from demur.engine.fused_resnet import FusedResNet, FusedTrunk, convolve
 from demur.gradient import Gradient, ObjectiveFunction
@@ -92,8 +92,6 @@ class PatchedStage:
         self.windows, self.undo = (zeros(n, self.side, self.side) for n in (levels, 1))
         self.output = zeros(1, self.height, self.width)
         self.origins = torch.zeros(count, 2, dtype=torch.int64, device=weight.device)
-        limits = (self.height - self.side, self.width - self.side)
-        self.limits = torch.tensor(limits, device=weight.device)
 
     @torch.no_grad()
     def fill(self, x: Tensor) -> None:
@@ -120,9 +118,9 @@ class PatchedStage:
         """
         store_windows(self.stored, self.windows, self.origins, kept, border=1)
         store_windows(self.output, self.undo, self.origins, ~kept)
-        origins = (corner - len(self.stored) - 1).clamp(min=0)
-        self.origins.copy_(torch.minimum(origins, self.limits))
-        maps, skip = self.copy.stem_and_head.stem_conv(self._crop(x))[:, :, 1:-1, 1:-1], None
+        stem = self.copy.stem_and_head.stem_conv
+        assert isinstance(stem, nn.Conv2d)
+        maps, skip = conv2d(self._crop(x, corner), stem.weight), None
         for number, (block, norm, half) in enumerate(self.layers[: self.depth]):
             skip, active = norm(maps, skip)
             hidden = half.without_padding(self._surround(2 * number, active))
@@ -152,14 +150,23 @@ class PatchedStage:
                 out = self.copy.stem_and_head.head(maps)
                 return Gradient(x[:, :0], objective(out, y, *inputs), out)
 
-    def _crop(self, x: Tensor) -> Tensor:
-        """Return the windows of normalised images with one more pixel on each side."""
-        images, rows, columns = _window_index(self.origins - 1, self.side + 2)
-        inside = (rows >= 0) & (rows < self.height) & (columns >= 0) & (columns < self.width)
-        rows, columns = rows.clamp(0, self.height - 1), columns.clamp(0, self.width - 1)
-        pixels = x.movedim(1, -1)[images, rows, columns].movedim(-1, 1)
-        normalised: Tensor = self.copy.net.normalise(pixels)
-        return normalised * inside[:, None]
+    def _crop(self, x: Tensor, corner: Tensor) -> Tensor:
+        """Set the origins; return normalised windows with one more pixel on each side."""
+        before, normalise = len(self.stored) + 1, self.copy.net.normalise  # pixels before a square
+        if not x.is_cuda:
+            for axis, most in enumerate((self.height - self.side, self.width - self.side)):
+                self.origins[:, axis] = (corner[:, axis] - before).clamp(0, most)
+            images, rows, columns = _window_index(self.origins, self.side + 2)
+            pixels = pad(normalise(x), (1, 1, 1, 1)).movedim(1, -1)
+            return pixels[images, rows, columns].movedim(-1, 1)
+        side, channels = self.side + 2, x.shape[1]
+        crops = self.stored.new_empty(len(x), side, side, channels)
+        _crop_kernel[(len(x), triton.cdiv(side**2, PIXELS))](
+            x, corner, normalise.mean, normalise.std, self.origins, crops, *x.stride(),
+            self.height, self.width, before, self.side, channels,
+            triton.next_power_of_2(channels), PIXELS,
+        )  # fmt: skip
+        return crops.movedim(-1, 1)
 
     def _surround(self, level: int, maps: Tensor) -> Tensor:
         """Return the windows with one pixel of stored maps around them; remember the windows."""
@@ -220,6 +227,34 @@ def store_windows(
 
 
 if triton is not None:
+
+    @triton.jit
+    def _crop_kernel(
+        x, corner, mean, std, origins, out,
+        image_stride, channel_stride, row_stride, column_stride,
+        height, width, before, side, channels,
+        block_channels: tl.constexpr, block: tl.constexpr,
+    ):  # fmt: skip
+        """Write some pixels of the window of one image, zeros outside of the image."""
+        image = tl.program_id(0).to(tl.int64)
+        top = tl.minimum(tl.maximum(tl.load(corner + 2 * image) - before, 0), height - side)
+        left = tl.minimum(tl.maximum(tl.load(corner + 2 * image + 1) - before, 0), width - side)
+        if tl.program_id(1) == 0:
+            tl.store(origins + 2 * image, top)
+            tl.store(origins + 2 * image + 1, left)
+        pixel = tl.program_id(1) * block + tl.arange(0, block)
+        row, column = top - 1 + pixel // (side + 2), left - 1 + pixel % (side + 2)
+        known = pixel < (side + 2) * (side + 2)
+        inside = known & (row >= 0) & (row < height) & (column >= 0) & (column < width)
+        channel = tl.arange(0, block_channels)[None, :]
+        exists = channel < channels
+        offset = (image * image_stride + row * row_stride + column * column_stride)[:, None]
+        mask = inside[:, None] & exists
+        value = tl.load(x + offset + channel * channel_stride, mask=mask, other=0.0)
+        value -= tl.load(mean + channel, mask=exists, other=0.0)
+        value /= tl.load(std + channel, mask=exists, other=1.0)
+        to = (image * (side + 2) * (side + 2) + pixel)[:, None] * channels + channel
+        tl.store(out + to, tl.where(inside[:, None], value, 0.0), mask=known[:, None] & exists)
 
     @triton.jit
     def _surround_kernel(

@@ -50,8 +50,11 @@ def test_proposals_are_those_of_tensor_operations(
             monkeypatch.setattr(kernels, "AVAILABLE", available)
             assert kernels.square_fits(x, x_adv, draw.uniforms) == available
             found.append(attack._propose(draw, x_adv, 1))
-        assert torch.equal(found[0], found[1])
-        assert eps == 0 or not torch.equal(found[0], x_adv)
+        (proposal, corner), (expected, expected_corner) = found
+        assert corner is not None and expected_corner is not None
+        assert torch.equal(proposal, expected)
+        assert torch.equal(corner, expected_corner)
+        assert eps == 0 or not torch.equal(proposal, x_adv)
 
 
 @pytest.mark.parametrize("count", [1, 257])
