@@ -7,7 +7,7 @@
 # Each argument is a lane: its nets are trained and attacked one after the other, the lanes at the
 # same time. Everything resumes. Set for other uses:
 #   SCALE, DATA, RUNS, OUT, DEVICE, PYTHON, TABLES; REJECT and REJECT_N, the version and the images
-#   of RejectAutoAttack on nets with RR
+#   of RejectAutoAttack on nets with RR (0: none)
 set -u -o pipefail
 SCALE=${SCALE:-brief} DATA=${DATA:-$HOME/cifar10} RUNS=${RUNS:-$HOME/runs} DEVICE=${DEVICE:-cuda}
 PYTHON=${PYTHON:-python3} OUT=${OUT:-$HOME/out} TABLES=${TABLES:-2 3 4 7 8} REJECT=${REJECT:-standard}
@@ -33,7 +33,7 @@ net() {  # train and attack one net for the tables; nets with RR also meet the s
   rc=$?
   run=$(ls -d "$RUNS/$name/"*/checkpoint.json 2>/dev/null | head -n 1); run=${run%/checkpoint.json}
   say "$name: tables rc $rc, $((SECONDS - start)) s, $(ls "$run"/records/*.json 2>/dev/null | wc -l) records"
-  if [ -n "$run" ] && [[ $name == *-rr ]]; then
+  if [ -n "$run" ] && [[ $name == *-rr ]] && [ "$REJECT_N" -gt 0 ]; then
     attack "$name" "$run" autoattack \
       "reject-autoattack:criterion=AcceptedError(Con(), $at),version=$REJECT" \
       "reject-autoattack:criterion=AcceptedError(RCon(), $at),version=$REJECT"
