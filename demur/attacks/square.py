@@ -184,10 +184,12 @@ class Square(IterativeAttack[SquareState]):
         side = self._side(x, query, 1)
         if kernels.square_fits(x, x_adv, draw.uniforms):
             return kernels.propose_square(x, x_adv, draw.uniforms, side, eps)
-        pixels = draw.pixels(side).expand(-1, x.shape[1], -1)  # N, C, side²
-        inside = x_adv.flatten(2).gather(2, pixels) + 2 * eps * draw.signs().flatten(2)
+        corner = draw.corner(side)
+        pixels = draw.pixels(corner, side).expand(-1, x.shape[1], -1)  # N, C, side²
+        step = _numbers_on(x.device, x.dtype, 2 * eps).copysign(draw.uniforms[:, 5:, None] - 0.5)
+        inside = x_adv.flatten(2).gather(2, pixels) + step
         inside = self.ball.project(x.flatten(2).gather(2, pixels), inside)
-        return x_adv.flatten(2).scatter(2, pixels, inside).view_as(x), draw.corner(side)
+        return x_adv.flatten(2).scatter(2, pixels, inside).view_as(x), corner
 
     def _side(self, x: Tensor, query: int, minimum: int) -> int:
         """Return the side of a query's square in pixels; it is odd for minimum > 1 (L2)."""
@@ -209,16 +211,17 @@ class SquareDraw:
         """Return -1 or 1 for each channel, N, C, 1, 1."""
         return _random_signs(self.uniforms[:, 5:, None, None])
 
-    def pixels(self, side: int) -> Tensor:
-        """Return the positions of the first square's pixels in a flat image, N, 1, side * side."""
-        steps = torch.arange(side, device=self.x.device)
-        rows, columns = (self.corner(side)[:, :, None] + steps).unbind(1)  # N, side
-        return (rows[:, :, None] * self.x.shape[-1] + columns[:, None, :]).flatten(1)[:, None]
+    def pixels(self, corner: Tensor, side: int) -> Tensor:
+        """Return the positions of a square's pixels in a flat image, N, 1, side * side."""
+        width = self.x.shape[-1]
+        first = corner[:, 0] * width + corner[:, 1]
+        return first[:, None, None] + _offsets_on(self.x.device, side, width)
 
     def corner(self, side: int) -> Tensor:
         """Return the first row and column of the first square, N, 2."""
         height, width = self.x.shape[-2:]
-        return torch.cat([self._first(0, 0, height - side), self._first(0, 1, width - side)], 1)
+        most = _numbers_on(self.x.device, self.uniforms.dtype, height - side, width - side)
+        return torch.minimum(self.uniforms[:, :2] * (most + 1), most).long()
 
     def _first(self, which: int, axis: int, most: int) -> Tensor:
         """Return the first row (axis 0) or column (axis 1) of a square, N, 1, at most `most`."""
@@ -277,6 +280,19 @@ def _l2_delta(draw: SquareDraw, delta: Tensor, side: int, eps: float) -> Tensor:
 def _norm(delta: Tensor) -> Tensor:
     """Return the L2 norm of each channel, plus a tiny number to divide by."""
     return delta.square().sum((-2, -1), keepdim=True).sqrt() + TINY
+
+
+@cache
+def _numbers_on(device: torch.device, dtype: torch.dtype, *numbers: float) -> Tensor:
+    """Return numbers on a device, cached because the copy synchronises host and device."""
+    return torch.tensor(numbers, dtype=dtype, device=device)
+
+
+@cache
+def _offsets_on(device: torch.device, side: int, width: int) -> Tensor:
+    """Return the positions of a square's pixels after the first one in a flat image, side²."""
+    steps = torch.arange(side, device=device)
+    return (steps[:, None] * width + steps).flatten()
 
 
 @cache

@@ -48,7 +48,7 @@ CPU_SETTINGS = (CopySettings("fp32", channels_last=True), CopySettings("fp32", c
 CHECKED_IMAGES = 16  # on which a copy must agree with its model
 LOGIT_TOLERANCE = {"bf16": 0.05, "tf32": 0.01, "fp32": 1e-3}  # of the largest logit
 MIN_COSINE = 0.9  # of the gradients of copy and model, median over images
-TRIAL_ROUNDS = 4  # of the trial on a CPU; the first is cold and does not count
+TRIAL_ROUNDS = 8  # of the trial on a CPU; the first is cold and does not count
 MAX_TIME_RATIO = 0.97  # on a CPU a copy must take at most this share of the model's time
 MIN_TRIAL_QUERIES = 100  # forward and backward passes below which no trial on a CPU pays
 SCRIPT_AFTER = 200  # forward passes on a CPU that take as long as making a TorchScript of them

@@ -116,10 +116,12 @@ class FastCopy:
         return x.clone(memory_format=layout)
 
     def __call__(self, x: Tensor) -> Output:
-        x = self._laid_out(x)
         if self._scripted is not None and not torch.is_grad_enabled():
             with optimized_execution(False):  # else each new batch size is profiled
-                return as_output(self._scripted(x), len(x))
+                # contiguous: oneDNN uses layouts of its own
+                copied = x.clone(memory_format=torch.contiguous_format)
+                return as_output(self._scripted(copied), len(x))
+        x = self._laid_out(x)
         norms = Bf16Norms(x.device) if self.settings.pure_bf16 else nullcontext()
         with autocast(self.settings.precision, x.device), tf32(self.settings.precision), norms:
             return as_output(self.net(x), len(x))
