@@ -17,6 +17,7 @@ from torch.nn.functional import conv2d, pad
 
 from demur.engine.fused_resnet import FusedResNet, FusedTrunk, convolve
 from demur.gradient import Gradient, ObjectiveFunction
+from demur.nets.layers import MIN_CHANNELS
 from demur.precision import autocast, no_autocast, products_dtype
 
 try:
@@ -92,10 +93,19 @@ class PatchedStage:
         self.windows, self.undo = (zeros(n, self.side, self.side) for n in (levels, 1))
         self.output = zeros(1, self.height, self.width)
         self.origins = torch.zeros(count, 2, dtype=torch.int64, device=weight.device)
+        self.stem_weight = self._padded_stem()
+
+    def _padded_stem(self) -> Tensor:
+        """Return the stem's weight with zero channels: few channels make a convolution slow."""
+        stem = self.copy.stem_and_head.stem_conv
+        assert isinstance(stem, nn.Conv2d)
+        padded = pad(stem.weight, [0, 0, 0, 0, 0, max(MIN_CHANNELS - stem.in_channels, 0)])
+        return padded.contiguous(memory_format=torch.channels_last)
 
     @torch.no_grad()
     def fill(self, x: Tensor) -> None:
         """Store the maps of the current images, N, C, H, W."""
+        self.stem_weight.copy_(self._padded_stem())
         with autocast(self.copy.precision, x.device):
             maps, skip = self.copy.stem_and_head.stem(x), None
             for number, (block, norm, half) in enumerate(self.layers[: self.depth]):
@@ -118,9 +128,7 @@ class PatchedStage:
         """
         store_windows(self.stored, self.windows, self.origins, kept, border=1)
         store_windows(self.output, self.undo, self.origins, ~kept)
-        stem = self.copy.stem_and_head.stem_conv
-        assert isinstance(stem, nn.Conv2d)
-        maps, skip = conv2d(self._crop(x, corner), stem.weight), None
+        maps, skip = conv2d(self._crop(x, corner), self.stem_weight), None
         for number, (block, norm, half) in enumerate(self.layers[: self.depth]):
             skip, active = norm(maps, skip)
             hidden = half.without_padding(self._surround(2 * number, active))
@@ -151,19 +159,24 @@ class PatchedStage:
                 return Gradient(x[:, :0], objective(out, y, *inputs), out)
 
     def _crop(self, x: Tensor, corner: Tensor) -> Tensor:
-        """Set the origins; return normalised windows with one more pixel on each side."""
+        """Set the origins; return normalised windows with one more pixel on each side.
+
+        They have as many channels as the padded weight of the stem.
+        """
         before, normalise = len(self.stored) + 1, self.copy.net.normalise  # pixels before a square
+        channels = self.stem_weight.shape[1]
         if not x.is_cuda:
             for axis, most in enumerate((self.height - self.side, self.width - self.side)):
                 self.origins[:, axis] = (corner[:, axis] - before).clamp(0, most)
             images, rows, columns = _window_index(self.origins, self.side + 2)
-            pixels = pad(normalise(x), (1, 1, 1, 1)).movedim(1, -1)
+            extra = channels - x.shape[1]
+            pixels = pad(normalise(x), (1, 1, 1, 1, 0, extra)).movedim(1, -1)
             return pixels[images, rows, columns].movedim(-1, 1)
-        side, channels = self.side + 2, x.shape[1]
+        side = self.side + 2
         crops = self.stored.new_empty(len(x), side, side, channels)
         _crop_kernel[(len(x), triton.cdiv(side**2, PIXELS))](
             x, corner, normalise.mean, normalise.std, self.origins, crops, *x.stride(),
-            self.height, self.width, before, self.side, channels,
+            self.height, self.width, before, self.side, x.shape[1], channels,
             triton.next_power_of_2(channels), PIXELS,
         )  # fmt: skip
         return crops.movedim(-1, 1)
@@ -232,10 +245,10 @@ if triton is not None:
     def _crop_kernel(
         x, corner, mean, std, origins, out,
         image_stride, channel_stride, row_stride, column_stride,
-        height, width, before, side, channels,
+        height, width, before, side, image_channels, channels,
         block_channels: tl.constexpr, block: tl.constexpr,
     ):  # fmt: skip
-        """Write some pixels of the window of one image, zeros outside of the image."""
+        """Write some pixels of the window of one image, zeros outside of it and of its channels."""
         image = tl.program_id(0).to(tl.int64)
         top = tl.minimum(tl.maximum(tl.load(corner + 2 * image) - before, 0), height - side)
         left = tl.minimum(tl.maximum(tl.load(corner + 2 * image + 1) - before, 0), width - side)
@@ -247,14 +260,15 @@ if triton is not None:
         known = pixel < (side + 2) * (side + 2)
         inside = known & (row >= 0) & (row < height) & (column >= 0) & (column < width)
         channel = tl.arange(0, block_channels)[None, :]
-        exists = channel < channels
+        exists = channel < image_channels
         offset = (image * image_stride + row * row_stride + column * column_stride)[:, None]
         mask = inside[:, None] & exists
         value = tl.load(x + offset + channel * channel_stride, mask=mask, other=0.0)
         value -= tl.load(mean + channel, mask=exists, other=0.0)
         value /= tl.load(std + channel, mask=exists, other=1.0)
         to = (image * (side + 2) * (side + 2) + pixel)[:, None] * channels + channel
-        tl.store(out + to, tl.where(inside[:, None], value, 0.0), mask=known[:, None] & exists)
+        written = known[:, None] & (channel < channels)
+        tl.store(out + to, tl.where(mask, value, 0.0), mask=written)
 
     @triton.jit
     def _surround_kernel(
