@@ -51,13 +51,14 @@ P
 }
 
 pack() {
-  local home=$RUNS/home run name
+  local home=$RUNS/home run name copy
   rm -rf "$home" "$OUT"/part.*; mkdir -p "$home"
-  for run in "$RUNS"/*/*/checkpoint.json; do
-    run=${run%/checkpoint.json} name=$(basename "$(dirname "$run")")
-    mkdir -p "$home/$name"
-    $PYTHON -m demur archive "$run" -o "$home/$name/$(basename "$run")" --only "$(score "$run")" \
-      --device cpu --data "$DATA" >>"$RUNS/logs/$name" 2>&1 || cp -r "$run/records" "$home/$name/records"
+  for run in "$RUNS"/*/*/checkpoint.json "$RUNS"/*/*/last/checkpoint.json; do
+    [ -e "$run" ] || continue
+    run=${run%/checkpoint.json} name=${run#"$RUNS/"} copy=$home/${name/%\/last/-last}
+    mkdir -p "$(dirname "$copy")"
+    $PYTHON -m demur archive "$run" -o "$copy" --only "$(score "$run")" --device cpu --data "$DATA" \
+      >>"$RUNS/logs/${name%%/*}" 2>&1 || cp -r "$run/records" "$copy-records"
   done
   cp -r "$RUNS/logs" "$RUNS/log" "$home"
   tar c -C "$home" . | split -b 15M - "$OUT/part."
