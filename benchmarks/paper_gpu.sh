@@ -2,7 +2,8 @@
 # Cells of the paper's tables that results/ leaves empty, several nets at a time on one GPU.
 # Run in the root of a checkout:
 #   bash benchmarks/paper_gpu.sh pgdat-rr,pgdat-ebd pgdat-snet,trades pgdat-carl,pgdat-atro
-#   bash benchmarks/paper_gpu.sh pack                   scores-only archives, in parts under OUT
+#   bash benchmarks/paper_gpu.sh pack                   scores-only archives, in parts under OUT; the
+#                                                       last epoch of a net, if stored too, as NET-last
 #   bash benchmarks/paper_gpu.sh weights NET NET        fp16 weights, in parts under OUT
 # Each argument is a lane: its nets are trained and attacked one after the other, the lanes at the
 # same time. Everything resumes. Set for other uses:
@@ -51,14 +52,15 @@ P
 }
 
 pack() {
-  local home=$RUNS/home run name copy
+  local home=$RUNS/home run path copy
   rm -rf "$home" "$OUT"/part.*; mkdir -p "$home"
   for run in "$RUNS"/*/*/checkpoint.json "$RUNS"/*/*/last/checkpoint.json; do
-    [ -e "$run" ] || continue
-    run=${run%/checkpoint.json} name=${run#"$RUNS/"} copy=$home/${name/%\/last/-last}
+    run=${run%/checkpoint.json} path=${run#"$RUNS/"}
+    [ -d "$run/records" ] || continue
+    copy=$home/${path/%\/last/-last}
     mkdir -p "$(dirname "$copy")"
     $PYTHON -m demur archive "$run" -o "$copy" --only "$(score "$run")" --device cpu --data "$DATA" \
-      >>"$RUNS/logs/${name%%/*}" 2>&1 || cp -r "$run/records" "$copy-records"
+      >>"$RUNS/logs/${path%%/*}" 2>&1 || { say "$path: not archived"; cp -r "$run/records" "$copy-records"; }
   done
   cp -r "$RUNS/logs" "$RUNS/log" "$home"
   tar c -C "$home" . | split -b 15M - "$OUT/part."

@@ -61,6 +61,13 @@ def test_values_are_those_of_the_whole_net_while_squares_are_kept_or_not(
         assert torch.allclose(out.aux, expected_out.aux, rtol=1e-4, atol=1e-5)
         assert not torch.allclose(value, exact_value(net, UntargetedMargin(), x, y)[0], rtol=1e-4)
         kept, x = keep, torch.where(keep[:, None, None, None], proposal, x)
+    with torch.no_grad():
+        net.trunk.get_parameter("stem.weight").mul_(2)
+    copy.refresh()
+    stage.fill(x)
+    _, value, _ = stage.value(UntargetedMargin(), x, y, corner, torch.zeros_like(kept))
+    expected, _ = exact_value(net, UntargetedMargin(), x, y)
+    assert torch.allclose(value, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_patches_pay_where_the_window_is_small(net: RejectingNet) -> None:

@@ -93,12 +93,15 @@ def test_each_verdict_is_the_difference_of_both_scores_on_the_record(
     assert (shown.difference, shown.lo, shown.hi) == pytest.approx(auroc[:3])
 
     (clean,) = run.records("cal")
-    accuracies = []
+    accuracies, errors = [], []
     for score, value in zip((Con(), RCon()), scores, strict=True):
         accept = value >= TPR(0.95).threshold(values(score, clean), clean.correct)
         accuracies.append(100 * float(record.correct[accept].mean()))
-    deployed = _one(found, label, "deployed")
+        errors.append(100 * float((accept & ~record.correct).mean()))
+    deployed, accepted = (_one(found, label, measure) for measure in ("deployed", "errors"))
     assert (deployed.con, deployed.rcon) == pytest.approx(accuracies)
+    assert (accepted.con, accepted.rcon) == pytest.approx(errors)
+    assert errors[0] > 0
 
 
 def test_the_strongest_attack_is_aimed_at_each_score(folder: Path, found: list[Verdict]) -> None:

@@ -1,6 +1,7 @@
 """Triton kernels for a step of Square, FAB and MaxMinMargin, one launch each.
 
-    proposal, corner = kernels.propose_square(x, x_adv, uniforms, side, eps)
+    if kernels.square_fits(x):
+        proposal, corner = kernels.propose_square(x, x_adv, uniforms, side, eps)
 
 They replace 35 to 400 small tensor operations by the same formulas. CUDA builds of torch include
 Triton. Without it, for other dtypes, and for images too large for the registers of a GPU, the
@@ -38,7 +39,9 @@ def square_fits(*tensors: Tensor) -> bool:
 def propose_square(
     x: Tensor, x_adv: Tensor, uniforms: Tensor, side: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the images with one more square, projected into the Linf ball, and its corner.
+    """Return the images with one more square, and its first row and column, N, 2.
+
+    The square is projected into the Linf ball.
 
     Args:
         x: Clean images, N, C, H, W.

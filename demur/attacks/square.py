@@ -159,9 +159,10 @@ class Square(IterativeAttack[SquareState]):
     ) -> tuple[Tensor, Tensor]:
         """Return the value of the objective, N, and the candidate successes, N, bool."""
         inputs = self.objective.at_step(batch.objective_state, query, self.queries)
-        if state.patches is None or corner is None:
+        if state.patches is None:
             value, out = approximate_value(batch.model, self.objective, proposal, batch.y, *inputs)
         else:
+            assert corner is not None, "L2 has no patch queries"
             value, out = state.patches(proposal, batch.y, corner, state.kept, *inputs)
         return value, self.criterion(out, batch.y)
 
@@ -176,7 +177,7 @@ class Square(IterativeAttack[SquareState]):
     def _propose(
         self, draw: "SquareDraw", x_adv: Tensor, query: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the images with one more square, and its corner, N, 2, if only it changes."""
+        """Return the images with one more square and its corner, N, 2; L2 changes two: None."""
         x, eps = draw.x, self.ball.eps
         if isinstance(self.ball, L2):
             delta = _l2_delta(draw, x_adv - x, self._side(x, query, 3), eps)

@@ -12,12 +12,12 @@ computed; around it the convolutions read stored maps. Values equal those of the
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 from demur.engine.fused_resnet import FusedResNet, FusedTrunk, convolve
 from demur.gradient import Gradient, ObjectiveFunction
-from demur.nets.layers import MIN_CHANNELS
+from demur.nets.layers import Conv3x3, pad_weight_channels
 from demur.precision import autocast, no_autocast, products_dtype
 
 try:
@@ -28,7 +28,7 @@ except ImportError:  # a CPU build of torch
 
 SQUARE = 5  # pixels: the side of the largest squares, those of four in five queries of Square
 MAX_AREA = 1 / 3  # of an image that a window may cover: a larger one saves too little
-PIXELS = 128  # of a program that surrounds a window
+PIXELS = 128  # of a program that crops or surrounds a window
 STORED_PIXELS = 256  # of a program that stores a window
 
 
@@ -98,9 +98,8 @@ class PatchedStage:
     def _padded_stem(self) -> Tensor:
         """Return the stem's weight with zero channels: few channels make a convolution slow."""
         stem = self.copy.stem_and_head.stem_conv
-        assert isinstance(stem, nn.Conv2d)
-        padded = pad(stem.weight, [0, 0, 0, 0, 0, max(MIN_CHANNELS - stem.in_channels, 0)])
-        return padded.contiguous(memory_format=torch.channels_last)
+        assert isinstance(stem, Conv3x3) and stem.stride == (1, 1)
+        return pad_weight_channels(stem.weight)
 
     @torch.no_grad()
     def fill(self, x: Tensor) -> None:
@@ -248,7 +247,7 @@ if triton is not None:
         height, width, before, side, image_channels, channels,
         block_channels: tl.constexpr, block: tl.constexpr,
     ):  # fmt: skip
-        """Write some pixels of the window of one image, zeros outside of it and of its channels."""
+        """Write some pixels of the window of one image; zeros outside it and in added channels."""
         image = tl.program_id(0).to(tl.int64)
         top = tl.minimum(tl.maximum(tl.load(corner + 2 * image) - before, 0), height - side)
         left = tl.minimum(tl.maximum(tl.load(corner + 2 * image + 1) - before, 0), width - side)

@@ -140,7 +140,7 @@ class _PaddedChannels(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         padded = _pad_image_channels(x)
         ctx.save_for_backward(x, padded, weight)
-        return conv2d(padded, _pad_weight_channels(weight), padding=1)
+        return conv2d(padded, pad_weight_channels(weight), padding=1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -148,7 +148,7 @@ class _PaddedChannels(torch.autograd.Function):
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             grad_padded, _, _ = torch.ops.aten.convolution_backward(
-                grad, padded, _pad_weight_channels(weight), None, [1, 1], [1, 1], [1, 1], False,
+                grad, padded, pad_weight_channels(weight), None, [1, 1], [1, 1], [1, 1], False,
                 [0, 0], 1, [True, False, False],
             )  # fmt: skip
             grad_x = grad_padded[:, : x.shape[1]]
@@ -166,9 +166,9 @@ def _pad_image_channels(x: Tensor) -> Tensor:
     return padded
 
 
-def _pad_weight_channels(weight: Tensor) -> Tensor:
+def pad_weight_channels(weight: Tensor) -> Tensor:
     """Return a channels_last weight with zero input channels added up to MIN_CHANNELS."""
-    padded = pad(weight, [0, 0, 0, 0, 0, MIN_CHANNELS - weight.shape[1]])
+    padded = pad(weight, [0, 0, 0, 0, 0, max(MIN_CHANNELS - weight.shape[1], 0)])
     return padded.contiguous(memory_format=torch.channels_last)
 
 

@@ -37,6 +37,8 @@ whose rankings are artefacts; they are not counted. Of each attack the record of
   correct predictions of the attacked images.
 - **Deployed threshold**: the same accuracy, each score accepting 95% of the correct predictions on
   clean images; those of the test set for nets that were trained on all other images.
+- **Accepted errors** at the deployed threshold, in percent of all images: confidence, R-Con and
+  their difference. Fewer are better.
 """
 STRONGEST = """\
 **Strongest attack**: accepted errors in percent of the images under RejectAutoAttack, aimed at each
@@ -48,6 +50,7 @@ Not measured; `RUN` is a run with weights (`demur train @{folder}/NET/recipe.txt
 COLUMNS: tuple[tuple[Measure, str], ...] = (
     ("paper", "paper's threshold"),
     ("deployed", "deployed threshold"),
+    ("errors", "accepted errors"),
     ("auroc", "AUROC"),
 )
 SPECIAL = {
@@ -215,7 +218,10 @@ def _cell(verdict: Verdict) -> str:
         return verdict.word
     decimals = 3 if verdict.measure == "auroc" else 2
     value, lo, hi = (f"{end:+.{decimals}f}" for end in (verdict.difference, verdict.lo, verdict.hi))
-    return f"{value} [{lo}, {hi}] {verdict.word}"
+    shown = f"{value} [{lo}, {hi}] {verdict.word}"
+    if verdict.measure == "errors":
+        return f"{verdict.con:.1f}, {verdict.rcon:.1f}: {shown}"
+    return shown
 
 
 def _missing(verdicts: Iterable[Verdict], folder: str) -> list[str]:

@@ -10,7 +10,7 @@ is equal where the interval contains zero.
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -39,7 +39,8 @@ from demur.spec import digest, read, show
 
 LEVEL = 0.95  # TPR of every threshold
 STRONGEST_IMAGES = 1000
-Measure = Literal["paper", "deployed", "auroc", "strongest"]
+Measure = Literal["paper", "deployed", "errors", "auroc", "strongest"]
+DEPLOYED: tuple[Measure, Measure] = ("deployed", "errors")  # at thresholds from clean images
 Word = Literal["better", "equal", "worse", "not measured"]
 # Attacks whose images are no sample to rank: they end at the first success, or go as far as needed.
 UNRANKED = (CW, RejectAutoAttackEnsemble, ForceRejectionEnsemble)
@@ -53,8 +54,8 @@ class Verdict:
         net: The run, relative to the folder of runs; a row of Table 2 if no run is stored.
         attack: Its label; the strongest attack has one record aimed at each score.
         measure: `paper` is the accuracy of accepted images with a threshold chosen on the attacked
-            images, `deployed` the same with thresholds chosen on clean images, `strongest` the
-            share of accepted errors, each under an attack aimed at its own score.
+            images, `deployed` the same with thresholds chosen on clean images, `errors` the share
+            of accepted errors at these, `strongest` that share under attacks aimed at each score.
         con: The measure of confidence, in percent except for AUROC; `rcon` is that of R-Con.
         difference: `rcon` minus `con`, with the paired 95% interval `lo` to `hi`.
         word: Decided by the interval; fewer accepted errors are better.
@@ -114,8 +115,7 @@ def _missing_nets(stored: StoredRuns, scales: Sequence[str]) -> Iterator[Verdict
         if any(recipe.head_rejector[0] != "R-Con" or stored.find(recipe) for recipe in known):
             continue
         command = f"demur table 2 --scale {scales[-1]} --data DATA"
-        measures: tuple[Measure, ...] = ("paper", "deployed", "auroc", "strongest")
-        for measure in measures:
+        for measure in get_args(Measure):
             yield Verdict(row.label, "all", measure, note=command)
 
 
@@ -131,11 +131,13 @@ def _of_run(stored: StoredRuns, run: Run, net: str, records: Sequence[Record]) -
         label = record.label.partition(",severity=")[0]  # of pooled records
         base = Verdict(net, label, "paper", len(record.y), note=note, records=files)
         yield _decided(base, *_at_paper_threshold(pair))
+        deployed, errors = (replace(base, measure=one) for one in DEPLOYED)
         if clean is None:
-            yield replace(base, measure="deployed", note="demur attack RUN clean")
+            yield from (replace(v, note="demur attack RUN clean") for v in (deployed, errors))
         elif clean.digest != record.digest:  # on these images the threshold was chosen
-            deployed = replace(base, measure="deployed")
-            yield _decided(deployed, *_at_deployed_threshold(pair, rejector, clean))
+            accepts = _accepted_when_deployed(pair, rejector, clean)
+            yield _decided(deployed, *_accuracies(pair, accepts))
+            yield _decided(errors, *_error_shares(pair, accepts), fewer=True)
         if "severity" not in record.arrays:  # DeLong's interval needs every image once
             con, rcon = (metrics.auroc(one, record.correct) for one in (pair.con, pair.rcon))
             gap = metrics.auroc_difference(pair.rcon, pair.con, record.correct)
@@ -199,14 +201,25 @@ def _at_paper_threshold(pair: Pair) -> tuple[float, float, Difference]:
     return con, rcon, metrics.resampled_difference(rcon - con, drawn[1] - drawn[0])
 
 
-def _at_deployed_threshold(
-    pair: Pair, rejector: Score, clean: Record
-) -> tuple[float, float, Difference]:
-    """Accuracy of accepted images, the thresholds chosen on clean images."""
-    accepts: list[BoolArray] = [
+def _accepted_when_deployed(pair: Pair, rejector: Score, clean: Record) -> list[BoolArray]:
+    """Images that confidence and R-Con accept at thresholds chosen on clean images."""
+    return [
         score >= TPR(LEVEL).threshold(values(one, clean), clean.correct)
         for one, score in ((Con(), pair.con), (rejector, pair.rcon))
     ]
+
+
+def _error_shares(pair: Pair, accepts: Sequence[BoolArray]) -> tuple[float, float, Difference]:
+    """Share of all images that are accepted and wrong."""
+    errors = [accept & ~pair.record.correct for accept in accepts]
+    everyone = np.ones(len(pair.record.y), dtype=np.bool_)
+    con, rcon = (float(one.mean()) for one in errors)
+    drawn = [pair.resamples.shares(one, everyone) for one in errors]
+    return con, rcon, metrics.resampled_difference(rcon - con, drawn[1] - drawn[0])
+
+
+def _accuracies(pair: Pair, accepts: Sequence[BoolArray]) -> tuple[float, float, Difference]:
+    """Accuracy of the accepted images."""
     correct = pair.record.correct
     con, rcon = (metrics.stats_of_verdicts(accept, correct).accuracy for accept in accepts)
     drawn = [pair.resamples.shares(correct, accept) for accept in accepts]

@@ -42,9 +42,13 @@ def test_windows_are_stored_as_by_indexing(
     assert not torch.equal(found[0][0], maps)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_captured_patches_have_the_values_of_the_net(
-    device: torch.device, precision: Precision, monkeypatch: pytest.MonkeyPatch
+    device: torch.device,
+    precision: Precision,
+    layout: torch.memory_format,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also after images left, with the same graph and with that of another size."""
     net = random_net(device, width=64).eval().requires_grad_(False)
@@ -58,6 +62,7 @@ def test_captured_patches_have_the_values_of_the_net(
         for _ in range(3):
             corner, keep = squares(count, g)
             proposal = with_squares(x.cpu(), corner, g).to(x)
+            proposal = proposal.contiguous(memory_format=layout)
             value, out = queries(proposal, y, corner.to(device), kept.to(device))
             exact, exact_out = exact_value(model, UNTARGETED, proposal, y)
             whole, _ = model.value(UNTARGETED, proposal, y)
