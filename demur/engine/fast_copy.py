@@ -148,7 +148,7 @@ class FastCopy:
 
 
 def _contiguous_copy(x: Tensor) -> Tensor:
-    """Return the images as a TorchScript takes them; oneDNN reorders channels-last ones slower."""
+    """Return the images for the TorchScript; channels-last ones take it longer (oneDNN)."""
     return x.clone(memory_format=torch.contiguous_format)
 
 

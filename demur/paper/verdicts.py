@@ -137,7 +137,8 @@ def _of_run(stored: StoredRuns, run: Run, net: str, records: Sequence[Record]) -
         elif clean.digest != record.digest:  # on these images the threshold was chosen
             accepts = _accepted_when_deployed(pair, rejector, clean)
             yield _decided(deployed, *_accuracies(pair, accepts))
-            yield _decided(errors, *_error_shares(pair, accepts), fewer=True)
+            wrong = [accept & ~record.correct for accept in accepts]
+            yield _decided(errors, *_error_shares(wrong, pair.resamples), fewer=True)
         if "severity" not in record.arrays:  # DeLong's interval needs every image once
             con, rcon = (metrics.auroc(one, record.correct) for one in (pair.con, pair.rcon))
             gap = metrics.auroc_difference(pair.rcon, pair.con, record.correct)
@@ -209,12 +210,13 @@ def _accepted_when_deployed(pair: Pair, rejector: Score, clean: Record) -> list[
     ]
 
 
-def _error_shares(pair: Pair, accepts: Sequence[BoolArray]) -> tuple[float, float, Difference]:
-    """Share of all images that are accepted and wrong."""
-    errors = [accept & ~pair.record.correct for accept in accepts]
-    everyone = np.ones(len(pair.record.y), dtype=np.bool_)
+def _error_shares(
+    errors: Sequence[BoolArray], resamples: Resamples
+) -> tuple[float, float, Difference]:
+    """Share of all images that are accepted errors of confidence and of R-Con."""
+    everyone = np.ones(len(errors[0]), dtype=np.bool_)
     con, rcon = (float(one.mean()) for one in errors)
-    drawn = [pair.resamples.shares(one, everyone) for one in errors]
+    drawn = [resamples.shares(one, everyone) for one in errors]
     return con, rcon, metrics.resampled_difference(rcon - con, drawn[1] - drawn[0])
 
 
@@ -234,12 +236,8 @@ def _strongest(run: Run, net: str, rejector: Score, records: Sequence[Record]) -
     if con is None or rcon is None or con.arrays["index"].tolist() != rcon.arrays["index"].tolist():
         return replace(empty, note=_strongest_command(run, rejector))
     errors = [_accepted_errors(con, Con()), _accepted_errors(rcon, rejector)]
-    everyone = np.ones(len(con.y), dtype=np.bool_)
-    drawn = [Resamples.of(len(con.y)).shares(one, everyone) for one in errors]
-    before, after = (float(one.mean()) for one in errors)
-    gap = metrics.resampled_difference(after - before, drawn[1] - drawn[0])
-    files = _files(run, (con, rcon))
-    return _decided(replace(empty, n=len(con.y), records=files), before, after, gap, fewer=True)
+    found = replace(empty, n=len(con.y), records=_files(run, (con, rcon)))
+    return _decided(found, *_error_shares(errors, Resamples.of(len(con.y))), fewer=True)
 
 
 def _strongest_command(run: Run, rejector: Score) -> str:
