@@ -16,5 +16,5 @@ if [ "$model" = vit ]; then epochs=10; fi
 mkdir -p "$OUT/nets"
 exec timeout 595 "${PYTHON:-python3}" benchmarks/foreign_models.py --only "$model" \
   --images "$TEST" --train "$TRAIN" --nets "$OUT/nets" --epochs "$epochs" --count 1000 \
-  --measure "ours;pyautoattack, benchmark;ours, benchmark;pyautoattack;reject, standard;reject, fast" \
+  --measure "ours;pyautoattack, benchmark;ours, benchmark;ours, second call;pyautoattack;reject, standard;reject, fast" \
   --seconds 560 -o "$OUT/foreign-$model.json" "$@"

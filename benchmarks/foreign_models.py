@@ -32,6 +32,7 @@ from demur.attacks.checked_model import checked
 from demur.attacks.objectives import CE
 from demur.engine import FrozenModule, accelerated, graphs
 from demur.output import as_output, con
+from demur.version import code_version
 from foreign_nets import build, fit, load_demur_weights
 
 EPS = 8 / 255
@@ -301,6 +302,7 @@ def bench(options: argparse.Namespace, name: str) -> dict[str, Any]:
         "ours": (30, lambda: run.ours(False)),
         "pyautoattack, benchmark": (95, lambda: run.pyautoattack(True)),
         "ours, benchmark": (30, lambda: run.ours(True)),
+        "ours, second call": (30, lambda: run.ours(False)),
         "reject, standard": (45, lambda: run.rejecting("standard")),
         "reject, fast": (15, lambda: run.rejecting("fast")),
         "pyautoattack": (85, lambda: run.pyautoattack(False)),
@@ -324,7 +326,10 @@ def write(options: argparse.Namespace, models: dict[str, Any]) -> None:
         for key, value in vars(options).items()
         if key not in ("until", "output")
     }
-    report = {"device": where, "torch": torch.__version__, "options": shown, "models": models}
+    report = {
+        "device": where, "torch": torch.__version__, "code": code_version(), "options": shown,
+        "models": models,
+    }  # fmt: skip
     if options.output:
         options.output.write_text(json.dumps(report, indent=1) + "\n")
 
