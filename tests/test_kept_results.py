@@ -19,11 +19,11 @@ from study import STUDIES
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-SHORT, PLAIN = "cifar10-pgdat-rr-short", "cifar10-pgdat-short"
+SHORT = "cifar10-pgdat-rr-short"
 SHORT_ATTACKS = ("clean", "pgd-10", "pgd-100")
 MADE_BY = {
     "cifar10-pgdat-rr-seed0": ("cifar10-pgdat-rr", "bn=batch"),
-    **{f"{name}-seed{i}": (name, f"seed={i}") for name in (SHORT, PLAIN) for i in (0, 1, 2)},
+    **{f"{SHORT}-seed{i}": (SHORT, f"seed={i}") for i in (0, 1, 2)},
     f"{SHORT}-bn-train": (SHORT, "bn=train", *COMPARED_CHANGES),
 }
 
@@ -60,10 +60,8 @@ def short_records(runs: str) -> dict[str, list[Record]]:
     [
         ("results/README.md", "36 epochs, averaged, seeds 0, 1, 2", SHORT),
         ("results/README.md", "36 epochs, seeds 0, 1, 2", "methods-cifar10/pgdat-rr"),
-        ("results/README.md", "without the head, averaged, seeds 0, 1, 2", PLAIN),
         ("results/README.md", "without the head, seeds 0, 1, 2", "methods-cifar10/pgdat"),
         ("docs/methods.md", f"`{SHORT}`: averaged, 36 epochs", SHORT),
-        ("docs/methods.md", f"`{PLAIN}`: PGD-AT alone, averaged, 36 epochs", PLAIN),
         (
             "docs/methods.md",
             "not averaged, rising during 30%, 36 epochs",

@@ -375,11 +375,12 @@ class ToyOrder:
 
 @dataclass(frozen=True)
 class TheoryReport(JsonFields):
-    """The quantities of the theory on every test record of a run."""
+    """The quantities of the theory on every test record of a run that has the net's output."""
 
     run: str
     tau: float
     records: tuple[RecordTheory, ...]
+    scores_only: tuple[str, ...]  # attacks that are left out: only scores are stored
     difficulty: tuple[Difficulty, ...]
     worst_case_xi: tuple[WorstCaseXi, ...]
     xi_attack_command: str | None  # command that makes the missing record; None if there is one
@@ -398,7 +399,8 @@ class TheoryReport(JsonFields):
 def theory(run: Run, gammas: Sequence[float] = GAMMAS, rho: float = RHO) -> TheoryReport:
     """Measure the theory on the test records of a run with an RR head.
 
-    Raises BadInput if the run has no RR head or no records, or if a gamma or rho is out of range.
+    Raises BadInput if the run has no RR head, no records or none with the net's output, or if a
+    gamma or rho is out of range.
     """
     if not run.recipe.has_rectifier:
         raise BadInput(
@@ -413,11 +415,15 @@ def theory(run: Run, gammas: Sequence[float] = GAMMAS, rho: float = RHO) -> Theo
     if not records:
         name = shlex.quote(str(run.path))
         raise BadInput(f"{name} has no record yet; make some with demur attack {name} clean pgd-10")
+    scores_only = tuple(record.label for record in records if record.scores_only)
+    if len(scores_only) < len(records):  # otherwise the first one raises BadInput
+        records = [record for record in records if not record.scores_only]
     balls = worst_case_xi(records, gammas, tau)
     return TheoryReport(
         run=run.name,
         tau=tau,
         records=tuple(evaluate_record(record, tau, gammas) for record in records),
+        scores_only=scores_only,
         difficulty=difficulty,
         worst_case_xi=balls,
         xi_attack_command=None if balls else _xi_attack_command(run),

@@ -56,12 +56,15 @@ class Section(NamedTuple):
 
 
 def show_theory(report: TheoryReport) -> None:
-    """Print every table, and the command of a missing attack on xi."""
+    """Print every table, the records that are left out, and the command of an attack on xi."""
     console = terminal()
     for title, table, caption in theory_tables(report):
         console.print(title, style="bold", soft_wrap=True)
         show_table(table)
         console.print(f"{caption}\n" if caption else "", soft_wrap=True)
+    if report.scores_only:
+        names = ", ".join(report.scores_only)
+        console.print(f"left out, since only their scores are stored: {names}", soft_wrap=True)
     if report.xi_attack_command is not None:
         console.print(missing(report.xi_attack_command), soft_wrap=True)
 
