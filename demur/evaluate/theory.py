@@ -411,19 +411,18 @@ def theory(run: Run, gammas: Sequence[float] = GAMMAS, rho: float = RHO) -> Theo
     difficulty = tuple(_difficulty(xi, rho) for xi in XIS)
     for gamma in gammas:
         xi_below(gamma)  # raises BadInput if no xi satisfies the bound
-    records = run.records("test")
-    if not records:
+    stored = run.records("test")
+    if not stored:
         name = shlex.quote(str(run.path))
         raise BadInput(f"{name} has no record yet; make some with demur attack {name} clean pgd-10")
-    scores_only = tuple(record.label for record in records if record.scores_only)
-    if len(scores_only) < len(records):  # otherwise the first one raises BadInput
-        records = [record for record in records if not record.scores_only]
+    # if no record has the output, the first one raises BadInput
+    records = [record for record in stored if not record.scores_only] or list(stored)
     balls = worst_case_xi(records, gammas, tau)
     return TheoryReport(
         run=run.name,
         tau=tau,
         records=tuple(evaluate_record(record, tau, gammas) for record in records),
-        scores_only=scores_only,
+        scores_only=tuple(record.label for record in stored if record.scores_only),
         difficulty=difficulty,
         worst_case_xi=balls,
         xi_attack_command=None if balls else _xi_attack_command(run),
