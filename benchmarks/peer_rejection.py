@@ -42,7 +42,6 @@ from demur.calibrate import TPR
 from demur.cli.app import AsJson, DataFolder, Device, FirstN, check_finite, main, split_names
 from demur.cli.bench import OutFile, open_reports, print_report
 from demur.cli.evaluate import RunName, load_run
-from demur.cli.output_paths import check_output_file
 from demur.cli.progress import on_message
 from demur.data import Images
 from demur.errors import BadInput
@@ -60,6 +59,7 @@ from demur.gradient import (
 )
 from demur.noise import Stream
 from demur.output import Output, as_output
+from demur.output_paths import check_output_file
 from demur.recipes import VOCABULARY, Recipe
 from demur.rejectors import Coupled
 from demur.report.figures import FAINT, INK, RIGHT, WRONG, drawing, saved

@@ -39,6 +39,7 @@ from demur.evaluate.preflight import preflight_warnings, rejector_warnings
 from demur.gradient import Model
 from demur.images import check_batch
 from demur.nan_checks import raise_deferred
+from demur.precision import device_by_name
 from demur.sanity import CheckResult
 from demur.sanity.foreign import foreign_checks
 from demur.spec import show
@@ -64,6 +65,8 @@ class EnsembleEvaluation:
         self.engine = engine
         self.chain, self.names, self.verbose, self.device = chain, list(names), verbose, device
         self.model: Model = model
+        if isinstance(device, str):
+            self.device = device = device_by_name(device)
         if device is not None and isinstance(model, nn.Module):
             self.model = model.to(device)
 
@@ -162,9 +165,7 @@ class EnsembleEvaluation:
 
     def _attack(self, x_orig: Tensor, y_orig: Tensor, options: "PartOptions") -> "PartResult":
         """Run all attacks on images that fit into memory."""
-        bs = options.bs
-        if bs < 1:
-            raise BadInput(f"the batch size bs must be at least 1, not {bs}")
+        bs = _batch_size(options.bs)
         check_batch(x_orig, y_orig)
         device = device_for(self.model, x_orig, self.device)
         with ExitStack() as stack:
@@ -403,7 +404,7 @@ class RejectAutoAttack(EnsembleEvaluation):
             raise BadInput(
                 f"RejectAutoAttack has no version {version!r}; {suggestion(version, known)}"
             )
-        if not isinstance(criterion.threshold, float):
+        if not isinstance(getattr(criterion, "threshold", None), float):
             raise BadInput(
                 "the criterion needs a number as its threshold: AcceptedError(Con(), 0.7)"
             )
@@ -411,6 +412,12 @@ class RejectAutoAttack(EnsembleEvaluation):
             ball_by_name(norm, eps), criterion, version=chosen, seed=seed
         )
         super().__init__(model, spec.chain(), list(spec.members()), verbose, device, engine)
+
+
+def _batch_size(bs: Any) -> int:
+    if isinstance(bs, int) and bs >= 1:
+        return bs
+    raise BadInput(f"the batch size bs must be a whole number of at least 1, not {bs!r}")
 
 
 def ball_by_name(norm: str, eps: float) -> Ball:

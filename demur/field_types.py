@@ -7,6 +7,7 @@ convert_value("ten", PositiveInt, "PGD.steps")
 
 import math
 from collections.abc import Callable
+from numbers import Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -75,7 +76,7 @@ def _convert(value: Any, kind: Any) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _to_float(value: Any) -> float:

@@ -61,7 +61,8 @@ def as_output(answer: Any, rows: int | None = None) -> Output:
 
     Args:
         answer: An Output; logits (N, C); a tuple or list whose first entry is logits and whose
-            second may be an auxiliary output; a mapping or an object with an entry `logits`.
+            second may be an auxiliary output (N, 1) or features (N, D); a mapping or an object with
+            an entry `logits`.
         rows: The number of images that the model was given; None skips this check.
 
     Raises:
@@ -87,11 +88,11 @@ def as_output(answer: Any, rows: int | None = None) -> Output:
 
 def _output_of(answer: Any) -> Output:
     """Return logits, or a container of them, as an Output."""
-    aux = None
+    second = None
     if isinstance(answer, Mapping) and "logits" in answer:
         answer = answer["logits"]
     elif isinstance(answer, tuple | list) and answer:
-        answer, aux = answer[0], answer[1] if len(answer) > 1 else None
+        answer, second = answer[0], answer[1] if len(answer) > 1 else None
     elif not isinstance(answer, Tensor) and hasattr(answer, "logits"):
         answer = answer.logits
     if not isinstance(answer, Tensor) or answer.ndim != 2:
@@ -100,8 +101,10 @@ def _output_of(answer: Any) -> Output:
             f"Output, or a tuple or mapping that holds them, not {_described(answer)}"
         )
     none = answer.new_zeros(answer.shape[0], 0)
-    if isinstance(aux, Tensor) and aux.ndim == 2 and aux.shape[0] == answer.shape[0]:
-        return Output(answer, none, aux)
+    if isinstance(second, Tensor) and second.ndim == 2 and second.shape[0] == answer.shape[0]:
+        return (
+            Output(answer, none, second) if second.shape[1] == 1 else Output(answer, second, none)
+        )
     return Output(answer, none, none)
 
 

@@ -8,7 +8,9 @@ A classifier that returns logits needs no wrapper.
 """
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -80,10 +82,11 @@ class ModelWithScore(WrappedModel):
         self, model: Model, score: ImageScore, surrogate: ImageScore | None = None
     ) -> None:
         super().__init__(model)
-        if not callable(score):
+        given: Any = score
+        if not callable(given) or isinstance(given, type):
             raise BadInput(
                 f"{score!r} is no rejector; pass an object such as demur.Con(), or a function from "
-                "images to scores"
+                "images to scores such as lambda x: detector.decision_function(x.flatten(1))"
             )
         self.score, self.surrogate = score, surrogate
 
@@ -91,16 +94,26 @@ class ModelWithScore(WrappedModel):
         """Return the model's output with the score as last auxiliary output."""
         # Copies: what changes its input in place must not change that of the others.
         out = as_output(self.model(x.clone()), len(x))
-        value = _as_column(self.score(x.clone()), x).to(out.logits)
+        value = _as_column(self.score, x.clone()).to(out.logits)
         if self.surrogate is not None:
-            stand_in = _as_column(self.surrogate(x), x).to(value)
+            stand_in = _as_column(self.surrogate, x).to(value)
             # Adds zero to the value and the surrogate's gradient to the gradient.
             value = value.detach() + (stand_in - stand_in.detach())
         return out._replace(aux=torch.cat([out.aux, value], 1))
 
 
-def _as_column(values: Tensor, x: Tensor) -> Tensor:
+def _as_column(score: ImageScore, x: Tensor) -> Tensor:
     """Return one value per image with shape N, 1; raise BadInput for another number of values."""
+    try:
+        found: Any = score(x)
+        values = found if isinstance(found, Tensor) else torch.as_tensor(np.asarray(found))
+    except (BadInput, RuntimeError):  # of memory and of gradients; the attack explains them
+        raise
+    except Exception as error:  # of the user's code
+        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
+        raise BadInput(
+            f"the detector fails on images of shape {tuple(x.shape)}: {reason}"
+        ) from error
     if values.numel() != len(x):
         raise BadInput(
             f"a score must return one value per image ({len(x)}), not {values.numel()} values"

@@ -22,7 +22,7 @@ from demur.errors import BadInput
 from demur.methods import RR, NoHead
 from demur.nets import ResNet18, WideResNet
 from demur.output import as_output, prediction
-from demur.rejectors import GDA, Con
+from demur.rejectors import GDA, KNN, Con
 from tests.conftest import Command
 from tests.linear import centred_images
 from tests.test_verdict import Logits
@@ -129,6 +129,33 @@ class TestAudit:
             audit(Logits(), x[:4], y[:4], rejector=Con())
         with pytest.raises(BadInput, match="no calibration image is classified correctly"):
             audit(Logits(), x, (prediction(as_output(Logits()(x))) + 1) % 4, rejector=Con())
+        wrong: list[tuple[dict[str, Any], str]] = [
+            ({"rejector": Con}, "is no rejector; pass an object"),
+            ({"threshold": 0.5}, "belong to a rejector"),
+            ({"rejector": Con(), "threshold": "0.5"}, "must be a number, not '0.5'"),
+            ({"rejector": Con(), "cal": x}, r"must be a pair \(images, labels\)"),
+            ({"rejector": KNN()}, "return Output"),
+            ({"device": "gpu"}, "there is no device 'gpu'"),
+            ({"bs": 2.5}, "a whole number"),
+            ({"eps": "8/255"}, "eps must be a number"),
+            ({"state_folder": __file__}, "is a file; name a folder"),
+        ]
+        for options, message in wrong:
+            with pytest.raises(BadInput, match=message):
+                audit(Logits(), x, y, **options)
+
+    def test_a_failing_detector_is_named(self) -> None:
+        def broken(x: Tensor) -> Tensor:
+            return torch.zeros(1 // 0)
+
+        with pytest.raises(BadInput, match=r"the detector fails on images of shape .*by zero"):
+            audit(Logits(), *images(), rejector=broken, threshold=0.5)
+
+    def test_few_calibration_images_are_said(self) -> None:
+        x, y = images()
+        found = audit(Logits(), x, y, rejector=Con(), cal=(x[:5], y[:5]), eps=EPS, version="fast")
+        assert "2 of 2 correct predictions (95% asked) on 5 held-out" in found.rule
+        assert "only roughly" in found.rule
 
 
 MODULE = """
@@ -143,6 +170,15 @@ def logits(x):
 
 class Net(Logits):
     pass
+
+class Wide(Logits):
+    def __init__(self, width):
+        super().__init__()
+
+class Twins(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
 
 def detector(x):
     return x.flatten(1).mean(1)
@@ -183,13 +219,19 @@ class TestModels:
     def test_what_is_no_model_or_checkpoint_raises_one_sentence(self, module: Path) -> None:
         torch.save({"weights": Logits()}, "code.pt")
         torch.save({"other": torch.zeros(2)}, "other.pt")
+        torch.save(nn.Linear(2, 2).state_dict(), "w.pt")
+        torch.save({"epoch": 3, "ema": {"weight": torch.zeros(2)}}, "epoch.pt")
         Path("noise.pt").write_bytes(b"nonsense")
         wrong = [
             ("own_code", None, "is no model"),
             ("own_code:nothing", None, "cannot be imported"),
             ("no_such_code:net", None, "cannot be imported"),
             ("own_code:number", None, "gives int"),
-            ("timm:resnet18", None, "timm"),
+            ("own_code:Wide", None, "fails with TypeError"),
+            ("own_code:Twins", "w.pt", "fits 2 parts"),
+            ("own_code:factory", "epoch.pt", "its entries are epoch, ema"),
+            ("timm:resnet18", None, "random weights; give --checkpoint"),
+            ("timm:resnet18", "w.pt", "timm"),
             ("rectified-rejection", None, "needs a checkpoint"),
             ("rectified-rejection", "other.pt", "is not of PreActResNet18"),
             ("own_code:factory", "code.pt", "more than weights"),
@@ -202,20 +244,25 @@ class TestModels:
             with pytest.raises(BadInput, match=message):
                 load_model(text, checkpoint)
 
-    def test_timm_nets_get_their_normalisation(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_timm_nets_get_their_normalisation(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         class Net(nn.Module):
             pretrained_cfg = {"mean": (0.5,), "std": (0.25,)}
 
+            def __init__(self) -> None:
+                super().__init__()
+                self.scale = nn.Parameter(torch.ones(1))
+
             def forward(self, x: Tensor) -> Tensor:
-                return x.flatten(1)
+                return self.scale * x.flatten(1)
 
         timm: Any = ModuleType("timm")
         timm.create_model = lambda name, pretrained: Net()
         monkeypatch.setitem(sys.modules, "timm", timm)
-        x, _ = images()
-        assert torch.allclose(
-            as_output(load_model("timm:net")(x)).logits, ((x - 0.5) / 0.25).flatten(1)
-        )
+        save_file({"scale": torch.tensor([2.0])}, tmp_path / "net.safetensors")
+        model, (x, _) = load_model("timm:net", tmp_path / "net.safetensors"), images()
+        assert torch.allclose(as_output(model(x)).logits, 2 * ((x - 0.5) / 0.25).flatten(1))
 
 
 OFFICIAL = {  # our names, and those of the Rectified-Rejection repository
@@ -284,11 +331,21 @@ class TestCommand:
             (["--data", "digits", "--tpr", "2"], "give a share"),
             (["--data", "digits", "--rejector", "PGD(Linf(0.1))"], "is no rejector"),
             (["--data", "digits", "--n", "0"], "at least 1"),
+            (["--data", ""], "--data is empty"),
+            (["--data", "own_code.py.npz"], "is no file"),
+            (["--data", "half.npz"], "only one of cal_x and cal_y"),
+            (["--data", "words.npz"], "labels must be integers"),
+            (["--data", "junk.npz"], "is no .npz file"),
+            (["--data", "digits", "--eps", "-1"], "eps must be a number of at least 0"),
         ],
     )
     def test_wrong_words_give_one_sentence(
         self, module: Path, command: Command, words: list[str], message: str
     ) -> None:
+        x, y = (part.numpy() for part in images())
+        np.savez("half.npz", x=x, y=y, cal_x=x)
+        np.savez("words.npz", x=x, y=np.full(len(y), "cat"))
+        Path("junk.npz").write_text("junk")
         code, out, err = command("audit", "own_code:factory", *words)
         assert (code, out) == (2, "")
         assert message in err

@@ -112,8 +112,8 @@ class TestInterface:
         other.chain = Chain(SMALL[:2])
         with pytest.raises(BadInput, match="another evaluation, with other attacks"):
             other.run_standard_evaluation(x, y, state_path=state)
-        for path in (tmp_path, Path("/dev/null")):
-            with pytest.raises(BadInput, match="is not a state"):
+        for path, message in ((tmp_path, "is a folder"), (Path("/dev/null"), "is not a state")):
+            with pytest.raises(BadInput, match=message):
                 self.short_attack(quick_net).run_standard_evaluation(x, y, state_path=path)
 
     def test_a_model_with_other_outputs_cannot_resume(

@@ -23,6 +23,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     [
         "errors",
+        "output_paths",
         "version",
         "distributed",
         "fused",

@@ -94,6 +94,13 @@ def test_a_plain_tensor_is_taken_as_logits() -> None:
         as_output(torch.zeros(3))
 
 
+def test_the_second_entry_of_a_tuple_is_an_auxiliary_output_or_features() -> None:
+    logits = torch.zeros(2, 3)
+    assert as_output((logits, torch.ones(2, 1))).aux.tolist() == [[1.0], [1.0]]
+    with_features = as_output((logits, torch.ones(2, 5)))
+    assert (with_features.feature.shape, with_features.aux.shape) == ((2, 5), (2, 0))
+
+
 def test_a_batch_of_one_stays_a_batch() -> None:
     out = made([[1.0, 0.0]], [0.0])
     assert con(out).shape == rcon(out).shape == energy(out).shape == (1,)

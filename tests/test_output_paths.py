@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from demur.cli.output_paths import check_archive_folder, check_output_file, check_output_folder
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun
+from demur.output_paths import check_archive_folder, check_output_file, check_output_folder
 from demur.recipes import recipe
 from demur.runs import files
 from demur.spec import lines

@@ -150,6 +150,11 @@ class TestSaidAtOnce:
         assert result.attacked == (0, 0, COUNT)
         assert "no clean image reaches" in str(result).replace("\n" + " " * 16, " ")
 
+    def test_a_model_that_is_no_better_than_chance(self) -> None:
+        x, y = images()
+        (said,) = evaluated(classifier(), x, (y + 1) % 4, sanity=False).warnings
+        assert said.startswith("the model gets 0 of 40 clean images right, no better than chance")
+
     def test_a_pair_of_scores_that_rejects_everything(self) -> None:
         from demur.rejectors import Coupled
 
@@ -272,6 +277,9 @@ class TestInputs:
             (lambda x, y: ([], None), "there are no images"),
             (lambda x, y: ("images", None), "not str"),
             (lambda x, y: ([x[:2]], None), "each batch must be a pair"),
+            (lambda x, y: ([{"image": x, "label": y}], None), "keys 'image', 'label'; give pairs"),
+            (lambda x, y: (iter([(x, y)]), y), "yields images and labels; leave y out"),
+            (lambda x, y: (x, y[0]), "not a single number"),
             (lambda x, y: (x.astype(np.complex64), y), r"floats in \[0, 1\]"),
             (lambda x, y: (255 * x, y), r"pixels must lie in \[0, 1\]"),
         ],
@@ -289,6 +297,11 @@ class TestInputs:
         assert list(tmp_path.iterdir()) == []
         with pytest.raises(BadInput, match="is no folder"):
             classifier().evaluate(x, y, x_adv_path=tmp_path / "no" / "adv.npy")
+        options: list[dict[str, Any]] = [{"x_adv_path": tmp_path}, {"state_path": tmp_path}]
+        for option in options:
+            with pytest.raises(BadInput, match="is a folder; name a file"):
+                classifier().evaluate(x, y, **option)
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_long_members_say_how_long_they_take(

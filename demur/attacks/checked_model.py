@@ -134,7 +134,10 @@ def checked(model: Model, x: Tensor, y: Tensor) -> Iterator[tuple[CheckedModel, 
             classes do not match, or a value of the model is NaN.
     """
     if not callable(model):
-        raise BadInput(f"the model must be a callable such as an nn.Module, not {model!r}")
+        raise BadInput(
+            f"the model must be a callable such as an nn.Module, not {type(model).__name__}; load "
+            "weights into their module first"
+        )
     check_batch(x, y)
     with torch.inference_mode(False), torch.no_grad(), _restored(model, x), deferred_checks():
         x, y = outside_inference_mode(x.detach()), outside_inference_mode(y)

@@ -9,6 +9,7 @@ is fitted on one half of them, and its threshold is chosen on the other half.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -34,6 +35,8 @@ from demur.gradient import Model
 from demur.images import check_batch
 from demur.noise import permutation
 from demur.output import Output, prediction
+from demur.output_paths import check_output_file, check_output_folder
+from demur.precision import device_by_name
 from demur.rejectors import ModelScore
 from demur.rule import OperatingPoint, Rejector, Score, as_score
 from demur.runs.files import write_text
@@ -45,6 +48,7 @@ from demur.wrappers import ModelWithScore
 NO_JINJA = "the page needs jinja2; install it with pip install 'demur[report]'"
 AuditVersion = Literal["auto", "standard", "fast", "rand"]
 FAST = ("apgd-ce", "apgd-t")  # members of AutoAttack in version="fast"
+FEW_CORRECT = 20  # correct predictions, below which a threshold is rough
 CAL_SHARE = 0.3  # of the given images, where no calibration images are given
 AnyRejector = Rejector | Score | Callable[[Tensor], Tensor]
 
@@ -158,6 +162,7 @@ class AuditReport:
             ],
             details=[str(part) for part in parts if part is not None],
         )
+        check_output_file(str(path))
         write_text(Path(path), page)
 
 
@@ -182,6 +187,18 @@ class Settings:
     device: str | torch.device | None
     state_folder: str | Path | None
     verbose: bool
+
+    def __post_init__(self) -> None:
+        if isinstance(self.device, str):
+            object.__setattr__(self, "device", device_by_name(self.device))
+        ball_by_name(self.norm, self.eps)
+        check_output_folder(None if self.state_folder is None else str(self.state_folder))
+
+    def moved(self, model: Model) -> Model:
+        """Return the model on the device, if one was given."""
+        if isinstance(model, nn.Module) and self.device is not None:
+            return model.to(self.device)
+        return model
 
     def run(self, attack: EnsembleEvaluation, x: Tensor, y: Tensor) -> EnsembleResult:
         """Run an ensemble, with its state in a file of its own."""
@@ -238,20 +255,30 @@ def audit(
         >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).eval()
         >>> report = demur.audit(net, x, y, eps=0.1, version="fast")
     """
+    _check_rejector(rejector, threshold, cal)
     settings = Settings(norm, eps, _version(version), bs, seed, device, state_folder, verbose)
     name, images = name or type(model).__name__, _whole(x, y)
-    if isinstance(model, nn.Module) and device is not None:
-        model = model.to(device)
+    model = settings.moved(model)
     if rejector is not None and not isinstance(rejector, Rejector | Score):
         model, rejector = ModelWithScore(model, rejector), ModelScore()
     if settings.version == "auto":
-        found = "rand" if _is_random(model, *images, device) else "standard"
+        found = "rand" if _is_random(model, *images, settings.device) else "standard"
         settings = replace(settings, version=_version(found))
     if rejector is None:
         return _report(model, images, None, "", settings, name)
     given = threshold, tpr, images, None if cal is None else _whole(*cal)
     criterion, rule, test = _frozen_rule(model, rejector, *given, settings)
     return _report(model, test, criterion, rule, settings, name)
+
+
+def _check_rejector(rejector: Any, threshold: Any, cal: Any) -> None:
+    """Raise BadInput if the options of the rejector do not fit together."""
+    if rejector is None and (threshold is not None or cal is not None):
+        raise BadInput("threshold and cal belong to a rejector; give rejector=Con(), or leave them")
+    if threshold is not None and not isinstance(threshold, Real):
+        raise BadInput(f"the threshold must be a number, not {threshold!r}")
+    if cal is not None and not (isinstance(cal, tuple | list) and len(cal) == 2):
+        raise BadInput("cal must be a pair (images, labels)")
 
 
 def _version(name: str) -> AuditVersion:
@@ -338,10 +365,14 @@ def _frozen_rule(
     right = (prediction(out) == y).numpy()
     if not right.any():
         raise BadInput("no calibration image is classified correctly; give a threshold")
-    at = float(TPR(tpr).threshold(score(out).detach().double().numpy(), right))
+    scores = score(out).detach().double().numpy()
+    at = float(TPR(tpr).threshold(scores, right))
+    accepted = int((scores[right] >= at).sum())
+    few = "; so few images fix it only roughly" if right.sum() < FEW_CORRECT else ""
     sentence = (
-        f"{text} {fitted}must reach {at:.4g}, which accepts {tpr:.0%} of the correct predictions "
-        f"on {len(right)} held-out clean images ({origin}); frozen before any attack"
+        f"{text} {fitted}must reach {at:.4g}, which accepts {accepted} of {right.sum()} correct "
+        f"predictions ({tpr:.0%} asked) on {len(right)} held-out clean images ({origin}){few}; "
+        "frozen before any attack"
     )
     return AcceptedError(_on_device(score, model, settings), at), sentence, images
 

@@ -10,17 +10,17 @@ Calibration images are None where the data have none; the audit then holds some 
 import importlib
 import inspect
 import re
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from demur.data import CIFAR10, CIFAR100, DATASETS
+from demur.data import CIFAR10, CIFAR100, DATASETS, OwnImages
 from demur.data.sources import Source, open_source
 from demur.errors import BadInput, suggestion
 from demur.gradient import Model
@@ -61,6 +61,8 @@ def load_model(text: str, checkpoint: str | Path | None = None) -> Model:
     module, _, name = text.partition(":")
     if not module or not name:
         raise BadInput(f"{text!r} is no model; write MODULE:NAME, timm:NAME or {RECTIFIED}")
+    if module == "timm" and weights is None:
+        raise BadInput(f"timm:{name} would have random weights; give --checkpoint FILE")
     model = _timm_model(name) if module == "timm" else _imported(module, name)
     if weights is not None:
         _load_weights(model, weights)
@@ -73,16 +75,20 @@ def _imported(module: str, name: str) -> Model:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # of the user's code
         raise BadInput(f"{module}:{name} cannot be imported: {error}; check the name") from None
+    needed = "it must be a model, or a class or function without arguments that returns one"
     is_class = inspect.isclass(found)
     if is_class or (inspect.isfunction(found) and not _required_parameters(found)):
-        found = found()
+        try:
+            found = found()
+        except Exception as error:  # of the user's code
+            reason = str(error).strip().split("\n")[0]
+            raise BadInput(
+                f"{module}:{name} fails with {type(error).__name__}: {reason}; {needed}"
+            ) from error
     if not callable(found):
-        raise BadInput(
-            f"{module}:{name} gives {type(found).__name__}; it must be a model, or a function "
-            "without arguments that returns one"
-        )
+        raise BadInput(f"{module}:{name} gives {type(found).__name__}; {needed}")
     model: Model = found
     return model
 
@@ -117,21 +123,24 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             found: Any = load_file(path)
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:
+        if type(error).__name__ == "UnpicklingError" and zipfile.is_zipfile(path):  # it holds code
+            raise BadInput(
+                f"{path} holds more than weights; save model.state_dict() with safetensors"
+            ) from None
         reason = str(error).strip().split("\n")[0]
-        raise BadInput(f"{path} cannot be read as weights: {reason}") from None
-    except Exception as error:  # pickle.UnpicklingError: the file holds code
-        if type(error).__name__ != "UnpicklingError":
-            raise
         raise BadInput(
-            f"{path} holds more than weights; save model.state_dict() with safetensors"
+            f"{path} cannot be read as weights: {reason}; save model.state_dict()"
         ) from None
     for name in CONTAINERS:
         if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
             found = found[name]
-    if not isinstance(found, Mapping) or not found:
-        raise BadInput(f"{path} holds no weights by name; save model.state_dict()")
-    return {_without_prefix(name): t for name, t in found.items() if isinstance(t, Tensor)}
+    entries = found if isinstance(found, Mapping) else {}
+    weights = {_without_prefix(name): t for name, t in entries.items() if isinstance(t, Tensor)}
+    if not weights:
+        holds = f"its entries are {', '.join(map(str, entries))}; " if entries else ""
+        raise BadInput(f"{path} holds no weights by name; {holds}save model.state_dict()")
+    return weights
 
 
 def _without_prefix(name: str) -> str:
@@ -145,6 +154,10 @@ def _load_weights(model: Model, weights: Mapping[str, Tensor]) -> None:
     if not isinstance(model, nn.Module):
         raise BadInput(f"a checkpoint needs a torch module, not {type(model).__name__}")
     parts = [part for part in model.modules() if set(part.state_dict()) == set(weights)]
+    if len(parts) > 1:
+        raise BadInput(
+            f"the checkpoint fits {len(parts)} parts of the model; load it where the model is built"
+        )
     target = parts[0] if parts else model
     try:
         target.load_state_dict(weights)
@@ -215,6 +228,8 @@ def audit_images(
         raise BadInput(f"--n is {n}; give at least 1")
     if size is not None and size < 1:
         raise BadInput(f"--size is {size}; give a side in pixels, at least 1")
+    if not data.strip():
+        raise BadInput("--data is empty; name an .npz file, a folder or a data set")
     if Path(data).is_dir():
         return _folder(data, n, size)
     if size is not None:
@@ -226,6 +241,8 @@ def _arrays(data: str, n: int | None) -> tuple[LabelledImages, LabelledImages | 
     path = Path(data)
     if not path.is_file():
         raise BadInput(f"{data} is no file; name an .npz file with x and y")
+    if not zipfile.is_zipfile(path):
+        raise BadInput(f"{data} is no .npz file; write one with numpy.savez(file, x=x, y=y)")
     try:
         with np.load(path) as arrays:
             found = {name: arrays[name] for name in arrays.files}
@@ -235,12 +252,14 @@ def _arrays(data: str, n: int | None) -> tuple[LabelledImages, LabelledImages | 
         raise BadInput(
             f"{data} needs arrays x (N, C, H, W) and y (N); cal_x and cal_y are optional"
         )
-    cal = (found["cal_x"], found["cal_y"]) if {"cal_x", "cal_y"} <= set(found) else None
+    if ("cal_x" in found) != ("cal_y" in found):
+        raise BadInput(f"{data} has only one of cal_x and cal_y; give both or none")
+    cal = (found["cal_x"], found["cal_y"]) if "cal_x" in found else None
     return (found["x"][:n], found["y"][:n]), cal
 
 
 def _named(name: str, n: int | None) -> tuple[LabelledImages, LabelledImages | None]:
-    known = {dataset.__name__.lower(): dataset for dataset in DATASETS}
+    known = {kind.__name__.lower(): kind for kind in DATASETS if kind is not OwnImages}
     if name.lower() not in known:
         raise BadInput(
             f"--data is {name!r}, no .npz file, no folder and no data set; "

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from demur.cli.app import AsJson, Device, FirstN, app, check_finite
-from demur.cli.output_paths import check_output_file, check_output_folder
 from demur.errors import BadInput
+from demur.output_paths import check_output_file, check_output_folder
 
 if TYPE_CHECKING:
     from demur.auditing.evaluate import AnyRejector
@@ -94,16 +94,18 @@ def audit(
 
     from demur.auditing import audit as run_audit
     from demur.auditing.inputs import audit_images, load_model
+    from demur.autoattack import ball_by_name
     from demur.precision import device_by_name
 
     radius, at = _radius(eps), device_by_name(device)
     if not 0 < tpr <= 1:
         raise BadInput(f"--tpr is {tpr:g}; give a share between 0 and 1, such as 0.95")
+    ball_by_name(norm, radius)
     images, cal = audit_images(data, n, size)
     report = run_audit(
         load_model(model, checkpoint), *images, rejector=_rejector(rejector), eps=radius, norm=norm,
-        threshold=threshold, tpr=tpr, cal=cal, version=version, bs=batch_size, seed=seed, device=at,
-        state_folder=state, verbose=not as_json, name=model,
+        threshold=threshold, tpr=tpr, cal=cal if rejector else None, version=version, bs=batch_size,
+        seed=seed, device=at, state_folder=state, verbose=not as_json, name=model,
     )  # fmt: skip
     if out is not None:
         report.save_html(out)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from demur.cli.app import AsJson, Device, app, split_names
-from demur.cli.output_paths import check_output_file
 from demur.errors import BadInput
+from demur.output_paths import check_output_file
 
 if TYPE_CHECKING:
     from demur.bench.check import Reports

@@ -7,8 +7,8 @@ import typer
 
 from demur.cli.app import Device, app
 from demur.cli.evaluate import attack_all, load_run, score_run
-from demur.cli.output_paths import check_output_folder
 from demur.cli.train import train_run
+from demur.output_paths import check_output_folder
 
 if TYPE_CHECKING:
     from demur.evaluate import LoadedRun

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app, split_names
-from demur.cli.output_paths import check_output_folder
 from demur.errors import BadInput, suggestion
+from demur.output_paths import check_output_folder
 
 if TYPE_CHECKING:
     from demur.attacks import Attack

@@ -7,8 +7,8 @@ import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, app, check_finite, split_names
 from demur.cli.evaluate import RunName, load_run
-from demur.cli.output_paths import check_output_file, check_output_folder
 from demur.errors import BadInput
+from demur.output_paths import check_output_file, check_output_folder
 
 if TYPE_CHECKING:
     from demur.calibrate import Guarantee

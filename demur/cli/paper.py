@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from demur.cli.app import DataFolder, Device, Engine, app, split_names
-from demur.cli.output_paths import check_archive_folder
 from demur.errors import BadInput, suggestion
+from demur.output_paths import check_archive_folder
 
 if TYPE_CHECKING:
     from demur.paper.cells import Cell, Need

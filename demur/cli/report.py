@@ -7,8 +7,8 @@ import typer
 
 from demur.cli.app import DataFolder, Device, app
 from demur.cli.evaluate import load_run, score_run
-from demur.cli.output_paths import check_output_file
 from demur.errors import BadInput
+from demur.output_paths import check_output_file
 
 if TYPE_CHECKING:
     from demur.evaluate import LoadedRun

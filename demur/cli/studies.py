@@ -16,8 +16,8 @@ from demur.cli.evaluate import (
     load_run_by_rank,
     parse_protocols,
 )
-from demur.cli.output_paths import check_svg_file
 from demur.errors import BadInput
+from demur.output_paths import check_svg_file
 
 if TYPE_CHECKING:
     from demur.evaluate import LoadedRun, Protocol, RecordOptions

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, app, split_names
-from demur.cli.output_paths import check_archive_folder, check_output_file
 from demur.cli.paper import (
     RUNS_FOLDER,
     Kept,
@@ -23,6 +22,7 @@ from demur.cli.paper import (
     verdict_text,
 )
 from demur.errors import BadInput
+from demur.output_paths import check_archive_folder, check_output_file
 
 if TYPE_CHECKING:
     from demur.paper.measure import TrainingResult

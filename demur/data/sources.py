@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from demur.data.dataset import SplitName
 from demur.errors import BadInput, shorten
-from demur.image_files import MAX_FILE, SUFFIXES, Pixels, decode_image
+from demur.image_files import SUFFIXES, Pixels, decode_image
 from demur.regular_file import MEGABYTE, read_regular_file
 
 SPLIT_WORDS: dict[str, SplitName] = {
@@ -97,8 +97,7 @@ class FileSource(Source):
     paths: list[Path]
 
     def read(self, i: int) -> Pixels:
-        content = read_regular_file(self.paths[i], MAX_FILE, "check the listing")
-        return decode_image(content, channels=3)
+        return decode_image(self.paths[i], channels=3)
 
     @staticmethod
     def file_stamp(path: Path) -> str:

@@ -30,6 +30,7 @@ from demur.engine.graphs import Bucket, cudnn_benchmark, first_line
 from demur.engine.plan import MessageCallback
 from demur.errors import BadInput
 from demur.gradient import Gradient, Model, ObjectiveFunction, PlainModel
+from demur.images import check_batch
 from demur.nan_checks import deferred_checks
 from demur.output import Output, as_output
 from demur.precision import no_autocast, tf32
@@ -151,6 +152,7 @@ def attack(
         >>> x_adv = demur.attack(model, demur.PGD(demur.Linf(0.1), steps=3), x, y)
     """
     check_model_engine(engine)
+    check_batch(x, y)
     queries = attack.gradient_queries + getattr(attack, "queries", 0)
     if engine == "plain" or (x.device.type == "cpu" and queries < MIN_TRIAL_QUERIES):
         return attack(model, x, y)

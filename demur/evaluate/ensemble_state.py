@@ -24,6 +24,7 @@ from demur.attacks.chain import BROKEN_CLEAN, NOT_BROKEN, Chain, ChainState
 from demur.attacks.checked_model import CheckedModel
 from demur.attacks.criteria import RuleCriterion
 from demur.errors import BadInput
+from demur.output_paths import check_output_file
 from demur.progress import Bar, track
 from demur.runs.files import write_bytes
 from demur.spec import digest
@@ -44,6 +45,7 @@ class EnsembleState:
         self, path: str | Path | None, chain: Chain, model: CheckedModel, batch: AttackBatch
     ) -> None:
         self.path = None if path is None else Path(path)
+        check_output_file(None if path is None else str(path))
         self.chain, self.model, self.batch = chain, model, batch
         self.written = monotonic()
         self.keys = {} if path is None else _keys(chain, model, batch)

@@ -4,7 +4,7 @@ for x, y in image_parts(np.load("images.npy", mmap_mode="r"), labels):
     ...     # tensors of at most PART_BYTES, so that only one part is in memory
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from demur.attacks.criteria import Criterion, RuleCriterion
 from demur.errors import BadInput
 from demur.gradient import Model
 from demur.output import as_output, prediction
+from demur.output_paths import check_output_file
 
 PART_BYTES = 2**28  # of the images of a part, in fp32
 LEVELS = 255  # the pixel value of a uint8 array that maps to 1.0
@@ -40,6 +41,8 @@ def image_parts(
             raise BadInput("labels are missing; give evaluate(x, y)")
         yield from _array_parts(x, y, most_bytes)
         return
+    if y is not None and isinstance(x, Iterable) and not isinstance(x, str | bytes | dict | list):
+        raise BadInput(f"{type(x).__name__} yields images and labels; leave y out")
     if y is not None or not isinstance(x, Iterable) or isinstance(x, str | bytes | dict):
         raise BadInput(
             "images must be a tensor or a NumPy array with labels, or an iterable of batches "
@@ -51,7 +54,7 @@ def image_parts(
 def _array_parts(
     x: "Tensor | np.ndarray[Any, Any]", y: Any, most_bytes: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    labels = torch.as_tensor(np.asarray(y)) if not isinstance(y, Tensor) else y
+    labels = _labels(y)
     if len(labels) != len(x):
         raise BadInput(f"there are {len(x)} images, but {len(labels)} labels; give one per image")
     size = max(1, most_bytes // max(1, 4 * int(np.prod(x.shape[1:]))))
@@ -63,6 +66,12 @@ def _joined(batches: Iterable[Any], most_bytes: int) -> Iterator[tuple[Tensor, T
     """Yield batches joined to parts of at most `most_bytes`, or single batches above it."""
     waiting, size = list[tuple[Tensor, Tensor]](), 0
     for batch in batches:
+        if isinstance(batch, Mapping):
+            keys = ", ".join(map(repr, batch))
+            raise BadInput(
+                f"a batch is a mapping with the keys {keys}; give pairs instead, such as "
+                "((batch['image'], batch['label']) for batch in loader)"
+            )
         if not isinstance(batch, tuple | list) or len(batch) < 2:
             raise BadInput("each batch must be a pair (images, labels)")
         x, y = as_batch(batch[0], batch[1])
@@ -84,10 +93,21 @@ def _concatenated(batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]
 def as_batch(x: Any, y: Any) -> tuple[Tensor, Tensor]:
     """Return images and labels as tensors; uint8 arrays become floats, labels int64."""
     images = x if isinstance(x, Tensor) else _tensor(x)
-    labels = y if isinstance(y, Tensor) else torch.as_tensor(np.asarray(y))
+    labels = _labels(y)
     if not labels.is_floating_point() and labels.dtype != torch.bool:
         labels = labels.long()
     return images, labels.to(images.device)
+
+
+def _labels(y: Any) -> Tensor:
+    """Return labels as a tensor with one axis at least."""
+    try:
+        labels = y if isinstance(y, Tensor) else torch.as_tensor(np.asarray(y))
+    except (TypeError, ValueError):
+        raise BadInput("labels must be integers from 0, one for each image") from None
+    if labels.ndim == 0:
+        raise BadInput("labels must be integers from 0, one for each image, not a single number")
+    return labels
 
 
 def _tensor(x: Any) -> Tensor:
@@ -117,6 +137,7 @@ class ArrayWriter:
         self.file: BinaryIO | None = None
 
     def __enter__(self) -> Self:
+        check_output_file(str(self.path))
         if not self.path.parent.is_dir():
             raise BadInput(f"{self.path.parent} is no folder; name another file for x_adv_path")
         self.file = self.part.open("wb")

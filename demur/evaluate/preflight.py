@@ -6,6 +6,7 @@ Attacks by gradients on a model with random outputs or zero gradients overestima
 """
 
 from collections.abc import Iterator, Sequence
+from math import comb
 
 import torch
 from torch import Tensor
@@ -21,7 +22,8 @@ from demur.precision import tf32
 from demur.rule import Rule
 
 PROBED = 128  # number of images
-LOW_COVERAGE = 0.05  # share of clean images below which accepting them is an exception
+LOW_COVERAGE = 0.05  # share of clean images up to which accepting them is an exception
+MIN_FOR_CHANCE, CHANCE_LEVEL = 10, 0.05  # images, and probability of so many hits by chance
 ROUNDING = 1e-4  # relative difference that two kernels may have by rounding
 
 
@@ -31,6 +33,13 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
         yield "the model is in train mode; call model.eval() first"
     with torch.no_grad():
         logits = as_output(model(x)).logits
+    right, classes = int((logits.argmax(-1) == y).sum()), logits.shape[-1]
+    if len(x) >= MIN_FOR_CHANCE and _by_chance(right, len(x), classes) > CHANCE_LEVEL:
+        yield (
+            f"the model gets {right} of {len(x)} clean images right, no better than chance for "
+            f"{classes} classes; check its weights, the normalisation, the order of the classes "
+            "and which output holds the logits"
+        )
     sums = logits.sum(-1)
     if logits.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
         yield "the model returns probabilities; return logits instead"
@@ -50,6 +59,12 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
         yield from _zero_score_gradients(model, chain.criterion, x, y)
 
 
+def _by_chance(right: int, n: int, classes: int) -> float:
+    """Return the probability that guessing gets at least so many of n images right."""
+    p = 1 / classes
+    return sum(comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(right, n + 1))
+
+
 def rejector_warnings(
     rule: Rule, scores: Sequence[FloatArray], accepted: BoolArray, right: BoolArray
 ) -> Iterator[str]:
@@ -65,11 +80,11 @@ def rejector_warnings(
     for name, (_, t), values in zip(names, rule.pairs, scores, strict=True):
         if (values < t).all():
             yield (
-                f"no clean image reaches the threshold {t:.4g} of {name}: the largest score is "
-                f"{values.max():.4g}, so every image is rejected and no error can be accepted"
+                f"no clean image reaches the threshold {t:.7g} of {name}: the largest score is "
+                f"{values.max():.7g}, so every image is rejected and no error can be accepted"
             )
             return
-    if accepted.mean() < LOW_COVERAGE:
+    if accepted.mean() <= LOW_COVERAGE:
         yield (
             f"the rejector accepts {int(accepted.sum())} of {len(accepted)} clean images: few "
             "accepted errors then say little; report the coverage with them"

@@ -72,7 +72,10 @@ class FittedScore(nn.Module, Score):
 def check_features(out: Output) -> None:
     """Raise BadInput if the output has no features."""
     if out.feature.shape[-1] == 0:
-        raise BadInput("this rejector needs features; keep them with demur attack --keep-features")
+        raise BadInput(
+            "this rejector needs features; return Output(logits, features, aux) from the model, or "
+            "keep them with demur attack --keep-features"
+        )
 
 
 def correct_features(out: Output, y: Tensor) -> tuple[Tensor, Tensor]:
