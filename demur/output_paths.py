@@ -10,6 +10,7 @@ from pathlib import Path
 
 from demur.errors import BadInput
 
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")  # never overwritten
 RUN_FILES = (
     "recipe.txt", "checkpoint.json", "model.safetensors", "metrics.jsonl", "records", "state",
     "certificates", "last", "data.csv", "metrics.csv", "tensorboard",
@@ -27,6 +28,8 @@ def check_output_file(name: str | None) -> str | None:
     if path.is_dir() or name.endswith(os.sep):
         raise BadInput(f"{name} is a folder; name a file")
     _check_not_of_a_run(target, name)
+    if path.is_file() and path.suffix.lower() in IMAGES:
+        raise BadInput(f"{name} is an image; name another file")
     if target.is_symlink():
         raise BadInput(f"{name} is a symbolic link to itself; name another file")
     if path.exists() and not path.is_file():

@@ -39,3 +39,9 @@ def read_regular_file(path: Path, limit: int, remedy: str) -> bytes:
             return file.read(found.st_size)
     finally:
         os.close(handle)
+
+
+def raise_unreadable(error: OSError) -> None:
+    """Raise BadInput for a folder that os.walk cannot read, which it would skip in silence."""
+    reason = (error.strerror or "it cannot be read").lower()
+    raise BadInput(f"{error.filename}: {reason}; change its permissions or remove it")

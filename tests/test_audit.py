@@ -131,7 +131,7 @@ class TestAudit:
             audit(Logits(), x, (prediction(as_output(Logits()(x))) + 1) % 4, rejector=Con())
         wrong: list[tuple[dict[str, Any], str]] = [
             ({"rejector": Con}, "is no rejector; pass an object"),
-            ({"threshold": 0.5}, "belong to a rejector"),
+            ({"threshold": 0.5}, "belongs to a rejector"),
             ({"rejector": Con(), "threshold": "0.5"}, "must be a number, not '0.5'"),
             ({"rejector": Con(), "cal": x}, r"must be a pair \(images, labels\)"),
             ({"rejector": KNN()}, "return Output"),

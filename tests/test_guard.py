@@ -282,3 +282,11 @@ def test_exif_orientation_turns_the_image() -> None:
     exif[0x0112] = 3  # upside down
     image.save(file, "PNG", exif=exif)
     assert np.array_equal(decode_image(file.getvalue(), 3), PIXELS[::-1, ::-1])
+
+
+def test_a_reason_has_enough_digits_to_be_true() -> None:
+    from demur.guards.core import _distinct
+
+    assert _distinct(0.166104, "<", 0.166107) == ("0.166104", "<", "0.166107")
+    assert _distinct(0.5, ">=", 0.5) == ("0.5", ">=", "0.5")
+    assert _distinct(0.25, "<", 0.5) == ("0.25", "<", "0.5")

@@ -161,6 +161,9 @@ def test_a_folder_that_is_no_guard_is_one_sentence(tmp_path: Path) -> None:
         Guard.load(tmp_path / "nowhere")
     with pytest.raises(BadInput, match=r"config.json is missing"):
         Guard.load(tmp_path)
+    (tmp_path / "recipe.txt").touch()
+    with pytest.raises(BadInput, match="is a run; make a guard with demur export"):
+        Guard.load(tmp_path)
 
 
 # ---------------------------------------------------------------------------------- foreign nets

@@ -19,6 +19,7 @@ from PIL import Image
 from demur.data import OwnImages, own_images
 from demur.data.image_splits import SHARES
 from demur.errors import BadInput
+from demur.guards.files import find_images
 from demur.image_files import resize_pixels
 from tests import forked
 from tests.own_images import CLASSES, noise_images, write_folder
@@ -279,7 +280,7 @@ def npz_that_claims(root: Path) -> Path:
 
 
 BAD = {
-    "needs at least two": folder_of("one"),
+    "all images are in the class 'one'; a classifier needs at least two": folder_of("one"),
     "has no images in folders of classes": lambda root: root,
     "put the folders of the classes into train": folder_of("train/a train/b cat"),
     "cannot be printed; rename it": lambda root: write_folder(root, 12, names=("a", "b\udc80")),
@@ -305,6 +306,30 @@ def test_bad_layouts_say_what_to_do(message: str, tmp_path: Path) -> None:
     root.mkdir()
     with pytest.raises(BadInput, match=message):
         read(BAD[message](root))
+
+
+def test_the_same_images_in_two_classes_are_said(tmp_path: Path) -> None:
+    write_folder(tmp_path, 12, names=("a",))
+    copytree(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(
+        BadInput, match=r"24 files are left out, .* same image is in the classes a, b"
+    ):
+        read(tmp_path)
+
+
+def test_a_folder_that_cannot_be_read_is_said(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scandir(path: str | Path) -> object:
+        if Path(path).name == "dog":
+            raise PermissionError(13, "Permission denied", str(path))
+        return own(path)
+
+    own = os.scandir
+    monkeypatch.setattr(os, "scandir", scandir)
+    for reads in (lambda: read(photos), lambda: find_images([str(photos)])):
+        with pytest.raises(BadInput, match="photos/dog: permission denied; change its permissions"):
+            reads()
 
 
 def test_a_reader_that_is_not_installed_is_named(

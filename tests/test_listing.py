@@ -64,14 +64,21 @@ def test_an_unfinished_run_names_the_command_that_resumes_it(
 ) -> None:
     folder = copytree(tiny_run.path, "runs/my tiny")
     Path(folder, "checkpoint.json").unlink()
+    Path(folder, "records").mkdir(exist_ok=True)
+    Path(folder, "records", "clean.json").touch()
+    expect_error(command("score", "my tiny"), "train it again elsewhere with: demur train")
     brief = lines(recipe("digits-pgdat-rr", TINIEST))
     Path(folder, "recipe.txt").write_text(brief, encoding="utf-8")
     rmtree(Path(folder, "records"), ignore_errors=True)  # of the missing weights
     again = "demur train '@runs/my tiny/recipe.txt' --out 'runs/my tiny'"
-    for words in (("attack", "my tiny", "clean"), ("score", "my tiny"), ("theory", "my tiny")):
+    commands = (("attack", "my tiny", "clean"), ("score", "my tiny"), ("theory", "my tiny"))
+    for words in (*commands, ("export", "my tiny", "-o", "guard")):
         expect_error(command(*words), f"not trained to the end; resume it with: {again}")
     expect_error(command("score", "my tiny", "--data", "a b"), f"{again} --data 'a b'")
     assert f"# not trained to the end; resume it with: {again}\n" in command("show", "my tiny")[1]
+    expect_error(command("score", "runs"), "runs is not a run; it holds runs, such as runs/")
+    Path("empty").mkdir()
+    expect_error(command("score", "empty"), "empty is not a run; recipe.txt is missing")
     code, _, err = command(*shlex.split(again)[1:])
     assert code == 0, err
     assert command("attack", "my tiny", "clean", "--n", "20")[0] == 0

@@ -63,6 +63,12 @@ def test_a_bad_output_folder_fails_before_any_work(
     assert err.count("\n") == 1
 
 
+def test_an_image_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "cat.JPG").touch()
+    with pytest.raises(BadInput, match="is an image; name another file"):
+        check_output_file(str(tmp_path / "cat.JPG"))
+
+
 def test_paths_without_permission_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "circle").symlink_to("circle")
     with pytest.raises(BadInput, match="symbolic link to itself"):

@@ -273,8 +273,8 @@ def audit(
 
 def _check_rejector(rejector: Any, threshold: Any, cal: Any) -> None:
     """Raise BadInput if the options of the rejector do not fit together."""
-    if rejector is None and (threshold is not None or cal is not None):
-        raise BadInput("threshold and cal belong to a rejector; give rejector=Con(), or leave them")
+    if rejector is None and threshold is not None:
+        raise BadInput("a threshold belongs to a rejector; give rejector=Con(), or leave it out")
     if threshold is not None and not isinstance(threshold, Real):
         raise BadInput(f"the threshold must be a number, not {threshold!r}")
     if cal is not None and not (isinstance(cal, tuple | list) and len(cal) == 2):

@@ -300,7 +300,12 @@ def _read(
     source: Source, rows: list[int], classes: dict[str, int], size: int | None
 ) -> LabelledImages:
     """Return uint8 images N, 3, H, W and labels, the positions of the sorted class names."""
-    images = [source.read(i) for i in rows]
+    images = []
+    for i in rows:
+        try:
+            images.append(source.read(i))
+        except BadInput as error:
+            raise BadInput(f"{source.entries[i].name}: {error}") from None
     if size is not None:
         images = [resize_pixels(pixels, size, size) for pixels in images]
     shapes = sorted({pixels.shape[:2] for pixels in images})

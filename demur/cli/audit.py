@@ -104,7 +104,7 @@ def audit(
     images, cal = audit_images(data, n, size)
     report = run_audit(
         load_model(model, checkpoint), *images, rejector=_rejector(rejector), eps=radius, norm=norm,
-        threshold=threshold, tpr=tpr, cal=cal if rejector else None, version=version, bs=batch_size,
+        threshold=threshold, tpr=tpr, cal=cal, version=version, bs=batch_size,
         seed=seed, device=at, state_folder=state, verbose=not as_json, name=model,
     )  # fmt: skip
     if out is not None:

@@ -101,8 +101,7 @@ def check_finished(run: "Run", data: str | None = None) -> None:
 
     if not run.trained:
         option = f" --data {shlex.quote(data)}" if data else ""
-        command = train_command(run) + option
-        raise BadInput(f"{run.path} is not trained to the end; resume it with: {command}")
+        raise run.unfinished(train_command(run) + option)
 
 
 def attack_all(loaded: "LoadedRun", attacks: list[str], options: "RecordOptions") -> None:

@@ -50,10 +50,7 @@ def assign_splits(
         if not label.isprintable():  # half a surrogate pair is not printable either
             raise BadInput(f"the name of the class {label!r} cannot be printed; rename it")
     if len(classes) < 2:
-        raise BadInput(
-            f"the images are of {len(classes)} class{'' if classes else 'es'}; "
-            "a classifier needs at least two"
-        )
+        raise BadInput(_too_few_classes(classes, notes))
     chosen: dict[SplitName, list[int]] = {name: [] for name in SPLITS}
     given = {entries[i].split for i in kept} - {None}
     for label in classes:
@@ -87,6 +84,22 @@ def _divide(
         count = max(1, round(SHARES[name] * len(images)))
         parts[name], start = images[start : start + count], start + count
     return {**parts, "fit": images[start:]}
+
+
+def _too_few_classes(classes: tuple[str, ...], notes: dict[int, str]) -> str:
+    """Say why there are fewer than two classes."""
+    if classes:
+        found = f"all images are in the class {classes[0]!r}"
+    else:
+        found = "there is no class with a usable image"
+    left_out = "".join(
+        f"; {len(notes)} files are left out, the first since {note}"
+        for note in list(notes.values())[:1]
+    )
+    return (
+        f"{found}; a classifier needs at least two, each a folder of its own in the folder that "
+        f"you name{left_out}"
+    )
 
 
 def _duplicates(

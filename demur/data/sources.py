@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from demur.data.dataset import SplitName
 from demur.errors import BadInput, shorten
-from demur.image_files import SUFFIXES, Pixels, decode_image
-from demur.regular_file import MEGABYTE, read_regular_file
+from demur.image_files import MAX_FILE, SUFFIXES, Pixels, decode_image
+from demur.regular_file import MEGABYTE, raise_unreadable, read_regular_file
 
 SPLIT_WORDS: dict[str, SplitName] = {
     "train": "fit", "training": "fit", "fit": "fit",
@@ -76,7 +76,10 @@ def open_source(path: str) -> Source:
         is_hub = any(next(place.glob(pattern), None) for pattern in HUB_FILES)
         return HubSource(path) if is_hub else FolderSource(place)
     if not place.exists():
-        raise BadInput(f"there is no folder or file {shorten(path)}; give {LAYOUTS}")
+        raise BadInput(
+            f"there is no folder or file {shorten(path)}; give {LAYOUTS}; if the images of a run "
+            "have moved, add --data PATH"
+        )
     if place.suffix.lower() == ".csv":
         return CsvSource(place)
     if place.suffix.lower() == ".npz":
@@ -97,7 +100,8 @@ class FileSource(Source):
     paths: list[Path]
 
     def read(self, i: int) -> Pixels:
-        return decode_image(self.paths[i], channels=3)
+        content = read_regular_file(self.paths[i], MAX_FILE, "check the listing")
+        return decode_image(content, channels=3)
 
     @staticmethod
     def file_stamp(path: Path) -> str:
@@ -263,7 +267,8 @@ def _folders_in(folder: Path) -> list[str]:
 def _files_below(folder: Path) -> list[Path]:
     """Files in a folder and its sub-folders in a fixed order, without hidden ones."""
     found = []
-    for place, folders, files in os.walk(folder):  # does not follow links to folders
+    # does not follow links to folders
+    for place, folders, files in os.walk(folder, onerror=raise_unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(place, name) for name in files if not name.startswith(".")]
     return sorted(found)

@@ -438,8 +438,7 @@ def _xi_attack_command(run: Run) -> str:
     """Command that makes a record of the attack on xi, after a training if weights are missing."""
     if run.has_weights:
         return f"demur attack {shlex.quote(str(run.path))} xi"
-    new_run = f"runs/{run.name}"
-    return (
-        f"demur train @{run.path / 'recipe.txt'} --out {new_run}, since there are no weights here, "
-        f"and demur attack {new_run} clean xi"
-    )
+    new_run = f"runs/{run.name}-again"
+    train = shlex.join(["demur", "train", f"@{run.path / 'recipe.txt'}", "--out", new_run])
+    attack = shlex.join(["demur", "attack", new_run, "clean", "xi"])
+    return f"{train}, since there are no weights here, and {attack}"

@@ -10,6 +10,7 @@ Loading checks digests, types, shapes and sizes. It runs no code that came with 
 
 import math
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
@@ -198,6 +199,9 @@ def load(folder: Path, model: nn.Module | None, device: str) -> Guard:
     where = device_by_name(device)
     if not folder.is_dir():
         raise BadInput(f"there is no folder {folder}; name one that demur export wrote")
+    if (folder / "recipe.txt").is_file():
+        name = shlex.quote(str(folder))
+        raise BadInput(f"{folder} is a run; make a guard with demur export {name} -o guard")
     path = folder / CONFIG
     config = read_metadata(path, FORMAT, REMEDY)
     try:

@@ -191,8 +191,9 @@ class Guard:
         if not accepted and not failed:
             return "rejected: the output of the net is not a number"
         shown = pairs if accepted else failed
+        sign = ">=" if accepted else "<"
         texts = [
-            f"{part.name} {value:.4g} {'>=' if accepted else '<'} {part.threshold:.4g}"
+            f"{part.name} {' '.join(_distinct(value, sign, part.threshold))}"
             for part, value in shown
         ]
         if any(math.isnan(value) for _, value in failed):
@@ -383,6 +384,15 @@ class GuardedModel(nn.Module):
 
 def _per_channel(values: tuple[float, ...], x: Tensor) -> Tensor:
     return torch.tensor(values, dtype=x.dtype, device=x.device).view(-1, 1, 1)
+
+
+def _distinct(value: float, sign: str, threshold: float) -> tuple[str, str, str]:
+    """Return both numbers with enough digits to tell them apart."""
+    for digits in (4, 6, 9, 17):
+        texts = f"{value:.{digits}g}", f"{threshold:.{digits}g}"
+        if texts[0] != texts[1] or value == threshold:
+            break
+    return texts[0], sign, texts[1]
 
 
 def _number(value: float) -> float | None:

@@ -15,6 +15,7 @@ from demur.errors import BadInput
 from demur.guards.core import Guard
 from demur.guards.inputs import Batch, read_images
 from demur.image_files import SUFFIXES
+from demur.regular_file import raise_unreadable
 
 Row = dict[str, Any]  # file, class, label, accepted, confidence, scores, reason, error
 FILES_PER_BATCH = 64
@@ -30,8 +31,12 @@ def find_images(words: Sequence[str]) -> list[Path]:
     for word in words:
         path = Path(word)
         if path.is_dir():
-            below = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
-            matches = [p for p in below if p.is_file()]
+            below = (
+                Path(place, name)
+                for place, _, names in os.walk(path, onerror=raise_unreadable)
+                for name in names
+            )
+            matches = sorted(p for p in below if p.suffix.lower() in SUFFIXES and p.is_file())
         elif path.exists():
             matches = [path]
         else:

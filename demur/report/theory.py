@@ -108,11 +108,17 @@ def _per_record(
     """Add a group of lines per record, the first with the record's name."""
     for record in report.records:
         first, *rest = lines(record)
-        table.add_row(f"{record.attack}: {first[0]}", *first[1])
+        table.add_row(f"{_named(record, report)}: {first[0]}", *first[1])
         for name, cells in rest:
             table.add_row(f"  {name}", *cells)
         table.add_section()
     return table
+
+
+def _named(record: RecordTheory, report: TheoryReport) -> str:
+    """Return the attack, with the number of images if it has several records."""
+    same = sum(other.attack == record.attack for other in report.records)
+    return record.attack if same == 1 else f"{record.attack}, n={record.n}"
 
 
 def _checks(report: TheoryReport) -> Section:
@@ -139,7 +145,8 @@ def _xi(report: TheoryReport) -> Section:
         shares = (xi.below_one, xi.better_than_guess, xi.small, xi.small_of_right,
                   xi.small_of_wrong, xi.same_bin)  # fmt: skip
         numbers = (xi.median_geometric, xi.median_arithmetic, xi.smallest_a)
-        table.add_row(record.attack, *(f"{number:.3f}" for number in numbers), *_shares(shares))
+        name = _named(record, report)
+        table.add_row(name, *(f"{number:.3f}" for number in numbers), *_shares(shares))
     return Section(
         f"xi-error by both bounds, at tau = {_tau(report.tau)}",
         table,
@@ -234,7 +241,7 @@ def _calibration(report: TheoryReport) -> Section:
         at_all, oracle = record.calibration, record.oracle
         return [
             ("coverage", _shares([*(at.coverage for at in at_all), oracle.coverage])),
-            ("calibrated", [percent(at.calibrated) for at in at_all]),
+            ("calibrated", [percent(at.calibrated) if at.calibrated else "-" for at in at_all]),
             ("measured", _shares([*(at.measured for at in at_all), oracle.accuracy])),
         ]
 

@@ -83,6 +83,10 @@ class Run:
         for path in (Path(name), home / name):
             if (path / "recipe.txt").is_file():
                 return Run(path)
+        if Path(name).is_dir():
+            inside = [str(run.path) for run in runs_in(Path(name))][:1]
+            hint = f"it holds runs, such as {inside[0]}" if inside else "recipe.txt is missing"
+            raise BadInput(f"{name} is not a run; {hint}")
         names = [run.path.name for run in runs_in(home)]
         hint = suggestion(name, names) if names else "train one first with demur train RECIPE"
         raise BadInput(f"there is no run {name!r}; {hint}")
@@ -182,7 +186,7 @@ class Run:
         Raises BadInput if training has not ended or the recipe was changed since.
         """
         if not self.trained:
-            raise BadInput(f"{self.path} is not trained to the end; resume it with demur train")
+            raise self.unfinished()
         metadata = read_metadata(self.path / "checkpoint.json", CHECKPOINT, self._remedy)
         expected, found = str(metadata["recipe_digest"]), digest(self.recipe)
         if expected != found:
@@ -210,6 +214,8 @@ class Run:
 
     def check_weights(self) -> None:
         """Raise BadInput if the folder has no weights, as an archive."""
+        if not self.trained:
+            raise self.unfinished()
         if not (self.path / "model.safetensors").exists():
             raise BadInput(f"{self.path} contains records without weights; {self._remedy}")
 
@@ -228,6 +234,14 @@ class Run:
         path = self.path / "model.safetensors"
         net.load_state_dict(read_tensors(path, expected, self._remedy, net.state_dict()))
         return net.to(device).eval().requires_grad_(False)
+
+    def unfinished(self, command: str | None = None) -> BadInput:
+        """The error for a run whose training has not ended; `command` resumes it."""
+        if any(self.records_folder.glob("*.json")):  # a training here would orphan them
+            return BadInput(f"{self.path} has records but no checkpoint.json; {self._remedy}")
+        words = ["demur", "train", f"@{self.path / 'recipe.txt'}", "--out", str(self.path)]
+        command = command or shlex.join(words)
+        return BadInput(f"{self.path} is not trained to the end; resume it with: {command}")
 
     @property
     def _remedy(self) -> str:

@@ -65,5 +65,7 @@ def _bound(host: str, port: int) -> socket.socket:
         listener.listen(128)
     except (OSError, OverflowError) as error:
         reason = str(getattr(error, "strerror", None) or error).lower()
-        raise BadInput(f"{host}:{port} cannot be used: {reason}; choose another --port") from None
+        raise BadInput(
+            f"{host}:{port} cannot be used: {reason}; choose another --host or --port"
+        ) from None
     return listener
