@@ -11,8 +11,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple, Self
 
+from rich import get_console
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+WIDE = 100  # columns of a terminal on which titles and bars have their full length
+SHORT_TITLE, SHORT_BAR = 16, 5  # elsewhere, so that percent, times and note fit 80 columns
 
 
 class Range(NamedTuple):
@@ -62,8 +66,12 @@ class Bar:
     """A progress bar that appears with its first update, on standard output or a console."""
 
     def __init__(self, title: str, console: Console | None = None, transient: bool = False) -> None:
+        console = console or get_console()
+        narrow = console.width < WIDE
+        if narrow and len(title) > SHORT_TITLE:
+            title = f"{title[: SHORT_TITLE - 1]}…"
         self.bar = Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(),
+            TextColumn("{task.description}", markup=False), BarColumn(SHORT_BAR if narrow else 40),
             TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn(), TextColumn("left"),
             TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False), console=console,
             transient=transient,

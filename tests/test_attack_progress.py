@@ -91,3 +91,21 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert "square" in terminal.text
     assert "7/10 images" in terminal.text
+
+
+def test_a_bar_of_a_training_fits_80_columns() -> None:
+    from io import StringIO
+
+    from rich.console import Console
+
+    from demur.progress import Bar
+
+    console = Console(width=80, force_terminal=True, file=StringIO())
+    with Bar("train images-pgdat-rr-small-3f2a1c", console) as bar:
+        bar.update(5, 10, "110/110 loss 1.60 val 100/100%")
+        (shown,) = console.render_lines(bar.bar.get_renderable(), pad=False)
+    text = "".join(segment.text for segment in shown)
+    assert text.startswith("train images-pg…")
+    assert " 50% 0:00:00 left " in text
+    assert text.rstrip().endswith("110/110 loss 1.60 val 100/100%")
+    assert len(text) <= 80

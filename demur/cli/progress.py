@@ -20,18 +20,18 @@ def silence_other_ranks() -> None:
 
 
 class TrainingBar(Bar):
-    """Epochs done, time left, loss, and accuracy on the validation images."""
+    """Epochs done, time left, loss, and accuracy on validation images, clean/attacked."""
 
     def __init__(self, title: str) -> None:
         super().__init__(title, console)
 
     def on_progress(self, progress: TrainingProgress) -> None:
         """Show the progress of a training."""
-        note = f"epoch {min(progress.epoch + 1, progress.epochs)}/{progress.epochs}"
+        note = f"{min(progress.epoch + 1, progress.epochs)}/{progress.epochs}"
         if progress.loss is not None:
-            note += f"  loss {progress.loss:.3f}"
+            note += f" loss {progress.loss:.2f}"
         if progress.robust is not None and progress.clean is not None:
-            note += f"  {100 * progress.clean:.1f}% clean {100 * progress.robust:.1f}% attacked"
+            note += f" val {100 * progress.clean:.0f}/{100 * progress.robust:.0f}%"
         done = progress.epoch * progress.steps + progress.step
         self.update(done, progress.epochs * progress.steps, note)
 
