@@ -238,7 +238,9 @@ class Run:
     def unfinished(self, command: str | None = None) -> BadInput:
         """The error for a run whose training has not ended; `command` resumes it."""
         if any(self.records_folder.glob("*.json")):  # a training here would orphan them
-            return BadInput(f"{self.path} has records but no checkpoint.json; {self._remedy}")
+            return BadInput(
+                f"{self.path} is not trained to the end but has records; {self._remedy}"
+            )
         words = ["demur", "train", f"@{self.path / 'recipe.txt'}", "--out", str(self.path)]
         command = command or shlex.join(words)
         return BadInput(f"{self.path} is not trained to the end; resume it with: {command}")
