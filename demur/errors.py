@@ -30,6 +30,11 @@ class Diverged(BadInput):
     """A training run whose loss has diverged."""
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error message, or the type of the error."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def shorten(text: str) -> str:
     """The text, cut to LONGEST characters."""
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."

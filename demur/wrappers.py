@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from demur.errors import BadInput
+from demur.errors import BadInput, first_line
 from demur.gradient import Model
 from demur.output import Output, as_output
 
@@ -86,7 +86,7 @@ class ModelWithScore(WrappedModel):
         if not callable(given) or isinstance(given, type):
             raise BadInput(
                 f"{score!r} is no rejector; pass an object such as demur.Con(), or a function from "
-                "images to scores such as lambda x: detector.decision_function(x.flatten(1))"
+                "images to scores such as lambda x: detector.score_samples(x.detach().flatten(1))"
             )
         self.score, self.surrogate = score, surrogate
 
@@ -110,9 +110,8 @@ def _as_column(score: ImageScore, x: Tensor) -> Tensor:
     except (BadInput, RuntimeError):  # of memory and of gradients; the attack explains them
         raise
     except Exception as error:  # of the user's code
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
         raise BadInput(
-            f"the detector fails on images of shape {tuple(x.shape)}: {reason}"
+            f"the detector fails on images of shape {tuple(x.shape)}: {first_line(error)}"
         ) from error
     if values.numel() != len(x):
         raise BadInput(

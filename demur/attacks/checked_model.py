@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from demur.errors import BadInput
+from demur.errors import BadInput, first_line
 from demur.gradient import (
     AttackModel,
     Gradient,
@@ -222,10 +222,9 @@ def _explained_failure(x: Tensor) -> Iterator[None]:
         if isinstance(error, RuntimeError) and any(part in str(error) for part in NO_GRADIENT):
             raise
         shape = " x ".join(map(str, x.shape))
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
         raise ModelFailed(
-            f"the model fails on {shape} pixels of {x.dtype} on {x.device}: {reason}; give images "
-            "of the shape, dtype, device and batch size that it takes"
+            f"the model fails on {shape} pixels of {x.dtype} on {x.device}: {first_line(error)}; "
+            "give images of the shape, dtype, device and batch size that it takes"
         ) from error
 
 

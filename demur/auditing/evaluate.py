@@ -147,6 +147,7 @@ class AuditReport:
         Raises:
             BadInput: jinja2 is not installed.
         """
+        check_output_file(str(path))
         try:
             from jinja2 import Environment, StrictUndefined
         except ImportError:
@@ -162,7 +163,6 @@ class AuditReport:
             ],
             details=[str(part) for part in parts if part is not None],
         )
-        check_output_file(str(path))
         write_text(Path(path), page)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from demur.data import CIFAR10, CIFAR100, DATASETS, OwnImages
 from demur.data.sources import Source, open_source
-from demur.errors import BadInput, suggestion
+from demur.errors import BadInput, first_line, suggestion
 from demur.gradient import Model
 from demur.image_files import resize_pixels
 from demur.methods import RR, NoHead
@@ -83,9 +83,8 @@ def _imported(module: str, name: str) -> Model:
         try:
             found = found()
         except Exception as error:  # of the user's code
-            reason = str(error).strip().split("\n")[0]
             raise BadInput(
-                f"{module}:{name} fails with {type(error).__name__}: {reason}; {needed}"
+                f"{module}:{name} fails with {type(error).__name__}: {first_line(error)}; {needed}"
             ) from error
     if not callable(found):
         raise BadInput(f"{module}:{name} gives {type(found).__name__}; {needed}")
@@ -128,9 +127,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             raise BadInput(
                 f"{path} holds more than weights; save model.state_dict() with safetensors"
             ) from None
-        reason = str(error).strip().split("\n")[0]
         raise BadInput(
-            f"{path} cannot be read as weights: {reason}; save model.state_dict()"
+            f"{path} cannot be read as weights: {first_line(error)}; save model.state_dict()"
         ) from None
     for name in CONTAINERS:
         if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):

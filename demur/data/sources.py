@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from demur.data.dataset import SplitName
-from demur.errors import BadInput, shorten
+from demur.errors import BadInput, first_line, shorten
 from demur.image_files import MAX_FILE, SUFFIXES, Pixels, decode_image
 from demur.regular_file import MEGABYTE, raise_unreadable, read_regular_file
 
@@ -254,9 +254,9 @@ def _load_hub(name: str) -> dict[str, Any]:
             for column in [c for c, k in table.features.items() if isinstance(k, datasets.Image)]
         }
     except Exception as error:  # the library raises many kinds
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadInput(
-            f"the data set {name} cannot be read: {shorten(reason)}; check its name or its files"
+            f"the data set {name} cannot be read: {shorten(first_line(error))}; check its name or "
+            "its files"
         ) from None
 
 

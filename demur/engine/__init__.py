@@ -10,12 +10,12 @@ from demur.engine.any_module import FrozenModule, accelerated, attack, check_mod
 from demur.engine.copies import Compiler, compile_function
 from demur.engine.frozen import FrozenModel, pad_batch
 from demur.engine.fused_resnet import FusedTrainingNet, compiler_for_attacks, fused_supported
-from demur.engine.graphs import capture, cudnn_benchmark, first_line
+from demur.engine.graphs import capture, cudnn_benchmark
 from demur.engine.plan import ENGINES, EnginePlan, check_engine, choose_plan
 
 __all__ = [
     "ENGINES", "Compiler", "EnginePlan", "FrozenModel", "FrozenModule", "FusedTrainingNet",
     "accelerated", "attack", "capture", "check_engine", "check_model_engine", "choose_plan",
-    "compile_function", "compiler_for_attacks", "cudnn_benchmark", "first_line",
+    "compile_function", "compiler_for_attacks", "cudnn_benchmark",
     "fused_supported", "pad_batch",
 ]  # fmt: skip

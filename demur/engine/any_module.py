@@ -26,9 +26,9 @@ from demur.engine.fast_copy import (
     pure_bf16_pays,
 )
 from demur.engine.frozen import CapturedQueries, Query
-from demur.engine.graphs import Bucket, cudnn_benchmark, first_line
+from demur.engine.graphs import Bucket, cudnn_benchmark
 from demur.engine.plan import MessageCallback
-from demur.errors import BadInput
+from demur.errors import BadInput, first_line
 from demur.gradient import Gradient, Model, ObjectiveFunction, PlainModel
 from demur.images import check_batch
 from demur.nan_checks import deferred_checks

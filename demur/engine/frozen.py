@@ -20,8 +20,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from demur.engine.copies import Compiler, FoldedCopy, ModelCopy, ObjectiveForward, TrainModeCopy
 from demur.engine.fused_resnet import FusedResNet, fused_supported
-from demur.engine.graphs import GRANULARITY, BatchBuckets, Bucket, CapturedGraph, first_line
+from demur.engine.graphs import GRANULARITY, BatchBuckets, Bucket, CapturedGraph
 from demur.engine.patches import SQUARE, PatchedStage, pays, stage_bytes
+from demur.errors import first_line
 from demur.gradient import AttackModel, Gradient, ObjectiveFunction, PatchQueries
 from demur.nets import RejectingNet
 from demur.output import Output

@@ -53,11 +53,6 @@ def capture(
     return graph, result
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of an error message, or the type of the error."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 class CapturedGraph(Generic[R]):
     """A function captured at construction for the shapes of `examples`; a call replays it."""
 

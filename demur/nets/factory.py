@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from demur.errors import BadInput, shorten
+from demur.errors import BadInput, first_line, shorten
 from demur.images import Domain
 from demur.nets.net import AuxiliaryHead, NetSpec, RejectingNet, Trunk
 from demur.output import Output
@@ -248,4 +248,4 @@ def _layer_names(module: nn.Module) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return shorten((str(error).splitlines() or [""])[0])
+    return shorten(first_line(error))

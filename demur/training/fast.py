@@ -20,10 +20,9 @@ from demur.engine import (
     FusedTrainingNet,
     capture,
     compile_function,
-    first_line,
     fused_supported,
 )
-from demur.errors import BadInput
+from demur.errors import BadInput, first_line
 from demur.fused import fusing
 from demur.precision import use_precision
 from demur.recipes import Recipe
