@@ -25,7 +25,7 @@ from demur.bench.check import Reports
 from demur.bench.speed import seconds_each, wait
 from demur.data import Images
 from demur.engine import Compiler, frozen, fused_norm
-from demur.fused import fusing
+from demur.numerics import fusing
 from demur.recipes import Recipe, recipe
 from demur.runs import provenance
 from demur.spec import show

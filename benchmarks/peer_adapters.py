@@ -31,7 +31,7 @@ from demur.attacks import (
     Square,
     TargetedDLR,
 )
-from demur.balls import Linf
+from demur.attacks.balls import Linf
 from demur.errors import BadInput, suggestion
 from demur.images import per_image
 from demur.nets import RejectingNet

@@ -18,7 +18,7 @@ from rich import box
 from rich.table import Table
 from torch import Tensor
 
-from demur.balls import Linf
+from demur.attacks.balls import Linf
 from demur.bench.speed import wait
 from demur.cli.app import AsJson, DataFolder, Device, FirstN, main, split_names
 from demur.cli.bench import OutFile, print_report
@@ -26,12 +26,12 @@ from demur.cli.evaluate import RunName, load_run
 from demur.cli.progress import on_message
 from demur.data import Images
 from demur.evaluate import LoadedRun, RecordOptions
-from demur.evaluate.attack import VERDICT_BATCH
 from demur.evaluate.batching import default_batch_size
+from demur.evaluate.recording import VERDICT_BATCH
 from demur.nets import RejectingNet
+from demur.numerics import tf32
 from demur.output import prediction
-from demur.precision import tf32
-from demur.report.text import show_table, terminal
+from demur.report.terminal import show_table, terminal
 from demur.runs import provenance
 from demur.spec import show
 from peer_adapters import (

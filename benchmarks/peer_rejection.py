@@ -31,12 +31,21 @@ from demur.attacks import (
     WrongConfidence,
 )
 from demur.attacks.attack import AttackBatch
+from demur.attacks.attack_model import (
+    AttackModel,
+    Gradient,
+    Model,
+    ObjectiveFunction,
+    approximate_value,
+    attack_model,
+    gradient,
+)
 from demur.attacks.autoattack import RejectVersion
+from demur.attacks.balls import Ball, Linf
 from demur.attacks.chain import Chain
 from demur.attacks.driver import verify_success
 from demur.attacks.margins import margins_at, orthogonal
 from demur.attacks.objectives import AttackStart
-from demur.balls import Ball, Linf
 from demur.bench.check import Reports
 from demur.calibrate import TPR
 from demur.cli.app import AsJson, DataFolder, Device, FirstN, check_finite, main, split_names
@@ -48,25 +57,16 @@ from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions
 from demur.evaluate.record_scores import values
 from demur.evaluate.thresholds import ThresholdResolver
-from demur.gradient import (
-    AttackModel,
-    Gradient,
-    Model,
-    ObjectiveFunction,
-    approximate_value,
-    attack_model,
-    gradient,
-)
+from demur.files.atomic import write_bytes
+from demur.files.output_paths import check_output_file
 from demur.noise import Stream
 from demur.output import Output, as_output
-from demur.output_paths import check_output_file
 from demur.recipes import VOCABULARY, Recipe
 from demur.rejectors import Coupled
+from demur.rejectors.rule import Rejector
 from demur.report.figures import FAINT, INK, RIGHT, WRONG, drawing, saved
-from demur.report.text import show_table, terminal
-from demur.rule import Rejector
+from demur.report.terminal import show_table, terminal
 from demur.runs import provenance
-from demur.runs.files import write_bytes
 from demur.spec import edit, show
 
 ANY_NET = ("Con", "Energy", "GDA")  # rejectors that every net has

@@ -23,7 +23,7 @@ import typer
 
 from demur.cli.app import main
 from demur.data import Images, MappedImages, OwnImages
-from demur.precision import device_by_name
+from demur.numerics import device_by_name
 from demur.recipes import RECIPES, Recipe, with_changes
 from demur.training import FastSteps, PlainSteps, TrainState
 

@@ -12,8 +12,8 @@ from typing import get_args
 import typer
 
 from demur.cli.app import main
-from demur.cli.table import table
 from demur.methods import BatchNorm
+from demur.paper.commands_table import table
 from demur.paper.tables import ADAPTIVE, COMPARED_CHANGES, TABLES, Table
 from demur.recipes import RECIPES, Recipe, with_changes
 from demur.spec import show

@@ -33,15 +33,13 @@ if TYPE_CHECKING:
         Square,
         UntargetedMargin,
     )
-    from demur.auditing import AuditReport, audit
-    from demur.autoattack import AutoAttack, RejectAutoAttack
-    from demur.balls import L2, Linf
+    from demur.attacks.balls import L2, Linf
+    from demur.attacks.wrappers import ModelWithScore, RejectClassModel
+    from demur.audits import AuditReport, AutoAttack, EnsembleResult, RejectAutoAttack, audit
     from demur.calibrate import TPR, Coverage, Risk, Uncertified, certify_threshold
     from demur.data import CIFAR10, CIFAR100, Digits, OwnImages
     from demur.engine import attack
-    from demur.ensemble_result import EnsembleResult
     from demur.errors import BadInput
-    from demur.estimators import RejectingClassifier
     from demur.evaluate import (
         LoadedRun,
         RecordOptions,
@@ -50,6 +48,7 @@ if TYPE_CHECKING:
         run_attack,
     )
     from demur.guards import Guard, GuardResult, guard
+    from demur.guards.estimators import RejectingClassifier
     from demur.methods import (
         ATRO,
         CARL,
@@ -89,10 +88,10 @@ if TYPE_CHECKING:
         SoftmaxMargin,
         ViM,
     )
-    from demur.retrofitting import HeadComparison, Retrofit, retrofit
+    from demur.report import plot as plot
     from demur.runs import Record, Records, Run
     from demur.training import train
-    from demur.wrappers import ModelWithScore, RejectClassModel
+    from demur.training.retrofitting import HeadComparison, Retrofit, retrofit
 
 _MODULES = {
     "attacks": (
@@ -100,17 +99,16 @@ _MODULES = {
         "ForceRejectionEnsemble UntargetedMargin MinMargin Misclassified MultiTarget Objective "
         "Rejected Square"
     ),
-    "auditing": "AuditReport audit",
-    "autoattack": "AutoAttack RejectAutoAttack",
-    "balls": "L2 Linf",
+    "attacks.balls": "L2 Linf",
+    "attacks.wrappers": "ModelWithScore RejectClassModel",
+    "audits": "AuditReport AutoAttack EnsembleResult RejectAutoAttack audit",
     "calibrate": "TPR Coverage Risk Uncertified certify_threshold",
     "data": "CIFAR10 CIFAR100 Digits OwnImages",
     "engine": "attack",
-    "ensemble_result": "EnsembleResult",
     "errors": "BadInput",
-    "estimators": "RejectingClassifier",
     "evaluate": "RecordOptions LoadedRun RejectorEvaluation resolve_thresholds run_attack",
     "guards": "Guard GuardResult guard",
+    "guards.estimators": "RejectingClassifier",
     "methods": (
         "ATRO CARL CCAT EBD PGDAT RR TRADES Framework Head Method NoHead OneCycle Piecewise SNet "
         "Standard"
@@ -122,10 +120,9 @@ _MODULES = {
         "GDA GMM KD KNN LID Con Coupled Energy Entropy GDAStar MaxLogit ModelScore "
         "Rejector Score SoftmaxMargin RCon ViM "
     ),
-    "retrofitting": "HeadComparison Retrofit retrofit",
     "runs": "Record Records Run",
     "training": "train",
-    "wrappers": "ModelWithScore RejectClassModel",
+    "training.retrofitting": "HeadComparison Retrofit retrofit",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
@@ -232,7 +229,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         return getattr(import_module(f"demur.{_MODULE_OF[name]}"), name)
     if name == "plot":
-        return import_module("demur.plot")
+        return import_module("demur.report.plot")
     raise AttributeError(f"module 'demur' has no attribute {name!r}")
 
 

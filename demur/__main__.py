@@ -5,14 +5,15 @@ Ctrl-C is handled before the slow imports begin.
 
 import signal
 
-from demur.interrupt import ctrl_c
+from demur.cli.interrupt import ctrl_c
 
 
 def main() -> None:
     """Import the command line and run it."""
     try:
         with ctrl_c(lambda: "stopped before anything was done"):
-            from demur.cli import main as command
+            import demur.paper.commands  # noqa: F401, registers its commands
+            from demur.cli.commands import main as command
 
             command()
     finally:

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from demur.gradient import AttackModel, Gradient, Model, ObjectiveFunction, exact_value, gradient
+from demur.attacks.attack_model import (
+    AttackModel,
+    Gradient,
+    Model,
+    ObjectiveFunction,
+    exact_value,
+    gradient,
+)
 from demur.output import Output, as_output
 
 

@@ -16,9 +16,10 @@ import typer.main
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
+import demur.paper.commands  # noqa: F401, registers the commands
 from demur.attacks import PGD, Clean
-from demur.balls import Linf
-from demur.cli import main
+from demur.attacks.balls import Linf
+from demur.cli.commands import main
 from demur.data import Digits, Images, Splits
 from demur.evaluate import LoadedRun, run_attack
 from demur.guards import Guard, guard

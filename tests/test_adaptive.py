@@ -16,8 +16,8 @@ from demur.attacks.attack import AttackBatch
 from demur.data import CIFAR10
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, resolve_thresholds
-from demur.evaluate.adaptive import ETAS, AdaptivePlan, Measure, Trial, marks, minima
 from demur.output import Output
+from demur.paper.adaptive import ETAS, AdaptivePlan, Measure, Trial, marks, minima
 from demur.recipes import ADAPTIVE_OBJECTIVES, NAMED_ATTACKS, RECIPES, attack, recipe
 from demur.rejectors import Con, RCon
 from demur.runs import Run

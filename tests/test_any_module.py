@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import demur
 from demur.attacks import APGD, CE, PGD, Chain, Square
+from demur.attacks.balls import Linf
 from demur.attacks.checked_model import checked
-from demur.autoattack import AutoAttack
-from demur.balls import Linf
+from demur.audits.ensembles import AutoAttack
 from demur.engine import FrozenModule, accelerated, any_module
 from demur.engine.any_module import CPU_SETTINGS, GPU_SETTINGS, _check_agreement, _expected
 from demur.engine.fast_copy import CannotCopy, CopySettings, FastCopy, check_copyable

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from demur.attacks import APGD, CE, DLR, PGD, MultiTarget, Objective, TargetedDLR, UntargetedMargin
 from demur.attacks.apgd import APGDState, _checkpoint_gaps
-from demur.balls import L2, Ball, Linf
+from demur.attacks.attack_model import AttackModel
+from demur.attacks.balls import L2, Ball, Linf
 from demur.data import Images
-from demur.gradient import AttackModel
 from demur.output import Output, prediction
 from tests.approximate_model import ApproximateModel
 from tests.linear import LinearNet, centred_images, distance

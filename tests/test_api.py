@@ -218,7 +218,7 @@ def test_score_tables_cut_no_figure(
     scored_source: LoadedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from demur.cli.evaluate import score_run
-    from demur.report.text import show_scores
+    from demur.report.terminal import show_scores
 
     _, scored = score_run(scored_source)
     figures: dict[int, list[str]] = {}
@@ -236,7 +236,7 @@ def test_score_tables_cut_no_figure(
 
 def test_the_demo_ends_on_one_screen(scored_source: LoadedRun) -> None:
     from demur.cli.evaluate import main_rejectors, score_run
-    from demur.report.text import table_width, verdict_table
+    from demur.report.terminal import table_width, verdict_table
 
     _, scored = score_run(scored_source)
     table = verdict_table(scored, main_rejectors(scored_source))

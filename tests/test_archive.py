@@ -17,10 +17,10 @@ from demur.data import Digits, Splits
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, archive, run_attack
 from demur.evaluate.certificates import issue
+from demur.files.atomic import write_json
 from demur.paper.measure import stored_factories
 from demur.rejectors import paper_grid
 from demur.runs import Run
-from demur.runs.files import write_json
 from demur.runs.record import read_record, record_path, write_record
 from demur.spec import show
 from tests.test_crash import made_up_record

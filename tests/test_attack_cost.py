@@ -5,13 +5,13 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import FAB, MultiTarget, Square
+from demur.attacks.attack_model import PlainModel
+from demur.attacks.balls import Linf
 from demur.attacks.checked_model import checked
 from demur.attacks.fab import newton_time, sorted_time
 from demur.attacks.square import SquareDraw
-from demur.balls import Linf
 from demur.engine import FrozenModule, accelerated, any_module
 from demur.engine.fast_copy import CopySettings, FastCopy
-from demur.gradient import PlainModel
 from tests.approximate_model import ApproximateModel
 from tests.test_square import CountSynchronisations
 

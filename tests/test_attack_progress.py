@@ -4,9 +4,9 @@ import pytest
 from torch import Tensor
 
 from demur.attacks import APGD, FAB, Attack, MultiTarget, Square, TargetedMargin
-from demur.autoattack import AutoAttack
-from demur.balls import Linf
-from demur.evaluate import ensemble_state
+from demur.attacks.balls import Linf
+from demur.audits import ensemble_state
+from demur.audits.ensembles import AutoAttack
 from demur.progress import part, report, track
 from tests.linear import LinearNet, centred_images
 

@@ -44,16 +44,16 @@ from demur.attacks import (
     UntargetedMargin,
     WrongConfidence,
 )  # fmt: skip
+from demur.attacks.attack_model import AttackModel, Gradient, gradient
+from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.objectives import AttackStart
-from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.errors import BadInput
-from demur.gradient import AttackModel, Gradient, gradient
 from demur.nets import RejectingNet
 from demur.output import Output, as_output, prediction
 from demur.recipes import NAMED_ATTACKS, RECIPES
 from demur.rejectors import Con, Coupled, RCon
-from demur.rule import OperatingPoint
+from demur.rejectors.rule import OperatingPoint
 from demur.spec import Spec
 from tests.linear import LinearNet, centred_images
 from tests.quick_net import QuickNet

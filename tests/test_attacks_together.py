@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from demur.attacks import PGD
-from demur.balls import Linf
+from demur.attacks.balls import Linf
 from demur.evaluate import LoadedRun, RecordOptions, run_attack
 from demur.runs import Record, Run
 from tests import forked
@@ -20,7 +20,7 @@ OPTIONS = RecordOptions(n=20)
 HOLD_LOCK = """
 import sys
 from pathlib import Path
-from demur.runs.files import exclusive_lock
+from demur.files.atomic import exclusive_lock
 with exclusive_lock(Path(sys.argv[1])):
     print("locked", flush=True)
     sys.stdin.readline()

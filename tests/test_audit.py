@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from demur.attacks import APGD, FAB, MaxMinMargin, Square, autoattack
-from demur.auditing import AuditReport, audit
-from demur.auditing.inputs import load_model, official_net
+from demur.audits import AuditReport, audit
+from demur.audits.inputs import load_model, official_net
 from demur.data import CIFAR10
 from demur.errors import BadInput
 from demur.methods import RR, NoHead

@@ -14,14 +14,14 @@ from PIL import Image
 from torch import nn
 
 from demur.attacks import APGD, Square
+from demur.attacks.balls import Linf
 from demur.attacks.chain import Chain
-from demur.auditing.inputs import audit_images, load_model
-from demur.autoattack import EnsembleEvaluation
-from demur.balls import Linf
+from demur.audits import ensemble_state, image_parts
+from demur.audits.ensemble_result import EnsembleResult
+from demur.audits.ensembles import EnsembleEvaluation
+from demur.audits.inputs import audit_images, load_model
 from demur.data import CIFAR10
-from demur.ensemble_result import EnsembleResult
 from demur.errors import BadInput
-from demur.evaluate import ensemble_state, image_parts
 from demur.methods import RR
 from demur.nets import ResNet18
 from demur.output import as_output

@@ -20,15 +20,15 @@ from demur.attacks import (
 )
 from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.autoattack import VERSIONS
+from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.chain import BROKEN_CLEAN, NOT_BROKEN
-from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, run_attack
 from demur.evaluate.score import summary
 from demur.output import prediction
 from demur.rejectors import Con
-from demur.report.text import show_scores
+from demur.report.terminal import show_scores
 from tests.linear import LinearNet, centred_images, distance
 from tests.quick_net import QuickNet
 

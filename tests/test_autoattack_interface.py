@@ -14,16 +14,16 @@ from torch import Tensor
 
 from demur.attacks import APGD, FAB, PGD, AcceptedError, Attack, Chain, Clean, Square
 from demur.attacks.attack import AttackBatch
-from demur.autoattack import AutoAttack, RejectAutoAttack
-from demur.balls import Linf
+from demur.attacks.attack_model import Model
+from demur.attacks.balls import Linf
+from demur.attacks.wrappers import ModelWithScore
+from demur.audits.ensembles import AutoAttack, RejectAutoAttack
 from demur.data import Images
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, run_attack
-from demur.gradient import Model
 from demur.noise import Stream
 from demur.output import Output, as_output, prediction
 from demur.rejectors import Con, ModelScore
-from demur.wrappers import ModelWithScore
 from tests.linear import LinearNet, centred_images
 from tests.quick_net import QuickNet
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from demur.balls import L2, Ball, Linf
+from demur.attacks.balls import L2, Ball, Linf
 
 BALLS: tuple[type[Ball], ...] = (Linf, L2)
 radii = st.floats(0, 1)

@@ -18,7 +18,7 @@ from demur.methods import PGDAT, RR, Method
 from demur.nets import ResNet8
 from demur.output import Output
 from demur.recipes import recipe
-from demur.report.text import SPEED_COLUMNS, show_speed, speed_cells, speed_sentences
+from demur.report.terminal import SPEED_COLUMNS, show_speed, speed_cells, speed_sentences
 from demur.spec import lines, show
 from tests.conftest import Command
 from tests.test_cli import expect_error

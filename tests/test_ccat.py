@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import CE, PGD, WrongConfidence
-from demur.balls import L2, Linf
+from demur.attacks.balls import L2, Linf
 from demur.bench import check
 from demur.data import Digits, Images
 from demur.errors import BadInput

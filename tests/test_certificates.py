@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from demur.attacks import PGD, AcceptedError, Clean
-from demur.balls import Linf
+from demur.attacks.balls import Linf
 from demur.calibrate import TPR, Coverage, Risk, Uncertified
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RejectorEvaluation, archive, run_attack
@@ -20,12 +20,12 @@ from demur.evaluate.certificates import (
     retest,
     retests,
 )
+from demur.files.atomic import write_json
 from demur.metrics import Interval
 from demur.output import con, rcon
 from demur.rejectors import Con
 from demur.report.certificates import certificate_text, retest_table
 from demur.runs import Run
-from demur.runs.files import write_json
 from tests.conftest import Command
 
 WEAK = PGD(Linf(0.05), steps=3)

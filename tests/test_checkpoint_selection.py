@@ -17,7 +17,7 @@ from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, archive
 from demur.methods import PGDAT, RR, OneCycle, Piecewise, Standard
 from demur.nets import ResNet18
 from demur.recipes import RECIPES, Recipe, recipe
-from demur.report.text import train_command
+from demur.report.terminal import train_command
 from demur.runs import Run
 from demur.training import train
 from tests.cifar_files import use_small_set

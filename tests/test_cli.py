@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from demur.cli import app
+from demur.cli.commands import app
 from demur.data.published import PUBLISHED, Published
 from demur.runs import Run
 from tests import forked
@@ -138,7 +138,7 @@ def test_attack_and_score_do_not_wait_for_the_lock_of_a_finished_run(
 ) -> None:
     assert command("attack", "tiny", "clean", "--n", "30")[0] == 0
     assert command("score", "tiny")[0] == 0
-    hold = "from pathlib import Path; from demur.runs.files import exclusive_lock\nimport time\n"
+    hold = "from pathlib import Path; from demur.files.atomic import exclusive_lock\nimport time\n"
     hold += (
         f"with exclusive_lock(Path({str(run_here)!r})): print('held', flush=True); time.sleep(60)"
     )

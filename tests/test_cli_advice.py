@@ -67,8 +67,8 @@ def runs(tiny_run: Run, in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch) 
     (folder / "hollow" / "recipe.txt").mkdir(parents=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(in_empty_folder / "cache"))
     monkeypatch.delenv("DEMUR_DATA", raising=False)
-    for work in ("demur.training.train", "demur.evaluate.attack.run_attack", "demur.data.fetch.get",
-                 "demur.evaluate.run_attack"):  # fmt: skip
+    for work in ("demur.training.train", "demur.evaluate.recording.run_attack",
+                 "demur.data.fetch.get", "demur.evaluate.run_attack"):  # fmt: skip
         monkeypatch.setattr(work, begin)
     return folder
 

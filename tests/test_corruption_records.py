@@ -27,10 +27,10 @@ from demur.evaluate import (
     values,
 )
 from demur.evaluate.archive import ArchiveKeepsLess
-from demur.evaluate.corruptions import accuracy_by_severity, pool_severities, severities
-from demur.evaluate.distortion import counted_distances, distances_of
 from demur.output import Output
 from demur.paper.cells import Cell, measure_cells
+from demur.paper.corruptions import accuracy_by_severity, pool_severities, severities
+from demur.paper.distortion import counted_distances, distances_of
 from demur.paper.published import PAPER_TABLES, PaperTable
 from demur.paper.results_page import results_page
 from demur.paper.scales import SCALES, Scale

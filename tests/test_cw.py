@@ -13,7 +13,7 @@ from demur.attacks.cw import CW, CWHinge, to_pixels, to_tanh_space
 from demur.data import Images
 from demur.output import prediction
 from demur.rejectors import Con, Coupled, Energy, RCon
-from demur.rule import as_score
+from demur.rejectors.rule import as_score
 from tests.linear import LinearNet, centred_images, distance
 from tests.quick_net import QuickNet
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from demur.attacks import PGD, Clean
-from demur.balls import Linf
+from demur.attacks.balls import Linf
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, run_attack
-from demur.runs.files import read_json, write_json
+from demur.files.atomic import read_json, write_json
 from tests.conftest import Command
 from tests.test_cli import expect_error
 

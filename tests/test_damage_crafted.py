@@ -21,9 +21,9 @@ from demur.data.plain_pickle import read_plain_pickle
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun
 from demur.evaluate.certificates import issue
+from demur.files.atomic import read_json, read_tensors, write_bytes, write_json, write_tensors
 from demur.recipes import read_recipe
 from demur.runs import Run
-from demur.runs.files import read_json, read_tensors, write_bytes, write_json, write_tensors
 from demur.runs.metadata import CERTIFICATE, CHECKPOINT, RECORD, STATE, read_metadata
 from demur.runs.record import ARRAYS, npz_bytes, read_record, write_record
 from demur.runs.run import load_state, save_state

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from demur import theory
 from demur.errors import BadInput
-from demur.theory import FloatArray, IntArray
+from demur.metrics import theory
+from demur.metrics.theory import FloatArray, IntArray
 from tests.test_theory import SHARES, SOME
 
 

@@ -13,15 +13,15 @@ from demur.attacks import CW, AcceptedError, Clean
 from demur.calibrate import TPR, Median
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, resolve_thresholds, run_attack
-from demur.evaluate.distortion import (
+from demur.evaluate.thresholds import ThresholdResolver
+from demur.output import prediction, rcon
+from demur.paper.distortion import (
     DistortionVerdicts,
     default_attacks,
     distances,
     distortion_attack,
     distortion_verdicts,
 )
-from demur.evaluate.thresholds import ThresholdResolver
-from demur.output import prediction, rcon
 from demur.recipes import RECIPES, attack
 from demur.rejectors import Con, RCon
 from demur.runs import Record, Run

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from demur.attacks import PGD
-from demur.balls import Linf
+from demur.attacks.balls import Linf
 from demur.bench import check
 from demur.data import Images
 from demur.distributed import ProcessGroup
@@ -18,7 +18,7 @@ from demur.engine import EnginePlan, FrozenModel, choose_plan, plan
 from demur.errors import BadInput
 from demur.methods import CCAT, PGDAT, RR, TRADES, Method, Standard
 from demur.nets import ResNet8
-from demur.precision import Precision
+from demur.numerics import Precision
 from demur.recipes import Recipe, recipe
 from demur.runs import Run
 from demur.spec import show

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import demur
-import demur.evaluate.attack as evaluation
+import demur.evaluate.recording as evaluation
 from demur import metrics
 from demur.attacks import CE, PGD, AcceptedError, Clean, PlusLogScore, Sum
-from demur.balls import Linf
+from demur.attacks.balls import Linf
 from demur.calibrate import TPR
 from demur.errors import BadInput
 from demur.evaluate import (
@@ -24,14 +24,14 @@ from demur.evaluate import (
     resolve_thresholds,
     run_attack,
 )
+from demur.files.atomic import write_json
 from demur.methods import NoHead
 from demur.nets import RejectingNet
 from demur.output import Output, con, prediction, rcon, tcon
 from demur.recipes import recipe
 from demur.rejectors import Con, Coupled, RCon
-from demur.rule import Rejector, Score
+from demur.rejectors.rule import Rejector, Score
 from demur.runs import Record, Run
-from demur.runs.files import write_json
 from demur.training import train
 
 ATTACK = PGD(Linf(0.1), steps=3)

@@ -21,13 +21,13 @@ from demur.evaluate import LoadedRun, RejectorEvaluation, ScoredRecord, values
 from demur.evaluate.certificates import issue, retests
 from demur.evaluate.theory import outputs_at
 from demur.metrics import BoolArray, FloatArray
+from demur.metrics.theory import theorem1
 from demur.output import con, prediction, rcon
 from demur.report.explorer import packed
 from demur.report.page import write_page
 from demur.report.scored_run import ScoredRun
-from demur.report.text import percent, signed
+from demur.report.terminal import percent, signed
 from demur.runs import Record, Run
-from demur.theory import theorem1
 from tests.test_report import make_results, small_run
 
 if TYPE_CHECKING:

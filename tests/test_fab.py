@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from demur.attacks import AcceptedError, MultiTarget
+from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.fab import FAB, FINAL_SEARCH_STEPS, project_to_hyperplane
-from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.output import prediction
 from demur.rejectors import RCon

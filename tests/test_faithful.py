@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import CE, CW, PGD, MultiTarget, TargetedMargin
-from demur.balls import Linf
+from demur.attacks.balls import Linf
 from demur.evaluate import LoadedRun, run_attack
 from demur.evaluate.score import summary
 from demur.noise import derive_seed

@@ -8,10 +8,10 @@ import torch._dynamo
 from torch import Tensor
 
 from demur.attacks import CE, PGD, PlusLogScore, UntargetedMargin
-from demur.balls import Linf
+from demur.attacks.attack_model import Gradient, ObjectiveFunction, gradient, gradient_only
+from demur.attacks.balls import Linf
 from demur.data import Digits
 from demur.engine import FrozenModel
-from demur.gradient import Gradient, ObjectiveFunction, gradient, gradient_only
 from demur.methods import RR, attack_mode
 from demur.nets import NetSpec, RejectingNet, ResNet8
 from demur.nets.layers import Norm2d

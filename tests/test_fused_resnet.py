@@ -20,7 +20,7 @@ from demur.engine.fused_resnet import FusedResNet, FusedTrainingNet
 from demur.methods import RR, BatchNorm
 from demur.methods.frameworks import running_stats_frozen
 from demur.nets import RejectingNet, ResNet18
-from demur.precision import Precision, autocast
+from demur.numerics import Precision, autocast
 from demur.rejectors import RCon
 
 

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import CE, UntargetedMargin
+from demur.attacks.attack_model import AttackModel, PlainModel
 from demur.attacks.checked_model import CheckedModel, NoGradientError
 from demur.data import CIFAR10
 from demur.engine import FrozenModel, FrozenModule
 from demur.engine.fast_copy import FastCopy
-from demur.gradient import AttackModel, PlainModel
 from demur.methods import RR
 from demur.nets import ResNet18
 from demur.output import Output

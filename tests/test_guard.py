@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import demur
 from demur import TPR, BadInput, Con, Coupled, Guard, GuardResult, LoadedRun, RCon, Uncertified
 from demur.calibrate import certify_threshold
+from demur.files.image_files import decode_image, resize_pixels
 from demur.guards.inputs import read_images
-from demur.image_files import decode_image, resize_pixels
 from demur.output import con, prediction
 
 Batch = tuple[Tensor, Tensor]

@@ -15,9 +15,9 @@ from torch import nn
 
 import demur
 from demur import GDA, GMM, KD, KNN, LID, BadInput, Coupled, GDAStar, Guard, LoadedRun, RCon, ViM
+from demur.files.atomic import read_json, write_json
 from demur.guards.bundle import CONFIG, WEIGHTS
 from demur.rejectors import Rejector
-from demur.runs.files import read_json, write_json
 from tests.conftest import Command
 
 FITTED: list[Rejector] = [
@@ -225,7 +225,7 @@ def test_no_code_of_a_bundle_is_imported(
     ("factory", "message"),
     [
         ("os:abort", "allow it with DEMUR_MODULES=os"),
-        ("demur.runs.files:delete_temporary_files", "allow it with DEMUR_MODULES=demur"),
+        ("demur.files.atomic:delete_temporary_files", "allow it with DEMUR_MODULES=demur"),
         ("os:path.nothing", "cannot be imported"),
         ("pathlib:Path", "allow it with DEMUR_MODULES=pathlib"),
         ("torch.nn:Linear", "failed: "),

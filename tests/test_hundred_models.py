@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import APGD, Square
+from demur.attacks.balls import Linf
 from demur.attacks.chain import Chain
-from demur.autoattack import EnsembleEvaluation
-from demur.balls import Linf
+from demur.audits.ensembles import EnsembleEvaluation
 from demur.engine import any_module
 from demur.errors import BadInput
 from demur.output import as_output

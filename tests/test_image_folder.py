@@ -19,8 +19,8 @@ from PIL import Image
 from demur.data import OwnImages, own_images
 from demur.data.image_splits import SHARES
 from demur.errors import BadInput
+from demur.files.image_files import resize_pixels
 from demur.guards.files import find_images
-from demur.image_files import resize_pixels
 from tests import forked
 from tests.own_images import CLASSES, noise_images, write_folder
 

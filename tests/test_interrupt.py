@@ -20,7 +20,7 @@ class Interrupting:
     @classmethod
     def find_spec(cls, name, path=None, target=None):
         global left
-        cls.begun = cls.begun or name == "demur.cli"
+        cls.begun = cls.begun or name == "demur.cli.commands"
         left -= cls.begun
         if left == 0:
             left = -1
@@ -32,7 +32,7 @@ runpy.run_module("demur", run_name="__main__", alter_sys=True)
 
 
 def swallowing(body: str) -> subprocess.CompletedProcess[str]:
-    script = f"import os, signal\nfrom demur.interrupt import ctrl_c\n{body}"
+    script = f"import os, signal\nfrom demur.cli.interrupt import ctrl_c\n{body}"
     return subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
     )
@@ -52,7 +52,7 @@ def test_a_module_that_catches_everything_while_it_is_imported_does_not_go_on(
 
 def test_code_that_catches_the_exit_is_ended_after_a_while() -> None:
     done = swallowing(
-        "import demur.interrupt, time\ndemur.interrupt.UNWIND_SECONDS = 0.2\n"
+        "import demur.cli.interrupt, time\ndemur.cli.interrupt.UNWIND_SECONDS = 0.2\n"
         "with ctrl_c(lambda: 'stopped'):\n    try:\n        os.kill(os.getpid(), signal.SIGINT)\n"
         "    except BaseException:\n        time.sleep(30)\n"
     )

@@ -12,7 +12,7 @@ from demur.evaluate import values
 from demur.paper.tables import COMPARED_CHANGES, TABLES
 from demur.recipes import RECIPES, with_changes
 from demur.rejectors import Con, RCon
-from demur.report.text import speed_sentences
+from demur.report.terminal import speed_sentences
 from demur.runs import Record, Run, runs_in
 from demur.spec import digest
 from study import STUDIES

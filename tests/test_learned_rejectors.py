@@ -27,7 +27,7 @@ from demur.rejectors import (
     paper_grid,
 )
 from demur.rejectors.fitted import first_per_class
-from demur.rule import Rejector
+from demur.rejectors.rule import Rejector
 
 CLASSES = 3
 

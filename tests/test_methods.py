@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from demur.attacks import CE, KL, PGD, WrongConfidence
+from demur.attacks.balls import Linf
 from demur.attacks.objectives import AttackStart
-from demur.balls import Linf
 from demur.data import Digits, Images
 from demur.errors import BadInput
 from demur.methods import (

@@ -38,13 +38,13 @@ from demur.attacks import (
     Square,
     TargetedMargin,
 )
+from demur.attacks.balls import L2, Linf
 from demur.attacks.checked_model import CheckedModel
-from demur.autoattack import AutoAttack, RejectAutoAttack
-from demur.balls import L2, Linf
+from demur.attacks.wrappers import ModelWithScore
+from demur.audits.ensembles import AutoAttack, RejectAutoAttack
 from demur.errors import BadInput
 from demur.output import Output, as_output
 from demur.rejectors import Con, ModelScore
-from demur.wrappers import ModelWithScore
 from tests.test_square import CountSynchronisations
 
 BALL, RULE = Linf(0.1), AcceptedError(Con(), 0.3)

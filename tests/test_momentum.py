@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from demur import noise
 from demur.attacks import CE, KL, PGD, FrankWolfe, Objective, UntargetedMargin, WrongConfidence
+from demur.attacks.attack_model import gradient
+from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.pgd import initial_momentum, keep_or_undo_step, propose_step
-from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.errors import BadInput
-from demur.gradient import gradient
 from demur.nets import RejectingNet
 from demur.output import prediction
 from tests.linear import LinearNet, centred_images

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from demur import noise
-from demur.balls import L2, Linf
+from demur.attacks.balls import L2, Linf
 from demur.data import CropFlip
 
 

@@ -28,8 +28,8 @@ from demur.attacks import (
     WrongConfidence,
 )
 from demur.attacks.attack import AttackBatch
+from demur.attacks.balls import Linf
 from demur.attacks.objectives import AttackStart
-from demur.balls import Linf
 from demur.errors import BadInput
 from demur.methods import RR
 from demur.nets import RejectingNet

@@ -5,12 +5,12 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import APGD, AcceptedError, MinMargin, RejectAutoAttackEnsemble
-from demur.autoattack import RejectAutoAttack
-from demur.balls import Linf
+from demur.attacks.balls import Linf
+from demur.attacks.wrappers import ModelWithScore, RejectClassModel
+from demur.audits.ensembles import RejectAutoAttack
 from demur.errors import BadInput
 from demur.output import Output, as_output, prediction
 from demur.rejectors import Con, ModelScore
-from demur.wrappers import ModelWithScore, RejectClassModel
 from tests.linear import LinearNet, centred_images
 
 

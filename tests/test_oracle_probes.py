@@ -13,13 +13,13 @@ from torch import Tensor
 from demur import metrics
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, Row, ScoredRecord, archive, run_attack
-from demur.evaluate.attack import RecordOptions
 from demur.evaluate.record_scores import values
+from demur.evaluate.recording import RecordOptions
 from demur.evaluate.score import FEATURES, LINEAR, TREES, probe_scores, why_unprobed
 from demur.metrics import FloatArray
 from demur.recipes import attack
 from demur.rejectors import Con
-from demur.report.text import probe_sentence
+from demur.report.terminal import probe_sentence
 from demur.runs import Record
 from tests.conftest import Command
 from tests.test_cli import expect_error

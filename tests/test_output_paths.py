@@ -9,9 +9,9 @@ import pytest
 
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun
-from demur.output_paths import check_archive_folder, check_output_file, check_output_folder
+from demur.files import atomic as files
+from demur.files.output_paths import check_archive_folder, check_output_file, check_output_folder
 from demur.recipes import recipe
-from demur.runs import files
 from demur.spec import lines
 from tests.conftest import Command
 

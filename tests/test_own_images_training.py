@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from demur.data import CIFAR10, CropFlip, MappedImages, OwnImages, mapped
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RejectorEvaluation
+from demur.files.atomic import content_digest
 from demur.images import Domain
 from demur.methods import RR
 from demur.nets import FactoryNet, ResNet18, factory
@@ -20,7 +21,6 @@ from demur.recipes import Recipe, recipe
 from demur.report.figures import Verdicts, gallery
 from demur.report.scored_run import ScoredRun
 from demur.runs import Run
-from demur.runs.files import content_digest
 from demur.training import FastSteps, PlainSteps, TrainState, train
 from tests.conftest import Command
 from tests.own_images import CLASSES, write_folder

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from demur.cli.paper import training_factories
 from demur.errors import Diverged
 from demur.paper import cells
 from demur.paper.cells import Need, needs
+from demur.paper.commands_paper import training_factories
 from demur.paper.compute import Job, compute, nets_of
 from demur.paper.figures import FIGURES, figure_needs
 from demur.paper.published import PAPER_TABLES, TABLES_BY_NUMBER, TEXT_TABLES

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from demur.attacks import AcceptedError, MinMargin, Square, UntargetedMargin
-from demur.balls import L2, Linf
+from demur.attacks.attack_model import ObjectiveFunction, PatchQueries, PlainModel, exact_value
+from demur.attacks.balls import L2, Linf
 from demur.data import CIFAR10
 from demur.engine.fused_resnet import FusedResNet
 from demur.engine.patches import (
@@ -16,7 +17,6 @@ from demur.engine.patches import (
     stage_bytes,
     window_side,
 )
-from demur.gradient import ObjectiveFunction, PatchQueries, PlainModel, exact_value
 from demur.methods import RR
 from demur.nets import RejectingNet, WideResNet
 from demur.output import Output

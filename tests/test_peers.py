@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from demur.attacks import PGD
-from demur.balls import L2, Ball, Linf
+from demur.attacks.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.nets import RejectingNet
 from demur.output import prediction

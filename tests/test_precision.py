@@ -7,8 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from demur.fused import fused, fusing
-from demur.precision import Precision, autocast, products_dtype, use_precision, weights_dtype
+from demur.numerics import (
+    Precision,
+    autocast,
+    fused,
+    fusing,
+    products_dtype,
+    use_precision,
+    weights_dtype,
+)
 
 CPU = torch.device("cpu")
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)

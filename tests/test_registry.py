@@ -15,10 +15,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from demur import CE, PGD, Attack, Framework, Head, LoadedRun, Objective, Output, Rejector
 from demur.attacks import ATTACKS, OBJECTIVES, AttackBatch, Misclassified
-from demur.balls import Ball, Linf
+from demur.attacks.attack_model import gradient_only
+from demur.attacks.balls import Ball, Linf
 from demur.data import Digits, Images
 from demur.evaluate import run_attack
-from demur.gradient import gradient_only
 from demur.methods import FRAMEWORKS, HEADS, BatchOutputs, LabelledOutput, Method, attack_mode
 from demur.methods.heads import DenseAux
 from demur.nets import RejectingNet, ResNet8

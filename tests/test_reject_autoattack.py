@@ -28,10 +28,11 @@ from demur.attacks import (
     SingleMargin,
     Square,
 )
+from demur.attacks.balls import L2, Linf
 from demur.attacks.chain import Chain
 from demur.attacks.margins import initial_state, orthogonal, solve_game
 from demur.attacks.objectives import AttackStart
-from demur.balls import L2, Linf
+from demur.attacks.wrappers import ModelWithScore
 from demur.data import Images
 from demur.errors import BadInput
 from demur.nets import RejectingNet
@@ -47,8 +48,7 @@ from demur.rejectors import (
     Rectifier,
     SoftmaxMargin,
 )
-from demur.rule import Score
-from demur.wrappers import ModelWithScore
+from demur.rejectors.rule import Score
 from tests.linear import SHAPE, LinearNet, centred_images, distance
 
 SCORES: list[Score] = [

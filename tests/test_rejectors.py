@@ -21,7 +21,7 @@ from demur.rejectors import (
     RCon,
     Rectifier,
 )
-from demur.rule import Rejector, Score
+from demur.rejectors.rule import Rejector, Score
 
 # Every class of the registry: as every net on the digits is scored with it, else its defaults.
 EXAMPLES: dict[str, Rejector] = {

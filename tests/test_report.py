@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from demur.attacks import PGD, Clean
-from demur.balls import Linf
+from demur.attacks.balls import Linf
 from demur.calibrate import Coverage
 from demur.errors import BadInput
 from demur.evaluate import (
@@ -27,6 +27,7 @@ from demur.evaluate import (
     run_attack,
 )
 from demur.evaluate.certificates import issue, retests
+from demur.files.atomic import write_json, write_tensors
 from demur.methods import RR
 from demur.metrics import Interval
 from demur.output import prediction
@@ -34,9 +35,8 @@ from demur.recipes import recipe
 from demur.report.figures import GROUPS, PER_GROUP, Verdicts, overview_figure
 from demur.report.page import page_text, write_page
 from demur.report.scored_run import ScoredRun
-from demur.report.text import comparable
+from demur.report.terminal import comparable
 from demur.runs import Run
-from demur.runs.files import write_json, write_tensors
 from demur.sanity import flags
 from demur.spec import digest as spec_digest
 

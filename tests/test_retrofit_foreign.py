@@ -18,7 +18,7 @@ from demur.evaluate import run_attack, values
 from demur.metrics import Difference, auroc_difference
 from demur.nets import factory
 from demur.rejectors import Con, RCon
-from demur.retrofitting import HeadComparison, retrofit_recipe, share_difference
+from demur.training.retrofitting import HeadComparison, retrofit_recipe, share_difference
 from tests.conftest import Command
 from tests.own_images import write_folder
 
@@ -131,6 +131,6 @@ def test_bad_retrofits_say_what_to_do(command: Command, photos: Path) -> None:
         assert (code, message in err) == (2, True), err
     assert not Path("runs").exists()
     with pytest.raises(BadInput, match="under PGD; use framework=PGDAT"):
-        from demur.retrofitting import training_attack
+        from demur.training.retrofitting import training_attack
 
         training_attack(retrofit_recipe("my_nets:load", ["framework=Standard()"]))

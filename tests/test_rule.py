@@ -63,7 +63,7 @@ def test_the_coupled_log_score_has_a_gradient_below_the_gate() -> None:
 
 
 def test_an_unfitted_rejector_raises() -> None:
-    from demur.rule import Rejector, Score, as_score
+    from demur.rejectors.rule import Rejector, Score, as_score
 
     class Unfitted(Rejector):
         def fit(self, out: Output, y: torch.Tensor) -> Score:

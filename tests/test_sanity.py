@@ -22,7 +22,7 @@ from demur.attacks import (
     Square,
     TargetedMargin,
 )
-from demur.balls import L2, Linf
+from demur.attacks.balls import L2, Linf
 from demur.calibrate import TPR
 from demur.evaluate import RejectorEvaluation
 from demur.recipes import recipe

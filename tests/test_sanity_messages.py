@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import PGD, Clean
-from demur.balls import Linf
+from demur.attacks.balls import Linf
 from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, archive, run_attack
-from demur.evaluate.preflight import PROBED, probe
+from demur.evaluate.recording import PROBED, probe
 from demur.nets import RejectingNet
 from demur.output import Output
-from demur.report.text import Sanity, show_sanity
+from demur.report.terminal import Sanity, show_sanity
 from demur.runs import Record, Run
 from demur.sanity import flags, run_checks
 from demur.sanity.comparisons import BEATEN, LEFT, RISES, TOO_GOOD
@@ -101,7 +101,7 @@ def test_the_probe_does_not_change_the_digest_of_a_record(
     options = RecordOptions(n=20, keep_features=False)
     loaded = load_run(tiny_run, tmp_path / "one")
     here = run_attack(loaded, "clean", Clean(), options)
-    monkeypatch.setattr("demur.evaluate.attack.probe", lambda *given: ODD_PROBE)
+    monkeypatch.setattr("demur.evaluate.recording.probe", lambda *given: ODD_PROBE)
     there = run_attack(load_run(tiny_run, tmp_path / "two"), "clean", Clean(), options)
     assert here.digest == there.digest
     assert here.metadata["probe"] != there.metadata["probe"]

@@ -18,7 +18,7 @@ from demur.attacks import (
     TargetedMargin,
     XiObjective,
 )
-from demur.balls import L2, Linf
+from demur.attacks.balls import L2, Linf
 from demur.calibrate import TPR
 from demur.rejectors import RCon
 from demur.sanity.comparisons import BEATEN

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from demur.attacks import PGD, Clean
-from demur.balls import L2, Linf
+from demur.attacks.balls import L2, Linf
 from demur.calibrate import TPR
 from demur.errors import BadInput
 from demur.evaluate import ORACLE, LoadedRun, RecordOptions, RejectorEvaluation, archive, run_attack

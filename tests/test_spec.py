@@ -37,8 +37,8 @@ from demur.attacks import (
     UntargetedMargin,
     WrongConfidence,
 )
+from demur.attacks.balls import L2, Linf
 from demur.attacks.objectives import CARLMargin, CARLObjective, RejectionHinge
-from demur.balls import L2, Linf
 from demur.calibrate import TPR, Coverage, Risk
 from demur.data import CIFAR10, CIFAR100, CropFlip
 from demur.errors import BadInput

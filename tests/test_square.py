@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from demur import noise
 from demur.attacks import CE, AcceptedError, PlusLogScore, UntargetedMargin, square
+from demur.attacks.attack_model import ObjectiveFunction, exact_value
+from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.square import Square, SquareDraw, _pattern
-from demur.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.errors import BadInput
-from demur.gradient import ObjectiveFunction, exact_value
 from demur.output import Output, prediction
 from demur.rejectors import RCon
 from tests.approximate_model import ApproximateModel

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from demur import noise
 from demur.attacks import CE, PGD, AcceptedError, Objective, PlusLogScore, UntargetedMargin
-from demur.balls import L2, Ball, Linf
+from demur.attacks.attack_model import gradient
+from demur.attacks.balls import L2, Ball, Linf
 from demur.data import Images
-from demur.gradient import gradient
 from demur.nets import RejectingNet
 from demur.output import prediction
 from demur.rejectors import RCon

@@ -12,9 +12,9 @@ import torch
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from demur import theory
 from demur.errors import BadInput
-from demur.theory import BoolArray, FloatArray, TheoryInputs
+from demur.metrics import theory
+from demur.metrics.theory import BoolArray, FloatArray, TheoryInputs
 
 MANY, SOME = (settings(deadline=None, max_examples=most) for most in (200, 60))
 # any counterexample will do: shrinking it takes longer than finding it

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from demur import theory
 from demur.attacks import PGD, XiObjective
-from demur.balls import Linf
+from demur.attacks.balls import Linf
 from demur.data import Images
 from demur.errors import BadInput
 from demur.evaluate.theory import TheoryReport, outputs_at
 from demur.evaluate.theory import theory as theory_of
+from demur.metrics import theory
 from demur.nets import RejectingNet
 from demur.output import Output
 from demur.recipes import NAMED_ATTACKS, recipe
@@ -234,4 +234,4 @@ class TestCommand:
 
 
 def test_the_theory_needs_no_torch() -> None:
-    assert "torch" not in (ROOT / "demur" / "theory.py").read_text()
+    assert "torch" not in (ROOT / "demur" / "metrics" / "theory.py").read_text()

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from demur.attacks import APGD, PGD, AcceptedError, Chain, Square
-from demur.autoattack import AutoAttack, EnsembleEvaluation, RejectAutoAttack
-from demur.balls import Linf
-from demur.ensemble_result import EnsembleResult
+from demur.attacks.balls import Linf
+from demur.attacks.wrappers import ModelWithScore
+from demur.audits import image_parts
+from demur.audits.ensemble_result import EnsembleResult
+from demur.audits.ensembles import AutoAttack, EnsembleEvaluation, RejectAutoAttack
 from demur.errors import BadInput
-from demur.evaluate import image_parts
 from demur.metrics import wilson
 from demur.output import Output, as_output, prediction
 from demur.rejectors import Con, ModelScore
-from demur.rule import Score
+from demur.rejectors.rule import Score
 from demur.sanity import CHECKS
-from demur.wrappers import ModelWithScore
 from tests.linear import LinearNet, centred_images, distance
 
 EPS, COUNT = 0.08, 40
@@ -307,7 +307,7 @@ class TestInputs:
 def test_long_members_say_how_long_they_take(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("demur.evaluate.ensemble_state.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("demur.audits.ensemble_state.LINE_SECONDS", 0.0)
     attack = classifier()
     attack.verbose = True
     attack.evaluate(*images(), bs=10, sanity=False)

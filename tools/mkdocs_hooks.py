@@ -46,10 +46,10 @@ def cli_sections() -> str:
     """One Markdown section for each command and subcommand, in alphabetical order."""
     from typer.main import get_command
 
-    import demur.cli  # registers every command
-    from demur.cli.app import app
+    import demur.paper.commands  # registers the group `paper`
+    from demur.cli.commands import app
 
-    assert demur.cli.__name__  # the import registers the commands
+    assert demur.paper.commands.__name__  # the import registers the commands
     return "\n\n".join(_sections(get_command(app), "demur"))
 
 

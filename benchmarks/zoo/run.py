@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder benchmarks
 
 from demur import PGD, Con, Digits, Linf, audit
 from demur.attacks.checked_model import NoGradientError
-from demur.auditing import AuditReport
+from demur.audits import AuditReport
 from demur.cli.app import main
 from demur.errors import BadInput, suggestion
 from demur.output import as_output, prediction

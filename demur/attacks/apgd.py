@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from demur.attacks.attack import AttackBatch
+from demur.attacks.attack_model import Gradient, Model, gradient
+from demur.attacks.balls import Ball
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import (
     Found,
@@ -24,11 +26,9 @@ from demur.attacks.driver import (
     default_interval,
 )
 from demur.attacks.objectives import CE, Objective
-from demur.balls import Ball
-from demur.field_types import NonNegativeInt, PositiveInt, UnitInterval
-from demur.gradient import Gradient, Model, gradient
 from demur.images import per_image
 from demur.noise import Stream
+from demur.spec.field_types import NonNegativeInt, PositiveInt, UnitInterval
 
 # Gaps between checkpoints, as fractions of all steps: the first, its decrement, the smallest.
 FIRST_GAP, GAP_DECREMENT, MIN_GAP = 0.22, 0.03, 0.06

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from demur.attacks.attack_model import Model
+from demur.attacks.balls import Ball, in_pixel_range
 from demur.attacks.checked_model import checked, outside_inference_mode
 from demur.attacks.criteria import Criterion, Misclassified, RuleCriterion
 from demur.attacks.objectives import AttackStart, Objective, ObjectiveState
-from demur.balls import Ball, in_pixel_range
 from demur.errors import BadInput
-from demur.gradient import Model
 from demur.nan_checks import deferred_checks, raise_deferred
 from demur.noise import Stream
 from demur.spec import Spec, required_fields

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 from demur.attacks.apgd import APGD
 from demur.attacks.attack import Attack
+from demur.attacks.balls import Ball
 from demur.attacks.chain import Chain, Ensemble, MultiTarget
 from demur.attacks.criteria import AcceptedError, Rejected, RuleCriterion
 from demur.attacks.fab import FAB
@@ -25,9 +26,8 @@ from demur.attacks.objectives import (
     TargetedDLR,
 )
 from demur.attacks.square import Square
-from demur.balls import Ball
 from demur.errors import BadInput, suggestion
-from demur.field_types import NonNegativeInt, PositiveInt
+from demur.spec.field_types import NonNegativeInt, PositiveInt
 
 Version = Literal["standard", "plus", "rand", "older"]
 VERSIONS: dict[Version, tuple[tuple[str, int], ...]] = {  # attacks with restarts

@@ -16,14 +16,14 @@ from torch.nn.functional import one_hot
 
 from demur import noise
 from demur.attacks.attack import Attack, AttackBatch
+from demur.attacks.attack_model import attack_model, exact_value
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import Best, Found, best_of
 from demur.attacks.objectives import CE, Objective, ObjectiveState
 from demur.errors import BadInput
-from demur.field_types import PositiveInt
-from demur.gradient import attack_model, exact_value
 from demur.noise import Stream
 from demur.spec import later
+from demur.spec.field_types import PositiveInt
 
 # Values of ChainState.broken_by that name no attack.
 NOT_BROKEN = -1  # no attack has succeeded yet

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from demur.errors import BadInput, first_line
-from demur.gradient import (
+from demur.attacks.attack_model import (
     AttackModel,
     Gradient,
     Model,
@@ -25,6 +24,7 @@ from demur.gradient import (
     PatchQueries,
     PlainModel,
 )
+from demur.errors import BadInput, first_line
 from demur.images import check_batch
 from demur.nan_checks import deferred_checks, raise_if_invalid
 from demur.output import Output, as_output, check_logits

@@ -20,8 +20,8 @@ from demur.attacks.attack import Attack, AttackBatch
 from demur.data.cifar10c import CorruptionSource
 from demur.data.corruptions import SEVERITIES, SIZE, Bytes
 from demur.errors import BadInput
-from demur.field_types import Condition
 from demur.noise import Stream
+from demur.spec.field_types import Condition
 
 CorruptionName = Literal[
     "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur",

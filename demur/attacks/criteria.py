@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from demur.output import Output, as_output, check_logits, prediction
-from demur.rule import OperatingPoint, Rejector, Rule, Score, Unresolved, as_score
+from demur.rejectors.rule import OperatingPoint, Rejector, Rule, Score, Unresolved, as_score
 from demur.spec import Spec
 
 

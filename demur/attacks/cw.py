@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from demur.attacks.attack import AttackBatch
+from demur.attacks.attack_model import Model, exact_value, gradient
 from demur.attacks.checked_model import checked
 from demur.attacks.criteria import (
     AcceptedError,
@@ -27,11 +28,10 @@ from demur.attacks.criteria import (
 from demur.attacks.driver import Candidates, Found, IterativeAttack, SearchState
 from demur.attacks.objectives.classification import best_wrong
 from demur.attacks.objectives.rejector import best_wrong_class
-from demur.field_types import NonNegative, Positive, PositiveInt
-from demur.gradient import Model, exact_value, gradient
 from demur.images import per_image
 from demur.noise import Stream
 from demur.output import Output, label_entry, prediction
+from demur.spec.field_types import NonNegative, Positive, PositiveInt
 
 TANH_MARGIN = 0.05  # tanh covers this much more than [0, 1], else pixels at 0 and 1 cannot move
 SLACK = 1e-5  # relative, on logits and thresholds: another batch size rounds differently

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from demur import noise, progress
 from demur.attacks.attack import Attack, AttackBatch
+from demur.attacks.attack_model import Model, approximate_value, attack_model
 from demur.attacks.criteria import Criterion
 from demur.attacks.objectives import CE
-from demur.gradient import Model, approximate_value, attack_model
 from demur.images import per_image
 from demur.noise import Stream
+from demur.numerics import use_precision
 from demur.output import as_output
-from demur.precision import use_precision
 
 
 @dataclass

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from demur.attacks import kernels
 from demur.attacks.attack import AttackBatch
+from demur.attacks.attack_model import Model, approximate_value, exact_value, gradient
+from demur.attacks.balls import L2, Ball
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import (
     Candidates,
@@ -32,12 +34,10 @@ from demur.attacks.objectives import (
     TargetedMargin,
     UntargetedMargin,
 )
-from demur.balls import L2, Ball
-from demur.field_types import NonNegativeInt, Positive, PositiveInt, UnitInterval
-from demur.gradient import Model, approximate_value, exact_value, gradient
 from demur.images import per_image
 from demur.noise import Stream
 from demur.spec import later
+from demur.spec.field_types import NonNegativeInt, Positive, PositiveInt, UnitInterval
 
 NEWTON_STEPS = 20  # of the stopping time of a projection; nearly all need fewer than six
 FINAL_SEARCH_STEPS = 3  # towards the clean image, after each restart

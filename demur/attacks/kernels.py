@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-from demur.balls import L2, Ball, Linf
+from demur.attacks.balls import L2, Ball, Linf
 from demur.images import memory_format
 
 try:

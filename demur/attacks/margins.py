@@ -17,6 +17,8 @@ from torch.nn.functional import one_hot
 from demur.attacks import kernels
 from demur.attacks.apgd import APGD
 from demur.attacks.attack import Attack, AttackBatch
+from demur.attacks.attack_model import Gradient, exact_value, gradients
+from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import AcceptedError, RuleCriterion
 from demur.attacks.driver import (
     Found,
@@ -26,13 +28,11 @@ from demur.attacks.driver import (
     verify_success,
 )
 from demur.attacks.objectives import CE, MinMargin, ObjectiveState, SingleMargin
-from demur.balls import L2, Ball, Linf
 from demur.errors import BadInput
-from demur.field_types import NonNegativeInt, PositiveInt
-from demur.gradient import Gradient, exact_value, gradients
 from demur.images import per_image
 from demur.noise import Stream
 from demur.output import Output
+from demur.spec.field_types import NonNegativeInt, PositiveInt
 
 ROUNDS = 20  # of fictitious play per step
 GROW, SHRINK = 1.5, 0.5  # factors of the step fraction after a rise and after a fall

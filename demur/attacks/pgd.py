@@ -16,17 +16,17 @@ from torch import Tensor
 
 from demur import noise
 from demur.attacks.attack import AttackBatch
+from demur.attacks.attack_model import approximate_value, exact_value, gradient, gradient_only
+from demur.attacks.balls import Ball
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import Found, IterativeAttack, SearchState, largest_of
 from demur.attacks.objectives import CE, Objective, ObjectiveState
-from demur.balls import Ball
 from demur.errors import BadInput
-from demur.field_types import NonNegative, NonNegativeInt, Positive, PositiveInt, UnitInterval
-from demur.fused import fused
-from demur.gradient import approximate_value, exact_value, gradient, gradient_only
 from demur.images import per_image
 from demur.noise import Stream
+from demur.numerics import fused
 from demur.spec import later
+from demur.spec.field_types import NonNegative, NonNegativeInt, Positive, PositiveInt, UnitInterval
 
 TRADES_SIGMA = 1e-3  # standard deviation of the noise that TRADES starts with
 MAX_STEP = 1e6  # far larger steps overflow in the projection to an L2 ball

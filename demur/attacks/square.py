@@ -18,14 +18,14 @@ from torch import Tensor
 from demur import noise
 from demur.attacks import kernels
 from demur.attacks.attack import AttackBatch
+from demur.attacks.attack_model import Model, PatchQueries, approximate_value, attack_model
+from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import IterativeAttack, SearchState, is_exact
 from demur.attacks.objectives import Objective, UntargetedMargin
-from demur.balls import L2, Ball, Linf
 from demur.errors import BadInput
-from demur.field_types import NonNegativeInt, PositiveInt, UnitInterval
-from demur.gradient import Model, PatchQueries, approximate_value, attack_model
 from demur.images import per_image
+from demur.spec.field_types import NonNegativeInt, PositiveInt, UnitInterval
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # queries after which p is halved
 TILES = 5  # along an edge of the initial L2 perturbation

@@ -22,7 +22,7 @@ from demur.data import Images
 from demur.engine import Compiler
 from demur.errors import BadInput, suggestion
 from demur.methods import FRAMEWORKS, HEADS, PGDAT, BatchNorm, Framework, Method
-from demur.precision import Precision
+from demur.numerics import Precision
 from demur.recipes import RECIPES, Recipe
 from demur.runs import provenance
 from demur.spec import show

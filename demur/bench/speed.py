@@ -23,10 +23,9 @@ from demur.bench.kernel_profile import kernel_difference, kernels_json, kernels_
 from demur.data import Images
 from demur.engine import FrozenModel, compiler_for_attacks
 from demur.errors import BadInput, suggestion
-from demur.fused import fusing
 from demur.methods import PGDAT, NoHead
+from demur.numerics import fusing, use_precision
 from demur.output import con, rcon, tcon
-from demur.precision import use_precision
 from demur.recipes import Recipe
 from demur.runs import provenance
 from demur.spec import show

@@ -21,7 +21,7 @@ from demur.calibrate.threshold_path import ANY_SCORE, Counts, build_path, count_
 from demur.errors import BadInput
 from demur.metrics import BoolArray, FloatArray, Interval
 from demur.metrics.checks import IntArray, check_share, flags, floats, same_length
-from demur.rule import OperatingPoint
+from demur.rejectors.rule import OperatingPoint
 from demur.spec import Spec, show
 
 Quantity = Literal["risk", "tpr", "coverage"]

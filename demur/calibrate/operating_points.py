@@ -15,11 +15,11 @@ import numpy as np
 
 from demur.calibrate.certificate import Guarantee, certify_threshold, percent
 from demur.calibrate.threshold_path import Counts
-from demur.field_types import Condition, UnitInterval
 from demur.metrics import BoolArray, FloatArray, threshold_at_tpr
 from demur.metrics.checks import IntArray
-from demur.rule import OperatingPoint
+from demur.rejectors.rule import OperatingPoint
 from demur.spec import Spec, later
+from demur.spec.field_types import Condition, UnitInterval
 
 OpenUnitInterval = Annotated[float, Condition(lambda v: 0 < v < 1, "above 0 and below 1")]
 

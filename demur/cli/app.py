@@ -17,8 +17,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from demur.cli.interrupt import INTERRUPTED, ctrl_c
 from demur.errors import BadInput
-from demur.interrupt import INTERRUPTED, ctrl_c
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_MEMORY = (

@@ -6,10 +6,10 @@ import typer
 
 from demur.cli.app import AsJson, Device, FirstN, app, check_finite
 from demur.errors import BadInput
-from demur.output_paths import check_output_file, check_output_folder
+from demur.files.output_paths import check_output_file, check_output_folder
 
 if TYPE_CHECKING:
-    from demur.auditing.evaluate import AnyRejector
+    from demur.audits.audit_report import AnyRejector
 
 
 ModelName = Annotated[
@@ -92,10 +92,10 @@ def audit(
     """
     import json
 
-    from demur.auditing import audit as run_audit
-    from demur.auditing.inputs import audit_images, load_model
-    from demur.autoattack import ball_by_name
-    from demur.precision import device_by_name
+    from demur.audits import audit as run_audit
+    from demur.audits.ensembles import ball_by_name
+    from demur.audits.inputs import audit_images, load_model
+    from demur.numerics import device_by_name
 
     radius, at = _radius(eps), device_by_name(device)
     if not 0 < tpr <= 1:
@@ -124,9 +124,9 @@ def _radius(text: str) -> float:
 
 def _rejector(text: str | None) -> "AnyRejector | None":
     """Return the rejector of a spec such as Con(), or the detector of MODULE:NAME."""
-    from demur.auditing.inputs import load_model
+    from demur.audits.inputs import load_model
     from demur.recipes import VOCABULARY
-    from demur.rule import Rejector
+    from demur.rejectors.rule import Rejector
     from demur.spec import read
 
     if text is None:

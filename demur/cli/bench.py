@@ -10,7 +10,7 @@ import typer
 
 from demur.cli.app import AsJson, Device, app, split_names
 from demur.errors import BadInput
-from demur.output_paths import check_output_file
+from demur.files.output_paths import check_output_file
 
 if TYPE_CHECKING:
     from demur.bench.check import Reports
@@ -52,7 +52,7 @@ def bench(
     Example: demur bench cifar10-pgdat-rr --only fast,attack
     """
     from demur.cli.progress import on_message
-    from demur.precision import device_by_name
+    from demur.numerics import device_by_name
 
     torch_device = device_by_name(device)
     names = split_names(only)
@@ -88,7 +88,7 @@ def _text(report: dict[str, Any]) -> str:
 
 
 def _write(report: dict[str, Any], out: str) -> None:
-    from demur.runs.files import write_text
+    from demur.files.atomic import write_text
 
     write_text(Path(out), _text(report) + "\n")
 
@@ -106,7 +106,7 @@ def _run_check(
 def open_reports(out: str | None, parts: str) -> "Reports":
     """Return a report that is written part by part; parts that the file holds are not redone."""
     from demur.bench.check import Reports
-    from demur.runs.files import is_stream
+    from demur.files.atomic import is_stream
 
     if not out or is_stream(Path(out)):
         return Reports()  # a pipe gets the finished report only
@@ -150,7 +150,7 @@ def _measure_speed(
 
 
 def _show_speed(report: dict[str, Any]) -> None:
-    from demur.report.text import show_speed
+    from demur.report.terminal import show_speed
 
     show_speed(report)
 

@@ -34,7 +34,7 @@ def get(
     """
     from demur.cli.progress import CountBar, on_message
     from demur.data import fetch
-    from demur.runs.files import exclusive_lock
+    from demur.files.atomic import exclusive_lock
 
     published, folder = _published(name), _data_folder(data)
     got = fetch.find_complete(published, folder)

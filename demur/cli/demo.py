@@ -8,7 +8,7 @@ import typer
 from demur.cli.app import Device, app
 from demur.cli.evaluate import attack_all, load_run, score_run
 from demur.cli.train import train_run
-from demur.output_paths import check_output_folder
+from demur.files.output_paths import check_output_folder
 
 if TYPE_CHECKING:
     from demur.evaluate import LoadedRun
@@ -41,7 +41,7 @@ def demo(
     from demur.recipes import recipe
     from demur.report.page import write_page
     from demur.report.scored_run import ScoredRun
-    from demur.report.text import show_table, verdict_table
+    from demur.report.terminal import show_table, verdict_table
 
     changes = [f"epochs={epochs}"] if epochs else []
     run = train_run(recipe(RECIPE, changes), Path(out), device, None)

@@ -12,7 +12,7 @@ import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app, split_names
 from demur.errors import BadInput, suggestion
-from demur.output_paths import check_output_folder
+from demur.files.output_paths import check_output_folder
 
 if TYPE_CHECKING:
     from demur.attacks import Attack
@@ -72,7 +72,7 @@ def load_run_by_rank(run: str, device: str, data: str | None, engine: str) -> It
     """Open a run in each process that torchrun started; only rank 0 prints."""
     from demur.cli.progress import silence_other_ranks
     from demur.distributed import init_distributed
-    from demur.precision import device_by_name
+    from demur.numerics import device_by_name
 
     with init_distributed(device_by_name(device)) as rank_device:
         silence_other_ranks()
@@ -83,7 +83,7 @@ def load_run(run: str, device: str, data: str | None, engine: str = "auto") -> "
     """Open a finished run for evaluation; raise BadInput for an unfinished or damaged one."""
     from demur.cli.progress import on_message
     from demur.evaluate import LoadedRun
-    from demur.precision import device_by_name
+    from demur.numerics import device_by_name
     from demur.runs import Run
 
     opened = Run.open(run)
@@ -97,7 +97,7 @@ def load_run(run: str, device: str, data: str | None, engine: str = "auto") -> "
 
 def check_finished(run: "Run", data: str | None = None) -> None:
     """Raise BadInput for an unfinished run, with the command that resumes its training."""
-    from demur.report.text import train_command
+    from demur.report.terminal import train_command
 
     if not run.trained:
         option = f" --data {shlex.quote(data)}" if data else ""
@@ -121,7 +121,7 @@ def attack_and_report(
     """Return the record of an attack: read where it exists, else made with a progress bar."""
     from demur.cli.progress import CountBar, on_message
     from demur.evaluate import run_attack
-    from demur.report.text import percent
+    from demur.report.terminal import percent
 
     with CountBar(f"attack {label}", "images") as bar:
         record = run_attack(loaded, label, attack, options, bar.on_progress)
@@ -157,7 +157,7 @@ def score(
     from demur.evaluate.certificates import retests
     from demur.rejectors import paper_grid
     from demur.report.certificates import show_retests
-    from demur.report.text import Sanity, show_oracle_probes, show_sanity, show_scores
+    from demur.report.terminal import Sanity, show_oracle_probes, show_sanity, show_scores
     from demur.sanity import run_checks
 
     protocols = parse_protocols(protocol)
@@ -298,7 +298,7 @@ def _probe_scores(record: "Record") -> dict[str, "FloatArray"]:
 
 def _no_record_message(run: "Run", split: str) -> str:
     """Return the message that there is nothing to score, and what to run instead."""
-    from demur.report.text import run_argument
+    from demur.report.terminal import run_argument
 
     scorable = [name for name in run.recipe.data.splits if name != "fit" and run.records(name)]
     where = "" if split == "test" else f" --split {split}"

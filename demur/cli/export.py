@@ -8,7 +8,7 @@ import typer
 from demur.cli.app import AsJson, DataFolder, Device, Engine, app, check_finite, split_names
 from demur.cli.evaluate import RunName, load_run
 from demur.errors import BadInput
-from demur.output_paths import check_output_file, check_output_folder
+from demur.files.output_paths import check_output_file, check_output_folder
 
 if TYPE_CHECKING:
     from demur.calibrate import Guarantee
@@ -185,9 +185,9 @@ def predict(
     Example: demur predict guard photos/ "more/*.png" -o predictions.csv
     """
     from demur.cli.progress import CountBar, on_message
+    from demur.files.atomic import write_text
     from demur.guards import Guard
     from demur.guards.files import find_images, predict_files, to_csv, to_json
-    from demur.runs.files import write_text
 
     guard = Guard.load(bundle, device=device)
     paths = find_images(images)

@@ -26,8 +26,6 @@ ABOUT = {
     "nets": "network architectures",
     "data": "data sets",
     "methods": "training frameworks, heads and schedules",
-    "tables": "what demur table makes",
-    "figures": "what demur figure draws",
     RUNS: "runs in ./runs or in another folder",
 }
 WORDS = {
@@ -54,7 +52,7 @@ def list_names(
     ] = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """List recipes, attacks, objectives, rejectors, nets, methods, tables, figures or runs.
+    """List recipes, attacks, objectives, rejectors, nets, methods or runs.
 
     Example: demur list attacks
     """
@@ -100,9 +98,6 @@ def _line(entry: Any) -> str:
 def listings(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
     """Return by kind a function that makes its names and descriptions."""
     from demur import attacks, data, methods, nets, recipes, rejectors
-    from demur.paper.figures import FIGURES
-    from demur.paper.published import PAPER_TABLES
-    from demur.paper.tables import TABLES
     from demur.spec import Spec
     from demur.spec import show as text_of
 
@@ -122,15 +117,6 @@ def listings(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
         "nets": lambda: described(nets.NETS),
         "data": lambda: described(data.DATASETS),
         "methods": lambda: described([*methods.FRAMEWORKS, *methods.HEADS, *methods.SCHEDULES]),
-        "tables": lambda: {
-            **{str(number): table.title for number, table in PAPER_TABLES.items()},
-            "text": "Results of the paper's text: AutoAttack, larger radii, the cost of the head",
-            "verdicts": "Whether R-Con beats the confidence of its own net, from stored runs",
-            **{name: table.title for name, table in TABLES.items()},
-        },
-        "figures": lambda: {
-            figure.name: f"Figure {figure.number}: {figure.title}" for figure in FIGURES.values()
-        },
         RUNS: lambda: _runs(folder),
     }
 
@@ -233,7 +219,7 @@ def show(
 
 def _show_run(run: Any) -> None:
     """Print the recipe of a run, its selected checkpoint and its records."""
-    from demur.report.text import train_command
+    from demur.report.terminal import train_command
     from demur.spec import lines
 
     typer.echo(lines(run.recipe), nl=False)

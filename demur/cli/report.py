@@ -8,7 +8,7 @@ import typer
 from demur.cli.app import DataFolder, Device, app
 from demur.cli.evaluate import load_run, score_run
 from demur.errors import BadInput
-from demur.output_paths import check_output_file
+from demur.files.output_paths import check_output_file
 
 if TYPE_CHECKING:
     from demur.evaluate import LoadedRun
@@ -40,9 +40,9 @@ def report(
 
     Example: demur report digits-pgdat-rr -o report.html
     """
+    from demur.files.atomic import is_stream
     from demur.report.figures import check_installed
     from demur.report.page import write_page
-    from demur.runs.files import is_stream
 
     _check_count(runs)
     check_installed()
@@ -106,7 +106,7 @@ def explore(
 def _scored_if_any(run: "Run", device: str, data: str | None) -> "ScoredRun":
     """Return a run with its test records, which may be none, and which may be in training."""
     from demur.evaluate import LoadedRun
-    from demur.precision import device_by_name
+    from demur.numerics import device_by_name
     from demur.report.scored_run import ScoredRun
 
     if run.trained and run.records("test"):

@@ -8,12 +8,12 @@ import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, app, split_names
 from demur.errors import BadInput
-from demur.output_paths import check_output_folder
+from demur.files.output_paths import check_output_folder
 
 if TYPE_CHECKING:
     from demur.recipes import Recipe
-    from demur.retrofitting import HeadComparison
     from demur.runs import Run
+    from demur.training.retrofitting import HeadComparison
 
 
 @app.command()
@@ -76,7 +76,7 @@ def train_run(
     from demur.cli.progress import TrainingBar, on_message, silence_other_ranks
     from demur.distributed import current, init_distributed, launched
     from demur.engine import check_engine
-    from demur.precision import device_by_name
+    from demur.numerics import device_by_name
     from demur.runs import Run
     from demur.training import train as train_recipe
 
@@ -148,7 +148,7 @@ def retrofit(
     from demur.cli.evaluate import load_run
     from demur.cli.progress import CountBar
     from demur.guards.bundle import check_target
-    from demur.retrofitting import compare, retrofit_recipe
+    from demur.training.retrofitting import compare, retrofit_recipe
 
     if not any(change.startswith("data=") for change in changes):
         raise BadInput("a retrofit needs images; name them with data=PATH")

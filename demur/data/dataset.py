@@ -20,11 +20,11 @@ from torch.nn.functional import pad as pad_image
 
 from demur import noise
 from demur.errors import BadInput
-from demur.field_types import NonNegativeInt
-from demur.fused import fused
 from demur.images import Domain
 from demur.noise import Stream
+from demur.numerics import fused
 from demur.spec import Spec
+from demur.spec.field_types import NonNegativeInt
 
 SplitName = Literal["fit", "val", "cal", "test"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)

@@ -31,9 +31,9 @@ from demur.data.mapped import MappedImages
 from demur.data.published import cache_folder
 from demur.data.sources import HUB, Source, open_source
 from demur.errors import BadInput, shorten
-from demur.field_types import Condition
-from demur.image_files import resize_pixels
+from demur.files.image_files import resize_pixels
 from demur.images import Domain
+from demur.spec.field_types import Condition
 
 VERSION = 1  # of what is stored: raised when decoding, splits or files change
 ROWS = 1024  # images copied at a time

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import CE, Attack, UntargetedMargin
+from demur.attacks.attack_model import Gradient, Model, ObjectiveFunction, PlainModel
 from demur.attacks.checked_model import CheckedModel, NoGradientError, checked
 from demur.engine.copies import ObjectiveForward, query_result
 from demur.engine.fast_copy import (
@@ -29,11 +30,10 @@ from demur.engine.frozen import CapturedQueries, Query
 from demur.engine.graphs import Bucket, cudnn_benchmark
 from demur.engine.plan import MessageCallback
 from demur.errors import BadInput, first_line
-from demur.gradient import Gradient, Model, ObjectiveFunction, PlainModel
 from demur.images import check_batch
 from demur.nan_checks import deferred_checks
+from demur.numerics import no_autocast, tf32
 from demur.output import Output, as_output
-from demur.precision import no_autocast, tf32
 
 ModelEngine = Literal["auto", "plain"]
 PURE_BF16_SETTINGS = (  # on a GPU, for models with other norms than batch norm: transformers

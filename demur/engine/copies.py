@@ -16,11 +16,11 @@ from typing import Literal, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from demur.gradient import ObjectiveFunction
+from demur.attacks.attack_model import ObjectiveFunction
 from demur.nets import RejectingNet
 from demur.nets.resnet import Block
+from demur.numerics import Precision, autocast, products_dtype
 from demur.output import Output
-from demur.precision import Precision, autocast, products_dtype
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -27,13 +27,13 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from demur.attacks.attack_model import Model
 from demur.engine.copies import replace_module
 from demur.engine.fused_graph import fuse_activations, norm_coefficients
 from demur.errors import BadInput
-from demur.gradient import Model
 from demur.nets.layers import MIN_CHANNELS
+from demur.numerics import Precision, autocast, no_autocast, products_dtype, tf32
 from demur.output import Output, as_output
-from demur.precision import Precision, autocast, no_autocast, products_dtype, tf32
 
 SCRIPT_TOLERANCE = 1e-4  # of the largest logit
 FOLD_TOLERANCE = 1e-3  # of the largest logit, in fp32

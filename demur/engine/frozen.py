@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from demur.attacks.attack_model import AttackModel, Gradient, ObjectiveFunction, PatchQueries
 from demur.engine.copies import Compiler, FoldedCopy, ModelCopy, ObjectiveForward, TrainModeCopy
 from demur.engine.fused_resnet import FusedResNet, fused_supported
 from demur.engine.graphs import GRANULARITY, BatchBuckets, Bucket, CapturedGraph
 from demur.engine.patches import SQUARE, PatchedStage, pays, stage_bytes
 from demur.errors import first_line
-from demur.gradient import AttackModel, Gradient, ObjectiveFunction, PatchQueries
 from demur.nets import RejectingNet
+from demur.numerics import Precision, no_autocast, tf32
 from demur.output import Output
-from demur.precision import Precision, no_autocast, tf32
 
 MAX_PATCH_MEMORY = 0.1  # of the free memory, for the stored maps of one objective and batch size
 MAX_PADDING = 4 / 3  # images that leave do not cause a new capture at once

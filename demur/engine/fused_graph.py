@@ -20,8 +20,8 @@ from torch.nn.functional import relu
 
 from demur.engine import fused_norm
 from demur.engine.fused_norm import FusedAffine
+from demur.numerics import no_autocast, tf32
 from demur.output import as_output
-from demur.precision import no_autocast, tf32
 
 LOGIT_TOLERANCE = 1e-3  # of the largest logit, in fp32
 MIN_COSINE = 0.999  # of the gradients of a fused net and its net

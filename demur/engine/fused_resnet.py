@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, relu
 
+from demur.attacks.attack_model import ObjectiveFunction
 from demur.engine import fused_norm
 from demur.engine.copies import (
     Compiler,
@@ -21,11 +22,10 @@ from demur.engine.copies import (
     scales_and_shifts,
 )
 from demur.engine.fused_norm import FusedBatchNorm
-from demur.gradient import ObjectiveFunction
 from demur.nets import RejectingNet
 from demur.nets.resnet import Block, ResidualTrunk, global_average_pool
+from demur.numerics import Precision, autocast, no_autocast
 from demur.output import Output
-from demur.precision import Precision, autocast, no_autocast
 
 
 def fused_supported(net: RejectingNet, precision: Precision) -> bool:

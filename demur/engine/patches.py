@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
+from demur.attacks.attack_model import Gradient, ObjectiveFunction
 from demur.engine.fused_resnet import FusedResNet, FusedTrunk, convolve
-from demur.gradient import Gradient, ObjectiveFunction
 from demur.nets.layers import Conv3x3, pad_weight_channels
-from demur.precision import autocast, no_autocast, products_dtype
+from demur.numerics import autocast, no_autocast, products_dtype
 
 try:
     import triton

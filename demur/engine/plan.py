@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from demur.attacks import CE
+from demur.attacks.attack_model import gradient
 from demur.distributed import ProcessGroup
 from demur.errors import BadInput, suggestion
-from demur.gradient import gradient
-from demur.precision import Precision, autocast
+from demur.numerics import Precision, autocast
 from demur.recipes import Recipe
 
 ENGINES = ("auto", "plain", "fast")

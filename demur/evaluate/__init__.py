@@ -8,8 +8,8 @@ pack       the same with the features of some images, for new rejectors
 """
 
 from demur.evaluate.archive import ArchiveKeepsLess, archive, pack
-from demur.evaluate.attack import LoadedRun, RecordOptions, run_attack
 from demur.evaluate.record_scores import StoredScore, accepted, tcon_of, values
+from demur.evaluate.recording import LoadedRun, RecordOptions, run_attack
 from demur.evaluate.score import (
     BASELINE,
     ORACLE,

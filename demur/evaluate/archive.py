@@ -19,15 +19,15 @@ from torch import Tensor
 
 from demur.attacks import Clean
 from demur.errors import BadInput
-from demur.evaluate.attack import LoadedRun, RecordOptions, no_progress, run_attack
 from demur.evaluate.certificates import REMEDY
 from demur.evaluate.record_scores import can_score, tcon_of, values
+from demur.evaluate.recording import LoadedRun, RecordOptions, no_progress, run_attack
 from demur.evaluate.score import BASELINE, boundary_counts
 from demur.evaluate.thresholds import ThresholdResolver
+from demur.files.atomic import replace_folder, write_json
 from demur.rejectors import Con, Coupled, RCon, Rejector, TooFewImages, paper_grid
-from demur.rule import Score
+from demur.rejectors.rule import Score
 from demur.runs import Record, Run
-from demur.runs.files import replace_folder, write_json
 from demur.runs.metadata import CERTIFICATE, read_metadata
 from demur.runs.record import identity, is_corruption, record_path, write_record
 from demur.runs.tables import TRUE

@@ -15,7 +15,7 @@ from demur.errors import BadInput
 from demur.metrics import BoolArray, FloatArray
 from demur.output import Output, tcon
 from demur.rejectors import FittedScore
-from demur.rule import Rule, Score
+from demur.rejectors.rule import Rule, Score
 from demur.runs import Record
 from demur.runs.tables import TRUE
 from demur.spec import show

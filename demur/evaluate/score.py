@@ -16,7 +16,6 @@ from demur import metrics
 from demur.attacks import Clean
 from demur.calibrate import TPR, binomial_sf
 from demur.errors import BadInput
-from demur.evaluate.attack import LoadedRun
 from demur.evaluate.record_scores import (
     JsonFields,
     StoredScore,
@@ -26,11 +25,12 @@ from demur.evaluate.record_scores import (
     tcon_of,
     values,
 )
+from demur.evaluate.recording import LoadedRun
 from demur.evaluate.thresholds import ThresholdResolver
 from demur.metrics import BoolArray, Difference, FloatArray, Interval, OperatingStats, Resamples
 from demur.output import Output, label_entry, log_probabilities, mask_label, prediction
 from demur.rejectors import Con, TooFewImages
-from demur.rule import Rejector, Score
+from demur.rejectors.rule import Rejector, Score
 from demur.runs import Record
 from demur.runs.record import is_corruption
 from demur.spec import digest, show

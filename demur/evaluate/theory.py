@@ -14,16 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from demur import theory as statements
 from demur.attacks import XiObjective
-from demur.balls import Ball, Linf
+from demur.attacks.balls import Ball, Linf
 from demur.errors import BadInput
 from demur.evaluate.record_scores import JsonFields
 from demur.metrics import BoolArray, FloatArray, Interval, wilson
-from demur.recipes import VOCABULARY
-from demur.runs import Record, Run
-from demur.spec import read, show
-from demur.theory import (
+from demur.metrics import theory as statements
+from demur.metrics.theory import (
     TOYS,
     Claim,
     TheoryInputs,
@@ -35,6 +32,9 @@ from demur.theory import (
     toy_values,
     xi_below,
 )
+from demur.recipes import VOCABULARY
+from demur.runs import Record, Run
+from demur.spec import read, show
 
 GAMMAS = (0.55, 0.6, 0.7, 0.8, 0.9)
 RHO = 0.01  # the paper gives no value; below 1/e the result does not depend on it

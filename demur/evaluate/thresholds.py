@@ -17,7 +17,7 @@ import torch
 from demur.attacks.criteria import RuleCriterion
 from demur.evaluate.record_scores import values
 from demur.rejectors import FittedScore
-from demur.rule import OperatingPoint, Rejector, Score, as_score
+from demur.rejectors.rule import OperatingPoint, Rejector, Score, as_score
 from demur.runs import Record
 from demur.spec import Spec, show
 

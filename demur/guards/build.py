@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from demur.attacks.attack_model import Model
 from demur.errors import BadInput, shorten
 from demur.evaluate import LoadedRun
 from demur.evaluate.record_scores import accepted as accepted_in
 from demur.evaluate.record_scores import can_score
-from demur.field_types import Positive, UnitInterval, convert_value
-from demur.gradient import Model
 from demur.guards.calibration import (
     GuardScore,
     calibrate,
@@ -32,9 +31,10 @@ from demur.nets import NetSpec
 from demur.output import Output
 from demur.recipes import VOCABULARY
 from demur.rejectors import Rejector
-from demur.rule import Rule
+from demur.rejectors.rule import Rule
 from demur.runs import Run
 from demur.spec import check_readable, read
+from demur.spec.field_types import Positive, UnitInterval, convert_value
 
 Levels = tuple[float | None, float | None, float | None]  # tpr, coverage, risk
 

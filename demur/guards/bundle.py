@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.errors import BadInput, shorten
-from demur.field_types import Condition, Positive, PositiveInt, UnitInterval, convert_value
+from demur.files.atomic import read_tensors, replace_folder, write_json, write_tensors, write_text
 from demur.guards.calibration import GuardScore, on_device
 from demur.guards.core import BuiltFrom, Guard
 from demur.guards.hub import model_card
@@ -32,14 +32,14 @@ from demur.guards.inputs import Shape
 from demur.images import Domain
 from demur.methods import Head
 from demur.nets import NetSpec, RejectingNet
+from demur.numerics import device_by_name
 from demur.output import as_output
-from demur.precision import device_by_name
 from demur.recipes import VOCABULARY
 from demur.rejectors import FittedScore, Rejector
-from demur.rule import Score, as_score
-from demur.runs.files import read_tensors, replace_folder, write_json, write_tensors, write_text
+from demur.rejectors.rule import Score, as_score
 from demur.runs.metadata import Schema, check_values, read_metadata
 from demur.spec import ALLOWED, Spec, check_readable, read, show
+from demur.spec.field_types import Condition, Positive, PositiveInt, UnitInterval, convert_value
 from demur.version import code_version
 
 CONFIG, WEIGHTS, ARRAYS, CARD, ONNX = (

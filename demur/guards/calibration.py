@@ -21,12 +21,12 @@ from demur.calibrate import (
     upper_bound,
 )
 from demur.errors import BadInput
-from demur.field_types import convert_value
 from demur.metrics import BoolArray, FloatArray
 from demur.output import Output, check_logits, prediction
 from demur.rejectors import Coupled, FittedScore, OutputScore, Rejector
-from demur.rule import Score, as_score
+from demur.rejectors.rule import Score, as_score
 from demur.spec import Spec, show
+from demur.spec.field_types import convert_value
 
 BINS = 64  # of the calibration scores, for the drift test
 ERROR = 0.025  # of each end of an interval

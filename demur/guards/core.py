@@ -17,15 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from demur.gradient import Model
+from demur.attacks.attack_model import Model
+from demur.files.image_files import MAX_PIXELS
 from demur.guards.calibration import GuardScore
 from demur.guards.inputs import Shape, read_images
-from demur.image_files import MAX_PIXELS
 from demur.methods import Head
 from demur.nets import NetSpec
 from demur.nets.net import LogitsOnly
 from demur.output import Output, as_output, log_probabilities, prediction
-from demur.rule import Rule
+from demur.rejectors.rule import Rule
 
 if TYPE_CHECKING:
     from demur.evaluate import LoadedRun

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from demur.errors import BadInput
+from demur.files.image_files import SUFFIXES
+from demur.files.regular_file import raise_unreadable
 from demur.guards.core import Guard
 from demur.guards.inputs import Batch, read_images
-from demur.image_files import SUFFIXES
-from demur.regular_file import raise_unreadable
 
 Row = dict[str, Any]  # file, class, label, accepted, confidence, scores, reason, error
 FILES_PER_BATCH = 64

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from demur.errors import BadInput
-from demur.image_files import MAX_PIXELS, decode_image, resize_pixels
+from demur.files.image_files import MAX_PIXELS, decode_image, resize_pixels
 
 Shape = tuple[int, int, int]  # C, H, W
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from demur.errors import BadInput
+from demur.files.atomic import write_bytes
 from demur.output import log_probabilities, prediction
 from demur.rejectors import FittedScore
-from demur.runs.files import write_bytes
 
 if TYPE_CHECKING:
     from demur.guards.core import Guard

@@ -22,7 +22,6 @@ from demur.attacks.objectives import (
     UntargetedMargin,
 )
 from demur.errors import BadInput
-from demur.field_types import NonNegative, UnitInterval
 from demur.methods.frameworks import BatchOutputs, Framework, LabelledOutput, subset_weights
 from demur.methods.heads import DenseAux, Head, NoAux, SelectiveAux
 from demur.output import (
@@ -34,6 +33,7 @@ from demur.output import (
     prediction,
 )
 from demur.rejectors import AcceptProbability, Energy, Rectifier, Rejector
+from demur.spec.field_types import NonNegative, UnitInterval
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from demur.attacks import CE, KL, PGD, Attack, Objective, WrongConfidence
+from demur.attacks.attack_model import attack_model
+from demur.attacks.balls import Linf
 from demur.attacks.objectives import divergence
-from demur.balls import Linf
 from demur.errors import BadInput
-from demur.field_types import NonNegative, Positive
-from demur.gradient import attack_model
 from demur.noise import Stream
 from demur.output import Output, log_probabilities
 from demur.spec import Spec
+from demur.spec.field_types import NonNegative, Positive
 
 BatchNorm = Literal["train", "batch", "eval"]
 # CCAT: the authors maximise the largest wrong probability; its log has the same gradient signs

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from demur import noise
 from demur.errors import BadInput
-from demur.field_types import Positive, UnitInterval
 from demur.methods.frameworks import BatchOutputs, Framework, subset_weights
 from demur.methods.heads import Head, NoHead
 from demur.noise import Stream
 from demur.spec import Spec, later
+from demur.spec.field_types import Positive, UnitInterval
 
 HEAD_ONLY_SEED = 0x5BA6ED  # fixed, so that every run has the same head-only subset
 

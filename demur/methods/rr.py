@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from demur.attacks import CE, RRLoss
 from demur.errors import BadInput
-from demur.field_types import NonNegative, Positive
 from demur.methods.frameworks import BatchOutputs, Framework
 from demur.methods.heads import BlocksAux, DenseAux, Head
 from demur.output import (
@@ -31,6 +30,7 @@ from demur.output import (
 )
 from demur.rejectors import Con, ConMinusRectifier, Coupled, RCon, Rectifier, Rejector
 from demur.spec import later
+from demur.spec.field_types import NonNegative, Positive
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from demur.errors import BadInput
-from demur.field_types import PositiveInt
 from demur.images import Domain
 from demur.nets.layers import Conv1x1, Conv3x3, Norm2d
 from demur.nets.net import NetSpec, RejectingNet, Trunk
+from demur.spec.field_types import PositiveInt
 
 LARGE = 96  # pixels from which images get the stem of ImageNet
 

@@ -20,16 +20,16 @@ from demur.attacks import CW, Attack, Corruption, Misclassified
 from demur.data.corruptions import SEVERITIES
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RejectorEvaluation, tcon_of, values
-from demur.evaluate.corruptions import accuracy_by_severity, pool_severities
-from demur.evaluate.distortion import distances_of, paper_mean_distance
 from demur.evaluate.record_scores import can_score
 from demur.metrics import FloatArray
+from demur.paper.corruptions import accuracy_by_severity, pool_severities
+from demur.paper.distortion import distances_of, paper_mean_distance
 from demur.paper.measure import epoch_seconds, megabytes, metrics_file
 from demur.paper.published import HEAD, ORACLE, Column, Metric, PaperRow, PaperTable
 from demur.paper.scales import SCALES, settings_grid
 from demur.recipes import VOCABULARY, Recipe, attack
 from demur.rejectors import REFERENCE_RIDGE_NAME, Rejector
-from demur.rule import Score
+from demur.rejectors.rule import Score
 from demur.runs import Record, Run
 from demur.spec import digest, read
 

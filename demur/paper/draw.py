@@ -8,18 +8,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from demur import metrics, plot
+from demur import metrics
 from demur.evaluate import values
 from demur.evaluate.record_scores import StoredScore, can_score
 from demur.evaluate.theory import outputs_at
 from demur.metrics import BoolArray, FloatArray
+from demur.metrics.theory import (
+    TheoryInputs,
+    con_above,
+    is_confident,
+    is_xi_accurate,
+    probabilities,
+)
 from demur.recipes import Recipe
 from demur.rejectors import Con, RCon
+from demur.rejectors.rule import Score
+from demur.report import plot
 from demur.report.figures import FAINT, INK, MOST_POINTS, RIGHT, STROKES, WRONG
-from demur.rule import Score
 from demur.runs import Record
 from demur.spec import show
-from demur.theory import TheoryInputs, con_above, is_confident, is_xi_accurate, probabilities
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

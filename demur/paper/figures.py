@@ -12,14 +12,14 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from demur.errors import BadInput, suggestion
-from demur.evaluate.adaptive import ETAS
 from demur.evaluate.record_scores import can_score
 from demur.paper import draw
+from demur.paper.adaptive import ETAS
 from demur.paper.cells import Need, StoredRuns, protocol_of
 from demur.paper.scales import SCALES, Scale
 from demur.recipes import Recipe, attack
+from demur.rejectors.rule import Score
 from demur.report.figures import drawing, saved
-from demur.rule import Score
 from demur.runs import Record
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from demur.paper.published import PAPER_TABLES
 from demur.paper.scales import SCALES
 from demur.recipes import VOCABULARY
 from demur.rejectors import Con
-from demur.rule import Score
+from demur.rejectors.rule import Score
 from demur.runs import Record, Run
 from demur.spec import digest, read, show
 

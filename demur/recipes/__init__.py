@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from demur.attacks import ATTACKS, CRITERIA, OBJECTIVES, Attack, PlusLogScore
-from demur.balls import L2, Linf
+from demur.attacks.balls import L2, Linf
 from demur.calibrate import OPERATING_POINTS
 from demur.data import AUGMENTS, DATASETS, OwnImages
 from demur.data.sources import HUB, LAYOUTS
 from demur.errors import BadInput, shorten, suggestion
+from demur.files.regular_file import MEGABYTE, read_regular_file
 from demur.methods import FRAMEWORKS, HEADS, SCHEDULES, Method
 from demur.nets import NETS, FactoryNet
 from demur.nets.factory import allow_factory, is_factory
@@ -29,7 +30,6 @@ from demur.recipes.attacks import (
 )
 from demur.recipes.named import RECIPES, hint_for
 from demur.recipes.training import Recipe
-from demur.regular_file import MEGABYTE, read_regular_file
 from demur.rejectors import REJECTORS, Con
 from demur.spec import Spec, Vocabulary, edit, find_name, read
 

@@ -32,7 +32,7 @@ from demur.attacks import (
     WrongConfidence,
     XiObjective,
 )
-from demur.balls import L2, Linf
+from demur.attacks.balls import L2, Linf
 from demur.calibrate import TPR, Median
 from demur.data.corruptions import CORRUPTIONS
 from demur.errors import BadInput

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from demur.attacks import KL, PGD
-from demur.balls import Linf
+from demur.attacks.balls import Linf
 from demur.data import CIFAR10, CropFlip, Digits, OwnImages
 from demur.errors import suggestion
 from demur.methods import (

@@ -4,15 +4,15 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from demur.attacks import PGD, Attack, Clean
-from demur.balls import L2, Linf
+from demur.attacks.balls import L2, Linf
 from demur.data import Augment, Dataset, NoAugment, SplitName
 from demur.errors import BadInput, shorten, suggestion
-from demur.field_types import Condition, NonNegative, NonNegativeInt, PositiveInt, UnitInterval
 from demur.methods import Method, Schedule
 from demur.nets import NetSpec
-from demur.precision import Precision
+from demur.numerics import Precision
 from demur.rejectors import REJECTORS, Con, Rejector
 from demur.spec import Spec, find_name, later
+from demur.spec.field_types import Condition, NonNegative, NonNegativeInt, PositiveInt, UnitInterval
 
 # an average with decay 1 never changes, and AWP that starts at the end never runs
 BelowOne = Annotated[float, Condition(lambda v: 0 <= v < 1, "of at least 0 and below 1")]

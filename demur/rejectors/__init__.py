@@ -21,8 +21,8 @@ from demur.rejectors.outputs import (
     Rectifier,
     SoftmaxMargin,
 )
+from demur.rejectors.rule import Rejector, Score
 from demur.rejectors.vim import ViM
-from demur.rule import Rejector, Score
 
 # Every rejector: in `demur list`, in `demur score`, in the tests and in the documentation.
 REJECTORS: list[type[Rejector]] = [

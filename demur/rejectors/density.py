@@ -16,9 +16,8 @@ from torch.nn.functional import normalize
 
 from demur.data import CIFAR10, CIFAR100, Dataset
 from demur.errors import BadInput
-from demur.field_types import Positive, PositiveInt
+from demur.numerics import no_autocast
 from demur.output import Output, prediction
-from demur.precision import no_autocast
 from demur.rejectors.fitted import (
     FittedScore,
     TooFewImages,
@@ -28,7 +27,8 @@ from demur.rejectors.fitted import (
 )
 from demur.rejectors.gaussian import GDA, GMM, GDAStar
 from demur.rejectors.outputs import Con
-from demur.rule import Rejector
+from demur.rejectors.rule import Rejector
+from demur.spec.field_types import Positive, PositiveInt
 
 MIN_LOG_GAP = 1e-6  # between log distances; a smaller gap gives no estimate of the dimension
 

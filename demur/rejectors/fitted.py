@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from demur.errors import BadInput
+from demur.numerics import no_autocast
 from demur.output import Output, as_output, prediction
-from demur.precision import no_autocast
-from demur.rule import Score
+from demur.rejectors.rule import Score
 
 CHUNK = 1024  # images per chunk
 

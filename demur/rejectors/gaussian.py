@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from demur.errors import BadInput
-from demur.field_types import NonNegative
 from demur.output import Output, label_entry, prediction
 from demur.rejectors.fitted import FittedScore, TooFewImages, correct_features
-from demur.rule import Rejector
+from demur.rejectors.rule import Rejector
+from demur.spec.field_types import NonNegative
 
 Inverse = Literal["ridge", "pseudo", "reference"]
 REFERENCE_RIDGE = 1e-10  # of the reference code, on the scatter: N times the covariance

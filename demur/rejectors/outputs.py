@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from demur.errors import BadInput
-from demur.field_types import Positive
 from demur.output import (
     ABSTAIN,
     ACCEPT,
@@ -34,7 +33,8 @@ from demur.output import (
     rcon,
     rectifier_logit,
 )
-from demur.rule import Rejector, Rule, Score, as_score
+from demur.rejectors.rule import Rejector, Rule, Score, as_score
+from demur.spec.field_types import Positive
 
 TINY = 1e-300  # smallest threshold of which a logit is taken
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from demur.errors import BadInput
-from demur.field_types import PositiveInt
 from demur.output import Output, energy
 from demur.rejectors.fitted import FittedScore, correct_features
-from demur.rule import Rejector
+from demur.rejectors.rule import Rejector
+from demur.spec.field_types import PositiveInt
 
 
 @dataclass(frozen=True)

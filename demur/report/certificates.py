@@ -8,7 +8,7 @@ from rich.table import Table
 
 from demur.evaluate.certificates import IssuedCertificate, Retest
 from demur.report.figures import FAINT, INK, RIGHT, WRONG, drawing, saved
-from demur.report.text import percent, show_table
+from demur.report.terminal import percent, show_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

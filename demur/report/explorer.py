@@ -23,7 +23,7 @@ from demur.output import prediction
 from demur.rejectors import Con, Coupled, RCon, Rejector
 from demur.rejectors.outputs import AcceptProbability, Rectifier, SoftmaxMargin
 from demur.report.scored_run import NO_DATA, ScoredRun, clean_images
-from demur.report.text import percent
+from demur.report.terminal import percent
 from demur.runs import Record
 from demur.spec import show
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from demur.evaluate import ORACLE, Protocol, Row, ScoredRecord, Summary
 from demur.evaluate.certificates import IssuedCertificate, retests
+from demur.files.atomic import write_text
 from demur.metrics import Interval
 from demur.report.certificates import cells, guarantees_svg
 from demur.report.explorer import explorer_data
@@ -33,7 +34,7 @@ from demur.report.figures import (
     overview_figure,
 )
 from demur.report.scored_run import RECTIFIED, ScoredRun
-from demur.report.text import (
+from demur.report.terminal import (
     Sanity,
     attack_command,
     comparable,
@@ -43,7 +44,6 @@ from demur.report.text import (
     train_command,
 )
 from demur.runs import Record
-from demur.runs.files import write_text
 from demur.sanity import run_checks
 from demur.spec import lines, show
 

@@ -24,7 +24,9 @@ from demur.evaluate.theory import (
     WorstCaseXi,
     outputs_at,
 )
+from demur.files.atomic import write_bytes
 from demur.metrics import wilson
+from demur.metrics.theory import TheoryInputs, con_above, n_sub
 from demur.report.figures import (
     FAINT,
     INK,
@@ -36,10 +38,8 @@ from demur.report.figures import (
     drawing,
     saved,
 )
-from demur.report.text import percent, show_table, terminal
+from demur.report.terminal import percent, show_table, terminal
 from demur.runs import Record, Run
-from demur.runs.files import write_bytes
-from demur.theory import TheoryInputs, con_above, n_sub
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

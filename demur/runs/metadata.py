@@ -16,7 +16,8 @@ import torch
 
 from demur.data import SplitName
 from demur.errors import BadInput
-from demur.field_types import (
+from demur.files.atomic import read_json
+from demur.spec.field_types import (
     Condition,
     Extended,
     NonNegativeInt,
@@ -24,7 +25,6 @@ from demur.field_types import (
     UnitInterval,
     convert_value,
 )
-from demur.runs.files import read_json
 from demur.version import code_version
 
 Metadata = dict[str, Any]

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from demur.errors import BadInput
+from demur.files.atomic import move_file, read_checked, write_bytes, write_json
+from demur.files.regular_file import MEGABYTE
 from demur.output import Output, prediction
-from demur.regular_file import MEGABYTE
-from demur.runs.files import move_file, read_checked, write_bytes, write_json
 from demur.runs.metadata import RECORD, read_metadata
 
 MAX_NPZ = 4096 * MEGABYTE  # bytes of the file

@@ -22,10 +22,7 @@ import torch
 from torch import Tensor
 
 from demur.errors import BadInput, suggestion
-from demur.nets import RejectingNet
-from demur.recipes import Recipe, read_recipe
-from demur.regular_file import MEGABYTE
-from demur.runs.files import (
+from demur.files.atomic import (
     TEMPORARY_FILES,
     delete_temporary_files,
     exclusive_lock,
@@ -35,6 +32,9 @@ from demur.runs.files import (
     write_tensors,
     write_text,
 )
+from demur.files.regular_file import MEGABYTE
+from demur.nets import RejectingNet
+from demur.recipes import Recipe, read_recipe
 from demur.runs.metadata import CHECKPOINT, STATE, read_metadata
 from demur.runs.record import read_record
 from demur.runs.tables import Records

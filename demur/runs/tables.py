@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from demur.errors import BadInput
 from demur.output import prediction, tcon
-from demur.rule import Rejector, Score
+from demur.rejectors.rule import Rejector, Score
 from demur.runs.record import Record
 from demur.spec import show
 

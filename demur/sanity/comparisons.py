@@ -8,7 +8,7 @@ from itertools import pairwise, permutations
 import numpy as np
 
 from demur.attacks import PGD, Attack, Clean
-from demur.balls import Ball, Linf
+from demur.attacks.balls import Ball, Linf
 from demur.metrics import BoolArray
 from demur.sanity.evidence import (
     SIGNIFICANCE,

@@ -21,8 +21,8 @@ from demur.attacks import (
     Misclassified,
     PlusLogScore,
 )
+from demur.attacks.balls import Ball
 from demur.attacks.criteria import RuleCriterion
-from demur.balls import Ball
 from demur.calibrate import binomial_sf
 from demur.errors import BadInput
 from demur.evaluate.record_scores import JsonFields, can_score, values
@@ -30,7 +30,7 @@ from demur.evaluate.score import RejectorEvaluation
 from demur.metrics import BoolArray, FloatArray
 from demur.metrics.checks import IntArray
 from demur.recipes import NAMED_ATTACKS, VOCABULARY, Recipe
-from demur.rule import Rejector, Score
+from demur.rejectors.rule import Rejector, Score
 from demur.runs import Record
 from demur.spec import Spec, read, show
 

@@ -17,7 +17,7 @@ from demur.attacks import (
 from demur.attacks.criteria import RuleCriterion
 from demur.evaluate.record_scores import tcon_of
 from demur.metrics import BoolArray, FloatArray
-from demur.rule import Unresolved
+from demur.rejectors.rule import Unresolved
 from demur.runs import Record
 from demur.sanity.evidence import (
     TOLERATED,

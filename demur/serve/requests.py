@@ -20,11 +20,11 @@ from starlette.formparsers import MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from demur.errors import BadInput, shorten
-from demur.field_types import Positive, PositiveInt
+from demur.files.regular_file import MEGABYTE
 from demur.guards.core import Guard
 from demur.guards.inputs import Batch, read_images
-from demur.regular_file import MEGABYTE
 from demur.spec import Spec
+from demur.spec.field_types import Positive, PositiveInt
 
 DTYPES = ("uint8", "float32")
 FORMS = "multipart/form-data with image files, an image, or application/json with arrays"

@@ -27,10 +27,10 @@ from torch import Tensor
 
 import demur
 from demur.attacks import PGD
-from demur.balls import Linf
+from demur.attacks.balls import Linf
 from demur.errors import BadInput
+from demur.files.image_files import import_pillow
 from demur.guards.core import Guard
-from demur.image_files import import_pillow
 from demur.serve.batching import Batcher, ModelFailed, Overloaded, Rows, result_rows
 from demur.serve.metrics import DriftMonitor, Metrics
 from demur.serve.requests import DTYPES, RequestError, Settings, images_of

@@ -23,8 +23,7 @@ from demur.engine import (
     fused_supported,
 )
 from demur.errors import BadInput, first_line
-from demur.fused import fusing
-from demur.precision import use_precision
+from demur.numerics import fusing, use_precision
 from demur.recipes import Recipe
 from demur.training.state import TrainState
 from demur.training.step import PlainSteps, TrainingStep

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from demur.errors import BadInput, suggestion
-from demur.runs.files import write_text
+from demur.files.atomic import write_text
 
 NUMBERS = (int, float)
 

@@ -23,13 +23,13 @@ from demur.attacks import Attack, Clean
 from demur.data import Images, Splits
 from demur.engine import EnginePlan, FrozenModel, choose_plan
 from demur.errors import BadInput, Diverged
+from demur.files.atomic import content_digest, write_text
 from demur.methods import attack_mode
 from demur.nets.layers import synchronise_batch_norm
+from demur.numerics import tf32, use_precision
 from demur.output import prediction
-from demur.precision import tf32, use_precision
 from demur.recipes import Recipe
 from demur.runs import Run, provenance
-from demur.runs.files import content_digest, write_text
 from demur.runs.run import (
     LISTING,
     ResumeState,

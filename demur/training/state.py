@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from demur.distributed import ProcessGroup
 from demur.nets import RejectingNet
-from demur.precision import Precision, weights_dtype
+from demur.numerics import Precision, weights_dtype
 from demur.recipes import Recipe
 
 TINY = 1e-20  # as in the reference code: added to ||g||, so that a zero gradient moves nothing

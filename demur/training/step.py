@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from demur import noise
 from demur.data import BatchStream, Images, MappedImages
 from demur.noise import Stream
-from demur.precision import autocast, tf32
+from demur.numerics import autocast, tf32
 from demur.recipes import Recipe
 from demur.training.state import TrainState
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import peer_adapters
 from demur.attacks import CW, PGD, AutoAttackEnsemble
-from demur.balls import Linf
+from demur.attacks.balls import Linf
 from demur.evaluate import LoadedRun, RecordOptions
 from demur.nets import RejectingNet
 from demur.output import prediction

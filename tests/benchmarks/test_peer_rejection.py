@@ -11,17 +11,17 @@ import torch
 import peer_rejection
 from demur.attacks import AcceptedError, Attack, Chain, RejectAutoAttackEnsemble, UntargetedMargin
 from demur.attacks.attack import AttackBatch
-from demur.balls import Linf
+from demur.attacks.attack_model import approximate_value, gradient
+from demur.attacks.balls import Linf
 from demur.bench.check import Reports
 from demur.data import Images
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions
-from demur.gradient import approximate_value, gradient
 from demur.methods import PGDAT, Method
 from demur.output import prediction
 from demur.recipes import VOCABULARY, recipe
 from demur.rejectors import GDA, Con, Coupled, RCon, Rectifier, TooFewImages
-from demur.rule import Rejector
+from demur.rejectors.rule import Rejector
 from demur.spec import read
 from peer_rejection import (
     Budget,

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import typer.main
 
-from demur.cli import app, main
+from demur.cli.commands import app, main
 from demur.errors import BadInput
 from demur.recipes import NAMED_ATTACKS, RECIPES
 from tests.fuzz.mutation import ODD_TEXT, mutate_text

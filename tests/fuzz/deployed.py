@@ -18,8 +18,8 @@ from PIL import Image
 
 import demur
 from demur import KD, RR, Coupled, Digits, Guard, RCon, ResNet8
+from demur.files.atomic import content_digest
 from demur.guards.hub import model_card
-from demur.runs.files import content_digest
 from tests.fuzz.mutation import ODD_TEXT, ODD_VALUES, mutate_bytes, mutate_json, mutate_text
 from tests.fuzz.outcomes import expect
 

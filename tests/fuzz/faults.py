@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import demur.report.page
-from demur.cli import main
+from demur.cli.commands import main
 from demur.data import Digits, Splits
 
 FEW = 200  # images of each split

@@ -19,9 +19,9 @@ from safetensors.torch import save as bytes_of
 
 from demur.data.cifar import read_part
 from demur.data.published import CIFAR10_FILES, PIXELS, Part
+from demur.files.atomic import content_digest, read_tensors
 from demur.recipes import NAMED_ATTACKS, RECIPES, VOCABULARY
 from demur.runs import Record, Run
-from demur.runs.files import content_digest, read_tensors
 from demur.runs.metadata import CERTIFICATE, CHECKPOINT, RECORD, STATE, read_metadata
 from demur.runs.record import ARRAYS, check_arrays, npz_bytes, read_npz
 from demur.runs.run import load_state

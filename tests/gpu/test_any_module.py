@@ -5,13 +5,13 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import APGD, CE, Chain, Square
+from demur.attacks.attack_model import PlainModel
+from demur.attacks.balls import Linf
 from demur.attacks.checked_model import checked
-from demur.autoattack import AutoAttack
-from demur.balls import Linf
+from demur.audits.ensembles import AutoAttack
 from demur.engine import FrozenModel, FrozenModule, accelerated, fast_copy
 from demur.engine.any_module import GPU_SETTINGS
 from demur.engine.fast_copy import FastCopy
-from demur.gradient import PlainModel
 from tests.test_any_module import Branching, Residual, ViewedMaps, conv_net, logits, seeded
 from tests.test_gradients_together import OBJECTIVES, own_model
 from tests.test_pure_bf16_copy import MODELS

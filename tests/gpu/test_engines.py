@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from demur.attacks import PGD
-from demur.balls import Linf
+from demur.attacks.balls import Linf
 from demur.bench import check
 from demur.data import Digits, Images, Splits
 from demur.engine import FrozenModel
 from demur.methods import CCAT, PGDAT, RR, TRADES, Method
-from demur.precision import Precision
+from demur.numerics import Precision
 from demur.recipes import Recipe, recipe
 from demur.spec import show
 from demur.training import FastSteps, PlainSteps, TrainState, train

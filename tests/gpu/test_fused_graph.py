@@ -9,7 +9,7 @@ from torch.nn.functional import relu
 
 from demur.engine.fast_copy import CopySettings, FastCopy
 from demur.engine.fused_graph import FusedActivation, fuse_activations
-from demur.precision import Precision, products_dtype
+from demur.numerics import Precision, products_dtype
 from tests.gpu.tools import BATCHES, PRECISIONS, distance, random_maps
 from tests.test_fused_graph import FUSED, logits_and_grad, prepared
 

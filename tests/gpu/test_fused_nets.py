@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from demur.attacks import CE, PGD, PlusLogScore
-from demur.balls import Linf
+from demur.attacks.attack_model import gradient
+from demur.attacks.balls import Linf
 from demur.engine import FrozenModel, FusedTrainingNet, fused_supported
 from demur.engine.fused_resnet import FusedResNet
-from demur.gradient import gradient
 from demur.methods import RR, BatchNorm, NoHead, attack_mode
 from demur.nets import RejectingNet
+from demur.numerics import Precision, autocast, no_autocast, tf32
 from demur.output import Output
-from demur.precision import Precision, autocast, no_autocast, tf32
 from demur.rejectors import RCon
 from tests.gpu.tools import (
     BATCHES,

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from demur.attacks import CE, UntargetedMargin
+from demur.attacks.attack_model import gradient
 from demur.engine import FrozenModel, capture
 from demur.engine.graphs import CapturedGraph
-from demur.gradient import gradient
 from demur.nets import RejectingNet
+from demur.numerics import tf32
 from demur.output import Output
-from demur.precision import tf32
 from tests.gpu.tools import (
     BATCHES,
     GRADIENTS,

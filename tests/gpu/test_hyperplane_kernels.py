@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from demur.attacks import FAB, kernels
+from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.fab import project_to_hyperplane
-from demur.balls import L2, Ball, Linf
 from tests.linear import LinearNet, centred_images, distance
 
 BALLS = pytest.mark.parametrize("ball", [Linf(8 / 255), L2(0.5)], ids=repr)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from demur.attacks import kernels
+from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.margins import initial_state, solve_game
-from demur.balls import L2, Ball, Linf
 
 
 @pytest.mark.parametrize("ball", [Linf(8 / 255), L2(0.5)])

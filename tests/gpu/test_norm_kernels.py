@@ -10,7 +10,7 @@ from torch.nn.functional import batch_norm, relu
 
 from demur.engine import fused_norm
 from demur.engine.fused_norm import FusedBatchNorm
-from demur.precision import Precision, products_dtype
+from demur.numerics import Precision, products_dtype
 from tests.gpu.tools import BATCHES, PRECISIONS, distance, random_maps
 
 MAPS = ((16, 32), (20, 7), (64, 8), (512, 4))  # channels, height: also no multiple of a tile

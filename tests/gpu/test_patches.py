@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from demur.attacks import CE, Square, UntargetedMargin
-from demur.balls import Linf
+from demur.attacks.attack_model import exact_value
+from demur.attacks.balls import Linf
 from demur.engine import FrozenModel, frozen
 from demur.engine.patches import SQUARE, store_windows
-from demur.gradient import exact_value
-from demur.precision import Precision
+from demur.numerics import Precision
 from tests.gpu.tools import PRECISIONS, distance, images, random_net
 from tests.test_patches import squares, with_squares
 

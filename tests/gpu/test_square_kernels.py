@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from demur.attacks import kernels
+from demur.attacks.balls import Linf
 from demur.attacks.square import Square, SquareDraw, SquareState
-from demur.balls import Linf
 
 SHAPES = [(257, 3, 32, 32), (1, 3, 32, 32), (5, 1, 7, 29), (3, 2, 31, 1), (4, 4, 1, 1)]
 

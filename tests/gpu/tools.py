@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from demur.data import CIFAR10
 from demur.methods import RR, NoHead
 from demur.nets import RejectingNet, ResNet18
-from demur.precision import Precision
+from demur.numerics import Precision
 
 BATCHES = (1, 3, 37, 128)
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")

@@ -15,8 +15,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from demur.attacks.objectives.objective import AttackStart, Objective, ObjectiveState
-from demur.field_types import NonNegative, Positive, PositiveInt
 from demur.output import Output, label_entry, log_probabilities, log_tcon, mask_label
+from demur.spec.field_types import NonNegative, Positive, PositiveInt
 
 TINY = 1e-12
 

@@ -14,9 +14,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from demur.attacks.attack_model import Model
 from demur.attacks.criteria import RuleCriterion
 from demur.errors import BadInput
-from demur.gradient import Model
 from demur.output import Output, as_output
 from demur.spec import Spec, required_fields
 

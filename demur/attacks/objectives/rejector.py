@@ -25,7 +25,6 @@ from demur.attacks.objectives.objective import (
     WrappedObjective,
 )
 from demur.errors import BadInput
-from demur.field_types import NonNegative, NonNegativeInt, Positive, UnitInterval
 from demur.output import (
     Construction,
     Output,
@@ -40,8 +39,9 @@ from demur.output import (
     rr_loss_per_image,
     tcon,
 )
-from demur.rule import Rejector, Score, as_score
+from demur.rejectors.rule import Rejector, Score, as_score
 from demur.spec import later
+from demur.spec.field_types import NonNegative, NonNegativeInt, Positive, UnitInterval
 
 Form = Literal["paper", "authors"]  # as the R-Con paper ran a method, or as its authors did
 ANY = -1  # in place of a target: the wrong class with the largest logit

@@ -1,6 +1,6 @@
 """Checks of a model before it is attacked: warnings that the result may mean little.
 
-    probe(model, x, y)      # {"images": 128, "random_outputs": 0, "zero_gradients": 0}
+    for sentence in preflight_warnings(model, chain, x, y): ...
 
 Attacks by gradients on a model with random outputs or zero gradients overestimate its robustness.
 """
@@ -11,20 +11,18 @@ from math import comb
 import torch
 from torch import Tensor
 
-from demur.attacks import CE, AcceptedError, SingleMargin
+from demur.attacks import AcceptedError, SingleMargin
+from demur.attacks.attack_model import Model, gradient
 from demur.attacks.chain import Chain
 from demur.attacks.checked_model import NoGradientError
 from demur.attacks.objectives.rejector import ANY
-from demur.gradient import Model, gradient
+from demur.evaluate.recording import probe
 from demur.metrics import BoolArray, FloatArray, auroc, auroc_interval
-from demur.output import Output, as_output
-from demur.precision import tf32
-from demur.rule import Rule
+from demur.output import as_output
+from demur.rejectors.rule import Rule
 
-PROBED = 128  # number of images
 LOW_COVERAGE = 0.05  # share of clean images up to which accepting them is an exception
 MIN_FOR_CHANCE, CHANCE_LEVEL = 10, 0.05  # images, and probability of so many hits by chance
-ROUNDING = 1e-4  # relative difference that two kernels may have by rounding
 
 
 def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iterator[str]:
@@ -114,29 +112,3 @@ def _zero_score_gradients(
                 f"the score has no gradient for {flat} of {len(x)} images; pass a differentiable "
                 "one as ModelWithScore(model, score, surrogate=...)"
             )
-
-
-def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:
-    """Count the images whose output differs between two forward passes, and zero gradients.
-
-    Uses the first PROBED images of x (N, C, H, W) and y (N), in fp32.
-    """
-    x, y = x[:PROBED], y[:PROBED]
-    with tf32("fp32"):
-        with torch.no_grad():
-            first, second = (_logits_and_aux(as_output(model(x))) for _ in range(2))
-        try:
-            grad = gradient(model, CE(), x, y).grad
-        except NoGradientError:
-            grad = torch.zeros_like(x)
-    differs = (first - second).abs().amax(-1) > ROUNDING * first.abs().amax(-1)
-    has_gradient = grad.flatten(1).abs().amax(1) > 0  # also False for NaN
-    return {
-        "images": len(x),
-        "random_outputs": int(differs.sum()),
-        "zero_gradients": int((~has_gradient).sum()),
-    }
-
-
-def _logits_and_aux(out: Output) -> Tensor:
-    return torch.cat((out.logits, out.aux.to(out.logits)), -1)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import AcceptedError, ForceRejectionEnsemble, Rejected
+from demur.attacks.attack_model import Model
 from demur.attacks.checked_model import checked
-from demur.autoattack import AutoAttack, EnsembleEvaluation, RejectAutoAttack, ball_by_name
-from demur.calibrate import TPR
-from demur.ensemble_result import (
+from demur.attacks.wrappers import ModelWithScore
+from demur.audits.ensemble_result import (
     Counts,
     EnsembleResult,
     count_cell,
@@ -28,22 +28,22 @@ from demur.ensemble_result import (
     sanity_json,
     sanity_lines,
 )
+from demur.audits.ensembles import AutoAttack, EnsembleEvaluation, RejectAutoAttack, ball_by_name
+from demur.audits.flags import MOST_IMAGES, foreign_checks
+from demur.audits.image_parts import device_for, image_parts
+from demur.calibrate import TPR
 from demur.errors import BadInput, suggestion
-from demur.evaluate.image_parts import device_for, image_parts
-from demur.evaluate.preflight import PROBED, probe
-from demur.gradient import Model
+from demur.evaluate.recording import PROBED, probe
+from demur.files.atomic import write_text
+from demur.files.output_paths import check_output_file, check_output_folder
 from demur.images import check_batch
 from demur.noise import permutation
+from demur.numerics import device_by_name
 from demur.output import Output, prediction
-from demur.output_paths import check_output_file, check_output_folder
-from demur.precision import device_by_name
 from demur.rejectors import ModelScore
-from demur.rule import OperatingPoint, Rejector, Score, as_score
-from demur.runs.files import write_text
+from demur.rejectors.rule import OperatingPoint, Rejector, Score, as_score
 from demur.sanity import CheckResult, Flag
-from demur.sanity.foreign import MOST_IMAGES, foreign_checks
 from demur.spec import Spec, show
-from demur.wrappers import ModelWithScore
 
 NO_JINJA = "the page needs jinja2; install it with pip install 'demur[report]'"
 AuditVersion = Literal["auto", "standard", "fast", "rand"]
@@ -152,7 +152,7 @@ class AuditReport:
             from jinja2 import Environment, StrictUndefined
         except ImportError:
             raise BadInput(NO_JINJA) from None
-        text = files("demur.auditing").joinpath("audit.html.j2").read_text(encoding="utf-8")
+        text = files("demur.audits").joinpath("audit.html.j2").read_text(encoding="utf-8")
         environment = Environment(autoescape=True, undefined=StrictUndefined)
         parts = (self.autoattack, self.accepted_errors, self.forced_rejections)
         page = environment.from_string(text).render(

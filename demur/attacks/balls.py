@@ -14,11 +14,11 @@ from torch import Tensor
 
 from demur import noise
 from demur.errors import BadInput
-from demur.field_types import NonNegative
-from demur.fused import fused
 from demur.images import per_image
 from demur.noise import Stream
+from demur.numerics import fused
 from demur.spec import Spec
+from demur.spec.field_types import NonNegative
 
 RADIUS, CHOICE = 1, 2  # keys of independent random streams
 ROUNDING = 1e-5  # by which a projected image may exceed its ball, relative to 1 + eps

@@ -17,12 +17,12 @@ from demur.cli.evaluate import (
     parse_protocols,
 )
 from demur.errors import BadInput
-from demur.output_paths import check_svg_file
+from demur.files.output_paths import check_svg_file
 
 if TYPE_CHECKING:
     from demur.evaluate import LoadedRun, Protocol, RecordOptions
-    from demur.evaluate.adaptive import AdaptivePlan
-    from demur.report.adaptive import AdaptiveResults
+    from demur.paper.adaptive import AdaptivePlan
+    from demur.paper.study_text import AdaptiveResults
 
 
 @app.command()
@@ -52,8 +52,8 @@ def adaptive(
     """
     from demur.distributed import current
     from demur.evaluate import RecordOptions
-    from demur.evaluate.adaptive import AdaptivePlan
-    from demur.report.adaptive import show_adaptive
+    from demur.paper.adaptive import AdaptivePlan
+    from demur.paper.study_text import show_adaptive
 
     protocols = parse_protocols(protocol)
     with load_run_by_rank(run, device, data, engine) as loaded:
@@ -78,9 +78,9 @@ def _evaluate(
 ) -> "AdaptiveResults":
     """Return the results of the protocols; records that exist are read, the others are made."""
     from demur.evaluate import RejectorEvaluation
-    from demur.evaluate.adaptive import trials
+    from demur.paper.adaptive import trials
+    from demur.paper.study_text import AdaptiveResults
     from demur.recipes import attack as attack_named
-    from demur.report.adaptive import AdaptiveResults
 
     evaluation = RejectorEvaluation.of(loaded, rejectors=plan.rejectors, records=[])
     protocols = available_protocols(evaluation, protocols)
@@ -129,13 +129,13 @@ def distortion(
     from demur.attacks import Clean
     from demur.distributed import current
     from demur.evaluate import RecordOptions
-    from demur.evaluate.distortion import (
+    from demur.paper.distortion import (
         default_attacks,
         distances,
         distortion_attack,
         distortion_verdicts,
     )
-    from demur.report.adaptive import show_distances
+    from demur.paper.study_text import show_distances
 
     with load_run_by_rank(run, device, data, engine) as loaded:
         recipe = loaded.run.recipe

@@ -11,7 +11,7 @@ import typer
 
 from demur.cli.app import DataFolder, Device, Engine, app, split_names
 from demur.errors import BadInput, suggestion
-from demur.output_paths import check_archive_folder
+from demur.files.output_paths import check_archive_folder
 
 if TYPE_CHECKING:
     from demur.paper.cells import Cell, Need
@@ -281,7 +281,7 @@ def _check_matplotlib() -> None:
 
 def _write_figure(folder: Path, name: str, caption: str, files: dict[str, bytes]) -> None:
     """Write the files of a figure and its caption, and print them."""
-    from demur.runs.files import write_bytes, write_text
+    from demur.files.atomic import write_bytes, write_text
 
     for kind, content in files.items():
         write_bytes(folder / f"{name}.{kind}", content)

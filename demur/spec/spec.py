@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 from typing import get_type_hints as type_hints
 
 from demur.errors import BadInput, shorten, suggestion
-from demur.field_types import convert_value, describe_type, short_type, takes_specs
+from demur.spec.field_types import convert_value, describe_type, short_type, takes_specs
 
 LONG = 8  # a decimal with more characters is written as a fraction, if it is one
 ALLOWED = "DEMUR_MODULES"  # environment variable: modules, separated by commas

@@ -21,18 +21,18 @@ from demur.attacks import PGD, AcceptedError, Attack, Clean, PlusLogScore
 from demur.calibrate import TPR
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, accepted, resolve_thresholds, run_attack, values
-from demur.evaluate.attack import no_progress
 from demur.evaluate.batching import ProgressCallback
 from demur.evaluate.record_scores import to_json
+from demur.evaluate.recording import no_progress
+from demur.files.atomic import write_json
 from demur.methods import PGDAT, RR, Method
 from demur.metrics import BoolArray, Difference, auroc, auroc_difference
 from demur.nets import FactoryNet
 from demur.nets.factory import allow_factory
 from demur.recipes import RECIPES, Recipe, with_changes
 from demur.rejectors import Con, Rejector
-from demur.rule import as_score
+from demur.rejectors.rule import as_score
 from demur.runs import Run
-from demur.runs.files import write_json
 from demur.spec import show
 from demur.training import train
 

@@ -17,7 +17,7 @@ from demur.errors import BadInput
 from demur.metrics import auroc, ece
 from demur.metrics import risk_coverage as risk_coverage_curve
 from demur.metrics.checks import scored_pair
-from demur.theory import con_above
+from demur.metrics.theory import con_above
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,9 +8,9 @@ from rich import box
 from rich.table import Table
 
 from demur.evaluate import BASELINE, Row, ScoredRecord
-from demur.evaluate.adaptive import Mark, Measure, Trial, marks, minima, row_of
-from demur.evaluate.distortion import Distances
-from demur.report.text import percent, show_scores, show_table, table_width, terminal
+from demur.paper.adaptive import Mark, Measure, Trial, marks, minima, row_of
+from demur.paper.distortion import Distances
+from demur.report.terminal import percent, show_scores, show_table, table_width, terminal
 
 STARS: dict[Mark, str] = {"": "", "objective": "* ", "all": "** "}
 CAPTION = (

@@ -20,11 +20,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from demur.attacks.attack_model import Model
 from demur.data import CIFAR10, CIFAR100, DATASETS, OwnImages
 from demur.data.sources import Source, open_source
 from demur.errors import BadInput, first_line, suggestion
-from demur.gradient import Model
-from demur.image_files import resize_pixels
+from demur.files.image_files import resize_pixels
 from demur.methods import RR, NoHead
 from demur.nets import ResNet18, WideResNet
 from demur.nets.net import NetSpec, Normalise, RejectingNet

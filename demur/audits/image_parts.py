@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from demur.attacks.attack_model import Model
 from demur.attacks.criteria import Criterion, RuleCriterion
 from demur.errors import BadInput
-from demur.gradient import Model
+from demur.files.output_paths import check_output_file
 from demur.output import as_output, prediction
-from demur.output_paths import check_output_file
 
 PART_BYTES = 2**28  # of the images of a part, in fp32
 LEVELS = 255  # the pixel value of a uint8 array that maps to 1.0

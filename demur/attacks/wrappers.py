@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from demur.attacks.attack_model import Model
 from demur.errors import BadInput, first_line
-from demur.gradient import Model
 from demur.output import Output, as_output
 
 ImageScore = Callable[[Tensor], Tensor]  # images to one score per image; accept if it is high

@@ -24,9 +24,9 @@ from demur.attacks.chain import BROKEN_CLEAN, NOT_BROKEN, Chain, ChainState
 from demur.attacks.checked_model import CheckedModel
 from demur.attacks.criteria import RuleCriterion
 from demur.errors import BadInput
-from demur.output_paths import check_output_file
+from demur.files.atomic import write_bytes
+from demur.files.output_paths import check_output_file
 from demur.progress import Bar, track
-from demur.runs.files import write_bytes
 from demur.spec import digest
 
 KEY_PREFIX = "of."  # of the names of the digests of attacks, model and images

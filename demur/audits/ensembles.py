@@ -20,28 +20,28 @@ from torch import Tensor, nn
 
 from demur import attacks
 from demur.attacks.attack import AttackBatch
+from demur.attacks.attack_model import Model
 from demur.attacks.autoattack import MEMBERS, VERSIONS, RejectVersion, Version
+from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.chain import BROKEN_CLEAN, NOT_BROKEN, Chain, ChainState
 from demur.attacks.checked_model import CheckedModel, NoGradientError, checked
 from demur.attacks.criteria import AcceptedError, RuleCriterion
-from demur.balls import L2, Ball, Linf
-from demur.engine import accelerated, check_model_engine, cudnn_benchmark
-from demur.ensemble_result import CLEAN, EnsembleResult
-from demur.errors import BadInput, suggestion
-from demur.evaluate.ensemble_state import (
+from demur.audits.ensemble_result import CLEAN, EnsembleResult
+from demur.audits.ensemble_state import (
     FINGERPRINT_IMAGES,
     EnsembleState,
     MemberProgress,
     concat_states,
 )
-from demur.evaluate.image_parts import ArrayWriter, Decisions, decide, device_for, image_parts
-from demur.evaluate.preflight import preflight_warnings, rejector_warnings
-from demur.gradient import Model
+from demur.audits.flags import foreign_checks
+from demur.audits.image_parts import ArrayWriter, Decisions, decide, device_for, image_parts
+from demur.audits.preflight import preflight_warnings, rejector_warnings
+from demur.engine import accelerated, check_model_engine, cudnn_benchmark
+from demur.errors import BadInput, suggestion
 from demur.images import check_batch
 from demur.nan_checks import raise_deferred
-from demur.precision import device_by_name
+from demur.numerics import device_by_name
 from demur.sanity import CheckResult
-from demur.sanity.foreign import foreign_checks
 from demur.spec import show
 
 BALLS: dict[str, type[Ball]] = {"Linf": Linf, "L2": L2}

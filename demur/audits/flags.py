@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from demur.attacks import PGD, Attack, Clean
+from demur.attacks.balls import Ball, Linf
 from demur.attacks.checked_model import CheckedModel, NoGradientError
 from demur.attacks.criteria import RuleCriterion
-from demur.balls import Ball, Linf
-from demur.evaluate.preflight import probe
+from demur.evaluate.recording import probe
 from demur.evaluate.score import RejectorEvaluation
+from demur.numerics import tf32
 from demur.output import Output
-from demur.precision import tf32
-from demur.rule import as_score
+from demur.rejectors.rule import as_score
 from demur.runs import Record
 from demur.sanity import checks_of
 from demur.sanity.comparisons import LARGE, TOO_GOOD

@@ -19,25 +19,23 @@ import torch
 from torch import Tensor
 
 from demur import distributed
-from demur.attacks import Attack, Clean, Corruption
-from demur.attacks.checked_model import CheckedModel
-from demur.balls import L2, Linf
+from demur.attacks import CE, Attack, Clean, Corruption
+from demur.attacks.attack_model import Model, gradient
+from demur.attacks.balls import L2, Linf
+from demur.attacks.checked_model import CheckedModel, NoGradientError
 from demur.data import CIFAR10, Images, SplitName, Splits
 from demur.data.cifar10c import CorruptionSource, find_source
 from demur.engine import FrozenModel, check_engine, compiler_for_attacks
 from demur.errors import BadInput, suggestion
 from demur.evaluate.batching import ProgressCallback, attack_in_batches, default_batch_size
-from demur.evaluate.preflight import probe
 from demur.evaluate.thresholds import BoundSpec, resolve_thresholds
-from demur.fused import fusing
-from demur.gradient import Model
+from demur.files.atomic import exclusive_lock
 from demur.images import check_batch
 from demur.nan_checks import raise_if_invalid
 from demur.nets import RejectingNet
-from demur.output import Output, check_logits
-from demur.precision import Precision, device_by_name, tf32, use_precision
+from demur.numerics import Precision, device_by_name, fusing, tf32, use_precision
+from demur.output import Output, as_output, check_logits
 from demur.runs import Record, Run, provenance
-from demur.runs.files import exclusive_lock
 from demur.runs.record import (
     finished_record,
     identity,
@@ -50,6 +48,8 @@ from demur.spec import digest, show
 from demur.version import code_version
 
 VERDICT_BATCH = 256
+PROBED = 128  # images of a probe
+ROUNDING = 1e-4  # relative difference that two kernels may have by rounding
 
 
 def no_progress(done: int, total: int) -> None:
@@ -398,3 +398,29 @@ def _final_outputs(net: RejectingNet, x_adv: Tensor, device: torch.device) -> Ou
     with torch.no_grad(), tf32("fp32"):
         batches = [net(batch.to(device)) for batch in padded.split(VERDICT_BATCH)]
     return Output(*(torch.cat(part)[: len(x_adv)].cpu() for part in zip(*batches, strict=True)))
+
+
+def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:
+    """Count the images whose output differs between two forward passes, and zero gradients.
+
+    Uses the first PROBED images of x (N, C, H, W) and y (N), in fp32.
+    """
+    x, y = x[:PROBED], y[:PROBED]
+    with tf32("fp32"):
+        with torch.no_grad():
+            first, second = (_logits_and_aux(as_output(model(x))) for _ in range(2))
+        try:
+            grad = gradient(model, CE(), x, y).grad
+        except NoGradientError:
+            grad = torch.zeros_like(x)
+    differs = (first - second).abs().amax(-1) > ROUNDING * first.abs().amax(-1)
+    has_gradient = grad.flatten(1).abs().amax(1) > 0  # also False for NaN
+    return {
+        "images": len(x),
+        "random_outputs": int(differs.sum()),
+        "zero_gradients": int((~has_gradient).sum()),
+    }
+
+
+def _logits_and_aux(out: Output) -> Tensor:
+    return torch.cat((out.logits, out.aux.to(out.logits)), -1)

@@ -24,7 +24,7 @@ from safetensors.torch import save as bytes_of
 from torch import Tensor
 
 from demur.errors import BadInput
-from demur.regular_file import MEGABYTE, read_regular_file
+from demur.files.regular_file import MEGABYTE, read_regular_file
 
 TEMPORARY_FILES = ".*.tmp"
 STANDARD_OUTPUT = 1

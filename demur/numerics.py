@@ -1,21 +1,26 @@
-"""Devices by name, and the precision of convolutions and matrix products.
+"""How tensor operations are computed: the device, the precision, and which chains are compiled.
 
     with use_precision("bf16", device): ...
 
 "fp64" and "fp32" compute in that dtype. "tf32" rounds the factors of fp32 products to TF32 on a
 GPU. "bf16" computes convolutions in bf16 by autocast, and the remaining fp32 products with TF32.
-Heads, losses and scores use fp32 at least.
+Heads, losses and scores use fp32 at least. `@fused` marks what torch.compile may fuse.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from functools import wraps
+from typing import Literal, ParamSpec, TypeVar
 
 import torch
 
 from demur.errors import BadInput
 
 Precision = Literal["fp64", "fp32", "tf32", "bf16"]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_fusing_depth = 0  # nested fusing() blocks around the running code
 
 
 def weights_dtype(precision: Precision) -> torch.dtype:
@@ -81,3 +86,32 @@ def device_by_name(name: str) -> torch.device:
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # Triton kernels and CUDA graphs use the current device
     return device
+
+
+@contextmanager
+def fusing(enabled: bool = True) -> Iterator[None]:
+    """Run marked functions compiled inside this block; do nothing if not enabled."""
+    global _fusing_depth  # noqa: PLW0603
+    _fusing_depth += enabled
+    try:
+        yield
+    finally:
+        _fusing_depth -= enabled
+
+
+def fused(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a short chain of tensor operations so that it runs compiled inside `fusing()`.
+
+    Anywhere else it runs as written, so the results of the plain engine depend on no compiler.
+    """
+    compiled: list[Callable[P, R]] = []
+
+    @wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling() or _fusing_depth == 0:
+            return function(*args, **kwargs)
+        if not compiled:
+            compiled.append(torch.compile(function))
+        return compiled[0](*args, **kwargs)
+
+    return wrapped

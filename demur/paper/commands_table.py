@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, app, split_names
-from demur.cli.paper import (
+from demur.errors import BadInput
+from demur.files.output_paths import check_archive_folder, check_output_file
+from demur.paper.commands_paper import (
     RUNS_FOLDER,
     Kept,
     Runs,
@@ -21,8 +23,6 @@ from demur.cli.paper import (
     training_factories,
     verdict_text,
 )
-from demur.errors import BadInput
-from demur.output_paths import check_archive_folder, check_output_file
 
 if TYPE_CHECKING:
     from demur.paper.measure import TrainingResult
@@ -160,7 +160,7 @@ def _recipe_table(
 
 def _output(text: str, form: str, out: str | None) -> None:
     """Print a table and write it to a file."""
-    from demur.runs.files import write_text
+    from demur.files.atomic import write_text
 
     if form == "markdown":
         _show(text)
@@ -213,7 +213,7 @@ def _show(page: str) -> None:
     """Print Markdown: rendered on a terminal, as it is elsewhere."""
     from rich.markdown import Markdown
 
-    from demur.report.text import terminal
+    from demur.report.terminal import terminal
 
     console = terminal()
     if console.is_terminal:

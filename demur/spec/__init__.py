@@ -1,0 +1,35 @@
+"""Specs: frozen dataclasses that are written and read as text, with checked field types."""
+
+from demur.spec.spec import (
+    ALLOWED,
+    Spec,
+    Vocabulary,
+    check_readable,
+    differences,
+    digest,
+    edit,
+    field_types,
+    find_name,
+    later,
+    lines,
+    read,
+    required_fields,
+    show,
+)
+
+__all__ = [
+    "ALLOWED",
+    "Spec",
+    "Vocabulary",
+    "check_readable",
+    "differences",
+    "digest",
+    "edit",
+    "field_types",
+    "find_name",
+    "later",
+    "lines",
+    "read",
+    "required_fields",
+    "show",
+]
