@@ -7,13 +7,10 @@ import pytest
 import torch
 
 from demur.data import (
-    AUGMENTS,
     DATASETS,
     SPLITS,
-    CropFlip,
     Dataset,
     Digits,
-    NoAugment,
     OwnImages,
     digits,
 )
@@ -96,51 +93,6 @@ def test_first_returns_the_first_images_and_rejects_impossible_counts() -> None:
     for count in (0, 301):
         with pytest.raises(BadInput, match="300"):
             test.first(count)
-
-
-def test_every_augmentation_is_covered() -> None:
-    assert set(AUGMENTS) == {NoAugment, CropFlip}
-
-
-def test_no_augmentation_returns_the_same_images() -> None:
-    x = torch.rand(6, 1, 8, 8)
-    assert NoAugment()(x, 0, INDEX, 0) is x
-
-
-def test_crop_moves_the_image_by_at_most_pad_and_fills_with_zero() -> None:
-    x = torch.zeros(500, 1, 9, 9)
-    x[:, :, 4, 4] = 1
-    index = torch.arange(500)
-    moved = CropFlip(pad=2, flip=False)(x, 0, index, 0)
-    pixel = moved.flatten(1).argmax(1)
-    offsets = torch.stack([pixel // 9 - 4, pixel % 9 - 4], 1)
-    assert offsets.abs().max() == 2
-    assert len(offsets.unique(dim=0)) == 25
-    assert torch.equal(moved.sum((1, 2, 3)), torch.ones(500))
-
-
-def test_flip_mirrors_about_half_of_the_images() -> None:
-    x = torch.rand(1000, 3, 4, 4)
-    out = CropFlip(pad=0, flip=True)(x, 0, torch.arange(1000), 0)
-    mirrored = (out == x.flip(-1)).flatten(1).all(1)
-    same = (out == x).flatten(1).all(1)
-    assert (mirrored | same).all()
-    assert 400 < int(mirrored.sum()) < 600
-
-
-def test_reflect_fill_has_no_black_border() -> None:
-    x = torch.ones(50, 1, 8, 8)
-    index = torch.arange(50)
-    assert CropFlip(pad=2, flip=False, fill="reflect")(x, 0, index, 0).min() == 1
-    assert CropFlip(pad=2, flip=False)(x, 0, index, 0).min() == 0
-
-
-def test_augmentation_is_seeded_per_image() -> None:
-    x, augment = torch.rand(6, 1, 8, 8), CropFlip(pad=2)
-    augmented = augment(x, 3, INDEX, 1)
-    assert torch.equal(augmented, augment(x, 3, INDEX, 1))
-    assert torch.equal(augmented[2:4], augment(x[2:4], 3, INDEX[2:4], 1))
-    assert not torch.equal(augmented, augment(x, 3, INDEX, 2))
 
 
 GOLDEN = {"fit": "ab98c94b", "val": "749b9899", "cal": "fd1b77e2", "test": "86ec42e5"}

@@ -40,9 +40,9 @@ from demur.attacks import (
 from demur.attacks.balls import L2, Linf
 from demur.attacks.objectives import CARLMargin, CARLObjective, RejectionHinge
 from demur.calibrate import TPR, Coverage, Risk
-from demur.data import CIFAR10, CIFAR100, CropFlip
+from demur.data import CIFAR10, CIFAR100, IDBH, CropFlip
 from demur.errors import BadInput
-from demur.methods import FRAMEWORKS, HEADS, PGDAT, RR, Method, Piecewise
+from demur.methods import ADR, FRAMEWORKS, HEADS, PGDAT, RR, LabelSmoothing, Method, Piecewise
 from demur.nets import FactoryNet
 from demur.recipes import NAMED_ATTACKS, RECIPES, VOCABULARY, recipe
 from demur.rejectors import (
@@ -83,6 +83,9 @@ NAMED: dict[str, Spec] = {
     "a retrofit": replace(RECIPES["digits-pgdat-rr"], base="runs/digits-pgdat"),
     "piecewise": Piecewise(),
     "crop": CropFlip(),
+    "idbh": IDBH(),
+    "smoothed labels": replace(RECIPES["digits-trades"], labels=LabelSmoothing()),
+    "adr": replace(RECIPES["digits-trades"], ema=0.9, labels=ADR()),
     "cifar10": CIFAR10(),
     "cifar100": CIFAR100(split="paper"),
     **RECIPES["cifar10-pgdat-rr"].rejectors(),

@@ -25,7 +25,8 @@ ABOUT = {
     "rejectors": "scores that decide what to reject",
     "nets": "network architectures",
     "data": "data sets",
-    "methods": "training frameworks, heads and schedules",
+    "methods": "training frameworks, heads, labels and schedules",
+    "augmentation": "transformations of training images",
     RUNS: "runs in ./runs or in another folder",
 }
 WORDS = {
@@ -116,7 +117,10 @@ def listings(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
         "rejectors": lambda: described(rejectors.REJECTORS),
         "nets": lambda: described(nets.NETS),
         "data": lambda: described(data.DATASETS),
-        "methods": lambda: described([*methods.FRAMEWORKS, *methods.HEADS, *methods.SCHEDULES]),
+        "methods": lambda: described(
+            [*methods.FRAMEWORKS, *methods.HEADS, *methods.LABELS, *methods.SCHEDULES]
+        ),
+        "augmentation": lambda: described(data.AUGMENTS),
         RUNS: lambda: _runs(folder),
     }
 

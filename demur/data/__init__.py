@@ -1,13 +1,11 @@
 """Data sets, their splits, and augmentation."""
 
+from demur.data.augment import IDBH, Augment, CropFlip, NoAugment
 from demur.data.cifar import CIFAR10, CIFAR100
 from demur.data.dataset import (
     SPLITS,
-    Augment,
-    CropFlip,
     Dataset,
     Images,
-    NoAugment,
     SplitName,
     Splits,
     ThreatModel,
@@ -17,13 +15,14 @@ from demur.data.mapped import BatchStream, MappedImages
 from demur.data.own_images import OwnImages
 
 DATASETS: tuple[type[Dataset], ...] = (Digits, CIFAR10, CIFAR100, OwnImages)
-AUGMENTS: tuple[type[Augment], ...] = (NoAugment, CropFlip)
+AUGMENTS: tuple[type[Augment], ...] = (NoAugment, CropFlip, IDBH)
 
 __all__ = [
     "AUGMENTS",
     "CIFAR10",
     "CIFAR100",
     "DATASETS",
+    "IDBH",
     "SPLITS",
     "Augment",
     "BatchStream",

@@ -1,4 +1,4 @@
-"""A data set: splits of labelled uint8 images, domain, usual threat model, augmentation.
+"""A data set: splits of labelled uint8 images, domain and usual threat model.
 
     splits = Digits().load()            # fit / val / cal / test
     x, y = splits["test"].batch(chosen) # floats in [0, 1], labels
@@ -16,15 +16,10 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad as pad_image
 
-from demur import noise
 from demur.errors import BadInput
 from demur.images import Domain
-from demur.noise import Stream
-from demur.numerics import fused
 from demur.spec import Spec
-from demur.spec.field_types import NonNegativeInt
 
 SplitName = Literal["fit", "val", "cal", "test"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
@@ -130,58 +125,3 @@ class Dataset(Spec, ABC):
     @abstractmethod
     def load(self, folder: Path | None = None) -> Splits:
         """Load the splits from `folder`, or from where `demur.data.published` finds the files."""
-
-
-@dataclass(frozen=True)
-class Augment(Spec, ABC):
-    """A random transformation of training images that preserves their labels."""
-
-    @abstractmethod
-    def __call__(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
-        """Return the transformed images, N, C, H, W.
-
-        The random numbers of an image depend only on `seed`, its `index` and `stream`.
-        """
-
-
-@dataclass(frozen=True)
-class NoAugment(Augment):
-    """No augmentation."""
-
-    def __call__(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
-        return x
-
-
-@dataclass(frozen=True)
-class CropFlip(Augment):
-    """A random crop of the padded image, then a horizontal flip with probability 1/2."""
-
-    pad: NonNegativeInt = 4  # pixels on each side
-    flip: bool = True
-    fill: Literal["zero", "reflect"] = "zero"
-
-    def __call__(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
-        return self._crop_and_flip(x, noise.uniform(seed, index, stream, (3,)))
-
-    @fused
-    def _crop_and_flip(self, x: Tensor, draw: Tensor) -> Tensor:
-        """Transform x by `draw`: N uniform triples for row offset, column offset and flip."""
-        if self.pad:
-            x = self._crop(x, (draw[:, :2] * (2 * self.pad + 1)).long())
-        if self.flip:
-            x = torch.where((draw[:, 2] < 0.5)[:, None, None, None], x.flip(-1), x)
-        return x
-
-    def _crop(self, x: Tensor, corner: Tensor) -> Tensor:
-        height, width = x.shape[-2:]
-        if self.fill == "reflect" and self.pad >= min(height, width):
-            raise BadInput(
-                f"reflect padding of {self.pad} pixels needs larger images than {height}x{width}; "
-                "use a smaller pad or fill=zero"
-            )
-        wide = pad_image(x, [self.pad] * 4, mode="constant" if self.fill == "zero" else "reflect")
-        rows = corner[:, :1] + torch.arange(height, device=x.device)  # N, H
-        columns = corner[:, 1:] + torch.arange(width, device=x.device)  # N, W
-        image = torch.arange(len(x), device=x.device)[:, None, None]
-        cropped = wide.movedim(1, -1)[image, rows[:, :, None], columns[:, None, :]]  # N, H, W, C
-        return cropped.movedim(-1, 1)

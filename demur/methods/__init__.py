@@ -13,15 +13,18 @@ from demur.methods.frameworks import (
     attack_mode,
 )
 from demur.methods.heads import Head, NoHead
+from demur.methods.labels import ADR, HardLabels, Labels, LabelSmoothing
 from demur.methods.method import Method, OneCycle, Piecewise, Schedule
 from demur.methods.rr import RR
 
 FRAMEWORKS: list[type[Framework]] = [Standard, PGDAT, TRADES, CCAT]
 HEADS: list[type[Head]] = [NoHead, RR, EBD, SNet, ATRO, CARL]
+LABELS: list[type[Labels]] = [HardLabels, LabelSmoothing, ADR]
 SCHEDULES: list[type[Schedule]] = [Piecewise, OneCycle]
 
 __all__ = [
-    "ATRO", "CARL", "CCAT", "EBD", "FRAMEWORKS", "HEADS", "PGDAT", "RR", "SCHEDULES", "TRADES",
-    "BatchNorm", "BatchOutputs", "Framework", "Head", "LabelledOutput", "Method", "NoHead",
-    "OneCycle", "Piecewise", "SNet", "Schedule", "Standard", "attack_mode",
+    "ADR", "ATRO", "CARL", "CCAT", "EBD", "FRAMEWORKS", "HEADS", "LABELS", "PGDAT", "RR",
+    "SCHEDULES", "TRADES", "BatchNorm", "BatchOutputs", "Framework", "HardLabels", "Head",
+    "LabelSmoothing", "LabelledOutput", "Labels", "Method", "NoHead", "OneCycle", "Piecewise",
+    "SNet", "Schedule", "Standard", "attack_mode",
 ]  # fmt: skip

@@ -87,11 +87,21 @@ def running_stats_frozen(net: nn.Module) -> Iterator[None]:
 
 
 class LabelledOutput(NamedTuple):
-    """Images (N, C, H, W), their labels (N) and the net's output for them."""
+    """Images (N, C, H, W), their labels (N) and the net's output for them.
+
+    `target` holds the target probabilities (N, K) of soft labels; None: the labels themselves.
+    """
 
     x: Tensor
     y: Tensor
     out: Output
+    target: Tensor | None = None
+
+    def cross_entropy(self) -> Tensor:
+        """Cross-entropy of each image with its target or label, N."""
+        if self.target is None:
+            return CE()(self.out, self.y)
+        return -(self.target * log_probabilities(self.out)).sum(-1)
 
 
 class BatchOutputs(NamedTuple):
@@ -104,6 +114,11 @@ class BatchOutputs(NamedTuple):
     attacked: LabelledOutput
     clean: LabelledOutput | None = None
     unperturbed: Tensor | None = None
+
+    def with_target(self, target: Tensor) -> "BatchOutputs":
+        """Return the outputs with target probabilities, N, K, of attacked and clean images."""
+        clean = None if self.clean is None else self.clean._replace(target=target)
+        return self._replace(attacked=self.attacked._replace(target=target), clean=clean)
 
     def clean_outputs(self) -> LabelledOutput:
         """Outputs for the clean images, which must have been computed."""
@@ -166,6 +181,11 @@ class Framework(Spec, ABC):
         """Whether `classification_loss` has exactly one value for each attacked image."""
         return True
 
+    @property
+    def takes_soft_labels(self) -> bool:
+        """Whether `classification_loss` uses the target probabilities of soft labels."""
+        return True
+
     def with_objective(self, objective: Objective, bn: BatchNorm | None = None) -> "Framework":
         """Copy whose attack maximises `objective`, in batch-norm mode `bn` if given.
 
@@ -200,7 +220,7 @@ class Standard(Framework):
         return BatchOutputs(labelled, labelled)
 
     def classification_loss(self, outputs: BatchOutputs) -> Tensor:
-        return CE()(outputs.attacked.out, outputs.attacked.y)
+        return outputs.attacked.cross_entropy()
 
     def with_objective(self, objective: Objective, bn: BatchNorm | None = None) -> "Standard":
         return self
@@ -241,7 +261,7 @@ class PGDAT(Framework):
         return BatchOutputs(attacked, LabelledOutput(x, y, net(x)) if clean else None)
 
     def classification_loss(self, outputs: BatchOutputs) -> Tensor:
-        return CE()(outputs.attacked.out, outputs.attacked.y)
+        return outputs.attacked.cross_entropy()
 
     def without_stats_updates(self) -> "PGDAT":
         return replace(self, bn="batch") if self.bn == "train" else self
@@ -284,7 +304,7 @@ class TRADES(Framework):
     def classification_loss(self, outputs: BatchOutputs) -> Tensor:
         clean = outputs.clean_outputs()
         log_p, log_p_adv = (log_probabilities(part.out) for part in (clean, outputs.attacked))
-        return CE()(clean.out, clean.y) + self.beta * divergence(log_p, log_p_adv)
+        return clean.cross_entropy() + self.beta * divergence(log_p, log_p_adv)
 
 
 def _set_objective(attack: Attack, objective: Objective) -> Attack:
@@ -377,6 +397,10 @@ class CCAT(Framework):
     @property
     def one_loss_per_image(self) -> bool:
         return False  # clean images have losses too
+
+    @property
+    def takes_soft_labels(self) -> bool:
+        return False
 
 
 def _outputs_of_halves(net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> BatchOutputs:

@@ -102,15 +102,19 @@ class Method(Spec):
         x_adv: Tensor,
         y: Tensor,
         head_only_mask: Tensor | None = None,
+        target: Tensor | None = None,
     ) -> Tensor:
         """Mean training loss of a batch whose adversarial examples `x_adv` are given."""
-        return self.reduce_loss(self.outputs(net, x, x_adv, y), head_only_mask)
+        return self.reduce_loss(self.outputs(net, x, x_adv, y, target), head_only_mask)
 
-    def outputs(self, net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> BatchOutputs:
-        """Forward passes of a training step, in train mode."""
+    def outputs(
+        self, net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, target: Tensor | None = None
+    ) -> BatchOutputs:
+        """Forward passes of a training step, in train mode; `target`: soft labels, N, K."""
         if self.head.needs_input_gradient:
             x = x.detach().requires_grad_()
-        return self.framework.outputs(net, x, x_adv, y, self.head.needs_clean)
+        outputs = self.framework.outputs(net, x, x_adv, y, self.head.needs_clean)
+        return outputs if target is None else outputs.with_target(target)
 
     def reduce_loss(self, outputs: BatchOutputs, head_only_mask: Tensor | None = None) -> Tensor:
         """Mean training loss of the outputs, in fp32 or better."""

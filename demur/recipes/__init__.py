@@ -18,7 +18,7 @@ from demur.data import AUGMENTS, DATASETS, OwnImages
 from demur.data.sources import HUB, LAYOUTS
 from demur.errors import BadInput, shorten, suggestion
 from demur.files.regular_file import MEGABYTE, read_regular_file
-from demur.methods import FRAMEWORKS, HEADS, SCHEDULES, Method
+from demur.methods import FRAMEWORKS, HEADS, LABELS, SCHEDULES, Method
 from demur.nets import NETS, FactoryNet
 from demur.nets.factory import allow_factory, is_factory
 from demur.recipes.attacks import (
@@ -53,7 +53,7 @@ MAX_TEXT = MEGABYTE  # bytes of a file that holds a spec
 
 _LISTS: tuple[Sequence[type[Spec]], ...] = (
     (Linf, L2, Recipe, Method), DATASETS, AUGMENTS, NETS, ATTACKS, OBJECTIVES, CRITERIA, REJECTORS,
-    OPERATING_POINTS, FRAMEWORKS, HEADS, SCHEDULES,
+    OPERATING_POINTS, FRAMEWORKS, HEADS, LABELS, SCHEDULES,
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from demur.attacks import PGD, Attack, Clean
 from demur.attacks.balls import L2, Linf
 from demur.data import Augment, Dataset, NoAugment, SplitName
 from demur.errors import BadInput, shorten, suggestion
-from demur.methods import Method, Schedule
+from demur.methods import HardLabels, Labels, Method, Schedule
 from demur.nets import NetSpec
 from demur.numerics import Precision
 from demur.rejectors import REJECTORS, Con, Rejector
@@ -41,6 +41,7 @@ class Recipe(Spec):
             validated and saved. 0 disables it.
         awp: Size gamma of adversarial weight perturbation, 0.005 to 0.01. 0 disables it.
         awp_start: Share of the epochs before AWP starts.
+        labels: Targets of the classification loss: the labels, smoothed ones, or those of ADR.
         base: Path of a finished run whose classifier is frozen and reused; only the head is
             trained.
 
@@ -70,11 +71,17 @@ class Recipe(Spec):
     awp: NonNegative = field(default=0.0, metadata=later(neutral=0.0))
     awp_start: BelowOne = field(default=0.0, metadata=later(neutral=0.0))
     base: str | None = field(default=None, metadata=later(None))
+    labels: Labels = field(default=HardLabels(), metadata=later(neutral=HardLabels()))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.awp_start and not self.awp:
             raise BadInput("awp_start has no effect without awp; set awp too")
+        if self.labels.needs_teacher and not self.ema:
+            raise BadInput("ADR needs the averaged net as its teacher; set ema, such as ema=0.995")
+        if self.labels != HardLabels() and not self.method.framework.takes_soft_labels:
+            framework = type(self.method.framework).__name__
+            raise BadInput(f"{framework} makes its own targets; leave out labels, or use TRADES")
         if self.base is not None and self.net.trains_head_alone:
             raise BadInput("a base and a frozen net both bring weights; leave out one of them")
         if self.trains_head_alone:

@@ -69,9 +69,14 @@ class FastSteps(PlainSteps):
         reduce_loss = compile_function(method.reduce_loss, self.compiler)
 
         def batch_loss(
-            net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, head_only_mask: Tensor | None
+            net: nn.Module,
+            x: Tensor,
+            x_adv: Tensor,
+            y: Tensor,
+            head_only_mask: Tensor | None,
+            target: Tensor | None,
         ) -> Tensor:
-            return reduce_loss(method.outputs(fused_net, x, x_adv, y), head_only_mask)
+            return reduce_loss(method.outputs(fused_net, x, x_adv, y, target), head_only_mask)
 
         return batch_loss
 

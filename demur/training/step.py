@@ -48,6 +48,7 @@ class TrainingStep:
         self.recipe, self.train_state, self.fit = recipe, train_state, fit
         self.model = model or train_state.net
         self.batch_loss = batch_loss or recipe.method.batch_loss
+        self.total_steps = recipe.epochs * -(-len(fit) // recipe.batch_size)
 
     def __call__(self, chosen: Tensor, step: Stream, share: float = 1.0) -> Tensor:
         """Train on the chosen images; return their mean loss times `share`.
@@ -67,12 +68,26 @@ class TrainingStep:
                 x_adv = recipe.method.craft(self.model, x, y, index, stream)
 
             head_only_mask = recipe.method.head_only_mask(index)
+            target = self._soft_labels(x, y, step)
 
             def loss() -> Tensor:
                 with autocast(train_state.precision, x.device):
-                    return share * self.batch_loss(train_state.net, x, x_adv, y, head_only_mask)
+                    return share * self.batch_loss(
+                        train_state.net, x, x_adv, y, head_only_mask, target
+                    )
 
             return self._update_weights(loss)
+
+    @torch.no_grad()
+    def _soft_labels(self, x: Tensor, y: Tensor, step: Stream) -> Tensor | None:
+        """Return the target probabilities of soft labels, N, K; None for hard labels."""
+        recipe, train_state = self.recipe, self.train_state
+        teacher = None
+        if recipe.labels.needs_teacher and train_state.ema is not None:
+            with autocast(train_state.precision, x.device):
+                teacher = train_state.ema.net(x)
+        progress = step / self.total_steps
+        return recipe.labels.targets(y, recipe.data.domain.classes, progress, teacher)
 
     def _update_weights(self, loss: Callable[[], Tensor]) -> Tensor:
         """Take one optimiser step on the gradient over all processes; return the loss.
