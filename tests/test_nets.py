@@ -100,6 +100,18 @@ def test_wide_resnets_are_initialised_as_in_the_reference_code() -> None:
         WideResNet(depth=30)
 
 
+def test_a_resnet_18_has_the_activation_of_its_spec() -> None:
+    domain, x = CIFAR10().domain, torch.rand(2, 3, 32, 32)
+    smooth, usual = (
+        spec.build(domain, NoHead()).eval()
+        for spec in (ResNet18(4, activation="silu"), ResNet18(4))
+    )
+    smooth.load_state_dict(usual.state_dict())
+    blocks = [block for block in smooth.modules() if isinstance(block, resnet.Block)]
+    assert [block.activate for block in blocks] == 8 * [torch.nn.functional.silu]
+    assert not torch.allclose(smooth(x).logits, usual(x).logits)
+
+
 def test_heads_stay_in_fp32_under_autocast() -> None:
     net = ResNet8().build(DOMAIN, RR()).eval()
     x = torch.rand(4, *DOMAIN.shape)

@@ -32,6 +32,7 @@ def fused_supported(net: RejectingNet, precision: Precision) -> bool:
     """Return whether the kernels can compute this net on its device; they have no fp64."""
     on_gpu = next(net.parameters()).is_cuda and fused_norm.AVAILABLE
     usual = isinstance(net.trunk, ResidualTrunk) and not net.frozen and not net.trunk.large
+    usual = usual and net.trunk.activation == "relu"
     # a FusedTrunk returns the maps of the last stage only
     all_stages = getattr(net.aux, "needs_all_stages", False)
     return on_gpu and precision != "fp64" and usual and not all_stages

@@ -4,31 +4,38 @@ ResNet18().build(CIFAR10().domain, RR())    # 11,304,267 weights, 11,172,170 wit
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import relu
+from torch.nn.functional import relu, silu
 
 from demur.errors import BadInput
 from demur.images import Domain
 from demur.nets.layers import Conv1x1, Conv3x3, Norm2d
 from demur.nets.net import NetSpec, RejectingNet, Trunk
+from demur.spec import later
 from demur.spec.field_types import PositiveInt
 
 LARGE = 96  # pixels from which images get the stem of ImageNet
+Activation = Literal["relu", "silu"]
+ACTIVATIONS = {"relu": relu, "silu": silu}
 
 
 class Block(nn.Module):
     """A pre-activation residual block: maps N, C, H, W to N, width, H / stride, W / stride.
 
-    Batch norm, ReLU, 3x3 convolution, twice, plus a shortcut (He et al. 2016). The shortcut is
-    the identity if the shapes agree, otherwise a 1x1 convolution of the activated input, as in
+    Batch norm, activation, 3x3 convolution, twice, plus a shortcut (He et al. 2016). The shortcut
+    is the identity if the shapes agree, otherwise a 1x1 convolution of the activated input, as in
     the reference code.
     """
 
-    def __init__(self, width_in: int, width: int, stride: int) -> None:
+    def __init__(
+        self, width_in: int, width: int, stride: int, activation: Activation = "relu"
+    ) -> None:
         super().__init__()
+        self.activate = ACTIVATIONS[activation]
         self.norm1 = Norm2d(width_in)
         self.conv1 = Conv3x3(width_in, width, stride)
         self.norm2: nn.Module = Norm2d(width)
@@ -37,9 +44,9 @@ class Block(nn.Module):
         self.shortcut = None if same else Conv1x1(width_in, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        active = relu(self.norm1(x))
+        active = self.activate(self.norm1(x))
         skip: Tensor = x if self.shortcut is None else self.shortcut(active)
-        out: Tensor = self.conv2(relu(self.norm2(self.conv1(active))))
+        out: Tensor = self.conv2(self.activate(self.norm2(self.conv1(active))))
         return out + skip
 
 
@@ -51,19 +58,25 @@ class ResidualTrunk(Trunk):
     """
 
     def __init__(
-        self, channels: int, stem: int, widths: Sequence[int], depth: int, large: bool = False
+        self,
+        channels: int,
+        stem: int,
+        widths: Sequence[int],
+        depth: int,
+        large: bool = False,
+        activation: Activation = "relu",
     ) -> None:
         super().__init__()
+        self.activation = activation
         self.dims = tuple(widths)
         self.large = large
         self.stem: nn.Module = _large_stem(channels, stem) if large else Conv3x3(channels, stem)
         self.stages = nn.ModuleList()
         for i, width in enumerate(widths):
             width_in = widths[i - 1] if i else stem
-            first = Block(width_in, width, stride=2 if i else 1)
-            self.stages.append(
-                nn.Sequential(first, *(Block(width, width, 1) for _ in range(depth - 1)))
-            )
+            blocks = [Block(width_in, width, 2 if i else 1, activation)]
+            blocks += [Block(width, width, 1, activation) for _ in range(depth - 1)]
+            self.stages.append(nn.Sequential(*blocks))
         self.norm = Norm2d(widths[-1])
 
     def forward(self, x: Tensor) -> list[Tensor]:
@@ -72,7 +85,7 @@ class ResidualTrunk(Trunk):
         for stage in self.stages:
             x = stage(x)
             features.append(global_average_pool(x))
-        return [*features[:-1], global_average_pool(relu(self.norm(x)))]
+        return [*features[:-1], global_average_pool(ACTIVATIONS[self.activation](self.norm(x)))]
 
 
 def _large_stem(channels: int, width: int) -> nn.Sequential:
@@ -97,6 +110,7 @@ class ResNet18(NetSpec):
 
     Args:
         width: channels of the first stage; the later stages have 2, 4 and 8 times as many.
+        activation: "relu", for which there are fused kernels, or "silu".
 
     Example:
         >>> import torch
@@ -107,6 +121,7 @@ class ResNet18(NetSpec):
     """
 
     width: PositiveInt = 64
+    activation: Activation = field(default="relu", metadata=later("relu"))
 
     def trunk(self, channels: int) -> ResidualTrunk:
         return self._trunk(channels, large=False)
@@ -116,7 +131,7 @@ class ResNet18(NetSpec):
 
     def _trunk(self, channels: int, large: bool) -> ResidualTrunk:
         widths = [self.width * factor for factor in (1, 2, 4, 8)]
-        return ResidualTrunk(channels, self.width, widths, depth=2, large=large)
+        return ResidualTrunk(channels, self.width, widths, 2, large, self.activation)
 
 
 @dataclass(frozen=True)
