@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from starlette.datastructures import URL
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 import demur
@@ -146,6 +148,20 @@ def test_limits_of_body_and_pixels(tiny_guard: Guard) -> None:
         answer = client.post("/predict", content=bomb, headers={"content-type": "image/png"})
         assert answer.status_code == 422
         assert "40 x 40 pixels and may have at most 100" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("host", ["x/health?", "x/page.css#", "["])
+def test_the_host_header_opens_no_path(
+    tiny_guard: Guard, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    # Starlette up to 0.49 builds the URL of a request, and so its path, from the Host header
+    def from_host(request: Request) -> URL:
+        return URL(f"http://{request.headers['host']}{request.scope['path']}")
+
+    monkeypatch.setattr(Request, "url", property(from_host))
+    with TestClient(create_app(tiny_guard, Settings(token="a-long-word"))) as client:
+        answer = client.post("/predict", content=b"", headers={"Host": host})
+        assert answer.status_code == 401
 
 
 def test_a_token_is_needed_where_one_is_set(tiny_guard: Guard, pixels: Pixels) -> None:

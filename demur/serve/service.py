@@ -177,7 +177,8 @@ class Service:
 
     def check_token(self, request: Request) -> None:
         """Raise RequestError 401 unless the request carries the token; in constant time."""
-        if self.settings.token is None or request.url.path in OPEN_PATHS:
+        # not request.url, which some versions of Starlette build from the Host header
+        if self.settings.token is None or request.scope["path"] in OPEN_PATHS:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         same = hmac.compare_digest(given.encode(), self.settings.token.encode())
@@ -226,7 +227,7 @@ class Service:
         """Count a request, check its token, and turn it away where too many are in progress."""
         start, self.requests, code = time.monotonic(), self.requests + 1, 500
         request = Request(scope)
-        path = request.url.path
+        path = scope["path"]
 
         async def counted(message: Message) -> None:
             nonlocal code
