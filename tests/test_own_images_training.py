@@ -6,14 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from demur.data import CIFAR10, CropFlip, MappedImages, OwnImages, mapped
+from demur.data import CIFAR10, CropFlip, MappedImages, OwnImages, mapped, own_images
+from demur.data.published import cache_folder
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RejectorEvaluation
-from demur.files.atomic import content_digest
+from demur.files.atomic import content_digest, read_json, write_json
 from demur.images import Domain
 from demur.methods import RR
 from demur.nets import FactoryNet, ResNet18, factory
@@ -86,6 +88,47 @@ def test_fast_steps_on_a_stream_end_with_the_weights_of_plain_ones(photos: Path)
             steps(i)
         weights.append(torch.cat([p.detach().flatten() for p in state.net.parameters()]))
     assert torch.allclose(weights[0], weights[1], atol=1e-10)
+
+
+def changed_labels(photos: Path, repair: bool) -> None:
+    """Rotate the labels in the cache of the photos; `repair` its digests too."""
+    (folder,) = (path.parent for path in cache_folder().glob("images/*/y.npy"))
+    y = np.load(folder / "y.npy")
+    np.save(folder / "y.npy", (y + 1) % 3)
+    if repair:
+        metadata = read_json(folder / "cache.json", "")
+        write_json(folder / "cache.json", metadata | {"files": own_images._file_digests(folder)})
+
+
+def test_changed_labels_in_the_cache_are_never_believed(command: Command, photos: Path) -> None:
+    words = [f"data={photos}", "size=8", *BRIEF, "--out", "runs/own"]
+    assert command("train", "images-pgdat-rr-small", *words)[0] == 0
+    assert command("attack", "own", "clean")[0] == 0
+    splits = OwnImages(str(photos), size=8).load()
+    changed_labels(photos, repair=False)
+    rebuilt = OwnImages(str(photos), size=8).load()
+    assert all(torch.equal(rebuilt[name].y, images.y) for name, images in splits.items())
+    changed_labels(photos, repair=True)
+    for line in ("attack own pgd-10 --n 3", "attack own clean --n 2", "calibrate own --risk 0.5",
+                 "export own -o guard"):  # fmt: skip
+        code, out, err = command(*line.split())
+        assert code == 2, f"{line}: {out}"
+        assert "labels are not those that own was trained with: expected digest" in err
+    assert not Path("guard").exists()
+
+
+@pytest.mark.parametrize("damage", ["pixels.npy", "y.npy", "data.csv", "cache.json"])
+def test_a_damaged_cache_is_built_again(photos: Path, damage: str) -> None:
+    before = OwnImages(str(photos), size=8).load()
+    (file,) = cache_folder().glob(f"images/*/{damage}")
+    content = bytearray(file.read_bytes())
+    for position in (0, len(content) // 2, len(content) - 2):
+        damaged = content.copy()
+        damaged[position] ^= 0xFF
+        file.write_bytes(damaged)
+        after = OwnImages(str(photos), size=8).load()
+        assert all(after[name].digest() == images.digest() for name, images in before.items())
+        assert file.read_bytes() == content
 
 
 def test_the_command_keeps_class_names_files_and_logs(

@@ -10,7 +10,6 @@
 import csv
 import hashlib
 import io
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -31,11 +30,13 @@ from demur.data.mapped import MappedImages
 from demur.data.published import cache_folder
 from demur.data.sources import HUB, Source, open_source
 from demur.errors import BadInput, shorten
+from demur.files.atomic import read_json, write_json
 from demur.files.image_files import resize_pixels
 from demur.images import Domain
 from demur.spec.field_types import Condition
 
-VERSION = 1  # of what is stored: raised when decoding, splits or files change
+VERSION = 2  # of what is stored: raised when decoding, splits or files change
+FILES = ("pixels.npy", "y.npy", "data.csv")  # of a cache, beside cache.json
 ROWS = 1024  # images copied at a time
 THREADS = 4
 ProgressCallback = Callable[[int, int], None]  # images done, images in all
@@ -145,14 +146,23 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _stored(folder: Path, stamp: str) -> CachedImages | None:
-    """The cache of these files, or None if there is none or its files changed."""
+    """The cache of these files, or None if there is none or a byte of it changed."""
     try:
-        metadata = json.loads((folder / "cache.json").read_text(encoding="utf-8"))
-        files = {name: (folder / name).stat().st_size for name in metadata["files"]}
-    except (OSError, ValueError, TypeError, KeyError):
+        metadata = read_json(folder / "cache.json", "it is built again")
+        if metadata["stamp"] != stamp or metadata["files"] != _file_digests(folder):
+            return None
+        return CachedImages.open(folder, metadata)
+    except (BadInput, OSError, ValueError, TypeError, KeyError):
         return None
-    whole = metadata["stamp"] == stamp and metadata["files"] == files
-    return CachedImages.open(folder, metadata) if whole else None
+
+
+def _file_digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file of a cache but its metadata."""
+    digests = {}
+    for name in FILES:
+        with (folder / name).open("rb") as file:
+            digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
 
 
 def _build(
@@ -177,7 +187,6 @@ def _build(
         _write_arrays(source, result, half, channels)
         listing = _listing(source, digests, result)
         (half / "data.csv").write_text(listing, encoding="utf-8")
-        names = ("pixels.npy", "y.npy", "data.csv")
         metadata = {
             "stamp": stamp,
             "content": _content(source, digests, result),
@@ -185,11 +194,11 @@ def _build(
             "channels": channels,
             "counts": {name: len(part) for name, part in result.chosen.items()},
             "report": report(source.entries, result, faults, source.ignored),
-            "files": {name: (half / name).stat().st_size for name in names},
+            "files": _file_digests(half),
         }
-        (half / "cache.json").write_text(json.dumps(metadata), encoding="utf-8")
+        write_json(half / "cache.json", metadata)
         (half / "decoded.npy").unlink()
-        for name in (*names, "cache.json"):
+        for name in FILES:
             _sync(half / name)
         shutil.rmtree(folder, ignore_errors=True)
         half.replace(folder)

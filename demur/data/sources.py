@@ -105,12 +105,12 @@ class FileSource(Source):
 
     @staticmethod
     def file_stamp(path: Path) -> str:
-        """Size and time of the last change; empty if the file is not there."""
+        """Size, times of the last changes and inode; empty if the file is not there."""
         try:
             found = path.stat()
         except OSError:
             return ""
-        return f"{found.st_size} {found.st_mtime_ns}"
+        return f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}"
 
 
 class FolderSource(FileSource):

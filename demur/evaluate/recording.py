@@ -114,6 +114,7 @@ class LoadedRun:
         self.data_folder, self.on_message = data_folder, on_message
         self.fast = check_engine(engine) != "plain" and self.device.type == "cuda"
         self._clean: dict[str, Record] = {}
+        self._checked_splits: set[str] = set()
 
     @cached_property
     def net(self) -> RejectingNet:
@@ -194,7 +195,21 @@ class LoadedRun:
         except BadInput:
             self.run.check_weights()  # without weights the data would not help: report that first
             raise
+        self._check_data(split, images)
         return (images if options.n is None else images.first(options.n)).to(self.device)
+
+    def _check_data(self, split: SplitName, images: Images) -> None:
+        """Raise BadInput unless a split has the pixels and labels that it had in training."""
+        expected = self.run.checkpoint.get("data", {}).get(split)  # older runs have none
+        if split in self._checked_splits or expected is None:
+            return
+        if (found := images.digest()) != expected:
+            raise BadInput(
+                f"the {split} images or labels are not those that {self.run.name} was trained "
+                f"with: expected digest {expected[:16]}, found {found[:16]}; restore the data, or "
+                "train again"
+            )
+        self._checked_splits.add(split)
 
     def clean(self, split: str) -> Record:
         """Record of the clean images of a split, made if there is none, and cached."""

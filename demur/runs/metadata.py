@@ -63,7 +63,10 @@ CHECKPOINT = Schema(
         "epoch": PositiveInt, "value": float | None, "weights": str, "recipe_digest": str,
         "reason": str,
     },
-    {"selection_split": SplitName | None, "metrics": str, "base_weights": str},
+    {
+        "selection_split": SplitName | None, "metrics": str, "base_weights": str,
+        "data": dict[str, str],
+    },
 )  # fmt: skip
 BEST = Schema({"epoch": PositiveInt, "value": float | None})
 STATE = Schema(

@@ -188,6 +188,7 @@ class Training:
     ) -> None:
         self.recipe, self.run, self.on_progress, self.plan = recipe, run, on_progress, plan
         self.world = distributed.current()
+        self.data = {name: images.digest() for name, images in splits.items()}
         self.fit = splits["fit"].to(device)
         self.selection_images = _selection_images(recipe, splits, device)
         self.train_state = TrainState(
@@ -305,6 +306,7 @@ class Training:
             "selection_split": split,
             "recipe_digest": digest(self.recipe),
             "fit_data": self.fit.digest(),
+            "data": self.data,
             **self._listing_digest(),
             "selection_data": None if images is None else images.digest(),
             "seed": self.recipe.seed,
