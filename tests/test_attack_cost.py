@@ -59,7 +59,7 @@ def test_the_square_of_a_proposal_is_the_window(batch: tuple[Tensor, Tensor]) ->
     draw = SquareDraw(uniforms, batch[0])
     for side in (1, 3, 4):
         inside, _, _ = draw.window(0, side)
-        positions = draw.pixels(draw.corner(side), side)
+        positions = draw.pixels(side)
         pixels = torch.zeros(COUNT, 1, 16, dtype=torch.bool).scatter(2, positions, True)
         assert torch.equal(pixels.view(COUNT, 1, 4, 4), inside)
 

@@ -9,7 +9,7 @@ and values itself, for instance in bf16. They are then approximate; `model(x)` s
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,25 +27,6 @@ class Gradient(NamedTuple):
     grad: Tensor  # gradient of the objective with respect to x; shape of x
     value: Tensor  # value of the objective, N
     out: Output  # output of the model
-
-
-class PatchQueries(Protocol):
-    """Values of images that differ from the current ones in one small square each."""
-
-    def __call__(
-        self, x: Tensor, y: Tensor, corner: Tensor, kept: Tensor, *inputs: Tensor
-    ) -> tuple[Tensor, Output]:
-        """Return what `AttackModel.value` returns, valid until the next call.
-
-        Args:
-            x: the current images with another square, N, C, H, W.
-            y: true labels, N.
-            corner: first row and column of the squares, N, 2.
-            kept: which squares of the last call are now part of the current images, N, bool;
-                ignored in the first call.
-            *inputs: further tensors that the objective takes, one row per image.
-        """
-        ...
 
 
 class AttackModel(ABC):
@@ -98,15 +79,6 @@ class AttackModel(ABC):
     ) -> tuple[Tensor, Output]:
         """Return the objective (N) and the output, in the precision of the gradient."""
         return exact_value(self, objective, x, y, *inputs)
-
-    def patch_queries(
-        self, objective: ObjectiveFunction, x: Tensor, side: int
-    ) -> PatchQueries | None:
-        """Return queries from x on that recompute only what a square of `side` pixels changes.
-
-        None if the model has none; later squares are not larger.
-        """
-        return None
 
     def drop_graphs(self) -> None:
         """Free what was captured for the objectives of an attack that has ended."""

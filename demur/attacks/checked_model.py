@@ -10,7 +10,6 @@ and no NaN. Its buffers and the global random states are restored at the end.
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import numpy as np
 import torch
@@ -21,7 +20,6 @@ from demur.attacks.attack_model import (
     Gradient,
     Model,
     ObjectiveFunction,
-    PatchQueries,
     PlainModel,
 )
 from demur.errors import BadInput, first_line
@@ -104,20 +102,8 @@ class CheckedModel(AttackModel):
         _check_query(value, out)
         return value, out
 
-    def patch_queries(
-        self, objective: ObjectiveFunction, x: Tensor, side: int
-    ) -> PatchQueries | None:
-        queries = self._queried.patch_queries(objective, x, side)
-        return None if queries is None else partial(_checked_patches, queries)
-
     def drop_graphs(self) -> None:
         self._queried.drop_graphs()
-
-
-def _checked_patches(queries: PatchQueries, *arguments: Tensor) -> tuple[Tensor, Output]:
-    value, out = queries(*arguments)
-    _check_query(value, out)
-    return value, out
 
 
 @contextmanager

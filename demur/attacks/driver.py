@@ -27,12 +27,11 @@ from demur.output import as_output
 
 @dataclass
 class PerImageState:
-    """Tensors with one row per image; a field of another type belongs to all images together."""
+    """Tensors with one row per image."""
 
     def select(self, rows: Tensor) -> Self:
-        """Return the state of the given rows (indices or a mask), other fields set to None."""
-        values = (getattr(self, f.name) for f in fields(self))
-        return type(self)(*(v[rows] if isinstance(v, Tensor) else None for v in values))
+        """Return the state of the given rows (indices or a boolean mask)."""
+        return type(self)(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
 @dataclass

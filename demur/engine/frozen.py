@@ -18,18 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from demur.attacks.attack_model import AttackModel, Gradient, ObjectiveFunction, PatchQueries
+from demur.attacks.attack_model import AttackModel, Gradient, ObjectiveFunction
 from demur.engine.copies import Compiler, FoldedCopy, ModelCopy, ObjectiveForward, TrainModeCopy
 from demur.engine.fused_resnet import FusedResNet, fused_supported
-from demur.engine.graphs import GRANULARITY, BatchBuckets, Bucket, CapturedGraph
-from demur.engine.patches import SQUARE, PatchedStage, pays, stage_bytes
+from demur.engine.graphs import BatchBuckets, Bucket, CapturedGraph
 from demur.errors import first_line
 from demur.nets import RejectingNet
 from demur.numerics import Precision, no_autocast, tf32
 from demur.output import Output
 
-MAX_PATCH_MEMORY = 0.1  # of the free memory, for the stored maps of one objective and batch size
-MAX_PADDING = 4 / 3  # images that leave do not cause a new capture at once
 Query = Literal["gradient", "gradients", "gradient_only", "value"]
 
 
@@ -223,10 +220,6 @@ class FrozenModel(nn.Module, CapturedQueries):
         self._source = (net,)  # in a tuple, so that its weights are not this module's
         self._copies: dict[bool, ModelCopy] = {}  # by train mode
         self._output_graphs: dict[int, CapturedGraph[Output]] = {}  # full precision, by batch size
-        # by objective and batch size
-        self._patched: dict[
-            tuple[ObjectiveFunction, int], tuple[PatchedStage, CapturedGraph[Gradient]]
-        ] = {}
         self.train(net.training)
         if fixed is not None:
             self.set_max_batch(fixed)
@@ -264,47 +257,6 @@ class FrozenModel(nn.Module, CapturedQueries):
         for model_copy in self._copies.values():
             model_copy.refresh()
 
-    def patch_queries(
-        self, objective: ObjectiveFunction, x: Tensor, side: int
-    ) -> PatchQueries | None:
-        if side > SQUARE or self.buckets is None or self.training or not x.is_cuda:
-            return None
-        model_copy = self._copy()
-        if objective in self._eager_objectives or not isinstance(model_copy, FusedResNet):
-            return None
-        if self.compiler != "none" or not pays(model_copy.fused_trunk, *x.shape[2:]):
-            return None
-        size = self._patched_size(objective, len(x))
-        if (objective, size) not in self._patched:
-            free, _ = torch.cuda.mem_get_info()
-            shape = torch.Size((size, *x.shape[1:]))
-            if stage_bytes(model_copy, shape) > MAX_PATCH_MEMORY * free:
-                return None
-        return CapturedPatches(self, objective, x)
-
-    def _patched_size(self, objective: ObjectiveFunction, count: int) -> int:
-        """Return the batch size of patch queries: a captured one if it is not much larger."""
-        size = -(-count // GRANULARITY) * GRANULARITY
-        sizes = [other for key, other in self._patched if key == objective]
-        return min((other for other in sizes if size <= other <= MAX_PADDING * size), default=size)
-
-    def patched_graph(
-        self, objective: ObjectiveFunction, *examples: Tensor
-    ) -> tuple[PatchedStage, CapturedGraph[Gradient]]:
-        """Return the maps and the CUDA graph of patch queries, captured on first use."""
-        size = self._patched_size(objective, len(examples[0]))
-        if (objective, size) not in self._patched:
-            model_copy, padded = self._copy(), [pad_batch(part, size) for part in examples]
-            assert isinstance(model_copy, FusedResNet)
-            stage = PatchedStage(model_copy, padded[0].shape)
-            graph = CapturedGraph(partial(stage.value, objective), *padded, tune=True)
-            self._patched[objective, size] = stage, graph
-        return self._patched[objective, size]
-
-    def _clear_graphs(self) -> None:
-        super()._clear_graphs()
-        self._patched.clear()
-
     def _copy(self) -> ModelCopy:
         """Return the copy for the current mode, made on first use."""
         train = self.training
@@ -326,24 +278,3 @@ class FrozenModel(nn.Module, CapturedQueries):
                 objective, compiler, skip_aux=query == "gradient_only"
             )
         return self._forwards[key]
-
-
-class CapturedPatches(PatchQueries):
-    """Patch queries from the images `x` on, replayed from a CUDA graph."""
-
-    def __init__(self, model: FrozenModel, objective: ObjectiveFunction, x: Tensor) -> None:
-        self.model, self.objective = model, objective
-        self.start: Tensor | None = x  # until the first call
-
-    def __call__(
-        self, x: Tensor, y: Tensor, corner: Tensor, kept: Tensor, *inputs: Tensor
-    ) -> tuple[Tensor, Output]:
-        if self.start is not None:
-            kept = torch.zeros_like(kept)  # what was kept before is part of `start`
-            self.stage, self.graph = self.model.patched_graph(
-                self.objective, x, y, corner, kept, *inputs
-            )
-            self.stage.fill(pad_batch(self.start, len(self.stage.origins)))
-            self.start = None
-        _, value, out = self.graph(x, y, corner, kept, *inputs)
-        return value[: len(x)], Output(*(part[: len(x)] for part in out))
