@@ -36,9 +36,7 @@ from demur.attacks.attack_model import (
     Gradient,
     Model,
     ObjectiveFunction,
-    approximate_value,
     attack_model,
-    gradient,
 )
 from demur.attacks.autoattack import RejectVersion
 from demur.attacks.balls import Ball, Linf
@@ -99,13 +97,13 @@ class CountingModel(AttackModel):
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
         self.queries += len(x)
-        return gradient(self.model, objective, x, y, *inputs)
+        return self.model.gradient(objective, x, y, *inputs)
 
     def value(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, Output]:
         self.queries += len(x) / 3
-        return approximate_value(self.model, objective, x, y, *inputs)
+        return self.model.value(objective, x, y, *inputs)
 
     def drop_graphs(self) -> None:
         self.model.drop_graphs()

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from demur.attacks.attack_model import Model
+from demur.attacks.attack_model import AttackModel, Model, attack_model
 from demur.attacks.balls import Ball, in_pixel_range
 from demur.attacks.checked_model import checked, outside_inference_mode
 from demur.attacks.criteria import Criterion, Misclassified, RuleCriterion
@@ -30,7 +30,7 @@ class AttackBatch:
     """The images under attack with the model, the labels and the indices.
 
     Args:
-        model: The attacked model.
+        model: The attacked model, as `attack_model` makes it.
         x: Clean images, N, C, H, W, in [0, 1].
         y: True labels, N.
         index: The position of each image in its data set, N; it determines the image's noise.
@@ -39,7 +39,7 @@ class AttackBatch:
         objective_state: The state of the objective for these images, see `prepare`.
     """
 
-    model: Model
+    model: AttackModel
     x: Tensor
     y: Tensor
     index: Tensor
@@ -145,7 +145,8 @@ class Attack(Spec, ABC):
             target: A wrong class for each image, N, for targeted objectives.
         """
         with deferred_checks():
-            return self.run(AttackBatch(model, x.detach(), y, index, target), stream)
+            batch = AttackBatch(attack_model(model), x.detach(), y, index, target)
+            return self.run(batch, stream)
 
     def check_result(self, x: Tensor, x_adv: Tensor) -> None:
         """Raise BadInput unless every x_adv is an image that the attack may return for x."""

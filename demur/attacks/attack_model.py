@@ -1,10 +1,10 @@
 """Evaluations of a model by an attack: gradient queries and forward passes.
 
-    grad, value, out = gradient(model, objective, x, y)            # one forward, one backward pass
-    value, out = exact_value(model, objective, x, y)               # one forward pass in fp32
+    grad, value, out = attack_model(net).gradient(objective, x, y)    # forward and backward pass
+    value, out = exact_value(net, objective, x, y)                    # one forward pass in fp32
 
-All attacks evaluate models here. A plain model is any callable. An `AttackModel` computes gradients
-and values itself, for instance in bf16. They are then approximate; `model(x)` stays exact.
+All attacks evaluate models by an `AttackModel`, which `attack_model` makes of any callable. It may
+compute gradients and values in bf16. They are then approximate; `model(x)` stays exact.
 """
 
 from abc import ABC, abstractmethod
@@ -52,7 +52,17 @@ class AttackModel(ABC):
     def gradient(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
-        """Return the gradient of the objective at each image, its value and the output."""
+        """Return the gradient of the objective at each image, its value and the output.
+
+        One call is one gradient query: a forward and a backward pass. No gradient of a weight is
+        computed.
+
+        Args:
+            objective: The function that the attack maximises.
+            x: Images, N, C, H, W, in [0, 1].
+            y: True labels, N.
+            *inputs: Further tensors that the objective takes, one row per image.
+        """
         x = x.detach().requires_grad_()
         with torch.enable_grad():
             out = as_output(self(x))
@@ -65,7 +75,10 @@ class AttackModel(ABC):
     def gradients(
         self, objectives: Sequence[ObjectiveFunction], x: Tensor, y: Tensor, *inputs: Tensor
     ) -> list[Gradient]:
-        """Return what `gradient` returns for several objectives with the same inputs."""
+        """Return what `gradient` returns for several objectives with the same inputs.
+
+        A fast model needs one forward pass for all of them.
+        """
         return [self.gradient(objective, x, y, *inputs) for objective in objectives]
 
     def gradient_only(
@@ -77,7 +90,11 @@ class AttackModel(ABC):
     def value(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, Output]:
-        """Return the objective (N) and the output, in the precision of the gradient."""
+        """Return the objective (N) and the output, in the precision of the gradient.
+
+        Success read from this output is only a candidate unless the model is exact;
+        `attacks.driver.verify_success` confirms it in fp32.
+        """
         return exact_value(self, objective, x, y, *inputs)
 
     def drop_graphs(self) -> None:
@@ -106,49 +123,6 @@ class PlainModel(AttackModel):
 def attack_model(model: Model) -> AttackModel:
     """Return the model itself if it is an AttackModel, else a PlainModel of it."""
     return model if isinstance(model, AttackModel) else PlainModel(model)
-
-
-def gradient(
-    model: Model, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-) -> Gradient:
-    """Return the gradient of the objective at each image, its value and the model's output.
-
-    One call is one gradient query: a forward and a backward pass. No gradient of a weight is
-    computed.
-
-    Args:
-        model: The attacked model.
-        objective: The function that the attack maximises.
-        x: Images, N, C, H, W, in [0, 1].
-        y: True labels, N.
-        *inputs: Further tensors that the objective takes, one row per image.
-    """
-    return attack_model(model).gradient(objective, x, y, *inputs)
-
-
-def gradients(
-    model: Model, objectives: Sequence[ObjectiveFunction], x: Tensor, y: Tensor, *inputs: Tensor
-) -> list[Gradient]:
-    """Return the gradients of several objectives; a fast model needs one forward pass for all."""
-    return attack_model(model).gradients(objectives, x, y, *inputs)
-
-
-def gradient_only(
-    model: Model, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-) -> Tensor:
-    """Return the gradient of the objective at each image without its value and the output."""
-    return attack_model(model).gradient_only(objective, x, y, *inputs)
-
-
-def approximate_value(
-    model: Model, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-) -> tuple[Tensor, Output]:
-    """Return the objective's value (N) and the output, in the precision of the gradients.
-
-    Success read from this output is only a candidate; `attacks.driver.verify_success` confirms it
-    in fp32. For an exact model the result is exact.
-    """
-    return attack_model(model).value(objective, x, y, *inputs)
 
 
 def exact_value(

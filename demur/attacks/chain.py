@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from demur import noise
+from demur import noise, progress
 from demur.attacks.attack import Attack, AttackBatch
-from demur.attacks.attack_model import attack_model, exact_value
+from demur.attacks.attack_model import exact_value
 from demur.attacks.criteria import Criterion, Misclassified
-from demur.attacks.driver import Best, Found, best_of
+from demur.attacks.driver import Best, Found
 from demur.attacks.objectives import CE, Objective, ObjectiveState
 from demur.errors import BadInput
 from demur.noise import Stream
@@ -101,7 +101,7 @@ class Chain(Attack):
         chain_state.broken_by[rows[success]] = member
         chain_state.tried[rows] = member + 1
         # CUDA graphs captured for this attack's objective hold memory
-        attack_model(batch.model).drop_graphs()
+        batch.model.drop_graphs()
 
 
 @dataclass(frozen=True)
@@ -167,17 +167,17 @@ class MultiTarget(Attack):
         inputs = self.rank_by.at_step(ranked.objective_state, 0, 1)
         value, out = exact_value(batch.model, self.rank_by, batch.x, batch.y, *inputs)
         targets = self._targets(out.logits, batch.y)
-
-        def attempt(number: int, rows: Tensor, own: Stream) -> Found:
-            selected = replace(batch, target=targets[number % len(targets)]).select(rows)
-            x_adv = self.attack.run(selected, own)
-            return self._evaluate(selected, x_adv, [part[rows] for part in inputs])
-
         if self.keep == "success":
             found = Found(batch.x.clone(), value, self.criterion(out, batch.y))
         else:
             found = Found.nothing(batch)
-        return best_of(found, self.restarts * len(targets), stream, attempt)
+        attempts = self.restarts * len(targets)
+        for number, rows in found.attempts(attempts):
+            selected = replace(batch, target=targets[number % len(targets)]).select(rows)
+            with progress.part(number, attempts):
+                x_adv = self.attack.run(selected, noise.derive_seed(stream, number))
+            found.add(rows, self._evaluate(selected, x_adv, [part[rows] for part in inputs]))
+        return found.x_adv
 
     def _evaluate(self, batch: AttackBatch, x_adv: Tensor, inputs: list[Tensor]) -> Found:
         """Return the examples with `rank_by` and success, if images leave after it."""

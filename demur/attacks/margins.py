@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 from demur.attacks import kernels
 from demur.attacks.apgd import APGD
 from demur.attacks.attack import Attack, AttackBatch
-from demur.attacks.attack_model import Gradient, exact_value, gradients
+from demur.attacks.attack_model import Gradient, exact_value
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import AcceptedError, RuleCriterion
 from demur.attacks.driver import (
@@ -53,7 +53,7 @@ def margins_at(
 ) -> tuple[Margins, Output]:
     """Return all margins whose minimum is `min_margin`, and the output, with M gradient queries."""
     objectives = [SingleMargin(min_margin.criterion, index) for index in range(inputs[1].shape[1])]
-    found = gradients(batch.model, objectives, x_adv, batch.y, *inputs)
+    found = batch.model.gradients(objectives, x_adv, batch.y, *inputs)
     grads = torch.stack([query.grad.flatten(1) for query in found], 1)
     values = torch.stack([query.value for query in found], 1).to(grads)
     return Margins(values, grads), found[-1].out

@@ -8,7 +8,6 @@ starts "mixed" and "coin" follow CCAT (Stutz et al. 2020). `FrankWolfe` is the s
 """
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,10 +15,10 @@ from torch import Tensor
 
 from demur import noise
 from demur.attacks.attack import AttackBatch
-from demur.attacks.attack_model import approximate_value, exact_value, gradient, gradient_only
+from demur.attacks.attack_model import exact_value
 from demur.attacks.balls import Ball
 from demur.attacks.criteria import Criterion, Misclassified
-from demur.attacks.driver import Found, IterativeAttack, SearchState, largest_of
+from demur.attacks.driver import Found, IterativeAttack, SearchState
 from demur.attacks.objectives import CE, Objective, ObjectiveState
 from demur.errors import BadInput
 from demur.images import per_image
@@ -135,7 +134,7 @@ class PGD(IterativeAttack[PGDState]):
             # The reference code evaluates the loss once more: one more update of batch-norm
             # statistics in train mode, and no other effect.
             return self._ascent(batch, noise.derive_seed(stream, 0))[0]
-        return largest_of(batch, self.restarts, stream, partial(self._ranked_ascent, batch))
+        return self._largest(batch, stream)
 
     # ------------------------------------------------ keep="success", by the common driver
 
@@ -159,7 +158,7 @@ class PGD(IterativeAttack[PGDState]):
         """Return the state at an iterate; no gradient is needed at the last one."""
         inputs = self.objective.at_step(batch.objective_state, step, self.steps)
         if step < self.steps:
-            grad, value, out = gradient(batch.model, self.objective, x_adv, batch.y, *inputs)
+            grad, value, out = batch.model.gradient(self.objective, x_adv, batch.y, *inputs)
         else:
             value, out = exact_value(batch.model, self.objective, x_adv, batch.y, *inputs)
             grad = x_adv
@@ -177,11 +176,19 @@ class PGD(IterativeAttack[PGDState]):
 
     # ------------------------------------------------ keep="max_objective", without leaving
 
-    def _ranked_ascent(self, batch: AttackBatch, stream: Stream) -> tuple[Tensor, Tensor]:
-        """Return the last iterate of one restart and its value."""
-        x_adv, ranking, inputs = self._ascent(batch, stream)
-        value, _ = exact_value(batch.model, ranking, x_adv, batch.y, *inputs)
-        return x_adv, value
+    def _largest(self, batch: AttackBatch, stream: Stream) -> Tensor:
+        """Return the last iterate with the largest value over all restarts; the later of equals.
+
+        No image leaves and the host never waits for the GPU, so a CUDA graph can capture the loop.
+        """
+        best, best_value = batch.x, torch.full_like(batch.y, -torch.inf, dtype=batch.x.dtype)
+        for number in range(self.restarts):
+            x_adv, ranking, inputs = self._ascent(batch, noise.derive_seed(stream, number))
+            value, _ = exact_value(batch.model, ranking, x_adv, batch.y, *inputs)
+            better = value >= best_value
+            best = torch.where(per_image(better, batch.x), x_adv, best)
+            best_value = torch.where(better, value, best_value)
+        return best
 
     def _ascent(
         self, batch: AttackBatch, stream: Stream
@@ -198,7 +205,7 @@ class PGD(IterativeAttack[PGDState]):
         """Return the last iterate."""
         for step in range(self.steps):
             inputs = self.objective.at_step(batch.objective_state, step, self.steps)
-            grad = gradient_only(batch.model, self.objective, x_adv, batch.y, *inputs)
+            grad = batch.model.gradient_only(self.objective, x_adv, batch.y, *inputs)
             x_adv = self.next_iterate(batch.x, x_adv, grad, step)
         return x_adv
 
@@ -214,16 +221,16 @@ class PGD(IterativeAttack[PGDState]):
         # and a tie shortens the step.
         strict, value = self.backtrack_objective is not None, None
         if self.backtrack and not strict:
-            value, _ = approximate_value(batch.model, ranking, x_adv, batch.y, *ranking_inputs)
+            value, _ = batch.model.value(ranking, x_adv, batch.y, *ranking_inputs)
         state = initial_momentum(x_adv, self._step_size, value)
         for step in range(self.steps):
             inputs = self.objective.at_step(batch.objective_state, step, self.steps)
-            grad = gradient_only(batch.model, self.objective, state.x_adv, batch.y, *inputs)
+            grad = batch.model.gradient_only(self.objective, state.x_adv, batch.y, *inputs)
             decay = self._decay(step)
             x_next, mean = propose_step(self.ball, batch.x, state, grad, self.momentum, decay)
             state = state._replace(mean=mean)
             if self.backtrack:
-                value, _ = approximate_value(batch.model, ranking, x_next, batch.y, *ranking_inputs)
+                value, _ = batch.model.value(ranking, x_next, batch.y, *ranking_inputs)
                 state = keep_or_undo_step(state, x_next, value, self.backtrack, strict)
             else:
                 state = state._replace(x_adv=x_next)

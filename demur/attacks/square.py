@@ -18,10 +18,10 @@ from torch import Tensor
 from demur import noise
 from demur.attacks import kernels
 from demur.attacks.attack import AttackBatch
-from demur.attacks.attack_model import Model, approximate_value
+from demur.attacks.attack_model import AttackModel
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import Criterion, Misclassified
-from demur.attacks.driver import IterativeAttack, SearchState, is_exact
+from demur.attacks.driver import IterativeAttack, SearchState
 from demur.attacks.objectives import Objective, UntargetedMargin
 from demur.errors import BadInput
 from demur.images import per_image
@@ -111,7 +111,7 @@ class Square(IterativeAttack[SquareState]):
     def last_step(self) -> int:
         return self.queries
 
-    def verification_interval(self, model: Model) -> int:
+    def verification_interval(self, model: AttackModel) -> int:
         return VERIFY_EVERY
 
     def begin(self, batch: AttackBatch) -> tuple[AttackBatch, SquareState]:
@@ -131,7 +131,7 @@ class Square(IterativeAttack[SquareState]):
         else:
             proposal = self._initial_proposal(draw, batch)
         value, candidate = self._evaluate(batch, proposal, step)
-        return state.update(proposal, value, candidate, step == 0, is_exact(batch.model))
+        return state.update(proposal, value, candidate, step == 0, batch.model.exact)
 
     def _draw(self, batch: AttackBatch, block: int) -> Tensor:
         """Return the random numbers of DRAW_AHEAD queries, N, DRAW_AHEAD, 5 + C."""
@@ -141,7 +141,7 @@ class Square(IterativeAttack[SquareState]):
     def _evaluate(self, batch: AttackBatch, x_adv: Tensor, query: int) -> tuple[Tensor, Tensor]:
         """Return the value of the objective, N, and the candidate successes, N, bool."""
         inputs = self.objective.at_step(batch.objective_state, query, self.queries)
-        value, out = approximate_value(batch.model, self.objective, x_adv, batch.y, *inputs)
+        value, out = batch.model.value(self.objective, x_adv, batch.y, *inputs)
         return value, self.criterion(out, batch.y)
 
     def _initial_proposal(self, draw: "SquareDraw", batch: AttackBatch) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from demur.attacks import AcceptedError, SingleMargin
-from demur.attacks.attack_model import Model, gradient
+from demur.attacks.attack_model import Model, attack_model
 from demur.attacks.chain import Chain
 from demur.attacks.checked_model import NoGradientError
 from demur.attacks.objectives.rejector import ANY
@@ -103,7 +103,8 @@ def _zero_score_gradients(
     inputs = torch.full_like(y, ANY), x.new_ones(len(x), 1 + count)
     for position in range(1, 1 + count):
         try:
-            grad = gradient(model, SingleMargin(criterion, position), x, y, *inputs).grad
+            margin = SingleMargin(criterion, position)
+            grad = attack_model(model).gradient(margin, x, y, *inputs).grad
         except NoGradientError:  # the score does not depend on the pixels
             grad = torch.zeros_like(x)
         flat = int((grad.flatten(1).abs().amax(1) == 0).sum())

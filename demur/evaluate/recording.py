@@ -20,7 +20,7 @@ from torch import Tensor
 
 from demur import distributed
 from demur.attacks import CE, Attack, Clean, Corruption
-from demur.attacks.attack_model import Model, gradient
+from demur.attacks.attack_model import Model, attack_model
 from demur.attacks.balls import L2, Linf
 from demur.attacks.checked_model import CheckedModel, NoGradientError
 from demur.data import CIFAR10, Images, SplitName, Splits
@@ -410,7 +410,7 @@ def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:
         with torch.no_grad():
             first, second = (_logits_and_aux(as_output(model(x))) for _ in range(2))
         try:
-            grad = gradient(model, CE(), x, y).grad
+            grad = attack_model(model).gradient(CE(), x, y).grad
         except NoGradientError:
             grad = torch.zeros_like(x)
     differs = (first - second).abs().amax(-1) > ROUNDING * first.abs().amax(-1)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from demur.attacks import CE, UntargetedMargin
-from demur.attacks.attack_model import gradient
+from demur.attacks.attack_model import attack_model
 from demur.engine import FrozenModel, capture
 from demur.engine.graphs import CapturedGraph
 from demur.nets import RejectingNet
@@ -56,7 +56,7 @@ def assert_gradients_of(net: RejectingNet, frozen_model: FrozenModel, batch: int
     with tf32("fp32"):
         for objective in (CE(), UntargetedMargin()):
             ours = frozen_model.gradient(objective, x, y)
-            plain = gradient(net, objective, x, y)
+            plain = attack_model(net).gradient(objective, x, y)
             assert ours.grad.shape == x.shape
             assert distance(ours.grad, plain.grad) < GRADIENTS
             assert distance(ours.value, plain.value) < OUTPUTS
@@ -163,7 +163,7 @@ def test_an_objective_that_cannot_be_captured_is_attacked_eagerly(device: torch.
     x, y = images(device, 37)
     with tf32("fp32"):
         ours = frozen_model.gradient(reads_the_device, x, y)
-        plain = gradient(copy.deepcopy(net), CE(), x, y)
+        plain = attack_model(copy.deepcopy(net)).gradient(CE(), x, y)
     assert distance(ours.grad, plain.grad) < GRADIENTS
     (message,) = messages
     assert message.startswith("cannot compile this objective, attacking it eagerly: ")

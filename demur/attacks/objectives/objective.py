@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from demur.attacks.attack_model import Model
+from demur.attacks.attack_model import AttackModel
 from demur.attacks.criteria import RuleCriterion
 from demur.errors import BadInput
 from demur.output import Output, as_output
@@ -26,7 +26,7 @@ ObjectiveState = tuple[Tensor, ...]
 class AttackStart(NamedTuple):
     """What an objective may use when an attack starts."""
 
-    model: Model
+    model: AttackModel
     x: Tensor  # clean images, N, C, H, W
     x_start: Tensor  # first iterates, shape of x
     y: Tensor  # true labels, N
