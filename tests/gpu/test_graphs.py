@@ -71,13 +71,15 @@ def test_captured_queries_follow_batch_sizes_and_weights(device: torch.device) -
     frozen_model = FrozenModel(net, "fp32", "none", fixed=128, on_message=pytest.fail)
     for batch in (*BATCHES, 128, 3):
         assert_gradients_of(net, frozen_model, batch)
-    captured = len(frozen_model._graphs)
+    captured = len(frozen_model.graphs.captured)
     assert captured > 0
     change_weights(net, seed=9)
     frozen_model.refresh()
     for batch in BATCHES:
         assert_gradients_of(net, frozen_model, batch)
-    assert len(frozen_model._graphs) == captured, "a refresh writes into the captured weights"
+    assert len(frozen_model.graphs.captured) == captured, (
+        "a refresh writes into the captured weights"
+    )
 
 
 def test_a_batch_above_the_largest_keeps_its_size(device: torch.device) -> None:
