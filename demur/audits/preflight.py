@@ -42,7 +42,7 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
     if logits.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
         yield "the model returns probabilities; return logits instead"
     counts = probe(model, x, y)
-    averaged = any(getattr(attack, "eot_iter", 1) > 1 for attack in chain.attacks)
+    averaged = any(attack.gradients_per_step > 1 for attack in chain.attacks)
     if counts["random_outputs"] and not averaged:
         yield (
             "the model's outputs are random; average the gradient over several passes with "

@@ -125,7 +125,7 @@ def attack(
     """
     check_model_engine(engine)
     check_batch(x, y)
-    queries = attack.gradient_queries + getattr(attack, "queries", 0)
+    queries = attack.gradient_queries + attack.forward_queries
     if engine == "plain" or (x.device.type == "cpu" and queries < MIN_TRIAL_QUERIES):
         return attack(model, x, y)
     with (

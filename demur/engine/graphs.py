@@ -1,13 +1,11 @@
 """CUDA graph capture and replay, the batch sizes that graphs are captured for, and their cache.
 
-    graphs = QueryGraphs(on_message)
-    graphs.set_max_batch(500)
-    graphs(copy.query, objective, "gradient", x, y)     # captured on first use, then replayed
+    QueryGraphs(on_message)(copy.query, objective, "gradient", x, y)    # captured on first use
 
-A replay launches all kernels of a function with one call from the host. It runs the kernels that
-were captured on the same addresses, so it computes what the function computes, for inputs of the
-captured shapes. Attacks pad their batches to a few sizes (buckets), so that few graphs cover all
-batch sizes; in eval mode padding changes no other row.
+A replay launches all kernels of a function with one call from the host, on the addresses of the
+capture, so it computes what the function computes, for inputs of the captured shapes. Attacks pad
+their batches to a few sizes (buckets), so that few graphs cover all batch sizes; in eval mode
+padding changes no other row.
 """
 
 from collections import defaultdict

@@ -356,7 +356,7 @@ def _record_provenance(loaded: LoadedRun, attack: Attack, images: Images) -> dic
     """Metadata that does not identify a record: time, recipe, engine, code and device."""
     return {
         "n": len(images),
-        "seed": getattr(attack, "seed", None),
+        "seed": attack.noise_seed,
         "epoch": loaded.run.checkpoint["epoch"],
         "recipe": show(loaded.run.recipe, full=True),
         "created": datetime.now(UTC).isoformat(timespec="microseconds"),

@@ -65,7 +65,7 @@ def attack_mode(net: nn.Module, bn: BatchNorm) -> Iterator[None]:
 
 def check_keeps_batch(attack: Attack, bn: BatchNorm) -> None:
     """Raise BadInput if `attack` drops images while batch norm uses batch statistics."""
-    if bn != "eval" and getattr(attack, "keep", "") == "success":
+    if bn != "eval" and attack.keep_rule == "success":
         raise BadInput(
             "an attack with keep=success drops images from the batch, which changes the batch "
             f"statistics that bn={bn} normalises by; use bn=eval or keep=max_objective"
