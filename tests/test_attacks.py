@@ -96,7 +96,7 @@ EXAMPLES: dict[str, Attack] = {
         Linf(0.1), steps=6, start="mixed", objective=WrongConfidence(), momentum=0.9, backtrack=1.5
     ),
     "backtracking by another objective": PGD(
-        Linf(0.1), steps=6, start="coin", objective=WrongConfidence(), backtrack=1.5,
+        Linf(0.1), steps=6, start="ray_or_clean", objective=WrongConfidence(), backtrack=1.5,
         backtrack_objective=CE(), restarts=2,
     ),
     "sum": PGD(

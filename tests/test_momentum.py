@@ -153,7 +153,7 @@ def test_restarts_are_ranked_by_the_backtrack_objective(
 
 
 @pytest.mark.parametrize("objective", [None, KL()], ids=repr)
-@pytest.mark.parametrize("start", ["mixed", "coin", "random"])
+@pytest.mark.parametrize("start", ["mixed", "ray_or_clean", "random"])
 @pytest.mark.parametrize("ball", [Linf(0.1), L2(0.5)], ids=repr)
 def test_does_not_depend_on_the_batch_and_stays_in_the_ball(
     ball: Ball, start: str, objective: Objective | None, tiny_net: RejectingNet, test_images: Images

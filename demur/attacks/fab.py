@@ -42,7 +42,7 @@ NEWTON_STEPS = 20  # of the stopping time of a projection; nearly all need fewer
 FINAL_SEARCH_STEPS = 3  # towards the clean image, after each restart
 FINAL_MARGIN = 0.05  # the final search aims at this fraction of the margin
 NEAR = 1.5  # times eps: examples farther away never end inside the ball
-TINY = 1e-12
+SMALLEST_DIVISOR = 1e-12  # divides in place of zero norms, distances and speeds
 
 
 @dataclass
@@ -139,7 +139,7 @@ class FAB(IterativeAttack[FABState]):
     def _random_start(self, batch: AttackBatch, distance: Tensor, stream: Stream) -> Tensor:
         """Return a random point at half of eps, or of the closest distance if that is smaller."""
         delta = self.ball.scaled_start(batch.x, self.seed, batch.index, stream) - batch.x
-        fraction = (distance / max(self.ball.eps, TINY)).clamp(max=1) / 2
+        fraction = (distance / max(self.ball.eps, SMALLEST_DIVISOR)).clamp(max=1) / 2
         return batch.x + per_image(fraction, batch.x) * delta
 
     def _with_margins(self, batch: AttackBatch, classes: int) -> AttackBatch:
@@ -192,7 +192,7 @@ class FAB(IterativeAttack[FABState]):
         grad, margin = self._nearest_margin(batch, x_adv)
         from_iterate, from_clean = self._project_both(batch.x, x_adv, grad, margin)
         near, far = self.ball.norm(from_iterate), self.ball.norm(from_clean)
-        weight = (near / (near + far).clamp_min(TINY)).clamp(max=self.alpha)
+        weight = (near / (near + far).clamp_min(SMALLEST_DIVISOR)).clamp(max=self.alpha)
         weight = per_image(weight, x_adv)
         projected_iterate = x_adv + self.overshoot * from_iterate
         projected_clean = batch.x + self.overshoot * from_clean
@@ -230,7 +230,7 @@ class FAB(IterativeAttack[FABState]):
             grad, value, _ = batch.model.gradient(objective, x_adv, batch.y, *inputs)
             grad, value = grad.to(x_adv), value.to(x_adv)
             dual_norm = (grad * self.ball.direction(grad)).flatten(1).sum(1)
-            distance = value.abs() / dual_norm.clamp_min(TINY)
+            distance = value.abs() / dual_norm.clamp_min(SMALLEST_DIVISOR)
             nearer = distance < shortest
             nearest_grad = torch.where(per_image(nearer, grad), grad, nearest_grad)
             margin = torch.where(nearer, value, margin)
@@ -284,7 +284,7 @@ def project_to_hyperplane(ball: Ball, x: Tensor, grad: Tensor, rise: Tensor) -> 
     slack = torch.where(toward > 0, 1 - x.flatten(1), x.flatten(1))  # up to the pixel range
     speed = ball.direction(grad).abs().flatten(1)
     gain = toward.abs() * speed  # of the function per unit of time
-    stop_time = torch.where(gain > 0, slack / speed.clamp_min(TINY), 0)
+    stop_time = torch.where(gain > 0, slack / speed.clamp_min(SMALLEST_DIVISOR), 0)
     time = None if x.is_cuda else newton_time(gain, stop_time, rise.abs()[:, None])
     if time is None:
         time = sorted_time(gain, stop_time, rise.abs()[:, None])

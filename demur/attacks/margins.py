@@ -36,7 +36,7 @@ from demur.spec.field_types import NonNegativeInt, PositiveInt
 
 ROUNDS = 20  # of fictitious play per step
 GROW, SHRINK = 1.5, 0.5  # factors of the step fraction after a rise and after a fall
-TINY = 1e-20
+SMALLEST_NORM = 1e-20  # of a gradient that others are made orthogonal to
 MIN_REMAINDER = 1e-3  # of a gradient's norm; with less left the full gradient is used
 
 
@@ -219,7 +219,7 @@ def orthogonal(grads: Tensor, chosen: Tensor) -> Tensor:
         other = torch.where((chosen == index)[:, None], 0, grads[:, index])
         for axis in basis:
             other = other - (other * axis).sum(1, keepdim=True) * axis
-        axis = other / other.norm(dim=1, keepdim=True).clamp_min(TINY)
+        axis = other / other.norm(dim=1, keepdim=True).clamp_min(SMALLEST_NORM)
         basis.append(axis)
         remainder = remainder - (remainder * axis).sum(1, keepdim=True) * axis
     enough = remainder.norm(dim=1) > MIN_REMAINDER * full.norm(dim=1)

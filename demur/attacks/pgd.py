@@ -4,7 +4,8 @@
     PGD(Linf(8/255), steps=100, objective=PlusLogScore(RCon()), keep="success", criterion=criterion)
 
 Noise depends on the index of the image, not on a global generator. Momentum, backtracking and the
-starts "mixed" and "coin" follow CCAT (Stutz et al. 2020). `FrankWolfe` is the step of GAMA-FW.
+starts "mixed" and "ray_or_clean" follow CCAT (Stutz et al. 2020). `FrankWolfe` is the step of
+GAMA-FW.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from demur.errors import BadInput
 from demur.images import per_image
 from demur.noise import Stream
 from demur.numerics import fused
-from demur.spec import later
+from demur.spec import later, renamed
 from demur.spec.field_types import NonNegative, NonNegativeInt, Positive, PositiveInt, UnitInterval
 
 TRADES_SIGMA = 1e-3  # standard deviation of the noise that TRADES starts with
@@ -57,8 +58,9 @@ class PGD(IterativeAttack[PGDState]):
         start: The first iterate. "random": uniform in the
             ball. "clean": the image. "signs": a random
             corner. "near": Gaussian noise of sigma 0.001
-            (TRADES). "mixed", "coin": Ball.mixed_start and
-            Ball.ray_or_clean_start (CCAT).
+            (TRADES). "mixed": noise, a random radius or the
+            image. "ray_or_clean": a random radius or the
+            image (CCAT).
         objective: What the attack maximises.
         keep: "max_objective" runs all restarts on all
             images and returns the last iterate with the
@@ -94,7 +96,9 @@ class PGD(IterativeAttack[PGDState]):
     steps: PositiveInt = 10
     step_size: Positive | None = None
     restarts: PositiveInt = 1
-    start: Literal["random", "clean", "signs", "near", "mixed", "coin"] = "random"
+    start: Literal["random", "clean", "signs", "near", "mixed", "ray_or_clean"] = field(
+        default="random", metadata=renamed(coin="ray_or_clean")
+    )
     objective: Objective = CE()
     keep: Literal["max_objective", "success"] = "max_objective"
     criterion: Criterion = Misclassified()
@@ -260,7 +264,7 @@ class PGD(IterativeAttack[PGDState]):
             return self.ball.start_near(x, TRADES_SIGMA, self.seed, index, stream)
         if self.start == "mixed":
             return self.ball.mixed_start(x, self.seed, index, stream)
-        if self.start == "coin":
+        if self.start == "ray_or_clean":
             return self.ball.ray_or_clean_start(x, self.seed, index, stream)
         return self.ball.start(x, self.seed, index, stream)
 

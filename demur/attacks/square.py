@@ -32,7 +32,7 @@ TILES = 5  # along an edge of the initial L2 perturbation
 DRAW_AHEAD = 100  # queries whose random numbers are drawn at once
 VERIFY_EVERY = 20  # queries between verifications, so that the GPU never waits for the host
 PATTERN = 1  # key of the random stream of the initial perturbation
-TINY = 1e-12
+NORM_OFFSET = 1e-12  # added to norms that divide, as in the reference code
 
 
 @dataclass
@@ -251,7 +251,7 @@ def _l2_delta(draw: SquareDraw, delta: Tensor, side: int, eps: float) -> Tensor:
 
 def _norm(delta: Tensor) -> Tensor:
     """Return the L2 norm of each channel, plus a tiny number to divide by."""
-    return delta.square().sum((-2, -1), keepdim=True).sqrt() + TINY
+    return delta.square().sum((-2, -1), keepdim=True).sqrt() + NORM_OFFSET
 
 
 @cache

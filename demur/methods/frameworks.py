@@ -37,7 +37,7 @@ CCAT_OFFICIAL = PGD(
 )  # fmt: skip
 # reference code: steps follow the wrong class, backtracking compares the true one
 CCAT_REFERENCE = PGD(
-    Linf(8 / 255), steps=20, step_size=1 / 255, start="coin", objective=WrongConfidence(),
+    Linf(8 / 255), steps=20, step_size=1 / 255, start="ray_or_clean", objective=WrongConfidence(),
     momentum=0.9, backtrack=1.5, backtrack_objective=CE(),
 )  # fmt: skip
 

@@ -18,7 +18,7 @@ from demur.attacks.objectives.objective import AttackStart, Objective, Objective
 from demur.output import Output, label_entry, log_probabilities, log_tcon, mask_label
 from demur.spec.field_types import NonNegative, Positive, PositiveInt
 
-TINY = 1e-12
+GAP_OFFSET = 1e-12  # added to the gap of logits that divides, as in the reference code
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class DLR(Objective):
         if out.logits.shape[-1] < 3:
             return margin
         first, _, third = out.logits.topk(3).values.unbind(-1)
-        return margin / (first - third + TINY)
+        return margin / (first - third + GAP_OFFSET)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class TargetedDLR(Targeted):
         if classes < 3:
             return margin
         first, _, *rest = out.logits.topk(min(classes, 4)).values.unbind(-1)
-        return margin / (first - sum(rest[1:], rest[0]) / len(rest) + TINY)
+        return margin / (first - sum(rest[1:], rest[0]) / len(rest) + GAP_OFFSET)
 
 
 @dataclass(frozen=True)
