@@ -38,9 +38,8 @@ from demur.attacks.attack_model import (
     ObjectiveFunction,
     attack_model,
 )
-from demur.attacks.autoattack import RejectVersion
+from demur.attacks.autoattack import Chain, RejectVersion
 from demur.attacks.balls import Ball, Linf
-from demur.attacks.chain import Chain
 from demur.attacks.driver import verify_success
 from demur.attacks.margins import margins_at, orthogonal
 from demur.attacks.objectives import AttackStart

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import demur
 from demur.attacks import APGD, CE, PGD, Chain, Square
+from demur.attacks.attack_model import checked
 from demur.attacks.balls import Linf
-from demur.attacks.checked_model import checked
 from demur.audits.ensembles import AutoAttack
 from demur.engine import FrozenModule, accelerated, any_module
 from demur.engine.any_module import CPU_SETTINGS, GPU_SETTINGS, _check_agreement, _expected

@@ -5,9 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import FAB, MultiTarget, Square
-from demur.attacks.attack_model import PlainModel
+from demur.attacks.attack_model import PlainModel, checked
 from demur.attacks.balls import Linf
-from demur.attacks.checked_model import checked
 from demur.attacks.fab import newton_time, sorted_time
 from demur.attacks.square import SquareDraw
 from demur.engine import FrozenModule, accelerated, any_module

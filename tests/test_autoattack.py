@@ -20,9 +20,8 @@ from demur.attacks import (
 )
 from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.attack_model import attack_model
-from demur.attacks.autoattack import VERSIONS
+from demur.attacks.autoattack import BROKEN_CLEAN, NOT_BROKEN, VERSIONS
 from demur.attacks.balls import L2, Ball, Linf
-from demur.attacks.chain import BROKEN_CLEAN, NOT_BROKEN
 from demur.data import Images
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, run_attack

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from demur.attacks.checked_model import checked
+from demur.attacks.attack_model import checked
 from demur.engine.any_module import (
     GPU_SETTINGS,
     PURE_BF16_SETTINGS,

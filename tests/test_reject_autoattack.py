@@ -29,8 +29,8 @@ from demur.attacks import (
     Square,
 )
 from demur.attacks.attack_model import attack_model
+from demur.attacks.autoattack import Chain
 from demur.attacks.balls import L2, Linf
-from demur.attacks.chain import Chain
 from demur.attacks.margins import initial_state, orthogonal, solve_game
 from demur.attacks.objectives import AttackStart
 from demur.attacks.wrappers import ModelWithScore

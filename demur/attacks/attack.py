@@ -14,9 +14,14 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from demur.attacks.attack_model import AttackModel, Model, attack_model
+from demur.attacks.attack_model import (
+    AttackModel,
+    Model,
+    attack_model,
+    checked,
+    outside_inference_mode,
+)
 from demur.attacks.balls import Ball, in_pixel_range
-from demur.attacks.checked_model import checked, outside_inference_mode
 from demur.attacks.criteria import Criterion, Misclassified, RuleCriterion
 from demur.attacks.objectives import AttackStart, Objective, ObjectiveState
 from demur.errors import BadInput

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from demur.attacks.attack import AttackBatch
-from demur.attacks.attack_model import Model, exact_value
-from demur.attacks.checked_model import checked
+from demur.attacks.attack_model import Model, checked, exact_value
 from demur.attacks.criteria import (
     AcceptedError,
     Criterion,

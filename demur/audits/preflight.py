@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from demur.attacks import AcceptedError, SingleMargin
-from demur.attacks.attack_model import Model, attack_model
-from demur.attacks.chain import Chain
-from demur.attacks.checked_model import NoGradientError
+from demur.attacks.attack_model import Model, NoGradientError, attack_model
+from demur.attacks.autoattack import Chain
 from demur.attacks.objectives.rejector import ANY
 from demur.evaluate.recording import probe
 from demur.metrics import BoolArray, FloatArray, auroc, auroc_interval

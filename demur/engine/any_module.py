@@ -16,8 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import CE, Attack, UntargetedMargin
-from demur.attacks.attack_model import Gradient, Model, ObjectiveFunction, PlainModel
-from demur.attacks.checked_model import CheckedModel, NoGradientError, checked
+from demur.attacks.attack_model import (
+    CheckedModel,
+    Gradient,
+    Model,
+    NoGradientError,
+    ObjectiveFunction,
+    PlainModel,
+    checked,
+)
 from demur.engine.copies import Query
 from demur.engine.fast_copy import (
     CannotCopy,

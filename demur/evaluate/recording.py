@@ -20,9 +20,8 @@ from torch import Tensor
 
 from demur import distributed
 from demur.attacks import CE, Attack, Clean, Corruption
-from demur.attacks.attack_model import Model, attack_model
+from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, attack_model
 from demur.attacks.balls import L2, Linf
-from demur.attacks.checked_model import CheckedModel, NoGradientError
 from demur.data import CIFAR10, Images, SplitName, Splits
 from demur.data.cifar10c import CorruptionSource, find_source
 from demur.engine import FrozenModel, check_engine, compiler_for_attacks

@@ -5,9 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import APGD, CE, Chain, Square
-from demur.attacks.attack_model import PlainModel
+from demur.attacks.attack_model import PlainModel, checked
 from demur.attacks.balls import Linf
-from demur.attacks.checked_model import checked
 from demur.audits.ensembles import AutoAttack
 from demur.engine import FrozenModel, FrozenModule, accelerated, fast_copy
 from demur.engine.any_module import GPU_SETTINGS
