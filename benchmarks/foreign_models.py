@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from demur import AcceptedError, AutoAttack, Con, RejectAutoAttack
-from demur.attacks.checked_model import checked
+from demur.attacks.attack_model import checked
 from demur.attacks.objectives import CE
 from demur.engine import FrozenModule, accelerated, graphs
 from demur.output import as_output, con

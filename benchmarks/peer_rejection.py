@@ -36,13 +36,10 @@ from demur.attacks.attack_model import (
     Gradient,
     Model,
     ObjectiveFunction,
-    approximate_value,
     attack_model,
-    gradient,
 )
-from demur.attacks.autoattack import RejectVersion
+from demur.attacks.autoattack import Chain, RejectVersion
 from demur.attacks.balls import Ball, Linf
-from demur.attacks.chain import Chain
 from demur.attacks.driver import verify_success
 from demur.attacks.margins import margins_at, orthogonal
 from demur.attacks.objectives import AttackStart
@@ -99,13 +96,13 @@ class CountingModel(AttackModel):
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
         self.queries += len(x)
-        return gradient(self.model, objective, x, y, *inputs)
+        return self.model.gradient(objective, x, y, *inputs)
 
     def value(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, Output]:
         self.queries += len(x) / 3
-        return approximate_value(self.model, objective, x, y, *inputs)
+        return self.model.value(objective, x, y, *inputs)
 
     def drop_graphs(self) -> None:
         self.model.drop_graphs()

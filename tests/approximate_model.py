@@ -10,8 +10,8 @@ from demur.attacks.attack_model import (
     Gradient,
     Model,
     ObjectiveFunction,
+    attack_model,
     exact_value,
-    gradient,
 )
 from demur.output import Output, as_output
 
@@ -32,7 +32,7 @@ class ApproximateModel(AttackModel):
     def gradient(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
-        return gradient(self.approximate, objective, x, y, *inputs)
+        return attack_model(self.approximate).gradient(objective, x, y, *inputs)
 
     def value(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor

@@ -13,6 +13,7 @@ import torch
 from demur import noise
 from demur.attacks import PGD, AcceptedError, MultiTarget, WrongConfidence
 from demur.attacks.attack import AttackBatch
+from demur.attacks.attack_model import attack_model
 from demur.data import CIFAR10
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, resolve_thresholds
@@ -135,7 +136,7 @@ def test_the_worst_case_succeeds_where_any_member_succeeds(tiny_source: LoadedRu
     chain = resolve_thresholds(plan.worst, tiny_source.clean).spec
     net, images = tiny_source.net, tiny_source.splits["test"]
     x, y = images.batch(slice(0, 30))
-    attack_batch = AttackBatch(net, x, y, torch.arange(30), None)
+    attack_batch = AttackBatch(attack_model(net), x, y, torch.arange(30), None)
     with torch.no_grad():
         worst = chain.criterion(net(chain.run(attack_batch, 0)), y)
         counts = []

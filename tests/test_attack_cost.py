@@ -5,9 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import FAB, MultiTarget, Square
-from demur.attacks.attack_model import PlainModel
+from demur.attacks.attack_model import PlainModel, checked
 from demur.attacks.balls import Linf
-from demur.attacks.checked_model import checked
 from demur.attacks.fab import newton_time, sorted_time
 from demur.attacks.square import SquareDraw
 from demur.engine import FrozenModule, accelerated, any_module
@@ -59,7 +58,7 @@ def test_the_square_of_a_proposal_is_the_window(batch: tuple[Tensor, Tensor]) ->
     draw = SquareDraw(uniforms, batch[0])
     for side in (1, 3, 4):
         inside, _, _ = draw.window(0, side)
-        positions = draw.pixels(draw.corner(side), side)
+        positions = draw.pixels(side)
         pixels = torch.zeros(COUNT, 1, 16, dtype=torch.bool).scatter(2, positions, True)
         assert torch.equal(pixels.view(COUNT, 1, 4, 4), inside)
 

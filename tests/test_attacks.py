@@ -44,7 +44,7 @@ from demur.attacks import (
     UntargetedMargin,
     WrongConfidence,
 )  # fmt: skip
-from demur.attacks.attack_model import AttackModel, Gradient, gradient
+from demur.attacks.attack_model import AttackModel, Gradient, attack_model
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.objectives import AttackStart
 from demur.data import Images
@@ -96,7 +96,7 @@ EXAMPLES: dict[str, Attack] = {
         Linf(0.1), steps=6, start="mixed", objective=WrongConfidence(), momentum=0.9, backtrack=1.5
     ),
     "backtracking by another objective": PGD(
-        Linf(0.1), steps=6, start="coin", objective=WrongConfidence(), backtrack=1.5,
+        Linf(0.1), steps=6, start="ray_or_clean", objective=WrongConfidence(), backtrack=1.5,
         backtrack_objective=CE(), restarts=2,
     ),
     "sum": PGD(
@@ -261,7 +261,7 @@ class TestObjectiveContract:
         objective, (x, y) = OBJECTIVE_EXAMPLES[name], batch
         inputs = self.inputs(objective, tiny_net, x, y)
         assert len(inputs) == objective.n_inputs
-        grad, value, _ = gradient(tiny_net, objective, x, y, *inputs)
+        grad, value, _ = attack_model(tiny_net).gradient(objective, x, y, *inputs)
         assert value.shape == y.shape
         assert value.isfinite().all()
         assert grad.isfinite().all()
@@ -280,7 +280,7 @@ class TestObjectiveContract:
     def inputs(objective: Objective, net: RejectingNet, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         """The state of the objective at the first step from a random start."""
         start = Linf(0.1).start(x, 0, torch.arange(len(x)), 0)
-        state = objective.prepare(AttackStart(net, x, start, y, (y + 1) % 10))
+        state = objective.prepare(AttackStart(attack_model(net), x, start, y, (y + 1) % 10))
         return objective.at_step(state, 0, 10)
 
 
@@ -345,7 +345,7 @@ def test_objectives_add_and_scale(seed: int) -> None:
 def test_gradient_matches_the_closed_form_of_a_linear_net() -> None:
     net, x = LinearNet(), centred_images(3)
     y = torch.tensor([0, 1, 2])
-    grad, value, out = gradient(net, UntargetedMargin(), x, y)
+    grad, value, out = attack_model(net).gradient(UntargetedMargin(), x, y)
     runner_up = out.logits.scatter(1, y[:, None], -torch.inf).argmax(1)
     assert torch.allclose(grad.flatten(1), net.weight[runner_up] - net.weight[y])
     assert torch.allclose(value, UntargetedMargin()(as_output(net(x)), y))

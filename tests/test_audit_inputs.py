@@ -14,8 +14,8 @@ from PIL import Image
 from torch import nn
 
 from demur.attacks import APGD, Square
+from demur.attacks.autoattack import Chain
 from demur.attacks.balls import Linf
-from demur.attacks.chain import Chain
 from demur.audits import ensemble_state, image_parts
 from demur.audits.ensemble_result import EnsembleResult
 from demur.audits.ensembles import EnsembleEvaluation

@@ -19,9 +19,9 @@ from demur.attacks import (
     UntargetedMargin,
 )
 from demur.attacks.attack import Attack, AttackBatch
-from demur.attacks.autoattack import VERSIONS
+from demur.attacks.attack_model import attack_model
+from demur.attacks.autoattack import BROKEN_CLEAN, NOT_BROKEN, VERSIONS
 from demur.attacks.balls import L2, Ball, Linf
-from demur.attacks.chain import BROKEN_CLEAN, NOT_BROKEN
 from demur.data import Images
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, run_attack
@@ -41,7 +41,7 @@ SMALL: tuple[Attack, ...] = (
 
 def attack_batch(net: QuickNet, images: Images, count: int) -> AttackBatch:
     x, y = images.batch(slice(0, count))
-    return AttackBatch(net, x, y, images.index[:count], None)
+    return AttackBatch(attack_model(net), x, y, images.index[:count], None)
 
 
 class TestChain:

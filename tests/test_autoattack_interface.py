@@ -14,7 +14,7 @@ from torch import Tensor
 
 from demur.attacks import APGD, FAB, PGD, AcceptedError, Attack, Chain, Clean, Square
 from demur.attacks.attack import AttackBatch
-from demur.attacks.attack_model import Model
+from demur.attacks.attack_model import Model, attack_model
 from demur.attacks.balls import Linf
 from demur.attacks.wrappers import ModelWithScore
 from demur.audits.ensembles import AutoAttack, RejectAutoAttack
@@ -32,7 +32,7 @@ SMALL = (APGD(Linf(0.1), steps=5), FAB(Linf(0.1), steps=2), Square(Linf(0.1), qu
 
 def attack_batch(net: QuickNet, images: Images, count: int) -> AttackBatch:
     x, y = images.batch(slice(0, count))
-    return AttackBatch(net, x, y, images.index[:count], None)
+    return AttackBatch(attack_model(net), x, y, images.index[:count], None)
 
 
 class TestInterface:

@@ -1,9 +1,17 @@
-"""Bucket sizes: few, large enough, and tight once the tuned capture pays."""
+"""Bucket sizes: few, large enough, tight once the tuned capture pays; and the graphs for them."""
+
+from collections.abc import Callable
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from demur.attacks import CE, DLR
+from demur.attacks.attack_model import Gradient, ObjectiveFunction
+from demur.engine import graphs
+from demur.engine.copies import Query
 from demur.engine.graphs import (
     CAPTURE_COST,
     GRANULARITY,
@@ -12,7 +20,9 @@ from demur.engine.graphs import (
     UNTUNED_OVERHEAD,
     BatchBuckets,
     Bucket,
+    QueryGraphs,
 )
+from demur.output import Output
 
 
 @given(st.integers(1, 2000), st.integers(1, 2000))
@@ -78,3 +88,88 @@ def test_a_batch_of_exactly_the_coarse_size_is_tuned_once_that_pays() -> None:
 def test_without_tune_later_all_buckets_are_coarse_and_tuned() -> None:
     buckets = BatchBuckets(1024, tune_later=False)
     assert {buckets.bucket_for("value", 477) for _ in range(2000)} == {Bucket(512, True)}
+
+
+# ------------------------------------------------------------------ the cache of captured queries
+
+
+def compute(objective: ObjectiveFunction, query: Query, x: Tensor, *others: Tensor) -> Gradient:
+    return Gradient(2 * x, x.sum(1), Output(x, x, x))
+
+
+class FakeGraph:
+    """A graph that is captured without a GPU, unless an error is set."""
+
+    error: Exception | None = None
+
+    def __init__(self, function: Callable[..., Gradient], *examples: Tensor, tune: bool) -> None:
+        if self.error is not None:
+            raise self.error
+        self.function, self.inputs = function, list(examples)
+
+    def __call__(self, *inputs: Tensor) -> Gradient:
+        return self.function(*inputs)
+
+
+@pytest.fixture
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(graphs, "CapturedGraph", FakeGraph)
+    return []
+
+
+def test_a_query_is_captured_once_for_each_bucket(messages: list[str]) -> None:
+    cache = QueryGraphs(messages.append)
+    cache.set_max_batch(64)
+    x = torch.rand(20, 3)
+    for tuned in (False, False, True, True):
+        found = cache._replay(compute, CE(), "gradient", Bucket(32, tuned), x)
+        assert torch.equal(found.grad, 2 * x)
+        assert list(cache.captured) == [(CE(), "gradient", Bucket(32, tuned))]
+    assert len(cache.captured[CE(), "gradient", Bucket(32, True)].inputs[0]) == 32
+    cache.set_max_batch(64)
+    assert len(cache.captured) == 1
+    cache.set_max_batch(32)
+    assert not cache.captured
+    assert not messages
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError("no capture")])
+@pytest.mark.parametrize("eager_without_memory", [False, True])
+def test_a_query_that_cannot_be_captured_runs_eagerly(
+    error: Exception,
+    eager_without_memory: bool,
+    messages: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache = QueryGraphs(messages.append, eager_without_memory=eager_without_memory)
+    cache.set_max_batch(64)
+    x, bucket = torch.rand(20, 3), Bucket(32, False)
+    cache._replay(compute, DLR(), "gradient", bucket, x)
+    monkeypatch.setattr(FakeGraph, "error", error)
+    no_memory = isinstance(error, torch.OutOfMemoryError)
+    if no_memory and not eager_without_memory:
+        with pytest.raises(torch.OutOfMemoryError):
+            cache._replay(compute, CE(), "gradient", bucket, x)
+        assert (cache.eager, messages) == (set(), [])
+        return
+    assert torch.equal(cache._replay(compute, CE(), "gradient", bucket, x).grad, 2 * x)
+    assert cache.eager == {CE()}
+    assert len(cache.captured) == (0 if no_memory else 1), "the others leave only for memory"
+    (message,) = messages
+    assert message == (
+        "the GPU memory is too small for CUDA graphs; use a smaller batch size"
+        if no_memory
+        else "cannot compile this objective, attacking it eagerly: no capture"
+    )
+
+
+def test_graphs_are_dropped_only_if_memory_is_short(
+    messages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = QueryGraphs(messages.append)
+    cache.set_max_batch(64)
+    cache._replay(compute, CE(), "gradient", Bucket(64, False), torch.rand(20, 3))
+    for free, left in ((60, 1), (40, 0)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, 100))
+        cache.drop_if_memory_is_short()
+        assert len(cache.captured) == left

@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 
 from demur.recipes import VOCABULARY, recipe
 from demur.recipes.named import spelled_out
-from demur.spec import Spec, digest, later, show
+from demur.spec import Spec, digest, later, read, show
 from demur.spec.field_types import Positive, PositiveInt
 from tests.test_spec import NAMED
+
+RENAMED = ("coin", "ray_or_clean")  # values of PGD.start, the first of them in stored recipes
+RENAMED_DIGEST = "d07b5fa68ae4636602fe9716b265f910f9eb1caa5d6ca65667f2258bd9734e97"
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,13 @@ def test_a_field_added_later_does_not_change_digests_at_its_neutral_value() -> N
     Early2.__name__ = "Early"
     assert digest(Early2(added=0.0)) == before
     assert digest(Early2()) != before
+
+
+def test_a_renamed_value_is_read_by_both_names_and_keeps_its_digest() -> None:
+    old, new = (read(f'PGD(Linf(0.1), start="{name}")', VOCABULARY) for name in RENAMED)
+    assert old == new
+    assert show(old) == 'PGD(Linf(0.1), start="ray_or_clean")'
+    assert digest(old) == digest(new) == RENAMED_DIGEST
 
 
 def test_a_new_version_changes_the_digest() -> None:

@@ -8,7 +8,7 @@ import torch._dynamo
 from torch import Tensor
 
 from demur.attacks import CE, PGD, PlusLogScore, UntargetedMargin
-from demur.attacks.attack_model import Gradient, ObjectiveFunction, gradient, gradient_only
+from demur.attacks.attack_model import Gradient, ObjectiveFunction, attack_model
 from demur.attacks.balls import Linf
 from demur.data import Digits
 from demur.engine import FrozenModel
@@ -102,8 +102,8 @@ def test_gradient_is_that_of_the_net(
     net: RejectingNet, digits: tuple[Tensor, Tensor], train: bool, objective: ObjectiveFunction
 ) -> None:
     frozen_model = FrozenModel(net.train(train), "fp64", "none")
-    ours = gradient(frozen_model, objective, *digits)
-    assert same_gradient(ours, gradient(net, objective, *digits))
+    ours = frozen_model.gradient(objective, *digits)
+    assert same_gradient(ours, attack_model(net).gradient(objective, *digits))
 
 
 def test_any_number_of_compiled_objectives_have_the_gradient_of_the_net(
@@ -115,18 +115,23 @@ def test_any_number_of_compiled_objectives_have_the_gradient_of_the_net(
         for train, objective in ((True, CE()), (False, PlusLogScore(RCon()))):
             frozen_model = FrozenModel(net.train(train), "fp64", "aot_eager")
             for _ in range(2):  # the second query meets the caches of the first
-                ours = gradient(frozen_model, objective, *digits)
-                assert same_gradient(ours, gradient(net, objective, *digits))
+                ours = frozen_model.gradient(objective, *digits)
+                assert same_gradient(ours, attack_model(net).gradient(objective, *digits))
 
 
 def test_gradient_only_is_the_gradient(net: RejectingNet, digits: tuple[Tensor, Tensor]) -> None:
     for train, fixed in ((True, None), (False, 64)):
         for objective in (CE(), PlusLogScore(RCon())):
             frozen_model = FrozenModel(net.train(train), "fp64", "none", fixed)
-            ours = gradient_only(frozen_model, objective, *digits)
-            assert torch.equal(ours, gradient(frozen_model, objective, *digits).grad)
-            assert torch.allclose(ours, gradient(net, objective, *digits).grad, atol=1e-12)
-    assert torch.equal(gradient_only(net, CE(), *digits), gradient(net, CE(), *digits).grad)
+            ours = frozen_model.gradient_only(objective, *digits)
+            assert torch.equal(ours, frozen_model.gradient(objective, *digits).grad)
+            assert torch.allclose(
+                ours, attack_model(net).gradient(objective, *digits).grad, atol=1e-12
+            )
+    assert torch.equal(
+        attack_model(net).gradient_only(CE(), *digits),
+        attack_model(net).gradient(CE(), *digits).grad,
+    )
 
 
 def test_no_weight_gradient_is_computed(net: RejectingNet, digits: tuple[Tensor, Tensor]) -> None:
@@ -144,7 +149,7 @@ def test_padding_changes_neither_gradients_nor_attacks(
     x, y = digits
     net.eval()
     ours = FrozenModel(net, "fp64", "none", fixed=64).gradient(UntargetedMargin(), x, y)
-    assert same_gradient(ours, gradient(net, UntargetedMargin(), x, y))
+    assert same_gradient(ours, attack_model(net).gradient(UntargetedMargin(), x, y))
     attack = PGD(Linf(0.2), steps=4, keep="success")
     index = torch.arange(len(x))
     padded = attack.perturb(FrozenModel(net, "fp64", "none", fixed=64), x, y, index)
@@ -155,10 +160,10 @@ def test_bn_batch_normalises_by_the_batch_and_keeps_the_running_statistics(
     net: RejectingNet, digits: tuple[Tensor, Tensor]
 ) -> None:
     before = {name: value.clone() for name, value in net.named_buffers() if "running" in name}
-    updating = gradient(FrozenModel(net, "fp64", "none"), CE(), *digits)
+    updating = FrozenModel(net, "fp64", "none").gradient(CE(), *digits)
     net.load_state_dict(before, strict=False)
     frozen_model = FrozenModel(net, "fp64", "none")
     with attack_mode(frozen_model, "batch"):
-        ours = gradient(frozen_model, CE(), *digits)
+        ours = frozen_model.gradient(CE(), *digits)
     assert same_gradient(ours, updating)
     assert all(torch.equal(net.get_buffer(name), value) for name, value in before.items())

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import CE, UntargetedMargin
-from demur.attacks.attack_model import AttackModel, PlainModel
-from demur.attacks.checked_model import CheckedModel, NoGradientError
+from demur.attacks.attack_model import AttackModel, CheckedModel, NoGradientError, PlainModel
 from demur.data import CIFAR10
 from demur.engine import FrozenModel, FrozenModule
 from demur.engine.fast_copy import FastCopy

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import APGD, Square
+from demur.attacks.autoattack import Chain
 from demur.attacks.balls import Linf
-from demur.attacks.chain import Chain
 from demur.audits.ensembles import EnsembleEvaluation
 from demur.engine import any_module
 from demur.errors import BadInput

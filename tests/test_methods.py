@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from demur.attacks import CE, KL, PGD, WrongConfidence
+from demur.attacks.attack_model import attack_model
 from demur.attacks.balls import Linf
 from demur.attacks.objectives import AttackStart
 from demur.data import Digits, Images
@@ -93,7 +94,7 @@ def test_kl_is_zero_at_the_clean_image_and_positive_after_an_attack(
     tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
 ) -> None:
     x, y = batch
-    (clean_log_p,) = KL().prepare(AttackStart(tiny_net, x, x, y, None))
+    (clean_log_p,) = KL().prepare(AttackStart(attack_model(tiny_net), x, x, y, None))
     assert torch.allclose(KL()(tiny_net(x), y, clean_log_p), torch.zeros(len(x)), atol=1e-6)
     x_adv = KL_PGD(tiny_net, x, y)
     assert (KL()(tiny_net(x_adv), y, clean_log_p) > 1e-4).all()

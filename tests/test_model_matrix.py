@@ -38,8 +38,8 @@ from demur.attacks import (
     Square,
     TargetedMargin,
 )
+from demur.attacks.attack_model import CheckedModel
 from demur.attacks.balls import L2, Linf
-from demur.attacks.checked_model import CheckedModel
 from demur.attacks.wrappers import ModelWithScore
 from demur.audits.ensembles import AutoAttack, RejectAutoAttack
 from demur.errors import BadInput

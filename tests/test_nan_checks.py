@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from demur import nan_checks
 from demur.attacks import Square
+from demur.attacks.attack_model import CheckedModel
 from demur.attacks.balls import Linf
-from demur.attacks.checked_model import CheckedModel
 from demur.errors import BadInput
 from demur.nan_checks import (
     COUNT_EVERY,

@@ -28,6 +28,7 @@ from demur.attacks import (
     WrongConfidence,
 )
 from demur.attacks.attack import AttackBatch
+from demur.attacks.attack_model import attack_model
 from demur.attacks.balls import Linf
 from demur.attacks.objectives import AttackStart
 from demur.errors import BadInput
@@ -107,7 +108,7 @@ def test_a_sum_passes_each_objective_its_own_inputs() -> None:
     )
     assert objective.n_inputs == 0 + 2 + 1 + 1
     x = torch.zeros(1, 3)
-    start_point = AttackStart(lambda x: OUT, x, x, FIRST, LAST)
+    start_point = AttackStart(attack_model(lambda x: OUT), x, x, FIRST, LAST)
     inputs = objective.at_step(objective.prepare(start_point), 0, 10)
     assert len(inputs) == objective.n_inputs
     by_hand = (

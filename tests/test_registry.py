@@ -15,7 +15,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from demur import CE, PGD, Attack, Framework, Head, LoadedRun, Objective, Output, Rejector
 from demur.attacks import ATTACKS, OBJECTIVES, AttackBatch, Misclassified
-from demur.attacks.attack_model import gradient_only
 from demur.attacks.balls import Ball, Linf
 from demur.data import Digits, Images
 from demur.evaluate import run_attack
@@ -69,7 +68,7 @@ class FGSM(Attack):
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         state = batch.prepare(self.objective, batch.x).objective_state
         inputs = self.objective.at_step(state, 0, 1)
-        grad = gradient_only(batch.model, self.objective, batch.x, batch.y, *inputs)
+        grad = batch.model.gradient_only(self.objective, batch.x, batch.y, *inputs)
         return self.ball.step(batch.x, batch.x, grad, self.ball.eps)
 
 

@@ -28,8 +28,9 @@ from demur.attacks import (
     SingleMargin,
     Square,
 )
+from demur.attacks.attack_model import attack_model
+from demur.attacks.autoattack import Chain
 from demur.attacks.balls import L2, Linf
-from demur.attacks.chain import Chain
 from demur.attacks.margins import initial_state, orthogonal, solve_game
 from demur.attacks.objectives import AttackStart
 from demur.attacks.wrappers import ModelWithScore
@@ -139,7 +140,7 @@ class TestMargins:
         y = torch.tensor([0, 1, 2, 3, 0, 1])
         rule = AcceptedError(MaxLogit(), 1.0)
         target = (y + 1) % 4
-        _, slopes = MinMargin(rule).prepare(AttackStart(net, x, x, y, target))
+        _, slopes = MinMargin(rule).prepare(AttackStart(attack_model(net), x, x, y, target))
         lead = (net.weight[target] - net.weight[y]).norm(dim=1)
         assert torch.allclose(slopes[:, 0], lead)
         assert torch.allclose(slopes[:, 1], net.weight[target].norm(dim=1))
@@ -148,7 +149,7 @@ class TestMargins:
         net = ModelWithScore(LinearNet(), lambda x: x.detach().flatten(1).sum(1))
         x, y = centred_images(4), torch.zeros(4, dtype=torch.long)
         _, slopes = MinMargin(AcceptedError(ModelScore(), 1.0)).prepare(
-            AttackStart(net, x, x, y, None)
+            AttackStart(attack_model(net), x, x, y, None)
         )
         assert torch.equal(slopes[:, 1], torch.ones(4, dtype=torch.float64))
 
@@ -318,7 +319,7 @@ class TestEnsembles:
         first = Chain(short.attacks[:1], criterion=rule)(tiny_net, x, y)
         assert success[rule(tiny_net(first), y)].all()
         assert success.sum() > rule(tiny_net(x), y).sum()
-        inputs = MinMargin(rule).prepare(AttackStart(tiny_net, x, x, y, None))
+        inputs = MinMargin(rule).prepare(AttackStart(attack_model(tiny_net), x, x, y, None))
         after, before = (MinMargin(rule)(tiny_net(images), y, *inputs) for images in (x_adv, x))
         assert (after[~success] > before[~success]).float().mean() > 0.9
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from demur import noise
 from demur.attacks import CE, PGD, AcceptedError, Objective, PlusLogScore, UntargetedMargin
-from demur.attacks.attack_model import gradient
+from demur.attacks.attack_model import attack_model
 from demur.attacks.balls import L2, Ball, Linf
 from demur.data import Images
 from demur.nets import RejectingNet
@@ -75,7 +75,9 @@ def test_max_objective_returns_the_last_iterate_with_the_largest_objective(
     for restart in range(3):
         x_adv = Linf(0.1).start(x, 0, index, noise.derive_seed(0, restart))
         for _ in range(3):
-            x_adv = Linf(0.1).step(x, x_adv, gradient(tiny_net, CE(), x_adv, y).grad, 0.1 / 4)
+            x_adv = Linf(0.1).step(
+                x, x_adv, attack_model(tiny_net).gradient(CE(), x_adv, y).grad, 0.1 / 4
+            )
         last_iterates.append(x_adv)
     values = torch.stack([CE()(tiny_net(one), y) for one in last_iterates])
     returned = CE()(tiny_net(attack(tiny_net, x, y)), y)

@@ -17,7 +17,7 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder benchmarks
 
 from demur import PGD, Con, Digits, Linf, audit
-from demur.attacks.checked_model import NoGradientError
+from demur.attacks.attack_model import NoGradientError
 from demur.audits import AuditReport
 from demur.cli.app import main
 from demur.errors import BadInput, suggestion

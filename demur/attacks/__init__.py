@@ -4,10 +4,12 @@ from demur.attacks.apgd import APGD
 from demur.attacks.attack import Attack, AttackBatch, Clean
 from demur.attacks.autoattack import (
     AutoAttackEnsemble,
+    Chain,
+    Ensemble,
     ForceRejectionEnsemble,
+    MultiTarget,
     RejectAutoAttackEnsemble,
 )
-from demur.attacks.chain import Chain, Ensemble, MultiTarget
 from demur.attacks.corruption import Corruption
 from demur.attacks.criteria import AcceptedError, Criterion, FalseRejection, Misclassified, Rejected
 from demur.attacks.cw import CW

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from demur.attacks.attack import AttackBatch
-from demur.attacks.attack_model import Gradient, Model, gradient
+from demur.attacks.attack_model import AttackModel, Gradient
 from demur.attacks.balls import Ball
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import (
@@ -95,7 +95,7 @@ class APGD(IterativeAttack[APGDState]):
     def last_step(self) -> int:
         return self.steps
 
-    def verification_interval(self, model: Model) -> int:
+    def verification_interval(self, model: AttackModel) -> int:
         return default_interval(model)
 
     def begin(self, batch: AttackBatch) -> tuple[AttackBatch, APGDState]:
@@ -150,7 +150,7 @@ class APGD(IterativeAttack[APGDState]):
         """Return the mean of `eot_iter` gradients, and the candidate successes of the last one."""
         inputs = self.objective.at_step(batch.objective_state, step, self.steps)
         queries = [
-            gradient(batch.model, self.objective, x_adv, batch.y, *inputs)
+            batch.model.gradient(self.objective, x_adv, batch.y, *inputs)
             for _ in range(self.eot_iter)
         ]
         grad = queries[0].grad

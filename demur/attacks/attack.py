@@ -9,14 +9,19 @@ nothing: there batch norm in train mode updates its running statistics.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-from demur.attacks.attack_model import Model
+from demur.attacks.attack_model import (
+    AttackModel,
+    Model,
+    attack_model,
+    checked,
+    outside_inference_mode,
+)
 from demur.attacks.balls import Ball, in_pixel_range
-from demur.attacks.checked_model import checked, outside_inference_mode
 from demur.attacks.criteria import Criterion, Misclassified, RuleCriterion
 from demur.attacks.objectives import AttackStart, Objective, ObjectiveState
 from demur.errors import BadInput
@@ -24,13 +29,15 @@ from demur.nan_checks import deferred_checks, raise_deferred
 from demur.noise import Stream
 from demur.spec import Spec, required_fields
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class AttackBatch:
     """The images under attack with the model, the labels and the indices.
 
     Args:
-        model: The attacked model.
+        model: The attacked model, as `attack_model` makes it.
         x: Clean images, N, C, H, W, in [0, 1].
         y: True labels, N.
         index: The position of each image in its data set, N; it determines the image's noise.
@@ -39,7 +46,7 @@ class AttackBatch:
         objective_state: The state of the objective for these images, see `prepare`.
     """
 
-    model: Model
+    model: AttackModel
     x: Tensor
     y: Tensor
     index: Tensor
@@ -145,7 +152,8 @@ class Attack(Spec, ABC):
             target: A wrong class for each image, N, for targeted objectives.
         """
         with deferred_checks():
-            return self.run(AttackBatch(model, x.detach(), y, index, target), stream)
+            batch = AttackBatch(attack_model(model), x.detach(), y, index, target)
+            return self.run(batch, stream)
 
     def check_result(self, x: Tensor, x_adv: Tensor) -> None:
         """Raise BadInput unless every x_adv is an image that the attack may return for x."""
@@ -167,7 +175,7 @@ class Attack(Spec, ABC):
 
     def balls(self) -> set[Ball]:
         """Return the balls of the attack and its parts; empty if it may return any image."""
-        if getattr(self, "any_distance", False):
+        if self.leaves_ball:
             return set()
         parts = [getattr(self, f.name) for f in fields(self)]
         if own := {part for part in parts if isinstance(part, Ball)}:
@@ -179,12 +187,6 @@ class Attack(Spec, ABC):
     @abstractmethod
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         """Return adversarial examples for the batch, shape of `batch.x`."""
-
-    @property
-    def success_criterion(self) -> Criterion:
-        """The success criterion: the field `criterion`, else a misclassification."""
-        criterion: Criterion = getattr(self, "criterion", Misclassified())
-        return criterion
 
     @classmethod
     def example(cls, ball: Ball, criterion: RuleCriterion) -> "Attack":
@@ -200,22 +202,63 @@ class Attack(Spec, ABC):
         """The attacks that this one consists of."""
         return ()
 
+    # ------------------------------------------------ what fields that only some attacks have say
+
+    def _field(self, name: str, default: T) -> T:
+        """Return the value of a field, or the default if the attack has no such field."""
+        value: T = vars(self).get(name, default)
+        return value
+
     @property
-    def gradient_queries(self) -> float:
-        """Gradient queries per image."""
-        own = getattr(self, "steps", 0) * getattr(self, "restarts", 1)
-        return float(own + sum(part.gradient_queries for part in self.parts))
+    def success_criterion(self) -> Criterion:
+        """The success criterion: the field `criterion`, else a misclassification."""
+        return self._field("criterion", Misclassified())
+
+    @property
+    def search_objective(self) -> Objective | None:
+        """The objective that guides the search: the field `objective`."""
+        return self._field("objective", None)
 
     @property
     def maximised(self) -> Objective | None:
         """The objective that also rises on images without success; None if there is none."""
-        objective: Objective | None = getattr(self, "objective", None)
-        return objective
+        return self.search_objective
+
+    @property
+    def gradient_queries(self) -> float:
+        """Gradient queries per image: the fields `steps` and `restarts`, and those of the parts."""
+        own = self._field("steps", 0) * self._field("restarts", 1)
+        return float(own + sum(part.gradient_queries for part in self.parts))
+
+    @property
+    def forward_queries(self) -> int:
+        """Forward passes per image of an attack without gradients: the field `queries`."""
+        return self._field("queries", 0)
+
+    @property
+    def gradients_per_step(self) -> int:
+        """Gradients that a step averages, for randomised models: the field `eot_iter`."""
+        return self._field("eot_iter", 1)
+
+    @property
+    def keep_rule(self) -> str | None:
+        """Which iterate is returned, "success" or "max_objective": the field `keep`."""
+        return self._field("keep", None)
+
+    @property
+    def leaves_ball(self) -> bool:
+        """Whether examples may lie outside of the ball: the field `any_distance`."""
+        return self._field("any_distance", False)
+
+    @property
+    def noise_seed(self) -> int | None:
+        """The seed of all random numbers: the field `seed`."""
+        return self._field("seed", None)
 
     @property
     def seeks_misclassification(self) -> bool:
         """Whether the attack seeks wrong predictions alone, accepted or not."""
-        objective: Objective | None = getattr(self, "objective", None)
+        objective = self.search_objective
         return (
             isinstance(self.success_criterion, Misclassified)
             and (objective is None or objective.seeks_misclassification)

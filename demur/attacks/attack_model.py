@@ -1,24 +1,34 @@
-"""Evaluations of a model by an attack: gradient queries and forward passes.
+"""A model as attacks query it: gradient queries and forward passes, and checks of a user's model.
 
-    grad, value, out = gradient(model, objective, x, y)            # one forward, one backward pass
-    value, out = exact_value(model, objective, x, y)               # one forward pass in fp32
+    grad, value, out = attack_model(net).gradient(objective, x, y)    # forward and backward pass
+    with checked(net, x, y) as (model, x, y): ...                     # a CheckedModel
 
-All attacks evaluate models here. A plain model is any callable. An `AttackModel` computes gradients
-and values itself, for instance in bf16. They are then approximate; `model(x)` stays exact.
+An `AttackModel` may compute gradients and values in bf16. They are then approximate; `model(x)`
+stays exact. A `CheckedModel` gives the user's model copies of the images in a dtype that it takes.
+Its outputs must have one row per image and no NaN. `checked` restores buffers and random states.
 """
 
+import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from demur.output import Output, as_output
+from demur.errors import BadInput, first_line
+from demur.images import check_batch
+from demur.nan_checks import deferred_checks, raise_if_invalid
+from demur.output import Output, as_output, check_logits
 
 Model = Callable[[Tensor], Output | Tensor]  # images (N, C, H, W) to an Output or logits (N, K)
 ObjectiveFunction = Callable[..., Tensor]  # (out, y, *inputs) -> one value per image, N
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# Parts of torch's messages about an objective through which no gradient reaches the images.
+NO_GRADIENT = ("not require grad", "not have been used in the graph", "Inference tensors cannot")
 
 
 class Gradient(NamedTuple):
@@ -27,25 +37,6 @@ class Gradient(NamedTuple):
     grad: Tensor  # gradient of the objective with respect to x; shape of x
     value: Tensor  # value of the objective, N
     out: Output  # output of the model
-
-
-class PatchQueries(Protocol):
-    """Values of images that differ from the current ones in one small square each."""
-
-    def __call__(
-        self, x: Tensor, y: Tensor, corner: Tensor, kept: Tensor, *inputs: Tensor
-    ) -> tuple[Tensor, Output]:
-        """Return what `AttackModel.value` returns, valid until the next call.
-
-        Args:
-            x: the current images with another square, N, C, H, W.
-            y: true labels, N.
-            corner: first row and column of the squares, N, 2.
-            kept: which squares of the last call are now part of the current images, N, bool;
-                ignored in the first call.
-            *inputs: further tensors that the objective takes, one row per image.
-        """
-        ...
 
 
 class AttackModel(ABC):
@@ -71,7 +62,17 @@ class AttackModel(ABC):
     def gradient(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
-        """Return the gradient of the objective at each image, its value and the output."""
+        """Return the gradient of the objective at each image, its value and the output.
+
+        One call is one gradient query: a forward and a backward pass. No gradient of a weight is
+        computed.
+
+        Args:
+            objective: The function that the attack maximises.
+            x: Images, N, C, H, W, in [0, 1].
+            y: True labels, N.
+            *inputs: Further tensors that the objective takes, one row per image.
+        """
         x = x.detach().requires_grad_()
         with torch.enable_grad():
             out = as_output(self(x))
@@ -84,7 +85,10 @@ class AttackModel(ABC):
     def gradients(
         self, objectives: Sequence[ObjectiveFunction], x: Tensor, y: Tensor, *inputs: Tensor
     ) -> list[Gradient]:
-        """Return what `gradient` returns for several objectives with the same inputs."""
+        """Return what `gradient` returns for several objectives with the same inputs.
+
+        A fast model needs one forward pass for all of them.
+        """
         return [self.gradient(objective, x, y, *inputs) for objective in objectives]
 
     def gradient_only(
@@ -96,17 +100,12 @@ class AttackModel(ABC):
     def value(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, Output]:
-        """Return the objective (N) and the output, in the precision of the gradient."""
-        return exact_value(self, objective, x, y, *inputs)
+        """Return the objective (N) and the output, in the precision of the gradient.
 
-    def patch_queries(
-        self, objective: ObjectiveFunction, x: Tensor, side: int
-    ) -> PatchQueries | None:
-        """Return queries from x on that recompute only what a square of `side` pixels changes.
-
-        None if the model has none; later squares are not larger.
+        Success read from this output is only a candidate unless the model is exact;
+        `attacks.driver.verify_success` confirms it in fp32.
         """
-        return None
+        return exact_value(self, objective, x, y, *inputs)
 
     def drop_graphs(self) -> None:
         """Free what was captured for the objectives of an attack that has ended."""
@@ -136,49 +135,6 @@ def attack_model(model: Model) -> AttackModel:
     return model if isinstance(model, AttackModel) else PlainModel(model)
 
 
-def gradient(
-    model: Model, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-) -> Gradient:
-    """Return the gradient of the objective at each image, its value and the model's output.
-
-    One call is one gradient query: a forward and a backward pass. No gradient of a weight is
-    computed.
-
-    Args:
-        model: The attacked model.
-        objective: The function that the attack maximises.
-        x: Images, N, C, H, W, in [0, 1].
-        y: True labels, N.
-        *inputs: Further tensors that the objective takes, one row per image.
-    """
-    return attack_model(model).gradient(objective, x, y, *inputs)
-
-
-def gradients(
-    model: Model, objectives: Sequence[ObjectiveFunction], x: Tensor, y: Tensor, *inputs: Tensor
-) -> list[Gradient]:
-    """Return the gradients of several objectives; a fast model needs one forward pass for all."""
-    return attack_model(model).gradients(objectives, x, y, *inputs)
-
-
-def gradient_only(
-    model: Model, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-) -> Tensor:
-    """Return the gradient of the objective at each image without its value and the output."""
-    return attack_model(model).gradient_only(objective, x, y, *inputs)
-
-
-def approximate_value(
-    model: Model, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-) -> tuple[Tensor, Output]:
-    """Return the objective's value (N) and the output, in the precision of the gradients.
-
-    Success read from this output is only a candidate; `attacks.driver.verify_success` confirms it
-    in fp32. For an exact model the result is exact.
-    """
-    return attack_model(model).value(objective, x, y, *inputs)
-
-
 def exact_value(
     model: Model, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
 ) -> tuple[Tensor, Output]:
@@ -186,3 +142,212 @@ def exact_value(
     with torch.no_grad():
         out = as_output(model(x))
         return objective(out, y, *inputs), out
+
+
+# ------------------------------------------------ the border to a user's model
+
+
+class NoGradientError(BadInput):
+    """An objective that has no gradient with respect to the images."""
+
+
+class ModelFailed(BadInput):
+    """An exception of the user's code, as one sentence."""
+
+
+class CheckedModel(AttackModel):
+    """A model whose every query is checked; an AttackModel keeps its own gradients.
+
+    Args:
+        model: The user's model.
+        dtype: The dtype of the images that the model gets. Outputs have the dtype of the attack's
+            images.
+    """
+
+    def __init__(self, model: Model, dtype: torch.dtype) -> None:
+        self.model, self.dtype = model, dtype
+        self._queried = model if isinstance(model, AttackModel) else PlainModel(self.__call__)
+        self.exact, self.verify_every = self._queried.exact, self._queried.verify_every
+
+    @property
+    def training(self) -> bool:
+        """Whether the model is in train mode."""
+        return bool(getattr(self.model, "training", False))
+
+    def __call__(self, x: Tensor) -> Output:
+        with _explained_failure(x):
+            # A copy, since the model may change its input in place.
+            answer = self.model(x.to(self.dtype, copy=True))
+        out = as_output(answer, rows=len(x))
+        out = Output(*(part.to(x.dtype) for part in out))
+        check_logits(out)
+        return out
+
+    def gradient(
+        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
+    ) -> Gradient:
+        with _explained_without_gradient(objective), _explained_failure(x):
+            result = self._queried.gradient(objective, x, y, *inputs)
+        _check_query(result.value, result.out)
+        _check_gradient(result.grad)
+        return result
+
+    def gradients(
+        self, objectives: Sequence[ObjectiveFunction], x: Tensor, y: Tensor, *inputs: Tensor
+    ) -> list[Gradient]:
+        with _explained_without_gradient(objectives[-1]), _explained_failure(x):
+            results = self._queried.gradients(objectives, x, y, *inputs)
+        for result in results:
+            _check_query(result.value, result.out)
+            _check_gradient(result.grad)
+        return results
+
+    def gradient_only(
+        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
+    ) -> Tensor:
+        with _explained_without_gradient(objective), _explained_failure(x):
+            grad = self._queried.gradient_only(objective, x, y, *inputs)
+        _check_gradient(grad)
+        return grad
+
+    def value(
+        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
+    ) -> tuple[Tensor, Output]:
+        value, out = self._queried.value(objective, x, y, *inputs)
+        _check_query(value, out)
+        return value, out
+
+    def drop_graphs(self) -> None:
+        self._queried.drop_graphs()
+
+
+@contextmanager
+def checked(model: Model, x: Tensor, y: Tensor) -> Iterator[tuple[CheckedModel, Tensor, Tensor]]:
+    """Yield a checked model, the images in the widest dtype involved and the labels.
+
+    The images are detached and have the widest dtype of float32, the images and the model: an
+    image rounded to 16 bits could lie outside its ball. Gradients are off and inference mode is
+    left. The model's buffers and the random states of Python, NumPy and torch are restored at the
+    end.
+
+    Raises:
+        BadInput: The images or labels are invalid, the model fails on the first image, labels and
+            classes do not match, or a value of the model is NaN.
+    """
+    if not callable(model):
+        raise BadInput(
+            f"the model must be a callable such as an nn.Module, not {type(model).__name__}; load "
+            "weights into their module first"
+        )
+    check_batch(x, y)
+    with torch.inference_mode(False), torch.no_grad(), _restored(model, x), deferred_checks():
+        x, y = outside_inference_mode(x.detach()), outside_inference_mode(y)
+        checked_model, out = _first_query(model, x[:1])
+        check_batch(x, y, classes=out.logits.shape[-1])
+        widest = torch.promote_types(x.dtype, torch.float32)
+        yield checked_model, x.to(torch.promote_types(widest, checked_model.dtype)), y
+
+
+def outside_inference_mode(tensor: Tensor) -> Tensor:
+    """Return the tensor, or a copy that autograd can use if it was made in inference mode."""
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
+def _first_query(model: Model, x: Tensor) -> tuple[CheckedModel, Output]:
+    """Return the model with the first dtype that it takes, and its output for one image."""
+    errors = []
+    with _eval_mode(model):
+        for dtype in dict.fromkeys((x.dtype, *_dtypes(model))):
+            checked_model = CheckedModel(model, dtype)
+            try:
+                return checked_model, checked_model(x)
+            except ModelFailed as error:
+                errors.append(error)
+    raise errors[0]
+
+
+def _dtypes(model: Model) -> list[torch.dtype]:
+    """Return the float dtypes of a module's parameters and buffers, in their order."""
+    if not isinstance(model, nn.Module):
+        return []
+    tensors = (*model.parameters(), *model.buffers())
+    return [tensor.dtype for tensor in tensors if tensor.dtype in FLOATS]
+
+
+@contextmanager
+def _restored(model: Model, x: Tensor) -> Iterator[None]:
+    """Restore the model's buffers and the global random states at the end."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    saved = [
+        (module, name, buffer, buffer.clone())
+        for module in modules
+        for name, buffer in module.named_buffers(recurse=False)
+        if not buffer.is_inference()  # torch does not let anyone change these
+    ]
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([x.device] if x.is_cuda else []):
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+            for module, name, buffer, value in saved:
+                if getattr(module, name) is not buffer:
+                    setattr(module, name, buffer)
+                buffer.copy_(value)
+
+
+@contextmanager
+def _eval_mode(model: Model) -> Iterator[None]:
+    """Switch the model to eval mode, where batch norm takes a single image, and back."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    in_train_mode = [module for module in modules if module.training]
+    # Not model.eval() and model.train(): some submodules may have been frozen one by one.
+    for module in in_train_mode:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in in_train_mode:
+            module.training = True
+
+
+@contextmanager
+def _explained_failure(x: Tensor) -> Iterator[None]:
+    """Turn an exception of the user's code into ModelFailed, except those about gradients."""
+    try:
+        yield
+    except (BadInput, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, RuntimeError) and any(part in str(error) for part in NO_GRADIENT):
+            raise
+        shape = " x ".join(map(str, x.shape))
+        raise ModelFailed(
+            f"the model fails on {shape} pixels of {x.dtype} on {x.device}: {first_line(error)}; "
+            "give images of the shape, dtype, device and batch size that it takes"
+        ) from error
+
+
+@contextmanager
+def _explained_without_gradient(objective: ObjectiveFunction) -> Iterator[None]:
+    """Turn torch's errors about a missing gradient into NoGradientError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(part in str(error) for part in NO_GRADIENT):
+            raise
+        raise NoGradientError(
+            f"{objective} has no gradient with respect to the images; remove detach, no_grad and "
+            "inference_mode from the model, pass a surrogate to ModelWithScore, or use Square"
+        ) from error
+
+
+def _check_query(value: Tensor, out: Output) -> None:
+    check_logits(out)
+    raise_if_invalid("objective", value, "its outputs are unfit for this objective; choose another")
+
+
+def _check_gradient(grad: Tensor) -> None:
+    remedy = "torch.autograd.detect_anomaly names the operation, and Square needs no gradient"
+    raise_if_invalid("gradient", grad.amax((1, 2, 3)), remedy)

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from demur.attacks.attack import AttackBatch
-from demur.attacks.attack_model import Model, exact_value, gradient
-from demur.attacks.checked_model import checked
+from demur.attacks.attack_model import Model, checked, exact_value
 from demur.attacks.criteria import (
     AcceptedError,
     Criterion,
@@ -163,7 +162,7 @@ class CW(IterativeAttack[CWState]):
 
     def step(self, batch: AttackBatch, state: CWState, step: int) -> CWState:
         x_adv = to_pixels(state.w)
-        query = gradient(batch.model, self._hinge, x_adv, batch.y, *hinge_inputs(batch))
+        query = batch.model.gradient(self._hinge, x_adv, batch.y, *hinge_inputs(batch))
         value = query.value.to(batch.x.dtype)
         reached = (value <= 0) & self.criterion(query.out, batch.y)
         closer = reached & (self._distance(x_adv - batch.x) < state.distance)

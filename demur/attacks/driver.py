@@ -1,13 +1,13 @@
 """What all attacks share: restarts, images that leave, verified successes, the best example.
 
-An iterative attack supplies its state (`begin`) and its step; `search` runs one restart of it and
-`best_of` several, or several attacks. A fast model may compute gradients and values in bf16. An
-iterate that satisfies the success criterion there is only a *candidate*. It counts as a success
-after an exact forward pass in fp32 confirms it.
+An iterative attack supplies its state (`begin`) and its step; `iterate` runs one restart of it and
+`best_restart` several. A fast model may compute gradients and values in bf16. An iterate that
+satisfies the success criterion there is only a *candidate*. It counts as a success after an exact
+forward pass in fp32 confirms it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Generic, Self, TypeVar
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from demur import noise, progress
 from demur.attacks.attack import Attack, AttackBatch
-from demur.attacks.attack_model import Model, approximate_value, attack_model
+from demur.attacks.attack_model import AttackModel
 from demur.attacks.criteria import Criterion
 from demur.attacks.objectives import CE
 from demur.images import per_image
@@ -27,12 +27,11 @@ from demur.output import as_output
 
 @dataclass
 class PerImageState:
-    """Tensors with one row per image; a field of another type belongs to all images together."""
+    """Tensors with one row per image."""
 
     def select(self, rows: Tensor) -> Self:
-        """Return the state of the given rows (indices or a mask), other fields set to None."""
-        values = (getattr(self, f.name) for f in fields(self))
-        return type(self)(*(v[rows] if isinstance(v, Tensor) else None for v in values))
+        """Return the state of the given rows (indices or a boolean mask)."""
+        return type(self)(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
 @dataclass
@@ -108,48 +107,18 @@ class Found(Best):
         none = torch.zeros_like(batch.y, dtype=torch.bool)
         return cls(batch.x.clone(), value, none if success is None else success)
 
+    def attempts(self, count: int) -> Iterator[tuple[int, Tensor]]:
+        """Yield the number of each attempt, such as a restart, and the rows without success."""
+        for number in range(count):
+            rows = (~self.success).nonzero()[:, 0]
+            if len(rows) == 0:
+                return
+            yield number, rows
 
-# (number of the attempt, rows to attack, stream) -> what was found for these rows
-Attempt = Callable[[int, Tensor, Stream], Found]
-
-
-def best_of(found: Found, attempts: int, stream: Stream, attempt: Attempt) -> Tensor:
-    """Return the successful example of each image, else the one with the largest value.
-
-    Args:
-        found: The state before the first attempt.
-        attempts: The number of attempts, such as restarts. An image leaves after its first success.
-        stream: The stream of random numbers; each attempt derives its own.
-        attempt: The function that runs one attempt.
-    """
-    for number in range(attempts):
-        rows = (~found.success).nonzero()[:, 0]
-        if len(rows) == 0:
-            break
-        with progress.part(number, attempts):
-            new = attempt(number, rows, noise.derive_seed(stream, number))
-        found.keep_better(rows, new)
-        found.success[rows] = new.success
-    return found.x_adv
-
-
-def largest_of(
-    batch: AttackBatch,
-    attempts: int,
-    stream: Stream,
-    attempt: Callable[[Stream], tuple[Tensor, Tensor]],
-) -> Tensor:
-    """Return the example of each image with the largest value; the later of equal ones.
-
-    No image leaves and the host never waits for the GPU, so a CUDA graph can capture the loop.
-    """
-    best, best_value = batch.x, torch.full_like(batch.y, -torch.inf, dtype=batch.x.dtype)
-    for number in range(attempts):
-        x_adv, value = attempt(noise.derive_seed(stream, number))
-        better = value >= best_value
-        best = torch.where(per_image(better, batch.x), x_adv, best)
-        best_value = torch.where(better, value, best_value)
-    return best
+    def add(self, rows: Tensor, new: "Found") -> None:
+        """Store the successful examples of an attempt on these rows, else those of larger value."""
+        self.keep_better(rows, new)
+        self.success[rows] = new.success
 
 
 @dataclass(frozen=True)
@@ -185,16 +154,12 @@ class IterativeAttack(Attack, ABC, Generic[S]):
         """
         return state, verified
 
-    def verification_interval(self, model: Model) -> int:
+    def verification_interval(self, model: AttackModel) -> int:
         """Return the number of steps between verifications."""
         return 1
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
-        return self.search(batch, stream).x_adv
-
-    def search(self, batch: AttackBatch, stream: Stream) -> Found:
-        """Run one restart; return successes, else the best iterates."""
-        return self.iterate(*self.begin(replace(batch, stream=stream)))
+        return self.iterate(*self.begin(replace(batch, stream=stream))).x_adv
 
     def iterate(self, batch: AttackBatch, state: S) -> Found:
         """Run all steps from a first state; return successes, else the best iterates."""
@@ -225,30 +190,33 @@ class IterativeAttack(Attack, ABC, Generic[S]):
         self, batch: AttackBatch, found: Found, restarts: int, stream: Stream
     ) -> Tensor:
         """Return the best examples of several restarts on the images without success."""
-        return best_of(
-            found, restarts, stream, lambda _, rows, own: self.search(batch.select(rows), own)
-        )
+        for number, rows in found.attempts(restarts):
+            own = replace(batch.select(rows), stream=noise.derive_seed(stream, number))
+            with progress.part(number, restarts):
+                new = self.iterate(*self.begin(own))
+            found.add(rows, new)
+        return found.x_adv
 
 
 def clean_success(criterion: Criterion, batch: AttackBatch) -> Tensor:
     """Return on which clean images the criterion holds already, verified, N, bool."""
-    _, out = approximate_value(batch.model, CE(), batch.x, batch.y)
+    _, out = batch.model.value(CE(), batch.x, batch.y)
     return verify_success(criterion, batch.model, batch.x, batch.y, criterion(out, batch.y))
 
 
-def default_interval(model: Model) -> int:
+def default_interval(model: AttackModel) -> int:
     """Return the number of steps between verifications; an exact model needs no extra pass."""
-    return 1 if is_exact(model) else attack_model(model).verify_every
+    return 1 if model.exact else model.verify_every
 
 
 def verify_success(
-    criterion: Criterion, model: Model, x_adv: Tensor, y: Tensor, candidate: Tensor
+    criterion: Criterion, model: AttackModel, x_adv: Tensor, y: Tensor, candidate: Tensor
 ) -> Tensor:
     """Return which candidates satisfy the criterion in an exact forward pass in fp32, N, bool.
 
     For an exact model the candidates are successes already and are returned as they are.
     """
-    if is_exact(model):
+    if model.exact:
         return candidate
     rows = candidate.nonzero()[:, 0]  # the only host-device synchronisation without candidates
     if len(rows) == 0:
@@ -256,8 +224,3 @@ def verify_success(
     with torch.no_grad(), use_precision("fp32", x_adv.device):
         confirmed = criterion(as_output(model(x_adv[rows])), y[rows])
     return candidate.index_put((rows,), confirmed)
-
-
-def is_exact(model: Model) -> bool:
-    """Return whether gradients and values have the precision of `model(x)`, by `model.exact`."""
-    return attack_model(model).exact

@@ -9,14 +9,14 @@ covers only images close enough to end inside the ball.
 """
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
+from demur import noise, progress
 from demur.attacks import kernels
 from demur.attacks.attack import AttackBatch
-from demur.attacks.attack_model import Model, approximate_value, exact_value, gradient
+from demur.attacks.attack_model import AttackModel, exact_value
 from demur.attacks.balls import L2, Ball
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import (
@@ -24,7 +24,6 @@ from demur.attacks.driver import (
     Found,
     IterativeAttack,
     SearchState,
-    best_of,
     default_interval,
     verify_success,
 )
@@ -43,7 +42,7 @@ NEWTON_STEPS = 20  # of the stopping time of a projection; nearly all need fewer
 FINAL_SEARCH_STEPS = 3  # towards the clean image, after each restart
 FINAL_MARGIN = 0.05  # the final search aims at this fraction of the margin
 NEAR = 1.5  # times eps: examples farther away never end inside the ball
-TINY = 1e-12
+SMALLEST_DIVISOR = 1e-12  # divides in place of zero norms, distances and speeds
 
 
 @dataclass
@@ -101,7 +100,7 @@ class FAB(IterativeAttack[FABState]):
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         x = batch.x
-        _, out = approximate_value(batch.model, UntargetedMargin(), x, batch.y)
+        _, out = batch.model.value(UntargetedMargin(), x, batch.y)
         success = verify_success(
             self.criterion, batch.model, x, batch.y, self.criterion(out, batch.y)
         )
@@ -110,7 +109,10 @@ class FAB(IterativeAttack[FABState]):
             return x.clone()
         batch = self._with_margins(batch.select(rows), out.logits.shape[-1])
         found = Found.nothing(batch)
-        best_of(found, self.restarts, stream, partial(self._restart, batch, found))
+        for number, every in found.attempts(self.restarts):
+            with progress.part(number, self.restarts):
+                new = self._restart(batch, found, number, noise.derive_seed(stream, number))
+            found.add(every, new)
         limit = torch.finfo(x.dtype).max if self.any_distance else self.ball.eps
         returned = -found.value <= limit
         return x.index_put((rows[returned],), found.x_adv[returned])
@@ -123,12 +125,10 @@ class FAB(IterativeAttack[FABState]):
     def last_step(self) -> int:
         return self.steps
 
-    def verification_interval(self, model: Model) -> int:
+    def verification_interval(self, model: AttackModel) -> int:
         return 1 if self.any_distance else default_interval(model)
 
-    def _restart(
-        self, batch: AttackBatch, found: Found, number: int, rows: Tensor, stream: Stream
-    ) -> Found:
+    def _restart(self, batch: AttackBatch, found: Found, number: int, stream: Stream) -> Found:
         """Run one restart on all images; its values are minus the distances."""
         _, state = self.begin(batch)
         state = replace(state, closest=found.x_adv.clone(), distance=-found.value)
@@ -139,7 +139,7 @@ class FAB(IterativeAttack[FABState]):
     def _random_start(self, batch: AttackBatch, distance: Tensor, stream: Stream) -> Tensor:
         """Return a random point at half of eps, or of the closest distance if that is smaller."""
         delta = self.ball.scaled_start(batch.x, self.seed, batch.index, stream) - batch.x
-        fraction = (distance / max(self.ball.eps, TINY)).clamp(max=1) / 2
+        fraction = (distance / max(self.ball.eps, SMALLEST_DIVISOR)).clamp(max=1) / 2
         return batch.x + per_image(fraction, batch.x) * delta
 
     def _with_margins(self, batch: AttackBatch, classes: int) -> AttackBatch:
@@ -170,7 +170,7 @@ class FAB(IterativeAttack[FABState]):
         x_adv = torch.where(per_image(state.crossed, shortened), shortened, state.x_adv)
         x_adv = self._next_iterate(batch, x_adv)
         overall, inputs = self._overall(batch)
-        value, out = approximate_value(batch.model, overall, x_adv, batch.y, *inputs)
+        value, out = batch.model.value(overall, x_adv, batch.y, *inputs)
         crossed, distance = self.criterion(out, batch.y), self.ball.norm(x_adv - batch.x)
         # Only examples that may be returned are verified. Those farther away serve as starting
         # points of the final search.
@@ -192,7 +192,7 @@ class FAB(IterativeAttack[FABState]):
         grad, margin = self._nearest_margin(batch, x_adv)
         from_iterate, from_clean = self._project_both(batch.x, x_adv, grad, margin)
         near, far = self.ball.norm(from_iterate), self.ball.norm(from_clean)
-        weight = (near / (near + far).clamp_min(TINY)).clamp(max=self.alpha)
+        weight = (near / (near + far).clamp_min(SMALLEST_DIVISOR)).clamp(max=self.alpha)
         weight = per_image(weight, x_adv)
         projected_iterate = x_adv + self.overshoot * from_iterate
         projected_clean = batch.x + self.overshoot * from_clean
@@ -227,10 +227,10 @@ class FAB(IterativeAttack[FABState]):
         nearest_grad, margin = torch.zeros_like(x_adv), x_adv.new_zeros(len(x_adv))
         shortest = torch.full_like(margin, torch.inf)
         for inputs in all_inputs:
-            grad, value, _ = gradient(batch.model, objective, x_adv, batch.y, *inputs)
+            grad, value, _ = batch.model.gradient(objective, x_adv, batch.y, *inputs)
             grad, value = grad.to(x_adv), value.to(x_adv)
             dual_norm = (grad * self.ball.direction(grad)).flatten(1).sum(1)
-            distance = value.abs() / dual_norm.clamp_min(TINY)
+            distance = value.abs() / dual_norm.clamp_min(SMALLEST_DIVISOR)
             nearer = distance < shortest
             nearest_grad = torch.where(per_image(nearer, grad), grad, nearest_grad)
             margin = torch.where(nearer, value, margin)
@@ -284,7 +284,7 @@ def project_to_hyperplane(ball: Ball, x: Tensor, grad: Tensor, rise: Tensor) -> 
     slack = torch.where(toward > 0, 1 - x.flatten(1), x.flatten(1))  # up to the pixel range
     speed = ball.direction(grad).abs().flatten(1)
     gain = toward.abs() * speed  # of the function per unit of time
-    stop_time = torch.where(gain > 0, slack / speed.clamp_min(TINY), 0)
+    stop_time = torch.where(gain > 0, slack / speed.clamp_min(SMALLEST_DIVISOR), 0)
     time = None if x.is_cuda else newton_time(gain, stop_time, rise.abs()[:, None])
     if time is None:
         time = sorted_time(gain, stop_time, rise.abs()[:, None])

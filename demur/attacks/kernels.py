@@ -1,7 +1,7 @@
 """Triton kernels for a step of Square, FAB and MaxMinMargin, one launch each.
 
     if kernels.square_fits(x):
-        proposal, corner = kernels.propose_square(x, x_adv, uniforms, side, eps)
+        proposal = kernels.propose_square(x, x_adv, uniforms, side, eps)
 
 They replace 35 to 400 small tensor operations by the same formulas. CUDA builds of torch include
 Triton. Without it, for other dtypes, and for images too large for the registers of a GPU, the
@@ -36,12 +36,8 @@ def square_fits(*tensors: Tensor) -> bool:
     return AVAILABLE and all(part.is_cuda and part.dtype == torch.float32 for part in tensors)
 
 
-def propose_square(
-    x: Tensor, x_adv: Tensor, uniforms: Tensor, side: int, eps: float
-) -> tuple[Tensor, Tensor]:
-    """Return the images with one more square, and its first row and column, N, 2.
-
-    The square is projected into the Linf ball.
+def propose_square(x: Tensor, x_adv: Tensor, uniforms: Tensor, side: int, eps: float) -> Tensor:
+    """Return the images with one more square, projected into the Linf ball.
 
     Args:
         x: Clean images, N, C, H, W.
@@ -55,13 +51,12 @@ def propose_square(
     count, channels, height, width = x.shape
     values = channels * height * width
     out, grid = torch.empty_like(x), (count, triton.cdiv(values, BLOCK))
-    corner = torch.empty(count, 2, dtype=torch.int64, device=x.device)
     _propose_kernel[grid](
-        x, x_adv, uniforms, out, corner, uniforms.stride(0), uniforms.stride(1),
+        x, x_adv, uniforms, out, uniforms.stride(0), uniforms.stride(1),
         values, channels, height, width, side, float(eps), 2.0 * eps,
         layout == torch.channels_last, BLOCK,
     )  # fmt: skip
-    return out, corner
+    return out
 
 
 def update_square(
@@ -71,8 +66,8 @@ def update_square(
     candidate: Tensor,
     first: bool,
     exact: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return images, values, candidates and kept proposals; see `SquareState.update`.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return images, values and candidates after a query; see `SquareState.update`.
 
     Args:
         state: Images, values, candidates (bool) and refuted (bool) before the query.
@@ -86,13 +81,12 @@ def update_square(
     x_adv, proposal = (part.contiguous(memory_format=layout) for part in (state[0], proposal))
     before, candidates = (part.contiguous() for part in state[1:3])
     flags = [part.contiguous().view(torch.uint8) for part in (candidates, state[3], candidate)]
-    kept = torch.empty_like(candidates)
-    new = torch.empty_like(x_adv), torch.empty_like(before), torch.empty_like(candidates), kept
+    new = torch.empty_like(x_adv), torch.empty_like(before), torch.empty_like(candidates)
     values = x_adv[0].numel()
     grid = (len(x_adv), triton.cdiv(values, BLOCK))
     _update_kernel[grid](
         x_adv, before, *flags, proposal, value.contiguous(),
-        new[0], new[1], *(part.view(torch.uint8) for part in new[2:]), values, first, exact, BLOCK,
+        new[0], new[1], new[2].view(torch.uint8), values, first, exact, BLOCK,
     )  # fmt: skip
     return new
 
@@ -172,7 +166,7 @@ if AVAILABLE:
 
     @triton.jit(do_not_specialize=("side",))
     def _propose_kernel(
-        x, x_adv, uniforms, out, corner, image_stride, number_stride,
+        x, x_adv, uniforms, out, image_stride, number_stride,
         values, channels, height, width, side, eps, step,
         channels_last: tl.constexpr, size: tl.constexpr,
     ):  # fmt: skip
@@ -185,9 +179,6 @@ if AVAILABLE:
         top = (tl.load(numbers) * (lowest + 1).to(tl.float32)).to(tl.int32)
         left = (tl.load(numbers + number_stride) * (leftmost + 1).to(tl.float32)).to(tl.int32)
         top, left = tl.minimum(top, lowest), tl.minimum(left, leftmost)
-        if tl.program_id(1) == 0:
-            tl.store(corner + 2 * image, top)
-            tl.store(corner + 2 * image + 1, left)
         if channels_last:
             channel, pixel = position % channels, position // channels
         else:
@@ -206,7 +197,7 @@ if AVAILABLE:
     @triton.jit
     def _update_kernel(
         x_adv, before, candidates, refuted, candidate, proposal, value,
-        x_out, value_out, candidate_out, kept_out, values,
+        x_out, value_out, candidate_out, values,
         first: tl.constexpr, exact: tl.constexpr, size: tl.constexpr,
     ):  # fmt: skip
         """Take or leave the proposal of one image; the formulas of `SquareState.update`."""
@@ -231,7 +222,6 @@ if AVAILABLE:
             tl.store(value_out + image, tl.where(taken, new_value, old_value))
             is_candidate = tl.where(taken, new_candidate, old_candidate)
             tl.store(candidate_out + image, is_candidate.to(tl.uint8))
-            tl.store(kept_out + image, taken.to(tl.uint8))
 
     @triton.jit
     def _project_kernel(

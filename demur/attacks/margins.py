@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 from demur.attacks import kernels
 from demur.attacks.apgd import APGD
 from demur.attacks.attack import Attack, AttackBatch
-from demur.attacks.attack_model import Gradient, exact_value, gradients
+from demur.attacks.attack_model import Gradient, exact_value
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import AcceptedError, RuleCriterion
 from demur.attacks.driver import (
@@ -36,7 +36,7 @@ from demur.spec.field_types import NonNegativeInt, PositiveInt
 
 ROUNDS = 20  # of fictitious play per step
 GROW, SHRINK = 1.5, 0.5  # factors of the step fraction after a rise and after a fall
-TINY = 1e-20
+SMALLEST_NORM = 1e-20  # of a gradient that others are made orthogonal to
 MIN_REMAINDER = 1e-3  # of a gradient's norm; with less left the full gradient is used
 
 
@@ -53,7 +53,7 @@ def margins_at(
 ) -> tuple[Margins, Output]:
     """Return all margins whose minimum is `min_margin`, and the output, with M gradient queries."""
     objectives = [SingleMargin(min_margin.criterion, index) for index in range(inputs[1].shape[1])]
-    found = gradients(batch.model, objectives, x_adv, batch.y, *inputs)
+    found = batch.model.gradients(objectives, x_adv, batch.y, *inputs)
     grads = torch.stack([query.grad.flatten(1) for query in found], 1)
     values = torch.stack([query.value for query in found], 1).to(grads)
     return Margins(values, grads), found[-1].out
@@ -219,7 +219,7 @@ def orthogonal(grads: Tensor, chosen: Tensor) -> Tensor:
         other = torch.where((chosen == index)[:, None], 0, grads[:, index])
         for axis in basis:
             other = other - (other * axis).sum(1, keepdim=True) * axis
-        axis = other / other.norm(dim=1, keepdim=True).clamp_min(TINY)
+        axis = other / other.norm(dim=1, keepdim=True).clamp_min(SMALLEST_NORM)
         basis.append(axis)
         remainder = remainder - (remainder * axis).sum(1, keepdim=True) * axis
     enough = remainder.norm(dim=1) > MIN_REMAINDER * full.norm(dim=1)

@@ -4,11 +4,11 @@
     PGD(Linf(8/255), steps=100, objective=PlusLogScore(RCon()), keep="success", criterion=criterion)
 
 Noise depends on the index of the image, not on a global generator. Momentum, backtracking and the
-starts "mixed" and "coin" follow CCAT (Stutz et al. 2020). `FrankWolfe` is the step of GAMA-FW.
+starts "mixed" and "ray_or_clean" follow CCAT (Stutz et al. 2020). `FrankWolfe` is the step of
+GAMA-FW.
 """
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,16 +16,16 @@ from torch import Tensor
 
 from demur import noise
 from demur.attacks.attack import AttackBatch
-from demur.attacks.attack_model import approximate_value, exact_value, gradient, gradient_only
+from demur.attacks.attack_model import exact_value
 from demur.attacks.balls import Ball
 from demur.attacks.criteria import Criterion, Misclassified
-from demur.attacks.driver import Found, IterativeAttack, SearchState, largest_of
+from demur.attacks.driver import Found, IterativeAttack, SearchState
 from demur.attacks.objectives import CE, Objective, ObjectiveState
 from demur.errors import BadInput
 from demur.images import per_image
 from demur.noise import Stream
 from demur.numerics import fused
-from demur.spec import later
+from demur.spec import later, renamed
 from demur.spec.field_types import NonNegative, NonNegativeInt, Positive, PositiveInt, UnitInterval
 
 TRADES_SIGMA = 1e-3  # standard deviation of the noise that TRADES starts with
@@ -58,8 +58,9 @@ class PGD(IterativeAttack[PGDState]):
         start: The first iterate. "random": uniform in the
             ball. "clean": the image. "signs": a random
             corner. "near": Gaussian noise of sigma 0.001
-            (TRADES). "mixed", "coin": Ball.mixed_start and
-            Ball.ray_or_clean_start (CCAT).
+            (TRADES). "mixed": noise, a random radius or the
+            image. "ray_or_clean": a random radius or the
+            image (CCAT).
         objective: What the attack maximises.
         keep: "max_objective" runs all restarts on all
             images and returns the last iterate with the
@@ -95,7 +96,9 @@ class PGD(IterativeAttack[PGDState]):
     steps: PositiveInt = 10
     step_size: Positive | None = None
     restarts: PositiveInt = 1
-    start: Literal["random", "clean", "signs", "near", "mixed", "coin"] = "random"
+    start: Literal["random", "clean", "signs", "near", "mixed", "ray_or_clean"] = field(
+        default="random", metadata=renamed(coin="ray_or_clean")
+    )
     objective: Objective = CE()
     keep: Literal["max_objective", "success"] = "max_objective"
     criterion: Criterion = Misclassified()
@@ -135,7 +138,7 @@ class PGD(IterativeAttack[PGDState]):
             # The reference code evaluates the loss once more: one more update of batch-norm
             # statistics in train mode, and no other effect.
             return self._ascent(batch, noise.derive_seed(stream, 0))[0]
-        return largest_of(batch, self.restarts, stream, partial(self._ranked_ascent, batch))
+        return self._largest(batch, stream)
 
     # ------------------------------------------------ keep="success", by the common driver
 
@@ -159,7 +162,7 @@ class PGD(IterativeAttack[PGDState]):
         """Return the state at an iterate; no gradient is needed at the last one."""
         inputs = self.objective.at_step(batch.objective_state, step, self.steps)
         if step < self.steps:
-            grad, value, out = gradient(batch.model, self.objective, x_adv, batch.y, *inputs)
+            grad, value, out = batch.model.gradient(self.objective, x_adv, batch.y, *inputs)
         else:
             value, out = exact_value(batch.model, self.objective, x_adv, batch.y, *inputs)
             grad = x_adv
@@ -177,11 +180,19 @@ class PGD(IterativeAttack[PGDState]):
 
     # ------------------------------------------------ keep="max_objective", without leaving
 
-    def _ranked_ascent(self, batch: AttackBatch, stream: Stream) -> tuple[Tensor, Tensor]:
-        """Return the last iterate of one restart and its value."""
-        x_adv, ranking, inputs = self._ascent(batch, stream)
-        value, _ = exact_value(batch.model, ranking, x_adv, batch.y, *inputs)
-        return x_adv, value
+    def _largest(self, batch: AttackBatch, stream: Stream) -> Tensor:
+        """Return the last iterate with the largest value over all restarts; the later of equals.
+
+        No image leaves and the host never waits for the GPU, so a CUDA graph can capture the loop.
+        """
+        best, best_value = batch.x, torch.full_like(batch.y, -torch.inf, dtype=batch.x.dtype)
+        for number in range(self.restarts):
+            x_adv, ranking, inputs = self._ascent(batch, noise.derive_seed(stream, number))
+            value, _ = exact_value(batch.model, ranking, x_adv, batch.y, *inputs)
+            better = value >= best_value
+            best = torch.where(per_image(better, batch.x), x_adv, best)
+            best_value = torch.where(better, value, best_value)
+        return best
 
     def _ascent(
         self, batch: AttackBatch, stream: Stream
@@ -198,7 +209,7 @@ class PGD(IterativeAttack[PGDState]):
         """Return the last iterate."""
         for step in range(self.steps):
             inputs = self.objective.at_step(batch.objective_state, step, self.steps)
-            grad = gradient_only(batch.model, self.objective, x_adv, batch.y, *inputs)
+            grad = batch.model.gradient_only(self.objective, x_adv, batch.y, *inputs)
             x_adv = self.next_iterate(batch.x, x_adv, grad, step)
         return x_adv
 
@@ -214,16 +225,16 @@ class PGD(IterativeAttack[PGDState]):
         # and a tie shortens the step.
         strict, value = self.backtrack_objective is not None, None
         if self.backtrack and not strict:
-            value, _ = approximate_value(batch.model, ranking, x_adv, batch.y, *ranking_inputs)
+            value, _ = batch.model.value(ranking, x_adv, batch.y, *ranking_inputs)
         state = initial_momentum(x_adv, self._step_size, value)
         for step in range(self.steps):
             inputs = self.objective.at_step(batch.objective_state, step, self.steps)
-            grad = gradient_only(batch.model, self.objective, state.x_adv, batch.y, *inputs)
+            grad = batch.model.gradient_only(self.objective, state.x_adv, batch.y, *inputs)
             decay = self._decay(step)
             x_next, mean = propose_step(self.ball, batch.x, state, grad, self.momentum, decay)
             state = state._replace(mean=mean)
             if self.backtrack:
-                value, _ = approximate_value(batch.model, ranking, x_next, batch.y, *ranking_inputs)
+                value, _ = batch.model.value(ranking, x_next, batch.y, *ranking_inputs)
                 state = keep_or_undo_step(state, x_next, value, self.backtrack, strict)
             else:
                 state = state._replace(x_adv=x_next)
@@ -253,7 +264,7 @@ class PGD(IterativeAttack[PGDState]):
             return self.ball.start_near(x, TRADES_SIGMA, self.seed, index, stream)
         if self.start == "mixed":
             return self.ball.mixed_start(x, self.seed, index, stream)
-        if self.start == "coin":
+        if self.start == "ray_or_clean":
             return self.ball.ray_or_clean_start(x, self.seed, index, stream)
         return self.ball.start(x, self.seed, index, stream)
 

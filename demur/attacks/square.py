@@ -18,10 +18,10 @@ from torch import Tensor
 from demur import noise
 from demur.attacks import kernels
 from demur.attacks.attack import AttackBatch
-from demur.attacks.attack_model import Model, PatchQueries, approximate_value, attack_model
+from demur.attacks.attack_model import AttackModel
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import Criterion, Misclassified
-from demur.attacks.driver import IterativeAttack, SearchState, is_exact
+from demur.attacks.driver import IterativeAttack, SearchState
 from demur.attacks.objectives import Objective, UntargetedMargin
 from demur.errors import BadInput
 from demur.images import per_image
@@ -32,7 +32,7 @@ TILES = 5  # along an edge of the initial L2 perturbation
 DRAW_AHEAD = 100  # queries whose random numbers are drawn at once
 VERIFY_EVERY = 20  # queries between verifications, so that the GPU never waits for the host
 PATTERN = 1  # key of the random stream of the initial perturbation
-TINY = 1e-12
+NORM_OFFSET = 1e-12  # added to norms that divide, as in the reference code
 
 
 @dataclass
@@ -41,8 +41,6 @@ class SquareState(SearchState):
 
     refuted: Tensor  # an earlier candidate of this image failed verification, bool
     uniforms: Tensor  # random numbers of the next queries
-    kept: Tensor  # the last proposal was taken, bool
-    patches: PatchQueries | None = None  # faster queries of small squares; None if images left
 
     def update(
         self, proposal: Tensor, value: Tensor, candidate: Tensor, first: bool, exact: bool
@@ -63,14 +61,14 @@ class SquareState(SearchState):
         if kernels.square_fits(self.x_adv, proposal, self.value, value):
             state = self.x_adv, self.value, self.candidate, self.refuted
             new = kernels.update_square(state, proposal, value, candidate, first, exact)
-            return replace(self, x_adv=new[0], value=new[1], candidate=new[2], kept=new[3])
+            return replace(self, x_adv=new[0], value=new[1], candidate=new[2])
         better = (value > self.value) | first
         better = better | candidate if exact else better
         taken = better & (~self.candidate | (self.refuted & candidate))
         return replace(
             self, x_adv=torch.where(per_image(taken, proposal), proposal, self.x_adv),
             value=torch.where(taken, value, self.value),
-            candidate=torch.where(taken, candidate, self.candidate), kept=taken,
+            candidate=torch.where(taken, candidate, self.candidate),
         )  # fmt: skip
 
     def refute_candidates(self) -> "SquareState":
@@ -113,15 +111,14 @@ class Square(IterativeAttack[SquareState]):
     def last_step(self) -> int:
         return self.queries
 
-    def verification_interval(self, model: Model) -> int:
+    def verification_interval(self, model: AttackModel) -> int:
         return VERIFY_EVERY
 
     def begin(self, batch: AttackBatch) -> tuple[AttackBatch, SquareState]:
         batch = batch.prepare(self.objective, batch.x)
-        inputs = self.objective.at_step(batch.objective_state, 0, self.queries)
-        value, out = approximate_value(batch.model, self.objective, batch.x, batch.y, *inputs)
-        candidate, none = self.criterion(out, batch.y), torch.zeros_like(batch.y, dtype=torch.bool)
-        return batch, SquareState(batch.x, value, candidate, none, self._draw(batch, 0), none)
+        value, candidate = self._evaluate(batch, batch.x, 0)
+        refuted = torch.zeros_like(candidate)
+        return batch, SquareState(batch.x, value, candidate, refuted, self._draw(batch, 0))
 
     def step(self, batch: AttackBatch, state: SquareState, step: int) -> SquareState:
         if step % VERIFY_EVERY == 0:  # the driver has just verified the candidates
@@ -130,40 +127,21 @@ class Square(IterativeAttack[SquareState]):
             state = replace(state, uniforms=self._draw(batch, step // DRAW_AHEAD))
         draw = SquareDraw(state.uniforms[:, step % DRAW_AHEAD], batch.x)
         if step:
-            proposal, corner = self._propose(draw, state.x_adv, step)
+            proposal = self._propose(draw, state.x_adv, step)
         else:
-            proposal, corner = self._initial_proposal(draw, batch), None
-        if step and state.patches is None:
-            state = replace(state, patches=self._patch_queries(batch, state.x_adv, step))
-        value, candidate = self._evaluate(batch, state, proposal, corner, step)
-        return state.update(proposal, value, candidate, step == 0, is_exact(batch.model))
+            proposal = self._initial_proposal(draw, batch)
+        value, candidate = self._evaluate(batch, proposal, step)
+        return state.update(proposal, value, candidate, step == 0, batch.model.exact)
 
     def _draw(self, batch: AttackBatch, block: int) -> Tensor:
         """Return the random numbers of DRAW_AHEAD queries, N, DRAW_AHEAD, 5 + C."""
         stream, shape = noise.derive_seed(batch.stream, block), (DRAW_AHEAD, 5 + batch.x.shape[1])
         return noise.uniform(self.seed, batch.index, stream, shape).to(batch.x)
 
-    def _patch_queries(self, batch: AttackBatch, x_adv: Tensor, query: int) -> PatchQueries | None:
-        if isinstance(self.ball, L2):  # changes two squares
-            return None
-        side = self._side(batch.x, query, 1)  # later squares are not larger
-        return attack_model(batch.model).patch_queries(self.objective, x_adv, side)
-
-    def _evaluate(
-        self,
-        batch: AttackBatch,
-        state: SquareState,
-        proposal: Tensor,
-        corner: Tensor | None,
-        query: int,
-    ) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, batch: AttackBatch, x_adv: Tensor, query: int) -> tuple[Tensor, Tensor]:
         """Return the value of the objective, N, and the candidate successes, N, bool."""
         inputs = self.objective.at_step(batch.objective_state, query, self.queries)
-        if state.patches is None:
-            value, out = approximate_value(batch.model, self.objective, proposal, batch.y, *inputs)
-        else:
-            assert corner is not None, "L2 has no patch queries"
-            value, out = state.patches(proposal, batch.y, corner, state.kept, *inputs)
+        value, out = batch.model.value(self.objective, x_adv, batch.y, *inputs)
         return value, self.criterion(out, batch.y)
 
     def _initial_proposal(self, draw: "SquareDraw", batch: AttackBatch) -> Tensor:
@@ -174,23 +152,20 @@ class Square(IterativeAttack[SquareState]):
         delta = _tiles(draw, signs) if isinstance(self.ball, L2) else signs[:, :, :1]
         return self.ball.project(batch.x, batch.x + self.ball.eps * self.ball.direction(delta))
 
-    def _propose(
-        self, draw: "SquareDraw", x_adv: Tensor, query: int
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the images with one more square and its corner, N, 2; L2 changes two: None."""
+    def _propose(self, draw: "SquareDraw", x_adv: Tensor, query: int) -> Tensor:
+        """Return the images with one more square (Linf) or with two changed ones (L2)."""
         x, eps = draw.x, self.ball.eps
         if isinstance(self.ball, L2):
             delta = _l2_delta(draw, x_adv - x, self._side(x, query, 3), eps)
-            return self.ball.project(x, x + eps * self.ball.direction(delta)), None
+            return self.ball.project(x, x + eps * self.ball.direction(delta))
         side = self._side(x, query, 1)
         if kernels.square_fits(x, x_adv, draw.uniforms):
             return kernels.propose_square(x, x_adv, draw.uniforms, side, eps)
-        corner = draw.corner(side)
-        pixels = draw.pixels(corner, side).expand(-1, x.shape[1], -1)  # N, C, side²
+        pixels = draw.pixels(side).expand(-1, x.shape[1], -1)  # N, C, side²
         step = _numbers_on(x.device, x.dtype, 2 * eps).copysign(draw.uniforms[:, 5:, None] - 0.5)
         inside = x_adv.flatten(2).gather(2, pixels) + step
         inside = self.ball.project(x.flatten(2).gather(2, pixels), inside)
-        return x_adv.flatten(2).scatter(2, pixels, inside).view_as(x), corner
+        return x_adv.flatten(2).scatter(2, pixels, inside).view_as(x)
 
     def _side(self, x: Tensor, query: int, minimum: int) -> int:
         """Return the side of a query's square in pixels; it is odd for minimum > 1 (L2)."""
@@ -212,17 +187,13 @@ class SquareDraw:
         """Return -1 or 1 for each channel, N, C, 1, 1."""
         return _random_signs(self.uniforms[:, 5:, None, None])
 
-    def pixels(self, corner: Tensor, side: int) -> Tensor:
-        """Return the positions of a square's pixels in a flat image, N, 1, side * side."""
-        width = self.x.shape[-1]
-        first = corner[:, 0] * width + corner[:, 1]
-        return first[:, None, None] + _offsets_on(self.x.device, side, width)
-
-    def corner(self, side: int) -> Tensor:
-        """Return the first row and column of the first square, N, 2."""
+    def pixels(self, side: int) -> Tensor:
+        """Return the positions of the first square's pixels in a flat image, N, 1, side * side."""
         height, width = self.x.shape[-2:]
         most = _numbers_on(self.x.device, self.uniforms.dtype, height - side, width - side)
-        return torch.minimum(self.uniforms[:, :2] * (most + 1), most).long()
+        corner = torch.minimum(self.uniforms[:, :2] * (most + 1), most).long()  # row and column
+        first = corner[:, 0] * width + corner[:, 1]
+        return first[:, None, None] + _offsets_on(self.x.device, side, width)
 
     def _first(self, which: int, axis: int, most: int) -> Tensor:
         """Return the first row (axis 0) or column (axis 1) of a square, N, 1, at most `most`."""
@@ -280,7 +251,7 @@ def _l2_delta(draw: SquareDraw, delta: Tensor, side: int, eps: float) -> Tensor:
 
 def _norm(delta: Tensor) -> Tensor:
     """Return the L2 norm of each channel, plus a tiny number to divide by."""
-    return delta.square().sum((-2, -1), keepdim=True).sqrt() + TINY
+    return delta.square().sum((-2, -1), keepdim=True).sqrt() + NORM_OFFSET
 
 
 @cache

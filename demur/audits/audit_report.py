@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import AcceptedError, ForceRejectionEnsemble, Rejected
-from demur.attacks.attack_model import Model
-from demur.attacks.checked_model import checked
+from demur.attacks.attack_model import Model, checked
 from demur.attacks.wrappers import ModelWithScore
 from demur.audits.ensemble_result import (
     Counts,

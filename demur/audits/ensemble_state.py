@@ -20,8 +20,8 @@ from safetensors.torch import save as bytes_of
 from torch import Tensor, nn
 
 from demur.attacks import AttackBatch
-from demur.attacks.chain import BROKEN_CLEAN, NOT_BROKEN, Chain, ChainState
-from demur.attacks.checked_model import CheckedModel
+from demur.attacks.attack_model import CheckedModel
+from demur.attacks.autoattack import BROKEN_CLEAN, NOT_BROKEN, Chain, ChainState
 from demur.attacks.criteria import RuleCriterion
 from demur.errors import BadInput
 from demur.files.atomic import write_bytes

@@ -20,11 +20,18 @@ from torch import Tensor, nn
 
 from demur import attacks
 from demur.attacks.attack import AttackBatch
-from demur.attacks.attack_model import Model
-from demur.attacks.autoattack import MEMBERS, VERSIONS, RejectVersion, Version
+from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, checked
+from demur.attacks.autoattack import (
+    BROKEN_CLEAN,
+    MEMBERS,
+    NOT_BROKEN,
+    VERSIONS,
+    Chain,
+    ChainState,
+    RejectVersion,
+    Version,
+)
 from demur.attacks.balls import L2, Ball, Linf
-from demur.attacks.chain import BROKEN_CLEAN, NOT_BROKEN, Chain, ChainState
-from demur.attacks.checked_model import CheckedModel, NoGradientError, checked
 from demur.attacks.criteria import AcceptedError, RuleCriterion
 from demur.audits.ensemble_result import CLEAN, EnsembleResult
 from demur.audits.ensemble_state import (

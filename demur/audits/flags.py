@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from demur.attacks import PGD, Attack, Clean
+from demur.attacks.attack_model import CheckedModel, NoGradientError
 from demur.attacks.balls import Ball, Linf
-from demur.attacks.checked_model import CheckedModel, NoGradientError
 from demur.attacks.criteria import RuleCriterion
 from demur.evaluate.recording import probe
 from demur.evaluate.score import RejectorEvaluation

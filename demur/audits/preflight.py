@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from demur.attacks import AcceptedError, SingleMargin
-from demur.attacks.attack_model import Model, gradient
-from demur.attacks.chain import Chain
-from demur.attacks.checked_model import NoGradientError
+from demur.attacks.attack_model import Model, NoGradientError, attack_model
+from demur.attacks.autoattack import Chain
 from demur.attacks.objectives.rejector import ANY
 from demur.evaluate.recording import probe
 from demur.metrics import BoolArray, FloatArray, auroc, auroc_interval
@@ -42,7 +41,7 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
     if logits.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
         yield "the model returns probabilities; return logits instead"
     counts = probe(model, x, y)
-    averaged = any(getattr(attack, "eot_iter", 1) > 1 for attack in chain.attacks)
+    averaged = any(attack.gradients_per_step > 1 for attack in chain.attacks)
     if counts["random_outputs"] and not averaged:
         yield (
             "the model's outputs are random; average the gradient over several passes with "
@@ -103,7 +102,8 @@ def _zero_score_gradients(
     inputs = torch.full_like(y, ANY), x.new_ones(len(x), 1 + count)
     for position in range(1, 1 + count):
         try:
-            grad = gradient(model, SingleMargin(criterion, position), x, y, *inputs).grad
+            margin = SingleMargin(criterion, position)
+            grad = attack_model(model).gradient(margin, x, y, *inputs).grad
         except NoGradientError:  # the score does not depend on the pixels
             grad = torch.zeros_like(x)
         flat = int((grad.flatten(1).abs().amax(1) == 0).sum())

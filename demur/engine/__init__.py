@@ -8,9 +8,9 @@ game of `MaxMinMargin`.
 
 from demur.engine.any_module import FrozenModule, accelerated, attack, check_model_engine
 from demur.engine.copies import Compiler, compile_function
-from demur.engine.frozen import FrozenModel, pad_batch
+from demur.engine.frozen import FrozenModel
 from demur.engine.fused_resnet import FusedTrainingNet, compiler_for_attacks, fused_supported
-from demur.engine.graphs import capture, cudnn_benchmark
+from demur.engine.graphs import capture, cudnn_benchmark, pad_batch
 from demur.engine.plan import ENGINES, EnginePlan, check_engine, choose_plan
 
 __all__ = [

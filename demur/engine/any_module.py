@@ -16,9 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import CE, Attack, UntargetedMargin
-from demur.attacks.attack_model import Gradient, Model, ObjectiveFunction, PlainModel
-from demur.attacks.checked_model import CheckedModel, NoGradientError, checked
-from demur.engine.copies import ObjectiveForward, query_result
+from demur.attacks.attack_model import (
+    CheckedModel,
+    Gradient,
+    Model,
+    NoGradientError,
+    ObjectiveFunction,
+    PlainModel,
+    checked,
+)
+from demur.engine.copies import Query
 from demur.engine.fast_copy import (
     CannotCopy,
     CopySettings,
@@ -26,8 +33,8 @@ from demur.engine.fast_copy import (
     check_copyable,
     pure_bf16_pays,
 )
-from demur.engine.frozen import CapturedQueries, Query
-from demur.engine.graphs import Bucket, cudnn_benchmark
+from demur.engine.frozen import CopyModel
+from demur.engine.graphs import QueryGraphs, cudnn_benchmark
 from demur.engine.plan import MessageCallback
 from demur.errors import BadInput, first_line
 from demur.images import check_batch
@@ -56,7 +63,7 @@ SCRIPT_AFTER = 200  # forward passes on a CPU that take as long as making a Torc
 ROUNDING = 1e-4  # two passes of one model may differ by this share of the largest logit
 
 
-class FrozenModule(CapturedQueries):
+class FrozenModule(CopyModel):
     """Any module as an AttackModel: gradients and values of the copy, outputs of the module.
 
     Args:
@@ -68,8 +75,8 @@ class FrozenModule(CapturedQueries):
     exact = False
 
     def __init__(self, model: nn.Module, fast: FastCopy, on_message: MessageCallback) -> None:
-        super().__init__("none", on_message)
         self.model, self.fast = model, fast
+        self.graphs = QueryGraphs(on_message, eager_without_memory=True)
         self._values_until_script = SCRIPT_AFTER if fast.device.type == "cpu" else -1
         if fast.device.type == "cpu":
             self.verify_every = 1
@@ -79,6 +86,11 @@ class FrozenModule(CapturedQueries):
             out: Output | Tensor = self.model(x)
         return out
 
+    def query(
+        self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
+    ) -> Gradient:
+        return self.graphs(self.fast.query, objective, query, x, y, *inputs)
+
     def value(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, Output]:
@@ -86,39 +98,6 @@ class FrozenModule(CapturedQueries):
         if self._values_until_script == 0 and len(x) > 2:
             self.fast.script(x)
         return super().value(objective, x, y, *inputs)
-
-    def _objective_forward(self, objective: ObjectiveFunction, query: Query) -> ObjectiveForward:
-        def forward(x: Tensor, y: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Output]:
-            out = self.fast(x)
-            return query_result(objective(out, y, *inputs), out, skip_aux=False)
-
-        return forward
-
-    def _query(
-        self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Gradient:
-        result = super()._query(objective, query, x, y, *inputs)
-        return result._replace(grad=result.grad.contiguous())
-
-    def _padded_query(
-        self,
-        objective: ObjectiveFunction,
-        query: Query,
-        bucket: Bucket,
-        x: Tensor,
-        y: Tensor,
-        *inputs: Tensor,
-    ) -> Gradient:
-        try:
-            return super()._padded_query(objective, query, bucket, x, y, *inputs)
-        except torch.OutOfMemoryError:
-            if objective in self._eager_objectives:
-                raise
-        self.on_message("the GPU memory is too small for CUDA graphs; use a smaller batch size")
-        self._eager_objectives.add(objective)
-        self._graphs.clear()
-        torch.cuda.empty_cache()
-        return self._query(objective, query, x, y, *inputs)
 
 
 def attack(
@@ -153,7 +132,7 @@ def attack(
     """
     check_model_engine(engine)
     check_batch(x, y)
-    queries = attack.gradient_queries + getattr(attack, "queries", 0)
+    queries = attack.gradient_queries + attack.forward_queries
     if engine == "plain" or (x.device.type == "cpu" and queries < MIN_TRIAL_QUERIES):
         return attack(model, x, y)
     with (
@@ -223,15 +202,16 @@ def _frozen_module(
     copies: list[FrozenModule] = []
     for settings in _settings(module, on_gpu):
         try:
-            frozen = FrozenModule(module, FastCopy(module, settings, first[0][:2]), on_message)
-            _check_agreement(frozen, expected, *first)
+            fast = FastCopy(module, settings, first[0][:2])
+            _check_agreement(fast, expected, *first)
         except CannotCopy:
             raise
         except Exception as error:  # of the user's code
             on_message(f"a copy in {settings} fails: {first_line(error)}")
             continue
+        frozen = FrozenModule(module, fast, on_message)
         if on_gpu:
-            frozen.set_max_batch(min(batch_size, len(x)))
+            frozen.graphs.set_max_batch(min(batch_size, len(x)))
             return frozen
         copies.append(frozen)
     if not copies:
@@ -278,12 +258,12 @@ def _difference(one: Output, other: Output) -> Tensor:
     return torch.cat(parts).nan_to_num(nan=torch.inf).amax()
 
 
-def _check_agreement(frozen: FrozenModule, expected: Gradient, x: Tensor, y: Tensor) -> None:
+def _check_agreement(fast: FastCopy, expected: Gradient, x: Tensor, y: Tensor) -> None:
     """Raise BadInput if the copy's outputs or gradients differ by more than rounding."""
-    grad, _, out = frozen._query(UntargetedMargin(), "gradient", x, y)
+    grad, _, out = fast.query(UntargetedMargin(), "gradient", x, y)
     if any(part.dtype != torch.float32 for part in (out.logits, out.aux)):
         raise BadInput("its logits are rounded to 16 bits")
-    precision = frozen.fast.settings.precision
+    precision = fast.settings.precision
     scale = torch.cat((expected.out.logits, expected.out.aux), -1).abs().amax()
     if not bool(_difference(out, expected.out) <= LOGIT_TOLERANCE[precision] * scale):
         raise BadInput("its outputs are not those of the model")

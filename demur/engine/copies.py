@@ -16,16 +16,18 @@ from typing import Literal, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from demur.attacks.attack_model import ObjectiveFunction
+from demur.attacks.attack_model import Gradient, ObjectiveFunction
 from demur.nets import RejectingNet
 from demur.nets.resnet import Block
-from demur.numerics import Precision, autocast, products_dtype
+from demur.numerics import Precision, autocast, no_autocast, products_dtype
 from demur.output import Output
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Compiler = Literal["inductor", "aot_eager", "none"]
 ObjectiveForward = Callable[..., tuple[Tensor, Tensor, Output]]  # of x, y, *inputs
+Query = Literal["gradient", "gradients", "gradient_only", "value"]
+QueryFunction = Callable[..., Gradient]  # of objective, query, x, y, *inputs
 
 
 class ModelCopy(ABC):
@@ -194,6 +196,20 @@ def query_result(value: Tensor, out: Output, skip_aux: bool) -> tuple[Tensor, Te
     """
     shown = out._replace(aux=out.logits.new_zeros(len(out.logits), 0)) if skip_aux else out
     return value.sum(0), value.detach(), shown.detached()
+
+
+def input_gradient(total: Tensor, x: Tensor, query: Query) -> Tensor:
+    """Return the gradient that a query asks for: of one sum, of several (N, M, ...), or none."""
+    if query == "value":
+        return x[:, :0]
+    with no_autocast(x.device):
+        if query == "gradients":
+            sums = total.unbind()
+            return torch.stack(
+                [torch.autograd.grad(part, x, retain_graph=True)[0] for part in sums], 1
+            )
+        (grad,) = torch.autograd.grad(total, x)
+        return grad
 
 
 def compile_function(function: Callable[P, R], compiler: Compiler) -> Callable[P, R]:

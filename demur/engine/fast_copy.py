@@ -27,8 +27,8 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from demur.attacks.attack_model import Model
-from demur.engine.copies import replace_module
+from demur.attacks.attack_model import Gradient, Model, ObjectiveFunction
+from demur.engine.copies import Query, input_gradient, query_result, replace_module
 from demur.engine.fused_graph import fuse_activations, norm_coefficients
 from demur.errors import BadInput
 from demur.nets.layers import MIN_CHANNELS
@@ -123,6 +123,17 @@ class FastCopy:
         norms = Bf16Norms(x.device) if self.settings.pure_bf16 else nullcontext()
         with autocast(self.settings.precision, x.device), tf32(self.settings.precision), norms:
             return as_output(self.net(x), len(x))
+
+    def query(
+        self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
+    ) -> Gradient:
+        """Compute a query; its gradient is contiguous in either memory format of the copy."""
+        differentiate = query != "value"
+        with torch.set_grad_enabled(differentiate):
+            x = x.detach().requires_grad_(differentiate)
+            out = self(x)
+            total, value, out = query_result(objective(out, y, *inputs), out, skip_aux=False)
+            return Gradient(input_gradient(total, x, query).contiguous(), value, out)
 
     def script(self, x: Tensor) -> bool:
         """Use TorchScript for forward passes without a gradient on a CPU; return if it can.

@@ -11,26 +11,26 @@ Gradients equal those of the net up to the rounding of `precision`.
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from demur.attacks.attack_model import AttackModel, Gradient, ObjectiveFunction, PatchQueries
-from demur.engine.copies import Compiler, FoldedCopy, ModelCopy, ObjectiveForward, TrainModeCopy
+from demur.attacks.attack_model import AttackModel, Gradient, ObjectiveFunction
+from demur.engine.copies import (
+    Compiler,
+    FoldedCopy,
+    ModelCopy,
+    ObjectiveForward,
+    Query,
+    TrainModeCopy,
+    input_gradient,
+)
 from demur.engine.fused_resnet import FusedResNet, fused_supported
-from demur.engine.graphs import GRANULARITY, BatchBuckets, Bucket, CapturedGraph
-from demur.engine.patches import SQUARE, PatchedStage, pays, stage_bytes
-from demur.errors import first_line
+from demur.engine.graphs import CapturedGraph, QueryGraphs, pad_batch
 from demur.nets import RejectingNet
 from demur.numerics import Precision, no_autocast, tf32
 from demur.output import Output
-
-MAX_PATCH_MEMORY = 0.1  # of the free memory, for the stored maps of one objective and batch size
-MAX_PADDING = 4 / 3  # images that leave do not cause a new capture at once
-Query = Literal["gradient", "gradients", "gradient_only", "value"]
 
 
 @dataclass(frozen=True)
@@ -46,156 +46,49 @@ class StackedObjectives:
         return torch.stack(values, 1)
 
 
-class CapturedQueries(AttackModel):
-    """An AttackModel whose queries run on a copy; subclasses supply the copy's forward pass.
+class CopyModel(AttackModel):
+    """An AttackModel whose queries run on a copy.
 
-    On a GPU a batch is padded to its bucket and the CUDA graph of (objective, query, bucket) is
-    replayed; an objective that cannot be captured runs eagerly. On a CPU a query runs as it is.
-
-    Args:
-        compiler: backend of torch.compile, or "none".
-        on_message: called with a sentence if an objective cannot be compiled or captured.
+    Attributes:
+        graphs: The captured graphs of the queries.
     """
 
-    training = False
-
-    def __init__(self, compiler: Compiler, on_message: Callable[[str], None]) -> None:
-        self.compiler, self.on_message = compiler, on_message
-        self.buckets: BatchBuckets | None = None
-        self._graphs: dict[tuple[ObjectiveFunction, Query, Bucket], CapturedGraph[Gradient]] = {}
-        self._eager_objectives: set[ObjectiveFunction] = set()  # neither compiled nor captured
-        self._forwards: dict[tuple[ObjectiveFunction, Query, bool], ObjectiveForward] = {}
+    graphs: QueryGraphs
 
     @abstractmethod
-    def _objective_forward(self, objective: ObjectiveFunction, query: Query) -> ObjectiveForward:
-        """Return the forward pass of a query; see `ModelCopy.objective_forward`."""
+    def query(
+        self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
+    ) -> Gradient:
+        """Return the result of a query; it has an empty gradient for query="value"."""
 
     def gradient(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
-        return self._bucketed_query(objective, "gradient", x, y, *inputs)
+        return self.query(objective, "gradient", x, y, *inputs)
 
     def gradients(
         self, objectives: Sequence[ObjectiveFunction], x: Tensor, y: Tensor, *inputs: Tensor
     ) -> list[Gradient]:
-        if self.compiler != "none" or self.training:  # compiled code has one backward pass only
-            return super().gradients(objectives, x, y, *inputs)
-        found = self._bucketed_query(
-            StackedObjectives(tuple(objectives)), "gradients", x, y, *inputs
-        )
+        found = self.query(StackedObjectives(tuple(objectives)), "gradients", x, y, *inputs)
         pairs = zip(found.grad.unbind(1), found.value.unbind(1), strict=True)
         return [Gradient(grad, value, found.out) for grad, value in pairs]
 
     def gradient_only(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Tensor:
-        return self._bucketed_query(objective, "gradient_only", x, y, *inputs).grad
+        return self.query(objective, "gradient_only", x, y, *inputs).grad
 
     def value(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, Output]:
-        result = self._bucketed_query(objective, "value", x, y, *inputs)
+        result = self.query(objective, "value", x, y, *inputs)
         return result.value, result.out
 
-    def _bucketed_query(
-        self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Gradient:
-        """Pad the batch to its bucket size, run the query and drop the padding."""
-        if self.buckets is None or self.training:  # padding would change the batch statistics
-            return self._query(objective, query, x, y, *inputs)
-        count, bucket = len(x), self.buckets.bucket_for((objective, query), len(x))
-        grad, value, out = self._padded_query(objective, query, bucket, x, y, *inputs)
-        return Gradient(  # copies, since the next replay overwrites its results
-            grad[:count].clone(), value[:count].clone(),
-            Output(*(part[:count].clone() for part in out)),
-        )  # fmt: skip
-
-    def _padded_query(
-        self,
-        objective: ObjectiveFunction,
-        query: Query,
-        bucket: Bucket,
-        x: Tensor,
-        y: Tensor,
-        *inputs: Tensor,
-    ) -> Gradient:
-        """Replay the CUDA graph of the query; run it eagerly if there is none."""
-        if objective in self._eager_objectives or not x.is_cuda:
-            padded = (pad_batch(part, bucket.size) for part in (x, y, *inputs))
-            return self._query(objective, query, *padded)
-        try:
-            return self._graph_for(objective, query, bucket, x, y, *inputs)(x, y, *inputs)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # from torch.compile or the capture
-            self._eager_objectives.add(objective)
-            self._forwards.clear()
-            self.on_message(
-                f"cannot compile this objective, attacking it eagerly: {first_line(error)}"
-            )
-            return self._query(objective, query, x, y, *inputs)
-
-    def _query(
-        self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> Gradient:
-        if query == "value":
-            with torch.no_grad():
-                _, value, out = self._objective_forward(objective, query)(x, y, *inputs)
-            return Gradient(x[:, :0], value, out)
-        x = x.detach().requires_grad_()
-        with torch.enable_grad():
-            total, value, out = self._objective_forward(objective, query)(x, y, *inputs)
-            with no_autocast(x.device):
-                if query == "gradients":
-                    sums = total.unbind()
-                    grads = [torch.autograd.grad(part, x, retain_graph=True)[0] for part in sums]
-                    grad = torch.stack(grads, 1)
-                else:
-                    (grad,) = torch.autograd.grad(total, x)
-        return Gradient(grad, value, out)
-
-    def _graph_for(
-        self, objective: ObjectiveFunction, query: Query, bucket: Bucket, *examples: Tensor
-    ) -> CapturedGraph[Gradient]:
-        """Return the CUDA graph of a query for one bucket, captured on first use."""
-        assert not self.training, "the warm-up would update the running statistics"
-        key = (objective, query, bucket)
-        if key not in self._graphs:
-            padded = (pad_batch(part, bucket.size) for part in examples)
-            untuned = (objective, query, bucket._replace(tuned=False))
-            self._graphs.pop(untuned, None)  # frees its memory
-            function = partial(self._query, objective, query)
-            self._graphs[key] = CapturedGraph(function, *padded, tune=bucket.tuned)
-        return self._graphs[key]
-
-    def set_max_batch(self, largest: int) -> None:
-        """Set the largest batch size; a new size drops all captured graphs."""
-        if self.buckets is None or largest != self.buckets.largest:
-            # with torch.compile each size is compiled separately, which padding never repays
-            self.buckets = BatchBuckets(largest, tune_later=self.compiler == "none")
-            self._clear_graphs()
-
     def drop_graphs(self) -> None:
-        """Drop the captured queries if they fill half of the memory: later batches use them."""
-        if self._graphs:
-            free, total = torch.cuda.mem_get_info()
-            if free < total / 2:
-                self._clear_graphs()
-
-    def _clear_graphs(self) -> None:
-        self._graphs.clear()
-        if self.buckets is not None:
-            self.buckets.reset()
+        self.graphs.drop_if_memory_is_short()
 
 
-def pad_batch(batch: Tensor, bucket: int) -> Tensor:
-    """Append zeros to a batch up to `bucket` rows."""
-    if len(batch) == bucket:
-        return batch
-    return torch.cat([batch, batch.new_zeros(bucket - len(batch), *batch.shape[1:])])
-
-
-class FrozenModel(nn.Module, CapturedQueries):
+class FrozenModel(nn.Module, CopyModel):
     """The model that the engine passes to an attack in place of the net.
 
     Args:
@@ -217,16 +110,16 @@ class FrozenModel(nn.Module, CapturedQueries):
         on_message: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         super().__init__()
-        CapturedQueries.__init__(self, compiler, on_message)
         self.exact = precision in ("fp32", "fp64")  # `forward` is exact in eval mode anyway
-        self.precision = precision
+        self.precision, self.compiler = precision, compiler
+        # with torch.compile each size is compiled separately, which padding never repays
+        self.graphs = QueryGraphs(on_message, tune_later=compiler == "none")
         self._source = (net,)  # in a tuple, so that its weights are not this module's
         self._copies: dict[bool, ModelCopy] = {}  # by train mode
+        self._forwards: dict[
+            tuple[ObjectiveFunction, Query, bool, Compiler], ObjectiveForward
+        ] = {}  # by train mode and compiler, too
         self._output_graphs: dict[int, CapturedGraph[Output]] = {}  # full precision, by batch size
-        # by objective and batch size
-        self._patched: dict[
-            tuple[ObjectiveFunction, int], tuple[PatchedStage, CapturedGraph[Gradient]]
-        ] = {}
         self.train(net.training)
         if fixed is not None:
             self.set_max_batch(fixed)
@@ -236,9 +129,10 @@ class FrozenModel(nn.Module, CapturedQueries):
         if self._source[0].training:
             return self._copy().forward(x)
         needs_graph = torch.is_grad_enabled() and x.requires_grad
-        if self.buckets is None or len(x) > self.buckets.largest or needs_graph or not x.is_cuda:
+        buckets = self.graphs.buckets
+        if buckets is None or len(x) > buckets.largest or needs_graph or not x.is_cuda:
             return self._exact(x)
-        bucket = self.buckets.coarse_size(len(x))
+        bucket = buckets.coarse_size(len(x))
         if bucket not in self._output_graphs:  # untuned: too few calls to repay cuDNN benchmark
             without_grad = torch.no_grad()(self._exact)
             padded = pad_batch(x, bucket)
@@ -251,9 +145,10 @@ class FrozenModel(nn.Module, CapturedQueries):
         return out
 
     def set_max_batch(self, largest: int) -> None:
-        if self.buckets is None or largest != self.buckets.largest:
+        """Set the largest batch size; a new size drops all captured graphs."""
+        if self.graphs.buckets is None or largest != self.graphs.buckets.largest:
             self._output_graphs.clear()
-        super().set_max_batch(largest)
+        self.graphs.set_max_batch(largest)
 
     def batch_norms(self) -> list[_BatchNorm]:
         """Return the batch norms of the copy for this mode; callers may set their momentum."""
@@ -264,46 +159,29 @@ class FrozenModel(nn.Module, CapturedQueries):
         for model_copy in self._copies.values():
             model_copy.refresh()
 
-    def patch_queries(
-        self, objective: ObjectiveFunction, x: Tensor, side: int
-    ) -> PatchQueries | None:
-        if side > SQUARE or self.buckets is None or self.training or not x.is_cuda:
-            return None
-        model_copy = self._copy()
-        if objective in self._eager_objectives or not isinstance(model_copy, FusedResNet):
-            return None
-        if self.compiler != "none" or not pays(model_copy.fused_trunk, *x.shape[2:]):
-            return None
-        size = self._patched_size(objective, len(x))
-        if (objective, size) not in self._patched:
-            free, _ = torch.cuda.mem_get_info()
-            shape = torch.Size((size, *x.shape[1:]))
-            if stage_bytes(model_copy, shape) > MAX_PATCH_MEMORY * free:
-                return None
-        return CapturedPatches(self, objective, x)
+    def query(
+        self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
+    ) -> Gradient:
+        if self.training:  # padding would change the batch statistics, and so would the warm-up
+            return self._compute(objective, query, x, y, *inputs)
+        return self.graphs(self._compute, objective, query, x, y, *inputs)
 
-    def _patched_size(self, objective: ObjectiveFunction, count: int) -> int:
-        """Return the batch size of patch queries: a captured one if it is not much larger."""
-        size = -(-count // GRANULARITY) * GRANULARITY
-        sizes = [other for key, other in self._patched if key == objective]
-        return min((other for other in sizes if size <= other <= MAX_PADDING * size), default=size)
+    def gradients(
+        self, objectives: Sequence[ObjectiveFunction], x: Tensor, y: Tensor, *inputs: Tensor
+    ) -> list[Gradient]:
+        if self.compiler != "none" or self.training:  # compiled code has one backward pass only
+            return AttackModel.gradients(self, objectives, x, y, *inputs)
+        return super().gradients(objectives, x, y, *inputs)
 
-    def patched_graph(
-        self, objective: ObjectiveFunction, *examples: Tensor
-    ) -> tuple[PatchedStage, CapturedGraph[Gradient]]:
-        """Return the maps and the CUDA graph of patch queries, captured on first use."""
-        size = self._patched_size(objective, len(examples[0]))
-        if (objective, size) not in self._patched:
-            model_copy, padded = self._copy(), [pad_batch(part, size) for part in examples]
-            assert isinstance(model_copy, FusedResNet)
-            stage = PatchedStage(model_copy, padded[0].shape)
-            graph = CapturedGraph(partial(stage.value, objective), *padded, tune=True)
-            self._patched[objective, size] = stage, graph
-        return self._patched[objective, size]
-
-    def _clear_graphs(self) -> None:
-        super()._clear_graphs()
-        self._patched.clear()
+    def _compute(
+        self, objective: ObjectiveFunction, query: Query, x: Tensor, y: Tensor, *inputs: Tensor
+    ) -> Gradient:
+        """Compute a query on the copy for the current mode."""
+        differentiate = query != "value"
+        with torch.set_grad_enabled(differentiate):
+            x = x.detach().requires_grad_(differentiate)
+            total, value, out = self._objective_forward(objective, query)(x, y, *inputs)
+            return Gradient(input_gradient(total, x, query), value, out)
 
     def _copy(self) -> ModelCopy:
         """Return the copy for the current mode, made on first use."""
@@ -319,31 +197,10 @@ class FrozenModel(nn.Module, CapturedQueries):
 
     def _objective_forward(self, objective: ObjectiveFunction, query: Query) -> ObjectiveForward:
         """Return the forward pass of a query, compiled on first use."""
-        key = (objective, query, self.training)
+        compiler: Compiler = "none" if objective in self.graphs.eager else self.compiler
+        key = (objective, query, self.training, compiler)
         if key not in self._forwards:
-            compiler = "none" if objective in self._eager_objectives else self.compiler
             self._forwards[key] = self._copy().objective_forward(
                 objective, compiler, skip_aux=query == "gradient_only"
             )
         return self._forwards[key]
-
-
-class CapturedPatches(PatchQueries):
-    """Patch queries from the images `x` on, replayed from a CUDA graph."""
-
-    def __init__(self, model: FrozenModel, objective: ObjectiveFunction, x: Tensor) -> None:
-        self.model, self.objective = model, objective
-        self.start: Tensor | None = x  # until the first call
-
-    def __call__(
-        self, x: Tensor, y: Tensor, corner: Tensor, kept: Tensor, *inputs: Tensor
-    ) -> tuple[Tensor, Output]:
-        if self.start is not None:
-            kept = torch.zeros_like(kept)  # what was kept before is part of `start`
-            self.stage, self.graph = self.model.patched_graph(
-                self.objective, x, y, corner, kept, *inputs
-            )
-            self.stage.fill(pad_batch(self.start, len(self.stage.origins)))
-            self.start = None
-        _, value, out = self.graph(x, y, corner, kept, *inputs)
-        return value[: len(x)], Output(*(part[: len(x)] for part in out))

@@ -172,17 +172,18 @@ class FoldedConv:
         hidden: Tensor = _ConvReLU.apply(active, self.weight, self.shift, self.stride)  # type: ignore[no-untyped-call]
         return hidden
 
-    def without_padding(self, active: Tensor) -> Tensor:
-        """Return the hidden maps without a border of zeros around the input, for stride 1."""
-        return _conv_relu(active, self.weight, self.shift, stride=1, padding=0)
-
 
 class _ConvReLU(torch.autograd.Function):
     """ReLU(conv3x3(active) + shift), with a gradient for `active` only."""
 
     @staticmethod
     def forward(ctx: Any, active: Tensor, weight: Tensor, shift: Tensor, stride: int) -> Tensor:
-        hidden = _conv_relu(active, weight, shift, stride, padding=1)
+        if active.is_cuda:
+            hidden: Tensor = torch.cudnn_convolution_relu(
+                active, weight, shift, [stride, stride], [1, 1], [1, 1], 1
+            )
+        else:
+            hidden = relu(conv2d(active, weight, shift, stride, padding=1))
         ctx.save_for_backward(active, weight, hidden)
         ctx.stride = stride
         return hidden
@@ -196,15 +197,6 @@ class _ConvReLU(torch.autograd.Function):
             [True, False, False],
         )  # fmt: skip
         return grad_active, None, None, None
-
-
-def _conv_relu(active: Tensor, weight: Tensor, shift: Tensor, stride: int, padding: int) -> Tensor:
-    if not active.is_cuda:
-        return relu(conv2d(active, weight, shift, stride, padding))
-    hidden: Tensor = torch.cudnn_convolution_relu(
-        active, weight, shift, [stride] * 2, [padding] * 2, [1, 1], 1
-    )
-    return hidden
 
 
 class FusedTrunk:
@@ -246,17 +238,8 @@ class FusedTrunk:
     def __call__(self, maps: Tensor) -> Tensor:
         """Return the last active maps, N, C, H, W."""
         self._prepare_buffers()
-        return self._run_blocks(0, maps, None)
-
-    def from_active(self, first: int, active: Tensor) -> Tensor:
-        """Return the last active maps from those of block `first`, which has a shortcut."""
-        maps, skip = after_norm(self.blocks[first], self.halves[first], active, active)
-        return self._run_blocks(first + 1, maps, skip)
-
-    def _run_blocks(self, first: int, maps: Tensor, skip: Tensor | None) -> Tensor:
-        """Run the blocks from `first` on; the next norm adds `skip` to `maps`."""
-        layers = zip(self.blocks, self.first_norms, self.halves, strict=True)
-        for block, norm, half in list(layers)[first:]:
+        skip: Tensor | None = None  # added by the first norm of the next block
+        for block, norm, half in zip(self.blocks, self.first_norms, self.halves, strict=True):
             maps, skip = run_block(block, norm, half, maps, skip)
         return self.last_norm(maps, skip)[1]
 
@@ -305,13 +288,7 @@ def run_block(
     skip: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Return the maps of a block's last convolution and its shortcut, not yet added."""
-    return after_norm(block, half, *norm(maps, skip))
-
-
-def after_norm(
-    block: Block, half: ConvNorm | FoldedConv, total: Tensor, active: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return what `run_block` returns, from the block's input and its active maps."""
+    total, active = norm(maps, skip)
     skip = total if block.shortcut is None else convolve(block.shortcut, active)
     return convolve(block.conv2, half(active)), skip
 

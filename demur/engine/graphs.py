@@ -1,18 +1,26 @@
-"""CUDA graph capture and replay, and the batch sizes that graphs are captured for.
+"""CUDA graph capture and replay, the batch sizes that graphs are captured for, and their cache.
 
-A replay launches all kernels of a function with one call from the host. It runs the kernels that
-were captured on the same addresses, so it computes what the function computes, for inputs of the
-captured shapes. Attacks pad their batches to a few sizes (buckets), so that few graphs cover all
-batch sizes; in eval mode padding changes no other row.
+    QueryGraphs(on_message)(copy.query, objective, "gradient", x, y)    # captured on first use
+
+A replay launches all kernels of a function with one call from the host, on the addresses of the
+capture, so it computes what the function computes, for inputs of the captured shapes. Attacks pad
+their batches to a few sizes (buckets), so that few graphs cover all batch sizes; in eval mode
+padding changes no other row.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+from demur.attacks.attack_model import Gradient, ObjectiveFunction
+from demur.engine.copies import Query, QueryFunction
+from demur.errors import first_line
+from demur.output import Output
 
 R = TypeVar("R")
 WARM_UP = 3  # calls before the capture, in which kernels are compiled and chosen
@@ -134,3 +142,106 @@ class BatchBuckets:
         """Start again with coarse buckets, after all captured graphs were dropped."""
         self.wasted.clear()
         self.tuned.clear()
+
+
+def pad_batch(batch: Tensor, bucket: int) -> Tensor:
+    """Append zeros to a batch up to `bucket` rows."""
+    if len(batch) == bucket:
+        return batch
+    return torch.cat([batch, batch.new_zeros(bucket - len(batch), *batch.shape[1:])])
+
+
+class QueryGraphs:
+    """The CUDA graphs of a copy's queries: one for each objective, kind of query and bucket.
+
+    On a GPU a batch is padded to its bucket and the graph is replayed; an objective that cannot be
+    compiled or captured runs eagerly. On a CPU a query is padded only.
+
+    Args:
+        on_message: Called with a sentence if an objective cannot be compiled or captured.
+        tune_later: See `BatchBuckets`.
+        eager_without_memory: Run an objective eagerly if its graph does not fit into memory;
+            otherwise torch.OutOfMemoryError is raised.
+
+    Attributes:
+        buckets: None until `set_max_batch`: batches then keep their size and nothing is captured.
+        captured: The graphs.
+        eager: The objectives that are neither compiled nor captured.
+    """
+
+    def __init__(
+        self,
+        on_message: Callable[[str], None],
+        tune_later: bool = True,
+        eager_without_memory: bool = False,
+    ) -> None:
+        self.on_message, self.tune_later = on_message, tune_later
+        self.eager_without_memory = eager_without_memory
+        self.buckets: BatchBuckets | None = None
+        self.captured: dict[tuple[ObjectiveFunction, Query, Bucket], CapturedGraph[Gradient]] = {}
+        self.eager: set[ObjectiveFunction] = set()
+
+    def __call__(
+        self, compute: QueryFunction, objective: ObjectiveFunction, query: Query, *tensors: Tensor
+    ) -> Gradient:
+        """Return what compute(objective, query, x, y, *inputs) returns, for x, y, *inputs."""
+        if self.buckets is None:
+            return compute(objective, query, *tensors)
+        count = len(tensors[0])
+        bucket = self.buckets.bucket_for((objective, query), count)
+        if objective in self.eager or not tensors[0].is_cuda:
+            padded = (pad_batch(part, bucket.size) for part in tensors)
+            grad, value, out = compute(objective, query, *padded)
+        else:
+            grad, value, out = self._replay(compute, objective, query, bucket, *tensors)
+        return Gradient(  # copies, since the next replay overwrites its results
+            grad[:count].clone(), value[:count].clone(),
+            Output(*(part[:count].clone() for part in out)),
+        )  # fmt: skip
+
+    def _replay(
+        self,
+        compute: QueryFunction,
+        objective: ObjectiveFunction,
+        query: Query,
+        bucket: Bucket,
+        *tensors: Tensor,
+    ) -> Gradient:
+        """Replay the graph of a query, captured on first use; run it eagerly if that fails."""
+        memory_is_short = False
+        try:
+            key = (objective, query, bucket)
+            if key not in self.captured:
+                padded = (pad_batch(part, bucket.size) for part in tensors)
+                untuned = (objective, query, bucket._replace(tuned=False))
+                self.captured.pop(untuned, None)  # frees its memory
+                function = partial(compute, objective, query)
+                self.captured[key] = CapturedGraph(function, *padded, tune=bucket.tuned)
+            return self.captured[key](*tensors)
+        except torch.OutOfMemoryError:
+            if not self.eager_without_memory:
+                raise
+            message = "the GPU memory is too small for CUDA graphs; use a smaller batch size"
+            memory_is_short = True
+        except Exception as error:  # from torch.compile or the capture
+            message = f"cannot compile this objective, attacking it eagerly: {first_line(error)}"
+        self.eager.add(objective)
+        self.on_message(message)
+        if memory_is_short:  # not in the except clause, whose traceback holds tensors
+            self.captured.clear()
+            torch.cuda.empty_cache()
+        return compute(objective, query, *tensors)
+
+    def set_max_batch(self, largest: int) -> None:
+        """Set the largest batch size; a new size drops all captured graphs."""
+        if self.buckets is None or largest != self.buckets.largest:
+            self.buckets = BatchBuckets(largest, self.tune_later)
+            self.captured.clear()
+
+    def drop_if_memory_is_short(self) -> None:
+        """Drop the graphs if they fill half of the memory: later batches use them."""
+        if self.captured and self.buckets is not None:
+            free, total = torch.cuda.mem_get_info()
+            if free < total / 2:
+                self.captured.clear()
+                self.buckets.reset()

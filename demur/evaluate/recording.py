@@ -20,9 +20,8 @@ from torch import Tensor
 
 from demur import distributed
 from demur.attacks import CE, Attack, Clean, Corruption
-from demur.attacks.attack_model import Model, gradient
+from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, attack_model
 from demur.attacks.balls import L2, Linf
-from demur.attacks.checked_model import CheckedModel, NoGradientError
 from demur.data import CIFAR10, Images, SplitName, Splits
 from demur.data.cifar10c import CorruptionSource, find_source
 from demur.engine import FrozenModel, check_engine, compiler_for_attacks
@@ -371,7 +370,7 @@ def _record_provenance(loaded: LoadedRun, attack: Attack, images: Images) -> dic
     """Metadata that does not identify a record: time, recipe, engine, code and device."""
     return {
         "n": len(images),
-        "seed": getattr(attack, "seed", None),
+        "seed": attack.noise_seed,
         "epoch": loaded.run.checkpoint["epoch"],
         "recipe": show(loaded.run.recipe, full=True),
         "created": datetime.now(UTC).isoformat(timespec="microseconds"),
@@ -425,7 +424,7 @@ def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:
         with torch.no_grad():
             first, second = (_logits_and_aux(as_output(model(x))) for _ in range(2))
         try:
-            grad = gradient(model, CE(), x, y).grad
+            grad = attack_model(model).gradient(CE(), x, y).grad
         except NoGradientError:
             grad = torch.zeros_like(x)
     differs = (first - second).abs().amax(-1) > ROUNDING * first.abs().amax(-1)

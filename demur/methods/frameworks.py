@@ -37,7 +37,7 @@ CCAT_OFFICIAL = PGD(
 )  # fmt: skip
 # reference code: steps follow the wrong class, backtracking compares the true one
 CCAT_REFERENCE = PGD(
-    Linf(8 / 255), steps=20, step_size=1 / 255, start="coin", objective=WrongConfidence(),
+    Linf(8 / 255), steps=20, step_size=1 / 255, start="ray_or_clean", objective=WrongConfidence(),
     momentum=0.9, backtrack=1.5, backtrack_objective=CE(),
 )  # fmt: skip
 
@@ -65,7 +65,7 @@ def attack_mode(net: nn.Module, bn: BatchNorm) -> Iterator[None]:
 
 def check_keeps_batch(attack: Attack, bn: BatchNorm) -> None:
     """Raise BadInput if `attack` drops images while batch norm uses batch statistics."""
-    if bn != "eval" and getattr(attack, "keep", "") == "success":
+    if bn != "eval" and attack.keep_rule == "success":
         raise BadInput(
             "an attack with keep=success drops images from the batch, which changes the batch "
             f"statistics that bn={bn} normalises by; use bn=eval or keep=max_objective"

@@ -241,7 +241,7 @@ def _comparable_rejectors(one: Attack, other: ParsedRecord, evidence: Evidence) 
     if targeted_rules(stronger):
         return evidence.targeted(other) if weaker_against(one, stronger) else []
     # keep="success" stops at the first error, which has a low confidence
-    same_keep = getattr(one, "keep", None) == getattr(stronger, "keep", None)
+    same_keep = one.keep_rule == stronger.keep_rule
     if stronger.seeks_misclassification and same_keep and smaller_budget(one, stronger):
         return list(evidence.evaluation.thresholds)
     return []

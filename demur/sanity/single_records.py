@@ -10,7 +10,6 @@ import torch
 from demur.attacks import (
     CE,
     Attack,
-    Criterion,
     Misclassified,
     Objective,
 )
@@ -182,7 +181,7 @@ def _seeks_errors(attack: Attack | None) -> bool:
 
 def _broken(attacked: ParsedRecord, clean: ParsedRecord) -> BoolArray:
     """Which clean images satisfy the criterion of the attack before it starts; N."""
-    criterion: Criterion = getattr(attacked.attack, "criterion", Misclassified())
+    criterion = Misclassified() if attacked.attack is None else attacked.attack.success_criterion
     if clean.record.scores_only:
         return ~clean.correct
     try:

@@ -13,6 +13,7 @@ from demur.spec.spec import (
     later,
     lines,
     read,
+    renamed,
     required_fields,
     show,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "later",
     "lines",
     "read",
+    "renamed",
     "required_fields",
     "show",
 ]

@@ -115,14 +115,23 @@ class Spec:
     __signature__ = _ShortSignature()
 
     def __post_init__(self) -> None:
-        for name, kind in field_types(type(self)).items():
-            value = convert_value(getattr(self, name), kind, f"{type(self).__name__}.{name}")
-            object.__setattr__(self, name, value)
+        kinds = field_types(type(self))
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if "renamed" in f.metadata and isinstance(value, str):
+                value = f.metadata["renamed"].get(value, value)
+            value = convert_value(value, kinds[f.name], f"{type(self).__name__}.{f.name}")
+            object.__setattr__(self, f.name, value)
 
 
 def later(neutral: Any) -> dict[str, Any]:
     """Metadata of a field added after a release: at `neutral` it leaves digests as they were."""
     return {"neutral": neutral}
+
+
+def renamed(**old: str) -> dict[str, Any]:
+    """Metadata of a field with renamed values, old=new: `read` takes both, digests use the old."""
+    return {"renamed": old}
 
 
 _FIELD_TYPES: dict[type, dict[str, Any]] = {}
@@ -245,11 +254,16 @@ def digest(value: Spec) -> str:
 def _canonical(value: Any) -> str:
     if isinstance(value, Spec):
         counted = [f for f in fields(value) if not _is_neutral(f, getattr(value, f.name))]
-        inside = [f"{f.name}={_canonical(getattr(value, f.name))}" for f in counted]
+        inside = [f"{f.name}={_canonical(_first_name(f, getattr(value, f.name)))}" for f in counted]
         return f"{type(value).__name__}.{value.VERSION}({','.join(sorted(inside))})"
     if isinstance(value, tuple):
         return f"({','.join(_canonical(v) for v in value)})"
     return repr(value)
+
+
+def _first_name(f: "Field[Any]", value: Any) -> Any:
+    """Return the value as it was called when the first digest was made."""
+    return next((old for old, new in f.metadata.get("renamed", {}).items() if new == value), value)
 
 
 def _is_neutral(f: "Field[Any]", value: Any) -> bool:

@@ -139,7 +139,7 @@ class FastSteps(PlainSteps):
     def _capture(self) -> None:
         """Capture the step and undo the changes of the warm-up."""
         attack = getattr(self.recipe.method.framework, "attack", None)
-        if getattr(attack, "keep", None) == "success":
+        if attack is not None and attack.keep_rule == "success":
             raise BadInput("an attack with keep=success changes its batch size while it runs")
         with self._state_restored():
             self.graph, _ = capture(self._step, prepare=self.cursor.zero_)

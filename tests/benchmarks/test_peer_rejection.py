@@ -11,7 +11,7 @@ import torch
 import peer_rejection
 from demur.attacks import AcceptedError, Attack, Chain, RejectAutoAttackEnsemble, UntargetedMargin
 from demur.attacks.attack import AttackBatch
-from demur.attacks.attack_model import approximate_value, gradient
+from demur.attacks.attack_model import attack_model
 from demur.attacks.balls import Linf
 from demur.bench.check import Reports
 from demur.data import Images
@@ -44,10 +44,12 @@ def test_gradient_queries_are_counted() -> None:
     x, y = centred_images(6), torch.zeros(6, dtype=torch.long)
     net(x)
     assert net.queries == pytest.approx(2)
-    found = gradient(net, UntargetedMargin(), x, y)
+    found = attack_model(net).gradient(UntargetedMargin(), x, y)
     assert net.queries == pytest.approx(8)
-    assert torch.equal(found.grad, gradient(LinearNet(), UntargetedMargin(), x, y).grad)
-    approximate_value(net, UntargetedMargin(), x, y)
+    assert torch.equal(
+        found.grad, attack_model(LinearNet()).gradient(UntargetedMargin(), x, y).grad
+    )
+    attack_model(net).value(UntargetedMargin(), x, y)
     assert net.queries == pytest.approx(10)
 
 
@@ -131,7 +133,9 @@ def test_the_reported_counts_are_the_accepted_errors(own_source: LoadedRun) -> N
     x_adv = x
     for member, attack in enumerate(chain.attacks):
         left = ~rule(own_source.net(x_adv), y)
-        batch = AttackBatch(own_source.net, x[left], y[left], images.index[left], None)
+        batch = AttackBatch(
+            attack_model(own_source.net), x[left], y[left], images.index[left], None
+        )
         x_adv = x_adv.clone()
         x_adv[left] = Chain((attack,), rule).run(batch, member)
         assert curve[member][1] == int(rule(own_source.net(x_adv), y).sum())

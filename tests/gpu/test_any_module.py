@@ -5,9 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import APGD, CE, Chain, Square
-from demur.attacks.attack_model import PlainModel
+from demur.attacks.attack_model import PlainModel, checked
 from demur.attacks.balls import Linf
-from demur.attacks.checked_model import checked
 from demur.audits.ensembles import AutoAttack
 from demur.engine import FrozenModel, FrozenModule, accelerated, fast_copy
 from demur.engine.any_module import GPU_SETTINGS
@@ -48,7 +47,7 @@ def test_queries_of_every_size_are_those_of_the_model(
             assert cosine.median() > 0.99
             value, _ = fast.value(CE(), x[:size], y[:size])
             assert torch.allclose(value, ours.value, atol=0.02)
-        assert len(fast.model._graphs) == 8
+        assert len(fast.model.graphs.captured) == 8
     assert said == []
 
 
@@ -116,10 +115,10 @@ def test_graphs_give_way_to_a_small_memory(
         assert isinstance(fast.model, FrozenModule)
         fast.gradient(CE(), x, y)
         fast.drop_graphs()
-        assert len(fast.model._graphs) == 1
+        assert len(fast.model.graphs.captured) == 1
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 100))
         fast.drop_graphs()
-        assert len(fast.model._graphs) == 0
+        assert len(fast.model.graphs.captured) == 0
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -142,7 +141,7 @@ def test_a_transformer_is_attacked_in_bf16_throughout(
             assert (out.logits - ours.out.logits).abs().amax() < 0.02 * scale
             cosine = torch.cosine_similarity(ours.grad.flatten(1), plain.grad.flatten(1))
             assert cosine.median() > 0.98
-        assert len(fast.model._graphs) == 2
+        assert len(fast.model.graphs.captured) == 2
     assert said == []
 
 
@@ -171,7 +170,7 @@ def test_gradients_of_several_objectives_are_captured_together(
     if make is None:
         (x, y), net = batch, net_on(device)
         model = FrozenModule(net, FastCopy(net, GPU_SETTINGS[0], x[:2]), pytest.fail)
-        model.set_max_batch(COUNT)
+        model.graphs.set_max_batch(COUNT)
     else:
         model, x = make(device)
         y = torch.arange(len(x), device=device)
@@ -182,5 +181,5 @@ def test_gradients_of_several_objectives_are_captured_together(
             cosine = torch.cosine_similarity(query.grad.flatten(1), expected.grad.flatten(1))
             assert cosine.min() > 0.999
             assert torch.allclose(query.value, expected.value, atol=0.02)
-    assert any(query == "gradients" for _, query, _ in model._graphs)
-    assert not model._eager_objectives
+    assert any(query == "gradients" for _, query, _ in model.graphs.captured)
+    assert not model.graphs.eager

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from demur.attacks import CE, UntargetedMargin
-from demur.attacks.attack_model import gradient
+from demur.attacks.attack_model import attack_model
 from demur.engine import FrozenModel, capture
 from demur.engine.graphs import CapturedGraph
 from demur.nets import RejectingNet
@@ -56,7 +56,7 @@ def assert_gradients_of(net: RejectingNet, frozen_model: FrozenModel, batch: int
     with tf32("fp32"):
         for objective in (CE(), UntargetedMargin()):
             ours = frozen_model.gradient(objective, x, y)
-            plain = gradient(net, objective, x, y)
+            plain = attack_model(net).gradient(objective, x, y)
             assert ours.grad.shape == x.shape
             assert distance(ours.grad, plain.grad) < GRADIENTS
             assert distance(ours.value, plain.value) < OUTPUTS
@@ -71,13 +71,15 @@ def test_captured_queries_follow_batch_sizes_and_weights(device: torch.device) -
     frozen_model = FrozenModel(net, "fp32", "none", fixed=128, on_message=pytest.fail)
     for batch in (*BATCHES, 128, 3):
         assert_gradients_of(net, frozen_model, batch)
-    captured = len(frozen_model._graphs)
+    captured = len(frozen_model.graphs.captured)
     assert captured > 0
     change_weights(net, seed=9)
     frozen_model.refresh()
     for batch in BATCHES:
         assert_gradients_of(net, frozen_model, batch)
-    assert len(frozen_model._graphs) == captured, "a refresh writes into the captured weights"
+    assert len(frozen_model.graphs.captured) == captured, (
+        "a refresh writes into the captured weights"
+    )
 
 
 def test_a_batch_above_the_largest_keeps_its_size(device: torch.device) -> None:
@@ -163,7 +165,7 @@ def test_an_objective_that_cannot_be_captured_is_attacked_eagerly(device: torch.
     x, y = images(device, 37)
     with tf32("fp32"):
         ours = frozen_model.gradient(reads_the_device, x, y)
-        plain = gradient(copy.deepcopy(net), CE(), x, y)
+        plain = attack_model(copy.deepcopy(net)).gradient(CE(), x, y)
     assert distance(ours.grad, plain.grad) < GRADIENTS
     (message,) = messages
     assert message.startswith("cannot compile this objective, attacking it eagerly: ")

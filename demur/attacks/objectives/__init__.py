@@ -10,6 +10,11 @@ from demur.attacks.objectives.classification import (
     DLR,
     GAMA,
     KL,
+    AttackStart,
+    Objective,
+    ObjectiveState,
+    Scaled,
+    Sum,
     TargetedConfidence,
     TargetedDLR,
     TargetedMargin,
@@ -17,7 +22,6 @@ from demur.attacks.objectives.classification import (
     WrongConfidence,
     divergence,
 )
-from demur.attacks.objectives.objective import AttackStart, Objective, ObjectiveState, Scaled, Sum
 from demur.attacks.objectives.rejector import (
     CARLMargin,
     CARLObjective,

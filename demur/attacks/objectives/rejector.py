@@ -17,12 +17,13 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot
 
 from demur.attacks.criteria import RuleCriterion
-from demur.attacks.objectives.classification import CE, best_wrong
-from demur.attacks.objectives.objective import (
+from demur.attacks.objectives.classification import (
+    CE,
     AttackStart,
     Objective,
     ObjectiveState,
     WrappedObjective,
+    best_wrong,
 )
 from demur.errors import BadInput
 from demur.output import (
