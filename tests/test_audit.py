@@ -1,4 +1,4 @@
-"""The audit: one call, one command, one page; models as people have them."""
+"""The audit: one call, one command, one page; models in many forms."""
 
 import json
 import sys

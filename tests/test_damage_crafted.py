@@ -1,4 +1,4 @@
-"""Files that lie consistently: right digests around wrong content. One sentence names the file."""
+"""Forged files: right digests around wrong content. One sentence names the file."""
 
 import io
 import math

@@ -27,6 +27,7 @@ gc.disable()  # little is garbage
 SearchIndex.add_entry_from_context = lambda *words: None  # its index is no page
 mkdocs.__main__.cli()
 """
+LONGEST_CODE = 80  # characters: a code block has 656 pixels in a window of 1,280, a character 8.2
 TARGETS = {"a": "href", "img": "src", "script": "src", "link": "href"}
 
 
@@ -37,6 +38,8 @@ class Page(HTMLParser):
         super().__init__()
         self.anchors: set[str] = set()
         self.links: list[tuple[str, str]] = []
+        self.code: list[str] = []
+        self.open: list[str] = []  # code blocks and source listings around the current text
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -44,6 +47,17 @@ class Page(HTMLParser):
         self.anchors |= {values[name] for name in ("id", "name") if name in values}
         if tag in TARGETS and (target := values.get(TARGETS[tag])):
             self.links.append((tag, target))
+        if tag in ("pre", "details"):  # a listing of source code has smaller letters
+            self.open.append(tag)
+            self.code.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("pre", "details"):
+            self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.open == ["pre"]:
+            self.code[-1] += data
 
 
 def test_the_site_builds_strictly_with_every_name_and_no_broken_link(tmp_path: Path) -> None:
@@ -52,6 +66,8 @@ def test_the_site_builds_strictly_with_every_name_and_no_broken_link(tmp_path: P
     assert list(broken_links(pages)) == []
     assert list(requests_to_other_hosts(pages)) == []
     assert unlisted_commands(pages) == []
+    assert list(clipped_code(pages)) == []
+    assert (tmp_path / "site" / "search" / "search_index.js").is_file(), "search from disk"
 
 
 def built_pages(site: Path) -> dict[Path, Page]:
@@ -93,6 +109,14 @@ def requests_to_other_hosts(pages: dict[Path, Page]) -> Iterator[str]:
         for tag, link in page.links:
             if tag != "a" and re.match(r"(https?:)?//", link):
                 yield f"{path.name} loads {link}"
+
+
+def clipped_code(pages: dict[Path, Page]) -> Iterator[str]:
+    """Lines of code that a window of 1,280 pixels does not show whole."""
+    for path, page in pages.items():
+        for line in (line for block in page.code for line in block.splitlines()):
+            if len(line) > LONGEST_CODE:
+                yield f"{path.name}, {len(line)} characters: {line}"
 
 
 def unlisted_commands(pages: dict[Path, Page]) -> list[str]:

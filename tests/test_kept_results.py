@@ -97,6 +97,37 @@ def test_the_numbers_of_the_short_recipes_are_those_of_their_records(
     assert last_cells == [" / ".join(points), " / ".join(areas)]
 
 
+README_ROWS = {
+    ("PGD-100, 8/255", "3 seeds"): "pgd-100",
+    ("PGD-100 x 10, 8/255", "1 seed"): "pgd-100:restarts=10",
+    ("none", "3 seeds"): "clean",
+    ("multi-target, 8/255", "1 seed"): "multi-target:restarts=1",
+    ("GAMA-PGD, 8/255", "1 seed"): "gama-pgd:restarts=1,keep=max_objective",
+    ("PGD-100, 16/255", "1 seed"): "pgd-100:eps=16/255",
+}
+
+
+@pytest.mark.parametrize(("attack", "nets"), README_ROWS)
+def test_the_readmes_table_is_that_of_the_records(attack: str, nets: str) -> None:
+    """TPR-95 and AUROC of confidence and of R-Con on the same net, and their difference."""
+    text = (ROOT / "README.md").read_text()
+    (row,) = re.findall(rf"^\| {re.escape(attack)} \| {nets}, .*", text, re.MULTILINE)
+    folder = "methods-cifar10/pgdat-rr" if nets == "3 seeds" else "paper-cifar10/pgdat-rr"
+    runs = [Run(RESULTS / f"{folder}-seed{seed}") for seed in range(int(nets[0]))]
+    label = README_ROWS[attack, nets]
+    records = [one for run in runs for one in run.records()
+               if one.label == label and len(one.y) == 10_000]  # fmt: skip
+    assert len(records) == len(runs)
+    areas = []
+    for score in (Con(), RCon()):
+        pairs = [(values(score, one), one.correct) for one in records]
+        accuracies = [100 * metrics.paper_stats(*pair, 0.95).accuracy for pair in pairs]
+        shown = spread(accuracies) if len(accuracies) > 1 else f"{accuracies[0]:.1f}"
+        areas.append(mean(metrics.auroc(*pair) for pair in pairs))
+        assert f"| {shown}, {areas[-1]:.3f} |".replace(", 0.", ", .") in row
+    assert f"| {areas[1] - areas[0]:+.3f} [".replace("0.", ".") in row
+
+
 def test_the_numbers_of_the_speed_page_are_those_of_its_benchmark() -> None:
     page = " ".join((ROOT / "docs" / "speed.md").read_text().split())
     (name,) = re.findall(r"all in one run \(`(benchmarks/\S+)`\)", page)

@@ -1,4 +1,4 @@
-"""One class and one word: what stands in a list of a package is found in every place."""
+"""Registries: a class in the list of its package is found by commands, readers and docs."""
 
 import inspect
 import json

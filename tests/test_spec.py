@@ -1,4 +1,4 @@
-"""Specs: text and back, clear refusals, digests that last."""
+"""Specs: text and back, clear errors, stable digests."""
 
 from dataclasses import dataclass, replace
 

@@ -28,7 +28,7 @@ from zoo.nets import EPS
 app = typer.Typer(name="zoo", add_completion=False, pretty_exceptions_enable=False)
 UNDEFENDED = "no defence"
 STORED = Path(__file__).with_name("zoo-digits-cpu.json")
-PAGE = """# A zoo of broken defences
+PAGE = """# Audits of broken defences
 
 For an auditor who asks whether `demur audit` can tell a robust model from one that only looks
 robust. Each defence is written from its published description, reduced to its idea, and trained in

@@ -41,7 +41,8 @@ class EBD(Head):
     """EBD: raise the energy of inliers and lower it for outliers.
 
         E = logsumexp(logits), the negative of the energy of Liu et al.
-        auxiliary loss = weight * (mean_in relu(m_in - E)^2 + mean_out relu(E - m_out)^2)
+        auxiliary loss = weight * (mean_in relu(m_in - E)^2
+                                   + mean_out relu(E - m_out)^2)
 
     Args:
         m_in: Lower bound on the energy of inliers.
@@ -211,7 +212,8 @@ class ATRO(Head):
 class CARL(Head):
     """CARL: class C + 1 abstains; a gradient penalty smooths the margin of clean images.
 
-        auxiliary loss = -weight * log(p_y + p_abstain) + grad_penalty * ||grad_x margin||_1
+        auxiliary loss = -weight * log(p_y + p_abstain)
+                         + grad_penalty * ||grad_x margin||_1
 
     The first term is of the attacked image, the second of the clean one; margin is the largest
     wrong logit minus the true one.

@@ -1,6 +1,6 @@
 """The paper's lemma and theorems as checks of every image; NumPy only.
 
-    inputs = theory_inputs(p, y, a)         # con, T-Con, A and correctness of every image
+    inputs = theory_inputs(p, y, a)         # con, T-Con, A, correctness by image
     theorem1(inputs, xi=0.5).violated       # all False: the theorem is proven
 
 A Claim holds the images that satisfy a premise and those that satisfy the conclusion. The proofs

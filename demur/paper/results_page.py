@@ -8,8 +8,9 @@ from demur.paper.published import TABLES_BY_NUMBER, PaperTable
 from demur.paper.scales import ALL_IMAGES
 from demur.paper.verdicts import Measure, Verdict
 
+TITLE = "# Results"
 INTRODUCTION = """\
-# Results
+## How to read the tables
 
 Every table of "Two Coupled Rejection Metrics Can Tell Adversarial Examples Apart" (CVPR 2022),
 numbered as there. A cell shows our number and the published one in parentheses; a dash means not
@@ -32,6 +33,7 @@ R-Con minus confidence on the same images of the same net, with paired 95% inter
 images; DeLong for AUROC). The interval decides: *better*, *worse*, or *equal* where it contains
 zero; about one in twenty differs by chance. A star marks attacks that stop at the first success,
 whose rankings are artefacts; they are not counted. Of each attack the record of most images counts.
+The totals pool attacks on the same nets and images, which are correlated.
 
 - **Paper's threshold**: accuracy in percent of the accepted images, each score accepting 95% of the
   correct predictions of the attacked images.
@@ -70,14 +72,14 @@ def results_page(
         if "CIFAR-100" in f"{cell.row} {cell.column}" or cell.table in (10, 11)
     ]
     others = [cell for cell in cells if cell not in needs_100]
-    parts = [
+    parts = [TITLE, *([conclusions] if conclusions else [])]
+    parts.append(
         INTRODUCTION.format(
             command=command, count=len(cells), other_count=len(others),
             measured=_measured(cells), others=_measured(others),
         )
-    ]  # fmt: skip
+    )  # fmt: skip
     parts += [LAST_EPOCH] if any(cell.last is not None for cell in cells) else []
-    parts += [conclusions] if conclusions else []
     for number in dict.fromkeys(cell.table for cell in cells):
         own = [cell for cell in cells if cell.table == number]
         parts.append(_section(TABLES_BY_NUMBER[number], own))

@@ -1,4 +1,4 @@
-"""Fuzzed bundles and requests: what a stranger may give to the loader and to the service."""
+"""Fuzzed bundles and requests: untrusted input of the loader and the service."""
 
 import asyncio
 import io
