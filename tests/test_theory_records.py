@@ -139,7 +139,7 @@ class TestRecords:
         self, archive_report: TheoryReport
     ) -> None:
         page = (ROOT / "docs" / "theory.md").read_text()
-        assert f"`demur theory {ARCHIVE.relative_to(ROOT)} " in page
+        assert f"`demur paper study theory {ARCHIVE.relative_to(ROOT)} " in page
         for statement in ("Lemma 1", "Theorem 1"):
             checks = [one for record in archive_report.records for one in record.checks]
             applied = sum(one.applied for one in checks if one.statement == statement)

@@ -59,7 +59,7 @@ def _copy(run: Run, target: Path) -> Run:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> list[Verdict]:
-    return measure_verdicts(StoredRuns(folder, lambda run: None, print), folder)  # type: ignore[arg-type,return-value]
+    return measure_verdicts(StoredRuns(folder, lambda run: None, print))  # type: ignore[arg-type,return-value]
 
 
 def _one(found: list[Verdict], attack: str, measure: str) -> Verdict:
