@@ -32,6 +32,18 @@ Scale = Annotated[
     str | None, typer.Option(help="Compute at this scale: smoke, brief, short or paper.")
 ]
 Runs = Annotated[str, typer.Option(help="Folder of the runs that are computed at a scale.")]
+TableNames = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME]...",
+        help="1 to 13, all, text or verdicts.",
+        show_default="list the tables",
+    ),
+]
+MissingFrom = Annotated[
+    str | None,
+    typer.Option(help="Compute only cells that the runs of this folder leave empty."),
+]
 OutFile = Annotated[
     str | None,
     typer.Option(
@@ -68,22 +80,12 @@ def _check_scale(scale: str | None, source: "RunSource", command: str) -> tuple[
 
 @paper_app.command()
 def table(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[NAME]...",
-            help="1 to 13, all, text or verdicts.",
-            show_default="list the tables",
-        ),
-    ] = None,
+    names: TableNames = None,
     scale: Scale = None,
     read_from: From = None,
     runs: Runs = RUNS,
     only: Annotated[str, typer.Option(help="Only these nets, such as pgdat,pgdat-rr.")] = "",
-    missing_from: Annotated[
-        str | None,
-        typer.Option(help="Compute only cells that the runs of this folder leave empty."),
-    ] = None,
+    missing_from: MissingFrom = None,
     out: OutFile = None,
     as_json: AsJson = False,
     latex: Annotated[
@@ -100,7 +102,6 @@ def table(
     Example: demur paper table 1 2 --scale smoke
     """
     from demur.paper.paper_runs import RunSource
-    from demur.paper.published import rows_of
 
     if not names:
         _print_names(_table_titles(), as_json)
@@ -108,21 +109,14 @@ def table(
     if as_json and latex:
         raise BadInput("the output has one format; leave out --json or --latex")
     form = "json" if as_json else "latex" if latex else "markdown"
-    tables, command = _paper_tables(names), shlex.join(["demur", "paper", "table", *names])
-    if missing_from is not None and (scale is None or read_from is not None):
-        raise BadInput("--missing-from says what to compute: use it with --scale, without --from")
     source = RunSource(read_from, device, data, engine, runs)
-    if not tables:
+    if names == ["verdicts"]:
+        if only or missing_from is not None:
+            raise BadInput("verdicts take no --only and no --missing-from; leave them out")
         _print_page(_verdict_page(source, scale, form), form, out)
         return
-    scales = _check_scale(scale, source, command)
-    if nets := split_names(only):
-        tables = rows_of(tables, nets)
-    failures = _compute_tables(tables, source, scale, missing_from)
-    given = {"only": ",".join(nets), "scale": scale, "from": read_from}
-    command = _with_options(command, given | {"missing-from": missing_from})
-    whole = names == ["all"] and not nets
-    _print_page(_table_page(tables, source, scales, command, form, whole), form, out)
+    text, failures = _table_page(names, source, scale, split_names(only), missing_from, form)
+    _print_page(text, form, out)
     if failures:
         first = failures[0]
         raise BadInput(
@@ -151,15 +145,13 @@ def _print_names(titles: Mapping[str, str], as_json: bool = False) -> None:
 
 
 def _paper_tables(names: list[str]) -> "list[PaperTable]":
-    """Return the tables with these numbers; none for the verdicts.
+    """Return the tables with these numbers.
 
     `all` is every numbered table, `text` the results that the paper gives in its text.
     """
     from demur.paper.comparisons import COMPARISONS
     from demur.paper.published import PAPER_TABLES, TEXT_TABLES
 
-    if names == ["verdicts"]:
-        return []
     groups: dict[str, Sequence[PaperTable]] = {
         **{str(number): (table,) for number, table in PAPER_TABLES.items()},
         "all": tuple(PAPER_TABLES.values()),
@@ -177,45 +169,56 @@ def _paper_tables(names: list[str]) -> "list[PaperTable]":
     return list(dict.fromkeys(table for name in names for table in groups[name]))
 
 
-def _compute_tables(
-    tables: "Sequence[PaperTable]", source: "RunSource", scale: str | None, missing_from: str | None
-) -> "list[Failure]":
-    """Compute the runs of the tables, or only those of cells that a folder leaves empty."""
+def _table_page(
+    names: list[str],
+    source: "RunSource",
+    scale: str | None,
+    nets: tuple[str, ...],
+    missing_from: str | None,
+    form: str,
+) -> "tuple[str, list[Failure]]":
+    """The tables in a format after what is missing is computed, and what failed.
+
+    `nets` restricts them to the rows of some nets.
+    """
     from demur.cli.progress import on_message
     from demur.paper.cells import STORED_SCALES, measure_cells, needs
+    from demur.paper.published import rows_of
 
-    if scale is None:
-        return []
-    filled = set()
+    tables, command = _paper_tables(names), shlex.join(["demur", "paper", "table", *names])
+    if missing_from is not None and (scale is None or source.read_from is not None):
+        raise BadInput("--missing-from says what to compute: use it with --scale, without --from")
+    scales = _check_scale(scale, source, command)
+    tables, filled = rows_of(tables, nets) if nets else tables, set()
     if missing_from is not None:
-        folder, scales = Path(missing_from), {*STORED_SCALES, scale}
-        cells = measure_cells(tables, folder, source.open_run, on_message, list(scales))
-        filled = {cell.place for cell in cells if cell.measured is not None}
-        if len(filled) == len(cells):
-            raise BadInput(f"{folder} fills every cell of these tables; read it with --from")
-    return source.compute(needs(tables, scale, filled), last_epoch=True)
+        every = list({*STORED_SCALES, *scales})
+        stored = measure_cells(tables, Path(missing_from), source.open_run, on_message, every)
+        filled = {cell.place for cell in stored if cell.measured is not None}
+        if len(filled) == len(stored):
+            raise BadInput(f"{missing_from} fills every cell of these tables; read it with --from")
+    failures = source.compute(needs(tables, scale, filled), last_epoch=True) if scale else []
+    cells = measure_cells(tables, source.folder, source.open_run, on_message, scales)
+    given = {"only": ",".join(nets), "scale": scale, "from": source.read_from}
+    command = _with_options(command, given | {"missing-from": missing_from})
+    if form == "markdown" and names == ["all"] and not nets:
+        return _whole_page(cells, command, source, scales), failures
+    return _formatted(cells, command, form), failures
 
 
-def _table_page(
-    tables: "Sequence[PaperTable]",
-    source: "RunSource",
-    scales: tuple[str, ...],
-    command: str,
-    form: str,
-    whole: bool,
-) -> str:
-    """The tables in a format; the page of all has conclusions and verdicts too."""
-    from demur.cli.progress import on_message
-    from demur.paper.cells import measure_cells
+def _formatted(cells: "list[Cell]", command: str, form: str) -> str:
     from demur.paper.pages import latex_page, results_page
 
-    cells: list[Cell] = measure_cells(tables, source.folder, source.open_run, on_message, scales)
     if form == "json":
         return json.dumps([cell.to_json() for cell in cells], indent=2)
-    if form == "latex":
-        return latex_page(cells, command)
-    if not whole:
-        return results_page(cells, command)
+    return latex_page(cells, command) if form == "latex" else results_page(cells, command)
+
+
+def _whole_page(
+    cells: "list[Cell]", command: str, source: "RunSource", scales: tuple[str, ...]
+) -> str:
+    """The page of all tables, with the conclusions of the folder and the verdicts."""
+    from demur.paper.pages import results_page
+
     conclusions = source.folder / "conclusions.md"
     text = conclusions.read_text(encoding="utf-8") if conclusions.is_file() else ""
     return results_page(cells, command, text, _verdict_section(source, scales))

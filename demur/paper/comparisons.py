@@ -1,12 +1,10 @@
 """Comparisons of recipes: each is trained with several seeds, attacked, scored and averaged.
 
-    COMPARISONS["methods-digits"].entries["pgdat-rr"]                    # a recipe
     failures = compute(COMPARISONS["methods-digits"].needs((0, 1)), Path("runs"), steps, on_job)
     measure_comparison(COMPARISONS["methods-digits"], (0, 1), stored, failures)
-    published_table2(("clean", *RADII))["pgdat-rr", "R-Con", "clean"]    # 86.91, 0.861
 
-The paper scores CARL and ATRO by their margin. Its CCAT is that of the reference code. A training
-that diverged or failed becomes a result with the reason.
+A training that diverged or failed becomes a result with the reason. The paper scores CARL and ATRO
+by their margin. Its CCAT is that of the reference code.
 """
 
 import math
