@@ -29,7 +29,7 @@ net() {  # train and attack one net for the tables; nets with RR also meet the s
   local name=$1 start=$SECONDS rc run at='TPR(0.95, split="test")'
   say "$name begins"
   # shellcheck disable=SC2086
-  $PYTHON -m demur table $TABLES --scale "$SCALE" --only "$name" --missing-from results \
+  $PYTHON -m demur paper table $TABLES --scale "$SCALE" --only "$name" --missing-from results \
     --runs "$RUNS/$name" --device "$DEVICE" --data "$DATA" >>"$RUNS/logs/$name" 2>&1
   rc=$?
   run=$(ls -d "$RUNS/$name/"*/checkpoint.json 2>/dev/null | head -n 1); run=${run%/checkpoint.json}

@@ -1,9 +1,10 @@
 """The ablation study of R-Con: what makes it better than confidence?
 
-    python benchmarks/study.py study-cifar10 --seeds 2 --kept results/study-cifar10
+    python benchmarks/study.py study-cifar10 --seeds 2 --from results/study-cifar10
 
 Each recipe has one setting changed; the last ones change several. `plain` has no second head;
-`retrofit` trains a head on the finished net of `plain`. The options are those of `demur table`.
+`retrofit` trains a head on the finished net of `plain`. The options are those of
+`demur paper study recipes`.
 """
 
 from collections.abc import Mapping
@@ -13,8 +14,9 @@ import typer
 
 from demur.cli.app import main
 from demur.methods import BatchNorm
-from demur.paper.commands_table import table
-from demur.paper.tables import ADAPTIVE, COMPARED_CHANGES, TABLES, Table
+from demur.paper.commands import recipes
+from demur.paper.comparisons import ADAPTIVE, COMPARISONS, Comparison
+from demur.paper.scales import COMPARED_CHANGES
 from demur.recipes import RECIPES, Recipe, with_changes
 from demur.spec import show
 
@@ -74,13 +76,13 @@ def variants(recipe: Recipe, trades: Recipe, average: str) -> Mapping[str, Recip
 
 COMMAND = ("python", "benchmarks/study.py")
 STUDIES = {
-    "study-digits": Table(
+    "study-digits": Comparison(
         "What makes R-Con better than confidence? Digits",
         variants(RECIPES["digits-pgdat-rr"], RECIPES["digits-trades-rr"], average="0.98"),
         ADAPTIVE,
         command=COMMAND,
     ),
-    "study-cifar10": Table(
+    "study-cifar10": Comparison(
         "What makes R-Con better than confidence? CIFAR-10, 12 epochs",
         variants(
             with_changes(
@@ -101,9 +103,9 @@ program = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-program.command()(table)
+program.command()(recipes)
 
 
 if __name__ == "__main__":
-    TABLES.update(STUDIES)
+    COMPARISONS.update(STUDIES)
     main(program)

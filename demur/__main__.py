@@ -12,10 +12,12 @@ def main() -> None:
     """Import the command line and run it."""
     try:
         with ctrl_c(lambda: "stopped before anything was done"):
-            import demur.paper.commands  # noqa: F401, registers its commands
-            from demur.cli.commands import main as command
+            from demur.cli.commands import app
+            from demur.cli.commands import main as run_command
+            from demur.paper.commands import add_to
 
-            command()
+            add_to(app)
+            run_command()
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done; nothing is left to stop
 

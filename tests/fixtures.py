@@ -16,15 +16,15 @@ import typer.main
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
-import demur.paper.commands  # noqa: F401, registers the commands
 from demur.attacks import PGD, Clean
 from demur.attacks.balls import Linf
-from demur.cli.commands import main
+from demur.cli.commands import app, main
 from demur.data import Digits, Images, Splits
 from demur.evaluate import LoadedRun, run_attack
 from demur.guards import Guard, guard
 from demur.nets import RejectingNet
-from demur.paper.tables import TABLES
+from demur.paper.commands import add_to
+from demur.paper.comparisons import COMPARISONS
 from demur.recipes import Recipe, attacks, recipe
 from demur.recipes.training import linf
 from demur.runs import Run
@@ -38,6 +38,7 @@ settings.register_profile(
 )
 settings.load_profile("demur")
 
+add_to(app)
 # typer makes its parsers for every call, which takes longer than most wrong command lines
 vars(typer.main)["get_command"] = cache(typer.main.get_command)
 
@@ -159,8 +160,8 @@ def command(
 @pytest.fixture
 def quick_table(few_digits: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table of methods on few images, under attacks that take no time."""
-    quick = replace(TABLES["methods-digits"], attacks=("clean", "pgd-20", "pgd-10:steps=1"))
-    monkeypatch.setitem(TABLES, "methods-digits", quick)
+    quick = replace(COMPARISONS["methods-digits"], attacks=("clean", "pgd-20", "pgd-10:steps=1"))
+    monkeypatch.setitem(COMPARISONS, "methods-digits", quick)
     monkeypatch.setitem(attacks._SETTINGS, "pgd-20", lambda run: linf(run.data, 2))
 
 

@@ -27,7 +27,7 @@ import torch, torch.distributed, torch._dynamo, numpy, scipy.stats, sklearn, ric
 import matplotlib.figure, matplotlib.backends.backend_agg, matplotlib.backends.backend_svg, jinja2
 import pydantic.type_adapter, typer._adapters, torch.profiler  # as typer and torch do when used
 import demur.cli.app, demur.recipes, demur.training, demur.evaluate, demur.guards
-import demur.report.page, demur.sanity, demur.paper.tables
+import demur.report.page, demur.sanity, demur.paper.comparisons
 """
 
 

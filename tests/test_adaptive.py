@@ -29,6 +29,7 @@ from tests.conftest import Command
 from tests.test_checkpoint_selection import BRIEF
 from tests.test_cli import expect_error
 
+STUDY = ("paper", "study", "adaptive")
 RR_RUN, PLAIN_RUN = RECIPES["digits-pgdat-rr"], RECIPES["digits-pgdat"]
 LOGITS, AUX = (2.0, 1.0, 0.0), 0.5
 ETA, TARGET = 10.0, 2
@@ -184,7 +185,7 @@ def run_here(tiny_run: Run, in_empty_folder: Path) -> Path:
 
 
 def test_both_protocols_run_and_reuse_records(command: Command, run_here: Path) -> None:
-    words = ("adaptive", "tiny", *QUICK, "--objectives", "ce-log-score,targets-rr")
+    words = (*STUDY, "tiny", *QUICK, "--objectives", "ce-log-score,targets-rr")
     code, out, err = command(*words, "--json")
     assert code == 0, err
     found = json.loads(out)
@@ -215,7 +216,7 @@ def test_both_protocols_run_and_reuse_records(command: Command, run_here: Path) 
 
 
 def test_one_protocol_runs_only_its_own_attacks(command: Command, run_here: Path) -> None:
-    words = ("adaptive", "tiny", *QUICK, "--objectives", "ce-score", "--json")
+    words = (*STUDY, "tiny", *QUICK, "--objectives", "ce-score", "--json")
     for protocol, other in (("deploy", "paper"), ("paper", "deploy")):
         code, out, err = command(*words, "--protocol", protocol)
         assert code == 0, err
@@ -225,18 +226,16 @@ def test_one_protocol_runs_only_its_own_attacks(command: Command, run_here: Path
 
 def test_bad_arguments_exit_with_a_message(command: Command, run_here: Path) -> None:
     before = sorted(path.name for path in (run_here / "records").glob("*test*"))
-    expect_error(command("adaptive", "tinny"), "there is no run 'tinny'")
-    expect_error(command("adaptive", "tiny", "--protocol", "papr"), "did you mean paper")
-    expect_error(command("adaptive", "tiny", "--objectives", "ce-rrr"), "no objective", "ce-rr")
-    expect_error(command("adaptive", "tiny", "--etas", "1,x"), "--etas is '1,x'; give numbers")
-    expect_error(
-        command("adaptive", "tiny", "--etas=-1"), "eta must be a number of at least 0, not -1"
-    )
-    expect_error(command("adaptive", "tiny", "--etas", "inf"), "eta must be a number")
-    expect_error(command("adaptive", "tiny", "--etas", ","), "nothing to try")
-    expect_error(command("adaptive", "tiny", "--steps", "0"), "steps must be a whole number")
-    expect_error(command("adaptive", "tiny", "--restarts", "0"), "restarts must be a whole number")
-    expect_error(command("adaptive", "tiny", "--n", "9999"), "has 300")
+    expect_error(command(*STUDY, "tinny"), "there is no run 'tinny'")
+    expect_error(command(*STUDY, "tiny", "--protocol", "papr"), "did you mean paper")
+    expect_error(command(*STUDY, "tiny", "--objectives", "ce-rrr"), "no objective", "ce-rr")
+    expect_error(command(*STUDY, "tiny", "--etas", "1,x"), "--etas is '1,x'; give numbers")
+    expect_error(command(*STUDY, "tiny", "--etas=-1"), "eta must be a number of at least 0, not -1")
+    expect_error(command(*STUDY, "tiny", "--etas", "inf"), "eta must be a number")
+    expect_error(command(*STUDY, "tiny", "--etas", ","), "nothing to try")
+    expect_error(command(*STUDY, "tiny", "--steps", "0"), "steps must be a whole number")
+    expect_error(command(*STUDY, "tiny", "--restarts", "0"), "restarts must be a whole number")
+    expect_error(command(*STUDY, "tiny", "--n", "9999"), "has 300")
     assert before == sorted(path.name for path in (run_here / "records").glob("*test*"))
 
 
@@ -246,7 +245,7 @@ def test_without_cal_images_only_the_papers_protocol_runs(
     use_small_set(CIFAR10, monkeypatch, tmp_path / "data")
     brief = [*BRIEF, "split=paper", "epochs=1", "head=NoHead()"]
     train(recipe("cifar10-pgdat-rr", brief), Path("runs/paper"), data_folder=tmp_path / "data")
-    words = ("adaptive", "paper", "--data", str(tmp_path / "data"), *QUICK[2:])
+    words = (*STUDY, "paper", "--data", str(tmp_path / "data"), *QUICK[2:])
     code, out, err = command(*words, "--n", "10", "--json")
     assert code == 0, err
     found = json.loads(out)

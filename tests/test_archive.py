@@ -18,7 +18,7 @@ from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, archive, run_attack
 from demur.evaluate.certificates import issue
 from demur.files.atomic import write_json
-from demur.paper.measure import stored_factories
+from demur.paper.paper_runs import StoredRuns
 from demur.rejectors import paper_grid
 from demur.runs import Run
 from demur.runs.record import read_record, record_path, write_record
@@ -207,7 +207,7 @@ def test_a_killed_archive_leaves_no_run_and_is_cleaned_up_next_time(
     half, old = (tmp_path / ".copy.making" / part for part in ("half", "old"))
     shutil.copytree(scored_source.run.path, half)
     with pytest.raises(BadInput, match="holds no run"):
-        stored_factories(tmp_path, lambda run: scored_source, print)
+        StoredRuns(tmp_path, lambda run: scored_source, print)
     with pytest.raises(BadInput, match="train one first"):
         Run.open("copy", home=tmp_path)
     made = archive(scored_source, tmp_path / "copy").path

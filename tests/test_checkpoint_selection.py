@@ -211,13 +211,13 @@ def test_show_describes_an_archive(
     scored_source: LoadedRun, command: Command, in_empty_folder: Path
 ) -> None:
     archived = archive(scored_source, Path("runs/archive"))
-    code, out, _ = command("show", "archive")
+    code, out, _ = command("list", "archive")
     assert code == 0
     assert "# an archive: no weights, 3 records\n" in out  # two of test images, one of cal
     assert f"# checkpoint: {json.dumps(archived.checkpoint)}\n" in out
     assert "not trained" not in out
     (archived.path / "checkpoint.json").unlink()
-    last = command("show", "archive")[1].splitlines()[-1]
+    last = command("list", "archive")[1].splitlines()[-1]
     assert last.startswith("# not trained to the end; resume it with: demur train")
 
 
@@ -226,7 +226,7 @@ def test_missing_weights_are_reported_before_missing_data(
 ) -> None:
     folder = Path(shutil.copytree(paper.run.path, "runs/archive"))
     (folder / "model.safetensors").unlink()
-    for words in (("attack", "archive", "pgd-20"), ("distortion", "archive")):
+    for words in (("attack", "archive", "pgd-20"), ("paper", "study", "distortion", "archive")):
         expect_error(
             command(*words, "--data", "nowhere"), "without weights; train it again elsewhere"
         )

@@ -1,6 +1,8 @@
 """The command line: fixed commands, one sentence and exit code 2 for bad input, fast help."""
 
 import json
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -20,10 +22,13 @@ from tests.conftest import Answer, Command
 from tests.test_runs import spoil
 
 COMMANDS = {
-    "adaptive", "attack", "audit", "bench", "calibrate", "data", "demo", "distortion", "explore",
-    "figure", "list", "report", "retrofit", "score", "show", "archive", "table", "theory", "train",
-    "export", "predict", "serve",
+    "attack", "audit", "bench", "calibrate", "data", "demo", "explore", "list", "paper", "report",
+    "retrofit", "score", "archive", "train", "export", "predict", "serve",
 }  # fmt: skip
+INNER = (
+    "paper table", "paper figure", "paper study", "paper study adaptive", "paper study distortion",
+    "paper study theory", "paper study recipes",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -38,9 +43,53 @@ def test_the_list_of_commands_is_fixed() -> None:
     assert commands | {group.info.name for group in groups if group} == COMMANDS
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_help_has_titled_groups_in_the_order_of_use(command: Command) -> None:
+    code, out, _ = command("--help")
+    assert code == 0
+    titles = re.findall(r"^╭─ (\w+) ─", out, re.MULTILINE)
+    assert titles == ["Options", "Train", "Attack", "Judge", "Ship", "Paper"]
+    shown = re.findall(r"^│ (\w+)  +\S", out, re.MULTILINE)
+    assert set(shown) == COMMANDS
+    assert len(shown) <= 17
+    assert shown.index("train") < shown.index("attack") < shown.index("score")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("table 2 --kept results", "paper table 2 --from results"),
+        ("table -h", "paper table -h"),
+        ("table methods-x 'a b=1' --kept=x", "paper study recipes methods-x 'a b=1' --from=x"),
+        ("figure tau --scale smoke", "paper figure tau --scale smoke"),
+        ("adaptive RUN --steps 3", "paper study adaptive RUN --steps 3"),
+        ("distortion RUN cw", "paper study distortion RUN cw"),
+        ("theory 'my run' --json", "paper study theory 'my run' --json"),
+        ("show digits-pgdat epochs=3", "list digits-pgdat epochs=3"),
+        ("paper table 2 --kept results", "paper table 2 --from results"),
+        ("paper figure tau --kept results", "paper figure tau --from results"),
+    ],
+)  # fmt: skip
+def test_an_old_spelling_is_answered_by_the_new_one(old: str, new: str, command: Command) -> None:
+    code, out, err = command(*shlex.split(old))
+    assert (code, out) == (2, "")
+    assert err.endswith(f" has a new name; write demur {new}\n")
+    assert err.count("\n") == 1
+
+
+def test_old_kinds_of_names_are_listed_by_the_group_paper(command: Command) -> None:
+    expect_error(command("list", "tables"), "demur paper table")
+    for kind, names in (("table", ("2", "13", "text", "verdicts")), ("figure", ("tau", "xi"))):
+        code, out, _ = command("paper", kind)
+        assert code == 0
+        assert {line.split()[0] for line in out.splitlines()} >= set(names)
+    titles = json.loads(command("paper", "table", "--json")[1])
+    assert titles["5"] == "The temperature of the RR loss"
+    assert "methods-cifar10" in command("paper", "study", "recipes")[1]
+
+
+@pytest.mark.parametrize("name", [*sorted(COMMANDS), *INNER])
 def test_every_command_has_help_with_an_example(name: str, command: Command) -> None:
-    code, out, _ = command(name, "--help")
+    code, out, _ = command(*name.split(), "--help")
     assert code == 0
     assert f"Example: demur {name}" in " ".join(out.split())
 
@@ -75,8 +124,8 @@ def test_unknown_names_suggest_the_nearest_known_ones(command: Command, run_here
     expect_error(command("score", "nothing"), "there is no run")
     expect_error(command("score", "tiny", "--protocol", "papr"), "did you mean paper")
     expect_error(command("list", "recipe"), "did you mean recipes")
-    expect_error(command("show", "digits"), "no recipe or run is called", "digits-pgdat")
-    expect_error(command("show", "tinny"), "did you mean tiny?")
+    expect_error(command("list", "digits"), "no kind, recipe or run is called", "digits-pgdat")
+    expect_error(command("list", "tinny"), "did you mean tiny?")
     expect_error(command("attack", "tiny", "pgd-20", "--split", "tests"), "did you mean test")
 
 
@@ -196,12 +245,12 @@ def test_bad_counts_fail(command: Command, run_here: Path) -> None:
 def test_show_prints_resolved_recipes_and_list_prints_every_kind(
     command: Command, run_here: Path
 ) -> None:
-    code, out, _ = command("show", "digits-pgdat-rr", "head.weight=0.5", "attack.eps=8/255")
+    code, out, _ = command("list", "digits-pgdat-rr", "head.weight=0.5", "attack.eps=8/255")
     assert code == 0
     assert "weight=0.5" in out
     assert "Linf(eps=8/255)" in out
     assert "momentum=0.9" in out, "defaults are shown too"
-    code, out, _ = command("show", "tiny")
+    code, out, _ = command("list", "tiny")
     assert code == 0
     assert "# checkpoint:" in out
     kinds = "recipes attacks objectives criteria rejectors nets data methods"

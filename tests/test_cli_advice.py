@@ -12,8 +12,8 @@ from demur.runs import Run
 from tests.conftest import Command
 
 VERB = (
-    "attack|score|calibrate|report|show|archive|theory|adaptive|distortion|list|train|data|table|"
-    "bench|demo"
+    "attack|score|calibrate|report|archive|list|train|data|bench|demo|paper|show|theory|table|"
+    "adaptive|distortion"
 )
 # words of a command, quoted ones too, up to punctuation or the rest of the sentence
 COMMAND = rf"demur ((?:{VERB})\b(?: (?!{{rest}})(?:'[^']*'|[^\s;,)?'])+)*)"
@@ -24,19 +24,22 @@ WRONG_NAMES = [
     for name in ("nothing", "tinny", "unfinished", "archive", "orphans", "'my runs/odd'", "hollow")
     for verb, more in (
         ("attack", " clean"), ("attack", " pdg-20"), ("score", ""), ("score", " --split cal"),
-        ("calibrate", " --risk 0.05"), ("report", ""), ("show", ""), ("show", " epochs=3"),
-        ("archive", " -o copy"), ("theory", ""), ("adaptive", ""), ("distortion", ""),
+        ("calibrate", " --risk 0.05"), ("report", ""), ("list", ""), ("list", " epochs=3"),
+        ("archive", " -o copy"), ("paper study theory", ""), ("paper study adaptive", ""),
+        ("paper study distortion", ""),
         ("train", ""), ("bench attacks", ""), ("bench rejection", ""),
     )
 ]  # fmt: skip
 WRONG = [
     *WRONG_NAMES, "list recipe", "list runs", "list runs nowhere", "list attacks 'my runs'",
-    "data get mnist", "data check", "data check cifar10 --data 'my data'", "table nothing",
+    "data get mnist", "data check", "data check cifar10 --data 'my data'", "paper table nothing",
     "train @nothing.txt", "train @tiny/model.safetensors", "train cifar10-pgdat-rr",
     "train cifar10-pgdat-rr --data 'my data'", "train digits-pgdat --out runs/tiny", "attack tiny",
     "attack tiny clean --split fitt", "score tiny --protocol papr", "calibrate tiny", "trian",
-    "show digits-pgdat-r", "train digits-pgdat epochz=3", "attack tiny @nothing", "bench nothing",
-    "train digits-pgdat --device cuda:99", "report tiny -o tiny", "theory tiny --gamma 2", "",
+    "list digits-pgdat-r", "train digits-pgdat epochz=3", "attack tiny @nothing", "bench nothing",
+    "train digits-pgdat --device cuda:99", "report tiny -o tiny", "theory tiny", "show tiny",
+    "table 2 --kept runs", "adaptive tiny", "distortion tiny", "paper study theory tiny --gamma 2",
+    "",
 ]  # fmt: skip
 
 

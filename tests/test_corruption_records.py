@@ -29,10 +29,10 @@ from demur.evaluate import (
 from demur.evaluate.archive import ArchiveKeepsLess
 from demur.output import Output
 from demur.paper.cells import Cell, measure_cells
-from demur.paper.corruptions import accuracy_by_severity, pool_severities, severities
 from demur.paper.distortion import counted_distances, distances_of
+from demur.paper.pages import results_page
+from demur.paper.paper_runs import accuracy_by_severity, pool_severities, severities
 from demur.paper.published import PAPER_TABLES, PaperTable
-from demur.paper.results_page import results_page
 from demur.paper.scales import SCALES, Scale
 from demur.recipes import RECIPES, Recipe, attack, attack_group
 from demur.rejectors import GDA, GMM, RCon
@@ -174,7 +174,7 @@ def test_cells_of_corruptions(corrupted: LoadedRun, cells: list[Cell]) -> None:
     assert (found["fog"].measured, found["fog"].n) == (100 * stats.accuracy, 5 * N)
     assert found["contrast"].n == N
     assert found["contrast"].protocol.endswith("generated images")
-    by_severity = found["fog"].beside["a threshold for each severity"]
+    by_severity = found["fog"].variants["a threshold for each severity"]
     assert by_severity == 100 * accuracy_by_severity(score, pooled, 0.95)
 
 
@@ -252,10 +252,10 @@ def test_cells_of_distances(corrupted: LoadedRun, cells: list[Cell]) -> None:
     counted = counted_distances(far, before, near)
     assert found["CIFAR-10, L2, adaptive"].measured == counted.mean()
     assert (far == 0)[counted > 0].any(), "some adaptive attack failed and counts as the normal one"
-    beside = found["CIFAR-10, L2, adaptive"].beside
+    beside = found["CIFAR-10, L2, adaptive"].variants
     assert beside["mean of the broken"] == far[far > 0].mean()
     assert beside["broken by a change, %"] == 100 * (far > 0).mean()
-    page = results_page(cells, "demur table 7")
+    page = results_page(cells, "demur paper table 7")
     assert "The same cells, mean of the broken:" in page
 
 

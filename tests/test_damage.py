@@ -97,6 +97,9 @@ def test_an_output_never_replaces_a_file_of_a_run(
 ) -> None:
     target = own_source.run.path / name
     before = target.read_bytes() if target.exists() else None
-    for words in (("report", str(own_source.run.path)), ("theory", str(own_source.run.path))):
+    for words in (
+        ("report", str(own_source.run.path)),
+        ("paper", "study", "theory", str(own_source.run.path)),
+    ):
         expect_error(command(*words, "-o", str(target)), "is a file of the run")
     assert (target.read_bytes() if target.exists() else None) == before

@@ -369,15 +369,15 @@ def test_changed_metrics_are_noticed_and_old_ones_are_said_not_to_be_verified(
 ) -> None:
     run = own_source.run
     assert command("attack", str(run.path), "clean", "--n", "30")[0] == 0
-    assert "# metrics.jsonl: verified" in command("show", str(run.path))[1]
+    assert "# metrics.jsonl: verified" in command("list", str(run.path))[1]
     metrics = run.path / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace("1", "2", 1))
-    code, _, err = command("show", str(run.path))
+    code, _, err = command("list", str(run.path))
     assert (code, "metrics.jsonl is damaged: expected digest" in err) == (2, True)
     expect_error(command("archive", str(run.path), "-o", "copy"), "metrics.jsonl is damaged")
     checkpoint = run.path / "checkpoint.json"
     old = read_json(checkpoint, REMEDY)
     del old["metrics"]
     write_json(checkpoint, old)
-    assert "# metrics.jsonl: not verified" in command("show", str(run.path))[1]
+    assert "# metrics.jsonl: not verified" in command("list", str(run.path))[1]
     assert command("archive", str(run.path), "-o", "copy")[0] == 0

@@ -28,6 +28,7 @@ from demur.runs import Record, Run
 from tests.conftest import Command
 from tests.test_cli import expect_error
 
+STUDY = ("paper", "study", "distortion")
 RR_RUN, PLAIN_RUN = RECIPES["digits-pgdat-rr"], RECIPES["digits-pgdat"]
 FAST = ":searches=2,steps=40,rate=0.05,constant=1"
 COUNT = 24
@@ -146,7 +147,7 @@ def test_distances_are_squared_in_l2_and_in_255ths_in_linf(
 def test_the_command_end_to_end(command: Command, tiny_run: Run, in_empty_folder: Path) -> None:
     shutil.copytree(tiny_run.path, in_empty_folder / "runs" / "tiny")
     changes = ":searches=2,steps=20,rate=0.1,constant=5"
-    words = ["distortion", "tiny", "cw" + changes, "cw-adaptive" + changes, "--n", "12"]
+    words = [*STUDY, "tiny", "cw" + changes, "cw-adaptive" + changes, "--n", "12"]
     code, out, err = command(*words, "--json")
     assert code == 0, err
     lines: list[dict[str, Any]] = json.loads(out)["distances"]
@@ -162,7 +163,7 @@ def test_the_command_end_to_end(command: Command, tiny_run: Run, in_empty_folder
     assert code == 0
     for word in ("squared L2", "times normal", "paper: mean of all", "R-Con (cw-adaptive"):
         assert word in out, word
-    expect_error(command("distortion", "tiny", "pgd-20"), "does not minimise the distortion")
-    expect_error(command("distortion", "tiny", "cv"), "no attack is called 'cv'", "cw")
-    expect_error(command("distortion", "tiny", "cw:step_size=3"), "no key 'step_size'")
-    expect_error(command("distortion", "tiny", "--n", "0"), "asked for 0 images")
+    expect_error(command(*STUDY, "tiny", "pgd-20"), "does not minimise the distortion")
+    expect_error(command(*STUDY, "tiny", "cv"), "no attack is called 'cv'", "cw")
+    expect_error(command(*STUDY, "tiny", "cw:step_size=3"), "no key 'step_size'")
+    expect_error(command(*STUDY, "tiny", "--n", "0"), "asked for 0 images")

@@ -9,7 +9,8 @@ import pytest
 
 from demur import metrics
 from demur.evaluate import values
-from demur.paper.tables import COMPARED_CHANGES, TABLES
+from demur.paper.comparisons import COMPARISONS
+from demur.paper.scales import COMPARED_CHANGES
 from demur.recipes import RECIPES, with_changes
 from demur.rejectors import Con, RCon
 from demur.report.terminal import speed_sentences
@@ -34,7 +35,7 @@ def test_every_line_of_a_page_has_a_stored_run_of_its_recipe(table: str) -> None
     rows = re.findall(r"^\| (\S+) \| (\d) \| (\S+) \| ([0-9a-f]{12}) \|$", page, re.MULTILINE)
     assert {name for _, _, name, _ in rows} == {run.name for run in runs_in(RESULTS / table)}
     for line, seed, name, shown in rows:
-        recipe = (TABLES | STUDIES)[table].recipe(line, int(seed))
+        recipe = (COMPARISONS | STUDIES)[table].recipe(line, int(seed))
         assert digest(recipe)[:12] == shown
         assert Run.open(str(RESULTS / table / name)).recipe == recipe
 
@@ -153,11 +154,11 @@ def spread(values: list[float]) -> str:
 def test_every_folder_of_a_documented_table_has_its_runs() -> None:
     pages = [ROOT / "README.md", RESULTS / "README.md", *(ROOT / "docs").glob("*.md")]
     words = " ".join(" ".join(page.read_text().split()) for page in pages)
-    command = r"(?:demur table|python benchmarks/study.py)"
-    asked = set(re.findall(command + r" (\S+) [^`]*?--kept (results\S*?)[` ]", words))
+    command = r"(?:demur paper study recipes|python benchmarks/study.py)"
+    asked = set(re.findall(command + r" (\S+) [^`]*?--from (results\S*?)[` ]", words))
     assert {table for table, _ in asked} == {"methods-cifar10", "study-cifar10"}
     for name, folder in asked:
-        table = (TABLES | STUDIES)[name]
+        table = (COMPARISONS | STUDIES)[name]
         lines = {digest(table.recipe(line, seed)) for line in table.entries for seed in range(3)}
         runs = runs_in(ROOT / folder)
         assert runs, folder

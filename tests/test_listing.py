@@ -71,11 +71,15 @@ def test_an_unfinished_run_names_the_command_that_resumes_it(
     Path(folder, "recipe.txt").write_text(brief, encoding="utf-8")
     rmtree(Path(folder, "records"), ignore_errors=True)  # of the missing weights
     again = "demur train '@runs/my tiny/recipe.txt' --out 'runs/my tiny'"
-    commands = (("attack", "my tiny", "clean"), ("score", "my tiny"), ("theory", "my tiny"))
+    commands = (
+        ("attack", "my tiny", "clean"),
+        ("score", "my tiny"),
+        ("paper", "study", "theory", "my tiny"),
+    )
     for words in (*commands, ("export", "my tiny", "-o", "guard")):
         expect_error(command(*words), f"not trained to the end; resume it with: {again}")
     expect_error(command("score", "my tiny", "--data", "a b"), f"{again} --data 'a b'")
-    assert f"# not trained to the end; resume it with: {again}\n" in command("show", "my tiny")[1]
+    assert f"# not trained to the end; resume it with: {again}\n" in command("list", "my tiny")[1]
     expect_error(command("score", "runs"), "runs is not a run; it holds runs, such as runs/")
     Path("empty").mkdir()
     expect_error(command("score", "empty"), "empty is not a run; recipe.txt is missing")
@@ -105,6 +109,6 @@ def test_recipes_fit_a_screen_and_are_described_in_words(command: Command) -> No
 
 def test_a_name_with_a_net_or_settings_is_spelled_out(command: Command) -> None:
     typed = "write cifar10-pgdat-snet 'net=WideResNet()' head.weight=16 head.coverage=0.8"
-    for words in (["train"], ["show"], ["bench"]):
+    for words in (["train"], ["list"], ["bench"]):
         expect_error(command(*words, "cifar10-pgdat-snet-16-0.8-wrn"), typed)
     expect_error(command("train", "digits-standard-rr"), "write digits-standard 'head=RR()'")

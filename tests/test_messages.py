@@ -30,13 +30,15 @@ NO_MEMORY = [
 
 
 RESUMES = [
-    "train digits-pgdat-rr epochs=50 --out run", "attack tiny pgd-20", "table methods-digits",
-    "adaptive tiny", "distortion tiny", "demo", "bench --check -o page",
+    "train digits-pgdat-rr epochs=50 --out run", "attack tiny pgd-20",
+    "paper table 2 --scale smoke", "paper figure tau --scale smoke",
+    "paper study recipes methods-digits", "paper study adaptive tiny",
+    "paper study distortion tiny", "demo", "bench --check -o page",
     "bench --check --out=page",
 ]  # fmt: skip
 STARTS_OVER = [
     "bench", "bench digits-pgdat -o page", "bench --check", "score tiny", "report tiny",
-    "data get cifar10", "",
+    "data get cifar10", "paper study theory tiny", "paper table 2 --from results", "",
 ]  # fmt: skip
 
 
@@ -125,6 +127,6 @@ def test_under_torchrun_the_torchrun_command_resumes(monkeypatch: pytest.MonkeyP
 
 
 def test_commands_that_only_read_start_over() -> None:
-    assert "resumes from what was finished" in stop_message(["table", "methods-digits"])
-    for words in (["table", "methods-digits", "--kept", "results"], ["bench"], ["score", "x"]):
+    assert "resumes from what was finished" in stop_message(["paper", "table", "2"])
+    for words in (["paper", "table", "2", "--from", "results"], ["bench"], ["score", "x"]):
         assert "starts from the beginning" in stop_message(words)

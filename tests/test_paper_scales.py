@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from demur.errors import Diverged
+from demur.evaluate import RecordOptions
 from demur.paper import cells
-from demur.paper.cells import Need, needs
-from demur.paper.commands_paper import training_factories
-from demur.paper.compute import Job, compute, nets_of
+from demur.paper.cells import needs
 from demur.paper.figures import FIGURES, figure_needs
+from demur.paper.pages import escape
+from demur.paper.paper_runs import Job, Need, RunSource, compute, nets_of
 from demur.paper.published import PAPER_TABLES, TABLES_BY_NUMBER, TEXT_TABLES
-from demur.paper.results_page import escape
 from demur.paper.scales import SCALES, SmokeScale, find_field
 from demur.recipes import RECIPES, Recipe, attack, recipe, with_changes
 from demur.report.figures import drawing, saved
@@ -29,9 +29,9 @@ ROOT = Path(__file__).parents[1]
 
 def test_the_smoke_scale_covers_every_table_with_a_tenth_of_the_steps() -> None:
     found = list(needs([*PAPER_TABLES.values(), *TEXT_TABLES], "smoke"))
-    nets = nets_of(found, "smoke", Path("nowhere"))
+    nets = nets_of(found, Path("nowhere"))
     assert 35 <= len(nets) <= 45
-    assert {need.images for need in found} == {128}
+    assert {need.options.n for need in found} == {128}
     for net in nets:
         for need in net.needs:
             assert (find_field(attack(need.attack, net.recipe), "steps") or 0) <= 100
@@ -43,7 +43,8 @@ def test_the_smoke_scale_covers_every_table_with_a_tenth_of_the_steps() -> None:
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_figure_has_recipes_and_known_attacks(scale: str) -> None:
     found = list(figure_needs(FIGURES.values(), scale))
-    assert {need.entry for need in found} >= {"standard", "pgdat", "pgdat-rr"}
+    nets = {need.net.removeprefix(f"{scale}-") for need in found}
+    assert nets >= {"standard", "pgdat", "pgdat-rr"}
     assert len([need for need in found if need.attack.startswith("adaptive")]) == 35
     for need in found[:: 1 if scale == "smoke" else 7]:
         attack(need.attack, need.recipe)
@@ -82,7 +83,7 @@ def test_tables_and_figures_are_computed_once(
     tiny_smoke: None, command: Command, in_empty_folder: Path
 ) -> None:
     """A second call only reads; formats agree; figures use the same runs."""
-    words = ["table", "1", "--scale", "smoke", "--runs", "here"]
+    words = ["paper", "table", "1", "--scale", "smoke", "--runs", "here"]
     code, page, err = command(*words, "-o", "page.md")
     assert code == 0, err
     assert "1 of 6: train, smoke-standard-" in err
@@ -94,18 +95,18 @@ def test_tables_and_figures_are_computed_once(
     assert "train" not in err
     rows = json.loads(out)
     assert all(row["n"] == 32 and Path(row["record"]).is_file() for row in rows)
-    code, latex, _ = command("table", "1", "--scale", "smoke", "--kept", "here", "--latex")
+    code, latex, _ = command(*words[:5], "--from", "here", "--latex")
     assert code == 0
     _check_latex(latex, [1])
-    code, out, err = command("figure", "5", "--scale", "smoke", "--runs", "here")
+    code, out, err = command("paper", "figure", "5", "--scale", "smoke", "--runs", "here")
     assert code == 0, err
     assert "train" not in err
     assert Path("figures/tau.pdf").read_bytes().startswith(b"%PDF")
     assert "<svg" in Path("figures/tau.svg").read_text()
     assert Path("figures/tau.png").read_bytes()[1:4] == b"PNG"
     assert Path("figures/tau.txt").read_text().strip() in out
-    kept = ["--scale", "smoke", "--kept", "here", "--format", "svg", "-o", "more"]
-    code, out, err = command("figure", "tsne", "module", *kept)
+    kept = ["--scale", "smoke", "--from", "here", "--format", "svg", "-o", "more"]
+    code, out, err = command("paper", "figure", "tsne", "module", *kept)
     assert code == 2
     assert "figure tsne is not drawn: no record with features of clean on standard" in err
     assert sorted(path.name for path in Path("more").iterdir()) == ["module.svg", "module.txt"]
@@ -114,21 +115,20 @@ def test_tables_and_figures_are_computed_once(
 def test_only_some_nets_and_only_cells_that_a_folder_leaves_empty_are_computed(
     tiny_smoke: None, command: Command, in_empty_folder: Path
 ) -> None:
-    code, page, err = command("table", "1", "--scale", "smoke", "--runs", "a", "--only", "standard")
+    words = ["paper", "table", "1", "--scale", "smoke"]
+    code, page, err = command(*words, "--runs", "a", "--only", "standard")
     assert code == 0, err
     assert "train, smoke-standard-" in err
     assert "train, smoke-pgdat-" not in err
     assert "6 of 6 cells are measured" in page
     assert "--only standard" in page
-    code, page, err = command(
-        "table", "1", "--scale", "smoke", "--runs", "b", "--missing-from", "a"
-    )
+    code, page, err = command(*words, "--runs", "b", "--missing-from", "a")
     assert code == 0, err
     assert "train, smoke-pgdat-" in err
     assert "train, smoke-standard-" not in err
     assert "6 of 12 cells are measured" in page
-    filled = ["table", "1", "--scale", "smoke", "--only", "pgdat", "--missing-from", "b"]
-    expect_error(command(*filled), "b fills every cell of these tables")
+    filled = ["--only", "pgdat", "--missing-from", "b"]
+    expect_error(command(*words, *filled), "b fills every cell of these tables")
 
 
 def test_a_stopped_computation_resumes_and_a_failed_net_stops_no_other(
@@ -136,12 +136,12 @@ def test_a_stopped_computation_resumes_and_a_failed_net_stops_no_other(
 ) -> None:
     good, bad = recipe("digits-pgdat", TINIEST), recipe("digits-pgdat-rr", TINIEST)
     wanted = [
-        Need("pgdat-rr", bad, "clean", 16),
-        Need("pgdat", good, "clean", 16),
-        Need("pgdat", good, "pgd-10:steps=1", 16),
-        Need("pgdat", good, "clean", 8),
+        Need("pgdat-rr", bad, "clean", RecordOptions(n=16)),
+        Need("pgdat", good, "clean", RecordOptions(n=16)),
+        Need("pgdat", good, "pgd-10:steps=1", RecordOptions(n=16)),
+        Need("pgdat", good, "clean", RecordOptions(n=8)),
     ]
-    made = training_factories("cpu", None, "plain", None)
+    made = RunSource(None, "cpu", None, "plain").steps()
 
     def train(spec: Recipe, folder: Path) -> Any:
         if spec == bad:
@@ -155,22 +155,23 @@ def test_a_stopped_computation_resumes_and_a_failed_net_stops_no_other(
 
     home, jobs = in_empty_folder / "runs", list[Job]()
     with pytest.raises(KeyboardInterrupt):
-        compute(wanted, "smoke", home, replace(made, train=train, craft=stopped), jobs.append)
+        compute(wanted, home, replace(made, train=train, craft=stopped), jobs.append)
     assert [job.name for job in jobs] == ["train", "train", "clean", "pgd-10:steps=1"]
     assert {job.count for job in jobs} == {5}
     assert jobs[-1].seconds_left is not None
     (clean,) = home.glob("*/records/clean-test-*.npz")
     before, jobs = clean.stat().st_mtime_ns, list[Job]()
-    failures = compute(wanted, "smoke", home, replace(made, train=train), jobs.append)
+    failures = compute(wanted, home, replace(made, train=train), jobs.append)
     (failure,) = failures
-    assert failure.endswith("the loss is not finite")
+    assert failure.net.recipe == bad
+    assert str(failure.error) == "the loss is not finite"
     assert [job.name for job in jobs] == ["train", "pgd-10:steps=1"]
     assert clean.stat().st_mtime_ns == before
 
 
 def test_the_last_epoch_is_attacked_too(few_digits: None, in_empty_folder: Path) -> None:
     chosen = recipe("digits-pgdat", [*TINIEST, "epochs=2", "selection=test"])
-    made = training_factories("cpu", None, "plain", None)
+    made = RunSource(None, "cpu", None, "plain").steps()
 
     def train(spec: Recipe, folder: Path) -> Any:
         """A training whose first epoch was the better one."""
@@ -180,9 +181,9 @@ def test_the_last_epoch_is_attacked_too(few_digits: None, in_empty_folder: Path)
             made.train(replace(spec, selection="last"), folder / "last")
         return run
 
-    wanted = [Need("pgdat", chosen, "clean", 16)]
+    wanted = [Need("pgdat", chosen, "clean", RecordOptions(n=16))]
     jobs: list[Job] = []
-    compute(wanted, "smoke", in_empty_folder / "runs", replace(made, train=train), jobs.append)
+    compute(wanted, in_empty_folder / "runs", replace(made, train=train), jobs.append, True)
     assert [job.run.rpartition("/")[2] for job in jobs[1:]][1] == "last"
     assert len(list((in_empty_folder / "runs").glob("*/last/records/clean-test-*.npz"))) == 1
 
@@ -201,7 +202,7 @@ def _check_latex(page: str, numbers: list[int | str]) -> None:
 
 def test_latex_of_every_table_is_escaped_and_rectangular() -> None:
     from demur.paper.cells import Cell
-    from demur.paper.results_page import latex_page
+    from demur.paper.pages import latex_page
 
     made = [
         Cell(table.number, row.label, column.label, value, value, value, 128, 10,
@@ -209,7 +210,7 @@ def test_latex_of_every_table_is_escaped_and_rectangular() -> None:
         for table in TABLES_BY_NUMBER.values()
         for row, column, value in table.cells()
     ]  # fmt: skip
-    page = latex_page(made, "demur table all\n\\input{x}")
+    page = latex_page(made, "demur paper table all\n\\input{x}")
     _check_latex(page, list(TABLES_BY_NUMBER))
     body = "\n".join(line for line in page.splitlines() if not line.startswith("%"))
     assert r"50\% of A\&B\_\{x\}" in body
@@ -228,22 +229,22 @@ def test_special_characters_are_escaped() -> None:
     ("words", "message"),
     [
         (["table", "1", "--scale", "large"], "there is no scale 'large'"),
-        (["table", "1", "methods-digits", "--scale", "smoke"], "name one table"),
+        (["table", "1", "verdicts", "--scale", "smoke"], "made alone"),
         (["table", "1", "--scale", "smoke", "--only", "pgdat-x"], "have no net 'pgdat-x'"),
-        (["table", "1", "--kept", "x", "--missing-from", "y"], "use it with --scale"),
-        (["table", "verdict", "--kept", "x"], "did you mean verdicts?"),
-        (["table", "methods-digits", "--scale", "smoke"], "are for tables of the paper"),
-        (["table", "1", "--kept", "x", "--json", "--latex"], "leave out --json or --latex"),
-        (["table", "1", "--kept", "x", "--runs", "y"], "leave out one"),
-        (["table", "1", "--kept", " "], "the folder to read is empty"),
+        (["table", "1", "--from", "x", "--missing-from", "y"], "use it with --scale"),
+        (["table", "verdict", "--from", "x"], "did you mean verdicts?"),
+        (["table", "methods-digits"], "demur paper study recipes methods-digits"),
+        (["table", "1", "--from", "x", "--json", "--latex"], "leave out --json or --latex"),
+        (["table", "1", "--from", "x", "--runs", "y"], "leave out one"),
+        (["table", "1", "--from", " "], "the folder to read is empty"),
         (["table", "1", "--scale", "smoke", "--runs", " "], "the output folder has an empty name"),
-        (["figure", "tau"], "demur figure tau --kept results"),
-        (["figure", "9", "--kept", "results"], "the paper has no figure '9'"),
-        (["figure", "tau", "--kept", "x", "--format", "jpg"], "figures have no format 'jpg'"),
+        (["figure", "tau"], "demur paper figure tau --from results"),
+        (["figure", "9", "--from", "results"], "the paper has no figure '9'"),
+        (["figure", "tau", "--from", "x", "--format", "jpg"], "figures have no format 'jpg'"),
     ],
 )
 def test_a_wrong_request_is_one_sentence(command: Command, words: list[str], message: str) -> None:
-    expect_error(command(*words), message)
+    expect_error(command("paper", *words), message)
 
 
 def test_figures_are_drawn_from_stored_records(
@@ -252,7 +253,15 @@ def test_figures_are_drawn_from_stored_records(
     """The kept results have the outputs of PGD-10 on PGD-AT+RR, which three figures need."""
     monkeypatch.chdir(ROOT)
     code, out, err = command(
-        "figure", "separability", "--kept", "results", "-o", str(tmp_path), "--format", "svg"
+        "paper",
+        "figure",
+        "separability",
+        "--from",
+        "results",
+        "-o",
+        str(tmp_path),
+        "--format",
+        "svg",
     )
     assert code == 0, err
     assert "(110 epochs, best PGD-10 on test, seed 0; 10,000 images.)" in out

@@ -6,11 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from demur.paper.markdown import markdown
-from demur.paper.measure import TrainingResult
-from demur.paper.tables import RADII, TABLES, Figure, published_table2
+from demur.paper.comparisons import (
+    COMPARISONS,
+    RADII,
+    PublishedScore,
+    TrainingResult,
+    published_table2,
+)
+from demur.paper.pages import comparison_page
 from demur.recipes import RECIPES
-from tests.conftest import TINIEST, Command
+from tests.conftest import STUDY, TINIEST, Command
 
 
 def cells(page: str, *begins: str) -> Sequence[str]:
@@ -22,13 +27,13 @@ def cells(page: str, *begins: str) -> Sequence[str]:
 def test_the_papers_published_table2_has_accuracy_and_auroc_for_each_row_and_attack() -> None:
     published = published_table2(("clean", *RADII))
     assert len(published) == 15 * 4
-    assert published["pgdat-rr", "R-Con", "pgd-100:restarts=10"] == Figure(58.21, 0.776)
-    assert published["trades-rr", "R-Con", "pgd-100-l2:restarts=10"] == Figure(68.97, 0.793)
+    assert published["pgdat-rr", "R-Con", "pgd-100:restarts=10"] == PublishedScore(58.21, 0.776)
+    assert published["trades-rr", "R-Con", "pgd-100-l2:restarts=10"] == PublishedScore(68.97, 0.793)
     assert all(20 < cell.right < 100 and 0.4 < cell.auroc < 1 for cell in published.values())
 
 
 def test_published_results_match_existing_rows_and_scores() -> None:
-    table = TABLES["methods-cifar10"]
+    table = COMPARISONS["methods-cifar10"]
     for entry, score, attack in table.published:
         assert attack in table.attacks
         assert score in (*table.learned, "Con", table.entries[entry].head_rejector[0])
@@ -38,7 +43,8 @@ def test_published_results_match_existing_rows_and_scores() -> None:
 
 def test_tables_without_published_results_do_not_mention_the_paper() -> None:
     results = [TrainingResult("rr", 0, "0" * 64, "rr", failure="not measured yet")]
-    assert "the paper`" not in markdown(TABLES["methods-digits"], results, "demur table x", "1.0")
+    page = comparison_page(COMPARISONS["methods-digits"], results, "demur x", "1.0")
+    assert "the paper`" not in page
 
 
 def test_fitted_rejectors_are_scored_archived_and_read_again(
@@ -46,15 +52,15 @@ def test_fitted_rejectors_are_scored_archived_and_read_again(
 ) -> None:
     attacks = ("clean", "pgd-10:steps=1")
     published = {
-        ("pgdat-rr", "R-Con", "clean"): Figure(86.91, 0.861),
-        ("pgdat-rr", "GDA", "clean"): Figure(82.35, 0.453),
+        ("pgdat-rr", "R-Con", "clean"): PublishedScore(86.91, 0.861),
+        ("pgdat-rr", "GDA", "clean"): PublishedScore(82.35, 0.453),
     }
     table = replace(
-        TABLES["methods-digits"], attacks=attacks, learned=("KD", "GDA"), published=published
+        COMPARISONS["methods-digits"], attacks=attacks, learned=("KD", "GDA"), published=published
     )
-    monkeypatch.setitem(TABLES, "methods-digits", table)
+    monkeypatch.setitem(COMPARISONS, "methods-digits", table)
     words = ["methods-digits", *TINIEST, "--only", "pgdat-rr"]
-    code, page, err = command("table", *words, "--archive", "kept")
+    code, page, err = command(*STUDY, *words, "--archive", "kept")
     assert code == 0, err
     clean, attacked = page.split("## pgd-10:steps=1")
     assert "86.91, 0.861" in cells(clean, "pgdat-rr", "R-Con")
@@ -62,6 +68,6 @@ def test_fitted_rejectors_are_scored_archived_and_read_again(
     assert cells(clean, "pgdat-rr, the paper") == ["pgdat-rr, the paper", "", "82.35, 0.453"]
     (learned,) = [line for line in attacked.splitlines() if line.count(", 0.") == 2]
     assert learned.startswith("| pgdat-rr | ")
-    code, again, err = command("table", *words, "--kept", "kept")
+    code, again, err = command(*STUDY, *words, "--from", "kept")
     assert code == 0, err
     assert learned in again

@@ -82,7 +82,9 @@ def test_commands_that_need_outputs_say_that_they_are_missing(
     assert "without Con+R-Con, A, Energy" in err
     assert "only the scores of some others were kept" in err
     expect_error(
-        command("theory", str(scores_only_run.path)), "has only scores", "train the recipe"
+        command("paper", "study", "theory", str(scores_only_run.path)),
+        "has only scores",
+        "train the recipe",
     )
     expect_error(
         command("calibrate", str(scores_only_run.path), "--tpr", "0.85", "--rejector", "Energy"),

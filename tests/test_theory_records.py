@@ -28,6 +28,7 @@ from demur.spec import lines
 from tests.conftest import Command
 from tests.test_cli import expect_error
 
+STUDY = ("paper", "study", "theory")
 ROOT = Path(__file__).parent.parent
 STORED_RECIPES = sorted((ROOT / "results").glob("**/recipe.txt"))
 STORED = [  # runs with an A and with outputs
@@ -138,7 +139,7 @@ class TestRecords:
         self, archive_report: TheoryReport
     ) -> None:
         page = (ROOT / "docs" / "theory.md").read_text()
-        assert f"`demur theory {ARCHIVE.relative_to(ROOT)} " in page
+        assert f"`demur paper study theory {ARCHIVE.relative_to(ROOT)} " in page
         for statement in ("Lemma 1", "Theorem 1"):
             checks = [one for record in archive_report.records for one in record.checks]
             applied = sum(one.applied for one in checks if one.statement == statement)
@@ -146,11 +147,11 @@ class TestRecords:
 
     def test_scores_only_records_are_left_out_and_named(self, command: Command) -> None:
         mixed = ROOT / "results" / "paper-cifar10" / "pgdat-rr-seed0"
-        code, out, _ = command("theory", str(mixed))
+        code, out, _ = command(*STUDY, str(mixed))
         assert code == 0
         assert "left out, since only their scores are stored: pgd-10:eps=16/255, pgd-10-l2" in out
         without = ROOT / "results" / "brief-cifar10" / "pgdat-rr-seed0"
-        expect_error(command("theory", str(without)), "has only scores", "train the recipe again")
+        expect_error(command(*STUDY, str(without)), "has only scores", "train the recipe again")
 
     def test_shares_are_consistent(self, archive_report: TheoryReport) -> None:
         for record in archive_report.records:
@@ -169,7 +170,7 @@ def run_here(tiny_run: Run, in_empty_folder: Path) -> Path:
 
 class TestCommand:
     def test_a_run_without_weights_or_data(self, command: Command) -> None:
-        code, out, err = command("theory", str(ARCHIVE), "--gamma", "0.8", "-o", "theory.svg")
+        code, out, err = command(*STUDY, str(ARCHIVE), "--gamma", "0.8", "-o", "theory.svg")
         assert code == 0, err
         for words in ("Lemma 1", "0 / ", "same of 20 bins", "-> 0", "0.8 (0.75)", "T-Con > 1/2",
                       "A_tau", "0.0474", "about 50%"):  # fmt: skip
@@ -181,7 +182,7 @@ class TestCommand:
         assert Path("theory.svg").read_text().startswith("<?xml")
 
     def test_json_has_everything(self, command: Command) -> None:
-        code, out, _ = command("theory", str(ARCHIVE), "--json", "--rho", "0.4")
+        code, out, _ = command(*STUDY, str(ARCHIVE), "--json", "--rho", "0.4")
         found = json.loads(out)
         assert code == 0
         assert found["violations"] == 0
@@ -193,19 +194,19 @@ class TestCommand:
 
     def test_the_whole_ball(self, command: Command, run_here: Path) -> None:
         expect_error(
-            command("theory", "tiny"), "no record yet", "demur attack runs/tiny clean pgd-10"
+            command(*STUDY, "tiny"), "no record yet", "demur attack runs/tiny clean pgd-10"
         )
         few = ("--n", "60", "--device", "cpu")
         assert command("attack", "tiny", "clean", "pgd-10", *few)[0] == 0
-        code, out, _ = command("theory", "tiny")
+        code, out, _ = command(*STUDY, "tiny")
         assert code == 0
         assert "demur attack runs/tiny xi" in " ".join(out.split())
         other = "pgd-10:eps=0.5"
         assert command("attack", "tiny", "xi:steps=10", other, *few)[0] == 0
-        code, out, _ = command("theory", "tiny")
+        code, out, _ = command(*STUDY, "tiny")
         assert code == 0
         assert "throughout Linf(0.15), n=60" in out
-        found = json.loads(command("theory", "tiny", "--json")[1])
+        found = json.loads(command(*STUDY, "tiny", "--json")[1])
         (ball,) = found["worst_case_xi"]
         assert ball["records"] == ["clean", "pgd-10", "xi:steps=10"], "eps=0.5 leaves the ball"
         for low in ball["stays_low"]:
@@ -213,22 +214,22 @@ class TestCommand:
         assert ball["stays_low"][0]["attacked"]["value"] < ball["stays_low"][0]["clean"]["value"]
 
     def test_bad_requests_get_one_sentence(self, command: Command, in_empty_folder: Path) -> None:
-        expect_error(command("theory", "nothing"), "there is no run")
-        expect_error(command("theory", str(ARCHIVE), "--gamma", "0.5"), "gamma is 0.5", "above 0.5")
-        expect_error(command("theory", str(ARCHIVE), "--rho", "0"), "rho is 0")
-        expect_error(command("theory", str(ARCHIVE), "-o", "a.png"), "SVG file; name it a.svg")
+        expect_error(command(*STUDY, "nothing"), "there is no run")
+        expect_error(command(*STUDY, str(ARCHIVE), "--gamma", "0.5"), "gamma is 0.5", "above 0.5")
+        expect_error(command(*STUDY, str(ARCHIVE), "--rho", "0"), "rho is 0")
+        expect_error(command(*STUDY, str(ARCHIVE), "-o", "a.png"), "SVG file; name it a.svg")
         Path("plain").mkdir()
         Path("plain/recipe.txt").write_text(lines(recipe("digits-pgdat")))
-        expect_error(command("theory", "plain"), "R-Con is con * A", "train with head=RR()")
+        expect_error(command(*STUDY, "plain"), "R-Con is con * A", "train with head=RR()")
 
     def test_a_violation_ends_with_code_1(
         self, command: Command, run_here: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert command("attack", "tiny", "clean", "--n", "60", "--device", "cpu")[0] == 0
-        assert command("theory", "tiny")[0] == 0
+        assert command(*STUDY, "tiny")[0] == 0
         claim = theory.Claim(np.array([True]), np.array([False]))
         monkeypatch.setattr(theory, "lemma1", lambda inputs: claim)
-        code, _, err = command("theory", "tiny")
+        code, _, err = command(*STUDY, "tiny")
         assert code == 1
         assert "a bug" in err
 

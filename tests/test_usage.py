@@ -7,8 +7,8 @@ from tests.test_cli import expect_error
 
 NUMBERS = [
     "calibrate RUN --risk", "calibrate RUN --tpr",
-    "calibrate RUN --coverage", "calibrate RUN --risk 0.05 --confidence", "theory RUN --rho",
-    "theory RUN --gamma 0.7 --gamma",
+    "calibrate RUN --coverage", "calibrate RUN --risk 0.05 --confidence",
+    "paper study theory RUN --rho", "paper study theory RUN --gamma 0.7 --gamma",
 ]  # fmt: skip
 
 
@@ -33,7 +33,10 @@ def test_a_number_must_be_finite(words: str, number: str, command: Command) -> N
         ("score x -z", "no such option: -z; see demur score -h"),
         ("-z", "no such option: -z; see demur -h"),
         ("score x y", "got unexpected extra argument(s) (y); see demur score -h"),
-        ("table x --seeds", "option '--seeds' requires an argument; see demur table -h"),
+        (
+            "paper study recipes x --seeds",
+            "option '--seeds' requires an argument; see demur paper study recipes -h",
+        ),
     ],
 )
 def test_unknown_commands_and_options_give_one_line(
@@ -45,9 +48,9 @@ def test_unknown_commands_and_options_give_one_line(
 @pytest.mark.parametrize(
     ("words", "option"),
     [
-        ("theory x --rho ten", "--rho"),
+        ("paper study theory x --rho ten", "--rho"),
         ("bench --steps 1", "--steps"),
-        ("table methods-digits --seeds 0", "--seeds"),
+        ("paper study recipes methods-digits --seeds 0", "--seeds"),
         ("attack x clean --n many", "--n"),
     ],
 )

@@ -15,9 +15,8 @@ from demur.calibrate import TPR
 from demur.evaluate import LoadedRun, RecordOptions, archive, run_attack, values
 from demur.metrics import Difference, Resamples
 from demur.paper import verdicts as module
-from demur.paper.cells import StoredRuns
-from demur.paper.results_page import verdict_section
-from demur.paper.verdicts import Verdict, measure_verdicts
+from demur.paper.paper_runs import StoredRuns
+from demur.paper.verdicts import Verdict, measure_verdicts, verdict_section
 from demur.recipes import attack
 from demur.rejectors import Con, RCon
 from demur.runs import Run
@@ -60,7 +59,7 @@ def _copy(run: Run, target: Path) -> Run:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> list[Verdict]:
-    return measure_verdicts(StoredRuns(folder, lambda run: None, print), folder)  # type: ignore[arg-type,return-value]
+    return measure_verdicts(StoredRuns(folder, lambda run: None, print))  # type: ignore[arg-type,return-value]
 
 
 def _one(found: list[Verdict], attack: str, measure: str) -> Verdict:
@@ -159,7 +158,7 @@ def test_the_page_shows_every_row_and_the_missing_commands(found: list[Verdict])
     page = verdict_section(found, "runs")
     assert "| nets/rr | clean | " in page
     assert "| nets/rr | 8 | " in page
-    assert "CCAT, RR; PGD-AT, RR: `demur table 2 --scale brief --data DATA`" in page
+    assert "CCAT, RR; PGD-AT, RR: `demur paper table 2 --scale brief --data DATA`" in page
     without = [v for v in found if v.measure != "strongest"]
     missing = Verdict("nets/rr", "reject-autoattack", "strongest", note="demur attack RUN it")
     page = verdict_section([*without, missing], "runs")
@@ -179,10 +178,12 @@ def test_the_command_of_a_missing_record_can_be_typed(folder: Path) -> None:
 def test_the_command_prints_json_and_needs_stored_runs(
     folder: Path, found: list[Verdict], command: Command
 ) -> None:
-    code, out, err = command("table", "verdicts", "--kept", str(folder), "--json")
+    code, out, err = command("paper", "table", "verdicts", "--from", str(folder), "--json")
     assert code == 0, err
     rows = json.loads(out)
     assert [row["word"] for row in rows] == [one.word for one in found]
     assert {"net", "attack", "measure", "con", "rcon", "lo", "hi", "records"} <= rows[0].keys()
-    expect_error(command("table", "verdicts"), "made from stored runs", "--kept results")
-    expect_error(command("table", "verdicts", "--kept", str(folder), "--latex"), "no LaTeX form")
+    expect_error(command("paper", "table", "verdicts"), "made from stored runs", "--from results")
+    expect_error(
+        command("paper", "table", "verdicts", "--from", str(folder), "--latex"), "no LaTeX form"
+    )

@@ -46,10 +46,10 @@ def cli_sections() -> str:
     """One Markdown section for each command and subcommand, in alphabetical order."""
     from typer.main import get_command
 
-    import demur.paper.commands  # registers the group `paper`
     from demur.cli.commands import app
+    from demur.paper.commands import add_to
 
-    assert demur.paper.commands.__name__  # the import registers the commands
+    add_to(app)
     return "\n\n".join(_sections(get_command(app), "demur"))
 
 

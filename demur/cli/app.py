@@ -28,20 +28,54 @@ NO_MEMORY = (
 
 # Commands that store what they finish, so that the same command resumes.
 RESUMABLE = (
-    "train", "retrofit", "attack", "table", "figure", "adaptive", "distortion", "calibrate", "demo",
+    "train", "retrofit", "attack", "calibrate", "demo", "paper table", "paper figure",
+    "paper study adaptive", "paper study distortion", "paper study recipes",
 )  # fmt: skip
-COMMANDS = (  # in the order of use
-    "demo", "list", "show", "data", "train", "retrofit", "attack", "score", "calibrate", "export",
-    "predict", "serve", "report", "explore", "audit", "adaptive", "distortion", "theory", "archive",
-    "table", "figure", "bench",
-)  # fmt: skip
+PANELS = {  # of the help: titles and commands in the order of use
+    "Train": ("demo", "list", "data", "train", "retrofit", "bench"),
+    "Attack": ("attack", "audit"),
+    "Judge": ("score", "report", "explore"),
+    "Ship": ("calibrate", "export", "predict", "serve", "archive"),
+    "Paper": ("paper",),
+}
+PANEL_OF = {name: title for title, names in PANELS.items() for name in names}
+COMMANDS = tuple(PANEL_OF)
+MOVED = {  # old spellings of commands
+    "table": "paper table",
+    "figure": "paper figure",
+    "adaptive": "paper study adaptive",
+    "distortion": "paper study distortion",
+    "theory": "paper study theory",
+    "show": "list",
+}
 
 
 class OrderedGroup(TyperGroup):
-    """A command group whose help lists the commands in the order of use."""
+    """The commands in panels, in the order of use; an old spelling is answered by the new one."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=COMMANDS.index)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found: Any = super().get_command(ctx, cmd_name)
+        if found is not None:
+            found.rich_help_panel = PANEL_OF[cmd_name]
+        return found
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in MOVED:
+            words = shlex.join(["demur", *current_spelling(args)])
+            raise BadInput(f"demur {args[0]} has a new name; write {words}")
+        return super().resolve_command(ctx, args)
+
+
+def current_spelling(words: list[str]) -> list[str]:
+    """Return the words of a command line with old names of commands and options replaced."""
+    command, *rest = words
+    moved = MOVED.get(command, command)
+    if command == "table" and any(word.startswith("methods-") for word in rest):
+        moved = "paper study recipes"
+    return [*moved.split(), *(re.sub(r"^--kept(?=$|=)", "--from", word) for word in rest)]
 
 
 app = typer.Typer(
@@ -184,15 +218,19 @@ def _resumes(words: list[str]) -> bool:
         return "--check" in words and any(word.startswith(("-o", "--out")) for word in words)
     if "audit" in words[:1]:
         return any(word.startswith("--state") for word in words)
-    if any(word.startswith("--kept") for word in words):  # reads only
+    if any(word.startswith("--from") for word in words):  # reads only
         return False
-    return bool(words) and words[0] in RESUMABLE
+    return any(words[: len(known)] == known for known in map(str.split, RESUMABLE))
 
 
 def _usage_message(error: Exception) -> str | None:
     """Return typer's message about a wrong command line as one sentence; None for other errors."""
     if not hasattr(error, "format_message"):
         return None
+    if getattr(error, "option_name", "") == "--kept":
+        program = getattr(error, "ctx", None).find_root().info_name  # type: ignore[union-attr]
+        words = shlex.join(current_spelling(sys.argv[1:]))
+        return f"the option --kept has a new name; write {program} {words}"
     message = " ".join(error.format_message().split()).rstrip(".")
     message = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", message)
     message = re.sub(r"\(Possible options: (.*)\)$", r"(did you mean \1?)", message)
@@ -205,10 +243,16 @@ def is_help(error: Exception) -> bool:
 
 
 def _command_of(error: Exception) -> str:
-    """Return the command whose usage is wrong: the first word where typer does not say which."""
+    """Return the command whose usage is wrong: the words that name it if typer does not say."""
     if context := getattr(error, "ctx", None):
         return str(context.command_path)
-    return " ".join(["demur", *(word for word in sys.argv[1:2] if not word.startswith("-"))])
+    words: list[str] = ["demur"]
+    command: Any = typer.main.get_command(app)
+    for word in sys.argv[1:]:
+        if (command := getattr(command, "commands", {}).get(word)) is None:
+            break
+        words.append(word)
+    return " ".join(words)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

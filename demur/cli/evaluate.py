@@ -277,7 +277,7 @@ def _with_confidence(
 
     found = [record for record in records if has_confidence(record)]
     left_out = f"{len(records) - len(found)} of {len(records)} records"
-    advice = "archived without confidence; demur table 3 --kept DIR reads them"
+    advice = "archived without confidence; demur paper table 3 --from DIR reads them"
     if not found:
         raise BadInput(f"there is nothing to score: {left_out} are {advice}")
     if len(found) < len(records):

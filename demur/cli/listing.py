@@ -1,4 +1,4 @@
-"""demur list and demur show."""
+"""demur list: names of every kind, and what a recipe or a run consists of."""
 
 import json
 import shlex
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from demur.cli.app import AsJson, app
-from demur.errors import BadInput, shorten, suggestion
+from demur.errors import BadInput, shorten
 
 if TYPE_CHECKING:
     from demur.recipes import Recipe
@@ -44,40 +44,54 @@ MAX_FIELDS = 3  # changed fields of a recipe that are named
 
 @app.command("list")
 def list_names(
-    kind: Annotated[
+    name: Annotated[
         str | None,
-        typer.Argument(help="recipes, attacks, rejectors, runs ...", show_default="the kinds"),
+        typer.Argument(
+            help="A kind (recipes, attacks, runs ...), a recipe, @FILE or a run.",
+            show_default="the kinds",
+        ),
     ] = None,
-    folder: Annotated[
-        str, typer.Argument(help="The folder of the runs, with runs only.", metavar="[FOLDER]")
-    ] = RUNS,
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Another folder of the runs, or changes of the recipe.",
+            metavar="[FOLDER | KEY=VALUE...]",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List recipes, attacks, objectives, rejectors, nets, methods or runs.
+    """List recipes, attacks, objectives, rejectors, nets, methods or runs, or show one of them.
 
-    Example: demur list attacks
+    A recipe is printed with all its fields, a run with its recipe and records.
+
+    Example: demur list digits-pgdat-rr head.weight=0.5
     """
-    kinds = listings(Path(folder))
-    if RUNS not in (folder, kind):
-        raise BadInput(f"a folder goes with runs only; write demur list runs {shlex.quote(folder)}")
-    if kind is None:
-        entries: Mapping[str, Any] = {
-            name: _kind_entry(name, make()) for name, make in kinds.items()
-        }
-    elif kind in kinds:
-        entries = kinds[kind]()
-    else:
-        raise BadInput(f"nothing to list under {kind!r}; {suggestion(kind, kinds)}")
+    words = more or []
+    kinds = listings(Path(*words[:1]) if words else Path(RUNS))
+    if name is not None and name not in kinds:
+        if as_json:
+            raise BadInput(f"--json goes with a kind, and {shorten(name)!r} is none; leave it out")
+        _show(name, words)
+        return
+    if words and (name != RUNS or len(words) > 1):
+        again = shlex.join(["demur", "list", RUNS, words[0]])
+        raise BadInput(f"a folder goes with runs only, and only one; write {again}")
+    entries: Mapping[str, Any] = (
+        {kind: _kind_entry(kind, make()) for kind, make in kinds.items()}
+        if name is None
+        else kinds[name]()
+    )
     if not entries:
-        problem = "holds no run" if Path(folder).is_dir() else "is not a folder"
+        folder = Path(words[0] if words else RUNS)
+        problem = "holds no run" if folder.is_dir() else "is not a folder"
         raise BadInput(f"{folder} {problem}; train a run with demur train RECIPE")
     if as_json:
         typer.echo(json.dumps(entries, indent=2))
         return
-    width = max(len(name) for name in entries)
-    for name, text in entries.items():
-        typer.echo(f"{name:{width}}  {_line(text)}")
-    if kind == "recipes":
+    width = max(map(len, entries))
+    for entry, text in entries.items():
+        typer.echo(f"{entry:{width}}  {_line(text)}")
+    if name == "recipes":
         typer.echo(RECIPES_HINT)
 
 
@@ -193,31 +207,26 @@ def _kinds(recipe: "Recipe") -> list[type]:
     return [type(part) for part in (recipe.data, recipe.net, method.framework, method.head)]
 
 
-@app.command()
-def show(
-    name: Annotated[str, typer.Argument(help="A recipe, @FILE, or a run folder.")],
-    changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
-) -> None:
-    """Print a recipe with all its fields, or the recipe and records of a run.
-
-    Example: demur show digits-pgdat-rr head.weight=0.5
-    """
+def _show(name: str, changes: list[str]) -> None:
+    """Print a recipe with all its fields, or the recipe and records of a run."""
     from demur.recipes import RECIPES, hint_for
     from demur.recipes import recipe as recipe_named
     from demur.runs import Run, runs_in
     from demur.spec import digest, lines
 
-    is_run = any((path / "recipe.txt").is_file() for path in (Path(name), Path("runs") / name))
+    is_run = any((path / "recipe.txt").is_file() for path in (Path(name), Path(RUNS) / name))
     if is_run and name not in RECIPES and not changes:
         _show_run(Run.open(name))
         return
     if is_run and name not in RECIPES:
-        words = ["demur", "show", f"@{Run.open(name).path / 'recipe.txt'}", *(changes or [])]
+        words = ["demur", "list", f"@{Run.open(name).path / 'recipe.txt'}", *changes]
         raise BadInput(f"{name} is a run, and changes go with a recipe: {shlex.join(words)}")
+    if name in ("tables", "figures"):
+        raise BadInput(f"the {name} of the paper are listed by demur paper {name[:-1]}")
     if name not in RECIPES and not name.startswith("@"):
-        hint = hint_for(name, (run.name for run in runs_in(Path("runs"))))
-        raise BadInput(f"no recipe or run is called {shorten(name)!r}; {hint}")
-    recipe = recipe_named(name, changes or [])
+        hint = hint_for(name, [*ABOUT, *(run.name for run in runs_in(Path(RUNS)))])
+        raise BadInput(f"no kind, recipe or run is called {shorten(name)!r}; {hint}")
+    recipe = recipe_named(name, changes)
     typer.echo(lines(recipe) + f"# digest {digest(recipe)}")
 
 

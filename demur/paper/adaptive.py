@@ -1,4 +1,4 @@
-"""The paper's adaptive evaluation: every adaptive objective at every weight eta.
+"""The paper's adaptive evaluation: every adaptive objective at every weight eta, and its table.
 
 plan = AdaptivePlan.of(recipe, etas=(1, 10), steps=50, restarts=2)
 trials(plan, make, evaluation)          # paper protocol: one record per objective and eta
@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rich import box
+from rich.table import Table
+
 from demur.attacks import AcceptedError, Attack, Chain, MinMargin, MultiTarget
 from demur.calibrate import TPR
 from demur.errors import BadInput, suggestion
@@ -17,6 +20,7 @@ from demur.evaluate.score import BASELINE, Protocol, RejectorEvaluation, Row, Sc
 from demur.recipes import ADAPTIVE_OBJECTIVES, Recipe
 from demur.recipes.attacks import RESTARTS, STEPS
 from demur.rejectors import Con, Rejector
+from demur.report.terminal import percent, show_scores, show_table, table_width, terminal
 from demur.runs import Record
 
 ETAS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # the paper's
@@ -25,6 +29,11 @@ OPERATING_POINT = TPR(0.95)
 Make = Callable[[str, Attack], Record]  # a label and an attack to its record
 Measure = Literal["accuracy", "auroc"]
 Mark = Literal["", "objective", "all"]  # smallest value of its objective, or of all
+STARS: dict[Mark, str] = {"": "", "objective": "* ", "all": "** "}
+CAPTION = (
+    "percent and AUROC, with 95% intervals; * the minimum of its objective, ** the minimum of "
+    "all; a minimum of many noisy figures is biased downwards"
+)
 
 
 @dataclass(frozen=True)
@@ -207,3 +216,105 @@ def _number(value: float) -> str:
     """Shortest text of a number that reads back as the same number."""
     short = f"{value:g}"
     return short if float(short) == value else repr(value)
+
+
+@dataclass(frozen=True)
+class AdaptiveResults:
+    """Results of the adaptive evaluation of a run."""
+
+    rejector: str  # the one under attack
+    plain: ScoredRecord  # PGD on the cross-entropy with the same budget
+    tried: Sequence[Trial]  # paper protocol; empty where it is not evaluated
+    worst: ScoredRecord | None  # deploy protocol
+
+    @property
+    def rejectors(self) -> list[str]:
+        """The rejector under attack, then confidence."""
+        return list(dict.fromkeys([self.rejector, BASELINE]))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the results as JSON values."""
+        entries: dict[str, Any] = {"rejector": self.rejector, "plain": _plain(self.plain)}
+        if self.tried:
+            least = {name: minima(self.tried, name) for name in self.rejectors}
+            trials = [trial.to_json() for trial in self.tried]
+            entries["paper"] = {"trials": trials, "least": least}
+        if self.worst is not None:
+            entries["deploy"] = _plain(self.worst)
+        return entries
+
+
+def show_adaptive(results: AdaptiveResults) -> None:
+    """Print the table of the paper protocol, then that of the deploy protocol."""
+    if results.tried:
+        wide = paper_table(results)
+        fits = table_width(wide) <= terminal().width
+        show_table(wide if fits else paper_table(results, narrow=True))
+    if results.worst is not None:
+        show_scores([results.plain, results.worst], ["deploy"])
+        terminal().print(worst_case_sentence(results), soft_wrap=True)
+
+
+def paper_table(results: AdaptiveResults, narrow: bool = False) -> Table:
+    """Return a table of objectives and etas in the paper protocol, with the minima marked."""
+    table = Table(
+        title="paper: TPR-95 threshold chosen with labels on each scored set (strict >)",
+        title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD,
+        caption=CAPTION, caption_justify="left", padding=(0, 1, 0, 0),
+    )  # fmt: skip
+    table.add_column("objective, eta", no_wrap=True)
+    table.add_column("accuracy", justify="right", no_wrap=True)
+    for name in results.rejectors:
+        for figure in ("accuracy of accepted", "AUROC"):
+            header = f"{name}:\n{figure}" if narrow else f"{name}: {figure}"
+            table.add_column(header, justify="right", no_wrap=True)
+    table.add_row(
+        results.plain.summary.attack, *_cells(results.plain, results.rejectors, None, narrow)
+    )
+    for trial, stars in zip(results.tried, _stars(results), strict=True):
+        if trial.eta == results.tried[0].eta:
+            table.add_section()
+            table.add_row(f"{trial.objective}: {trial.formula}", style="bold")
+        table.add_row(f"  {trial.eta:g}", *_cells(trial.scored, results.rejectors, stars, narrow))
+    return table
+
+
+def worst_case_sentence(results: AdaptiveResults) -> str:
+    """Return the accepted errors in the worst case, in one sentence."""
+    assert results.worst is not None
+    rows = [row_of(scored, results.rejector, "deploy") for scored in (results.plain, results.worst)]
+    plain, worst = (percent(row.point.accepted_wrong, row.accepted_wrong_interval) for row in rows)
+    return (
+        f"wrong and accepted by {results.rejector} at its frozen threshold, of {rows[0].point.n} "
+        f"images: {worst}% under the worst of all objectives and etas for each image, {plain}% "
+        f"under {results.plain.summary.attack}"
+    )
+
+
+def _stars(results: AdaptiveResults) -> list[list[str]]:
+    """Return the marks of every trial, in the order of the columns."""
+    measures: tuple[Measure, ...] = ("accuracy", "auroc")
+    columns = [
+        marks(results.tried, name, measure) for name in results.rejectors for measure in measures
+    ]
+    return [[STARS[mark] for mark in line] for line in zip(*columns, strict=True)]
+
+
+def _cells(
+    scored: ScoredRecord, rejectors: Sequence[str], stars: Sequence[str] | None, narrow: bool
+) -> list[str]:
+    rows = [row_of(scored, name, "paper") for name in rejectors]
+    figures = [figure for row in rows for figure in _figures(row, narrow)]
+    marked = zip(stars or [""] * len(figures), figures, strict=True)
+    return [percent(scored.summary.accuracy), *(star + figure for star, figure in marked)]
+
+
+def _figures(row: Row, narrow: bool) -> tuple[str, str]:
+    area, (lo, hi) = row.ranking.auroc, row.ranking.auroc_interval
+    separator = "\n" if narrow else " "
+    auroc = f"{area:.3f}{separator}[{lo:.3f}, {hi:.3f}]"
+    return percent(row.point.accuracy, row.accuracy_interval, narrow), auroc
+
+
+def _plain(scored: ScoredRecord) -> dict[str, Any]:
+    return {"attack": scored.summary.to_json(), "rows": [row.to_json() for row in scored.rows]}

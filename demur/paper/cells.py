@@ -8,23 +8,31 @@ if there is none, of a shorter one (36 or 20 epochs). `Cell.protocol` says which
 lists the attacks that fill a table.
 """
 
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Any
+
+import torch
 
 from demur import metrics
-from demur.attacks import CW, Attack, Corruption, Misclassified
-from demur.data.corruptions import SEVERITIES
+from demur.attacks import CW, Misclassified
 from demur.errors import BadInput
-from demur.evaluate import LoadedRun, RejectorEvaluation, tcon_of, values
+from demur.evaluate import RecordOptions, RejectorEvaluation, tcon_of, values
 from demur.evaluate.record_scores import can_score
 from demur.metrics import FloatArray
-from demur.paper.corruptions import accuracy_by_severity, pool_severities
 from demur.paper.distortion import distances_of, paper_mean_distance
-from demur.paper.measure import epoch_seconds, megabytes, metrics_file
+from demur.paper.paper_runs import (
+    RUNS_IN_MEMORY,
+    Need,
+    Open,
+    StoredRuns,
+    accuracy_by_severity,
+)
 from demur.paper.published import HEAD, ORACLE, Column, Metric, PaperRow, PaperTable
 from demur.paper.scales import SCALES, settings_grid
 from demur.recipes import VOCABULARY, Recipe, attack
@@ -34,13 +42,12 @@ from demur.runs import Record, Run
 from demur.spec import digest, read
 
 STORED_SCALES = ("paper", "short", "brief")  # by preference
-RUNS_IN_MEMORY = 4
+MEGABYTE = 1_000_000
 STRONG = {  # first success of several restarts instead of the last iterate
     "multi-target": "multi-target:keep=success",
     "gama-pgd:restarts=1,keep=max_objective": "gama-pgd",
     "gama-fw:restarts=1,keep=max_objective": "gama-fw",
 }
-Open = Callable[[Run], LoadedRun]
 Place = tuple[int | str, str, str]  # table, row and column of a cell
 
 
@@ -59,7 +66,7 @@ class Cell:
     protocol: str = ""  # epochs, checkpoint and seed of the net
     attack: str = ""
     record: str = ""  # path
-    beside: dict[str, float] = field(default_factory=dict)  # measured in other ways, by name
+    variants: dict[str, float] = field(default_factory=dict)  # measured in other ways, by name
 
     @property
     def place(self) -> Place:
@@ -69,16 +76,6 @@ class Cell:
     def to_json(self) -> dict[str, Any]:
         """The cell as JSON values."""
         return asdict(self)
-
-
-class Need(NamedTuple):
-    """An attack on a net that a table or a figure is made from."""
-
-    entry: str
-    recipe: Recipe
-    attack: str
-    images: int
-    features: bool = False  # for rejectors that are fitted to features
 
 
 def cell_recipe(table: PaperTable, row: PaperRow, column: Column, scale: str) -> Recipe | None:
@@ -111,16 +108,19 @@ def needs(
             recipe = cell_recipe(table, row, column, scale)
             texts = at.choose(row.attacks or column.attacks)
             if scale == "paper":  # the strong attacks too
-                others = (text for _, other in variants(row, column) for text in other.attacks[:1])
+                others = (
+                    text for _, other in cell_variants(row, column) for text in other.attacks[:1]
+                )
                 texts = tuple(dict.fromkeys((*texts, *others)))
             for text in texts if recipe else ():
                 assert recipe is not None
                 name = _rejector(row, column, recipe)
                 fitted = name != ORACLE and not isinstance(recipe.rejectors().get(name), Score)
-                yield Need(row.entry, recipe, at.attack_text(text, recipe), at.images(text), fitted)
+                options = RecordOptions("test", at.images(text), None, 0, fitted)
+                yield Need(f"{scale}-{row.entry}", recipe, at.attack_text(text, recipe), options)
 
 
-def variants(row: PaperRow, column: Column) -> Iterator[tuple[str, Column]]:
+def cell_variants(row: PaperRow, column: Column) -> Iterator[tuple[str, Column]]:
     """Other ways to measure a cell, where the paper's code and text differ: name and column."""
     first = next(iter(column.attacks), "")
     if first in STRONG:
@@ -146,7 +146,7 @@ def measure_cells(
 ) -> list[Cell]:
     """Every cell of the tables; `measured` is None where the folder has no record for it."""
     places = [(table, *cell) for table in tables for cell in table.cells()]
-    stored = StoredRuns(folder, open_run, on_message, _rejectors_by_net(places, scales))
+    stored = ScoredRuns(folder, open_run, on_message, _rejectors_by_net(places, scales))
     # by net, since only the records of a few runs fit into memory
     order = sorted(range(len(places)), key=lambda i: _net_of(*places[i][:3]))
     cells = {i: _measure_at_first(*places[i], stored, scales) for i in order}
@@ -162,7 +162,7 @@ def _measure_at_first(
     row: PaperRow,
     column: Column,
     value: float,
-    stored: "StoredRuns",
+    stored: "ScoredRuns",
     scales: Sequence[str],
 ) -> Cell:
     """The cell at the first scale that has a record for it."""
@@ -180,12 +180,12 @@ def _measure_at_first(
             protocol = f"{stand_ins}, {cell.protocol}" if stand_ins else cell.protocol
             others = {
                 label: _measure(recipe, row._replace(attacks=()), other, empty, stored, scale)
-                for label, other in variants(row, column)
+                for label, other in cell_variants(row, column)
             }
-            beside = {k: v.measured for k, v in others.items() if v.measured is not None}
             return replace(
-                cell, last=last.measured if compared else None, protocol=protocol, beside=beside
-            )
+                cell, last=last.measured if compared else None, protocol=protocol,
+                variants={k: v.measured for k, v in others.items() if v.measured is not None},
+            )  # fmt: skip
     return empty
 
 
@@ -194,7 +194,7 @@ def _measure(
     row: PaperRow,
     column: Column,
     empty: Cell,
-    stored: "StoredRuns",
+    stored: "ScoredRuns",
     scale: str,
 ) -> Cell:
     """The cell on the first run of a recipe that has a record; `empty` if there is none."""
@@ -246,7 +246,7 @@ def _rejectors_by_net(
             recipe = cell_recipe(table, row, column, scale)
             if recipe is not None:
                 own = names.setdefault(_net_key(recipe), {"Con"})
-                columns = column, *(other for _, other in variants(row, column))
+                columns = column, *(other for _, other in cell_variants(row, column))
                 own |= {_rejector(row, one, recipe) for one in columns}
     return names
 
@@ -282,58 +282,19 @@ def _metric(metric: Metric, score: FloatArray, record: Record) -> float:
     return 100 * metrics.paper_stats(score, record.correct, 0.95).accuracy
 
 
-class StoredRuns:
-    """The runs under a folder by their recipes, scored once each."""
+class ScoredRuns(StoredRuns):
+    """The index of runs with the rejectors of each net, fitted once."""
 
     def __init__(
         self,
         folder: Path,
         open_run: Open,
         on_message: Callable[[str], None],
-        rejectors: Mapping[str, set[str]] | None = None,  # names by the key of a net
+        rejectors: Mapping[str, set[str]],  # names by the key of a net
     ) -> None:
-        if not folder.is_dir():
-            raise BadInput(
-                f"there is no folder {folder}; name one that contains runs, such as results"
-            )
-        self.open_run, self.rejectors = open_run, rejectors or {}
-        self.runs: dict[str, list[Run]] = {}
-        for path in sorted(folder.rglob("recipe.txt")):
-            try:
-                run = Run(path.parent)
-                if run.trained:
-                    self.runs.setdefault(digest(run.recipe), []).append(run)
-            except BadInput as reason:
-                on_message(f"{path.parent} is skipped: {reason}")
-        if not self.runs:
-            raise BadInput(f"{folder} holds no run; name a folder of runs, such as results")
-        self._records = lru_cache(RUNS_IN_MEMORY)(self._read_records)
+        super().__init__(folder, open_run, on_message)
+        self.rejectors = rejectors
         self._evaluation = lru_cache(RUNS_IN_MEMORY)(self._evaluate)
-
-    def find(self, recipe: Recipe) -> list[Run]:
-        """The runs of a recipe, in the order of their paths."""
-        return self.runs.get(digest(recipe), [])
-
-    def record(self, run: Run, spec: Attack) -> Record | None:
-        """The record of an attack on the most test images.
-
-        For a corruption of mixed severities this is, if there are, five records of one each.
-        """
-        if isinstance(spec, Corruption) and spec.severity is None:
-            found = (self.record(run, replace(spec, severity=one)) for one in SEVERITIES)
-            parts = [record for record in found if record is not None]
-            if len(parts) == len(SEVERITIES):
-                return pool_severities(parts)
-        matches = self._records(run.path).get(digest(spec), ())
-        return max(
-            matches, key=lambda record: (len(record.y), record.metadata["features"]), default=None
-        )
-
-    def _read_records(self, path: Path) -> Mapping[str, list[Record]]:
-        found: dict[str, list[Record]] = {}
-        for record in Run(path).records("test"):
-            found.setdefault(record.metadata["attack"], []).append(record)
-        return found
 
     def value(
         self, run: Run, recipe: Recipe, record: Record, row: PaperRow, column: Column
@@ -370,8 +331,41 @@ class StoredRuns:
         return values(score, record) if can_score(score, record) else None
 
     def _evaluate(self, path: Path) -> RejectorEvaluation:
-        run, records = Run(path), [one for group in self._records(path).values() for one in group]
+        run, groups = Run(path), self.records(path, "test").values()
         known: dict[str, Rejector] = run.recipe.rejectors() | settings_grid(run.recipe)
         wanted = self.rejectors[_net_key(run.recipe)]
         rejectors = {name: one for name, one in known.items() if name in wanted}
+        records = [one for group in groups for one in group]
         return RejectorEvaluation.of(self.open_run(run), rejectors=rejectors, records=records)
+
+
+def metrics_file(run: Run) -> Path:
+    """The log of a training, one line per epoch."""
+    return run.path / "metrics.jsonl"
+
+
+def epoch_seconds(run: Run) -> float | None:
+    """Median seconds per epoch, with validation if the recipe validates; None without a log.
+
+    The first epoch compiles the training step, so it is no part of a mean.
+
+    Raises:
+        BadInput: The log was changed, or a line has no seconds.
+    """
+    if run.metrics_state == "missing":  # raises if the file was changed
+        return None
+    path = metrics_file(run)
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return float(median(float(line["seconds"]) for line in lines))
+    except (ValueError, KeyError, TypeError):  # ValueError: no JSON, or no line
+        raise BadInput(f"{path} has no seconds of each epoch; restore it, or delete it") from None
+
+
+@cache
+def megabytes(recipe: Recipe) -> float:
+    """Size of the state of the net that a recipe trains, in millions of bytes."""
+    with torch.device("meta"):
+        net = recipe.net.build(recipe.data.domain, recipe.method.head)
+    sizes: list[int] = [one.numel() * one.element_size() for one in net.state_dict().values()]
+    return sum(sizes) / MEGABYTE

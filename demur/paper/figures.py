@@ -1,7 +1,7 @@
 """The paper's eight figures: caption, the records each is drawn from, and the function that draws.
 
     FIGURES["tau"].caption
-    drawn = draw_figure(FIGURES["tau"], Path("results"), ("paper", "short"), "svg")
+    drawn = draw_figure(FIGURES["tau"], stored_runs, ("paper", "short"), ["svg"])
 
 `figure_needs` lists the attacks that a figure is drawn from. Drawing needs matplotlib.
 """
@@ -12,10 +12,12 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from demur.errors import BadInput, suggestion
+from demur.evaluate import RecordOptions
 from demur.evaluate.record_scores import can_score
 from demur.paper import draw
 from demur.paper.adaptive import ETAS
-from demur.paper.cells import Need, StoredRuns, protocol_of
+from demur.paper.cells import protocol_of
+from demur.paper.paper_runs import Need, StoredRuns
 from demur.paper.scales import SCALES, Scale
 from demur.recipes import Recipe, attack
 from demur.rejectors.rule import Score
@@ -85,7 +87,8 @@ def figure_needs(figures: Iterable[PaperFigure], scale: str) -> Iterator[Need]:
             recipe = _recipe(evidence, at)
             for text in at.choose(evidence.attacks):
                 label = at.attack_text(text, recipe)
-                yield Need(evidence.entry, recipe, label, at.images(text), evidence.features)
+                options = RecordOptions("test", at.images(text), None, 0, evidence.features)
+                yield Need(f"{scale}-{evidence.entry}", recipe, label, options)
 
 
 def draw_figure(

@@ -1,15 +1,15 @@
 """Does R-Con beat the confidence of its own net? One verdict per net, attack and measure.
 
-    found = measure_verdicts(StoredRuns(Path("results"), open_run, print), Path("results"))
+    found = measure_verdicts(StoredRuns(Path("results"), open_run, print))
     found[0].word                   # "better", "equal", "worse" or "not measured"
 
 Each is R-Con minus confidence on the same images with a paired 95% interval, which decides: R-Con
 is equal where the interval contains zero.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -28,7 +28,9 @@ from demur.evaluate import values
 from demur.evaluate.record_scores import can_score
 from demur.evaluate.score import summary
 from demur.metrics import BoolArray, Difference, FloatArray, Resamples
-from demur.paper.cells import STORED_SCALES, StoredRuns, record_file
+from demur.paper.cells import STORED_SCALES, record_file
+from demur.paper.pages import grid
+from demur.paper.paper_runs import StoredRuns
 from demur.paper.published import PAPER_TABLES
 from demur.paper.scales import SCALES
 from demur.recipes import VOCABULARY
@@ -42,6 +44,35 @@ STRONGEST_IMAGES = 1000
 Measure = Literal["paper", "deployed", "errors", "auroc", "strongest"]
 DEPLOYED: tuple[Measure, Measure] = ("deployed", "errors")  # at thresholds from clean images
 Word = Literal["better", "equal", "worse", "not measured"]
+VERDICTS_INTRODUCTION = """\
+## Does R-Con beat the confidence of its own net?
+
+R-Con minus confidence on the same images of the same net, with paired 95% intervals (bootstrap over
+images; DeLong for AUROC). The interval decides: *better*, *worse*, or *equal* where it contains
+zero; about one in twenty differs by chance. A star marks attacks that stop at the first success,
+whose rankings are artefacts; they are not counted. Of each attack the record of most images counts.
+The totals pool attacks on the same nets and images, which are correlated.
+
+- **Paper's threshold**: accuracy in percent of the accepted images, each score accepting 95% of the
+  correct predictions of the attacked images.
+- **Deployed threshold**: the same accuracy, each score accepting 95% of the correct predictions on
+  clean images; those of the test set for nets that were trained on all other images.
+- **Accepted errors** at the deployed threshold, in percent of all images: confidence, R-Con and
+  their difference. Fewer are better.
+"""
+STRONGEST = """\
+**Strongest attack**: accepted errors in percent of the images under RejectAutoAttack, aimed at each
+score at its threshold from clean images. Less is better.
+"""
+MISSING = """\
+Not measured; `RUN` is a run with weights (`demur train @{folder}/NET/recipe.txt --out RUN`):
+"""
+COLUMNS: tuple[tuple[Measure, str], ...] = (
+    ("paper", "paper's threshold"),
+    ("deployed", "deployed threshold"),
+    ("errors", "accepted errors"),
+    ("auroc", "AUROC"),
+)
 # Attacks whose images are no sample to rank: they end at the first success, or go as far as needed.
 UNRANKED = (CW, RejectAutoAttackEnsemble, ForceRejectionEnsemble)
 
@@ -90,9 +121,7 @@ class Pair(NamedTuple):
     resamples: Resamples
 
 
-def measure_verdicts(
-    stored: StoredRuns, folder: Path, scales: Sequence[str] = STORED_SCALES
-) -> list[Verdict]:
+def measure_verdicts(stored: StoredRuns, scales: Sequence[str] = STORED_SCALES) -> list[Verdict]:
     """The verdicts on every stored net with an RR head and records of test images.
 
     Rows of the paper's Table 2 with RR that have no run at these scales are there too, as not
@@ -102,7 +131,7 @@ def measure_verdicts(
     found = []
     for run in runs:
         if run.recipe.head_rejector[0] == "R-Con" and (records := run.records("test")):
-            net = run.path.relative_to(folder).as_posix()
+            net = run.path.relative_to(stored.folder).as_posix()
             found += [*_of_run(stored, run, net, records)]
     return [*found, *_missing_nets(stored, scales)]
 
@@ -114,7 +143,7 @@ def _missing_nets(stored: StoredRuns, scales: Sequence[str]) -> Iterator[Verdict
         known = [recipe for recipe in recipes if recipe is not None]
         if any(recipe.head_rejector[0] != "R-Con" or stored.find(recipe) for recipe in known):
             continue
-        command = f"demur table 2 --scale {scales[-1]} --data DATA"
+        command = f"demur paper table 2 --scale {scales[-1]} --data DATA"
         for measure in get_args(Measure):
             yield Verdict(row.label, "all", measure, note=command)
 
@@ -288,3 +317,72 @@ def _decided(
         verdict, con=scale * con, rcon=scale * rcon, difference=scale * gap.value,
         lo=scale * gap.lo, hi=scale * gap.hi, word=word,
     )  # fmt: skip
+
+
+def verdict_section(verdicts: Sequence[Verdict], folder: str) -> str:
+    """The section: counts, a row for each net and attack, the strongest attack, what is missing."""
+    ranked = [one for one in verdicts if one.measure != "strongest"]
+    strongest = [one for one in verdicts if one.measure == "strongest"]
+    measured = [one for one in strongest if one.word != "not measured"]
+    headings = ["net", "attack", "n", *(name for _, name in COLUMNS)]
+    lines = [VERDICTS_INTRODUCTION, *_counts(verdicts), ""]
+    lines += [grid(headings, _rows(ranked), "llr" + "l" * len(COLUMNS)), "", STRONGEST]
+    rows = [
+        [one.net, f"{one.n:,}", f"{one.con:.1f}", f"{one.rcon:.1f}", _cell(one)] for one in measured
+    ]
+    strongest_headings = ["net", "n", "Con", "R-Con", "difference"]
+    lines += [grid(strongest_headings, rows, "lrrrl") if rows else "No net has both records."]
+    return "\n".join([*lines, "", *_missing(verdicts, folder)]).rstrip() + "\n"
+
+
+def _counts(verdicts: Iterable[Verdict]) -> list[str]:
+    """A sentence for each measure: how often R-Con is better, equal and worse."""
+    names = (*COLUMNS, ("strongest", "strongest attack"))
+    lines = []
+    for measure, name in names:
+        words = Counter(
+            one.word for one in verdicts if one.measure == measure and not _is_artefact(one)
+        )
+        parts = [f"{words[word]} {word}" for word in ("better", "equal", "worse", "not measured")]
+        lines.append(f"- {name}: {', '.join(parts)}")
+    return lines
+
+
+def _is_artefact(verdict: Verdict) -> bool:
+    return bool(verdict.note) and verdict.word != "not measured"
+
+
+def _rows(verdicts: Iterable[Verdict]) -> list[list[str]]:
+    groups: dict[tuple[str, str, int | None], dict[Measure, Verdict]] = {}
+    for one in verdicts:
+        groups.setdefault((one.net, one.attack, one.n), {})[one.measure] = one
+    rows = []
+    for (net, attack, n), own in groups.items():
+        star = " *" if any(_is_artefact(one) for one in own.values()) else ""
+        images = "" if n is None else f"{n:,}"
+        cells = (_cell(own[measure]) if measure in own else "" for measure, _ in COLUMNS)
+        rows.append([net, f"{attack}{star}", images, *cells])
+    return rows
+
+
+def _cell(verdict: Verdict) -> str:
+    if verdict.difference is None or verdict.lo is None or verdict.hi is None:
+        return verdict.word
+    decimals = 3 if verdict.measure == "auroc" else 2
+    value, lo, hi = (f"{end:+.{decimals}f}" for end in (verdict.difference, verdict.lo, verdict.hi))
+    shown = f"{value} [{lo}, {hi}] {verdict.word}"
+    if verdict.measure == "errors":
+        return f"{verdict.con:.1f}, {verdict.rcon:.1f}: {shown}"
+    return shown
+
+
+def _missing(verdicts: Iterable[Verdict], folder: str) -> list[str]:
+    """What is not measured by the command that makes it."""
+    nets: dict[str, list[str]] = {}
+    for one in verdicts:
+        if one.word == "not measured":
+            nets.setdefault(one.note, []).append(one.net)
+    lines = [MISSING.format(folder=folder)] if nets else []
+    for command, names in nets.items():
+        lines.append(f"- {'; '.join(dict.fromkeys(names))}: `{command}`")
+    return lines

@@ -135,7 +135,7 @@ def read_recipe(path: Path) -> Recipe:
     """Recipe in a file; raises BadInput if the file holds no recipe."""
     spec = _read_file(path)
     if not isinstance(spec, Recipe):
-        raise BadInput(f"{path} does not hold a recipe; write one as demur show RECIPE prints it")
+        raise BadInput(f"{path} does not hold a recipe; write one as demur list RECIPE prints it")
     return spec
 
 

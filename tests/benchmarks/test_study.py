@@ -1,14 +1,15 @@
-"""The ablation study: its recipes, and its tables by the options of demur table."""
+"""The ablation study: its recipes, and its tables by the options of demur paper study recipes."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from demur.errors import Diverged
-from demur.paper.measure import Factories, measure_table
-from demur.paper.tables import TABLES
+from demur.errors import BadInput, Diverged
+from demur.paper.comparisons import COMPARISONS, measure_comparison
+from demur.paper.paper_runs import RunSteps, StoredRuns, compute
 from demur.recipes import RECIPES, Recipe, with_changes
+from demur.runs import Run
 from demur.spec import digest
 from study import CHANGES, STUDIES, program, variants
 from tests.benchmarks.conftest import Script
@@ -21,20 +22,25 @@ def test_all_entries_of_a_study_differ(name: str) -> None:
     assert len({digest(recipe) for recipe in entries.values()}) == len(entries)
 
 
-def test_an_entry_whose_base_diverged_is_not_trained() -> None:
+def test_an_entry_whose_base_diverged_is_not_trained(tmp_path: Path) -> None:
     trained: list[str] = []
 
-    def train(recipe: Recipe, folder: Path) -> None:
+    def train(recipe: Recipe, folder: Path) -> Run:
         trained.append(folder.name)
         if folder.name.startswith("plain") and recipe.seed == 1:
             raise Diverged("the loss is no longer a number")
+        raise BadInput("there is no image")
 
     table = STUDIES["study-digits"].only(("plain", "retrofit", "rr"))
-    factories = Factories(train, None, None)  # type: ignore[arg-type]
-    results = measure_table(table, (0, 1), factories)
+    steps = RunSteps(train, None, None)  # type: ignore[arg-type]
+    made = compute(table.needs((0, 1)), tmp_path, steps, print)
+    stored = StoredRuns(tmp_path, steps.open, print, required=False)
+    results = measure_comparison(table, (0, 1), stored, made)
     failures = {(result.entry, result.seed): result.failure for result in results}
     assert failures["retrofit", 1] == "diverged: its base plain diverged"
-    assert failures["retrofit", 0] == failures["rr", 1] == "not measured yet"
+    assert failures["retrofit", 0] == failures["rr", 1] == "there is no image"
+    results = measure_comparison(table, (0, 1), stored)
+    assert {result.failure for result in results} == {"not measured yet"}
     assert len(trained) == 5
 
 
@@ -72,7 +78,7 @@ def test_a_study_on_cal_images_with_a_retrofit(
     script: Script, in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = replace(STUDIES["study-digits"], attacks=("clean", "pgd-10:steps=1"), split="cal")
-    monkeypatch.setitem(TABLES, "study-digits", study)
+    monkeypatch.setitem(COMPARISONS, "study-digits", study)
     arguments = ["study-digits", *TINIEST, "--only", "retrofit"]
     code, page, err = script(program, *arguments, "--archive", "kept")
     assert code == 0, err
@@ -83,7 +89,7 @@ def test_a_study_on_cal_images_with_a_retrofit(
     assert "frozen: coverage" not in page, "the threshold would come from the same images"
     runs = sorted(run.name for run in Path("runs").iterdir())
     assert sorted(copy.name for copy in Path("kept").iterdir()) == runs
-    code, again, err = script(program, *arguments, "--kept", "kept")
+    code, again, err = script(program, *arguments, "--from", "kept")
     assert code == 0, err
     rows = [line for line in page.splitlines() if line.startswith("|")]
     assert [line for line in again.splitlines() if line.startswith("|")] == rows

@@ -1,4 +1,4 @@
-"""demur adaptive, demur distortion and demur theory: the paper's measurements of a run."""
+"""demur paper study adaptive, distortion and theory: the paper's measurements of a run."""
 
 import json
 from functools import partial
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app, check_finite
+from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, check_finite
 from demur.cli.evaluate import (
     RunName,
     attack_and_report,
@@ -21,11 +21,17 @@ from demur.files.output_paths import check_svg_file
 
 if TYPE_CHECKING:
     from demur.evaluate import LoadedRun, Protocol, RecordOptions
-    from demur.paper.adaptive import AdaptivePlan
-    from demur.paper.study_text import AdaptiveResults
+    from demur.paper.adaptive import AdaptivePlan, AdaptiveResults
+
+study_app = typer.Typer(
+    name="study",
+    help="Run a study of the paper on a run, or compare recipes.\n\n"
+    "Example: demur paper study theory digits-pgdat-rr",
+    no_args_is_help=True,
+)
 
 
-@app.command()
+@study_app.command()
 def adaptive(
     run: RunName,
     protocol: Annotated[str, typer.Option(help="paper, deploy or both.")] = "both",
@@ -48,12 +54,11 @@ def adaptive(
 
     paper: one record per objective and eta. deploy: one record of the worst case of each image.
 
-    Example: demur adaptive digits-pgdat-rr --steps 50 --restarts 2
+    Example: demur paper study adaptive digits-pgdat-rr --steps 50 --restarts 2
     """
     from demur.distributed import current
     from demur.evaluate import RecordOptions
-    from demur.paper.adaptive import AdaptivePlan
-    from demur.paper.study_text import show_adaptive
+    from demur.paper.adaptive import AdaptivePlan, show_adaptive
 
     protocols = parse_protocols(protocol)
     with load_run_by_rank(run, device, data, engine) as loaded:
@@ -78,8 +83,7 @@ def _evaluate(
 ) -> "AdaptiveResults":
     """Return the results of the protocols; records that exist are read, the others are made."""
     from demur.evaluate import RejectorEvaluation
-    from demur.paper.adaptive import trials
-    from demur.paper.study_text import AdaptiveResults
+    from demur.paper.adaptive import AdaptiveResults, trials
     from demur.recipes import attack as attack_named
 
     evaluation = RejectorEvaluation.of(loaded, rejectors=plan.rejectors, records=[])
@@ -105,7 +109,7 @@ def _parse_numbers(text: str) -> list[float]:
         raise BadInput(f"--etas is {text!r}; give numbers, such as --etas 0.1,1,10") from None
 
 
-@app.command()
+@study_app.command()
 def distortion(
     run: RunName,
     attacks: Annotated[
@@ -124,7 +128,7 @@ def distortion(
 ) -> None:
     """Measure the smallest change that makes an image wrong, and wrong and accepted.
 
-    Example: demur distortion digits-pgdat-rr --n 100
+    Example: demur paper study distortion digits-pgdat-rr --n 100
     """
     from demur.attacks import Clean
     from demur.distributed import current
@@ -134,8 +138,8 @@ def distortion(
         distances,
         distortion_attack,
         distortion_verdicts,
+        show_distances,
     )
-    from demur.paper.study_text import show_distances
 
     with load_run_by_rank(run, device, data, engine) as loaded:
         recipe = loaded.run.recipe
@@ -157,7 +161,7 @@ def distortion(
         show_distances(lines)
 
 
-@app.command()
+@study_app.command()
 def theory(
     run: RunName,
     gamma: Annotated[
@@ -181,7 +185,7 @@ def theory(
 ) -> None:
     """Check the paper's theorems on every test record of a run; needs neither weights nor data.
 
-    Example: demur theory digits-pgdat-rr --gamma 0.7 --gamma 0.9
+    Example: demur paper study theory digits-pgdat-rr --gamma 0.7 --gamma 0.9
     """
     from demur.evaluate.theory import GAMMAS
     from demur.evaluate.theory import theory as theory_of

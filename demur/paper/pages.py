@@ -1,0 +1,377 @@
+"""Pages of tables: the paper's tables as Markdown or LaTeX, and comparisons of recipes as Markdown.
+
+A table of the paper has our numbers beside the published ones; a comparison has one section per
+attack and one row per score.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from demur.evaluate import ORACLE
+from demur.metrics import Difference
+from demur.paper.cells import Cell
+from demur.paper.comparisons import (
+    DIVERGED,
+    PUBLISHED_NOTE,
+    Comparison,
+    Mean,
+    PublishedScore,
+    PublishedScores,
+    SeedAverage,
+    TrainingResult,
+    average_seeds,
+)
+from demur.paper.published import TABLES_BY_NUMBER, PaperTable
+from demur.paper.scales import ALL_IMAGES
+
+TITLE = "# Results"
+INTRODUCTION = """\
+## How to read the tables
+
+Every table of "Two Coupled Rejection Metrics Can Tell Adversarial Examples Apart" (CVPR 2022),
+numbered as there. A cell shows our number and the published one in parentheses; a dash means not
+measured. TPR-95 is the accuracy in percent on the images that a rejector accepts when it accepts
+95% of the correct predictions. Letters lead to the notes under the table.
+
+Made by `{command}` from stored records. `--json` prints every cell with its record, attack and
+number of images.
+
+{measured} of {count} cells are measured, {others} of the {other_count} that need no CIFAR-100.
+"""
+LAST_EPOCH = """\
+The paper selects the epoch with the best accuracy under PGD-10 on the test images. Where that is
+not the last epoch, the number of the last one follows after a slash.
+"""
+SPECIAL = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$",
+}  # fmt: skip
+
+HEADINGS = (
+    "training", "score", "accuracy", "TPR-95: accuracy on accepted", "vs Con", "AUROC", "vs Con"
+)  # fmt: skip
+PAPER_HEADING = ("the paper",)
+FROZEN_HEADINGS = ("frozen: coverage", "frozen: accepted errors")  # only with cal images
+NOTES = (
+    "Values are percent; AUROC is 0 to 1. `TPR-95` is the paper's protocol: the threshold accepts "
+    "95% of the correct predictions of each evaluated set and uses its labels.",
+    "Square brackets are 95% intervals. `vs Con` is a paired difference on the same images and "
+    "includes the variance over seeds if there are several. ± is the standard deviation over "
+    "seeds.",
+)
+FROZEN_NOTE = (
+    "`frozen` is the deployed protocol: the threshold accepts 95% of the correct predictions on "
+    "clean cal images and is fixed before any attack."
+)
+HELD_OUT_NOTE = (
+    "All images are held-out training images, so that settings are compared without using the test "
+    "images."
+)
+ADAPTIVE_NOTE = (
+    "An adaptive attack targets the head's own score (Con if there is none), so it does not target "
+    "the Con row of a net with another score."
+)
+LEARNED_CAPTION = "Rejectors fitted to features of the trained net, TPR-95 and AUROC:"
+NO_CORRECT_NOTE = (
+    "AUROC is undefined if no prediction is correct; the table then shows 0.500 [0.000, 1.000]."
+)
+
+
+def grid(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], align: str, spaced: bool = False
+) -> str:
+    """A Markdown table; `align` has l or r for each column."""
+    first = "|".join(f" {heading} " if heading else " " for heading in headings)
+    gap = " " if spaced else ""
+    rule = "|".join(f"{gap}{'---:' if side == 'r' else '---'}{gap}" for side in align)
+    return "\n".join([f"|{first}|", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def results_page(
+    cells: Sequence[Cell], command: str, conclusions: str = "", verdicts: str = ""
+) -> str:
+    """The page for the cells of one or more tables, with two sections that are made elsewhere."""
+    needs_100 = [
+        cell
+        for cell in cells
+        if "CIFAR-100" in f"{cell.row} {cell.column}" or cell.table in (10, 11)
+    ]
+    others = [cell for cell in cells if cell not in needs_100]
+    parts = [TITLE, *([conclusions] if conclusions else [])]
+    parts.append(
+        INTRODUCTION.format(
+            command=command, count=len(cells), other_count=len(others),
+            measured=_measured(cells), others=_measured(others),
+        )
+    )  # fmt: skip
+    parts += [LAST_EPOCH] if any(cell.last is not None for cell in cells) else []
+    for number in dict.fromkeys(cell.table for cell in cells):
+        own = [cell for cell in cells if cell.table == number]
+        parts.append(_section(TABLES_BY_NUMBER[number], own))
+    parts += [verdicts] if verdicts else []
+    return "\n".join(part.strip() + "\n" for part in parts)
+
+
+def _measured(cells: Sequence[Cell]) -> int:
+    return sum(cell.measured is not None for cell in cells)
+
+
+class Notes:
+    """The notes under a table: how cells were measured, a letter for each way."""
+
+    def __init__(self) -> None:
+        self.letters: dict[str, str] = {}  # by note
+
+    def letter(self, cell: Cell) -> str:
+        """The letter of the note of a measured cell."""
+        restarts = f", {cell.restarts} restarts" if (cell.restarts or 0) > 1 else ""
+        images = "" if cell.n in (ALL_IMAGES, None) else f", {cell.n:,} images"
+        attack = f", {cell.attack.partition(':')[0]}" if cell.attack else ""
+        note = f"{cell.protocol}{attack}{restarts}{images}"
+        return self.letters.setdefault(note, chr(ord("a") + len(self.letters)))
+
+    @property
+    def text(self) -> str:
+        """All notes as a sentence; empty without a measured cell."""
+        notes = "; ".join(f"{letter}: {note}" for note, letter in self.letters.items())
+        return f"{notes}." if notes else ""
+
+
+def _section(table: PaperTable, cells: Sequence[Cell]) -> str:
+    notes, width = Notes(), len(table.columns)
+    rows = [
+        [row.label, *(_shown(cell, notes) for cell in cells[i * width : (i + 1) * width])]
+        for i, row in enumerate(table.rows)
+    ]
+    shown = _paper_grid([column.label for column in table.columns], rows)
+    lines = [f"## {table.heading}", "", f"{_measured(cells)} of {len(cells)} cells.", "", shown]
+    lines += ["", notes.text] if notes.text else []
+    lines += ["", table.notes] if table.notes else []
+    return "\n".join([*lines, *_variants(table, cells)])
+
+
+def _paper_grid(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return grid(["", *headings], rows, "l" + "r" * len(headings))
+
+
+def _variants(table: PaperTable, cells: Sequence[Cell]) -> list[str]:
+    """A table for each other way in which cells were measured, with the rows that have any."""
+    lines, width = list[str](), len(table.columns)
+    rows = [cells[i * width : (i + 1) * width] for i in range(len(table.rows))]
+    for name in dict.fromkeys(name for cell in cells for name in cell.variants):
+        own = [row for row in rows if any(name in cell.variants for cell in row)]
+        shown = [i for i in range(width) if any(name in row[i].variants for row in own)]
+        headings = [table.columns[i].label for i in shown]
+        texts = [[row[0].row, *(_variant_text(row[i], name) for i in shown)] for row in own]
+        lines += ["", f"The same cells, {name}:", "", _paper_grid(headings, texts)]
+    return lines
+
+
+def _variant_text(cell: Cell, name: str) -> str:
+    return number_text(cell.variants[name], cell.column) if name in cell.variants else "-"
+
+
+def _shown(cell: Cell, notes: Notes) -> str:
+    published = number_text(cell.published, cell.column)
+    if cell.measured is None:
+        return f"- ({published})"
+    last = f" / {number_text(cell.last, cell.column)}" if cell.last is not None else ""
+    return f"{number_text(cell.measured, cell.column)}{last} ({published}) {notes.letter(cell)}"
+
+
+def number_text(value: float, column: str) -> str:
+    """A number of a column: three decimals for AUROC, two for squared L2 and costs, else one."""
+    two = ", L2" in column or column.endswith(("MB", "per epoch"))
+    decimals = 3 if column.endswith("AUC") else 2 if two else 1
+    return f"{value:.{decimals}f}"
+
+
+def latex_page(cells: Sequence[Cell], command: str) -> str:
+    """The tables of the cells, each a table environment."""
+    # in a comment only a line break is special
+    lines = [f"% made by {' '.join(command.split())}", r"% needs \usepackage{booktabs,graphicx}"]
+    for number in dict.fromkeys(cell.table for cell in cells):
+        own = [cell for cell in cells if cell.table == number]
+        lines += ["", *_table(TABLES_BY_NUMBER[number], own)]
+    return "\n".join(lines) + "\n"
+
+
+def escape(text: str) -> str:
+    """Text with LaTeX's special characters escaped."""
+    return "".join(SPECIAL.get(letter, letter) for letter in text)
+
+
+def _table(table: PaperTable, cells: Sequence[Cell]) -> list[str]:
+    notes, width = Notes(), len(table.columns)
+    header = " & ".join(["", *(escape(column.label) for column in table.columns)])
+    rows = []
+    for i, row in enumerate(table.rows):
+        shown = [_latex_value(cell, notes) for cell in cells[i * width : (i + 1) * width]]
+        rows.append(" & ".join([escape(row.label), *shown]) + r" \\")
+    caption = f"{table.title}. Ours, and the paper's in parentheses. {notes.text} {table.notes}"
+    return [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{escape(' '.join(caption.split()))}}}",
+        rf"\label{{tab:paper-{table.number}}}",
+        r"\resizebox{\textwidth}{!}{%",
+        rf"\begin{{tabular}}{{l{'r' * width}}}",
+        r"\toprule",
+        header + r" \\",
+        r"\midrule",
+        *rows,
+        r"\bottomrule",
+        r"\end{tabular}}",
+        r"\end{table}",
+    ]
+
+
+def _latex_value(cell: Cell, notes: Notes) -> str:
+    published = number_text(cell.published, cell.column)
+    if cell.measured is None:
+        return f"-- ({published})"
+    last = f" / {number_text(cell.last, cell.column)}" if cell.last is not None else ""
+    measured = number_text(cell.measured, cell.column)
+    return f"{measured}{last} ({published})$^{{{notes.letter(cell)}}}$"
+
+
+def comparison_page(
+    table: Comparison, results: Sequence[TrainingResult], command: str, version: str
+) -> str:
+    """The table as a Markdown page; `command` and `version` are quoted as its origin."""
+    averages = average_seeds(results)
+    seeds = len({result.seed for result in results})
+    count = f"up to {seeds} seeds each" if seeds > 1 else "1 seed each"
+    origin = f"Made by `{command}`, {count}, demur {version}."
+    notes = sorted({note for result in results for note in result.notes})
+    parts = [f"# {table.title}", origin, _explanation(table, averages), *notes]
+    for label in table.attacks:
+        rows = [row for row in averages if row.attack == label]
+        kind = "images" if table.split == "test" else f"{table.split} images"
+        n = f", {max(row.n for row in rows)} {kind}" if rows else ""
+        parts += [f"## {label}{n}"]
+        parts += _attack_section(rows, seeds, table) if rows else ["Not measured yet."]
+    if missing := _missing_results(results):
+        parts += ["## Missing", "\n".join(missing)]
+    runs = [
+        [result.entry, str(result.seed), result.run, result.recipe[:12]]
+        for result in results
+        if result.rows or result.failure.startswith(DIVERGED)
+    ]
+    parts += ["## Runs", grid(["training", "seed", "run", "recipe"], runs, "llll")]
+    return "\n\n".join(parts) + "\n"
+
+
+def _explanation(table: Comparison, rows: Sequence[SeedAverage]) -> str:
+    """The notes on the columns that the table has."""
+    first, second = NOTES
+    frozen = [FROZEN_NOTE] if any(row.protocol == "deploy" for row in rows) else []
+    adaptive = [ADAPTIVE_NOTE] if any("adaptive" in label for label in table.attacks) else []
+    held = [HELD_OUT_NOTE] if table.split in ("val", "cal") else []
+    paper = [PUBLISHED_NOTE] if table.published else []
+    no_correct = [NO_CORRECT_NOTE] if any(row.all.value == 0 for row in rows) else []
+    return " ".join([first, *frozen, second, *adaptive, *held, *paper, *no_correct])
+
+
+def _missing_results(results: Sequence[TrainingResult]) -> list[str]:
+    """One item per entry and reason, with all its seeds."""
+    seeds: dict[tuple[str, str], list[int]] = {}
+    for result in results:
+        if result.failure:
+            seeds.setdefault((result.entry, result.failure), []).append(result.seed)
+    return [
+        f"- {entry}, seed{'s' if len(which) > 1 else ''} {', '.join(map(str, which))}: {failure}"
+        for (entry, failure), which in seeds.items()
+    ]
+
+
+def _attack_section(rows: Sequence[SeedAverage], seeds: int, table: Comparison) -> list[str]:
+    """The grids of one attack: the nets' own scores, then the fitted rejectors."""
+    most = max(row.n for row in rows)
+    learned = [
+        row
+        for row in rows
+        if row.rejector in table.learned and row.protocol == "paper" and row.n == most
+    ]
+    own = [row for row in rows if row.rejector not in table.learned]
+    fitted = [LEARNED_CAPTION, _learned_grid(learned, seeds, table)] if learned else []
+    return [_score_grid(own, seeds, table.published), *fitted]
+
+
+def _score_grid(rows: Sequence[SeedAverage], seeds: int, published: PublishedScores) -> str:
+    """One row per score: the paper's protocol, then the deployed one if there is one."""
+    frozen = {(row.entry, row.rejector, row.n): row for row in rows if row.protocol == "deploy"}
+    most = max(row.n for row in rows)
+    in_paper = any(attack == rows[0].attack for _, _, attack in published)
+    headings = HEADINGS + (PAPER_HEADING if in_paper else ()) + (FROZEN_HEADINGS if frozen else ())
+    lines = list[Sequence[str]]()
+    for row in rows:
+        if row.protocol == "paper" and row.rejector != ORACLE:
+            paper = published.get((row.entry, row.rejector, row.attack))
+            deployed = frozen.get((row.entry, row.rejector, row.n))
+            extra = ((_published(paper),) if in_paper else ()) + (
+                _frozen(deployed) if frozen else ()
+            )
+            fewer = f", {row.n} images" if row.n < most else ""
+            lines.append((_name(row, seeds) + fewer, *_score_cells(row), *extra))
+    return grid(headings, lines, "ll" + "r" * (len(headings) - 2), spaced=True)
+
+
+def _learned_grid(rows: Sequence[SeedAverage], seeds: int, table: Comparison) -> str:
+    """One row per net, one column per rejector; the paper's numbers of the net follow below."""
+    by_name = {(row.entry, row.rejector): row for row in rows}
+    lines = list[Sequence[str]]()
+    for entry in dict.fromkeys(row.entry for row in rows):
+        of_entry = {name: by_name.get((entry, name)) for name in table.learned}
+        first = next(row for row in of_entry.values() if row)
+        cells = [
+            f"{_percent(row.right)}, {row.auroc.value:.3f}" if row else ""
+            for row in of_entry.values()
+        ]
+        lines.append((_name(first, seeds), *cells))
+        paper = [table.published.get((entry, name, first.attack)) for name in table.learned]
+        if any(paper):
+            lines.append((f"{entry}, the paper", *map(_published, paper)))
+    align = "l" + "r" * len(table.learned)
+    return grid(["training", *table.learned], lines, align, spaced=True)
+
+
+def _published(score: PublishedScore | None) -> str:
+    return "" if score is None else f"{score.right:.2f}, {score.auroc:.3f}"
+
+
+def _name(row: SeedAverage, seeds: int) -> str:
+    return row.entry + (f" ({row.seeds} of {seeds} seeds)" if row.seeds < seeds else "")
+
+
+def _score_cells(row: SeedAverage) -> tuple[str, ...]:
+    return (
+        row.rejector, _percent(row.all), _percent(row.right),
+        _difference(row.right_vs_con, 100, 1, row.rejector), _with_spread(row.auroc, 1, 3),
+        _difference(row.auroc_vs_con, 1, 3, row.rejector),
+    )  # fmt: skip
+
+
+def _frozen(row: SeedAverage | None) -> tuple[str, str]:
+    return ("", "") if row is None else (_percent(row.coverage), _percent(row.accepted_wrong))
+
+
+def _percent(mean: Mean) -> str:
+    return _with_spread(mean, 100, 1)
+
+
+def _with_spread(mean: Mean, scale: float, digits: int) -> str:
+    text = f"{scale * mean.value:.{digits}f}"
+    if mean.spread is not None:
+        return f"{text} ± {scale * mean.spread:.{digits}f}"
+    if mean.interval is not None:
+        lo, hi = (f"{scale * end:.{digits}f}" for end in mean.interval)
+        return f"{text} [{lo}, {hi}]"
+    return text
+
+
+def _difference(gap: Difference, scale: float, digits: int, rejector: str) -> str:
+    if rejector == "Con":
+        return ""
+    value, lo, hi = (f"{scale * end:+.{digits}f}" for end in (gap.value, gap.lo, gap.hi))
+    return f"{value} [{lo}, {hi}]"
