@@ -308,6 +308,7 @@ def figure(
         figures_by_name,
     )
     from demur.paper.paper_runs import RunSource
+    from demur.report.figures import check_installed
 
     if not names:
         _print_names({one.name: f"Figure {one.number}: {one.title}" for one in FIGURES.values()})
@@ -315,7 +316,7 @@ def figure(
     chosen, kinds = figures_by_name(names), _formats(formats)
     source = RunSource(read_from, device, data, engine, runs)
     scales = _check_scale(scale, source, shlex.join(["demur", "paper", "figure", *names]))
-    _check_matplotlib()
+    check_installed()
     failures = source.compute(figure_needs(chosen, scale)) if scale else []
     stored = source.stored() if any(one.evidence for one in chosen) else None
     missing = 0
@@ -343,13 +344,6 @@ def _formats(text: str) -> list[str]:
     if not names:
         raise BadInput("--format is empty; write formats, such as pdf,svg")
     return names
-
-
-def _check_matplotlib() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise BadInput("figures need matplotlib; install it with pip install 'demur[report]'")
 
 
 def _write_figure(folder: Path, name: str, caption: str, files: dict[str, bytes]) -> None:
