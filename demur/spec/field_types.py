@@ -137,20 +137,6 @@ def describe_type(kind: Any, value: Any = None) -> str:
     return f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
 
 
-def short_type(kind: Any) -> str:
-    """Return the name of a field's type without its conditions: `int`, `Ball`, `float | None`."""
-    origin, args = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return short_type(args[0])
-    if origin in (Union, UnionType):
-        return " | ".join(short_type(arg) for arg in args)
-    if origin is Literal:
-        return "str" if all(isinstance(arg, str) for arg in args) else "int"
-    if origin is tuple:
-        return "tuple"
-    return "None" if kind is NoneType else str(kind.__name__)
-
-
 def _violated(annotated: tuple[Any, ...], value: Any) -> int:
     """Index of the first condition that a numeric value violates; 1 for other values."""
     indices = range(1, len(annotated))

@@ -10,7 +10,6 @@ class of the user's own is written as Custom("module:Class", ...); DEMUR_MODULES
 
 import ast
 import hashlib
-import inspect
 import json
 import os
 import re
@@ -23,84 +22,12 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 from typing import get_type_hints as type_hints
 
 from demur.errors import BadInput, shorten, suggestion
-from demur.spec.field_types import convert_value, describe_type, short_type, takes_specs
+from demur.spec.field_types import convert_value, describe_type, takes_specs
 
 LONG = 8  # a decimal with more characters is written as a fraction, if it is one
 ALLOWED = "DEMUR_MODULES"  # environment variable: modules, separated by commas
 CUSTOM = "Custom"  # how a class outside this package is written: Custom("module:Class", ...)
-LINE = 60  # columns of a signature
 Vocabulary = Mapping[str, type["Spec"]]
-
-
-class _TypeName(str):
-    """A type's name that `inspect` prints without quotes."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-class _Signature(inspect.Signature):
-    """A signature printed in lines of at most LINE columns."""
-
-    def __str__(self) -> str:
-        lines, line = [], "("
-        for i, parameter in enumerate(self.parameters.values()):
-            text = f"{parameter}{', ' if i + 1 < len(self.parameters) else ''}"
-            if len(line) + len(text.rstrip()) > LINE - 8 and line != "(":
-                lines.append(line.rstrip())
-                line = "    "
-            line += text
-        return "\n".join([*lines, f"{line})"])
-
-
-class _ShortSignature:
-    """Class attribute `__signature__`: fields with the names of their types, for help()."""
-
-    def __get__(self, instance: object, owner: type) -> inspect.Signature:
-        if instance is not None or not hasattr(owner, "__dataclass_fields__"):
-            raise AttributeError("__signature__")
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters = [
-            inspect.Parameter(
-                f.name, kind, annotation=_TypeName(short_type(field_types(owner)[f.name])),
-                default=_shown_default(owner, f),
-            )
-            for f in fields(owner)
-        ]  # fmt: skip
-        _shorten_methods(owner)
-        itself = inspect.Parameter("self", kind)
-        owner.__dict__["__init__"].__signature__ = _Signature([itself, *parameters])
-        return _Signature(parameters)
-
-
-def _shown_default(owner: type["Spec"], f: "Field[Any]") -> Any:
-    if f.name in required_fields(owner):
-        return inspect.Parameter.empty
-    default = _default(f)
-    return _TypeName(show(default)) if isinstance(default, Spec) else default
-
-
-def _shorten_methods(owner: type) -> None:
-    """Give the methods of a class signatures without module names, for help()."""
-    for cls in owner.__mro__:
-        for attribute in vars(cls).values():
-            function = getattr(attribute, "__func__", attribute)  # of a class method
-            ours = inspect.isfunction(function) and cls.__module__.startswith("demur.")
-            if ours and not hasattr(function, "__signature__"):
-                parameters = inspect.signature(function).parameters.values()
-                function.__signature__ = _Signature(
-                    [p.replace(annotation=_short(p)) for p in parameters]
-                )
-
-
-def _short(parameter: inspect.Parameter) -> Any:
-    if parameter.annotation is inspect.Parameter.empty:
-        return inspect.Parameter.empty
-    if get_origin(parameter.annotation) is Callable:
-        return _TypeName("Callable")
-    return _TypeName(re.sub(r"[\w.]+\.(?=\w)", "", inspect.formatannotation(parameter.annotation)))
 
 
 @dataclass(frozen=True)
@@ -112,7 +39,6 @@ class Spec:
     """
 
     VERSION: ClassVar[int] = 1  # raised when the meaning of the class changes
-    __signature__ = _ShortSignature()
 
     def __post_init__(self) -> None:
         for name, kind in field_types(type(self)).items():
