@@ -39,7 +39,7 @@ from demur.files.output_paths import check_output_file, check_output_folder
 from demur.images import check_batch
 from demur.noise import permutation
 from demur.numerics import device_by_name
-from demur.output import Output, prediction
+from demur.output import Output, outputs_in_batches, prediction
 from demur.rejectors import ModelScore
 from demur.rejectors.rule import OperatingPoint, Rejector, Score, as_score
 from demur.sanity import CheckResult, Flag
@@ -407,9 +407,8 @@ def _clean_outputs(model: Model, x: Tensor, y: Tensor, settings: Settings) -> Ou
     """Return the outputs for clean images, on the CPU; the images move batch by batch."""
     check_batch(x, y)
     at = device_for(model, x, settings.device)
-    with checked(model, x[:1].to(at), y[:1].to(at)) as (own, *_), torch.no_grad():
-        parts = [own(part.to(at)) for part in x.split(settings.bs)]
-    return Output(*(torch.cat(part).cpu() for part in zip(*parts, strict=True)))
+    with checked(model, x[:1].to(at), y[:1].to(at)) as (own, *_):
+        return outputs_in_batches(own, x, settings.bs, at)
 
 
 def _on_device(score: Score, model: Model, settings: Settings) -> Score:

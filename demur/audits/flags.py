@@ -18,7 +18,7 @@ from demur.attacks.criteria import RuleCriterion
 from demur.evaluate.recording import probe
 from demur.evaluate.score import RejectorEvaluation
 from demur.numerics import tf32
-from demur.output import Output
+from demur.output import outputs_in_batches
 from demur.rejectors.rule import as_score
 from demur.runs import Record
 from demur.sanity import checks_of
@@ -102,7 +102,7 @@ def _craft(attack: Attack, model: CheckedModel, x: Tensor, y: Tensor, bs: int) -
 def _record(
     label: str, model: CheckedModel, x: Tensor, y: Tensor, bs: int, metadata: dict[str, object]
 ) -> Record:
-    out = outputs(model, x, bs)
+    out = outputs_in_batches(model, x, bs, x.device)
     arrays = {
         "y": y.cpu(),
         "index": torch.arange(len(y)),
@@ -111,10 +111,3 @@ def _record(
         "feature": out.feature,
     }
     return Record(arrays, metadata | {"label": label, "spec": ""})
-
-
-def outputs(model: CheckedModel, x: Tensor, bs: int) -> Output:
-    """Return the outputs of the model for all images, on the CPU."""
-    with torch.no_grad():
-        parts = [model(part) for part in x.split(bs)]
-    return Output(*(torch.cat(part).cpu() for part in zip(*parts, strict=True)))

@@ -34,7 +34,7 @@ from demur.images import check_batch
 from demur.nan_checks import raise_if_invalid
 from demur.nets import RejectingNet
 from demur.numerics import Precision, device_by_name, fusing, tf32, use_precision
-from demur.output import Output, as_output, check_logits
+from demur.output import Output, as_output, check_logits, outputs_in_batches
 from demur.runs import Record, Run, provenance
 from demur.runs.record import (
     finished_record,
@@ -395,9 +395,9 @@ def _final_outputs(net: RejectingNet, x_adv: Tensor, device: torch.device) -> Ou
     """Outputs of the net in fp32; the last batch is padded, since kernels depend on the size."""
     missing = -len(x_adv) % VERDICT_BATCH
     padded = torch.cat([x_adv, x_adv.new_zeros(missing, *x_adv.shape[1:])])
-    with torch.no_grad(), tf32("fp32"):
-        batches = [net(batch.to(device)) for batch in padded.split(VERDICT_BATCH)]
-    return Output(*(torch.cat(part)[: len(x_adv)].cpu() for part in zip(*batches, strict=True)))
+    with tf32("fp32"):
+        out = outputs_in_batches(net, padded, VERDICT_BATCH, device)
+    return Output(*(part[: len(x_adv)] for part in out))
 
 
 def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:

@@ -20,6 +20,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from demur.errors import BadInput
 from demur.guards import Guard
+from demur.guards import guard as calibrated
 from demur.metrics import threshold_at_tpr
 
 
@@ -98,8 +99,6 @@ class RejectingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _calibrate_guard(self, guard: Guard, X: Any, y: Any) -> "RejectingClassifier":
         """Choose the thresholds of a guard again; its net stays what it is."""
-        from demur.guards.build import guard as calibrated
-
         if len(guard.scores) > 1:
             raise BadInput("the guard has several thresholds; calibrate it with demur.guard")
         names = np.array(guard.class_names)

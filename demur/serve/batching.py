@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from demur.guards.core import Guard, GuardResult
+from demur.guards import Guard, GuardResult
 
 MAX_RETRY = 60  # seconds
 SMOOTHING = 0.8  # of the speed over batches

@@ -11,21 +11,18 @@ class of the user's own is written as Custom("module:Class", ...); DEMUR_MODULES
 import ast
 import hashlib
 import json
-import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from fractions import Fraction
-from importlib import import_module
 from typing import Any, ClassVar, Literal, get_args, get_origin
 from typing import get_type_hints as type_hints
 
 from demur.errors import BadInput, shorten, suggestion
 from demur.spec.field_types import convert_value, describe_type, takes_specs
+from demur.spec.importing import import_object
 
 LONG = 8  # a decimal with more characters is written as a fraction, if it is one
-ALLOWED = "DEMUR_MODULES"  # environment variable: modules, separated by commas
 CUSTOM = "Custom"  # how a class outside this package is written: Custom("module:Class", ...)
 Vocabulary = Mapping[str, type["Spec"]]
 
@@ -116,11 +113,18 @@ def check_readable(value: Spec) -> None:
         cls = type(part)
         if cls.__module__.partition(".")[0] != "demur":
             path = f"{cls.__module__}:{cls.__qualname__}"
-            if cls.__module__ == "__main__" or _imported(path) is not cls:
+            if cls.__module__ == "__main__" or not _is_found(path, cls):
                 raise BadInput(
                     f"{cls.__name__} cannot be found again by {path!r}; define it at the top level "
                     "of a module that Python can import, not in a script or a notebook cell"
                 )
+
+
+def _is_found(path: str, cls: type[Spec]) -> bool:
+    try:
+        return import_object(path, Spec) is cls
+    except BadInput:
+        return False
 
 
 def _specs_in(value: Any) -> Iterator[Spec]:
@@ -133,22 +137,12 @@ def _specs_in(value: Any) -> Iterator[Spec]:
             yield from _specs_in(part)
 
 
-def _imported(path: str) -> type[Spec] | None:
-    """Return the Spec subclass at "module:Class", or None.
-
-    Reading a recipe must not run code that came with it: a module is imported only if the program
-    has done so already or the environment variable DEMUR_MODULES names it.
-    """
-    module, _, name = path.partition(":")
-    if module not in sys.modules and module not in os.environ.get(ALLOWED, "").split(","):
-        return None
-    try:
-        found: Any = import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except Exception:  # a user's module may raise anything
-        return None
-    return found if isinstance(found, type) and issubclass(found, Spec) else None
+def _spec_class(path: str) -> type[Spec]:
+    """Return the Spec subclass at "module:Class"; raise BadInput if there is none to import."""
+    found = import_object(path, Spec)
+    if not (isinstance(found, type) and issubclass(found, Spec)):
+        raise BadInput(f"{shorten(path)!r} is not a Spec; name a subclass of one")
+    return found
 
 
 def _default(f: "Field[Any]") -> Any:
@@ -269,13 +263,7 @@ def _custom(values: list[Any]) -> type[Spec]:
     path = values.pop(0) if values else None
     if not isinstance(path, str) or ":" not in path:
         raise BadInput(f'{CUSTOM} must begin with "module:Class", not {path!r}')
-    cls = _imported(path)
-    if cls is None:
-        raise BadInput(
-            f"the class {shorten(path)!r} cannot be imported; if it is yours, allow it with "
-            f"{ALLOWED}={path.partition(':')[0]} and run the command where Python finds it"
-        )
-    return cls
+    return _spec_class(path)
 
 
 def find_name(name: str, known: Iterable[str]) -> str | None:
