@@ -324,5 +324,5 @@ def test_bad_requests(
 
 def test_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(BadInput, match=r"need Pillow; install it with pip .*demur\[corruptions\]"):
+    with pytest.raises(BadInput, match=r"need Pillow; install it with pip .*demur\[images\]"):
         corrupt(IMAGES, "pixelate", 1, INDEX)

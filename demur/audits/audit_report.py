@@ -325,12 +325,12 @@ def _report(
     with checked(model, *(part[:MOST_IMAGES].to(at) for part in images)) as (own, x, y):
         near = {key: (chain, x_adv[: len(x)].to(x)) for key, (chain, x_adv) in compared.items()}
         sanity = foreign_checks(own, x, y, near, criterion, settings.bs)
-    said = dict.fromkeys(sentence for result in results for sentence in result.warnings)
+    warnings = dict.fromkeys(sentence for result in results for sentence in result.warnings)
     threshold = criterion.threshold if criterion is not None else None
     assert not isinstance(threshold, OperatingPoint)
     return AuditReport(
         name, show(ball), rule, threshold, results[0], of_rejector[0], of_rejector[1],
-        tuple(sanity), tuple(said),
+        tuple(sanity), tuple(warnings),
     )  # fmt: skip
 
 

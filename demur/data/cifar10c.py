@@ -30,11 +30,11 @@ from demur.data.corruptions import (
     Bytes,
     check_request,
     corrupt,
-    import_pillow,
 )
 from demur.data.dataset import Images
 from demur.data.published import search_folders
 from demur.errors import BadInput
+from demur.files.image_files import import_pillow
 
 FOLDER = "CIFAR-10-C"
 RELEASED, GENERATED, PROCEDURAL = "released", "generated", "generated, procedural texture"

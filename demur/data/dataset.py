@@ -23,6 +23,7 @@ from demur.errors import BadInput
 from demur.images import Domain
 from demur.noise import Stream
 from demur.numerics import fused
+from demur.progress import ignore
 from demur.spec import Spec
 from demur.spec.field_types import NonNegativeInt
 
@@ -112,8 +113,8 @@ class Dataset(Spec, ABC):
 
     def prepared(
         self,
-        on_progress: Callable[[int, int], None] = lambda done, total: None,
-        on_message: Callable[[str], None] = lambda sentence: None,
+        on_progress: Callable[[int, int], None] = ignore,
+        on_message: Callable[[str], None] = ignore,
     ) -> "Dataset":
         """Return the data set with every field that depends on its files filled in."""
         return self

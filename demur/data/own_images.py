@@ -33,6 +33,7 @@ from demur.data.sources import HUB, Source, open_source
 from demur.errors import BadInput, shorten
 from demur.files.image_files import resize_pixels
 from demur.images import Domain
+from demur.progress import ignore
 from demur.spec.field_types import Condition
 
 VERSION = 1  # of what is stored: raised when decoding, splits or files change
@@ -101,7 +102,7 @@ def read_images(
     path: str,
     size: int,
     channels: int | None,
-    on_progress: ProgressCallback = lambda done, total: None,
+    on_progress: ProgressCallback = ignore,
 ) -> CachedImages:
     """Return the cached images of a path; decode and resize them first where they changed.
 
@@ -331,8 +332,8 @@ class OwnImages(Dataset):
 
     def prepared(
         self,
-        on_progress: Callable[[int, int], None] = lambda done, total: None,
-        on_message: Callable[[str], None] = lambda sentence: None,
+        on_progress: Callable[[int, int], None] = ignore,
+        on_message: Callable[[str], None] = ignore,
     ) -> "OwnImages":
         """Return a copy with channels, classes and content, after every image is read once.
 
@@ -371,7 +372,7 @@ class OwnImages(Dataset):
     def _cached(
         self,
         folder: Path | None,
-        on_progress: Callable[[int, int], None] = lambda done, total: None,
+        on_progress: Callable[[int, int], None] = ignore,
     ) -> CachedImages:
         if not self.path:
             raise BadInput("this recipe needs your images; name them with data=PATH")

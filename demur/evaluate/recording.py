@@ -35,6 +35,7 @@ from demur.nan_checks import raise_if_invalid
 from demur.nets import RejectingNet
 from demur.numerics import Precision, device_by_name, fusing, tf32, use_precision
 from demur.output import Output, as_output, check_logits, outputs_in_batches
+from demur.progress import ignore
 from demur.runs import Record, Run, provenance
 from demur.runs.record import (
     finished_record,
@@ -50,10 +51,6 @@ from demur.version import code_version
 VERDICT_BATCH = 256
 PROBED = 128  # images of a probe
 ROUNDING = 1e-4  # relative difference that two kernels may have by rounding
-
-
-def no_progress(done: int, total: int) -> None:
-    """Report no progress."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +105,7 @@ class LoadedRun:
         device: torch.device | str,
         data_folder: Path | None = None,
         engine: str = "auto",
-        on_message: Callable[[str], None] = lambda sentence: None,
+        on_message: Callable[[str], None] = ignore,
     ) -> None:
         self.run, self.device = run, _as_device(device)
         self.data_folder, self.on_message = data_folder, on_message
@@ -219,7 +216,7 @@ def run_attack(
     label: str,
     attack: Attack,
     options: RecordOptions = RecordOptions(),
-    on_progress: ProgressCallback = no_progress,
+    on_progress: ProgressCallback = ignore,
 ) -> Record:
     """Run an attack and write its record, or read the record if it exists.
 

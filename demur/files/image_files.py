@@ -32,9 +32,7 @@ def import_pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise BadInput(
-            "reading images needs Pillow; install it with pip install 'demur[images]'"
-        ) from None
+        raise BadInput("images need Pillow; install it with pip install 'demur[images]'") from None
     return Image
 
 

@@ -26,7 +26,7 @@ PositiveInt = Annotated[int, Condition(lambda v: v >= 1, "of at least 1"), _FITS
 NonNegativeInt = Annotated[int, Condition(lambda v: v >= 0, "of at least 0"), _FITS_INT64]
 Positive = Annotated[float, Condition(lambda v: v > 0, "above 0")]
 NonNegative = Annotated[float, Condition(lambda v: v >= 0, "of at least 0")]
-Extended = Annotated[
+NumberOrInfinity = Annotated[
     object, Condition(lambda v: _is_number(v) and not math.isnan(v), "that is a number")
 ]
 UnitInterval = Annotated[float, Condition(lambda v: 0 <= v <= 1, "between 0 and 1")]

@@ -23,11 +23,11 @@ from demur.errors import BadInput
 from demur.evaluate import LoadedRun, accepted, resolve_thresholds, run_attack, values
 from demur.evaluate.batching import ProgressCallback
 from demur.evaluate.record_scores import to_json
-from demur.evaluate.recording import no_progress
 from demur.files.atomic import write_json
 from demur.methods import PGDAT, RR, Method
 from demur.metrics import BoolArray, Difference, auroc, auroc_difference
 from demur.nets import FactoryNet
+from demur.progress import ignore
 from demur.recipes import RECIPES, Recipe, with_changes
 from demur.rejectors import Con, Rejector
 from demur.rejectors.rule import as_score
@@ -141,7 +141,7 @@ def retrofit(
 
 
 def compare(
-    loaded: LoadedRun, on_progress: ProgressCallback = no_progress
+    loaded: LoadedRun, on_progress: ProgressCallback = ignore
 ) -> tuple[HeadComparison, ...]:
     """Compare R-Con with Con on the test images of a run and store the result in its folder."""
     recipe = loaded.run.recipe
