@@ -23,7 +23,7 @@ from demur.data.corruptions import (
     procedural_frost,
     sample,
 )
-from demur.data.digits import Digits
+from demur.data.dataset import Digits
 from demur.errors import BadInput
 
 RANDOM = [n for n in CORRUPTIONS if n.endswith("noise")] + [

@@ -153,7 +153,9 @@ class TestSaidAtOnce:
     def test_a_model_that_is_no_better_than_chance(self) -> None:
         x, y = images()
         (warning,) = evaluated(classifier(), x, (y + 1) % 4, sanity=False).warnings
-        assert warning.startswith("the model gets 0 of 40 clean images right, no better than chance")
+        assert warning.startswith(
+            "the model gets 0 of 40 clean images right, no better than chance"
+        )
 
     def test_a_pair_of_scores_that_rejects_everything(self) -> None:
         from demur.rejectors import Coupled

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from demur.data import CIFAR10, CropFlip, MappedImages, OwnImages, mapped
+from demur.data import CIFAR10, CropFlip, MappedImages, OwnImages, own_images
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RejectorEvaluation
 from demur.files.atomic import content_digest
@@ -63,7 +63,7 @@ def test_a_streamed_set_trains_to_the_same_bits_as_a_resident_one(
 ) -> None:
     made = replace(of(photos, "batch_size=14"), augment=CropFlip(1))  # batches of 14, 14 and 8
     resident = train(made, tmp_path / "resident")
-    monkeypatch.setattr(mapped, "RESIDENT_LIMIT", 0)
+    monkeypatch.setattr(own_images, "RESIDENT_LIMIT", 0)
     assert isinstance(made.data.load()["fit"].to(torch.device("cpu")), MappedImages)
     streamed = train(made, tmp_path / "streamed")
     files = [(run.path / "model.safetensors").read_bytes() for run in (resident, streamed)]

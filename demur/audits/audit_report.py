@@ -29,8 +29,8 @@ from demur.audits.ensemble_result import (
     sanity_lines,
 )
 from demur.audits.ensembles import AutoAttack, EnsembleEvaluation, RejectAutoAttack, ball_by_name
-from demur.audits.flags import MOST_IMAGES, foreign_checks
 from demur.audits.image_parts import device_for, image_parts
+from demur.audits.model_checks import MOST_IMAGES, foreign_checks
 from demur.calibrate import TPR
 from demur.errors import BadInput, suggestion
 from demur.evaluate.recording import PROBED, probe

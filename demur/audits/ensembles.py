@@ -33,9 +33,8 @@ from demur.audits.ensemble_state import (
     MemberProgress,
     concat_states,
 )
-from demur.audits.flags import foreign_checks
 from demur.audits.image_parts import ArrayWriter, Decisions, decide, device_for, image_parts
-from demur.audits.preflight import preflight_warnings, rejector_warnings
+from demur.audits.model_checks import foreign_checks, preflight_warnings, rejector_warnings
 from demur.engine import accelerated, check_model_engine, cudnn_benchmark
 from demur.errors import BadInput, suggestion
 from demur.images import check_batch

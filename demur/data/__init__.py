@@ -6,15 +6,14 @@ from demur.data.dataset import (
     Augment,
     CropFlip,
     Dataset,
+    Digits,
     Images,
     NoAugment,
     SplitName,
     Splits,
     ThreatModel,
 )
-from demur.data.digits import Digits
-from demur.data.mapped import BatchStream, MappedImages
-from demur.data.own_images import OwnImages
+from demur.data.own_images import BatchStream, MappedImages, OwnImages
 
 DATASETS: tuple[type[Dataset], ...] = (Digits, CIFAR10, CIFAR100, OwnImages)
 AUGMENTS: tuple[type[Augment], ...] = (NoAugment, CropFlip)

@@ -11,22 +11,27 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad as pad_image
 
 from demur import noise
 from demur.errors import BadInput
 from demur.images import Domain
-from demur.noise import Stream
+from demur.noise import Stream, permutation
 from demur.numerics import fused
 from demur.progress import ignore
 from demur.spec import Spec
 from demur.spec.field_types import NonNegativeInt
 
+DIGITS_SPLITS = (1150, 150, 197, 300)
+SHUFFLE_SEED = 0
 SplitName = Literal["fit", "val", "cal", "test"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 
@@ -186,3 +191,47 @@ class CropFlip(Augment):
         image = torch.arange(len(x), device=x.device)[:, None, None]
         cropped = wide.movedim(1, -1)[image, rows[:, :, None], columns[:, None, :]]  # N, H, W, C
         return cropped.movedim(-1, 1)
+
+
+@dataclass(frozen=True)
+class Digits(Dataset):
+    """Handwritten digits: 1,797 images of 1x8x8 pixels with 17 grey levels in 10 classes.
+
+    The images come with scikit-learn, so `load` needs no folder. A fixed permutation orders them;
+    the index of an image is its position in scikit-learn's order. There are no fields.
+
+    Example:
+        >>> splits = Digits().load()
+        >>> {name: len(images) for name, images in splits.items()}
+        {'fit': 1150, 'val': 150, 'cal': 197, 'test': 300}
+        >>> x, y = splits["test"].batch(slice(0, 4))
+        >>> x.shape
+        torch.Size([4, 1, 8, 8])
+    """
+
+    domain = Domain(classes=10, shape=(1, 8, 8), mean=(0.305,), std=(0.376,))
+    threat = ThreatModel(linf=0.15, linf_step=0.0375, l2=0.8, l2_step=0.1)
+
+    def load(self, folder: Path | None = None) -> Splits:
+        table = _table()
+        pixels = torch.from_numpy(table[:, :-1].astype(np.uint8)).view(-1, 1, 8, 8)
+        y = torch.from_numpy(table[:, -1].astype(np.int64))
+        indices = permutation(SHUFFLE_SEED, len(y), stream=0).split(DIGITS_SPLITS)
+        return {
+            name: Images(pixels[index], y[index], index, levels=16)
+            for name, index in zip(SPLITS, indices, strict=True)
+        }
+
+
+def _table() -> NDArray[np.float64]:
+    """One row per image: 64 pixels and a label."""
+    # read the file directly: importing scikit-learn takes a second
+    package = find_spec("sklearn")
+    for folder in (package and package.submodule_search_locations) or ():
+        path = Path(folder, "datasets", "data", "digits.csv.gz")
+        if path.is_file():
+            return np.loadtxt(path, delimiter=",")
+    from sklearn.datasets import load_digits  # the file moved
+
+    bundle = load_digits()
+    return np.column_stack([bundle.data, bundle.target])

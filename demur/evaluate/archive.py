@@ -30,8 +30,7 @@ from demur.rejectors import Con, Coupled, RCon, Rejector, TooFewImages, paper_gr
 from demur.rejectors.rule import Score
 from demur.runs import Record, Run
 from demur.runs.metadata import CERTIFICATE, read_metadata
-from demur.runs.record import identity, is_corruption, record_path, write_record
-from demur.runs.tables import TRUE
+from demur.runs.record import TRUE, identity, is_corruption, record_path, write_record
 from demur.spec import digest, show
 from demur.version import code_version
 

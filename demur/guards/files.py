@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from demur.errors import BadInput
+from demur.files.atomic import raise_unreadable
 from demur.files.image_files import SUFFIXES
-from demur.files.regular_file import raise_unreadable
 from demur.guards.core import Guard
 from demur.guards.inputs import Batch, read_images
 from demur.progress import ignore

@@ -17,7 +17,7 @@ from demur.calibrate import OPERATING_POINTS
 from demur.data import AUGMENTS, DATASETS, OwnImages
 from demur.data.sources import HUB, LAYOUTS
 from demur.errors import BadInput, shorten, suggestion
-from demur.files.regular_file import MEGABYTE, read_regular_file
+from demur.files.atomic import MEGABYTE, read_regular_file
 from demur.methods import FRAMEWORKS, HEADS, SCHEDULES, Method
 from demur.nets import NETS, FactoryNet
 from demur.recipes.attacks import (
@@ -27,8 +27,7 @@ from demur.recipes.attacks import (
     AdaptiveObjective,
     attack_group,
 )
-from demur.recipes.named import RECIPES, hint_for
-from demur.recipes.training import Recipe
+from demur.recipes.training import RECIPES, Recipe, hint_for
 from demur.rejectors import REJECTORS, Con
 from demur.spec import Spec, Vocabulary, edit, find_name, read
 from demur.spec.importing import allow_import, is_import_path
