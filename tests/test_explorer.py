@@ -315,7 +315,9 @@ def test_buttons_set_the_thresholds_of_the_rows(page: "Page", pages: Pages) -> N
     press(page, "other rules", "paper's coupled rule")
     xi = float(np.median(outputs_at(entry.record, 1.0).xi))
     check(page, results, entry, (1 / (2 - xi), 0.5))
-    for made, tests in retests(results.loaded, results.evaluation.scores, [entry.record]):
+    certified = retests(results.loaded, results.evaluation.scores, [entry.record])
+    assert certified
+    for made, tests in certified:
         press(page, "other rules", f"certified coverage .*, {re.escape(made.rejector)}$")
         coverage = figures(page)["coverage"].split("%")[0]
         assert coverage == percent(tests[0].coverage)
