@@ -19,10 +19,10 @@ from demur import metrics
 from demur.calibrate import Coverage
 from demur.evaluate import LoadedRun, RejectorEvaluation, ScoredRecord, values
 from demur.evaluate.certificates import issue, retests
-from demur.evaluate.theory import outputs_at
 from demur.metrics import BoolArray, FloatArray
 from demur.metrics.theory import theorem1
 from demur.output import con, prediction, rcon
+from demur.paper.theory import outputs_at
 from demur.report.explorer import packed
 from demur.report.page import write_page
 from demur.report.scored_run import ScoredRun
