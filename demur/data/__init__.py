@@ -19,21 +19,7 @@ DATASETS: tuple[type[Dataset], ...] = (Digits, CIFAR10, CIFAR100, OwnImages)
 AUGMENTS: tuple[type[Augment], ...] = (NoAugment, CropFlip)
 
 __all__ = [
-    "AUGMENTS",
-    "CIFAR10",
-    "CIFAR100",
-    "DATASETS",
-    "SPLITS",
-    "Augment",
-    "BatchStream",
-    "CropFlip",
-    "Dataset",
-    "Digits",
-    "Images",
-    "MappedImages",
-    "NoAugment",
-    "OwnImages",
-    "SplitName",
-    "Splits",
+    "AUGMENTS", "CIFAR10", "CIFAR100", "DATASETS", "SPLITS", "Augment", "BatchStream", "CropFlip",
+    "Dataset", "Digits", "Images", "MappedImages", "NoAugment", "OwnImages", "SplitName", "Splits",
     "ThreatModel",
 ]  # fmt: skip
