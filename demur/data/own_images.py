@@ -104,10 +104,7 @@ class CachedImages:
 
 
 def read_images(
-    path: str,
-    size: int,
-    channels: int | None,
-    on_progress: ProgressCallback = ignore,
+    path: str, size: int, channels: int | None, on_progress: ProgressCallback = ignore
 ) -> CachedImages:
     """Return the cached images of a path; decode and resize them first where they changed.
 
@@ -375,9 +372,7 @@ class OwnImages(Dataset):
         return cached
 
     def _cached(
-        self,
-        folder: Path | None,
-        on_progress: Callable[[int, int], None] = ignore,
+        self, folder: Path | None, on_progress: Callable[[int, int], None] = ignore
     ) -> CachedImages:
         if not self.path:
             raise BadInput("this recipe needs your images; name them with data=PATH")

@@ -51,9 +51,7 @@ def find_images(words: Sequence[str]) -> list[Path]:
 
 
 def predict_files(
-    guard: Guard,
-    paths: Sequence[Path],
-    on_progress: Callable[[int, int], None] = ignore,
+    guard: Guard, paths: Sequence[Path], on_progress: Callable[[int, int], None] = ignore
 ) -> list[Row]:
     """Return one row per file, in order; a file that cannot be read has an `error`."""
     rows: list[Row] = []

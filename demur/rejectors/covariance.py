@@ -107,9 +107,13 @@ class TiedGaussians(FittedScore):
 class ByClass(Gaussian):
     """A Gaussian for each class; `log_det` subtracts the log-determinant of its covariance."""
 
+    nearest: ClassVar[bool]  # the distance is to the nearest class, not to the predicted one
     log_det: bool = False  # reference code: distances alone
 
-    def fit_gaussians(self, out: Output, y: Tensor, nearest: bool) -> "Gaussians":
+    def restore(self, arrays: Mapping[str, Tensor]) -> "Gaussians":
+        return Gaussians.restored(arrays, nearest=self.nearest)
+
+    def fit(self, out: Output, y: Tensor) -> "Gaussians":
         """Fit a mean and a covariance to each class; TooFewImages if one has a single image."""
         z, labels = correct_features(out, y)
         means, centred, mean_variance = _centre_by_class(z.double(), labels)
@@ -124,7 +128,7 @@ class ByClass(Gaussian):
         whitenings = torch.stack([whitening for whitening, _ in fitted])
         log_dets = torch.stack([log_det for _, log_det in fitted]) * float(self.log_det)
         means, whitenings, log_dets = (p.to(z.dtype) for p in (means, whitenings, log_dets))
-        return Gaussians(means, whitenings, log_dets, nearest)
+        return Gaussians(means, whitenings, log_dets, self.nearest)
 
 
 @dataclass(frozen=True)
@@ -147,12 +151,7 @@ class GDAStar(ByClass):
     """
 
     display_name: ClassVar[str] = "GDA*"
-
-    def fit(self, out: Output, y: Tensor) -> "Gaussians":
-        return self.fit_gaussians(out, y, nearest=True)
-
-    def restore(self, arrays: Mapping[str, Tensor]) -> "Gaussians":
-        return Gaussians.restored(arrays, nearest=True)
+    nearest = True
 
 
 @dataclass(frozen=True)
@@ -176,11 +175,7 @@ class GMM(ByClass):
         >>> score = GMM().fit(Output(z[:, :2], z, z[:, :0]), y)
     """
 
-    def fit(self, out: Output, y: Tensor) -> "Gaussians":
-        return self.fit_gaussians(out, y, nearest=False)
-
-    def restore(self, arrays: Mapping[str, Tensor]) -> "Gaussians":
-        return Gaussians.restored(arrays, nearest=False)
+    nearest = False
 
 
 class Gaussians(FittedScore):

@@ -77,9 +77,7 @@ def check_installed() -> None:
 
 
 def overview_figure(
-    records: list[ScoredRecord],
-    evaluation: RejectorEvaluation,
-    kind: Literal["svg", "png"] = "png",
+    records: list[ScoredRecord], evaluation: RejectorEvaluation, kind: Literal["svg", "png"] = "png"
 ) -> bytes:
     """Draw the attack with the most accepted errors: scores, and risk against coverage."""
     check_installed()
