@@ -210,24 +210,12 @@ class Settings:
 
 
 def audit(
-    model: Model,
-    x: Any,
-    y: Any = None,
-    *,
-    rejector: AnyRejector | None = None,
-    eps: float = 8 / 255,
-    norm: str = "Linf",
-    threshold: float | None = None,
-    tpr: float = 0.95,
-    cal: tuple[Any, Any] | None = None,
-    version: str = "auto",
-    bs: int = 250,
-    seed: int = 0,
-    device: str | torch.device | None = None,
-    state_folder: str | Path | None = None,
-    verbose: bool = False,
-    name: str = "",
-) -> AuditReport:
+    model: Model, x: Any, y: Any = None, *, rejector: AnyRejector | None = None,
+    eps: float = 8 / 255, norm: str = "Linf", threshold: float | None = None, tpr: float = 0.95,
+    cal: tuple[Any, Any] | None = None, version: str = "auto", bs: int = 250, seed: int = 0,
+    device: str | torch.device | None = None, state_folder: str | Path | None = None,
+    verbose: bool = False, name: str = "",
+) -> AuditReport:  # fmt: skip
     """Return an audit of a classifier, with or without a rejector.
 
     Args:

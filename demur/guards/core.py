@@ -105,18 +105,11 @@ class Guard(BaseGuard):
 
     @staticmethod
     def from_run(
-        run: Run | LoadedRun | str | Path,
-        *,
-        rejector: str | None = None,
-        tpr: float | None = None,
-        coverage: float | None = None,
-        risk: float | None = None,
-        confidence: float = 0.95,
-        class_names: Sequence[str] | None = None,
-        resize: bool | None = None,
-        device: str = "auto",
-        data_folder: Path | None = None,
-    ) -> "Guard":
+        run: Run | LoadedRun | str | Path, *, rejector: str | None = None,
+        tpr: float | None = None, coverage: float | None = None, risk: float | None = None,
+        confidence: float = 0.95, class_names: Sequence[str] | None = None,
+        resize: bool | None = None, device: str = "auto", data_folder: Path | None = None,
+    ) -> "Guard":  # fmt: skip
         """Make a guard from a trained run, calibrated on the clean cal images of its data set.
 
         Args:

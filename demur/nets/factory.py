@@ -137,8 +137,8 @@ class FactoryNet(NetSpec):
             module = function(**{name: known[name] for name in known if name in wanted})
         except Exception as error:  # a user's function may raise anything
             raise BadInput(
-                f"{self.function} fails ({type(error).__name__}: {_first_line(error)}); it is "
-                "called with num_classes, channels and size, as far as it has them"
+                f"{self.function} fails ({type(error).__name__}: {shorten(first_line(error))}); it "
+                "is called with num_classes, channels and size, as far as it has them"
             ) from None
         if not isinstance(module, nn.Module):
             raise BadInput(f"{self.function} must return a torch.nn.Module")
@@ -186,7 +186,8 @@ def _probe(
     except Exception as error:  # a user's net may raise anything
         raise BadInput(
             f"the net of {function} fails on images of shape {domain.shape} "
-            f"({type(error).__name__}: {_first_line(error)}); set size= and channels= of the data"
+            f"({type(error).__name__}: {shorten(first_line(error))}); set size= and channels= of "
+            "the data"
         ) from None
     finally:
         handle.remove()
@@ -207,7 +208,3 @@ def _pooled(feature: Tensor) -> Tensor:
 def _layer_names(module: nn.Module) -> str:
     names = [name for name, _ in module.named_modules() if name]
     return ", ".join(names[-8:]) or "its layers"
-
-
-def _first_line(error: Exception) -> str:
-    return shorten(first_line(error))

@@ -62,17 +62,12 @@ class ArrayType(NamedTuple):
 
 
 ARRAYS = {
-    "y": ArrayType("<i8", "N"),
-    "index": ArrayType("<i8", "N"),
-    "size_linf": ArrayType("<f4", "N"),
-    "size_l2": ArrayType("<f4", "N"),
-    "logits": ArrayType("<f4", "NC"),
-    "aux": ArrayType("<f4", "NA"),
-    "feature": ArrayType("<f4", "ND"),
-    "x_adv": ArrayType("<f4", "MEHW"),
-    "scores": ArrayType("<f4", "SN"),
-    "correct": ArrayType("|b1", "N"),
-}
+    "y": ArrayType("<i8", "N"), "index": ArrayType("<i8", "N"),
+    "size_linf": ArrayType("<f4", "N"), "size_l2": ArrayType("<f4", "N"),
+    "logits": ArrayType("<f4", "NC"), "aux": ArrayType("<f4", "NA"),
+    "feature": ArrayType("<f4", "ND"), "x_adv": ArrayType("<f4", "MEHW"),
+    "scores": ArrayType("<f4", "SN"), "correct": ArrayType("|b1", "N"),
+}  # fmt: skip
 HALF = {"feature": "<f2"}  # dtypes that a pack may store instead; they are read as floats
 ALWAYS = ("y", "index", "size_linf", "size_l2")
 NOT_IN_SCORES_ONLY = ("size_l2",)  # may be left out of a scores-only record
