@@ -8,7 +8,7 @@ log rcon = log con + log A, and 1 - rcon = (1 - con) + con (1 - A) is a sum of p
 Every function takes what a model returns (see `as_output`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -111,6 +111,18 @@ def _output_of(answer: Any) -> Output:
 def _described(value: Any) -> str:
     shape = getattr(value, "shape", None)
     return type(value).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
+
+
+def outputs_in_batches(
+    model: Callable[[Tensor], Output], x: Tensor, size: int, device: torch.device | str
+) -> Output:
+    """Return the outputs for all images x (N, C, H, W) on the CPU, `size` images at a time.
+
+    Each batch moves to the device by itself, so that images may exceed its memory.
+    """
+    with torch.no_grad():
+        parts = [model(batch.to(device)) for batch in x.split(size)]
+    return Output(*(torch.cat(part).cpu() for part in zip(*parts, strict=True)))
 
 
 def check_logits(out: Output) -> None:

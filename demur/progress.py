@@ -30,6 +30,10 @@ class Range(NamedTuple):
 _range: ContextVar[Range | None] = ContextVar("range of the work", default=None)
 
 
+def ignore(*_arguments: object) -> None:
+    """Do nothing: the default of callbacks."""
+
+
 @contextmanager
 def track(on_share: Callable[[float], None]) -> Iterator[None]:
     """Call `on_share` with the share of the block's work that is done, from 0 to 1."""

@@ -1,6 +1,7 @@
 """The contract of every attack, objective and criterion, and gradient queries."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -243,9 +244,12 @@ class TestArguments:
         ],
     )
     def test_rejects_invalid_input(
-        self, spoil: object, message: str, tiny_net: RejectingNet, batch: tuple[Tensor, Tensor]
+        self,
+        spoil: Callable[..., Any],
+        message: str,
+        tiny_net: RejectingNet,
+        batch: tuple[Tensor, Tensor],
     ) -> None:
-        assert callable(spoil)
         with pytest.raises(BadInput, match=message):
             PGD(Linf(0.1), steps=1)(tiny_net, *spoil(*batch))
 

@@ -25,7 +25,7 @@ from demur.output import as_output, prediction
 from demur.rejectors import GDA, KNN, Con
 from tests.conftest import Command
 from tests.linear import centred_images
-from tests.test_verdict import Logits
+from tests.test_ensemble_result import Logits
 
 EPS, COUNT = 0.15, 60
 
@@ -160,7 +160,7 @@ class TestAudit:
 
 MODULE = """
 import torch
-from tests.test_verdict import Logits
+from tests.test_ensemble_result import Logits
 
 def factory():
     return Logits()

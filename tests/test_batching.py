@@ -20,6 +20,7 @@ from demur.evaluate.batching import (
     default_batch_size,
     remaining_pieces,
 )
+from demur.progress import ignore
 
 CPU = torch.device("cpu")
 
@@ -77,13 +78,9 @@ class Worker:
         return x + 1
 
 
-def no_progress(done: int, total: int) -> None:
-    """Report no progress."""
-
-
 def test_out_of_memory_halves_the_batch_and_loses_nothing(tmp_path: Path) -> None:
     given = images(50)
-    whole = attack_in_batches(Worker(given), given, 50, tmp_path / "whole", no_progress)
+    whole = attack_in_batches(Worker(given), given, 50, tmp_path / "whole", ignore)
     small = Worker(given, capacity=12)
     progress: list[tuple[int, int]] = []
     found = attack_in_batches(small, given, 40, tmp_path / "parts", lambda *n: progress.append(n))
@@ -110,7 +107,7 @@ def test_out_of_memory_later_keeps_finished_batches(tmp_path: Path) -> None:
 def test_an_image_that_never_fits_raises_one_sentence(tmp_path: Path) -> None:
     given = images(5)
     with pytest.raises(BadInput, match="not enough memory to attack a single image"):
-        attack_in_batches(Worker(given, capacity=0), given, 5, tmp_path, no_progress)
+        attack_in_batches(Worker(given, capacity=0), given, 5, tmp_path, ignore)
 
 
 def stop_after(count: int) -> Callable[[int, int], None]:
@@ -130,11 +127,11 @@ def test_finished_batches_are_not_made_again_at_another_batch_size(tmp_path: Pat
     given = images(30)
     attack_and_stop(given, tmp_path, 8, images_done=16)
     again = Worker(given)
-    found = attack_in_batches(again, given, 5, tmp_path, no_progress)
+    found = attack_in_batches(again, given, 5, tmp_path, ignore)
     assert torch.equal(found, given.batch(slice(None))[0] + 1)
     assert [piece[:2] for piece in again.calls] == [(16, 21), (21, 26), (26, 30)]
     third = Worker(given)
-    assert torch.equal(attack_in_batches(third, given, 30, tmp_path, no_progress), found)
+    assert torch.equal(attack_in_batches(third, given, 30, tmp_path, ignore), found)
     assert third.calls == []
 
 
@@ -150,6 +147,6 @@ def test_damaged_and_overlapping_batches_are_made_again(tmp_path: Path) -> None:
     damaged.write_bytes(content)
     (tmp_path / ".20-30-0123456789abcdef.7.tmp").write_bytes(b"cut short")
     again = Worker(given)
-    found = attack_in_batches(again, given, 10, tmp_path, no_progress)
+    found = attack_in_batches(again, given, 10, tmp_path, ignore)
     assert torch.equal(found, given.batch(slice(None))[0] + 1)
     assert [piece[:2] for piece in again.calls] == [(10, 20), (20, 30)]

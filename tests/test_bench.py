@@ -10,8 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from demur.bench import check, speed
-from demur.bench.kernel_profile import KernelTime, _kind, kernel_difference, time_by_kind
-from demur.bench.speed import EagerLoop
+from demur.bench.speed import EagerLoop, KernelTime, _kind, kernel_difference, time_by_kind
 from demur.engine import FrozenModel
 from demur.errors import BadInput
 from demur.methods import PGDAT, RR, Method

@@ -71,7 +71,7 @@ def runs(tiny_run: Run, in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("XDG_CACHE_HOME", str(in_empty_folder / "cache"))
     monkeypatch.delenv("DEMUR_DATA", raising=False)
     for work in ("demur.training.train", "demur.evaluate.recording.run_attack",
-                 "demur.data.fetch.get", "demur.evaluate.run_attack"):  # fmt: skip
+                 "demur.data.cifar.download", "demur.evaluate.run_attack"):  # fmt: skip
         monkeypatch.setattr(work, begin)
     return folder
 

@@ -87,6 +87,32 @@ def test_the_lowest_layer_has_no_cycles() -> None:
         built |= ready
 
 
+def imported_files(path: Path) -> set[Path]:
+    """The files of the package that a file imports, at its top or inside a function."""
+
+    def file_of(module: str) -> Path | None:
+        place = ROOT / module.replace(".", "/")
+        found = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        return found if module.startswith("demur") and found.is_file() else None
+
+    modules = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            modules += [name if file_of(name) else node.module for name in names]
+        elif isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+    return {found for module in modules if (found := file_of(module))} - {PACKAGE / "__init__.py"}
+
+
+def test_no_files_import_each_other_in_a_cycle() -> None:
+    remaining = {path: imported_files(path) for path in SOURCES}
+    while ready := [path for path, needs in remaining.items() if not needs & remaining.keys()]:
+        for path in ready:
+            del remaining[path]
+    assert [path.relative_to(PACKAGE).as_posix() for path in remaining] == []
+
+
 def test_files_and_functions_are_short_and_described() -> None:
     faults = []
     for path in SOURCES:

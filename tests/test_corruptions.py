@@ -23,7 +23,7 @@ from demur.data.corruptions import (
     procedural_frost,
     sample,
 )
-from demur.data.digits import Digits
+from demur.data.dataset import Digits
 from demur.errors import BadInput
 
 RANDOM = [n for n in CORRUPTIONS if n.endswith("noise")] + [
@@ -324,5 +324,5 @@ def test_bad_requests(
 
 def test_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(BadInput, match=r"need Pillow; install it with pip .*demur\[corruptions\]"):
+    with pytest.raises(BadInput, match=r"need Pillow; install it with pip .*demur\[images\]"):
         corrupt(IMAGES, "pixelate", 1, INDEX)

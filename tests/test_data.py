@@ -12,7 +12,7 @@ from demur.data import (
     Dataset,
     Digits,
     OwnImages,
-    digits,
+    dataset,
 )
 from demur.data.cifar import Cifar
 from demur.errors import BadInput
@@ -75,7 +75,7 @@ def test_digits_load_through_scikit_learn_if_its_file_moved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected = Digits().load()
-    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    monkeypatch.setattr(dataset, "find_spec", lambda name: None)
     for name, split in Digits().load().items():
         assert split.digest() == expected[name].digest()
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from demur.recipes import VOCABULARY, recipe
-from demur.recipes.named import spelled_out
+from demur.recipes.training import spelled_out
 from demur.spec import Spec, digest, later, read, show
 from demur.spec.field_types import Positive, PositiveInt
 from tests.test_spec import NAMED

@@ -1,6 +1,7 @@
 """Guards in other libraries: attack libraries, scikit-learn and the Hugging Face Hub."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -66,9 +67,8 @@ def pyautoattack_apgd(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     "attack", [torchattacks_pgd, foolbox_pgd, art_pgd, pyautoattack_apgd], ids=lambda a: a.__name__
 )
 def test_a_guards_classifier_is_attacked_by_other_libraries(
-    attack: object, guard: Guard, images: tuple[Tensor, Tensor]
+    attack: Callable[..., Tensor], guard: Guard, images: tuple[Tensor, Tensor]
 ) -> None:
-    assert callable(attack)
     x, y = images
     x_adv = attack(guard.classifier(), x.clone(), y)
     assert (x_adv - x).abs().max() <= EPS + 1e-6
@@ -86,6 +86,16 @@ def test_every_check_of_scikit_learn_that_applies_passes() -> None:
     }
 
 
+@pytest.mark.parametrize("labels", [[0, 0, 0, 0, 0, 1, 1, 1, 1], [*[0] * 19, 1]], ids=str)
+def test_too_few_samples_to_hold_some_out_are_refused(labels: list[int]) -> None:
+    """A threshold from training samples would accept too little of what comes later."""
+    X = np.random.default_rng(0).random((len(labels), 2))
+    with pytest.raises(BadInput, match="samples of 2 classes are too few to hold some out"):
+        RejectingClassifier().fit(X, labels)
+    enough = np.arange(10) % 2
+    assert RejectingClassifier().fit(X[:1].repeat(10, 0), enough).threshold_ >= 0.5
+
+
 # With a guard, the other checks do not apply: they fit on data of their own, with a number of
 # features that is not the number of pixels of the guard's images.
 OF_A_GUARD = (
@@ -98,6 +108,7 @@ OF_A_GUARD = (
 
 @pytest.mark.parametrize("check", OF_A_GUARD)
 def test_checks_without_data_pass_for_a_guard(check: str, guard: Guard) -> None:
+    """scikit-learn's checks raise AssertionError themselves."""
     getattr(estimator_checks, check)("RejectingClassifier", RejectingClassifier(guard))
 
 

@@ -19,11 +19,11 @@ from demur.errors import BadInput
 from demur.methods import CCAT, PGDAT, RR, TRADES, Method, Standard
 from demur.nets import ResNet8
 from demur.numerics import Precision
+from demur.progress import ignore
 from demur.recipes import Recipe, recipe
 from demur.runs import Run
 from demur.spec import show
 from demur.training import FastSteps, PlainSteps, Training, TrainState, Validator
-from demur.training.loop import ignore_message, ignore_progress
 from demur.training.step import TrainingStep
 from tests.conftest import FEW
 from tests.one_block import OneBlock
@@ -296,9 +296,7 @@ def test_plans_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_fast_plan_on_a_cpu_takes_plain_steps_in_its_memory_format(tmp_path: Path) -> None:
     fast, spec = EnginePlan("fast", "fp32", channels_last=True), replace(rr(), precision="fp32")
-    training = Training(
-        spec, Run(tmp_path), spec.data.load(), CPU, fast, ignore_progress, ignore_message
-    )
+    training = Training(spec, Run(tmp_path), spec.data.load(), CPU, fast, ignore, ignore)
     assert type(training.steps) is PlainSteps, "there is nothing to capture on a CPU"
     (stem, *_) = training.train_state.net.trunk.parameters()
     assert stem.is_contiguous(memory_format=torch.channels_last)

@@ -309,7 +309,9 @@ def test_rows_are_json(scored_source: LoadedRun) -> None:
     import json
 
     evaluation = RejectorEvaluation.of(scored_source)
-    for row in evaluation.score_record(scored_source.run.records()[0]).rows:
+    rows = evaluation.score_record(scored_source.run.records()[0]).rows
+    assert len(rows) > 4
+    for row in rows:
         plain = json.loads(json.dumps(row.to_json(), allow_nan=False))
         assert plain["point"]["n"] == 300
         assert set(plain["ranking"]["auroc_interval"]) == {"lo", "hi"}

@@ -194,14 +194,18 @@ def test_successes_of_an_approximate_model_are_real(
 
 @BALLS
 def test_an_approximate_model_costs_little_strength(
-    ball: Ball, quick_net: QuickNet, batch: tuple[Tensor, Tensor]
+    ball: Ball, quick_net: QuickNet, test_images: Images
 ) -> None:
-    """The errors are several times those of bf16 on these logits."""
-    x, y = batch
+    """The errors are several times those of bf16 on these logits.
+
+    On 300 images 0 to 3% of the successes are lost, by the seed of the net; a batch of 24 may lose
+    two of eight.
+    """
+    x, y = test_images.batch(slice(None))
     attack = FAB(ball, steps=5, restarts=2)
     x_adv = attack.perturb(ApproximateModel(quick_net, 0.1), x, y, torch.arange(len(x)))
     exact = prediction(quick_net(attack(quick_net, x, y))) != y
-    assert (prediction(quick_net(x_adv)) != y).sum() >= exact.sum() - 1
+    assert (prediction(quick_net(x_adv)) != y).sum() >= 0.95 * exact.sum()
 
 
 @BALLS

@@ -15,19 +15,16 @@ from typing import Any
 
 import pytest
 
-from demur.data import fetch
+from demur.data import cifar
 from demur.data.cifar import check_files
 from demur.data.published import CIFAR10_FILES, DataFiles, Published
 from demur.errors import BadInput
+from demur.progress import ignore
 from tests import forked
 from tests.cifar_files import as_binary, contents, small
 
 Tree = dict[str, bytes]
 UNREACHABLE = "http://127.0.0.1:9/cifar.tar.gz"  # nothing listens on the discard port
-
-
-def ignore_progress(done: int, total: int) -> None:
-    """Ignore progress."""
 
 
 def published_tree(published: Published) -> Tree:
@@ -104,7 +101,7 @@ def data_folder(tmp_path: Path) -> Path:
 def get_error(published: Published, data_folder: Path) -> str:
     """The error of a `get` that fails; checks that it leaves no files."""
     with pytest.raises(BadInput) as error:
-        fetch.get(published, data_folder, ignore_progress)
+        cifar.download(published, data_folder, ignore)
     assert list(data_folder.iterdir()) == [], "files were left behind"
     assert "nothing was installed" in str(error.value)
     assert "\n" not in str(error.value)
@@ -115,15 +112,15 @@ def test_get_installs_the_published_files_once(
     ten: Published, data_folder: Path, server: Server
 ) -> None:
     published, progress = server.serve(ten, pack(published_tree(ten))), []
-    got = fetch.get(published, data_folder, lambda done, total: progress.append((done, total)))
-    assert got == fetch.Fetched(data_folder / "cifar-10-batches-bin", server.url)
+    got = cifar.download(published, data_folder, lambda done, total: progress.append((done, total)))
+    assert got == cifar.Fetched(data_folder / "cifar-10-batches-bin", server.url)
     assert [path.name for path in data_folder.iterdir()] == ["cifar-10-batches-bin"]
     names = {path.name for path in got.folder.iterdir()}
     assert names == {part.name for part in ten.archive.layout.parts}, "and nothing else"
     assert not check_files(ten, DataFiles(ten.archive.layout, got.folder)).damaged
     assert progress[-1] == (len(server.content), len(server.content))
-    again = fetch.get(published, data_folder, ignore_progress)
-    assert again == fetch.Fetched(got.folder, None)
+    again = cifar.download(published, data_folder, ignore)
+    assert again == cifar.Fetched(got.folder, None)
     assert server.requests == 1
 
 
@@ -134,19 +131,19 @@ def test_a_file_url_works(
     (tmp_path / "cifar.tar.gz").write_bytes(server.content)
     url = (tmp_path / "cifar.tar.gz").as_uri()
     published = replace(published, archive=published.archive._replace(url=url))
-    assert fetch.get(published, data_folder, ignore_progress).url == url
+    assert cifar.download(published, data_folder, ignore).url == url
 
 
 def test_get_repairs_a_damaged_data_set_and_leaves_other_files(
     ten: Published, data_folder: Path, server: Server
 ) -> None:
     published = server.serve(ten, pack(published_tree(ten)))
-    folder = fetch.get(published, data_folder, ignore_progress).folder
+    folder = cifar.download(published, data_folder, ignore).folder
     (folder / "data_batch_2.bin").write_bytes(b"damaged")
     (folder / "test_batch.bin").unlink()
     (folder / "notes.txt").write_text("mine")
-    assert fetch.get(published, data_folder, ignore_progress).url == server.url
-    assert fetch.find_complete(published, data_folder)
+    assert cifar.download(published, data_folder, ignore).url == server.url
+    assert cifar.find_complete(published, data_folder)
     assert (folder / "notes.txt").read_text() == "mine"
 
 
@@ -175,7 +172,7 @@ def test_archive_members_outside_the_folder_are_ignored(
     for name in ("../evil", "../../evil", f"{tmp_path}/evil", "cifar-10-batches-bin/../../evil"):
         tree[name] = evil
     tree["elsewhere/data_batch_1.bin"] = evil
-    fetch.get(server.serve(ten, pack(tree)), data_folder, ignore_progress)
+    cifar.download(server.serve(ten, pack(tree)), data_folder, ignore)
     assert [
         path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == evil
     ] == []
@@ -217,7 +214,7 @@ def test_an_interrupted_get_leaves_no_files(
 
     published = server.serve(ten, pack(published_tree(ten)))
     with pytest.raises(stop):
-        fetch.get(published, data_folder, interrupt)
+        cifar.download(published, data_folder, interrupt)
     assert list(data_folder.iterdir()) == []
 
 
@@ -229,7 +226,7 @@ def test_a_full_disk_raises_oserror_and_leaves_no_files(
 
     monkeypatch.setattr(shutil, "copyfileobj", disk_full)
     with pytest.raises(OSError, match="No space left"):
-        fetch.get(server.serve(ten, pack(published_tree(ten))), data_folder, ignore_progress)
+        cifar.download(server.serve(ten, pack(published_tree(ten))), data_folder, ignore)
     assert list(data_folder.iterdir()) == []
 
 
@@ -237,7 +234,7 @@ KILLED_GET = """
 import sys, time
 from dataclasses import replace
 from pathlib import Path
-from demur.data import fetch
+from demur.data import cifar
 from demur.data.published import CIFAR10_FILES
 from tests.cifar_files import small
 
@@ -247,7 +244,7 @@ def on_progress(done, total):
 
 ten = small(CIFAR10_FILES)
 ten = replace(ten, archive=ten.archive._replace(url=sys.argv[2]))
-fetch.get(ten, Path(sys.argv[1]), on_progress)
+cifar.download(ten, Path(sys.argv[1]), on_progress)
 """
 
 
@@ -263,7 +260,7 @@ def test_files_of_a_killed_get_are_hidden_and_removed_by_the_next(
     child.wait()
     (left_over,) = data_folder.iterdir()
     assert left_over.name.startswith(".")
-    fetch.get(published, data_folder, ignore_progress)
+    cifar.download(published, data_folder, ignore)
     assert [path.name for path in data_folder.iterdir()] == ["cifar-10-batches-bin"]
 
 
@@ -271,4 +268,4 @@ def test_a_file_with_the_name_of_the_folder_is_an_error(ten: Published, data_fol
     data_folder.mkdir()
     (data_folder / "cifar-10-batches-bin").write_text("mine")
     with pytest.raises(BadInput, match="is in the way; move it"):
-        fetch.get(ten, data_folder, ignore_progress)
+        cifar.download(ten, data_folder, ignore)

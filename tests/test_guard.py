@@ -150,10 +150,10 @@ def test_an_output_that_is_not_a_number_is_rejected(tiny_guard: Guard, x: Tensor
 
 def test_a_guard_of_a_run_has_the_figures_of_its_records(scored_source: LoadedRun) -> None:
     made = Guard.from_run(scored_source, coverage=0.7)
-    assert [figures["attack"] for figures in made.figures] == ["clean", "pgd-3"]
+    assert [figures["attack"] for figures in made.reported_rates] == ["clean", "pgd-3"]
     clean = scored_source.run.records()[0]
-    assert made.figures[0]["images"] == len(clean.y)
-    assert made.figures[0]["accuracy"]["value"] == pytest.approx(clean.correct.mean())
+    assert made.reported_rates[0]["images"] == len(clean.y)
+    assert made.reported_rates[0]["accuracy"]["value"] == pytest.approx(clean.correct.mean())
     assert made.scores[0].rejector == RCon()
     with pytest.raises(BadInput, match="the run has no rejector"):
         Guard.from_run(scored_source, rejector="nothing")
@@ -285,7 +285,7 @@ def test_exif_orientation_turns_the_image() -> None:
 
 
 def test_a_reason_has_enough_digits_to_be_true() -> None:
-    from demur.guards.core import _distinct
+    from demur.guards.decision import _distinct
 
     assert _distinct(0.166104, "<", 0.166107) == ("0.166104", "<", "0.166107")
     assert _distinct(0.5, ">=", 0.5) == ("0.5", ">=", "0.5")

@@ -231,9 +231,9 @@ def test_no_code_of_a_bundle_is_imported(
         ("torch.nn:Linear", "failed: "),
         ("allowed_module:returns_none", "does not return a module"),
         ("allowed_module:fails", "failed: .on purpose"),
-        ("__main__:make", 'write "module:function"'),
-        ("a b:make", 'write "module:function"'),
-        ("make", 'write "module:function"'),
+        ("__main__:make", "move it to a module of its own"),
+        ("a b:make", "write module:name"),
+        ("make", "write module:name"),
     ],
 )
 def test_a_factory_that_makes_no_module_is_one_sentence(

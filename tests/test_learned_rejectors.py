@@ -26,8 +26,7 @@ from demur.rejectors import (
     ViM,
     paper_grid,
 )
-from demur.rejectors.fitted import first_per_class
-from demur.rejectors.rule import Rejector
+from demur.rejectors.rule import Rejector, first_per_class
 
 CLASSES = 3
 

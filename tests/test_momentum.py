@@ -1,5 +1,6 @@
 """PGD with momentum and backtracking, and the random starts of CCAT."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import log
 
@@ -184,8 +185,7 @@ def test_does_not_depend_on_the_batch_and_stays_in_the_ball(
         (lambda: FrankWolfe(Linf(0.1), momentum=0.5), "use PGD"),
     ],
 )
-def test_invalid_fields_raise(construct: object, message: str) -> None:
-    assert callable(construct)
+def test_invalid_fields_raise(construct: Callable[[], object], message: str) -> None:
     with pytest.raises(BadInput, match=message) as error:
         construct()
     assert "\n" not in str(error.value)

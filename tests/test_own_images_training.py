@@ -11,18 +11,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from demur.data import CIFAR10, CropFlip, MappedImages, OwnImages, mapped, own_images
+from demur.data import CIFAR10, CropFlip, MappedImages, OwnImages, own_images
 from demur.data.published import cache_folder
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RejectorEvaluation
 from demur.files.atomic import content_digest, read_json, write_json
 from demur.images import Domain
 from demur.methods import RR
-from demur.nets import FactoryNet, ResNet18, factory
+from demur.nets import FactoryNet, ResNet18
 from demur.recipes import Recipe, recipe
 from demur.report.figures import Verdicts, gallery
 from demur.report.scored_run import ScoredRun
 from demur.runs import Run
+from demur.spec import importing
 from demur.training import FastSteps, PlainSteps, TrainState, train
 from tests.conftest import Command
 from tests.own_images import CLASSES, write_folder
@@ -64,7 +65,7 @@ def test_a_streamed_set_trains_to_the_same_bits_as_a_resident_one(
 ) -> None:
     made = replace(of(photos, "batch_size=14"), augment=CropFlip(1))  # batches of 14, 14 and 8
     resident = train(made, tmp_path / "resident")
-    monkeypatch.setattr(mapped, "RESIDENT_LIMIT", 0)
+    monkeypatch.setattr(own_images, "RESIDENT_LIMIT", 0)
     assert isinstance(made.data.load()["fit"].to(torch.device("cpu")), MappedImages)
     streamed = train(made, tmp_path / "streamed")
     files = [(run.path / "model.safetensors").read_bytes() for run in (resident, streamed)]
@@ -221,7 +222,7 @@ def my_nets(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     vars(module).update(Wide=Wide, plain=plain, wrong=lambda: 3, fails=lambda: 1 / 0)
     vars(module)["softmax"] = lambda: nn.Sequential(plain(3, 3, 8), nn.Softmax(1))
     monkeypatch.setitem(sys.modules, "my_nets", module)
-    monkeypatch.setattr(factory, "_TYPED", set())
+    monkeypatch.setattr(importing, "_TYPED", set())
     return module
 
 
@@ -229,8 +230,8 @@ DOMAIN = Domain(3, (3, 8, 8), (0.5,) * 3, (0.25,) * 3)
 
 
 def test_a_factory_gives_the_net_and_the_head_reads_its_features(my_nets: ModuleType) -> None:
-    factory.allow_factory("my_nets:plain")
-    factory.allow_factory("my_nets:Wide")
+    importing.allow_import("my_nets:plain")
+    importing.allow_import("my_nets:Wide")
     x = torch.rand(4, 3, 8, 8)
     net = FactoryNet("my_nets:plain").build(DOMAIN, RR(), seed=3).eval()
     torch.default_generator.manual_seed(3)
@@ -259,7 +260,7 @@ def test_a_factory_gives_the_net_and_the_head_reads_its_features(my_nets: Module
     ],
 )
 def test_bad_factories_say_what_to_do(spec: FactoryNet, message: str, my_nets: ModuleType) -> None:
-    factory.allow_factory(spec.function)
+    importing.allow_import(spec.function)
     with pytest.raises(BadInput, match=message):
         spec.build(DOMAIN, RR())
 
@@ -272,11 +273,11 @@ def test_a_recipe_file_imports_no_factory(
     typed = recipe("images-pgdat-rr-small", [f"data={photos}", *brief, "net=my_nets:plain"])
     run = train(typed, tmp_path / "run")
     assert run.net(torch.device("cpu")).domain.classes == 3
-    factory._TYPED.clear()  # another process
+    importing._TYPED.clear()  # another process
     with pytest.raises(BadInput, match="allow it with DEMUR_MODULES=my_nets"):
         Run(run.path).net(torch.device("cpu"))
     monkeypatch.setenv("DEMUR_MODULES", "other,my_nets")
     assert Run(run.path).net(torch.device("cpu")).domain.classes == 3
     for text in ("os.system", "os:", ":system", "os:system('x')"):
-        with pytest.raises(BadInput, match="write module:function"):
+        with pytest.raises(BadInput, match="write module:name"):
             FactoryNet(text)

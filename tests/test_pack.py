@@ -43,7 +43,9 @@ def test_a_pack_holds_the_first_images_with_features_in_half_precision(
 def test_a_fitted_rejector_gets_its_rows(packed: Run) -> None:
     loaded = NoData(packed, torch.device("cpu"))
     evaluation = RejectorEvaluation.of(loaded, rejectors={"Con": Con(), "GDA": GDA()})
-    for record in packed.records("test"):
+    records = packed.records("test")
+    assert records
+    for record in records:
         rows = evaluation.score_record(record).rows
         assert {row.protocol for row in rows if row.rejector == "GDA"} == {"paper", "deploy"}
         (fit,) = packed.records("fit")

@@ -94,7 +94,7 @@ class TestContract:
     ) -> None:
         out, _ = fit_split
         at_once = score(out)
-        monkeypatch.setattr("demur.rejectors.fitted.CHUNK", 64)
+        monkeypatch.setattr("demur.rejectors.rule.CHUNK", 64)
         assert torch.allclose(score(out), at_once, rtol=1e-4, atol=1e-4)
 
     def test_it_is_computed_in_full_precision_under_autocast(

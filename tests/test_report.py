@@ -260,6 +260,7 @@ def test_sanity_flags_are_shown_in_full(page: Page) -> None:
 
 def test_sentences_agree_with_the_rows(page: Page) -> None:
     name = page.results.main_rejector
+    assert len(page.scored) > 1
     for entry in page.scored:
         row = next(r for r in entry.rows if (r.rejector, r.protocol) == (name, "deploy"))
         point, rejected = row.point, row.point.n - row.point.accepted

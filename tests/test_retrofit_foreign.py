@@ -16,8 +16,8 @@ from demur.attacks import Clean
 from demur.errors import BadInput
 from demur.evaluate import run_attack, values
 from demur.metrics import Difference, auroc_difference
-from demur.nets import factory
 from demur.rejectors import Con, RCon
+from demur.spec import importing
 from demur.training.retrofitting import HeadComparison, retrofit_recipe, share_difference
 from tests.conftest import Command
 from tests.own_images import write_folder
@@ -51,7 +51,7 @@ def my_nets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     module = ModuleType("my_nets")
     vars(module)["load"] = load
     monkeypatch.setitem(sys.modules, "my_nets", module)
-    monkeypatch.setattr(factory, "_TYPED", set())
+    monkeypatch.setattr(importing, "_TYPED", set())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -80,7 +80,7 @@ def test_the_command_learns_compares_and_exports(
     guard = Guard.load("guards/retrofit-load")
     assert guard.class_names == ("cat", "dog", "fish")
     assert np.array_equal(guard(x).labels, own(x).argmax(1).numpy())
-    factory._TYPED.clear()  # another process
+    importing._TYPED.clear()  # another process
     with pytest.raises(BadInput, match="is code and is not imported for a file"):
         Guard.load("guards/retrofit-load")
     monkeypatch.setenv("DEMUR_MODULES", "my_nets")
@@ -123,7 +123,7 @@ def test_the_interval_of_paired_shares_covers_at_its_level() -> None:
 def test_bad_retrofits_say_what_to_do(command: Command, photos: Path) -> None:
     for words, message in (
         (["my_nets:load", "size=8"], "needs images; name them with data=PATH"),
-        (["my_nets.load", f"data={photos}"], "write module:function"),
+        (["my_nets.load", f"data={photos}"], "write module:name"),
         (["no_such_module:load", f"data={photos}", "size=8"], "cannot be imported"),
         (["my_nets:load", f"data={photos}", "head=NoHead()"], "a frozen net trains the head alone"),
     ):

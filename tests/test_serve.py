@@ -24,7 +24,7 @@ from starlette.testclient import TestClient
 
 import demur
 from demur import Guard, LoadedRun
-from demur.serve import Settings, create_app, run
+from demur.serve import Settings, create_app, service
 from demur.serve.batching import Batcher, ModelFailed, Overloaded
 from tests import forked
 
@@ -360,7 +360,7 @@ def test_a_model_that_fails_is_a_503(tiny_guard: Guard, pixels: Pixels) -> None:
 
 def test_an_answer_does_not_wait_for_the_clients_acknowledgement() -> None:
     """asyncio sets TCP_NODELAY on connections of a listener that names its protocol."""
-    with run._bound("127.0.0.1", 0) as listener:
+    with service._bound("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP
 
 

@@ -1,6 +1,9 @@
 """Specs: text and back, clear errors, stable digests."""
 
+import os
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from numbers import Rational
 
 import pytest
 from hypothesis import given
@@ -55,7 +58,7 @@ from demur.rejectors import (
     ModelScore,
     RCon,
 )
-from demur.spec import Spec, differences, edit, lines, read, show
+from demur.spec import Spec, differences, edit, importing, lines, read, show
 
 _SLIPS = AcceptedError(RCon(), 0.5)
 NAMED: dict[str, Spec] = {
@@ -269,3 +272,26 @@ def test_what_cannot_be_read_is_repeated_in_part(text: str) -> None:
     with pytest.raises(BadInput) as caught:
         recipe("digits-pgdat-rr", [f"epochs={text}"])
     assert len(str(caught.value)) < 500
+
+
+def test_one_rule_says_what_may_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typed, or named by DEMUR_MODULES; of a loaded module only a class of the kind asked for."""
+    monkeypatch.setattr(importing, "_TYPED", set())
+    monkeypatch.delenv("DEMUR_MODULES", raising=False)
+    refused = "is code and is not imported for a file; .* allow it with DEMUR_MODULES="
+    for path, kind in (("json.tool:main", None), ("os:getcwd", None), ("os:getcwd", Spec),
+                       ("fractions:Fraction", Spec), ("fractions:Fraction", None)):  # fmt: skip
+        with pytest.raises(BadInput, match=refused):
+            importing.import_object(path, kind)
+    assert importing.import_object("fractions:Fraction", Rational) is Fraction
+    importing.allow_import("os:getcwd")
+    assert importing.import_object("os:getcwd") is os.getcwd
+    with pytest.raises(BadInput, match=refused):  # the name was typed, not the module
+        importing.import_object("os:abort")
+    monkeypatch.setenv("DEMUR_MODULES", "other,os")
+    assert importing.import_object("os:path.join") is os.path.join
+    with pytest.raises(BadInput, match=r"cannot be imported \(AttributeError: "):
+        importing.import_object("os:nothing")
+    for text in ("os", "os:", ":getcwd", "os:get cwd", "os:getcwd()", "a..b:c"):
+        with pytest.raises(BadInput, match="write module:name"):
+            importing.allow_import(text)

@@ -17,11 +17,11 @@ from demur.attacks import PGD, XiObjective
 from demur.attacks.balls import Linf
 from demur.data import Images
 from demur.errors import BadInput
-from demur.evaluate.theory import TheoryReport, outputs_at
-from demur.evaluate.theory import theory as theory_of
 from demur.metrics import theory
 from demur.nets import RejectingNet
 from demur.output import Output
+from demur.paper.theory import TheoryReport, outputs_at
+from demur.paper.theory import theory as theory_of
 from demur.recipes import NAMED_ATTACKS, recipe
 from demur.runs import Run
 from demur.spec import lines

@@ -100,7 +100,7 @@ def audited(name: str, defence: Defence, n: int, version: str, rejector: Any = N
 def caught_by(report: AuditReport) -> list[str]:
     """Return the kinds of flags, and the first words of warnings."""
     kinds = dict.fromkeys(flag.kind for flag in report.flags)
-    return [*kinds, *(f"warning: {said.split(';')[0].split(':')[0]}" for said in report.warnings)]
+    return [*kinds, *(f"warning: {text.split(';')[0].split(':')[0]}" for text in report.warnings)]
 
 
 def claim(defence: Defence, report: AuditReport, x: torch.Tensor, y: torch.Tensor) -> float:

@@ -28,8 +28,8 @@ from demur.audits.ensemble_result import (
     sanity_lines,
 )
 from demur.audits.ensembles import AutoAttack, EnsembleEvaluation, RejectAutoAttack, ball_by_name
-from demur.audits.flags import MOST_IMAGES, foreign_checks
 from demur.audits.image_parts import device_for, image_parts
+from demur.audits.model_checks import MOST_IMAGES, foreign_checks
 from demur.calibrate import TPR
 from demur.errors import BadInput, suggestion
 from demur.evaluate.recording import PROBED, probe
@@ -38,7 +38,7 @@ from demur.files.output_paths import check_output_file, check_output_folder
 from demur.images import check_batch
 from demur.noise import permutation
 from demur.numerics import device_by_name
-from demur.output import Output, prediction
+from demur.output import Output, outputs_in_batches, prediction
 from demur.rejectors import ModelScore
 from demur.rejectors.rule import OperatingPoint, Rejector, Score, as_score
 from demur.sanity import CheckResult, Flag
@@ -209,24 +209,12 @@ class Settings:
 
 
 def audit(
-    model: Model,
-    x: Any,
-    y: Any = None,
-    *,
-    rejector: AnyRejector | None = None,
-    eps: float = 8 / 255,
-    norm: str = "Linf",
-    threshold: float | None = None,
-    tpr: float = 0.95,
-    cal: tuple[Any, Any] | None = None,
-    version: str = "auto",
-    bs: int = 250,
-    seed: int = 0,
-    device: str | torch.device | None = None,
-    state_folder: str | Path | None = None,
-    verbose: bool = False,
-    name: str = "",
-) -> AuditReport:
+    model: Model, x: Any, y: Any = None, *, rejector: AnyRejector | None = None,
+    eps: float = 8 / 255, norm: str = "Linf", threshold: float | None = None, tpr: float = 0.95,
+    cal: tuple[Any, Any] | None = None, version: str = "auto", bs: int = 250, seed: int = 0,
+    device: str | torch.device | None = None, state_folder: str | Path | None = None,
+    verbose: bool = False, name: str = "",
+) -> AuditReport:  # fmt: skip
     """Return an audit of a classifier, with or without a rejector.
 
     Args:
@@ -324,12 +312,12 @@ def _report(
     with checked(model, *(part[:MOST_IMAGES].to(at) for part in images)) as (own, x, y):
         near = {key: (chain, x_adv[: len(x)].to(x)) for key, (chain, x_adv) in compared.items()}
         sanity = foreign_checks(own, x, y, near, criterion, settings.bs)
-    said = dict.fromkeys(sentence for result in results for sentence in result.warnings)
+    warnings = dict.fromkeys(sentence for result in results for sentence in result.warnings)
     threshold = criterion.threshold if criterion is not None else None
     assert not isinstance(threshold, OperatingPoint)
     return AuditReport(
         name, show(ball), rule, threshold, results[0], of_rejector[0], of_rejector[1],
-        tuple(sanity), tuple(said),
+        tuple(sanity), tuple(warnings),
     )  # fmt: skip
 
 
@@ -406,9 +394,8 @@ def _clean_outputs(model: Model, x: Tensor, y: Tensor, settings: Settings) -> Ou
     """Return the outputs for clean images, on the CPU; the images move batch by batch."""
     check_batch(x, y)
     at = device_for(model, x, settings.device)
-    with checked(model, x[:1].to(at), y[:1].to(at)) as (own, *_), torch.no_grad():
-        parts = [own(part.to(at)) for part in x.split(settings.bs)]
-    return Output(*(torch.cat(part).cpu() for part in zip(*parts, strict=True)))
+    with checked(model, x[:1].to(at), y[:1].to(at)) as (own, *_):
+        return outputs_in_batches(own, x, settings.bs, at)
 
 
 def _on_device(score: Score, model: Model, settings: Settings) -> Score:

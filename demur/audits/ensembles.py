@@ -8,12 +8,12 @@ The attacks run one after the other, each on the images on which no earlier one 
 """
 
 import sys
-import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, get_args
+from warnings import warn
 
 import torch
 from torch import Tensor, nn
@@ -40,9 +40,8 @@ from demur.audits.ensemble_state import (
     MemberProgress,
     concat_states,
 )
-from demur.audits.flags import foreign_checks
 from demur.audits.image_parts import ArrayWriter, Decisions, decide, device_for, image_parts
-from demur.audits.preflight import preflight_warnings, rejector_warnings
+from demur.audits.model_checks import foreign_checks, preflight_warnings, rejector_warnings
 from demur.engine import accelerated, check_model_engine, cudnn_benchmark
 from demur.errors import BadInput, suggestion
 from demur.images import check_batch
@@ -167,7 +166,7 @@ class EnsembleEvaluation:
                 for member, name in enumerate(self.names)
             },
             sanity=tuple(parts[0].sanity),
-            warnings=tuple(dict.fromkeys(said for part in parts for said in part.warnings)),
+            warnings=tuple(dict.fromkeys(one for part in parts for one in part.warnings)),
         )
 
     def _attack(self, x_orig: Tensor, y_orig: Tensor, options: "PartOptions") -> "PartResult":
@@ -182,7 +181,7 @@ class EnsembleEvaluation:
                 checked(self.model, x_orig.to(device), y_orig.to(device))
             )
             clean = decide(model, self.chain.criterion, x, bs)
-            said = self._first_warnings(model, clean, x, y)
+            warnings = self._first_warnings(model, clean, x, y)
             fast = stack.enter_context(accelerated(model, x, y, bs, self.engine, self._log))
             index = options.first + torch.arange(len(x)).to(y)
             batch = AttackBatch(fast, x, y, index, None)
@@ -194,13 +193,13 @@ class EnsembleEvaluation:
             seconds = []
             for member in range(len(self.chain.attacks)):
                 started = perf_counter()
-                said += self._run(member, batch, options, chain_state, state)
+                warnings += self._run(member, batch, options, chain_state, state)
                 seconds.append(perf_counter() - started)
             attacked = decide(model, self.chain.criterion, chain_state.x_adv, bs)
             checks = self._sanity(model, x, y, chain_state.x_adv, bs) if options.sanity else []
             return PartResult(
                 chain_state.x_adv, y.cpu(), clean, attacked, chain_state.broken_by.cpu(), seconds,
-                checks, said,
+                checks, warnings,
             )  # fmt: skip
 
     def _first_warnings(
@@ -208,15 +207,15 @@ class EnsembleEvaluation:
     ) -> list[str]:
         """Warn of what clean images show about the model and its rejector; return the sentences."""
         first = x[:FINGERPRINT_IMAGES], y[:FINGERPRINT_IMAGES]
-        said = list(preflight_warnings(model, self.chain, *first))
+        warnings = list(preflight_warnings(model, self.chain, *first))
         if isinstance(self.chain.criterion, RuleCriterion):
             right = (clean.labels == y.cpu()).numpy()
             scores = [score.double().numpy() for score in clean.scores]
             rule = self.chain.criterion.accept_rule
-            said += rejector_warnings(rule, scores, clean.accepted.numpy(), right)
-        for sentence in said:
-            warnings.warn(sentence, stacklevel=4)
-        return said
+            warnings += rejector_warnings(rule, scores, clean.accepted.numpy(), right)
+        for sentence in warnings:
+            warn(sentence, stacklevel=4)
+        return warnings
 
     def _run(
         self,
@@ -300,7 +299,7 @@ class PartResult(NamedTuple):
 
 
 def _warn(sentence: str) -> str:
-    warnings.warn(sentence, stacklevel=5)
+    warn(sentence, stacklevel=5)
     return sentence
 
 

@@ -28,6 +28,7 @@ from demur.files.image_files import resize_pixels
 from demur.methods import RR, NoHead
 from demur.nets import ResNet18, WideResNet
 from demur.nets.net import NetSpec, Normalise, RejectingNet
+from demur.spec.importing import allow_import, import_object
 
 RECTIFIED = "rectified-rejection"
 CONTAINERS = ("state_dict", "model_state_dict", "model", "net")  # entries that hold the weights
@@ -63,20 +64,16 @@ def load_model(text: str, checkpoint: str | Path | None = None) -> Model:
         raise BadInput(f"{text!r} is no model; write MODULE:NAME, timm:NAME or {RECTIFIED}")
     if module == "timm" and weights is None:
         raise BadInput(f"timm:{name} would have random weights; give --checkpoint FILE")
-    model = _timm_model(name) if module == "timm" else _imported(module, name)
+    model = _timm_model(name) if module == "timm" else _imported(text)
     if weights is not None:
         _load_weights(model, weights)
     return model.eval() if isinstance(model, nn.Module) else model
 
 
-def _imported(module: str, name: str) -> Model:
+def _imported(text: str) -> Model:
     """Return a model from a module: the object itself, or what a factory returns."""
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # of the user's code
-        raise BadInput(f"{module}:{name} cannot be imported: {error}; check the name") from None
+    allow_import(text)  # the user named it
+    found: Any = import_object(text)
     needed = "it must be a model, or a class or function without arguments that returns one"
     is_class = inspect.isclass(found)
     if is_class or (inspect.isfunction(found) and not _required_parameters(found)):
@@ -84,10 +81,10 @@ def _imported(module: str, name: str) -> Model:
             found = found()
         except Exception as error:  # of the user's code
             raise BadInput(
-                f"{module}:{name} fails with {type(error).__name__}: {first_line(error)}; {needed}"
+                f"{text} fails with {type(error).__name__}: {first_line(error)}; {needed}"
             ) from error
     if not callable(found):
-        raise BadInput(f"{module}:{name} gives {type(found).__name__}; {needed}")
+        raise BadInput(f"{text} gives {type(found).__name__}; {needed}")
     model: Model = found
     return model
 

@@ -23,6 +23,7 @@ from demur.engine import Compiler
 from demur.errors import BadInput, suggestion
 from demur.methods import FRAMEWORKS, HEADS, PGDAT, BatchNorm, Framework, Method
 from demur.numerics import Precision
+from demur.progress import ignore
 from demur.recipes import RECIPES, Recipe
 from demur.runs import provenance
 from demur.spec import show
@@ -42,7 +43,7 @@ WRAPPED = {"ema": 0.99, "awp": 0.01}  # wrappers around the steps of one more re
 class Reports:
     """Saves a growing report and resumes from an earlier one."""
 
-    keep: Callable[[dict[str, Any]], object] = lambda report: None
+    keep: Callable[[dict[str, Any]], object] = ignore
     earlier: dict[str, Any] = field(default_factory=dict)
 
     def known(self, report: dict[str, Any], parts: str) -> Any:

@@ -3,23 +3,25 @@
     report = speed(RECIPES["cifar10-pgdat-rr"], device, steps=100, only=ROWS, on_message=print)
 
 All rows are measured in one run on random images of the data set's shape; the content does not
-affect the time. An epoch is 50,000 images. Compilation time is reported separately.
+affect the time. An epoch is 50,000 images. Compilation time is reported separately. GPU time is
+also shown by kind of kernel, with the idle time between kernels.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from demur.attacks import PGD, Attack
-from demur.bench.kernel_profile import kernel_difference, kernels_json, kernels_of, time_by_kind
 from demur.data import Images
 from demur.engine import FrozenModel, compiler_for_attacks
 from demur.errors import BadInput, suggestion
@@ -31,6 +33,20 @@ from demur.runs import provenance
 from demur.spec import show
 from demur.training import FastSteps, PlainSteps, TrainState
 
+PROFILED_STEPS = 3
+SHORTEST_MS = 0.001  # shorter differences are not reported
+KINDS = {  # a kernel belongs to the first kind of which its name contains a part
+    "batch norm, ReLU, residual sums": (
+        "sums_kernel", "normalise_kernel", "affine_kernel", "grad_kernel", "batch_norm",
+    ),
+    "compiled, element by element": ("triton_poi",),
+    "compiled reductions": ("triton_red", "triton_per"),
+    "convolutions and matrix products": (
+        "gemm", "gemv", "nvjet", "splitK", "fprop", "dgrad", "wgrad", "conv", "cutlass",
+    ),
+    "copies and fills": ("copy", "Copy", "Memcpy", "Memset", "fill", "Fill", "elementwise_kernel"),
+    "optimiser, averaging": ("multi_tensor",),
+}  # fmt: skip
 MATRIX_SIZE = 8192
 COPY_SIZE = 2**28  # floats
 EPOCH = 50_000  # images
@@ -377,3 +393,63 @@ class EagerLoop:
             moved = (delta + self.step_size * grad.sign()).clamp(-self.eps, self.eps)
             delta = ((x + moved).clamp(0, 1) - x).detach().requires_grad_()
         return delta.detach()
+
+
+class KernelTime(NamedTuple):
+    """The launches and milliseconds of one kernel in one step."""
+
+    launches: float
+    ms: float
+
+
+def kernels_of(action: Callable[[int], object]) -> dict[str, KernelTime]:
+    """Profile a step; return its kernels by name, the longest first."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for i in range(PROFILED_STEPS):
+            action(i)
+        torch.cuda.synchronize()
+    spent: dict[str, KernelTime] = {}
+    for event in profiler.events() or ():
+        if "CUDA" in str(event.device_type):
+            launches, ms = spent.get(event.name, (0.0, 0.0))
+            event_ms = event.device_time / 1000 / PROFILED_STEPS
+            spent[event.name] = KernelTime(launches + 1 / PROFILED_STEPS, ms + event_ms)
+    return dict(sorted(spent.items(), key=lambda item: -item[1].ms))
+
+
+def time_by_kind(kernels: dict[str, KernelTime], seconds: float) -> dict[str, float]:
+    """Milliseconds of a step by kind of kernel; the rest of `seconds` is idle time."""
+    spent: dict[str, float] = defaultdict(float)
+    for name, kernel in kernels.items():
+        spent[_kind(name)] += kernel.ms
+    spent["between kernels"] = max(0.0, 1000 * seconds - sum(spent.values()))
+    return {kind: round(ms, 3) for kind, ms in sorted(spent.items(), key=lambda item: -item[1])}
+
+
+def kernel_difference(
+    one: dict[str, KernelTime], other: dict[str, KernelTime]
+) -> dict[str, KernelTime]:
+    """Launches and milliseconds of one step minus those of another, the largest first."""
+    difference = {}
+    for name in {**one, **other}:
+        (launches, ms), (other_launches, other_ms) = (
+            kernels.get(name, (0.0, 0.0)) for kernels in (one, other)
+        )
+        difference[name] = KernelTime(launches - other_launches, ms - other_ms)
+    reported = {name: time for name, time in difference.items() if abs(time.ms) >= SHORTEST_MS}
+    return dict(sorted(reported.items(), key=lambda item: -item[1].ms))
+
+
+def kernels_json(kernels: dict[str, KernelTime]) -> dict[str, dict[str, float]]:
+    """Kernels as JSON values."""
+    return {
+        name: {field: round(value, 4) for field, value in kernel._asdict().items()}
+        for name, kernel in kernels.items()
+    }
+
+
+def _kind(name: str) -> str:
+    for kind, parts in KINDS.items():
+        if any(part in name for part in parts):
+            return kind
+    return "other"

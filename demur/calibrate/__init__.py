@@ -19,18 +19,7 @@ from demur.calibrate.certificate import (
 from demur.calibrate.operating_points import OPERATING_POINTS, TPR, Coverage, Median, Risk
 
 __all__ = [
-    "OPERATING_POINTS",
-    "TPR",
-    "Certificate",
-    "Coverage",
-    "Guarantee",
-    "Median",
-    "Risk",
-    "Shortfall",
-    "Uncertified",
-    "binomial_cdf",
-    "binomial_sf",
-    "certify_threshold",
-    "lower_bound",
+    "OPERATING_POINTS", "TPR", "Certificate", "Coverage", "Guarantee", "Median", "Risk",
+    "Shortfall", "Uncertified", "binomial_cdf", "binomial_sf", "certify_threshold", "lower_bound",
     "upper_bound",
 ]  # fmt: skip

@@ -33,14 +33,14 @@ def get(
     Example: demur data get cifar10 --data datasets
     """
     from demur.cli.progress import CountBar, on_message
-    from demur.data import fetch
+    from demur.data import cifar
     from demur.files.atomic import exclusive_lock
 
     published, folder = _published(name), _data_folder(data)
-    got = fetch.find_complete(published, folder)
+    got = cifar.find_complete(published, folder)
     if got is None:
         with exclusive_lock(folder), CountBar(f"get {name}", "MB") as bar:
-            got = fetch.get(
+            got = cifar.download(
                 published, folder, lambda done, total: bar.on_progress(done // MB, total // MB)
             )
     origin = f"fetched from {got.url}" if got.url else "already there and complete"

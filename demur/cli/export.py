@@ -246,7 +246,7 @@ def serve(
 
     try:
         from demur.serve import Settings
-        from demur.serve.run import serve as serve_guard
+        from demur.serve.service import serve as serve_guard
     except ImportError as error:
         if error.name is None or error.name.startswith("demur"):
             raise

@@ -23,18 +23,11 @@ import torch
 from numpy.typing import NDArray
 
 from demur.data.cifar import CIFAR10
-from demur.data.corruptions import (
-    CORRUPTIONS,
-    SEVERITIES,
-    SIZE,
-    Bytes,
-    check_request,
-    corrupt,
-    import_pillow,
-)
+from demur.data.corruptions import CORRUPTIONS, SEVERITIES, SIZE, Bytes, check_request, corrupt
 from demur.data.dataset import Images
 from demur.data.published import search_folders
 from demur.errors import BadInput
+from demur.files.image_files import import_pillow
 
 FOLDER = "CIFAR-10-C"
 RELEASED, GENERATED, PROCEDURAL = "released", "generated", "generated, procedural texture"

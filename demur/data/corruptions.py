@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.ndimage import correlate, gaussian_filter, rotate
 
 from demur.errors import BadInput, suggestion
+from demur.files.image_files import import_pillow
 
 # Blurs, warps and textures use no BLAS, so that a value just below a whole number is the same
 # everywhere.
@@ -373,17 +374,6 @@ def _jpeg_compression(x: Bytes, quality: int, generators: Generators) -> Bytes:
         return np.asarray(pillow.open(file, formats=["JPEG"]))
 
     return np.stack([compress(image) for image in x])
-
-
-def import_pillow() -> Any:
-    """Return Pillow's Image module; raise BadInput if it is not installed."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise BadInput(
-            "corruptions need Pillow; install it with pip install 'demur[corruptions]'"
-        ) from None
-    return Image
 
 
 _CORRUPTIONS: dict[str, Effect] = {

@@ -11,16 +11,23 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from demur.errors import BadInput
 from demur.images import Domain
+from demur.noise import permutation
+from demur.progress import ignore
 from demur.spec import Spec
 
+DIGITS_SPLITS = (1150, 150, 197, 300)
+SHUFFLE_SEED = 0
 SplitName = Literal["fit", "val", "cal", "test"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 
@@ -107,8 +114,8 @@ class Dataset(Spec, ABC):
 
     def prepared(
         self,
-        on_progress: Callable[[int, int], None] = lambda done, total: None,
-        on_message: Callable[[str], None] = lambda sentence: None,
+        on_progress: Callable[[int, int], None] = ignore,
+        on_message: Callable[[str], None] = ignore,
     ) -> "Dataset":
         """Return the data set with every field that depends on its files filled in."""
         return self
@@ -125,3 +132,47 @@ class Dataset(Spec, ABC):
     @abstractmethod
     def load(self, folder: Path | None = None) -> Splits:
         """Load the splits from `folder`, or from where `demur.data.published` finds the files."""
+
+
+@dataclass(frozen=True)
+class Digits(Dataset):
+    """Handwritten digits: 1,797 images of 1x8x8 pixels with 17 grey levels in 10 classes.
+
+    The images come with scikit-learn, so `load` needs no folder. A fixed permutation orders them;
+    the index of an image is its position in scikit-learn's order. There are no fields.
+
+    Example:
+        >>> splits = Digits().load()
+        >>> {name: len(images) for name, images in splits.items()}
+        {'fit': 1150, 'val': 150, 'cal': 197, 'test': 300}
+        >>> x, y = splits["test"].batch(slice(0, 4))
+        >>> x.shape
+        torch.Size([4, 1, 8, 8])
+    """
+
+    domain = Domain(classes=10, shape=(1, 8, 8), mean=(0.305,), std=(0.376,))
+    threat = ThreatModel(linf=0.15, linf_step=0.0375, l2=0.8, l2_step=0.1)
+
+    def load(self, folder: Path | None = None) -> Splits:
+        table = _table()
+        pixels = torch.from_numpy(table[:, :-1].astype(np.uint8)).view(-1, 1, 8, 8)
+        y = torch.from_numpy(table[:, -1].astype(np.int64))
+        indices = permutation(SHUFFLE_SEED, len(y), stream=0).split(DIGITS_SPLITS)
+        return {
+            name: Images(pixels[index], y[index], index, levels=16)
+            for name, index in zip(SPLITS, indices, strict=True)
+        }
+
+
+def _table() -> NDArray[np.float64]:
+    """One row per image: 64 pixels and a label."""
+    # read the file directly: importing scikit-learn takes a second
+    package = find_spec("sklearn")
+    for folder in (package and package.submodule_search_locations) or ():
+        path = Path(folder, "datasets", "data", "digits.csv.gz")
+        if path.is_file():
+            return np.loadtxt(path, delimiter=",")
+    from sklearn.datasets import load_digits  # the file moved
+
+    bundle = load_digits()
+    return np.column_stack([bundle.data, bundle.target])

@@ -4,7 +4,8 @@
     data.classes                                        # ("cat", "dog", "fish")
     data.load()["test"]
 
-`demur train images-pgdat-rr data=photos size=64` does the same.
+`demur train images-pgdat-rr data=photos size=64` does the same. A split that does not fit on the
+device stays in its file and is streamed.
 """
 
 import csv
@@ -12,7 +13,7 @@ import hashlib
 import io
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,20 +24,25 @@ import numpy as np
 import torch
 from filelock import FileLock
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader
 
-from demur.data.dataset import SPLITS, Dataset, Splits, ThreatModel
+from demur.data.dataset import SPLITS, Dataset, Images, Splits, ThreatModel
 from demur.data.image_splits import SplitResult, assign_splits, report
-from demur.data.mapped import MappedImages
 from demur.data.published import cache_folder
 from demur.data.sources import HUB, Source, open_source
 from demur.errors import BadInput, shorten
 from demur.files.atomic import read_json, write_json
 from demur.files.image_files import resize_pixels
 from demur.images import Domain
+from demur.progress import ignore
 from demur.spec.field_types import Condition
 
 VERSION = 2  # of what is stored: raised when decoding, splits or files change
 FILES = ("pixels.npy", "y.npy", "data.csv")  # of a cache, beside cache.json
+RESIDENT_LIMIT = 4 << 30  # bytes of a split; a larger one is streamed
+MEMORY_SHARE = 0.25  # of the free memory of the device that a split may take
+WORKERS, PREFETCH = 2, 4
 ROWS = 1024  # images copied at a time
 THREADS = 4
 ProgressCallback = Callable[[int, int], None]  # images done, images in all
@@ -99,10 +105,7 @@ class CachedImages:
 
 
 def read_images(
-    path: str,
-    size: int,
-    channels: int | None,
-    on_progress: ProgressCallback = lambda done, total: None,
+    path: str, size: int, channels: int | None, on_progress: ProgressCallback = ignore
 ) -> CachedImages:
     """Return the cached images of a path; decode and resize them first where they changed.
 
@@ -340,8 +343,8 @@ class OwnImages(Dataset):
 
     def prepared(
         self,
-        on_progress: Callable[[int, int], None] = lambda done, total: None,
-        on_message: Callable[[str], None] = lambda sentence: None,
+        on_progress: Callable[[int, int], None] = ignore,
+        on_message: Callable[[str], None] = ignore,
     ) -> "OwnImages":
         """Return a copy with channels, classes and content, after every image is read once.
 
@@ -378,11 +381,112 @@ class OwnImages(Dataset):
         return cached
 
     def _cached(
-        self,
-        folder: Path | None,
-        on_progress: Callable[[int, int], None] = lambda done, total: None,
+        self, folder: Path | None, on_progress: Callable[[int, int], None] = ignore
     ) -> CachedImages:
         if not self.path:
             raise BadInput("this recipe needs your images; name them with data=PATH")
         path = str(folder) if folder else self.path
         return read_images(path, self.size, self.channels, on_progress)
+
+
+@dataclass(frozen=True)
+class MappedImages(Images):
+    """One split in a file of uint8 pixels; `to` copies it to a device if it is small enough."""
+
+    file: Path = Path()
+
+    def to(self, device: torch.device) -> Images:
+        """Return the images on a device; a large split leaves its pixels in the file."""
+        size = self.pixels.numel()
+        if size <= min(RESIDENT_LIMIT, MEMORY_SHARE * _free_memory(device)):
+            pixels = self.pixels.clone() if device.type == "cpu" else self.pixels.to(device)
+            return Images(pixels, self.y.to(device), self.index.to(device), self.levels)
+        return MappedImages(
+            self.pixels, self.y.to(device), self.index.to(device), self.levels, self.file
+        )
+
+    def batch(self, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
+        rows = chosen.cpu() if isinstance(chosen, Tensor) else chosen
+        return self.pixels[rows].to(self.y.device).float() / self.levels, self.y[chosen]
+
+
+def _free_memory(device: torch.device) -> int:
+    """Bytes of memory of a device that are free; of a CPU, all that it has."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):  # not on every system
+        return RESIDENT_LIMIT * 4
+
+
+class BatchStream:
+    """Batches of a split in a file, read ahead by two worker processes.
+
+        stream.begin(batches)       # the positions of each batch of an epoch
+        batch = stream.next()       # Images on the device
+
+    Training on a stream sees the same images with the same augmentation and noise, bit for bit.
+
+    Args:
+        images: The split; its labels and indices are on the device of the batches.
+    """
+
+    def __init__(self, images: MappedImages) -> None:
+        self.images, self.order = images, _Order()
+        first = int(images.index[0])  # the index of a cached image is its row
+        self.loader: DataLoader[Tensor] = DataLoader(
+            _Rows(images.file, first),
+            batch_size=None,
+            sampler=self.order,
+            num_workers=WORKERS,
+            prefetch_factor=PREFETCH,
+            persistent_workers=True,
+            pin_memory=images.y.is_cuda,
+        )
+        self.batches: Iterator[Tensor] = iter(())
+
+    def begin(self, batches: Sequence[Tensor]) -> None:
+        """Start to read the batches of an epoch, given by positions in the split."""
+        self.order.batches = [batch.cpu() for batch in batches]
+        self.batches = iter(self.loader)
+        self.number = 0
+
+    def next(self) -> Images:
+        """Return the next batch of the epoch on the device."""
+        pixels = next(self.batches)
+        chosen = self.order.batches[self.number].to(self.images.y.device)
+        self.number += 1
+        return Images(
+            pixels.to(self.images.y.device, non_blocking=True),
+            self.images.y[chosen],
+            self.images.index[chosen],
+            self.images.levels,
+        )
+
+
+class _Order(torch.utils.data.Sampler[Any]):
+    """The batches of the current epoch."""
+
+    def __init__(self) -> None:
+        self.batches: list[Tensor] = []
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class _Rows(torch.utils.data.Dataset[Tensor]):
+    """Rows of a file of pixels; a worker inherits the mapping or opens the file again."""
+
+    def __init__(self, file: Path, first: int) -> None:
+        self.file, self.first = file, first
+        self.pixels = np.load(file, mmap_mode="r", allow_pickle=False)
+
+    def __reduce__(self) -> tuple[type["_Rows"], tuple[Path, int]]:
+        return _Rows, (self.file, self.first)  # pickling a mapping would copy the pixels
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        return torch.from_numpy(self.pixels[(rows + self.first).numpy()])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from demur.data.published import GET_AGAIN
 from demur.errors import BadInput
-from demur.files.regular_file import MEGABYTE, read_regular_file
+from demur.files.atomic import MEGABYTE, read_regular_file
 
 MAX_BYTES = 256 * MEGABYTE
 MAX_OPERATIONS = 2_000_000  # CIFAR-100's training file has about 300,000

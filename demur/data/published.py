@@ -150,7 +150,7 @@ class DataFiles(NamedTuple):
 
 
 def search_folders(given: Path | None) -> list[Path]:
-    """The folders to search for data sets; `get` installs into the first."""
+    """The folders to search for data sets; `download` installs into the first."""
     if given is not None:
         return [given]
     variable = os.environ.get("DEMUR_DATA")

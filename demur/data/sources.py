@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from demur.data.dataset import SplitName
 from demur.errors import BadInput, first_line, shorten
+from demur.files.atomic import MEGABYTE, raise_unreadable, read_regular_file
 from demur.files.image_files import MAX_FILE, SUFFIXES, Pixels, decode_image
-from demur.files.regular_file import MEGABYTE, raise_unreadable, read_regular_file
 
 SPLIT_WORDS: dict[str, SplitName] = {
     "train": "fit", "training": "fit", "fit": "fit",

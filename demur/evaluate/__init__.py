@@ -24,25 +24,8 @@ from demur.evaluate.score import (
 from demur.evaluate.thresholds import BoundSpec, resolve_thresholds
 
 __all__ = [
-    "BASELINE",
-    "ORACLE",
-    "PROTOCOLS",
-    "ArchiveKeepsLess",
-    "BoundSpec",
-    "LoadedRun",
-    "Protocol",
-    "Ranking",
-    "RecordOptions",
-    "RejectorEvaluation",
-    "Row",
-    "ScoredRecord",
-    "StoredScore",
-    "Summary",
-    "accepted",
-    "archive",
-    "pack",
-    "resolve_thresholds",
-    "run_attack",
-    "tcon_of",
+    "BASELINE", "ORACLE", "PROTOCOLS", "ArchiveKeepsLess", "BoundSpec", "LoadedRun", "Protocol",
+    "Ranking", "RecordOptions", "RejectorEvaluation", "Row", "ScoredRecord", "StoredScore",
+    "Summary", "accepted", "archive", "pack", "resolve_thresholds", "run_attack", "tcon_of",
     "values",
 ]  # fmt: skip

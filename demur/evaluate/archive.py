@@ -21,16 +21,16 @@ from demur.attacks import Clean
 from demur.errors import BadInput
 from demur.evaluate.certificates import REMEDY
 from demur.evaluate.record_scores import can_score, tcon_of, values
-from demur.evaluate.recording import LoadedRun, RecordOptions, no_progress, run_attack
+from demur.evaluate.recording import LoadedRun, RecordOptions, run_attack
 from demur.evaluate.score import BASELINE, boundary_counts
 from demur.evaluate.thresholds import ThresholdResolver
 from demur.files.atomic import replace_folder, write_json
+from demur.progress import ignore
 from demur.rejectors import Con, Coupled, RCon, Rejector, TooFewImages, paper_grid
 from demur.rejectors.rule import Score
 from demur.runs import Record, Run
 from demur.runs.metadata import CERTIFICATE, read_metadata
-from demur.runs.record import identity, is_corruption, record_path, write_record
-from demur.runs.tables import TRUE
+from demur.runs.record import TRUE, identity, is_corruption, record_path, write_record
 from demur.spec import digest, show
 from demur.version import code_version
 
@@ -49,7 +49,7 @@ def archive(
     loaded: LoadedRun,
     target: Path,
     only: Sequence[str] = (),
-    on_progress: Callable[[int, int], None] = no_progress,
+    on_progress: Callable[[int, int], None] = ignore,
     again: bool = False,
     fitted: Sequence[str] = (),
 ) -> Run:
@@ -313,7 +313,7 @@ def pack(
     loaded: LoadedRun,
     target: Path,
     count: int = 1000,
-    on_progress: Callable[[int, int], None] = no_progress,
+    on_progress: Callable[[int, int], None] = ignore,
 ) -> Run:
     """Write the pack of a run.
 

@@ -17,7 +17,7 @@ from demur.output import Output, tcon
 from demur.rejectors import FittedScore
 from demur.rejectors.rule import Rule, Score
 from demur.runs import Record
-from demur.runs.tables import TRUE
+from demur.runs.record import TRUE
 from demur.spec import show
 
 

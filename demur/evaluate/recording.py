@@ -33,7 +33,8 @@ from demur.images import check_batch
 from demur.nan_checks import raise_if_invalid
 from demur.nets import RejectingNet
 from demur.numerics import Precision, device_by_name, fusing, tf32, use_precision
-from demur.output import Output, as_output, check_logits
+from demur.output import Output, as_output, check_logits, outputs_in_batches
+from demur.progress import ignore
 from demur.runs import Record, Run, provenance
 from demur.runs.record import (
     finished_record,
@@ -49,10 +50,6 @@ from demur.version import code_version
 VERDICT_BATCH = 256
 PROBED = 128  # images of a probe
 ROUNDING = 1e-4  # relative difference that two kernels may have by rounding
-
-
-def no_progress(done: int, total: int) -> None:
-    """Report no progress."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,7 @@ class LoadedRun:
         device: torch.device | str,
         data_folder: Path | None = None,
         engine: str = "auto",
-        on_message: Callable[[str], None] = lambda sentence: None,
+        on_message: Callable[[str], None] = ignore,
     ) -> None:
         self.run, self.device = run, _as_device(device)
         self.data_folder, self.on_message = data_folder, on_message
@@ -233,7 +230,7 @@ def run_attack(
     label: str,
     attack: Attack,
     options: RecordOptions = RecordOptions(),
-    on_progress: ProgressCallback = no_progress,
+    on_progress: ProgressCallback = ignore,
 ) -> Record:
     """Run an attack and write its record, or read the record if it exists.
 
@@ -409,9 +406,9 @@ def _final_outputs(net: RejectingNet, x_adv: Tensor, device: torch.device) -> Ou
     """Outputs of the net in fp32; the last batch is padded, since kernels depend on the size."""
     missing = -len(x_adv) % VERDICT_BATCH
     padded = torch.cat([x_adv, x_adv.new_zeros(missing, *x_adv.shape[1:])])
-    with torch.no_grad(), tf32("fp32"):
-        batches = [net(batch.to(device)) for batch in padded.split(VERDICT_BATCH)]
-    return Output(*(torch.cat(part)[: len(x_adv)].cpu() for part in zip(*batches, strict=True)))
+    with tf32("fp32"):
+        out = outputs_in_batches(net, padded, VERDICT_BATCH, device)
+    return Output(*(part[: len(x_adv)] for part in out))
 
 
 def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:

@@ -1,5 +1,6 @@
-"""Atomic file writes, digests that detect damage, and one writer per folder.
+"""Bounded reads, atomic writes, digests that detect damage, and one writer per folder.
 
+content = read_regular_file(path, MEGABYTE, remedy)  # never a pipe, a folder or a larger file
 digest = write_tensors(path, tensors)             # a kill leaves the old file or the new one
 tensors = read_tensors(path, digest, remedy, like)  # BadInput names a file whose bytes changed
 write_json(path, {"epoch": 3})                    # JSON that contains its own digest
@@ -11,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,14 +26,49 @@ from safetensors.torch import save as bytes_of
 from torch import Tensor
 
 from demur.errors import BadInput
-from demur.files.regular_file import MEGABYTE, read_regular_file
 
+MEGABYTE = 1 << 20
 TEMPORARY_FILES = ".*.tmp"
 STANDARD_OUTPUT = 1
 MAX_JSON = 8 * MEGABYTE
 MAX_HEADER = MEGABYTE  # of a safetensors file
 NUMBER_BYTES = 8  # of the largest type
 MAX_STEM = 50  # characters of the target's name in a temporary name, which must not be too long
+FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # each on some systems only
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+
+
+def read_regular_file(path: Path, limit: int, remedy: str) -> bytes:
+    """Return the bytes of a regular file of at most `limit` bytes.
+
+    Raises:
+        BadInput: The file is missing, too large, or a pipe, a folder or a device; the message ends
+            with `remedy`.
+    """
+    try:
+        # a plain open of a pipe waits for a writer
+        handle = os.open(path, os.O_RDONLY | FLAGS)
+    except (FileNotFoundError, NotADirectoryError):
+        raise BadInput(f"{path} is missing; {remedy}") from None
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            kind = _KINDS.get(stat.S_IFMT(found.st_mode), "a device")
+            raise BadInput(f"{path} is {kind} and not a file; {remedy}")
+        if found.st_size > limit:
+            raise BadInput(
+                f"{path} has {found.st_size:,} bytes and may have at most {limit:,}; {remedy}"
+            )
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read(found.st_size)
+    finally:
+        os.close(handle)
+
+
+def raise_unreadable(error: OSError) -> None:
+    """Raise BadInput for a folder that os.walk cannot read, which it would skip in silence."""
+    reason = (error.strerror or "it cannot be read").lower()
+    raise BadInput(f"{error.filename}: {reason}; change its permissions or remove it")
 
 
 def write_bytes(path: Path, content: bytes) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from demur.errors import BadInput, shorten
-from demur.files.regular_file import MEGABYTE, read_regular_file
+from demur.files.atomic import MEGABYTE, read_regular_file
 
 Pixels = NDArray[np.uint8]  # H, W, C
 
@@ -32,9 +32,7 @@ def import_pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise BadInput(
-            "reading images needs Pillow; install it with pip install 'demur[images]'"
-        ) from None
+        raise BadInput("images need Pillow; install it with pip install 'demur[images]'") from None
     return Image
 
 

@@ -5,7 +5,7 @@ Guard.from_run("digits-pgdat-rr")         # a trained run
 Guard.load("bundle")(["cat.png"])         # a folder that guard.save wrote
 """
 
-from demur.guards.build import guard
-from demur.guards.core import Guard, GuardResult
+from demur.guards.core import Guard, guard
+from demur.guards.decision import GuardResult
 
 __all__ = ["Guard", "GuardResult", "guard"]

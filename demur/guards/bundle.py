@@ -9,13 +9,10 @@ Loading checks digests, types, shapes and sizes. It runs no code that came with 
 """
 
 import math
-import os
 import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from datetime import UTC, datetime
-from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,9 +23,10 @@ from torch import Tensor, nn
 from demur.errors import BadInput, shorten
 from demur.files.atomic import read_tensors, replace_folder, write_json, write_tensors, write_text
 from demur.guards.calibration import GuardScore, on_device
-from demur.guards.core import BuiltFrom, Guard
-from demur.guards.hub import model_card
+from demur.guards.decision import BaseGuard, BuiltFrom
 from demur.guards.inputs import Shape
+from demur.guards.model_card import model_card
+from demur.guards.onnx_export import export_onnx
 from demur.images import Domain
 from demur.methods import Head
 from demur.nets import NetSpec, RejectingNet
@@ -38,8 +36,9 @@ from demur.recipes import VOCABULARY
 from demur.rejectors import FittedScore, Rejector
 from demur.rejectors.rule import Score, as_score
 from demur.runs.metadata import Schema, check_values, read_metadata
-from demur.spec import ALLOWED, Spec, check_readable, read, show
+from demur.spec import Spec, check_readable, read, show
 from demur.spec.field_types import Condition, Positive, PositiveInt, UnitInterval, convert_value
+from demur.spec.importing import check_import_path, import_object
 from demur.version import code_version
 
 CONFIG, WEIGHTS, ARRAYS, CARD, ONNX = (
@@ -84,7 +83,7 @@ FORMAT = Schema(
 # ---------------------------------------------------------------------------------- saving
 
 
-def save(guard: Guard, folder: Path, factory: str | None, onnx: bool) -> Path:
+def save(guard: BaseGuard, folder: Path, factory: str | None, onnx: bool) -> Path:
     """Write a guard to a folder; see `Guard.save`."""
     check_target(folder)
     if not isinstance(guard.model, nn.Module):
@@ -97,7 +96,7 @@ def save(guard: Guard, folder: Path, factory: str | None, onnx: bool) -> Path:
         if arrays:
             files[ARRAYS] = write_tensors(half / ARRAYS, arrays)
         if onnx:
-            guard.export_onnx(half / ONNX)
+            export_onnx(guard, half / ONNX)
         config = {
             "format": "demur-guard",
             "format_version": 1,
@@ -108,7 +107,7 @@ def save(guard: Guard, folder: Path, factory: str | None, onnx: bool) -> Path:
             "eps": guard.eps,
             "scores": scores,
             "calibration": guard.calibration,
-            "figures": list(guard.figures),
+            "figures": list(guard.reported_rates),
             "files": files,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "code": code_version(),
@@ -128,29 +127,24 @@ def check_target(folder: Path) -> None:
         read_metadata(folder / CONFIG, FORMAT, "it is not a guard's; name a new folder")
 
 
-def _model_config(guard: Guard, factory: str | None) -> dict[str, str | None]:
+def _model_config(guard: BaseGuard, factory: str | None) -> dict[str, str | None]:
     if guard.built_from is not None and factory is None:
         for spec in guard.built_from:
             check_readable(spec)
         net, head = (show(spec, full=True) for spec in guard.built_from)
         return {"net": net, "head": head, "factory": None}
     if factory is not None:
-        check_factory(factory)
+        _check_factory(factory)
     return {"net": None, "head": None, "factory": factory}
 
 
-def check_factory(factory: str) -> None:
-    """Raise BadInput unless the text has the form "module:function"."""
-    module, _, name = factory.partition(":")
-    parts = [*module.split("."), *name.split(".")]
-    if not all(part.isidentifier() for part in parts) or module == "__main__":
-        raise BadInput(
-            f'factory is {shorten(factory)!r}; write "module:function" of a module that Python '
-            "can import"
-        )
+def _check_factory(factory: str) -> None:
+    check_import_path(factory)
+    if factory.startswith("__main__:"):
+        raise BadInput(f"{shorten(factory)!r} is in a script; move it to a module of its own")
 
 
-def _image_config(guard: Guard, rebuilt: bool) -> dict[str, Any]:
+def _image_config(guard: BaseGuard, rebuilt: bool) -> dict[str, Any]:
     channels, height, width = guard.shape
     mean, std = guard.mean, guard.std
     domain = getattr(guard.model, "domain", None)
@@ -166,7 +160,7 @@ def _image_config(guard: Guard, rebuilt: bool) -> dict[str, Any]:
     }
 
 
-def _score_configs(guard: Guard) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+def _score_configs(guard: BaseGuard) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """The scores as JSON values, and the arrays of the fitted ones."""
     configs: list[dict[str, Any]] = []
     arrays: dict[str, Tensor] = {}
@@ -194,7 +188,7 @@ def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 # ---------------------------------------------------------------------------------- loading
 
 
-def load(folder: Path, model: nn.Module | None, device: str) -> Guard:
+def load(folder: Path, model: nn.Module | None, device: str) -> BaseGuard:
     """Read a guard from a folder; see `Guard.load`."""
     where = device_by_name(device)
     if not folder.is_dir():
@@ -215,7 +209,7 @@ def load(folder: Path, model: nn.Module | None, device: str) -> Guard:
 
 def _guard_of(
     folder: Path, config: dict[str, Any], model: nn.Module | None, device: torch.device
-) -> Guard:
+) -> BaseGuard:
     image, names = config["image"], config["class_names"]
     shape: Shape = (image["channels"], image["height"], image["width"])
     if not 2 <= len(names) <= MAX_CLASSES or len(set(names)) < len(names) or not all(names):
@@ -237,7 +231,7 @@ def _guard_of(
             loaded.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     scores = on_device(_scores(folder, config), device)
     normalised_inside = built_from is not None
-    return Guard(
+    return BaseGuard(
         loaded, scores, shape, tuple(names), float(config["temperature"]), image["resize"],
         None if normalised_inside else mean, None if normalised_inside else std,
         _checked_calibration(config["calibration"]), _checked_figures(config["figures"]),
@@ -342,16 +336,10 @@ def _made(factory: str | None) -> nn.Module:
             "the model was made outside demur and saved without a factory; give it as "
             "Guard.load(folder, model=...)"
         )
-    check_factory(factory)
-    name, _, path = factory.partition(":")
-    allowed = name in os.environ.get(ALLOWED, "").split(",")
-    found = _found(name, path, factory) if allowed or name in sys.modules else None
-    # Any loaded module has functions, such as os.abort, that a bundle must not call.
-    if not allowed and not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise BadInput(
-            f"the model is made by {shorten(factory)!r}; if you trust that module, allow it with "
-            f"{ALLOWED}={name}, or give the model as Guard.load(folder, model=...)"
-        )
+    _check_factory(factory)
+    found = import_object(
+        factory, nn.Module, ", or give the model as Guard.load(folder, model=...)"
+    )
     try:
         module = found() if callable(found) else None
     except Exception as error:  # a user's function may raise anything
@@ -359,16 +347,6 @@ def _made(factory: str | None) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise BadInput(f"{shorten(factory)!r} does not return a module; give the model itself")
     return module
-
-
-def _found(name: str, path: str, factory: str) -> Any:
-    try:
-        found: Any = import_module(name)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # a user's module may raise anything
-        raise BadInput(f"{shorten(factory)!r} cannot be imported: {shorten(str(error))}") from None
-    return found
 
 
 def _scores(folder: Path, config: dict[str, Any]) -> tuple[GuardScore, ...]:
@@ -414,7 +392,7 @@ def _score(rejector: Rejector, arrays: dict[str, Tensor]) -> Score:
     return rejector.restore(arrays)
 
 
-def _probe(guard: Guard) -> None:
+def _probe(guard: BaseGuard) -> None:
     """Raise BadInput unless the parts fit together: the guard decides on a blank image."""
     blank, classes = torch.full((2, *guard.shape), 0.5), len(guard.class_names)
     try:
@@ -430,3 +408,72 @@ def _probe(guard: Guard) -> None:
         raise BadInput(f"the net, the scores and the image size do not fit; {REMEDY}") from None
     if out.logits.shape[1] != classes or shapes != {(2,)}:
         raise BadInput(f"the net has {out.logits.shape[1]} classes and {classes} names; {REMEDY}")
+
+
+# ---------------------------------------------------------------------------------- the Hub
+
+
+def save_pretrained(guard: BaseGuard, folder: Path, repo_id: str | None, push_to_hub: bool) -> Path:
+    """Write a guard to a folder and to the Hub; see `Guard.save_pretrained`."""
+    if not push_to_hub:
+        return save(guard, folder, None, onnx=False)
+    held = _hub_class()()
+    held.guard = guard
+    held.save_pretrained(folder, repo_id=repo_id, push_to_hub=True)
+    return folder
+
+
+def from_pretrained(
+    name: str, revision: str | None, model: nn.Module | None, device: str
+) -> BaseGuard:
+    """Read a guard from a folder or from the Hub; see `Guard.from_pretrained`."""
+    if Path(name).is_dir():
+        return load(Path(name), model, device)
+    made = _hub_class()
+    try:
+        held = made.from_pretrained(name, revision=revision, model=model, device=device)
+    except BadInput:
+        raise
+    except (ValueError, OSError) as error:  # a wrong name, or no such repository or connection
+        reason = shorten((str(error).splitlines() or [""])[0])
+        raise BadInput(
+            f"{shorten(name)!r} is no folder and cannot be read from the Hub: {reason}"
+        ) from None
+    guard: BaseGuard = held.guard
+    return guard
+
+
+def _hub_class() -> Any:
+    """A class with huggingface_hub's mixin that holds a guard."""
+    try:
+        from huggingface_hub import ModelHubMixin, snapshot_download
+    except ImportError:
+        raise BadInput(
+            "the Hugging Face Hub needs its client; install it with pip install huggingface_hub, "
+            "or name a folder that exists"
+        ) from None
+
+    class HubGuard(ModelHubMixin, library_name="demur", tags=["demur"]):
+        guard: BaseGuard
+
+        def _save_pretrained(self, save_directory: Path) -> None:
+            save(self.guard, save_directory, None, onnx=False)
+
+        @classmethod
+        def _from_pretrained(
+            cls,
+            *,
+            model_id: str,
+            revision: str | None,
+            model: nn.Module | None = None,
+            device: str = "cpu",
+            **options: Any,
+        ) -> "HubGuard":
+            known = ("cache_dir", "force_download", "local_files_only", "token")
+            asked = {key: options[key] for key in known if key in options}
+            folder = snapshot_download(model_id, revision=revision, **asked)
+            held = cls()
+            held.guard = load(Path(folder), model, device)
+            return held
+
+    return HubGuard

@@ -1,100 +1,51 @@
-"""A guard: a classifier with a calibrated rule that accepts or rejects each prediction.
+"""Guards: classifiers with a calibrated rule that accepts or rejects each prediction.
 
 guard = demur.guard(model, x_cal, y_cal, tpr=0.95)
-result = guard(["cat.png", "dog.png"])
-result.labels, result.accepted, result.reasons
-guard.save("bundle"), demur.Guard.load("bundle")
+guard = demur.Guard.from_run("digits-pgdat-rr")
+guard.save("bundle"), demur.Guard.load("bundle"), guard.export_onnx("model.onnx")
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from demur.attacks.attack_model import Model
-from demur.files.image_files import MAX_PIXELS
-from demur.guards.calibration import GuardScore
+from demur.errors import BadInput, shorten
+from demur.evaluate import LoadedRun
+from demur.evaluate.record_scores import accepted as accepted_in
+from demur.evaluate.record_scores import can_score
+from demur.guards.bundle import from_pretrained, load, save, save_pretrained
+from demur.guards.calibration import (
+    GuardScore,
+    calibrate,
+    decision_figures,
+    fit_rejector,
+    guarantee_of,
+    on_device,
+    shown_temperature,
+)
+from demur.guards.decision import BATCH_SIZE, BaseGuard, BuiltFrom
 from demur.guards.inputs import Shape, read_images
+from demur.guards.onnx_export import export_onnx
+from demur.images import check_batch
 from demur.methods import Head
 from demur.nets import NetSpec
-from demur.nets.net import LogitsOnly
-from demur.output import Output, as_output, log_probabilities, prediction
+from demur.output import Output, outputs_in_batches
+from demur.recipes import VOCABULARY
+from demur.rejectors import Rejector
 from demur.rejectors.rule import Rule
-
-if TYPE_CHECKING:
-    from demur.evaluate import LoadedRun
-    from demur.runs import Run
-
-BATCH_SIZE = 256
+from demur.runs import Run
+from demur.spec import check_readable, read
+from demur.spec.field_types import Positive, UnitInterval, convert_value
 
 
-@dataclass(frozen=True)
-class GuardResult:
-    """Predictions of a guard and its decisions, as NumPy arrays.
-
-    Attributes:
-        labels: Predicted class of each image, N.
-        accepted: Whether each prediction is accepted, N.
-        scores: Scores of each image, one column per score, N, K.
-        reasons: Why each prediction was accepted or rejected, one sentence per image.
-        probabilities: Class probabilities, N, C.
-        score_names: Name of each score, K.
-        class_names: Name of each class, C.
-
-    Example:
-        >>> import torch
-        >>> from demur import guard
-        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
-        >>> x, y = torch.rand(200, 1, 8, 8), torch.arange(200) % 2
-        >>> result = guard(net, x, y, class_names=["cat", "dog"])(x[:3])
-        >>> len(result.rows())
-        3
-    """
-
-    labels: NDArray[np.int64]
-    accepted: NDArray[np.bool_]
-    scores: NDArray[np.float64]
-    reasons: tuple[str, ...]
-    probabilities: NDArray[np.float64]
-    score_names: tuple[str, ...]
-    class_names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one dictionary of JSON values per image; infinite scores are None."""
-        return [
-            {
-                "label": int(label),
-                "class": self.class_names[label],
-                "accepted": bool(self.accepted[i]),
-                "confidence": _number(self.probabilities[i, label]),
-                "scores": {
-                    name: _number(value)
-                    for name, value in zip(self.score_names, self.scores[i], strict=True)
-                },
-                "reason": self.reasons[i],
-            }
-            for i, label in enumerate(self.labels)
-        ]
-
-
-class BuiltFrom(NamedTuple):
-    """The specs that a net was built from."""
-
-    net: NetSpec
-    head: Head
-
-
-@dataclass(frozen=True)
-class Guard:
+@dataclass(frozen=True, repr=False)
+class Guard(BaseGuard):
     """A classifier with a calibrated rule that accepts or rejects each prediction.
 
     Make one with `demur.guard`, `Guard.from_run` or `Guard.load`.
@@ -108,8 +59,8 @@ class Guard:
         resize: Whether images of another size are resized; otherwise they raise BadInput.
         mean: Mean of each channel that is subtracted before the model, or None.
         std: Standard deviation of each channel that is divided by before the model, or None.
-        calibration: How the thresholds were chosen, and figures on the calibration images.
-        figures: Figures on other images, such as attacked ones, for the model card.
+        calibration: How the thresholds were chosen, and rates on the calibration images.
+        reported_rates: Rates on other images, such as attacked ones, for the model card.
         eps: Linf radius at which the service's page attacks an image.
         built_from: The specs that rebuild the model, or None for a foreign one.
 
@@ -123,121 +74,6 @@ class Guard:
         (5,)
     """
 
-    model: Model
-    scores: tuple[GuardScore, ...]
-    shape: Shape
-    class_names: tuple[str, ...]
-    temperature: float = 1.0
-    resize: bool = False
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    calibration: dict[str, Any] = field(default_factory=dict)
-    figures: tuple[dict[str, Any], ...] = ()
-    eps: float = 8 / 255
-    built_from: BuiltFrom | None = None
-
-    def __repr__(self) -> str:
-        names = " and ".join(f"{s.name} >= {s.threshold:.6g}" for s in self.scores)
-        return f"Guard({len(self.class_names)} classes, images {self.shape}, accepts {names})"
-
-    def __call__(
-        self, images: Any, batch_size: int = BATCH_SIZE, max_pixels: int = MAX_PIXELS
-    ) -> GuardResult:
-        """Classify images and accept or reject each prediction.
-
-        Args:
-            images: One or several Pillow images, paths, arrays (H, W, C or N, H, W, C) or tensors
-                (C, H, W or N, C, H, W); arrays and tensors hold uint8 values or floats in [0, 1].
-            batch_size: Images per forward pass.
-            max_pixels: The largest number of pixels of a file that is decoded.
-
-        Returns:
-            The result. BadInput is raised for an image that is damaged, out of range, or of
-            another size if the guard does not resize.
-        """
-        batch = read_images(images, self.shape, self.resize, max_pixels)
-        return self.decide(batch.x, batch.notes, batch_size)
-
-    def decide(
-        self, x: Tensor, notes: Sequence[str] = (), batch_size: int = BATCH_SIZE
-    ) -> GuardResult:
-        """Return the result for a batch N, C, H, W of floats in [0, 1] that is already checked."""
-        parts = [self._decide_part(part) for part in x.split(batch_size)]
-        labels, probabilities, scores = (np.concatenate(part) for part in zip(*parts, strict=True))
-        thresholds = np.array([score.threshold for score in self.scores])
-        accepted = (scores >= thresholds).all(1) & np.isfinite(probabilities).all(1)
-        notes = notes or ("",) * len(x)
-        reasons = tuple(
-            self._reason(bool(accept), values, note)
-            for accept, values, note in zip(accepted, scores.tolist(), notes, strict=True)
-        )
-        names = tuple(score.name for score in self.scores)
-        return GuardResult(
-            labels, accepted, scores, reasons, probabilities, names, self.class_names
-        )
-
-    def _decide_part(self, x: Tensor) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Labels (N), class probabilities (N, C) and scores (N, K) of one batch."""
-        with torch.no_grad():
-            out = self.output(x.to(self.device))
-            probabilities = log_probabilities(out, self.temperature).exp()
-            scores = torch.stack([part.score(out).double() for part in self.scores], dim=1)
-        arrays = [part.cpu().numpy() for part in (prediction(out), probabilities.double(), scores)]
-        return arrays[0], arrays[1], arrays[2]
-
-    def _reason(self, accepted: bool, values: list[float], note: str) -> str:
-        pairs = list(zip(self.scores, values, strict=True))
-        failed = [(part, value) for part, value in pairs if not value >= part.threshold]
-        if not accepted and not failed:
-            return "rejected: the output of the net is not a number"
-        shown = pairs if accepted else failed
-        sign = ">=" if accepted else "<"
-        texts = [
-            f"{part.name} {' '.join(_distinct(value, sign, part.threshold))}"
-            for part, value in shown
-        ]
-        if any(math.isnan(value) for _, value in failed):
-            texts = ["a score is not a number"]
-        reason = f"{'accepted' if accepted else 'rejected'}: {' and '.join(texts)}"
-        return f"{reason}; {note}" if note else reason
-
-    def output(self, x: Tensor) -> Output:
-        """Return the output for a batch N, C, H, W in [0, 1] on the model's device."""
-        if self.mean is not None and self.std is not None:
-            x = (x - _per_channel(self.mean, x)) / _per_channel(self.std, x)
-        rows = None if torch.compiler.is_exporting() else len(x)
-        return as_output(self.model(x), rows)
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the model; the CPU if it has no weights."""
-        tensors = self.model.parameters() if isinstance(self.model, nn.Module) else iter(())
-        return next((tensor.device for tensor in tensors), torch.device("cpu"))
-
-    @property
-    def rule(self) -> Rule:
-        """The scores with their thresholds as a rule, for criteria and attacks."""
-        return Rule(tuple((part.score, part.threshold) for part in self.scores))
-
-    @property
-    def thresholds(self) -> tuple[float, ...]:
-        """Threshold of each score."""
-        return tuple(part.threshold for part in self.scores)
-
-    @property
-    def certificate(self) -> dict[str, Any] | None:
-        """The certificate of the thresholds as JSON values; None if they are not certified."""
-        certificate: dict[str, Any] | None = self.calibration.get("certificate")
-        return certificate
-
-    def as_model(self) -> nn.Module:
-        """Return a module from images in [0, 1] to an Output, for the attacks of demur."""
-        return GuardedModel(self)
-
-    def classifier(self) -> nn.Module:
-        """Return a module from images in [0, 1] to logits, for other attack libraries."""
-        return LogitsOnly(self.as_model())
-
     def save(self, folder: str | Path, *, factory: str | None = None, onnx: bool = False) -> Path:
         """Write the guard to a folder in the layout of the Hugging Face Hub.
 
@@ -250,8 +86,6 @@ class Guard:
         Returns:
             The folder: model.safetensors, config.json and the model card README.md.
         """
-        from demur.guards.bundle import save
-
         return save(self, Path(folder), factory, onnx)
 
     @staticmethod
@@ -267,24 +101,15 @@ class Guard:
         Returns:
             The guard. BadInput is raised if a file is missing, changed or does not fit.
         """
-        from demur.guards.bundle import load
-
-        return load(Path(folder), model, device)
+        return Guard(**vars(load(Path(folder), model, device)))
 
     @staticmethod
     def from_run(
-        run: "Run | LoadedRun | str | Path",
-        *,
-        rejector: str | None = None,
-        tpr: float | None = None,
-        coverage: float | None = None,
-        risk: float | None = None,
-        confidence: float = 0.95,
-        class_names: Sequence[str] | None = None,
-        resize: bool | None = None,
-        device: str = "auto",
-        data_folder: Path | None = None,
-    ) -> "Guard":
+        run: Run | LoadedRun | str | Path, *, rejector: str | None = None,
+        tpr: float | None = None, coverage: float | None = None, risk: float | None = None,
+        confidence: float = 0.95, class_names: Sequence[str] | None = None,
+        resize: bool | None = None, device: str = "auto", data_folder: Path | None = None,
+    ) -> "Guard":  # fmt: skip
         """Make a guard from a trained run, calibrated on the clean cal images of its data set.
 
         Args:
@@ -302,11 +127,33 @@ class Guard:
         Returns:
             The guard, whose model card has the figures of the run's records.
         """
-        from demur.guards.build import guard_of_run
+        guarantee = guarantee_of(tpr, coverage, risk)
+        if isinstance(run, LoadedRun):
+            loaded = run
+        else:
+            opened = run if isinstance(run, Run) else Run.open(str(run))
+            loaded = LoadedRun(opened, device, data_folder)
+        recipe = loaded.run.recipe
+        loaded.run.check_weights()
+        name = recipe.find_rejector(rejector or recipe.head_rejector[0])
+        spec = recipe.rejectors()[name]
 
-        return guard_of_run(
-            run, rejector, (tpr, coverage, risk), confidence, class_names, resize, device,
-            data_folder,
+        def fit() -> tuple[Output, Tensor]:
+            clean = loaded.clean("fit")
+            return clean.output, clean.y
+
+        cal, fitted = loaded.clean("cal"), fit_rejector(spec, fit)
+        calibrated = calibrate(spec, fitted, cal.output, cal.y, guarantee, confidence)
+        scores = on_device(calibrated.scores, loaded.device)
+        domain = recipe.data.domain
+        return Guard(
+            loaded.net, scores, domain.shape,
+            _names(class_names or getattr(recipe.data, "class_names", None), domain.classes),
+            _temperature(None, spec),
+            bool(getattr(recipe.data, "resizes", False)) if resize is None else resize,
+            calibration=calibrated.figures,
+            reported_rates=_record_rates(loaded, scores),
+            eps=recipe.data.threat.linf, built_from=BuiltFrom(recipe.net, recipe.method.head),
         )  # fmt: skip
 
     def save_pretrained(
@@ -322,8 +169,6 @@ class Guard:
         Returns:
             The folder.
         """
-        from demur.guards.hub import save_pretrained
-
         return save_pretrained(self, Path(folder), repo_id, push_to_hub)
 
     @staticmethod
@@ -345,9 +190,7 @@ class Guard:
         Returns:
             The guard, as `load` reads it: no code of the folder runs.
         """
-        from demur.guards.hub import from_pretrained
-
-        return from_pretrained(str(name), revision, model, device)
+        return Guard(**vars(from_pretrained(str(name), revision, model, device)))
 
     def export_onnx(self, path: str | Path) -> Path:
         """Write the guard as one ONNX file and check it in onnxruntime.
@@ -363,37 +206,153 @@ class Guard:
             The path. BadInput is raised if the model cannot be exported, or if onnxruntime
             disagrees by more than 1e-5 or in one decision.
         """
-        from demur.guards.onnx_export import export_onnx
-
         return export_onnx(self, Path(path))
 
 
-class GuardedModel(nn.Module):
-    """A guard's model with its normalisation: images in [0, 1] to an Output."""
+def guard(
+    model: Model, x_cal: Any, y_cal: Any, *, rejector: str | Rejector = "Con",
+    tpr: float | None = None, coverage: float | None = None, risk: float | None = None,
+    confidence: float = 0.95, x_fit: Any = None, y_fit: Any = None,
+    class_names: Sequence[str] | None = None, mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None, resize: bool = False, temperature: float | None = None,
+    eps: float = 8 / 255, built_from: tuple[NetSpec, Head] | None = None,
+) -> Guard:  # fmt: skip
+    """Calibrate a rejector of any classifier on held-out images and return the guard.
 
-    def __init__(self, guard: Guard) -> None:
-        super().__init__()
-        self.guard = guard
-        if isinstance(guard.model, nn.Module):
-            self.model = guard.model
-            self.training = guard.model.training
+    A TPR or a coverage is certified where the images suffice; otherwise the threshold is the
+    empirical one, and `certificate` is None. A risk is always certified.
 
-    def forward(self, x: Tensor) -> Output:
-        return self.guard.output(x)
+    Args:
+        model: Images N, C, H, W in [0, 1] to logits or an Output; set to eval mode.
+        x_cal: Calibration images, clean and not used in training, in any form that `Guard` reads.
+        y_cal: Their labels, N.
+        rejector: A rejector, or its text such as "RCon(tau=0.5)".
+        tpr: Accept at least this share of the correct predictions; the default, with 0.95.
+        coverage: Accept at least this share of all images.
+        risk: Accept at most this share of errors among the accepted.
+        confidence: Confidence of the guarantee.
+        x_fit: Images that a rejector is fitted to which needs it, such as KD; not `x_cal`.
+        y_fit: Their labels.
+        class_names: Names of the classes; "0", "1", ... by default.
+        mean: Mean of each channel, subtracted before the model; None if the model normalises.
+        std: Standard deviation of each channel, divided by before the model.
+        resize: Resize images of another size instead of raising BadInput.
+        temperature: Softmax temperature of the class probabilities; None takes the rejector's.
+        eps: Linf radius at which the service's page attacks an image.
+        built_from: The net and head specs that the model was built from.
+
+    Returns:
+        The guard. Uncertified is raised if a risk cannot be certified.
+
+    Example:
+        >>> import torch
+        >>> from demur import guard
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        >>> x, y = torch.rand(300, 1, 8, 8), torch.arange(300) % 10
+        >>> guarded = guard(net, x, y, rejector="Energy", coverage=0.9)
+        >>> guarded.certificate is not None
+        True
+    """
+    guarantee, spec = guarantee_of(tpr, coverage, risk), _rejector(rejector)
+    uncalibrated = _uncalibrated_guard(model, x_cal, mean, std)
+    out, y = _outputs(uncalibrated, x_cal, y_cal)
+    fit = None if x_fit is None else lambda: _outputs(uncalibrated, x_fit, y_fit)
+    found = calibrate(spec, fit_rejector(spec, fit), out, y, guarantee, confidence)
+    return replace(
+        uncalibrated, scores=on_device(found.scores, uncalibrated.device),
+        calibration=found.figures,
+        class_names=_names(class_names, out.logits.shape[1]), resize=resize, eps=_eps(eps),
+        temperature=_temperature(temperature, spec),
+        built_from=BuiltFrom(*built_from) if built_from else None,
+    )  # fmt: skip
 
 
-def _per_channel(values: tuple[float, ...], x: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=x.dtype, device=x.device).view(-1, 1, 1)
+def _uncalibrated_guard(
+    model: Model, x_cal: Any, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> Guard:
+    """A guard without scores and class names."""
+    if (mean is None) != (std is None):
+        raise BadInput("only one of mean and std is given; give both, or neither")
+    if isinstance(model, nn.Module):
+        model.eval()
+    shape = _shape_of(x_cal)
+    return Guard(model, (), shape, (), mean=_per_channel(mean, shape), std=_per_channel(std, shape))
 
 
-def _distinct(value: float, sign: str, threshold: float) -> tuple[str, str, str]:
-    """Return both numbers with enough digits to tell them apart."""
-    for digits in (4, 6, 9, 17):
-        texts = f"{value:.{digits}g}", f"{threshold:.{digits}g}"
-        if texts[0] != texts[1] or value == threshold:
-            break
-    return texts[0], sign, texts[1]
+def _record_rates(loaded: LoadedRun, scores: tuple[GuardScore, ...]) -> tuple[dict[str, Any], ...]:
+    """Rates of the decisions on the run's test records, clean and attacked."""
+    rule = Rule(tuple((part.score, part.threshold) for part in scores))
+    found = []
+    for record in loaded.run.records("test"):
+        if all(can_score(part.score, record) for part in scores):
+            decided = decision_figures(accepted_in(rule, record), record.correct)
+            found.append({"attack": record.label, "spec": record.metadata["spec"], **decided})
+    return tuple(found)
 
 
-def _number(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+def _rejector(given: str | Rejector) -> Rejector:
+    """The rejector that a text spells, or the rejector itself."""
+    spec = read(given, VOCABULARY) if isinstance(given, str) else given
+    if not isinstance(spec, Rejector):
+        text = shorten(str(given))
+        raise BadInput(f"{text!r} is not a rejector; give one, such as Con() or KD()")
+    check_readable(spec)
+    return spec
+
+
+def _shape_of(x_cal: Any) -> Shape:
+    """C, H, W of calibration images: tensors have the channels first, arrays last."""
+    if not isinstance(x_cal, Tensor | np.ndarray):
+        raise BadInput(
+            f"x_cal is {type(x_cal).__name__}; give a tensor N, C, H, W or an array N, H, W, C"
+        )
+    if x_cal.ndim != 4:
+        raise BadInput(
+            f"x_cal has shape {tuple(x_cal.shape)}; give a tensor N, C, H, W or an array N, H, W, C"
+        )
+    a, b, c = (int(size) for size in x_cal.shape[1:])
+    channels_last = isinstance(x_cal, np.ndarray) and not (a in (1, 3) and c not in (1, 3))
+    return (c, a, b) if channels_last else (a, b, c)
+
+
+def _outputs(guard: Guard, images: Any, labels: Any) -> tuple[Output, Tensor]:
+    """Outputs for images and their labels, on the CPU; BadInput if they do not match."""
+    x = read_images(images, guard.shape, resize=False).x
+    y = torch.as_tensor(labels).cpu().long() if labels is not None else None
+    if y is None:
+        raise BadInput("labels are missing; give one per image")
+    out = outputs_in_batches(guard.output, x, BATCH_SIZE, guard.device)
+    check_batch(x.cpu(), y, out.logits.shape[1])
+    return out, y
+
+
+def _names(given: Sequence[str] | None, classes: int) -> tuple[str, ...]:
+    names = tuple(str(i) for i in range(classes)) if given is None else tuple(given)
+    if isinstance(given, str) or not all(names):
+        raise BadInput("class_names must be a list of words, one per class")
+    if len(names) != classes or len(set(names)) != classes:
+        raise BadInput(
+            f"class_names has {len(names)} names, {len(set(names))} of them different, for "
+            f"{classes} classes; give one name per class"
+        )
+    return names
+
+
+def _temperature(given: float | None, rejector: Rejector) -> float:
+    if given is None:
+        return shown_temperature(rejector)
+    return float(convert_value(given, Positive, "temperature"))
+
+
+def _eps(eps: float) -> float:
+    return float(convert_value(eps, UnitInterval, "eps"))
+
+
+def _per_channel(values: Sequence[float] | None, shape: Shape) -> tuple[float, ...] | None:
+    """One finite number per channel, or None."""
+    if values is None:
+        return None
+    found = tuple(float(value) for value in values)
+    if len(found) != shape[0] or not all(np.isfinite(found)):
+        raise BadInput(f"mean and std must have {shape[0]} numbers, one per channel, not {found}")
+    return found

@@ -7,6 +7,7 @@
 The threshold on the largest class probability is chosen on samples that are held out of training.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from demur.errors import BadInput
 from demur.guards import Guard
+from demur.guards import guard as calibrated
 from demur.metrics import threshold_at_tpr
 
 
@@ -38,7 +40,8 @@ class RejectingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             regression. A guard keeps its net; `fit` calibrates it again, and without `fit` it has
             its own thresholds.
         tpr: Share of the correct predictions to accept, on held-out samples.
-        held_out: Share of the samples of `fit` that only choose the threshold.
+        held_out: Share of the samples of `fit` that only choose the threshold. `fit` raises
+            BadInput unless it holds out one sample per class on average, and has two of each.
         random_state: Seed of the choice of held-out samples.
 
     Attributes:
@@ -89,8 +92,12 @@ class RejectingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _divide(self, X: NDArray[Any], y: NDArray[Any]) -> list[NDArray[Any]]:
         """Samples for training and for the threshold, with every class in the first part."""
         counts = np.unique(y, return_counts=True)[1]
-        if len(y) * self.held_out < len(counts) or counts.min() < 2:  # too few to divide
-            return [X, X, y, y]
+        if len(y) * self.held_out < len(counts) or counts.min() < 2:
+            raise BadInput(
+                f"{len(y)} samples of {len(counts)} classes are too few to hold some out for the "
+                f"threshold; give at least {math.ceil(len(counts) / self.held_out)} samples, and "
+                "two of each class"
+            )
         divided: list[NDArray[Any]] = train_test_split(
             X, y, test_size=self.held_out, random_state=self.random_state, stratify=y
         )
@@ -98,8 +105,6 @@ class RejectingClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _calibrate_guard(self, guard: Guard, X: Any, y: Any) -> "RejectingClassifier":
         """Choose the thresholds of a guard again; its net stays what it is."""
-        from demur.guards.build import guard as calibrated
-
         if len(guard.scores) > 1:
             raise BadInput("the guard has several thresholds; calibrate it with demur.guard")
         names = np.array(guard.class_names)

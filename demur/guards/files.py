@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from demur.errors import BadInput
+from demur.files.atomic import raise_unreadable
 from demur.files.image_files import SUFFIXES
-from demur.files.regular_file import raise_unreadable
 from demur.guards.core import Guard
 from demur.guards.inputs import Batch, read_images
+from demur.progress import ignore
 
 Row = dict[str, Any]  # file, class, label, accepted, confidence, scores, reason, error
 FILES_PER_BATCH = 64
@@ -50,9 +51,7 @@ def find_images(words: Sequence[str]) -> list[Path]:
 
 
 def predict_files(
-    guard: Guard,
-    paths: Sequence[Path],
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    guard: Guard, paths: Sequence[Path], on_progress: Callable[[int, int], None] = ignore
 ) -> list[Row]:
     """Return one row per file, in order; a file that cannot be read has an `error`."""
     rows: list[Row] = []

@@ -10,7 +10,7 @@ import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +19,9 @@ from torch import Tensor, nn
 
 from demur.errors import BadInput
 from demur.files.atomic import write_bytes
+from demur.guards.decision import BaseGuard
 from demur.output import log_probabilities, prediction
 from demur.rejectors import FittedScore
-
-if TYPE_CHECKING:
-    from demur.guards.core import Guard
 
 OUTPUTS = ("labels", "accepted", "scores", "probabilities")
 OPSET = 18
@@ -34,7 +32,7 @@ CHECKED = 64  # random images that are compared
 class OnnxGuard(nn.Module):
     """Images and thresholds to labels, decisions, scores and class probabilities."""
 
-    def __init__(self, guard: "Guard") -> None:
+    def __init__(self, guard: BaseGuard) -> None:
         super().__init__()
         self.guarded = guard.as_model()
         self.parts = [part.score for part in guard.scores]
@@ -57,7 +55,7 @@ def _scored(score: Callable[..., Tensor], out: Any) -> Tensor:
     return score(out).float()
 
 
-def export_onnx(guard: "Guard", path: Path) -> Path:
+def export_onnx(guard: BaseGuard, path: Path) -> Path:
     """Write a guard as one ONNX file and check it in onnxruntime; see `Guard.export_onnx`."""
     onnx, runtime = _imported()
     content = _with_defaults(onnx, _exported(guard), guard)
@@ -82,7 +80,7 @@ def _imported() -> tuple[Any, Any]:
     return onnx, onnxruntime
 
 
-def _exported(guard: "Guard") -> Any:
+def _exported(guard: BaseGuard) -> Any:
     """The graph with both inputs, as an ONNX model."""
     device, module = guard.device, OnnxGuard(guard).eval()
     images = torch.full((2, *guard.shape), 0.5, device=device)
@@ -108,7 +106,7 @@ def _exported(guard: "Guard") -> Any:
     return program.model_proto
 
 
-def _with_defaults(onnx: Any, model: Any, guard: "Guard") -> bytes:
+def _with_defaults(onnx: Any, model: Any, guard: BaseGuard) -> bytes:
     """The file with the guard's thresholds as default of the input `thresholds`."""
     values = np.array(guard.thresholds, dtype=np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(values, "thresholds"))
@@ -123,7 +121,7 @@ def _with_defaults(onnx: Any, model: Any, guard: "Guard") -> bytes:
     return content
 
 
-def _check(session: Any, guard: "Guard") -> None:
+def _check(session: Any, guard: BaseGuard) -> None:
     """Raise BadInput unless onnxruntime agrees with the guard on random images."""
     random = np.random.default_rng(0)
     noise = random.random((CHECKED, *guard.shape), dtype=np.float32)
@@ -134,7 +132,7 @@ def _check(session: Any, guard: "Guard") -> None:
         compare(session, guard, images)
 
 
-def compare(session: Any, guard: "Guard", images: NDArray[np.float32]) -> None:
+def compare(session: Any, guard: BaseGuard, images: NDArray[np.float32]) -> None:
     """Raise BadInput unless a session gives the guard's decisions, and its values to 1e-5."""
     expected = guard(torch.from_numpy(images))
     labels, accepted, scores, probabilities = session.run(list(OUTPUTS), {"images": images})

@@ -12,10 +12,9 @@ from demur.methods.frameworks import (
     Standard,
     attack_mode,
 )
-from demur.methods.heads import Head, NoHead
+from demur.methods.heads import RR, Head, NoHead
 from demur.methods.labels import ADR, HardLabels, Labels, LabelSmoothing
 from demur.methods.method import Method, OneCycle, Piecewise, Schedule
-from demur.methods.rr import RR
 
 FRAMEWORKS: list[type[Framework]] = [Standard, PGDAT, TRADES, CCAT]
 HEADS: list[type[Head]] = [NoHead, RR, EBD, SNet, ATRO, CARL]

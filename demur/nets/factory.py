@@ -3,16 +3,12 @@
     demur train images-pgdat-rr data=photos net=my_nets:make
     FactoryNet("my_nets:make", layer="backbone.pool").build(domain, RR())
 
-A model is code. A function is imported only if the user typed its name in this process or the
-environment variable DEMUR_MODULES names its module; a recipe file alone imports nothing.
+A model is code: `demur/spec/importing.py` says which functions are imported.
 """
 
 import inspect
-import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -22,45 +18,7 @@ from demur.errors import BadInput, first_line, shorten
 from demur.images import Domain
 from demur.nets.net import AuxiliaryHead, NetSpec, RejectingNet, Trunk
 from demur.output import Output
-from demur.spec import ALLOWED
-
-_TYPED: set[str] = set()  # functions that the user named in this process
-_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-
-
-def is_factory(text: str) -> bool:
-    """Whether a text has the form module:function."""
-    return _FACTORY.fullmatch(text) is not None
-
-
-def allow_factory(path: str) -> None:
-    """Allow the import of module:function; call this only for what the user typed."""
-    if not is_factory(path):
-        raise BadInput(f"{shorten(path)!r} is not the name of a function; write module:function")
-    _TYPED.add(path)
-
-
-def import_factory(path: str) -> Callable[..., Any]:
-    """Import module:function if that is allowed; raise BadInput if not, or if it fails."""
-    module, _, name = path.partition(":")
-    if path not in _TYPED and module not in os.environ.get(ALLOWED, "").split(","):
-        raise BadInput(
-            f"the net is built by {shorten(path)!r}, which is code and is not imported for a file; "
-            f"if you trust it, allow it with {ALLOWED}={module}"
-        )
-    try:
-        found: Any = import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # a user's module may raise anything
-        raise BadInput(
-            f"{shorten(path)!r} cannot be imported ({type(error).__name__}: {_first_line(error)}); "
-            "run the command where Python finds the module"
-        ) from None
-    if not callable(found):
-        raise BadInput(f"{shorten(path)!r} is not a function; name one that returns a net")
-    made: Callable[..., Any] = found
-    return made
+from demur.spec.importing import check_import_path, import_object
 
 
 class FactoryTrunk(Trunk):
@@ -134,17 +92,14 @@ class FactoryNet(NetSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_factory(self.function):
-            raise BadInput(
-                f"{shorten(self.function)!r} is not the name of a function; write module:function"
-            )
+        check_import_path(self.function)
 
     @property
     def trains_head_alone(self) -> bool:
         return self.frozen
 
     def check(self, domain: Domain) -> None:
-        function = import_factory(self.function)
+        function = self._function()
         with torch.random.fork_rng(devices=[]):
             self._split(self._module(function, domain), domain)
 
@@ -152,7 +107,7 @@ class FactoryNet(NetSpec):
         raise BadInput("a FactoryNet is built for a whole domain; call build")
 
     def build(self, domain: Domain, head: AuxiliaryHead, seed: int = 0) -> RejectingNet:
-        function = import_factory(self.function)
+        function = self._function()
         # on the CPU even where the caller asks for weights without memory: the net is tried
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.manual_seed(seed)
@@ -166,6 +121,13 @@ class FactoryNet(NetSpec):
             net.freeze()
         return net
 
+    def _function(self) -> Callable[..., Any]:
+        function: Any = import_object(self.function)
+        if not callable(function):
+            raise BadInput(f"{self.function} is not a function; name one that returns a net")
+        called: Callable[..., Any] = function
+        return called
+
     def _module(self, function: Callable[..., Any], domain: Domain) -> nn.Module:
         """Call the function and check that it returns a net for these images."""
         channels, size, _ = domain.shape
@@ -175,8 +137,8 @@ class FactoryNet(NetSpec):
             module = function(**{name: known[name] for name in known if name in wanted})
         except Exception as error:  # a user's function may raise anything
             raise BadInput(
-                f"{self.function} fails ({type(error).__name__}: {_first_line(error)}); it is "
-                "called with num_classes, channels and size, as far as it has them"
+                f"{self.function} fails ({type(error).__name__}: {shorten(first_line(error))}); it "
+                "is called with num_classes, channels and size, as far as it has them"
             ) from None
         if not isinstance(module, nn.Module):
             raise BadInput(f"{self.function} must return a torch.nn.Module")
@@ -224,7 +186,8 @@ def _probe(
     except Exception as error:  # a user's net may raise anything
         raise BadInput(
             f"the net of {function} fails on images of shape {domain.shape} "
-            f"({type(error).__name__}: {_first_line(error)}); set size= and channels= of the data"
+            f"({type(error).__name__}: {shorten(first_line(error))}); set size= and channels= of "
+            "the data"
         ) from None
     finally:
         handle.remove()
@@ -245,7 +208,3 @@ def _pooled(feature: Tensor) -> Tensor:
 def _layer_names(module: nn.Module) -> str:
     names = [name for name, _ in module.named_modules() if name]
     return ", ".join(names[-8:]) or "its layers"
-
-
-def _first_line(error: Exception) -> str:
-    return shorten(first_line(error))

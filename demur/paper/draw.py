@@ -11,7 +11,6 @@ import numpy as np
 from demur import metrics
 from demur.evaluate import values
 from demur.evaluate.record_scores import StoredScore, can_score
-from demur.evaluate.theory import outputs_at
 from demur.metrics import BoolArray, FloatArray
 from demur.metrics.theory import (
     TheoryInputs,
@@ -20,6 +19,7 @@ from demur.metrics.theory import (
     is_xi_accurate,
     probabilities,
 )
+from demur.paper.theory import outputs_at
 from demur.recipes import Recipe
 from demur.rejectors import Con, RCon
 from demur.rejectors.rule import Score

@@ -187,9 +187,9 @@ def theory(
 
     Example: demur paper study theory digits-pgdat-rr --gamma 0.7 --gamma 0.9
     """
-    from demur.evaluate.theory import GAMMAS
-    from demur.evaluate.theory import theory as theory_of
-    from demur.report.theory import show_theory, write_figure
+    from demur.paper.theory import GAMMAS
+    from demur.paper.theory import theory as theory_of
+    from demur.paper.theory_report import show_theory, write_figure
     from demur.runs import Run
 
     opened = Run.open(run)

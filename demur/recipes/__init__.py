@@ -17,10 +17,9 @@ from demur.calibrate import OPERATING_POINTS
 from demur.data import AUGMENTS, DATASETS, OwnImages
 from demur.data.sources import HUB, LAYOUTS
 from demur.errors import BadInput, shorten, suggestion
-from demur.files.regular_file import MEGABYTE, read_regular_file
+from demur.files.atomic import MEGABYTE, read_regular_file
 from demur.methods import FRAMEWORKS, HEADS, LABELS, SCHEDULES, Method
 from demur.nets import NETS, FactoryNet
-from demur.nets.factory import allow_factory, is_factory
 from demur.recipes.attacks import (
     ADAPTIVE_ATTACKS,
     ADAPTIVE_OBJECTIVES,
@@ -28,24 +27,14 @@ from demur.recipes.attacks import (
     AdaptiveObjective,
     attack_group,
 )
-from demur.recipes.named import RECIPES, hint_for
-from demur.recipes.training import Recipe
+from demur.recipes.training import RECIPES, Recipe, hint_for
 from demur.rejectors import REJECTORS, Con
 from demur.spec import Spec, Vocabulary, edit, find_name, read
+from demur.spec.importing import allow_import, is_import_path
 
 __all__ = [
-    "ADAPTIVE_OBJECTIVES",
-    "NAMED_ATTACKS",
-    "RECIPES",
-    "VOCABULARY",
-    "AdaptiveObjective",
-    "Recipe",
-    "attack",
-    "attack_group",
-    "hint_for",
-    "recipe",
-    "recipe_in",
-    "with_changes",
+    "ADAPTIVE_OBJECTIVES", "NAMED_ATTACKS", "RECIPES", "VOCABULARY", "AdaptiveObjective", "Recipe",
+    "attack", "attack_group", "hint_for", "recipe", "recipe_in", "with_changes",
 ]  # fmt: skip
 
 S = TypeVar("S", bound=Spec)
@@ -159,8 +148,8 @@ def _apply_change(spec: S, change: str) -> S:
     key, text = key.strip(), text.strip()
     if isinstance(spec, Recipe) and key == "data" and (images := _own_images(text)):
         return replace(spec, data=images)
-    if isinstance(spec, Recipe) and key == "net" and is_factory(text):
-        allow_factory(text)  # typed by the user, unlike what a recipe file names
+    if isinstance(spec, Recipe) and key == "net" and is_import_path(text):
+        allow_import(text)  # typed by the user, unlike what a recipe file names
         return replace(spec, net=FactoryNet(text))
     edited: S = edit(spec, key, text, VOCABULARY)
     return edited

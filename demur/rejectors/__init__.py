@@ -4,9 +4,8 @@ RCon()(net(x))                      # read off the output
 KD().fit(out, y)(net(x))            # fitted to features of clean images
 """
 
+from demur.rejectors.covariance import GDA, GMM, GDAStar, ViM
 from demur.rejectors.density import KD, KNN, LID, REFERENCE_RIDGE_NAME, paper_grid
-from demur.rejectors.fitted import FittedScore, TooFewImages
-from demur.rejectors.gaussian import GDA, GMM, GDAStar
 from demur.rejectors.outputs import (
     AcceptProbability,
     Con,
@@ -21,8 +20,7 @@ from demur.rejectors.outputs import (
     Rectifier,
     SoftmaxMargin,
 )
-from demur.rejectors.rule import Rejector, Score
-from demur.rejectors.vim import ViM
+from demur.rejectors.rule import FittedScore, Rejector, Score, TooFewImages
 
 # Every rejector: in `demur list`, in `demur score`, in the tests and in the documentation.
 REJECTORS: list[type[Rejector]] = [
@@ -31,30 +29,8 @@ REJECTORS: list[type[Rejector]] = [
 ]  # fmt: skip
 
 __all__ = [
-    "GDA",
-    "GMM",
-    "KD",
-    "KNN",
-    "LID",
-    "REFERENCE_RIDGE_NAME",
-    "REJECTORS",
-    "AcceptProbability",
-    "Con",
-    "ConMinusRectifier",
-    "Coupled",
-    "Energy",
-    "Entropy",
-    "FittedScore",
-    "GDAStar",
-    "MaxLogit",
-    "ModelScore",
-    "OutputScore",
-    "RCon",
-    "Rectifier",
-    "Rejector",
-    "Score",
-    "SoftmaxMargin",
-    "TooFewImages",
-    "ViM",
-    "paper_grid",
+    "GDA", "GMM", "KD", "KNN", "LID", "REFERENCE_RIDGE_NAME", "REJECTORS", "AcceptProbability",
+    "Con", "ConMinusRectifier", "Coupled", "Energy", "Entropy", "FittedScore", "GDAStar",
+    "MaxLogit", "ModelScore", "OutputScore", "RCon", "Rectifier", "Rejector", "Score",
+    "SoftmaxMargin", "TooFewImages", "ViM", "paper_grid",
 ]  # fmt: skip

@@ -18,16 +18,16 @@ from demur.data import CIFAR10, CIFAR100, Dataset
 from demur.errors import BadInput
 from demur.numerics import no_autocast
 from demur.output import Output, prediction
-from demur.rejectors.fitted import (
+from demur.rejectors.covariance import GDA, GMM, GDAStar
+from demur.rejectors.outputs import Con
+from demur.rejectors.rule import (
     FittedScore,
+    Rejector,
     TooFewImages,
     correct_features,
     first_per_class,
     squared_distances,
 )
-from demur.rejectors.gaussian import GDA, GMM, GDAStar
-from demur.rejectors.outputs import Con
-from demur.rejectors.rule import Rejector
 from demur.spec.field_types import Positive, PositiveInt
 
 MIN_LOG_GAP = 1e-6  # between log distances; a smaller gap gives no estimate of the dimension

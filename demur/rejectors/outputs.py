@@ -36,7 +36,7 @@ from demur.output import (
 from demur.rejectors.rule import Rejector, Rule, Score, as_score
 from demur.spec.field_types import Positive
 
-TINY = 1e-300  # smallest threshold of which a logit is taken
+MIN_THRESHOLD = 1e-300  # smallest threshold of which a logit is taken
 
 
 @dataclass(frozen=True)
@@ -329,5 +329,5 @@ def _log_p_and_rest(out: Output, tau: float, label: Tensor) -> tuple[Tensor, Ten
 def _logit(t: float) -> float:
     """Logit of a threshold, finite also for t <= 0 and t >= 1."""
     # 1 - 2^-25 is the smallest number that rounds to 1 in fp32
-    t = max(t, TINY) if t < 1 else 1 - 2**-25
+    t = max(t, MIN_THRESHOLD) if t < 1 else 1 - 2**-25
     return math.log(t) - math.log1p(-t)

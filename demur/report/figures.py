@@ -48,21 +48,12 @@ LEFT_END = 0.1  # coverage below which a curve rests on too few images to set th
 STYLE = {
     "svg.hashsalt": "demur",
     "svg.fonttype": "none",  # real text, which a reader can search and copy
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlecolor": INK,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-}
+    "font.size": 10, "text.color": INK, "xtick.color": INK, "ytick.color": INK,
+    "axes.spines.top": False, "axes.spines.right": False,
+    "axes.edgecolor": FAINT, "axes.labelcolor": INK, "axes.titlecolor": INK,
+    "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "legend.frameon": False, "legend.fontsize": 9,
+}  # fmt: skip
 MISSING = "the page needs matplotlib and jinja2; install them with pip install 'demur[report]'"
 PER_GROUP = 3
 
@@ -77,9 +68,7 @@ def check_installed() -> None:
 
 
 def overview_figure(
-    records: list[ScoredRecord],
-    evaluation: RejectorEvaluation,
-    kind: Literal["svg", "png"] = "png",
+    records: list[ScoredRecord], evaluation: RejectorEvaluation, kind: Literal["svg", "png"] = "png"
 ) -> bytes:
     """Draw the attack with the most accepted errors: scores, and risk against coverage."""
     check_installed()

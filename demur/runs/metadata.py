@@ -19,8 +19,8 @@ from demur.errors import BadInput
 from demur.files.atomic import read_json
 from demur.spec.field_types import (
     Condition,
-    Extended,
     NonNegativeInt,
+    NumberOrInfinity,
     PositiveInt,
     UnitInterval,
     convert_value,
@@ -47,7 +47,7 @@ RECORD = Schema(
     {
         "label": str, "split": SplitName, "digest": str, "file_digest": str, "spec": str,
         "attack": str, "weights": str, "data": str, "created": str, "n": PositiveInt,
-        "features": bool, "images": NonNegativeInt, "thresholds": dict[str, Extended],
+        "features": bool, "images": NonNegativeInt, "thresholds": dict[str, NumberOrInfinity],
         "fitted": dict[str, str],
     },
     {
@@ -81,7 +81,7 @@ CERTIFICATE = Schema(
     {
         "rejector": str, "rejector_spec": str, "quantity": Literal["risk", "tpr", "coverage"],
         "level": UnitInterval, "confidence": UnitInterval, "guarantee": str, "sentence": str,
-        "thresholds": list[Extended], "on": str, "attack": str, "attack_spec": str,
+        "thresholds": list[NumberOrInfinity], "on": str, "attack": str, "attack_spec": str,
         "valid_for": str, "cal_record": str, "cal_images": PositiveInt, "weights": str,
         "n": PositiveInt, "pilot": PositiveInt, "accepted": NonNegativeInt,
         "accepted_wrong": NonNegativeInt, "risk_interval": INTERVAL, "tpr_interval": INTERVAL,

@@ -3,9 +3,9 @@
     record.output             # logits, features and aux as an Output
     record.correct            # N, bool
     record.metadata["spec"]   # the attack as text
+    run.records().to_pandas() # one table, a line per image and record
 
 An attack takes hours and scoring takes seconds, so rejectors, metrics and figures read records.
-write_record writes a record, read_record reads it.
 """
 
 import hashlib
@@ -13,10 +13,10 @@ import io
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile, ZipInfo
 
 import numpy as np
@@ -25,11 +25,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from demur.errors import BadInput
-from demur.files.atomic import move_file, read_checked, write_bytes, write_json
-from demur.files.regular_file import MEGABYTE
-from demur.output import Output, prediction
+from demur.files.atomic import MEGABYTE, move_file, read_checked, write_bytes, write_json
+from demur.output import Output, prediction, tcon
+from demur.rejectors.rule import Rejector, Score
 from demur.runs.metadata import RECORD, read_metadata
+from demur.spec import show
 
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+TRUE = "T-Con"  # name of the true confidence among the scores of a scores-only record
+MISSING = "this needs {name}; install it with pip install 'demur[notebook]'"
 MAX_NPZ = 4096 * MEGABYTE  # bytes of the file
 SMALL = 256 * MEGABYTE  # bytes of all arrays that any file may unpack to
 MAX_RATIO = 20  # unpacked bytes of a larger file per byte
@@ -55,17 +62,12 @@ class ArrayType(NamedTuple):
 
 
 ARRAYS = {
-    "y": ArrayType("<i8", "N"),
-    "index": ArrayType("<i8", "N"),
-    "size_linf": ArrayType("<f4", "N"),
-    "size_l2": ArrayType("<f4", "N"),
-    "logits": ArrayType("<f4", "NC"),
-    "aux": ArrayType("<f4", "NA"),
-    "feature": ArrayType("<f4", "ND"),
-    "x_adv": ArrayType("<f4", "MEHW"),
-    "scores": ArrayType("<f4", "SN"),
-    "correct": ArrayType("|b1", "N"),
-}
+    "y": ArrayType("<i8", "N"), "index": ArrayType("<i8", "N"),
+    "size_linf": ArrayType("<f4", "N"), "size_l2": ArrayType("<f4", "N"),
+    "logits": ArrayType("<f4", "NC"), "aux": ArrayType("<f4", "NA"),
+    "feature": ArrayType("<f4", "ND"), "x_adv": ArrayType("<f4", "MEHW"),
+    "scores": ArrayType("<f4", "SN"), "correct": ArrayType("|b1", "N"),
+}  # fmt: skip
 HALF = {"feature": "<f2"}  # dtypes that a pack may store instead; they are read as floats
 ALWAYS = ("y", "index", "size_linf", "size_l2")
 NOT_IN_SCORES_ONLY = ("size_l2",)  # may be left out of a scores-only record
@@ -380,3 +382,91 @@ def finished_record(folder: Path, split: str, digest: str) -> Path | None:
 def identity(**parts: Any) -> str:
     """SHA-256 of named JSON values as 64 hex digits."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+class Records(list[Record]):
+    """Records of a run, which also convert to tables.
+
+    Args:
+        records: The records.
+        rejectors: Rejectors of the run by name, whose scores become columns.
+
+    Example:
+        >>> records = Run.open("digits-pgdat-rr").records("test")
+        >>> table = records.to_pandas()
+        >>> list(table.columns[:4])
+        ['attack', 'record', 'split', 'index']
+    """
+
+    def __init__(
+        self, records: Iterable[Record] = (), rejectors: Mapping[str, Rejector] | None = None
+    ) -> None:
+        super().__init__(records)
+        self.rejectors = dict(rejectors or {})
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a table with one line per image and record.
+
+        Columns: attack, record, split, index, y, predicted, correct, the norms of the perturbation,
+        T-Con, and every score that is stored or needs no fitting. A value that a record lacks is
+        missing.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise BadInput(MISSING.format(name="pandas")) from None
+        return pandas.DataFrame(self._columns())
+
+    def to_arrow(self) -> "pyarrow.Table":
+        """Return the table of `to_pandas` as a pyarrow table."""
+        try:
+            import pyarrow
+        except ImportError:
+            raise BadInput(MISSING.format(name="pyarrow")) from None
+        arrays = {
+            name: pyarrow.array(column, from_pandas=True)
+            for name, column in self._columns().items()
+        }
+        return pyarrow.table(arrays)
+
+    def _columns(self) -> dict[str, NDArray[Any]]:
+        parts = [_columns_of(record, self.rejectors) for record in self]
+        names = dict.fromkeys(name for part in parts for name in part)
+        columns = {}
+        for name in names:
+            pieces = [
+                part.get(name, np.full(len(record.y), np.nan))
+                for record, part in zip(self, parts, strict=True)
+            ]
+            columns[name] = np.concatenate(pieces)
+        return columns
+
+
+def _columns_of(record: Record, rejectors: Mapping[str, Rejector]) -> dict[str, NDArray[Any]]:
+    """Columns of one record, N each."""
+    n = len(record.y)
+    columns: dict[str, NDArray[Any]] = {
+        "attack": np.full(n, record.label, dtype=object),
+        "record": np.full(n, record.digest[:12], dtype=object),
+        "split": np.full(n, str(record.metadata["split"]), dtype=object),
+        "index": record.arrays["index"].numpy(),
+        "y": record.y.numpy(),
+    }
+    if not record.scores_only:
+        columns["predicted"] = prediction(record.output).numpy()
+    columns["correct"] = record.correct
+    for name in ("size_linf", "size_l2"):
+        if name in record.arrays:
+            columns[name] = record.arrays[name].numpy()
+    stored = record.stored_scores
+    for name, rejector in rejectors.items():
+        if (text := show(rejector, full=True)) in stored:
+            columns[name] = stored[text].double().numpy()
+        elif isinstance(rejector, Score) and not record.scores_only:
+            with torch.no_grad():
+                columns[name] = rejector(record.output).double().numpy()
+    if TRUE in stored:
+        columns[TRUE] = stored[TRUE].double().numpy()
+    elif not record.scores_only:
+        columns[TRUE] = tcon(record.output, record.y).double().numpy()
+    return columns

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from demur.errors import BadInput, suggestion
 from demur.files.atomic import (
+    MEGABYTE,
     TEMPORARY_FILES,
     delete_temporary_files,
     exclusive_lock,
@@ -32,12 +33,10 @@ from demur.files.atomic import (
     write_tensors,
     write_text,
 )
-from demur.files.regular_file import MEGABYTE
 from demur.nets import RejectingNet
 from demur.recipes import Recipe, read_recipe
 from demur.runs.metadata import CHECKPOINT, STATE, read_metadata
-from demur.runs.record import read_record
-from demur.runs.tables import Records
+from demur.runs.record import Records, read_record
 from demur.spec import check_readable, differences, digest, lines
 
 MAX_METRICS = 64 * MEGABYTE

@@ -38,7 +38,7 @@ RANDOM = "outputs are random"
 FLAT = "gradients are zero"
 NO_PROBE = "a record with a probe of the net; every new attack makes one"
 NOT_RISEN = "the objective did not rise"
-TINY = 1e-30  # smallest probability whose logarithm is taken
+MIN_PROBABILITY = 1e-30  # the smallest whose logarithm is taken
 
 
 def tied_scores(evidence: Evidence) -> CheckResult:
@@ -197,7 +197,7 @@ def _value(objective: Objective, record: Record) -> FloatArray | None:
     if objective.n_inputs:
         return None
     if record.scores_only:
-        return -np.log(tcon_of(record).clip(TINY)) if objective == CE() else None
+        return -np.log(tcon_of(record).clip(MIN_PROBABILITY)) if objective == CE() else None
     try:
         with torch.no_grad():
             found: FloatArray = objective(record.output, record.y).double().numpy()

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from demur.guards.core import Guard, GuardResult
+from demur.guards import Guard, GuardResult
+from demur.progress import ignore
 
 MAX_RETRY = 60  # seconds
 SMOOTHING = 0.8  # of the speed over batches
@@ -57,7 +58,7 @@ class Batcher:
         guard: Guard,
         max_batch: int,
         max_queue: int,
-        on_result: Callable[[GuardResult], None] = lambda result: None,
+        on_result: Callable[[GuardResult], None] = ignore,
     ) -> None:
         self.guard, self.max_batch, self.max_queue = guard, max_batch, max_queue
         self.on_result = on_result

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from demur.errors import BadInput
-from demur.guards.core import GuardResult
+from demur.guards.decision import GuardResult
 
 # Bets 1 + e u and 1 + e (3 u^2 - 1) / 2 on u = 2 p - 1: positive, and 1 on average for uniform p.
 SHIFTS = np.array([-0.9, -0.4, 0.4, 0.9])

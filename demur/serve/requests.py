@@ -20,7 +20,7 @@ from starlette.formparsers import MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from demur.errors import BadInput, shorten
-from demur.files.regular_file import MEGABYTE
+from demur.files.atomic import MEGABYTE
 from demur.guards.core import Guard
 from demur.guards.inputs import Batch, read_images
 from demur.spec import Spec

@@ -1,7 +1,6 @@
 """Specs: frozen dataclasses that are written and read as text, with checked field types."""
 
 from demur.spec.spec import (
-    ALLOWED,
     Spec,
     Vocabulary,
     check_readable,
@@ -19,7 +18,6 @@ from demur.spec.spec import (
 )
 
 __all__ = [
-    "ALLOWED",
     "Spec",
     "Vocabulary",
     "check_readable",

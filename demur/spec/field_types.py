@@ -26,7 +26,7 @@ PositiveInt = Annotated[int, Condition(lambda v: v >= 1, "of at least 1"), _FITS
 NonNegativeInt = Annotated[int, Condition(lambda v: v >= 0, "of at least 0"), _FITS_INT64]
 Positive = Annotated[float, Condition(lambda v: v > 0, "above 0")]
 NonNegative = Annotated[float, Condition(lambda v: v >= 0, "of at least 0")]
-Extended = Annotated[
+NumberOrInfinity = Annotated[
     object, Condition(lambda v: _is_number(v) and not math.isnan(v), "that is a number")
 ]
 UnitInterval = Annotated[float, Condition(lambda v: 0 <= v <= 1, "between 0 and 1")]
@@ -135,20 +135,6 @@ def describe_type(kind: Any, value: Any = None) -> str:
     if kind in plain or kind is NoneType:
         return plain.get(kind, "None")
     return f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
-
-
-def short_type(kind: Any) -> str:
-    """Return the name of a field's type without its conditions: `int`, `Ball`, `float | None`."""
-    origin, args = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return short_type(args[0])
-    if origin in (Union, UnionType):
-        return " | ".join(short_type(arg) for arg in args)
-    if origin is Literal:
-        return "str" if all(isinstance(arg, str) for arg in args) else "int"
-    if origin is tuple:
-        return "tuple"
-    return "None" if kind is NoneType else str(kind.__name__)
 
 
 def _violated(annotated: tuple[Any, ...], value: Any) -> int:

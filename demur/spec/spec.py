@@ -10,97 +10,21 @@ class of the user's own is written as Custom("module:Class", ...); DEMUR_MODULES
 
 import ast
 import hashlib
-import inspect
 import json
-import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from fractions import Fraction
-from importlib import import_module
 from typing import Any, ClassVar, Literal, get_args, get_origin
 from typing import get_type_hints as type_hints
 
 from demur.errors import BadInput, shorten, suggestion
-from demur.spec.field_types import convert_value, describe_type, short_type, takes_specs
+from demur.spec.field_types import convert_value, describe_type, takes_specs
+from demur.spec.importing import import_object
 
 LONG = 8  # a decimal with more characters is written as a fraction, if it is one
-ALLOWED = "DEMUR_MODULES"  # environment variable: modules, separated by commas
 CUSTOM = "Custom"  # how a class outside this package is written: Custom("module:Class", ...)
-LINE = 60  # columns of a signature
 Vocabulary = Mapping[str, type["Spec"]]
-
-
-class _TypeName(str):
-    """A type's name that `inspect` prints without quotes."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-class _Signature(inspect.Signature):
-    """A signature printed in lines of at most LINE columns."""
-
-    def __str__(self) -> str:
-        lines, line = [], "("
-        for i, parameter in enumerate(self.parameters.values()):
-            text = f"{parameter}{', ' if i + 1 < len(self.parameters) else ''}"
-            if len(line) + len(text.rstrip()) > LINE - 8 and line != "(":
-                lines.append(line.rstrip())
-                line = "    "
-            line += text
-        return "\n".join([*lines, f"{line})"])
-
-
-class _ShortSignature:
-    """Class attribute `__signature__`: fields with the names of their types, for help()."""
-
-    def __get__(self, instance: object, owner: type) -> inspect.Signature:
-        if instance is not None or not hasattr(owner, "__dataclass_fields__"):
-            raise AttributeError("__signature__")
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters = [
-            inspect.Parameter(
-                f.name, kind, annotation=_TypeName(short_type(field_types(owner)[f.name])),
-                default=_shown_default(owner, f),
-            )
-            for f in fields(owner)
-        ]  # fmt: skip
-        _shorten_methods(owner)
-        itself = inspect.Parameter("self", kind)
-        owner.__dict__["__init__"].__signature__ = _Signature([itself, *parameters])
-        return _Signature(parameters)
-
-
-def _shown_default(owner: type["Spec"], f: "Field[Any]") -> Any:
-    if f.name in required_fields(owner):
-        return inspect.Parameter.empty
-    default = _default(f)
-    return _TypeName(show(default)) if isinstance(default, Spec) else default
-
-
-def _shorten_methods(owner: type) -> None:
-    """Give the methods of a class signatures without module names, for help()."""
-    for cls in owner.__mro__:
-        for attribute in vars(cls).values():
-            function = getattr(attribute, "__func__", attribute)  # of a class method
-            ours = inspect.isfunction(function) and cls.__module__.startswith("demur.")
-            if ours and not hasattr(function, "__signature__"):
-                parameters = inspect.signature(function).parameters.values()
-                function.__signature__ = _Signature(
-                    [p.replace(annotation=_short(p)) for p in parameters]
-                )
-
-
-def _short(parameter: inspect.Parameter) -> Any:
-    if parameter.annotation is inspect.Parameter.empty:
-        return inspect.Parameter.empty
-    if get_origin(parameter.annotation) is Callable:
-        return _TypeName("Callable")
-    return _TypeName(re.sub(r"[\w.]+\.(?=\w)", "", inspect.formatannotation(parameter.annotation)))
 
 
 @dataclass(frozen=True)
@@ -112,7 +36,6 @@ class Spec:
     """
 
     VERSION: ClassVar[int] = 1  # raised when the meaning of the class changes
-    __signature__ = _ShortSignature()
 
     def __post_init__(self) -> None:
         kinds = field_types(type(self))
@@ -199,11 +122,18 @@ def check_readable(value: Spec) -> None:
         cls = type(part)
         if cls.__module__.partition(".")[0] != "demur":
             path = f"{cls.__module__}:{cls.__qualname__}"
-            if cls.__module__ == "__main__" or _imported(path) is not cls:
+            if cls.__module__ == "__main__" or not _is_found(path, cls):
                 raise BadInput(
                     f"{cls.__name__} cannot be found again by {path!r}; define it at the top level "
                     "of a module that Python can import, not in a script or a notebook cell"
                 )
+
+
+def _is_found(path: str, cls: type[Spec]) -> bool:
+    try:
+        return import_object(path, Spec) is cls
+    except BadInput:
+        return False
 
 
 def _specs_in(value: Any) -> Iterator[Spec]:
@@ -216,22 +146,12 @@ def _specs_in(value: Any) -> Iterator[Spec]:
             yield from _specs_in(part)
 
 
-def _imported(path: str) -> type[Spec] | None:
-    """Return the Spec subclass at "module:Class", or None.
-
-    Reading a recipe must not run code that came with it: a module is imported only if the program
-    has done so already or the environment variable DEMUR_MODULES names it.
-    """
-    module, _, name = path.partition(":")
-    if module not in sys.modules and module not in os.environ.get(ALLOWED, "").split(","):
-        return None
-    try:
-        found: Any = import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except Exception:  # a user's module may raise anything
-        return None
-    return found if isinstance(found, type) and issubclass(found, Spec) else None
+def _spec_class(path: str) -> type[Spec]:
+    """Return the Spec subclass at "module:Class"; raise BadInput if there is none to import."""
+    found = import_object(path, Spec)
+    if not (isinstance(found, type) and issubclass(found, Spec)):
+        raise BadInput(f"{shorten(path)!r} is not a Spec; name a subclass of one")
+    return found
 
 
 def _default(f: "Field[Any]") -> Any:
@@ -357,13 +277,7 @@ def _custom(values: list[Any]) -> type[Spec]:
     path = values.pop(0) if values else None
     if not isinstance(path, str) or ":" not in path:
         raise BadInput(f'{CUSTOM} must begin with "module:Class", not {path!r}')
-    cls = _imported(path)
-    if cls is None:
-        raise BadInput(
-            f"the class {shorten(path)!r} cannot be imported; if it is yours, allow it with "
-            f"{ALLOWED}={path.partition(':')[0]} and run the command where Python finds it"
-        )
-    return cls
+    return _spec_class(path)
 
 
 def find_name(name: str, known: Iterable[str]) -> str | None:

@@ -24,6 +24,7 @@ from demur.engine import (
 )
 from demur.errors import BadInput, first_line
 from demur.numerics import fusing, use_precision
+from demur.progress import ignore
 from demur.recipes import Recipe
 from demur.training.state import TrainState
 from demur.training.step import PlainSteps, TrainingStep
@@ -38,7 +39,7 @@ class FastSteps(PlainSteps):
         train_state: TrainState,
         fit: Images,
         compiler: Compiler = "inductor",
-        on_message: Callable[[str], None] = lambda sentence: None,
+        on_message: Callable[[str], None] = ignore,
     ) -> None:
         super().__init__(recipe, train_state, fit)
         device, self.compiler, self.on_message = fit.y.device, compiler, on_message

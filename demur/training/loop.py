@@ -28,6 +28,7 @@ from demur.methods import attack_mode
 from demur.nets.layers import synchronise_batch_norm
 from demur.numerics import tf32, use_precision
 from demur.output import prediction
+from demur.progress import ignore
 from demur.recipes import Recipe
 from demur.runs import Run, provenance
 from demur.runs.run import (
@@ -68,23 +69,15 @@ ProgressCallback = Callable[[Progress], None]
 MessageCallback = Callable[[str], None]
 
 
-def ignore_progress(progress: Progress) -> None:
-    """Do nothing."""
-
-
-def ignore_message(sentence: str) -> None:
-    """Do nothing."""
-
-
 def train(
     recipe: Recipe,
     folder: Path,
     device: torch.device | None = None,
     data_folder: Path | None = None,
-    on_progress: ProgressCallback = ignore_progress,
+    on_progress: ProgressCallback = ignore,
     engine: str = "auto",
     sync_bn: bool = False,
-    on_message: MessageCallback = ignore_message,
+    on_message: MessageCallback = ignore,
     logs: Sequence[str] = (),
 ) -> Run:
     """Train a recipe in a folder, or resume the training that an earlier call started there.

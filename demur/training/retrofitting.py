@@ -23,17 +23,17 @@ from demur.errors import BadInput
 from demur.evaluate import LoadedRun, accepted, resolve_thresholds, run_attack, values
 from demur.evaluate.batching import ProgressCallback
 from demur.evaluate.record_scores import to_json
-from demur.evaluate.recording import no_progress
 from demur.files.atomic import write_json
 from demur.methods import PGDAT, RR, Method
 from demur.metrics import BoolArray, Difference, auroc, auroc_difference
 from demur.nets import FactoryNet
-from demur.nets.factory import allow_factory
+from demur.progress import ignore
 from demur.recipes import RECIPES, Recipe, with_changes
 from demur.rejectors import Con, Rejector
 from demur.rejectors.rule import as_score
 from demur.runs import Run
 from demur.spec import show
+from demur.spec.importing import allow_import
 from demur.training import train
 
 EPOCHS, STEPS, ADAPTIVE_STEPS = 20, 20, 50
@@ -102,7 +102,7 @@ def retrofit_recipe(model: str, changes: Sequence[str] = (), layer: str = "") ->
         changes: Changes "key=value", data=PATH among them.
         layer: Name of the layer whose output the head reads; empty: the penultimate one.
     """
-    allow_factory(model)
+    allow_import(model)
     small = RECIPES["images-pgdat-rr-small"]
     # clean images too: a net that was not trained under attack is nearly always wrong there
     method = Method(PGDAT(bn="eval"), RR(images="both"))
@@ -141,7 +141,7 @@ def retrofit(
 
 
 def compare(
-    loaded: LoadedRun, on_progress: ProgressCallback = no_progress
+    loaded: LoadedRun, on_progress: ProgressCallback = ignore
 ) -> tuple[HeadComparison, ...]:
     """Compare R-Con with Con on the test images of a run and store the result in its folder."""
     recipe = loaded.run.recipe

@@ -17,7 +17,7 @@ from demur.nets import RejectingNet
 from demur.numerics import Precision, weights_dtype
 from demur.recipes import Recipe
 
-TINY = 1e-20  # as in the reference code: added to ||g||, so that a zero gradient moves nothing
+ADDED_TO_NORM = 1e-20  # to ||g||, as in the reference code: a zero gradient moves nothing
 Tensors = dict[str, Tensor]
 
 
@@ -73,7 +73,7 @@ class AWP:
         pairs = [(weight, weight.grad) for weight in self.weights if weight.grad is not None]
         weights, grads = [weight for weight, _ in pairs], [grad for _, grad in pairs]
         grad_norms = list(torch._foreach_norm(grads))
-        torch._foreach_add_(grad_norms, TINY)
+        torch._foreach_add_(grad_norms, ADDED_TO_NORM)
         scales = list(torch._foreach_norm(weights))
         torch._foreach_div_(scales, grad_norms)
         torch._foreach_mul_(scales, self.current_gamma)

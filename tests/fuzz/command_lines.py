@@ -69,7 +69,7 @@ def argv(random: Random, folder: Path) -> bool:
         patch.dict(os.environ, HOME=str(folder), XDG_CACHE_HOME=str(folder)),
         patch("typer.completion.install", _stopped),
         redirect_stderr(out), patch("demur.training.train", _stopped),
-        patch("demur.data.fetch.get", _stopped),
+        patch("demur.data.cifar.download", _stopped),
     ):  # fmt: skip
         try:
             main()

@@ -1,11 +1,10 @@
-"""Gaussian rejectors: squared Mahalanobis distances to class means.
+"""Rejectors fitted by the covariance of features: Gaussians per class, and virtual logits.
 
 GDA()                       # Lee et al. 2018 on one layer: one covariance for all classes
 GDAStar(), GMM()            # one per class; distance to the nearest or to the predicted class
 GMM(inverse="pseudo")       # ignores directions in which the class has no variance
 GDA(inverse="reference")    # the ridge of the paper's code, which is hardly one
-
-Covariances are inverted in fp64 by their eigenvalues.
+ViM()                       # Wang et al. 2022: energy minus a residual of the feature
 """
 
 from collections.abc import Mapping
@@ -17,10 +16,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from demur.errors import BadInput
-from demur.output import Output, label_entry, prediction
-from demur.rejectors.fitted import FittedScore, TooFewImages, correct_features
-from demur.rejectors.rule import Rejector
-from demur.spec.field_types import NonNegative
+from demur.output import Output, energy, label_entry, prediction
+from demur.rejectors.rule import FittedScore, Rejector, TooFewImages, correct_features
+from demur.spec.field_types import NonNegative, PositiveInt
 
 Inverse = Literal["ridge", "pseudo", "reference"]
 REFERENCE_RIDGE = 1e-10  # of the reference code, on the scatter: N times the covariance
@@ -109,9 +107,13 @@ class TiedGaussians(FittedScore):
 class ByClass(Gaussian):
     """A Gaussian for each class; `log_det` subtracts the log-determinant of its covariance."""
 
+    nearest: ClassVar[bool]  # the distance is to the nearest class, not to the predicted one
     log_det: bool = False  # reference code: distances alone
 
-    def fit_gaussians(self, out: Output, y: Tensor, nearest: bool) -> "Gaussians":
+    def restore(self, arrays: Mapping[str, Tensor]) -> "Gaussians":
+        return Gaussians.restored(arrays, nearest=self.nearest)
+
+    def fit(self, out: Output, y: Tensor) -> "Gaussians":
         """Fit a mean and a covariance to each class; TooFewImages if one has a single image."""
         z, labels = correct_features(out, y)
         means, centred, mean_variance = _centre_by_class(z.double(), labels)
@@ -126,7 +128,7 @@ class ByClass(Gaussian):
         whitenings = torch.stack([whitening for whitening, _ in fitted])
         log_dets = torch.stack([log_det for _, log_det in fitted]) * float(self.log_det)
         means, whitenings, log_dets = (p.to(z.dtype) for p in (means, whitenings, log_dets))
-        return Gaussians(means, whitenings, log_dets, nearest)
+        return Gaussians(means, whitenings, log_dets, self.nearest)
 
 
 @dataclass(frozen=True)
@@ -149,12 +151,7 @@ class GDAStar(ByClass):
     """
 
     display_name: ClassVar[str] = "GDA*"
-
-    def fit(self, out: Output, y: Tensor) -> "Gaussians":
-        return self.fit_gaussians(out, y, nearest=True)
-
-    def restore(self, arrays: Mapping[str, Tensor]) -> "Gaussians":
-        return Gaussians.restored(arrays, nearest=True)
+    nearest = True
 
 
 @dataclass(frozen=True)
@@ -178,11 +175,7 @@ class GMM(ByClass):
         >>> score = GMM().fit(Output(z[:, :2], z, z[:, :0]), y)
     """
 
-    def fit(self, out: Output, y: Tensor) -> "Gaussians":
-        return self.fit_gaussians(out, y, nearest=False)
-
-    def restore(self, arrays: Mapping[str, Tensor]) -> "Gaussians":
-        return Gaussians.restored(arrays, nearest=False)
+    nearest = False
 
 
 class Gaussians(FittedScore):
@@ -223,3 +216,72 @@ def _centre_by_class(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]
             "the features of each class are all equal and have no variance; give other images"
         )
     return means, centred, mean_variance
+
+
+@dataclass(frozen=True)
+class ViM(Rejector):
+    """Energy minus a virtual logit, the scaled norm of the feature outside its principal space.
+
+        score = logsumexp(logits) - alpha * ||R^T (z - o)||
+
+    R spans the complement of the principal space, o is the origin where the linear classifier's
+    logits vanish, and alpha scales the mean norm to the mean of the largest logits.
+
+    Args:
+        principal: Dimensions of the principal space; None takes half of the feature's.
+
+    Raises:
+        BadInput: In `fit`, if `principal` is not below the feature's dimensions.
+
+    Example:
+        >>> import torch
+        >>> from demur import Output, ViM
+        >>> z, y = torch.randn(100, 8), torch.arange(100) % 2
+        >>> score = ViM(principal=4).fit(Output(z[:, :2], z, z[:, :0]), y)
+    """
+
+    principal: PositiveInt | None = None
+
+    def fit(self, out: Output, y: Tensor) -> "VirtualLogit":
+        correct_features(out, y)  # raises for outputs that no rejector can be fitted to
+        # on the CPU, where least squares also solve rank-deficient problems
+        z, logits = (part.detach().double().cpu() for part in (out.feature, out.logits))
+        dim = z.shape[1]
+        principal = dim // 2 if self.principal is None else self.principal
+        if principal >= dim:
+            raise BadInput(
+                f"principal={principal} of {dim} dimensions leaves no residual; use less"
+            )
+        origin = _origin(z, logits)
+        moments = (z - origin).t() @ (z - origin) / len(z)
+        residual = torch.linalg.eigh(moments).eigenvectors[:, : dim - principal]  # ascending order
+        norms = ((z - origin) @ residual).norm(dim=1)
+        alpha = logits.amax(1).mean() / norms.mean().clamp_min(torch.finfo(z.dtype).tiny)
+        return VirtualLogit(origin.to(out.feature), (alpha * residual).to(out.feature))
+
+    def restore(self, arrays: Mapping[str, Tensor]) -> "VirtualLogit":
+        return VirtualLogit.restored(arrays)
+
+
+class VirtualLogit(FittedScore):
+    """Energy minus the scaled norm of the residual."""
+
+    origin: Tensor  # D
+    residual: Tensor  # D, D - principal, scaled by alpha
+
+    def __init__(self, origin: Tensor, residual: Tensor) -> None:
+        super().__init__()
+        self.set_buffers(origin=origin, residual=residual)
+
+    def score_chunk(self, out: Output) -> Tensor:
+        projected = (out.feature - self.origin) @ self.residual
+        tiny = torch.finfo(projected.dtype).tiny  # keeps the gradient of the root finite
+        return energy(out) - (projected**2).sum(1).clamp_min(tiny).sqrt()
+
+
+def _origin(z: Tensor, logits: Tensor) -> Tensor:
+    """Feature (D) at which all logits are 0; the linear layer is recovered by least squares."""
+    with_bias = torch.cat([z, z.new_ones(len(z), 1)], 1)
+    layer = torch.linalg.lstsq(with_bias, logits, driver="gelsd").solution  # D + 1, C
+    origin: Tensor = -torch.linalg.pinv(layer[:-1].t()) @ layer[-1]
+    return origin

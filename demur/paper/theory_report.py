@@ -15,7 +15,10 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from demur.evaluate.theory import (
+from demur.files.atomic import write_bytes
+from demur.metrics import wilson
+from demur.metrics.theory import TheoryInputs, con_above, n_sub
+from demur.paper.theory import (
     RHO,
     SMALL,
     Proportion,
@@ -24,9 +27,6 @@ from demur.evaluate.theory import (
     WorstCaseXi,
     outputs_at,
 )
-from demur.files.atomic import write_bytes
-from demur.metrics import wilson
-from demur.metrics.theory import TheoryInputs, con_above, n_sub
 from demur.report.figures import (
     FAINT,
     INK,

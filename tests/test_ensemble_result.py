@@ -1,4 +1,4 @@
-"""The verdict of both ensembles: counts, intervals, sanity checks, warnings, inputs of any kind."""
+"""The result of both ensembles: counts, intervals, sanity checks, warnings, inputs of any kind."""
 
 import json
 import warnings
@@ -152,8 +152,10 @@ class TestSaidAtOnce:
 
     def test_a_model_that_is_no_better_than_chance(self) -> None:
         x, y = images()
-        (said,) = evaluated(classifier(), x, (y + 1) % 4, sanity=False).warnings
-        assert said.startswith("the model gets 0 of 40 clean images right, no better than chance")
+        (warning,) = evaluated(classifier(), x, (y + 1) % 4, sanity=False).warnings
+        assert warning.startswith(
+            "the model gets 0 of 40 clean images right, no better than chance"
+        )
 
     def test_a_pair_of_scores_that_rejects_everything(self) -> None:
         from demur.rejectors import Coupled
@@ -161,16 +163,16 @@ class TestSaidAtOnce:
         low = Con()(as_output(Logits()(images()[0]))).median().item()
         pair = Coupled(Negative(), -low, Con())
         rule = AcceptedError(pair, low + 1e-3)
-        said = evaluated(rejecting(rule), *images(), sanity=False).warnings
-        assert any("accepts 0 of 40 clean images" in sentence for sentence in said)
+        found = evaluated(rejecting(rule), *images(), sanity=False).warnings
+        assert any("accepts 0 of 40 clean images" in sentence for sentence in found)
 
     def test_a_score_with_the_wrong_sign(self) -> None:
         x, _ = images()
         order = Con()(as_output(Logits()(x))).argsort()
         y = prediction(as_output(Logits()(x)))
         y[order[:10]] = (y[order[:10]] + 1) % 4  # the least confident are wrong
-        said = evaluated(rejecting(AcceptedError(Negative(), -0.9)), x, y, sanity=False).warnings
-        assert any("Negative has the wrong sign" in sentence for sentence in said)
+        found = evaluated(rejecting(AcceptedError(Negative(), -0.9)), x, y, sanity=False).warnings
+        assert any("Negative has the wrong sign" in sentence for sentence in found)
         assert evaluated(rejecting(), x, y, sanity=False).warnings == ()
 
     def test_a_model_without_a_gradient_is_left_to_square(self) -> None:

@@ -1,84 +1,13 @@
-"""Guards in the interface of huggingface_hub, and the model card that its pages show."""
+"""The model card of a guard: what its folder's README.md says, as the Hub shows it."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch import nn
-
-from demur.errors import BadInput, shorten
-from demur.guards.core import Guard
-
-if TYPE_CHECKING:
-    from demur.guards.core import Guard
+from demur.guards.decision import BaseGuard
 
 MOST_CLASSES = 20  # that the card lists
 
 
-def save_pretrained(guard: Guard, folder: Path, repo_id: str | None, push_to_hub: bool) -> Path:
-    """Write a guard to a folder and to the Hub; see `Guard.save_pretrained`."""
-    if not push_to_hub:
-        return guard.save(folder)
-    held = _hub_class()()
-    held.guard = guard
-    held.save_pretrained(folder, repo_id=repo_id, push_to_hub=True)
-    return folder
-
-
-def from_pretrained(name: str, revision: str | None, model: nn.Module | None, device: str) -> Guard:
-    """Read a guard from a folder or from the Hub; see `Guard.from_pretrained`."""
-    if Path(name).is_dir():
-        return Guard.load(name, model=model, device=device)
-    made = _hub_class()
-    try:
-        held = made.from_pretrained(name, revision=revision, model=model, device=device)
-    except BadInput:
-        raise
-    except (ValueError, OSError) as error:  # a wrong name, or no such repository or connection
-        reason = shorten((str(error).splitlines() or [""])[0])
-        raise BadInput(
-            f"{shorten(name)!r} is no folder and cannot be read from the Hub: {reason}"
-        ) from None
-    guard: Guard = held.guard
-    return guard
-
-
-def _hub_class() -> Any:
-    """A class with huggingface_hub's mixin that holds a guard."""
-    try:
-        from huggingface_hub import ModelHubMixin, snapshot_download
-    except ImportError:
-        raise BadInput(
-            "the Hugging Face Hub needs its client; install it with pip install huggingface_hub, "
-            "or name a folder that exists"
-        ) from None
-
-    class HubGuard(ModelHubMixin, library_name="demur", tags=["demur"]):
-        guard: Guard
-
-        def _save_pretrained(self, save_directory: Path) -> None:
-            self.guard.save(save_directory)
-
-        @classmethod
-        def _from_pretrained(
-            cls,
-            *,
-            model_id: str,
-            revision: str | None,
-            model: nn.Module | None = None,
-            device: str = "cpu",
-            **options: Any,
-        ) -> "HubGuard":
-            known = ("cache_dir", "force_download", "local_files_only", "token")
-            asked = {key: options[key] for key in known if key in options}
-            folder = snapshot_download(model_id, revision=revision, **asked)
-            held = cls()
-            held.guard = Guard.load(folder, model=model, device=device)
-            return held
-
-    return HubGuard
-
-
-def model_card(guard: "Guard", factory: str | None) -> str:
+def model_card(guard: BaseGuard, factory: str | None) -> str:
     """Return the model card as markdown with YAML front matter."""
     return "\n".join([
         *_front_matter(), "",
@@ -101,7 +30,7 @@ def _front_matter() -> list[str]:
     ]  # fmt: skip
 
 
-def _usage(guard: "Guard", factory: str | None) -> list[str]:
+def _usage(guard: BaseGuard, factory: str | None) -> list[str]:
     given = "" if guard.built_from is not None or factory else ", model=model"
     lines = ["## Use", "", "```python", "from demur import Guard", ""]
     lines += [f'guard = Guard.load("."{given})', 'result = guard(["image.png"])']
@@ -116,7 +45,7 @@ def _usage(guard: "Guard", factory: str | None) -> list[str]:
     return lines
 
 
-def _inputs(guard: "Guard") -> list[str]:
+def _inputs(guard: BaseGuard) -> list[str]:
     channels, height, width = guard.shape
     colours = {1: "grey", 3: "RGB"}.get(channels, f"{channels} channels")
     other = (
@@ -137,7 +66,7 @@ def _inputs(guard: "Guard") -> list[str]:
     ]  # fmt: skip
 
 
-def _rule(guard: "Guard") -> list[str]:
+def _rule(guard: BaseGuard) -> list[str]:
     lines = ["## Rule", "", "A prediction is accepted where every score reaches its threshold.", ""]
     lines += ["| score | threshold |", "|---|---:|"]
     for part in guard.scores:
@@ -156,7 +85,7 @@ def _rule(guard: "Guard") -> list[str]:
     return lines
 
 
-def _figures(guard: "Guard") -> list[str]:
+def _figures(guard: BaseGuard) -> list[str]:
     lines = [
         "## Figures", "",
         "Shares with exact 95% intervals. TPR is the accepted share of the correct predictions; "
@@ -164,10 +93,10 @@ def _figures(guard: "Guard") -> list[str]:
         "| images | n | accuracy | coverage | TPR | risk |", "|---|---:|---:|---:|---:|---:|",
         _row("calibration, clean", guard.calibration),
     ]  # fmt: skip
-    lines += [_row(f"test, {figures['attack']}", figures) for figures in guard.figures]
+    lines += [_row(f"test, {figures['attack']}", figures) for figures in guard.reported_rates]
     lines += ["", "The thresholds were chosen on the calibration images, so that row is not an "
               "independent test."]  # fmt: skip
-    if not guard.figures:
+    if not guard.reported_rates:
         lines.append("No figures on other images or under attack were measured.")
     return lines
 
@@ -184,8 +113,8 @@ def _share(share: dict[str, Any] | None) -> str:
     return f"{value:.1f}% ({low:.1f} to {high:.1f})"
 
 
-def _limits(guard: "Guard") -> list[str]:
-    attacked = any(figures["attack"] != "clean" for figures in guard.figures)
+def _limits(guard: BaseGuard) -> list[str]:
+    attacked = any(figures["attack"] != "clean" for figures in guard.reported_rates)
     known = (
         "The rows above show the attacks that were tried; a stronger attack may do more damage."
         if attacked

@@ -1,0 +1,240 @@
+"""How a guard decides: the model, the scores with their thresholds, and the result for images.
+
+    result = guard(["cat.png", "dog.png"])
+    result.labels, result.accepted, result.reasons
+
+`Guard` in core.py is this class with its constructors and files. What reads, writes and exports
+guards imports this file alone.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from demur.attacks.attack_model import Model
+from demur.files.image_files import MAX_PIXELS
+from demur.guards.calibration import GuardScore
+from demur.guards.inputs import Shape, read_images
+from demur.methods import Head
+from demur.nets import NetSpec
+from demur.nets.net import LogitsOnly
+from demur.output import Output, as_output, log_probabilities, prediction
+from demur.rejectors.rule import Rule
+
+BATCH_SIZE = 256
+
+
+@dataclass(frozen=True)
+class GuardResult:
+    """Predictions of a guard and its decisions, as NumPy arrays.
+
+    Attributes:
+        labels: Predicted class of each image, N.
+        accepted: Whether each prediction is accepted, N.
+        scores: Scores of each image, one column per score, N, K.
+        reasons: Why each prediction was accepted or rejected, one sentence per image.
+        probabilities: Class probabilities, N, C.
+        score_names: Name of each score, K.
+        class_names: Name of each class, C.
+
+    Example:
+        >>> import torch
+        >>> from demur import guard
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
+        >>> x, y = torch.rand(200, 1, 8, 8), torch.arange(200) % 2
+        >>> result = guard(net, x, y, class_names=["cat", "dog"])(x[:3])
+        >>> len(result.rows())
+        3
+    """
+
+    labels: NDArray[np.int64]
+    accepted: NDArray[np.bool_]
+    scores: NDArray[np.float64]
+    reasons: tuple[str, ...]
+    probabilities: NDArray[np.float64]
+    score_names: tuple[str, ...]
+    class_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one dictionary of JSON values per image; infinite scores are None."""
+        return [
+            {
+                "label": int(label),
+                "class": self.class_names[label],
+                "accepted": bool(self.accepted[i]),
+                "confidence": _number(self.probabilities[i, label]),
+                "scores": {
+                    name: _number(value)
+                    for name, value in zip(self.score_names, self.scores[i], strict=True)
+                },
+                "reason": self.reasons[i],
+            }
+            for i, label in enumerate(self.labels)
+        ]
+
+
+class BuiltFrom(NamedTuple):
+    """The specs that a net was built from."""
+
+    net: NetSpec
+    head: Head
+
+
+@dataclass(frozen=True)
+class BaseGuard:
+    """The parts of a guard and how it decides; `demur.Guard` adds how it is made and stored."""
+
+    model: Model
+    scores: tuple[GuardScore, ...]
+    shape: Shape
+    class_names: tuple[str, ...]
+    temperature: float = 1.0
+    resize: bool = False
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    calibration: dict[str, Any] = field(default_factory=dict)
+    reported_rates: tuple[dict[str, Any], ...] = ()
+    eps: float = 8 / 255
+    built_from: BuiltFrom | None = None
+
+    def __repr__(self) -> str:
+        names = " and ".join(f"{s.name} >= {s.threshold:.6g}" for s in self.scores)
+        return f"Guard({len(self.class_names)} classes, images {self.shape}, accepts {names})"
+
+    def __call__(
+        self, images: Any, batch_size: int = BATCH_SIZE, max_pixels: int = MAX_PIXELS
+    ) -> GuardResult:
+        """Classify images and accept or reject each prediction.
+
+        Args:
+            images: One or several Pillow images, paths, arrays (H, W, C or N, H, W, C) or tensors
+                (C, H, W or N, C, H, W); arrays and tensors hold uint8 values or floats in [0, 1].
+            batch_size: Images per forward pass.
+            max_pixels: The largest number of pixels of a file that is decoded.
+
+        Returns:
+            The result. BadInput is raised for an image that is damaged, out of range, or of
+            another size if the guard does not resize.
+        """
+        batch = read_images(images, self.shape, self.resize, max_pixels)
+        return self.decide(batch.x, batch.notes, batch_size)
+
+    def decide(
+        self, x: Tensor, notes: Sequence[str] = (), batch_size: int = BATCH_SIZE
+    ) -> GuardResult:
+        """Return the result for a batch N, C, H, W of floats in [0, 1] that is already checked."""
+        parts = [self._decide_part(part) for part in x.split(batch_size)]
+        labels, probabilities, scores = (np.concatenate(part) for part in zip(*parts, strict=True))
+        thresholds = np.array([score.threshold for score in self.scores])
+        accepted = (scores >= thresholds).all(1) & np.isfinite(probabilities).all(1)
+        notes = notes or ("",) * len(x)
+        reasons = tuple(
+            self._reason(bool(accept), values, note)
+            for accept, values, note in zip(accepted, scores.tolist(), notes, strict=True)
+        )
+        names = tuple(score.name for score in self.scores)
+        return GuardResult(
+            labels, accepted, scores, reasons, probabilities, names, self.class_names
+        )
+
+    def _decide_part(self, x: Tensor) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Labels (N), class probabilities (N, C) and scores (N, K) of one batch."""
+        with torch.no_grad():
+            out = self.output(x.to(self.device))
+            probabilities = log_probabilities(out, self.temperature).exp()
+            scores = torch.stack([part.score(out).double() for part in self.scores], dim=1)
+        arrays = [part.cpu().numpy() for part in (prediction(out), probabilities.double(), scores)]
+        return arrays[0], arrays[1], arrays[2]
+
+    def _reason(self, accepted: bool, values: list[float], note: str) -> str:
+        pairs = list(zip(self.scores, values, strict=True))
+        failed = [(part, value) for part, value in pairs if not value >= part.threshold]
+        if not accepted and not failed:
+            return "rejected: the output of the net is not a number"
+        shown = pairs if accepted else failed
+        sign = ">=" if accepted else "<"
+        texts = [
+            f"{part.name} {' '.join(_distinct(value, sign, part.threshold))}"
+            for part, value in shown
+        ]
+        if any(math.isnan(value) for _, value in failed):
+            texts = ["a score is not a number"]
+        reason = f"{'accepted' if accepted else 'rejected'}: {' and '.join(texts)}"
+        return f"{reason}; {note}" if note else reason
+
+    def output(self, x: Tensor) -> Output:
+        """Return the output for a batch N, C, H, W in [0, 1] on the model's device."""
+        if self.mean is not None and self.std is not None:
+            x = (x - _per_channel(self.mean, x)) / _per_channel(self.std, x)
+        rows = None if torch.compiler.is_exporting() else len(x)
+        return as_output(self.model(x), rows)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model; the CPU if it has no weights."""
+        tensors = self.model.parameters() if isinstance(self.model, nn.Module) else iter(())
+        return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+    @property
+    def rule(self) -> Rule:
+        """The scores with their thresholds as a rule, for criteria and attacks."""
+        return Rule(tuple((part.score, part.threshold) for part in self.scores))
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """Threshold of each score."""
+        return tuple(part.threshold for part in self.scores)
+
+    @property
+    def certificate(self) -> dict[str, Any] | None:
+        """The certificate of the thresholds as JSON values; None if they are not certified."""
+        certificate: dict[str, Any] | None = self.calibration.get("certificate")
+        return certificate
+
+    def as_model(self) -> nn.Module:
+        """Return a module from images in [0, 1] to an Output, for the attacks of demur."""
+        return GuardedModel(self)
+
+    def classifier(self) -> nn.Module:
+        """Return a module from images in [0, 1] to logits, for other attack libraries."""
+        return LogitsOnly(self.as_model())
+
+
+class GuardedModel(nn.Module):
+    """A guard's model with its normalisation: images in [0, 1] to an Output."""
+
+    def __init__(self, guard: BaseGuard) -> None:
+        super().__init__()
+        self.guard = guard
+        if isinstance(guard.model, nn.Module):
+            self.model = guard.model
+            self.training = guard.model.training
+
+    def forward(self, x: Tensor) -> Output:
+        return self.guard.output(x)
+
+
+def _per_channel(values: tuple[float, ...], x: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=x.dtype, device=x.device).view(-1, 1, 1)
+
+
+def _distinct(value: float, sign: str, threshold: float) -> tuple[str, str, str]:
+    """Return both numbers with enough digits to tell them apart."""
+    for digits in (4, 6, 9, 17):
+        texts = f"{value:.{digits}g}", f"{threshold:.{digits}g}"
+        if texts[0] != texts[1] or value == threshold:
+            break
+    return texts[0], sign, texts[1]
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

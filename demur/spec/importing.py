@@ -1,0 +1,75 @@
+"""Import what a text "module:name" names, by one rule for recipes, nets, guards and audits.
+
+    allow_import("my_nets:make")            # the user typed it: a command or an argument
+    import_object("my_nets:make")           # a function, a class or a model
+
+A module is code, and a file that names one may come from anybody. Something is imported only if
+the user typed its name in this process, or if the environment variable DEMUR_MODULES names its
+module. Of a module that the program has imported already, a class of a given kind may be used.
+"""
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+from demur.errors import BadInput, first_line, shorten
+
+ALLOWED = "DEMUR_MODULES"  # environment variable: modules, separated by commas
+_TYPED: set[str] = set()  # what the user named in this process
+
+
+def is_import_path(text: str) -> bool:
+    """Whether a text has the form module:name, both with dots or without."""
+    module, colon, name = text.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in f"{module}.{name}".split("."))
+
+
+def check_import_path(text: str) -> None:
+    """Raise BadInput unless the text has the form module:name."""
+    if not is_import_path(text):
+        raise BadInput(f"{shorten(text)!r} names no class or function; write module:name")
+
+
+def allow_import(path: str) -> None:
+    """Allow the import of module:name; call this only for what the user typed."""
+    check_import_path(path)
+    _TYPED.add(path)
+
+
+def import_object(path: str, kind: type | None = None, instead: str = "") -> Any:
+    """Return what module:name names.
+
+    Args:
+        path: The text module:name.
+        kind: A class of which subclasses in modules that are imported already are allowed. Other
+            names are not: any such module has functions, such as os.abort, that no file may call.
+        instead: What else the user can do if the import is not allowed, for the message.
+
+    Raises:
+        BadInput: The import is not allowed, or it fails.
+    """
+    check_import_path(path)
+    module, _, name = path.partition(":")
+    allowed = path in _TYPED or module in os.environ.get(ALLOWED, "").split(",")
+    if allowed or (kind is not None and module in sys.modules):
+        found = _find(module, name)
+        if allowed or (kind and isinstance(found, type) and issubclass(found, kind)):
+            return found
+    raise BadInput(
+        f"{shorten(path)!r} is code and is not imported for a file; if you trust it, allow it "
+        f"with {ALLOWED}={module}{instead}"
+    )
+
+
+def _find(module: str, name: str) -> Any:
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # a user's module may raise anything
+        raise BadInput(
+            f"{shorten(f'{module}:{name}')!r} cannot be imported ({type(error).__name__}: "
+            f"{shorten(first_line(error))}); run the command where Python finds the module"
+        ) from None
+    return found
