@@ -16,6 +16,5 @@ from demur.engine.plan import ENGINES, EnginePlan, check_engine, choose_plan
 __all__ = [
     "ENGINES", "Compiler", "EnginePlan", "FrozenModel", "FrozenModule", "FusedTrainingNet",
     "accelerated", "attack", "capture", "check_engine", "check_model_engine", "choose_plan",
-    "compile_function", "compiler_for_attacks", "cudnn_benchmark",
-    "fused_supported", "pad_batch",
+    "compile_function", "compiler_for_attacks", "cudnn_benchmark", "fused_supported", "pad_batch",
 ]  # fmt: skip

@@ -18,18 +18,6 @@ from demur.spec.spec import (
 )
 
 __all__ = [
-    "Spec",
-    "Vocabulary",
-    "check_readable",
-    "differences",
-    "digest",
-    "edit",
-    "field_types",
-    "find_name",
-    "later",
-    "lines",
-    "read",
-    "renamed",
-    "required_fields",
-    "show",
-]
+    "Spec", "Vocabulary", "check_readable", "differences", "digest", "edit", "field_types",
+    "find_name", "later", "lines", "read", "renamed", "required_fields", "show",
+]  # fmt: skip
