@@ -219,7 +219,7 @@ def _grey(x: Tensor) -> Tensor:
 def _smoothed(x: Tensor) -> Tensor:
     """Return images smoothed by a 3x3 kernel with centre 5/13, borders unchanged."""
     kernel = torch.ones(3, 3, device=x.device, dtype=x.dtype)
-    kernel[1, 1] = 5
+    kernel[1:2, 1:2].fill_(5)  # an assignment would copy a number from the host
     kernel = (kernel / kernel.sum()).expand(x.shape[1], 1, 3, 3)
     inner = conv2d(x, kernel, groups=x.shape[1])
     smoothed = x.clone()
