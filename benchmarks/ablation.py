@@ -21,8 +21,6 @@ from unittest.mock import patch
 
 import torch
 
-from demur.bench.check import Reports
-from demur.bench.speed import seconds_each, wait
 from demur.data import Images
 from demur.engine import Compiler, frozen, fused_norm
 from demur.numerics import fusing
@@ -30,6 +28,8 @@ from demur.recipes import Recipe, recipe
 from demur.runs import provenance
 from demur.spec import show
 from demur.training import FastSteps, PlainSteps, TrainState, fast
+from demur.training.engine_check import Reports
+from timing import seconds_each, wait
 
 TURNS = 3  # timings of each capture; the median counts
 TINY = ["width=4", "batch_size=8", "attack.steps=2"]  # on a CPU

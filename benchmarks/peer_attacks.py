@@ -19,7 +19,6 @@ from rich.table import Table
 from torch import Tensor
 
 from demur.attacks.balls import Linf
-from demur.bench.speed import wait
 from demur.cli.app import AsJson, DataFolder, Device, FirstN, main, split_names
 from demur.cli.bench import OutFile, print_report
 from demur.cli.evaluate import RunName, load_run
@@ -45,6 +44,7 @@ from peer_adapters import (
     plain_copy,
     seeded,
 )
+from timing import wait
 
 COLUMNS = ("attack", "by", "correct", "other verdicts", "s", "to prepare", "times ours",
            "largest change", "distance", "ours there")  # fmt: skip

@@ -43,7 +43,6 @@ from demur.attacks.balls import Ball, Linf
 from demur.attacks.driver import verify_success
 from demur.attacks.margins import margins_at, orthogonal
 from demur.attacks.objectives import AttackStart
-from demur.bench.check import Reports
 from demur.calibrate import TPR
 from demur.cli.app import AsJson, DataFolder, Device, FirstN, check_finite, main, split_names
 from demur.cli.bench import OutFile, open_reports, print_report
@@ -65,6 +64,7 @@ from demur.report.figures import FAINT, INK, RIGHT, WRONG, drawing, saved
 from demur.report.terminal import show_table, terminal
 from demur.runs import provenance
 from demur.spec import edit, show
+from demur.training.engine_check import Reports
 
 ANY_NET = ("Con", "Energy", "GDA")  # rejectors that every net has
 STEPS = 100

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from demur.attacks import CE, PGD, WrongConfidence
 from demur.attacks.balls import L2, Linf
-from demur.bench import check
 from demur.data import Digits, Images
 from demur.errors import BadInput
 from demur.methods import CCAT, RR, BatchOutputs, LabelledOutput, Method, NoHead
@@ -17,6 +16,7 @@ from demur.methods.frameworks import CCAT_OFFICIAL, CCAT_REFERENCE
 from demur.nets import RejectingNet, ResNet8
 from demur.output import Output
 from demur.recipes import RECIPES
+from demur.training import engine_check
 
 CPU = torch.device("cpu")
 FORMS = {
@@ -247,9 +247,9 @@ def test_an_attack_that_drops_images_raises_in_train_mode() -> None:
 )
 def test_engines_agree(form: str, bn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the modes of batch norm that are not the form's own; test_engine.py has those."""
-    monkeypatch.setattr(check, "STEPS", 2)
-    recipe = check.recipe_of(Method(replace(FORMS[form], bn=bn), RR()), "fp64")  # type: ignore[arg-type]
+    monkeypatch.setattr(engine_check, "STEPS", 2)
+    recipe = engine_check.recipe_of(Method(replace(FORMS[form], bn=bn), RR()), "fp64")  # type: ignore[arg-type]
     recipe = replace(recipe, net=ResNet8(4), batch_size=17, epochs=1)
-    found = check.equality(recipe, CPU, "none")
+    found = engine_check.equality(recipe, CPU, "none")
     assert found.holds, found
     assert found.tolerance == 1e-9

@@ -27,7 +27,7 @@ WRONG_NAMES = [
         ("calibrate", " --risk 0.05"), ("report", ""), ("list", ""), ("list", " epochs=3"),
         ("archive", " -o copy"), ("paper study theory", ""), ("paper study adaptive", ""),
         ("paper study distortion", ""),
-        ("train", ""), ("bench attacks", ""), ("bench rejection", ""),
+        ("train", ""), ("bench", ""),
     )
 ]  # fmt: skip
 WRONG = [

@@ -36,7 +36,6 @@ LAYERS = [
     ["sanity"],
     ["training", "guards"],
     ["report", "serve", "audits"],
-    ["bench"],
     ["cli"],
     ["paper"],
 ]  # fmt: skip

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from demur.attacks import PGD
 from demur.attacks.balls import Linf
-from demur.bench import check
 from demur.data import Images
 from demur.distributed import ProcessGroup
 from demur.engine import EnginePlan, FrozenModel, choose_plan, plan
@@ -23,7 +22,7 @@ from demur.progress import ignore
 from demur.recipes import Recipe, recipe
 from demur.runs import Run
 from demur.spec import show
-from demur.training import FastSteps, PlainSteps, Training, TrainState, Validator
+from demur.training import FastSteps, PlainSteps, Training, TrainState, Validator, engine_check
 from demur.training.step import TrainingStep
 from tests.conftest import FEW
 from tests.one_block import OneBlock
@@ -39,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("few_digits")
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare seven steps: one epoch and two steps of the next."""
-    monkeypatch.setattr(check, "STEPS", 7)
+    monkeypatch.setattr(engine_check, "STEPS", 7)
 
 
 def rr(*changes: str) -> Recipe:
@@ -47,14 +46,14 @@ def rr(*changes: str) -> Recipe:
 
 
 def short(method: Method) -> Recipe:
-    """A recipe of `check` with a small net and an attack of two steps."""
+    """A recipe of `engine_check` with a small net and an attack of two steps."""
     framework = method.framework
     if isinstance(framework, PGDAT):
         framework = replace(framework, attack=SHORT_PGD)
     if isinstance(framework, CCAT | TRADES):
         assert isinstance(framework.attack, PGD)
         framework = replace(framework, attack=replace(framework.attack, steps=2))
-    spec = check.recipe_of(replace(method, framework=framework), "fp64")
+    spec = engine_check.recipe_of(replace(method, framework=framework), "fp64")
     return replace(spec, net=ResNet8(4), batch_size=64, epochs=2)
 
 
@@ -63,17 +62,17 @@ def short(method: Method) -> Recipe:
 
 def few_pairs() -> list[Method]:
     """Every framework with RR and every head with PGD-AT; the tests on a GPU compare all pairs."""
-    pgdat = check.frameworks()[-3]
+    pgdat = engine_check.frameworks()[-3]
     assert isinstance(pgdat, PGDAT) and pgdat.bn == "train"
-    return [m for m in check.pairs() if m.head == RR() or m.framework == pgdat]
+    return [m for m in engine_check.pairs() if m.head == RR() or m.framework == pgdat]
 
 
 @pytest.mark.parametrize("method", few_pairs(), ids=show)
 def test_fast_steps_end_with_the_plain_steps_weights(
     method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "STEPS", 2)
-    found = check.equality(replace(short(method), batch_size=16), CPU, "none")
+    monkeypatch.setattr(engine_check, "STEPS", 2)
+    found = engine_check.equality(replace(short(method), batch_size=16), CPU, "none")
     assert found.holds, found
     assert found.tolerance == 1e-9
     assert not found.captured, "there is no graph on a CPU"
@@ -85,8 +84,8 @@ def test_compiled_steps_end_with_the_plain_steps_weights() -> None:
     compiled = FastSteps(spec, TrainState(spec, CPU, channels_last=True), fit, "aot_eager")
     fast = train_all_epochs(spec, compiled)
     plain = train_all_epochs(spec, PlainSteps(spec, TrainState(spec, CPU), fit))
-    moved = check.distance(plain, initial)
-    assert check.distance(plain, fast) <= check.FP64_TOLERANCE * moved
+    moved = engine_check.distance(plain, initial)
+    assert engine_check.distance(plain, fast) <= engine_check.FP64_TOLERANCE * moved
     assert moved > 0.1
 
 
@@ -129,18 +128,20 @@ def reuse_the_noise_of_the_first_step(patch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_engine_is_detected(
     break_engine: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "STEPS", 3)
+    monkeypatch.setattr(engine_check, "STEPS", 3)
     break_engine(monkeypatch)
-    found = check.equality(rr(), CPU, "none")
+    found = engine_check.equality(rr(), CPU, "none")
     assert found.distance_to_plain > 1e-3
     assert not found.holds
 
 
 def test_rounding_in_fp32_stays_within_the_smallest_tolerance(brief: None) -> None:
     """Without an attack no gradient sign can flip."""
-    found = check.equality(replace(short(Method(Standard(), RR())), precision="fp32"), CPU, "none")
+    found = engine_check.equality(
+        replace(short(Method(Standard(), RR())), precision="fp32"), CPU, "none"
+    )
     assert found.holds
-    assert found.tolerance == check.MIN_TOLERANCE
+    assert found.tolerance == engine_check.MIN_TOLERANCE
     assert 0 < found.distance_to_plain < 1e-4
 
 
@@ -309,8 +310,11 @@ def test_more_roundings_are_tried_until_the_tolerance_covers_the_distance() -> N
         tried.append(nudge)
         return 1e-2 if nudge == 3 else 1e-9
 
-    assert check._allowed(2e-2, stray) == pytest.approx(3e-2)
+    assert engine_check._allowed(2e-2, stray) == pytest.approx(3e-2)
     assert tried == [0, 1, 2, 3]
-    assert check._allowed(1.0, lambda nudge: 1e-9) == check.MIN_TOLERANCE
+    assert engine_check._allowed(1.0, lambda nudge: 1e-9) == engine_check.MIN_TOLERANCE
     tried.clear()
-    assert check._allowed(0.9 * check.MIN_TOLERANCE, stray) == check.MIN_TOLERANCE and not tried
+    assert (
+        engine_check._allowed(0.9 * engine_check.MIN_TOLERANCE, stray) == engine_check.MIN_TOLERANCE
+        and not tried
+    )

@@ -13,9 +13,9 @@ from demur.paper.comparisons import COMPARISONS
 from demur.paper.scales import COMPARED_CHANGES
 from demur.recipes import RECIPES, with_changes
 from demur.rejectors import Con, RCon
-from demur.report.terminal import speed_sentences
 from demur.runs import Record, Run, runs_in
 from demur.spec import digest
+from speed import speed_sentences
 from study import STUDIES
 
 ROOT = Path(__file__).parents[1]

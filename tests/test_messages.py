@@ -33,11 +33,11 @@ RESUMES = [
     "train digits-pgdat-rr epochs=50 --out run", "attack tiny pgd-20",
     "paper table 2 --scale smoke", "paper figure tau --scale smoke",
     "paper study recipes methods-digits", "paper study adaptive tiny",
-    "paper study distortion tiny", "demo", "bench --check -o page",
+    "paper study distortion tiny", "demo", "bench -o page",
     "bench --check --out=page",
 ]  # fmt: skip
 STARTS_OVER = [
-    "bench", "bench digits-pgdat -o page", "bench --check", "score tiny", "report tiny",
+    "bench", "bench --check", "score tiny", "report tiny",
     "data get cifar10", "paper study theory tiny", "paper table 2 --from results", "",
 ]  # fmt: skip
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from demur.attacks import Clean
-from demur.bench import check
 from demur.errors import BadInput
 from demur.methods import Standard
 from demur.recipes import RECIPES, VOCABULARY, Recipe, recipe
@@ -24,6 +23,7 @@ from demur.training import (
     Training,
     TrainState,
     Validator,
+    engine_check,
     train,
 )
 from demur.training.state import EMA
@@ -289,9 +289,9 @@ def test_a_skipped_ema_update_is_detected(
         if calls[0] != 3:
             update(self)
 
-    monkeypatch.setattr(check, "STEPS", 3)
+    monkeypatch.setattr(engine_check, "STEPS", 3)
     monkeypatch.setattr(EMA, "update", update_except_the_third)
-    assert not check.equality(rr(*BOTH), CPU, "none").holds
+    assert not engine_check.equality(rr(*BOTH), CPU, "none").holds
 
 
 # ------------------------------------------------------------------ resuming

@@ -19,7 +19,6 @@ TARGET = ROOT / "docs" / "package-map.svg"
 PURPOSE = {
     "paper": "tables, figures, studies",
     "cli": "the command",
-    "bench": "speed, check",
     "audits": "any model: attack, verdict",
     "report": "text, figures, page",
     "serve": "the service",

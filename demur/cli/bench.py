@@ -1,6 +1,8 @@
 """demur bench."""
 
 import json
+import shlex
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,8 +15,9 @@ from demur.errors import BadInput
 from demur.files.output_paths import check_output_file
 
 if TYPE_CHECKING:
-    from demur.bench.check import Reports
+    from demur.training.engine_check import Reports
 
+TIMINGS = {"eager", "plain", "fast", "eval", "overhead", "large", "attack"}  # of the script
 OutFile = Annotated[
     str | None,
     typer.Option(
@@ -23,45 +26,35 @@ OutFile = Annotated[
 ]
 
 
-@app.command()
+@app.command(context_settings={"allow_extra_args": True})
 def bench(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            help="The recipe to time.", show_default="cifar10-pgdat-rr; digits on a CPU"
-        ),
-    ] = None,
-    changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Check that the fast engine equals the plain engine.")
-    ] = False,
+    ctx: typer.Context,
+    check: Annotated[bool, typer.Option("--check", hidden=True)] = False,
     only: Annotated[
-        str,
-        typer.Option(
-            help="Some of: eager,plain,fast,eval,overhead,large,attack; "
-            "with --check frameworks, heads and precisions: pgdat,rr,fp32."
-        ),
+        str, typer.Option(help="Some frameworks, heads and precisions, such as pgdat,rr,fp32.")
     ] = "",
-    steps: Annotated[int, typer.Option(min=3, help="Steps per measurement.")] = 100,
+    steps: Annotated[int | None, typer.Option(hidden=True)] = None,
     out: OutFile = None,
     as_json: AsJson = False,
     device: Device = "auto",
 ) -> None:
-    """Time both engines and a plain PyTorch training loop on this machine, or check equality.
+    """Check that the fast engine trains the same weights as the plain engine on this machine.
 
-    Example: demur bench cifar10-pgdat-rr --only fast,attack
+    Example: demur bench --only pgdat,rr -o check.json
     """
     from demur.cli.progress import on_message
     from demur.numerics import device_by_name
 
-    torch_device = device_by_name(device)
     names = split_names(only)
-    if check:
-        report = _run_check(torch_device, on_message, names, out)
-    else:
-        report = _measure_speed(recipe, changes or [], torch_device, names, steps, on_message)
-    print_report(report, _show_check if check else _show_speed, out, as_json)
-    if check and not (report["noise_is_equal"] and all(p["holds"] for p in report["pairs"])):
+    if ctx.args or steps is not None or (not check and TIMINGS.intersection(names)):
+        words = [word for word in sys.argv[2:] if word != "--check"]
+        script = shlex.join(["python", "benchmarks/speed.py", *words])
+        raise BadInput(
+            f"this command only compares the engines; to time them in a checkout, run {script}"
+        )
+    report = _run_check(device_by_name(device), on_message, names, out)
+    print_report(report, _show_check, out, as_json)
+    if not (report["noise_is_equal"] and all(pair["holds"] for pair in report["pairs"])):
         typer.echo(
             "demur: the fast engine differs from the plain one; use --engine plain", err=True
         )
@@ -97,7 +90,7 @@ def _run_check(
     device: Any, on_message: Any, only: tuple[str, ...], out: str | None
 ) -> dict[str, Any]:
     """Return the equality check; it is stored after every pair and resumes where it was stopped."""
-    from demur.bench.check import check
+    from demur.training.engine_check import check
 
     compiler: Any = "inductor" if device.type == "cuda" else "aot_eager"
     return check(device, compiler, on_message, only, open_reports(out, "pairs"))
@@ -105,8 +98,8 @@ def _run_check(
 
 def open_reports(out: str | None, parts: str) -> "Reports":
     """Return a report that is written part by part; parts that the file holds are not redone."""
-    from demur.bench.check import Reports
     from demur.files.atomic import is_stream
+    from demur.training.engine_check import Reports
 
     if not out or is_stream(Path(out)):
         return Reports()  # a pipe gets the finished report only
@@ -125,34 +118,6 @@ def _write_part(report: dict[str, Any], out: str) -> None:
         _write(report, out)
     except OSError as error:
         typer.echo(f"demur: {out} could not be written: {error.strerror}; continuing", err=True)
-
-
-def _measure_speed(
-    recipe: str | None,
-    changes: list[str],
-    device: Any,
-    only: tuple[str, ...],
-    steps: int,
-    on_message: Any,
-) -> dict[str, Any]:
-    from demur.bench.speed import ON_CPU, ROWS, speed
-    from demur.recipes import recipe as recipe_named
-
-    on_gpu = device.type == "cuda"
-    chosen = recipe or ("cifar10-pgdat-rr" if on_gpu else "digits-pgdat-rr")
-    return speed(
-        recipe_named(chosen, changes),
-        device,
-        steps,
-        only or (ROWS if on_gpu else ON_CPU),
-        on_message,
-    )
-
-
-def _show_speed(report: dict[str, Any]) -> None:
-    from demur.report.terminal import show_speed
-
-    show_speed(report)
 
 
 def _show_check(report: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Tables of scores, sanity checks and speed for the terminal.
+"""Tables of scores and sanity checks for the terminal.
 
     show_scores(scored, ["deploy"])
 
@@ -11,7 +11,6 @@ import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 from rich import box
@@ -42,8 +41,6 @@ NOTE = (
     "to Con are paired by image, at an equal TPR."
 )
 NOTHING = "Nothing was flagged"
-SPEED_COLUMNS = ("what", "batch", "batch norm", "arithmetic", "s / epoch", "images / s", "of peak",
-                 "GiB", "to prepare, s")  # fmt: skip
 
 
 def show_scores(scored: list[ScoredRecord], protocols: Iterable[Protocol]) -> None:
@@ -359,61 +356,3 @@ def _command(attack: str, run: Run, like: Record) -> str:
     split = [] if like.metadata["split"] == "test" else ["--split", str(like.metadata["split"])]
     name = run_argument(run) if run.has_weights else "RUN"
     return shlex.join(["demur", "attack", name, attack, *split])
-
-
-def speed_cells(line: dict[str, Any]) -> tuple[str, ...]:
-    """Format one line of the report."""
-    share, memory = line["share_of_peak"], line["memory_gib"]
-    return (
-        line["what"], str(line["batch_size"]), line["bn"], line["precision"],
-        f"{line['epoch_s']:.2f}", f"{line['images_per_s']:,.0f}",
-        "" if share is None else f"{100 * share:.0f}%",
-        "" if memory is None else f"{memory:.1f}", f"{line['prepare_s']:.0f}",
-    )  # fmt: skip
-
-
-def speed_sentences(report: dict[str, Any]) -> list[str]:
-    """Return the figures that are not in the table, as sentences."""
-    found = []
-    for mode, cost in report.get("head", {}).items():
-        spread = max(max(ms) / min(ms) - 1 for ms in (cost["ms"], cost["ms_without"]))
-        found.append(
-            f"the head costs {100 * cost['share']:+.2f}% of a step with batch norm in {mode} mode; "
-            f"captures of one step are up to {100 * spread:.2f}% apart{_extra_kernels(cost)}"
-        )
-    if "attack" in report:
-        attack = report["attack"]
-        found.append(
-            f"PGD-100 on {attack['images']:,} images: {attack['seconds']:.2f} s at batch "
-            f"{attack['batch_size']} ({attack['prepare_s']:.0f} s to prepare)"
-        )
-    for key, mode in (("where", "train"), ("where_eval", "eval")):
-        if key in report:
-            kinds = report[key]["kinds_ms"].items()
-            parts = ", ".join(f"{kind} {ms:.2f} ms" for kind, ms in kinds)
-            found.append(f"a fast step with batch norm in {mode} mode: {parts}")
-    return found
-
-
-def _extra_kernels(cost: dict[str, Any]) -> str:
-    """Return the time of the kernels that the step with the head launches in addition."""
-    more = [kernel for kernel in cost["kernels"].values() if kernel["launches"]]
-    if not more:
-        return ""
-    launches, ms = (sum(kernel[part] for kernel in more) for part in ("launches", "ms"))
-    share = ms / median(cost["ms_without"])
-    return f"; it launches {launches:.0f} more kernels, which take {100 * share:.2f}%"
-
-
-def show_speed(report: dict[str, Any]) -> None:
-    """Print the report as a table and sentences."""
-    machine = report["machine"]
-    table = Table(box=box.SIMPLE_HEAD, title=f"{machine['device']}, torch {machine['torch']}")
-    for column in SPEED_COLUMNS:
-        table.add_column(column, justify="left" if column == "what" else "right")
-    for line in report["lines"]:
-        table.add_row(*speed_cells(line))
-    show_table(table)
-    console = terminal()
-    for sentence in speed_sentences(report):
-        console.print(sentence)

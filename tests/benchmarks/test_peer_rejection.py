@@ -13,7 +13,6 @@ from demur.attacks import AcceptedError, Attack, Chain, RejectAutoAttackEnsemble
 from demur.attacks.attack import AttackBatch
 from demur.attacks.attack_model import attack_model
 from demur.attacks.balls import Linf
-from demur.bench.check import Reports
 from demur.data import Images
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions
@@ -23,6 +22,7 @@ from demur.recipes import VOCABULARY, recipe
 from demur.rejectors import GDA, Con, Coupled, RCon, Rectifier, TooFewImages
 from demur.rejectors.rule import Rejector
 from demur.spec import read
+from demur.training.engine_check import Reports
 from peer_rejection import (
     Budget,
     CountingModel,

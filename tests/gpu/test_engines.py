@@ -10,19 +10,18 @@ import torch
 
 from demur.attacks import PGD
 from demur.attacks.balls import Linf
-from demur.bench import check
 from demur.data import Digits, Images, Splits
 from demur.engine import FrozenModel
 from demur.methods import CCAT, PGDAT, RR, TRADES, Method
 from demur.numerics import Precision
 from demur.recipes import Recipe, recipe
 from demur.spec import show
-from demur.training import FastSteps, PlainSteps, TrainState, train
+from demur.training import FastSteps, PlainSteps, TrainState, engine_check, train
 from tests.gpu.test_graphs import exhaust_memory_while_capturing
 
 STEPS = 6
 FEW = 300  # images: four whole batches of 64 and a part of one
-# after six steps one flipped pixel weighs more than after the twenty of `demur bench --check`
+# after six steps one flipped pixel weighs more than after the twenty of `demur bench`
 MIN_TOLERANCE = 5e-3
 
 
@@ -35,25 +34,25 @@ def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
         return {name: part.first(min(FEW, len(part))) for name, part in load(self, folder).items()}
 
     monkeypatch.setattr(Digits, "load", few)
-    monkeypatch.setattr(check, "STEPS", STEPS)
-    monkeypatch.setattr(check, "MIN_TOLERANCE", MIN_TOLERANCE)
+    monkeypatch.setattr(engine_check, "STEPS", STEPS)
+    monkeypatch.setattr(engine_check, "MIN_TOLERANCE", MIN_TOLERANCE)
 
 
 def short(method: Method, precision: Precision) -> Recipe:
-    """A recipe of `check` with attacks of three steps."""
+    """A recipe of `engine_check` with attacks of three steps."""
     framework = method.framework
     if isinstance(framework, PGDAT):
         framework = replace(framework, attack=PGD(Linf(0.1), steps=3, step_size=0.05))
     if isinstance(framework, CCAT | TRADES):
         assert isinstance(framework.attack, PGD)
         framework = replace(framework, attack=replace(framework.attack, steps=3))
-    spec = check.recipe_of(replace(method, framework=framework), precision)
+    spec = engine_check.recipe_of(replace(method, framework=framework), precision)
     return replace(spec, batch_size=64, epochs=2)
 
 
-@pytest.mark.parametrize("method", check.pairs(), ids=show)
+@pytest.mark.parametrize("method", engine_check.pairs(), ids=show)
 def test_fast_steps_equal_plain_steps_in_fp32(device: torch.device, method: Method) -> None:
-    found = check.equality(short(method, "fp32"), device, "none")
+    found = engine_check.equality(short(method, "fp32"), device, "none")
     assert found.captured, found.failure
     assert found.holds, found
 
@@ -62,17 +61,17 @@ def test_fast_steps_equal_plain_steps_in_fp32(device: torch.device, method: Meth
 def test_fast_steps_equal_plain_steps_in_fp64(device: torch.device, bn: Any) -> None:
     """In fp64 nothing flips: the captured step agrees to rounding, here with EMA and AWP."""
     spec = short(Method(PGDAT(bn=bn), RR()), "fp64")
-    found = check.equality(replace(spec, ema=0.99, awp=0.01), device, "none")
+    found = engine_check.equality(replace(spec, ema=0.99, awp=0.01), device, "none")
     assert found.captured, found.failure
     assert found.holds, found
-    assert found.tolerance == check.FP64_TOLERANCE
+    assert found.tolerance == engine_check.FP64_TOLERANCE
 
 
 def test_a_step_that_skips_the_refresh_is_detected(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FrozenModel, "refresh", lambda self: None)
-    assert not check.equality(short(Method(PGDAT(), RR()), "fp64"), device, "none").holds
+    assert not engine_check.equality(short(Method(PGDAT(), RR()), "fp64"), device, "none").holds
 
 
 def test_out_of_memory_during_the_capture_falls_back_to_the_plain_step(
@@ -98,7 +97,9 @@ def test_out_of_memory_during_the_capture_falls_back_to_the_plain_step(
     assert message.startswith("cannot capture the fast training step, using the plain one: ")
     assert "out of memory" in message
     ours, plain = (state.tensors() for state in states)
-    assert check.distance(ours, plain) < 1e-9 * check.distance(plain, initial_tensors(spec, device))
+    assert engine_check.distance(ours, plain) < 1e-9 * engine_check.distance(
+        plain, initial_tensors(spec, device)
+    )
 
 
 def initial_tensors(spec: Recipe, device: torch.device) -> dict[str, torch.Tensor]:

@@ -1,6 +1,6 @@
 """Training and attack speed of a recipe: demur's engines beside an eager baseline loop.
 
-    report = speed(RECIPES["cifar10-pgdat-rr"], device, steps=100, only=ROWS, on_message=print)
+    python benchmarks/speed.py cifar10-pgdat-rr --only fast,attack -o speed.json
 
 All rows are measured in one run on random images of the data set's shape; the content does not
 affect the time. An epoch is 50,000 images. Compilation time is reported separately. GPU time is
@@ -8,47 +8,49 @@ also shown by kind of kernel, with the idle time between kernels.
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Annotated, Any
 
 import torch
+import typer
+from rich import box
+from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from demur.attacks import PGD, Attack
+from demur.cli.app import AsJson, Device, main, split_names
+from demur.cli.bench import OutFile, print_report
+from demur.cli.progress import on_message
 from demur.data import Images
 from demur.engine import FrozenModel, compiler_for_attacks
 from demur.errors import BadInput, suggestion
 from demur.methods import PGDAT, NoHead
-from demur.numerics import fusing, use_precision
+from demur.numerics import device_by_name, fusing, use_precision
 from demur.output import con, rcon, tcon
 from demur.recipes import Recipe
+from demur.recipes import recipe as recipe_named
+from demur.report.terminal import show_table, terminal
 from demur.runs import provenance
 from demur.spec import show
 from demur.training import FastSteps, PlainSteps, TrainState
+from timing import (
+    best_of_two,
+    copy_rate,
+    kernel_difference,
+    kernels_json,
+    kernels_of,
+    matrix_peak,
+    seconds_each,
+    time_by_kind,
+    wait,
+)
 
-PROFILED_STEPS = 3
-SHORTEST_MS = 0.001  # shorter differences are not reported
-KINDS = {  # a kernel belongs to the first kind of which its name contains a part
-    "batch norm, ReLU, residual sums": (
-        "sums_kernel", "normalise_kernel", "affine_kernel", "grad_kernel", "batch_norm",
-    ),
-    "compiled, element by element": ("triton_poi",),
-    "compiled reductions": ("triton_red", "triton_per"),
-    "convolutions and matrix products": (
-        "gemm", "gemv", "nvjet", "splitK", "fprop", "dgrad", "wgrad", "conv", "cutlass",
-    ),
-    "copies and fills": ("copy", "Copy", "Memcpy", "Memset", "fill", "Fill", "elementwise_kernel"),
-    "optimiser, averaging": ("multi_tensor",),
-}  # fmt: skip
-MATRIX_SIZE = 8192
-COPY_SIZE = 2**28  # floats
 EPOCH = 50_000  # images
 LARGE_BATCH = 1024  # fills a large GPU
 ATTACKED_IMAGES = 10_000
@@ -57,6 +59,8 @@ LONGEST_KERNELS = 30  # kernels of a step in the report
 ROWS = ("eager", "plain", "fast", "eval", "overhead", "large", "attack")
 ON_CPU = ("eager", "plain")
 FAST = ("fast", "eval", "overhead", "large")
+SPEED_COLUMNS = ("what", "batch", "batch norm", "arithmetic", "s / epoch", "images / s", "of peak",
+                 "GiB", "to prepare, s")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class Bench:
     def __init__(self, recipe: Recipe, device: torch.device, steps: int) -> None:
         framework = recipe.method.framework
         if not isinstance(framework, PGDAT) or not isinstance(framework.attack, PGD):
-            raise BadInput("demur bench measures recipes trained with PGD; use cifar10-pgdat-rr")
+            raise BadInput("only recipes trained with PGD are measured; use cifar10-pgdat-rr")
         self.recipe, self.device, self.steps = recipe, device, steps
         self.attack = framework.attack
         self.peak = matrix_peak(device)
@@ -306,46 +310,6 @@ def _forward_flops(recipe: Recipe) -> float:
     return float(counter.get_total_flops())
 
 
-def wait(device: torch.device) -> None:
-    """Synchronise with a GPU; do nothing for a CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def seconds_each(action: Callable[[int], object], times: int, device: torch.device) -> float:
-    """Mean seconds per action of `times` actions in a row."""
-    wait(device)
-    start = time.perf_counter()
-    for i in range(times):
-        action(i)
-    wait(device)
-    return (time.perf_counter() - start) / times
-
-
-def best_of_two(action: Callable[[int], object], times: int, device: torch.device) -> float:
-    """Mean seconds per action: the faster of two trials after a short warm-up."""
-    seconds_each(action, min(3, times), device)
-    return min(seconds_each(action, times, device) for _ in range(2))
-
-
-def matrix_peak(device: torch.device) -> float | None:
-    """Measured FLOP/s of a large bf16 matrix product on a GPU; None on a CPU."""
-    if device.type != "cuda":
-        return None
-    n = MATRIX_SIZE
-    a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
-    return 2 * n**3 / best_of_two(lambda i: a @ b, 20, device)
-
-
-def copy_rate(device: torch.device) -> float | None:
-    """Measured bytes/s, read plus written, of a copy in GPU memory; None on a CPU."""
-    if device.type != "cuda":
-        return None
-    source = torch.zeros(COPY_SIZE, device=device)
-    target = torch.empty_like(source)
-    return 2 * 4 * COPY_SIZE / best_of_two(lambda i: target.copy_(source), 10, device)
-
-
 class EagerLoop:
     """The baseline loop: `loop(i)` takes one training step on the i-th batch, in order.
 
@@ -395,61 +359,97 @@ class EagerLoop:
         return delta.detach()
 
 
-class KernelTime(NamedTuple):
-    """The launches and milliseconds of one kernel in one step."""
-
-    launches: float
-    ms: float
-
-
-def kernels_of(action: Callable[[int], object]) -> dict[str, KernelTime]:
-    """Profile a step; return its kernels by name, the longest first."""
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for i in range(PROFILED_STEPS):
-            action(i)
-        torch.cuda.synchronize()
-    spent: dict[str, KernelTime] = {}
-    for event in profiler.events() or ():
-        if "CUDA" in str(event.device_type):
-            launches, ms = spent.get(event.name, (0.0, 0.0))
-            event_ms = event.device_time / 1000 / PROFILED_STEPS
-            spent[event.name] = KernelTime(launches + 1 / PROFILED_STEPS, ms + event_ms)
-    return dict(sorted(spent.items(), key=lambda item: -item[1].ms))
+def speed_cells(line: dict[str, Any]) -> tuple[str, ...]:
+    """Format one line of the report."""
+    share, memory = line["share_of_peak"], line["memory_gib"]
+    return (
+        line["what"], str(line["batch_size"]), line["bn"], line["precision"],
+        f"{line['epoch_s']:.2f}", f"{line['images_per_s']:,.0f}",
+        "" if share is None else f"{100 * share:.0f}%",
+        "" if memory is None else f"{memory:.1f}", f"{line['prepare_s']:.0f}",
+    )  # fmt: skip
 
 
-def time_by_kind(kernels: dict[str, KernelTime], seconds: float) -> dict[str, float]:
-    """Milliseconds of a step by kind of kernel; the rest of `seconds` is idle time."""
-    spent: dict[str, float] = defaultdict(float)
-    for name, kernel in kernels.items():
-        spent[_kind(name)] += kernel.ms
-    spent["between kernels"] = max(0.0, 1000 * seconds - sum(spent.values()))
-    return {kind: round(ms, 3) for kind, ms in sorted(spent.items(), key=lambda item: -item[1])}
-
-
-def kernel_difference(
-    one: dict[str, KernelTime], other: dict[str, KernelTime]
-) -> dict[str, KernelTime]:
-    """Launches and milliseconds of one step minus those of another, the largest first."""
-    difference = {}
-    for name in {**one, **other}:
-        (launches, ms), (other_launches, other_ms) = (
-            kernels.get(name, (0.0, 0.0)) for kernels in (one, other)
+def speed_sentences(report: dict[str, Any]) -> list[str]:
+    """Return the figures that are not in the table, as sentences."""
+    found = []
+    for mode, cost in report.get("head", {}).items():
+        spread = max(max(ms) / min(ms) - 1 for ms in (cost["ms"], cost["ms_without"]))
+        found.append(
+            f"the head costs {100 * cost['share']:+.2f}% of a step with batch norm in {mode} mode; "
+            f"captures of one step are up to {100 * spread:.2f}% apart{_extra_kernels(cost)}"
         )
-        difference[name] = KernelTime(launches - other_launches, ms - other_ms)
-    reported = {name: time for name, time in difference.items() if abs(time.ms) >= SHORTEST_MS}
-    return dict(sorted(reported.items(), key=lambda item: -item[1].ms))
+    if "attack" in report:
+        attack = report["attack"]
+        found.append(
+            f"PGD-100 on {attack['images']:,} images: {attack['seconds']:.2f} s at batch "
+            f"{attack['batch_size']} ({attack['prepare_s']:.0f} s to prepare)"
+        )
+    for key, mode in (("where", "train"), ("where_eval", "eval")):
+        if key in report:
+            kinds = report[key]["kinds_ms"].items()
+            parts = ", ".join(f"{kind} {ms:.2f} ms" for kind, ms in kinds)
+            found.append(f"a fast step with batch norm in {mode} mode: {parts}")
+    return found
 
 
-def kernels_json(kernels: dict[str, KernelTime]) -> dict[str, dict[str, float]]:
-    """Kernels as JSON values."""
-    return {
-        name: {field: round(value, 4) for field, value in kernel._asdict().items()}
-        for name, kernel in kernels.items()
-    }
+def _extra_kernels(cost: dict[str, Any]) -> str:
+    """Return the time of the kernels that the step with the head launches in addition."""
+    more = [kernel for kernel in cost["kernels"].values() if kernel["launches"]]
+    if not more:
+        return ""
+    launches, ms = (sum(kernel[part] for kernel in more) for part in ("launches", "ms"))
+    share = ms / median(cost["ms_without"])
+    return f"; it launches {launches:.0f} more kernels, which take {100 * share:.2f}%"
 
 
-def _kind(name: str) -> str:
-    for kind, parts in KINDS.items():
-        if any(part in name for part in parts):
-            return kind
-    return "other"
+def show_speed(report: dict[str, Any]) -> None:
+    """Print the report as a table and sentences."""
+    machine = report["machine"]
+    table = Table(box=box.SIMPLE_HEAD, title=f"{machine['device']}, torch {machine['torch']}")
+    for column in SPEED_COLUMNS:
+        table.add_column(column, justify="left" if column == "what" else "right")
+    for line in report["lines"]:
+        table.add_row(*speed_cells(line))
+    show_table(table)
+    console = terminal()
+    for sentence in speed_sentences(report):
+        console.print(sentence)
+
+
+program = typer.Typer(
+    name="python benchmarks/speed.py",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@program.command()
+def measure(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            help="The recipe to time.", show_default="cifar10-pgdat-rr; digits on a CPU"
+        ),
+    ] = None,
+    changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
+    only: Annotated[
+        str, typer.Option(help="Some of: eager,plain,fast,eval,overhead,large,attack.")
+    ] = "",
+    steps: Annotated[int, typer.Option(min=3, help="Steps per measurement.")] = 100,
+    out: OutFile = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+) -> None:
+    """Time both engines and a plain PyTorch training loop on this machine."""
+    torch_device = device_by_name(device)
+    on_gpu = torch_device.type == "cuda"
+    chosen = recipe or ("cifar10-pgdat-rr" if on_gpu else "digits-pgdat-rr")
+    names = split_names(only) or (ROWS if on_gpu else ON_CPU)
+    report = speed(recipe_named(chosen, changes or []), torch_device, steps, names, on_message)
+    print_report(report, show_speed, out, as_json)
+
+
+if __name__ == "__main__":
+    main(program)

@@ -27,7 +27,9 @@ from demur.progress import ignore
 from demur.recipes import RECIPES, Recipe
 from demur.runs import provenance
 from demur.spec import show
-from demur.training import FastSteps, PlainSteps, TrainState
+from demur.training.fast import FastSteps
+from demur.training.state import TrainState
+from demur.training.step import PlainSteps
 
 StepsFactory = Callable[[Recipe, TrainState, Images], PlainSteps]
 STEPS = 20

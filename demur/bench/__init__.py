@@ -1,1 +1,0 @@
-"""Benchmarks on the current machine: speed and equality of the engines, peer comparisons."""
