@@ -330,10 +330,16 @@ class ExchangeImages(Attack):
         return x_adv
 
 
-def test_a_run_with_pixels_above_one_is_refused(own_source: LoadedRun) -> None:
+def test_a_run_with_other_pixels_or_pixels_above_one_is_refused(
+    own_source: LoadedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own_source.splits["test"] = replace(own_source.splits["test"], levels=1)
+    attack, options = PGD(Linf(0.1), steps=1), RecordOptions(n=8)
+    with pytest.raises(BadInput, match="not those that own was trained with"):
+        run_attack(own_source, "pgd", attack, options)
+    monkeypatch.setattr(own_source, "_check_data", lambda split, images: None)
     with pytest.raises(BadInput, match=r"pixels must lie in \[0, 1\]"):
-        run_attack(own_source, "pgd", PGD(Linf(0.1), steps=1), RecordOptions(n=8))
+        run_attack(own_source, "pgd", attack, options)
 
 
 def test_a_run_whose_net_returns_nan_is_refused(own_source: LoadedRun) -> None:

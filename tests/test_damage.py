@@ -20,8 +20,8 @@ def test_a_record_without_its_arrays_is_named(own_source: LoadedRun, command: Co
     arrays.unlink()
     metadata = arrays.with_suffix(".json").name
     words = (f"{arrays} is missing, though {metadata} is there", "demur attack")
-    for asked in ("score", "report", "theory"):
-        expect_error(command(asked, str(own_source.run.path)), *words)
+    for asked in ("score", "report", "paper study theory"):
+        expect_error(command(*asked.split(), str(own_source.run.path)), *words)
     # the attack makes the record again
     run_attack(own_source, "pgd-1", PGD(Linf(0.1), steps=1), RecordOptions(n=30))
     assert len(own_source.run.records()) == 2
@@ -85,8 +85,9 @@ def test_a_record_is_never_believed_by_its_file_name(
         aside = first.rename(folder / "aside")
         second.rename(first)
         aside.rename(second)
-    for verb in ("score", "report", "theory"):
-        expect_error(command(verb, str(own_source.run.path)), "holds the record that belongs in")
+    path = str(own_source.run.path)
+    for verb in ("score", "report", "paper study theory"):
+        expect_error(command(*verb.split(), path), "holds the record that belongs in")
     with pytest.raises(BadInput, match="holds the record that belongs in"):
         run_attack(own_source, "clean", Clean(), RecordOptions(n=30))
 

@@ -121,7 +121,7 @@ def test_a_changed_byte_is_noticed(own_bundle: Path, name: str) -> None:
         ("model.net", "WideResNet(depth=4000000000)", "above 1024|needs a depth"),
         ("model.net", "Digits()", "specs of a net"),
         ("model.net", "__import__('os').system('true')", "is neither a value"),
-        ("model.net", 'Custom("os:system")', "cannot be imported"),
+        ("model.net", 'Custom("os:system")', "is code and is not imported for a file"),
         ("model.head", "Con()", "specs of a net"),
         ("image.height", 10**9, "from 1 to 2048"),
         ("image.height", -8, "from 1 to 2048"),
