@@ -61,6 +61,16 @@ def pytest_runtest_call() -> None:
     pytest_runtest_setup()
 
 
+@pytest.fixture(autouse=True)
+def onednn_stays_enabled() -> Iterator[None]:
+    """Enable oneDNN again: torch disables it where a CPU without bf16 fails at a bf16 product.
+
+    Later tests would compare results of its kernels with those of others, up to rounding.
+    """
+    yield
+    torch.backends.mkldnn.set_flags(True)
+
+
 @pytest.fixture(scope="session")
 def tiny_recipe() -> Recipe:
     return recipe("digits-pgdat-rr", TINY)

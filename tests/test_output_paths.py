@@ -15,10 +15,12 @@ from demur.training import engine_check
 from tests.conftest import Command
 
 FILES = [
-    "report RUN -o", "paper study recipes methods-digits -o", "paper study theory RUN -o", "bench -o", "bench --check -o",
+    "report RUN -o", "paper study recipes methods-digits -o", "paper study theory RUN -o",
+    "bench -o", "bench --check -o",
 ]  # fmt: skip
 FOLDERS = [
-    "train digits-pgdat --out", "demo --out", "archive RUN -o", "paper study recipes methods-digits --archive",
+    "train digits-pgdat --out", "demo --out", "archive RUN -o",
+    "paper study recipes methods-digits --archive",
 ]  # fmt: skip
 
 
