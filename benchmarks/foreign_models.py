@@ -31,7 +31,8 @@ from demur import AcceptedError, AutoAttack, Con, RejectAutoAttack
 from demur.attacks.attack_model import checked
 from demur.attacks.objectives import CE
 from demur.engine import FrozenModule, accelerated, graphs
-from demur.output import as_output, con
+from demur.output import as_output
+from demur.rejectors.certainty import con
 from demur.version import code_version
 from foreign_nets import build, fit, load_demur_weights
 

@@ -51,8 +51,8 @@ from demur.cli.progress import on_message
 from demur.data import Images
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions
+from demur.evaluate.binding import ThresholdResolver
 from demur.evaluate.record_scores import values
-from demur.evaluate.thresholds import ThresholdResolver
 from demur.files.atomic import write_bytes
 from demur.files.output_paths import check_output_file
 from demur.noise import Stream

@@ -32,9 +32,9 @@ from demur.engine import FrozenModel, compiler_for_attacks
 from demur.errors import BadInput, suggestion
 from demur.methods import PGDAT, NoHead
 from demur.numerics import device_by_name, fusing, use_precision
-from demur.output import con, rcon, tcon
 from demur.recipes import Recipe
 from demur.recipes import recipe as recipe_named
+from demur.rejectors.certainty import con, rcon, tcon
 from demur.report.terminal import show_table, terminal
 from demur.runs import provenance
 from demur.spec import show

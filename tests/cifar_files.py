@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from demur.data.published import Layout, Part, Published
+from demur.data.cifar_files import Layout, Part, Published
 
 BATCH = 20
 

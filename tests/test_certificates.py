@@ -22,8 +22,8 @@ from demur.evaluate.certificates import (
 )
 from demur.files.atomic import write_json
 from demur.metrics import Interval
-from demur.output import con, rcon
 from demur.rejectors import Con
+from demur.rejectors.certainty import con, rcon
 from demur.report.certificates import certificate_text, retest_table
 from demur.runs import Run
 from tests.conftest import Command

@@ -14,7 +14,7 @@ import torch
 
 from demur.data import CIFAR10, CIFAR100, cifar
 from demur.data.cifar import Cifar, check_files
-from demur.data.published import (
+from demur.data.cifar_files import (
     CIFAR10_FILES,
     GET_AGAIN,
     PUBLISHED,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from demur.cli.commands import app
-from demur.data.published import PUBLISHED, Published
+from demur.data.cifar_files import PUBLISHED, Published
 from demur.runs import Run
 from tests import forked
 from tests.cifar_files import small, write

@@ -13,8 +13,8 @@ from demur.attacks import CW, AcceptedError, Clean
 from demur.calibrate import TPR, Median
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, resolve_thresholds, run_attack
-from demur.evaluate.thresholds import ThresholdResolver
-from demur.output import prediction, rcon
+from demur.evaluate.binding import ThresholdResolver
+from demur.output import prediction
 from demur.paper.distortion import (
     DistortionVerdicts,
     default_attacks,
@@ -24,6 +24,7 @@ from demur.paper.distortion import (
 )
 from demur.recipes import RECIPES, attack
 from demur.rejectors import Con, RCon
+from demur.rejectors.certainty import rcon
 from demur.runs import Record, Run
 from tests.conftest import Command
 from tests.test_cli import expect_error

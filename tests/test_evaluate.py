@@ -27,9 +27,10 @@ from demur.evaluate import (
 from demur.files.atomic import write_json
 from demur.methods import NoHead
 from demur.nets import RejectingNet
-from demur.output import Output, con, prediction, rcon, tcon
+from demur.output import Output, prediction
 from demur.recipes import recipe
 from demur.rejectors import Con, Coupled, RCon
+from demur.rejectors.certainty import con, rcon, tcon
 from demur.rejectors.rule import Rejector, Score
 from demur.runs import Record, Run
 from demur.training import train

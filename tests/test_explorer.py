@@ -21,8 +21,9 @@ from demur.evaluate import LoadedRun, RejectorEvaluation, ScoredRecord, values
 from demur.evaluate.certificates import issue, retests
 from demur.metrics import BoolArray, FloatArray
 from demur.metrics.theory import theorem1
-from demur.output import con, prediction, rcon
+from demur.output import prediction
 from demur.paper.theory import outputs_at
+from demur.rejectors.certainty import con, rcon
 from demur.report.explorer import packed
 from demur.report.page import write_page
 from demur.report.scored_run import ScoredRun

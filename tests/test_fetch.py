@@ -17,7 +17,7 @@ import pytest
 
 from demur.data import cifar
 from demur.data.cifar import check_files
-from demur.data.published import CIFAR10_FILES, DataFiles, Published
+from demur.data.cifar_files import CIFAR10_FILES, DataFiles, Published
 from demur.errors import BadInput
 from demur.progress import ignore
 from tests import forked
@@ -235,7 +235,7 @@ import sys, time
 from dataclasses import replace
 from pathlib import Path
 from demur.data import cifar
-from demur.data.published import CIFAR10_FILES
+from demur.data.cifar_files import CIFAR10_FILES
 from tests.cifar_files import small
 
 def on_progress(done, total):

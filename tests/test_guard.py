@@ -17,7 +17,8 @@ from demur import TPR, BadInput, Con, Coupled, Guard, GuardResult, LoadedRun, RC
 from demur.calibrate import certify_threshold
 from demur.files.image_files import decode_image, resize_pixels
 from demur.guards.inputs import read_images
-from demur.output import con, prediction
+from demur.output import prediction
+from demur.rejectors.certainty import con
 
 Batch = tuple[Tensor, Tensor]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from demur.data import CIFAR10, CIFAR100, Digits
 from demur.errors import BadInput
-from demur.output import Output, energy
+from demur.output import Output
 from demur.rejectors import (
     GDA,
     GMM,
@@ -26,6 +26,7 @@ from demur.rejectors import (
     ViM,
     paper_grid,
 )
+from demur.rejectors.certainty import energy
 from demur.rejectors.rule import Rejector, first_per_class
 
 CLASSES = 3

@@ -35,9 +35,10 @@ from demur.errors import BadInput
 from demur.methods import RR
 from demur.nets import RejectingNet
 from demur.noise import Stream
-from demur.output import Output, as_output, prediction, rcon
+from demur.output import Output, as_output, prediction
 from demur.recipes import RECIPES, attack, recipe
 from demur.rejectors import Con, RCon
+from demur.rejectors.certainty import rcon
 from tests.linear import LinearNet, centred_images
 
 LOGITS = torch.tensor([[3.0, 1.0, 0.0, -1.0]], dtype=torch.float64)

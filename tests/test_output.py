@@ -6,21 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from demur.errors import BadInput
-from demur.output import (
-    Output,
-    as_output,
+from demur.output import Output, as_output, label_entry, mask_label, prediction
+from demur.rejectors.certainty import (  # fmt: skip
     con,
     energy,
-    label_entry,
     log_con,
     log_one_minus_con,
     log_one_minus_rcon,
     log_rcon,
-    mask_label,
-    prediction,
     rcon,
     tcon,
-)  # fmt: skip
+)
 
 
 def made(logits: list[list[float]], aux: list[float] | None = None) -> Output:

@@ -22,17 +22,10 @@ from demur.methods import FRAMEWORKS, HEADS, BatchOutputs, LabelledOutput, Metho
 from demur.methods.heads import DenseAux
 from demur.nets import RejectingNet, ResNet8
 from demur.noise import Stream
-from demur.output import (
-    ACCEPT,
-    AuxColumn,
-    label_entry,
-    log_probabilities,
-    mask_label,
-    prediction,
-)
+from demur.output import ACCEPT, AuxColumn, label_entry, log_probabilities, mask_label, prediction
 from demur.recipes import NAMED_ATTACKS, RECIPES, VOCABULARY, attack, recipe
 from demur.rejectors import REJECTORS, Rectifier
-from demur.rejectors.outputs import LogitScore
+from demur.rejectors.output_scores import LogitScore
 from demur.sanity.evidence import weaker
 from demur.spec import Spec, read, show
 from tests import test_attacks, test_methods, test_rejectors

@@ -13,9 +13,10 @@ from torch import Tensor
 from demur.data import Digits
 from demur.methods import RR, BatchOutputs, LabelledOutput
 from demur.nets import ResNet8
-from demur.output import (
+from demur.output import Output
+from demur.rejectors import ConMinusRectifier
+from demur.rejectors.certainty import (
     LINEAR_BELOW,
-    Output,
     RRLossKind,
     certainty,
     log_certainty,
@@ -23,7 +24,6 @@ from demur.output import (
     log_rcon,
     rr_loss_per_image,
 )
-from demur.rejectors import ConMinusRectifier
 
 Stop = Literal["correct", "all", "none"]
 LOGITS = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [1.0, 0.0, 0.5]], dtype=torch.float64)

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from demur.errors import BadInput
-from demur.output import Output, con, rcon
+from demur.output import Output
 from demur.rejectors import Con, Coupled, Energy, RCon
+from demur.rejectors.certainty import con, rcon
 
 
 def random_output(seed: int, n: int = 64) -> Output:

@@ -12,7 +12,7 @@ from demur.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
     from demur.data.cifar import DataCheck
-    from demur.data.published import Published
+    from demur.data.cifar_files import Published
 
 data_app = typer.Typer(
     name="data",
@@ -73,7 +73,7 @@ def check(
 
 
 def _published(name: str) -> "Published":
-    from demur.data.published import PUBLISHED
+    from demur.data.cifar_files import PUBLISHED
 
     if name not in PUBLISHED:
         raise BadInput(f"no data set to download is called {name!r}; {suggestion(name, PUBLISHED)}")
@@ -81,7 +81,7 @@ def _published(name: str) -> "Published":
 
 
 def _data_folder(data: str | None) -> Path:
-    from demur.data.published import search_folders
+    from demur.data.cifar_files import search_folders
 
     folders = search_folders(Path(data) if data else None)
     if not folders:
@@ -93,7 +93,7 @@ def _check_data(name: str | None, given: Path | None) -> list[tuple["Published",
     """Check the data set of that name, or all that are found; raise BadInput for none."""
     from demur.cli.progress import CountBar
     from demur.data.cifar import check_files
-    from demur.data.published import PUBLISHED, find, locate, not_found_error, search_folders
+    from demur.data.cifar_files import PUBLISHED, find, locate, not_found_error, search_folders
 
     checks = []
     for published in [_published(name)] if name else PUBLISHED.values():

@@ -28,9 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from demur.data.dataset import SPLITS, Dataset, Images, SplitName, Splits, ThreatModel
-from demur.data.plain_pickle import read_plain_pickle
-from demur.data.published import (
+from demur.data.cifar_files import (
     CIFAR10_FILES,
     CIFAR100_FILES,
     GET_AGAIN,
@@ -43,6 +41,8 @@ from demur.data.published import (
     find,
     locate,
 )
+from demur.data.dataset import SPLITS, Dataset, Images, SplitName, Splits, ThreatModel
+from demur.data.plain_pickle import read_plain_pickle
 from demur.errors import BadInput
 from demur.images import Domain
 from demur.noise import permutation

@@ -23,9 +23,9 @@ import torch
 from numpy.typing import NDArray
 
 from demur.data.cifar import CIFAR10
+from demur.data.cifar_files import search_folders
 from demur.data.corruptions import CORRUPTIONS, SEVERITIES, SIZE, Bytes, check_request, corrupt
 from demur.data.dataset import Images
-from demur.data.published import search_folders
 from demur.errors import BadInput
 from demur.files.image_files import import_pillow
 

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from demur.data.cifar_files import cache_folder
 from demur.data.dataset import SPLITS, Dataset, Images, Splits, ThreatModel
 from demur.data.image_splits import SplitResult, assign_splits, report
-from demur.data.published import cache_folder
 from demur.data.sources import HUB, Source, open_source
 from demur.errors import BadInput, shorten
 from demur.files.atomic import read_json, write_json

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from demur.data.published import GET_AGAIN
+from demur.data.cifar_files import GET_AGAIN
 from demur.errors import BadInput
 from demur.files.atomic import MEGABYTE, read_regular_file
 

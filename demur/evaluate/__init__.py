@@ -1,13 +1,13 @@
 """Evaluation of a run: attacks to records, records to rows of a table.
 
 binding    chooses thresholds on clean images (resolve_thresholds)
-attack     runs an attack and writes its record (run_attack)
+recording  runs an attack and writes its record (run_attack)
 score      scores the rejectors on records, with intervals (RejectorEvaluation)
-archive    copies a run without weights, for a repository
-pack       the same with the features of some images, for new rejectors
+archive    copies a run without weights; a pack keeps features, for new rejectors
 """
 
 from demur.evaluate.archive import ArchiveKeepsLess, archive, pack
+from demur.evaluate.binding import BoundSpec, resolve_thresholds
 from demur.evaluate.record_scores import StoredScore, accepted, tcon_of, values
 from demur.evaluate.recording import LoadedRun, RecordOptions, run_attack
 from demur.evaluate.score import (
@@ -21,7 +21,6 @@ from demur.evaluate.score import (
     ScoredRecord,
     Summary,
 )
-from demur.evaluate.thresholds import BoundSpec, resolve_thresholds
 
 __all__ = [
     "BASELINE", "ORACLE", "PROTOCOLS", "ArchiveKeepsLess", "BoundSpec", "LoadedRun", "Protocol",

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from demur.attacks import Clean
 from demur.errors import BadInput
+from demur.evaluate.binding import ThresholdResolver
 from demur.evaluate.certificates import REMEDY
 from demur.evaluate.record_scores import can_score, tcon_of, values
 from demur.evaluate.recording import LoadedRun, RecordOptions, run_attack
 from demur.evaluate.score import BASELINE, boundary_counts
-from demur.evaluate.thresholds import ThresholdResolver
 from demur.files.atomic import replace_folder, write_json
 from demur.progress import ignore
 from demur.rejectors import Con, Coupled, RCon, Rejector, TooFewImages, paper_grid

@@ -18,9 +18,9 @@ import numpy as np
 from demur.attacks import Attack, Clean
 from demur.calibrate import Certificate, Guarantee, certify_threshold, lower_bound, upper_bound
 from demur.errors import BadInput
+from demur.evaluate.binding import ThresholdResolver, resolve_thresholds
 from demur.evaluate.record_scores import JsonFields, StoredScore, accepted, can_score, values
 from demur.evaluate.recording import LoadedRun, RecordOptions, run_attack
-from demur.evaluate.thresholds import ThresholdResolver, resolve_thresholds
 from demur.files.atomic import write_json
 from demur.metrics import Interval
 from demur.rejectors.rule import Rejector, Rule, Score

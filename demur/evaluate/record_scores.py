@@ -13,8 +13,9 @@ from torch import Tensor
 
 from demur.errors import BadInput
 from demur.metrics import BoolArray, FloatArray
-from demur.output import Output, tcon
+from demur.output import Output
 from demur.rejectors import FittedScore
+from demur.rejectors.certainty import tcon
 from demur.rejectors.rule import Rule, Score
 from demur.runs import Record
 from demur.runs.record import TRUE

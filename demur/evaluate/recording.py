@@ -27,7 +27,7 @@ from demur.data.cifar10c import CorruptionSource, find_source
 from demur.engine import FrozenModel, check_engine, compiler_for_attacks
 from demur.errors import BadInput, suggestion
 from demur.evaluate.batching import ProgressCallback, attack_in_batches, default_batch_size
-from demur.evaluate.thresholds import BoundSpec, resolve_thresholds
+from demur.evaluate.binding import BoundSpec, resolve_thresholds
 from demur.files.atomic import exclusive_lock
 from demur.images import check_batch
 from demur.nan_checks import raise_if_invalid

@@ -16,6 +16,7 @@ from demur import metrics
 from demur.attacks import Clean
 from demur.calibrate import TPR, binomial_sf
 from demur.errors import BadInput
+from demur.evaluate.binding import ThresholdResolver
 from demur.evaluate.record_scores import (
     JsonFields,
     StoredScore,
@@ -26,7 +27,6 @@ from demur.evaluate.record_scores import (
     values,
 )
 from demur.evaluate.recording import LoadedRun
-from demur.evaluate.thresholds import ThresholdResolver
 from demur.metrics import BoolArray, Difference, FloatArray, Interval, OperatingStats, Resamples
 from demur.output import Output, label_entry, log_probabilities, mask_label, prediction
 from demur.rejectors import Con, TooFewImages

@@ -24,8 +24,9 @@ from demur.attacks.objectives import (
 from demur.errors import BadInput
 from demur.methods.frameworks import BatchOutputs, Framework, LabelledOutput, subset_weights
 from demur.methods.heads import DenseAux, Head, NoAux, SelectiveAux
-from demur.output import ABSTAIN, ACCEPT, CLASS_LOGITS, AuxColumn, energy, prediction
+from demur.output import ABSTAIN, ACCEPT, CLASS_LOGITS, AuxColumn, prediction
 from demur.rejectors import AcceptProbability, Energy, Rectifier, Rejector
+from demur.rejectors.certainty import energy
 from demur.spec.field_types import NonNegative, UnitInterval
 
 

@@ -19,17 +19,9 @@ from demur.attacks import CE, Objective, RRLoss
 from demur.errors import BadInput
 from demur.methods.frameworks import BatchOutputs, Framework
 from demur.nets.layers import Norm1d
-from demur.output import (
-    ACCEPT,
-    AuxColumn,
-    Construction,
-    Output,
-    RRLossKind,
-    prediction,
-    rr_loss_per_image,
-    tcon,
-)
+from demur.output import ACCEPT, AuxColumn, Output, prediction
 from demur.rejectors import Con, ConMinusRectifier, Coupled, RCon, Rectifier, Rejector
+from demur.rejectors.certainty import Construction, RRLossKind, rr_loss_per_image, tcon
 from demur.spec import Spec, later
 from demur.spec.field_types import NonNegative, Positive
 

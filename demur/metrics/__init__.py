@@ -24,12 +24,11 @@ from demur.metrics.rejection import (
     ece,
     fpr_at_tpr,
     paper_stats,
-    paper_threshold,
     risk_coverage,
     stats_at_threshold,
     stats_of_verdicts,
-    threshold_at_tpr,
 )
+from demur.metrics.thresholds import paper_threshold, threshold_at_tpr
 
 __all__ = [
     "BoolArray", "Curve", "Difference", "FloatArray", "Interval", "OperatingStats", "Resamples",

@@ -20,8 +20,8 @@ from demur import metrics
 from demur.attacks import CW, Attack
 from demur.attacks.criteria import RuleCriterion
 from demur.errors import BadInput
+from demur.evaluate.binding import CleanRecord, resolve_thresholds
 from demur.evaluate.record_scores import JsonFields
-from demur.evaluate.thresholds import CleanRecord, resolve_thresholds
 from demur.metrics import BoolArray, FloatArray, Interval
 from demur.recipes import Recipe
 from demur.recipes import attack as attack_named

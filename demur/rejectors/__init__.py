@@ -6,7 +6,7 @@ KD().fit(out, y)(net(x))            # fitted to features of clean images
 
 from demur.rejectors.covariance import GDA, GMM, GDAStar, ViM
 from demur.rejectors.density import KD, KNN, LID, REFERENCE_RIDGE_NAME, paper_grid
-from demur.rejectors.outputs import (
+from demur.rejectors.output_scores import (
     AcceptProbability,
     Con,
     ConMinusRectifier,

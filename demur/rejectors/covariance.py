@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from demur.errors import BadInput
-from demur.output import Output, energy, label_entry, prediction
+from demur.output import Output, label_entry, prediction
+from demur.rejectors.certainty import energy
 from demur.rejectors.rule import FittedScore, Rejector, TooFewImages, correct_features
 from demur.spec.field_types import NonNegative, PositiveInt
 

@@ -19,7 +19,7 @@ from demur.errors import BadInput
 from demur.numerics import no_autocast
 from demur.output import Output, prediction
 from demur.rejectors.covariance import GDA, GMM, GDAStar
-from demur.rejectors.outputs import Con
+from demur.rejectors.output_scores import Con
 from demur.rejectors.rule import (
     FittedScore,
     Rejector,

@@ -21,7 +21,7 @@ from demur.evaluate.certificates import IssuedCertificate, issued_certificates
 from demur.evaluate.record_scores import can_score, has_tcon
 from demur.output import prediction
 from demur.rejectors import Con, Coupled, RCon, Rejector
-from demur.rejectors.outputs import AcceptProbability, Rectifier, SoftmaxMargin
+from demur.rejectors.output_scores import AcceptProbability, Rectifier, SoftmaxMargin
 from demur.report.scored_run import NO_DATA, ScoredRun, clean_images
 from demur.report.terminal import percent
 from demur.runs import Record

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from demur.errors import BadInput
 from demur.files.atomic import MEGABYTE, move_file, read_checked, write_bytes, write_json
-from demur.output import Output, prediction, tcon
+from demur.output import Output, prediction
+from demur.rejectors.certainty import tcon
 from demur.rejectors.rule import Rejector, Score
 from demur.runs.metadata import RECORD, read_metadata
 from demur.spec import show

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save as bytes_of
 
 from demur.data.cifar import read_part
-from demur.data.published import CIFAR10_FILES, PIXELS, Part
+from demur.data.cifar_files import CIFAR10_FILES, PIXELS, Part
 from demur.files.atomic import content_digest, read_tensors
 from demur.recipes import NAMED_ATTACKS, RECIPES, VOCABULARY
 from demur.runs import Record, Run

@@ -17,7 +17,8 @@ from torch import Tensor
 from demur.attacks.attack_model import AttackModel
 from demur.attacks.criteria import RuleCriterion
 from demur.errors import BadInput
-from demur.output import Output, as_output, label_entry, log_probabilities, log_tcon, mask_label
+from demur.output import Output, as_output, label_entry, log_probabilities, mask_label
+from demur.rejectors.certainty import log_tcon
 from demur.spec import Spec, required_fields
 from demur.spec.field_types import NonNegative, Positive, PositiveInt
 

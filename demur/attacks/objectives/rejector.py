@@ -26,16 +26,12 @@ from demur.attacks.objectives.classification import (
     best_wrong,
 )
 from demur.errors import BadInput
-from demur.output import (
+from demur.output import Output, as_output, label_entry, log_probabilities, mask_label
+from demur.rejectors.certainty import (
     Construction,
-    Output,
     RRLossKind,
-    as_output,
-    label_entry,
     log_con,
-    log_probabilities,
     log_tcon,
-    mask_label,
     rectifier_logit,
     rr_loss_per_image,
     tcon,

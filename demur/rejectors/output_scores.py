@@ -21,15 +21,17 @@ from demur.output import (
     AuxColumn,
     Output,
     as_output,
+    label_entry,
+    log_probabilities,
+    mask_label,
+)
+from demur.rejectors.certainty import (
     certainty,
     con,
     energy,
-    label_entry,
     log_certainty,
     log_con,
-    log_probabilities,
     log_rcon,
-    mask_label,
     rcon,
     rectifier_logit,
 )
