@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from statistics import mean, stdev
 
+import numpy as np
 import pytest
 
 from demur import metrics
@@ -25,7 +26,10 @@ SHORT_ATTACKS = ("clean", "pgd-10", "pgd-100")
 MADE_BY = {
     "cifar10-pgdat-rr-seed0": ("cifar10-pgdat-rr", "bn=batch"),
     **{f"{SHORT}-seed{i}": (SHORT, f"seed={i}") for i in (0, 1, 2)},
-    f"{SHORT}-bn-train": (SHORT, "bn=train", *COMPARED_CHANGES),
+    "pgdat-rr-seed0": (SHORT, *COMPARED_CHANGES, "selection=test"),
+    "base-seed0": ("cifar10-best", "epochs=36"),
+    "idbh-seed0": ("cifar10-best", "epochs=36", "augment=IDBH(erase=0.5)"),
+    "adr-seed0": ("cifar10-best", "epochs=36", "labels=ADR()"),
 }
 
 
@@ -41,7 +45,8 @@ def test_every_line_of_a_page_has_a_stored_run_of_its_recipe(table: str) -> None
 
 
 def test_every_other_stored_run_has_its_documented_recipe() -> None:
-    runs = {run.name: run.recipe for run in runs_in(RESULTS)}
+    folders = (RESULTS, RESULTS / "restarts-cifar10", RESULTS / "best-cifar10")
+    runs = {run.name: run.recipe for folder in folders for run in runs_in(folder)}
     made = {
         name: with_changes(RECIPES[recipe], ["data.split=paper", *changes])
         for name, (recipe, *changes) in MADE_BY.items()
@@ -163,3 +168,20 @@ def test_every_folder_of_a_documented_table_has_its_runs() -> None:
         runs = runs_in(ROOT / folder)
         assert runs, folder
         assert {digest(run.recipe) for run in runs} <= lines, folder
+
+
+def test_the_ablation_of_the_best_net_is_that_of_its_records() -> None:
+    page = (RESULTS / "README.md").read_text()
+    right = {
+        name: np.asarray(Run(RESULTS / "best-cifar10" / f"{name}-seed0").records()[0].correct)
+        for name in ("base", "idbh", "adr")
+    }
+    lines = {"base": "| base |", "idbh": "| + IDBH,", "adr": "| + ADR |"}
+    for name, start in lines.items():
+        (line,) = [line for line in page.splitlines() if line.startswith(start)]
+        shown = float(line.split("|")[2])
+        assert shown == round(100 * float(right[name].mean()), 1)
+        if name != "base":
+            difference = right[name].astype(float) - right["base"]
+            half = 1.96 * difference.std() / len(difference) ** 0.5
+            assert f"{100 * difference.mean():.1f} ± {100 * half:.1f}" in line
