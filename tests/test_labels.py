@@ -61,6 +61,8 @@ def test_the_loss_is_the_cross_entropy_with_the_target() -> None:
 def test_adr_needs_the_averaged_net_and_a_framework_with_labels() -> None:
     with pytest.raises(BadInput, match=r"set ema, such as ema=0\.995"):
         recipe("digits-trades", ["labels=ADR()"])
+    made = recipe("digits-trades", ["labels=ADR()", "ema=0.9"])  # in any order
+    assert made == recipe("digits-trades", ["ema=0.9", "labels=ADR()"])
     with pytest.raises(BadInput, match="CCAT makes its own targets"):
         recipe("digits-ccat", ["labels=LabelSmoothing()"])
 

@@ -94,8 +94,22 @@ def recipe(name: str, changes: str | Iterable[str] = ()) -> Recipe:
 
 
 def with_changes(recipe: Recipe, changes: Iterable[str]) -> Recipe:
-    """Recipe with `key=value` changes applied in order."""
-    return reduce(_apply_change, changes, recipe)
+    """Recipe after changes of the form key=value.
+
+    A change that needs another one, such as labels=ADR() and ema=0.995, may stand before it.
+    """
+    pending = list(changes)
+    while pending:
+        errors: dict[str, BadInput] = {}
+        for change in pending:
+            try:
+                recipe = _apply_change(recipe, change)
+            except BadInput as error:
+                errors[change] = error
+        if len(errors) == len(pending):
+            raise next(iter(errors.values()))
+        pending = list(errors)
+    return recipe
 
 
 def attack(text: str, recipe: Recipe) -> Attack:
