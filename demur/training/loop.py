@@ -293,15 +293,14 @@ class Training:
         """Return the provenance of the selected weights."""
         split, attack = self.recipe.selection_split, show(self.recipe.validation_attack)
         reason = "the last epoch" if split is None else f"largest {split} accuracy under {attack}"
-        images = self.selection_images
         return {
             "reason": reason,
             "selection_split": split,
             "recipe_digest": digest(self.recipe),
-            "fit_data": self.fit.digest(),
+            "fit_data": self.data["fit"],
             "data": self.data,
             **self._listing_digest(),
-            "selection_data": None if images is None else images.digest(),
+            "selection_data": None if split is None else self.data[split],
             "seed": self.recipe.seed,
             "processes": self.world.size,
             **({} if self.base is None else {"base_weights": self.base.checkpoint["weights"]}),
