@@ -54,7 +54,7 @@ from demur.evaluate import LoadedRun, RecordOptions
 from demur.evaluate.binding import ThresholdResolver
 from demur.evaluate.record_scores import values
 from demur.files.atomic import write_bytes
-from demur.files.output_paths import check_output_file
+from demur.files.output_paths import check_svg_file
 from demur.noise import Stream
 from demur.output import Output, as_output
 from demur.recipes import VOCABULARY, Recipe
@@ -336,7 +336,7 @@ def rejection(
     out: OutFile = None,
     figure: Annotated[
         str | None,
-        typer.Option(callback=check_output_file, help="Draw the curves into this SVG file."),
+        typer.Option(callback=check_svg_file, help="Draw the curves into this SVG file."),
     ] = None,
     as_json: AsJson = False,
     device: Device = "auto",

@@ -102,5 +102,7 @@ def test_an_output_never_replaces_a_file_of_a_run(
         ("report", str(own_source.run.path)),
         ("paper", "study", "theory", str(own_source.run.path)),
     ):
-        expect_error(command(*words, "-o", str(target)), "is a file of the run")
+        expect_error(
+            command(*words, "-o", str(target)), "is in the run own; name a path outside of it"
+        )
     assert (target.read_bytes() if target.exists() else None) == before

@@ -146,7 +146,7 @@ class AuditReport:
         Raises:
             BadInput: jinja2 is not installed.
         """
-        check_output_file(str(path))
+        check_output_file(str(path), "page")
         try:
             from jinja2 import Environment, StrictUndefined
         except ImportError:

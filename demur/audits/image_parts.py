@@ -137,7 +137,7 @@ class ArrayWriter:
         self.file: BinaryIO | None = None
 
     def __enter__(self) -> Self:
-        check_output_file(str(self.path))
+        check_output_file(str(self.path), "npy")
         if not self.path.parent.is_dir():
             raise BadInput(f"{self.path.parent} is no folder; name another file for x_adv_path")
         self.file = self.part.open("wb")

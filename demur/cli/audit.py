@@ -6,7 +6,7 @@ import typer
 
 from demur.cli.app import AsJson, Device, FirstN, app, check_finite
 from demur.errors import BadInput
-from demur.files.output_paths import check_output_file, check_output_folder
+from demur.files.output_paths import output_file, output_folder
 
 if TYPE_CHECKING:
     from demur.audits.audit_report import AnyRejector
@@ -50,13 +50,13 @@ TprLevel = Annotated[
 Page = Annotated[
     str | None,
     typer.Option(
-        "-o", "--out", callback=check_output_file, help="Write a page.", show_default=False
+        "-o", "--out", callback=output_file("page"), help="Write a page.", show_default=False
     ),
 ]
 StateFolder = Annotated[
     str | None,
     typer.Option(
-        callback=check_output_folder,
+        callback=output_folder(),
         help="Folder of the progress; the same command resumes from it.",
         show_default=False,
     ),

@@ -12,7 +12,7 @@ import typer
 
 from demur.cli.app import AsJson, Device, app, split_names
 from demur.errors import BadInput
-from demur.files.output_paths import check_output_file
+from demur.files.output_paths import output_file
 
 if TYPE_CHECKING:
     from demur.training.engine_check import Reports
@@ -21,7 +21,7 @@ TIMINGS = {"eager", "plain", "fast", "eval", "overhead", "large", "attack"}  # o
 OutFile = Annotated[
     str | None,
     typer.Option(
-        "--out", "-o", callback=check_output_file, help="Also write the report to this JSON file."
+        "--out", "-o", callback=output_file("json"), help="Also write the report to this JSON file."
     ),
 ]
 

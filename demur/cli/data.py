@@ -35,10 +35,12 @@ def get(
     from demur.cli.progress import CountBar, on_message
     from demur.data import cifar
     from demur.files.atomic import exclusive_lock
+    from demur.files.output_paths import check_output_folder
 
     published, folder = _published(name), _data_folder(data)
     got = cifar.find_complete(published, folder)
     if got is None:
+        check_output_folder(str(folder))
         with exclusive_lock(folder), CountBar(f"get {name}", "MB") as bar:
             got = cifar.download(
                 published, folder, lambda done, total: bar.on_progress(done // MB, total // MB)

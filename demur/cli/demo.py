@@ -8,7 +8,7 @@ import typer
 from demur.cli.app import Device, app
 from demur.cli.evaluate import attack_all, load_run, score_run
 from demur.cli.train import train_run
-from demur.files.output_paths import check_output_folder
+from demur.files.output_paths import output_folder
 
 if TYPE_CHECKING:
     from demur.evaluate import LoadedRun
@@ -24,7 +24,7 @@ images and are frozen before any attack. "adaptive" attacks R-Con itself."""
 @app.command()
 def demo(
     out: Annotated[
-        str, typer.Option(callback=check_output_folder, help="The run folder.")
+        str, typer.Option(callback=output_folder("run"), help="The run folder.")
     ] = "runs/demo",
     epochs: Annotated[
         int | None,

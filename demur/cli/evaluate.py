@@ -12,7 +12,7 @@ import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app, split_names
 from demur.errors import BadInput, suggestion
-from demur.files.output_paths import check_output_folder
+from demur.files.output_paths import output_folder
 
 if TYPE_CHECKING:
     from demur.attacks import Attack
@@ -342,7 +342,7 @@ def archive(
     run: RunName,
     out: Annotated[
         str,
-        typer.Option("-o", "--out", callback=check_output_folder, help="A new folder."),
+        typer.Option("-o", "--out", callback=output_folder(), help="A new folder."),
     ],
     only: Annotated[
         str, typer.Option(help="Store only these scores, such as R-Con, beside Con and T-Con.")

@@ -8,7 +8,7 @@ import typer
 from demur.cli.app import AsJson, DataFolder, Device, Engine, app, check_finite, split_names
 from demur.cli.evaluate import RunName, load_run
 from demur.errors import BadInput
-from demur.files.output_paths import check_output_file, check_output_folder
+from demur.files.output_paths import output_file, output_folder
 
 if TYPE_CHECKING:
     from demur.calibrate import Guarantee
@@ -118,7 +118,7 @@ def export(
     run: RunName,
     out: Annotated[
         str | None,
-        typer.Option("-o", "--out", callback=check_output_folder, help="The folder.",
+        typer.Option("-o", "--out", callback=output_folder("guard"), help="The folder.",
                      show_default="guards/RUN"),
     ] = None,
     rejector: Annotated[
@@ -173,7 +173,7 @@ def predict(
     out: Annotated[
         str | None,
         typer.Option(
-            "-o", "--out", callback=check_output_file, help="The file.",
+            "-o", "--out", callback=output_file("predictions"), help="The file.",
             show_default="standard output",
         ),
     ] = None,

@@ -8,7 +8,7 @@ import typer
 from demur.cli.app import DataFolder, Device, app
 from demur.cli.evaluate import load_run, score_run
 from demur.errors import BadInput
-from demur.files.output_paths import check_output_file
+from demur.files.output_paths import PAGE_OF_RUN, check_output_file
 
 if TYPE_CHECKING:
     from demur.evaluate import LoadedRun
@@ -28,7 +28,6 @@ def report(
         typer.Option(
             "--out",
             "-o",
-            callback=check_output_file,
             help="The HTML file to write.",
             show_default="RUN/report.html; report.html for several runs",
         ),
@@ -46,10 +45,11 @@ def report(
 
     _check_count(runs)
     check_installed()
+    own = [home / run for run in runs for home in (Path(), Path("runs"))]
+    check_output_file(out, "page", own)
     loaded = [load_run(run, device, data) for run in runs]
-    default = loaded[0].run.path / "report.html" if len(runs) == 1 else Path("report.html")
-    path = out or str(default)
-    check_output_file(path)
+    path = out or str((loaded[0].run.path if len(runs) == 1 else Path()) / PAGE_OF_RUN)
+    check_output_file(path, "page", own)
     results = [scored_run(one) for one in loaded]
     page = write_page(results, Path(path))
     if not is_stream(page):  # a pipe gets the page and nothing else

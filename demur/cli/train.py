@@ -8,7 +8,7 @@ import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, app, split_names
 from demur.errors import BadInput
-from demur.files.output_paths import check_output_folder
+from demur.files.output_paths import output_folder
 
 if TYPE_CHECKING:
     from demur.recipes import Recipe
@@ -23,7 +23,7 @@ def train(
     out: Annotated[
         str | None,
         typer.Option(
-            callback=check_output_folder, help="The run folder.", show_default="runs/RECIPE"
+            callback=output_folder("run"), help="The run folder.", show_default="runs/RECIPE"
         ),
     ] = None,
     device: Device = "auto",
@@ -124,13 +124,13 @@ def retrofit(
     out: Annotated[
         str | None,
         typer.Option(
-            callback=check_output_folder, help="The run folder.", show_default="runs/retrofit-NAME"
+            callback=output_folder("run"), help="The run folder.", show_default="runs/retrofit-NAME"
         ),
     ] = None,
     guard: Annotated[
         str | None,
         typer.Option(
-            callback=check_output_folder, help="The folder of the guard.",
+            callback=output_folder("guard"), help="The folder of the guard.",
             show_default="guards/RUN",
         ),
     ] = None,

@@ -25,6 +25,7 @@ from demur.evaluate.record_scores import can_score, tcon_of, values
 from demur.evaluate.recording import LoadedRun, RecordOptions, run_attack
 from demur.evaluate.score import BASELINE, boundary_counts
 from demur.files.atomic import replace_folder, write_json
+from demur.files.output_paths import check_output_folder
 from demur.progress import ignore
 from demur.rejectors import Con, Coupled, RCon, Rejector, TooFewImages, paper_grid
 from demur.rejectors.rule import Score
@@ -96,7 +97,8 @@ def archive(
 
 def check_replaceable(target: Path, run: Run, again: bool) -> None:
     """Raise BadInput if the target exists and is not an archive of the run to be made again."""
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+    check_output_folder(str(target), "run")
+    if not target.exists() or not any(target.iterdir()):
         return
     existing, is_run = Run(target), (target / COPIED_FILES[0]).is_file()
     if not (again and is_run and existing.recipe == run.recipe and not existing.has_weights):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from demur.errors import BadInput, shorten
 from demur.files.atomic import read_tensors, replace_folder, write_json, write_tensors, write_text
+from demur.files.output_paths import check_output_folder
 from demur.guards.calibration import GuardScore, on_device
 from demur.guards.decision import BaseGuard, BuiltFrom
 from demur.guards.inputs import Shape
@@ -41,7 +42,7 @@ from demur.spec.field_types import Condition, Positive, PositiveInt, UnitInterva
 from demur.spec.importing import check_import_path, import_object
 from demur.version import code_version
 
-CONFIG, WEIGHTS, ARRAYS, CARD, ONNX = (
+CONFIG, WEIGHTS, ARRAYS, CARD, ONNX = FILES = (
     "config.json", "model.safetensors", "scores.safetensors", "README.md", "model.onnx",
 )  # fmt: skip
 REMEDY = "save the guard again or fetch another copy"
@@ -119,10 +120,10 @@ def save(guard: BaseGuard, folder: Path, factory: str | None, onnx: bool) -> Pat
 
 def check_target(folder: Path) -> None:
     """Raise BadInput if a guard cannot be saved here: something else is in the way."""
-    if folder.is_dir() and not (folder / CONFIG).is_file() and any(folder.iterdir()):
-        raise BadInput(f"{folder} holds other files; name a new folder")
-    if folder.exists() and not folder.is_dir():
-        raise BadInput(f"{folder} is a file; name a folder")
+    check_output_folder(str(folder), "guard")
+    others = {one.name for one in folder.iterdir()} - set(FILES) if folder.is_dir() else set()
+    if others:  # the folder is replaced as a whole
+        raise BadInput(f"{folder} holds other files, such as {min(others)}; name a new folder")
     if (folder / CONFIG).is_file():
         read_metadata(folder / CONFIG, FORMAT, "it is not a guard's; name a new folder")
 

@@ -15,7 +15,7 @@ import typer
 from demur.cli.app import AsJson, DataFolder, Device, Engine, split_names
 from demur.cli.listing import RUNS
 from demur.errors import BadInput, suggestion
-from demur.files.output_paths import check_archive_folder, check_output_file
+from demur.files.output_paths import check_archive_folder, check_output_file, output_file
 from demur.paper.study_commands import study_app
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ MissingFrom = Annotated[
 OutFile = Annotated[
     str | None,
     typer.Option(
-        "--out", "-o", callback=check_output_file, help="Also write the output to this file."
+        "--out", "-o", callback=output_file("table"), help="Also write the output to this file."
     ),
 ]
 paper_app = typer.Typer(
@@ -350,8 +350,11 @@ def _write_figure(folder: Path, name: str, caption: str, files: dict[str, bytes]
     """Write the files of a figure and its caption, and print them."""
     from demur.files.atomic import write_bytes, write_text
 
+    targets = {kind: folder / f"{name}.{kind}" for kind in (*files, "txt")}
+    for kind, target in targets.items():
+        check_output_file(str(target), kind)
     for kind, content in files.items():
-        write_bytes(folder / f"{name}.{kind}", content)
+        write_bytes(targets[kind], content)
     write_text(folder / f"{name}.txt", caption + "\n")
     typer.echo(f"{folder / name} ({', '.join(files)}): {caption}")
 

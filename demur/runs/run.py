@@ -33,6 +33,7 @@ from demur.files.atomic import (
     write_tensors,
     write_text,
 )
+from demur.files.output_paths import check_output_folder
 from demur.nets import RejectingNet
 from demur.recipes import Recipe, read_recipe
 from demur.runs.metadata import CHECKPOINT, STATE, read_metadata
@@ -93,18 +94,17 @@ class Run:
     @staticmethod
     def check(path: Path, recipe: Recipe) -> None:
         """Raise BadInput if the folder contains a run of another recipe or is not a run."""
+        check_output_folder(str(path), "run")
         if (path / "recipe.txt").exists():
             if differing := differences(recipe, Run(path).recipe):
                 raise BadInput(
                     f"{path} contains a run of another recipe ({'; '.join(differing)}); "
                     "choose another folder with --out"
                 )
-        elif path.exists():
-            ours = {path / ".lock", *path.glob(TEMPORARY_FILES)} if path.is_dir() else set()
-            if not path.is_dir() or set(path.iterdir()) - ours:
-                raise BadInput(
-                    f"{path} is in the way: it is not a run; choose another folder with --out"
-                )
+        elif path.exists() and set(path.iterdir()) - {path / ".lock", *path.glob(TEMPORARY_FILES)}:
+            raise BadInput(
+                f"{path} is in the way: it is not a run; choose another folder with --out"
+            )
         Run(path)._check_no_orphans()
 
     def _check_no_orphans(self) -> None:
