@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from demur.data import OwnImages, own_images
+from demur.data import OwnImages, image_cache
 from demur.data.image_splits import SHARES
 from demur.errors import BadInput
 from demur.files.image_files import resize_pixels
@@ -39,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def read(path: Path | str, **fields: int) -> tuple[OwnImages, list[str]]:
+def read(path: Path | str, **fields: int | str) -> tuple[OwnImages, list[str]]:
     said: list[str] = []
     return OwnImages(str(path), **{"size": SIZE, **fields}).prepared(on_message=said.append), said  # type: ignore[arg-type]
 
@@ -86,7 +86,11 @@ def test_splits_of_the_folder_are_kept_and_no_test_image_is_trained_on(
     copy(photos / "cat" / "0.png", leaked)
     Image.open(photos / "dog" / "1.png").save(root / "train" / "dog" / "twin.bmp")  # other bytes
     copy(photos / "fish" / "2.png", root / "train" / "cat" / "2.png")
-    data, said = read(root)
+    with pytest.raises(
+        BadInput, match=r"the same images in two splits: train/cat/0.png and test/cat/"
+    ):
+        read(root)
+    data, said = read(root, duplicates="drop")
     rows = {row["file"]: row for row in rows_of(data)}
     assert rows["test/cat/leaked.png"]["split"] == "test"
     assert rows["train/cat/0.png"]["note"] == "duplicate of test/cat/leaked.png in test"
@@ -125,7 +129,7 @@ def test_an_npz_may_have_splits_channels_first_and_floats(tmp_path: Path) -> Non
     path = tmp_path / "images.npz"
     floats = np.moveaxis(x, 3, 1) / 255
     np.savez(path, x_train=floats, y_train=y, test_images=x[:9], test_labels=y[:9, None])
-    data, _ = read(path)
+    data, _ = read(path, duplicates="drop")
     assert data.classes == ("0", "1", "2")
     assert len(data.load()["test"]) == 9
     assert sum(row["note"].endswith(" in test") for row in rows_of(data)) == 9
@@ -200,7 +204,7 @@ def test_images_are_decoded_once_until_they_change(
     root = copytree(photos, tmp_path / "photos")
     data, _ = read(root)
     before = data.load()
-    monkeypatch.setattr(own_images, "_build", lambda *args: pytest.fail("built again"))
+    monkeypatch.setattr(image_cache, "_build", lambda *args: pytest.fail("built again"))
     assert read(root)[0].content == data.content
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from demur.data import CIFAR10, CropFlip, MappedImages, OwnImages, own_images
+from demur.data import CIFAR10, CropFlip, MappedImages, OwnImages, image_cache, own_images
 from demur.data.cifar_files import cache_folder
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RejectorEvaluation
@@ -98,7 +98,7 @@ def changed_labels(photos: Path, repair: bool) -> None:
     np.save(folder / "y.npy", (y + 1) % 3)
     if repair:
         metadata = read_json(folder / "cache.json", "")
-        write_json(folder / "cache.json", metadata | {"files": own_images._file_digests(folder)})
+        write_json(folder / "cache.json", metadata | {"files": image_cache._file_digests(folder)})
 
 
 def test_changed_labels_in_the_cache_are_never_believed(command: Command, photos: Path) -> None:

@@ -95,6 +95,10 @@ DataFolder = Annotated[
 Engine = Annotated[
     str, typer.Option(help="auto, plain (the reference) or fast (compiled, with CUDA graphs).")
 ]
+Verify = Annotated[
+    bool,
+    typer.Option("--verify", help="Hash the files of own images; else their times are compared."),
+]
 FirstN = Annotated[
     int | None, typer.Option("--n", help="Use the first N images only.", show_default="all")
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, app, split_names
+from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, Verify, app, split_names
 from demur.errors import BadInput, suggestion
 from demur.files.output_paths import output_folder
 
@@ -53,6 +53,7 @@ def attack(
     device: Device = "auto",
     data: DataFolder = None,
     engine: Engine = "auto",
+    verify: Verify = False,
 ) -> None:
     """Attack a trained run and store one record per attack; resumes where it was stopped.
 
@@ -62,13 +63,15 @@ def attack(
     """
     from demur.evaluate import RecordOptions
 
-    with load_run_by_rank(run, device, data, engine) as loaded:
+    with load_run_by_rank(run, device, data, engine, verify) as loaded:
         options = RecordOptions(split, n, batch_size, keep_images, keep_features)
         attack_all(loaded, attacks, options)
 
 
 @contextmanager
-def load_run_by_rank(run: str, device: str, data: str | None, engine: str) -> Iterator["LoadedRun"]:
+def load_run_by_rank(
+    run: str, device: str, data: str | None, engine: str, verify: bool = False
+) -> Iterator["LoadedRun"]:
     """Open a run in each process that torchrun started; only rank 0 prints."""
     from demur.cli.progress import silence_other_ranks
     from demur.distributed import init_distributed
@@ -76,10 +79,12 @@ def load_run_by_rank(run: str, device: str, data: str | None, engine: str) -> It
 
     with init_distributed(device_by_name(device)) as rank_device:
         silence_other_ranks()
-        yield load_run(run, str(rank_device), data, engine)
+        yield load_run(run, str(rank_device), data, engine, verify)
 
 
-def load_run(run: str, device: str, data: str | None, engine: str = "auto") -> "LoadedRun":
+def load_run(
+    run: str, device: str, data: str | None, engine: str = "auto", verify: bool = False
+) -> "LoadedRun":
     """Open a finished run for evaluation; raise BadInput for an unfinished or damaged one."""
     from demur.cli.progress import on_message
     from demur.evaluate import LoadedRun
@@ -92,6 +97,8 @@ def load_run(run: str, device: str, data: str | None, engine: str = "auto") -> "
     for path in opened.orphan_arrays():
         on_message(f"{path} is ignored: its metadata file {path.stem}.json is missing")
     where = Path(data) if data else None
+    if verify:
+        opened.recipe.data.verify(where)
     return LoadedRun(opened, device_by_name(device), where, engine, on_message)
 
 
@@ -323,6 +330,8 @@ def score_run(
     found = loaded.run.records(loaded.split_by_name(split))
     if not found:
         raise BadInput(_no_record_message(loaded.run, split))
+    if loaded.run.has_weights:  # an archive is scored without its images
+        loaded.checked_split(split)
     evaluation = RejectorEvaluation.of(loaded, rejectors=rejectors, records=found)
     records = _with_confidence(found, evaluation)
     scored = []

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, Engine, app, check_finite, split_names
+from demur.cli.app import AsJson, DataFolder, Device, Engine, Verify, app, check_finite, split_names
 from demur.cli.evaluate import RunName, load_run
 from demur.errors import BadInput
 from demur.files.output_paths import output_file, output_folder
@@ -76,6 +76,7 @@ def calibrate(
     device: Device = "auto",
     data: DataFolder = None,
     engine: Engine = "auto",
+    verify: Verify = False,
 ) -> None:
     """Choose thresholds with a statistical guarantee on the cal images and store the certificate.
 
@@ -88,7 +89,7 @@ def calibrate(
     from demur.report.certificates import certificate_text
 
     guarantee = _guarantee(risk, tpr, coverage)
-    loaded = load_run(run, device, data, engine)
+    loaded = load_run(run, device, data, engine, verify)
     spec = attack_named(attack, loaded.run.recipe)
     default = next(iter(loaded.run.recipe.method.head.rejectors()), "Con")
     certificate = issue(loaded, rejector or default, guarantee, confidence, attack, spec)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, Engine, app, split_names
+from demur.cli.app import AsJson, DataFolder, Device, Engine, Verify, app, split_names
 from demur.errors import BadInput
 from demur.files.output_paths import output_folder
 
@@ -34,6 +34,7 @@ def train(
         typer.Option(help="Under torchrun: synchronise batch norm over all processes."),
     ] = False,
     log: Annotated[str, typer.Option(help="More logs in the run folder: csv,tensorboard.")] = "",
+    verify: Verify = False,
 ) -> None:
     """Train a recipe; resumes where it was stopped. Runs data-parallel under torchrun.
 
@@ -44,19 +45,22 @@ def train(
     from demur.recipes import recipe as recipe_named
     from demur.runs import run_folder
 
-    resolved = with_data(recipe_named(recipe, changes or []))
+    where = Path(data) if data else None
+    resolved = with_data(recipe_named(recipe, changes or []), where, verify)
     folder = Path(out) if out else run_folder(recipe, resolved, changed=bool(changes))
     logs = split_names(log)
-    train_run(resolved, folder, device, Path(data) if data else None, engine, sync_bn, logs)
+    train_run(resolved, folder, device, where, engine, sync_bn, logs)
 
 
-def with_data(recipe: "Recipe") -> "Recipe":
+def with_data(recipe: "Recipe", folder: Path | None = None, verify: bool = False) -> "Recipe":
     """Return the recipe after a user's own images are read, with a progress bar and a report."""
     import os
     from dataclasses import replace
 
     from demur.cli.progress import CountBar, on_message
 
+    if verify:
+        recipe.data.verify(folder)
     if os.environ.get("RANK", "0") != "0":  # torchrun: rank 0 reports
         return replace(recipe, data=recipe.data.prepared())
     with CountBar("read images", "images") as bar:
@@ -136,6 +140,7 @@ def retrofit(
     ] = None,
     as_json: AsJson = False,
     device: Device = "auto",
+    verify: Verify = False,
 ) -> None:  # fmt: skip
     """Learn an R-Con head on a frozen net, compare it with the net's confidence, export a guard.
 
@@ -156,7 +161,7 @@ def retrofit(
     folder = Path(out) if out else Path("runs") / f"retrofit-{model.rpartition(':')[2]}"
     bundle = Path(guard) if guard else Path("guards") / folder.name
     check_target(bundle)
-    run = train_run(with_data(recipe), folder, device, None)
+    run = train_run(with_data(recipe, verify=verify), folder, device, None)
     loaded = load_run(str(run.path), device, None)
     with CountBar("compare", "images") as bar:
         found = compare(loaded, bar.on_progress)

@@ -120,6 +120,9 @@ class Dataset(Spec, ABC):
         """Return the data set with every field that depends on its files filled in."""
         return self
 
+    def verify(self, folder: Path | None = None) -> None:
+        """Hash the files of a user's own images; what changed is read again."""
+
     def listing(self, folder: Path | None = None) -> str | None:
         """CSV of the files in each split; None for a published data set, which fixes them."""
         return None

@@ -1,6 +1,6 @@
 """Splits of a user's own images: stratified by class, without duplicates, chosen by content.
 
-    result = assign_splits(entries, digests, faults)
+    result = assign_splits(entries, digests, inputs, faults)
     result.chosen["cal"]        # positions of entries, ordered by the digest of their pixels
     result.notes[17]            # "duplicate of cat/3.png in test"
 
@@ -12,12 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from demur.data.dataset import SPLITS, SplitName
+from demur.data.duplicates import Pairs, exact_duplicates
 from demur.data.sources import Entry
 from demur.errors import BadInput, shorten
 
 SHARES: dict[SplitName, float] = {"val": 0.1, "cal": 0.15, "test": 0.15}  # the rest is fit
 FEWEST = 5  # images of a class that demur divides: two to fit and one to each other split
 IMBALANCE = 3.0  # ratio of class sizes above which the report says so
+IN_TWO_SPLITS = "the same images in two splits"
+LOOK_ALIKE = "images that look alike in different splits or classes"
 MOST_NAMED = 5  # files that a sentence names
 
 
@@ -27,23 +30,32 @@ class SplitResult(NamedTuple):
     chosen: dict[SplitName, list[int]]
     notes: dict[int, str]  # entry: why it is left out
     classes: tuple[str, ...]
+    leaks: Pairs  # images in two given splits
+    similar: Pairs = []  # images that look alike, in different splits or classes
 
 
 def assign_splits(
-    entries: Sequence[Entry], digests: Sequence[str], faults: Mapping[int, str]
+    entries: Sequence[Entry],
+    digests: Sequence[str],
+    inputs: Sequence[str],
+    faults: Mapping[int, str],
+    keep: bool = False,
 ) -> SplitResult:
     """Divide the readable entries into splits.
 
     Args:
         entries: Names, classes and given splits.
         digests: Digest of the pixels of each entry.
+        inputs: Digest of the pixels after resizing, which decide what is a duplicate.
         faults: Why an entry cannot be read, by position.
+        keep: Keep images that are in several splits.
 
     Raises:
         BadInput: There are fewer than two classes, or a class has too few images.
     """
     readable = [i for i in range(len(entries)) if i not in faults]
-    notes = {**faults, **_duplicates(entries, digests, readable)}
+    duplicates, leaks = exact_duplicates(entries, inputs, readable, keep)
+    notes = {**faults, **duplicates}
     kept = sorted((i for i in readable if i not in notes), key=lambda i: digests[i])
     classes = tuple(sorted({entries[i].label for i in kept}))
     for label in classes:
@@ -64,6 +76,7 @@ def assign_splits(
         {name: sorted(part, key=lambda i: digests[i]) for name, part in chosen.items()},
         notes,
         classes,
+        leaks,
     )
 
 
@@ -102,30 +115,10 @@ def _too_few_classes(classes: tuple[str, ...], notes: dict[int, str]) -> str:
     )
 
 
-def _duplicates(
-    entries: Sequence[Entry], digests: Sequence[str], readable: Sequence[int]
-) -> dict[int, str]:
-    """Images to leave out because the same pixels occur again, with the reason.
-
-    Of several splits the last keeps the image, so that no test image is trained on.
-    """
-    groups: dict[str, list[int]] = {}
-    for i in readable:
-        groups.setdefault(digests[i], []).append(i)
-    notes: dict[int, str] = {}
-    for group in groups.values():
-        labels = sorted({entries[i].label for i in group})
-        if len(labels) > 1:
-            notes |= {i: f"the same image is in the classes {', '.join(labels)}" for i in group}
-            continue
-        rank = [SPLITS.index(entries[i].split or "fit") for i in group]
-        keep = group[rank.index(max(rank))]
-        for i in group:
-            if i != keep:
-                notes[i] = f"duplicate of {entries[keep].name}"
-                if entries[i].split != entries[keep].split:
-                    notes[i] += f" in {entries[keep].split}"
-    return notes
+def pair_sentence(what: str, entries: Sequence[Entry], pairs: Pairs) -> str:
+    """What some pairs of images are, and the first of them; empty for none."""
+    named = [f"{entries[i].name} and {entries[j].name}" for i, j in pairs]
+    return _listed(what, named) if pairs else ""
 
 
 def report(
@@ -142,6 +135,9 @@ def report(
         sentences.append(_named("cannot be read", entries, faults))
     if removed := {i: note for i, note in result.notes.items() if i not in faults}:
         sentences.append(_named("left out", entries, removed))
+    kept = [pair for pair in result.leaks if not removed.keys() & set(pair)]
+    pairs = {IN_TWO_SPLITS: kept, LOOK_ALIKE: result.similar}
+    sentences += [s for what, some in pairs.items() if (s := pair_sentence(what, entries, some))]
     if ignored:
         sentences.append(f"{ignored} without the suffix of an image ignored")
     largest, smallest = (pick(result.classes, key=sizes.__getitem__) for pick in (max, min))
@@ -158,6 +154,11 @@ def report(
 
 def _named(what: str, entries: Sequence[Entry], reasons: Mapping[int, str]) -> str:
     """One sentence that names the first of some images, with the reason of each."""
-    first = [f"{entries[i].name} ({reasons[i]})" for i in list(reasons)[:MOST_NAMED]]
-    more = f" and {len(reasons) - len(first)} more" if len(reasons) > len(first) else ""
-    return f"{len(reasons)} {what}: {', '.join(first)}{more}; data.csv of the run lists all"
+    named = [f"{entries[i].name} ({reason})" for i, reason in reasons.items()]
+    return f"{_listed(f'{len(reasons)} {what}', named)}; data.csv of the run lists all"
+
+
+def _listed(what: str, named: Sequence[str]) -> str:
+    """Some words and the first of some names."""
+    more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+    return f"{what}: {', '.join(named[:MOST_NAMED])}{more}"

@@ -185,20 +185,20 @@ class LoadedRun:
 
     def images(self, options: RecordOptions) -> Images:
         """Images of the split to attack, on the device."""
-        split = self.split_by_name(options.split)
+        images = self.checked_split(options.split)
+        return (images if options.n is None else images.first(options.n)).to(self.device)
+
+    def checked_split(self, name: str) -> Images:
+        """Images of a split; BadInput unless they have the pixels and labels of the training."""
+        split = self.split_by_name(name)
         try:
             images = self.splits[split]
         except BadInput:
             self.run.check_weights()  # without weights the data would not help: report that first
             raise
-        self._check_data(split, images)
-        return (images if options.n is None else images.first(options.n)).to(self.device)
-
-    def _check_data(self, split: SplitName, images: Images) -> None:
-        """Raise BadInput unless a split has the pixels and labels that it had in training."""
         expected = self.run.checkpoint.get("data", {}).get(split)  # older runs have none
         if split in self._checked_splits or expected is None:
-            return
+            return images
         if (found := images.digest()) != expected:
             raise BadInput(
                 f"the {split} images or labels are not those that {self.run.name} was trained "
@@ -206,6 +206,7 @@ class LoadedRun:
                 "train again"
             )
         self._checked_splits.add(split)
+        return images
 
     def clean(self, split: str) -> Record:
         """Record of the clean images of a split, made if there is none, and cached."""

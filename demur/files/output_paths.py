@@ -44,20 +44,12 @@ LOOKED_AT = 50  # entries of a folder that show whether it holds images
 
 def output_file(kind: str) -> Callable[[str | None], str | None]:
     """Return `check_output_file` for a kind of file as the callback of a typer option."""
-
-    def callback(name: str | None) -> str | None:
-        return check_output_file(name, kind)
-
-    return callback
+    return lambda name: check_output_file(name, kind)
 
 
 def output_folder(kind: FolderKind | None = None) -> Callable[[str | None], str | None]:
     """Return `check_output_folder` for a kind of folder as the callback of a typer option."""
-
-    def callback(name: str | None) -> str | None:
-        return check_output_folder(name, kind)
-
-    return callback
+    return lambda name: check_output_folder(name, kind)
 
 
 def check_output_file(
