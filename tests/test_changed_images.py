@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from demur.data import Images, OwnImages, duplicates, image_cache, sources
+from demur.data import Images, OwnImages, image_cache, image_splits, sources
 from demur.data.cifar_files import cache_folder
-from demur.data.duplicates import similar_pairs
 from demur.data.image_cache import DIGESTS, FILES
+from demur.data.image_splits import similar_pairs
 from demur.errors import BadInput
 from demur.files.atomic import read_json, write_json
 from demur.recipes import recipe
@@ -304,7 +304,7 @@ def test_similar_pairs_are_those_of_a_double_loop() -> None:
     pixels = smooth_images(150).transpose(0, 3, 1, 2)
     noisy = np.clip(pixels[:50] + np.random.default_rng(1).normal(0, 2, pixels[:50].shape), 0, 255)
     both = np.concatenate([pixels, noisy.astype(np.uint8), np.zeros_like(pixels[:3])])
-    bits, grey = duplicates._hashes(both)
+    bits, grey = image_splits._hashes(both)
     expected = [
         (i, j)
         for i in range(len(both))

@@ -63,15 +63,15 @@ def attack(
     """
     from demur.evaluate import RecordOptions
 
-    with load_run_by_rank(run, device, data, engine, verify) as loaded:
+    with load_run_by_rank(run, device, data, engine) as loaded:
+        if verify:
+            loaded.run.recipe.data.verify(loaded.data_folder)
         options = RecordOptions(split, n, batch_size, keep_images, keep_features)
         attack_all(loaded, attacks, options)
 
 
 @contextmanager
-def load_run_by_rank(
-    run: str, device: str, data: str | None, engine: str, verify: bool = False
-) -> Iterator["LoadedRun"]:
+def load_run_by_rank(run: str, device: str, data: str | None, engine: str) -> Iterator["LoadedRun"]:
     """Open a run in each process that torchrun started; only rank 0 prints."""
     from demur.cli.progress import silence_other_ranks
     from demur.distributed import init_distributed
@@ -79,12 +79,10 @@ def load_run_by_rank(
 
     with init_distributed(device_by_name(device)) as rank_device:
         silence_other_ranks()
-        yield load_run(run, str(rank_device), data, engine, verify)
+        yield load_run(run, str(rank_device), data, engine)
 
 
-def load_run(
-    run: str, device: str, data: str | None, engine: str = "auto", verify: bool = False
-) -> "LoadedRun":
+def load_run(run: str, device: str, data: str | None, engine: str = "auto") -> "LoadedRun":
     """Open a finished run for evaluation; raise BadInput for an unfinished or damaged one."""
     from demur.cli.progress import on_message
     from demur.evaluate import LoadedRun
@@ -97,8 +95,6 @@ def load_run(
     for path in opened.orphan_arrays():
         on_message(f"{path} is ignored: its metadata file {path.stem}.json is missing")
     where = Path(data) if data else None
-    if verify:
-        opened.recipe.data.verify(where)
     return LoadedRun(opened, device_by_name(device), where, engine, on_message)
 
 

@@ -89,7 +89,9 @@ def calibrate(
     from demur.report.certificates import certificate_text
 
     guarantee = _guarantee(risk, tpr, coverage)
-    loaded = load_run(run, device, data, engine, verify)
+    loaded = load_run(run, device, data, engine)
+    if verify:
+        loaded.run.recipe.data.verify(loaded.data_folder)
     spec = attack_named(attack, loaded.run.recipe)
     default = next(iter(loaded.run.recipe.method.head.rejectors()), "Con")
     certificate = issue(loaded, rejector or default, guarantee, confidence, attack, spec)

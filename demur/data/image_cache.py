@@ -13,27 +13,28 @@ import io
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
 from demur.data.cifar_files import cache_folder
-from demur.data.dataset import SPLITS, SplitName
-from demur.data.duplicates import Pairs, similar_pairs
+from demur.data.dataset import SPLITS
 from demur.data.image_splits import (
     IN_TWO_SPLITS,
+    Pairs,
     SplitResult,
     assign_splits,
     pair_sentence,
     report,
+    similar_pairs,
 )
 from demur.data.sources import HUB, Source, file_stamp, open_source
 from demur.errors import BadInput
@@ -60,12 +61,7 @@ class CachedImages:
     pixels: NDArray[np.uint8]  # N, C, S, S, mapped from the file
     y: NDArray[np.int64]
     listing: str  # CSV with split, class, file, digest of the pixels, and a note
-    content: str  # digest of the pixels, classes and splits, whatever the names of the files
-    classes: tuple[str, ...]  # sorted; a label is a position in them
-    channels: int
-    counts: dict[SplitName, int]
-    report: list[str]  # sentences about splits, unreadable files, duplicates and imbalance
-    leaks: str  # which images are in two splits; empty if none is
+    metadata: dict[str, Any]  # as _build writes it
 
     @staticmethod
     def open(folder: Path, metadata: dict[str, Any]) -> "CachedImages":
@@ -77,25 +73,14 @@ class CachedImages:
         pixels = np.lib.format.open_memmap(file, mode="c")
         y = np.load(folder / "y.npy", allow_pickle=False)
         listing = (folder / "data.csv").read_text(encoding="utf-8")
-        content, classes, channels, report, leaks = (
-            metadata[key] for key in ("content", "classes", "channels", "report", "leaks")
-        )
-        counts = {name: int(metadata["counts"][name]) for name in SPLITS}
-        shape = (sum(counts.values()), channels, metadata["size"], metadata["size"])
-        right = pixels.dtype == np.uint8 and pixels.shape == shape and y.shape == shape[:1]
-        right = right and isinstance(content, str) and isinstance(report, list)
-        if (
-            not right
-            or leaks != str(leaks)
-            or y.dtype != np.int64
-            or y.min() < 0
-            or y.max() >= len(classes)
-        ):
+        count = sum(metadata["counts"][name] for name in SPLITS)
+        shape = (count, metadata["channels"], metadata["size"], metadata["size"])
+        types = [type(metadata[key]) for key in ("content", "leaks", "report", "classes")]
+        right = types == [str, str, list, list] and y.dtype == np.int64 and y.shape == (count,)
+        right = right and pixels.dtype == np.uint8 and pixels.shape == shape
+        if not right or y.min() < 0 or y.max() >= len(metadata["classes"]):
             raise ValueError
-        return CachedImages(
-            file, state, pixels, y, listing, content, tuple(classes), channels, counts, report,
-            leaks,
-        )  # fmt: skip
+        return CachedImages(file, state, pixels, y, listing, metadata)
 
 
 def read_images(
@@ -127,12 +112,13 @@ def read_images(
     # channels may have been found by an earlier call with None, whose cache then serves
     for found in dict.fromkeys((None, channels)):
         folder = _folder(place, size, found, keep)
-        with _locked(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):  # released even if the process dies
             cached = _stored(folder, stamp, sources)
             if cached is None and (found == channels or folder.exists()):
                 source = source or open_source(path)
                 cached = _build(source, folder, stamp, size, found, on_progress, keep)
-        if cached is not None and channels in (None, cached.channels):
+        if cached is not None and channels in (None, cached.metadata["channels"]):
             break
     assert cached is not None
     return cached
@@ -142,14 +128,6 @@ def _folder(place: str, size: int, channels: int | None, keep: bool) -> Path:
     """Folder of the cache of a path, for these settings."""
     key = hashlib.sha256(repr((VERSION, place, size, channels, keep)).encode()).hexdigest()[:20]
     return cache_folder() / "images" / key
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a cache; the operating system releases it if the process dies."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_suffix(".lock")):
-        yield
 
 
 def _stored(folder: Path, stamp: str, sources: str | None) -> CachedImages | None:
@@ -212,26 +190,28 @@ def _build(
     shutil.rmtree(half, ignore_errors=True)  # of a process that was killed
     half.mkdir()
     try:
-        decoded = _decode(source, half / "decoded.npy", size, channels == 1, on_progress)
-        digests, faults = decoded.digests, decoded.faults
+        found, faults, grey = _decode(
+            source, half / "decoded.npy", size, channels == 1, on_progress
+        )
+        contents, digests, inputs = zip(*found, strict=True)
         if len(faults) == len(source.entries):
             name, reason = source.entries[0].name, faults[0]
             raise BadInput(f"no image can be read, for example {name}: {reason}")
-        result = assign_splits(source.entries, digests, decoded.inputs, faults, keep)
-        channels = channels or (1 if decoded.grey else 3)
+        result = assign_splits(source.entries, digests, inputs, faults, keep)
+        channels = channels or (1 if grey else 3)
         result = result._replace(similar=_write_arrays(source, result, half, channels))
         listing = _listing(source, digests, result)
         (half / "data.csv").write_text(listing, encoding="utf-8")
         metadata = {
             "stamp": stamp,
             "content": _content(source, digests, result),
-            "classes": result.classes,
+            "classes": list(result.classes),
             "channels": channels,
             "size": size,
             "counts": {name: len(part) for name, part in result.chosen.items()},
             "report": report(source.entries, result, faults, source.ignored),
             "leaks": pair_sentence(IN_TWO_SPLITS, source.entries, result.leaks),
-            "sources": _joined(decoded.contents),
+            "sources": _joined(contents),
             "files": _file_digests(half),
         }
         write_json(half / "cache.json", metadata)
@@ -246,26 +226,18 @@ def _build(
     return CachedImages.open(folder, metadata)
 
 
-class Decoded(NamedTuple):
-    """What is known of the images of a source after they are decoded; one entry per image."""
-
-    contents: list[str]  # digests of the bytes
-    digests: list[str]  # of the pixels
-    inputs: list[str]  # of the pixels after resizing
-    faults: dict[int, str]
-    grey: bool  # whether all are
-
-
 def _decode(
     source: Source, file: Path, size: int, as_grey: bool, on_progress: ProgressCallback
-) -> Decoded:
-    """Write every image as uint8 N, 3, S, S."""
+) -> tuple[list[tuple[str, ...]], dict[int, str], bool]:
+    """Write every image as uint8 N, 3, S, S; return digests, faults, and whether all are grey.
+
+    There are three digests of each image: of its bytes, of its pixels, and of these resized.
+    """
     total = len(source.entries)
     rows = np.lib.format.open_memmap(file, "w+", np.uint8, (total, 3, size, size))
-    digests, faults = list[tuple[str, str, str]](), dict[int, str]()
-    grey = True
+    digests, faults, grey = list[tuple[str, ...]](), dict[int, str](), True
 
-    def read(i: int) -> tuple[tuple[str, str, str], NDArray[np.uint8] | str]:
+    def read(i: int) -> tuple[tuple[str, ...], NDArray[np.uint8] | str]:
         digest = ""
         try:
             content = source.content(i)
@@ -290,8 +262,7 @@ def _decode(
                     rows[i] = found
                     grey = grey and bool((found == found[:1]).all())
                 on_progress(i + 1, total)
-    contents, of_pixels, inputs = (list(column) for column in zip(*digests, strict=True))
-    return Decoded(contents, of_pixels, inputs, faults, grey)
+    return digests, faults, grey
 
 
 def _source_digest(source: Source) -> str:
@@ -338,7 +309,7 @@ def _luma(block: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.asarray(grey, dtype=np.uint8)
 
 
-def _listing(source: Source, digests: list[str], result: SplitResult) -> str:
+def _listing(source: Source, digests: Sequence[str], result: SplitResult) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("split", "class", "file", "pixels", "note"))
@@ -353,7 +324,7 @@ def _listing(source: Source, digests: list[str], result: SplitResult) -> str:
     return text.getvalue().encode("utf-8", "replace").decode()
 
 
-def _content(source: Source, digests: list[str], result: SplitResult) -> str:
+def _content(source: Source, digests: Sequence[str], result: SplitResult) -> str:
     sha256 = hashlib.sha256(repr(result.classes).encode("utf-8", "replace"))
     for name in SPLITS:
         for i in result.chosen[name]:

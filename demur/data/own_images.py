@@ -12,14 +12,14 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from demur.data.dataset import Dataset, Images, Splits, ThreatModel
+from demur.data.dataset import SPLITS, Dataset, Images, Splits, ThreatModel
 from demur.data.image_cache import CachedImages, known_digest, read_images
 from demur.errors import BadInput, shorten
 from demur.images import Domain
@@ -104,15 +104,16 @@ class OwnImages(Dataset):
         if self.content:
             return self
         cached = self._cached(None, on_progress)
-        for sentence in cached.report:
+        found = cached.metadata
+        for sentence in found["report"]:
             on_message(f"{self.path}: {sentence}")
-        if cached.leaks and self.duplicates == "refuse":
+        if found["leaks"] and self.duplicates == "refuse":
             raise BadInput(
-                f"{self.path}: {cached.leaks}; remove them, or add duplicates=drop, which leaves "
+                f"{self.path}: {found['leaks']}; remove them, or add duplicates=drop, which leaves "
                 "them in the last split only, or duplicates=keep"
             )
-        channels: Literal[1, 3] = 1 if cached.channels == 1 else 3
-        return replace(self, channels=channels, classes=cached.classes, content=cached.content)
+        classes, channels = tuple(found["classes"]), found["channels"]
+        return replace(self, channels=channels, classes=classes, content=found["content"])
 
     def load(self, folder: Path | None = None) -> Splits:
         if not self.content:
@@ -125,10 +126,10 @@ class OwnImages(Dataset):
     def _checked(self, folder: Path | None) -> CachedImages:
         """The images, which must be those that the fields describe."""
         cached = self._cached(folder)
-        if cached.content != self.content:
+        if (found := cached.metadata["content"]) != self.content:
             raise BadInput(
                 f"the images in {shorten(str(folder or self.path))} are not those of this recipe: "
-                f"expected digest {self.content[:16]}, found {cached.content[:16]}; restore them, "
+                f"expected digest {self.content[:16]}, found {found[:16]}; restore them, "
                 "or train again with data=PATH (another version of Pillow may decode JPEG files "
                 "differently)"
             )
@@ -155,7 +156,8 @@ def _splits(cached: CachedImages) -> Splits:
     pixels, y = torch.from_numpy(cached.pixels), torch.from_numpy(cached.y)
     splits: Splits = {}
     start = 0
-    for name, count in cached.counts.items():
+    for name in SPLITS:
+        count = cached.metadata["counts"][name]
         rows = slice(start, start + count)
         splits[name] = MappedImages(
             pixels[rows], y[rows], torch.arange(start, start + count), levels=255,
@@ -215,7 +217,7 @@ class BatchStream:
     """
 
     def __init__(self, images: MappedImages) -> None:
-        self.images, self.order = images, _Order()
+        self.images, self.order = images, list[Tensor]()
         first = int(images.index[0])  # the index of a cached image is its row
         self.loader: DataLoader[Tensor] = DataLoader(
             _Rows(images.file, first),
@@ -230,14 +232,14 @@ class BatchStream:
 
     def begin(self, batches: Sequence[Tensor]) -> None:
         """Start to read the batches of an epoch, given by positions in the split."""
-        self.order.batches = [batch.cpu() for batch in batches]
+        self.order[:] = [batch.cpu() for batch in batches]  # which the loader reads at `iter`
         self.batches = iter(self.loader)
         self.number = 0
 
     def next(self) -> Images:
         """Return the next batch of the epoch on the device."""
         pixels = next(self.batches)
-        chosen = self.order.batches[self.number].to(self.images.y.device)
+        chosen = self.order[self.number].to(self.images.y.device)
         self.number += 1
         return Images(
             pixels.to(self.images.y.device, non_blocking=True),
@@ -245,19 +247,6 @@ class BatchStream:
             self.images.index[chosen],
             self.images.levels,
         )
-
-
-class _Order(torch.utils.data.Sampler[Any]):
-    """The batches of the current epoch."""
-
-    def __init__(self) -> None:
-        self.batches: list[Tensor] = []
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
 
 class _Rows(torch.utils.data.Dataset[Tensor]):
