@@ -4,10 +4,7 @@
     result.chosen["cal"]        # positions of entries, ordered by the digest of their pixels
     result.notes[17]            # "duplicate of cat/3.png in test"
 
-The pixels of an image decide its split, not its name or its place in a listing. Images that are
-equal after resizing are duplicates. `similar_pairs` finds images that look alike: their perceptual
-hashes (dHash: is a pixel brighter than its left and its upper neighbour, in a grey image of 9 x 9
-pixels) differ in at most 1/12 of the bits, and the grey images correlate by at least 0.98.
+The pixels of an image decide its split, not its name or its place in a listing.
 """
 
 from collections import Counter
@@ -158,7 +155,11 @@ def exact_duplicates(
 
 
 def similar_pairs(pixels: NDArray[np.uint8]) -> Pairs:
-    """Pairs of positions of images (N, C, S, S) that look alike, the smaller position first."""
+    """Pairs of positions of images (N, C, S, S) that look alike, the smaller position first.
+
+    Their perceptual hashes (dHash: is a pixel brighter than its left and its upper neighbour, in a
+    grey image of 9 x 9 pixels) differ in at most 1/12 of the bits, and these images correlate.
+    """
     parts = [_hashes(pixels[i : i + BLOCK]) for i in range(0, len(pixels), BLOCK)]
     bits, grey = (np.concatenate(part) for part in zip(*parts, strict=True))
     found: Pairs = []
