@@ -321,13 +321,14 @@ def score_run(
 ) -> tuple["RejectorEvaluation", list["ScoredRecord"]]:
     """Return the scorer of a run and its scored records of one split; raise BadInput for none."""
     from demur.cli.progress import CountBar
+    from demur.data import OwnImages
     from demur.evaluate import RejectorEvaluation
 
     found = loaded.run.records(loaded.split_by_name(split))
     if not found:
         raise BadInput(_no_record_message(loaded.run, split))
-    if loaded.run.has_weights:  # an archive is scored without its images
-        loaded.checked_split(split)
+    if loaded.run.has_weights and isinstance(loaded.run.recipe.data, OwnImages):
+        loaded.checked_split(split)  # published images never change, and archives have none
     evaluation = RejectorEvaluation.of(loaded, rejectors=rejectors, records=found)
     records = _with_confidence(found, evaluation)
     scored = []

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,6 @@ class CachedImages:
     """Resized images of a source, ordered by split, and what is known about them."""
 
     file: Path  # of the pixels
-    state: str  # of the files when they were opened
     pixels: NDArray[np.uint8]  # N, C, S, S, mapped from the file
     y: NDArray[np.int64]
     listing: str  # CSV with split, class, file, digest of the pixels, and a note
@@ -69,7 +67,7 @@ class CachedImages:
 
         Raises ValueError or another error if the files and the metadata do not fit together.
         """
-        state, file = _state(folder), folder / "pixels.npy"
+        file = folder / "pixels.npy"
         pixels = np.lib.format.open_memmap(file, mode="c")
         y = np.load(folder / "y.npy", allow_pickle=False)
         listing = (folder / "data.csv").read_text(encoding="utf-8")
@@ -80,7 +78,7 @@ class CachedImages:
         right = right and pixels.dtype == np.uint8 and pixels.shape == shape
         if not right or y.min() < 0 or y.max() >= len(metadata["classes"]):
             raise ValueError
-        return CachedImages(file, state, pixels, y, listing, metadata)
+        return CachedImages(file, pixels, y, listing, metadata)
 
 
 def read_images(
@@ -145,35 +143,21 @@ def _stored(folder: Path, stamp: str, sources: str | None) -> CachedImages | Non
 
 
 def _file_digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of each file of a cache but its metadata."""
-
-    def file_digest(name: str) -> str:
-        with (folder / name).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
-    state = _state(folder)
-    return {name: known_digest(folder, name, state, partial(file_digest, name)) for name in FILES}
-
-
-def _state(folder: Path) -> str:
-    """Sizes, times of change and inodes of the files of a cache."""
-    return ", ".join(file_stamp(folder / name) for name in FILES)
-
-
-def known_digest(folder: Path, name: str, state: str, compute: Callable[[], str]) -> str:
-    """A digest of files of a cache, which is computed once for a state of the files and stored."""
-    known = dict[str, str]()
-    with suppress(BadInput, OSError, TypeError, KeyError, ValueError):
+    """SHA-256 of each file of a cache but its metadata; hashed once for a state of the files."""
+    state = ", ".join(file_stamp(folder / name) for name in FILES)
+    with suppress(BadInput, OSError, KeyError):
         stored = read_json(folder / DIGESTS, "it is written again")
-        known = dict(stored["digests"]) if stored["state"] == state == _state(folder) else {}
-    if name in known:
-        return known[name]
-    digest = compute()
-    with suppress(OSError):  # a cache that may only be read is hashed every time
-        changed = max((folder / file).stat().st_ctime_ns for file in FILES)
-        if state == _state(folder) and time.time_ns() - changed > SETTLED:
-            write_json(folder / DIGESTS, {"state": state, "digests": known | {name: digest}})
-    return digest
+        if stored["state"] == state:
+            return dict(stored["files"])
+    digests = {}
+    for name in FILES:
+        with (folder / name).open("rb") as file:
+            digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    changed = max((folder / name).stat().st_ctime_ns for name in FILES)
+    if time.time_ns() - changed > SETTLED:
+        with suppress(OSError):  # a cache that may only be read is hashed every time
+            write_json(folder / DIGESTS, {"state": state, "files": digests})
+    return digests
 
 
 def _build(

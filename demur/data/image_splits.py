@@ -109,14 +109,10 @@ def _divide(
 
 def _too_few_classes(classes: tuple[str, ...], notes: dict[int, str]) -> str:
     """Say why there are fewer than two classes."""
-    if classes:
-        found = f"all images are in the class {classes[0]!r}"
-    else:
-        found = "there is no class with a usable image"
-    left_out = "".join(
-        f"; {len(notes)} files are left out, the first since {note}"
-        for note in list(notes.values())[:1]
-    )
+    one = f"all images are in the class {classes[0]!r}" if classes else ""
+    found = one or "there is no class with a usable image"
+    first = next(iter(notes.values()), "")
+    left_out = f"; {len(notes)} files are left out, the first since {first}" if notes else ""
     return (
         f"{found}; a classifier needs at least two, each a folder of its own in the folder that "
         f"you name{left_out}"

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from demur.data.dataset import SPLITS, Dataset, Images, Splits, ThreatModel
-from demur.data.image_cache import CachedImages, known_digest, read_images
+from demur.data.image_cache import CachedImages, read_images
 from demur.errors import BadInput, shorten
 from demur.images import Domain
 from demur.progress import ignore
@@ -161,7 +161,7 @@ def _splits(cached: CachedImages) -> Splits:
         rows = slice(start, start + count)
         splits[name] = MappedImages(
             pixels[rows], y[rows], torch.arange(start, start + count), levels=255,
-            file=cached.file, state=cached.state,
+            file=cached.file,
         )  # fmt: skip
         start += count
     return splits
@@ -172,11 +172,6 @@ class MappedImages(Images):
     """One split in a file of uint8 pixels; `to` copies it to a device if it is small enough."""
 
     file: Path = Path()
-    state: str = ""  # of the files of the cache
-
-    def digest(self) -> str:
-        rows = f"images {self.index[:1].tolist()} to {self.index[-1:].tolist()}"
-        return known_digest(self.file.parent, rows, self.state, super().digest)
 
     def to(self, device: torch.device) -> Images:
         """Return the images on a device; a large split leaves its pixels in the file."""
@@ -185,9 +180,8 @@ class MappedImages(Images):
             pixels = self.pixels.clone() if device.type == "cpu" else self.pixels.to(device)
             return Images(pixels, self.y.to(device), self.index.to(device), self.levels)
         return MappedImages(
-            self.pixels, self.y.to(device), self.index.to(device), self.levels, self.file,
-            self.state,
-        )  # fmt: skip
+            self.pixels, self.y.to(device), self.index.to(device), self.levels, self.file
+        )
 
     def batch(self, chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
         rows = chosen.cpu() if isinstance(chosen, Tensor) else chosen

@@ -235,10 +235,10 @@ class HubSource(Source):
 
     def content(self, i: int) -> bytes:
         word, row, column = self.rows[i]
-        found = self.tables[word][row][column]
-        return found.get("bytes") or read_regular_file(
-            Path(found["path"]), MAX_FILE, "check the data set"
-        )
+        found: dict[str, Any] = self.tables[word][row][column]
+        if found.get("bytes"):
+            return bytes(found["bytes"])
+        return read_regular_file(Path(found["path"]), MAX_FILE, "check the data set")
 
 
 def _load_hub(name: str) -> dict[str, Any]:
