@@ -1,5 +1,6 @@
 """Other images or labels under the same name are refused by every command that reads them."""
 
+import hashlib
 import os
 import time
 from collections.abc import Callable
@@ -58,7 +59,7 @@ def cached() -> Path:
     return folder
 
 
-def rewrite(name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:  # type: ignore[type-arg]
+def rewrite(name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
     """Change an array of the cache and compute its digests again."""
     folder = cached()
     array = np.load(folder / name)
@@ -67,7 +68,7 @@ def rewrite(name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:  # t
     write_json(folder / "cache.json", metadata | {"files": image_cache._file_digests(folder)})
 
 
-def swap(array: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def swap(array: np.ndarray) -> np.ndarray:
     """Exchange the rows of cal and test, nine each, at the end."""
     return np.concatenate([array[:-18], array[-9:], array[-18:-9]])
 
@@ -138,13 +139,13 @@ def test_files_are_hashed_once_until_they_change(
 ) -> None:
     data = OwnImages(str(photos), size=8).prepared()
     data.load()
-    file_digest, hashed = image_cache.hashlib.file_digest, list[str]()
+    file_digest, hashed = hashlib.file_digest, list[str]()
 
     def counted(file: object, kind: str) -> object:
         hashed.append(kind)
-        return file_digest(file, kind)  # type: ignore[arg-type]
+        return file_digest(file, kind)
 
-    monkeypatch.setattr(image_cache.hashlib, "file_digest", counted)
+    monkeypatch.setattr(hashlib, "file_digest", counted)
     data.load()
     assert not hashed
     data.verify()
@@ -292,7 +293,7 @@ def test_copies_in_other_files_look_alike(photos: Path, tmp_path: Path) -> None:
     assert "looks like test/cat/copy.jpg" in data.listing()
 
 
-def smooth_images(count: int, side: int = 32) -> np.ndarray:  # type: ignore[type-arg]
+def smooth_images(count: int, side: int = 32) -> np.ndarray:
     """Random blurred images N, H, W, 3."""
     small = np.random.default_rng(0).integers(0, 256, (count, 6, 6, 3), dtype=np.uint8)
     return np.stack([np.array(Image.fromarray(one).resize((side, side))) for one in small])

@@ -209,7 +209,7 @@ def test_a_recipe_that_changes_before_the_lock_is_taken_raises(
 def test_a_folder_that_is_not_a_run_is_unchanged(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     for path in (tmp_path, tmp_path / "thesis.tex"):
-        with pytest.raises(BadInput, match="in the way"):
+        with pytest.raises(BadInput, match=r"in the way|is a file"):
             claim_run(path, recipe("digits-pgdat-rr"))
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 

@@ -298,7 +298,7 @@ def _read(
     images = []
     for i in rows:
         try:
-            images.append(source.read(i))
+            images.append(source.decode(i, source.content(i)))
         except BadInput as error:
             raise BadInput(f"{source.entries[i].name}: {error}") from None
     if size is not None:

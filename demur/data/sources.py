@@ -197,7 +197,7 @@ class ArraySource(Source):
 
     def content(self, i: int) -> bytes:
         block, row = self.rows[i]
-        return self.blocks[block][row].tobytes()
+        return bytes(self.blocks[block][row])
 
     def decode(self, i: int, content: bytes) -> Pixels:
         block, row = self.rows[i]

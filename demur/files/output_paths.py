@@ -27,7 +27,7 @@ FILE_KINDS: dict[str, tuple[str, tuple[str, ...], bytes]] = {
         "predictions of demur", (".csv", ".json", ".txt"),
         rb'file,class,label,accepted,confidence|\[\s*(\]|\{\s*"file":)',
     ),
-    "json": ("a JSON file", (".json",), rb"\s*\{"),
+    "json": ("a JSON file", (".json",), rb"\s*[{\[]"),
     "table": ("a table of demur", (".md", ".tex", ".txt", ".json"), rb"##? \w|% made by |\["),
     "svg": ("an SVG file", (".svg",), rb"<\?xml|<svg"),
     "pdf": ("a PDF file", (".pdf",), rb"%PDF"),
@@ -102,7 +102,9 @@ def check_output_folder(name: str | None, kind: FolderKind | None = None) -> str
     target = Path(os.path.realpath(name))
     if target.exists() and not target.is_dir():
         raise BadInput(f"{name} is a file; name a folder")
-    _check_place(target.parent if kind and kind == protected_kind(target) else target, name)
+    if (found := protected_kind(target)) not in (None, kind):
+        raise BadInput(f"{name} is in the way: it is a {found}; name a new folder")
+    _check_place(target.parent, name)
     if not target.exists():
         _check_folder(target.parent, name)
     return name
@@ -122,7 +124,7 @@ def protected_kind(folder: Path) -> str | None:
     if (folder / "config.json").is_file() and (folder / "model.safetensors").is_file():
         return "guard"
     if any((folder / name).is_file() for name in DATA_FILES) or _is_image_folder(folder):
-        return "image folder"
+        return "folder of images"
     return None
 
 
