@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree, rmtree
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,7 +142,7 @@ def test_files_are_hashed_once_until_they_change(
     data.load()
     file_digest, hashed = hashlib.file_digest, list[str]()
 
-    def counted(file: object, kind: str) -> object:
+    def counted(file: Any, kind: str) -> Any:
         hashed.append(kind)
         return file_digest(file, kind)
 

@@ -12,6 +12,7 @@ from typer.models import OptionInfo
 
 from demur.cli.commands import app
 from demur.errors import BadInput
+from demur.files import output_paths
 from demur.files.output_paths import check_output_file, check_output_folder, protected_kind
 from demur.guards import Guard
 from demur.paper.commands import paper_app
@@ -156,6 +157,18 @@ def test_what_may_be_written_may_be_written_again(in_empty_folder: Path) -> None
     for text in ("[]\n", '[\n  {\n    "file": "a.png"'):
         Path("a.json").write_text(text)
         assert check_output_file("a.json", "predictions") == "a.json"
+
+
+def test_a_page_may_be_appended_to_what_the_shell_redirects_to(
+    in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path("log.txt").open("ab") as file:
+        file.write(b"an earlier line\n")
+        monkeypatch.setattr(output_paths, "STANDARD_OUTPUT", file.fileno())
+        assert check_output_file("log.txt", "page") == "log.txt"
+    monkeypatch.undo()
+    with pytest.raises(BadInput, match=r"log.txt is there and is not an HTML page"):
+        check_output_file(str(in_empty_folder / "log.txt"), "page")
 
 
 def test_places_that_are_no_data_are_free(in_empty_folder: Path) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from demur.cli.app import AsJson, Device, app, split_names
 from demur.errors import BadInput
-from demur.files.output_paths import output_file
+from demur.files.output_paths import is_stream, output_file
 
 if TYPE_CHECKING:
     from demur.training.engine_check import Reports
@@ -98,7 +98,6 @@ def _run_check(
 
 def open_reports(out: str | None, parts: str) -> "Reports":
     """Return a report that is written part by part; parts that the file holds are not redone."""
-    from demur.files.atomic import is_stream
     from demur.training.engine_check import Reports
 
     if not out or is_stream(Path(out)):

@@ -8,7 +8,7 @@ import typer
 from demur.cli.app import DataFolder, Device, app
 from demur.cli.evaluate import load_run, score_run
 from demur.errors import BadInput
-from demur.files.output_paths import PAGE_OF_RUN, check_output_file
+from demur.files.output_paths import PAGE_OF_RUN, check_output_file, is_stream
 
 if TYPE_CHECKING:
     from demur.evaluate import LoadedRun
@@ -39,7 +39,6 @@ def report(
 
     Example: demur report digits-pgdat-rr -o report.html
     """
-    from demur.files.atomic import is_stream
     from demur.report.figures import check_installed
     from demur.report.page import write_page
 

@@ -26,10 +26,10 @@ from safetensors.torch import save as bytes_of
 from torch import Tensor
 
 from demur.errors import BadInput
+from demur.files.output_paths import STANDARD_OUTPUT, is_standard_output, is_stream
 
 MEGABYTE = 1 << 20
 TEMPORARY_FILES = ".*.tmp"
-STANDARD_OUTPUT = 1
 MAX_JSON = 8 * MEGABYTE
 MAX_HEADER = MEGABYTE  # of a safetensors file
 NUMBER_BYTES = 8  # of the largest type
@@ -81,11 +81,6 @@ def write_bytes(path: Path, content: bytes) -> str:
     else:
         _write_atomically(path, content)
     return content_digest(content)
-
-
-def is_stream(path: Path) -> bool:
-    """Whether path exists and cannot be replaced by a file: a pipe, a device, standard output."""
-    return path.exists() and (not path.is_file() or _is_standard_output(path))
 
 
 def move_file(path: Path, folder: Path) -> None:
@@ -232,16 +227,9 @@ def exclusive_lock(
         lock.release()
 
 
-def _is_standard_output(path: Path) -> bool:
-    """Whether path is the file that standard output is redirected to, as /dev/stdout may be."""
-    with suppress(OSError):
-        return os.path.samestat(path.stat(), os.fstat(STANDARD_OUTPUT))
-    return False
-
-
 def _write_stream(path: Path, content: bytes) -> None:
     """Write into an existing pipe or device; append if it is standard output."""
-    if _is_standard_output(path):
+    if is_standard_output(path):
         sys.stdout.flush()
         with os.fdopen(os.dup(STANDARD_OUTPUT), "wb") as stream:
             stream.write(content)

@@ -11,6 +11,7 @@ there, and no file is replaced by one of another kind. `check_output_file` and
 import os
 import re
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -35,6 +36,7 @@ FILE_KINDS: dict[str, tuple[str, tuple[str, ...], bytes]] = {
     "txt": ("a caption of demur", (".txt",), rb"Figure "),
     "npy": ("a NumPy array", (".npy",), rb"\x93NUMPY"),
 }  # fmt: skip
+STANDARD_OUTPUT = 1
 START = 64  # bytes of a file that show its kind
 OF_A_RUN = ("checkpoint.json", "records", "state", "metrics.jsonl", ".lock")  # beside recipe.txt
 DATA_FILES = ("dataset_dict.json", "dataset_info.json")  # of the Hub's layout
@@ -72,14 +74,26 @@ def check_output_file(
     if target.is_symlink():
         raise BadInput(f"{name} is a symbolic link to itself; name another file")
     is_own = target.name == PAGE_OF_RUN and target.parent in [run.resolve() for run in own_runs]
+    if is_stream(path):
+        _check_access(path, os.W_OK, name)
+        return name
     if not is_own:
         _check_place(target.parent, name)
-    if path.exists() and not path.is_file():
-        _check_access(path, os.W_OK, name)
-    else:
-        _check_replaceable(target, name, kind)
-        _check_folder(target.parent, name)
+    _check_replaceable(target, name, kind)
+    _check_folder(target.parent, name)
     return name
+
+
+def is_stream(path: Path) -> bool:
+    """Whether path exists and cannot be replaced by a file: a pipe, a device, standard output."""
+    return path.exists() and (not path.is_file() or is_standard_output(path))
+
+
+def is_standard_output(path: Path) -> bool:
+    """Whether path is the file that standard output is redirected to, as /dev/stdout may be."""
+    with suppress(OSError):
+        return os.path.samestat(path.stat(), os.fstat(STANDARD_OUTPUT))
+    return False
 
 
 def check_svg_file(name: str | None) -> str | None:
