@@ -141,13 +141,13 @@ def test_a_folder_without_results_is_an_error_and_keeps_the_page(
     command: Command, tiny_run: Run, in_empty_folder: Path
 ) -> None:
     copytree(tiny_run.path, in_empty_folder / "kept" / "tiny")
-    Path("page.md").write_text("old", encoding="utf-8")
+    Path("page.md").write_text("# old", encoding="utf-8")
     code, out, err = command(*STUDY, "methods-digits", "--from", "kept", "-o", "page.md")
     assert (code, out) == (2, "")
     assert err == (
         "demur: kept holds no record of what methods-digits asks for; name another folder\n"
     )
-    assert Path("page.md").read_text(encoding="utf-8") == "old"
+    assert Path("page.md").read_text(encoding="utf-8") == "# old"
 
 
 @pytest.mark.usefixtures("quick_table")

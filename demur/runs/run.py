@@ -248,6 +248,8 @@ class Run:
     def _remedy(self) -> str:
         """Advice for missing or damaged weights; training elsewhere orphans no record."""
         again = self.path.with_name(f"{self.name}-again")
+        if (self.path.parent / "recipe.txt").is_file():  # `last`: nothing is trained in a run
+            again = self.path.parent.with_name(f"{self.path.parent.name}-{again.name}")
         words = ["demur", "train", f"@{self.path / 'recipe.txt'}", "--out", str(again)]
         return f"train it again elsewhere with: {shlex.join(words)}"
 
