@@ -281,9 +281,9 @@ def _write_arrays(source: Source, result: SplitResult, half: Path, channels: int
     np.save(half / "y.npy", y, allow_pickle=False)
     if len(order) > MOST_COMPARED:
         return []
-    place = {i: (name, source.entries[i].label) for name in SPLITS for i in result.chosen[name]}
-    pairs = ((int(order[i]), int(order[j])) for i, j in similar_pairs(pixels))
-    return [(i, j) for i, j in pairs if place[i] != place[j]]
+    split = np.repeat(np.arange(len(SPLITS)), [len(result.chosen[name]) for name in SPLITS])
+    pairs = similar_pairs(pixels, split * len(label) + y)
+    return [(int(order[i]), int(order[j])) for i, j in pairs]
 
 
 def _luma(block: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -29,6 +29,7 @@ SIDE = 9  # of the grey images that are hashed
 BITS = 1 / 12  # share of the bits of a hash in which similar images may differ: 12 of 144
 CORRELATION = 0.98  # of similar grey images, at least
 BLOCK = 1024  # images hashed or compared at a time
+CANDIDATES, MOST_PAIRS = 100_000, 10_000  # compared of each block; reported
 Pairs = list[tuple[int, int]]
 
 
@@ -150,8 +151,8 @@ def exact_duplicates(
     return notes, leaks
 
 
-def similar_pairs(pixels: NDArray[np.uint8]) -> Pairs:
-    """Pairs of positions of images (N, C, S, S) that look alike, the smaller position first.
+def similar_pairs(pixels: NDArray[np.uint8], groups: NDArray[np.int64]) -> Pairs:
+    """Positions of images (N, C, S, S) of different groups (N) that look alike, MOST_PAIRS at most.
 
     Their perceptual hashes (dHash: is a pixel brighter than its left and its upper neighbour, in a
     grey image of 9 x 9 pixels) differ in at most 1/12 of the bits, and these images correlate.
@@ -162,17 +163,19 @@ def similar_pairs(pixels: NDArray[np.uint8]) -> Pairs:
     for start in range(0, len(bits), BLOCK):
         # bits are +1 and -1, so a product falls by two with every bit that differs
         same = bits[start : start + BLOCK] @ bits[start:].T
-        first, second = np.nonzero(same >= bits.shape[1] * (1 - 2 * BITS))
-        first, second = first[first < second] + start, second[first < second] + start
-        alike = (grey[first] * grey[second]).sum(1) >= CORRELATION
-        found += zip(first[alike].tolist(), second[alike].tolist(), strict=True)
-    return found
+        alike = same >= bits.shape[1] - 2 * int(BITS * bits.shape[1])
+        first, second = np.nonzero(np.triu(alike, 1))
+        apart = groups[start + first] != groups[start + second]
+        first, second = first[apart][:CANDIDATES] + start, second[apart][:CANDIDATES] + start
+        close = (grey[first] * grey[second]).sum(1) >= CORRELATION
+        found += zip(first[close].tolist(), second[close].tolist(), strict=True)
+    return found[:MOST_PAIRS]
 
 
 def _hashes(pixels: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Bits as +1 and -1 (N, B), and the small grey images with mean 0 and norm 1 (N, P).
 
-    An image of one colour has norm 0, so that it looks like no other.
+    Both are 0 for an image of one colour, so that it looks like no other.
     """
     count, _, size, _ = pixels.shape
     side = min(SIDE, size)
@@ -183,8 +186,9 @@ def _hashes(pixels: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.
     small /= np.multiply.outer(widths, widths)
     steps = [np.diff(small, axis=axis).reshape(count, -1) > 0 for axis in (1, 2)]
     flat = small.reshape(count, -1) - small.mean((1, 2))[:, None]
-    flat /= np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1.0)
-    return np.where(np.concatenate(steps, axis=1), np.float32(1), np.float32(-1)), flat
+    norm = np.linalg.norm(flat, axis=1, keepdims=True)
+    sign = np.where(np.concatenate(steps, axis=1), np.float32(1), np.float32(-1))
+    return sign * (norm > 1), flat / np.maximum(norm, 1)
 
 
 def pair_sentence(what: str, entries: Sequence[Entry], pairs: Pairs) -> str:
@@ -232,5 +236,6 @@ def _named(what: str, entries: Sequence[Entry], reasons: Mapping[int, str]) -> s
 
 def _listed(what: str, named: Sequence[str]) -> str:
     """Some words and the first of some names."""
-    more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+    least = "at least " if len(named) == MOST_PAIRS else ""
+    more = f" and {least}{len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
     return f"{what}: {', '.join(named[:MOST_NAMED])}{more}"
