@@ -20,6 +20,7 @@ from demur.data.image_splits import similar_pairs
 from demur.errors import BadInput
 from demur.files.atomic import read_json, write_json
 from demur.recipes import recipe
+from demur.runs import Run
 from demur.spec import digest, show
 from tests.conftest import Command
 from tests.own_images import CLASSES, noise_images, write_folder
@@ -274,6 +275,17 @@ def test_a_recipe_says_that_duplicates_are_kept(photos: Path) -> None:
     assert made.data == OwnImages(str(photos), size=8, duplicates="keep")
     plain = OwnImages(str(photos), size=8)
     assert digest(plain) == digest(replace(plain, duplicates="refuse"))
+
+
+def test_results_of_kept_duplicates_say_so(there: Path, command: Command) -> None:
+    words = ["data=photos", "size=8", "duplicates=keep", *BRIEF, "--out", "runs/keep"]
+    assert command("train", "images-pgdat-rr-small", *words)[0] == 0
+    code, _, err = command("attack", "keep", "clean")
+    assert code == 0 and "test images may be trained on" in err
+    (record,) = Run.open("keep").records("test")
+    assert 'duplicates="keep"' in record.metadata["recipe"]
+    rmtree("runs/keep")
+    rmtree("cache")
 
 
 def test_copies_in_other_files_look_alike(photos: Path, tmp_path: Path) -> None:

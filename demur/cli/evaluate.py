@@ -94,6 +94,8 @@ def load_run(run: str, device: str, data: str | None, engine: str = "auto") -> "
     _ = opened.checkpoint  # raises for a damaged file, before any work
     for path in opened.orphan_arrays():
         on_message(f"{path} is ignored: its metadata file {path.stem}.json is missing")
+    if getattr(opened.recipe.data, "duplicates", "") == "keep":
+        on_message(f"{opened.name} keeps images in several splits: test images may be trained on")
     where = Path(data) if data else None
     return LoadedRun(opened, device_by_name(device), where, engine, on_message)
 
