@@ -35,5 +35,5 @@ def test_every_answer_is_as_described(tiny_guard: Guard) -> None:
             case.validate_response(answer, checks=required)
 
         check()
-    assert paths == {"/predict", "/attack", "/health", "/metrics"}
+    assert paths == {"/predict", "/attack", "/health", "/metrics", "/drift/reset"}
     assert codes >= {200, 422}

@@ -221,6 +221,10 @@ def serve(
             show_default="none",
         ),
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Another name of this service, as in its address; may be repeated."),
+    ] = None,
     attack: Annotated[
         bool, typer.Option("--attack/--no-attack", help="Let the page attack an image by PGD.")
     ] = True,
@@ -246,7 +250,7 @@ def serve(
 
     try:
         from demur.serve import Settings
-        from demur.serve.service import serve as serve_guard
+        from demur.serve.server import serve as serve_guard
     except ImportError as error:
         if error.name is None or error.name.startswith("demur"):
             raise
@@ -256,6 +260,7 @@ def serve(
     settings = Settings(
         max_body=round(max_body * 2**20), max_pixels=round(max_pixels * 1e6),
         max_images=max_images, max_queue=max_queue, timeout=timeout, attack=attack, token=token,
+        hosts=tuple(name.lower() for name in allow_host or ()),
     )  # fmt: skip
     guard: Guard = Guard.load(bundle, device=device)
     is_open = host not in ("127.0.0.1", "::1", "localhost") and token is None
