@@ -312,7 +312,10 @@ def test_overload_and_slowness_are_answered(tiny_guard: Guard, pixels: Pixels) -
     settings = Settings(max_queue=2, max_images=2, max_batch=1, timeout=0.5)
     body = {"images": pixels[:2].tolist(), "dtype": "uint8"}
     app = create_app(slow.guard, settings)
-    app.state.service.reader.pool.start()
+    reader = app.state.service.reader
+    reader.pool.start()
+    for _ in range(2):  # until both decoders have started
+        reader._decode("application/json", json.dumps(body).encode(), time.monotonic() + 60)
     with Client(app) as client:
         answers: list[Any] = []
 

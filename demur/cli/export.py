@@ -223,7 +223,7 @@ def serve(
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(help="Another name of this service, as in its address; may be repeated."),
+        typer.Option(help="Another name of this machine, as in its address; may be repeated."),
     ] = None,
     attack: Annotated[
         bool, typer.Option("--attack/--no-attack", help="Let the page attack an image by PGD.")

@@ -80,11 +80,7 @@ def load_pixels(
 
 
 def describe_resize(found: Sequence[int], shape: Sequence[int], resize: bool) -> str:
-    """Say how an image (H, W) becomes as large as a net's (C, H, W); "" if it is already.
-
-    Raises:
-        BadInput: The image has another size, and `resize` is False.
-    """
+    """Say how an image (H, W) gets a net's size (C, H, W), or ""; BadInput without `resize`."""
     (height, width), size = found, f"{shape[2]} x {shape[1]}"
     if (height, width) == tuple(shape[1:]):
         return ""
@@ -113,9 +109,8 @@ def _one_sentence(name: str) -> Iterator[None]:
 def _opened(source: Any, name: str, max_pixels: int) -> Any:
     """The Pillow image, of which only the header has been read."""
     image = import_pillow()
-    opened = (
-        image.open(io.BytesIO(source), formats=FORMATS) if isinstance(source, bytes) else source
-    )
+    is_file = isinstance(source, bytes)
+    opened = image.open(io.BytesIO(source), formats=FORMATS) if is_file else source
     width, height = opened.size
     if width * height == 0:
         raise BadInput(f"{name} has no pixels; give another one")

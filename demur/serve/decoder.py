@@ -46,13 +46,8 @@ def kind_of(content_type: str) -> str:
 def decode(job: dict[str, Any], body: bytes) -> Decoded:
     """Return the images of a body, N, H, W, C, the names of their files, and what was done to each.
 
-    Args:
-        job: `content_type`, `shape` and `resize` of the guard, and the limits `max_images`,
-            `max_pixels` of one image and `request_pixels` of all together.
-        body: The body of the request.
-
-    Raises:
-        RequestError: With the status code and the reason.
+    The job has `content_type`, `shape` and `resize` of the guard, and the limits `max_images`,
+    `max_pixels` of one image and `request_pixels` of all. RequestError has status and reason.
     """
     kind = kind_of(job["content_type"])
     if kind == "application/json":

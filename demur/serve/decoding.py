@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -46,11 +47,11 @@ class DecoderPool:
     def __init__(self, size: int, memory: int) -> None:
         self.size, self.memory = size, memory
         self.threads = ThreadPoolExecutor(size, thread_name_prefix="decode")
-        self.idle: list[Worker] = []  # started when they are needed
+        self.idle: deque[Worker] = deque()  # started when they are needed
 
     def start(self) -> None:
         """Start all processes, so that no request waits for one."""
-        self.idle += [self._start() for _ in range(self.size)]
+        self.idle.extend(self._start() for _ in range(self.size))
 
     def decode(self, job: dict[str, Any], body: bytes | bytearray, deadline: float) -> Decoded:
         """What `demur.serve.decoder.decode` returns, before `deadline` of time.monotonic().
@@ -60,7 +61,10 @@ class DecoderPool:
         """
         if time.monotonic() >= deadline:
             raise RequestError(503, TOO_LATE)
-        worker = self.idle.pop() if self.idle else self._start()
+        try:
+            worker = self.idle.popleft()
+        except IndexError:
+            worker = self._start()
         try:
             worker.pipe.send_bytes(json.dumps(job).encode())
             worker.pipe.send_bytes(body)

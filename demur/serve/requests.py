@@ -6,11 +6,12 @@ application/json           {"images": H, W, C or N, H, W, C numbers, "dtype": "u
 """
 
 import asyncio
+import re
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
 
-from demur.errors import BadInput
+from demur.errors import BadInput, shorten
 from demur.files.atomic import MEGABYTE
 from demur.guards.core import Guard
 from demur.guards.inputs import Batch, read_images
@@ -68,6 +69,12 @@ class Settings(Spec):
             raise BadInput("the token must consist of printable ASCII characters")
         if self.token == "":
             raise BadInput("the token is empty; give a long random word")
+        for name in self.hosts:
+            if not re.fullmatch("[a-z0-9._-]+|[0-9a-f:.]+", name):
+                raise BadInput(
+                    f"{shorten(name)!r} is not the name of a host; give one such as example.org, "
+                    "without http:// and port"
+                )
         if self.max_queue < self.max_images:
             raise BadInput(
                 f"the queue holds {self.max_queue} images, fewer than a request may have; raise it "
@@ -108,13 +115,10 @@ class ImageReader:
     ) -> tuple[Batch, list[str]]:
         guard, limits = self.guard, self.settings
         job = {
-            "content_type": content_type,
-            "shape": guard.shape,
-            "resize": guard.resize,
-            "max_images": limits.max_images,
-            "max_pixels": limits.max_pixels,
+            "content_type": content_type, "shape": guard.shape, "resize": guard.resize,
+            "max_images": limits.max_images, "max_pixels": limits.max_pixels,
             "request_pixels": REQUEST_IMAGES * limits.max_pixels,
-        }
+        }  # fmt: skip
         array, names, notes = self.pool.decode(job, body, deadline)
         try:
             batch = read_images(array, guard.shape, guard.resize)

@@ -10,7 +10,6 @@ import asyncio
 import base64
 import hmac
 import io
-import ipaddress
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 
@@ -46,7 +46,7 @@ from demur.serve.schema import (
     Predictions,
     Problem,
 )
-from demur.web_hosts import refusal
+from demur.web_hosts import LOOPBACK, refusal
 
 STEPS = 20
 T = TypeVar("T")
@@ -95,34 +95,27 @@ class Service:
         self.batcher.close()
         self.attacker.shutdown()
 
-    def check_token(self, request: Request) -> None:
-        """Raise RequestError 401 unless the request carries the token; in constant time."""
-        # not request.url, which some versions of Starlette build from the Host header
-        if self.settings.token is None or request.scope["path"] in OPEN_PATHS:
-            return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        same = hmac.compare_digest(given.encode(), self.settings.token.encode())
-        if scheme.lower() != "bearer" or not same:
-            raise RequestError(
-                401,
-                "the bearer token is missing or wrong; send Authorization: Bearer TOKEN",
-                {"WWW-Authenticate": "Bearer"},
-            )
-
-    def check_origin(self, request: Request) -> None:
-        """Raise RequestError unless Host and Origin are the service's."""
-        hosts = request.headers.getlist("host")
-        origin = request.headers.get("origin")
-        refused = refusal(hosts[0] if len(hosts) == 1 else None, origin, self.settings.hosts)
-        if refused:
+    def check_headers(self, headers: Headers, path: str) -> None:
+        """Raise RequestError unless the token (in constant time), Host and Origin are right."""
+        if self.settings.token is not None and path not in OPEN_PATHS:
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            same = hmac.compare_digest(given.encode(), self.settings.token.encode())
+            if scheme.lower() != "bearer" or not same:
+                raise RequestError(
+                    401,
+                    "the bearer token is missing or wrong; send Authorization: Bearer TOKEN",
+                    {"WWW-Authenticate": "Bearer"},
+                )
+        hosts = headers.getlist("host")
+        host = hosts[0] if len(hosts) == 1 else None
+        if refused := refusal(host, headers.get("origin"), self.settings.hosts):
             raise RequestError(*refused)
 
     def reset_drift(self, request: Request) -> dict[str, Any]:
         """Start the drift test anew; without a token only for a client on this machine."""
-        address = request.client.host if request.client else ""
-        if self.settings.token is None and (
-            not is_loopback(address) or any(name in request.headers for name in FORWARDED)
-        ):
+        is_here = request.client is not None and request.client.host in LOOPBACK
+        is_forwarded = any(name in request.headers for name in FORWARDED)
+        if self.settings.token is None and (is_forwarded or not is_here):
             raise RequestError(
                 403, "only a client on this machine may reset it; start the service with --token"
             )
@@ -172,7 +165,7 @@ class Service:
             await app(scope, receive, send)
             return
         start, self.requests, code = time.monotonic(), self.requests + 1, 0
-        request, path = Request(scope), scope["path"]
+        path = scope["path"]  # not a Request's URL: Starlette may build it from the Host header
         limit = asyncio.timeout(self.settings.timeout)
 
         async def counted(message: Message) -> None:
@@ -186,8 +179,7 @@ class Service:
 
         try:
             async with limit:
-                self.check_token(request)
-                self.check_origin(request)
+                self.check_headers(Headers(scope=scope), path)
                 if self.requests > self.settings.max_requests and path not in OPEN_PATHS:
                     raise Overloaded(self.batcher.retry_after)
                 await app(scope, receive, counted)
@@ -222,14 +214,6 @@ class Service:
             "attack": self.settings.attack,
             "token": self.settings.token is not None,
         }  # fmt: skip
-
-
-def is_loopback(address: str) -> bool:
-    """Whether an address is one of this machine's own."""
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
 
 
 def retry(seconds: int) -> dict[str, str]:
