@@ -129,12 +129,12 @@ def _pixels_of(opened: Any, channels: int) -> Pixels:
         raise BadInput(
             "the image has more than 8 bits per channel; convert it to 8 bits, or give an array"
         )
-    upright = ImageOps.exif_transpose(opened)
-    width, height = upright.size
+    opened = ImageOps.exif_transpose(opened)  # upright; what the decoder held is freed
+    width, height = opened.size
     pixels = np.empty((height, width, channels), dtype=np.uint8)
     rows = max(1, BAND // max(1, width))
     for top in range(0, height, rows):  # in bands: a conversion needs up to 12 bytes per pixel
-        band = upright.crop((0, top, width, min(top + rows, height)))
+        band = opened.crop((0, top, width, min(top + rows, height)))
         if band.mode in ("RGBA", "LA", "PA") or "transparency" in band.info:  # becomes white
             white = import_pillow().new("RGBA", band.size, "white")
             band = import_pillow().alpha_composite(white, band.convert("RGBA"))

@@ -175,10 +175,10 @@ def main(handle: int, memory: int) -> None:
             job, body = json.loads(pipe.recv_bytes()), pipe.recv_bytes()
         except EOFError:
             return
-        content: memoryview | bytes = b""
+        head, content = dict[str, Any](), b""
         try:
             array, names, notes = decode(job, body)
-            content = memoryview(np.ascontiguousarray(array)).cast("B")
+            content = array.tobytes()
             head = {"shape": array.shape, "dtype": array.dtype.name, "names": names, "notes": notes}
         except RequestError as error:
             head = {"status": error.status, "detail": error.detail}

@@ -25,7 +25,7 @@ BODY_SHARE = 0.8  # of the time limit, for the body to arrive
 BODIES = 8  # bodies of the largest size that may be in memory
 REQUEST_IMAGES = 2  # images of the largest size that a request may hold
 # Bytes that a decoder may need: itself; per pixel, WebP with alpha needs most; per byte of JSON
-DECODER_MEMORY, PIXEL_MEMORY, JSON_MEMORY = 96 * MEGABYTE, 18, 32
+DECODER_MEMORY, PIXEL_MEMORY, JSON_MEMORY = 80 * MEGABYTE, 16, 32
 
 
 @dataclass(frozen=True)
