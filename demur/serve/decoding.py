@@ -73,15 +73,18 @@ class DecoderPool:
             head = json.loads(worker.pipe.recv_bytes(1000 * (job["max_images"] + 1)))
             numbers = max(len(body), job["max_images"] * math.prod(job["shape"]))
             content = worker.pipe.recv_bytes(8 * numbers)
-        except (OSError, EOFError, ValueError) as error:
+            if "status" in head:
+                status, detail = int(head["status"]), str(head["detail"])
+            else:
+                array = np.frombuffer(content, np.dtype(head["dtype"])).reshape(head["shape"])
+        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
             worker.stop()
             if isinstance(error, TimeoutError):
                 raise RequestError(503, TOO_LATE) from None
             raise RequestError(422, "the decoder of the images crashed; convert them") from None
         self.idle.append(worker)
         if "status" in head:
-            raise RequestError(head["status"], head["detail"])
-        array = np.frombuffer(content, np.dtype(head["dtype"])).reshape(head["shape"])
+            raise RequestError(status, detail)
         return array, head["names"], head["notes"]
 
     def _start(self) -> Worker:
@@ -90,7 +93,8 @@ class DecoderPool:
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-P", decoder.__file__, str(theirs.fileno()), str(self.memory)],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1",
+                                  "DEMUR_TOKEN": ""},
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C ends the service, which ends them

@@ -32,20 +32,12 @@ from demur.attacks.balls import Linf
 from demur.errors import BadInput
 from demur.files.image_files import import_pillow
 from demur.guards.core import Guard
+from demur.serve import schema
 from demur.serve.batching import Batcher, ModelFailed, Overloaded, Rows, result_rows
 from demur.serve.decoder import RequestError
 from demur.serve.decoding import TOO_LATE
 from demur.serve.metrics import DriftMonitor, Metrics
 from demur.serve.requests import ImageReader, Settings
-from demur.serve.schema import (
-    BODY,
-    HEADER_PROBLEMS,
-    PROBLEMS,
-    AttackReport,
-    Health,
-    Predictions,
-    Problem,
-)
 from demur.web_hosts import LOOPBACK, refusal
 
 STEPS = 20
@@ -250,34 +242,40 @@ def create_app(guard: Guard, settings: Settings = Settings()) -> FastAPI:
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
-    extra = {"requestBody": BODY}
+    extra = {"requestBody": schema.BODY}
 
-    @app.post("/predict", response_model=Predictions, responses=PROBLEMS, openapi_extra=extra)
+    @app.post(
+        "/predict",
+        response_model=schema.Predictions,
+        responses=schema.PROBLEMS,
+        openapi_extra=extra,
+    )
     async def predict(request: Request) -> Any:
         """Classify images and accept or reject each prediction."""
         return {"predictions": await service.predict(request)}
 
     @app.post(
         "/attack",
-        response_model=AttackReport,
+        response_model=schema.AttackReport,
         openapi_extra=extra,
-        responses=PROBLEMS | {404: {"model": Problem, "description": "Switched off."}},
+        responses=schema.PROBLEMS
+        | {404: {"model": schema.Problem, "description": "Switched off."}},
     )
     async def attack(request: Request) -> Any:
         """Attack one image by PGD and report the decisions before and after."""
         return await service.attack(request)
 
-    @app.post("/drift/reset", responses=HEADER_PROBLEMS)
+    @app.post("/drift/reset", responses=schema.HEADER_PROBLEMS)
     async def reset_drift(request: Request) -> dict[str, Any]:
         """Start the drift test anew, after its alarm was looked into."""
         return service.reset_drift(request)
 
-    @app.get("/health", response_model=Health, responses=HEADER_PROBLEMS)
+    @app.get("/health", response_model=schema.Health, responses=schema.HEADER_PROBLEMS)
     async def health() -> Any:
         """Return the state of the service, the rejection rate and the drift test."""
         return service.health()
 
-    @app.get("/metrics", response_class=PlainTextResponse, responses=HEADER_PROBLEMS)
+    @app.get("/metrics", response_class=PlainTextResponse, responses=schema.HEADER_PROBLEMS)
     async def metrics() -> Any:
         """Return counters in the text format of Prometheus."""
         text = service.metrics.text(service.batcher.waiting)
