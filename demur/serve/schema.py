@@ -85,7 +85,8 @@ BODY = {
         },
     },
 }  # fmt: skip
-PROBLEMS: dict[int | str, dict[str, Any]] = {
+Problems = dict[int | str, dict[str, Any]]
+PROBLEMS: Problems = {
     code: {"model": Problem, "description": text}
     for code, text in {
         400: "The body cannot be parsed.",
@@ -100,4 +101,5 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         503: "The model failed, or the answer took too long.",
     }.items()
 }
-HEADER_PROBLEMS = {code: PROBLEMS[code] for code in (400, 401, 403, 421, 429, 503)}  # no body
+# of requests without a body
+HEADER_PROBLEMS: Problems = {code: PROBLEMS[code] for code in (400, 401, 403, 421, 429, 503)}

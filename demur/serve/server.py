@@ -62,7 +62,8 @@ class Connection(H11Protocol):
     def _set_deadline(self) -> None:
         if self.deadline is not None:
             self.deadline.cancel()
-        in_request = self.cycle is not None and not self.cycle.response_complete
+        cycle: Any = self.cycle  # None before the first request
+        in_request = cycle is not None and not cycle.response_complete
         limits = self.settings
         seconds = limits.timeout + GRACE if in_request else limits.header_timeout
         self.deadline = self.loop.call_later(seconds, self.transport.abort)

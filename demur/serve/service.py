@@ -235,7 +235,7 @@ def create_app(guard: Guard, settings: Settings = Settings()) -> FastAPI:
         description="Image classification with rejection.",
     )  # fmt: skip
     app.state.service = service
-    app.add_middleware(lambda app: partial(service.handle, app))  # type: ignore[arg-type]
+    app.add_middleware(lambda app: partial(service.handle, app))
     _add_routes(app, service)
     _add_page(app)
     return app
