@@ -38,6 +38,16 @@ Resize = Annotated[
         show_default="as the data set did",
     ),
 ]  # fmt: skip
+Token = Annotated[
+    str | None,
+    typer.Option(
+        envvar="DEMUR_TOKEN", help="Bearer token that requests must carry.", show_default="none"
+    ),
+]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(help="Another name of this machine, as in its address; may be repeated."),
+]
 
 
 @app.command()
@@ -214,17 +224,8 @@ def serve(
         str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="DEMUR_TOKEN", help="Bearer token that requests must carry.",
-            show_default="none",
-        ),
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(help="Another name of this machine, as in its address; may be repeated."),
-    ] = None,
+    token: Token = None,
+    allow_host: AllowHost = None,
     attack: Annotated[
         bool, typer.Option("--attack/--no-attack", help="Let the page attack an image by PGD.")
     ] = True,
