@@ -81,7 +81,7 @@ def test_only_this_machine_is_served(live: tuple[Run, LivePage, str]) -> None:
     state = json.loads(get(f"{address}state"))
     assert set(state) == {"version", "text"}
     assert "connect-src 'self'" in get(address)
-    for path, host, code in (("", f"evil.example:{port}", 403), ("recipe.txt", None, 404)):
+    for path, host, code in (("", f"evil.example:{port}", 421), ("recipe.txt", None, 404)):
         with pytest.raises(HTTPError) as caught:
             get(address + path, host)
         assert caught.value.code == code

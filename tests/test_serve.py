@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,11 @@ from starlette.testclient import TestClient
 
 import demur
 from demur import Guard, LoadedRun
-from demur.serve import Settings, create_app, service
+from demur.serve import Settings, create_app, server
 from demur.serve.batching import Batcher, ModelFailed, Overloaded
 from tests import forked
 
-Client = TestClient
+Client = partial(TestClient, base_url="http://localhost")
 Pixels = Any
 
 
@@ -40,8 +41,8 @@ def pixels(tiny_source: LoadedRun) -> Pixels:
 
 
 @pytest.fixture(scope="module")
-def client(tiny_guard: Guard) -> Iterator[Client]:
-    with TestClient(create_app(tiny_guard, Settings(max_images=8, timeout=120.0))) as client:
+def client(tiny_guard: Guard) -> Iterator[TestClient]:
+    with Client(create_app(tiny_guard, Settings(max_images=8, timeout=120.0))) as client:
         yield client
 
 
@@ -52,7 +53,7 @@ def png(image: Pixels) -> bytes:
 
 
 def test_files_and_arrays_are_answered_as_the_guard_decides(
-    client: Client, tiny_guard: Guard, pixels: Pixels
+    client: TestClient, tiny_guard: Guard, pixels: Pixels
 ) -> None:
     expected = tiny_guard(pixels)
     files = [("images", (f"{i}.png", png(image), "image/png")) for i, image in enumerate(pixels)]
@@ -121,7 +122,7 @@ ONE = [[[0]] * 8] * 8
     ],
 )  # fmt: skip
 def test_every_malformed_request_is_a_4xx_with_a_reason(
-    client: Client, body: Any, headers: dict[str, str], code: int, reason: str
+    client: TestClient, body: Any, headers: dict[str, str], code: int, reason: str
 ) -> None:
     content = json.dumps(body).encode() if isinstance(body, dict) else body
     for path in ("/predict", "/attack"):
@@ -133,7 +134,7 @@ def test_every_malformed_request_is_a_4xx_with_a_reason(
 
 def test_limits_of_body_and_pixels(tiny_guard: Guard) -> None:
     limits = Settings(max_body=4000, max_pixels=100, timeout=120.0)
-    with TestClient(create_app(tiny_guard, limits)) as client:
+    with Client(create_app(tiny_guard, limits)) as client:
         large = client.post("/predict", content=b"x" * 5000, headers={"content-type": "image/png"})
         assert large.status_code == 413
         assert "at most 4,000 bytes" in large.json()["detail"]
@@ -159,14 +160,14 @@ def test_the_host_header_opens_no_path(
         return URL(f"http://{request.headers['host']}{request.scope['path']}")
 
     monkeypatch.setattr(Request, "url", property(from_host))
-    with TestClient(create_app(tiny_guard, Settings(token="a-long-word"))) as client:
+    with Client(create_app(tiny_guard, Settings(token="a-long-word"))) as client:
         answer = client.post("/predict", content=b"", headers={"Host": host})
         assert answer.status_code == 401
 
 
 def test_a_token_is_needed_where_one_is_set(tiny_guard: Guard, pixels: Pixels) -> None:
     body = {"images": pixels[:1].tolist(), "dtype": "uint8"}
-    with TestClient(create_app(tiny_guard, Settings(token="a-long-word", timeout=120.0))) as client:
+    with Client(create_app(tiny_guard, Settings(token="a-long-word", timeout=120.0))) as client:
         for given in ("", "Bearer", "Bearer x", "Basic a-long-word", "Bearer a-long-word2", "é"):
             headers = [("authorization", given.encode("latin-1"))]
             answer = client.post("/predict", json=body, headers=headers)  # type: ignore[arg-type]
@@ -183,7 +184,7 @@ def test_a_token_is_needed_where_one_is_set(tiny_guard: Guard, pixels: Pixels) -
 def test_health_metrics_and_drift(tiny_guard: Guard, pixels: Pixels) -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
-    with TestClient(create_app(tiny_guard, Settings(mean_run_length=50, timeout=120.0))) as client:
+    with Client(create_app(tiny_guard, Settings(mean_run_length=50, timeout=120.0))) as client:
         before = client.get("/health").json()
         assert before["status"] == "ok"
         assert before["rejection_rate"] is None
@@ -214,7 +215,7 @@ def test_health_metrics_and_drift(tiny_guard: Guard, pixels: Pixels) -> None:
 
 
 def test_an_attack_shows_the_decisions_before_and_after(
-    client: Client, tiny_guard: Guard, pixels: Pixels
+    client: TestClient, tiny_guard: Guard, pixels: Pixels
 ) -> None:
     body = {"images": pixels[:1].tolist(), "dtype": "uint8"}
     report = client.post("/attack", json=body).json()
@@ -227,14 +228,14 @@ def test_an_attack_shows_the_decisions_before_and_after(
     assert tiny_guard(attacked[:, :, None]).labels[0] == report["after"]["label"]
     two = {"images": pixels[:2].tolist(), "dtype": "uint8"}
     assert "takes one image" in client.post("/attack", json=two).json()["detail"]
-    with TestClient(create_app(tiny_guard, Settings(attack=False))) as closed:
+    with Client(create_app(tiny_guard, Settings(attack=False))) as closed:
         answer = closed.post("/attack", json=body)
         assert answer.status_code == 404
         assert "switched off" in answer.json()["detail"]
         assert closed.get("/health").json()["attack"] is False
 
 
-def test_answers_have_security_headers_and_no_page_of_others(client: Client) -> None:
+def test_answers_have_security_headers_and_no_page_of_others(client: TestClient) -> None:
     page = client.get("/")
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
@@ -242,7 +243,7 @@ def test_answers_have_security_headers_and_no_page_of_others(client: Client) -> 
     assert "http://" not in page.text + client.get("/page.js").text + client.get("/page.css").text
     assert client.get("/docs").status_code == 404
     paths = client.get("/openapi.json").json()["paths"]
-    assert set(paths) == {"/predict", "/attack", "/health", "/metrics"}
+    assert set(paths) == {"/predict", "/attack", "/health", "/metrics", "/drift/reset"}
 
 
 # ---------------------------------------------------------------------------------- batching
@@ -308,10 +309,14 @@ def test_a_request_nobody_waits_for_is_dropped_and_a_failure_is_told(tiny_guard:
 
 def test_overload_and_slowness_are_answered(tiny_guard: Guard, pixels: Pixels) -> None:
     slow = Slow(tiny_guard)
-    settings = Settings(max_queue=2, max_images=2, max_batch=1, timeout=0.3)
+    settings = Settings(max_queue=2, max_images=2, max_batch=1, timeout=0.5)
     body = {"images": pixels[:2].tolist(), "dtype": "uint8"}
     app = create_app(slow.guard, settings)
-    with TestClient(app) as client:
+    reader = app.state.service.reader
+    reader.pool.start()
+    for _ in range(2):  # until both decoders have started
+        reader._decode("application/json", json.dumps(body).encode(), time.monotonic() + 60)
+    with Client(app) as client:
         answers: list[Any] = []
 
         def ask() -> None:
@@ -336,7 +341,7 @@ def test_overload_and_slowness_are_answered(tiny_guard: Guard, pixels: Pixels) -
 
 def test_too_many_requests_at_the_same_time(tiny_guard: Guard, pixels: Pixels) -> None:
     app = create_app(tiny_guard, Settings(max_requests=1))
-    with TestClient(app) as client:
+    with Client(app) as client:
         app.state.service.requests = 1  # one is in progress
         answer = client.post("/predict", json={"images": pixels.tolist(), "dtype": "uint8"})
         assert answer.status_code == 429
@@ -347,7 +352,7 @@ def test_a_model_that_fails_is_a_503(tiny_guard: Guard, pixels: Pixels) -> None:
     def fail(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
-    with TestClient(create_app(replace(tiny_guard, model=fail))) as client:
+    with Client(create_app(replace(tiny_guard, model=fail))) as client:
         for path in ("/predict", "/attack"):
             body = {"images": pixels[:1].tolist(), "dtype": "uint8"}
             answer = client.post(path, json=body)
@@ -360,7 +365,7 @@ def test_a_model_that_fails_is_a_503(tiny_guard: Guard, pixels: Pixels) -> None:
 
 def test_an_answer_does_not_wait_for_the_clients_acknowledgement() -> None:
     """asyncio sets TCP_NODELAY on connections of a listener that names its protocol."""
-    with service._bound("127.0.0.1", 0) as listener:
+    with server._bound("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP
 
 

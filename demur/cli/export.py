@@ -38,6 +38,16 @@ Resize = Annotated[
         show_default="as the data set did",
     ),
 ]  # fmt: skip
+Token = Annotated[
+    str | None,
+    typer.Option(
+        envvar="DEMUR_TOKEN", help="Bearer token that requests must carry.", show_default="none"
+    ),
+]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(help="Another name of this machine, as in its address; may be repeated."),
+]
 
 
 @app.command()
@@ -217,13 +227,8 @@ def serve(
         str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="DEMUR_TOKEN", help="Bearer token that requests must carry.",
-            show_default="none",
-        ),
-    ] = None,
+    token: Token = None,
+    allow_host: AllowHost = None,
     attack: Annotated[
         bool, typer.Option("--attack/--no-attack", help="Let the page attack an image by PGD.")
     ] = True,
@@ -249,7 +254,7 @@ def serve(
 
     try:
         from demur.serve import Settings
-        from demur.serve.service import serve as serve_guard
+        from demur.serve.server import serve as serve_guard
     except ImportError as error:
         if error.name is None or error.name.startswith("demur"):
             raise
@@ -259,6 +264,7 @@ def serve(
     settings = Settings(
         max_body=round(max_body * 2**20), max_pixels=round(max_pixels * 1e6),
         max_images=max_images, max_queue=max_queue, timeout=timeout, attack=attack, token=token,
+        hosts=tuple(name.lower() for name in allow_host or ()),
     )  # fmt: skip
     guard: Guard = Guard.load(bundle, device=device)
     is_open = host not in ("127.0.0.1", "::1", "localhost") and token is None

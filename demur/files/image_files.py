@@ -4,9 +4,12 @@
     pixels = resize_pixels(pixels, 32, 32)
 
 Files are untrusted: the format and the number of pixels are checked before anything is decoded.
+This module imports no torch, since the service decodes in processes that must start quickly.
 """
 
 import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from demur.errors import BadInput, shorten
-from demur.files.atomic import MEGABYTE, read_regular_file
 
 Pixels = NDArray[np.uint8]  # H, W, C
 
@@ -22,9 +24,10 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = (
     ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm",
 )  # fmt: skip
-MAX_FILE = 256 * MEGABYTE
+MAX_FILE = 256 << 20  # bytes
 MAX_PIXELS = 64 * 10**6  # of one image before it is resized
 MODES = {1: "L", 3: "RGB"}  # of Pillow, by number of channels
+BAND = 1 << 20  # pixels that are converted at a time
 
 
 def import_pillow() -> Any:
@@ -47,25 +50,53 @@ def decode_image(source: Any, channels: int, max_pixels: int = MAX_PIXELS) -> Pi
     Raises:
         BadInput: The image is damaged, too large, or of a format that is not supported.
     """
-    image = import_pillow()
     if channels not in MODES:
         raise BadInput(
             f"image files have 1 or 3 channels, and the net takes {channels}; give arrays"
         )
     name = shorten(str(source)) if isinstance(source, str | Path) else "the image"
     if isinstance(source, str | Path):
+        from demur.files.atomic import read_regular_file  # imports torch
+
         source = read_regular_file(Path(source), MAX_FILE, "name an image file")
-    try:
-        opened = (
-            image.open(io.BytesIO(source), formats=FORMATS) if isinstance(source, bytes) else source
+    with _one_sentence(name):
+        return _pixels_of(_opened(source, name, max_pixels), channels)
+
+
+def count_pixels(content: bytes, max_pixels: int = MAX_PIXELS) -> int:
+    """Number of pixels that the header of an image file states; raises as `decode_image` does."""
+    with _one_sentence("the image"):
+        width, height = _opened(content, "the image", max_pixels).size
+        return int(width * height)
+
+
+def load_pixels(
+    source: Any, shape: tuple[int, int, int], resize: bool, max_pixels: int = MAX_PIXELS
+) -> tuple[Pixels, str]:
+    """Return an image in the size of a net (C, H, W), and what `describe_resize` says."""
+    pixels = decode_image(source, shape[0], max_pixels)
+    note = describe_resize(pixels.shape[:2], shape, resize)
+    return resize_pixels(pixels, *shape[1:]), note
+
+
+def describe_resize(found: Sequence[int], shape: Sequence[int], resize: bool) -> str:
+    """Say how an image (H, W) gets a net's size (C, H, W), or ""; BadInput without `resize`."""
+    (height, width), size = found, f"{shape[2]} x {shape[1]}"
+    if (height, width) == tuple(shape[1:]):
+        return ""
+    if not resize:
+        raise BadInput(
+            f"the net takes images of {size} pixels, not {width} x {height}, and this guard "
+            "does not resize; resize them as its training images were"
         )
-        width, height = opened.size
-        if width * height > max_pixels:
-            raise BadInput(
-                f"{name} has {width} x {height} pixels and may have at most {max_pixels:,}; "
-                "give a smaller one"
-            )
-        return _pixels_of(opened, channels)
+    return f"resized from {width} x {height} to {size}"
+
+
+@contextmanager
+def _one_sentence(name: str) -> Iterator[None]:
+    """Turn what a decoder raises into BadInput."""
+    try:
+        yield
     except BadInput:
         raise
     except MemoryError:
@@ -75,6 +106,22 @@ def decode_image(source: Any, channels: int, max_pixels: int = MAX_PIXELS) -> Pi
         raise BadInput(f"{name} is damaged or not an image; give one of {kinds}") from None
 
 
+def _opened(source: Any, name: str, max_pixels: int) -> Any:
+    """The Pillow image, of which only the header has been read."""
+    image = import_pillow()
+    is_file = isinstance(source, bytes)
+    opened = image.open(io.BytesIO(source), formats=FORMATS) if is_file else source
+    width, height = opened.size
+    if width * height == 0:
+        raise BadInput(f"{name} has no pixels; give another one")
+    if width * height > max_pixels:
+        raise BadInput(
+            f"{name} has {width} x {height} pixels and may have at most {max_pixels:,}; "
+            "give a smaller one"
+        )
+    return opened
+
+
 def _pixels_of(opened: Any, channels: int) -> Pixels:
     from PIL import ImageOps
 
@@ -82,12 +129,18 @@ def _pixels_of(opened: Any, channels: int) -> Pixels:
         raise BadInput(
             "the image has more than 8 bits per channel; convert it to 8 bits, or give an array"
         )
-    upright = ImageOps.exif_transpose(opened)
-    if upright.mode in ("RGBA", "LA", "PA") or "transparency" in upright.info:  # becomes white
-        white = import_pillow().new("RGBA", upright.size, "white")
-        upright = import_pillow().alpha_composite(white, upright.convert("RGBA"))
-    pixels = np.array(upright.convert(MODES[channels]), dtype=np.uint8)
-    return pixels.reshape(pixels.shape[0], pixels.shape[1], channels)
+    opened = ImageOps.exif_transpose(opened)  # upright; what the decoder held is freed
+    width, height = opened.size
+    pixels = np.empty((height, width, channels), dtype=np.uint8)
+    rows = max(1, BAND // max(1, width))
+    for top in range(0, height, rows):  # in bands: a conversion needs up to 12 bytes per pixel
+        band = opened.crop((0, top, width, min(top + rows, height)))
+        if band.mode in ("RGBA", "LA", "PA") or "transparency" in band.info:  # becomes white
+            white = import_pillow().new("RGBA", band.size, "white")
+            band = import_pillow().alpha_composite(white, band.convert("RGBA"))
+        flat = np.asarray(band.convert(MODES[channels]), dtype=np.uint8)
+        pixels[top : top + rows] = flat.reshape(*flat.shape[:2], channels)
+    return pixels
 
 
 def resize_pixels(pixels: Pixels, height: int, width: int) -> Pixels:
@@ -95,6 +148,8 @@ def resize_pixels(pixels: Pixels, height: int, width: int) -> Pixels:
     if pixels.shape[:2] == (height, width):
         return pixels
     image = import_pillow()
-    channels = [image.fromarray(pixels[:, :, c]) for c in range(pixels.shape[2])]
-    resized = [one.resize((width, height), image.Resampling.BILINEAR) for one in channels]
+    resized = [
+        image.fromarray(pixels[:, :, c]).resize((width, height), image.Resampling.BILINEAR)
+        for c in range(pixels.shape[2])
+    ]
     return np.stack([np.asarray(one, dtype=np.uint8) for one in resized], axis=2)

@@ -215,6 +215,8 @@ def _guard_of(
     shape: Shape = (image["channels"], image["height"], image["width"])
     if not 2 <= len(names) <= MAX_CLASSES or len(set(names)) < len(names) or not all(names):
         raise BadInput(f"class_names must be 2 to {MAX_CLASSES:,} different words; {REMEDY}")
+    if not all(name.isprintable() for name in names):  # may hold escapes for a terminal
+        raise BadInput(f"class_names holds a name that cannot be printed; {REMEDY}")
     mean, std = (_channel_values(image[key], shape[0]) for key in ("mean", "std"))
     if (mean is None) != (std is None):
         raise BadInput(f"image has one of mean and std; {REMEDY}")

@@ -330,6 +330,8 @@ def _names(given: Sequence[str] | None, classes: int) -> tuple[str, ...]:
     names = tuple(str(i) for i in range(classes)) if given is None else tuple(given)
     if isinstance(given, str) or not all(names):
         raise BadInput("class_names must be a list of words, one per class")
+    if not all(str(name).isprintable() for name in names):  # may hold escapes for a terminal
+        raise BadInput("class_names holds a name that cannot be printed; rename the class")
     if len(names) != classes or len(set(names)) != classes:
         raise BadInput(
             f"class_names has {len(names)} names, {len(set(names))} of them different, for "

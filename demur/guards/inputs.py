@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from demur.errors import BadInput
-from demur.files.image_files import MAX_PIXELS, decode_image, resize_pixels
+from demur.files.image_files import MAX_PIXELS, describe_resize, load_pixels, resize_pixels
 
 Shape = tuple[int, int, int]  # C, H, W
 
@@ -83,8 +83,9 @@ def _read_one(source: Any, shape: Shape, resize: bool, max_pixels: int) -> Batch
     """One image of a file or of Pillow."""
     if not isinstance(source, str | bytes | Path) and not hasattr(source, "getbands"):
         raise BadInput(f"{type(source).__name__} is not an image; give a Pillow image or a path")
-    pixels = decode_image(source, shape[0], max_pixels)
-    return _finish(torch.from_numpy(pixels).permute(2, 0, 1)[None], shape, resize)
+    pixels, note = load_pixels(source, shape, resize, max_pixels)
+    batch = _finish(torch.from_numpy(pixels).permute(2, 0, 1)[None], shape, resize)
+    return Batch(batch.x, (note,))
 
 
 def _read_stack(images: Any, shape: Shape, resize: bool) -> Batch:
@@ -137,17 +138,8 @@ def _finish(x: Tensor, shape: Shape, resize: bool) -> Batch:
         raise BadInput(f"images of shape {tuple(x.shape[1:])} have no pixels; give at least one")
     if x.dtype != torch.uint8:
         _check_floats(x)
-    note = ""
-    if x.shape[2:] != shape[1:]:
-        height, width = x.shape[2:]
-        size = f"{shape[2]} x {shape[1]}"
-        if not resize:
-            raise BadInput(
-                f"the net takes images of {size} pixels, not {width} x {height}, and this guard "
-                "does not resize; resize them as its training images were"
-            )
-        note = f"resized from {width} x {height} to {size}"
-        x = _resize(x, shape)
+    note = describe_resize(x.shape[2:], shape, resize)
+    x = _resize(x, shape) if note else x
     x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
     return Batch(x.contiguous(), (note,) * len(x))
 

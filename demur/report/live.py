@@ -20,6 +20,7 @@ from demur.errors import BadInput
 from demur.report.page import page_text
 from demur.report.scored_run import ScoredRun
 from demur.runs import Run
+from demur.web_hosts import refusal
 
 HOST = "127.0.0.1"
 WATCHED = ("recipe.txt", "checkpoint.json", "metrics.jsonl", "records/*.json", "certificates/*")
@@ -100,17 +101,15 @@ def serving(page: LivePage, port: int = 0) -> Iterator[ThreadingHTTPServer]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if self.headers.get("Host", "") not in self._names():  # a name that was rebound
-                self._send(HTTPStatus.FORBIDDEN, "text/plain", "ask for 127.0.0.1")
+            refused = refusal(self.headers.get("Host"), self.headers.get("Origin"))
+            if refused:
+                self._send(HTTPStatus(refused[0]), "text/plain", "ask for 127.0.0.1")
             elif self.path == "/":
                 self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.page())
             elif self.path == "/state":
                 self._send(HTTPStatus.OK, "application/json", json.dumps(page.state()))
             else:
                 self._send(HTTPStatus.NOT_FOUND, "text/plain", "there is only the page")
-
-        def _names(self) -> set[str]:
-            return {f"{name}:{server.server_port}" for name in (HOST, "localhost")}
 
         def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
             content = text.encode()

@@ -1,7 +1,7 @@
 """A guard as an HTTP service: predictions, health, metrics and a page to try it.
 
 create_app(guard, Settings(token="secret"))      # an ASGI application
-serve(guard, Settings(), "127.0.0.1", 8000)      # until SIGTERM or Ctrl-C
+server.serve(guard, Settings(), "127.0.0.1", 8000, on_ready=print)     # until SIGTERM
 """
 
 from demur.serve.requests import Settings

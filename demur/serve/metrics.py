@@ -46,11 +46,16 @@ class DriftMonitor:
         seed: int | None = None,
     ) -> None:
         self.edges = np.array(list(edges), dtype=np.float64)
-        self.counts = np.array(list(counts), dtype=np.int64)
-        if len(self.counts) != len(self.edges) + 1 or mean_run_length < 1:
+        self.calibration = np.array(list(counts), dtype=np.int64)
+        if len(self.calibration) != len(self.edges) + 1 or mean_run_length < 1:
             raise BadInput("a histogram has one count more than edges; save the guard again")
         self.level = mean_run_length
         self.random = np.random.default_rng(seed)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all images and alarms; the calibration scores stay."""
+        self.counts = self.calibration.copy()
         self.bets = np.zeros(len(SHIFTS) + len(SPREADS))
         self.images = 0
         self.alarms = 0
@@ -82,7 +87,7 @@ class DriftMonitor:
 
     @property
     def alarm(self) -> bool:
-        """Whether an alarm was given since the start."""
+        """Whether an alarm was given since the start or the last reset."""
         return self.alarms > 0
 
     @property
@@ -131,6 +136,12 @@ class Metrics:
             self.rejected += sum(rejected)
             self.recent = (self.recent + rejected)[-WINDOW:]
             self.monitor.observe(result.scores[:, -1].tolist())
+
+    def reset_drift(self) -> dict[str, Any]:
+        """Start the drift test anew and return its state."""
+        with self.lock:
+            self.monitor.reset()
+            return self.monitor.to_json()
 
     @property
     def rejection_rate(self) -> float | None:

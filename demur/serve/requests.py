@@ -6,28 +6,26 @@ application/json           {"images": H, W, C or N, H, W, C numbers, "dtype": "u
 """
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator
+import re
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers, UploadFile
-from starlette.formparsers import MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from demur.errors import BadInput, shorten
 from demur.files.atomic import MEGABYTE
 from demur.guards.core import Guard
 from demur.guards.inputs import Batch, read_images
+from demur.serve.batching import Overloaded
+from demur.serve.decoder import RequestError, kind_of
+from demur.serve.decoding import DecoderPool
 from demur.spec import Spec
 from demur.spec.field_types import Positive, PositiveInt
 
-DTYPES = ("uint8", "float32")
-FORMS = "multipart/form-data with image files, an image, or application/json with arrays"
+BODY_SHARE = 0.8  # of the time limit, for the body to arrive
+BODIES = 8  # bodies of the largest size that may be in memory
+REQUEST_IMAGES = 2  # images of the largest size that a request may hold
+# Bytes that a decoder may need: itself; per pixel, WebP with alpha needs most; per byte of JSON
+DECODER_MEMORY, PIXEL_MEMORY, JSON_MEMORY = 80 * MEGABYTE, 16, 32
 
 
 @dataclass(frozen=True)
@@ -41,9 +39,13 @@ class Settings(Spec):
         max_batch: Images of one forward pass.
         max_queue: Images that may wait for the model.
         max_requests: Requests that are handled at the same time.
-        timeout: Seconds for reading a request, and again for answering it.
+        decoders: Processes that decode images; each decodes one at a time.
+        header_timeout: Seconds for the headers of a request, or for the next request of a
+            connection, to arrive.
+        timeout: Seconds from the headers of a request to its answer.
         attack: Whether an image may be attacked.
         token: Bearer token that requests must carry; None needs none.
+        hosts: Names that the service has besides localhost, as in the Host header.
         mean_run_length: Images between false drift alarms, on average at least.
     """
 
@@ -53,9 +55,12 @@ class Settings(Spec):
     max_batch: PositiveInt = 64
     max_queue: PositiveInt = 256
     max_requests: PositiveInt = 64
+    decoders: PositiveInt = 2
+    header_timeout: Positive = 5.0
     timeout: Positive = 10.0
     attack: bool = True
     token: str | None = None
+    hosts: tuple[str, ...] = ()
     mean_run_length: PositiveInt = 100_000
 
     def __post_init__(self) -> None:
@@ -64,154 +69,83 @@ class Settings(Spec):
             raise BadInput("the token must consist of printable ASCII characters")
         if self.token == "":
             raise BadInput("the token is empty; give a long random word")
+        for name in self.hosts:
+            if not re.fullmatch("[a-z0-9._-]+|[0-9a-f:.]+", name):
+                raise BadInput(
+                    f"{shorten(name)!r} is not the name of a host; give one such as example.org, "
+                    "without http:// and port"
+                )
         if self.max_queue < self.max_images:
             raise BadInput(
                 f"the queue holds {self.max_queue} images, fewer than a request may have; raise it "
                 f"to {self.max_images}, or lower max_images"
             )
 
-
-class RequestError(Exception):
-    """A request that is answered with a status code of 400 to 599 and a reason."""
-
-    def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(detail)
-        self.status, self.detail, self.headers = status, detail, headers
+    @property
+    def decoder_memory(self) -> int:
+        """Bytes that one decoder may allocate."""
+        return DECODER_MEMORY + max(PIXEL_MEMORY * self.max_pixels, JSON_MEMORY * self.max_body)
 
 
-async def images_of(request: Request, guard: Guard, settings: Settings) -> tuple[Batch, list[str]]:
-    """Return the images of a request and the names of their files, "" for arrays."""
-    try:
-        body = await asyncio.wait_for(read_body(request, settings.max_body), settings.timeout)
-    except TimeoutError:
-        raise RequestError(408, "the body did not arrive in time; send it faster") from None
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "multipart/form-data":
-        files = await _multipart(request.headers, body, settings)
-        return await run_in_threadpool(_read_files, files, guard, settings)
-    if kind.startswith("image/") or kind == "application/octet-stream":
-        return await run_in_threadpool(_read_files, [("", body)], guard, settings)
-    if kind == "application/json":
-        batch = await run_in_threadpool(_read_arrays, body, guard, settings)
-        return batch, [""] * len(batch.x)
-    raise RequestError(415, f"the content type is {shorten(kind)!r}; send {FORMS}")
+class ImageReader:
+    """Reads the images of requests within the limits; used on one event loop."""
 
+    def __init__(self, guard: Guard, settings: Settings) -> None:
+        self.guard, self.settings = guard, settings
+        self.pool = DecoderPool(settings.decoders, settings.decoder_memory)
+        self.in_memory = 0  # bytes of bodies
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """Return the body; RequestError 413 as soon as it is known to be larger than `limit`."""
-    too_large = RequestError(
-        413, f"the body may have at most {limit:,} bytes; send fewer or smaller images"
-    )
-    length = request.headers.get("content-length", "0")
-    if not length.isdecimal():
-        raise RequestError(400, "content-length is not a number")
-    if int(length[:20]) > limit:
-        raise too_large
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit:
-                raise too_large
-    except ClientDisconnect:
-        raise RequestError(400, "the connection was closed before the end of the body") from None
-    return bytes(body)
-
-
-async def _multipart(headers: Headers, body: bytes, settings: Settings) -> list[tuple[str, bytes]]:
-    """Names and contents of the files of a multipart body."""
-
-    async def stream() -> AsyncGenerator[bytes, None]:
-        yield body
-
-    parser = MultiPartParser(
-        headers, stream(), max_files=settings.max_images, max_fields=0,
-        max_part_size=settings.max_body,
-    )  # fmt: skip
-    try:
-        form = await parser.parse()
-    except Exception as error:  # the parser of a stranger's bytes
-        reason = shorten(getattr(error, "message", "") or "it is damaged")
-        raise RequestError(
-            400,
-            f"the multipart body cannot be read: {reason}; send at most {settings.max_images} "
-            "files and no other fields",
-        ) from None
-    try:
-        return [
-            (_printable(value.filename or ""), await value.read())
-            for _, value in form.multi_items()
-            if isinstance(value, UploadFile)
-        ]
-    finally:
-        await form.close()
-
-
-def _printable(name: str) -> str:
-    """The name of a file without control characters, for answers in one line."""
-    return shorten("".join(letter for letter in name if letter.isprintable()))
-
-
-def _read_files(
-    files: list[tuple[str, bytes]], guard: Guard, settings: Settings
-) -> tuple[Batch, list[str]]:
-    if not files:
-        raise RequestError(422, "the request holds no image; send at least one file")
-    batches = []
-    for name, content in files:
+    async def read(self, request: Request, deadline: float) -> tuple[Batch, list[str]]:
+        """Return the images of a request and the names of their files, "" for arrays."""
+        content_type = request.headers.get("content-type", "")
+        kind_of(content_type)
+        body = bytearray()
         try:
-            batches.append(read_images(content, guard.shape, guard.resize, settings.max_pixels))
+            async with asyncio.timeout(BODY_SHARE * self.settings.timeout):
+                await self._read_body(request, body)
+            future = self.pool.threads.submit(self._decode, content_type, body, deadline)
+            return await asyncio.wrap_future(future)
+        except TimeoutError:
+            raise RequestError(408, "the body did not arrive in time; send it faster") from None
+        finally:
+            self.in_memory -= len(body)
+
+    def _decode(
+        self, content_type: str, body: bytearray, deadline: float
+    ) -> tuple[Batch, list[str]]:
+        guard, limits = self.guard, self.settings
+        job = {
+            "content_type": content_type, "shape": guard.shape, "resize": guard.resize,
+            "max_images": limits.max_images, "max_pixels": limits.max_pixels,
+            "request_pixels": REQUEST_IMAGES * limits.max_pixels,
+        }  # fmt: skip
+        array, names, notes = self.pool.decode(job, body, deadline)
+        try:
+            batch = read_images(array, guard.shape, guard.resize)
         except BadInput as error:
-            where = f"{name}: " if name else ""
-            raise RequestError(422, f"{where}{error}") from None
-    notes = tuple(batch.notes[0] for batch in batches)
-    return Batch(torch.cat([batch.x for batch in batches]), notes), [name for name, _ in files]
+            raise RequestError(422, str(error)) from None
+        return Batch(batch.x, tuple(map("".join, zip(notes, batch.notes, strict=True)))), names
 
-
-def _read_arrays(body: bytes, guard: Guard, settings: Settings) -> Batch:
-    document = _parse_json(body)
-    unknown = sorted(set(document) - {"images", "dtype"})
-    if unknown or "images" not in document:
-        raise RequestError(422, 'the document must hold "images" and "dtype" and nothing else')
-    dtype = document.get("dtype")
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise RequestError(422, f'"dtype" must be one of {", ".join(DTYPES)}')
-    array = _array(document["images"], dtype)
-    if array.ndim == 4 and len(array) > settings.max_images:
-        raise RequestError(
-            413, f"a request may hold at most {settings.max_images} images; send several requests"
+    async def _read_body(self, request: Request, body: bytearray) -> None:
+        """Append the body; RequestError 413 as soon as it is known to be above its limit."""
+        limit = self.settings.max_body
+        too_large = RequestError(
+            413, f"the body may have at most {limit:,} bytes; send fewer or smaller images"
         )
-    try:
-        return read_images(array, guard.shape, guard.resize, settings.max_pixels)
-    except BadInput as error:
-        raise RequestError(422, str(error)) from None
-
-
-def _parse_json(body: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError, MemoryError):
-        raise RequestError(400, "the body is not JSON") from None
-    if not isinstance(document, dict):
-        raise RequestError(422, 'the document must be an object with "images" and "dtype"')
-    return document
-
-
-def _array(images: Any, dtype: str) -> NDArray[Any]:
-    """Nested lists of numbers as an array; integers from 0 to 255 for uint8."""
-    wrong = RequestError(
-        422, '"images" must hold nested lists of numbers of shape H, W, C or N, H, W, C'
-    )
-    try:
-        array = np.asarray(images) if isinstance(images, list) else None
-    except (ValueError, OverflowError, RecursionError, MemoryError):
-        raise wrong from None
-    if array is None or array.ndim not in (3, 4) or array.size == 0:
-        raise wrong
-    if dtype == "uint8":
-        if array.dtype.kind not in "iu" or array.min() < 0 or array.max() > 255:
-            raise RequestError(422, 'with "dtype": "uint8" values are integers from 0 to 255')
-        return array.astype(np.uint8)
-    if array.dtype.kind not in "iuf":
-        raise wrong
-    return array.astype(np.float64)
+        length = request.headers.get("content-length", "0")
+        if not length.isdecimal():
+            raise RequestError(400, "content-length is not a number")
+        if int(length[:20]) > limit:
+            raise too_large
+        try:
+            async for chunk in request.stream():
+                if len(body) + len(chunk) > limit:
+                    raise too_large
+                if self.in_memory + len(chunk) > BODIES * limit:
+                    raise Overloaded(1)
+                body += chunk
+                self.in_memory += len(chunk)
+        except ClientDisconnect:
+            raise RequestError(
+                400, "the connection was closed before the end of the body"
+            ) from None

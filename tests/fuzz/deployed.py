@@ -167,6 +167,8 @@ class _Service:
     def request(self, method: str, url: str, body: bytes, headers: list[tuple[str, str]]) -> Answer:
         path, _, query = url.partition("?")
         raw = [(name.encode(), value.encode()) for name, value in headers]
+        if not any(name == "host" for name, _ in headers):
+            raw.append((b"host", b"localhost"))
         if not any(name == "content-length" for name, _ in headers):
             raw.append((b"content-length", str(len(body)).encode()))
         scope = {
