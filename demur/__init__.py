@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Rejected,
         Square,
         UntargetedMargin,
+        WorstScore,
     )
     from demur.attacks.balls import L2, Linf
     from demur.attacks.wrappers import ModelWithScore, RejectClassModel
@@ -97,7 +98,7 @@ _MODULES = {
     "attacks": (
         "APGD CE CW DLR FAB KL PGD AcceptedError Attack Clean PlusLogScore FalseRejection "
         "ForceRejectionEnsemble UntargetedMargin MinMargin Misclassified MultiTarget Objective "
-        "Rejected Square"
+        "Rejected Square WorstScore"
     ),
     "attacks.balls": "L2 Linf",
     "attacks.wrappers": "ModelWithScore RejectClassModel",
@@ -127,19 +128,20 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
-    "APGD", "ATRO", "CARL", "CCAT", "CE", "CIFAR10", "CIFAR100", "CW", "DLR", "EBD", "FAB", "GDA",
-    "GMM", "KD", "KL", "KNN", "L2", "LID", "PGD", "PGDAT", "RR", "TPR", "TRADES", "AcceptedError",
-    "Attack", "AuditReport", "AutoAttack", "BadInput", "Clean", "Con", "Coupled", "Coverage",
-    "Digits", "Energy", "EnsembleResult", "Entropy", "FactoryNet", "FalseRejection",
-    "ForceRejectionEnsemble", "Framework", "GDAStar", "Guard", "GuardResult", "Head",
-    "HeadComparison", "Linf", "LoadedRun", "MaxLogit", "Method", "MinMargin", "Misclassified",
-    "ModelScore", "ModelWithScore", "MultiTarget", "NoHead", "Objective", "OneCycle", "Output",
-    "OwnImages", "Piecewise", "PlusLogScore", "RCon", "Recipe", "Record", "RecordOptions",
-    "Records", "RejectAutoAttack", "RejectClassModel", "Rejected", "RejectingClassifier",
-    "Rejector", "RejectorEvaluation", "ResNet8", "ResNet18", "Retrofit", "Risk", "Run", "SNet",
-    "Score", "SoftmaxMargin", "Square", "Standard", "Uncertified", "UntargetedMargin", "ViM",
-    "WideResNet", "attack", "audit", "certify_threshold", "guard", "recipe", "resolve_thresholds",
-    "retrofit", "run_attack", "train",
+    "APGD", "ATRO", "CARL", "CCAT", "CE", "CIFAR10", "CIFAR100", "CW", "DLR", "EBD", "FAB",
+    "GDA", "GMM", "KD", "KL", "KNN", "L2", "LID", "PGD", "PGDAT", "RR", "TPR", "TRADES",
+    "AcceptedError", "Attack", "AuditReport", "AutoAttack", "BadInput", "Clean", "Con",
+    "Coupled", "Coverage", "Digits", "Energy", "EnsembleResult", "Entropy", "FactoryNet",
+    "FalseRejection", "ForceRejectionEnsemble", "Framework", "GDAStar", "Guard", "GuardResult",
+    "Head", "HeadComparison", "Linf", "LoadedRun", "MaxLogit", "Method", "MinMargin",
+    "Misclassified", "ModelScore", "ModelWithScore", "MultiTarget", "NoHead", "Objective",
+    "OneCycle", "Output", "OwnImages", "Piecewise", "PlusLogScore", "RCon", "Recipe", "Record",
+    "RecordOptions", "Records", "RejectAutoAttack", "RejectClassModel", "Rejected",
+    "RejectingClassifier", "Rejector", "RejectorEvaluation", "ResNet8", "ResNet18", "Retrofit",
+    "Risk", "Run", "SNet", "Score", "SoftmaxMargin", "Square", "Standard", "Uncertified",
+    "UntargetedMargin", "ViM", "WideResNet", "WorstScore", "attack", "audit",
+    "certify_threshold", "guard", "recipe", "resolve_thresholds", "retrofit", "run_attack",
+    "train",
 ]  # fmt: skip
 
 

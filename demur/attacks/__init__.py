@@ -34,26 +34,30 @@ from demur.attacks.objectives import (
     TargetedConfidence,
     TargetedDLR,
     TargetedMargin,
+    TargetedScore,
     UntargetedMargin,
     WrongConfidence,
+    WrongScore,
     XiObjective,
 )
 from demur.attacks.pgd import PGD, FrankWolfe
 from demur.attacks.square import Square
+from demur.attacks.worst_score import WorstScore
 
 ATTACKS: list[type[Attack]] = [
     Clean, PGD, FrankWolfe, MultiTarget, APGD, MaxMinMargin, OrthogonalAPGD, FAB, Square, CW,
-    Corruption, Chain, AutoAttackEnsemble, RejectAutoAttackEnsemble, ForceRejectionEnsemble,
+    WorstScore, Corruption, Chain, AutoAttackEnsemble, RejectAutoAttackEnsemble,
+    ForceRejectionEnsemble,
 ]  # fmt: skip
 CRITERIA: list[type[Criterion]] = [Misclassified, AcceptedError, FalseRejection, Rejected]
 
 __all__ = [
     "APGD", "ATTACKS", "CE", "CRITERIA", "CW", "DLR", "FAB", "GAMA", "KL", "OBJECTIVES", "PGD",
-    "AcceptedError", "Attack", "AttackBatch", "AutoAttackEnsemble", "Chain", "Clean", "Corruption",
-    "Criterion", "Ensemble", "FalseRejection", "ForceRejectionEnsemble", "FrankWolfe",
-    "MarginProduct", "MaxMinMargin", "MinMargin", "Misclassified", "MultiTarget", "Objective",
-    "OrthogonalAPGD", "PlusLogScore", "RRLoss", "RejectAutoAttackEnsemble", "Rejected",
-    "RejectionObjective", "Scaled", "ScoreObjective", "SingleMargin", "Square", "Sum",
-    "TargetedConfidence", "TargetedDLR", "TargetedMargin", "UntargetedMargin", "WrongConfidence",
-    "XiObjective",
+    "AcceptedError", "Attack", "AttackBatch", "AutoAttackEnsemble", "Chain", "Clean",
+    "Corruption", "Criterion", "Ensemble", "FalseRejection", "ForceRejectionEnsemble",
+    "FrankWolfe", "MarginProduct", "MaxMinMargin", "MinMargin", "Misclassified", "MultiTarget",
+    "Objective", "OrthogonalAPGD", "PlusLogScore", "RRLoss", "RejectAutoAttackEnsemble",
+    "Rejected", "RejectionObjective", "Scaled", "ScoreObjective", "SingleMargin", "Square",
+    "Sum", "TargetedConfidence", "TargetedDLR", "TargetedMargin", "TargetedScore",
+    "UntargetedMargin", "WorstScore", "WrongConfidence", "WrongScore", "XiObjective",
 ]  # fmt: skip

@@ -14,7 +14,6 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from demur import noise, progress
 from demur.attacks.apgd import APGD
@@ -34,6 +33,7 @@ from demur.attacks.objectives import (
     ObjectiveState,
     RejectionObjective,
     TargetedDLR,
+    wrong_classes,
 )
 from demur.attacks.square import Square
 from demur.errors import BadInput, suggestion
@@ -195,7 +195,7 @@ class MultiTarget(Attack):
         ranked = replace(batch, target=None).prepare(self.rank_by, batch.x)
         inputs = self.rank_by.at_step(ranked.objective_state, 0, 1)
         value, out = exact_value(batch.model, self.rank_by, batch.x, batch.y, *inputs)
-        targets = self._targets(out.logits, batch.y)
+        targets = wrong_classes(out.logits, batch.y, self.targets)
         if self.keep == "success":
             found = Found(batch.x.clone(), value, self.criterion(out, batch.y))
         else:
@@ -213,13 +213,6 @@ class MultiTarget(Attack):
         value, out = exact_value(batch.model, self.rank_by, x_adv, batch.y, *inputs)
         success = self.criterion(out, batch.y)
         return Found(x_adv, value, success & (self.keep == "success"))
-
-    def _targets(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the wrong classes of each image by decreasing logit, shape (targets, N)."""
-        classes = logits.shape[-1]
-        is_true = one_hot(y, classes).bool()
-        ranked = logits.masked_fill(is_true, -torch.inf).argsort(-1, descending=True)
-        return ranked[:, : min(self.targets or classes, classes - 1)].t()
 
 
 # ------------------------------------------------ AutoAttack, and the ensemble for rejectors

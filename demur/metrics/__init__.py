@@ -29,11 +29,12 @@ from demur.metrics.rejection import (
     stats_of_verdicts,
 )
 from demur.metrics.thresholds import paper_threshold, threshold_at_tpr
+from demur.metrics.worst_case import WorstCase
 
 __all__ = [
     "BoolArray", "Curve", "Difference", "FloatArray", "Interval", "OperatingStats", "Resamples",
-    "accuracy", "augrc", "aurc", "auroc", "auroc_difference", "auroc_interval", "bootstrap",
-    "eaurc", "ece", "fpr_at_tpr", "paired_difference", "paper_stats", "paper_threshold",
-    "percentiles", "resampled_difference", "risk_coverage", "stats_at_threshold",
-    "stats_of_verdicts", "threshold_at_tpr", "wilson",
+    "WorstCase", "accuracy", "augrc", "aurc", "auroc", "auroc_difference", "auroc_interval",
+    "bootstrap", "eaurc", "ece", "fpr_at_tpr", "paired_difference", "paper_stats",
+    "paper_threshold", "percentiles", "resampled_difference", "risk_coverage",
+    "stats_at_threshold", "stats_of_verdicts", "threshold_at_tpr", "wilson",
 ]  # fmt: skip

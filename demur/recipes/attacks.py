@@ -29,6 +29,7 @@ from demur.attacks import (
     ScoreObjective,
     TargetedConfidence,
     TargetedMargin,
+    WorstScore,
     WrongConfidence,
     XiObjective,
 )
@@ -191,6 +192,9 @@ _SETTINGS: dict[str, MakeAttack] = {
     ),
     "force-rejection": lambda recipe: ForceRejectionEnsemble(
         Linf(recipe.data.threat.linf), Rejected(recipe.head_rejector[1], TPR(0.95))
+    ),
+    "worst-score": lambda recipe: WorstScore(
+        Linf(recipe.data.threat.linf), recipe.head_rejector[1]
     ),
     "cw": lambda recipe: CW("L2"),
     "cw-linf": lambda recipe: CW("Linf"),

@@ -21,6 +21,7 @@ from demur.attacks.objectives.classification import (
     UntargetedMargin,
     WrongConfidence,
     divergence,
+    wrong_classes,
 )
 from demur.attacks.objectives.rejector import (
     CARLMargin,
@@ -34,19 +35,22 @@ from demur.attacks.objectives.rejector import (
     RRLoss,
     ScoreObjective,
     SingleMargin,
+    TargetedScore,
+    WrongScore,
     XiObjective,
 )
 
 OBJECTIVES: list[type[Objective]] = [
     CE, UntargetedMargin, DLR, WrongConfidence, TargetedMargin, TargetedDLR, TargetedConfidence,
     PlusLogScore, ScoreObjective, RRLoss, XiObjective, GAMA, KL, MinMargin, SingleMargin,
-    MarginProduct, RejectionObjective, CARLObjective, CARLMargin, RejectionHinge, Sum, Scaled,
+    MarginProduct, RejectionObjective, TargetedScore, WrongScore, CARLObjective, CARLMargin,
+    RejectionHinge, Sum, Scaled,
 ]  # fmt: skip
 
 __all__ = [
     "CE", "DLR", "GAMA", "KL", "OBJECTIVES", "AttackStart", "CARLMargin", "CARLObjective", "Form",
     "MarginProduct", "MinMargin", "Objective", "ObjectiveState", "PlusLogScore", "RRLoss",
     "RejectionHinge", "RejectionObjective", "Scaled", "ScoreObjective", "SingleMargin", "Sum",
-    "TargetedConfidence", "TargetedDLR", "TargetedMargin", "UntargetedMargin", "WrongConfidence",
-    "XiObjective", "divergence",
+    "TargetedConfidence", "TargetedDLR", "TargetedMargin", "TargetedScore", "UntargetedMargin",
+    "WrongConfidence", "WrongScore", "XiObjective", "divergence", "wrong_classes",
 ]  # fmt: skip

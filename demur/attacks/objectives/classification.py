@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from demur.attacks.attack_model import AttackModel
 from demur.attacks.criteria import RuleCriterion
@@ -248,6 +249,14 @@ class WrongConfidence(Objective):
 def best_wrong(table: Tensor, y: Tensor) -> Tensor:
     """Return the largest entry of each row of an N, K table, without the true label."""
     return mask_label(table, y).amax(-1)
+
+
+def wrong_classes(logits: Tensor, y: Tensor, count: int | None = None) -> Tensor:
+    """Return the wrong classes of each image by decreasing logit, at most `count`: targets, N."""
+    classes = logits.shape[-1]
+    is_true = one_hot(y, classes).bool()
+    ranked = logits.masked_fill(is_true, -torch.inf).argsort(-1, descending=True)
+    return ranked[:, : min(count or classes, classes - 1)].t()
 
 
 @dataclass(frozen=True)

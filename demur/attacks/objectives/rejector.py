@@ -14,9 +14,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, one_hot
+from torch.nn.functional import logsigmoid, one_hot, softplus, softsign
 
-from demur.attacks.criteria import RuleCriterion
+from demur.attacks.criteria import RuleCriterion, is_wrong
 from demur.attacks.objectives.classification import (
     CE,
     AttackStart,
@@ -26,7 +26,13 @@ from demur.attacks.objectives.classification import (
     best_wrong,
 )
 from demur.errors import BadInput
-from demur.output import Output, as_output, label_entry, log_probabilities, mask_label
+from demur.output import (
+    Output,
+    as_output,
+    label_entry,
+    log_probabilities,
+    mask_label,
+)
 from demur.rejectors.certainty import (
     Construction,
     RRLossKind,
@@ -41,6 +47,9 @@ from demur.spec import later
 from demur.spec.field_types import NonNegative, NonNegativeInt, Positive, UnitInterval
 
 Form = Literal["paper", "authors"]  # as the R-Con paper ran a method, or as its authors did
+PENALTY = 4.0  # of a violated margin, in units of the score's slope
+FIRST_WIDTH, LAST_WIDTH = 0.5, 0.02  # of the softplus: share of the start's margin, decay
+MIDDLE = 0.5  # any threshold does where only the gradient of an accept margin is used
 ANY = -1  # in place of a target: the wrong class with the largest logit
 
 
@@ -191,7 +200,7 @@ class MarginObjective(Objective, ABC):
         x = start_point.x_start.detach().requires_grad_()
         with torch.enable_grad():
             margins = self.unscaled(as_output(start_point.model(x)), start_point.y, target)
-            slopes = [_slope(margin, x) for margin in margins.unbind(1)]
+            slopes = [slope(margin, x) for margin in margins.unbind(1)]
         return target, torch.stack(slopes, 1)
 
     def unscaled(self, out: Output, y: Tensor, target: Tensor) -> Tensor:
@@ -257,12 +266,86 @@ class RejectionObjective(Objective):
         return -torch.stack(margins, 1).amin(1)
 
 
+@dataclass(frozen=True)
+class WrongScore(Objective):
+    """The score where the prediction is wrong, and -inf where it is correct.
+
+    Args:
+        rejector: The rejector or its score.
+    """
+
+    rejector: Rejector | Score
+
+    def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
+        return as_score(self.rejector)(out).masked_fill(~is_wrong(out, y), -torch.inf)
+
+
+@dataclass(frozen=True)
+class TargetedScore(Objective):
+    """The score, minus a penalty while the target is not predicted or a gate is closed.
+
+        value = score - PENALTY * sum of softplus(-margin)
+
+    over the margins of the target over the other classes and of the gates of a coupled rejector.
+    Each quantity is measured from its value at the start or from zero, in units of its slope at
+    the start: pixels, to first order. The softplus sharpens with the steps, so that the search
+    ends on the boundary where the score is highest there. Without a target, the best wrong class
+    is the target.
+
+    Args:
+        rejector: The rejector or its score.
+    """
+
+    rejector: Rejector | Score
+
+    @property
+    def n_inputs(self) -> int:
+        return 4
+
+    def prepare(self, start_point: AttackStart) -> ObjectiveState:
+        y, target = start_point.y, start_point.target
+        target = torch.full_like(y, ANY) if target is None else target
+        x = start_point.x_start.detach().requires_grad_()
+        with torch.enable_grad():
+            margins = self._margins(as_output(start_point.model(x)), y, target)
+            slopes = torch.stack([slope(margin, x) for margin in margins.unbind(1)], 1)
+        start = margins.detach() / slopes
+        width = start[:, :-1].abs().amax(1)
+        return target, torch.cat((torch.zeros_like(start[:, :-1]), start[:, -1:]), 1), slopes, width
+
+    def at_step(self, objective_state: ObjectiveState, step: int, steps: int) -> ObjectiveState:
+        *rest, width = objective_state
+        return *rest, width * (FIRST_WIDTH * LAST_WIDTH ** (step / steps))
+
+    def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
+        target, start, slopes, width = inputs
+        margins = self._margins(out, y, target) / slopes.to(out.logits) - start.to(out.logits)
+        width = width.to(margins)[:, None].clamp_min(torch.finfo(margins.dtype).eps)
+        penalty = (width * softplus(-margins[:, :-1] / width)).sum(1)
+        return margins[:, -1] - PENALTY * penalty
+
+    def rank(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
+        """Return a value above 0 that grows with the score if all margins hold, else below 0."""
+        target, start, slopes, _ = inputs
+        margins = self._margins(out, y, target) / slopes.to(out.logits) - start.to(out.logits)
+        least = margins[:, :-1].amin(1)
+        return torch.where(least >= 0, 1 + softsign(margins[:, -1]), least)
+
+    def _margins(self, out: Output, y: Tensor, target: Tensor) -> Tensor:
+        """Return the margins of the target, the gates and the score, N, 2 + gates."""
+        label = torch.where(target == ANY, best_wrong_class(out.logits, y), target)
+        over_others = label_entry(out.logits, label) - best_wrong(out.logits, label)
+        pairs = as_score(self.rejector).rule(MIDDLE).pairs
+        accept = [score.accept_margin(out, t, label).to(over_others) for score, t in pairs]
+        return torch.stack([over_others, *accept], 1)
+
+
 def best_wrong_class(logits: Tensor, y: Tensor) -> Tensor:
     """Return the wrong class with the largest logit, N."""
     return mask_label(logits, y).argmax(-1)
 
 
-def _slope(margin: Tensor, x: Tensor) -> Tensor:
+def slope(margin: Tensor, x: Tensor) -> Tensor:
     """Return the L2 norm of the margin's gradient per image, N; 1 where there is no gradient."""
     grad = None
     if margin.requires_grad:

@@ -1,0 +1,100 @@
+"""The highest score that a wrong prediction reaches in the ball, for every image.
+
+    WorstScore(Linf(8/255), RCon())
+
+An attack on accepted errors is aimed at one threshold. This one has no threshold: it returns, for
+each image, the wrong prediction with the highest score. The share of images whose score reaches t
+is the accepted-error rate at the threshold t, for every t, and falls as t rises by construction.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from demur import noise, progress
+from demur.attacks.apgd import APGD
+from demur.attacks.attack import Attack, AttackBatch
+from demur.attacks.attack_model import Gradient, exact_value
+from demur.attacks.balls import Ball
+from demur.attacks.criteria import RuleCriterion
+from demur.attacks.driver import Best
+from demur.attacks.objectives import TargetedScore, WrongScore, wrong_classes
+from demur.noise import Stream
+from demur.rejectors.rule import Rejector, Score
+from demur.spec.field_types import NonNegativeInt, PositiveInt
+
+
+@dataclass(frozen=True)
+class ScoreAscent(APGD):
+    """Auto-PGD that ascends the objective and compares iterates by its `rank`."""
+
+    objective: TargetedScore
+
+    def _query(self, batch: AttackBatch, x_adv: Tensor, step: int) -> tuple[Gradient, Tensor]:
+        query, candidate = super()._query(batch, x_adv, step)
+        rank = self.objective.rank(query.out, batch.y, *batch.objective_state)
+        return query._replace(value=rank), candidate
+
+
+@dataclass(frozen=True)
+class WorstScore(Attack):
+    """For each image, the wrong prediction with the highest score that is found in the ball.
+
+    Auto-PGD on `TargetedScore` towards each wrong class. Examples are compared by their score in
+    an exact forward pass. An image on which no prediction became wrong is returned unchanged.
+
+    Args:
+        ball: Where adversarial examples may lie, for instance Linf(8/255).
+        rejector: The rejector or its score, one or a coupled pair.
+        steps: The steps towards each class.
+        targets: The number of wrong classes, by decreasing logit; None is every one.
+        restarts: The number of runs towards each class.
+        seed: The seed of the random starts.
+
+    Example:
+        >>> import torch
+        >>> from demur import Con, Linf, WorstScore
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        >>> attack = WorstScore(Linf(8 / 255), Con(), steps=10, targets=3)
+        >>> x_adv = attack(model, torch.rand(4, 1, 8, 8), torch.arange(4))
+    """
+
+    ball: Ball
+    rejector: Rejector | Score
+    steps: PositiveInt = 100
+    targets: PositiveInt | None = 9
+    restarts: PositiveInt = 1
+    seed: NonNegativeInt = 0
+
+    @classmethod
+    def example(cls, ball: Ball, criterion: RuleCriterion) -> Attack:
+        return cls(ball, criterion.rejector)
+
+    @property
+    def gradient_queries(self) -> float:
+        return (self.targets or 1) * self.restarts * self.ascent.gradient_queries
+
+    @property
+    def ascent(self) -> ScoreAscent:
+        """The attack towards one class."""
+        objective = TargetedScore(self.rejector)
+        return ScoreAscent(
+            self.ball, self.steps, objective=objective, keep="max_objective", seed=self.seed
+        )
+
+    def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
+        score = WrongScore(self.rejector)
+        value, out = exact_value(batch.model, score, batch.x, batch.y)
+        found = Best(batch.x.clone(), value)
+        rows = torch.arange(len(batch.x), device=batch.x.device)
+        targets = wrong_classes(out.logits, batch.y, self.targets)
+        attempts = self.restarts * len(targets)
+        for number in range(attempts):
+            own = replace(batch, target=targets[number % len(targets)])
+            with progress.part(number, attempts):
+                x_adv = self.ascent.run(own, noise.derive_seed(stream, number))
+            value, _ = exact_value(batch.model, score, x_adv, batch.y)
+            better = (value > found.value).nonzero()[:, 0]
+            found.set(rows[better], x_adv[better], value[better])
+        return found.x_adv
