@@ -6,10 +6,30 @@ The command prints the sentence and exits with code 2. The library raises it as 
 """
 
 import difflib
+import errno
+import sys
 from collections.abc import Iterable
 
 LONGEST = 80  # characters of user input that a message repeats
 MOST_NAMES = 30  # known names that a message lists
+MOST_CAUSES = 20  # errors that led to an error
+
+NO_MEMORY = "there is not enough memory for this; use a smaller batch or net"
+DISK_FULL = "the disk is full; free some space and run the same command again"
+NO_FILES = "too many files are open; raise the limit (ulimit -n) and run the same command again"
+NO_THREADS = "no thread could be started; end other programs or raise their limit (ulimit -u, -v)"
+FILE_SIZE = "a file reached the limit on its size; raise it (ulimit -f) and run the command again"
+LACKS_BY_NUMBER = {
+    errno.ENOMEM: NO_MEMORY, errno.ENOSPC: DISK_FULL, errno.EDQUOT: DISK_FULL,
+    errno.EFBIG: FILE_SIZE, errno.EMFILE: NO_FILES, errno.ENFILE: NO_FILES,
+}  # fmt: skip
+LACKS_BY_TEXT = {  # what libraries write; the loader of shared objects among them
+    "allocate memory": NO_MEMORY, "not enough memory": NO_MEMORY, "out of memory": NO_MEMORY,
+    "alloc_failed": NO_MEMORY, "storage size calculation overflowed": NO_MEMORY,
+    "failed to map segment": NO_MEMORY, "bad_alloc": NO_MEMORY,
+    "too many open files": NO_FILES, "start new thread": NO_THREADS,
+    "no space left": DISK_FULL, "file too large": FILE_SIZE,
+}  # fmt: skip
 
 
 class BadInput(ValueError):
@@ -23,11 +43,38 @@ class BadInput(ValueError):
         ...     message = str(error)
         >>> message
         'PGD.steps must be a whole number of at least 1, not 0'
+
+    Raised where the machine has run out of memory, disk or descriptors, it says so instead: the
+    input that was being read is not to blame.
     """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(lack(sys.exception()) or message)
 
 
 class Diverged(BadInput):
     """A training run whose loss has diverged."""
+
+
+def lack(error: BaseException | None) -> str | None:
+    """What the machine ran out of, as a sentence, by an error or the errors that led to it."""
+    for _ in range(MOST_CAUSES):
+        if error is None or (sentence := _lack(error)):
+            return None if error is None else sentence
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _lack(error: BaseException) -> str | None:
+    if isinstance(error, MemoryError):
+        return NO_MEMORY
+    if isinstance(error, OSError):
+        return LACKS_BY_NUMBER.get(error.errno or 0)
+    library = type(error).__module__.partition(".")[0] in ("safetensors", "onnxruntime")
+    if not library and not isinstance(error, RuntimeError | ImportError):
+        return None
+    text = str(error).lower()
+    return next((sentence for part, sentence in LACKS_BY_TEXT.items() if part in text), None)
 
 
 def first_line(error: Exception) -> str:

@@ -18,13 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from demur.cli.interrupt import INTERRUPTED, ctrl_c
-from demur.errors import BadInput
-
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NO_MEMORY = (
-    "allocate memory", "not enough memory", "out of memory", "alloc_failed",
-    "storage size calculation overflowed",
-)  # fmt: skip
+from demur.errors import BadInput, lack
 
 # Commands that store what they finish, so that the same command resumes.
 RESUMABLE = (
@@ -180,16 +174,12 @@ def error_message(error: Exception) -> str | None:
     """Return why a command failed, in one sentence; None for a bug in demur."""
     if isinstance(error, BadInput):
         return str(error)
-    if _is_out_of_memory(error):
-        return "there is not enough memory for this; use a smaller batch or net"
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and lack(error) is None:
         return _os_error_message(error)
-    return _usage_message(error)
+    return lack(error) or _usage_message(error)
 
 
 def _os_error_message(error: OSError) -> str:
-    if error.errno in DISK_FULL:
-        return "the disk is full; free some space and run the same command again"
     where = f"{error.filename}: " if error.filename else ""
     reason = (error.strerror or str(error)).lower()
     if error.errno == errno.EIO:
@@ -253,16 +243,6 @@ def _command_of(error: Exception) -> str:
             break
         words.append(word)
     return " ".join(words)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether memory ran out, by the type of the error or by torch's message."""
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    if isinstance(error, MemoryError):
-        return True
-    message = str(error).lower()
-    return isinstance(error, RuntimeError) and any(part in message for part in NO_MEMORY)
 
 
 def replace_unencodable() -> None:
