@@ -7,6 +7,7 @@ The command prints the sentence and exits with code 2. The library raises it as 
 
 import difflib
 import errno
+import re
 import sys
 from collections.abc import Iterable
 
@@ -80,6 +81,15 @@ def _lack(error: BaseException) -> str | None:
 def first_line(error: Exception) -> str:
     """The first line of an error message, or the type of the error."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+# control characters other than line breaks and tabs, and those that reverse the order of letters
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """The text with control characters spelled out, as names may hold commands to a terminal."""
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def shorten(text: str) -> str:

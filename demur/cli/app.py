@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from demur.cli.interrupt import INTERRUPTED, ctrl_c
-from demur.errors import BadInput, lack
+from demur.errors import BadInput, lack, visible
 
 # Commands that store what they finish, so that the same command resumes.
 RESUMABLE = (
@@ -121,6 +122,14 @@ def main(program: typer.Typer = app) -> None:
     """Run a command line; wrong input prints one sentence and exits with code 2."""
     message = _stop_message if program is app else lambda: "stopped"
     replace_unencodable()
+    with VisibleStreams():
+        code = _run(program, message)
+    if code:
+        sys.exit(code)
+
+
+def _run(program: typer.Typer, message: Callable[[], str]) -> Any:
+    """Run a command line; return its exit code."""
     if (here := str(Path.cwd())) not in sys.path:  # Custom("module:Class") may name a local module
         sys.path.append(here)
     with ctrl_c(message) as interrupt:
@@ -136,8 +145,32 @@ def main(program: typer.Typer = app) -> None:
     if code == INTERRUPTED or interrupt.received:
         sys.stderr.write(f"demur: {message()}\n")
         code = INTERRUPTED
-    if code:
-        sys.exit(code)
+    return code
+
+
+class Visible:
+    """A text stream that spells out control characters; rich writes past it, to the stream."""
+
+    def __init__(self, stream: Any) -> None:
+        self.rich_proxied_file = stream
+
+    def write(self, text: str) -> int:
+        self.rich_proxied_file.write(visible(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
+
+class VisibleStreams:
+    """Inside the block, names that are printed cannot command the terminal."""
+
+    def __enter__(self) -> None:
+        self.before = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = Visible(sys.stdout), Visible(sys.stderr)  # type: ignore[assignment]
+
+    def __exit__(self, *_: object) -> None:
+        sys.stdout, sys.stderr = self.before
 
 
 def _report_error(error: Exception) -> int:
