@@ -26,10 +26,9 @@ LACKS_BY_NUMBER = {
 }  # fmt: skip
 LACKS_BY_TEXT = {  # what libraries write; the loader of shared objects among them
     "allocate memory": NO_MEMORY, "not enough memory": NO_MEMORY, "out of memory": NO_MEMORY,
-    "alloc_failed": NO_MEMORY, "storage size calculation overflowed": NO_MEMORY,
-    "failed to map segment": NO_MEMORY, "bad_alloc": NO_MEMORY,
-    "too many open files": NO_FILES, "start new thread": NO_THREADS,
-    "no space left": DISK_FULL, "file too large": FILE_SIZE,
+    "alloc_failed": NO_MEMORY, "bad_alloc": NO_MEMORY, "failed to map segment": NO_MEMORY,
+    "storage size calculation overflowed": NO_MEMORY, "too many open files": NO_FILES,
+    "start new thread": NO_THREADS, "no space left": DISK_FULL, "file too large": FILE_SIZE,
 }  # fmt: skip
 
 
@@ -45,8 +44,7 @@ class BadInput(ValueError):
         >>> message
         'PGD.steps must be a whole number of at least 1, not 0'
 
-    Raised where the machine has run out of memory, disk or descriptors, it says so instead: the
-    input that was being read is not to blame.
+    Raised where the machine has run out of memory, disk or descriptors, it says so instead.
     """
 
     def __init__(self, message: object = "") -> None:
@@ -59,11 +57,10 @@ class Diverged(BadInput):
 
 def lack(error: BaseException | None) -> str | None:
     """What the machine ran out of, as a sentence, by an error or the errors that led to it."""
-    for _ in range(MOST_CAUSES):
-        if error is None or (sentence := _lack(error)):
-            return None if error is None else sentence
-        error = error.__cause__ or error.__context__
-    return None
+    sentence, left = None, MOST_CAUSES
+    while error is not None and sentence is None and (left := left - 1):
+        sentence, error = _lack(error), error.__cause__ or error.__context__
+    return sentence
 
 
 def _lack(error: BaseException) -> str | None:
@@ -71,10 +68,8 @@ def _lack(error: BaseException) -> str | None:
         return NO_MEMORY
     if isinstance(error, OSError):
         return LACKS_BY_NUMBER.get(error.errno or 0)
-    library = type(error).__module__.partition(".")[0] in ("safetensors", "onnxruntime")
-    if not library and not isinstance(error, RuntimeError | ImportError):
-        return None
-    text = str(error).lower()
+    library = type(error).__module__.startswith(("safetensors", "onnxruntime"))
+    text = str(error).lower() if library or isinstance(error, RuntimeError | ImportError) else ""
     return next((sentence for part, sentence in LACKS_BY_TEXT.items() if part in text), None)
 
 

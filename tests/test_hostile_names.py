@@ -3,7 +3,6 @@
 import io
 import re
 import shutil
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from rich.table import Table
 from torch import nn
 
 from demur import BadInput, guard
-from demur.cli.app import VisibleStreams
+from demur.cli.app import Visible
 from demur.data import Images
 from demur.errors import visible
 from demur.guards import Guard
@@ -45,7 +44,7 @@ class Tags(HTMLParser):
 
 
 @pytest.mark.parametrize("name", ESCAPES)
-def test_a_name_is_spelled_out_on_a_terminal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_spelled_out_on_a_terminal(name: str) -> None:
     """Both by a plain write and in a table of rich, on a terminal and in a pipe."""
     for is_terminal in (True, False):
         out, table = io.StringIO(), Table()
@@ -58,9 +57,7 @@ def test_a_name_is_spelled_out_on_a_terminal(name: str, monkeypatch: pytest.Monk
         assert not UNSAFE.search(shown), shown
         assert "\x1b[2J" not in out.getvalue() and "\x1b[31mx" not in out.getvalue()
     out = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", out)
-    with VisibleStreams():
-        print(name)
+    print(name, file=Visible(out))
     assert out.getvalue() == visible(name) + "\n"
     assert not UNSAFE.search(out.getvalue())
     assert visible("ok\n\tähm 🙂") == "ok\n\tähm 🙂"

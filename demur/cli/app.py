@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
@@ -122,17 +122,11 @@ def main(program: typer.Typer = app) -> None:
     """Run a command line; wrong input prints one sentence and exits with code 2."""
     message = _stop_message if program is app else lambda: "stopped"
     replace_unencodable()
-    with VisibleStreams():
-        code = _run(program, message)
-    if code:
-        sys.exit(code)
-
-
-def _run(program: typer.Typer, message: Callable[[], str]) -> Any:
-    """Run a command line; return its exit code."""
+    out: Any = Visible(sys.stdout)
+    err: Any = Visible(sys.stderr)
     if (here := str(Path.cwd())) not in sys.path:  # Custom("module:Class") may name a local module
         sys.path.append(here)
-    with ctrl_c(message) as interrupt:
+    with redirect_stdout(out), redirect_stderr(err), ctrl_c(message) as interrupt:
         try:
             code = program(prog_name=program.info.name, standalone_mode=False)
         except SystemExit as end:
@@ -143,9 +137,10 @@ def _run(program: typer.Typer, message: Callable[[], str]) -> Any:
         except Exception as error:
             code = INTERRUPTED if interrupt.received else _report_error(error)
     if code == INTERRUPTED or interrupt.received:
-        sys.stderr.write(f"demur: {message()}\n")
+        sys.stderr.write(visible(f"demur: {message()}\n"))
         code = INTERRUPTED
-    return code
+    if code:
+        sys.exit(code)
 
 
 class Visible:
@@ -160,17 +155,6 @@ class Visible:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rich_proxied_file, name)
-
-
-class VisibleStreams:
-    """Inside the block, names that are printed cannot command the terminal."""
-
-    def __enter__(self) -> None:
-        self.before = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = Visible(sys.stdout), Visible(sys.stderr)  # type: ignore[assignment]
-
-    def __exit__(self, *_: object) -> None:
-        sys.stdout, sys.stderr = self.before
 
 
 def _report_error(error: Exception) -> int:
@@ -207,9 +191,9 @@ def error_message(error: Exception) -> str | None:
     """Return why a command failed, in one sentence; None for a bug in demur."""
     if isinstance(error, BadInput):
         return str(error)
-    if isinstance(error, OSError) and lack(error) is None:
-        return _os_error_message(error)
-    return lack(error) or _usage_message(error)
+    if sentence := lack(error):
+        return sentence
+    return _os_error_message(error) if isinstance(error, OSError) else _usage_message(error)
 
 
 def _os_error_message(error: OSError) -> str:
