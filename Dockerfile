@@ -3,11 +3,15 @@
 FROM python:3.12-slim
 RUN useradd --create-home --uid 1000 demur
 WORKDIR /app
-COPY pyproject.toml constraints.txt README.md LICENSE ./
-COPY demur demur
+COPY requirements requirements
 # The CPU build of torch is ten times smaller: docker build --build-arg PIP_EXTRA_INDEX_URL=...
 ARG PIP_EXTRA_INDEX_URL=""
-RUN pip install --no-cache-dir -c constraints.txt '.[serve]'
+ENV LOCKED="pip install --no-cache-dir --no-deps --only-binary :all: --require-hashes -r"
+RUN $LOCKED requirements/torch-cpu.lock || $LOCKED requirements/torch.lock
+RUN $LOCKED requirements/serve.lock
+COPY pyproject.toml README.md LICENSE ./
+COPY demur demur
+RUN pip install --no-cache-dir --no-deps --no-build-isolation .
 COPY guard guard
 USER demur
 EXPOSE 8000

@@ -1,11 +1,27 @@
 # make demo: train, attack and report on the embedded digits. make test: lint, types and tests.
 # make coverage: the tests with line coverage, at least 92%.
-# make docs: build the documentation into site/. Each target sets up .venv by itself.
+# make exhaustive: the long versions of the tests, hours; writes docs/exhaustive.md.
+# make test-oldest, make test-newest: the tests with the oldest and newest versions that
+# pyproject.toml allows. make lock: write requirements/*.lock again, with the newest versions.
+# make docs: build the documentation into site/. Each target sets up its .venv by itself.
 
-.PHONY: demo test coverage docs clean
+.PHONY: demo test coverage exhaustive test-oldest test-newest lock docs clean
 VENV := .venv
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip install --disable-pip-version-check --quiet -c constraints.txt
+PIP := $(PY) -m pip install --disable-pip-version-check --quiet
+LOCKED := $(PIP) --no-deps --only-binary :all: --require-hashes -r
+DEMUR_EXHAUSTIVE ?= 1
+LOCKS := $(wildcard requirements/*.lock)
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -q
+
+# Install torch, its CPU build where pip finds one, then requirements/$(1).lock and this package.
+define install
+	@$(LOCKED) requirements/torch-cpu.lock 2>/dev/null || { \
+	  echo "no CPU build of torch on pip's indexes; installing the default one"; \
+	  $(LOCKED) requirements/torch.lock; }
+	$(LOCKED) requirements/$(1).lock
+	$(PIP) --no-deps --no-build-isolation -e .
+endef
 
 demo: $(VENV)/demo.stamp
 	$(PY) -m demur demo --device cpu
@@ -14,31 +30,44 @@ test: $(VENV)/test.stamp
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -q -rs
+	$(PYTEST) -rs
 
 coverage: $(VENV)/test.stamp
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -q --cov --cov-report=term
+	$(PYTEST) --cov --cov-report=term
 
-docs: $(VENV)/docs.stamp
+exhaustive: $(VENV)/test.stamp
+	@mkdir -p build && rm -f build/exhaustive.xml
+	DEMUR_EXHAUSTIVE=$(DEMUR_EXHAUSTIVE) $(PYTEST) -m exhaustive --junitxml build/exhaustive.xml || true
+	$(PY) tools/exhaustive_report.py build/exhaustive.xml docs/exhaustive.md
+
+test-oldest: RESOLUTION := lowest-direct
+test-newest: RESOLUTION := highest
+test-oldest test-newest: test-%:
+	@sh tools/find-python.sh .venv-$*
+	.venv-$*/bin/python -m pip install --disable-pip-version-check --quiet uv
+	.venv-$*/bin/uv pip install --quiet --python .venv-$* --resolution $(RESOLUTION) -e '.[dev]'
+	.venv-$*/bin/uv pip install --quiet --python .venv-$* --no-deps torchattacks
+	.venv-$*/bin/uv pip list --python .venv-$*
+	OMP_NUM_THREADS=1 .venv-$*/bin/python -m pytest -n 2 --dist worksteal -q -rs
+
+lock: $(VENV)/test.stamp
+	$(PY) tools/lock.py --upgrade
+
+docs: $(VENV)/test.stamp
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo "documentation: $(CURDIR)/site/index.html"
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info runs/demo
+	rm -rf $(VENV) .venv-oldest .venv-newest build dist site *.egg-info runs/demo
 
 $(VENV)/made.stamp:
 	@sh tools/find-python.sh $(VENV)
 	@touch $@
 
-$(VENV)/demo.stamp: $(VENV)/made.stamp pyproject.toml constraints.txt
-	$(PIP) -e '.[report]'
+$(VENV)/demo.stamp: $(VENV)/made.stamp pyproject.toml $(LOCKS)
+	$(call install,demo)
 	@touch $@
 
-$(VENV)/docs.stamp: $(VENV)/made.stamp pyproject.toml constraints.txt
-	$(PIP) -e '.[docs]'
-	@touch $@
-
-$(VENV)/test.stamp: $(VENV)/made.stamp pyproject.toml constraints.txt
-	$(PIP) -e '.[dev]'
-	$(PIP) --no-deps torchattacks
-	@touch $@ $(VENV)/demo.stamp $(VENV)/docs.stamp
+$(VENV)/test.stamp: $(VENV)/made.stamp pyproject.toml $(LOCKS)
+	$(call install,test)
+	@touch $@ $(VENV)/demo.stamp

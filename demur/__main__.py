@@ -4,8 +4,10 @@ Ctrl-C is handled before the slow imports begin.
 """
 
 import signal
+import sys
 
 from demur.cli.interrupt import ctrl_c
+from demur.errors import lack
 
 
 def main() -> None:
@@ -18,6 +20,11 @@ def main() -> None:
 
             add_to(app)
             run_command()
+    except Exception as error:  # of an import
+        if (sentence := lack(error)) is None:
+            raise
+        sys.stderr.write(f"demur: {sentence}\n")
+        sys.exit(2)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done; nothing is left to stop
 

@@ -12,11 +12,24 @@ from contextvars import ContextVar
 from typing import NamedTuple, Self
 
 from rich import get_console
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import Segment
+
+from demur.errors import visible
 
 WIDE = 100  # columns of a terminal on which titles and bars have their full length
 SHORT_TITLE, SHORT_BAR = 16, 5  # elsewhere, so that percent, times and note fit 80 columns
+
+
+class VisibleConsole(Console):
+    """A console that spells out control characters in names, and commands the terminal itself."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for one in super().render(renderable, options):
+            yield one if one.control else Segment(visible(one.text), one.style)
 
 
 class Range(NamedTuple):

@@ -5,6 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.samples import mark_long_versions, samples
+
+__all__ = ["samples"]
 Answer = tuple[int, str, str]
 Command = Callable[..., Answer]
 TINY = ["epochs=4", "width=8", "attack.steps=3", "validation_attack.steps=3", "attack.eps=0.1"]
@@ -16,8 +19,10 @@ FEW = 300  # images: four whole batches of 64 and a part of one
 SLOWEST = ("test_docs", "test_code_style", "test_paper_tables", "test_explorer", "test_distributed")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the longest tests first: none of them is left to one worker at the end."""
+    mark_long_versions(items)
     items.sort(key=lambda item: item.path.stem not in SLOWEST)
 
 

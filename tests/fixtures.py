@@ -31,10 +31,11 @@ from demur.runs import Run
 from demur.training import train
 from tests.conftest import FEW, TINY, Answer, Command
 from tests.quick_net import QuickNet, trained_quick_net
+from tests.samples import examples
 
 # a busy machine is slow, not wrong
 settings.register_profile(
-    "demur", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+    "demur", deadline=None, max_examples=examples(50), suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("demur")
 

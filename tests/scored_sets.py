@@ -7,12 +7,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from demur.metrics import BoolArray, FloatArray
+from tests.samples import examples
 
 INF = math.inf
 TIED = st.sampled_from([-2.0, -1.0, 0.0, 0.5, 3.0])
 SPREAD = st.floats(-10, 10)
 Set = tuple[FloatArray, BoolArray]
-MANY, SOME, FEW = (settings(deadline=None, max_examples=most) for most in (400, 80, 25))
+MANY, SOME, FEW = (settings(deadline=None, max_examples=examples(most)) for most in (400, 80, 25))
 
 
 def as_set(rows: list[tuple[float, bool]]) -> Set:

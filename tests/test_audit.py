@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,7 @@ from demur.rejectors import GDA, KNN, Con
 from tests.conftest import Command
 from tests.linear import centred_images
 from tests.test_ensemble_result import Logits
+from tests.test_hostile_names import MARKUP, Tags
 
 EPS, COUNT = 0.15, 60
 
@@ -161,6 +163,7 @@ class TestAudit:
 MODULE = """
 import torch
 from tests.test_ensemble_result import Logits
+from tests.test_hostile_names import MARKUP, Tags
 
 def factory():
     return Logits()
@@ -353,3 +356,9 @@ class TestCommand:
     def test_help_says_that_a_model_is_code(self, command: Command) -> None:
         _, out, _ = command("audit", "--help")
         assert "A model is code." in out
+
+
+def test_a_page_holds_no_markup_of_a_name(report: AuditReport, tmp_path: Path) -> None:
+    for name in MARKUP:
+        replace(report, model=name, rule=name, warnings=(name,)).save_html(tmp_path / "audit.html")
+        assert not Tags((tmp_path / "audit.html").read_text()).handlers

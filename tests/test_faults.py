@@ -1,8 +1,8 @@
 """A disk that fails or is full at any file operation: one sentence, and nothing is lost.
 
 A forked child runs a command and gets an error from its k-th file operation. The same command,
-given again, must end with the files of a command that met no error. DEMUR_ALL_FAULTS=1 tests every
-operation; otherwise a few of each command.
+given again, must end with the files of a command that met no error. `make exhaustive` tests every
+operation, the suite a few of each command.
 """
 
 import errno
@@ -19,10 +19,10 @@ import pytest
 from demur.files.atomic import read_json, write_json
 from demur.runs import Run
 from tests import forked
+from tests.samples import Samples
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
-EVERY = bool(os.environ.get("DEMUR_ALL_FAULTS"))
 ERRORS = (errno.EIO, errno.ENOSPC)
 NEVER = 10**9
 BRIEF = ("epochs=2", "width=4", "validation_attack=Clean")
@@ -96,7 +96,7 @@ def check_fault(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_disk_that_fails_loses_nothing(
-    name: str, server: Server, tmp_path: Path, request: pytest.FixtureRequest
+    name: str, server: Server, tmp_path: Path, request: pytest.FixtureRequest, samples: Samples
 ) -> None:
     words, sampled = COMMANDS[name]
     start = tmp_path / "start"
@@ -114,8 +114,8 @@ def test_a_disk_that_fails_loses_nothing(
     code, said, operations = server(words, tmp_path / "whole")
     assert code == 0, said
     expected = content(tmp_path / "whole" / "run")
-    step = 1 if EVERY else max(1, operations // sampled)
+    step = max(1, operations // samples(sampled, operations))
     for operation in (*range(0, operations - 1, step), operations - 1):
-        numbers = ERRORS if EVERY else (ERRORS[operation // step % 2],)
+        numbers = ERRORS if step == 1 else (ERRORS[operation // step % 2],)
         for number in numbers:
             check_fault(server, words, start, operation, number, expected)

@@ -27,6 +27,7 @@ from demur.calibrate import (
 from demur.calibrate.threshold_path import ANY_SCORE, build_path, count_decisions
 from demur.metrics import BoolArray, FloatArray, risk_coverage
 from demur.metrics.checks import IntArray
+from tests.samples import Samples
 
 DELTA = 0.05
 INF = math.inf
@@ -82,6 +83,7 @@ FLAT = Population((0.0505,), (0,))  # an uninformative score with a risk just ab
 TIED_ONE = Population((0.64,), (4,), ties=5)
 TIED_TWO = Population((0.32, 0.32), (4, 4), ties=5)
 Order = Callable[[Sample], IntArray]
+SIMULATIONS = 1000  # of each guarantee in `make exhaustive`
 
 
 def certificates(
@@ -126,9 +128,11 @@ class TestGuarantees:
     @pytest.mark.parametrize(
         ("population", "n"), [(ONE, 4000), (TWO, 4000), (TIED_ONE, 1000), (TIED_TWO, 2000)]
     )
-    def test_a_risk_holds_at_near_optimal_coverage(self, population: Population, n: int) -> None:
-        found = certificates(population, Risk(0.05), n, 400)
-        assert failure_rate(population, found) <= allowed_rate(400)
+    def test_a_risk_holds_at_near_optimal_coverage(
+        self, population: Population, n: int, samples: Samples
+    ) -> None:
+        found = certificates(population, Risk(0.05), n, samples(400, SIMULATIONS))
+        assert failure_rate(population, found) <= allowed_rate(len(found))
         counts = np.array([(f.accepted_wrong, f.accepted) for f in found if f])
         assert stats.binom.cdf(counts[:, 0], counts[:, 1], 0.05).max() <= 0.9 * DELTA
         ratio = mean_coverage(population, found) / population.optimal_coverage(0.05)
@@ -139,22 +143,24 @@ class TestGuarantees:
         [(ONE, 0.95, 1000, 500), (TIED_ONE, 0.873, 1000, 1000), (TWO, 0.95, 1500, 600)],
     )
     def test_a_tpr_holds_and_is_barely_exceeded(
-        self, population: Population, level: float, n: int, runs: int
+        self, population: Population, level: float, n: int, runs: int, samples: Samples
     ) -> None:
-        found = certificates(population, TPR(level), n, runs)
+        found = certificates(population, TPR(level), n, samples(runs, SIMULATIONS))
         assert None not in found
-        assert failure_rate(population, found) <= allowed_rate(runs)
+        assert failure_rate(population, found) <= allowed_rate(len(found))
         mean_tpr = np.mean([population.true_share("tpr", f.thresholds) for f in found if f])
         assert level < mean_tpr < (level + 0.025 if not population.ties else 1)
 
-    def test_a_coverage_holds(self) -> None:
-        found = certificates(TWO, Coverage(0.8), 1000, 500)
-        assert failure_rate(TWO, found) <= allowed_rate(500)
+    def test_a_coverage_holds(self, samples: Samples) -> None:
+        found = certificates(TWO, Coverage(0.8), 1000, samples(500, SIMULATIONS))
+        assert failure_rate(TWO, found) <= allowed_rate(len(found))
         assert 0.8 < mean_coverage(TWO, found) < 0.84
 
     @pytest.mark.parametrize("guarantee", [Risk(0.05), TPR(0.95)])
-    def test_the_guarantee_and_all_intervals_hold_together(self, guarantee: Guarantee) -> None:
-        found = certificates(TWO, guarantee, 2000, 100)
+    def test_the_guarantee_and_all_intervals_hold_together(
+        self, guarantee: Guarantee, samples: Samples
+    ) -> None:
+        found = certificates(TWO, guarantee, 2000, samples(100, SIMULATIONS))
         false = 0
         for one in found:
             assert one is not None
@@ -163,14 +169,16 @@ class TestGuarantees:
             covered = [low <= t <= high for t, (low, high) in zip(true, intervals, strict=True)]
             false += not all(covered)
             assert max(high - low for low, high in intervals) < 0.12
-        assert false / len(found) <= allowed_rate(100)
+        assert false / len(found) <= allowed_rate(len(found))
 
     @pytest.mark.parametrize("columns", [1, 2])
-    def test_an_uninformative_score_is_not_tested_until_it_passes(self, columns: int) -> None:
+    def test_an_uninformative_score_is_not_tested_until_it_passes(
+        self, columns: int, samples: Samples
+    ) -> None:
         """No certificate is true here; tests without error control give many."""
         flat = Population(tuple(0.0505 / columns for _ in range(columns)), (0,) * columns)
-        found = certificates(flat, Risk(0.05), 900, 600)
-        assert failure_rate(flat, found) <= allowed_rate(600)
+        found = certificates(flat, Risk(0.05), 900, samples(600, SIMULATIONS))
+        assert failure_rate(flat, found) <= allowed_rate(len(found))
         rng, uncorrected = np.random.default_rng(0), 0
         for _ in range(200):
             scores, correct = flat.draw(900, rng)
@@ -191,15 +199,15 @@ class TestGuarantees:
         assert uncorrected / 300 > 0.3
 
     @pytest.mark.parametrize("falling", [True, False])
-    def test_the_order_of_the_images_does_not_matter(self, falling: bool) -> None:
+    def test_the_order_of_the_images_does_not_matter(self, falling: bool, samples: Samples) -> None:
         """Sorted by score or with errors first, and the same pilot indices in every run."""
 
         def order(sample: Sample) -> IntArray:
             scores, correct = sample
             return np.argsort(-scores[:, 0]) if falling else np.argsort(correct, kind="stable")
 
-        found = certificates(ONE, Risk(0.05), 1000, 500, order)
-        assert failure_rate(ONE, found) <= allowed_rate(500)
+        found = certificates(ONE, Risk(0.05), 1000, samples(500, SIMULATIONS), order)
+        assert failure_rate(ONE, found) <= allowed_rate(len(found))
         assert mean_coverage(ONE, found) > 0.85 * ONE.optimal_coverage(0.05)
 
 

@@ -10,6 +10,7 @@ from scipy.stats import kstest
 from demur import BadInput
 from demur.guards.calibration import score_histogram
 from demur.serve.metrics import SHIFTS, SPREADS, DriftMonitor
+from tests.samples import Samples
 
 Scores = NDArray[np.float64]
 
@@ -30,10 +31,10 @@ def draw(random: np.random.Generator, kind: str, n: int) -> Scores:
 
 @pytest.mark.parametrize("kind", ["continuous", "discrete", "gated"])
 @pytest.mark.parametrize("calibration", [30, 400])
-def test_false_alarms_are_as_rare_as_stated(kind: str, calibration: int) -> None:
+def test_false_alarms_are_as_rare_as_stated(kind: str, calibration: int, samples: Samples) -> None:
     """Within n images with a probability of at most n / c, however small the calibration set."""
     random = np.random.default_rng(1)
-    images, level, runs = 250, 1000, 60
+    images, level, runs = 250, 1000, samples(60, 1000)
     alarms = 0
     for run in range(runs):
         one = monitor(draw(random, kind, calibration), level, run)

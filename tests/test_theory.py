@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from demur.errors import BadInput
 from demur.metrics import theory
 from demur.metrics.theory import BoolArray, FloatArray, TheoryInputs
+from tests.samples import examples
 
-MANY, SOME = (settings(deadline=None, max_examples=most) for most in (200, 60))
+MANY, SOME = (settings(deadline=None, max_examples=examples(most)) for most in (200, 60))
 # any counterexample will do: shrinking it takes longer than finding it
 FIRST = settings(max_examples=5000, phases=[Phase.generate], database=None, deadline=None)
 

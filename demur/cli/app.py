@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,13 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from demur.cli.interrupt import INTERRUPTED, ctrl_c
-from demur.errors import BadInput
-
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NO_MEMORY = (
-    "allocate memory", "not enough memory", "out of memory", "alloc_failed",
-    "storage size calculation overflowed",
-)  # fmt: skip
+from demur.errors import BadInput, lack, visible
 
 # Commands that store what they finish, so that the same command resumes.
 RESUMABLE = (
@@ -131,9 +126,11 @@ def main(program: typer.Typer = app) -> None:
     """Run a command line; wrong input prints one sentence and exits with code 2."""
     message = _stop_message if program is app else lambda: "stopped"
     replace_unencodable()
+    out: Any = Visible(sys.stdout)
+    err: Any = Visible(sys.stderr)
     if (here := str(Path.cwd())) not in sys.path:  # Custom("module:Class") may name a local module
         sys.path.append(here)
-    with ctrl_c(message) as interrupt:
+    with redirect_stdout(out), redirect_stderr(err), ctrl_c(message) as interrupt:
         try:
             code = program(prog_name=program.info.name, standalone_mode=False)
         except SystemExit as end:
@@ -144,10 +141,24 @@ def main(program: typer.Typer = app) -> None:
         except Exception as error:
             code = INTERRUPTED if interrupt.received else _report_error(error)
     if code == INTERRUPTED or interrupt.received:
-        sys.stderr.write(f"demur: {message()}\n")
+        sys.stderr.write(visible(f"demur: {message()}\n"))
         code = INTERRUPTED
     if code:
         sys.exit(code)
+
+
+class Visible:
+    """A text stream that spells out control characters; rich writes past it, to the stream."""
+
+    def __init__(self, stream: Any) -> None:
+        self.rich_proxied_file = stream
+
+    def write(self, text: str) -> int:
+        self.rich_proxied_file.write(visible(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
 
 
 def _report_error(error: Exception) -> int:
@@ -184,16 +195,12 @@ def error_message(error: Exception) -> str | None:
     """Return why a command failed, in one sentence; None for a bug in demur."""
     if isinstance(error, BadInput):
         return str(error)
-    if _is_out_of_memory(error):
-        return "there is not enough memory for this; use a smaller batch or net"
-    if isinstance(error, OSError):
-        return _os_error_message(error)
-    return _usage_message(error)
+    if sentence := lack(error):
+        return sentence
+    return _os_error_message(error) if isinstance(error, OSError) else _usage_message(error)
 
 
 def _os_error_message(error: OSError) -> str:
-    if error.errno in DISK_FULL:
-        return "the disk is full; free some space and run the same command again"
     where = f"{error.filename}: " if error.filename else ""
     reason = (error.strerror or str(error)).lower()
     if error.errno == errno.EIO:
@@ -257,16 +264,6 @@ def _command_of(error: Exception) -> str:
             break
         words.append(word)
     return " ".join(words)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether memory ran out, by the type of the error or by torch's message."""
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    if isinstance(error, MemoryError):
-        return True
-    message = str(error).lower()
-    return isinstance(error, RuntimeError) and any(part in message for part in NO_MEMORY)
 
 
 def replace_unencodable() -> None:

@@ -38,8 +38,9 @@ class Interrupt:
 
     def end(self) -> None:
         """Print the sentence and end the process without cleaning up, as kill -9 would."""
-        cursor = SHOW_CURSOR if sys.stderr.isatty() else ""
-        sys.stderr.write(f"{cursor}demur: {self.sentence()}\n")
+        if sys.stderr.isatty():
+            getattr(sys.stderr, "rich_proxied_file", sys.stderr).write(SHOW_CURSOR)
+        sys.stderr.write(f"demur: {self.sentence()}\n")
         sys.stderr.flush()
         os._exit(INTERRUPTED)
 

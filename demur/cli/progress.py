@@ -1,12 +1,10 @@
 """Progress bars and messages on stderr, so that the output of --json stays valid."""
 
-from rich.console import Console
-
 from demur import distributed
-from demur.progress import Bar
+from demur.progress import Bar, VisibleConsole
 from demur.training import Progress as TrainingProgress
 
-console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+console = VisibleConsole(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def on_message(sentence: str) -> None:

@@ -1,10 +1,22 @@
 """The model card of a guard: what its folder's README.md says, as the Hub shows it."""
 
+import re
 from typing import Any
 
+from demur.errors import visible
 from demur.guards.decision import BaseGuard
 
 MOST_CLASSES = 20  # that the card lists
+
+
+def _plain(text: str) -> str:
+    """A name that markdown shows as it is: no HTML, no link, no new line."""
+    return re.sub(r"([\\`\[\]<>|])", r"\\\1", visible(" ".join(text.split())))
+
+
+def _code(text: str) -> str:
+    """A name as code, which a backtick would end."""
+    return f"`{visible(' '.join(text.split())).replace('`', chr(39))}`"
 
 
 def model_card(guard: BaseGuard, factory: str | None) -> str:
@@ -39,8 +51,8 @@ def _usage(guard: BaseGuard, factory: str | None) -> list[str]:
         module = factory.partition(":")[0]
         lines += [
             "",
-            f"The model is made by `{factory}`. Import that module first, or set "
-            f"`DEMUR_MODULES={module}`.",
+            f"The model is made by {_code(factory)}. Import that module first, or set "
+            f"{_code(f'DEMUR_MODULES={module}')}.",
         ]
     return lines
 
@@ -54,7 +66,7 @@ def _inputs(guard: BaseGuard) -> list[str]:
         if guard.resize
         else "**an error**"
     )
-    shown = [f"`{name}`" for name in guard.class_names[:MOST_CLASSES]]
+    shown = [_code(name) for name in guard.class_names[:MOST_CLASSES]]
     more = len(guard.class_names) - len(shown)
     return [
         "## Images", "",
@@ -71,12 +83,12 @@ def _rule(guard: BaseGuard) -> list[str]:
     lines += ["| score | threshold |", "|---|---:|"]
     for part in guard.scores:
         shown = "any" if part.threshold == float("-inf") else f"{part.threshold:.6g}"
-        lines.append(f"| {part.name} | {shown} |")
+        lines.append(f"| {_plain(part.name)} | {shown} |")
     calibration = guard.calibration
     lines += ["", f"Chosen on {calibration['images']:,} clean calibration images: "
-              f"{calibration['sentence']}."]  # fmt: skip
+              f"{_plain(calibration['sentence'])}."]  # fmt: skip
     if calibration["certificate"] is None:
-        lines.append(f"**The thresholds have no guarantee**: {calibration['shortfall']}.")
+        lines.append(f"**The thresholds have no guarantee**: {_plain(calibration['shortfall'])}.")
     else:
         lines.append(
             "The guarantee holds for clean images from the distribution of the calibration images. "
@@ -103,7 +115,7 @@ def _figures(guard: BaseGuard) -> list[str]:
 
 def _row(name: str, figures: dict[str, Any]) -> str:
     cells = [_share(figures[key]) for key in ("accuracy", "coverage", "tpr", "risk")]
-    return f"| {name} | {figures['images']:,} | {' | '.join(cells)} |"
+    return f"| {_plain(name)} | {figures['images']:,} | {' | '.join(cells)} |"
 
 
 def _share(share: dict[str, Any] | None) -> str:

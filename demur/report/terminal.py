@@ -21,6 +21,7 @@ from demur.errors import BadInput
 from demur.evaluate import BASELINE, LoadedRun, Protocol, RecordOptions, Row, ScoredRecord
 from demur.evaluate.score import FEATURES, PROBES
 from demur.metrics import Difference, Interval
+from demur.progress import VisibleConsole
 from demur.recipes import RECIPES, attack
 from demur.runs import Record, Run
 from demur.sanity import CheckResult, Flag
@@ -56,7 +57,7 @@ def show_scores(scored: list[ScoredRecord], protocols: Iterable[Protocol]) -> No
 
 def terminal(width: int | None = None) -> Console:
     """Return a console that prints brackets and colons in names literally."""
-    console = Console(width=width, markup=False, emoji=False, highlight=False)
+    console = VisibleConsole(width=width, markup=False, emoji=False, highlight=False)
     if width is None and not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
     return console

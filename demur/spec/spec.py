@@ -219,9 +219,10 @@ def read(text: str, vocabulary: Vocabulary) -> Any:
     except BadInput:
         raise
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise BadInput(
-            f"cannot read {shown!r}; write it like PGD(Linf(8/255), steps=10, step_size=2/255)"
-        ) from None
+        pass  # MemoryError: the parser's word for deep nesting
+    raise BadInput(
+        f"cannot read {shown!r}; write it like PGD(Linf(8/255), steps=10, step_size=2/255)"
+    )
 
 
 def _value(node: ast.expr, vocabulary: Vocabulary, text: str) -> Any:
