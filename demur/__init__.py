@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from demur.runs import Record, Records, Run
     from demur.training import train
     from demur.training.retrofitting import HeadComparison, Retrofit, retrofit
+    from demur.verification import Verification, verify
 
 _MODULES = {
     "attacks": (
@@ -123,6 +124,7 @@ _MODULES = {
     "runs": "Record Records Run",
     "training": "train",
     "training.retrofitting": "HeadComparison Retrofit retrofit",
+    "verification": "Verification verify",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
@@ -137,9 +139,10 @@ __all__ = [
     "OwnImages", "Piecewise", "PlusLogScore", "RCon", "Recipe", "Record", "RecordOptions",
     "Records", "RejectAutoAttack", "RejectClassModel", "Rejected", "RejectingClassifier",
     "Rejector", "RejectorEvaluation", "ResNet8", "ResNet18", "Retrofit", "Risk", "Run", "SNet",
-    "Score", "SoftmaxMargin", "Square", "Standard", "Uncertified", "UntargetedMargin", "ViM",
+    "Score", "SoftmaxMargin", "Square", "Standard", "Uncertified", "UntargetedMargin",
+    "Verification", "ViM",
     "WideResNet", "attack", "audit", "certify_threshold", "guard", "recipe", "resolve_thresholds",
-    "retrofit", "run_attack", "train",
+    "retrofit", "run_attack", "train", "verify",
 ]  # fmt: skip
 
 
