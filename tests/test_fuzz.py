@@ -20,7 +20,7 @@ from tests.fuzz.worker import run_case
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
 
-CASES = dict.fromkeys(KINDS, 300) | {"argv": 30, "bundle": 60, "api": 100}
+CASES = dict.fromkeys(KINDS, 300) | {"argv": 30, "bundle": 60, "api": 100, "stored": 150}
 SEED = 7
 
 

@@ -67,7 +67,8 @@ def verify(
     for line in [*map(str, found.findings), *found.lines()] if not as_json else ():
         typer.echo(line)
     if found.findings:
-        typer.echo(f"demur: {len(found.findings)} findings in {path}", err=True)
+        count = len(found.findings)
+        typer.echo(f"demur: {count} finding{'s'[: count - 1]} in {path}", err=True)
         raise typer.Exit(2)
     return None
 

@@ -59,11 +59,11 @@ def check_signature(folder: Path, public_key: str | Path) -> None:
 
 def _signer(private_key: Path) -> Any:
     signing = _library()
-    read_regular_file(private_key, MAX_KEY, "name a private key in a PEM file")
-    password = os.environ.get(PASSWORD)
+    content = read_regular_file(private_key, MAX_KEY, "name a private key in a PEM file")
+    password = os.environ.get(PASSWORD, "").encode() if b"ENCRYPTED" in content else None
     try:
         return signing.signing.Config().use_elliptic_key_signer(
-            private_key=private_key, password=password.encode() if password else None
+            private_key=private_key, password=password
         )
     except Exception:  # cryptography raises its own errors for whatever is no such key
         raise BadInput(
