@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 Bundle = Annotated[str, typer.Argument(help="A folder that demur export wrote.")]
 
+PublicKey = Annotated[
+    str | None,
+    typer.Option(help="Public key (PEM) that must have signed the guard.", show_default="none"),
+]
 Tpr = Annotated[
     float | None,
     typer.Option(
@@ -238,10 +242,7 @@ def serve(
     timeout: Annotated[
         float, typer.Option(callback=check_finite, help="Seconds until a request is given up.")
     ] = 10.0,
-    require_signature: Annotated[
-        str | None,
-        typer.Option(help="Public key (PEM) that must have signed the guard.", show_default="none"),
-    ] = None,
+    require_signature: PublicKey = None,
     device: Device = "auto",
 ) -> None:  # fmt: skip
     """Serve a guard over HTTP: /predict, /health, /metrics, and a page to try it at /.

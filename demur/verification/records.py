@@ -44,8 +44,8 @@ class StoredRun(LoadedRun):
         known = {"split": split, "attack": digest(Clean())}
         if whole := self.run.checkpoint.get("data", {}).get(split):
             known["data"] = whole
-        found = [r for r in self.records
-                 if known.items() <= r.metadata.items() and "first_of" not in r.metadata]  # fmt: skip
+        whole_records = (r for r in self.records if "first_of" not in r.metadata)
+        found = [r for r in whole_records if known.items() <= r.metadata.items()]
         if not found:
             raise BadInput(f"there is no clean {split} record")
         return max(found, key=lambda r: (len(r.y), bool(r.metadata["features"])))
