@@ -240,7 +240,7 @@ FORGED = (
     _of_record("adversarial examples replaced by noise",
                arrays(x_adv=lambda v: torch.rand(v.shape)), True, "the ball around the images"),
     _of_record("adversarial examples replaced by the images",
-               lambda r: r.arrays["x_adv"].fill_(0.5), True, "the ball around the images"),
+               arrays(x_adv=lambda v: torch.full_like(v, 0.5)), True, "the ball around the images"),
     _of_record("another split", nothing, True, "digest of the record", split="cal"),
     _of_record("other weights", nothing, True, "weights of the run", weights="0" * 64),
     _of_record("another digest of the images", nothing, True, "digest of the record",
