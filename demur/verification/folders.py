@@ -238,10 +238,10 @@ class _Task:
         except BadInput as reason:  # the code of a user's net is not imported unasked
             unchecked[f"weights: {reason}"] += 1
             return False
-        loads = False
+        before = len(self.found.findings)
         with self.found.reading(run.path / "model.safetensors", "weights"):
-            loads = loaded.net is not None
-        return loads
+            _ = loaded.net
+        return len(self.found.findings) == before
 
     def labels_problem(self, record: Record, run: Run) -> str:
         """Whether an image has another label here than in a record of the same data set."""
