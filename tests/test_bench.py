@@ -38,7 +38,7 @@ def one_pair(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_engines_that_agree_pass_the_check(command: Command, one_pair: None) -> None:
-    code, out, err = command("bench", "--check")
+    code, out, err = command("verify", "--engine")
     assert code == 0, err
     verdicts = [line.split()[:2] for line in out.splitlines()[:4]]
     assert verdicts == 2 * [["same", "fp64"]] + 2 * [["same", "fp32"]]
@@ -50,7 +50,7 @@ def test_engines_that_differ_fail_the_check(
     command: Command, one_pair: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FrozenModel, "refresh", lambda self: None)
-    code, out, err = command("bench", "--check", "--only", "fp64", "--json")
+    code, out, err = command("verify", "--engine", "--only", "fp64", "--json")
     assert code == 1
     assert "the fast engine differs from the plain one" in err
     report = json.loads(out)
@@ -75,7 +75,7 @@ def test_an_interrupted_check_resumes(
         )  # fmt: skip
 
     monkeypatch.setattr(engine_check, "equality", interrupted_equality)
-    arguments = ["bench", "--check", "--only", "rr,fp32,fp64", "-o", "check.json"]
+    arguments = ["verify", "--engine", "--only", "rr,fp32,fp64", "-o", "check.json"]
     assert command(*arguments)[0] != 0
     saved = json.loads((in_empty_folder / "check.json").read_text())["pairs"]
     assert [pair["precision"] for pair in saved] == ["fp64", "fp64"]
@@ -96,16 +96,16 @@ def test_only_selects_the_compared_pairs(command: Command, in_empty_folder: Path
     everything = [*engine_check.recipes("fp32"), *engine_check.recipes("fp64")]
     assert len(engine_check.selected_recipes(())) == len(everything)
     expect_error(
-        command("bench", "--check", "--only", "trade"),
+        command("verify", "--engine", "--only", "trade"),
         "no framework, head or precision is called 'trade'; did you mean trades",
     )
     expect_error(
-        command("bench", "--check", "--only", "ccat,snet"),
+        command("verify", "--engine", "--only", "ccat,snet"),
         "no framework and head combine as ccat, snet",
     )
     (in_empty_folder / "other.json").write_text("[]")
     expect_error(
-        command("bench", "--check", "-o", "other.json"),
+        command("verify", "--engine", "-o", "other.json"),
         "other.json is not a report of this command; name another file",
     )
     assert (in_empty_folder / "other.json").read_text() == "[]"
@@ -117,7 +117,7 @@ def test_different_noise_on_the_device_fails_the_check(
     assert engine_check.noise_is_equal(CPU)
     monkeypatch.setattr(engine_check, "selected_recipes", lambda only: [])
     monkeypatch.setattr(engine_check, "noise_is_equal", lambda device: False)
-    assert command("bench", "--check")[0] == 1
+    assert command("verify", "--engine")[0] == 1
 
 
 def test_equality_fails_after_a_fallback_or_a_large_distance() -> None:
@@ -127,13 +127,3 @@ def test_equality_fails_after_a_fallback_or_a_large_distance() -> None:
     assert not replace(same, distance_to_plain=2e-9).holds
     assert not replace(same, distance_to_plain=float("nan")).holds
     assert not replace(same, distance_in_one_step=2e-9).holds
-
-
-@pytest.mark.parametrize("words", ["digits-pgdat width=4", "--steps 3", "--only eager,fast -o x"])
-def test_the_command_names_the_script_that_times(words: str, command: Command) -> None:
-    assert command("bench", *words.split()) == (
-        2,
-        "",
-        "demur: this command only compares the engines; to time them in a checkout, run python "
-        f"benchmarks/speed.py {words}\n",
-    )

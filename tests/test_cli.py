@@ -22,8 +22,8 @@ from tests.conftest import Answer, Command
 from tests.test_runs import spoil
 
 COMMANDS = {
-    "attack", "audit", "bench", "calibrate", "data", "demo", "explore", "list", "paper", "report",
-    "retrofit", "score", "archive", "train", "export", "predict", "serve",
+    "attack", "audit", "calibrate", "data", "demo", "explore", "list", "paper", "report",
+    "retrofit", "score", "archive", "train", "export", "predict", "serve", "verify",
 }  # fmt: skip
 INNER = (
     "paper table", "paper figure", "paper study", "paper study adaptive", "paper study distortion",
@@ -65,6 +65,7 @@ def test_the_help_has_titled_groups_in_the_order_of_use(command: Command) -> Non
         ("distortion RUN cw", "paper study distortion RUN cw"),
         ("theory 'my run' --json", "paper study theory 'my run' --json"),
         ("show digits-pgdat epochs=3", "list digits-pgdat epochs=3"),
+        ("bench --check --only rr -o x", "verify --engine --only rr -o x"),
         ("paper table 2 --kept results", "paper table 2 --from results"),
         ("paper figure tau --kept results", "paper figure tau --from results"),
     ],

@@ -12,7 +12,7 @@ from demur.runs import Run
 from tests.conftest import Command
 
 VERB = (
-    "attack|score|calibrate|report|archive|list|train|data|bench|demo|paper|show|theory|table|"
+    "attack|score|calibrate|report|archive|list|train|data|verify|bench|demo|paper|show|theory|table|"
     "adaptive|distortion"
 )
 # words of a command, quoted ones too, up to punctuation or the rest of the sentence
@@ -27,7 +27,7 @@ WRONG_NAMES = [
         ("calibrate", " --risk 0.05"), ("report", ""), ("list", ""), ("list", " epochs=3"),
         ("archive", " -o copy"), ("paper study theory", ""), ("paper study adaptive", ""),
         ("paper study distortion", ""),
-        ("train", ""), ("bench", ""),
+        ("train", ""), ("verify", ""),
     )
 ]  # fmt: skip
 WRONG = [
@@ -36,7 +36,8 @@ WRONG = [
     "train @nothing.txt", "train @tiny/model.safetensors", "train cifar10-pgdat-rr",
     "train cifar10-pgdat-rr --data 'my data'", "train digits-pgdat --out runs/tiny", "attack tiny",
     "attack tiny clean --split fitt", "score tiny --protocol papr", "calibrate tiny", "trian",
-    "list digits-pgdat-r", "train digits-pgdat epochz=3", "attack tiny @nothing", "bench nothing",
+    "list digits-pgdat-r", "train digits-pgdat epochz=3", "attack tiny @nothing",
+    "bench nothing", "verify",
     "train digits-pgdat --device cuda:99", "report tiny -o tiny", "theory tiny", "show tiny",
     "table 2 --kept runs", "adaptive tiny", "distortion tiny", "paper study theory tiny --gamma 2",
     "",

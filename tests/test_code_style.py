@@ -36,6 +36,7 @@ LAYERS = [
     ["sanity"],
     ["training", "guards"],
     ["report", "serve", "audits"],
+    ["verification"],
     ["cli"],
     ["paper"],
 ]  # fmt: skip

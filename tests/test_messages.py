@@ -33,11 +33,11 @@ RESUMES = [
     "train digits-pgdat-rr epochs=50 --out run", "attack tiny pgd-20",
     "paper table 2 --scale smoke", "paper figure tau --scale smoke",
     "paper study recipes methods-digits", "paper study adaptive tiny",
-    "paper study distortion tiny", "demo", "bench -o page",
-    "bench --check --out=page",
+    "paper study distortion tiny", "demo", "verify --engine -o page",
+    "verify --engine --out=page",
 ]  # fmt: skip
 STARTS_OVER = [
-    "bench", "bench --check", "score tiny", "report tiny",
+    "verify --engine", "verify tiny", "score tiny", "report tiny",
     "data get cifar10", "paper study theory tiny", "paper table 2 --from results", "",
 ]  # fmt: skip
 
@@ -128,5 +128,5 @@ def test_under_torchrun_the_torchrun_command_resumes(monkeypatch: pytest.MonkeyP
 
 def test_commands_that_only_read_start_over() -> None:
     assert "resumes from what was finished" in stop_message(["paper", "table", "2"])
-    for words in (["paper", "table", "2", "--from", "results"], ["bench"], ["score", "x"]):
+    for words in (["paper", "table", "2", "--from", "results"], ["verify"], ["score", "x"]):
         assert "starts from the beginning" in stop_message(words)

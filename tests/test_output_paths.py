@@ -16,7 +16,7 @@ from tests.conftest import Command
 
 FILES = [
     "report RUN -o", "paper study recipes methods-digits -o", "paper study theory RUN -o",
-    "bench -o", "bench --check -o",
+    "verify --engine -o",
 ]  # fmt: skip
 FOLDERS = [
     "train digits-pgdat --out", "demo --out", "archive RUN -o",
@@ -120,7 +120,7 @@ def test_a_bench_that_cannot_be_written_is_still_printed(
 ) -> None:
     monkeypatch.setattr(engine_check, "selected_recipes", lambda only: [])
     monkeypatch.setattr(files, "write_text", disk_full)
-    code, out, err = command("bench", "-o", "page")
+    code, out, err = command("verify", "--engine", "-o", "page")
     assert code == 2
     assert "noise is the same" in out
     assert "the disk is full" in err

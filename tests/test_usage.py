@@ -49,7 +49,7 @@ def test_unknown_commands_and_options_give_one_line(
     ("words", "option"),
     [
         ("paper study theory x --rho ten", "--rho"),
-        ("bench --steps many", "--steps"),
+        ("verify x --n many", "--n"),
         ("paper study recipes methods-digits --seeds 0", "--seeds"),
         ("attack x clean --n many", "--n"),
     ],

@@ -71,7 +71,7 @@ class EnsembleState:
         """
         if self.path is None or not self.path.exists():
             return start
-        stored = self._read(self.path)
+        stored = read_state(self.path)
         for name, key in self.keys.items():
             if name not in stored or not torch.equal(stored[name], key):
                 raise BadInput(
@@ -79,27 +79,16 @@ class EnsembleState:
                     f"{name.removeprefix(KEY_PREFIX)}; name another file or remove it"
                 )
         if not all(_alike(stored.get(name), getattr(start, name)) for name in PROGRESS):
-            self._raise_damaged()
+            raise_damaged(self.path)
         x_adv, value, broken, tried = (stored[name].to(start.x_adv.device) for name in PROGRESS)
         return self._confirmed(ChainState(x_adv, value, broken, tried, start.inputs), start, bs)
-
-    def _read(self, path: Path) -> dict[str, Tensor]:
-        """Tensors of the file, after its digest is checked."""
-        content = path.read_bytes() if path.is_file() else b""  # not a folder, pipe or device
-        tensors, own_digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
-        if hashlib.sha256(tensors).digest() != own_digest:
-            self._raise_damaged()
-        try:
-            return tensors_of(tensors)
-        except SafetensorError:
-            self._raise_damaged()
 
     def _confirmed(self, state: ChainState, start: ChainState, bs: int) -> ChainState:
         """The stored state, with images back at the start whose success is not confirmed."""
         members, broken, tried = len(self.chain.attacks), state.broken_by, state.tried
         valid = (broken >= BROKEN_CLEAN) & (broken < members) & (tried >= 0) & (tried <= members)
         if not bool((valid & self.chain.inside(self.batch.x, state.x_adv)).all()):
-            self._raise_damaged()
+            raise_damaged(self.path)
         batches = zip(state.x_adv.split(bs), self.batch.y.split(bs), strict=True)
         success = torch.cat([self.chain.criterion(self.model(x_adv), y) for x_adv, y in batches])
         refuted = ((broken != NOT_BROKEN) & ~success).nonzero()[:, 0]
@@ -107,11 +96,24 @@ class EnsembleState:
             getattr(state, name)[refuted] = getattr(start, name)[refuted]
         return state
 
-    def _raise_damaged(self) -> NoReturn:
-        raise BadInput(
-            f"{self.path} is not a state of an evaluation or is damaged; name another file or "
-            "remove it"
-        )
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Tensors of a state file, after its digest is checked."""
+    content = path.read_bytes() if path.is_file() else b""  # not a folder, pipe or device
+    tensors, own_digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
+    if hashlib.sha256(tensors).digest() != own_digest:
+        raise_damaged(path)
+    try:
+        return tensors_of(tensors)
+    except (SafetensorError, KeyError, ValueError, RuntimeError):  # KeyError: an unknown type
+        raise_damaged(path)
+
+
+def raise_damaged(path: Path | None) -> NoReturn:
+    """Raise BadInput: the file is not a state."""
+    raise BadInput(
+        f"{path} is not a state of an evaluation or is damaged; name another file or remove it"
+    )
 
 
 def concat_states(parts: list[ChainState]) -> ChainState:

@@ -27,9 +27,9 @@ RESUMABLE = (
     "paper study adaptive", "paper study distortion", "paper study recipes",
 )  # fmt: skip
 PANELS = {  # of the help: titles and commands in the order of use
-    "Train": ("demo", "list", "data", "train", "retrofit", "bench"),
+    "Train": ("demo", "list", "data", "train", "retrofit"),
     "Attack": ("attack", "audit"),
-    "Judge": ("score", "report", "explore"),
+    "Judge": ("score", "report", "explore", "verify"),
     "Ship": ("calibrate", "export", "predict", "serve", "archive"),
     "Paper": ("paper",),
 }
@@ -42,6 +42,7 @@ MOVED = {  # old spellings of commands
     "distortion": "paper study distortion",
     "theory": "paper study theory",
     "show": "list",
+    "bench": "verify --engine",
 }
 
 
@@ -70,6 +71,7 @@ def current_spelling(words: list[str]) -> list[str]:
     moved = MOVED.get(command, command)
     if command == "table" and any(word.startswith("methods-") for word in rest):
         moved = "paper study recipes"
+    rest = [word for word in rest if (command, word) != ("bench", "--check")]
     return [*moved.split(), *(re.sub(r"^--kept(?=$|=)", "--from", word) for word in rest)]
 
 
@@ -225,7 +227,7 @@ def stop_message(words: list[str]) -> str:
 
 def _resumes(words: list[str]) -> bool:
     """Return whether the command stores each part of its work as it finishes it."""
-    if "bench" in words[:1]:
+    if "verify" in words[:1]:
         return any(word.startswith(("-o", "--out")) for word in words)
     if "audit" in words[:1]:
         return any(word.startswith("--state") for word in words)

@@ -1,8 +1,6 @@
-"""demur bench."""
+"""demur verify: of stored results, and of the engines."""
 
 import json
-import shlex
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -10,49 +8,79 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from demur.cli.app import AsJson, Device, app, split_names
+from demur.cli.app import AsJson, DataFolder, Device, app, split_names
 from demur.errors import BadInput
 from demur.files.output_paths import is_stream, output_file
 
 if TYPE_CHECKING:
     from demur.training.engine_check import Reports
 
-TIMINGS = {"eager", "plain", "fast", "eval", "overhead", "large", "attack"}  # of the script
 OutFile = Annotated[
     str | None,
     typer.Option(
-        "--out", "-o", callback=output_file("json"), help="Also write the report to this JSON file."
+        "--out",
+        "-o",
+        callback=output_file("json"),
+        help="With --engine: also write this JSON file.",
     ),
 ]
 
 
-@app.command(context_settings={"allow_extra_args": True})
-def bench(
-    ctx: typer.Context,
-    check: Annotated[bool, typer.Option("--check", hidden=True)] = False,
+@app.command()
+def verify(
+    path: Annotated[
+        str | None,
+        typer.Argument(help="A run, archive, guard, record or state, or a folder of these."),
+    ] = None,
+    n: Annotated[
+        int, typer.Option("--n", help="Images of each record to attack again, with weights.", min=0)
+    ] = 8,
+    key: Annotated[
+        str | None,
+        typer.Option(help="Public key (PEM) of whoever signed it.", show_default="no signature"),
+    ] = None,
+    engine: Annotated[
+        bool, typer.Option("--engine", help="Check the fast engine on this machine instead.")
+    ] = False,
     only: Annotated[
-        str, typer.Option(help="Some frameworks, heads and precisions, such as pgdat,rr,fp32.")
+        str, typer.Option(help="With --engine: some frameworks, heads, precisions: pgdat,rr,fp32.")
     ] = "",
-    steps: Annotated[int | None, typer.Option(hidden=True)] = None,
     out: OutFile = None,
     as_json: AsJson = False,
     device: Device = "auto",
+    data: DataFolder = None,
 ) -> None:
-    """Check that the fast engine trains the same weights as the plain engine on this machine.
+    """Check that stored results agree with each other; with --engine, that both engines do.
 
-    Example: demur bench --only pgdat,rr -o check.json
+    Example: demur verify runs/digits-pgdat-rr --n 20
     """
+    if engine == (path is not None):
+        raise BadInput("give a path to verify, or --engine to compare the engines")
+    if engine:
+        return _verify_engine(only, out, as_json, device)
+    if only or out:
+        raise BadInput("--only and --out belong to --engine; leave them out")
+    from demur.verification import verify as verify_path
+
+    found = verify_path(
+        str(path), n=n, key=key, device=device, data_folder=Path(data) if data else None
+    )
+    if as_json:
+        typer.echo(_text(found.to_json()))
+    for line in [*map(str, found.findings), *found.lines()] if not as_json else ():
+        typer.echo(line)
+    if found.findings:
+        count = len(found.findings)
+        typer.echo(f"demur: {count} finding{'s'[: count - 1]} in {path}", err=True)
+        raise typer.Exit(2)
+    return None
+
+
+def _verify_engine(only: str, out: str | None, as_json: bool, device: str) -> None:
     from demur.cli.progress import on_message
     from demur.numerics import device_by_name
 
-    names = split_names(only)
-    if ctx.args or steps is not None or (not check and TIMINGS.intersection(names)):
-        words = [word for word in sys.argv[2:] if word != "--check"]
-        script = shlex.join(["python", "benchmarks/speed.py", *words])
-        raise BadInput(
-            f"this command only compares the engines; to time them in a checkout, run {script}"
-        )
-    report = _run_check(device_by_name(device), on_message, names, out)
+    report = _run_check(device_by_name(device), on_message, split_names(only), out)
     print_report(report, _show_check, out, as_json)
     if not (report["noise_is_equal"] and all(pair["holds"] for pair in report["pairs"])):
         typer.echo(

@@ -31,6 +31,10 @@ THRESHOLDS_FROM_CAL = (
     "thresholds are chosen on the cal images, so cal scores say nothing about them; use --protocol "
     "paper, or score the test images"
 )
+SignKey = Annotated[
+    str | None,
+    typer.Option(help="Sign with this private key (PEM).", show_default="unsigned"),
+]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its name in runs/.")]
 
 
@@ -364,6 +368,7 @@ def archive(
             help="Keep the features of the first N images, and no others.", show_default="none"
         ),
     ] = None,
+    sign: SignKey = None,
     device: Device = "auto",
     data: DataFolder = None,
 ) -> None:
@@ -385,10 +390,11 @@ def archive(
     with CountBar(f"archive {loaded.run.name}", "records") as bar:
         if features is None:
             copy = archive_run(
-                loaded, Path(out), split_names(only), bar.on_progress, fitted=split_names(fitted)
-            )
+                loaded, Path(out), split_names(only), bar.on_progress, fitted=split_names(fitted),
+                sign=sign,
+            )  # fmt: skip
         else:
-            copy = pack(loaded, Path(out), features, bar.on_progress)
+            copy = pack(loaded, Path(out), features, bar.on_progress, sign)
     size = sum(path.stat().st_size for path in copy.path.rglob("*") if path.is_file())
     where = "" if copy.records("test") else " --split cal"
     on_message(f"{out}: {size / 1e6:.1f} MB; demur score {shlex.quote(out)}{where} reads it")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, Verify, app, check_finite, split_names
-from demur.cli.evaluate import RunName, load_run
+from demur.cli.evaluate import RunName, SignKey, load_run
 from demur.errors import BadInput
 from demur.files.output_paths import output_file, output_folder
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 Bundle = Annotated[str, typer.Argument(help="A folder that demur export wrote.")]
 
+PublicKey = Annotated[
+    str | None,
+    typer.Option(help="Public key (PEM) that must have signed the guard.", show_default="none"),
+]
 Tpr = Annotated[
     float | None,
     typer.Option(
@@ -152,6 +156,7 @@ def export(
     ] = "",
     resize: Resize = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx too.")] = False,
+    sign: SignKey = None,
     device: Device = "auto",
     data: DataFolder = None,
 ) -> None:  # fmt: skip
@@ -160,10 +165,12 @@ def export(
     Example: demur export digits-pgdat-rr --risk 0.05 --onnx -o guard
     """
     from demur.cli.progress import on_message
+    from demur.files.signatures import check_private_key
     from demur.guards import Guard
     from demur.guards.bundle import check_target
     from demur.runs import Run
 
+    check_private_key(sign)
     folder = Path(out) if out else Path("guards") / Run.open(run).name
     check_target(folder)
     guard = Guard.from_run(
@@ -171,7 +178,7 @@ def export(
         class_names=split_names(class_names) or None, resize=resize, device=device,
         data_folder=Path(data) if data else None,
     )  # fmt: skip
-    guard.save(folder, onnx=onnx)
+    guard.save(folder, onnx=onnx, sign=sign)
     on_message(f"{folder}: {guard.calibration['sentence']}")
     if guard.certificate is None:
         on_message(f"the thresholds have no guarantee: {guard.calibration['shortfall']}")
@@ -243,6 +250,7 @@ def serve(
     timeout: Annotated[
         float, typer.Option(callback=check_finite, help="Seconds until a request is given up.")
     ] = 10.0,
+    require_signature: PublicKey = None,
     device: Device = "auto",
 ) -> None:  # fmt: skip
     """Serve a guard over HTTP: /predict, /health, /metrics, and a page to try it at /.
@@ -266,7 +274,7 @@ def serve(
         max_images=max_images, max_queue=max_queue, timeout=timeout, attack=attack, token=token,
         hosts=tuple(name.lower() for name in allow_host or ()),
     )  # fmt: skip
-    guard: Guard = Guard.load(bundle, device=device)
+    guard: Guard = Guard.load(bundle, device=device, public_key=require_signature)
     is_open = host not in ("127.0.0.1", "::1", "localhost") and token is None
 
     def on_ready(address: str) -> None:

@@ -26,6 +26,7 @@ from demur.evaluate.recording import LoadedRun, RecordOptions, run_attack
 from demur.evaluate.score import BASELINE, boundary_counts
 from demur.files.atomic import replace_folder, write_json
 from demur.files.output_paths import check_output_folder
+from demur.files.signatures import check_private_key, sign_folder
 from demur.progress import ignore
 from demur.rejectors import Con, Coupled, RCon, Rejector, TooFewImages, paper_grid
 from demur.rejectors.rule import Score
@@ -53,6 +54,7 @@ def archive(
     on_progress: Callable[[int, int], None] = ignore,
     again: bool = False,
     fitted: Sequence[str] = (),
+    sign: str | Path | None = None,
 ) -> Run:
     """Write the archive of a run.
 
@@ -65,10 +67,12 @@ def archive(
         again: Replace an earlier archive of the same weights that contains nothing more.
         fitted: Names of rejectors that are fitted to features; if given, the scores of other
             fitted rejectors are left out. Without it all are stored, at all settings of the paper.
+        sign: A private key in a PEM file, which signs the folder.
 
     Returns:
         The archive as a run without weights.
     """
+    check_private_key(sign)
     every = _fitted_rejectors(loaded)
     named = _rejectors_by_spec(loaded, only)
     rejectors = _with_con(loaded, named) if only else _named_of(every, loaded, fitted)
@@ -91,7 +95,7 @@ def archive(
             archived.append(_without_other_norms(one) if one.scores_only else one)
         on_progress(len(records), len(records))
         _check_nothing_lost(resolved, archived)
-        write_archive(loaded.run, archived, certificates, half)
+        write_archive(loaded.run, archived, certificates, half, sign)
     return Run(target)
 
 
@@ -137,7 +141,11 @@ def _certificates(run: Run) -> dict[str, Json]:
 
 
 def write_archive(
-    run: Run, records: Sequence[Record], certificates: Mapping[str, Json], folder: Path
+    run: Run,
+    records: Sequence[Record],
+    certificates: Mapping[str, Json],
+    folder: Path,
+    sign: str | Path | None = None,
 ) -> None:
     """Write a run without weights into a new folder, with these records and certificates."""
     folder.mkdir()
@@ -150,6 +158,8 @@ def write_archive(
         split = str(record.metadata["split"])
         path = record_path(folder / "records", record.label, split, record.digest)
         write_record(path, record, tight=True)
+    if sign is not None:
+        sign_folder(folder, sign)
 
 
 def _rejectors_by_spec(loaded: LoadedRun, only: Sequence[str]) -> dict[str, Rejector]:
@@ -316,6 +326,7 @@ def pack(
     target: Path,
     count: int = 1000,
     on_progress: Callable[[int, int], None] = ignore,
+    sign: str | Path | None = None,
 ) -> Run:
     """Write the pack of a run.
 
@@ -328,6 +339,7 @@ def pack(
         target: Folder to write, which must not exist.
         count: Images of each record, the first ones.
         on_progress: Function that is called with (records done, records in all).
+        sign: A private key in a PEM file, which signs the folder.
 
     Returns:
         The pack as a run without weights.
@@ -335,6 +347,7 @@ def pack(
     Raises:
         BadInput: The target exists, the count is not positive, or no record has features.
     """
+    check_private_key(sign)
     if count < 1:
         raise BadInput(f"a pack needs at least 1 image of each record, not {count}")
     with replace_folder(target) as (half, resolved):
@@ -344,7 +357,7 @@ def pack(
             on_progress(done, len(records))
             packed.append(_packed(record, count))
         on_progress(len(records), len(records))
-        write_archive(loaded.run, packed, {}, half)
+        write_archive(loaded.run, packed, {}, half, sign)
     return Run(target)
 
 

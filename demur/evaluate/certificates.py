@@ -107,14 +107,25 @@ def issue(
     rejector = run.recipe.rejectors()[name]
     cal = loaded.clean("cal") if isinstance(attack, Clean) else _attacked_cal(loaded, label, attack)
     binding = ThresholdResolver(loaded.clean, loaded.device)
+    found = certify_record(rejector, cal, guarantee, confidence, binding)
+    certificate = IssuedCertificate(_metadata(loaded, name, rejector, found, cal, binding))
+    with run.writing():
+        return _write_or_read(_path(run, certificate), certificate)
+
+
+def certify_record(
+    rejector: Rejector,
+    cal: Record,
+    guarantee: Guarantee,
+    confidence: float | None,
+    binding: ThresholdResolver,
+) -> Certificate:
+    """Certify a rejector on a record of cal images."""
     text = show(rejector, full=True)
     score = StoredScore(text) if text in cal.stored_scores else binding.bound(rejector)
     parts = [part for part, _ in score.rule(0.0).pairs]
     columns = np.stack([values(part, cal) for part in parts], axis=1)
-    found = certify_threshold(columns, cal.correct, guarantee, confidence)
-    certificate = IssuedCertificate(_metadata(loaded, name, rejector, found, cal, binding))
-    with run.writing():
-        return _write_or_read(_path(run, certificate), certificate)
+    return certify_threshold(columns, cal.correct, guarantee, confidence)
 
 
 def _write_or_read(path: Path, certificate: IssuedCertificate) -> IssuedCertificate:

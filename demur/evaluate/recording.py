@@ -384,7 +384,7 @@ def _record_arrays(
     net: RejectingNet, x: Tensor, x_adv: Tensor, images: Images, options: RecordOptions
 ) -> dict[str, Tensor]:
     """Per-image arrays of a record, on the CPU."""
-    out = _final_outputs(net, x_adv, x.device)
+    out = final_outputs(net, x_adv, x.device)
     check_logits(out)
     for name, part in (("features", out.feature), ("auxiliary outputs", out.aux)):
         remedy = "train the net again, or check its weights"
@@ -405,7 +405,7 @@ def _record_arrays(
     return arrays
 
 
-def _final_outputs(net: RejectingNet, x_adv: Tensor, device: torch.device) -> Output:
+def final_outputs(net: RejectingNet, x_adv: Tensor, device: torch.device) -> Output:
     """Outputs of the net in fp32; the last batch is padded, since kernels depend on the size."""
     missing = -len(x_adv) % VERDICT_BATCH
     padded = torch.cat([x_adv, x_adv.new_zeros(missing, *x_adv.shape[1:])])

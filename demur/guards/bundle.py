@@ -21,8 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from demur.errors import BadInput, shorten
+from demur.files import atomic
 from demur.files.atomic import read_tensors, replace_folder, write_json, write_tensors, write_text
 from demur.files.output_paths import check_output_folder
+from demur.files.signatures import SIGNATURE, check_private_key, check_signature, sign_folder
 from demur.guards.calibration import GuardScore, on_device
 from demur.guards.decision import BaseGuard, BuiltFrom
 from demur.guards.inputs import Shape
@@ -84,9 +86,12 @@ FORMAT = Schema(
 # ---------------------------------------------------------------------------------- saving
 
 
-def save(guard: BaseGuard, folder: Path, factory: str | None, onnx: bool) -> Path:
+def save(
+    guard: BaseGuard, folder: Path, factory: str | None, onnx: bool, sign: str | Path | None = None
+) -> Path:
     """Write a guard to a folder; see `Guard.save`."""
     check_target(folder)
+    check_private_key(sign)
     if not isinstance(guard.model, nn.Module):
         raise BadInput("only a torch module can be saved; wrap the function in a module")
     model = _model_config(guard, factory)
@@ -97,7 +102,7 @@ def save(guard: BaseGuard, folder: Path, factory: str | None, onnx: bool) -> Pat
         if arrays:
             files[ARRAYS] = write_tensors(half / ARRAYS, arrays)
         if onnx:
-            export_onnx(guard, half / ONNX)
+            files[ONNX] = atomic.content_digest(export_onnx(guard, half / ONNX).read_bytes())
         config = {
             "format": "demur-guard",
             "format_version": 1,
@@ -115,13 +120,17 @@ def save(guard: BaseGuard, folder: Path, factory: str | None, onnx: bool) -> Pat
         }
         write_text(half / CARD, model_card(guard, factory))
         write_json(half / CONFIG, config)
+        if sign is not None:
+            sign_folder(half, sign)
     return folder
 
 
 def check_target(folder: Path) -> None:
     """Raise BadInput if a guard cannot be saved here: something else is in the way."""
     check_output_folder(str(folder), "guard")
-    others = {one.name for one in folder.iterdir()} - set(FILES) if folder.is_dir() else set()
+    others = (
+        {one.name for one in folder.iterdir()} - {*FILES, SIGNATURE} if folder.is_dir() else set()
+    )
     if others:  # the folder is replaced as a whole
         raise BadInput(f"{folder} holds other files, such as {min(others)}; name a new folder")
     if (folder / CONFIG).is_file():
@@ -189,7 +198,9 @@ def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 # ---------------------------------------------------------------------------------- loading
 
 
-def load(folder: Path, model: nn.Module | None, device: str) -> BaseGuard:
+def load(
+    folder: Path, model: nn.Module | None, device: str, public_key: str | Path | None = None
+) -> BaseGuard:
     """Read a guard from a folder; see `Guard.load`."""
     where = device_by_name(device)
     if not folder.is_dir():
@@ -197,15 +208,27 @@ def load(folder: Path, model: nn.Module | None, device: str) -> BaseGuard:
     if (folder / "recipe.txt").is_file():
         name = shlex.quote(str(folder))
         raise BadInput(f"{folder} is a run; make a guard with demur export {name} -o guard")
-    path = folder / CONFIG
-    config = read_metadata(path, FORMAT, REMEDY)
+    if public_key is not None:
+        check_signature(folder, public_key)
+    config = read_config(folder)
     try:
         guard = _guard_of(folder, config, model, where)
         _probe(guard)
     except BadInput as error:
         text = str(error)
-        raise BadInput(text if str(folder) in text else f"{path}: {text}") from None
+        raise BadInput(text if str(folder) in text else f"{folder / CONFIG}: {text}") from None
     return guard
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a guard, after its digest, keys, types and figures are checked."""
+    config = read_metadata(folder / CONFIG, FORMAT, REMEDY)
+    try:
+        _check_calibration(config["calibration"])
+        _check_figures(config["figures"])
+    except BadInput as error:
+        raise BadInput(f"{folder / CONFIG}: {error}") from None
+    return config
 
 
 def _guard_of(
@@ -225,8 +248,8 @@ def _guard_of(
         domain = Domain(len(names), shape, mean or (0.0,) * shape[0], std or (1.0,) * shape[0])
         loaded = _load_built(folder, config, built_from, domain)
     else:
-        module = _made(config["model"]["factory"]) if model is None else model
-        loaded = _load_weights(folder, config, module)
+        loaded = _made(config["model"]["factory"]) if model is None else model
+        loaded.load_state_dict(_weights(folder, config, loaded))
     loaded.to(device).eval().requires_grad_(False)
     if isinstance(loaded, RejectingNet):
         loaded.freeze_for_inference()
@@ -237,7 +260,7 @@ def _guard_of(
     return BaseGuard(
         loaded, scores, shape, tuple(names), float(config["temperature"]), image["resize"],
         None if normalised_inside else mean, None if normalised_inside else std,
-        _checked_calibration(config["calibration"]), _checked_figures(config["figures"]),
+        config["calibration"], tuple(config["figures"]),
         float(config["eps"]), built_from,
     )  # fmt: skip
 
@@ -250,20 +273,18 @@ def _channel_values(values: list[float] | None, channels: int) -> tuple[float, .
     return tuple(float(value) for value in values)
 
 
-def _checked_calibration(calibration: dict[str, Any]) -> dict[str, Any]:
+def _check_calibration(calibration: dict[str, Any]) -> None:
     edges, counts = calibration["score_edges"], calibration["score_counts"]
     sizes = len(counts) == len(edges) + 1 and sum(counts) == calibration["images"]
     if not sizes or min(counts) < 0 or sorted(set(edges)) != edges:
         raise BadInput(f"the histogram of the calibration scores is inconsistent; {REMEDY}")
     _check_shares(calibration, "calibration.")
-    return calibration
 
 
-def _checked_figures(figures: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+def _check_figures(figures: list[dict[str, Any]]) -> None:
     for number, one in enumerate(figures):
         check_values(one, FIGURES, f"figures.{number}.")
         _check_shares(one, f"figures.{number}.")
-    return tuple(figures)
 
 
 def _check_shares(figures: dict[str, Any], prefix: str) -> None:
@@ -313,11 +334,6 @@ def _load_built(
         net = built_from.net.build(domain, built_from.head)  # some buffer is not in the file
         net.load_state_dict(tensors)
     return net
-
-
-def _load_weights(folder: Path, config: dict[str, Any], module: nn.Module) -> nn.Module:
-    module.load_state_dict(_weights(folder, config, module))
-    return module
 
 
 def _weights(folder: Path, config: dict[str, Any], module: nn.Module) -> dict[str, Tensor]:

@@ -133,6 +133,12 @@ def _parts(rejector: Rejector) -> tuple[Rejector, ...]:
 
 def decision_figures(accepted: BoolArray, correct: BoolArray) -> dict[str, Any]:
     """Accuracy, coverage, TPR and risk of decisions with exact 95% intervals."""
+    counts = (len(correct), correct.sum(), accepted.sum(), (accepted & correct).sum())
+    return count_figures(*map(int, counts))
+
+
+def count_figures(n: int, right: int, kept: int, kept_right: int) -> dict[str, Any]:
+    """As `decision_figures`, from the numbers of images, correct, accepted, and both."""
 
     def share(hits: int, trials: int) -> dict[str, Any] | None:
         if trials == 0:
@@ -140,8 +146,6 @@ def decision_figures(accepted: BoolArray, correct: BoolArray) -> dict[str, Any]:
         low, high = lower_bound(hits, trials, ERROR), upper_bound(hits, trials, ERROR)
         return {"value": hits / trials, "lo": float(low), "hi": float(high), "n": trials}
 
-    n, right = len(correct), int(correct.sum())
-    kept, kept_right = int(accepted.sum()), int((accepted & correct).sum())
     return {
         "images": n,
         "accuracy": share(right, n),

@@ -74,7 +74,10 @@ class Guard(BaseGuard):
         (5,)
     """
 
-    def save(self, folder: str | Path, *, factory: str | None = None, onnx: bool = False) -> Path:
+    def save(
+        self, folder: str | Path, *, factory: str | None = None, onnx: bool = False,
+        sign: str | Path | None = None,
+    ) -> Path:  # fmt: skip
         """Write the guard to a folder in the layout of the Hugging Face Hub.
 
         Args:
@@ -82,14 +85,18 @@ class Guard(BaseGuard):
             factory: "module:function" that returns a module like the model without its weights;
                 needed for a model that demur did not build, unless `Guard.load` is given one.
             onnx: Whether the folder also holds model.onnx.
+            sign: A private key in a PEM file, which signs the folder; needs model-signing.
 
         Returns:
             The folder: model.safetensors, config.json and the model card README.md.
         """
-        return save(self, Path(folder), factory, onnx)
+        return save(self, Path(folder), factory, onnx, sign)
 
     @staticmethod
-    def load(folder: str | Path, *, model: nn.Module | None = None, device: str = "cpu") -> "Guard":
+    def load(
+        folder: str | Path, *, model: nn.Module | None = None, device: str = "cpu",
+        public_key: str | Path | None = None,
+    ) -> "Guard":  # fmt: skip
         """Read a guard from a folder, without pickle and without code from the folder.
 
         Args:
@@ -97,11 +104,13 @@ class Guard(BaseGuard):
             model: A module that the weights are loaded into; needed for a foreign model that was
                 saved without a factory.
             device: Device of the model: auto, cpu, cuda or cuda:N.
+            public_key: A public key in a PEM file that must have signed the folder; None asks
+                for no signature.
 
         Returns:
             The guard. BadInput is raised if a file is missing, changed or does not fit.
         """
-        return Guard(**vars(load(Path(folder), model, device)))
+        return Guard(**vars(load(Path(folder), model, device, public_key)))
 
     @staticmethod
     def from_run(

@@ -30,6 +30,7 @@ from demur.output import Output, prediction
 from demur.rejectors.certainty import tcon
 from demur.rejectors.rule import Rejector, Score
 from demur.runs.metadata import RECORD, read_metadata
+from demur.runs.norms import check_norms
 from demur.spec import show
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def read_npz(content: bytes, path: Path, remedy: str) -> dict[str, Tensor]:
 def check_arrays(arrays: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """Raise BadInput if the arrays of a record lack one, or do not have the sizes of its metadata.
 
-    y holds labels, index is without repetition, and no value is NaN.
+    y holds labels, index is without repetition, no value is NaN and no norm exceeds the radius.
     """
     outputs = next((pair for pair in OUTPUTS if set(pair) <= set(arrays)), OUTPUTS[0])
     scores = ("scores",) if metadata.get("scores") else ()
@@ -138,6 +139,7 @@ def check_arrays(arrays: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> N
         raise BadInput("y holds a label that is no class")
     if len(arrays["index"].unique()) < len(labels):
         raise BadInput("index holds an image twice")
+    check_norms(arrays, str(metadata.get("spec", "")))
 
 
 def is_corruption(metadata: Mapping[str, Any]) -> bool:

@@ -37,7 +37,7 @@ from demur.files.output_paths import check_output_folder
 from demur.nets import RejectingNet
 from demur.recipes import Recipe, read_recipe
 from demur.runs.metadata import CHECKPOINT, STATE, read_metadata
-from demur.runs.record import Records, read_record
+from demur.runs.record import REMEDY, Record, Records, read_record, record_path
 from demur.spec import check_readable, differences, digest, lines
 
 MAX_METRICS = 64 * MEGABYTE
@@ -278,10 +278,20 @@ class Run:
         found = [read_record(path.with_suffix(".npz")) for path in metadata_paths]
         found.sort(key=lambda record: str(record.metadata["created"]))
         weights = self.checkpoint["weights"]
-        own = (
+        own = [
             r for r in found if r.metadata["split"] == split and r.metadata["weights"] == weights
-        )
+        ]
+        for record in own:
+            self.check_labels(record)
         return Records(own, self.recipe.rejectors())
+
+    def check_labels(self, record: Record) -> None:
+        """Raise BadInput if a record holds a label that is no class of the run's data set."""
+        if int(record.y.max()) >= self.recipe.data.domain.classes:  # no label is negative
+            path = record_path(
+                self.records_folder, record.label, record.metadata["split"], record.digest
+            )
+            raise BadInput(f"{path} is damaged: y holds a label that is no class; {REMEDY}")
 
 
 def runs_in(folder: Path) -> list[Run]:

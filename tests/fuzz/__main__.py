@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from typing import NamedTuple
 
-KINDS = ("spec", "json", "npz", "safetensors", "pickle", "state", "argv", "bundle", "api")
+KINDS = ("spec", "json", "npz", "safetensors", "pickle", "state", "argv", "bundle", "api", "stored")
 OUTCOMES = ("accepted", "refused", "traceback", "hang", "memory", "other meaning", "crash")
 FAILURES = OUTCOMES[2:]
 MOST_SHOWN = 20

@@ -28,7 +28,7 @@ VALUES = (
     "epochs=2", "head.weight=0.5", "base=x", "pgd-20:eps=0.2", "@unfinished/recipe.txt", "0.05",
     "-1", "auto", "plain", "paper", "deploy", "out", "out.html", "unfinished/model.safetensors",
 )  # fmt: skip
-SLOW = {"demo", "paper", "bench"}  # parsed only
+SLOW = {"demo", "paper", "verify"}  # parsed only
 
 
 @cache

@@ -30,6 +30,7 @@ from tests.fuzz.command_lines import argv
 from tests.fuzz.deployed import api, bundle
 from tests.fuzz.mutation import ODD_TEXT, mutate_bytes, mutate_json, mutate_text
 from tests.fuzz.outcomes import expect
+from tests.fuzz.stored import stored
 from tests.test_crash import made_up_record
 from tests.test_damage_crafted import VALID
 
@@ -263,4 +264,5 @@ def state(random: Random, folder: Path) -> bool:
 KINDS: dict[str, Callable[[Random, Path], bool]] = {
     "spec": spec, "json": json_file, "npz": npz, "safetensors": safetensors, "pickle": pickle_file,
     "state": state, "argv": argv, "bundle": bundle, "api": api,
+    "stored": stored,
 }  # fmt: skip
