@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         Square,
         UntargetedMargin,
     )
-    from demur.attacks.balls import L2, Linf
+    from demur.attacks.balls import L1, L2, Linf
     from demur.attacks.wrappers import ModelWithScore, RejectClassModel
     from demur.audits import AuditReport, AutoAttack, EnsembleResult, RejectAutoAttack, audit
     from demur.calibrate import TPR, Coverage, Risk, Uncertified, certify_threshold
@@ -99,7 +99,7 @@ _MODULES = {
         "ForceRejectionEnsemble UntargetedMargin MinMargin Misclassified MultiTarget Objective "
         "Rejected Square"
     ),
-    "attacks.balls": "L2 Linf",
+    "attacks.balls": "L1 L2 Linf",
     "attacks.wrappers": "ModelWithScore RejectClassModel",
     "audits": "AuditReport AutoAttack EnsembleResult RejectAutoAttack audit",
     "calibrate": "TPR Coverage Risk Uncertified certify_threshold",
@@ -128,8 +128,9 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 __all__ = [
     "APGD", "ATRO", "CARL", "CCAT", "CE", "CIFAR10", "CIFAR100", "CW", "DLR", "EBD", "FAB", "GDA",
-    "GMM", "KD", "KL", "KNN", "L2", "LID", "PGD", "PGDAT", "RR", "TPR", "TRADES", "AcceptedError",
-    "Attack", "AuditReport", "AutoAttack", "BadInput", "Clean", "Con", "Coupled", "Coverage",
+    "GMM", "KD", "KL", "KNN", "L1", "L2", "LID", "PGD", "PGDAT", "RR", "TPR", "TRADES",
+    "AcceptedError", "Attack", "AuditReport", "AutoAttack", "BadInput", "Clean", "Con",
+    "Coupled", "Coverage",
     "Digits", "Energy", "EnsembleResult", "Entropy", "FactoryNet", "FalseRejection",
     "ForceRejectionEnsemble", "Framework", "GDAStar", "Guard", "GuardResult", "Head",
     "HeadComparison", "Linf", "LoadedRun", "MaxLogit", "Method", "MinMargin", "Misclassified",

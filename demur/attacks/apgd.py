@@ -5,8 +5,12 @@
 At checkpoints the step size of an image is halved if its objective rose in too few steps or its
 best value did not improve. The image then restarts from its best iterate. Unlike in the authors'
 code an image leaves at its first success, and its noise does not depend on the batch.
+
+In the L1 ball (Croce and Hein 2021) a step moves as few pixels as the best iterate changes, divided
+by 1.5, all by the same amount, without momentum. The first steps are in balls of larger radius.
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
@@ -16,7 +20,7 @@ from torch import Tensor
 
 from demur.attacks.attack import AttackBatch
 from demur.attacks.attack_model import AttackModel, Gradient
-from demur.attacks.balls import Ball
+from demur.attacks.balls import L1, MAX_EPS, Ball
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import (
     Found,
@@ -32,6 +36,14 @@ from demur.spec.field_types import NonNegativeInt, PositiveInt, UnitInterval
 
 # Gaps between checkpoints, as fractions of all steps: the first, its decrement, the smallest.
 FIRST_GAP, GAP_DECREMENT, MIN_GAP = 0.22, 0.03, 0.06
+# L1: the radii of the phases, as multiples of eps, and the share of the steps of each but the last.
+RADII, PHASE_SHARE, MIN_PHASED = (3, 2, 1), 0.3, 5
+L1_GAP = 0.04  # between checkpoints, as a fraction of the steps of a phase
+FEWER = 1.5  # divides the number of changed pixels, and the step size while it does not fall
+FALLS, SMALLEST_STEP = (
+    0.95,
+    0.1,
+)  # ratio of changed pixels that is a fall; least step, of the radius
 
 
 @dataclass
@@ -47,6 +59,7 @@ class APGDState(SearchState):
     rises: Tensor  # steps since the last checkpoint that raised the objective
     best_at_checkpoint: Tensor  # best_value at the last checkpoint
     halved: Tensor  # whether the last checkpoint halved the step size
+    changed: Tensor  # L1: pixels that the best iterate changes, at the last checkpoint
 
     @property
     def best(self) -> tuple[Tensor, Tensor]:
@@ -99,25 +112,27 @@ class APGD(IterativeAttack[APGDState]):
         return default_interval(model)
 
     def begin(self, batch: AttackBatch) -> tuple[AttackBatch, APGDState]:
-        x_adv = self.ball.scaled_start(batch.x, self.seed, batch.index, batch.stream)
+        x_adv = self._ball_at(0).scaled_start(batch.x, self.seed, batch.index, batch.stream)
         batch = batch.prepare(self.objective, x_adv)
-        (grad, value, _), candidate = self._query(batch, x_adv, 0)
-        return batch, APGDState(
+        return batch, self._begin_at(batch, x_adv, 0)
+
+    def _begin_at(self, batch: AttackBatch, x_adv: Tensor, step: int) -> APGDState:
+        """Return the state at a first iterate, before the step of that number."""
+        (grad, value, _), candidate = self._query_inside(batch, x_adv, step)
+        size = (1 if isinstance(self.ball, L1) else 2) * self._ball_at(step).eps
+        return APGDState(
             x_adv=x_adv, value=value, candidate=candidate, previous=x_adv, grad=grad,
             best_x=x_adv, best_grad=grad, best_value=value,
-            step_size=torch.full_like(value, 2 * self.ball.eps), rises=torch.zeros_like(value),
+            step_size=torch.full_like(value, size), rises=torch.zeros_like(value),
             best_at_checkpoint=value, halved=torch.ones_like(batch.y, dtype=torch.bool),
+            changed=_changed(batch.x, x_adv),
         )  # fmt: skip
 
     def step(self, batch: AttackBatch, state: APGDState, step: int) -> APGDState:
         # Not before the iterate has been tested: a success need not have the largest objective.
-        gap = _checkpoint_gaps(self.steps).get(step)
-        s, momentum = self._checkpoint(state, gap) if gap else state, 0.25 if step else 0.0
-        z = s.x_adv + per_image(s.step_size, s.x_adv) * self.ball.direction(s.grad)
-        z = self.ball.project(batch.x, z)
-        x_adv = s.x_adv + (1 - momentum) * (z - s.x_adv) + momentum * (s.x_adv - s.previous)
-        x_adv = self.ball.project(batch.x, x_adv)
-        (grad, value, _), candidate = self._query(batch, x_adv, step + 1)
+        s = self._at_checkpoint(batch, state, step)
+        x_adv = self._moved(batch.x, s, step)
+        (grad, value, _), candidate = self._query_inside(batch, x_adv, step + 1)
         better = value > s.best_value
         mask = per_image(better, x_adv)
         return replace(
@@ -126,6 +141,47 @@ class APGD(IterativeAttack[APGDState]):
             best_grad=torch.where(mask, grad, s.best_grad),
             best_value=torch.where(better, value, s.best_value),
             rises=s.rises + (value > s.value).to(value.dtype),
+        )  # fmt: skip
+
+    def _moved(self, x: Tensor, s: APGDState, step: int) -> Tensor:
+        """Return the next iterate."""
+        size, ball = per_image(s.step_size, x), self._ball_at(step)
+        if isinstance(ball, L1):
+            share = s.changed / (FEWER * x[0].numel())
+            return ball.project(x, s.x_adv + size * ball.sparse_direction(s.grad, share))
+        momentum = 0.25 if step else 0.0
+        z = ball.project(x, s.x_adv + size * ball.direction(s.grad))
+        x_adv = s.x_adv + (1 - momentum) * (z - s.x_adv) + momentum * (s.x_adv - s.previous)
+        return ball.project(x, x_adv)
+
+    def _ball_at(self, step: int) -> Ball:
+        """Return the ball of a step: that of the attack, or a larger one (L1)."""
+        if not isinstance(self.ball, L1):
+            return self.ball
+        later = sum(step < first for first in _phases(self.steps))
+        return L1(min(RADII[-1 - later] * self.ball.eps, MAX_EPS))
+
+    def _at_checkpoint(self, batch: AttackBatch, s: APGDState, step: int) -> APGDState:
+        """Return the state after the checkpoint before a step, if there is one."""
+        if not isinstance(self.ball, L1):
+            gap = _checkpoint_gaps(self.steps).get(step)
+            return self._checkpoint(s, gap) if gap else s
+        phases = _phases(self.steps)
+        if step in phases[1:]:
+            x_adv = self._ball_at(step).project(batch.x, s.best_x)
+            return self._begin_at(batch, x_adv, step)
+        first = max(start for start in phases if start <= step)
+        length = min((start for start in phases if start > step), default=self.steps) - first
+        if step == first or (step - first) % max(1, int(L1_GAP * length)):
+            return s
+        changed, radius = _changed(batch.x, s.best_x), self._ball_at(step).eps
+        fewer = changed < FALLS * s.changed
+        smaller = (s.step_size / FEWER).clamp_min(SMALLEST_STEP * radius)
+        mask = per_image(fewer, s.x_adv)
+        return replace(
+            s, x_adv=torch.where(mask, s.best_x, s.x_adv), changed=changed,
+            grad=torch.where(mask, s.best_grad, s.grad),
+            step_size=torch.where(fewer, radius, smaller),
         )  # fmt: skip
 
     def _checkpoint(self, s: APGDState, since_checkpoint: int) -> APGDState:
@@ -161,6 +217,15 @@ class APGD(IterativeAttack[APGDState]):
             return last, torch.zeros_like(batch.y, dtype=torch.bool)
         return last, self.criterion(last.out, batch.y)
 
+    def _query_inside(
+        self, batch: AttackBatch, x_adv: Tensor, step: int
+    ) -> tuple[Gradient, Tensor]:
+        """Return what `_query` returns; candidates lie in the ball, which the L1 phases leave."""
+        query, candidate = self._query(batch, x_adv, step)
+        if isinstance(self.ball, L1):
+            candidate = candidate & self.ball.contains(batch.x, x_adv)
+        return query, candidate
+
 
 @cache
 def _checkpoint_gaps(steps: int) -> dict[int, int]:
@@ -174,3 +239,14 @@ def _checkpoint_gaps(steps: int) -> dict[int, int]:
         gap = max(gap - decrement, smallest)
         step += gap
     return gaps
+
+
+def _phases(steps: int) -> tuple[int, ...]:
+    """Return the first step of each phase of an attack in the L1 ball."""
+    length = math.ceil(PHASE_SHARE * steps)
+    return (0, length, 2 * length) if steps >= MIN_PHASED else (0,)
+
+
+def _changed(x: Tensor, x_adv: Tensor) -> Tensor:
+    """Return the number of pixels that differ, N."""
+    return (x_adv != x).flatten(1).sum(1).to(x)

@@ -224,7 +224,7 @@ def audit(
         rejector: A rejector such as Con(), or a detector, a function from images to one score each
             (higher means accept). None audits the classifier alone.
         eps: The radius of the ball.
-        norm: "Linf" or "L2".
+        norm: "Linf", "L2" or "L1".
         threshold: The threshold of the rejector; None chooses it on calibration images.
         tpr: Share of the correct predictions on calibration images that the threshold accepts.
         cal: Calibration images and labels. None takes a random 30% of the given images away.

@@ -31,7 +31,7 @@ from demur.attacks.autoattack import (
     RejectVersion,
     Version,
 )
-from demur.attacks.balls import L2, Ball, Linf
+from demur.attacks.balls import L1, L2, Ball, Linf
 from demur.attacks.criteria import AcceptedError, RuleCriterion
 from demur.audits.ensemble_result import CLEAN, EnsembleResult
 from demur.audits.ensemble_state import (
@@ -50,7 +50,7 @@ from demur.numerics import device_by_name
 from demur.sanity import CheckResult
 from demur.spec import show
 
-BALLS: dict[str, type[Ball]] = {"Linf": Linf, "L2": L2}
+BALLS: dict[str, type[Ball]] = {"Linf": Linf, "L2": L2, "L1": L1}
 SQUARE_SHARE = 0.01  # of the images that no gradient attack breaks; more may be masked gradients
 RESTARTS = dict(VERSIONS["older"])  # for version="custom", as in the original code
 
@@ -313,7 +313,7 @@ class AutoAttack(EnsembleEvaluation):
 
     Args:
         model: A model from images, N, C, H, W in [0, 1], to logits or an `Output`.
-        norm: "Linf" or "L2".
+        norm: "Linf", "L2" or "L1".
         eps: The radius of the ball.
         seed: The seed of all random numbers.
         verbose: Write one line per attack to standard output.
@@ -373,7 +373,7 @@ class RejectAutoAttack(EnsembleEvaluation):
     Args:
         model: A model from images, N, C, H, W in [0, 1], to logits or an `Output`.
         criterion: The success criterion, with a number as threshold: AcceptedError(Con(), 0.7).
-        norm: "Linf" or "L2".
+        norm: "Linf", "L2" or "L1".
         eps: The radius of the ball.
         seed: The seed of all random numbers.
         verbose: Write one line per attack to standard output.
@@ -427,7 +427,7 @@ def _batch_size(bs: Any) -> int:
 
 
 def ball_by_name(norm: str, eps: float) -> Ball:
-    """Return the ball of the norm "Linf" or "L2"; raise BadInput for another name."""
+    """Return the ball of the norm "Linf", "L2" or "L1"; raise BadInput for another name."""
     if norm not in BALLS:
-        raise BadInput(f"norm must be {' or '.join(BALLS)}, not {norm!r}")
+        raise BadInput(f"norm must be Linf, L2 or L1, not {norm!r}")
     return BALLS[norm](eps)

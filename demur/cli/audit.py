@@ -72,7 +72,7 @@ def audit(
     threshold: Threshold = None,
     tpr: TprLevel = 0.95,
     eps: Annotated[str, typer.Option(help="Radius of the ball.")] = "8/255",
-    norm: Annotated[str, typer.Option(help="Linf or L2.")] = "Linf",
+    norm: Annotated[str, typer.Option(help="Linf, L2 or L1.")] = "Linf",
     version: Annotated[str, typer.Option(help="auto, standard, fast or rand.")] = "auto",
     n: FirstN = None,
     size: ImageSize = None,
