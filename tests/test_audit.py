@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from demur.attacks import APGD, FAB, MaxMinMargin, Square, autoattack
 from demur.audits import AuditReport, audit
-from demur.audits.inputs import load_model, official_net
+from demur.audits.model_loading import load_model, official_net
 from demur.data import CIFAR10
 from demur.errors import BadInput
 from demur.methods import RR, NoHead

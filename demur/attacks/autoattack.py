@@ -44,7 +44,7 @@ from demur.spec.field_types import NonNegativeInt, PositiveInt
 # Values of ChainState.broken_by that name no attack.
 NOT_BROKEN = -1  # no attack has succeeded yet
 BROKEN_CLEAN = -2  # the clean image satisfies the criterion
-Version = Literal["standard", "plus", "rand", "older"]
+Version = Literal["standard", "plus", "rand", "older", "black-box"]
 VERSIONS: dict[Version, tuple[tuple[str, int], ...]] = {  # attacks with restarts
     "standard": (("apgd-ce", 1), ("apgd-t", 1), ("fab-t", 1), ("square", 1)),
     "plus": (
@@ -52,11 +52,12 @@ VERSIONS: dict[Version, tuple[tuple[str, int], ...]] = {  # attacks with restart
     ),
     "rand": (("apgd-ce", 1), ("apgd-dlr", 1)),
     "older": (("apgd-ce", 5), ("apgd-dlr", 5), ("fab", 5), ("square", 1)),
+    "black-box": (("square", 1),),
 }  # fmt: skip
 MEMBERS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square")
 EOT_ITER = 20  # gradients averaged by version="rand"
 L1_RESTARTS, L1_TARGETS = 5, 5  # of Auto-PGD in version="standard" for the L1 ball
-RejectVersion = Literal["standard", "fast", "rand"]
+RejectVersion = Literal["standard", "fast", "rand", "black-box"]
 FAST = ("product", "product-t", "balanced")  # these find nearly all accepted errors
 
 
@@ -232,7 +233,8 @@ class AutoAttackEnsemble(Ensemble):
 
     Args:
         ball: Linf, L2 or L1.
-        version: "standard", "plus", "rand" (for randomised models) or "older".
+        version: "standard", "plus", "rand" (for randomised models), "older" or "black-box" (no
+            gradients).
         targets: The number of wrong classes, by decreasing logit, for the targeted attacks; at
             most the number of classes minus one.
         seed: The seed of all random numbers.
@@ -288,7 +290,7 @@ class RejectAutoAttackEnsemble(Ensemble):
     Args:
         ball: Linf, L2 or L1.
         criterion: The success criterion; its rejector may be one score or a coupled pair.
-        version: "standard", "fast" or "rand".
+        version: "standard", "fast", "rand" or "black-box" (no gradients).
         targets: The number of wrong classes for the targeted attacks.
         seed: The seed of all random numbers.
     """
@@ -330,6 +332,8 @@ class RejectAutoAttackEnsemble(Ensemble):
             "balanced-t": self._multi_target(balanced),
             "square": Square(ball, objective=margin, criterion=criterion, seed=seed),
         }
+        if self.version == "black-box":
+            return {"square": members["square"]}
         return members if self.version == "standard" else {name: members[name] for name in FAST}
 
     def _multi_target(self, attack: Attack) -> MultiTarget:

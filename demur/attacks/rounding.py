@@ -24,8 +24,8 @@ from demur.output import Output, as_output, label_entry, prediction
 SLACK = 1e-5  # relative, on logits and thresholds: what passes in fp32 may differ by
 PARTS = (1, 2, 8)  # batches into which the images of a pass are split
 SAFETY = 2.0  # times the largest difference that was measured
-# How far beyond the found example to look, as multiples of its distance. The last ones are for clean
-# images on the boundary itself, whose examples are nearly at distance zero.
+# How far beyond the found example to look, as multiples of its distance. The last ones are for
+# clean images on the boundary itself, whose examples are nearly at distance zero.
 LADDER = (0.0, *(2.0**power for power in range(-16, 9)))
 
 

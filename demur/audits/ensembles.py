@@ -42,9 +42,10 @@ from demur.audits.ensemble_state import (
 )
 from demur.audits.image_parts import ArrayWriter, Decisions, decide, device_for, image_parts
 from demur.audits.model_checks import foreign_checks, preflight_warnings, rejector_warnings
+from demur.audits.model_loading import as_model
 from demur.engine import accelerated, check_model_engine, cudnn_benchmark
 from demur.errors import BadInput, suggestion
-from demur.images import check_batch
+from demur.images import check_batch, pixels_of
 from demur.nan_checks import raise_deferred
 from demur.numerics import device_by_name
 from demur.sanity import CheckResult
@@ -70,7 +71,7 @@ class EnsembleEvaluation:
         check_model_engine(engine)
         self.engine = engine
         self.chain, self.names, self.verbose, self.device = chain, list(names), verbose, device
-        self.model: Model = model
+        model = self.model = as_model(model)
         if isinstance(device, str):
             self.device = device = device_by_name(device)
         if device is not None and isinstance(model, nn.Module):
@@ -97,6 +98,7 @@ class EnsembleEvaluation:
             state_path: A file to save progress to and to resume from. A damaged file, or one of
                 another model, other images or other attacks raises BadInput and is kept.
         """
+        x_orig = pixels_of(x_orig) if isinstance(x_orig, Tensor) else x_orig
         part = self._attack(x_orig, y_orig, PartOptions(bs, state_path))
         x_adv = part.x_adv.to(x_orig.device)
         return (x_adv, part.attacked.labels.to(y_orig)) if return_labels else x_adv
