@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -327,35 +326,14 @@ class TestPackages:
         (tmp_path / "config.json").write_text("{}")
         (tmp_path / "net.onnx").touch()
         texts = {
-            "timm": "timm:vit", "robustbench": "robustbench:cifar10/Linf/Standard",
-            "transformers": f"transformers:{tmp_path}", "onnxruntime": str(tmp_path / "net.onnx"),
+            "timm": "timm:vit", "transformers": f"transformers:{tmp_path}",
+            "onnxruntime": str(tmp_path / "net.onnx"),
         }  # fmt: skip
         for package, text in texts.items():
             monkeypatch.setitem(sys.modules, package, None)
-            weights = tmp_path / "w.safetensors" if package in ("timm", "robustbench") else None
+            weights = tmp_path / "w.safetensors" if package == "timm" else None
             with pytest.raises(BadInput, match=f"install it with pip install .*{package[:4]}"):
                 load_model(text, weights)
-
-    def test_robustbench_nets_get_their_weights(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        net = nn.Sequential(nn.Flatten(), nn.Linear(48, 4))
-        data, threat = SimpleNamespace(value="cifar10"), SimpleNamespace(value="Linf")
-        fake: Any = ModuleType("robustbench.model_zoo.models")
-        make = partial(nn.Sequential, nn.Flatten(), nn.Linear(48, 4))
-        fake.model_dicts = _Pairs([(data, _Pairs([(threat, {"Standard": {"model": make}})]))])
-        for name in ("robustbench", "robustbench.model_zoo"):
-            monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        monkeypatch.setitem(sys.modules, "robustbench.model_zoo.models", fake)
-        save_file(net.state_dict(), tmp_path / "w.safetensors")
-        model = load_model("robustbench:cifar10/Linf/Standard", tmp_path / "w.safetensors")
-        x = torch.rand(2, 3, 4, 4)
-        assert torch.equal(as_output(model(x)).logits, net(x))
-        for text in ("robustbench:Standard", "robustbench:cifar10/L9/Standard"):
-            with pytest.raises(BadInput, match="write robustbench:cifar10/Linf/NAME"):
-                load_model(text, tmp_path / "w.safetensors")
-        with pytest.raises(BadInput, match="has no weights of its own"):
-            load_model("robustbench:cifar10/Linf/Standard")
 
     def test_transformers_classifiers_get_their_normalisation(self, tmp_path: Path) -> None:
         transformers = pytest.importorskip("transformers")
@@ -377,13 +355,6 @@ class TestPackages:
             load_model("nothing")
         with pytest.raises(BadInput, match="a query budget is for models without gradients"):
             load_model("tests.test_model_loading:linear_net", queries=Queries(budget=3))
-
-
-class _Pairs(list[Any]):
-    """A mapping with keys that cannot be hashed, such as enumerations of a fake."""
-
-    def items(self) -> Any:
-        return iter(self)
 
 
 class TestImages:

@@ -10,7 +10,6 @@ In the L1 ball (Croce and Hein 2021) a step moves as few pixels as the best iter
 by 1.5, all by the same amount, without momentum. The first steps are in balls of larger radius.
 """
 
-import math
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
@@ -36,14 +35,11 @@ from demur.spec.field_types import NonNegativeInt, PositiveInt, UnitInterval
 
 # Gaps between checkpoints, as fractions of all steps: the first, its decrement, the smallest.
 FIRST_GAP, GAP_DECREMENT, MIN_GAP = 0.22, 0.03, 0.06
-# L1: the radii of the phases, as multiples of eps, and the share of the steps of each but the last.
-RADII, PHASE_SHARE, MIN_PHASED = (3, 2, 1), 0.3, 5
+# L1: radii of the first phases as multiples of eps, and the share of the steps of each.
+RADII, PHASE_SHARE = (3, 2), 0.3
 L1_GAP = 0.04  # between checkpoints, as a fraction of the steps of a phase
 FEWER = 1.5  # divides the number of changed pixels, and the step size while it does not fall
-FALLS, SMALLEST_STEP = (
-    0.95,
-    0.1,
-)  # ratio of changed pixels that is a fall; least step, of the radius
+FALLS, SMALLEST_STEP = 0.95, 0.1  # ratio of changed pixels that is a fall; least step, of eps
 
 
 @dataclass
@@ -106,20 +102,33 @@ class APGD(IterativeAttack[APGDState]):
 
     @property
     def last_step(self) -> int:
-        return self.steps
+        return self.steps - len(RADII) * self._phase_steps
+
+    @property
+    def _phase_steps(self) -> int:
+        """The steps in each ball of a larger radius, which only attacks in L1 have."""
+        return int(PHASE_SHARE * self.steps) if isinstance(self.ball, L1) else 0
 
     def verification_interval(self, model: AttackModel) -> int:
         return default_interval(model)
 
     def begin(self, batch: AttackBatch) -> tuple[AttackBatch, APGDState]:
-        x_adv = self._ball_at(0).scaled_start(batch.x, self.seed, batch.index, batch.stream)
+        radii = [min(radius * self.ball.eps, MAX_EPS) for radius in RADII if self._phase_steps]
+        widest = L1(radii[0]) if radii else self.ball
+        x_adv = widest.scaled_start(batch.x, self.seed, batch.index, batch.stream)
         batch = batch.prepare(self.objective, x_adv)
-        return batch, self._begin_at(batch, x_adv, 0)
+        for radius in radii:
+            wide = replace(self, ball=L1(radius))
+            state = wide._begin_at(batch, wide.ball.project(batch.x, x_adv))
+            for step in range(self._phase_steps):
+                state = wide.step(batch, state, step)
+            x_adv = state.best_x
+        return batch, self._begin_at(batch, self.ball.project(batch.x, x_adv))
 
-    def _begin_at(self, batch: AttackBatch, x_adv: Tensor, step: int) -> APGDState:
-        """Return the state at a first iterate, before the step of that number."""
-        (grad, value, _), candidate = self._query_inside(batch, x_adv, step)
-        size = (1 if isinstance(self.ball, L1) else 2) * self._ball_at(step).eps
+    def _begin_at(self, batch: AttackBatch, x_adv: Tensor) -> APGDState:
+        """Return the state at a first iterate."""
+        (grad, value, _), candidate = self._query(batch, x_adv, 0)
+        size = self.ball.eps if isinstance(self.ball, L1) else 2 * self.ball.eps
         return APGDState(
             x_adv=x_adv, value=value, candidate=candidate, previous=x_adv, grad=grad,
             best_x=x_adv, best_grad=grad, best_value=value,
@@ -130,9 +139,13 @@ class APGD(IterativeAttack[APGDState]):
 
     def step(self, batch: AttackBatch, state: APGDState, step: int) -> APGDState:
         # Not before the iterate has been tested: a success need not have the largest objective.
-        s = self._at_checkpoint(batch, state, step)
+        s, gap = state, _checkpoint_gaps(self.steps).get(step)
+        if not isinstance(self.ball, L1):
+            s = self._checkpoint(s, gap) if gap else s
+        elif step and step % max(1, int(L1_GAP * self.last_step)) == 0:
+            s = self._sparser(batch.x, s)
         x_adv = self._moved(batch.x, s, step)
-        (grad, value, _), candidate = self._query_inside(batch, x_adv, step + 1)
+        (grad, value, _), candidate = self._query(batch, x_adv, step + 1)
         better = value > s.best_value
         mask = per_image(better, x_adv)
         return replace(
@@ -145,7 +158,7 @@ class APGD(IterativeAttack[APGDState]):
 
     def _moved(self, x: Tensor, s: APGDState, step: int) -> Tensor:
         """Return the next iterate."""
-        size, ball = per_image(s.step_size, x), self._ball_at(step)
+        size, ball = per_image(s.step_size, x), self.ball
         if isinstance(ball, L1):
             share = s.changed / (FEWER * x[0].numel())
             return ball.project(x, s.x_adv + size * ball.sparse_direction(s.grad, share))
@@ -154,34 +167,16 @@ class APGD(IterativeAttack[APGDState]):
         x_adv = s.x_adv + (1 - momentum) * (z - s.x_adv) + momentum * (s.x_adv - s.previous)
         return ball.project(x, x_adv)
 
-    def _ball_at(self, step: int) -> Ball:
-        """Return the ball of a step: that of the attack, or a larger one (L1)."""
-        if not isinstance(self.ball, L1):
-            return self.ball
-        later = sum(step < first for first in _phases(self.steps))
-        return L1(min(RADII[-1 - later] * self.ball.eps, MAX_EPS))
-
-    def _at_checkpoint(self, batch: AttackBatch, s: APGDState, step: int) -> APGDState:
-        """Return the state after the checkpoint before a step, if there is one."""
-        if not isinstance(self.ball, L1):
-            gap = _checkpoint_gaps(self.steps).get(step)
-            return self._checkpoint(s, gap) if gap else s
-        phases = _phases(self.steps)
-        if step in phases[1:]:
-            x_adv = self._ball_at(step).project(batch.x, s.best_x)
-            return self._begin_at(batch, x_adv, step)
-        first = max(start for start in phases if start <= step)
-        length = min((start for start in phases if start > step), default=self.steps) - first
-        if step == first or (step - first) % max(1, int(L1_GAP * length)):
-            return s
-        changed, radius = _changed(batch.x, s.best_x), self._ball_at(step).eps
+    def _sparser(self, x: Tensor, s: APGDState) -> APGDState:
+        """Return to the best iterate where it changes fewer pixels, else lower the step (L1)."""
+        changed, eps = _changed(x, s.best_x), self.ball.eps
         fewer = changed < FALLS * s.changed
-        smaller = (s.step_size / FEWER).clamp_min(SMALLEST_STEP * radius)
-        mask = per_image(fewer, s.x_adv)
+        smaller = (s.step_size / FEWER).clamp_min(SMALLEST_STEP * eps)
+        mask = per_image(fewer, x)
         return replace(
             s, x_adv=torch.where(mask, s.best_x, s.x_adv), changed=changed,
             grad=torch.where(mask, s.best_grad, s.grad),
-            step_size=torch.where(fewer, radius, smaller),
+            step_size=torch.where(fewer, eps, smaller),
         )  # fmt: skip
 
     def _checkpoint(self, s: APGDState, since_checkpoint: int) -> APGDState:
@@ -217,15 +212,6 @@ class APGD(IterativeAttack[APGDState]):
             return last, torch.zeros_like(batch.y, dtype=torch.bool)
         return last, self.criterion(last.out, batch.y)
 
-    def _query_inside(
-        self, batch: AttackBatch, x_adv: Tensor, step: int
-    ) -> tuple[Gradient, Tensor]:
-        """Return what `_query` returns; candidates lie in the ball, which the L1 phases leave."""
-        query, candidate = self._query(batch, x_adv, step)
-        if isinstance(self.ball, L1):
-            candidate = candidate & self.ball.contains(batch.x, x_adv)
-        return query, candidate
-
 
 @cache
 def _checkpoint_gaps(steps: int) -> dict[int, int]:
@@ -239,12 +225,6 @@ def _checkpoint_gaps(steps: int) -> dict[int, int]:
         gap = max(gap - decrement, smallest)
         step += gap
     return gaps
-
-
-def _phases(steps: int) -> tuple[int, ...]:
-    """Return the first step of each phase of an attack in the L1 ball."""
-    length = math.ceil(PHASE_SHARE * steps)
-    return (0, length, 2 * length) if steps >= MIN_PHASED else (0,)
 
 
 def _changed(x: Tensor, x_adv: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Any model as attacks query it: from a text or an object.
 
-    load_model("my_code:make_net", checkpoint="weights.pt")     # timm:NAME, robustbench:..., ...
+    load_model("my_code:make_net", checkpoint="weights.pt")     # or timm:NAME, ...
     load_model("model.onnx")                                    # no gradients: black-box attacks
     load_model("http://127.0.0.1:8000", queries=Queries(budget=10_000, per_second=50))
     as_model(forest)                                            # scikit-learn, Keras
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from demur.attacks.attack_model import AttackModel, Model, QueryModel
 from demur.audits.queries import HttpService, MeteredFunction, Queries
 from demur.data import CIFAR10, CIFAR100
-from demur.errors import BadInput, first_line, shorten, suggestion
+from demur.errors import BadInput, first_line, shorten
 from demur.methods import RR, NoHead
 from demur.nets import ResNet18, WideResNet
 from demur.nets.net import NetSpec, Normalise, RejectingNet
@@ -46,10 +46,7 @@ OFFICIAL = (  # names in the Rectified-Rejection repository, and here
     (r"\.bn([12])\.", lambda m: f".norm{m[1]}."),
     (r"\.(shortcut\.0|convShortcut)\.", lambda m: ".shortcut."),
 )  # fmt: skip
-KINDS = (
-    "MODULE:NAME, FILE.onnx, http://ADDRESS, timm:NAME, transformers:FOLDER, "
-    f"robustbench:DATA/THREAT/NAME or {RECTIFIED}"
-)
+KINDS = f"MODULE:NAME, FILE.onnx, http://ADDRESS, timm:NAME, transformers:FOLDER or {RECTIFIED}"
 ONNX_TYPES = {
     "tensor(uint8)": np.uint8, "tensor(double)": np.float64, "tensor(float16)": np.float16,
 }  # fmt: skip
@@ -68,8 +65,8 @@ def load_model(
     Args:
         text: MODULE:NAME of a model, of a class, or of a function without arguments that returns a
             model; FILE.onnx or FILE.onnx:OUTPUT; the address of a service; timm:NAME;
-            transformers:FOLDER of an image classifier; robustbench:DATA/THREAT/NAME; or
-            rectified-rejection for a checkpoint of that repository.
+            transformers:FOLDER of an image classifier; or rectified-rejection for a checkpoint of
+            that repository.
         checkpoint: A .safetensors file, or a file of torch.save that holds weights only.
         adapter: MODULE:NAME of a function (images, send) to logits for a service with another
             format than demur's; see `HttpService`.
@@ -86,14 +83,12 @@ def load_model(
     module, _, name = text.partition(":")
     if text != RECTIFIED and not (module and name):
         raise BadInput(f"{shorten(text)!r} is no model; write {KINDS}")
-    if weights is None and (text == RECTIFIED or module in ("timm", "robustbench")):
+    if weights is None and (text == RECTIFIED or module == "timm"):
         raise BadInput(f"{text} has no weights of its own; give --checkpoint FILE")
     if text == RECTIFIED:
         assert weights is not None
         return official_net(weights).eval()
-    makers = {
-        "timm": _timm_model, "robustbench": _robustbench_model, "transformers": _transformers_model,
-    }  # fmt: skip
+    makers = {"timm": _timm_model, "transformers": _transformers_model}
     model = makers[module](name) if module in makers else as_model(_imported(text))
     if weights is not None:
         _load_weights(model, weights)
@@ -109,10 +104,12 @@ def as_model(given: Any) -> Model:
     """
     if isinstance(given, str | Path):
         return load_model(str(given))
+    if any(base.__module__.partition(".")[0] in KERAS for base in type(given).__mro__):
+        # Not as a module, though some are one: the order of axes differs.
+        shape = getattr(given, "input_shape", ("", "", "", 0))
+        return QueryModel(lambda x: given.predict(_in_layout(x, shape), verbose=0))
     if isinstance(given, nn.Module | AttackModel):
         return given
-    if type(given).__module__.partition(".")[0] in KERAS or _is_keras(given):
-        return QueryModel(lambda x: given.predict(_in_layout(x, given.input_shape), verbose=0))
     if hasattr(given, "predict_proba") or hasattr(given, "decision_function"):
         classes = np.asarray(getattr(given, "classes_", ()))
         if classes.tolist() != list(range(len(classes))) or len(classes) == 0:
@@ -130,11 +127,6 @@ def as_model(given: Any) -> Model:
     return model
 
 
-def _is_keras(given: Any) -> bool:
-    """Whether an object of a user's own class inherits from a Keras model."""
-    return any(base.__module__.partition(".")[0] in KERAS for base in type(given).__mro__)
-
-
 def _scores(classifier: Any, x: NDArray[Any]) -> NDArray[Any]:
     """Return the log probabilities of a scikit-learn classifier, else its decision function."""
     if hasattr(classifier, "predict_proba"):
@@ -144,8 +136,8 @@ def _scores(classifier: Any, x: NDArray[Any]) -> NDArray[Any]:
 
 
 def _in_layout(x: NDArray[Any], shape: Any) -> NDArray[Any]:
-    """Return images N, C, H, W in the order of axes of an input's shape (None or a name: any)."""
-    if len(shape) == 4 and shape[3] == x.shape[1] and shape[1] != x.shape[1]:
+    """Return images N, C, H, W in the order of axes of an input's shape; 0 is any number."""
+    if len(shape) == 4 and shape[3] in (0, x.shape[1]) and shape[1] != x.shape[1]:
         return np.ascontiguousarray(x.transpose(0, 2, 3, 1))
     return x
 
@@ -220,23 +212,6 @@ def _onnx_function(path: Path, output: str) -> Callable[[NDArray[Any]], Any]:
         return np.concatenate(outs)[: len(x)]
 
     return run
-
-
-def _robustbench_model(name: str) -> nn.Module:
-    """Return a net of RobustBench's model zoo, without weights."""
-    models = _package("robustbench.model_zoo.models", "robustbench").model_dicts
-    data, threat, short = [*name.split("/"), "", ""][:3]
-    zoo: Any = models
-    for word in (data, threat):  # keys are enumerations
-        zoo = next((part for key, part in zoo.items() if word == getattr(key, "value", key)), {})
-    if not zoo:
-        raise BadInput(
-            f"robustbench:{shorten(name)} names no model; write robustbench:cifar10/Linf/NAME"
-        )
-    if short not in zoo:
-        raise BadInput(f"RobustBench has no model {short!r}; {suggestion(short, zoo)}")
-    found: nn.Module = zoo[short]["model"]()
-    return found
 
 
 def _transformers_model(folder: str) -> nn.Module:

@@ -16,8 +16,8 @@ ModelName = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="MODULE:NAME, FILE.onnx, http://ADDRESS, timm:NAME, transformers:FOLDER, "
-        "robustbench:DATA/THREAT/NAME or rectified-rejection.",
+        help="MODULE:NAME, FILE.onnx, http://ADDRESS, timm:NAME, transformers:FOLDER or "
+        "rectified-rejection.",
     ),
 ]
 ImageData = Annotated[
