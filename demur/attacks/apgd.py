@@ -4,10 +4,8 @@
 
 At checkpoints the step size of an image is halved if its objective rose in too few steps or its
 best value did not improve. The image then restarts from its best iterate. Unlike in the authors'
-code an image leaves at its first success, and its noise does not depend on the batch.
-
-In the L1 ball (Croce and Hein 2021) a step moves as few pixels as the best iterate changes, divided
-by 1.5, all by the same amount, without momentum. The first steps are in balls of larger radius.
+code an image leaves at its first success, and its noise does not depend on the batch. In L1 (Croce
+and Hein 2021) steps are sparse and without momentum, and the first ones leave the ball.
 """
 
 from dataclasses import dataclass, replace

@@ -1,8 +1,7 @@
 """Any model as attacks query it: from a text or an object.
 
     load_model("my_code:make_net", checkpoint="weights.pt")     # or timm:NAME, ...
-    load_model("model.onnx")                                    # no gradients: black-box attacks
-    load_model("http://127.0.0.1:8000", queries=Queries(budget=10_000, per_second=50))
+    load_model("http://127.0.0.1:8000", queries=Queries(budget=10_000))     # or model.onnx
     as_model(forest)                                            # scikit-learn, Keras
 
 A model is code: whoever wrote the module runs as you. A checkpoint is read as weights only.
