@@ -252,7 +252,7 @@ def _imported(text: str) -> Model:
             raise BadInput(
                 f"{text} fails with {type(error).__name__}: {first_line(error)}; {needed}"
             ) from error
-    if not callable(found):
+    if not callable(found) and not hasattr(found, "predict"):  # a classifier of scikit-learn
         raise BadInput(f"{text} gives {type(found).__name__}; {needed}")
     model: Model = found
     return model
