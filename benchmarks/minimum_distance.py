@@ -83,7 +83,7 @@ def fresh_verdicts(net: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
     found = []
     with torch.no_grad():
         for precision in ("fp32", "tf32"):
-            with tf32(precision):  # type: ignore[arg-type]
+            with tf32(precision):
                 for size in BATCH_SIZES:
                     labels = [prediction(as_output(net(part))) for part in x.split(size)]
                     found.append(torch.cat(labels) != y)

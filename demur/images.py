@@ -1,6 +1,6 @@
 """Checks of image batches: N, C, H, W floats in [0, 1] with int64 labels."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -77,7 +77,7 @@ def check_images(x: Tensor) -> None:
         )
 
 
-def clip_rounding(x: Tensor) -> Tensor:
+def clip_rounding(x: Any) -> Any:
     """Return the images clipped to [0, 1] if they exceed it by ROUNDING at most."""
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.numel() == 0:
         return x
@@ -86,9 +86,10 @@ def clip_rounding(x: Tensor) -> Tensor:
     return x.clamp(0, 1) if outside and low >= -ROUNDING and high <= 1 + ROUNDING else x
 
 
-def pixels_of(x: Tensor) -> Tensor:
+def pixels_of(x: Any) -> Any:
     """Return uint8 images as floats in [0, 1], and others without rounding noise beyond it."""
-    return x.float() / LEVELS if x.dtype == torch.uint8 else clip_rounding(x)
+    is_uint8 = isinstance(x, Tensor) and x.dtype == torch.uint8
+    return x.float() / LEVELS if is_uint8 else clip_rounding(x)
 
 
 def per_image(values: Tensor, x: Tensor) -> Tensor:

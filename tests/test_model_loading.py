@@ -259,7 +259,7 @@ class TestServices:
         assert code == 2
         assert "the budget of 90 queries is spent; the same command" in said
         assert 60 < Handler.asked <= 90
-        reports, asked = [], []
+        reports, asked = [], list[int]()
         for name in ("a", "b"):
             report = json.loads(command(*common, str(tmp_path / name))[1])
             report["autoattack"].pop("seconds")
@@ -288,13 +288,13 @@ class TestQueries:
         log, asked = str(tmp_path / "queries.db"), list[int]()
         x = np.arange(200, dtype=np.float32).reshape(100, 2, 1, 1)
 
-        def killed() -> None:
-            MeteredFunction(function, "f", Queries(log=log))(x[:70])
-            os.kill(os.getpid(), signal.SIGKILL)
-
         def function(x: Array) -> Array:
             asked.append(len(x))
             return x[:, :, 0, 0]
+
+        def killed() -> None:
+            MeteredFunction(function, "f", Queries(log=log))(x[:70])
+            os.kill(os.getpid(), signal.SIGKILL)
 
         child = multiprocessing.get_context("fork").Process(target=killed)
         child.start()
@@ -312,7 +312,7 @@ class TestQueries:
         x = np.ones((2, 1, 1, 1), np.float32)
         first = MeteredFunction(lambda x: rng.random((len(x), 3)), "f", log)
         answers = [first(x), first(x)]
-        assert not np.array_equal(*answers)
+        assert not np.array_equal(answers[0], answers[1])
         again = MeteredFunction(lambda x: rng.random((len(x), 3)), "f", log)
         assert np.array_equal(again(x), answers[0])
         assert np.array_equal(again(x), answers[1])

@@ -49,7 +49,7 @@ def verdicts(model: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
     found = []
     with torch.no_grad():
         for precision in ("fp32", "tf32"):
-            with tf32(precision):  # type: ignore[arg-type]
+            with tf32(precision):
                 for size in (len(x), 7, 1):
                     logits = torch.cat([model(part) for part in x.split(size)])
                     found.append(logits.argmax(1) != y)

@@ -100,12 +100,13 @@ class FAB(IterativeAttack[FABState]):
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         x = batch.x
-        success = SuccessMargins(self.criterion)
-        needed, unchanged = rounding_margins(success, batch.model, x, batch.y)
+        _, out = batch.model.value(UntargetedMargin(), x, batch.y)
+        success, unchanged = SuccessMargins(self.criterion), self.criterion(out, batch.y)
+        if len(done := unchanged.nonzero()[:, 0]):
+            unchanged[done] = rounding_margins(success, batch.model, x[done], batch.y[done])[1]
         rows = (~unchanged).nonzero()[:, 0]
         if len(rows) == 0:
             return x.clone()
-        _, out = batch.model.value(UntargetedMargin(), x[:1], batch.y[:1])
         batch = self._with_margins(batch.select(rows), out.logits.shape[-1])
         found = Found.nothing(batch)
         for number, every in found.attempts(self.restarts):
@@ -116,9 +117,11 @@ class FAB(IterativeAttack[FABState]):
         near = (-found.value <= limit).nonzero()[:, 0]
         if len(near) == 0:
             return x.clone()
+        inside, (clean, y) = self.ball.contains, (batch.x[near], batch.y[near])
+        needed, _ = rounding_margins(success, batch.model, clean, y)
         confirmed, _ = confirmed_outward(
-            success, batch.model, batch.x[near], found.x_adv[near], needed[rows[near]],
-            batch.y[near], inside=None if self.any_distance else self.ball.contains,
+            success, batch.model, clean, found.x_adv[near], needed, y,
+            inside=None if self.any_distance else inside,
         )  # fmt: skip
         return x.index_put((rows[near],), confirmed)
 

@@ -234,8 +234,8 @@ def _tiles(draw: SquareDraw, signs: Tensor, p: int) -> Tensor:
     count, _, height, width = signs.shape
     side = max(1, min(height, width) // TILES)
     rows, columns = (torch.arange(length, device=signs.device) for length in (height, width))
-    in_tile = ((positions % side).expand(count, -1) for positions in (rows, columns))
-    pattern = draw.oriented_pattern(side, *in_tile, p)
+    down, across = ((positions % side).expand(count, -1) for positions in (rows, columns))
+    pattern = draw.oriented_pattern(side, down, across, p)
     return signs[:, :, rows // side][..., columns // side] * pattern
 
 

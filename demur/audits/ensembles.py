@@ -98,7 +98,7 @@ class EnsembleEvaluation:
             state_path: A file to save progress to and to resume from. A damaged file, or one of
                 another model, other images or other attacks raises BadInput and is kept.
         """
-        x_orig = pixels_of(x_orig) if isinstance(x_orig, Tensor) else x_orig
+        x_orig = pixels_of(x_orig)
         part = self._attack(x_orig, y_orig, PartOptions(bs, state_path))
         x_adv = part.x_adv.to(x_orig.device)
         return (x_adv, part.attacked.labels.to(y_orig)) if return_labels else x_adv
