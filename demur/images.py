@@ -1,13 +1,16 @@
 """Checks of image batches: N, C, H, W floats in [0, 1] with int64 labels."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from demur.errors import BadInput
 
 _TO_TENSOR = "torch.as_tensor"
+ROUNDING = 1e-5  # beyond [0, 1]: what resizing or normalising an image and back may leave
+LEVELS = 255  # the pixel value of uint8 images that maps to 1.0
 
 
 class Domain(NamedTuple):
@@ -64,10 +67,29 @@ def check_images(x: Tensor) -> None:
         raise BadInput(f"images must be floats in [0, 1], not {x.dtype}; use x.float() / 255")
     low, high = (float(end) for end in x.detach().aminmax())
     if not (low >= 0 and high <= 1):  # also true for NaN
+        beyond = torch.maximum(-x.detach(), x.detach() - 1).nan_to_num(nan=torch.inf)
+        image, channel, row, column = np.unravel_index(int(beyond.argmax()), tuple(x.shape))
+        value = float(x[image, channel, row, column])
         raise BadInput(
-            f"pixels must lie in [0, 1], but these range from {low:.3g} to {high:.3g}; "
-            "rescale them and normalise in the first layer of the net"
+            f"pixels must lie in [0, 1], but these range from {low:.6g} to {high:.6g}: image "
+            f"{image}, channel {channel}, row {row}, column {column} is {value:.8g}; rescale them "
+            "and normalise in the first layer of the net"
         )
+
+
+def clip_rounding(x: Any) -> Any:
+    """Return the images clipped to [0, 1] if they exceed it by ROUNDING at most."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.numel() == 0:
+        return x
+    low, high = (float(end) for end in x.detach().aminmax())
+    outside = low < 0 or high > 1
+    return x.clamp(0, 1) if outside and low >= -ROUNDING and high <= 1 + ROUNDING else x
+
+
+def pixels_of(x: Any) -> Any:
+    """Return uint8 images as floats in [0, 1], and others without rounding noise beyond it."""
+    is_uint8 = isinstance(x, Tensor) and x.dtype == torch.uint8
+    return x.float() / LEVELS if is_uint8 else clip_rounding(x)
 
 
 def per_image(values: Tensor, x: Tensor) -> Tensor:

@@ -80,10 +80,11 @@ def as_output(answer: Any, rows: int | None = None) -> Output:
 
 def _output_of(answer: Any) -> Output:
     """Return logits, or a container of them, as an Output."""
-    second = None
+    second, several = None, list[Tensor]()
     if isinstance(answer, Mapping) and "logits" in answer:
         answer = answer["logits"]
     elif isinstance(answer, tuple | list) and answer:
+        several = [part for part in answer if isinstance(part, Tensor) and part.ndim == 2]
         answer, second = answer[0], answer[1] if len(answer) > 1 else None
     elif not isinstance(answer, Tensor) and hasattr(answer, "logits"):
         answer = answer.logits
@@ -91,6 +92,13 @@ def _output_of(answer: Any) -> Output:
         raise BadInput(
             "a model must return logits with one row per image (a tensor of shape N, C), an "
             f"Output, or a tuple or mapping that holds them, not {_described(answer)}"
+        )
+    if len(several) > 2 or (len(several) == 2 and several[0].shape == several[1].shape):
+        shapes = ", ".join(str(tuple(part.shape)) for part in several)
+        raise BadInput(
+            f"the model returns {len(several)} outputs of shapes {shapes}, and which one holds the "
+            "logits is not clear; return one, as in lambda x: model(x)[0], or "
+            "Output(logits, feature, aux)"
         )
     none = answer.new_zeros(answer.shape[0], 0)
     if isinstance(second, Tensor) and second.ndim == 2 and second.shape[0] == answer.shape[0]:
@@ -101,6 +109,8 @@ def _output_of(answer: Any) -> Output:
 
 
 def _described(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{type(value).__name__} with {', '.join(map(str, value)) or 'no entries'}"
     shape = getattr(value, "shape", None)
     return type(value).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
 

@@ -28,6 +28,7 @@ def make_state(**parts: float) -> APGDState:
     defaults = {
         "x_adv": 0.0, "previous": 0.0, "grad": 0.0, "value": 0.0, "best_x": 9.0, "best_grad": 9.0,
         "best_value": 1.0, "step_size": 8.0, "rises": 10.0, "best_at_checkpoint": 0.0,
+        "changed": 0.0,
     }  # fmt: skip
     tensors = {name: torch.tensor([value]) for name, value in (defaults | parts).items()}
     no = torch.tensor([False])

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from demur.attacks import APGD, FAB, MaxMinMargin, Square, autoattack
 from demur.audits import AuditReport, audit
-from demur.audits.inputs import load_model, official_net
+from demur.audits.model_loading import load_model, official_net
 from demur.data import CIFAR10
 from demur.errors import BadInput
 from demur.methods import RR, NoHead
@@ -123,8 +123,8 @@ class TestAudit:
         x, y = images()
         with pytest.raises(BadInput, match="'R-Con' is no rejector"):
             audit(Logits(), x, y, rejector="R-Con")  # type: ignore[arg-type]
-        with pytest.raises(BadInput, match="must be a callable such as"):
-            audit("resnet18", x, y)  # type: ignore[arg-type]
+        with pytest.raises(BadInput, match="is no model; write MODULE:NAME"):
+            audit("resnet18", x, y)
         with pytest.raises(BadInput, match="no version 'quick'"):
             audit(Logits(), x, y, version="quick")
         with pytest.raises(BadInput, match="too few to hold some out"):
@@ -233,9 +233,9 @@ class TestModels:
             ("own_code:Wide", None, "fails with TypeError"),
             ("own_code:Twins", "w.pt", "fits 2 parts"),
             ("own_code:factory", "epoch.pt", "its entries are epoch, ema"),
-            ("timm:resnet18", None, "random weights; give --checkpoint"),
+            ("timm:resnet18", None, "no weights of its own; give --checkpoint"),
             ("timm:resnet18", "w.pt", "timm"),
-            ("rectified-rejection", None, "needs a checkpoint"),
+            ("rectified-rejection", None, "give --checkpoint"),
             ("rectified-rejection", "other.pt", "is not of PreActResNet18"),
             ("own_code:factory", "code.pt", "more than weights"),
             ("own_code:factory", "noise.pt", "noise.pt"),

@@ -140,7 +140,7 @@ class TestInterface:
 
     def test_invalid_arguments_raise(self, quick_net: QuickNet) -> None:
         wrong: list[tuple[Callable[[], object], str]] = [
-            (lambda: AutoAttack(quick_net, norm="L1"), "Linf or L2"),
+            (lambda: AutoAttack(quick_net, norm="L0"), "Linf, L2 or L1"),
             (lambda: AutoAttack(quick_net, version="standart"), "did you mean standard"),
             (lambda: AutoAttack(quick_net, version="custom"), "choose from apgd-ce"),
             (lambda: AutoAttack(quick_net, attacks_to_run=["fab"]), "must be used together"),

@@ -143,7 +143,7 @@ ALLOWED = {
     ("nets/net.py", "the global generator"),  # inside fork_rng: layers know no other
     ("report/terminal.py", "a console of its own"),  # both read no markup in names
     ("cli/progress.py", "a console of its own"),
-    ("audits/inputs.py", "pickle"),  # torch.load of weights only
+    ("audits/model_loading.py", "pickle"),  # torch.load of weights only
     ("data/plain_pickle.py", "pickle"),  # CIFAR is published so; the reader admits arrays only
 }
 

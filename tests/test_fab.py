@@ -151,7 +151,7 @@ def test_more_restarts_find_no_larger_distance(
         ball.norm(FAB(ball, steps=5, restarts=n, any_distance=True)(quick_net, x, y) - x)
         for n in (1, 2)
     )
-    assert (twice <= once).all()
+    assert (twice <= once * (1 + 1e-4)).all()  # confirmed examples move outward a little
     assert (twice < once).any()
 
 

@@ -202,7 +202,7 @@ def test_accepts_any_objective_and_criterion(
 
 
 def test_another_ball_raises() -> None:
-    with pytest.raises(BadInput, match="Linf or L2"):
+    with pytest.raises(BadInput, match="Linf, L2 or L1"):
         Square(type("Odd", (Ball,), dict.fromkeys(Ball.__abstractmethods__))(0.1))
 
 

@@ -57,7 +57,7 @@ __all__ = [
     "Corruption", "Criterion", "Ensemble", "FalseRejection", "ForceRejectionEnsemble",
     "FrankWolfe", "MarginProduct", "MaxMinMargin", "MinMargin", "Misclassified", "MultiTarget",
     "Objective", "OrthogonalAPGD", "PlusLogScore", "RRLoss", "RejectAutoAttackEnsemble",
-    "Rejected", "RejectionObjective", "Scaled", "ScoreObjective", "SingleMargin", "Square",
-    "Sum", "TargetedConfidence", "TargetedDLR", "TargetedMargin", "TargetedScore",
-    "UntargetedMargin", "WorstScore", "WrongConfidence", "WrongScore", "XiObjective",
+    "Rejected", "RejectionObjective", "Scaled", "ScoreObjective", "SingleMargin", "Square", "Sum",
+    "TargetedConfidence", "TargetedDLR", "TargetedMargin", "TargetedScore", "UntargetedMargin",
+    "WorstScore", "WrongConfidence", "WrongScore", "XiObjective",
 ]  # fmt: skip

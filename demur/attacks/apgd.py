@@ -4,7 +4,8 @@
 
 At checkpoints the step size of an image is halved if its objective rose in too few steps or its
 best value did not improve. The image then restarts from its best iterate. Unlike in the authors'
-code an image leaves at its first success, and its noise does not depend on the batch.
+code an image leaves at its first success, and its noise does not depend on the batch. In L1 (Croce
+and Hein 2021) steps are sparse and without momentum, and the first ones leave the ball.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from demur.attacks.attack import AttackBatch
 from demur.attacks.attack_model import AttackModel, Gradient
-from demur.attacks.balls import Ball
+from demur.attacks.balls import L1, MAX_EPS, Ball
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import (
     Found,
@@ -32,6 +33,11 @@ from demur.spec.field_types import NonNegativeInt, PositiveInt, UnitInterval
 
 # Gaps between checkpoints, as fractions of all steps: the first, its decrement, the smallest.
 FIRST_GAP, GAP_DECREMENT, MIN_GAP = 0.22, 0.03, 0.06
+# L1: radii of the first phases as multiples of eps, and the share of the steps of each.
+RADII, PHASE_SHARE = (3, 2), 0.3
+L1_GAP = 0.04  # between checkpoints, as a fraction of the steps of a phase
+FEWER = 1.5  # divides the number of changed pixels, and the step size while it does not fall
+FALLS, SMALLEST_STEP = 0.95, 0.1  # ratio of changed pixels that is a fall; least step, of eps
 
 
 @dataclass
@@ -47,6 +53,7 @@ class APGDState(SearchState):
     rises: Tensor  # steps since the last checkpoint that raised the objective
     best_at_checkpoint: Tensor  # best_value at the last checkpoint
     halved: Tensor  # whether the last checkpoint halved the step size
+    changed: Tensor  # L1: pixels that the best iterate changes, at the last checkpoint
 
     @property
     def best(self) -> tuple[Tensor, Tensor]:
@@ -93,30 +100,49 @@ class APGD(IterativeAttack[APGDState]):
 
     @property
     def last_step(self) -> int:
-        return self.steps
+        return self.steps - len(RADII) * self._phase_steps
+
+    @property
+    def _phase_steps(self) -> int:
+        """The steps in each ball of a larger radius, which only attacks in L1 have."""
+        return int(PHASE_SHARE * self.steps) if isinstance(self.ball, L1) else 0
 
     def verification_interval(self, model: AttackModel) -> int:
         return default_interval(model)
 
     def begin(self, batch: AttackBatch) -> tuple[AttackBatch, APGDState]:
-        x_adv = self.ball.scaled_start(batch.x, self.seed, batch.index, batch.stream)
+        radii = [min(radius * self.ball.eps, MAX_EPS) for radius in RADII if self._phase_steps]
+        widest = L1(radii[0]) if radii else self.ball
+        x_adv = widest.scaled_start(batch.x, self.seed, batch.index, batch.stream)
         batch = batch.prepare(self.objective, x_adv)
+        for radius in radii:
+            wide = replace(self, ball=L1(radius))
+            state = wide._begin_at(batch, wide.ball.project(batch.x, x_adv))
+            for step in range(self._phase_steps):
+                state = wide.step(batch, state, step)
+            x_adv = state.best_x
+        return batch, self._begin_at(batch, self.ball.project(batch.x, x_adv))
+
+    def _begin_at(self, batch: AttackBatch, x_adv: Tensor) -> APGDState:
+        """Return the state at a first iterate."""
         (grad, value, _), candidate = self._query(batch, x_adv, 0)
-        return batch, APGDState(
+        size = self.ball.eps if isinstance(self.ball, L1) else 2 * self.ball.eps
+        return APGDState(
             x_adv=x_adv, value=value, candidate=candidate, previous=x_adv, grad=grad,
             best_x=x_adv, best_grad=grad, best_value=value,
-            step_size=torch.full_like(value, 2 * self.ball.eps), rises=torch.zeros_like(value),
+            step_size=torch.full_like(value, size), rises=torch.zeros_like(value),
             best_at_checkpoint=value, halved=torch.ones_like(batch.y, dtype=torch.bool),
+            changed=_changed(batch.x, x_adv),
         )  # fmt: skip
 
     def step(self, batch: AttackBatch, state: APGDState, step: int) -> APGDState:
         # Not before the iterate has been tested: a success need not have the largest objective.
-        gap = _checkpoint_gaps(self.steps).get(step)
-        s, momentum = self._checkpoint(state, gap) if gap else state, 0.25 if step else 0.0
-        z = s.x_adv + per_image(s.step_size, s.x_adv) * self.ball.direction(s.grad)
-        z = self.ball.project(batch.x, z)
-        x_adv = s.x_adv + (1 - momentum) * (z - s.x_adv) + momentum * (s.x_adv - s.previous)
-        x_adv = self.ball.project(batch.x, x_adv)
+        s, gap = state, _checkpoint_gaps(self.steps).get(step)
+        if not isinstance(self.ball, L1):
+            s = self._checkpoint(s, gap) if gap else s
+        elif step and step % max(1, int(L1_GAP * self.last_step)) == 0:
+            s = self._sparser(batch.x, s)
+        x_adv = self._moved(batch.x, s, step)
         (grad, value, _), candidate = self._query(batch, x_adv, step + 1)
         better = value > s.best_value
         mask = per_image(better, x_adv)
@@ -126,6 +152,29 @@ class APGD(IterativeAttack[APGDState]):
             best_grad=torch.where(mask, grad, s.best_grad),
             best_value=torch.where(better, value, s.best_value),
             rises=s.rises + (value > s.value).to(value.dtype),
+        )  # fmt: skip
+
+    def _moved(self, x: Tensor, s: APGDState, step: int) -> Tensor:
+        """Return the next iterate."""
+        size, ball = per_image(s.step_size, x), self.ball
+        if isinstance(ball, L1):
+            share = s.changed / (FEWER * x[0].numel())
+            return ball.project(x, s.x_adv + size * ball.sparse_direction(s.grad, share))
+        momentum = 0.25 if step else 0.0
+        z = ball.project(x, s.x_adv + size * ball.direction(s.grad))
+        x_adv = s.x_adv + (1 - momentum) * (z - s.x_adv) + momentum * (s.x_adv - s.previous)
+        return ball.project(x, x_adv)
+
+    def _sparser(self, x: Tensor, s: APGDState) -> APGDState:
+        """Return to the best iterate where it changes fewer pixels, else lower the step (L1)."""
+        changed, eps = _changed(x, s.best_x), self.ball.eps
+        fewer = changed < FALLS * s.changed
+        smaller = (s.step_size / FEWER).clamp_min(SMALLEST_STEP * eps)
+        mask = per_image(fewer, x)
+        return replace(
+            s, x_adv=torch.where(mask, s.best_x, s.x_adv), changed=changed,
+            grad=torch.where(mask, s.best_grad, s.grad),
+            step_size=torch.where(fewer, eps, smaller),
         )  # fmt: skip
 
     def _checkpoint(self, s: APGDState, since_checkpoint: int) -> APGDState:
@@ -174,3 +223,8 @@ def _checkpoint_gaps(steps: int) -> dict[int, int]:
         gap = max(gap - decrement, smallest)
         step += gap
     return gaps
+
+
+def _changed(x: Tensor, x_adv: Tensor) -> Tensor:
+    """Return the number of pixels that differ, N."""
+    return (x_adv != x).flatten(1).sum(1).to(x)

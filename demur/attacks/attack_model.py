@@ -12,7 +12,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from demur.errors import BadInput, first_line
-from demur.images import check_batch
+from demur.images import check_batch, clip_rounding
 from demur.nan_checks import deferred_checks, raise_if_invalid
 from demur.output import Output, as_output, check_logits
 
@@ -130,6 +130,27 @@ class PlainModel(AttackModel):
         return [module for module in modules if isinstance(module, _BatchNorm)]
 
 
+class QueryModel(AttackModel):
+    """A model without gradients: a function of float32 arrays, N, C, H, W, to logits, N, K."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, x: Tensor, /) -> Output | Tensor:
+        answer = self.function(x.detach().float().cpu().numpy())
+        if isinstance(answer, tuple | list) and any(hasattr(part, "ndim") for part in answer):
+            return as_output(tuple(torch.as_tensor(np.array(part)).to(x) for part in answer))
+        return torch.as_tensor(np.array(answer)).to(x)
+
+    def gradient(
+        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
+    ) -> Gradient:
+        raise NoGradientError(
+            "the model is a function of arrays without a gradient; use Square or "
+            "version='black-box'"
+        )
+
+
 def attack_model(model: Model) -> AttackModel:
     """Return the model itself if it is an AttackModel, else a PlainModel of it."""
     return model if isinstance(model, AttackModel) else PlainModel(model)
@@ -177,7 +198,9 @@ class CheckedModel(AttackModel):
     def __call__(self, x: Tensor) -> Output:
         with _explained_failure(x):
             # A copy, since the model may change its input in place.
-            answer = self.model(x.to(self.dtype, copy=True))
+            answer: Any = self.model(x.to(self.dtype, copy=True))
+            if isinstance(answer, np.ndarray):
+                raise ModelFailed("the model returns an array for a tensor; return a tensor")
         out = as_output(answer, rows=len(x))
         out = Output(*(part.to(x.dtype) for part in out))
         check_logits(out)
@@ -239,6 +262,7 @@ def checked(model: Model, x: Tensor, y: Tensor) -> Iterator[tuple[CheckedModel, 
             f"the model must be a callable such as an nn.Module, not {type(model).__name__}; load "
             "weights into their module first"
         )
+    x = clip_rounding(x)
     check_batch(x, y)
     with torch.inference_mode(False), torch.no_grad(), _restored(model, x), deferred_checks():
         x, y = outside_inference_mode(x.detach()), outside_inference_mode(y)
@@ -254,11 +278,17 @@ def outside_inference_mode(tensor: Tensor) -> Tensor:
 
 
 def _first_query(model: Model, x: Tensor) -> tuple[CheckedModel, Output]:
-    """Return the model with the first dtype that it takes, and its output for one image."""
+    """Return the model with the first dtype that it takes, and its output for one image.
+
+    A function that does not take tensors is tried as a function of NumPy arrays.
+    """
     errors = []
+    kinds = [(model, dtype) for dtype in dict.fromkeys((x.dtype, *_dtypes(model)))]
+    if not isinstance(model, nn.Module | AttackModel):
+        kinds.append((QueryModel(model), torch.float32))
     with _eval_mode(model):
-        for dtype in dict.fromkeys((x.dtype, *_dtypes(model))):
-            checked_model = CheckedModel(model, dtype)
+        for kind, dtype in kinds:
+            checked_model = CheckedModel(kind, dtype)
             try:
                 return checked_model, checked_model(x)
             except ModelFailed as error:

@@ -19,7 +19,7 @@ from demur import noise, progress
 from demur.attacks.apgd import APGD
 from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.attack_model import exact_value
-from demur.attacks.balls import Ball
+from demur.attacks.balls import L1, Ball
 from demur.attacks.criteria import AcceptedError, Criterion, Misclassified, Rejected, RuleCriterion
 from demur.attacks.driver import Best, Found
 from demur.attacks.fab import FAB
@@ -44,7 +44,7 @@ from demur.spec.field_types import NonNegativeInt, PositiveInt
 # Values of ChainState.broken_by that name no attack.
 NOT_BROKEN = -1  # no attack has succeeded yet
 BROKEN_CLEAN = -2  # the clean image satisfies the criterion
-Version = Literal["standard", "plus", "rand", "older"]
+Version = Literal["standard", "plus", "rand", "older", "black-box"]
 VERSIONS: dict[Version, tuple[tuple[str, int], ...]] = {  # attacks with restarts
     "standard": (("apgd-ce", 1), ("apgd-t", 1), ("fab-t", 1), ("square", 1)),
     "plus": (
@@ -52,10 +52,12 @@ VERSIONS: dict[Version, tuple[tuple[str, int], ...]] = {  # attacks with restart
     ),
     "rand": (("apgd-ce", 1), ("apgd-dlr", 1)),
     "older": (("apgd-ce", 5), ("apgd-dlr", 5), ("fab", 5), ("square", 1)),
+    "black-box": (("square", 1),),
 }  # fmt: skip
 MEMBERS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square")
 EOT_ITER = 20  # gradients averaged by version="rand"
-RejectVersion = Literal["standard", "fast", "rand"]
+L1_RESTARTS, L1_TARGETS = 5, 5  # of Auto-PGD in version="standard" for the L1 ball
+RejectVersion = Literal["standard", "fast", "rand", "black-box"]
 FAST = ("product", "product-t", "balanced")  # these find nearly all accepted errors
 
 
@@ -223,8 +225,9 @@ class AutoAttackEnsemble(Ensemble):
     """The attacks of an AutoAttack version in turn, each on the images without success so far.
 
     Args:
-        ball: Linf or L2.
-        version: "standard", "plus", "rand" (for randomised models) or "older".
+        ball: Linf, L2 or L1.
+        version: "standard", "plus", "rand" (for randomised models), "older" or "black-box" (no
+            gradients).
         targets: The number of wrong classes, by decreasing logit, for the targeted attacks; at
             most the number of classes minus one.
         seed: The seed of all random numbers.
@@ -241,27 +244,28 @@ class AutoAttackEnsemble(Ensemble):
 
     def member(self, name: str, restarts: int = 1) -> Attack:
         """Return one attack by the name it has in the authors' code."""
-        ball, seed = self.ball, self.seed
+        ball, seed, sparse = self.ball, self.seed, isinstance(self.ball, L1)
         eot_iter = EOT_ITER if self.version == "rand" else 1
         match name:
             case "apgd-ce":
+                restarts = L1_RESTARTS if sparse and self.version == "standard" else restarts
                 return APGD(ball, restarts=restarts, objective=CE(), eot_iter=eot_iter, seed=seed)
             case "apgd-dlr":
                 return APGD(ball, restarts=restarts, objective=DLR(), eot_iter=eot_iter, seed=seed)
             case "apgd-t":
-                return self._multi_target(
-                    APGD(ball, restarts=restarts, objective=TargetedDLR(), seed=seed)
-                )
+                apgd = APGD(ball, restarts=restarts, objective=TargetedDLR(), seed=seed)
+                few = sparse and self.version == "standard"
+                return self._multi_target(apgd, L1_TARGETS if few else self.targets)
             case "fab":
                 return FAB(ball, restarts=restarts, seed=seed)
             case "fab-t":
-                return self._multi_target(FAB(ball, restarts=restarts, seed=seed))
+                return self._multi_target(FAB(ball, restarts=restarts, seed=seed), self.targets)
             case "square":
                 return Square(ball, seed=seed)
         raise BadInput(f"AutoAttack has no attack {name!r}; {suggestion(name, MEMBERS)}")
 
-    def _multi_target(self, attack: Attack) -> MultiTarget:
-        return MultiTarget(attack, targets=self.targets, keep="success")
+    def _multi_target(self, attack: Attack, targets: int) -> MultiTarget:
+        return MultiTarget(attack, targets=min(targets, self.targets), keep="success")
 
 
 @dataclass(frozen=True)
@@ -277,9 +281,9 @@ class RejectAutoAttackEnsemble(Ensemble):
     the mean of EOT_ITER gradients.
 
     Args:
-        ball: Linf or L2.
+        ball: Linf, L2 or L1.
         criterion: The success criterion; its rejector may be one score or a coupled pair.
-        version: "standard", "fast" or "rand".
+        version: "standard", "fast", "rand" or "black-box" (no gradients).
         targets: The number of wrong classes for the targeted attacks.
         seed: The seed of all random numbers.
     """
@@ -321,6 +325,8 @@ class RejectAutoAttackEnsemble(Ensemble):
             "balanced-t": self._multi_target(balanced),
             "square": Square(ball, objective=margin, criterion=criterion, seed=seed),
         }
+        if self.version == "black-box":
+            return {"square": members["square"]}
         return members if self.version == "standard" else {name: members[name] for name in FAST}
 
     def _multi_target(self, attack: Attack) -> MultiTarget:
@@ -335,7 +341,7 @@ class ForceRejectionEnsemble(Ensemble):
     """Auto-PGD and Square on the accept margin, until the model rejects the input.
 
     Args:
-        ball: Linf or L2.
+        ball: Linf, L2 or L1.
         criterion: The success criterion.
         restarts: The restarts of Auto-PGD.
         seed: The seed of all random numbers.

@@ -1,4 +1,4 @@
-"""Threat models: Linf and L2 balls around each image, intersected with the pixel range [0, 1].
+"""Threat models: Linf, L2 and L1 balls around each image, intersected with the pixel range [0, 1].
 
 ball = Linf(8/255)
 x_adv = ball.start(x, seed, index, stream)   # random start
@@ -22,7 +22,8 @@ from demur.spec.field_types import NonNegative
 
 RADIUS, CHOICE = 1, 2  # keys of independent random streams
 ROUNDING = 1e-5  # by which a projected image may exceed its ball, relative to 1 + eps
-MAX_L2 = 1e6  # exceeds the diameter of any image; in float32 the squares of 1e20 are infinite
+MAX_EPS = 1e6  # exceeds the L2 diameter of any image; in float32 the squares of 1e20 are infinite
+STEP_SHARE = 0.05  # of the pixels, which a step in the L1 ball moves
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,10 @@ class Ball(Spec, ABC):
     def norm(self, delta: Tensor) -> Tensor:
         """Return the norm of each perturbation, N."""
 
+    def farthest(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Return the image of the ball that a linear function with this gradient makes largest."""
+        return self.project(x, x + self.eps * self.direction(grad))
+
     def contains(self, x: Tensor, x_adv: Tensor) -> Tensor:
         """Return whether each x_adv lies in the ball around x and in [0, 1], up to rounding, N."""
         near = self.norm(x_adv - x) <= self.eps + ROUNDING * (1 + self.eps)
@@ -182,11 +187,7 @@ class L2(Ball):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.eps > MAX_L2:
-            raise BadInput(
-                f"eps={self.eps:g} is too large; a ball of the square root of the number of pixels "
-                "contains every image"
-            )
+        _check_radius(self.eps, "the square root of the number of pixels")
 
     def start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
         # As in the reference code the radius is eps * U(0, 1), so the density is highest at the
@@ -208,6 +209,113 @@ class L2(Ball):
 
     def norm(self, delta: Tensor) -> Tensor:
         return _l2_norm(delta).flatten()
+
+
+@dataclass(frozen=True)
+class L1(Ball):
+    """The L1 ball: the absolute changes of all pixels of an image sum to at most eps.
+
+    Projection and steps are those of the ball within [0, 1] (Croce and Hein, "Mind the box",
+    2021), which is much smaller than the ball alone.
+
+    Args:
+        eps: The radius in units of pixel values in [0, 1], for instance 12.
+
+    Example:
+        >>> import torch
+        >>> from demur import L1
+        >>> x = torch.full((1, 3, 2, 2), 0.5)
+        >>> x_adv = L1(3).project(x, x + 1)
+        >>> assert torch.allclose(L1(3).norm(x_adv - x), torch.tensor(3.0))
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_radius(self.eps, "the number of pixels")
+
+    def start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
+        # As in the reference code: Gaussian noise of the whole space, projected.
+        return self.project(x, x + noise.normal(seed, index, stream, tuple(x.shape[1:])).to(x))
+
+    def scaled_start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
+        return self.start(x, seed, index, stream)
+
+    def direction(self, grad: Tensor) -> Tensor:
+        return self.sparse_direction(grad, grad.new_zeros(len(grad)))
+
+    def sparse_direction(self, grad: Tensor, share: Tensor) -> Tensor:
+        """Return equal steps along the largest entries of a gradient, together of unit norm.
+
+        Args:
+            grad: The gradient, N, C, H, W.
+            share: The share of the pixels that move, N; at least one pixel does.
+        """
+        size = grad.abs().flatten(1)
+        ascending, pixels = size.sort(1).values, size.shape[1]
+        last = ((1 - share) * pixels).long().clamp(0, pixels - 1)
+        signs = grad.sign() * (grad.abs() >= per_image(ascending.gather(1, last[:, None]), grad))
+        return signs / per_image(self.norm(signs), grad).clamp_min(1)
+
+    def step(self, x: Tensor, x_adv: Tensor, grad: Tensor, length: float) -> Tensor:
+        blocked = torch.where(grad > 0, x_adv >= 1, x_adv <= 0)  # these pixels cannot move
+        share = grad.new_full((len(grad),), STEP_SHARE)
+        direction = self.sparse_direction(grad.masked_fill(blocked, 0), share)
+        return self.project(x, x_adv + length * direction)
+
+    def farthest(self, x: Tensor, grad: Tensor) -> Tensor:
+        room = _room(x, grad)
+        budget = x.new_full((len(x), 1), self.eps)
+        return x + grad.sign() * in_order(grad.abs(), room, torch.ones_like(room), budget)
+
+    def project(self, x: Tensor, x_adv: Tensor) -> Tensor:
+        # The projection lowers all changes by one number and clips them to [0, room]. The sum of
+        # the clipped changes is piecewise linear in that number; a sort of its knots gives it.
+        delta = x_adv - x
+        change = delta.abs().flatten(1)
+        room = change.minimum(_room(x, delta).flatten(1))
+        knots, order = torch.cat((change - room, change), 1).sort(1)
+        moving = torch.where(order < change.shape[1], 1.0, -1.0).to(x).cumsum(1)
+        passed = (moving * (knots.roll(-1, 1) - knots))[:, :-1].cumsum(1)
+        excess = room.sum(1, keepdim=True) - self.eps
+        last = (passed < excess).sum(1, keepdim=True).clamp(max=knots.shape[1] - 2)
+        before = torch.cat((torch.zeros_like(excess), passed), 1).gather(1, last)
+        lower = knots.gather(1, last) + (excess - before) / moving.gather(1, last).clamp_min(1)
+        change = (change - lower.where(excess > 0, 0)).clamp_min(0).minimum(room)
+        change = change * (self.eps / change.sum(1, keepdim=True).clamp_min(1e-12)).clamp(max=1)
+        return (x + delta.sign() * change.view_as(x)).clamp(0, 1)
+
+    def norm(self, delta: Tensor) -> Tensor:
+        return delta.flatten(1).abs().sum(1)
+
+
+def in_order(rank: Tensor, most: Tensor, cost: Tensor, budget: Tensor) -> Tensor:
+    """Return changes of pixels that use a budget, the pixel of the largest rank first.
+
+    Args:
+        rank: The rank of each pixel, N, C, H, W.
+        most: The largest change of each pixel, same shape.
+        cost: What a change costs per unit, same shape.
+        budget: The sum of all costs, N, 1; each pixel up to the last one changes by `most`.
+    """
+    order = rank.flatten(1).argsort(1, descending=True)
+    most_sorted = most.flatten(1).gather(1, order)
+    cost_sorted = cost.flatten(1).gather(1, order)
+    used = (most_sorted * cost_sorted).cumsum(1) - most_sorted * cost_sorted  # by pixels before
+    left = (budget - used).clamp_min(0) / cost_sorted.clamp_min(torch.finfo(cost.dtype).tiny)
+    changes = most_sorted.minimum(left) * (cost_sorted > 0)
+    return torch.zeros_like(changes).scatter(1, order, changes).view_as(most)
+
+
+def _room(x: Tensor, delta: Tensor) -> Tensor:
+    """Return how far each pixel can move within [0, 1] in the direction of delta."""
+    return torch.where(delta > 0, 1 - x, x)
+
+
+def _check_radius(eps: float, enough: str) -> None:
+    if eps > MAX_EPS:
+        raise BadInput(
+            f"eps={eps:g} is too large; a ball of the radius {enough} contains every image"
+        )
 
 
 def in_pixel_range(x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@
 
 Adam minimises distance + c * hinge. c grows tenfold until the attack succeeds, then is bisected.
 Unlike in the authors' code, each image has its own step count and end, and the tanh range exceeds
-[0, 1] by 5%, so that pixels at 0 and 1 have a gradient.
+[0, 1] by 5%, so that pixels at 0 and 1 have a gradient. `rounding.py` confirms every success.
 """
 
 from dataclasses import dataclass, replace
@@ -15,25 +15,16 @@ import torch
 from torch import Tensor
 
 from demur.attacks.attack import AttackBatch
-from demur.attacks.attack_model import Model, checked, exact_value
-from demur.attacks.criteria import (
-    AcceptedError,
-    Criterion,
-    FalseRejection,
-    Misclassified,
-    Rejected,
-    RuleCriterion,
-)
+from demur.attacks.attack_model import Model, checked
+from demur.attacks.criteria import Criterion, FalseRejection, Misclassified
 from demur.attacks.driver import Candidates, Found, IterativeAttack, SearchState
-from demur.attacks.objectives.classification import best_wrong
-from demur.attacks.objectives.rejector import best_wrong_class
+from demur.attacks.rounding import SuccessMargins, confirmed_outward, rounding_margins
 from demur.images import per_image
 from demur.noise import Stream
-from demur.output import Output, label_entry, prediction
+from demur.output import Output
 from demur.spec.field_types import NonNegative, Positive, PositiveInt
 
 TANH_MARGIN = 0.05  # tanh covers this much more than [0, 1], else pixels at 0 and 1 cannot move
-SLACK = 1e-5  # relative, on logits and thresholds: another batch size rounds differently
 TAU_SHRINK = 0.9  # of the largest change, after each success (Linf)
 C_GROWTH = 10.0  # after each failure
 PROGRESS = 0.9999  # a search stops unless a tenth of its steps lowers the loss below this factor
@@ -44,40 +35,22 @@ class MinimalDistortion(NamedTuple):
     """The result of a minimum-distortion attack."""
 
     x_adv: Tensor  # shape of x
-    broken: Tensor  # whether the search confirmed a success, N, bool
-    distance: Tensor  # N, infinite without success
+    broken: Tensor  # whether a success was confirmed in every pass, N, bool
+    distance: Tensor  # of x_adv, N; infinite without success
 
 
 @dataclass(frozen=True)
-class CWHinge:
+class CWHinge(SuccessMargins):
     """The hinge loss of the attack: what is missing for success, 0 at a success, N.
 
-    It is the missing logit margin plus the missing accept margin of each score of the criterion.
+    It is what the logit margin and the accept margin of each score of the criterion lack.
     """
 
-    criterion: Criterion
-    confidence: float
-
-    def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        slack = SLACK * out.logits.detach().abs().nan_to_num(posinf=0).amax(-1)  # -inf: masked
-        missing = (self.confidence + slack - logit_margin(out, y, *inputs)).clamp_min(0)
-        if not isinstance(self.criterion, RuleCriterion):
-            return missing
-        if isinstance(self.criterion, Rejected):  # for any prediction
-            return self._missing_decision(out, self.criterion, prediction(out))
-        label = inputs[0] if inputs else best_wrong_class(out.logits, y)
-        return missing + self._missing_decision(out, self.criterion, label)
-
-    def _missing_decision(self, out: Output, criterion: RuleCriterion, label: Tensor) -> Tensor:
-        """Return what the scores lack for the decision, N; one low score is enough to reject."""
-        pairs = criterion.accept_rule.pairs
-        if isinstance(criterion, AcceptedError):
-            below = [
-                SLACK * max(1, abs(t)) - score.accept_margin(out, t, label) for score, t in pairs
-            ]
-            return torch.stack(below).clamp_min(0).sum(0)
-        above = [SLACK * max(1, abs(t)) + score.accept_margin(out, t, label) for score, t in pairs]
-        return torch.stack(above).amin(0).clamp_min(0)
+    def __call__(
+        self, out: Output, y: Tensor, needed: Tensor | None = None, *target: Tensor
+    ) -> Tensor:
+        margins = self.margins(out, y, *target)
+        return (-margins if needed is None else needed - margins).clamp_min(0).sum(1)
 
 
 @dataclass
@@ -137,17 +110,18 @@ class CW(IterativeAttack[CWState]):
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         if isinstance(self.criterion, FalseRejection):  # the prediction has to stay correct
             batch = replace(batch, target=batch.y)
-        inputs = hinge_inputs(batch)
-        _, out = exact_value(batch.model, self._hinge, batch.x, batch.y, *inputs)
-        success = self._succeeds_unchanged(out, batch.y, *inputs)
-        return self.best_restart(batch, Found.nothing(batch, success), 1, stream)
-
-    def _succeeds_unchanged(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        """Return which clean images need no attack, N, bool."""
-        success = self.criterion(out, y)
-        if isinstance(self.criterion, Rejected):
-            return success
-        return success & (logit_margin(out, y, *inputs) >= self.confidence)
+        labels = batch.y, *_target(batch)
+        needed, unchanged = rounding_margins(self._hinge, batch.model, batch.x, *labels)
+        batch = replace(batch, objective_state=(needed,))
+        found = self.best_restart(batch, Found.nothing(batch, unchanged.clone()), 1, stream)
+        rows = (found != batch.x).flatten(1).any(1).nonzero()[:, 0]
+        if len(rows) == 0:
+            return found
+        own = batch.select(rows)
+        confirmed, _ = confirmed_outward(
+            self._hinge, own.model, own.x, found[rows], needed[rows], own.y, *_target(own)
+        )
+        return found.index_put((rows,), confirmed)
 
     @property
     def last_step(self) -> int:
@@ -162,7 +136,8 @@ class CW(IterativeAttack[CWState]):
 
     def step(self, batch: AttackBatch, state: CWState, step: int) -> CWState:
         x_adv = to_pixels(state.w)
-        query = batch.model.gradient(self._hinge, x_adv, batch.y, *hinge_inputs(batch))
+        inputs = *batch.objective_state, *_target(batch)
+        query = batch.model.gradient(self._hinge, x_adv, batch.y, *inputs)
         value = query.value.to(batch.x.dtype)
         reached = (value <= 0) & self.criterion(query.out, batch.y)
         closer = reached & (self._distance(x_adv - batch.x) < state.distance)
@@ -185,11 +160,10 @@ class CW(IterativeAttack[CWState]):
         """Return adversarial examples, success and distances (squared for L2)."""
         x_adv = self(model, x, y, index)
         with checked(model, x, y) as (checked_model, images, labels):
-            inputs = (labels,) if isinstance(self.criterion, FalseRejection) else ()
-            unchanged = self._succeeds_unchanged(checked_model(images), labels, *inputs)
+            target = (labels,) if isinstance(self.criterion, FalseRejection) else ()
+            _, unchanged = rounding_margins(self._hinge, checked_model, images, labels, *target)
             delta = x_adv - images
-        # The search changes an image only where it has confirmed a success. To judge x_adv again
-        # would add an error: so near the boundary, another batch size or TF32 can flip the verdict.
+        # The attack changes an image only where it has confirmed a success.
         success = unchanged | (delta != 0).flatten(1).any(1)
         return MinimalDistortion(x_adv, success, self._distance(delta).where(success, torch.inf))
 
@@ -302,16 +276,9 @@ class CW(IterativeAttack[CWState]):
         )  # fmt: skip
 
 
-def hinge_inputs(batch: AttackBatch) -> tuple[Tensor, ...]:
-    """Return the inputs of `CWHinge`: the class that should be predicted, if there is one."""
+def _target(batch: AttackBatch) -> tuple[Tensor, ...]:
+    """Return the class that should be predicted, N, if there is one."""
     return () if batch.target is None else (batch.target,)
-
-
-def logit_margin(out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-    """Return the margin of the target over the other logits, or of the best wrong class, N."""
-    if inputs:
-        return label_entry(out.logits, inputs[0]) - best_wrong(out.logits, inputs[0])
-    return best_wrong(out.logits, y) - label_entry(out.logits, y)
 
 
 def to_tanh_space(x: Tensor) -> Tensor:

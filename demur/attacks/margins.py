@@ -95,7 +95,7 @@ class MaxMinMargin(IterativeAttack[MaxMinState]):
     """Maximise the smallest of the margins "wrong" and "accepted by each score".
 
     Args:
-        ball: Linf or L2.
+        ball: Linf, L2 or L1.
         criterion: The success criterion; it defines the margins.
         steps: The number of steps per restart, each with one gradient query per margin.
         restarts: The number of restarts.
@@ -150,7 +150,7 @@ def solve_game(ball: Ball, x: Tensor, state: MaxMinState) -> tuple[Tensor, Tenso
     for turn in range(ROUNDS):
         rate = 2 / (turn + 2 + ROUNDS * state.games)  # N
         weighted_grad = (weights[:, :, None] * state.grads).sum(1).view_as(x)
-        response = ball.project(x, x + ball.eps * ball.direction(weighted_grad))
+        response = ball.farthest(x, weighted_grad)
         average = average + per_image(rate, x) * (response - average)
         delta = (average - state.best_x).flatten(1)
         predicted = state.values + (state.grads * delta[:, None]).sum(2)

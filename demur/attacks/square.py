@@ -19,7 +19,7 @@ from demur import noise
 from demur.attacks import kernels
 from demur.attacks.attack import AttackBatch
 from demur.attacks.attack_model import AttackModel
-from demur.attacks.balls import L2, Ball, Linf
+from demur.attacks.balls import L1, L2, Ball, Linf
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import IterativeAttack, SearchState
 from demur.attacks.objectives import Objective, UntargetedMargin
@@ -85,7 +85,7 @@ class Square(IterativeAttack[SquareState]):
     after a verified success.
 
     Args:
-        ball: Linf or L2; another ball raises BadInput.
+        ball: Linf, L2 or L1; another ball raises BadInput.
         queries: The number of forward passes.
         p: The fraction of pixels in the first squares.
         objective: What the attack maximises.
@@ -104,8 +104,8 @@ class Square(IterativeAttack[SquareState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.ball, Linf | L2):
-            raise BadInput(f"Square.ball must be Linf or L2, not {self.ball}")
+        if not isinstance(self.ball, Linf | L2 | L1):
+            raise BadInput(f"Square.ball must be Linf, L2 or L1, not {self.ball}")
 
     @property
     def last_step(self) -> int:
@@ -145,19 +145,24 @@ class Square(IterativeAttack[SquareState]):
         return value, self.criterion(out, batch.y)
 
     def _initial_proposal(self, draw: "SquareDraw", batch: AttackBatch) -> Tensor:
-        """Return the images with vertical stripes (Linf) or tiles (L2) of random sign."""
+        """Return the images with vertical stripes (Linf) or tiles (L2, L1) of random sign."""
         stream = noise.derive_seed(batch.stream, 0, PATTERN)
         uniforms = noise.uniform(self.seed, batch.index, stream, tuple(batch.x.shape[1:]))
         signs = _random_signs(uniforms.to(batch.x))
-        delta = _tiles(draw, signs) if isinstance(self.ball, L2) else signs[:, :, :1]
+        if isinstance(self.ball, L1):
+            return self.ball.project(batch.x, batch.x + _tiles(draw, signs, 1))
+        delta = _tiles(draw, signs, 2) if isinstance(self.ball, L2) else signs[:, :, :1]
         return self.ball.project(batch.x, batch.x + self.ball.eps * self.ball.direction(delta))
 
     def _propose(self, draw: "SquareDraw", x_adv: Tensor, query: int) -> Tensor:
-        """Return the images with one more square (Linf) or with two changed ones (L2)."""
+        """Return the images with one more square (Linf) or with two changed ones (L2, L1)."""
         x, eps = draw.x, self.ball.eps
         if isinstance(self.ball, L2):
-            delta = _l2_delta(draw, x_adv - x, self._side(x, query, 3), eps)
+            delta = _moved_norm(draw, x_adv - x, self._side(x, query, 3), eps, 2)
             return self.ball.project(x, x + eps * self.ball.direction(delta))
+        if isinstance(self.ball, L1):
+            delta = _moved_norm(draw, x_adv - x, self._side(x, query, 3), eps, 1)
+            return self.ball.project(x, x + delta)
         side = self._side(x, query, 1)
         if kernels.square_fits(x, x_adv, draw.uniforms):
             return kernels.propose_square(x, x_adv, draw.uniforms, side, eps)
@@ -168,7 +173,7 @@ class Square(IterativeAttack[SquareState]):
         return x_adv.flatten(2).scatter(2, pixels, inside).view_as(x)
 
     def _side(self, x: Tensor, query: int, minimum: int) -> int:
-        """Return the side of a query's square in pixels; it is odd for minimum > 1 (L2)."""
+        """Return the side of a query's square in pixels; it is odd for minimum > 1 (L2, L1)."""
         height, width = x.shape[-2:]
         fraction = self.p / 2 ** sum(query - 1 > number for number in HALVINGS)
         side = max(round(math.sqrt(fraction * height * width)), minimum)
@@ -211,9 +216,9 @@ class SquareDraw:
         mask = inside[0][:, None, :, None] & inside[1][:, None, None, :]  # N, 1, H, W
         return mask, positions[0], positions[1]
 
-    def oriented_pattern(self, side: int, rows: Tensor, columns: Tensor) -> Tensor:
-        """Return the L2 pattern at rows and columns, transposed at random, N, 1, H, W."""
-        pattern = _pattern_on(self.x.device, self.x.dtype, side)
+    def oriented_pattern(self, side: int, rows: Tensor, columns: Tensor, p: int) -> Tensor:
+        """Return the pattern of norm p at rows and columns, transposed at random, N, 1, H, W."""
+        pattern = _pattern_on(self.x.device, self.x.dtype, side, p)
         down, across = rows[:, :, None], columns[:, None, :]
         upright = self.uniforms[:, 4, None, None] < 0.5
         return torch.where(upright, pattern[down, across], pattern[across, down])[:, None]
@@ -224,34 +229,36 @@ def _random_signs(u: Tensor) -> Tensor:
     return 1 - 2 * (u < 0.5).to(u)
 
 
-def _tiles(draw: SquareDraw, signs: Tensor) -> Tensor:
-    """Return small L2 patterns side by side, each with its own sign, N, C, H, W."""
+def _tiles(draw: SquareDraw, signs: Tensor, p: int) -> Tensor:
+    """Return small patterns of norm p side by side, each with its own sign, N, C, H, W."""
     count, _, height, width = signs.shape
     side = max(1, min(height, width) // TILES)
     rows, columns = (torch.arange(length, device=signs.device) for length in (height, width))
-    in_tile = ((positions % side).expand(count, -1) for positions in (rows, columns))
-    return signs[:, :, rows // side][..., columns // side] * draw.oriented_pattern(side, *in_tile)
+    down, across = ((positions % side).expand(count, -1) for positions in (rows, columns))
+    pattern = draw.oriented_pattern(side, down, across, p)
+    return signs[:, :, rows // side][..., columns // side] * pattern
 
 
-def _l2_delta(draw: SquareDraw, delta: Tensor, side: int, eps: float) -> Tensor:
-    """Return the perturbation with the norm of two squares moved into the first one.
+def _moved_norm(draw: SquareDraw, delta: Tensor, side: int, eps: float, p: int) -> Tensor:
+    """Return the perturbation with the norm (p) of two squares moved into the first one.
 
     The first square also takes the part of eps that the perturbation does not use yet.
     """
     channels = delta.shape[1]
     first, rows, columns = draw.window(0, side)
     second, _, _ = draw.window(1, side)
-    pattern = draw.signs() * draw.oriented_pattern(side, rows, columns)
+    pattern = draw.signs() * draw.oriented_pattern(side, rows, columns, p)
     old = first * delta
-    new = first * pattern + old / _norm(old)
-    unused = (eps**2 - delta.square().sum((1, 2, 3), keepdim=True)).clamp_min(0) / channels
-    budget = (_norm((first | second) * delta).square() + unused).sqrt()
-    return torch.where(first, budget * new / _norm(new), delta.masked_fill(second, 0))
+    new = first * pattern + old / _norm(old, p)
+    unused = (eps**p - delta.abs().pow(p).sum((1, 2, 3), keepdim=True)).clamp_min(0) / channels
+    budget = (_norm((first | second) * delta, p).pow(p) + unused) ** (1 / p)
+    budget = budget * channels if p == 1 else budget  # as in the authors' code
+    return torch.where(first, budget * new / _norm(new, p), delta.masked_fill(second, 0))
 
 
-def _norm(delta: Tensor) -> Tensor:
-    """Return the L2 norm of each channel, plus a tiny number to divide by."""
-    return delta.square().sum((-2, -1), keepdim=True).sqrt() + NORM_OFFSET
+def _norm(delta: Tensor, p: int) -> Tensor:
+    """Return the L2 norm (p = 2) or L1 norm of each channel, plus a tiny number to divide by."""
+    return delta.abs().pow(p).sum((-2, -1), keepdim=True).pow(1 / p) + NORM_OFFSET
 
 
 @cache
@@ -268,25 +275,25 @@ def _offsets_on(device: torch.device, side: int, width: int) -> Tensor:
 
 
 @cache
-def _pattern_on(device: torch.device, dtype: torch.dtype, side: int) -> Tensor:
+def _pattern_on(device: torch.device, dtype: torch.dtype, side: int, p: int) -> Tensor:
     """Return the pattern on a device, cached because the copy synchronises host and device."""
-    return _pattern(side).to(device, dtype)
+    return _pattern(side, p).to(device, dtype)
 
 
-def _pattern(side: int) -> Tensor:
-    """Return the L2 pattern of the paper: two stacked bumps of opposite sign, of norm 1."""
+def _pattern(side: int, p: int = 2) -> Tensor:
+    """Return the pattern of the paper: two stacked bumps of opposite sign, of norm 1."""
     upper = side // 2
-    pattern = torch.cat((_bump(upper, side), -_bump(side - upper, side)))
-    return pattern / _norm(pattern)
+    pattern = torch.cat((_bump(upper, side, p), -_bump(side - upper, side, p)))
+    return pattern / _norm(pattern, p)
 
 
-def _bump(height: int, width: int) -> Tensor:
+def _bump(height: int, width: int, p: int) -> Tensor:
     """Return a sum of centred rectangles, larger ones with smaller weight, of norm 1."""
     if height == 0:
         return torch.zeros(0, width, dtype=torch.float64)
     down = (torch.arange(height) - height // 2).abs()
     across = (torch.arange(width) - width // 2).abs()
     ring = torch.maximum(down[:, None], across)
-    layers = 1 / torch.arange(1, max(height, width) // 2 + 2, dtype=torch.float64) ** 2
+    layers = 1 / torch.arange(1, max(height, width) // 2 + 2, dtype=torch.float64) ** (4 / p)
     bump = layers.flip(0).cumsum(0).flip(0)[ring]  # sum of the layers that cover the ring
-    return bump / _norm(bump)
+    return bump / _norm(bump, p)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import AcceptedError, ForceRejectionEnsemble, Rejected
-from demur.attacks.attack_model import Model, checked
+from demur.attacks.attack_model import Model, QueryModel, checked
 from demur.attacks.wrappers import ModelWithScore
 from demur.audits.ensemble_result import (
     Counts,
@@ -30,6 +30,7 @@ from demur.audits.ensemble_result import (
 from demur.audits.ensembles import AutoAttack, EnsembleEvaluation, RejectAutoAttack, ball_by_name
 from demur.audits.image_parts import device_for, image_parts
 from demur.audits.model_checks import MOST_IMAGES, foreign_checks
+from demur.audits.model_loading import as_model
 from demur.calibrate import TPR
 from demur.errors import BadInput, suggestion
 from demur.evaluate.recording import PROBED, probe
@@ -45,7 +46,7 @@ from demur.sanity import CheckResult, Flag
 from demur.spec import Spec, show
 
 NO_JINJA = "the page needs jinja2; install it with pip install 'demur[report]'"
-AuditVersion = Literal["auto", "standard", "fast", "rand"]
+AuditVersion = Literal["auto", "standard", "fast", "rand", "black-box"]
 FAST = ("apgd-ce", "apgd-t")  # members of AutoAttack in version="fast"
 FEW_CORRECT = 20  # correct predictions, below which a threshold is rough
 CAL_SHARE = 0.3  # of the given images, where no calibration images are given
@@ -209,7 +210,7 @@ class Settings:
 
 
 def audit(
-    model: Model, x: Any, y: Any = None, *, rejector: AnyRejector | None = None,
+    model: Any, x: Any, y: Any = None, *, rejector: AnyRejector | None = None,
     eps: float = 8 / 255, norm: str = "Linf", threshold: float | None = None, tpr: float = 0.95,
     cal: tuple[Any, Any] | None = None, version: str = "auto", bs: int = 250, seed: int = 0,
     device: str | torch.device | None = None, state_folder: str | Path | None = None,
@@ -218,17 +219,19 @@ def audit(
     """Return an audit of a classifier, with or without a rejector.
 
     Args:
-        model: A model from images, N, C, H, W in [0, 1], to logits or an `Output`.
+        model: A model from images, N, C, H, W in [0, 1], to logits or an `Output`; a function of
+            NumPy arrays, a classifier of scikit-learn or Keras, or a text as for `demur audit`.
         x: Test images: a tensor, a NumPy array, or a DataLoader that yields labels too.
         y: True labels, N; None if x yields them.
         rejector: A rejector such as Con(), or a detector, a function from images to one score each
             (higher means accept). None audits the classifier alone.
         eps: The radius of the ball.
-        norm: "Linf" or "L2".
+        norm: "Linf", "L2" or "L1".
         threshold: The threshold of the rejector; None chooses it on calibration images.
         tpr: Share of the correct predictions on calibration images that the threshold accepts.
         cal: Calibration images and labels. None takes a random 30% of the given images away.
-        version: "standard", "fast" (fewer attacks), "rand" (randomised models), "auto" chooses.
+        version: "standard", "fast" (fewer attacks), "rand" (randomised models), "black-box" (no
+            gradients); "auto" chooses.
         bs: Batch size.
         seed: The seed of all random numbers.
         device: Where to move model and images; None leaves the model where it is.
@@ -244,13 +247,12 @@ def audit(
     """
     _check_rejector(rejector, threshold, cal)
     settings = Settings(norm, eps, _version(version), bs, seed, device, state_folder, verbose)
-    name, images = name or type(model).__name__, _whole(x, y)
-    model = settings.moved(model)
+    name = name or (model if isinstance(model, str) else type(model).__name__)
+    images, model = _whole(x, y), settings.moved(as_model(model))
     if rejector is not None and not isinstance(rejector, Rejector | Score):
         model, rejector = ModelWithScore(model, rejector), ModelScore()
     if settings.version == "auto":
-        found = "rand" if _is_random(model, *images, settings.device) else "standard"
-        settings = replace(settings, version=_version(found))
+        settings = replace(settings, version=_found_version(model, *images, settings.device))
     if rejector is None:
         return _report(model, images, None, "", settings, name)
     given = threshold, tpr, images, None if cal is None else _whole(*cal)
@@ -298,9 +300,8 @@ def _report(
         )
         rejected = Rejected(criterion.rejector, criterion.threshold)
         chain = ForceRejectionEnsemble(ball, rejected, seed=seed).chain()
-        if version == "fast":
-            chain = replace(chain, attacks=chain.attacks[:1])
-        names = ["apgd", "square"][: len(chain.attacks)]
+        kept = {"fast": slice(1), "black-box": slice(1, 2)}.get(version, slice(2))
+        chain, names = replace(chain, attacks=chain.attacks[kept]), ["apgd", "square"][kept]
         attacks.append(ForcedRejections(model, chain, names, *shared))
     results = [settings.run(attack, *images) for attack in attacks]
     of_rejector: list[EnsembleResult | None] = [*results[1:], None, None]
@@ -384,10 +385,15 @@ def _split(
     return (x[cal], y[cal]), (x[test], y[test])
 
 
-def _is_random(model: Model, x: Tensor, y: Tensor, device: str | torch.device | None) -> bool:
+def _found_version(
+    model: Model, x: Tensor, y: Tensor, device: str | torch.device | None
+) -> AuditVersion:
+    """Return the version for a function of arrays, for a randomised model or for another one."""
     at = device_for(model, x, device)
     with checked(model, x[:PROBED].to(at), y[:PROBED].to(at)) as (own, images, labels):
-        return probe(own, images, labels)["random_outputs"] > 0
+        if isinstance(own.model, QueryModel):
+            return "black-box"
+        return "rand" if probe(own, images, labels)["random_outputs"] else "standard"
 
 
 def _clean_outputs(model: Model, x: Tensor, y: Tensor, settings: Settings) -> Output:

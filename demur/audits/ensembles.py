@@ -31,7 +31,7 @@ from demur.attacks.autoattack import (
     RejectVersion,
     Version,
 )
-from demur.attacks.balls import L2, Ball, Linf
+from demur.attacks.balls import L1, L2, Ball, Linf
 from demur.attacks.criteria import AcceptedError, RuleCriterion
 from demur.audits.ensemble_result import CLEAN, EnsembleResult
 from demur.audits.ensemble_state import (
@@ -42,15 +42,16 @@ from demur.audits.ensemble_state import (
 )
 from demur.audits.image_parts import ArrayWriter, Decisions, decide, device_for, image_parts
 from demur.audits.model_checks import foreign_checks, preflight_warnings, rejector_warnings
+from demur.audits.model_loading import as_model
 from demur.engine import accelerated, check_model_engine, cudnn_benchmark
 from demur.errors import BadInput, suggestion
-from demur.images import check_batch
+from demur.images import check_batch, pixels_of
 from demur.nan_checks import raise_deferred
 from demur.numerics import device_by_name
 from demur.sanity import CheckResult
 from demur.spec import show
 
-BALLS: dict[str, type[Ball]] = {"Linf": Linf, "L2": L2}
+BALLS: dict[str, type[Ball]] = {"Linf": Linf, "L2": L2, "L1": L1}
 SQUARE_SHARE = 0.01  # of the images that no gradient attack breaks; more may be masked gradients
 RESTARTS = dict(VERSIONS["older"])  # for version="custom", as in the original code
 
@@ -70,7 +71,7 @@ class EnsembleEvaluation:
         check_model_engine(engine)
         self.engine = engine
         self.chain, self.names, self.verbose, self.device = chain, list(names), verbose, device
-        self.model: Model = model
+        model = self.model = as_model(model)
         if isinstance(device, str):
             self.device = device = device_by_name(device)
         if device is not None and isinstance(model, nn.Module):
@@ -97,6 +98,7 @@ class EnsembleEvaluation:
             state_path: A file to save progress to and to resume from. A damaged file, or one of
                 another model, other images or other attacks raises BadInput and is kept.
         """
+        x_orig = pixels_of(x_orig)
         part = self._attack(x_orig, y_orig, PartOptions(bs, state_path))
         x_adv = part.x_adv.to(x_orig.device)
         return (x_adv, part.attacked.labels.to(y_orig)) if return_labels else x_adv
@@ -313,7 +315,7 @@ class AutoAttack(EnsembleEvaluation):
 
     Args:
         model: A model from images, N, C, H, W in [0, 1], to logits or an `Output`.
-        norm: "Linf" or "L2".
+        norm: "Linf", "L2" or "L1".
         eps: The radius of the ball.
         seed: The seed of all random numbers.
         verbose: Write one line per attack to standard output.
@@ -373,7 +375,7 @@ class RejectAutoAttack(EnsembleEvaluation):
     Args:
         model: A model from images, N, C, H, W in [0, 1], to logits or an `Output`.
         criterion: The success criterion, with a number as threshold: AcceptedError(Con(), 0.7).
-        norm: "Linf" or "L2".
+        norm: "Linf", "L2" or "L1".
         eps: The radius of the ball.
         seed: The seed of all random numbers.
         verbose: Write one line per attack to standard output.
@@ -427,7 +429,7 @@ def _batch_size(bs: Any) -> int:
 
 
 def ball_by_name(norm: str, eps: float) -> Ball:
-    """Return the ball of the norm "Linf" or "L2"; raise BadInput for another name."""
+    """Return the ball of the norm "Linf", "L2" or "L1"; raise BadInput for another name."""
     if norm not in BALLS:
-        raise BadInput(f"norm must be {' or '.join(BALLS)}, not {norm!r}")
+        raise BadInput(f"norm must be Linf, L2 or L1, not {norm!r}")
     return BALLS[norm](eps)

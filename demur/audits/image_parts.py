@@ -18,10 +18,10 @@ from demur.attacks.attack_model import Model
 from demur.attacks.criteria import Criterion, RuleCriterion
 from demur.errors import BadInput
 from demur.files.output_paths import check_output_file
+from demur.images import pixels_of
 from demur.output import as_output, prediction
 
 PART_BYTES = 2**28  # of the images of a part, in fp32
-LEVELS = 255  # the pixel value of a uint8 array that maps to 1.0
 
 
 def image_parts(
@@ -30,7 +30,7 @@ def image_parts(
     """Yield images (N, C, H, W, floats) and labels (N, int64) part by part, in their order.
 
     Args:
-        x: Images: a tensor, a NumPy array (uint8 values are divided by 255), or an iterable of
+        x: Images: a tensor or a NumPy array (uint8 values are divided by 255), or an iterable of
             batches (images, labels) such as a DataLoader, which must keep its order.
         y: Labels: a tensor or an array; None if x yields them.
         most_bytes: The size of a part; by default PART_BYTES.
@@ -91,8 +91,8 @@ def _concatenated(batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]
 
 
 def as_batch(x: Any, y: Any) -> tuple[Tensor, Tensor]:
-    """Return images and labels as tensors; uint8 arrays become floats, labels int64."""
-    images = x if isinstance(x, Tensor) else _tensor(x)
+    """Return images and labels as tensors; uint8 images become floats, labels int64."""
+    images = pixels_of(x if isinstance(x, Tensor) else _tensor(x))
     labels = _labels(y)
     if not labels.is_floating_point() and labels.dtype != torch.bool:
         labels = labels.long()
@@ -116,8 +116,6 @@ def _tensor(x: Any) -> Tensor:
         raise BadInput(
             f"images of shape {array.shape} look like N, H, W, C; use x.transpose(0, 3, 1, 2)"
         )
-    if array.dtype == np.uint8:
-        return torch.from_numpy(array.astype(np.float32) / LEVELS)
     if not array.flags.writeable:  # torch warns of tensors that share memory with a read-only file
         array = array.copy()
     try:

@@ -64,7 +64,12 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
             "the model's outputs are random; average the gradient over several passes with "
             "eot_iter=20 or version='rand'"
         )
-    if counts["zero_gradients"]:
+    if "zero_gradients" not in counts:
+        yield (
+            "the model is a function without gradients, so only black-box attacks ran; with its "
+            "weights a gradient attack may break more images"
+        )
+    elif counts["zero_gradients"]:
         yield (
             f"the gradient is zero for {counts['zero_gradients']} of {len(x)} images; gradient "
             "attacks overestimate robustness here, so rely on Square"

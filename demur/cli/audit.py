@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 ModelName = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="MODULE:NAME, timm:NAME or rectified-rejection (a checkpoint)."
+        metavar="MODEL",
+        help="MODULE:NAME, FILE.onnx, http://ADDRESS, timm:NAME, transformers:FOLDER or "
+        "rectified-rejection.",
     ),
 ]
 ImageData = Annotated[
@@ -53,6 +55,23 @@ Page = Annotated[
         "-o", "--out", callback=output_file("page"), help="Write a page.", show_default=False
     ),
 ]
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        help="MODULE:NAME of a function (images, send) to logits, for a service.",
+        show_default=False,
+    ),
+]
+Budget = Annotated[
+    int | None,
+    typer.Option(help="Images that may be asked for, of a black box.", show_default=False),
+]
+Rate = Annotated[
+    float | None,
+    typer.Option(
+        callback=check_finite, help="Images per second, of a black box.", show_default=False
+    ),
+]
 StateFolder = Annotated[
     str | None,
     typer.Option(
@@ -68,12 +87,15 @@ def audit(
     model: ModelName,
     data: ImageData,
     checkpoint: Checkpoint = None,
+    adapter: Adapter = None,
+    budget: Budget = None,
+    rate: Rate = None,
     rejector: RejectorText = None,
     threshold: Threshold = None,
     tpr: TprLevel = 0.95,
     eps: Annotated[str, typer.Option(help="Radius of the ball.")] = "8/255",
-    norm: Annotated[str, typer.Option(help="Linf or L2.")] = "Linf",
-    version: Annotated[str, typer.Option(help="auto, standard, fast or rand.")] = "auto",
+    norm: Annotated[str, typer.Option(help="Linf, L2 or L1.")] = "Linf",
+    version: Annotated[str, typer.Option(help="auto, standard, fast, rand or black-box.")] = "auto",
     n: FirstN = None,
     size: ImageSize = None,
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 250,
@@ -94,7 +116,9 @@ def audit(
 
     from demur.audits import audit as run_audit
     from demur.audits.ensembles import ball_by_name
-    from demur.audits.inputs import audit_images, load_model
+    from demur.audits.inputs import audit_images
+    from demur.audits.model_loading import load_model
+    from demur.audits.queries import Queries
     from demur.numerics import device_by_name
 
     radius, at = _radius(eps), device_by_name(device)
@@ -102,8 +126,11 @@ def audit(
         raise BadInput(f"--tpr is {tpr:g}; give a share between 0 and 1, such as 0.95")
     ball_by_name(norm, radius)
     images, cal = audit_images(data, n, size)
+    is_remote = budget is not None or rate is not None or model.startswith(("http:", "https:"))
+    log = f"{state}/queries.db" if state is not None and is_remote else None
     report = run_audit(
-        load_model(model, checkpoint), *images, rejector=_rejector(rejector), eps=radius, norm=norm,
+        load_model(model, checkpoint, adapter, Queries(budget, rate, log)), *images,
+        rejector=_rejector(rejector), eps=radius, norm=norm,
         threshold=threshold, tpr=tpr, cal=cal, version=version, bs=batch_size,
         seed=seed, device=at, state_folder=state, verbose=not as_json, name=model,
     )  # fmt: skip
@@ -124,7 +151,7 @@ def _radius(text: str) -> float:
 
 def _rejector(text: str | None) -> "AnyRejector | None":
     """Return the rejector of a spec such as Con(), or the detector of MODULE:NAME."""
-    from demur.audits.inputs import load_model
+    from demur.audits.model_loading import load_model
     from demur.recipes import VOCABULARY
     from demur.rejectors.rule import Rejector
     from demur.spec import read

@@ -19,6 +19,5 @@ AUGMENTS: tuple[type[Augment], ...] = (NoAugment, CropFlip, IDBH)
 __all__ = [
     "AUGMENTS", "CIFAR10", "CIFAR100", "DATASETS", "IDBH", "SPLITS", "Augment", "BatchStream",
     "CropFlip", "Dataset", "Digits", "Images", "MappedImages", "NoAugment", "OwnImages",
-    "SplitName", "Splits",
-    "ThreatModel",
+    "SplitName", "Splits", "ThreatModel",
 ]  # fmt: skip

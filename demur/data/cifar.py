@@ -240,7 +240,7 @@ class Cifar(Dataset):
     """Files, splits and threat model shared by CIFAR-10 and CIFAR-100."""
 
     published: ClassVar[Published]
-    threat = ThreatModel(linf=8 / 255, linf_step=2 / 255, l2=128 / 255, l2_step=16 / 255)
+    threat = ThreatModel(linf=8 / 255, linf_step=2 / 255, l2=128 / 255, l2_step=16 / 255, l1=12.0)
 
     split: Literal["held-out", "paper"] = "held-out"
 

@@ -86,6 +86,7 @@ class ThreatModel(NamedTuple):
     linf_step: float
     l2: float
     l2_step: float
+    l1: float
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class Digits(Dataset):
     """
 
     domain = Domain(classes=10, shape=(1, 8, 8), mean=(0.305,), std=(0.376,))
-    threat = ThreatModel(linf=0.15, linf_step=0.0375, l2=0.8, l2_step=0.1)
+    threat = ThreatModel(linf=0.15, linf_step=0.0375, l2=0.8, l2_step=0.1, l1=2.0)
 
     def load(self, folder: Path | None = None) -> Splits:
         table = _table()

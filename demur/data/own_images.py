@@ -63,7 +63,7 @@ class OwnImages(Dataset):
         True
     """
 
-    threat = ThreatModel(linf=8 / 255, linf_step=2 / 255, l2=128 / 255, l2_step=16 / 255)
+    threat = ThreatModel(linf=8 / 255, linf_step=2 / 255, l2=128 / 255, l2_step=16 / 255, l1=12.0)
 
     path: str = ""
     size: ImageSize = 32

@@ -20,7 +20,13 @@ from torch import Tensor
 
 from demur import distributed
 from demur.attacks import CE, Attack, Clean, Corruption
-from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, attack_model
+from demur.attacks.attack_model import (
+    CheckedModel,
+    Model,
+    NoGradientError,
+    QueryModel,
+    attack_model,
+)
 from demur.attacks.balls import L2, Linf
 from demur.data import CIFAR10, Images, SplitName, Splits
 from demur.data.cifar10c import CorruptionSource, find_source
@@ -417,7 +423,8 @@ def final_outputs(net: RejectingNet, x_adv: Tensor, device: torch.device) -> Out
 def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:
     """Count the images whose output differs between two forward passes, and zero gradients.
 
-    Uses the first PROBED images of x (N, C, H, W) and y (N), in fp32.
+    Uses the first PROBED images of x (N, C, H, W) and y (N), in fp32. Zero gradients are not
+    counted for a `QueryModel`, which has none.
     """
     x, y = x[:PROBED], y[:PROBED]
     with tf32("fp32"):
@@ -429,11 +436,10 @@ def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:
             grad = torch.zeros_like(x)
     differs = (first - second).abs().amax(-1) > ROUNDING * first.abs().amax(-1)
     has_gradient = grad.flatten(1).abs().amax(1) > 0  # also False for NaN
-    return {
-        "images": len(x),
-        "random_outputs": int(differs.sum()),
-        "zero_gradients": int((~has_gradient).sum()),
-    }
+    counts = {"images": len(x), "random_outputs": int(differs.sum())}
+    if isinstance(getattr(model, "model", model), QueryModel):
+        return counts
+    return counts | {"zero_gradients": int((~has_gradient).sum())}
 
 
 def _logits_and_aux(out: Output) -> Tensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from demur.attacks import ATTACKS, CRITERIA, OBJECTIVES, Attack, PlusLogScore
-from demur.attacks.balls import L2, Linf
+from demur.attacks.balls import L1, L2, Linf
 from demur.calibrate import OPERATING_POINTS
 from demur.data import AUGMENTS, DATASETS, OwnImages
 from demur.data.sources import HUB, LAYOUTS
@@ -33,16 +33,16 @@ from demur.spec import Spec, Vocabulary, edit, find_name, read
 from demur.spec.importing import allow_import, is_import_path
 
 __all__ = [
-    "ADAPTIVE_OBJECTIVES", "NAMED_ATTACKS", "RECIPES", "VOCABULARY", "AdaptiveObjective", "Recipe",
-    "attack", "attack_group", "hint_for", "recipe", "recipe_in", "with_changes",
+    "ADAPTIVE_OBJECTIVES", "NAMED_ATTACKS", "RECIPES", "VOCABULARY", "AdaptiveObjective",
+    "Recipe", "attack", "attack_group", "hint_for", "recipe", "recipe_in", "with_changes",
 ]  # fmt: skip
 
 S = TypeVar("S", bound=Spec)
 MAX_TEXT = MEGABYTE  # bytes of a file that holds a spec
 
 _LISTS: tuple[Sequence[type[Spec]], ...] = (
-    (Linf, L2, Recipe, Method), DATASETS, AUGMENTS, NETS, ATTACKS, OBJECTIVES, CRITERIA, REJECTORS,
-    OPERATING_POINTS, FRAMEWORKS, HEADS, LABELS, SCHEDULES,
+    (Linf, L2, L1, Recipe, Method), DATASETS, AUGMENTS, NETS, ATTACKS, OBJECTIVES, CRITERIA,
+    REJECTORS, OPERATING_POINTS, FRAMEWORKS, HEADS, LABELS, SCHEDULES,
 )  # fmt: skip
 
 

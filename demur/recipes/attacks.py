@@ -33,7 +33,7 @@ from demur.attacks import (
     WrongConfidence,
     XiObjective,
 )
-from demur.attacks.balls import L2, Linf
+from demur.attacks.balls import L1, L2, Linf
 from demur.calibrate import TPR, Median
 from demur.data.corruptions import CORRUPTIONS
 from demur.errors import BadInput
@@ -187,6 +187,7 @@ _SETTINGS: dict[str, MakeAttack] = {
     "xi": _xi,
     "autoattack": lambda recipe: AutoAttackEnsemble(Linf(recipe.data.threat.linf)),
     "autoattack-l2": lambda recipe: AutoAttackEnsemble(L2(recipe.data.threat.l2)),
+    "autoattack-l1": lambda recipe: AutoAttackEnsemble(L1(recipe.data.threat.l1)),
     "reject-autoattack": lambda recipe: RejectAutoAttackEnsemble(
         Linf(recipe.data.threat.linf), AcceptedError(recipe.head_rejector[1], TPR(0.95))
     ),

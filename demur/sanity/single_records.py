@@ -109,7 +109,7 @@ def _check_probes(
     probes = {
         parsed.name: parsed.record.metadata["probe"]
         for parsed in evidence.records
-        if "probe" in parsed.record.metadata
+        if entry in parsed.record.metadata.get("probe", ())
     }
     if not probes:
         return CheckResult(kind, missing=NO_PROBE)
