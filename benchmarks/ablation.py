@@ -28,7 +28,7 @@ from demur.recipes import Recipe, recipe
 from demur.runs import provenance
 from demur.spec import show
 from demur.training import FastSteps, PlainSteps, TrainState, fast
-from demur.training.engine_check import Reports
+from reports import Reports
 from timing import seconds_each, wait
 
 TURNS = 3  # timings of each capture; the median counts

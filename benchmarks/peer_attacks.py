@@ -20,7 +20,6 @@ from torch import Tensor
 
 from demur.attacks.balls import Linf
 from demur.cli.app import AsJson, DataFolder, Device, FirstN, main, split_names
-from demur.cli.bench import OutFile, print_report
 from demur.cli.evaluate import RunName, load_run
 from demur.cli.progress import on_message
 from demur.data import Images
@@ -44,6 +43,7 @@ from peer_adapters import (
     plain_copy,
     seeded,
 )
+from reports import OutFile, print_report
 from timing import wait
 
 COLUMNS = ("attack", "by", "correct", "other verdicts", "s", "to prepare", "times ours",

@@ -45,7 +45,6 @@ from demur.attacks.margins import margins_at, orthogonal
 from demur.attacks.objectives import AttackStart
 from demur.calibrate import TPR
 from demur.cli.app import AsJson, DataFolder, Device, FirstN, check_finite, main, split_names
-from demur.cli.bench import OutFile, open_reports, print_report
 from demur.cli.evaluate import RunName, load_run
 from demur.cli.progress import on_message
 from demur.data import Images
@@ -64,7 +63,7 @@ from demur.report.figures import FAINT, INK, RIGHT, WRONG, drawing, saved
 from demur.report.terminal import show_table, terminal
 from demur.runs import provenance
 from demur.spec import edit, show
-from demur.training.engine_check import Reports
+from reports import OutFile, Reports, open_reports, print_report
 
 ANY_NET = ("Con", "Energy", "GDA")  # rejectors that every net has
 STEPS = 100

@@ -25,7 +25,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from demur.attacks import PGD, Attack
 from demur.cli.app import AsJson, Device, main, split_names
-from demur.cli.bench import OutFile, print_report
 from demur.cli.progress import on_message
 from demur.data import Images
 from demur.engine import FrozenModel, compiler_for_attacks
@@ -39,6 +38,7 @@ from demur.report.terminal import show_table, terminal
 from demur.runs import provenance
 from demur.spec import show
 from demur.training import FastSteps, PlainSteps, TrainState
+from reports import OutFile, print_report
 from timing import (
     best_of_two,
     copy_rate,

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import engine_check
 from demur.attacks import CE, PGD, WrongConfidence
 from demur.attacks.balls import L2, Linf
 from demur.data import Digits, Images
@@ -16,7 +17,6 @@ from demur.methods.frameworks import CCAT_OFFICIAL, CCAT_REFERENCE
 from demur.nets import RejectingNet, ResNet8
 from demur.output import Output
 from demur.recipes import RECIPES
-from demur.training import engine_check
 
 CPU = torch.device("cpu")
 FORMS = {

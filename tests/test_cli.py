@@ -65,7 +65,6 @@ def test_the_help_has_titled_groups_in_the_order_of_use(command: Command) -> Non
         ("distortion RUN cw", "paper study distortion RUN cw"),
         ("theory 'my run' --json", "paper study theory 'my run' --json"),
         ("show digits-pgdat epochs=3", "list digits-pgdat epochs=3"),
-        ("bench --check --only rr -o x", "verify --engine --only rr -o x"),
         ("paper table 2 --kept results", "paper table 2 --from results"),
         ("paper figure tau --kept results", "paper figure tau --from results"),
     ],

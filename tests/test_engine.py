@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import engine_check
 from demur.attacks import PGD
 from demur.attacks.balls import Linf
 from demur.data import Images
@@ -22,7 +23,7 @@ from demur.progress import ignore
 from demur.recipes import Recipe, recipe
 from demur.runs import Run
 from demur.spec import show
-from demur.training import FastSteps, PlainSteps, Training, TrainState, Validator, engine_check
+from demur.training import FastSteps, PlainSteps, Training, TrainState, Validator
 from demur.training.step import TrainingStep
 from tests.conftest import FEW
 from tests.one_block import OneBlock

@@ -33,11 +33,10 @@ RESUMES = [
     "train digits-pgdat-rr epochs=50 --out run", "attack tiny pgd-20",
     "paper table 2 --scale smoke", "paper figure tau --scale smoke",
     "paper study recipes methods-digits", "paper study adaptive tiny",
-    "paper study distortion tiny", "demo", "verify --engine -o page",
-    "verify --engine --out=page",
+    "paper study distortion tiny", "demo",
 ]  # fmt: skip
 STARTS_OVER = [
-    "verify --engine", "verify tiny", "score tiny", "report tiny",
+    "verify tiny", "score tiny", "report tiny",
     "data get cifar10", "paper study theory tiny", "paper table 2 --from results", "",
 ]  # fmt: skip
 

@@ -3,7 +3,6 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,12 +10,10 @@ from demur.errors import BadInput
 from demur.evaluate import LoadedRun
 from demur.files import atomic as files
 from demur.files.output_paths import check_archive_folder, check_output_file, check_output_folder
-from demur.training import engine_check
 from tests.conftest import Command
 
 FILES = [
     "report RUN -o", "paper study recipes methods-digits -o", "paper study theory RUN -o",
-    "verify --engine -o",
 ]  # fmt: skip
 FOLDERS = [
     "train digits-pgdat --out", "demo --out", "archive RUN -o",
@@ -108,39 +105,6 @@ def test_a_page_is_written_through_a_link_or_a_pipe(
     assert "the page" not in err
     assert content.result() == Path("pages/far.html").read_bytes()
     assert Path("pipe").is_fifo()
-
-
-def disk_full(*words: Any) -> str:
-    """Fail as on a full disk."""
-    raise OSError(28, "No space left on device")
-
-
-def test_a_bench_that_cannot_be_written_is_still_printed(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_check, "selected_recipes", lambda only: [])
-    monkeypatch.setattr(files, "write_text", disk_full)
-    code, out, err = command("verify", "--engine", "-o", "page")
-    assert code == 2
-    assert "noise is the same" in out
-    assert "the disk is full" in err
-
-
-def test_a_report_continues_after_a_part_could_not_be_written(
-    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from demur.cli.bench import open_reports
-
-    reports = open_reports("page", "pairs")
-    reports.keep({"pairs": []})
-    assert Path("page").read_text() == '{\n  "pairs": []\n}\n'
-    monkeypatch.setattr(files, "write_text", disk_full)
-    reports.keep({"pairs": [1]})
-    assert capsys.readouterr().err == (
-        "demur: page could not be written: No space left on device; continuing\n"
-    )
-    os.mkfifo("pipe")
-    open_reports("pipe", "pairs").keep({"pairs": []})  # writing would wait for a reader
 
 
 def test_an_archive_folder_without_permission_fails(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import engine_check
 from demur.attacks import Clean
 from demur.errors import BadInput
 from demur.methods import Standard
@@ -23,7 +24,6 @@ from demur.training import (
     Training,
     TrainState,
     Validator,
-    engine_check,
     train,
 )
 from demur.training.state import EMA

@@ -42,7 +42,6 @@ MOVED = {  # old spellings of commands
     "distortion": "paper study distortion",
     "theory": "paper study theory",
     "show": "list",
-    "bench": "verify --engine",
 }
 
 
@@ -71,7 +70,6 @@ def current_spelling(words: list[str]) -> list[str]:
     moved = MOVED.get(command, command)
     if command == "table" and any(word.startswith("methods-") for word in rest):
         moved = "paper study recipes"
-    rest = [word for word in rest if (command, word) != ("bench", "--check")]
     return [*moved.split(), *(re.sub(r"^--kept(?=$|=)", "--from", word) for word in rest)]
 
 

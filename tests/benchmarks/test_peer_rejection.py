@@ -22,7 +22,6 @@ from demur.recipes import VOCABULARY, recipe
 from demur.rejectors import GDA, Con, Coupled, RCon, Rectifier, TooFewImages
 from demur.rejectors.rule import Rejector
 from demur.spec import read
-from demur.training.engine_check import Reports
 from peer_rejection import (
     Budget,
     CountingModel,
@@ -34,6 +33,7 @@ from peer_rejection import (
     program,
     rules_by_name,
 )
+from reports import Reports
 from tests.benchmarks.conftest import Script
 from tests.linear import LinearNet, centred_images
 from tests.test_cli import expect_error

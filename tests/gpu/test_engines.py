@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import engine_check
 from demur.attacks import PGD
 from demur.attacks.balls import Linf
 from demur.data import Digits, Images, Splits
@@ -16,12 +17,12 @@ from demur.methods import CCAT, PGDAT, RR, TRADES, Method
 from demur.numerics import Precision
 from demur.recipes import Recipe, recipe
 from demur.spec import show
-from demur.training import FastSteps, PlainSteps, TrainState, engine_check, train
+from demur.training import FastSteps, PlainSteps, TrainState, train
 from tests.gpu.test_graphs import exhaust_memory_while_capturing
 
 STEPS = 6
 FEW = 300  # images: four whole batches of 64 and a part of one
-# after six steps one flipped pixel weighs more than after the twenty of `demur verify --engine`
+# after six steps one flipped pixel weighs more than after the twenty of `python benchmarks/engine_check.py`
 MIN_TOLERANCE = 5e-3
 
 

@@ -1,6 +1,7 @@
 """The check that both engines train the same weights."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+import engine_check
+import reports as reports_module
 from demur.engine import FrozenModel
 from demur.methods import PGDAT, RR, Method
 from demur.nets import ResNet8
 from demur.recipes import recipe
-from demur.training import engine_check
-from tests.conftest import Command
+from engine_check import program
+from tests.benchmarks.conftest import Script
 from tests.test_cli import expect_error
 
 CPU = torch.device("cpu")
@@ -37,8 +40,8 @@ def one_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_check, "MIN_TOLERANCE", 0.1)  # two steps vary more than twenty
 
 
-def test_engines_that_agree_pass_the_check(command: Command, one_pair: None) -> None:
-    code, out, err = command("verify", "--engine")
+def test_engines_that_agree_pass_the_check(script: Script, one_pair: None) -> None:
+    code, out, err = script(program)
     assert code == 0, err
     verdicts = [line.split()[:2] for line in out.splitlines()[:4]]
     assert verdicts == 2 * [["same", "fp64"]] + 2 * [["same", "fp32"]]
@@ -47,10 +50,10 @@ def test_engines_that_agree_pass_the_check(command: Command, one_pair: None) -> 
 
 
 def test_engines_that_differ_fail_the_check(
-    command: Command, one_pair: None, monkeypatch: pytest.MonkeyPatch
+    script: Script, one_pair: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FrozenModel, "refresh", lambda self: None)
-    code, out, err = command("verify", "--engine", "--only", "fp64", "--json")
+    code, out, err = script(program, "--only", "fp64", "--json")
     assert code == 1
     assert "the fast engine differs from the plain one" in err
     report = json.loads(out)
@@ -60,7 +63,7 @@ def test_engines_that_differ_fail_the_check(
 
 
 def test_an_interrupted_check_resumes(
-    command: Command, one_pair: None, in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+    script: Script, one_pair: None, in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = 2
     compared: list[Any] = []
@@ -75,19 +78,19 @@ def test_an_interrupted_check_resumes(
         )  # fmt: skip
 
     monkeypatch.setattr(engine_check, "equality", interrupted_equality)
-    arguments = ["verify", "--engine", "--only", "rr,fp32,fp64", "-o", "check.json"]
-    assert command(*arguments)[0] != 0
+    arguments = ["--only", "rr,fp32,fp64", "-o", "check.json"]
+    assert script(program, *arguments)[0] != 0
     saved = json.loads((in_empty_folder / "check.json").read_text())["pairs"]
     assert [pair["precision"] for pair in saved] == ["fp64", "fp64"]
     limit = 4
-    assert command(*arguments)[0] == 0
+    assert script(program, *arguments)[0] == 0
     assert len(compared) == 4, "nothing was compared twice"
     pairs = json.loads((in_empty_folder / "check.json").read_text())["pairs"]
     assert pairs[:2] == saved
     assert [pair["precision"] for pair in pairs] == ["fp64", "fp64", "fp32", "fp32"]
 
 
-def test_only_selects_the_compared_pairs(command: Command, in_empty_folder: Path) -> None:
+def test_only_selects_the_compared_pairs(script: Script, in_empty_folder: Path) -> None:
     selected = engine_check.selected_recipes(("trades", "ccat", "rr", "fp32"))
     assert {engine_check._names(recipe) for recipe in selected} == {
         ("trades", "rr", "fp32"),
@@ -96,28 +99,28 @@ def test_only_selects_the_compared_pairs(command: Command, in_empty_folder: Path
     everything = [*engine_check.recipes("fp32"), *engine_check.recipes("fp64")]
     assert len(engine_check.selected_recipes(())) == len(everything)
     expect_error(
-        command("verify", "--engine", "--only", "trade"),
+        script(program, "--only", "trade"),
         "no framework, head or precision is called 'trade'; did you mean trades",
     )
     expect_error(
-        command("verify", "--engine", "--only", "ccat,snet"),
+        script(program, "--only", "ccat,snet"),
         "no framework and head combine as ccat, snet",
     )
     (in_empty_folder / "other.json").write_text("[]")
     expect_error(
-        command("verify", "--engine", "-o", "other.json"),
+        script(program, "-o", "other.json"),
         "other.json is not a report of this command; name another file",
     )
     assert (in_empty_folder / "other.json").read_text() == "[]"
 
 
 def test_different_noise_on_the_device_fails_the_check(
-    command: Command, monkeypatch: pytest.MonkeyPatch
+    script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert engine_check.noise_is_equal(CPU)
     monkeypatch.setattr(engine_check, "selected_recipes", lambda only: [])
     monkeypatch.setattr(engine_check, "noise_is_equal", lambda device: False)
-    assert command("verify", "--engine")[0] == 1
+    assert script(program)[0] == 1
 
 
 def test_equality_fails_after_a_fallback_or_a_large_distance() -> None:
@@ -127,3 +130,36 @@ def test_equality_fails_after_a_fallback_or_a_large_distance() -> None:
     assert not replace(same, distance_to_plain=2e-9).holds
     assert not replace(same, distance_to_plain=float("nan")).holds
     assert not replace(same, distance_in_one_step=2e-9).holds
+
+
+def disk_full(*words: Any) -> str:
+    """Fail as on a full disk."""
+    raise OSError(28, "No space left on device")
+
+
+def test_a_report_that_cannot_be_written_is_still_printed(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_check, "selected_recipes", lambda only: [])
+    monkeypatch.setattr(reports_module, "write_text", disk_full)
+    code, out, err = script(program, "-o", "page")
+    assert code == 2
+    assert "noise is the same" in out
+    assert "the disk is full" in err
+
+
+def test_a_report_continues_after_a_part_could_not_be_written(
+    script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports = reports_module.open_reports("page", "pairs")
+    reports.keep({"pairs": []})
+    assert Path("page").read_text() == '{\n  "pairs": []\n}\n'
+    monkeypatch.setattr(reports_module, "write_text", disk_full)
+    reports.keep({"pairs": [1]})
+    assert capsys.readouterr().err == (
+        "demur: page could not be written: No space left on device; continuing\n"
+    )
+    os.mkfifo("pipe")
+    reports_module.open_reports("pipe", "pairs").keep(
+        {"pairs": []}
+    )  # writing would wait for a reader

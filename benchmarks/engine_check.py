@@ -5,31 +5,36 @@ changed pixel changes every later step. The tolerance is therefore measured: a f
 distance between plain runs that differ by the memory format or by a few ulps in the weights. Both
 the distance after 20 steps and, more strictly, after each single step from equal weights count.
 Sign flips are rare, so the check tries larger perturbations before it reports a difference.
+
+    python benchmarks/engine_check.py --only pgdat,rr -o check.json
 """
 
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import torch
+import typer
 from torch import Tensor
 
 from demur import noise
+from demur.cli.app import AsJson, Device, main, split_names
+from demur.cli.progress import on_message
 from demur.data import Images
 from demur.engine import Compiler
 from demur.errors import BadInput, suggestion
 from demur.methods import FRAMEWORKS, HEADS, PGDAT, BatchNorm, Framework, Method
-from demur.numerics import Precision
-from demur.progress import ignore
+from demur.numerics import Precision, device_by_name
 from demur.recipes import RECIPES, Recipe
 from demur.runs import provenance
 from demur.spec import show
 from demur.training.fast import FastSteps
 from demur.training.state import TrainState
 from demur.training.step import PlainSteps
+from reports import OutFile, Reports, open_reports, print_report
 
 StepsFactory = Callable[[Recipe, TrainState, Images], PlainSteps]
 STEPS = 20
@@ -39,42 +44,6 @@ MIN_TOLERANCE = 1e-3  # the smallest tolerance in fp32
 PERTURBATIONS = 12  # 0, 1, ... 11 ulps; sums by other kernels differ by about ten
 PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32")
 WRAPPED = {"ema": 0.99, "awp": 0.01}  # wrappers around the steps of one more recipe
-
-
-@dataclass(frozen=True)
-class Reports:
-    """Saves a growing report and resumes from an earlier one."""
-
-    keep: Callable[[dict[str, Any]], object] = ignore
-    earlier: dict[str, Any] = field(default_factory=dict)
-
-    def known(self, report: dict[str, Any], parts: str) -> Any:
-        """The entry `parts` of the earlier report, or None if there is none.
-
-        Raises:
-            BadInput: The two reports differ in anything but `parts`.
-        """
-        if not self.earlier:
-            return None
-        header = {name: value for name, value in report.items() if name != parts}
-        if names := _differing_names(header, self.earlier):
-            raise BadInput(
-                f"the existing report has another {', '.join(names)} and is not overwritten; "
-                "name another file with --out, or delete it"
-            )
-        return self.earlier.get(parts)
-
-
-def _differing_names(report: dict[str, Any], earlier: dict[str, Any]) -> list[str]:
-    """The keys whose values differ; for nested dictionaries, the inner keys."""
-    names = []
-    for name, value in report.items():
-        earlier_value = earlier.get(name)
-        if isinstance(value, dict) and isinstance(earlier_value, dict):
-            names += _differing_names(value, earlier_value)
-        elif value != earlier_value:
-            names.append(name)
-    return names
 
 
 @dataclass(frozen=True)
@@ -324,3 +293,48 @@ def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
         if name.startswith(("net.", "average.")) and one[name].is_floating_point()
     ]
     return math.sqrt(sum(squares))
+
+
+program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@program.command()
+def compare(
+    only: Annotated[
+        str, typer.Option(help="Some frameworks, heads and precisions, such as pgdat,rr,fp32.")
+    ] = "",
+    out: OutFile = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+) -> None:
+    """Check that the fast engine trains the same weights as the plain one on this machine.
+
+    The report is stored after every pair and resumes where it was stopped.
+    """
+    where = device_by_name(device)
+    compiler: Compiler = "inductor" if where.type == "cuda" else "aot_eager"
+    report = check(where, compiler, on_message, split_names(only), open_reports(out, "pairs"))
+    print_report(report, show_check, out, as_json)
+    if not (report["noise_is_equal"] and all(pair["holds"] for pair in report["pairs"])):
+        typer.echo(
+            "demur: the fast engine differs from the plain one; use --engine plain", err=True
+        )
+        raise typer.Exit(1)
+
+
+def show_check(report: dict[str, Any]) -> None:
+    """Print one line per pair of engines."""
+    for pair in report["pairs"]:
+        distance, in_one_step = pair["distance_to_plain"], pair["distance_in_one_step"]
+        verdict = "same" if pair["holds"] else "DIFFERENT"
+        how = "captured" if pair["captured"] else "eager"
+        typer.echo(
+            f"{verdict:9} {pair['precision']}  distance {distance:.1e} of {pair['tolerance']:.1e}, "
+            f"in one step {in_one_step:.1e} of {pair['tolerance_in_one_step']:.1e}, "
+            f"{how}: {pair['framework']}, {pair['head']} {pair['wrapped']} {pair['failure']}"
+        )
+    typer.echo(f"noise is the same on CPU and device: {report['noise_is_equal']}")
+
+
+if __name__ == "__main__":
+    main(program)
