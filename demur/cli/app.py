@@ -225,8 +225,6 @@ def stop_message(words: list[str]) -> str:
 
 def _resumes(words: list[str]) -> bool:
     """Return whether the command stores each part of its work as it finishes it."""
-    if "verify" in words[:1]:
-        return any(word.startswith(("-o", "--out")) for word in words)
     if "audit" in words[:1]:
         return any(word.startswith("--state") for word in words)
     if any(word.startswith("--from") for word in words):  # reads only
