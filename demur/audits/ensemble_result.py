@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from demur.audits.verdict import Grade, Verdict, verdict_of
 from demur.metrics import BoolArray, Interval, wilson
 from demur.sanity import CheckResult, Flag
 
@@ -63,6 +64,23 @@ class Counts(NamedTuple):
         }
 
 
+class Member(NamedTuple):
+    """One attack of an ensemble, with its budget for each image and what it did."""
+
+    name: str
+    attack: str  # its settings, as text
+    gradient_queries: float  # of each image at most; towards one class for a targeted attack
+    forward_queries: int  # of each image at most, for an attack without gradients
+    seconds: float
+    attacked: int  # images
+    broke: int  # images
+
+    @property
+    def uses_gradient(self) -> bool:
+        """Whether the attack follows gradients of the model."""
+        return self.gradient_queries > 0
+
+
 @dataclass(frozen=True, eq=False)
 class EnsembleResult:
     """What an attack ensemble found on N images.
@@ -81,6 +99,8 @@ class EnsembleResult:
         seconds: Wall time of each attack, by name.
         sanity: Results of the sanity checks; empty if they were turned off.
         warnings: Sentences about the model, the rejector and the attacks.
+        members: The attacks with their budgets, in the order in which they ran.
+        unconfirmed: Images that an attack broke and that a final pass finds unbroken.
 
     Example:
         >>> import torch
@@ -104,6 +124,8 @@ class EnsembleResult:
     seconds: Mapping[str, float]
     sanity: tuple[CheckResult, ...] = ()
     warnings: tuple[str, ...] = ()
+    members: tuple[Member, ...] = ()
+    unconfirmed: int = 0
 
     @property
     def clean(self) -> Counts:
@@ -124,9 +146,27 @@ class EnsembleResult:
         return self.broken_by.count("")
 
     @property
+    def masked(self) -> tuple[int, int]:
+        """Images that only attacks without gradients broke, of those that gradient attacks left."""
+        first = next((i for i, one in enumerate(self.members) if one.uses_gradient), None)
+        later = self.members[first:] if first is not None else ()
+        count = sum(one.broke for one in later if not one.uses_gradient)
+        return count, count + self.unbroken
+
+    @property
     def flags(self) -> list[Flag]:
-        """Flags of the sanity checks: signs that the attacks were too weak."""
+        """Flags of the checks: signs that the figures overstate robustness."""
         return [flag for check in self.sanity for flag in check.flags]
+
+    @property
+    def grade(self) -> Grade:
+        """The grade of the verdict: broken, suspicious, or no known sign of failure."""
+        return self.verdict.grade
+
+    @property
+    def verdict(self) -> Verdict:
+        """The grade and its reasons; docs/guides/audit.md defines the grades."""
+        return verdict_of([self], self.flags, self.warnings, len(self.sanity))
 
     def to_numpy(self) -> NDArray[np.void]:
         """Return one row per image, as a structured array."""
@@ -150,9 +190,12 @@ class EnsembleResult:
             "attack": self.attack,
             "n": len(self.y),
             "rejects": self.rejects,
+            **self.verdict.to_json(),
             "clean": self.clean.to_json(),
             "attacked": self.attacked.to_json(),
             "unbroken": self.unbroken,
+            "unconfirmed": self.unconfirmed,
+            "members": [member._asdict() for member in self.members],
             "broken_by": list(self.broken_by),
             "seconds": dict(self.seconds),
             "sanity": sanity_json(self.sanity),
@@ -173,7 +216,7 @@ class EnsembleResult:
         lines += sanity_lines(self.sanity)
         for sentence in self.warnings:
             lines += entry("warning", sentence)
-        return "\n".join(lines)
+        return "\n".join([*lines, *entry("verdict", str(self.verdict))])
 
     def __repr__(self) -> str:
         return f"<EnsembleResult: {self.attack}, {len(self.y)} images, {self.attacked}>"

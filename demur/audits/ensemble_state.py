@@ -7,7 +7,7 @@ confirms every success. An image whose success it does not confirm is attacked a
 
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic
@@ -153,12 +153,16 @@ def _rounded(named: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
 
 
 def _digest(text: str, named: list[tuple[str, Tensor]]) -> Tensor:
-    """SHA-256 of a text and of tensors with names, dtypes and shapes, as 32 bytes."""
+    return torch.tensor(list(tensor_digest(dict(named), text)), dtype=torch.uint8)
+
+
+def tensor_digest(named: Mapping[str, Tensor], text: str = "") -> bytes:
+    """Return the SHA-256 of a text and of tensors with names, dtypes and shapes."""
     hasher = hashlib.sha256(text.encode())
-    for name, tensor in named:
+    for name, tensor in named.items():
         hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
         hasher.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return torch.tensor(list(hasher.digest()), dtype=torch.uint8)
+    return hasher.digest()
 
 
 class MemberProgress:

@@ -10,6 +10,7 @@ The attacks run one after the other, each on the images on which no earlier one 
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, get_args
@@ -33,15 +34,28 @@ from demur.attacks.autoattack import (
 )
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import AcceptedError, RuleCriterion
-from demur.audits.ensemble_result import CLEAN, EnsembleResult
+from demur.audits.ensemble_result import CLEAN, EnsembleResult, Member
 from demur.audits.ensemble_state import (
     FINGERPRINT_IMAGES,
     EnsembleState,
     MemberProgress,
     concat_states,
 )
-from demur.audits.image_parts import ArrayWriter, Decisions, decide, device_for, image_parts
-from demur.audits.model_checks import foreign_checks, preflight_warnings, rejector_warnings
+from demur.audits.flags import success_checks
+from demur.audits.image_parts import (
+    ArrayWriter,
+    Decisions,
+    decide,
+    device_for,
+    image_parts,
+    succeeded,
+)
+from demur.audits.model_checks import (
+    foreign_checks,
+    preflight_warnings,
+    rejector_warnings,
+    with_logits,
+)
 from demur.engine import accelerated, check_model_engine, cudnn_benchmark
 from demur.errors import BadInput, suggestion
 from demur.images import check_batch
@@ -151,8 +165,10 @@ class EnsembleEvaluation:
         names = [*self.names, CLEAN, ""]  # a negative broken_by counts from the end
         assert (names[BROKEN_CLEAN], names[NOT_BROKEN]) == (CLEAN, "")
         (ball,) = self.chain.balls()
-        return EnsembleResult(
-            attack=f"{type(self).__name__}, {show(ball)}",
+        broken_by = torch.cat([part.broken_by for part in parts])
+        members = self._members(parts, broken_by)
+        result = EnsembleResult(
+            attack=f"{self.title}, {show(ball)}",
             rejects=isinstance(self.chain.criterion, RuleCriterion),
             x_adv=torch.cat([part.x_adv for part in parts]) if mapped is None else mapped,
             y=torch.cat([part.y for part in parts]),
@@ -160,14 +176,36 @@ class EnsembleEvaluation:
             accepted=torch.cat([part.attacked.accepted for part in parts]),
             clean_labels=torch.cat([part.clean.labels for part in parts]),
             clean_accepted=torch.cat([part.clean.accepted for part in parts]),
-            broken_by=tuple(names[number] for part in parts for number in part.broken_by.tolist()),
-            seconds={
-                name: sum(part.seconds[member] for part in parts)
-                for member, name in enumerate(self.names)
-            },
+            broken_by=tuple(names[number] for number in broken_by.tolist()),
+            seconds={member.name: member.seconds for member in members},
             sanity=tuple(parts[0].sanity),
             warnings=tuple(dict.fromkeys(one for part in parts for one in part.warnings)),
+            members=members,
+            unconfirmed=sum(part.unconfirmed for part in parts),
         )
+        return (
+            replace(result, sanity=(*result.sanity, *success_checks(result)))
+            if (result.sanity)
+            else result
+        )
+
+    @property
+    def title(self) -> str:
+        """The name of the ensemble in a result."""
+        return type(self).__name__
+
+    def _members(self, parts: list["PartResult"], broken_by: Tensor) -> tuple[Member, ...]:
+        return tuple(
+            Member(
+                name, show(attack), attack.gradient_queries, attack.forward_queries,
+                sum(part.seconds[position] for part in parts),
+                int(((broken_by >= position) | (broken_by == NOT_BROKEN)).sum()),
+                int((broken_by == position).sum()),
+            )
+            for position, (name, attack) in enumerate(
+                zip(self.names, self.chain.attacks, strict=True)
+            )
+        )  # fmt: skip
 
     def _attack(self, x_orig: Tensor, y_orig: Tensor, options: "PartOptions") -> "PartResult":
         """Run all attacks on images that fit into memory."""
@@ -177,9 +215,11 @@ class EnsembleEvaluation:
         with ExitStack() as stack:
             if self.engine != "plain":  # the checks would tune kernels for batches of their own
                 stack.enter_context(cudnn_benchmark(False))
-            model, x, y = stack.enter_context(
-                checked(self.model, x_orig.to(device), y_orig.to(device))
-            )
+            x, y = x_orig.to(device), y_orig.to(device)
+            given = self.model
+            if not isinstance(self.chain.criterion, RuleCriterion):  # thresholds are of its outputs
+                given = with_logits(given, x, y)
+            model, x, y = stack.enter_context(checked(given, x, y))
             clean = decide(model, self.chain.criterion, x, bs)
             warnings = self._first_warnings(model, clean, x, y)
             fast = stack.enter_context(accelerated(model, x, y, bs, self.engine, self._log))
@@ -196,10 +236,16 @@ class EnsembleEvaluation:
                 warnings += self._run(member, batch, options, chain_state, state)
                 seconds.append(perf_counter() - started)
             attacked = decide(model, self.chain.criterion, chain_state.x_adv, bs)
-            checks = self._sanity(model, x, y, chain_state.x_adv, bs) if options.sanity else []
+            broken_by = chain_state.broken_by.cpu()
+            success = succeeded(self.chain.criterion, attacked, y.cpu())
+            checks = (
+                self._sanity(model, x, y, chain_state.x_adv, clean.labels, bs)
+                if (options.sanity)
+                else []
+            )
             return PartResult(
-                chain_state.x_adv, y.cpu(), clean, attacked, chain_state.broken_by.cpu(), seconds,
-                checks, warnings,
+                chain_state.x_adv, y.cpu(), clean, attacked, broken_by, seconds, checks, warnings,
+                int(((broken_by != NOT_BROKEN) & ~success).sum()),
             )  # fmt: skip
 
     def _first_warnings(
@@ -255,11 +301,12 @@ class EnsembleEvaluation:
         return []
 
     def _sanity(
-        self, model: CheckedModel, x: Tensor, y: Tensor, x_adv: Tensor, bs: int
+        self, model: CheckedModel, x: Tensor, y: Tensor, x_adv: Tensor, before: Tensor, bs: int
     ) -> list[CheckResult]:
         criterion = self.chain.criterion
         rule = criterion if isinstance(criterion, RuleCriterion) else None
-        return foreign_checks(model, x, y, {type(self).__name__: (self.chain, x_adv)}, rule, bs)
+        attacked = {type(self).__name__: (self.chain, x_adv)}
+        return foreign_checks(model, x, y, attacked, before, rule, bs).checks
 
     def _summary(self, chain_state: ChainState) -> str:
         robust, count = int((chain_state.broken_by == NOT_BROKEN).sum()), len(chain_state.broken_by)
@@ -296,6 +343,7 @@ class PartResult(NamedTuple):
     seconds: list[float]
     sanity: list[CheckResult]
     warnings: list[str]
+    unconfirmed: int  # images that an attack broke and that the final pass does not confirm
 
 
 def _warn(sentence: str) -> str:
@@ -355,6 +403,7 @@ class AutoAttack(EnsembleEvaluation):
             )
         base: Version = next((known for known in VERSIONS if known == version), "standard")
         spec = attacks.AutoAttackEnsemble(ball_by_name(norm, eps), version=base, seed=seed)
+        self.version = version
         if attacks_to_run:
             names = [attacks_to_run] if isinstance(attacks_to_run, str) else list(attacks_to_run)
             chain = Chain(tuple(spec.member(name, RESTARTS.get(name, 1)) for name in names))
@@ -362,6 +411,12 @@ class AutoAttack(EnsembleEvaluation):
             names = [name for name, _ in VERSIONS[spec.version]]
             chain = spec.chain()
         super().__init__(model, chain, names, verbose, device, engine)
+
+    @property
+    def title(self) -> str:
+        if self.version == "custom":
+            return f"{' and '.join(self.names)} alone, which is no AutoAttack"
+        return f"AutoAttack ({self.version})"
 
 
 class RejectAutoAttack(EnsembleEvaluation):

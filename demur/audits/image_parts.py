@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks.attack_model import Model
-from demur.attacks.criteria import Criterion, RuleCriterion
+from demur.attacks.criteria import Criterion, Rejected, RuleCriterion
 from demur.errors import BadInput
 from demur.files.output_paths import check_output_file
 from demur.output import as_output, prediction
@@ -207,6 +207,13 @@ def decide(model: Model, criterion: Criterion, x: Tensor, bs: int) -> Decisions:
         parts.append([labels.cpu(), accepted.cpu(), *(score.cpu() for score in scores)])
     labels, accepted, *scores = (torch.cat(column) for column in zip(*parts, strict=True))
     return Decisions(labels, accepted, tuple(scores))
+
+
+def succeeded(criterion: Criterion, decisions: Decisions, y: Tensor) -> Tensor:
+    """Return the images N on which an attack with this criterion has succeeded, bool."""
+    if isinstance(criterion, Rejected):
+        return ~decisions.accepted
+    return (decisions.labels != y) & decisions.accepted
 
 
 def device_for(
