@@ -60,7 +60,8 @@ class Answers:
         self.classes = raw.shape[1] - len(self.pairs)
         top = raw[:, : self.classes].topk(2).values
         margin = (top[:, 0] - top[:, 1]).median().expand(self.classes)
-        spread = raw[:, self.classes :].std(0, correction=0)
+        scores = raw[:, self.classes :]
+        spread = (scores - scores.mean(0)).square().mean(0).sqrt()
         self.scales = torch.cat((margin, spread)).clamp_min(1e-12)
 
     def __call__(self, x: Tensor) -> Tensor:
