@@ -3,8 +3,8 @@
     entry = ZOO["masked"]()
     entry.model, entry.rejector, entry.twin, entry.images(20)
 
-Every model is made of small nets on the embedded digits. `twin` is the differentiable model behind a
-broken one: its adversarial examples are the attack of somebody who knows the mechanism.
+Every model is made of small nets on the embedded digits. `twin` is the differentiable model behind
+a broken one: its adversarial examples are the attack of somebody who knows the mechanism.
 """
 
 import math
@@ -35,7 +35,7 @@ class Entry:
             model itself.
         change: What is done to images N, 1, 8, 8 before the model gets them.
         labels: What is done to the labels.
-        grades: The grades that are right, besides those of its half.
+        honest: Whether its gradients and answers are what they seem.
     """
 
     model: Any
@@ -472,7 +472,7 @@ HONEST: dict[str, Callable[[], Entry]] = {
     ),
     "bf16": lambda: honest(_copy(robust()).bfloat16()),
     "fp64": lambda: honest(_copy(robust()).double()),
-    "a function": lambda: honest(lambda x: robust()(x)),
+    "a function": lambda: honest(robust().forward),
     "mean of three nets": lambda: honest(
         Wrapped(
             nn.ModuleList(robust(seed) for seed in range(3)),

@@ -155,7 +155,7 @@ class AuditReport:
             "claim": self.claim,
             **self.verdict.to_json(),
             "verdict": str(self.verdict),
-            **{name: part and part.to_json() for name, part in parts.items()},
+            **{name: part and _without_grade(part.to_json()) for name, part in parts.items()},
             "sanity": sanity_json(self.sanity),
             "warnings": list(self.warnings),
             "curve": [list(point) for point in self.curve],
@@ -182,6 +182,11 @@ class AuditReport:
         save(self, path)
 
     save_html = save
+
+
+def _without_grade(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a result without a grade: the report has one for all its results and checks."""
+    return {name: value for name, value in values.items() if name not in ("grade", "reasons")}
 
 
 def _accepted(counts: Counts) -> Counts:

@@ -101,6 +101,7 @@ class EnsembleResult:
         warnings: Sentences about the model, the rejector and the attacks.
         members: The attacks with their budgets, in the order in which they ran.
         unconfirmed: Images that an attack broke and that a final pass finds unbroken.
+        seeks_errors: Whether an attack succeeds by an error, and not by a rejection.
 
     Example:
         >>> import torch
@@ -126,6 +127,7 @@ class EnsembleResult:
     warnings: tuple[str, ...] = ()
     members: tuple[Member, ...] = ()
     unconfirmed: int = 0
+    seeks_errors: bool = True
 
     @property
     def clean(self) -> Counts:

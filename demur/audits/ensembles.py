@@ -33,7 +33,7 @@ from demur.attacks.autoattack import (
     Version,
 )
 from demur.attacks.balls import L2, Ball, Linf
-from demur.attacks.criteria import AcceptedError, RuleCriterion
+from demur.attacks.criteria import AcceptedError, Rejected, RuleCriterion
 from demur.audits.ensemble_result import CLEAN, EnsembleResult, Member
 from demur.audits.ensemble_state import (
     FINGERPRINT_IMAGES,
@@ -182,6 +182,7 @@ class EnsembleEvaluation:
             warnings=tuple(dict.fromkeys(one for part in parts for one in part.warnings)),
             members=members,
             unconfirmed=sum(part.unconfirmed for part in parts),
+            seeks_errors=not isinstance(self.chain.criterion, Rejected),
         )
         return (
             replace(result, sanity=(*result.sanity, *success_checks(result)))

@@ -49,6 +49,7 @@ class Counted(Protocol):
     """What a verdict needs of a result."""
 
     rejects: bool
+    seeks_errors: bool
 
     @property
     def unbroken(self) -> int: ...
@@ -112,7 +113,7 @@ def _refuted(results: Sequence[Counted], claim: float | None) -> list[str]:
                 "attack left, so a figure by gradients is false."
             )
     right = n - last.broken_by.count("clean")
-    if right and left <= MIN_LEFT * right:
+    if last.seeks_errors and right and left <= MIN_LEFT * right:
         what = "without an accepted error" if last.rejects else "right"
         sentences.append(f"Of {right} images that are {what} without an attack, {left} are left.")
     return sentences
