@@ -13,7 +13,7 @@ import torch
 from jsonschema import Draft202012Validator
 
 from demur import AutoAttack, Con, RejectAutoAttack
-from demur.attacks import APGD, FAB, AcceptedError, Square, autoattack
+from demur.attacks import APGD, FAB, AcceptedError, MaxMinMargin, Square, autoattack
 from demur.attacks.balls import L2, Ball, Linf
 from demur.audits import AuditReport, audit
 from demur.audits.flags import CHANGE, IMPLAUSIBLE, JUMP, MASKED, SLOPE, UNCONFIRMED, implausible
@@ -28,6 +28,10 @@ NAMES = [make.__name__.replace("_", " ") for make in BROKEN]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+def few_games(*given: Any, **fields: Any) -> MaxMinMargin:
+    return MaxMinMargin(*given, **fields | {"steps": 2, "restarts": 1})
+
+
 @pytest.fixture(scope="module", autouse=True)
 def short_attacks() -> Iterator[None]:
     """Few steps in every ensemble."""
@@ -35,12 +39,14 @@ def short_attacks() -> Iterator[None]:
         patch.setattr(autoattack, "Square", partial(Square, queries=60))
         patch.setattr(autoattack, "APGD", partial(APGD, steps=10))
         patch.setattr(autoattack, "FAB", partial(FAB, steps=2))
+        patch.setattr(autoattack, "MaxMinMargin", few_games)
         yield
 
 
 @cache
-def audited(name: str, version: str = "fast", n: int = N) -> AuditReport:
+def audited(name: str, version: str = "", n: int = N) -> AuditReport:
     entry: Entry = ZOO[name]()
+    version = version or ("auto" if "noise" in name else "fast")
     needs_cal = entry.rejector is not None and entry.threshold is None
     torch.manual_seed(0)
     return audit(
