@@ -15,9 +15,8 @@ import torch
 import typer
 from torch import Tensor, nn
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests
+sys.path.insert(0, str(Path(__file__).parent))  # for peer_adapters
 
 from demur import AcceptedError, AutoAttack, ModelScore, RejectAutoAttack, audit
 from demur.attacks.attack_model import Model
@@ -32,15 +31,16 @@ from peer_adapters import PeerSetup, foolbox_pgd, library, pyautoattack_standard
 from tests.audit_zoo import ZOO, Entry
 
 app = typer.Typer(name="audit_zoo", add_completion=False, pretty_exceptions_enable=False)
+ROOT = Path(__file__).parents[1]
 STORED = Path(__file__).with_name("audit-zoo-digits-cpu.json")
 DRAWS = 20  # passes over which the answers of a random model are averaged
 PEERS = ("pyautoattack", "torchattacks", "ART", "foolbox")
 PAGE = """# Grades of the audit
 
 For an auditor who asks what the three grades of `demur audit` are worth. The models are those of
-`tests/audit_zoo.py`: small nets on 8x8 digits. {broken} of them are broken by a mechanism that makes
-them look more robust than they are, {honest} are honest. `python benchmarks/audit_zoo.py --peers`
-makes this page.
+`tests/audit_zoo.py`: small nets on 8x8 digits. {broken} of them are broken by a mechanism that
+makes them look more robust than they are, {honest} are honest. The page is made by
+`python benchmarks/audit_zoo.py --peers`.
 
 Each model is audited once with `version="auto"` on {n} test images (Linf, eps = 0.1). *Known* are
 the images that an attacker breaks who knows the mechanism: AutoAttack on the differentiable model
