@@ -25,9 +25,11 @@ from demur.attacks.autoattack import (
     BROKEN_CLEAN,
     MEMBERS,
     NOT_BROKEN,
+    PASSES,
     VERSIONS,
     Chain,
     ChainState,
+    MeanChain,
     RejectVersion,
     Version,
 )
@@ -40,8 +42,9 @@ from demur.audits.ensemble_state import (
     MemberProgress,
     concat_states,
 )
-from demur.audits.image_parts import ArrayWriter, Decisions, decide, device_for, image_parts
+from demur.audits.image_parts import ArrayWriter, Decisions, device_for, image_parts
 from demur.audits.model_checks import foreign_checks, preflight_warnings, rejector_warnings
+from demur.audits.randomised import concat_kinds, decide_by_passes, is_random
 from demur.engine import accelerated, check_model_engine, cudnn_benchmark
 from demur.errors import BadInput, suggestion
 from demur.images import check_batch
@@ -71,6 +74,7 @@ class EnsembleEvaluation:
         self.engine = engine
         self.chain, self.names, self.verbose, self.device = chain, list(names), verbose, device
         self.model: Model = model
+        self.passes = 1  # that decide on an image, more for a randomised model
         if isinstance(device, str):
             self.device = device = device_by_name(device)
         if device is not None and isinstance(model, nn.Module):
@@ -167,6 +171,9 @@ class EnsembleEvaluation:
             },
             sanity=tuple(parts[0].sanity),
             warnings=tuple(dict.fromkeys(one for part in parts for one in part.warnings)),
+            passes=self.passes,
+            kinds=concat_kinds([part.attacked for part in parts]),
+            clean_kinds=concat_kinds([part.clean for part in parts]),
         )
 
     def _attack(self, x_orig: Tensor, y_orig: Tensor, options: "PartOptions") -> "PartResult":
@@ -180,7 +187,10 @@ class EnsembleEvaluation:
             model, x, y = stack.enter_context(
                 checked(self.model, x_orig.to(device), y_orig.to(device))
             )
-            clean = decide(model, self.chain.criterion, x, bs)
+            if not options.first:  # the first images decide for all parts
+                random = is_random(model, x[:FINGERPRINT_IMAGES])
+                self.passes = PASSES if random or isinstance(self.chain, MeanChain) else 1
+            clean = decide_by_passes(model, self.chain.criterion, x, y, bs, self.passes)
             warnings = self._first_warnings(model, clean, x, y)
             fast = stack.enter_context(accelerated(model, x, y, bs, self.engine, self._log))
             index = options.first + torch.arange(len(x)).to(y)
@@ -195,7 +205,9 @@ class EnsembleEvaluation:
                 started = perf_counter()
                 warnings += self._run(member, batch, options, chain_state, state)
                 seconds.append(perf_counter() - started)
-            attacked = decide(model, self.chain.criterion, chain_state.x_adv, bs)
+            attacked = decide_by_passes(
+                model, self.chain.criterion, chain_state.x_adv, y, bs, self.passes
+            )
             checks = self._sanity(model, x, y, chain_state.x_adv, bs) if options.sanity else []
             return PartResult(
                 chain_state.x_adv, y.cpu(), clean, attacked, chain_state.broken_by.cpu(), seconds,
@@ -319,7 +331,8 @@ class AutoAttack(EnsembleEvaluation):
         verbose: Write one line per attack to standard output.
         attacks_to_run: Names of attacks for version="custom": apgd-ce, apgd-dlr, apgd-t, fab,
             fab-t, square.
-        version: "standard", "plus", "rand", "older" (before August 2020) or "custom".
+        version: "standard", "plus", "rand" (for randomised models, other attacks than theirs: see
+            `attacks.AutoAttackEnsemble`), "older" (before August 2020) or "custom".
         device: Where to move the model and the images; None leaves them where they are.
         engine: "auto" queries a faster copy of an `nn.Module` where that is possible; the model
             itself confirms every success. "plain" queries the model itself.
@@ -377,8 +390,7 @@ class RejectAutoAttack(EnsembleEvaluation):
         eps: The radius of the ball.
         seed: The seed of all random numbers.
         verbose: Write one line per attack to standard output.
-        version: "standard", "fast" or "rand" (for randomised models: each step follows the mean of
-            20 gradients).
+        version: "standard", "fast" or "rand" (for randomised models: the mean over passes counts).
         device: Where to move the model and the images; None leaves them where they are.
         engine: "auto" queries a faster copy of an `nn.Module` where that is possible; the model
             itself confirms every success. "plain" queries the model itself.

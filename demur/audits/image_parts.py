@@ -190,6 +190,7 @@ class Decisions(NamedTuple):
     labels: Tensor  # predictions, N
     accepted: Tensor  # N, bool
     scores: tuple[Tensor, ...] = ()  # of the rejector, N each
+    kinds: Tensor | None = None  # passes by decision, N, 3; None for one pass
 
 
 def decide(model: Model, criterion: Criterion, x: Tensor, bs: int) -> Decisions:

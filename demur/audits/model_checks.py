@@ -19,6 +19,7 @@ from demur.attacks.autoattack import Chain
 from demur.attacks.balls import Ball, Linf
 from demur.attacks.criteria import RuleCriterion
 from demur.attacks.objectives.rejector import ANY
+from demur.audits.randomised import seeded_noise_notes
 from demur.evaluate.recording import probe
 from demur.evaluate.score import RejectorEvaluation
 from demur.metrics import BoolArray, FloatArray, auroc, auroc_interval
@@ -61,9 +62,11 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
     averaged = any(attack.gradients_per_step > 1 for attack in chain.attacks)
     if counts["random_outputs"] and not averaged:
         yield (
-            "the model's outputs are random; average the gradient over several passes with "
-            "eot_iter=20 or version='rand'"
+            "the model's outputs are random, so one lucky pass counts as a success and the next "
+            "may be right; use version='rand'"
         )
+    if not counts["random_outputs"]:
+        yield from seeded_noise_notes(model, x)
     if counts["zero_gradients"]:
         yield (
             f"the gradient is zero for {counts['zero_gradients']} of {len(x)} images; gradient "
