@@ -7,12 +7,14 @@ from demur.attacks.autoattack import (
     Chain,
     Ensemble,
     ForceRejectionEnsemble,
+    MeanChain,
     MultiTarget,
     RejectAutoAttackEnsemble,
 )
 from demur.attacks.corruption import Corruption
 from demur.attacks.criteria import AcceptedError, Criterion, FalseRejection, Misclassified, Rejected
 from demur.attacks.cw import CW
+from demur.attacks.eot import EOTPGD
 from demur.attacks.fab import FAB
 from demur.attacks.margins import MaxMinMargin, OrthogonalAPGD
 from demur.attacks.objectives import (
@@ -30,6 +32,7 @@ from demur.attacks.objectives import (
     Scaled,
     ScoreObjective,
     SingleMargin,
+    SuccessProbability,
     Sum,
     TargetedConfidence,
     TargetedDLR,
@@ -42,18 +45,20 @@ from demur.attacks.pgd import PGD, FrankWolfe
 from demur.attacks.square import Square
 
 ATTACKS: list[type[Attack]] = [
-    Clean, PGD, FrankWolfe, MultiTarget, APGD, MaxMinMargin, OrthogonalAPGD, FAB, Square, CW,
-    Corruption, Chain, AutoAttackEnsemble, RejectAutoAttackEnsemble, ForceRejectionEnsemble,
+    Clean, PGD, FrankWolfe, MultiTarget, APGD, EOTPGD, MaxMinMargin, OrthogonalAPGD, FAB, Square,
+    CW, Corruption, Chain, MeanChain, AutoAttackEnsemble, RejectAutoAttackEnsemble,
+    ForceRejectionEnsemble,
 ]  # fmt: skip
 CRITERIA: list[type[Criterion]] = [Misclassified, AcceptedError, FalseRejection, Rejected]
 
 __all__ = [
-    "APGD", "ATTACKS", "CE", "CRITERIA", "CW", "DLR", "FAB", "GAMA", "KL", "OBJECTIVES", "PGD",
-    "AcceptedError", "Attack", "AttackBatch", "AutoAttackEnsemble", "Chain", "Clean", "Corruption",
-    "Criterion", "Ensemble", "FalseRejection", "ForceRejectionEnsemble", "FrankWolfe",
-    "MarginProduct", "MaxMinMargin", "MinMargin", "Misclassified", "MultiTarget", "Objective",
-    "OrthogonalAPGD", "PlusLogScore", "RRLoss", "RejectAutoAttackEnsemble", "Rejected",
-    "RejectionObjective", "Scaled", "ScoreObjective", "SingleMargin", "Square", "Sum",
+    "APGD", "ATTACKS", "CE", "CRITERIA", "CW", "DLR", "EOTPGD", "FAB", "GAMA", "KL", "OBJECTIVES",
+    "PGD", "AcceptedError", "Attack", "AttackBatch", "AutoAttackEnsemble", "Chain", "Clean",
+    "Corruption", "Criterion", "Ensemble", "FalseRejection", "ForceRejectionEnsemble", "FrankWolfe",
+    "MarginProduct", "MaxMinMargin", "MeanChain", "MinMargin", "Misclassified", "MultiTarget",
+    "Objective", "OrthogonalAPGD", "PlusLogScore", "RRLoss", "RejectAutoAttackEnsemble", "Rejected",
+    "RejectionObjective", "Scaled", "ScoreObjective", "SingleMargin", "Square",
+    "SuccessProbability", "Sum",
     "TargetedConfidence", "TargetedDLR", "TargetedMargin", "UntargetedMargin", "WrongConfidence",
     "XiObjective",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from demur.attacks import AcceptedError, ForceRejectionEnsemble, Rejected
 from demur.attacks.attack_model import Model, checked
+from demur.attacks.autoattack import RAND, rand_chain
 from demur.attacks.wrappers import ModelWithScore
 from demur.audits.audit_page import Curve, provenance, save
 from demur.audits.ensemble_result import (
@@ -168,6 +169,8 @@ class AuditReport:
         lines += [f"{name:<28}{count_cell(counts, kind)}" for name, counts, kind in self.figures()]
         if self.rule:
             lines += entry("rejector", self.rule)
+        if self.autoattack.passes_note:
+            lines += entry("passes", self.autoattack.passes_note)
         lines += sanity_lines(self.sanity)
         for sentence in self.warnings:
             lines += entry("warning", sentence)
@@ -377,6 +380,8 @@ def _attacks(
         if version == "fast":
             chain = replace(chain, attacks=chain.attacks[:1])
         names = ["apgd", "square"][: len(chain.attacks)]
+        if version == "rand":
+            chain, names = rand_chain(ball, rejected, seed), list(RAND)
         attacks.append(ForcedRejections(model, chain, names, *shared))
     return attacks
 

@@ -26,9 +26,11 @@ from demur.attacks.autoattack import (
     BROKEN_CLEAN,
     MEMBERS,
     NOT_BROKEN,
+    PASSES,
     VERSIONS,
     Chain,
     ChainState,
+    MeanChain,
     RejectVersion,
     Version,
 )
@@ -45,7 +47,6 @@ from demur.audits.flags import success_checks
 from demur.audits.image_parts import (
     ArrayWriter,
     Decisions,
-    decide,
     device_for,
     image_parts,
     succeeded,
@@ -56,6 +57,7 @@ from demur.audits.model_checks import (
     rejector_warnings,
     with_logits,
 )
+from demur.audits.randomised import concat_kinds, decide_by_passes, is_random
 from demur.engine import accelerated, check_model_engine, cudnn_benchmark
 from demur.errors import BadInput, suggestion
 from demur.images import check_batch
@@ -85,6 +87,7 @@ class EnsembleEvaluation:
         self.engine = engine
         self.chain, self.names, self.verbose, self.device = chain, list(names), verbose, device
         self.model: Model = model
+        self.passes = 1  # that decide on an image, more for a randomised model
         if isinstance(device, str):
             self.device = device = device_by_name(device)
         if device is not None and isinstance(model, nn.Module):
@@ -183,12 +186,12 @@ class EnsembleEvaluation:
             members=members,
             unconfirmed=sum(part.unconfirmed for part in parts),
             seeks_errors=not isinstance(self.chain.criterion, Rejected),
+            passes=self.passes,
+            kinds=concat_kinds([part.attacked for part in parts]),
+            clean_kinds=concat_kinds([part.clean for part in parts]),
         )
-        return (
-            replace(result, sanity=(*result.sanity, *success_checks(result)))
-            if (result.sanity)
-            else result
-        )
+        more = success_checks(result) if result.sanity else ()
+        return replace(result, sanity=(*result.sanity, *more))
 
     @property
     def title(self) -> str:
@@ -221,7 +224,10 @@ class EnsembleEvaluation:
             if not isinstance(self.chain.criterion, RuleCriterion):  # thresholds are of its outputs
                 given = with_logits(given, x, y)
             model, x, y = stack.enter_context(checked(given, x, y))
-            clean = decide(model, self.chain.criterion, x, bs)
+            if not options.first:  # the first images decide for all parts
+                random = is_random(model, x[:FINGERPRINT_IMAGES])
+                self.passes = PASSES if random or isinstance(self.chain, MeanChain) else 1
+            clean = decide_by_passes(model, self.chain.criterion, x, y, bs, self.passes)
             warnings = self._first_warnings(model, clean, x, y)
             fast = stack.enter_context(accelerated(model, x, y, bs, self.engine, self._log))
             index = options.first + torch.arange(len(x)).to(y)
@@ -236,17 +242,19 @@ class EnsembleEvaluation:
                 started = perf_counter()
                 warnings += self._run(member, batch, options, chain_state, state)
                 seconds.append(perf_counter() - started)
-            attacked = decide(model, self.chain.criterion, chain_state.x_adv, bs)
-            broken_by = chain_state.broken_by.cpu()
-            success = succeeded(self.chain.criterion, attacked, y.cpu())
-            checks = (
-                self._sanity(model, x, y, chain_state.x_adv, clean.labels, bs)
-                if (options.sanity)
-                else []
+            attacked = decide_by_passes(
+                model, self.chain.criterion, chain_state.x_adv, y, bs, self.passes
             )
+            broken_by = chain_state.broken_by.cpu()
+            unconfirmed = (broken_by != NOT_BROKEN) & ~succeeded(self.chain.criterion, attacked, y)
+            if isinstance(self.chain, MeanChain):  # other passes have judged its examples
+                unconfirmed[:] = False
+            checks = list[CheckResult]()
+            if options.sanity:
+                checks = self._sanity(model, x, y, chain_state.x_adv, clean.labels, bs)
             return PartResult(
                 chain_state.x_adv, y.cpu(), clean, attacked, broken_by, seconds, checks, warnings,
-                int(((broken_by != NOT_BROKEN) & ~success).sum()),
+                int(unconfirmed.sum()),
             )  # fmt: skip
 
     def _first_warnings(
@@ -368,7 +376,8 @@ class AutoAttack(EnsembleEvaluation):
         verbose: Write one line per attack to standard output.
         attacks_to_run: Names of attacks for version="custom": apgd-ce, apgd-dlr, apgd-t, fab,
             fab-t, square.
-        version: "standard", "plus", "rand", "older" (before August 2020) or "custom".
+        version: "standard", "plus", "rand" (for randomised models, other attacks than theirs: see
+            `attacks.AutoAttackEnsemble`), "older" (before August 2020) or "custom".
         device: Where to move the model and the images; None leaves them where they are.
         engine: "auto" queries a faster copy of an `nn.Module` where that is possible; the model
             itself confirms every success. "plain" queries the model itself.
@@ -433,8 +442,7 @@ class RejectAutoAttack(EnsembleEvaluation):
         eps: The radius of the ball.
         seed: The seed of all random numbers.
         verbose: Write one line per attack to standard output.
-        version: "standard", "fast" or "rand" (for randomised models: each step follows the mean of
-            20 gradients).
+        version: "standard", "fast" or "rand" (for randomised models: the mean over passes counts).
         device: Where to move the model and the images; None leaves them where they are.
         engine: "auto" queries a faster copy of an `nn.Module` where that is possible; the model
             itself confirms every success. "plain" queries the model itself.

@@ -297,7 +297,7 @@ def implausible(result: EnsembleResult, ball: Ball, data: str, claim: float | No
     if radius > compared * (1 + 1e-6):
         known = f"a best known figure of {data or 'a named data set'} at {compared:.4g} or less"
         return CheckResult(IMPLAUSIBLE, missing=known)
-    low = wilson(result.unbroken, len(result.y))[0]
+    low = wilson(result.left, len(result.y))[0]
     if max(low, claim or 0) <= best:
         return CheckResult(IMPLAUSIBLE)
     half = ", half the radius of this rejector" if result.rejects else ""

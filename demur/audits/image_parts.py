@@ -190,6 +190,7 @@ class Decisions(NamedTuple):
     labels: Tensor  # predictions, N
     accepted: Tensor  # N, bool
     scores: tuple[Tensor, ...] = ()  # of the rejector, N each
+    kinds: Tensor | None = None  # passes by decision, N, 3; None for one pass
 
 
 def decide(model: Model, criterion: Criterion, x: Tensor, bs: int) -> Decisions:
@@ -213,7 +214,7 @@ def succeeded(criterion: Criterion, decisions: Decisions, y: Tensor) -> Tensor:
     """Return the images N on which an attack with this criterion has succeeded, bool."""
     if isinstance(criterion, Rejected):
         return ~decisions.accepted
-    return (decisions.labels != y) & decisions.accepted
+    return (decisions.labels != y.cpu()) & decisions.accepted
 
 
 def device_for(

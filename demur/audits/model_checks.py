@@ -16,12 +16,13 @@ from torch import Tensor
 
 from demur.attacks import PGD, AcceptedError, Attack, Clean, SingleMargin
 from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, attack_model, checked
-from demur.attacks.autoattack import Chain
+from demur.attacks.autoattack import Chain, MeanChain
 from demur.attacks.balls import Ball, Linf
 from demur.attacks.criteria import RuleCriterion
 from demur.attacks.objectives.rejector import ANY
 from demur.attacks.wrappers import WrappedModel
 from demur.audits.flags import ASKED, model_checks
+from demur.audits.randomised import seeded_noise_notes
 from demur.evaluate.recording import probe
 from demur.evaluate.score import RejectorEvaluation
 from demur.metrics import BoolArray, FloatArray, auroc, auroc_interval
@@ -64,9 +65,11 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
     averaged = any(attack.gradients_per_step > 1 for attack in chain.attacks)
     if counts["random_outputs"] and not averaged:
         yield (
-            "the model's outputs are random; average the gradient over several passes with "
-            "eot_iter=20 or version='rand'"
+            "the model's outputs are random, so one lucky pass counts as a success and the next "
+            "may be right; use version='rand'"
         )
+    if not counts["random_outputs"]:
+        yield from seeded_noise_notes(model, x)
     if counts["zero_gradients"]:
         yield (
             f"the gradient is zero for {counts['zero_gradients']} of {len(x)} images; gradient "
@@ -182,7 +185,10 @@ def foreign_checks(
         bs: Batch size.
     """
     x, y = x[:MOST_IMAGES], y[:MOST_IMAGES]
-    metadata: dict[str, object] = {"thresholds": {}, "probe": probe(model, x, y)}
+    probed = probe(model, x, y)
+    if any(isinstance(attack, MeanChain) for attack, _ in attacked.values()):
+        probed["random_outputs"] = 0  # which these attacks are made for
+    metadata: dict[str, object] = {"thresholds": {}, "probe": probed}
     examples: dict[str, tuple[Attack, Tensor]] = {"clean": (Clean(), x)}
     ball = next(iter(ball for attack, _ in attacked.values() for ball in attack.balls()))
     examples |= {

@@ -52,7 +52,7 @@ class Counted(Protocol):
     seeks_errors: bool
 
     @property
-    def unbroken(self) -> int: ...
+    def left(self) -> float: ...
 
     @property
     def masked(self) -> tuple[int, int]: ...
@@ -98,12 +98,12 @@ def verdict_of(
 def _refuted(results: Sequence[Counted], claim: float | None) -> list[str]:
     """Return a sentence for each way in which what was found refutes the robustness."""
     last, sentences = results[-1], []
-    n, left = len(last.broken_by), last.unbroken
+    n, left = len(last.broken_by), last.left
     low, high = wilson(left, n)
     if claim is not None and high < claim:
         sentences.append(
-            f"The claim is {claim:.1%}, and the attacks leave {left} of {n} images, {left / n:.1%} "
-            f"[{100 * low:.1f}, {100 * high:.1f}]."
+            f"The claim is {claim:.1%}, and the attacks leave {left:g} of {n} images, "
+            f"{left / n:.1%} [{100 * low:.1f}, {100 * high:.1f}]."
         )
     for result in results:
         count, of = result.masked
@@ -115,7 +115,7 @@ def _refuted(results: Sequence[Counted], claim: float | None) -> list[str]:
     right = n - last.broken_by.count("clean")
     if last.seeks_errors and right and left <= MIN_LEFT * right:
         what = "without an accepted error" if last.rejects else "right"
-        sentences.append(f"Of {right} images that are {what} without an attack, {left} are left.")
+        sentences.append(f"Of {right} images that are {what} without an attack, {left:g} are left.")
     return sentences
 
 

@@ -34,19 +34,21 @@ from demur.attacks.objectives.rejector import (
     RRLoss,
     ScoreObjective,
     SingleMargin,
+    SuccessProbability,
     XiObjective,
 )
 
 OBJECTIVES: list[type[Objective]] = [
     CE, UntargetedMargin, DLR, WrongConfidence, TargetedMargin, TargetedDLR, TargetedConfidence,
     PlusLogScore, ScoreObjective, RRLoss, XiObjective, GAMA, KL, MinMargin, SingleMargin,
-    MarginProduct, RejectionObjective, CARLObjective, CARLMargin, RejectionHinge, Sum, Scaled,
+    MarginProduct, RejectionObjective, CARLObjective, CARLMargin, RejectionHinge,
+    SuccessProbability, Sum, Scaled,
 ]  # fmt: skip
 
 __all__ = [
     "CE", "DLR", "GAMA", "KL", "OBJECTIVES", "AttackStart", "CARLMargin", "CARLObjective", "Form",
     "MarginProduct", "MinMargin", "Objective", "ObjectiveState", "PlusLogScore", "RRLoss",
-    "RejectionHinge", "RejectionObjective", "Scaled", "ScoreObjective", "SingleMargin", "Sum",
-    "TargetedConfidence", "TargetedDLR", "TargetedMargin", "UntargetedMargin", "WrongConfidence",
-    "XiObjective", "divergence",
+    "RejectionHinge", "RejectionObjective", "Scaled", "ScoreObjective", "SingleMargin",
+    "SuccessProbability", "Sum", "TargetedConfidence", "TargetedDLR", "TargetedMargin",
+    "UntargetedMargin", "WrongConfidence", "XiObjective", "divergence",
 ]  # fmt: skip
