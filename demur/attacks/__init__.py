@@ -13,6 +13,7 @@ from demur.attacks.autoattack import (
 from demur.attacks.corruption import Corruption
 from demur.attacks.criteria import AcceptedError, Criterion, FalseRejection, Misclassified, Rejected
 from demur.attacks.cw import CW
+from demur.attacks.decision import HopSkipJump, RayS
 from demur.attacks.fab import FAB
 from demur.attacks.margins import MaxMinMargin, OrthogonalAPGD
 from demur.attacks.objectives import (
@@ -42,8 +43,9 @@ from demur.attacks.pgd import PGD, FrankWolfe
 from demur.attacks.square import Square
 
 ATTACKS: list[type[Attack]] = [
-    Clean, PGD, FrankWolfe, MultiTarget, APGD, MaxMinMargin, OrthogonalAPGD, FAB, Square, CW,
-    Corruption, Chain, AutoAttackEnsemble, RejectAutoAttackEnsemble, ForceRejectionEnsemble,
+    Clean, PGD, FrankWolfe, MultiTarget, APGD, MaxMinMargin, OrthogonalAPGD, FAB, Square,
+    HopSkipJump, RayS, CW, Corruption, Chain, AutoAttackEnsemble, RejectAutoAttackEnsemble,
+    ForceRejectionEnsemble,
 ]  # fmt: skip
 CRITERIA: list[type[Criterion]] = [Misclassified, AcceptedError, FalseRejection, Rejected]
 
@@ -51,9 +53,9 @@ __all__ = [
     "APGD", "ATTACKS", "CE", "CRITERIA", "CW", "DLR", "FAB", "GAMA", "KL", "OBJECTIVES", "PGD",
     "AcceptedError", "Attack", "AttackBatch", "AutoAttackEnsemble", "Chain", "Clean", "Corruption",
     "Criterion", "Ensemble", "FalseRejection", "ForceRejectionEnsemble", "FrankWolfe",
-    "MarginProduct", "MaxMinMargin", "MinMargin", "Misclassified", "MultiTarget", "Objective",
-    "OrthogonalAPGD", "PlusLogScore", "RRLoss", "RejectAutoAttackEnsemble", "Rejected",
-    "RejectionObjective", "Scaled", "ScoreObjective", "SingleMargin", "Square", "Sum",
+    "HopSkipJump", "MarginProduct", "MaxMinMargin", "MinMargin", "Misclassified", "MultiTarget",
+    "Objective", "OrthogonalAPGD", "PlusLogScore", "RRLoss", "RayS", "RejectAutoAttackEnsemble",
+    "Rejected", "RejectionObjective", "Scaled", "ScoreObjective", "SingleMargin", "Square", "Sum",
     "TargetedConfidence", "TargetedDLR", "TargetedMargin", "UntargetedMargin", "WrongConfidence",
     "XiObjective",
 ]  # fmt: skip
