@@ -36,6 +36,7 @@ STARTS = 12  # starting points of which the closest success is taken
 STARTS_AGAIN = 3  # in later restarts, which must not all begin at the same place
 MORE_STARTS = 100  # the most that are tried where none of these succeeds
 START_TOLERANCE = 0.1  # relative, of the distance of a starting point
+LEAST_QUERIES = 1000  # of a restart; fewer queries have fewer restarts
 ROWS = 64  # images of one forward pass where fewer are under attack
 SAMPLES = 16  # probes of a gradient estimate that are drawn at once
 FIRST_PROBES = 50  # of the first gradient estimate; estimate t has sqrt(t) times as many
@@ -158,7 +159,7 @@ class DecisionAttack(Attack, ABC):
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         best = Found.nothing(batch)
-        restarts = min(self.restarts, self.queries)
+        restarts = min(self.restarts, max(1, self.queries // LEAST_QUERIES))
         for number, rows in best.attempts(restarts):
             budget = (self.queries + number) // restarts  # these sum to `queries`
             with progress.part(number, restarts):
@@ -224,7 +225,8 @@ class HopSkipJump(DecisionAttack):
     Args:
         ball: Linf or L2; another ball raises BadInput.
         queries: The most forward passes of an image, over all restarts.
-        restarts: The searches from other starting points, which share the queries.
+        restarts: The searches from other starting points, which share the queries; there are
+            fewer where each would have less than 1000.
         any_distance: Return the closest success even outside the ball. By default an image leaves
             with its first success inside the ball, and is returned unchanged without one.
         criterion: The success criterion, of which the attack sees only whether it holds.
@@ -320,7 +322,8 @@ class RayS(DecisionAttack):
     Args:
         ball: Linf; another ball raises BadInput.
         queries: The most forward passes of an image, over all restarts.
-        restarts: The searches from other starting points, which share the queries.
+        restarts: The searches from other starting points, which share the queries; there are
+            fewer where each would have less than 1000.
         any_distance: Return the closest success even outside the ball. By default an image leaves
             with its first success inside the ball, and is returned unchanged without one.
         criterion: The success criterion, of which the attack sees only whether it holds.
@@ -335,6 +338,8 @@ class RayS(DecisionAttack):
     """
 
     norms: ClassVar[tuple[type[Ball], ...]] = (Linf,)
+
+    restarts: PositiveInt = 4
 
     def search(self, found: BoundarySearch, stream: Stream) -> None:
         signs = torch.where(found.closest > found.x, 1.0, -1.0).to(found.x)
