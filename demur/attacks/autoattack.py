@@ -22,6 +22,7 @@ from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.attack_model import exact_value
 from demur.attacks.balls import Ball
 from demur.attacks.criteria import AcceptedError, Criterion, Misclassified, Rejected, RuleCriterion
+from demur.attacks.decision import HopSkipJump, RayS
 from demur.attacks.driver import Best, Found
 from demur.attacks.fab import FAB
 from demur.attacks.margins import MaxMinMargin, OrthogonalAPGD
@@ -44,7 +45,7 @@ from demur.spec.field_types import NonNegativeInt, PositiveInt
 # Values of ChainState.broken_by that name no attack.
 NOT_BROKEN = -1  # no attack has succeeded yet
 BROKEN_CLEAN = -2  # the clean image satisfies the criterion
-Version = Literal["standard", "plus", "rand", "older"]
+Version = Literal["standard", "plus", "rand", "older", "black-box"]
 VERSIONS: dict[Version, tuple[tuple[str, int], ...]] = {  # attacks with restarts
     "standard": (("apgd-ce", 1), ("apgd-t", 1), ("fab-t", 1), ("square", 1)),
     "plus": (
@@ -52,10 +53,11 @@ VERSIONS: dict[Version, tuple[tuple[str, int], ...]] = {  # attacks with restart
     ),
     "rand": (("apgd-ce", 1), ("apgd-dlr", 1)),
     "older": (("apgd-ce", 5), ("apgd-dlr", 5), ("fab", 5), ("square", 1)),
+    "black-box": (("square", 1), ("hopskipjump", 1), ("rays", 1)),  # for models without a gradient
 }  # fmt: skip
-MEMBERS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square")
+MEMBERS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square", "hopskipjump", "rays")
 EOT_ITER = 20  # gradients averaged by version="rand"
-RejectVersion = Literal["standard", "fast", "rand"]
+RejectVersion = Literal["standard", "fast", "rand", "black-box"]
 FAST = ("product", "product-t", "balanced")  # these find nearly all accepted errors
 
 
@@ -225,13 +227,23 @@ class MultiTarget(Attack):
 # ------------------------------------------------ AutoAttack, and the ensemble for rejectors
 
 
+def decision_attacks(ball: Ball, criterion: Criterion, seed: int) -> dict[str, Attack]:
+    """Return the attacks for this ball that read decisions only, by name."""
+    return {
+        cls.__name__.lower(): cls(ball, criterion=criterion, seed=seed)
+        for cls in (HopSkipJump, RayS)
+        if isinstance(ball, cls.norms)
+    }
+
+
 @dataclass(frozen=True)
 class AutoAttackEnsemble(Ensemble):
     """The attacks of an AutoAttack version in turn, each on the images without success so far.
 
     Args:
         ball: Linf or L2.
-        version: "standard", "plus", "rand" (for randomised models) or "older".
+        version: "standard", "plus", "rand" (for randomised models), "older" or "black-box" (Square
+            and attacks that read decisions only, for models without a gradient).
         targets: The number of wrong classes, by decreasing logit, for the targeted attacks; at
             most the number of classes minus one.
         seed: The seed of all random numbers.
@@ -243,8 +255,15 @@ class AutoAttackEnsemble(Ensemble):
     seed: NonNegativeInt = 0
 
     def chain(self) -> Chain:
-        members = (self.member(name, restarts) for name, restarts in VERSIONS[self.version])
-        return Chain(tuple(members))
+        return Chain(tuple(self.members().values()))
+
+    def members(self) -> dict[str, Attack]:
+        """Return the attacks by name, in the order in which they run."""
+        return {
+            name: self.member(name, restarts)
+            for name, restarts in VERSIONS[self.version]
+            if name != "rays" or isinstance(self.ball, RayS.norms)
+        }
 
     def member(self, name: str, restarts: int = 1) -> Attack:
         """Return one attack by the name it has in the authors' code."""
@@ -263,8 +282,9 @@ class AutoAttackEnsemble(Ensemble):
                 return FAB(ball, restarts=restarts, seed=seed)
             case "fab-t":
                 return self._multi_target(FAB(ball, restarts=restarts, seed=seed))
-            case "square":
-                return Square(ball, seed=seed)
+            case "square" | "hopskipjump" | "rays":
+                kinds = {"square": Square, "hopskipjump": HopSkipJump, "rays": RayS}
+                return kinds[name](ball, seed=seed)
         raise BadInput(f"AutoAttack has no attack {name!r}; {suggestion(name, MEMBERS)}")
 
     def _multi_target(self, attack: Attack) -> MultiTarget:
@@ -281,12 +301,12 @@ class RejectAutoAttackEnsemble(Ensemble):
     "fast" runs Auto-PGD on `MarginProduct`, untargeted and targeted, and `MaxMinMargin`.
     "standard" adds Auto-PGD with orthogonal gradients, FAB, targeted `MaxMinMargin` and Square.
     "rand", for randomised models, is Auto-PGD on `MarginProduct` and on `MinMargin`, each step with
-    the mean of EOT_ITER gradients.
+    the mean of EOT_ITER gradients. "black-box" is Square and the attacks that read decisions only.
 
     Args:
         ball: Linf or L2.
         criterion: The success criterion; its rejector may be one score or a coupled pair.
-        version: "standard", "fast" or "rand".
+        version: "standard", "fast", "rand" or "black-box".
         targets: The number of wrong classes for the targeted attacks.
         seed: The seed of all random numbers.
     """
@@ -318,6 +338,9 @@ class RejectAutoAttackEnsemble(Ensemble):
         if self.version == "rand":
             averaged = replace(product, eot_iter=EOT_ITER)
             return {"product": averaged, "margin": replace(averaged, objective=margin)}
+        square = Square(ball, objective=margin, criterion=criterion, seed=seed)
+        if self.version == "black-box":
+            return {"square": square, **decision_attacks(ball, criterion, seed)}
         balanced = MaxMinMargin(ball, criterion, steps=50, restarts=2, seed=seed)
         members: dict[str, Attack] = {
             "product": product,
@@ -326,7 +349,7 @@ class RejectAutoAttackEnsemble(Ensemble):
             "orthogonal": OrthogonalAPGD(ball, objective=margin, criterion=criterion, seed=seed),
             "closest": FAB(ball, objective=margin, criterion=criterion, seed=seed),
             "balanced-t": self._multi_target(balanced),
-            "square": Square(ball, objective=margin, criterion=criterion, seed=seed),
+            "square": square,
         }
         return members if self.version == "standard" else {name: members[name] for name in FAST}
 

@@ -165,7 +165,7 @@ class DecisionAttack(Attack, ABC):
             with progress.part(number, restarts):
                 found = BoundarySearch(self, batch.select(rows), budget)
                 key = noise.derive_seed(stream, number)
-                self._find_starts(found, number > 0, key)
+                self.find_starts(found, key, again=number > 0)
                 self.search(found, key)
             best.add(rows, Found(found.closest, -found.distance, found.distance <= found.target))
         near = -best.value < torch.inf if self.any_distance else best.success
@@ -175,7 +175,7 @@ class DecisionAttack(Attack, ABC):
     def search(self, found: BoundarySearch, stream: Stream) -> None:
         """Bring the closest successes closer until the images are done."""
 
-    def _find_starts(self, found: BoundarySearch, again: bool, stream: Stream) -> None:
+    def find_starts(self, found: BoundarySearch, stream: Stream, again: bool = False) -> None:
         """Find a first success of each image: the closest of several, near the boundary."""
         for number in range(MORE_STARTS):
             rows = found.rows()

@@ -30,10 +30,11 @@ from demur.attacks.pgd import PGD
 from demur.output import Output, as_output, prediction
 
 ROUNDS = 10  # of training and asking
-TRAINING_STEPS, TRAINING_BATCH, RATE = 200, 128, 2e-3  # of a round
+TRAINING_STEPS, TRAINING_BATCH, RATE = 100, 128, 2e-3  # of a round
 POINTS = 512  # images that are attacked in a round
 REACH = 1.5  # of the radius, up to which the student learns
-WIDTHS, SMALL_MAP = (32, 64, 128), 8  # channels; pixels along an edge that need no more pooling
+SMALL_IMAGE = 1024  # numbers of an image for which a dense student is enough
+WIDTHS, HIDDEN = (32, 64, 128), 256  # channels of the student, and units of its last layer but one
 
 
 @dataclass(frozen=True)
@@ -73,17 +74,8 @@ class SurrogateGradients(AttackModel):
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
         grad, value, _ = self.surrogate.gradient(objective, x, y, *inputs)
-        return Gradient(grad, value, self._own_output(x))
-
-    def value(
-        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
-    ) -> tuple[Tensor, Output]:
-        value, _ = self.surrogate.value(objective, x, y, *inputs)
-        return value, self._own_output(x)
-
-    def _own_output(self, x: Tensor) -> Output:
         with torch.no_grad():
-            return as_output(self.model(x))
+            return Gradient(grad, value, as_output(self.model(x)))
 
 
 def outcomes(model: Model, criterion: Criterion, x: Tensor, bs: int) -> tuple[Tensor, int]:
@@ -100,15 +92,14 @@ def outcomes(model: Model, criterion: Criterion, x: Tensor, bs: int) -> tuple[Te
 
 
 def student_net(shape: torch.Size, outputs: int) -> nn.Module:
-    """Return an untrained convolutional net for images C, H, W, smaller for smaller images."""
-    channels, side = shape[0], min(shape[1:])
+    """Return an untrained net for images C, H, W: dense for small ones, else convolutional."""
     layers: list[nn.Module] = []
-    for before, after in pairwise((channels, *WIDTHS)):
-        stride = 2 if side > SMALL_MAP or before > channels else 1
-        layers += [nn.Conv2d(before, after, 3, stride, 1), nn.ReLU()]
-        side = -(-side // stride)
-    pooled = nn.AdaptiveAvgPool2d(4) if side >= 4 else nn.Identity()
-    return nn.Sequential(*layers, pooled, nn.Flatten(), nn.LazyLinear(outputs))
+    if shape.numel() > SMALL_IMAGE:
+        for before, after in pairwise((shape[0], *WIDTHS)):
+            layers += [nn.Conv2d(before, after, 3, 2, 1), nn.ReLU()]
+        layers.append(nn.AdaptiveAvgPool2d(4))
+    hidden = nn.Sequential(nn.Flatten(), nn.LazyLinear(HIDDEN), nn.ReLU())
+    return nn.Sequential(*layers, hidden, nn.Linear(HIDDEN, outputs))
 
 
 def distil(
@@ -134,7 +125,7 @@ def distil(
     with torch.random.fork_rng([x.device] if x.is_cuda else []), torch.enable_grad():
         torch.manual_seed(seed)
         student = student_net(x.shape[1:], count).to(x)
-        student(x[:1])  # makes the last layer
+        student(x[:1])  # makes the lazy layer
         pool, labels = x, answers
         for number in range(ROUNDS):
             _train(student.train(), pool, labels)

@@ -10,6 +10,7 @@ The attacks run one after the other, each on the images on which no earlier one 
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, get_args
@@ -41,6 +42,7 @@ from demur.audits.ensemble_state import (
     concat_states,
 )
 from demur.audits.image_parts import ArrayWriter, Decisions, decide, device_for, image_parts
+from demur.audits.masking import SQUARE_SHARE, OnMasking
 from demur.audits.model_checks import foreign_checks, preflight_warnings, rejector_warnings
 from demur.engine import accelerated, check_model_engine, cudnn_benchmark
 from demur.errors import BadInput, suggestion
@@ -51,7 +53,6 @@ from demur.sanity import CheckResult
 from demur.spec import show
 
 BALLS: dict[str, type[Ball]] = {"Linf": Linf, "L2": L2}
-SQUARE_SHARE = 0.01  # of the images that no gradient attack breaks; more may be masked gradients
 RESTARTS = dict(VERSIONS["older"])  # for version="custom", as in the original code
 
 
@@ -66,15 +67,23 @@ class EnsembleEvaluation:
         verbose: bool,
         device: str | torch.device | None,
         engine: str = "auto",
+        on_masking: OnMasking | None = None,
     ) -> None:
         check_model_engine(engine)
         self.engine = engine
+        self.on_masking = on_masking or OnMasking({})
         self.chain, self.names, self.verbose, self.device = chain, list(names), verbose, device
         self.model: Model = model
         if isinstance(device, str):
             self.device = device = device_by_name(device)
         if device is not None and isinstance(model, nn.Module):
             self.model = model.to(device)
+
+    def _members(self) -> tuple[Chain, list[str]]:
+        """Return all attacks as one chain, those on masking last, and their names."""
+        more = self.on_masking.attacks
+        attacks = (*self.chain.attacks, *more.values())
+        return replace(self.chain, attacks=attacks), [*self.names, *more]
 
     def run_standard_evaluation(
         self,
@@ -148,7 +157,8 @@ class EnsembleEvaluation:
 
     def _result(self, parts: list["PartResult"], mapped: Tensor | None) -> EnsembleResult:
         """Return the result of all parts; `mapped` are adversarial examples in a file."""
-        names = [*self.names, CLEAN, ""]  # a negative broken_by counts from the end
+        members = self._members()[1]
+        names = [*members, CLEAN, ""]  # a negative broken_by counts from the end
         assert (names[BROKEN_CLEAN], names[NOT_BROKEN]) == (CLEAN, "")
         (ball,) = self.chain.balls()
         return EnsembleResult(
@@ -162,8 +172,9 @@ class EnsembleEvaluation:
             clean_accepted=torch.cat([part.clean.accepted for part in parts]),
             broken_by=tuple(names[number] for part in parts for number in part.broken_by.tolist()),
             seconds={
-                name: sum(part.seconds[member] for part in parts)
-                for member, name in enumerate(self.names)
+                name: sum(part.seconds.get(member, 0.0) for part in parts)
+                for member, name in enumerate(members)
+                if any(member in part.seconds for part in parts)
             },
             sanity=tuple(parts[0].sanity),
             warnings=tuple(dict.fromkeys(one for part in parts for one in part.warnings)),
@@ -185,16 +196,18 @@ class EnsembleEvaluation:
             fast = stack.enter_context(accelerated(model, x, y, bs, self.engine, self._log))
             index = options.first + torch.arange(len(x)).to(y)
             batch = AttackBatch(fast, x, y, index, None)
-            state = EnsembleState(options.state_path, self.chain, model, batch)
+            state = EnsembleState(options.state_path, self._members()[0], model, batch)
             rows = torch.arange(len(x)).to(y).split(bs)
             start = [self.chain.start(batch.select(some)) for some in rows]
             chain_state = state.load(concat_states(start), bs)
             self._log(f"initially: {self._summary(chain_state)}")
-            seconds = []
+            seconds = dict[int, float]()
             for member in range(len(self.chain.attacks)):
                 started = perf_counter()
                 warnings += self._run(member, batch, options, chain_state, state)
-                seconds.append(perf_counter() - started)
+                seconds[member] = perf_counter() - started
+            more = self._run_on_masking(model, batch, options, chain_state, state)
+            warnings, seconds = warnings + more[0], seconds | more[1]
             attacked = decide(model, self.chain.criterion, chain_state.x_adv, bs)
             checks = self._sanity(model, x, y, chain_state.x_adv, bs) if options.sanity else []
             return PartResult(
@@ -217,6 +230,33 @@ class EnsembleEvaluation:
             warn(sentence, stacklevel=4)
         return warnings
 
+    def _run_on_masking(
+        self,
+        model: CheckedModel,
+        batch: AttackBatch,
+        options: "PartOptions",
+        chain_state: ChainState,
+        state: EnsembleState,
+    ) -> tuple[list[str], dict[int, float]]:
+        """Run the attacks on masking if there are signs of it; return warnings and seconds."""
+        unbroken, seconds = chain_state.remaining(len(self.names)), dict[int, float]()
+        if len(unbroken) == 0 or not self.on_masking.attacks:
+            return [], seconds
+        by_square = 0
+        if "square" in self.names[1:]:
+            by_square = int((chain_state.broken_by == self.names.index("square")).sum())
+        probed = batch.select(torch.arange(len(batch.x))[:FINGERPRINT_IMAGES])
+        signs = self.on_masking.signs(model, self.chain, probed, by_square, len(unbroken))
+        warnings = [_warn(f"gradients may be masked: {sign}") for sign in signs]
+        for member, name in enumerate(self.on_masking.attacks, len(self.names)):
+            if signs or self.on_masking.is_given(name):
+                started = perf_counter()
+                with MemberProgress("student", len(batch.x), self.verbose) as bar, bar.batch(1):
+                    own = self.on_masking.batch(name, model, self.chain, batch, options.bs)
+                warnings += self._run(member, own, options, chain_state, state)
+                seconds[member] = perf_counter() - started
+        return warnings, seconds
+
     def _run(
         self,
         member: int,
@@ -226,13 +266,14 @@ class EnsembleEvaluation:
         state: EnsembleState,
     ) -> list[str]:
         """Run one member of the chain on the remaining images; return warnings about it."""
-        started, name = perf_counter(), self.names[member]
+        chain, names = self._members()
+        started, name = perf_counter(), names[member]
         remaining = chain_state.remaining(member)
         with MemberProgress(name, len(remaining), self.verbose) as progress:
             for rows in remaining.split(options.bs):
                 try:
                     with progress.batch(len(rows)):
-                        self.chain.advance(member, rows, batch, chain_state, stream=0)
+                        chain.advance(member, rows, batch, chain_state, stream=0)
                 except NoGradientError as error:
                     if not options.skip_without_gradient:
                         raise
@@ -293,7 +334,7 @@ class PartResult(NamedTuple):
     clean: Decisions
     attacked: Decisions
     broken_by: Tensor
-    seconds: list[float]
+    seconds: dict[int, float]  # by the position of the attack
     sanity: list[CheckResult]
     warnings: list[str]
 
@@ -318,11 +359,15 @@ class AutoAttack(EnsembleEvaluation):
         seed: The seed of all random numbers.
         verbose: Write one line per attack to standard output.
         attacks_to_run: Names of attacks for version="custom": apgd-ce, apgd-dlr, apgd-t, fab,
-            fab-t, square.
-        version: "standard", "plus", "rand", "older" (before August 2020) or "custom".
+            fab-t, square, hopskipjump, rays.
+        version: "standard", "plus", "rand", "older" (before August 2020), "black-box" (Square,
+            HopSkipJump and RayS, for a model without a gradient) or "custom". After "standard" and
+            "plus", HopSkipJump, RayS and a student of the model run where gradients may be masked.
         device: Where to move the model and the images; None leaves them where they are.
         engine: "auto" queries a faster copy of an `nn.Module` where that is possible; the model
             itself confirms every success. "plain" queries the model itself.
+        surrogate: A net whose gradients lead one more attack on the model; None trains a student
+            where gradients may be masked.
 
     Example:
         >>> import torch
@@ -343,6 +388,7 @@ class AutoAttack(EnsembleEvaluation):
         version: str = "standard",
         device: str | torch.device | None = None,
         engine: str = "auto",
+        surrogate: Model | None = None,
     ) -> None:
         versions = (*VERSIONS, "custom")
         if version not in versions:
@@ -359,9 +405,9 @@ class AutoAttack(EnsembleEvaluation):
             names = [attacks_to_run] if isinstance(attacks_to_run, str) else list(attacks_to_run)
             chain = Chain(tuple(spec.member(name, RESTARTS.get(name, 1)) for name in names))
         else:
-            names = [name for name, _ in VERSIONS[spec.version]]
-            chain = spec.chain()
-        super().__init__(model, chain, names, verbose, device, engine)
+            names, chain = list(spec.members()), spec.chain()
+        on_masking = OnMasking.after(chain, version, seed, surrogate)
+        super().__init__(model, chain, names, verbose, device, engine, on_masking)
 
 
 class RejectAutoAttack(EnsembleEvaluation):
@@ -377,11 +423,14 @@ class RejectAutoAttack(EnsembleEvaluation):
         eps: The radius of the ball.
         seed: The seed of all random numbers.
         verbose: Write one line per attack to standard output.
-        version: "standard", "fast" or "rand" (for randomised models: each step follows the mean of
-            20 gradients).
+        version: "standard", "fast", "rand" (for randomised models: each step follows the mean of
+            20 gradients) or "black-box" (Square, HopSkipJump and RayS). After "standard",
+            HopSkipJump, RayS and a student of the model run where gradients may be masked.
         device: Where to move the model and the images; None leaves them where they are.
         engine: "auto" queries a faster copy of an `nn.Module` where that is possible; the model
             itself confirms every success. "plain" queries the model itself.
+        surrogate: A net whose gradients lead one more attack on the model; None trains a student
+            where gradients may be masked.
 
     Example:
         >>> import torch
@@ -403,6 +452,7 @@ class RejectAutoAttack(EnsembleEvaluation):
         version: str = "standard",
         device: str | torch.device | None = None,
         engine: str = "auto",
+        surrogate: Model | None = None,
     ) -> None:
         known: tuple[RejectVersion, ...] = get_args(RejectVersion)
         chosen = next((name for name in known if name == version), None)
@@ -417,7 +467,9 @@ class RejectAutoAttack(EnsembleEvaluation):
         spec = attacks.RejectAutoAttackEnsemble(
             ball_by_name(norm, eps), criterion, version=chosen, seed=seed
         )
-        super().__init__(model, spec.chain(), list(spec.members()), verbose, device, engine)
+        chain, names = spec.chain(), list(spec.members())
+        on_masking = OnMasking.after(chain, version, seed, surrogate)
+        super().__init__(model, chain, names, verbose, device, engine, on_masking)
 
 
 def _batch_size(bs: Any) -> int:
