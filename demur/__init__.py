@@ -24,11 +24,13 @@ if TYPE_CHECKING:
         Clean,
         FalseRejection,
         ForceRejectionEnsemble,
+        HopSkipJump,
         MinMargin,
         Misclassified,
         MultiTarget,
         Objective,
         PlusLogScore,
+        RayS,
         Rejected,
         Square,
         UntargetedMargin,
@@ -96,8 +98,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "attacks": (
         "APGD CE CW DLR FAB KL PGD AcceptedError Attack Clean PlusLogScore FalseRejection "
-        "ForceRejectionEnsemble UntargetedMargin MinMargin Misclassified MultiTarget Objective "
-        "Rejected Square"
+        "ForceRejectionEnsemble HopSkipJump UntargetedMargin MinMargin Misclassified MultiTarget "
+        "Objective RayS Rejected Square"
     ),
     "attacks.balls": "L2 Linf",
     "attacks.wrappers": "ModelWithScore RejectClassModel",
@@ -132,14 +134,14 @@ __all__ = [
     "Attack", "AuditReport", "AutoAttack", "BadInput", "Clean", "Con", "Coupled", "Coverage",
     "Digits", "Energy", "EnsembleResult", "Entropy", "FactoryNet", "FalseRejection",
     "ForceRejectionEnsemble", "Framework", "GDAStar", "Guard", "GuardResult", "Head",
-    "HeadComparison", "Linf", "LoadedRun", "MaxLogit", "Method", "MinMargin", "Misclassified",
-    "ModelScore", "ModelWithScore", "MultiTarget", "NoHead", "Objective", "OneCycle", "Output",
-    "OwnImages", "Piecewise", "PlusLogScore", "RCon", "Recipe", "Record", "RecordOptions",
-    "Records", "RejectAutoAttack", "RejectClassModel", "Rejected", "RejectingClassifier",
-    "Rejector", "RejectorEvaluation", "ResNet8", "ResNet18", "Retrofit", "Risk", "Run", "SNet",
-    "Score", "SoftmaxMargin", "Square", "Standard", "Uncertified", "UntargetedMargin", "ViM",
-    "WideResNet", "attack", "audit", "certify_threshold", "guard", "recipe", "resolve_thresholds",
-    "retrofit", "run_attack", "train",
+    "HeadComparison", "HopSkipJump", "Linf", "LoadedRun", "MaxLogit", "Method", "MinMargin",
+    "Misclassified", "ModelScore", "ModelWithScore", "MultiTarget", "NoHead", "Objective",
+    "OneCycle", "Output", "OwnImages", "Piecewise", "PlusLogScore", "RCon", "RayS", "Recipe",
+    "Record", "RecordOptions", "Records", "RejectAutoAttack", "RejectClassModel", "Rejected",
+    "RejectingClassifier", "Rejector", "RejectorEvaluation", "ResNet8", "ResNet18", "Retrofit",
+    "Risk", "Run", "SNet", "Score", "SoftmaxMargin", "Square", "Standard", "Uncertified",
+    "UntargetedMargin", "ViM", "WideResNet", "attack", "audit", "certify_threshold", "guard",
+    "recipe", "resolve_thresholds", "retrofit", "run_attack", "train",
 ]  # fmt: skip
 
 

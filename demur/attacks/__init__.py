@@ -14,6 +14,7 @@ from demur.attacks.autoattack import (
 from demur.attacks.corruption import Corruption
 from demur.attacks.criteria import AcceptedError, Criterion, FalseRejection, Misclassified, Rejected
 from demur.attacks.cw import CW
+from demur.attacks.decision import HopSkipJump, RayS
 from demur.attacks.eot import EOTPGD
 from demur.attacks.fab import FAB
 from demur.attacks.margins import MaxMinMargin, OrthogonalAPGD
@@ -46,7 +47,8 @@ from demur.attacks.square import Square
 
 ATTACKS: list[type[Attack]] = [
     Clean, PGD, FrankWolfe, MultiTarget, APGD, EOTPGD, MaxMinMargin, OrthogonalAPGD, FAB, Square,
-    CW, Corruption, Chain, MeanChain, AutoAttackEnsemble, RejectAutoAttackEnsemble,
+    HopSkipJump, RayS, CW, Corruption, Chain, MeanChain, AutoAttackEnsemble,
+    RejectAutoAttackEnsemble,
     ForceRejectionEnsemble,
 ]  # fmt: skip
 CRITERIA: list[type[Criterion]] = [Misclassified, AcceptedError, FalseRejection, Rejected]
@@ -55,10 +57,10 @@ __all__ = [
     "APGD", "ATTACKS", "CE", "CRITERIA", "CW", "DLR", "EOTPGD", "FAB", "GAMA", "KL", "OBJECTIVES",
     "PGD", "AcceptedError", "Attack", "AttackBatch", "AutoAttackEnsemble", "Chain", "Clean",
     "Corruption", "Criterion", "Ensemble", "FalseRejection", "ForceRejectionEnsemble", "FrankWolfe",
-    "MarginProduct", "MaxMinMargin", "MeanChain", "MinMargin", "Misclassified", "MultiTarget",
-    "Objective", "OrthogonalAPGD", "PlusLogScore", "RRLoss", "RejectAutoAttackEnsemble", "Rejected",
-    "RejectionObjective", "Scaled", "ScoreObjective", "SingleMargin", "Square",
-    "SuccessProbability", "Sum",
+    "HopSkipJump", "MarginProduct", "MaxMinMargin", "MeanChain", "MinMargin", "Misclassified",
+    "MultiTarget", "Objective", "OrthogonalAPGD", "PlusLogScore", "RRLoss", "RayS",
+    "RejectAutoAttackEnsemble", "Rejected", "RejectionObjective", "Scaled", "ScoreObjective",
+    "SingleMargin", "Square", "SuccessProbability", "Sum",
     "TargetedConfidence", "TargetedDLR", "TargetedMargin", "UntargetedMargin", "WrongConfidence",
     "XiObjective",
 ]  # fmt: skip

@@ -22,6 +22,7 @@ from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.attack_model import exact_value
 from demur.attacks.balls import Ball
 from demur.attacks.criteria import AcceptedError, Criterion, Misclassified, Rejected, RuleCriterion
+from demur.attacks.decision import HopSkipJump, RayS
 from demur.attacks.driver import Best, Found
 from demur.attacks.eot import EOTPGD, success_share
 from demur.attacks.fab import FAB
@@ -46,7 +47,7 @@ from demur.spec.field_types import NonNegativeInt, PositiveInt
 NOT_BROKEN = -1  # no attack has succeeded yet
 BROKEN_CLEAN = -2  # the clean image satisfies the criterion
 PASSES = 100  # by which version="rand" judges the example of each of its attacks
-Version = Literal["standard", "plus", "rand", "older"]
+Version = Literal["standard", "plus", "rand", "older", "black-box"]
 VERSIONS: dict[Version, tuple[tuple[str, int], ...]] = {  # attacks with restarts
     "standard": (("apgd-ce", 1), ("apgd-t", 1), ("fab-t", 1), ("square", 1)),
     "plus": (
@@ -54,10 +55,11 @@ VERSIONS: dict[Version, tuple[tuple[str, int], ...]] = {  # attacks with restart
     ),
     "rand": (("eot-loss", 4), ("eot-margin", 4), ("eot-t", 4)),
     "older": (("apgd-ce", 5), ("apgd-dlr", 5), ("fab", 5), ("square", 1)),
+    "black-box": (("square", 1), ("hopskipjump", 1), ("rays", 1)),  # for models without a gradient
 }  # fmt: skip
 RAND = tuple(name for name, _ in VERSIONS["rand"])
-MEMBERS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square")
-RejectVersion = Literal["standard", "fast", "rand"]
+MEMBERS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square", "hopskipjump", "rays")
+RejectVersion = Literal["standard", "fast", "rand", "black-box"]
 FAST = ("product", "product-t", "balanced")  # these find nearly all accepted errors
 
 
@@ -289,6 +291,15 @@ class MultiTarget(Attack):
 # ------------------------------------------------ AutoAttack, and the ensemble for rejectors
 
 
+def decision_attacks(ball: Ball, criterion: Criterion, seed: int) -> dict[str, Attack]:
+    """Return the attacks for this ball that read decisions only, by name."""
+    return {
+        cls.__name__.lower(): cls(ball, criterion=criterion, seed=seed)
+        for cls in (HopSkipJump, RayS)
+        if isinstance(ball, cls.norms)
+    }
+
+
 @dataclass(frozen=True)
 class AutoAttackEnsemble(Ensemble):
     """The attacks of an AutoAttack version in turn, each on the images without success so far.
@@ -300,7 +311,8 @@ class AutoAttackEnsemble(Ensemble):
 
     Args:
         ball: Linf or L2.
-        version: "standard", "plus", "rand" (for randomised models) or "older".
+        version: "standard", "plus", "rand" (for randomised models), "older" or "black-box" (Square
+            and attacks that read decisions only, for models without a gradient).
         targets: The number of wrong classes, by decreasing logit, for the targeted attacks; at
             most the number of classes minus one.
         seed: The seed of all random numbers.
@@ -314,8 +326,17 @@ class AutoAttackEnsemble(Ensemble):
     def chain(self) -> Chain:
         if self.version == "rand":
             return rand_chain(self.ball, Misclassified(), self.seed)
-        members = (self.member(name, restarts) for name, restarts in VERSIONS[self.version])
-        return Chain(tuple(members))
+        return Chain(tuple(self.members().values()))
+
+    def members(self) -> dict[str, Attack]:
+        """Return the attacks by name, in the order in which they run."""
+        if self.version == "rand":
+            return dict(zip(RAND, self.chain().attacks, strict=True))
+        return {
+            name: self.member(name, restarts)
+            for name, restarts in VERSIONS[self.version]
+            if name != "rays" or isinstance(self.ball, RayS.norms)
+        }
 
     def member(self, name: str, restarts: int = 1) -> Attack:
         """Return one attack by the name it has in the authors' code."""
@@ -333,8 +354,9 @@ class AutoAttackEnsemble(Ensemble):
                 return FAB(ball, restarts=restarts, seed=seed)
             case "fab-t":
                 return self._multi_target(FAB(ball, restarts=restarts, seed=seed))
-            case "square":
-                return Square(ball, seed=seed)
+            case "square" | "hopskipjump" | "rays":
+                kinds = {"square": Square, "hopskipjump": HopSkipJump, "rays": RayS}
+                return kinds[name](ball, seed=seed)
         raise BadInput(f"AutoAttack has no attack {name!r}; {suggestion(name, MEMBERS)}")
 
     def _multi_target(self, attack: Attack) -> MultiTarget:
@@ -351,12 +373,13 @@ class RejectAutoAttackEnsemble(Ensemble):
     "fast" runs Auto-PGD on `MarginProduct`, untargeted and targeted, and `MaxMinMargin`.
     "standard" adds Auto-PGD with orthogonal gradients, FAB, targeted `MaxMinMargin` and Square.
     "rand", for randomised models, is a `MeanChain` of `EOTPGD` on `MarginProduct` and on
-    `SuccessProbability`, untargeted and targeted.
+    `SuccessProbability`, untargeted and targeted. "black-box" is Square and the attacks that read
+    decisions only.
 
     Args:
         ball: Linf or L2.
         criterion: The success criterion; its rejector may be one score or a coupled pair.
-        version: "standard", "fast" or "rand".
+        version: "standard", "fast", "rand" or "black-box".
         targets: The number of wrong classes for the targeted attacks.
         seed: The seed of all random numbers.
     """
@@ -386,6 +409,9 @@ class RejectAutoAttackEnsemble(Ensemble):
             MinMargin(self.criterion),
         )
         product = APGD(ball, objective=MarginProduct(criterion), criterion=criterion, seed=seed)
+        square = Square(ball, objective=margin, criterion=criterion, seed=seed)
+        if self.version == "black-box":
+            return {"square": square, **decision_attacks(ball, criterion, seed)}
         balanced = MaxMinMargin(ball, criterion, steps=50, restarts=2, seed=seed)
         members: dict[str, Attack] = {
             "product": product,
@@ -394,7 +420,7 @@ class RejectAutoAttackEnsemble(Ensemble):
             "orthogonal": OrthogonalAPGD(ball, objective=margin, criterion=criterion, seed=seed),
             "closest": FAB(ball, objective=margin, criterion=criterion, seed=seed),
             "balanced-t": self._multi_target(balanced),
-            "square": Square(ball, objective=margin, criterion=criterion, seed=seed),
+            "square": square,
         }
         return members if self.version == "standard" else {name: members[name] for name in FAST}
 

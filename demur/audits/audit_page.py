@@ -88,17 +88,11 @@ def member_rows(result: EnsembleResult) -> list[tuple[str, ...]]:
     """Return the cells of the table of attacks: budget, time and what each one broke."""
 
     def cells(one: Member) -> tuple[str, ...]:
-        queries = f"{one.gradient_queries:g} gradients" if one.uses_gradient else (
-            f"{one.forward_queries} passes"
-        )  # fmt: skip
-        return (
-            one.name,
-            queries,
-            f"{one.attacked}",
-            f"{one.broke}",
-            f"{one.seconds:.1f}",
-            one.attack,
-        )
+        queries = f"{one.gradient_queries:g} gradients"
+        if not one.gradient_queries:
+            queries = f"{one.forward_queries} passes"
+        counts = f"{one.attacked}", f"{one.broke}", f"{one.seconds:.1f}"
+        return one.name, queries, *counts, one.attack
 
     return [cells(one) for one in result.members]
 

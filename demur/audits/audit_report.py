@@ -46,7 +46,7 @@ from demur.rejectors.rule import OperatingPoint, Rejector, Score, as_score
 from demur.sanity import CheckResult, Flag
 from demur.spec import Spec, show
 
-AuditVersion = Literal["auto", "standard", "fast", "rand"]
+AuditVersion = Literal["auto", "standard", "fast", "rand", "black-box"]
 FAST = ("apgd-ce", "apgd-t")  # members of AutoAttack in version="fast"
 FEW_CORRECT = 20  # correct predictions, below which a threshold is rough
 CAL_SHARE = 0.3  # of the given images, where no calibration images are given
@@ -266,7 +266,8 @@ def audit(
         threshold: The threshold of the rejector; None chooses it on calibration images.
         tpr: Share of the correct predictions on calibration images that the threshold accepts.
         cal: Calibration images and labels. None takes a random 30% of the given images away.
-        version: "standard", "fast" (fewer attacks), "rand" (randomised models), "auto" chooses.
+        version: "standard", "fast" (fewer attacks), "rand" (randomised models), "black-box" (models
+            without a gradient), "auto" chooses "rand" or "standard".
         bs: Batch size.
         seed: The seed of all random numbers.
         device: Where to move model and images; None leaves the model where it is.

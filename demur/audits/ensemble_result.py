@@ -75,16 +75,12 @@ class Member(NamedTuple):
 
     name: str
     attack: str  # its settings, as text
+    uses_gradient: bool  # of the model itself
     gradient_queries: float  # of each image at most; towards one class for a targeted attack
     forward_queries: int  # of each image at most, for an attack without gradients
     seconds: float
     attacked: int  # images
     broke: int  # images
-
-    @property
-    def uses_gradient(self) -> bool:
-        """Whether the attack follows gradients of the model."""
-        return self.gradient_queries > 0
 
 
 @dataclass(frozen=True, eq=False)

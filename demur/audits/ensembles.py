@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 from warnings import warn
 
 import torch
@@ -23,7 +23,6 @@ from demur import attacks
 from demur.attacks.attack import AttackBatch
 from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, checked
 from demur.attacks.autoattack import (
-    BROKEN_CLEAN,
     MEMBERS,
     NOT_BROKEN,
     PASSES,
@@ -35,15 +34,14 @@ from demur.attacks.autoattack import (
     Version,
 )
 from demur.attacks.balls import L2, Ball, Linf
-from demur.attacks.criteria import AcceptedError, Rejected, RuleCriterion
-from demur.audits.ensemble_result import CLEAN, EnsembleResult, Member
+from demur.attacks.criteria import AcceptedError, RuleCriterion
+from demur.audits.ensemble_result import EnsembleResult
 from demur.audits.ensemble_state import (
     FINGERPRINT_IMAGES,
     EnsembleState,
     MemberProgress,
     concat_states,
 )
-from demur.audits.flags import success_checks
 from demur.audits.image_parts import (
     ArrayWriter,
     Decisions,
@@ -51,23 +49,23 @@ from demur.audits.image_parts import (
     image_parts,
     succeeded,
 )
+from demur.audits.masking import SQUARE_SHARE, OnMasking
 from demur.audits.model_checks import (
     foreign_checks,
     preflight_warnings,
     rejector_warnings,
     with_logits,
 )
-from demur.audits.randomised import concat_kinds, decide_by_passes, is_random
+from demur.audits.part_results import EnsembleOfParts, PartOptions, PartResult, join_parts
+from demur.audits.randomised import decide_by_passes, is_random
 from demur.engine import accelerated, check_model_engine, cudnn_benchmark
 from demur.errors import BadInput, suggestion
 from demur.images import check_batch
 from demur.nan_checks import raise_deferred
 from demur.numerics import device_by_name
 from demur.sanity import CheckResult
-from demur.spec import show
 
 BALLS: dict[str, type[Ball]] = {"Linf": Linf, "L2": L2}
-SQUARE_SHARE = 0.01  # of the images that no gradient attack breaks; more may be masked gradients
 RESTARTS = dict(VERSIONS["older"])  # for version="custom", as in the original code
 
 
@@ -82,9 +80,11 @@ class EnsembleEvaluation:
         verbose: bool,
         device: str | torch.device | None,
         engine: str = "auto",
+        on_masking: OnMasking | None = None,
     ) -> None:
         check_model_engine(engine)
         self.engine = engine
+        self.on_masking = on_masking or OnMasking({})
         self.chain, self.names, self.verbose, self.device = chain, list(names), verbose, device
         self.model: Model = model
         self.passes = 1  # that decide on an image, more for a randomised model
@@ -92,6 +92,12 @@ class EnsembleEvaluation:
             self.device = device = device_by_name(device)
         if device is not None and isinstance(model, nn.Module):
             self.model = model.to(device)
+
+    def _members(self) -> tuple[Chain, list[str]]:
+        """Return all attacks as one chain, those on masking last, and their names."""
+        more = self.on_masking.attacks
+        attacks = (*self.chain.attacks, *more.values())
+        return replace(self.chain, attacks=attacks), [*self.names, *more]
 
     def run_standard_evaluation(
         self,
@@ -161,57 +167,17 @@ class EnsembleEvaluation:
                     writer.append(x_adv)
                     x_adv = x_adv[:0]
                 parts.append(part._replace(x_adv=x_adv))
-        return self._result(parts, None if writer is None else writer.mapped())
-
-    def _result(self, parts: list["PartResult"], mapped: Tensor | None) -> EnsembleResult:
-        """Return the result of all parts; `mapped` are adversarial examples in a file."""
-        names = [*self.names, CLEAN, ""]  # a negative broken_by counts from the end
-        assert (names[BROKEN_CLEAN], names[NOT_BROKEN]) == (CLEAN, "")
-        (ball,) = self.chain.balls()
-        broken_by = torch.cat([part.broken_by for part in parts])
-        members = self._members(parts, broken_by)
-        result = EnsembleResult(
-            attack=f"{self.title}, {show(ball)}",
-            rejects=isinstance(self.chain.criterion, RuleCriterion),
-            x_adv=torch.cat([part.x_adv for part in parts]) if mapped is None else mapped,
-            y=torch.cat([part.y for part in parts]),
-            labels=torch.cat([part.attacked.labels for part in parts]),
-            accepted=torch.cat([part.attacked.accepted for part in parts]),
-            clean_labels=torch.cat([part.clean.labels for part in parts]),
-            clean_accepted=torch.cat([part.clean.accepted for part in parts]),
-            broken_by=tuple(names[number] for number in broken_by.tolist()),
-            seconds={member.name: member.seconds for member in members},
-            sanity=tuple(parts[0].sanity),
-            warnings=tuple(dict.fromkeys(one for part in parts for one in part.warnings)),
-            members=members,
-            unconfirmed=sum(part.unconfirmed for part in parts),
-            seeks_errors=not isinstance(self.chain.criterion, Rejected),
-            passes=self.passes,
-            kinds=concat_kinds([part.attacked for part in parts]),
-            clean_kinds=concat_kinds([part.clean for part in parts]),
-        )
-        more = success_checks(result) if result.sanity else ()
-        return replace(result, sanity=(*result.sanity, *more))
+        chain, names = self._members()
+        ensemble = EnsembleOfParts(self.title, chain, names, tuple(self.on_masking.attacks))
+        mapped = None if writer is None else writer.mapped()
+        return join_parts(parts, ensemble, mapped, self.passes)
 
     @property
     def title(self) -> str:
         """The name of the ensemble in a result."""
         return type(self).__name__
 
-    def _members(self, parts: list["PartResult"], broken_by: Tensor) -> tuple[Member, ...]:
-        return tuple(
-            Member(
-                name, show(attack), attack.gradient_queries, attack.forward_queries,
-                sum(part.seconds[position] for part in parts),
-                int(((broken_by >= position) | (broken_by == NOT_BROKEN)).sum()),
-                int((broken_by == position).sum()),
-            )
-            for position, (name, attack) in enumerate(
-                zip(self.names, self.chain.attacks, strict=True)
-            )
-        )  # fmt: skip
-
-    def _attack(self, x_orig: Tensor, y_orig: Tensor, options: "PartOptions") -> "PartResult":
+    def _attack(self, x_orig: Tensor, y_orig: Tensor, options: PartOptions) -> PartResult:
         """Run all attacks on images that fit into memory."""
         bs = _batch_size(options.bs)
         check_batch(x_orig, y_orig)
@@ -232,16 +198,18 @@ class EnsembleEvaluation:
             fast = stack.enter_context(accelerated(model, x, y, bs, self.engine, self._log))
             index = options.first + torch.arange(len(x)).to(y)
             batch = AttackBatch(fast, x, y, index, None)
-            state = EnsembleState(options.state_path, self.chain, model, batch)
+            state = EnsembleState(options.state_path, self._members()[0], model, batch)
             rows = torch.arange(len(x)).to(y).split(bs)
             start = [self.chain.start(batch.select(some)) for some in rows]
             chain_state = state.load(concat_states(start), bs)
             self._log(f"initially: {self._summary(chain_state)}")
-            seconds = []
+            seconds = dict[int, float]()
             for member in range(len(self.chain.attacks)):
                 started = perf_counter()
                 warnings += self._run(member, batch, options, chain_state, state)
-                seconds.append(perf_counter() - started)
+                seconds[member] = perf_counter() - started
+            more = self._run_on_masking(model, batch, options, chain_state, state)
+            warnings, seconds = warnings + more[0], seconds | more[1]
             attacked = decide_by_passes(
                 model, self.chain.criterion, chain_state.x_adv, y, bs, self.passes
             )
@@ -272,22 +240,50 @@ class EnsembleEvaluation:
             warn(sentence, stacklevel=4)
         return warnings
 
+    def _run_on_masking(
+        self,
+        model: CheckedModel,
+        batch: AttackBatch,
+        options: PartOptions,
+        chain_state: ChainState,
+        state: EnsembleState,
+    ) -> tuple[list[str], dict[int, float]]:
+        """Run the attacks on masking if there are signs of it; return warnings and seconds."""
+        unbroken, seconds = chain_state.remaining(len(self.names)), dict[int, float]()
+        if len(unbroken) == 0 or not self.on_masking.attacks:
+            return [], seconds
+        by_square = 0
+        if "square" in self.names[1:]:
+            by_square = int((chain_state.broken_by == self.names.index("square")).sum())
+        probed = batch.select(torch.arange(len(batch.x))[:FINGERPRINT_IMAGES])
+        signs = self.on_masking.signs(model, self.chain, probed, by_square, len(unbroken))
+        warnings = [_warn(f"gradients may be masked: {sign}") for sign in signs]
+        for member, name in enumerate(self.on_masking.attacks, len(self.names)):
+            if signs or self.on_masking.is_given(name):
+                started = perf_counter()
+                with MemberProgress("student", len(batch.x), self.verbose) as bar, bar.batch(1):
+                    own = self.on_masking.batch(name, model, self.chain, batch, options.bs)
+                warnings += self._run(member, own, options, chain_state, state)
+                seconds[member] = perf_counter() - started
+        return warnings, seconds
+
     def _run(
         self,
         member: int,
         batch: AttackBatch,
-        options: "PartOptions",
+        options: PartOptions,
         chain_state: ChainState,
         state: EnsembleState,
     ) -> list[str]:
         """Run one member of the chain on the remaining images; return warnings about it."""
-        started, name = perf_counter(), self.names[member]
+        chain, names = self._members()
+        started, name = perf_counter(), names[member]
         remaining = chain_state.remaining(member)
         with MemberProgress(name, len(remaining), self.verbose) as progress:
             for rows in remaining.split(options.bs):
                 try:
                     with progress.batch(len(rows)):
-                        self.chain.advance(member, rows, batch, chain_state, stream=0)
+                        chain.advance(member, rows, batch, chain_state, stream=0)
                 except NoGradientError as error:
                     if not options.skip_without_gradient:
                         raise
@@ -331,30 +327,6 @@ class EnsembleEvaluation:
             sys.stdout.flush()
 
 
-class PartOptions(NamedTuple):
-    """How to attack images that fit into memory."""
-
-    bs: int
-    state_path: str | Path | None = None
-    first: int = 0  # the position of the first image among all
-    sanity: bool = False
-    skip_without_gradient: bool = False  # skip members that need a gradient which is missing
-
-
-class PartResult(NamedTuple):
-    """What was found on images that fit into memory."""
-
-    x_adv: Tensor
-    y: Tensor
-    clean: Decisions
-    attacked: Decisions
-    broken_by: Tensor
-    seconds: list[float]
-    sanity: list[CheckResult]
-    warnings: list[str]
-    unconfirmed: int  # images that an attack broke and that the final pass does not confirm
-
-
 def _warn(sentence: str) -> str:
     warn(sentence, stacklevel=5)
     return sentence
@@ -375,12 +347,16 @@ class AutoAttack(EnsembleEvaluation):
         seed: The seed of all random numbers.
         verbose: Write one line per attack to standard output.
         attacks_to_run: Names of attacks for version="custom": apgd-ce, apgd-dlr, apgd-t, fab,
-            fab-t, square.
+            fab-t, square, hopskipjump, rays.
         version: "standard", "plus", "rand" (for randomised models, other attacks than theirs: see
-            `attacks.AutoAttackEnsemble`), "older" (before August 2020) or "custom".
+            `attacks.AutoAttackEnsemble`), "older" (before August 2020), "black-box" (Square,
+            HopSkipJump and RayS, for a model without a gradient) or "custom". After "standard" and
+            "plus", HopSkipJump, RayS and a student of the model run where gradients may be masked.
         device: Where to move the model and the images; None leaves them where they are.
         engine: "auto" queries a faster copy of an `nn.Module` where that is possible; the model
             itself confirms every success. "plain" queries the model itself.
+        surrogate: A net whose gradients lead one more attack on the model; None trains a student
+            where gradients may be masked.
 
     Example:
         >>> import torch
@@ -401,6 +377,7 @@ class AutoAttack(EnsembleEvaluation):
         version: str = "standard",
         device: str | torch.device | None = None,
         engine: str = "auto",
+        surrogate: Model | None = None,
     ) -> None:
         versions = (*VERSIONS, "custom")
         if version not in versions:
@@ -418,9 +395,9 @@ class AutoAttack(EnsembleEvaluation):
             names = [attacks_to_run] if isinstance(attacks_to_run, str) else list(attacks_to_run)
             chain = Chain(tuple(spec.member(name, RESTARTS.get(name, 1)) for name in names))
         else:
-            names = [name for name, _ in VERSIONS[spec.version]]
-            chain = spec.chain()
-        super().__init__(model, chain, names, verbose, device, engine)
+            names, chain = list(spec.members()), spec.chain()
+        on_masking = OnMasking.after(chain, version, seed, surrogate)
+        super().__init__(model, chain, names, verbose, device, engine, on_masking)
 
     @property
     def title(self) -> str:
@@ -442,10 +419,14 @@ class RejectAutoAttack(EnsembleEvaluation):
         eps: The radius of the ball.
         seed: The seed of all random numbers.
         verbose: Write one line per attack to standard output.
-        version: "standard", "fast" or "rand" (for randomised models: the mean over passes counts).
+        version: "standard", "fast", "rand" (for randomised models: the mean over passes counts) or
+            "black-box" (Square, HopSkipJump and RayS). After "standard", HopSkipJump, RayS and a
+            student of the model run where gradients may be masked.
         device: Where to move the model and the images; None leaves them where they are.
         engine: "auto" queries a faster copy of an `nn.Module` where that is possible; the model
             itself confirms every success. "plain" queries the model itself.
+        surrogate: A net whose gradients lead one more attack on the model; None trains a student
+            where gradients may be masked.
 
     Example:
         >>> import torch
@@ -467,6 +448,7 @@ class RejectAutoAttack(EnsembleEvaluation):
         version: str = "standard",
         device: str | torch.device | None = None,
         engine: str = "auto",
+        surrogate: Model | None = None,
     ) -> None:
         known: tuple[RejectVersion, ...] = get_args(RejectVersion)
         chosen = next((name for name in known if name == version), None)
@@ -481,7 +463,9 @@ class RejectAutoAttack(EnsembleEvaluation):
         spec = attacks.RejectAutoAttackEnsemble(
             ball_by_name(norm, eps), criterion, version=chosen, seed=seed
         )
-        super().__init__(model, spec.chain(), list(spec.members()), verbose, device, engine)
+        chain, names = spec.chain(), list(spec.members())
+        on_masking = OnMasking.after(chain, version, seed, surrogate)
+        super().__init__(model, chain, names, verbose, device, engine, on_masking)
 
 
 def _batch_size(bs: Any) -> int:

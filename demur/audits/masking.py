@@ -1,0 +1,168 @@
+"""Signs that a model masks its gradients, so that attacks without them must run as well.
+
+    evidence = probe_masking(model, ball, x, y)         # a few forward passes per clean image
+    for sentence in masking_signs(evidence): ...
+
+None of them proves anything. A sign makes the ensembles run HopSkipJump, RayS and a surrogate.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from demur.attacks import APGD, Attack, HopSkipJump, UntargetedMargin
+from demur.attacks.attack import AttackBatch
+from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, exact_value
+from demur.attacks.autoattack import Chain, decision_attacks
+from demur.attacks.balls import Ball
+from demur.attacks.criteria import RuleCriterion
+from demur.attacks.decision import BoundarySearch
+from demur.attacks.surrogate import OutcomeMargin, SurrogateGradients, distil
+from demur.errors import BadInput
+
+PROBE_QUERIES = 100  # to find a point on the decision boundary
+ON_BOUNDARY = 1e-5  # relative distance of that point to the boundary
+JUMP = 0.05  # margin there, relative to the clean one, above which the logits jump
+STEP = 1e-3  # of the pixel range, along the gradient
+LEAST_RISE = 0.25  # of the margin on that step, relative to what the gradient says
+SHARE = 0.1  # of the images that show a sign
+SQUARE_SHARE = 0.01  # of the images that no gradient attack breaks
+COMPLETE = ("standard", "plus")  # versions after which the attacks on masking run
+SURROGATE = "surrogate"  # the attack with the gradients of another net
+
+
+@dataclass(frozen=True)
+class MaskingEvidence:
+    """What clean images and the attacks so far show; counts of images.
+
+    Attributes:
+        images: The images that were probed.
+        flat: Images without a gradient.
+        wrong: Images whose margin does not rise along its gradient as the gradient says.
+        jumps: Images at whose decision boundary the margin jumps.
+        by_square: Images that Square broke, of those that no gradient attack broke.
+        left_to_square: The images that no gradient attack broke; 0 without gradient attacks.
+    """
+
+    images: int = 0
+    flat: int = 0
+    wrong: int = 0
+    jumps: int = 0
+    by_square: int = 0
+    left_to_square: int = 0
+
+
+def masking_signs(evidence: MaskingEvidence) -> list[str]:
+    """Return one sentence for each sign of masked gradients."""
+    many, of = SHARE * evidence.images, f"of {evidence.images} images"
+    signs = []
+    if evidence.flat > many:
+        signs.append(f"the margin has no gradient for {evidence.flat} {of}")
+    if evidence.wrong > many:
+        signs.append(f"the margin does not follow its gradient for {evidence.wrong} {of}")
+    if evidence.jumps > many:
+        signs.append(f"the logits jump at the decision boundary of {evidence.jumps} {of}")
+    if evidence.by_square > max(1, SQUARE_SHARE * evidence.left_to_square):
+        signs.append(
+            f"Square broke {evidence.by_square} of {evidence.left_to_square} images that no "
+            "gradient attack broke"
+        )
+    return signs
+
+
+def probe_masking(model: CheckedModel, ball: Ball, x: Tensor, y: Tensor) -> MaskingEvidence:
+    """Return what the margin does along its gradient and at the boundary of each image."""
+    margin, _ = exact_value(model, UntargetedMargin(), x, y)
+    right = (margin < 0).nonzero()[:, 0]
+    if len(right) == 0:
+        return MaskingEvidence()
+    x, y, margin = x[right], y[right], margin[right]
+    flat, wrong = _gradient_faults(model, x, y, margin)
+    return MaskingEvidence(len(x), flat, wrong, _boundary_jumps(model, ball, x, y, margin))
+
+
+def _gradient_faults(model: CheckedModel, x: Tensor, y: Tensor, margin: Tensor) -> tuple[int, int]:
+    """Return the number of images without a gradient, and with one that leads nowhere."""
+    try:
+        grad = model.gradient(UntargetedMargin(), x, y).grad
+    except NoGradientError:
+        return len(x), 0
+    # Away from the nearer end of the pixel range, so that no step is cut off.
+    free = torch.where(x < 0.5, grad > 0, grad < 0)
+    delta = STEP * grad.sign() * free
+    expected = (delta * grad).flatten(1).sum(1)
+    risen = exact_value(model, UntargetedMargin(), x + delta, y)[0] - margin
+    flat = grad.flatten(1).abs().amax(1) == 0
+    visible = expected > 1e-4 * margin.abs()  # more than the rounding of logits
+    return int(flat.sum()), int((visible & (risen < LEAST_RISE * expected)).sum())
+
+
+def _boundary_jumps(model: CheckedModel, ball: Ball, x: Tensor, y: Tensor, margin: Tensor) -> int:
+    """Return the number of images with a large margin just behind their decision boundary."""
+    attack = HopSkipJump(ball, any_distance=True)
+    batch = AttackBatch(model, x, y, torch.arange(len(x)).to(y), None)
+    found = BoundarySearch(attack, batch, PROBE_QUERIES)
+    attack.find_starts(found, 0)
+    rows = found.rows(found.distance.isfinite().nonzero()[:, 0])
+    points = found.bisect(rows, found.closest[rows], ON_BOUNDARY)
+    behind, _ = exact_value(model, UntargetedMargin(), points, y[rows])
+    return int((behind > JUMP * margin[rows].abs()).sum())
+
+
+class OnMasking:
+    """The attacks that run after a chain where gradients may be masked, by name.
+
+    The attack SURROGATE uses the gradients of the given net, and then runs without signs too, or of
+    a student, which is trained on the first images that need it.
+    """
+
+    def __init__(self, attacks: Mapping[str, Attack], surrogate: Model | None = None) -> None:
+        self.attacks, self.surrogate = dict(attacks), surrogate
+        self.student: Model | None = surrogate
+
+    @classmethod
+    def after(cls, chain: Chain, version: str, seed: int, surrogate: Model | None) -> Self:
+        """Return the attacks after a version: all after a complete one, else a given net's."""
+        if surrogate is not None and not callable(surrogate):
+            raise BadInput(
+                f"the surrogate must be a net from images to logits, not {type(surrogate).__name__}"
+            )
+        (ball,), criterion = chain.balls(), chain.criterion
+        rejects = isinstance(criterion, RuleCriterion) and surrogate is None
+        found: dict[str, Attack] = {}
+        if version in COMPLETE:
+            found = decision_attacks(ball, criterion, seed)
+        if version in COMPLETE or surrogate is not None:
+            objective = OutcomeMargin(criterion, rejects)
+            found[SURROGATE] = APGD(
+                ball, restarts=5, objective=objective, criterion=criterion, seed=seed
+            )
+        return cls(found, surrogate)
+
+    def is_given(self, name: str) -> bool:
+        """Whether the attack of this name has a given surrogate and runs without signs."""
+        return name == SURROGATE and self.surrogate is not None
+
+    def signs(
+        self, model: CheckedModel, chain: Chain, batch: AttackBatch, by_square: int, unbroken: int
+    ) -> list[str]:
+        """Return the signs of masked gradients: of the images, and of Square after the chain."""
+        (ball,) = chain.balls()
+        evidence = probe_masking(model, ball, batch.x, batch.y)
+        return masking_signs(
+            replace(evidence, by_square=by_square, left_to_square=by_square + unbroken)
+        )
+
+    def batch(
+        self, name: str, model: CheckedModel, chain: Chain, batch: AttackBatch, bs: int
+    ) -> AttackBatch:
+        """Return the batch for an attack, for SURROGATE with the gradients of the other net."""
+        if name != SURROGATE:
+            return batch
+        if self.student is None or (self.surrogate is None and int(batch.index[0]) == 0):
+            (ball,), seed = chain.balls(), self.attacks[name].noise_seed or 0
+            self.student = distil(model, chain.criterion, ball, batch.x, seed, bs)
+        return replace(batch, model=SurrogateGradients(batch.model, self.student))
