@@ -70,7 +70,7 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
             "attacks overestimate robustness here, so rely on Square"
         )
     if isinstance(chain.criterion, AcceptedError):
-        yield from _zero_score_gradients(model, chain.criterion, x, y)
+        yield from zero_score_gradients(model, chain.criterion, x, y)
 
 
 def _by_chance(right: int, n: int, classes: int) -> float:
@@ -111,7 +111,7 @@ def rejector_warnings(
             )
 
 
-def _zero_score_gradients(
+def zero_score_gradients(
     model: Model, criterion: AcceptedError, x: Tensor, y: Tensor
 ) -> Iterator[str]:
     """Yield a sentence for each score of the criterion whose gradient is zero for most images."""
