@@ -248,41 +248,32 @@ class HopSkipJump(DecisionAttack):
             step += 1
             points[rows] = found.bisect(rows, points[rows], 1 / (4 * size))
             rows = found.rows(rows)
-            distance = found.ball.norm(points[rows] - found.x[rows])
             key = noise.derive_seed(stream, PROBE, step)
             probes = int(FIRST_PROBES * step**0.5)
-            radius = per_image(3 * distance / size**0.5, found.x)
-            normal = self._normal(found, rows, points[rows], radius, probes, key)
+            normal = self._normal(found, rows, points[rows], probes, key)
             normals[rows] = normal + MOMENTUM * normals[rows]
             direction = self.ball.direction(normals[rows])
-            points[rows] = self._step(found, rows, points[rows], direction, distance / step**0.5)
+            points[rows] = self._step(found, rows, points[rows], direction, step**-0.5)
             rows = found.rows(rows)
 
     def _normal(
-        self,
-        found: BoundarySearch,
-        rows: Tensor,
-        points: Tensor,
-        radius: Tensor,
-        probes: int,
-        stream: Stream,
+        self, found: BoundarySearch, rows: Tensor, points: Tensor, probes: int, stream: Stream
     ) -> Tensor:
         """Return the estimated normal of the boundary towards successes, of unit L2 norm."""
         total, weighted = torch.zeros_like(points), torch.zeros_like(points)
         answers, count = points.new_zeros(len(rows)), points.new_zeros(len(rows))
-        radius, centre = radius[:, None], points[:, None]  # R, 1, 1, 1, 1
+        radius = 3 * self.ball.norm(points - found.x[rows]) / points[0].numel() ** 0.5
+        centre = points[:, None]  # R, 1, C, H, W
         for first in range(0, probes, SAMPLES):
             shape = (min(SAMPLES, probes - first), *points.shape[1:])
             key = noise.derive_seed(stream, first)
             u = noise.normal(self.seed, found.batch.index[rows], key, shape).to(points)
-            u = u / u.flatten(2).norm(dim=2)[..., None, None, None]
-            images = (centre + radius * u).clamp(0, 1)
-            answer = found.ask(rows, images).to(points)
-            moved = (images - centre) * answer.abs()[..., None, None, None]
-            total, weighted = (
-                total + moved.sum(1),
-                weighted + (moved * answer[..., None, None, None]).sum(1),
-            )
+            length = (radius[:, None] / u.flatten(2).norm(dim=2))[..., None, None, None]
+            images = (centre + length * u).clamp(0, 1)
+            answer = found.ask(rows, images).to(points)  # R, S
+            moved = (images - centre).flatten(2) * answer.abs()[..., None]  # 0 where not asked
+            total += moved.sum(1).view_as(points)
+            weighted += (moved * answer[..., None]).sum(1).view_as(points)
             answers, count = answers + answer.sum(1), count + answer.abs().sum(1)
         mean = answers / count.clamp_min(1)
         mean = torch.where(mean.abs() < 1, mean, 0.0)  # probes of one kind still have a mean
@@ -290,24 +281,18 @@ class HopSkipJump(DecisionAttack):
         return normal / per_image(normal.flatten(1).norm(dim=1), points).clamp_min(1e-12)
 
     def _step(
-        self,
-        found: BoundarySearch,
-        rows: Tensor,
-        points: Tensor,
-        direction: Tensor,
-        length: Tensor,
+        self, found: BoundarySearch, rows: Tensor, points: Tensor, direction: Tensor, size: float
     ) -> Tensor:
         """Return successes along the direction: from the image, else from the points."""
-        x, new = found.x[rows], points.clone()
-        distance = found.ball.norm(points - x)
-        jump = x + per_image((1 - GAIN) * distance, x) * direction
-        tried, pending, shrink = jump.clamp(0, 1), torch.arange(len(rows)).to(rows), 1.0
-        while len(pending) and shrink > MIN_STEP:
+        x, new, pending = found.x[rows], points.clone(), torch.arange(len(rows)).to(rows)
+        distance = per_image(self.ball.norm(points - x), x)
+        tried, smallest = (x + (1 - GAIN) * distance * direction).clamp(0, 1), MIN_STEP * size
+        while len(pending) and size > smallest:
             success = found.ask(rows[pending], tried) > 0
             new[pending[success]] = tried[success]
             pending = pending[~success & ~found.done[rows[pending]]]
-            moved = per_image(shrink * length[pending], x) * direction[pending]
-            tried, shrink = (points[pending] + moved).clamp(0, 1), shrink / 2
+            moved = size * distance[pending] * direction[pending]
+            tried, size = (points[pending] + moved).clamp(0, 1), size / 2
         return new
 
 

@@ -49,7 +49,13 @@ from demur.audits.image_parts import (
     image_parts,
     succeeded,
 )
-from demur.audits.masking import SQUARE_SHARE, OnMasking
+from demur.audits.masking import (
+    SQUARE_SHARE,
+    SURROGATE,
+    MaskingEvidence,
+    OnMasking,
+    masking_signs,
+)
 from demur.audits.model_checks import (
     foreign_checks,
     preflight_warnings,
@@ -252,14 +258,15 @@ class EnsembleEvaluation:
         unbroken, seconds = chain_state.remaining(len(self.names)), dict[int, float]()
         if len(unbroken) == 0 or not self.on_masking.attacks:
             return [], seconds
-        by_square = 0
-        if "square" in self.names[1:]:
-            by_square = int((chain_state.broken_by == self.names.index("square")).sum())
         probed = batch.select(torch.arange(len(batch.x))[:FINGERPRINT_IMAGES])
-        signs = self.on_masking.signs(model, self.chain, probed, by_square, len(unbroken))
+        signs = self.on_masking.signs(model, self.chain, probed)
+        if "square" in self.names[1:]:
+            broken = int((chain_state.broken_by == self.names.index("square")).sum())
+            left = broken + len(unbroken)
+            signs += masking_signs(MaskingEvidence(by_square=broken, left_to_square=left))
         warnings = [_warn(f"gradients may be masked: {sign}") for sign in signs]
         for member, name in enumerate(self.on_masking.attacks, len(self.names)):
-            if signs or self.on_masking.is_given(name):
+            if signs or (name == SURROGATE and self.on_masking.surrogate is not None):
                 started = perf_counter()
                 with MemberProgress("student", len(batch.x), self.verbose) as bar, bar.batch(1):
                     own = self.on_masking.batch(name, model, self.chain, batch, options.bs)

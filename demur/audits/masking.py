@@ -7,8 +7,8 @@ None of them proves anything. A sign makes the ensembles run HopSkipJump, RayS a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -18,9 +18,10 @@ from demur.attacks.attack import AttackBatch
 from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, exact_value
 from demur.attacks.autoattack import Chain, decision_attacks
 from demur.attacks.balls import Ball
-from demur.attacks.criteria import RuleCriterion
+from demur.attacks.criteria import AcceptedError, RuleCriterion
 from demur.attacks.decision import BoundarySearch
 from demur.attacks.surrogate import OutcomeMargin, SurrogateGradients, distil
+from demur.audits.model_checks import zero_score_gradients
 from demur.errors import BadInput
 
 PROBE_QUERIES = 100  # to find a point on the decision boundary
@@ -34,42 +35,28 @@ COMPLETE = ("standard", "plus")  # versions after which the attacks on masking r
 SURROGATE = "surrogate"  # the attack with the gradients of another net
 
 
-@dataclass(frozen=True)
-class MaskingEvidence:
-    """What clean images and the attacks so far show; counts of images.
+class MaskingEvidence(NamedTuple):
+    """What clean images and the attacks so far show: numbers of images."""
 
-    Attributes:
-        images: The images that were probed.
-        flat: Images without a gradient.
-        wrong: Images whose margin does not rise along its gradient as the gradient says.
-        jumps: Images at whose decision boundary the margin jumps.
-        by_square: Images that Square broke, of those that no gradient attack broke.
-        left_to_square: The images that no gradient attack broke; 0 without gradient attacks.
-    """
-
-    images: int = 0
-    flat: int = 0
-    wrong: int = 0
-    jumps: int = 0
-    by_square: int = 0
-    left_to_square: int = 0
+    images: int = 0  # that were probed
+    flat: int = 0  # without a gradient
+    wrong: int = 0  # whose margin does not rise along its gradient as the gradient says
+    jumps: int = 0  # at whose decision boundary the margin jumps
+    by_square: int = 0  # that Square broke, of `left_to_square`
+    left_to_square: int = 0  # that no gradient attack broke
 
 
 def masking_signs(evidence: MaskingEvidence) -> list[str]:
     """Return one sentence for each sign of masked gradients."""
-    many, of = SHARE * evidence.images, f"of {evidence.images} images"
-    signs = []
-    if evidence.flat > many:
-        signs.append(f"the margin has no gradient for {evidence.flat} {of}")
-    if evidence.wrong > many:
-        signs.append(f"the margin does not follow its gradient for {evidence.wrong} {of}")
-    if evidence.jumps > many:
-        signs.append(f"the logits jump at the decision boundary of {evidence.jumps} {of}")
-    if evidence.by_square > max(1, SQUARE_SHARE * evidence.left_to_square):
-        signs.append(
-            f"Square broke {evidence.by_square} of {evidence.left_to_square} images that no "
-            "gradient attack broke"
-        )
+    images, flat, wrong, jumps, by_square, left = evidence
+    found = (
+        (flat, images, "the margin has no gradient for {} of {} images"),
+        (wrong, images, "the margin does not follow its gradient for {} of {} images"),
+        (jumps, images, "the logits jump at the decision boundary of {} of {} images"),
+    )
+    signs = [text.format(count, n) for count, n, text in found if count > SHARE * n]
+    if by_square > max(1, SQUARE_SHARE * left):
+        signs.append(f"Square broke {by_square} of {left} images that no gradient attack broke")
     return signs
 
 
@@ -120,41 +107,30 @@ class OnMasking:
     """
 
     def __init__(self, attacks: Mapping[str, Attack], surrogate: Model | None = None) -> None:
-        self.attacks, self.surrogate = dict(attacks), surrogate
-        self.student: Model | None = surrogate
+        self.attacks, self.surrogate, self.student = dict(attacks), surrogate, surrogate
 
     @classmethod
     def after(cls, chain: Chain, version: str, seed: int, surrogate: Model | None) -> Self:
         """Return the attacks after a version: all after a complete one, else a given net's."""
-        if surrogate is not None and not callable(surrogate):
-            raise BadInput(
-                f"the surrogate must be a net from images to logits, not {type(surrogate).__name__}"
-            )
+        given: Any = surrogate
+        if given is not None and not callable(given):
+            raise BadInput(f"surrogate must be a net from images to logits, not {given!r}")
         (ball,), criterion = chain.balls(), chain.criterion
-        rejects = isinstance(criterion, RuleCriterion) and surrogate is None
-        found: dict[str, Attack] = {}
-        if version in COMPLETE:
-            found = decision_attacks(ball, criterion, seed)
-        if version in COMPLETE or surrogate is not None:
-            objective = OutcomeMargin(criterion, rejects)
+        found = decision_attacks(ball, criterion, seed) if version in COMPLETE else {}
+        if version in COMPLETE or given is not None:
+            objective = OutcomeMargin(criterion, isinstance(criterion, RuleCriterion) and not given)
             found[SURROGATE] = APGD(
                 ball, restarts=5, objective=objective, criterion=criterion, seed=seed
             )
         return cls(found, surrogate)
 
-    def is_given(self, name: str) -> bool:
-        """Whether the attack of this name has a given surrogate and runs without signs."""
-        return name == SURROGATE and self.surrogate is not None
-
-    def signs(
-        self, model: CheckedModel, chain: Chain, batch: AttackBatch, by_square: int, unbroken: int
-    ) -> list[str]:
-        """Return the signs of masked gradients: of the images, and of Square after the chain."""
-        (ball,) = chain.balls()
-        evidence = probe_masking(model, ball, batch.x, batch.y)
-        return masking_signs(
-            replace(evidence, by_square=by_square, left_to_square=by_square + unbroken)
-        )
+    def signs(self, model: CheckedModel, chain: Chain, batch: AttackBatch) -> list[str]:
+        """Return the signs that clean images show."""
+        (ball,), criterion = chain.balls(), chain.criterion
+        signs = masking_signs(probe_masking(model, ball, batch.x, batch.y))
+        if isinstance(criterion, AcceptedError):
+            signs += zero_score_gradients(model, criterion, batch.x, batch.y)
+        return signs
 
     def batch(
         self, name: str, model: CheckedModel, chain: Chain, batch: AttackBatch, bs: int

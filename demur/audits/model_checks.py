@@ -76,7 +76,7 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
             "attacks overestimate robustness here, so rely on Square"
         )
     if isinstance(chain.criterion, AcceptedError):
-        yield from _zero_score_gradients(model, chain.criterion, x, y)
+        yield from zero_score_gradients(model, chain.criterion, x, y)
 
 
 def _are_probabilities(logits: Tensor) -> bool:
@@ -137,7 +137,7 @@ def rejector_warnings(
             )
 
 
-def _zero_score_gradients(
+def zero_score_gradients(
     model: Model, criterion: AcceptedError, x: Tensor, y: Tensor
 ) -> Iterator[str]:
     """Yield a sentence for each score of the criterion whose gradient is zero for most images."""

@@ -83,7 +83,7 @@ def audit(
     tpr: TprLevel = 0.95,
     eps: Annotated[str, typer.Option(help="Radius of the ball.")] = "8/255",
     norm: Annotated[str, typer.Option(help="Linf or L2.")] = "Linf",
-    version: Annotated[str, typer.Option(help="auto, standard, fast or rand.")] = "auto",
+    version: Annotated[str, typer.Option(help="auto, standard, fast, rand or black-box.")] = "auto",
     n: FirstN = None,
     size: ImageSize = None,
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 250,
