@@ -55,24 +55,24 @@ def concat_kinds(parts: Sequence[Decisions]) -> Tensor | None:
 def seeded_noise_notes(model: Model, x: Tensor) -> Iterator[str]:
     """Yield a sentence if a model without random outputs looks as if it drew noise with a seed."""
     remedy = "draw the noise anew in each pass and use version='rand'"
-    moved = _difference(_outputs(model, x.flip(0)).flip(0), _outputs(model, x)) > JUMP
-    if moved.double().mean() > 0.5:
-        yield (
-            f"the outputs of {int(moved.sum())} of {len(x)} images depend on their place in the "
-            "batch, as with noise from a fixed seed: a deterministic function that may mask its "
-            f"gradients, and an image in another batch has another verdict; {remedy}"
-        )
     # Inside the pixel range, and not at the levels where a quantisation jumps.
-    wave = torch.sin(torch.arange(x[0].numel()).to(x)).view_as(x[0])
-    inside = 0.98 * x + 0.01 + 0.005 * wave
+    inside = 0.98 * x + 0.01 + 0.005 * torch.sin(torch.arange(x[0].numel()).to(x)).view_as(x[0])
     base = _outputs(model, inside)
     far, near = (_difference(_outputs(model, inside + c), base) for c in (CHANGE, CHANGE / 10))
-    jumps = (near > JUMP) & (near > far / 2)  # of a smooth function a tenth is left
+    jumps = (near > JUMP) & (near > far / 2)  # of the change of a smooth function a tenth is left
     if jumps.double().mean() > 0.5:
         yield (
             f"the outputs of {int(jumps.sum())} of {len(x)} images jump when each pixel changes by "
             f"{CHANGE / 10:g}, as with noise whose seed is computed from the input: a "
             f"deterministic function that its gradients do not describe; {remedy}"
+        )
+        return
+    moved = _difference(_outputs(model, inside.flip(0)).flip(0), base) > JUMP
+    if moved.double().mean() > 0.5:
+        yield (
+            f"the outputs of {int(moved.sum())} of {len(x)} images depend on their place in the "
+            "batch, as with noise from a fixed seed: a deterministic function that may mask its "
+            f"gradients, and an image in another batch has another verdict; {remedy}"
         )
 
 
