@@ -154,7 +154,7 @@ class MeanChain(Chain):
     Args:
         attacks: The attacks, in the order in which they run.
         criterion: The success criterion.
-        rank_by: Not used: examples are compared by their shares of successful passes.
+        rank_by: Not used.
         passes: The number of passes that judge an example.
     """
 

@@ -44,7 +44,7 @@ from demur.audits.ensemble_state import (
 )
 from demur.audits.image_parts import ArrayWriter, Decisions, device_for, image_parts
 from demur.audits.model_checks import foreign_checks, preflight_warnings, rejector_warnings
-from demur.audits.randomised import concat_kinds, decide_by_passes, is_random
+from demur.audits.randomised import decide_by_passes, is_random
 from demur.engine import accelerated, check_model_engine, cudnn_benchmark
 from demur.errors import BadInput, suggestion
 from demur.images import check_batch
@@ -172,8 +172,8 @@ class EnsembleEvaluation:
             sanity=tuple(parts[0].sanity),
             warnings=tuple(dict.fromkeys(one for part in parts for one in part.warnings)),
             passes=self.passes,
-            kinds=concat_kinds([part.attacked for part in parts]),
-            clean_kinds=concat_kinds([part.clean for part in parts]),
+            kinds=torch.cat([part.attacked.kinds for part in parts]),
+            clean_kinds=torch.cat([part.clean.kinds for part in parts]),
         )
 
     def _attack(self, x_orig: Tensor, y_orig: Tensor, options: "PartOptions") -> "PartResult":

@@ -7,7 +7,7 @@ A model that draws its noise with a fixed seed, or with a seed computed from its
 deterministic function. Two passes do not differ, but gradients need not describe it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ def decide_by_passes(
     """Return the most frequent label and decision, mean scores and passes by decision.
 
     `kinds` holds for each image the number of passes in which it is accepted and right, accepted
-    and wrong, and rejected: N, 3. It is None for one pass.
+    and wrong, and rejected: N, 3. It is empty for one pass.
     """
     if passes == 1:
         return decide(model, criterion, x, bs)
@@ -44,12 +44,6 @@ def decide_by_passes(
     means = [torch.stack(column).mean(0) for column in zip(*(p.scores for p in parts), strict=True)]
     votes = 2 * accepted.sum(0) >= passes
     return Decisions(labels.mode(0).values, votes, tuple(means), kinds)
-
-
-def concat_kinds(parts: Sequence[Decisions]) -> Tensor | None:
-    """Return the passes by decision of all parts, N, 3; None for one pass."""
-    kinds = [part.kinds for part in parts if part.kinds is not None]
-    return torch.cat(kinds) if kinds else None
 
 
 def seeded_noise_notes(model: Model, x: Tensor) -> Iterator[str]:
