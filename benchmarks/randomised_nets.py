@@ -1,7 +1,7 @@
 """Randomised nets on the digits, in plain PyTorch, and the queries that an attack makes of them.
 
-nets = randomised_nets()                                  # by name
-counted = Counted(nets["plain, input noise .25"].net)     # counted.per_image(100)
+net = randomised_nets()["plain, input noise .25"]()       # trains it first
+counted = Counted(net)                                    # counted.images after an attack
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, interpolate, pad, relu
 
-from demur import PGD, Digits, Linf
+from demur import PGD, Digits, Linf, Output
 
 EPS = 0.15
 Transform = Callable[[Tensor], Tensor]
@@ -106,18 +106,59 @@ def net_of(
     return net.eval().requires_grad_(False)
 
 
-def randomised_nets() -> dict[str, nn.Module]:
-    """Return the nets of the comparison by name."""
-    plain, robust = net_of(False), net_of(True)
-    members = [net_of(seed == 2, seed) for seed in range(3)]
+def randomised_nets() -> dict[str, Callable[[], nn.Module]]:
+    """Return the classifiers of the comparison by name; a net is trained when it is called."""
     return {
-        "plain, input noise .25": Randomised(input_noise(0.25), plain),
-        "robust, input noise .05": Randomised(input_noise(0.05), robust),
-        "robust, input noise .25": Randomised(input_noise(0.25), robust),
-        "robust, hidden noise 1": net_of(True, hidden_noise=1.0),
-        "plain, dropout .5": net_of(False, drop=0.5),
-        "robust, dropout .5": net_of(True, drop=0.5),
-        "robust, resize and pad": Randomised(resize_and_pad, net_of(True, 0, resize_and_pad)),
-        "robust, random crop": Randomised(random_crop, net_of(True, 0, random_crop)),
-        "three nets, one drawn": Randomised(identity, *members),
+        "plain, input noise .25": lambda: Randomised(input_noise(0.25), net_of(False)),
+        "robust, input noise .05": lambda: Randomised(input_noise(0.05), net_of(True)),
+        "robust, input noise .25": lambda: Randomised(input_noise(0.25), net_of(True)),
+        "robust, hidden noise 1": lambda: net_of(True, hidden_noise=1.0),
+        "plain, dropout .5": lambda: net_of(False, drop=0.5),
+        "robust, dropout .5": lambda: net_of(True, drop=0.5),
+        "robust, resize and pad": lambda: Randomised(
+            resize_and_pad, net_of(True, transform=resize_and_pad)
+        ),
+        "robust, random crop": lambda: Randomised(random_crop, net_of(True, transform=random_crop)),
+        "three nets, one drawn": lambda: Randomised(
+            identity, *(net_of(seed == 2, seed) for seed in range(3))
+        ),
     }
+
+
+class RandomThreshold(nn.Module):
+    """A net whose score, its confidence minus a random number, is accepted from 0."""
+
+    def __init__(self, net: nn.Module, low: float, high: float) -> None:
+        super().__init__()
+        self.net, self.low, self.high = net, low, high
+
+    def forward(self, x: Tensor) -> Output:
+        logits = self.net(x)
+        threshold = self.low + (self.high - self.low) * torch.rand(len(x))
+        score = logits.softmax(-1).amax(-1) - threshold
+        return Output(logits, logits.new_zeros(len(x), 0), score[:, None])
+
+
+def rejecting_nets() -> dict[str, tuple[Callable[[], nn.Module], str, float]]:
+    """Return nets that reject, by name: a function that makes one, its score and threshold."""
+    nets = randomised_nets()
+    return {
+        "rejector: plain, input noise .25": (nets["plain, input noise .25"], "con", 0.7),
+        "rejector: robust, input noise .05": (nets["robust, input noise .05"], "con", 0.7),
+        "rejector: robust, random threshold": (
+            lambda: RandomThreshold(net_of(True), 0.5, 0.9), "model", 0.0,
+        ),
+    }  # fmt: skip
+
+
+class Counted(nn.Module):
+    """A net that counts the images it is given."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net, self.images = net, 0
+
+    def forward(self, x: Tensor) -> Tensor | Output:
+        self.images += len(x)
+        answer: Tensor | Output = self.net(x)
+        return answer

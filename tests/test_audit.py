@@ -116,7 +116,7 @@ class TestAudit:
             return torch.as_tensor(Logits()(x + 0.05 * torch.randn_like(x)))
 
         found = audit(noisy, *(part[:8] for part in images()), eps=EPS)
-        assert list(found.autoattack.seconds) == ["apgd-ce", "apgd-dlr"]
+        assert list(found.autoattack.seconds) == ["eot-loss", "eot-margin", "eot-t"]
         assert "outputs are random" in {flag.kind for flag in found.flags}
 
     def test_wrong_arguments_raise_one_sentence(self) -> None:

@@ -2,9 +2,8 @@
 
     EOTPGD(Linf(8/255), restarts=4)
 
-Every forward pass of a randomised model is a new draw. Each step follows the mean gradient of
-several passes, no image leaves at a lucky success, and the restarts of an image are compared by
-their shares of successes in further passes.
+Each step follows the mean gradient of several passes, which are draws. No image leaves at a lucky
+success: restarts are compared by their shares of successes in fresh passes.
 """
 
 import math
@@ -52,10 +51,8 @@ class EOTPGD(Attack):
         >>> import torch
         >>> from demur import Linf
         >>> from demur.attacks import EOTPGD
-        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-        >>> attack = EOTPGD(Linf(8 / 255), steps=20, restarts=2)
-        >>> noisy = lambda x: net(x + 0.1 * torch.randn_like(x))
-        >>> x_adv = attack(noisy, torch.rand(4, 1, 8, 8), torch.arange(4))
+        >>> noisy = lambda x: (x + 0.1 * torch.randn_like(x)).flatten(1)
+        >>> x_adv = EOTPGD(Linf(8 / 255))(noisy, torch.rand(4, 1, 8, 8), torch.arange(4))
     """
 
     ball: Ball

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -105,7 +106,7 @@ class EnsembleResult:
         unconfirmed: Images that an attack broke and that a final pass finds unbroken.
         seeks_errors: Whether an attack succeeds by an error, and not by a rejection.
         passes: Forward passes that decide on each image; more than one for a randomised model.
-        kinds: The passes on `x_adv` by decision, N, 3; None for one pass.
+        kinds: The passes on `x_adv` by decision, N, 3; empty for one pass.
         clean_kinds: The same for the clean images.
 
     Example:
@@ -134,15 +135,15 @@ class EnsembleResult:
     unconfirmed: int = 0
     seeks_errors: bool = True
     passes: int = 1
-    kinds: Tensor | None = None
-    clean_kinds: Tensor | None = None
+    kinds: Tensor = torch.empty(0, 3)
+    clean_kinds: Tensor = torch.empty(0, 3)
 
     @property
     def clean(self) -> Counts:
         """Images by decision without an attack; the mean over passes of a randomised model."""
-        return self._mean(self.clean_kinds) or _counts(
-            self.clean_labels, self.clean_accepted, self.y
-        )
+        if self.passes > 1:
+            return self._mean(self.clean_kinds)
+        return _counts(self.clean_labels, self.clean_accepted, self.y)
 
     @property
     def attacked(self) -> Counts:
@@ -150,7 +151,7 @@ class EnsembleResult:
 
         These passes are not those that chose the adversarial examples.
         """
-        return self._mean(self.kinds) or self.majority
+        return self._mean(self.kinds) if self.passes > 1 else self.majority
 
     @property
     def majority(self) -> Counts:
@@ -160,7 +161,7 @@ class EnsembleResult:
     @property
     def passes_note(self) -> str:
         """What the figures of a randomised model mean, in one sentence; "" for one pass."""
-        if self.kinds is None:
+        if self.passes == 1:
             return ""
         kind, name = ("accepted_wrong", "accepted errors") if self.rejects else (KINDS[0], "right")
         return (
@@ -168,9 +169,7 @@ class EnsembleResult:
             f"by majority vote {getattr(self.majority, kind)} of {len(self.y)} are {name}"
         )
 
-    def _mean(self, kinds: Tensor | None) -> Counts | None:
-        if kinds is None:
-            return None
+    def _mean(self, kinds: Tensor) -> Counts:
         return Counts(*(int(total) / self.passes for total in kinds.sum(0)))
 
     @property
@@ -184,7 +183,7 @@ class EnsembleResult:
     @property
     def left(self) -> float:
         """Images that the attacks left; for a randomised model the mean over passes."""
-        if self.kinds is None:
+        if self.passes == 1:
             return self.unbroken
         return self.attacked.n - self.attacked.accepted_wrong
 
@@ -222,7 +221,7 @@ class EnsembleResult:
         }
         arrays = {name: column.cpu().numpy() for name, column in columns.items()}
         arrays["broken_by"] = np.array(self.broken_by)
-        if self.kinds is not None:
+        if self.passes > 1:
             shares = (self.kinds.cpu().numpy() / self.passes).T
             arrays |= {f"{kind}_share": share for kind, share in zip(KINDS, shares, strict=True)}
         rows = np.empty(len(self.y), [(name, array.dtype) for name, array in arrays.items()])

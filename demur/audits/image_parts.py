@@ -190,7 +190,7 @@ class Decisions(NamedTuple):
     labels: Tensor  # predictions, N
     accepted: Tensor  # N, bool
     scores: tuple[Tensor, ...] = ()  # of the rejector, N each
-    kinds: Tensor | None = None  # passes by decision, N, 3; None for one pass
+    kinds: Tensor = torch.empty(0, 3)  # passes by decision, N, 3; none are counted for one pass
 
 
 def decide(model: Model, criterion: Criterion, x: Tensor, bs: int) -> Decisions:

@@ -13,7 +13,6 @@ from demur.attacks.criteria import Rejected, RuleCriterion
 from demur.audits.ensemble_result import CLEAN, EnsembleResult, Member
 from demur.audits.flags import success_checks
 from demur.audits.image_parts import Decisions
-from demur.audits.randomised import concat_kinds
 from demur.sanity import CheckResult
 from demur.spec import show
 
@@ -85,8 +84,8 @@ def join_parts(
         unconfirmed=sum(part.unconfirmed for part in parts),
         seeks_errors=not isinstance(chain.criterion, Rejected),
         passes=passes,
-        kinds=concat_kinds([part.attacked for part in parts]),
-        clean_kinds=concat_kinds([part.clean for part in parts]),
+        kinds=torch.cat([part.attacked.kinds for part in parts]),
+        clean_kinds=torch.cat([part.clean.kinds for part in parts]),
     )
     more = success_checks(result) if result.sanity else ()
     return replace(result, sanity=(*result.sanity, *more))

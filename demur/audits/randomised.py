@@ -7,7 +7,7 @@ A model that draws its noise with a fixed seed, or with a seed computed from its
 deterministic function. Two passes do not differ, but gradients need not describe it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ def decide_by_passes(
     """Return the most frequent label and decision, mean scores and passes by decision.
 
     `kinds` holds for each image the number of passes in which it is accepted and right, accepted
-    and wrong, and rejected: N, 3. It is None for one pass.
+    and wrong, and rejected: N, 3. It is empty for one pass.
     """
     if passes == 1:
         return decide(model, criterion, x, bs)
@@ -46,33 +46,27 @@ def decide_by_passes(
     return Decisions(labels.mode(0).values, votes, tuple(means), kinds)
 
 
-def concat_kinds(parts: Sequence[Decisions]) -> Tensor | None:
-    """Return the passes by decision of all parts, N, 3; None for one pass."""
-    kinds = [part.kinds for part in parts if part.kinds is not None]
-    return torch.cat(kinds) if kinds else None
-
-
 def seeded_noise_notes(model: Model, x: Tensor) -> Iterator[str]:
     """Yield a sentence if a model without random outputs looks as if it drew noise with a seed."""
     remedy = "draw the noise anew in each pass and use version='rand'"
-    moved = _difference(_outputs(model, x.flip(0)).flip(0), _outputs(model, x)) > JUMP
-    if moved.double().mean() > 0.5:
-        yield (
-            f"the outputs of {int(moved.sum())} of {len(x)} images depend on their place in the "
-            "batch, as with noise from a fixed seed: a deterministic function that may mask its "
-            f"gradients, and an image in another batch has another verdict; {remedy}"
-        )
     # Inside the pixel range, and not at the levels where a quantisation jumps.
-    wave = torch.sin(torch.arange(x[0].numel()).to(x)).view_as(x[0])
-    inside = 0.98 * x + 0.01 + 0.005 * wave
+    inside = 0.98 * x + 0.01 + 0.005 * torch.sin(torch.arange(x[0].numel()).to(x)).view_as(x[0])
     base = _outputs(model, inside)
     far, near = (_difference(_outputs(model, inside + c), base) for c in (CHANGE, CHANGE / 10))
-    jumps = (near > JUMP) & (near > far / 2)  # of a smooth function a tenth is left
+    jumps = (near > JUMP) & (near > far / 2)  # of the change of a smooth function a tenth is left
     if jumps.double().mean() > 0.5:
         yield (
             f"the outputs of {int(jumps.sum())} of {len(x)} images jump when each pixel changes by "
             f"{CHANGE / 10:g}, as with noise whose seed is computed from the input: a "
             f"deterministic function that its gradients do not describe; {remedy}"
+        )
+        return
+    moved = _difference(_outputs(model, inside.flip(0)).flip(0), base) > JUMP
+    if moved.double().mean() > 0.5:
+        yield (
+            f"the outputs of {int(moved.sum())} of {len(x)} images depend on their place in the "
+            "batch, as with noise from a fixed seed: a deterministic function that may mask its "
+            f"gradients, and an image in another batch has another verdict; {remedy}"
         )
 
 
