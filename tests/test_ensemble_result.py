@@ -19,6 +19,7 @@ from demur.attacks.wrappers import ModelWithScore
 from demur.audits import image_parts
 from demur.audits.ensemble_result import EnsembleResult
 from demur.audits.ensembles import AutoAttack, EnsembleEvaluation, RejectAutoAttack
+from demur.audits.masking import OnMasking
 from demur.errors import BadInput
 from demur.metrics import wilson
 from demur.output import Output, as_output, prediction
@@ -54,6 +55,7 @@ def images() -> tuple[Tensor, Tensor]:
 def classifier(model: Any = None) -> AutoAttack:
     attack = AutoAttack(model or Logits(), eps=EPS, verbose=False)
     attack.chain, attack.names = Chain((APGD(BALL, steps=20), Square(BALL, queries=9))), ["a", "b"]
+    attack.on_masking = OnMasking({})
     return attack
 
 
@@ -61,7 +63,7 @@ def rejecting(rule: AcceptedError = RULE, model: Any = None) -> RejectAutoAttack
     attack = RejectAutoAttack(model or Logits(), rule, eps=EPS, verbose=False)
     product: Any = replace(attack.chain.attacks[0], steps=20)  # type: ignore[call-arg]
     attack.chain = Chain((product,), rule, attack.chain.rank_by)
-    attack.names = ["product"]
+    attack.names, attack.on_masking = ["product"], OnMasking({})
     return attack
 
 

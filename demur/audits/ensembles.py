@@ -42,6 +42,7 @@ from demur.audits.ensemble_state import (
     MemberProgress,
     concat_states,
 )
+from demur.audits.flags import MASKED_SHARE
 from demur.audits.image_parts import (
     ArrayWriter,
     Decisions,
@@ -49,13 +50,7 @@ from demur.audits.image_parts import (
     image_parts,
     succeeded,
 )
-from demur.audits.masking import (
-    SQUARE_SHARE,
-    SURROGATE,
-    MaskingEvidence,
-    OnMasking,
-    masking_signs,
-)
+from demur.audits.masking import SURROGATE, OnMasking
 from demur.audits.model_checks import (
     foreign_checks,
     preflight_warnings,
@@ -255,15 +250,11 @@ class EnsembleEvaluation:
         state: EnsembleState,
     ) -> tuple[list[str], dict[int, float]]:
         """Run the attacks on masking if there are signs of it; return warnings and seconds."""
-        unbroken, seconds = chain_state.remaining(len(self.names)), dict[int, float]()
-        if len(unbroken) == 0 or not self.on_masking.attacks:
-            return [], seconds
+        seconds, square = dict[int, float](), _square_signs(self.names, chain_state)
+        if len(chain_state.remaining(len(self.names))) == 0 or not self.on_masking.attacks:
+            return [_warn(f"gradients may be masked: {sign}") for sign in square], seconds
         probed = batch.select(torch.arange(len(batch.x))[:FINGERPRINT_IMAGES])
-        signs = self.on_masking.signs(model, self.chain, probed)
-        if "square" in self.names[1:]:
-            broken = int((chain_state.broken_by == self.names.index("square")).sum())
-            left = broken + len(unbroken)
-            signs += masking_signs(MaskingEvidence(by_square=broken, left_to_square=left))
+        signs = [*self.on_masking.signs(model, self.chain, probed), *square]
         warnings = [_warn(f"gradients may be masked: {sign}") for sign in signs]
         for member, name in enumerate(self.on_masking.attacks, len(self.names)):
             if signs or (name == SURROGATE and self.on_masking.surrogate is not None):
@@ -299,17 +290,7 @@ class EnsembleEvaluation:
                 self.chain.check_result(batch.x[rows], chain_state.x_adv[rows])
                 state.save(chain_state)
         state.save(chain_state, at_once=True)
-        count = int((chain_state.broken_by == member).sum())
         self._log(f"after {name}: {self._summary(chain_state)} ({perf_counter() - started:.1f} s)")
-        attacked = count + int((chain_state.broken_by == NOT_BROKEN).sum())
-        if name == "square" and member > 0 and count > max(1, SQUARE_SHARE * attacked):
-            return [
-                _warn(
-                    f"Square succeeded on {count} of {attacked} images where every gradient "
-                    "attack failed: the model may mask its gradients; use a transfer attack or a "
-                    "surrogate"
-                )
-            ]
         return []
 
     def _sanity(
@@ -332,6 +313,17 @@ class EnsembleEvaluation:
         if self.verbose:
             sys.stdout.write(f"{sentence}\n")
             sys.stdout.flush()
+
+
+def _square_signs(names: list[str], chain_state: ChainState) -> list[str]:
+    """Return a sentence if Square broke images that every gradient attack before it left."""
+    if "square" not in names[1:]:
+        return []
+    count = int((chain_state.broken_by == names.index("square")).sum())
+    left = count + int((chain_state.broken_by == NOT_BROKEN).sum())
+    if count <= max(1, MASKED_SHARE * left):
+        return []
+    return [f"Square succeeded on {count} of {left} images where every gradient attack failed"]
 
 
 def _warn(sentence: str) -> str:

@@ -100,11 +100,23 @@ def model_checks(
     answers = Answers(model, rule, x)
     if answers.classes < 2 or ball.eps == 0:
         return []
+    signs = masking_signs(model, x, y, ball, rule)
     return [
-        CheckResult(SLOPE, tuple(_wrong_slopes(model, x, y, ball, rule))),
-        CheckResult(JUMP, tuple(_jumps(answers, x, ball))),
+        *(CheckResult(kind, tuple(f for f in signs if f.kind == kind)) for kind in (SLOPE, JUMP)),
         _changes(answers, model, x, x_adv, before[:ASKED].to(y)),
     ]
+
+
+def masking_signs(
+    model: CheckedModel, x: Tensor, y: Tensor, ball: Ball, rule: RuleCriterion | None
+) -> list[Flag]:
+    """Return the signs of masked gradients at clean images: wrong slopes and jumps.
+
+    The arguments are those of `model_checks`.
+    """
+    x, y = x[:ASKED], y[:ASKED]
+    answers = Answers(model, rule, x)
+    return [*_wrong_slopes(model, x, y, ball, rule), *_jumps(answers, x, ball)]
 
 
 def _wrong_slopes(
@@ -120,7 +132,7 @@ def _wrong_slopes(
         try:
             grad, before, _ = model.gradient(objective, x, y, *inputs)
         except NoGradientError:
-            continue  # which is a sign of its own
+            grad, before = torch.zeros_like(x), torch.zeros_like(x[:, 0, 0, 0])
         trusted = torch.zeros_like(y, dtype=torch.bool)
         for share in STEP_SHARES:
             moved = ball.step(x, x, grad, share * ball.eps)
@@ -131,9 +143,9 @@ def _wrong_slopes(
         if too_many(wrong := int((~trusted).sum()), len(x)):
             yield Flag(
                 SLOPE, (),
-                f"At {wrong} of {len(x)} clean images a step along the gradient of {name} changes "
-                "it by less than half or more than twice of what the gradient says, at every "
-                "length from eps/64 to eps/4.",
+                f"At {wrong} of {len(x)} clean images a step along the gradient of {name} does "
+                "not change it as the gradient says, within a factor of two, at any length from "
+                "eps/64 to eps/4, or there is no gradient.",
                 "Attack without this gradient: version='black-box', or attack a differentiable "
                 "model in its place and test the examples on this one.",
             )  # fmt: skip

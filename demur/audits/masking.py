@@ -1,102 +1,24 @@
-"""Signs that a model masks its gradients, so that attacks without them must run as well.
+"""Attacks that run after a chain where a model may mask its gradients.
 
-    evidence = probe_masking(model, ball, x, y)         # a few forward passes per clean image
-    for sentence in masking_signs(evidence): ...
-
-None of them proves anything. A sign makes the ensembles run HopSkipJump, RayS and a surrogate.
+`flags.masking_signs` finds the signs. None of them proves anything. A sign makes the ensembles run
+HopSkipJump, RayS and a surrogate.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-import torch
-from torch import Tensor
-
-from demur.attacks import APGD, Attack, HopSkipJump, UntargetedMargin
+from demur.attacks import APGD, Attack
 from demur.attacks.attack import AttackBatch
-from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, exact_value
+from demur.attacks.attack_model import CheckedModel, Model
 from demur.attacks.autoattack import Chain, decision_attacks
-from demur.attacks.balls import Ball
-from demur.attacks.criteria import AcceptedError, RuleCriterion
-from demur.attacks.decision import BoundarySearch
+from demur.attacks.criteria import RuleCriterion
 from demur.attacks.surrogate import OutcomeMargin, SurrogateGradients, distil
-from demur.audits.model_checks import zero_score_gradients
+from demur.audits.flags import masking_signs
 from demur.errors import BadInput
 
-PROBE_QUERIES = 100  # to find a point on the decision boundary
-ON_BOUNDARY = 1e-5  # relative distance of that point to the boundary
-JUMP = 0.05  # margin there, relative to the clean one, above which the logits jump
-STEP = 1e-3  # of the pixel range, along the gradient
-LEAST_RISE = 0.25  # of the margin on that step, relative to what the gradient says
-SHARE = 0.1  # of the images that show a sign
-SQUARE_SHARE = 0.01  # of the images that no gradient attack breaks
 COMPLETE = ("standard", "plus")  # versions after which the attacks on masking run
 SURROGATE = "surrogate"  # the attack with the gradients of another net
-
-
-class MaskingEvidence(NamedTuple):
-    """What clean images and the attacks so far show: numbers of images."""
-
-    images: int = 0  # that were probed
-    flat: int = 0  # without a gradient
-    wrong: int = 0  # whose margin does not rise along its gradient as the gradient says
-    jumps: int = 0  # at whose decision boundary the margin jumps
-    by_square: int = 0  # that Square broke, of `left_to_square`
-    left_to_square: int = 0  # that no gradient attack broke
-
-
-def masking_signs(evidence: MaskingEvidence) -> list[str]:
-    """Return one sentence for each sign of masked gradients."""
-    images, flat, wrong, jumps, by_square, left = evidence
-    found = (
-        (flat, images, "the margin has no gradient for {} of {} images"),
-        (wrong, images, "the margin does not follow its gradient for {} of {} images"),
-        (jumps, images, "the logits jump at the decision boundary of {} of {} images"),
-    )
-    signs = [text.format(count, n) for count, n, text in found if count > SHARE * n]
-    if by_square > max(1, SQUARE_SHARE * left):
-        signs.append(f"Square broke {by_square} of {left} images that no gradient attack broke")
-    return signs
-
-
-def probe_masking(model: CheckedModel, ball: Ball, x: Tensor, y: Tensor) -> MaskingEvidence:
-    """Return what the margin does along its gradient and at the boundary of each image."""
-    margin, _ = exact_value(model, UntargetedMargin(), x, y)
-    right = (margin < 0).nonzero()[:, 0]
-    if len(right) == 0:
-        return MaskingEvidence()
-    x, y, margin = x[right], y[right], margin[right]
-    flat, wrong = _gradient_faults(model, x, y, margin)
-    return MaskingEvidence(len(x), flat, wrong, _boundary_jumps(model, ball, x, y, margin))
-
-
-def _gradient_faults(model: CheckedModel, x: Tensor, y: Tensor, margin: Tensor) -> tuple[int, int]:
-    """Return the number of images without a gradient, and with one that leads nowhere."""
-    try:
-        grad = model.gradient(UntargetedMargin(), x, y).grad
-    except NoGradientError:
-        return len(x), 0
-    # Away from the nearer end of the pixel range, so that no step is cut off.
-    free = torch.where(x < 0.5, grad > 0, grad < 0)
-    delta = STEP * grad.sign() * free
-    expected = (delta * grad).flatten(1).sum(1)
-    risen = exact_value(model, UntargetedMargin(), x + delta, y)[0] - margin
-    flat = grad.flatten(1).abs().amax(1) == 0
-    visible = expected > 1e-4 * margin.abs()  # more than the rounding of logits
-    return int(flat.sum()), int((visible & (risen < LEAST_RISE * expected)).sum())
-
-
-def _boundary_jumps(model: CheckedModel, ball: Ball, x: Tensor, y: Tensor, margin: Tensor) -> int:
-    """Return the number of images with a large margin just behind their decision boundary."""
-    attack = HopSkipJump(ball, any_distance=True)
-    batch = AttackBatch(model, x, y, torch.arange(len(x)).to(y), None)
-    found = BoundarySearch(attack, batch, PROBE_QUERIES)
-    attack.find_starts(found, 0)
-    rows = found.rows(found.distance.isfinite().nonzero()[:, 0])
-    points = found.bisect(rows, found.closest[rows], ON_BOUNDARY)
-    behind, _ = exact_value(model, UntargetedMargin(), points, y[rows])
-    return int((behind > JUMP * margin[rows].abs()).sum())
 
 
 class OnMasking:
@@ -127,10 +49,9 @@ class OnMasking:
     def signs(self, model: CheckedModel, chain: Chain, batch: AttackBatch) -> list[str]:
         """Return the signs that clean images show."""
         (ball,), criterion = chain.balls(), chain.criterion
-        signs = masking_signs(probe_masking(model, ball, batch.x, batch.y))
-        if isinstance(criterion, AcceptedError):
-            signs += zero_score_gradients(model, criterion, batch.x, batch.y)
-        return signs
+        rule = criterion if isinstance(criterion, RuleCriterion) else None
+        flags = masking_signs(model, batch.x, batch.y, ball, rule)
+        return list(dict.fromkeys(flag.kind for flag in flags))
 
     def batch(
         self, name: str, model: CheckedModel, chain: Chain, batch: AttackBatch, bs: int

@@ -64,7 +64,7 @@ def join_parts(
     chain = ensemble.chain
     names = [*ensemble.names, CLEAN, ""]  # a negative broken_by counts from the end
     assert (names[BROKEN_CLEAN], names[NOT_BROKEN]) == (CLEAN, "")
-    (ball,) = chain.balls()
+    (ball,) = chain.attacks[0].balls()
     broken_by = torch.cat([part.broken_by for part in parts])
     members = _members(parts, ensemble, broken_by)
     result = EnsembleResult(
