@@ -87,7 +87,7 @@ class TestAudit:
         assert max(map(len, lines)) <= 80
         assert lines[0].startswith("Audit of linear: Linf(0.15), 42 test images")
         json.dumps(report.to_json())
-        report.save_html(tmp_path / "audit.html")
+        report.save(tmp_path / "audit.html")
         page = (tmp_path / "audit.html").read_text()
         assert report.grade in page
         assert "<script" not in page
