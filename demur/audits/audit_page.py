@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +25,6 @@ from demur.errors import BadInput
 from demur.files.atomic import write_text
 from demur.files.output_paths import check_output_file
 from demur.version import code_version
-
-if TYPE_CHECKING:
-    from demur.audits.audit_report import AuditReport
 
 NO_JINJA = "the page needs jinja2; install it with pip install 'demur[report]', or name a .md file"
 SAMPLES = 6  # broken images on the page
@@ -62,7 +59,7 @@ def provenance(
     }
 
 
-def save(report: "AuditReport", path: str | Path) -> None:
+def save(report: Any, path: str | Path) -> None:
     """Write the report in the format that the ending of the path names."""
     check_output_file(str(path))
     match Path(path).suffix.lower():
@@ -100,7 +97,7 @@ def member_rows(result: EnsembleResult) -> list[tuple[str, ...]]:
 MEMBER_HEADS = ("attack", "queries per image", "images", "broken", "seconds", "settings")
 
 
-def markdown(report: "AuditReport") -> str:
+def markdown(report: Any) -> str:
     """Return the report as Markdown."""
     lines = [f"# Audit of {report.model}", "", f"**{report.grade}.**", ""]
     lines += [f"- {reason}" for reason in report.verdict.reasons]
@@ -126,7 +123,7 @@ def _table(heads: Sequence[str], rows: Any) -> list[str]:
     return [f"| {cells[0]} |", "|---" * len(heads) + "|", *(f"| {row} |" for row in cells[1:])]
 
 
-def html(report: "AuditReport") -> str:
+def html(report: Any) -> str:
     """Return the report as one HTML page that needs no other file."""
     try:
         from jinja2 import Environment, StrictUndefined

@@ -9,7 +9,7 @@ docs/guides/audit.md has the definitions, word by word.
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from demur.metrics import wilson
 from demur.sanity.evidence import Flag, too_many
@@ -45,27 +45,8 @@ class Verdict(NamedTuple):
         return {"grade": str(self.grade), "reasons": list(self.reasons)}
 
 
-class Counted(Protocol):
-    """What a verdict needs of a result."""
-
-    rejects: bool
-    seeks_errors: bool
-
-    @property
-    def left(self) -> float: ...
-
-    @property
-    def masked(self) -> tuple[int, int]: ...
-
-    @property
-    def broken_by(self) -> tuple[str, ...]: ...
-
-    @property
-    def seconds(self) -> Any: ...
-
-
 def verdict_of(
-    results: Sequence[Counted],
+    results: Sequence[Any],
     flags: Sequence[Flag],
     warnings: Sequence[str],
     checks: int,
@@ -74,7 +55,7 @@ def verdict_of(
     """Return the verdict on an evaluation.
 
     Args:
-        results: What the attacks found; the last result is the one that a claim is about.
+        results: EnsembleResults; the last result is the one that a claim is about.
         flags: Signs found by checks.
         warnings: Sentences about the model, the rejector and the attacks.
         checks: The number of checks that were made.
@@ -95,7 +76,7 @@ def verdict_of(
     )
 
 
-def _refuted(results: Sequence[Counted], claim: float | None) -> list[str]:
+def _refuted(results: Sequence[Any], claim: float | None) -> list[str]:
     """Return a sentence for each way in which what was found refutes the robustness."""
     last, sentences = results[-1], []
     n, left = len(last.broken_by), last.left
@@ -123,7 +104,7 @@ def _kinds(flags: Sequence[Flag], warnings: Sequence[str]) -> list[str]:
     return [*dict.fromkeys(flag.kind for flag in flags), *warnings]
 
 
-def not_tried(results: Sequence[Counted]) -> list[str]:
+def not_tried(results: Sequence[Any]) -> list[str]:
     """Return what no attack of the evaluation did."""
     names = [name for result in results for name in result.seconds]
     missing = [
