@@ -230,11 +230,12 @@ class Settings:
             )
         check_output_folder(None if self.state_folder is None else str(self.state_folder))
 
-    def moved(self, model: Model) -> Model:
-        """Return the model on the device, if one was given."""
+    def prepared(self, model: Model, images: tuple[Tensor, Tensor]) -> Model:
+        """Return the model on the device, if one was given, with logits for probabilities."""
         if isinstance(model, nn.Module) and self.device is not None:
-            return model.to(self.device)
-        return model
+            model = model.to(self.device)
+        at = device_for(model, images[0], self.device)
+        return with_logits(model, *(part[:ASKED].to(at) for part in images))
 
     def run(self, attack: EnsembleEvaluation, x: Tensor, y: Tensor) -> EnsembleResult:
         """Run an ensemble, with its state in a file of its own."""
@@ -274,10 +275,8 @@ def audit(
         state_folder: A folder for the progress of each attack; the same call resumes from it.
         verbose: Write progress to standard output.
         name: The name of the model in the report.
-        claim: The claimed share of images that no attack breaks: robust accuracy or, with a
-            rejector, the share without an accepted error. The verdict is then about this claim.
-        data: The name of the data set; a claim on cifar10, cifar100 or imagenet is compared with
-            the best known figures.
+        claim: The claimed share of images that no attack breaks (by an error that is accepted).
+        data: The data set; cifar10, cifar100 and imagenet have best known figures to compare with.
         command: What the report names as the command that made it.
 
     Example:
@@ -292,10 +291,7 @@ def audit(
         name or type(model).__name__, claim, data.lower(), command,
     )  # fmt: skip
     images = _whole(x, y)
-    model = settings.moved(model)
-    if callable(model):
-        at = device_for(model, images[0], settings.device)
-        model = with_logits(model, *(part[:ASKED].to(at) for part in images))
+    model = settings.prepared(model, images)
     if rejector is not None and not isinstance(rejector, Rejector | Score):
         model, rejector = ModelWithScore(model, rejector), ModelScore()
     if settings.version == "auto":

@@ -9,7 +9,7 @@ The attacks run one after the other, each on the images on which no earlier one 
 
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -182,15 +182,10 @@ class EnsembleEvaluation:
         """Run all attacks on images that fit into memory."""
         bs = _batch_size(options.bs)
         check_batch(x_orig, y_orig)
-        device = device_for(self.model, x_orig, self.device)
         with ExitStack() as stack:
             if self.engine != "plain":  # the checks would tune kernels for batches of their own
                 stack.enter_context(cudnn_benchmark(False))
-            x, y = x_orig.to(device), y_orig.to(device)
-            given = self.model
-            if not isinstance(self.chain.criterion, RuleCriterion):  # thresholds are of its outputs
-                given = with_logits(given, x, y)
-            model, x, y = stack.enter_context(checked(given, x, y))
+            model, x, y = stack.enter_context(self._checked(x_orig, y_orig))
             if not options.first:  # the first images decide for all parts
                 random = is_random(model, x[:FINGERPRINT_IMAGES])
                 self.passes = PASSES if random or isinstance(self.chain, MeanChain) else 1
@@ -225,6 +220,16 @@ class EnsembleEvaluation:
                 chain_state.x_adv, y.cpu(), clean, attacked, broken_by, seconds, checks, warnings,
                 int(unconfirmed.sum()),
             )  # fmt: skip
+
+    def _checked(
+        self, x: Tensor, y: Tensor
+    ) -> AbstractContextManager[tuple[CheckedModel, Tensor, Tensor]]:
+        """Return the checked model and the images on its device, as `checked` does."""
+        device = device_for(self.model, x, self.device)
+        x, y = x.to(device), y.to(device)
+        if isinstance(self.chain.criterion, RuleCriterion):  # its threshold is of the outputs
+            return checked(self.model, x, y)
+        return checked(with_logits(self.model, x, y), x, y)
 
     def _first_warnings(
         self, model: CheckedModel, clean: Decisions, x: Tensor, y: Tensor
