@@ -77,7 +77,7 @@ class EnsembleEvaluation:
     ) -> None:
         check_model_engine(engine)
         self.engine = engine
-        self.on_masking = on_masking or OnMasking({})
+        self.on_masking = on_masking or OnMasking()
         self.chain, self.names, self.verbose, self.device = chain, list(names), verbose, device
         self.model: Model = model
         if isinstance(device, str):
@@ -248,18 +248,18 @@ class EnsembleEvaluation:
         unbroken, seconds = chain_state.remaining(len(self.names)), dict[int, float]()
         if len(unbroken) == 0 or not self.on_masking.attacks:
             return [], seconds
-        probed = batch.select(torch.arange(len(batch.x))[:FINGERPRINT_IMAGES])
-        signs = self.on_masking.signs(model, self.chain, probed)
-        if "square" in self.names[1:]:
+        first = slice(FINGERPRINT_IMAGES)
+        signs = self.on_masking.signs(model, batch.x[first], batch.y[first])
+        warnings = [_warn(f"gradients may be masked: {sign}") for sign in signs]
+        if "square" in self.names[1:]:  # of which `_run` has warned
             broken = int((chain_state.broken_by == self.names.index("square")).sum())
             left = broken + len(unbroken)
             signs += masking_signs(MaskingEvidence(by_square=broken, left_to_square=left))
-        warnings = [_warn(f"gradients may be masked: {sign}") for sign in signs]
         for member, name in enumerate(self.on_masking.attacks, len(self.names)):
             if signs or (name == SURROGATE and self.on_masking.surrogate is not None):
                 started = perf_counter()
                 with MemberProgress("student", len(batch.x), self.verbose) as bar, bar.batch(1):
-                    own = self.on_masking.batch(name, model, self.chain, batch, options.bs)
+                    own = self.on_masking.batch(name, model, batch, options.bs)
                 warnings += self._run(member, own, options, chain_state, state)
                 seconds[member] = perf_counter() - started
         return warnings, seconds
