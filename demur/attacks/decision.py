@@ -262,7 +262,7 @@ class HopSkipJump(DecisionAttack):
         """Return the estimated normal of the boundary towards successes, of unit L2 norm."""
         total, weighted = torch.zeros_like(points), torch.zeros_like(points)
         answers, count = points.new_zeros(len(rows)), points.new_zeros(len(rows))
-        radius = 3 * self.ball.norm(points - found.x[rows]) / points[0].numel() ** 0.5
+        radius = 3 * self.ball.norm(points - found.x[rows]) / found.x[0].numel() ** 0.5
         centre = points[:, None]  # R, 1, C, H, W
         for first in range(0, probes, SAMPLES):
             shape = (min(SAMPLES, probes - first), *points.shape[1:])

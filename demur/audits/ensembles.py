@@ -85,7 +85,7 @@ class EnsembleEvaluation:
     ) -> None:
         check_model_engine(engine)
         self.engine = engine
-        self.on_masking = on_masking or OnMasking({})
+        self.on_masking = on_masking or OnMasking()
         self.chain, self.names, self.verbose, self.device = chain, list(names), verbose, device
         self.model: Model = model
         self.passes = 1  # that decide on an image, more for a randomised model
@@ -258,14 +258,14 @@ class EnsembleEvaluation:
         seconds, square = dict[int, float](), _square_signs(self.names, chain_state)
         if len(chain_state.remaining(len(self.names))) == 0 or not self.on_masking.attacks:
             return [_warn(f"gradients may be masked: {sign}") for sign in square], seconds
-        probed = batch.select(torch.arange(len(batch.x))[:FINGERPRINT_IMAGES])
-        signs = [*self.on_masking.signs(model, self.chain, probed), *square]
+        first = slice(FINGERPRINT_IMAGES)
+        signs = [*self.on_masking.signs(model, batch.x[first], batch.y[first]), *square]
         warnings = [_warn(f"gradients may be masked: {sign}") for sign in signs]
         for member, name in enumerate(self.on_masking.attacks, len(self.names)):
             if signs or (name == SURROGATE and self.on_masking.surrogate is not None):
                 started = perf_counter()
                 with MemberProgress("student", len(batch.x), self.verbose) as bar, bar.batch(1):
-                    own = self.on_masking.batch(name, model, self.chain, batch, options.bs)
+                    own = self.on_masking.batch(name, model, batch, options.bs)
                 warnings += self._run(member, own, options, chain_state, state)
                 seconds[member] = perf_counter() - started
         return warnings, seconds

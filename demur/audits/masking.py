@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-from demur.attacks import APGD, Attack
+from torch import Tensor
+
+from demur.attacks import APGD, Attack, Criterion, Misclassified
 from demur.attacks.attack import AttackBatch
 from demur.attacks.attack_model import CheckedModel, Model
 from demur.attacks.autoattack import Chain, decision_attacks
+from demur.attacks.balls import Ball
 from demur.attacks.criteria import RuleCriterion
 from demur.attacks.surrogate import OutcomeMargin, SurrogateGradients, distil
 from demur.audits.flags import masking_signs
@@ -28,8 +31,15 @@ class OnMasking:
     a student, which is trained on the first images that need it.
     """
 
-    def __init__(self, attacks: Mapping[str, Attack], surrogate: Model | None = None) -> None:
-        self.attacks, self.surrogate, self.student = dict(attacks), surrogate, surrogate
+    def __init__(
+        self,
+        ball: Ball | None = None,
+        criterion: Criterion = Misclassified(),
+        attacks: Mapping[str, Attack] | None = None,
+        surrogate: Model | None = None,
+    ) -> None:
+        self.ball, self.criterion, self.attacks = ball, criterion, dict(attacks or {})
+        self.surrogate, self.student = surrogate, surrogate
 
     @classmethod
     def after(cls, chain: Chain, version: str, seed: int, surrogate: Model | None) -> Self:
@@ -40,26 +50,26 @@ class OnMasking:
         (ball,), criterion = chain.balls(), chain.criterion
         found = decision_attacks(ball, criterion, seed) if version in COMPLETE else {}
         if version in COMPLETE or given is not None:
-            objective = OutcomeMargin(criterion, isinstance(criterion, RuleCriterion) and not given)
+            rejects = isinstance(criterion, RuleCriterion) and given is None
+            objective = OutcomeMargin(criterion, rejects)
             found[SURROGATE] = APGD(
                 ball, restarts=5, objective=objective, criterion=criterion, seed=seed
             )
-        return cls(found, surrogate)
+        return cls(ball, criterion, found, surrogate)
 
-    def signs(self, model: CheckedModel, chain: Chain, batch: AttackBatch) -> list[str]:
+    def signs(self, model: CheckedModel, x: Tensor, y: Tensor) -> list[str]:
         """Return the signs that clean images show."""
-        (ball,), criterion = chain.balls(), chain.criterion
-        rule = criterion if isinstance(criterion, RuleCriterion) else None
-        flags = masking_signs(model, batch.x, batch.y, ball, rule)
+        assert self.ball is not None
+        rule = self.criterion if isinstance(self.criterion, RuleCriterion) else None
+        flags = masking_signs(model, x, y, self.ball, rule)
         return list(dict.fromkeys(flag.kind for flag in flags))
 
-    def batch(
-        self, name: str, model: CheckedModel, chain: Chain, batch: AttackBatch, bs: int
-    ) -> AttackBatch:
+    def batch(self, name: str, model: CheckedModel, batch: AttackBatch, bs: int) -> AttackBatch:
         """Return the batch for an attack, for SURROGATE with the gradients of the other net."""
         if name != SURROGATE:
             return batch
         if self.student is None or (self.surrogate is None and int(batch.index[0]) == 0):
-            (ball,), seed = chain.balls(), self.attacks[name].noise_seed or 0
-            self.student = distil(model, chain.criterion, ball, batch.x, seed, bs)
+            assert self.ball is not None
+            seed = self.attacks[name].noise_seed or 0
+            self.student = distil(model, self.criterion, self.ball, batch.x, seed, bs)
         return replace(batch, model=SurrogateGradients(batch.model, self.student))
