@@ -138,9 +138,15 @@ class TestGrades:
         for claim, grade in ((0.95, Grade.BROKEN), (0.1, Grade.NO_SIGN), (None, Grade.NO_SIGN)):
             report = audit(plain(), x, y, eps=0.1, version="fast", claim=claim)
             assert report.grade == grade
-        for wrong in (60, -0.1, "60%"):
+        for wrong in (60, -0.1, "60%", True, float("nan")):
             with pytest.raises(BadInput, match="claim must be a share"):
                 audit(plain(), x, y, eps=0.1, claim=wrong)  # type: ignore[arg-type]
+
+    def test_few_images_are_no_comfort(self) -> None:
+        x, y = ZOO["masked"]().images(1)
+        report = audit(ZOO["masked"]().model, x, y, eps=0.1, version="fast")
+        assert report.grade == Grade.SUSPICIOUS
+        assert "too few to show a sign" in str(report.verdict)
 
     def test_hardly_an_image_is_left(self) -> None:
         report = audit(plain(), *ZOO["plain, seed 0"]().images(N), eps=0.4, version="fast")

@@ -99,7 +99,7 @@ MEMBER_HEADS = ("attack", "queries per image", "images", "broken", "seconds", "s
 
 def markdown(report: Any) -> str:
     """Return the report as Markdown."""
-    lines = [f"# Audit of {report.model}", "", f"**{report.grade}.**", ""]
+    lines = [f"# Audit of {_plain(report.model)}", "", f"**{report.grade}.**", ""]
     lines += [f"- {reason}" for reason in report.verdict.reasons]
     lines += ["", report.setting, "", *_table(("what", "images, share, 95% interval"), (
         (name, count_cell(counts, kind).strip()) for name, counts, kind in report.figures()
@@ -119,8 +119,13 @@ def markdown(report: Any) -> str:
 
 
 def _table(heads: Sequence[str], rows: Any) -> list[str]:
-    cells = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in (heads, *rows)]
+    cells = [" | ".join(map(_plain, row)) for row in (heads, *rows)]
     return [f"| {cells[0]} |", "|---" * len(heads) + "|", *(f"| {row} |" for row in cells[1:])]
+
+
+def _plain(text: str) -> str:
+    """Return a text that Markdown shows as it is, in one line."""
+    return " ".join(text.split()).replace("<", "&lt;").replace("|", "\\|")
 
 
 def html(report: Any) -> str:

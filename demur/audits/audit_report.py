@@ -110,7 +110,7 @@ class AuditReport:
     def verdict(self) -> Verdict:
         """The grade and its reasons; docs/guides/audit.md defines the grades."""
         sought = [part for part in (self.autoattack, self.accepted_errors) if part is not None]
-        return verdict_of(sought, self.flags, self.warnings, len(self.sanity), self.claim)
+        return verdict_of(sought, self.sanity, self.warnings, self.claim)
 
     @property
     def grade(self) -> Grade:
@@ -222,9 +222,8 @@ class Settings:
         if isinstance(self.device, str):
             object.__setattr__(self, "device", device_by_name(self.device))
         ball_by_name(self.norm, self.eps)
-        if self.claim is not None and not (
-            isinstance(self.claim, Real) and 0 <= float(self.claim) <= 1
-        ):
+        is_share = isinstance(self.claim, Real) and 0 <= self.claim <= 1
+        if self.claim is not None and (not is_share or isinstance(self.claim, bool)):
             raise BadInput(
                 f"claim must be a share of the images from 0 to 1, such as 0.6, not {self.claim!r}"
             )

@@ -208,7 +208,7 @@ class EnsembleResult:
     @property
     def verdict(self) -> Verdict:
         """The grade and its reasons; docs/guides/audit.md defines the grades."""
-        return verdict_of([self], self.flags, self.warnings, len(self.sanity))
+        return verdict_of([self], self.sanity, self.warnings)
 
     def to_numpy(self) -> NDArray[np.void]:
         """Return one row per image, as a structured array."""

@@ -12,8 +12,9 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from demur.metrics import wilson
-from demur.sanity.evidence import Flag, too_many
+from demur.sanity.evidence import CheckResult, Flag, too_many
 
+MIN_IMAGES = 10  # fewer cannot show that a share of them is unusual
 MIN_LEFT = 0.1  # of the images that are right without an attack; fewer are no robustness
 KINDS_OF_ATTACK = {  # beginnings of the names of members, and what is not tried without them
     ("fab", "closest"): "FAB",
@@ -47,20 +48,22 @@ class Verdict(NamedTuple):
 
 def verdict_of(
     results: Sequence[Any],
-    flags: Sequence[Flag],
+    checks: Sequence[CheckResult],
     warnings: Sequence[str],
-    checks: int,
     claim: float | None = None,
 ) -> Verdict:
     """Return the verdict on an evaluation.
 
     Args:
         results: EnsembleResults; the last result is the one that a claim is about.
-        flags: Signs found by checks.
+        checks: The checks of the model and of the results.
         warnings: Sentences about the model, the rejector and the attacks.
-        checks: The number of checks that were made.
         claim: The claimed share of images that no attack breaks.
     """
+    flags, n = [flag for check in checks for flag in check.flags], len(results[-1].broken_by)
+    if n < MIN_IMAGES:
+        few = f"{n} images are too few to show a sign; attack at least {MIN_IMAGES}"
+        warnings = [*warnings, few]
     if found := _refuted(results, claim):
         more = [f"Besides: {', '.join(_kinds(flags, warnings))}."] if flags or warnings else []
         return Verdict(Grade.BROKEN, (*found, *more))
@@ -68,8 +71,8 @@ def verdict_of(
         signs = [f"{flag.kind}: {flag.observed} Remedy: {flag.remedy}" for flag in flags]
         signs += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in warnings]
         return Verdict(Grade.SUSPICIOUS, tuple(signs))
-    made = f"{checks} checks found nothing" if checks else "No check was made"
-    n = len(results[-1].broken_by)
+    count = sum(not check.missing for check in checks)
+    made = f"{count} checks found nothing" if count else "No check was made"
     return Verdict(
         Grade.NO_SIGN,
         (f"{made} on {n} images.", f"Not tried: {', '.join(not_tried(results))}."),
