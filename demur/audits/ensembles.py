@@ -89,7 +89,8 @@ class EnsembleEvaluation:
         """Return all attacks as one chain, those on masking last, and their names."""
         more = self.on_masking.attacks
         attacks = (*self.chain.attacks, *more.values())
-        return replace(self.chain, attacks=attacks), [*self.names, *more]
+        names = [*self.names[: len(self.chain.attacks)], *more]
+        return replace(self.chain, attacks=attacks), names
 
     def run_standard_evaluation(
         self,
@@ -213,7 +214,7 @@ class EnsembleEvaluation:
                 warnings += self._run(member, batch, options, chain_state, state)
                 seconds[member] = perf_counter() - started
             more = self._run_on_masking(model, batch, options, chain_state, state)
-            warnings, seconds = warnings + more[0], seconds | more[1]
+            warnings, seconds = [*dict.fromkeys(warnings + more[0])], seconds | more[1]
             attacked = decide(model, self.chain.criterion, chain_state.x_adv, bs)
             checks = self._sanity(model, x, y, chain_state.x_adv, bs) if options.sanity else []
             return PartResult(
@@ -245,17 +246,18 @@ class EnsembleEvaluation:
         state: EnsembleState,
     ) -> tuple[list[str], dict[int, float]]:
         """Run the attacks on masking if there are signs of it; return warnings and seconds."""
-        unbroken, seconds = chain_state.remaining(len(self.names)), dict[int, float]()
+        first, seconds = len(self.chain.attacks), dict[int, float]()
+        unbroken = chain_state.remaining(first)
         if len(unbroken) == 0 or not self.on_masking.attacks:
             return [], seconds
-        first = slice(FINGERPRINT_IMAGES)
-        signs = self.on_masking.signs(model, batch.x[first], batch.y[first])
-        warnings = [_warn(f"gradients may be masked: {sign}") for sign in signs]
+        few = slice(FINGERPRINT_IMAGES)
+        signs = self.on_masking.signs(model, batch.x[few], batch.y[few])
+        warnings = [_warn(sign) for sign in signs]
         if "square" in self.names[1:]:  # of which `_run` has warned
             broken = int((chain_state.broken_by == self.names.index("square")).sum())
             left = broken + len(unbroken)
             signs += masking_signs(MaskingEvidence(by_square=broken, left_to_square=left))
-        for member, name in enumerate(self.on_masking.attacks, len(self.names)):
+        for member, name in enumerate(self.on_masking.attacks, first):
             if signs or (name == SURROGATE and self.on_masking.surrogate is not None):
                 started = perf_counter()
                 with MemberProgress("student", len(batch.x), self.verbose) as bar, bar.batch(1):

@@ -135,7 +135,8 @@ class OnMasking:
     def signs(self, model: CheckedModel, x: Tensor, y: Tensor) -> list[str]:
         """Return the signs that clean images show."""
         assert self.ball is not None
-        signs = masking_signs(probe_masking(model, self.ball, x, y))
+        found = masking_signs(probe_masking(model, self.ball, x, y))
+        signs = [f"gradients may be masked: {sign}" for sign in found]
         if isinstance(self.criterion, AcceptedError):
             signs += zero_score_gradients(model, self.criterion, x, y)
         return signs
