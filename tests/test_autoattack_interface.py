@@ -151,7 +151,7 @@ class TestInterface:
             ),
             (
                 lambda: RejectAutoAttack(quick_net, AcceptedError(Con(), 0.5), version="plus"),
-                "known: fast, rand, standard",
+                "known: black-box, fast, rand, standard",
             ),
         ]
         for construct, message in wrong:
@@ -292,7 +292,7 @@ class TestWarnings:
             attack = RejectAutoAttack(
                 ModelWithScore(quick_net, stairs, surrogate), rule, verbose=False
             )
-            attack.chain = chain
+            attack.chain, attack.on_masking = chain, OnMasking()
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 attack.run_standard_evaluation(x, y)

@@ -356,7 +356,8 @@ class AutoAttackEnsemble(Ensemble):
                 return self._multi_target(FAB(ball, restarts=restarts, seed=seed))
             case "square" | "hopskipjump" | "rays":
                 kinds = {"square": Square, "hopskipjump": HopSkipJump, "rays": RayS}
-                return kinds[name](ball, seed=seed)
+                attack: Attack = kinds[name](ball, seed=seed)
+                return attack
         raise BadInput(f"AutoAttack has no attack {name!r}; {suggestion(name, MEMBERS)}")
 
     def _multi_target(self, attack: Attack) -> MultiTarget:

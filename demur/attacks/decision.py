@@ -4,10 +4,8 @@
     RayS(Linf(8/255), queries=2000, criterion=AcceptedError(Con(), 0.7))     # Chen and Gu 2020
     HopSkipJump(L2(0.5), any_distance=True)              # the closest success at any distance
 
-A query is one forward pass of one image, of which the attack learns whether the criterion holds:
-whether the prediction is wrong, and whether it is accepted. Both attacks start from a success far
-away and move along the boundary towards the image. All images advance together; each has its own
-budget and its own noise.
+A query is one forward pass of one image, of which an attack learns whether the criterion holds. The
+searches start at a success far away. All images advance together, each with its own budget.
 """
 
 from abc import ABC, abstractmethod
@@ -111,9 +109,9 @@ class BoundarySearch:
         """Return the points of the paths from x to `images` at the given distances, R."""
         x, size = self.x[rows], per_image(radius, images)
         if isinstance(self.ball, Linf):
-            return x + (images - x).clamp(-size, size)
+            return (x + (images - x).clamp(-size, size)).clamp(0, 1)
         length = per_image(self.ball.norm(images - x), images).clamp_min(1e-12)
-        return x + (images - x) * (size / length).clamp(max=1)
+        return (x + (images - x) * (size / length).clamp(max=1)).clamp(0, 1)
 
     def bisect(self, rows: Tensor, images: Tensor, tolerance: float) -> Tensor:
         """Return successes near the boundary, on the paths from x to the successes `images`.
@@ -122,8 +120,6 @@ class BoundarySearch:
         """
         best, high = images.clone(), self.ball.norm(images - self.x[rows])
         low, middle = torch.zeros_like(high), torch.full_like(high, self.target)
-        if not self.target:
-            middle = high / 2
         while True:
             middle = torch.where((middle > low) & (middle < high), middle, (low + high) / 2)
             wide = (high - low > tolerance * high) & ~self.done[rows]

@@ -122,10 +122,11 @@ def distil(
     objective = OutcomeMargin(criterion, rejects=isinstance(criterion, RuleCriterion))
     wide = replace(ball, eps=min(REACH * ball.eps, 1.0))
     attack = PGD(wide, steps=10, objective=objective, seed=seed)
-    with torch.random.fork_rng([x.device] if x.is_cuda else []), torch.enable_grad():
-        torch.manual_seed(seed)
-        student = student_net(x.shape[1:], count).to(x)
-        student(x[:1])  # makes the lazy layer
+    with torch.random.fork_rng([]), torch.enable_grad():
+        torch.default_generator.manual_seed(seed)
+        student = student_net(x.shape[1:], count)
+        student(x[:1].float().cpu())  # makes the lazy layer
+        student.to(x)
         pool, labels = x, answers
         for number in range(ROUNDS):
             _train(student.train(), pool, labels)
@@ -147,7 +148,7 @@ def _train(student: nn.Module, x: Tensor, labels: Tensor) -> None:
     """Train the student for one round on images and the model's outcomes."""
     optimiser = torch.optim.Adam(student.parameters(), RATE)
     for _ in range(TRAINING_STEPS):
-        rows = torch.randint(len(x), (TRAINING_BATCH,), device=x.device)
+        rows = torch.randint(len(x), (TRAINING_BATCH,)).to(x.device)
         optimiser.zero_grad()
         cross_entropy(student(x[rows]), labels[rows]).backward()
         optimiser.step()

@@ -98,7 +98,8 @@ class EnsembleEvaluation:
         """Return all attacks as one chain, those on masking last, and their names."""
         more = self.on_masking.attacks
         attacks = (*self.chain.attacks, *more.values())
-        return replace(self.chain, attacks=attacks), [*self.names, *more]
+        names = [*self.names[: len(self.chain.attacks)], *more]
+        return replace(self.chain, attacks=attacks), names
 
     def run_standard_evaluation(
         self,
@@ -205,7 +206,7 @@ class EnsembleEvaluation:
                 warnings += self._run(member, batch, options, chain_state, state)
                 seconds[member] = perf_counter() - started
             more = self._run_on_masking(model, batch, options, chain_state, state)
-            warnings, seconds = warnings + more[0], seconds | more[1]
+            warnings, seconds = [*dict.fromkeys(warnings + more[0])], seconds | more[1]
             attacked = decide_by_passes(
                 model, self.chain.criterion, chain_state.x_adv, y, bs, self.passes
             )
@@ -255,13 +256,14 @@ class EnsembleEvaluation:
         state: EnsembleState,
     ) -> tuple[list[str], dict[int, float]]:
         """Run the attacks on masking if there are signs of it; return warnings and seconds."""
-        seconds, square = dict[int, float](), _square_signs(self.names, chain_state)
-        if len(chain_state.remaining(len(self.names))) == 0 or not self.on_masking.attacks:
+        after, seconds = len(self.chain.attacks), dict[int, float]()
+        square = _square_signs(self.names, chain_state)
+        if len(chain_state.remaining(after)) == 0 or not self.on_masking.attacks:
             return [_warn(f"gradients may be masked: {sign}") for sign in square], seconds
         first = slice(FINGERPRINT_IMAGES)
         signs = [*self.on_masking.signs(model, batch.x[first], batch.y[first]), *square]
         warnings = [_warn(f"gradients may be masked: {sign}") for sign in signs]
-        for member, name in enumerate(self.on_masking.attacks, len(self.names)):
+        for member, name in enumerate(self.on_masking.attacks, after):
             if signs or (name == SURROGATE and self.on_masking.surrogate is not None):
                 started = perf_counter()
                 with MemberProgress("student", len(batch.x), self.verbose) as bar, bar.batch(1):
