@@ -69,12 +69,12 @@ def pyautoattack(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def negative_log_probability(out: Any, y: Tensor) -> Tensor:
     """Cross-entropy of each image."""
-    return -out.logits.log_softmax(-1).gather(1, y[:, None])[:, 0]
+    return -torch.as_tensor(out.logits).log_softmax(-1).gather(1, y[:, None])[:, 0]
 
 
 def wrong_log_probability(out: Any, y: Tensor) -> Tensor:
     """Log probability of the most likely wrong class: wrong and confident."""
-    return out.logits.log_softmax(-1).scatter(1, y[:, None], -1e9).amax(-1)
+    return torch.as_tensor(out.logits).log_softmax(-1).scatter(1, y[:, None], -1e9).amax(-1)
 
 
 def attacks(criterion: Criterion) -> dict[str, Craft]:
