@@ -10,6 +10,7 @@ its backward pass. The file keeps the rows of other nets, so that nets can be ru
 import argparse
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -68,12 +69,12 @@ def pyautoattack(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def negative_log_probability(out: Any, y: Tensor) -> Tensor:
     """Cross-entropy of each image."""
-    return -out.logits.log_softmax(-1).gather(1, y[:, None])[:, 0]
+    return -torch.as_tensor(out.logits).log_softmax(-1).gather(1, y[:, None])[:, 0]
 
 
 def wrong_log_probability(out: Any, y: Tensor) -> Tensor:
     """Log probability of the most likely wrong class: wrong and confident."""
-    return out.logits.log_softmax(-1).scatter(1, y[:, None], -1e9).amax(-1)
+    return torch.as_tensor(out.logits).log_softmax(-1).scatter(1, y[:, None], -1e9).amax(-1)
 
 
 def attacks(criterion: Criterion) -> dict[str, Craft]:
@@ -129,6 +130,17 @@ def rows(name: str, net: nn.Module, criterion: Criterion, n: int) -> list[dict[s
     return found
 
 
+def markdown(found: list[dict[str, Any]], kind: str) -> str:
+    """Return a table of one kind of result: a line for each net, a column for each attack."""
+    chosen = [row for row in found if kind in row]
+    names = list(dict.fromkeys(row["attack"] for row in chosen))
+    lines = [f"| net | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
+    for net in dict.fromkeys(row["net"] for row in chosen):
+        cells = {row["attack"]: f"{row[kind]:.3f}" for row in chosen if row["net"] == net}
+        lines.append(f"| {net} | {' | '.join(cells.get(name, '') for name in names)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Run the comparison for some nets and write or update the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -150,6 +162,9 @@ def main() -> None:
         done = json.loads(options.o.read_text()) if options.o.exists() else []
         done = [row for row in done if row["net"] != name] + rows(name, *case, options.n)
         options.o.write_text(json.dumps(done, indent=1) + "\n")
+    done = json.loads(options.o.read_text())
+    tables = (markdown(done, kind) for kind in ("accuracy", "accepted_errors"))
+    sys.stdout.write("\n\n".join(tables) + "\n")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from demur.attacks import APGD, PGD, AcceptedError, Chain, MeanChain, Square
 from demur.attacks.balls import Linf
 from demur.attacks.wrappers import ModelWithScore
 from demur.audits import image_parts
-from demur.audits.ensemble_result import EnsembleResult
+from demur.audits.ensemble_result import Counts, EnsembleResult
 from demur.audits.ensembles import AutoAttack, EnsembleEvaluation, RejectAutoAttack
 from demur.audits.masking import OnMasking
 from demur.errors import BadInput
@@ -81,8 +81,8 @@ class TestCounts:
     def test_of_a_linear_classifier_equal_the_closed_form(self, plain: EnsembleResult) -> None:
         x, y = images()
         safe = distance(LinearNet(0), x.double(), y, "Linf") > EPS
-        assert plain.clean == (COUNT - 3, 3, 0)
-        assert plain.attacked == (int(safe.sum()), int((~safe).sum()), 0)
+        assert plain.clean == Counts(COUNT - 3, 3, 0)
+        assert plain.attacked == Counts(int(safe.sum()), int((~safe).sum()), 0)
         assert 5 < plain.attacked.accepted_right < COUNT - 8
         assert plain.attacked.interval("accepted_wrong") == wilson(int((~safe).sum()), COUNT)
 
@@ -150,7 +150,7 @@ class TestSaidAtOnce:
     def test_a_threshold_that_no_image_reaches(self) -> None:
         with pytest.warns(UserWarning, match=r"reaches the threshold 1e\+09 of Con"):
             result = rejecting(AcceptedError(Con(), 1e9)).evaluate(*images(), sanity=False)
-        assert result.attacked == (0, 0, COUNT)
+        assert result.attacked == Counts(0, 0, COUNT)
         assert "no clean image reaches" in str(result).replace("\n" + " " * 16, " ")
 
     def test_a_model_that_is_no_better_than_chance(self) -> None:

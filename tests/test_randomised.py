@@ -24,12 +24,11 @@ from demur.attacks import (
     Rejected,
     SuccessProbability,
 )
-from demur.attacks.autoattack import rand_chain
+from demur.attacks.autoattack import PASSES, rand_chain
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import RuleCriterion
 from demur.attacks.objectives.rejector import ANY
 from demur.audits import randomised
-from demur.audits.ensembles import PASSES
 from demur.data import Images
 from demur.output import as_output
 from demur.rejectors import Con

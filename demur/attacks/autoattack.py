@@ -191,8 +191,8 @@ class MeanChain(Chain):
 def rand_chain(ball: Ball, criterion: Criterion, seed: int, restarts: int = 2) -> MeanChain:
     """Return the chain of version="rand"; its attacks have the names of RAND."""
     margin = EOTPGD(ball, restarts=restarts, criterion=criterion, seed=seed)
-    rejects = isinstance(criterion, AcceptedError)
-    first = replace(margin, objective=MarginProduct(criterion) if rejects else CE())
+    loss = MarginProduct(criterion) if isinstance(criterion, AcceptedError) else CE()
+    first = replace(margin, objective=loss)
     targeted = replace(margin, targeted=True)
     if isinstance(criterion, Rejected):  # a rejection has no target
         first, targeted = replace(margin, objective=RejectionObjective(criterion)), margin

@@ -137,4 +137,4 @@ def success_share(criterion: Criterion, batch: AttackBatch, x: Tensor, passes: i
     """Return the share of exact forward passes in which the criterion holds, N, float."""
     with torch.no_grad(), use_precision("fp32", x.device):
         found = [criterion(as_output(batch.model(x)), batch.y) for _ in range(passes)]
-    return torch.stack(found).double().mean(0)
+    return torch.stack(found).float().mean(0)

@@ -54,7 +54,7 @@ def seeded_noise_notes(model: Model, x: Tensor) -> Iterator[str]:
     base = _outputs(model, inside)
     far, near = (_difference(_outputs(model, inside + c), base) for c in (CHANGE, CHANGE / 10))
     jumps = (near > JUMP) & (near > far / 2)  # of the change of a smooth function a tenth is left
-    if jumps.double().mean() > 0.5:
+    if jumps.float().mean() > 0.5:
         yield (
             f"the outputs of {int(jumps.sum())} of {len(x)} images jump when each pixel changes by "
             f"{CHANGE / 10:g}, as with noise whose seed is computed from the input: a "
@@ -62,7 +62,7 @@ def seeded_noise_notes(model: Model, x: Tensor) -> Iterator[str]:
         )
         return
     moved = _difference(_outputs(model, inside.flip(0)).flip(0), base) > JUMP
-    if moved.double().mean() > 0.5:
+    if moved.float().mean() > 0.5:
         yield (
             f"the outputs of {int(moved.sum())} of {len(x)} images depend on their place in the "
             "batch, as with noise from a fixed seed: a deterministic function that may mask its "
