@@ -174,7 +174,10 @@ def row(name: str, n: int, with_peers: tuple[str, ...]) -> dict[str, Any]:
 
 def page(rows: list[dict[str, Any]]) -> str:
     """Return the page of all rows."""
-    number = lambda value: "-" if value is None else f"{value:.3g}"  # noqa: E731
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3g}"
+
     lines = [
         "| " + " | ".join([
             row["name"], *(number(row.get(key)) for key in ("known", "ours", *PEERS)),

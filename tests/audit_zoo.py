@@ -47,7 +47,7 @@ class Entry:
     eps: float = EPS
     honest: bool = False
 
-    def images(self, n: int, split: str = "test") -> tuple[Tensor, Tensor]:
+    def images(self, n: int, split: Any = "test") -> tuple[Tensor, Tensor]:
         x, y = Digits().load()[split].batch(slice(0, n))
         return self.change(x), self.labels(y)
 
@@ -129,6 +129,10 @@ def masked() -> Entry:
     return wrapped(lambda net, x: 10 * hard(net(x)) + log_softmax(other(x), 1))
 
 
+def as_any(value: Any) -> Any:
+    return value
+
+
 def hard(logits: Tensor) -> Tensor:
     return one_hot(logits.argmax(1), logits.shape[1]).to(logits)
 
@@ -204,7 +208,7 @@ class Reversed(torch.autograd.Function):
 
 
 def reversed_gradient() -> Entry:
-    return wrapped(lambda net, x: net(Reversed.apply(x)))
+    return wrapped(lambda net, x: net(as_any(Reversed).apply(x)))
 
 
 def decoy() -> Entry:

@@ -283,7 +283,8 @@ class TestFiles:
         Draft202012Validator.check_schema(schema())
         Draft202012Validator(schema()).validate(values)
         assert values["grade"] == audited(name).grade
-        for broken in ({"grade": "robust"}, {"provenance": {}}, {"n": 0}):
+        wrong: list[dict[str, Any]] = [{"grade": "robust"}, {"provenance": {}}, {"n": 0}]
+        for broken in wrong:
             assert not Draft202012Validator(schema()).is_valid(values | broken)
 
     @pytest.mark.parametrize("ending", ["html", "md", "json"])
@@ -319,7 +320,8 @@ class TestFiles:
 
         from demur.audits.audit_page import _png
 
-        for shape in ((1, 8, 8), (3, 5, 7), (4, 6, 6)):
+        shapes: list[tuple[int, int, int]] = [(1, 8, 8), (3, 5, 7), (4, 6, 6)]
+        for shape in shapes:
             x = torch.rand(shape)
             picture = Image.open(io.BytesIO(base64.b64decode(_png(x).split(",")[1])))
             assert picture.size == (shape[2], shape[1])

@@ -222,10 +222,11 @@ class Settings:
         if isinstance(self.device, str):
             object.__setattr__(self, "device", device_by_name(self.device))
         ball_by_name(self.norm, self.eps)
-        is_share = isinstance(self.claim, Real) and 0 <= self.claim <= 1
-        if self.claim is not None and (not is_share or isinstance(self.claim, bool)):
+        claim: Any = self.claim
+        is_number = isinstance(claim, Real) and not isinstance(claim, bool)
+        if claim is not None and not (is_number and 0 <= claim <= 1):
             raise BadInput(
-                f"claim must be a share of the images from 0 to 1, such as 0.6, not {self.claim!r}"
+                f"claim must be a share of the images from 0 to 1, such as 0.6, not {claim!r}"
             )
         check_output_folder(None if self.state_folder is None else str(self.state_folder))
 

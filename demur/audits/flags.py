@@ -126,7 +126,8 @@ def _wrong_slopes(
     """Yield flags where a step along the gradient does not do what the gradient predicts."""
     objectives: list[tuple[str, Objective]] = [("the logit margin", UntargetedMargin())]
     count = len(rule.accept_rule.pairs) if rule else 0
-    objectives += [("the score", SingleMargin(rule, 1 + k)) for k in range(count)]
+    if rule is not None:
+        objectives += [("the score", SingleMargin(rule, 1 + k)) for k in range(count)]
     target, slopes = torch.full_like(y, ANY), x.new_ones(len(x), 1 + count)
     for name, objective in objectives:
         inputs = (target, slopes) if isinstance(objective, SingleMargin) else ()
