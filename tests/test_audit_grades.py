@@ -28,6 +28,7 @@ from demur.audits.flags import (
     JUMP,
     MASKED,
     SLOPE,
+    STUCK,
     UNCONFIRMED,
     implausible,
     model_checks,
@@ -116,6 +117,18 @@ class TestFlags:
     ) -> None:
         assert words in signs_of(raises)[flag]
         assert signs_of(quiet)[flag] == ""
+
+    def test_a_loss_that_rises_and_flips_nothing(self) -> None:
+        """The examples of the net that decides break a model with the gradients of another."""
+        entry = ZOO["masked"]()
+        x, y = entry.images(48)
+        x_adv = PGD(Linf(EPS), steps=30)(entry.twin, x, y)
+        for model, flagged in ((entry.model, True), (entry.twin, False)):
+            with checked(model, x, y) as (own, images, labels):
+                found = model_checks(own, images, labels, x_adv, Linf(EPS), None, labels)
+            (check,) = (check for check in found if check.kind == STUCK)
+            assert bool(check.flags) == flagged
+            assert all("never flipped the label" in flag.observed for flag in check.flags)
 
     def test_a_net_in_float64_with_other_labels(self) -> None:
         class Half(nn.Module):

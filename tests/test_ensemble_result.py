@@ -124,7 +124,7 @@ class TestPrinting:
     def test_all_checks_run_on_a_rejector_and_two_fewer_on_a_classifier(
         self, plain: EnsembleResult, rejected: EnsembleResult
     ) -> None:
-        of_the_audit = 5  # slopes, jumps, changing answers, masking, unconfirmed successes
+        of_the_audit = 6  # slopes, jumps, changing answers, stuck losses, masking, unconfirmed
         assert len(rejected.sanity) == len(CHECKS) + of_the_audit
         assert len(plain.sanity) == len(CHECKS) - 2 + of_the_audit
         for result in (plain, rejected):

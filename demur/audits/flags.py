@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from demur import noise
-from demur.attacks import Objective, SingleMargin, UntargetedMargin
+from demur.attacks import CE, Objective, SingleMargin, UntargetedMargin
 from demur.attacks.attack_model import CheckedModel, NoGradientError
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import RuleCriterion
@@ -23,12 +23,13 @@ from demur.audits.ensemble_result import EnsembleResult
 from demur.evaluate.recording import probe
 from demur.images import per_image
 from demur.metrics import wilson
-from demur.output import as_output
+from demur.output import as_output, prediction
 from demur.sanity.evidence import CheckResult, Flag, too_many
 
 SLOPE = "the gradient is not the slope of the objective"
 JUMP = "the decision jumps"
 CHANGE = "answers depend on more than the image"
+STUCK = "the loss rose and nothing flipped"
 MASKED = "attacks without gradients succeed where gradients fail"
 UNCONFIRMED = "successes were not confirmed"
 IMPLAUSIBLE = "the figure is implausible"
@@ -47,6 +48,8 @@ SLOPE_RATIOS = 0.5, 2.0  # rise of the objective over that which the gradient pr
 BISECTIONS = 10  # a steep slope is a jump, too
 TINY = 1e-3  # of the radius: a change that no decision may depend on
 TOLERANCE = 0.05  # of the median margin, or of the spread of a score
+PLAIN_STEPS = 20  # of plain PGD on the images that an attack broke
+STUCK_SHARE = 0.25  # of these images that it may leave
 MOST_WEIGHTS = 10**8  # of a net that is copied in float64
 MASKED_SHARE = 0.01  # of the images that gradient attacks leave; AutoAttack's own limit for Square
 
@@ -105,6 +108,7 @@ def model_checks(
     return [
         *(CheckResult(kind, tuple(f for f in signs if f.kind == kind)) for kind in (SLOPE, JUMP)),
         _changes(answers, model, x, x_adv, before[:ASKED].to(y)),
+        _stuck(model, answers, x, y, x_adv, ball),
     ]
 
 
@@ -260,6 +264,34 @@ def _changes(
         "audit again; otherwise fix batch and order as part of the claim.",
     )  # fmt: skip
     return CheckResult(CHANGE, (flag,))
+
+
+def _stuck(
+    model: CheckedModel, answers: Answers, x: Tensor, y: Tensor, x_adv: Tensor, ball: Ball
+) -> CheckResult:
+    """Check whether plain PGD raises the loss of broken images and yet leaves them right."""
+    right, wrong = (answers.labels(answers(part)) == y for part in (x, x_adv))
+    rows = (right & ~wrong).nonzero()[:, 0]
+    moved, rising, flipped = x[rows], torch.zeros_like(rows), torch.zeros_like(rows).bool()
+    last = torch.full_like(x[rows, 0, 0, 0], torch.inf)
+    for _ in range(PLAIN_STEPS if len(rows) else 0):
+        try:
+            grad, loss, out = model.gradient(CE(), moved, y[rows])
+        except NoGradientError:
+            return CheckResult(STUCK, missing="a gradient")
+        flipped |= prediction(out) != y[rows]
+        rising, last = rising + (loss > last), loss
+        moved = ball.step(x[rows], moved, grad, ball.eps / 4)
+    stuck = ~flipped & (rising > 0)
+    count, queries = int(stuck.sum()), int(rising[stuck].sum())
+    flag = Flag(
+        STUCK, (),
+        f"{len(rows)} images were broken. On {count} of them plain PGD raised the cross-entropy in "
+        f"{queries} of {PLAIN_STEPS * count} queries and never flipped the label.",
+        "The loss is not that of the decision: attack by decisions and by transfer "
+        "(version='black-box'), or write a loss that follows the decision.",
+    )  # fmt: skip
+    return CheckResult(STUCK, (flag,) if count > max(2, STUCK_SHARE * len(rows)) else ())
 
 
 def _repeated(answers: Answers, x: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
