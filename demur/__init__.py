@@ -24,11 +24,13 @@ if TYPE_CHECKING:
         Clean,
         FalseRejection,
         ForceRejectionEnsemble,
+        HopSkipJump,
         MinMargin,
         Misclassified,
         MultiTarget,
         Objective,
         PlusLogScore,
+        RayS,
         Rejected,
         Square,
         UntargetedMargin,
@@ -98,8 +100,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "attacks": (
         "APGD CE CW DLR FAB KL PGD AcceptedError Attack Clean PlusLogScore FalseRejection "
-        "ForceRejectionEnsemble UntargetedMargin MinMargin Misclassified MultiTarget Objective "
-        "Rejected Square WorstScore"
+        "ForceRejectionEnsemble HopSkipJump UntargetedMargin MinMargin Misclassified MultiTarget "
+        "Objective RayS Rejected Square WorstScore"
     ),
     "attacks.balls": "L1 L2 Linf",
     "attacks.wrappers": "ModelWithScore RejectClassModel",
@@ -135,14 +137,15 @@ __all__ = [
     "AcceptedError", "Attack", "AuditReport", "AutoAttack", "BadInput", "Clean", "Con", "Coupled",
     "Coverage", "Digits", "Energy", "EnsembleResult", "Entropy", "FactoryNet", "FalseRejection",
     "ForceRejectionEnsemble", "Framework", "GDAStar", "Guard", "GuardResult", "Head",
-    "HeadComparison", "Linf", "LoadedRun", "MaxLogit", "Method", "MinMargin", "Misclassified",
-    "ModelScore", "ModelWithScore", "MultiTarget", "NoHead", "Objective", "OneCycle", "Output",
-    "OwnImages", "Piecewise", "PlusLogScore", "RCon", "Recipe", "Record", "RecordOptions",
-    "Records", "RejectAutoAttack", "RejectClassModel", "Rejected", "RejectingClassifier",
-    "Rejector", "RejectorEvaluation", "ResNet8", "ResNet18", "Retrofit", "Risk", "Run", "SNet",
-    "Score", "SoftmaxMargin", "Square", "Standard", "Uncertified", "UntargetedMargin",
-    "Verification", "ViM", "WideResNet", "WorstScore", "attack", "audit", "certify_threshold",
-    "guard", "recipe", "resolve_thresholds", "retrofit", "run_attack", "train", "verify",
+    "HeadComparison", "HopSkipJump", "Linf", "LoadedRun", "MaxLogit", "Method", "MinMargin",
+    "Misclassified", "ModelScore", "ModelWithScore", "MultiTarget", "NoHead", "Objective",
+    "OneCycle", "Output", "OwnImages", "Piecewise", "PlusLogScore", "RCon", "RayS", "Recipe",
+    "Record", "RecordOptions", "Records", "RejectAutoAttack", "RejectClassModel", "Rejected",
+    "RejectingClassifier", "Rejector", "RejectorEvaluation", "ResNet8", "ResNet18", "Retrofit",
+    "Risk", "Run", "SNet", "Score", "SoftmaxMargin", "Square", "Standard", "Uncertified",
+    "UntargetedMargin", "Verification", "ViM", "WideResNet", "WorstScore", "attack", "audit",
+    "certify_threshold", "guard", "recipe", "resolve_thresholds", "retrofit", "run_attack",
+    "train", "verify",
 ]  # fmt: skip
 
 

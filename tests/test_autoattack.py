@@ -10,6 +10,7 @@ from demur.attacks import (
     APGD,
     CE,
     DLR,
+    EOTPGD,
     FAB,
     PGD,
     AutoAttackEnsemble,
@@ -106,9 +107,9 @@ class TestVersions:
         assert older[1] == APGD(L2(0.5), restarts=5, objective=DLR())
         assert older[2] == FAB(L2(0.5), restarts=5)
         rand = AutoAttackEnsemble(Linf(0.1), version="rand").chain().attacks
-        assert [a.eot_iter for a in rand] == [20, 20]  # type: ignore[attr-defined]
+        assert [type(part) for part in rand] == [EOTPGD] * 3
         assert len(AutoAttackEnsemble(Linf(0.1), version="plus").chain().attacks) == 6
-        assert set(VERSIONS) == {"standard", "plus", "rand", "older"}
+        assert set(VERSIONS) == {"standard", "plus", "rand", "older", "black-box"}
 
     @pytest.mark.parametrize(("classes", "kind"), [(2, Linf), (3, L2), (4, Linf)])
     def test_with_few_classes_success_is_exactly_where_eps_exceeds_the_distance(

@@ -18,6 +18,7 @@ from demur.attacks.attack_model import Model, attack_model
 from demur.attacks.balls import Linf
 from demur.attacks.wrappers import ModelWithScore
 from demur.audits.ensembles import AutoAttack, RejectAutoAttack
+from demur.audits.masking import OnMasking
 from demur.data import Images
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, RecordOptions, run_attack
@@ -150,7 +151,7 @@ class TestInterface:
             ),
             (
                 lambda: RejectAutoAttack(quick_net, AcceptedError(Con(), 0.5), version="plus"),
-                "known: fast, rand, standard",
+                "known: black-box, fast, rand, standard",
             ),
         ]
         for construct, message in wrong:
@@ -291,7 +292,7 @@ class TestWarnings:
             attack = RejectAutoAttack(
                 ModelWithScore(quick_net, stairs, surrogate), rule, verbose=False
             )
-            attack.chain = chain
+            attack.chain, attack.on_masking = chain, OnMasking()
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 attack.run_standard_evaluation(x, y)
@@ -307,7 +308,7 @@ class TestWarnings:
         y = quick_net(x).logits.argmax(1)
         attack = AutoAttack(quick_net, eps=1.0, verbose=False)
         attack.chain = Chain((PGD(Linf(0.0), steps=1), ExchangeImages(Linf(1.0), count)))
-        attack.names = ["apgd-ce", "square"]
+        attack.names, attack.on_masking = ["apgd-ce", "square"], OnMasking()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             labels = attack.run_standard_evaluation(x, y, return_labels=True)[1]

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from demur.attacks import APGD, PGD, AcceptedError, Chain, Square
+from demur.attacks import APGD, PGD, AcceptedError, Chain, MeanChain, Square
 from demur.attacks.balls import Linf
 from demur.attacks.wrappers import ModelWithScore
 from demur.audits import image_parts
-from demur.audits.ensemble_result import EnsembleResult
+from demur.audits.ensemble_result import Counts, EnsembleResult
 from demur.audits.ensembles import AutoAttack, EnsembleEvaluation, RejectAutoAttack
+from demur.audits.masking import OnMasking
 from demur.errors import BadInput
 from demur.metrics import wilson
 from demur.output import Output, as_output, prediction
@@ -54,6 +55,7 @@ def images() -> tuple[Tensor, Tensor]:
 def classifier(model: Any = None) -> AutoAttack:
     attack = AutoAttack(model or Logits(), eps=EPS, verbose=False)
     attack.chain, attack.names = Chain((APGD(BALL, steps=20), Square(BALL, queries=9))), ["a", "b"]
+    attack.on_masking = OnMasking()
     return attack
 
 
@@ -61,7 +63,7 @@ def rejecting(rule: AcceptedError = RULE, model: Any = None) -> RejectAutoAttack
     attack = RejectAutoAttack(model or Logits(), rule, eps=EPS, verbose=False)
     product: Any = replace(attack.chain.attacks[0], steps=20)  # type: ignore[call-arg]
     attack.chain = Chain((product,), rule, attack.chain.rank_by)
-    attack.names = ["product"]
+    attack.names, attack.on_masking = ["product"], OnMasking()
     return attack
 
 
@@ -79,8 +81,8 @@ class TestCounts:
     def test_of_a_linear_classifier_equal_the_closed_form(self, plain: EnsembleResult) -> None:
         x, y = images()
         safe = distance(LinearNet(0), x.double(), y, "Linf") > EPS
-        assert plain.clean == (COUNT - 3, 3, 0)
-        assert plain.attacked == (int(safe.sum()), int((~safe).sum()), 0)
+        assert plain.clean == Counts(COUNT - 3, 3, 0)
+        assert plain.attacked == Counts(int(safe.sum()), int((~safe).sum()), 0)
         assert 5 < plain.attacked.accepted_right < COUNT - 8
         assert plain.attacked.interval("accepted_wrong") == wilson(int((~safe).sum()), COUNT)
 
@@ -119,11 +121,12 @@ class TestPrinting:
         assert values["attacked"]["accepted_wrong"]["count"] == wrong
         assert len(values["broken_by"]) == COUNT
 
-    def test_all_checks_run_on_a_rejector_and_six_on_a_classifier(
+    def test_all_checks_run_on_a_rejector_and_two_fewer_on_a_classifier(
         self, plain: EnsembleResult, rejected: EnsembleResult
     ) -> None:
-        assert len(rejected.sanity) == len(CHECKS)
-        assert len(plain.sanity) == len(CHECKS) - 2
+        of_the_audit = 6  # slopes, jumps, changing answers, stuck losses, masking, unconfirmed
+        assert len(rejected.sanity) == len(CHECKS) + of_the_audit
+        assert len(plain.sanity) == len(CHECKS) - 2 + of_the_audit
         for result in (plain, rejected):
             assert [check.kind for check in result.sanity if check.missing] == []
             assert result.flags == []
@@ -147,7 +150,7 @@ class TestSaidAtOnce:
     def test_a_threshold_that_no_image_reaches(self) -> None:
         with pytest.warns(UserWarning, match=r"reaches the threshold 1e\+09 of Con"):
             result = rejecting(AcceptedError(Con(), 1e9)).evaluate(*images(), sanity=False)
-        assert result.attacked == (0, 0, COUNT)
+        assert result.attacked == Counts(0, 0, COUNT)
         assert "no clean image reaches" in str(result).replace("\n" + " " * 16, " ")
 
     def test_a_model_that_is_no_better_than_chance(self) -> None:
@@ -207,10 +210,8 @@ def noisy(x: Tensor) -> Tensor:
 def test_a_random_model_has_its_version() -> None:
     x, y = images()
     averaged = RejectAutoAttack(noisy, RULE, eps=EPS, verbose=False, version="rand")
-    assert [getattr(part, "eot_iter", 0) for part in averaged.chain.attacks] == [20, 20]
-    averaged.chain = Chain(
-        tuple(PGD(BALL, steps=1) for _ in averaged.names), RULE, averaged.chain.rank_by
-    )
+    assert isinstance(averaged.chain, MeanChain)
+    assert averaged.names == ["eot-loss", "eot-margin", "eot-t"]
     single = rejecting(model=noisy)
     with pytest.warns(UserWarning, match="version='rand'"):
         result = single.evaluate(x, y)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from demur.attacks import CE, CW, PGD, MultiTarget, TargetedMargin
 from demur.attacks.balls import Linf
+from demur.attacks.objectives import wrong_classes
 from demur.evaluate import LoadedRun, run_attack
 from demur.evaluate.score import summary
 from demur.noise import derive_seed
@@ -33,7 +34,7 @@ def test_multi_target_keeps_the_largest_cross_entropy_over_targets_and_restarts(
     inner = PGD(Linf(0.2), steps=3, objective=TargetedMargin())
     each = MultiTarget(inner, restarts=3)
     x_adv = each(net, x, y)
-    targets = each._targets(net(x), y)
+    targets = wrong_classes(net(x), y)
     losses = []
     for number in range(9):
         stream = derive_seed(0, number)

@@ -29,10 +29,12 @@ from demur.attacks import (
     Ensemble,
     ForceRejectionEnsemble,
     FrankWolfe,
+    HopSkipJump,
     MaxMinMargin,
     MinMargin,
     MultiTarget,
     OrthogonalAPGD,
+    RayS,
     RejectAutoAttackEnsemble,
     Rejected,
     Square,
@@ -70,12 +72,13 @@ SPECS: tuple[Attack, ...] = (
     Clean(), PGD(BALL, restarts=2), FrankWolfe(BALL, keep="success"),
     MultiTarget(PGD(L2(0.5), objective=TargetedMargin())), APGD(BALL, restarts=2),
     MaxMinMargin(BALL, RULE), OrthogonalAPGD(BALL, objective=MinMargin(RULE), criterion=RULE),
-    FAB(BALL), Square(L2(0.5)), CW(), Chain((FAB(BALL), Square(BALL))), AutoAttackEnsemble(BALL),
+    FAB(BALL), Square(L2(0.5)), HopSkipJump(L2(0.5)), RayS(BALL), CW(),
+    Chain((FAB(BALL), Square(BALL))), AutoAttackEnsemble(BALL),
     RejectAutoAttackEnsemble(BALL, RULE), ForceRejectionEnsemble(BALL, Rejected(Con(), 0.3)),
     Corruption(),
 )  # fmt: skip
 SMALL = {type(spec).__name__: small(spec) for spec in SPECS}
-NEEDS_NO_GRADIENT = ("Clean", "Square")
+NEEDS_NO_GRADIENT = ("Clean", "Square", "HopSkipJump", "RayS")
 every_attack = pytest.mark.parametrize("name", SMALL)
 
 

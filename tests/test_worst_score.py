@@ -21,6 +21,7 @@ from demur import (
     WorstScore,
 )
 from demur.attacks import RejectAutoAttackEnsemble
+from demur.attacks.attack_model import Model
 from demur.metrics import WorstCase
 from demur.output import as_output
 
@@ -51,8 +52,8 @@ def linear(classes: int, seed: int = 1) -> Linear:
     return Linear(w, torch.randn(16, generator=generator))
 
 
-def worst(model: object, attack: WorstScore, x: Tensor, y: Tensor) -> Tensor:
-    out = as_output(model(attack(model, x, y)))  # type: ignore[operator]
+def worst(model: Model, attack: WorstScore, x: Tensor, y: Tensor) -> Tensor:
+    out = as_output(model(attack(model, x, y)))
     score = attack.rejector(out)  # type: ignore[operator]
     return score.masked_fill(out.logits.argmax(-1) == y, -torch.inf)
 

@@ -7,12 +7,15 @@ from demur.attacks.autoattack import (
     Chain,
     Ensemble,
     ForceRejectionEnsemble,
+    MeanChain,
     MultiTarget,
     RejectAutoAttackEnsemble,
 )
 from demur.attacks.corruption import Corruption
 from demur.attacks.criteria import AcceptedError, Criterion, FalseRejection, Misclassified, Rejected
 from demur.attacks.cw import CW
+from demur.attacks.decision import HopSkipJump, RayS
+from demur.attacks.eot import EOTPGD
 from demur.attacks.fab import FAB
 from demur.attacks.margins import MaxMinMargin, OrthogonalAPGD
 from demur.attacks.objectives import (
@@ -30,6 +33,7 @@ from demur.attacks.objectives import (
     Scaled,
     ScoreObjective,
     SingleMargin,
+    SuccessProbability,
     Sum,
     TargetedConfidence,
     TargetedDLR,
@@ -45,19 +49,21 @@ from demur.attacks.square import Square
 from demur.attacks.worst_score import WorstScore
 
 ATTACKS: list[type[Attack]] = [
-    Clean, PGD, FrankWolfe, MultiTarget, APGD, MaxMinMargin, OrthogonalAPGD, FAB, Square, CW,
-    WorstScore, Corruption, Chain, AutoAttackEnsemble, RejectAutoAttackEnsemble,
+    Clean, PGD, FrankWolfe, MultiTarget, APGD, EOTPGD, MaxMinMargin, OrthogonalAPGD, FAB, Square,
+    HopSkipJump, RayS, CW, WorstScore, Corruption, Chain, MeanChain, AutoAttackEnsemble,
+    RejectAutoAttackEnsemble,
     ForceRejectionEnsemble,
 ]  # fmt: skip
 CRITERIA: list[type[Criterion]] = [Misclassified, AcceptedError, FalseRejection, Rejected]
 
 __all__ = [
-    "APGD", "ATTACKS", "CE", "CRITERIA", "CW", "DLR", "FAB", "GAMA", "KL", "OBJECTIVES", "PGD",
-    "AcceptedError", "Attack", "AttackBatch", "AutoAttackEnsemble", "Chain", "Clean",
+    "APGD", "ATTACKS", "CE", "CRITERIA", "CW", "DLR", "EOTPGD", "FAB", "GAMA", "KL", "OBJECTIVES",
+    "PGD", "AcceptedError", "Attack", "AttackBatch", "AutoAttackEnsemble", "Chain", "Clean",
     "Corruption", "Criterion", "Ensemble", "FalseRejection", "ForceRejectionEnsemble",
-    "FrankWolfe", "MarginProduct", "MaxMinMargin", "MinMargin", "Misclassified", "MultiTarget",
-    "Objective", "OrthogonalAPGD", "PlusLogScore", "RRLoss", "RejectAutoAttackEnsemble",
-    "Rejected", "RejectionObjective", "Scaled", "ScoreObjective", "SingleMargin", "Square", "Sum",
-    "TargetedConfidence", "TargetedDLR", "TargetedMargin", "TargetedScore", "UntargetedMargin",
-    "WorstScore", "WrongConfidence", "WrongScore", "XiObjective",
+    "FrankWolfe", "HopSkipJump", "MarginProduct", "MaxMinMargin", "MeanChain", "MinMargin",
+    "Misclassified", "MultiTarget", "Objective", "OrthogonalAPGD", "PlusLogScore", "RRLoss",
+    "RayS", "RejectAutoAttackEnsemble", "Rejected", "RejectionObjective", "Scaled",
+    "ScoreObjective", "SingleMargin", "Square", "SuccessProbability", "Sum", "TargetedConfidence",
+    "TargetedDLR", "TargetedMargin", "TargetedScore", "UntargetedMargin", "WorstScore",
+    "WrongConfidence", "WrongScore", "XiObjective",
 ]  # fmt: skip

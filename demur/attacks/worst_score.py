@@ -27,12 +27,11 @@ from demur.spec.field_types import NonNegativeInt, PositiveInt
 
 @dataclass(frozen=True)
 class ScoreAscent(APGD):
-    """Auto-PGD that ascends the objective and compares iterates by its `rank`."""
-
-    objective: TargetedScore
+    """Auto-PGD on a `TargetedScore` that compares iterates by its `rank`."""
 
     def _query(self, batch: AttackBatch, x_adv: Tensor, step: int) -> tuple[Gradient, Tensor]:
         query, candidate = super()._query(batch, x_adv, step)
+        assert isinstance(self.objective, TargetedScore)
         rank = self.objective.rank(query.out, batch.y, *batch.objective_state)
         return query._replace(value=rank), candidate
 

@@ -6,9 +6,8 @@ The threshold of a rejector is frozen on held-out clean images before any attack
 is fitted on one half of them, and its threshold is chosen on the other half.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from importlib.resources import files
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,7 +17,9 @@ from torch import Tensor, nn
 
 from demur.attacks import AcceptedError, ForceRejectionEnsemble, Rejected
 from demur.attacks.attack_model import Model, QueryModel, checked
+from demur.attacks.autoattack import RAND, rand_chain
 from demur.attacks.wrappers import ModelWithScore
+from demur.audits.audit_page import Curve, provenance, save
 from demur.audits.ensemble_result import (
     Counts,
     EnsembleResult,
@@ -28,14 +29,15 @@ from demur.audits.ensemble_result import (
     sanity_lines,
 )
 from demur.audits.ensembles import AutoAttack, EnsembleEvaluation, RejectAutoAttack, ball_by_name
+from demur.audits.flags import ASKED, implausible, success_checks
 from demur.audits.image_parts import device_for, image_parts
-from demur.audits.model_checks import MOST_IMAGES, foreign_checks
+from demur.audits.model_checks import MOST_IMAGES, foreign_checks, with_logits
 from demur.audits.model_loading import as_model
+from demur.audits.verdict import Grade, Verdict, verdict_of
 from demur.calibrate import TPR
 from demur.errors import BadInput, suggestion
 from demur.evaluate.recording import PROBED, probe
-from demur.files.atomic import write_text
-from demur.files.output_paths import check_output_file, check_output_folder
+from demur.files.output_paths import check_output_folder
 from demur.images import check_batch
 from demur.noise import permutation
 from demur.numerics import device_by_name
@@ -45,7 +47,6 @@ from demur.rejectors.rule import OperatingPoint, Rejector, Score, as_score
 from demur.sanity import CheckResult, Flag
 from demur.spec import Spec, show
 
-NO_JINJA = "the page needs jinja2; install it with pip install 'demur[report]'"
 AuditVersion = Literal["auto", "standard", "fast", "rand", "black-box"]
 FAST = ("apgd-ce", "apgd-t")  # members of AutoAttack in version="fast"
 FEW_CORRECT = 20  # correct predictions, below which a threshold is rough
@@ -67,6 +68,10 @@ class AuditReport:
         forced_rejections: The attack that makes the rejector reject; None without a rejector.
         sanity: Results of the sanity checks.
         warnings: Sentences about the model, the rejector and the attacks.
+        claim: The claimed share of images that no attack breaks; None without a claim.
+        curve: Radius, correct images and all images of plain PGD.
+        provenance: Command, seed, digests of weights and images, versions of the software.
+        clean: The clean images, N, C, H, W.
 
     Example:
         >>> import demur, torch
@@ -86,26 +91,50 @@ class AuditReport:
     forced_rejections: EnsembleResult | None = None
     sanity: tuple[CheckResult, ...] = ()
     warnings: tuple[str, ...] = ()
+    claim: float | None = None
+    curve: Curve = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    clean: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @property
+    def results(self) -> list[EnsembleResult]:
+        """The results of all attack ensembles that ran."""
+        parts = (self.autoattack, self.accepted_errors, self.forced_rejections)
+        return [part for part in parts if part is not None]
 
     @property
     def flags(self) -> list[Flag]:
-        """Flags of the sanity checks: signs that the attacks were too weak."""
+        """Flags of the checks: signs that the figures overstate robustness."""
         return [flag for check in self.sanity for flag in check.flags]
 
     @property
-    def verdict(self) -> str:
-        """One sentence: whether the figures can be taken as the robustness of the model."""
-        if not self.flags and not self.warnings:
-            return "Nothing was flagged: the attacks did what they should on this model."
+    def verdict(self) -> Verdict:
+        """The grade and its reasons; docs/guides/audit.md defines the grades."""
+        sought = [part for part in (self.autoattack, self.accepted_errors) if part is not None]
+        return verdict_of(sought, self.sanity, self.warnings, self.claim)
+
+    @property
+    def grade(self) -> Grade:
+        """The grade of the verdict: broken, suspicious, or no known sign of failure."""
+        return self.verdict.grade
+
+    @property
+    def setting(self) -> str:
+        """One paragraph: images, ball, attacks, rejector and claim."""
+        claim = "" if self.claim is None else f" The claim is {self.claim:.1%}."
+        rule = f" {self.rule}." if self.rule else ""
         return (
-            f"Flags: {len(self.flags)}; warnings: {len(self.warnings)}. The model may be less "
-            "robust than the figures say, and each remedy should be tried."
+            f"{len(self.autoattack.y)} test images, perturbations in {self.threat}. Classifier: "
+            f"{self.autoattack.attack}.{rule}{claim}"
         )
 
     def figures(self) -> Iterator[tuple[str, Counts, str]]:
         """Yield the figures of the report: a name, counts, and the kind of count that is meant."""
         yield "clean, correct", self.autoattack.clean, "accepted_right"
-        yield "AutoAttack, correct", self.autoattack.attacked, "accepted_right"
+        yield "attacked, correct", self.autoattack.attacked, "accepted_right"
+        if self.autoattack.unconfirmed:
+            n, never = len(self.autoattack.y), self.autoattack.unbroken
+            yield "attacked, never broken", Counts(never, n - never, 0), "accepted_right"
         if self.accepted_errors is not None and self.forced_rejections is not None:
             yield "clean, accepted", _accepted(self.accepted_errors.clean), "accepted_right"
             yield "clean, accepted errors", self.accepted_errors.clean, "accepted_wrong"
@@ -125,45 +154,43 @@ class AuditReport:
             "n": len(self.autoattack.y),
             "rule": self.rule,
             "threshold": self.threshold,
-            "verdict": self.verdict,
-            **{name: part and part.to_json() for name, part in parts.items()},
+            "claim": self.claim,
+            **self.verdict.to_json(),
+            "verdict": str(self.verdict),
+            **{name: part and _without_grade(part.to_json()) for name, part in parts.items()},
             "sanity": sanity_json(self.sanity),
             "warnings": list(self.warnings),
+            "curve": [list(point) for point in self.curve],
+            "provenance": dict(self.provenance),
         }
 
     def __str__(self) -> str:
         lines = [f"Audit of {self.model}: {self.threat}, {len(self.autoattack.y)} test images"]
+        lines += entry("attack", self.autoattack.attack)
         lines += [f"{name:<28}{count_cell(counts, kind)}" for name, counts, kind in self.figures()]
         if self.rule:
             lines += entry("rejector", self.rule)
+        if self.autoattack.passes_note:
+            lines += entry("passes", self.autoattack.passes_note)
         lines += sanity_lines(self.sanity)
         for sentence in self.warnings:
             lines += entry("warning", sentence)
-        return "\n".join([*lines, *entry("verdict", self.verdict)])
+        return "\n".join([*lines, *entry("verdict", str(self.verdict))])
 
-    def save_html(self, path: str | Path) -> None:
-        """Write the report as one HTML page that needs no other file.
+    def save(self, path: str | Path) -> None:
+        """Write the report as a page, or as JSON or Markdown if the path ends in .json or .md.
 
         Raises:
-            BadInput: jinja2 is not installed.
+            BadInput: jinja2, which makes the page, is not installed.
         """
-        check_output_file(str(path), "page")
-        try:
-            from jinja2 import Environment, StrictUndefined
-        except ImportError:
-            raise BadInput(NO_JINJA) from None
-        text = files("demur.audits").joinpath("audit.html.j2").read_text(encoding="utf-8")
-        environment = Environment(autoescape=True, undefined=StrictUndefined)
-        parts = (self.autoattack, self.accepted_errors, self.forced_rejections)
-        page = environment.from_string(text).render(
-            report=self,
-            figures=[
-                (name, count_cell(counts, kind), 100 * counts.share(kind))
-                for name, counts, kind in self.figures()
-            ],
-            details=[str(part) for part in parts if part is not None],
-        )
-        write_text(Path(path), page)
+        save(self, path)
+
+    save_html = save
+
+
+def _without_grade(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a result without a grade: the report has one for all its results and checks."""
+    return {name: value for name, value in values.items() if name not in ("grade", "reasons")}
 
 
 def _accepted(counts: Counts) -> Counts:
@@ -187,18 +214,29 @@ class Settings:
     device: str | torch.device | None
     state_folder: str | Path | None
     verbose: bool
+    name: str
+    claim: float | None
+    data: str
+    command: str
 
     def __post_init__(self) -> None:
         if isinstance(self.device, str):
             object.__setattr__(self, "device", device_by_name(self.device))
         ball_by_name(self.norm, self.eps)
+        claim: Any = self.claim
+        is_number = isinstance(claim, Real) and not isinstance(claim, bool)
+        if claim is not None and not (is_number and 0 <= claim <= 1):
+            raise BadInput(
+                f"claim must be a share of the images from 0 to 1, such as 0.6, not {claim!r}"
+            )
         check_output_folder(None if self.state_folder is None else str(self.state_folder))
 
-    def moved(self, model: Model) -> Model:
-        """Return the model on the device, if one was given."""
+    def prepared(self, model: Model, images: tuple[Tensor, Tensor]) -> Model:
+        """Return the model on the device, if one was given, with logits for probabilities."""
         if isinstance(model, nn.Module) and self.device is not None:
-            return model.to(self.device)
-        return model
+            model = model.to(self.device)
+        at = device_for(model, images[0], self.device)
+        return with_logits(model, *(part[:ASKED].to(at) for part in images))
 
     def run(self, attack: EnsembleEvaluation, x: Tensor, y: Tensor) -> EnsembleResult:
         """Run an ensemble, with its state in a file of its own."""
@@ -214,7 +252,8 @@ def audit(
     eps: float = 8 / 255, norm: str = "Linf", threshold: float | None = None, tpr: float = 0.95,
     cal: tuple[Any, Any] | None = None, version: str = "auto", bs: int = 250, seed: int = 0,
     device: str | torch.device | None = None, state_folder: str | Path | None = None,
-    verbose: bool = False, name: str = "",
+    verbose: bool = False, name: str = "", claim: float | None = None, data: str = "",
+    command: str = "demur.audit",
 ) -> AuditReport:  # fmt: skip
     """Return an audit of a classifier, with or without a rejector.
 
@@ -230,14 +269,17 @@ def audit(
         threshold: The threshold of the rejector; None chooses it on calibration images.
         tpr: Share of the correct predictions on calibration images that the threshold accepts.
         cal: Calibration images and labels. None takes a random 30% of the given images away.
-        version: "standard", "fast" (fewer attacks), "rand" (randomised models), "black-box" (no
-            gradients); "auto" chooses.
+        version: "standard", "fast" (fewer attacks), "rand" (randomised models), "black-box" (models
+            without a gradient); "auto" chooses.
         bs: Batch size.
         seed: The seed of all random numbers.
         device: Where to move model and images; None leaves the model where it is.
         state_folder: A folder for the progress of each attack; the same call resumes from it.
         verbose: Write progress to standard output.
         name: The name of the model in the report.
+        claim: The claimed share of images that no attack breaks (by an error that is accepted).
+        data: The data set; cifar10, cifar100 and imagenet have best known figures to compare with.
+        command: What the report names as the command that made it.
 
     Example:
         >>> import demur, torch
@@ -246,18 +288,22 @@ def audit(
         >>> report = demur.audit(net, x, y, eps=0.1, version="fast")
     """
     _check_rejector(rejector, threshold, cal)
-    settings = Settings(norm, eps, _version(version), bs, seed, device, state_folder, verbose)
-    name = name or (model if isinstance(model, str) else type(model).__name__)
-    images, model = _whole(x, y), settings.moved(as_model(model))
+    settings = Settings(
+        norm, eps, _version(version), bs, seed, device, state_folder, verbose,
+        name or (model if isinstance(model, str) else type(model).__name__),
+        claim, data.lower(), command,
+    )  # fmt: skip
+    images = _whole(x, y)
+    model = settings.prepared(as_model(model), images)
     if rejector is not None and not isinstance(rejector, Rejector | Score):
         model, rejector = ModelWithScore(model, rejector), ModelScore()
     if settings.version == "auto":
         settings = replace(settings, version=_found_version(model, *images, settings.device))
     if rejector is None:
-        return _report(model, images, None, "", settings, name)
+        return _report(model, images, None, "", settings)
     given = threshold, tpr, images, None if cal is None else _whole(*cal)
     criterion, rule, test = _frozen_rule(model, rejector, *given, settings)
-    return _report(model, test, criterion, rule, settings, name)
+    return _report(model, test, criterion, rule, settings)
 
 
 def _check_rejector(rejector: Any, threshold: Any, cal: Any) -> None:
@@ -284,9 +330,39 @@ def _report(
     criterion: AcceptedError | None,
     rule: str,
     settings: Settings,
-    name: str,
 ) -> AuditReport:
     """Run all attacks and checks on the test images."""
+    attacks = _attacks(model, criterion, settings)
+    results = [settings.run(attack, *images) for attack in attacks]
+    of_rejector: list[EnsembleResult | None] = [*results[1:], None, None]
+    at = device_for(model, images[0], settings.device)
+    with checked(model, *(part[:MOST_IMAGES].to(at) for part in images)) as (own, x, y):
+        near = {
+            type(attack).__name__: (attack.chain, result.x_adv[: len(x)].to(x))
+            for attack, result in zip(attacks[:2], results, strict=False)
+        }
+        before = results[0].clean_labels[: len(x)]
+        found = foreign_checks(own, x, y, near, before, criterion, settings.bs)
+    sanity = [*found.checks, *(check for result in results[:2] for check in success_checks(result))]
+    sought, (ball,) = results[min(1, len(results) - 1)], attacks[0].chain.balls()
+    sanity.append(implausible(sought, ball, settings.data, settings.claim))
+    warnings = dict.fromkeys(sentence for result in results for sentence in result.warnings)
+    threshold = criterion.threshold if criterion is not None else None
+    assert not isinstance(threshold, OperatingPoint)
+    made = provenance(
+        model, images, at, command=settings.command, seed=settings.seed, version=settings.version,
+        batch_size=settings.bs, data=settings.data, threshold=threshold,
+    )  # fmt: skip
+    return AuditReport(
+        settings.name, show(ball), rule, threshold, results[0], of_rejector[0], of_rejector[1],
+        tuple(sanity), tuple(warnings), settings.claim, found.curve, made, images[0],
+    )  # fmt: skip
+
+
+def _attacks(
+    model: Model, criterion: AcceptedError | None, settings: Settings
+) -> list[EnsembleEvaluation]:
+    """Return the ensembles of an audit: on the classifier and, with a rejector, two on both."""
     norm, eps, seed, version = settings.norm, settings.eps, settings.seed, settings.version
     ball, shared = ball_by_name(norm, eps), (settings.verbose, settings.device)
     members = FAST if version == "fast" else ()
@@ -302,24 +378,10 @@ def _report(
         chain = ForceRejectionEnsemble(ball, rejected, seed=seed).chain()
         kept = {"fast": slice(1), "black-box": slice(1, 2)}.get(version, slice(2))
         chain, names = replace(chain, attacks=chain.attacks[kept]), ["apgd", "square"][kept]
+        if version == "rand":
+            chain, names = rand_chain(ball, rejected, seed), list(RAND)
         attacks.append(ForcedRejections(model, chain, names, *shared))
-    results = [settings.run(attack, *images) for attack in attacks]
-    of_rejector: list[EnsembleResult | None] = [*results[1:], None, None]
-    compared = {
-        type(attack).__name__: (attack.chain, result.x_adv)
-        for attack, result in zip(attacks[:2], results, strict=False)
-    }
-    at = device_for(model, images[0], settings.device)
-    with checked(model, *(part[:MOST_IMAGES].to(at) for part in images)) as (own, x, y):
-        near = {key: (chain, x_adv[: len(x)].to(x)) for key, (chain, x_adv) in compared.items()}
-        sanity = foreign_checks(own, x, y, near, criterion, settings.bs)
-    warnings = dict.fromkeys(sentence for result in results for sentence in result.warnings)
-    threshold = criterion.threshold if criterion is not None else None
-    assert not isinstance(threshold, OperatingPoint)
-    return AuditReport(
-        name, show(ball), rule, threshold, results[0], of_rejector[0], of_rejector[1],
-        tuple(sanity), tuple(warnings),
-    )  # fmt: skip
+    return attacks
 
 
 def _frozen_rule(

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from demur.audits.verdict import Grade, Verdict, verdict_of
 from demur.metrics import BoolArray, Interval, wilson
 from demur.sanity import CheckResult, Flag
 
@@ -25,11 +27,14 @@ KINDS = ("accepted_right", "accepted_wrong", "rejected")
 
 
 class Counts(NamedTuple):
-    """Images by decision. A classifier without a rejector accepts every image."""
+    """Images by decision. A classifier without a rejector accepts every image.
 
-    accepted_right: int
-    accepted_wrong: int
-    rejected: int
+    For a randomised model they are means over several passes, and no integers.
+    """
+
+    accepted_right: float
+    accepted_wrong: float
+    rejected: float
 
     @staticmethod
     def of(right: BoolArray, accepted: BoolArray) -> "Counts":
@@ -41,14 +46,17 @@ class Counts(NamedTuple):
     @property
     def n(self) -> int:
         """The number of images."""
-        return sum(self)
+        return round(sum(self))
 
     def share(self, kind: str) -> float:
         """Share of the images of one kind: accepted_right, accepted_wrong or rejected."""
         return float(getattr(self, kind)) / self.n
 
     def interval(self, kind: str) -> Interval:
-        """Wilson interval of that share, at 95%."""
+        """Wilson interval of that share, at 95%.
+
+        For a randomised model it is wider than need be: it holds for a single pass.
+        """
         return wilson(getattr(self, kind), self.n)
 
     def to_json(self) -> dict[str, Any]:
@@ -63,6 +71,19 @@ class Counts(NamedTuple):
         }
 
 
+class Member(NamedTuple):
+    """One attack of an ensemble, with its budget for each image and what it did."""
+
+    name: str
+    attack: str  # its settings, as text
+    uses_gradient: bool  # of the model itself
+    gradient_queries: float  # of each image at most; towards one class for a targeted attack
+    forward_queries: int  # of each image at most, for an attack without gradients
+    seconds: float
+    attacked: int  # images
+    broke: int  # images
+
+
 @dataclass(frozen=True, eq=False)
 class EnsembleResult:
     """What an attack ensemble found on N images.
@@ -72,8 +93,8 @@ class EnsembleResult:
         rejects: Whether the model has a rejector. Otherwise it accepts every image.
         x_adv: Adversarial examples, N, C, H, W.
         y: True labels, N.
-        labels: Predictions for `x_adv`, N.
-        accepted: Whether `x_adv` is accepted, N, bool.
+        labels: Predictions for `x_adv`, N; the most frequent ones if there are several passes.
+        accepted: Whether `x_adv` is accepted, N, bool; in at least half of the passes.
         clean_labels: Predictions for the clean images, N.
         clean_accepted: Whether the clean images are accepted, N, bool.
         broken_by: For each image the attack that succeeded: a name of `seconds`, "clean" if none
@@ -81,6 +102,12 @@ class EnsembleResult:
         seconds: Wall time of each attack, by name.
         sanity: Results of the sanity checks; empty if they were turned off.
         warnings: Sentences about the model, the rejector and the attacks.
+        members: The attacks with their budgets, in the order in which they ran.
+        unconfirmed: Images that an attack broke and that a final pass finds unbroken.
+        seeks_errors: Whether an attack succeeds by an error, and not by a rejection.
+        passes: Forward passes that decide on each image; more than one for a randomised model.
+        kinds: The passes on `x_adv` by decision, N, 3; empty for one pass.
+        clean_kinds: The same for the clean images.
 
     Example:
         >>> import torch
@@ -104,29 +131,84 @@ class EnsembleResult:
     seconds: Mapping[str, float]
     sanity: tuple[CheckResult, ...] = ()
     warnings: tuple[str, ...] = ()
+    members: tuple[Member, ...] = ()
+    unconfirmed: int = 0
+    seeks_errors: bool = True
+    passes: int = 1
+    kinds: Tensor = torch.empty(0, 3)
+    clean_kinds: Tensor = torch.empty(0, 3)
 
     @property
     def clean(self) -> Counts:
-        """Images by decision without an attack."""
+        """Images by decision without an attack; the mean over passes of a randomised model."""
+        if self.passes > 1:
+            return self._mean(self.clean_kinds)
         return _counts(self.clean_labels, self.clean_accepted, self.y)
 
     @property
     def attacked(self) -> Counts:
-        """Images by decision under the attack."""
+        """Images by decision under the attack; the mean over passes of a randomised model.
+
+        These passes are not those that chose the adversarial examples.
+        """
+        return self._mean(self.kinds) if self.passes > 1 else self.majority
+
+    @property
+    def majority(self) -> Counts:
+        """Images under the attack by the majority vote of the passes."""
         return _counts(self.labels, self.accepted, self.y)
 
     @property
-    def unbroken(self) -> int:
-        """Images on which no attack succeeded in any pass.
+    def passes_note(self) -> str:
+        """What the figures of a randomised model mean, in one sentence; "" for one pass."""
+        if self.passes == 1:
+            return ""
+        kind, name = ("accepted_wrong", "accepted errors") if self.rejects else (KINDS[0], "right")
+        return (
+            f"the model is randomised: figures are means over {self.passes} passes; "
+            f"by majority vote {getattr(self.majority, kind)} of {len(self.y)} are {name}"
+        )
 
-        For a randomised model these may be fewer than `attacked` says, which is of one pass.
+    def _mean(self, kinds: Tensor) -> Counts:
+        return Counts(*(int(total) / self.passes for total in kinds.sum(0)))
+
+    @property
+    def unbroken(self) -> int:
+        """Images on which no attack succeeded; with version="rand" in more than half of the passes.
+
+        Other versions count one lucky pass of a randomised model as a success.
         """
         return self.broken_by.count("")
 
     @property
+    def left(self) -> float:
+        """Images that the attacks left; for a randomised model the mean over passes."""
+        if self.passes == 1:
+            return self.unbroken
+        return self.attacked.n - self.attacked.accepted_wrong
+
+    @property
+    def masked(self) -> tuple[int, int]:
+        """Images that only attacks without gradients broke, of those that gradient attacks left."""
+        first = next((i for i, one in enumerate(self.members) if one.uses_gradient), None)
+        later = self.members[first:] if first is not None else ()
+        count = sum(one.broke for one in later if not one.uses_gradient)
+        return count, count + self.unbroken
+
+    @property
     def flags(self) -> list[Flag]:
-        """Flags of the sanity checks: signs that the attacks were too weak."""
+        """Flags of the checks: signs that the figures overstate robustness."""
         return [flag for check in self.sanity for flag in check.flags]
+
+    @property
+    def grade(self) -> Grade:
+        """The grade of the verdict: broken, suspicious, or no known sign of failure."""
+        return self.verdict.grade
+
+    @property
+    def verdict(self) -> Verdict:
+        """The grade and its reasons; docs/guides/audit.md defines the grades."""
+        return verdict_of([self], self.sanity, self.warnings)
 
     def to_numpy(self) -> NDArray[np.void]:
         """Return one row per image, as a structured array."""
@@ -139,6 +221,9 @@ class EnsembleResult:
         }
         arrays = {name: column.cpu().numpy() for name, column in columns.items()}
         arrays["broken_by"] = np.array(self.broken_by)
+        if self.passes > 1:
+            shares = (self.kinds.cpu().numpy() / self.passes).T
+            arrays |= {f"{kind}_share": share for kind, share in zip(KINDS, shares, strict=True)}
         rows = np.empty(len(self.y), [(name, array.dtype) for name, array in arrays.items()])
         for name, array in arrays.items():
             rows[name] = array
@@ -150,9 +235,14 @@ class EnsembleResult:
             "attack": self.attack,
             "n": len(self.y),
             "rejects": self.rejects,
+            **self.verdict.to_json(),
             "clean": self.clean.to_json(),
             "attacked": self.attacked.to_json(),
+            "passes": self.passes,
+            "majority": self.majority.to_json(),
             "unbroken": self.unbroken,
+            "unconfirmed": self.unconfirmed,
+            "members": [member._asdict() for member in self.members],
             "broken_by": list(self.broken_by),
             "seconds": dict(self.seconds),
             "sanity": sanity_json(self.sanity),
@@ -165,6 +255,7 @@ class EnsembleResult:
             name = kind.replace("_", " ") if self.rejects else kind.removeprefix("accepted_")
             cells = (count_cell(counts, kind) for counts in (self.clean, self.attacked))
             lines.append("".join((f"{name:<16}", *(f"{cell:<29}" for cell in cells))).rstrip())
+        lines += entry("passes", self.passes_note) if self.passes_note else []
         found = Counter(self.broken_by)
         names = [name for name in (CLEAN, *self.seconds) if found[name]]
         broken = ", ".join(f"{name} {found[name]}" for name in names) or "none"
@@ -173,7 +264,7 @@ class EnsembleResult:
         lines += sanity_lines(self.sanity)
         for sentence in self.warnings:
             lines += entry("warning", sentence)
-        return "\n".join(lines)
+        return "\n".join([*lines, *entry("verdict", str(self.verdict))])
 
     def __repr__(self) -> str:
         return f"<EnsembleResult: {self.attack}, {len(self.y)} images, {self.attacked}>"
@@ -183,7 +274,7 @@ def count_cell(counts: Counts, kind: str) -> str:
     """Return a count, its share and its interval: "12   6.0% [3.5, 10.2]"."""
     low, high = counts.interval(kind)
     share = f"{100 * counts.share(kind):.1f}% [{100 * low:.1f}, {100 * high:.1f}]"
-    return f"{getattr(counts, kind):>5}  {share}"
+    return f"{round(getattr(counts, kind), 1):>5}  {share}"
 
 
 def sanity_lines(checks: Sequence[CheckResult]) -> Iterator[str]:

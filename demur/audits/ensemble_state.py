@@ -7,8 +7,9 @@ confirms every success. An image whose success it does not confirm is attacked a
 
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import NoReturn, Self
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from demur.attacks import AttackBatch
 from demur.attacks.attack_model import CheckedModel
-from demur.attacks.autoattack import BROKEN_CLEAN, NOT_BROKEN, Chain, ChainState
+from demur.attacks.autoattack import BROKEN_CLEAN, NOT_BROKEN, Chain, ChainState, MeanState
 from demur.attacks.criteria import RuleCriterion
 from demur.errors import BadInput
 from demur.files.atomic import write_bytes
@@ -81,7 +82,8 @@ class EnsembleState:
         if not all(_alike(stored.get(name), getattr(start, name)) for name in PROGRESS):
             raise_damaged(self.path)
         x_adv, value, broken, tried = (stored[name].to(start.x_adv.device) for name in PROGRESS)
-        return self._confirmed(ChainState(x_adv, value, broken, tried, start.inputs), start, bs)
+        state = replace(start, x_adv=x_adv, value=value, broken_by=broken, tried=tried)
+        return self._confirmed(state, start, bs)
 
     def _confirmed(self, state: ChainState, start: ChainState, bs: int) -> ChainState:
         """The stored state, with images back at the start whose success is not confirmed."""
@@ -89,6 +91,8 @@ class EnsembleState:
         valid = (broken >= BROKEN_CLEAN) & (broken < members) & (tried >= 0) & (tried <= members)
         if not bool((valid & self.chain.inside(self.batch.x, state.x_adv)).all()):
             raise_damaged(self.path)
+        if isinstance(state, MeanState):  # one pass of a randomised model refutes nothing
+            return state
         batches = zip(state.x_adv.split(bs), self.batch.y.split(bs), strict=True)
         success = torch.cat([self.chain.criterion(self.model(x_adv), y) for x_adv, y in batches])
         refuted = ((broken != NOT_BROKEN) & ~success).nonzero()[:, 0]
@@ -119,13 +123,8 @@ def raise_damaged(path: Path | None) -> NoReturn:
 def concat_states(parts: list[ChainState]) -> ChainState:
     """States of several batches, concatenated."""
     inputs = zip(*(part.inputs for part in parts), strict=True)
-    return ChainState(
-        torch.cat([part.x_adv for part in parts]),
-        torch.cat([part.value for part in parts]),
-        torch.cat([part.broken_by for part in parts]),
-        torch.cat([part.tried for part in parts]),
-        tuple(torch.cat(values) for values in inputs),
-    )
+    tensors = {name: torch.cat([getattr(part, name) for part in parts]) for name in PROGRESS}
+    return replace(parts[0], **tensors, inputs=tuple(torch.cat(values) for values in inputs))
 
 
 def _alike(part: Tensor | None, expected: Tensor) -> bool:
@@ -134,11 +133,13 @@ def _alike(part: Tensor | None, expected: Tensor) -> bool:
 
 def _keys(chain: Chain, model: CheckedModel, batch: AttackBatch) -> dict[str, Tensor]:
     """Digests of everything that determines the result, by the names that the file uses."""
-    out = model(batch.x[:FINGERPRINT_IMAGES])
+    out, again = (model(batch.x[:FINGERPRINT_IMAGES]) for _ in range(2))
     rules = chain.criterion.accept_rule.pairs if isinstance(chain.criterion, RuleCriterion) else ()
     # Functions without a state_dict differ in their values for the first images only.
     scores = [(f"{position}", score(out)) for position, (score, _) in enumerate(rules)]
     outputs = [("logits", out.logits), ("aux", out.aux)]
+    if not all(map(torch.allclose, out, again)):  # random outputs identify no model
+        outputs, scores = [], []
     module = model.model
     weights = module.state_dict().items() if isinstance(module, nn.Module) else ()
     tensors = {  # outputs depend on the images, scores on the outputs
@@ -155,12 +156,16 @@ def _rounded(named: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
 
 
 def _digest(text: str, named: list[tuple[str, Tensor]]) -> Tensor:
-    """SHA-256 of a text and of tensors with names, dtypes and shapes, as 32 bytes."""
+    return torch.tensor(list(tensor_digest(dict(named), text)), dtype=torch.uint8)
+
+
+def tensor_digest(named: Mapping[str, Tensor], text: str = "") -> bytes:
+    """Return the SHA-256 of a text and of tensors with names, dtypes and shapes."""
     hasher = hashlib.sha256(text.encode())
-    for name, tensor in named:
+    for name, tensor in named.items():
         hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
         hasher.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return torch.tensor(list(hasher.digest()), dtype=torch.uint8)
+    return hasher.digest()
 
 
 class MemberProgress:

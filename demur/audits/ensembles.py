@@ -9,10 +9,11 @@ The attacks run one after the other, each on the images on which no earlier one 
 
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 from warnings import warn
 
 import torch
@@ -22,37 +23,51 @@ from demur import attacks
 from demur.attacks.attack import AttackBatch
 from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, checked
 from demur.attacks.autoattack import (
-    BROKEN_CLEAN,
     MEMBERS,
     NOT_BROKEN,
+    PASSES,
     VERSIONS,
     Chain,
     ChainState,
+    MeanChain,
     RejectVersion,
     Version,
 )
 from demur.attacks.balls import L1, L2, Ball, Linf
 from demur.attacks.criteria import AcceptedError, RuleCriterion
-from demur.audits.ensemble_result import CLEAN, EnsembleResult
+from demur.audits.ensemble_result import EnsembleResult
 from demur.audits.ensemble_state import (
     FINGERPRINT_IMAGES,
     EnsembleState,
     MemberProgress,
     concat_states,
 )
-from demur.audits.image_parts import ArrayWriter, Decisions, decide, device_for, image_parts
-from demur.audits.model_checks import foreign_checks, preflight_warnings, rejector_warnings
+from demur.audits.flags import MASKED_SHARE
+from demur.audits.image_parts import (
+    ArrayWriter,
+    Decisions,
+    device_for,
+    image_parts,
+    succeeded,
+)
+from demur.audits.masking import SURROGATE, OnMasking
+from demur.audits.model_checks import (
+    foreign_checks,
+    preflight_warnings,
+    rejector_warnings,
+    with_logits,
+)
 from demur.audits.model_loading import as_model
+from demur.audits.part_results import EnsembleOfParts, PartOptions, PartResult, join_parts
+from demur.audits.randomised import decide_by_passes, is_random
 from demur.engine import accelerated, check_model_engine, cudnn_benchmark
 from demur.errors import BadInput, suggestion
 from demur.images import check_batch, pixels_of
 from demur.nan_checks import raise_deferred
 from demur.numerics import device_by_name
 from demur.sanity import CheckResult
-from demur.spec import show
 
 BALLS: dict[str, type[Ball]] = {"Linf": Linf, "L2": L2, "L1": L1}
-SQUARE_SHARE = 0.01  # of the images that no gradient attack breaks; more may be masked gradients
 RESTARTS = dict(VERSIONS["older"])  # for version="custom", as in the original code
 
 
@@ -67,15 +82,25 @@ class EnsembleEvaluation:
         verbose: bool,
         device: str | torch.device | None,
         engine: str = "auto",
+        on_masking: OnMasking | None = None,
     ) -> None:
         check_model_engine(engine)
         self.engine = engine
+        self.on_masking = on_masking or OnMasking()
         self.chain, self.names, self.verbose, self.device = chain, list(names), verbose, device
         model = self.model = as_model(model)
+        self.passes = 1  # that decide on an image, more for a randomised model
         if isinstance(device, str):
             self.device = device = device_by_name(device)
         if device is not None and isinstance(model, nn.Module):
             self.model = model.to(device)
+
+    def _members(self) -> tuple[Chain, list[str]]:
+        """Return all attacks as one chain, those on masking last, and their names."""
+        more = self.on_masking.attacks
+        attacks = (*self.chain.attacks, *more.values())
+        names = [*self.names[: len(self.chain.attacks)], *more]
+        return replace(self.chain, attacks=attacks), names
 
     def run_standard_evaluation(
         self,
@@ -146,63 +171,68 @@ class EnsembleEvaluation:
                     writer.append(x_adv)
                     x_adv = x_adv[:0]
                 parts.append(part._replace(x_adv=x_adv))
-        return self._result(parts, None if writer is None else writer.mapped())
+        chain, names = self._members()
+        ensemble = EnsembleOfParts(self.title, chain, names, tuple(self.on_masking.attacks))
+        mapped = None if writer is None else writer.mapped()
+        return join_parts(parts, ensemble, mapped, self.passes)
 
-    def _result(self, parts: list["PartResult"], mapped: Tensor | None) -> EnsembleResult:
-        """Return the result of all parts; `mapped` are adversarial examples in a file."""
-        names = [*self.names, CLEAN, ""]  # a negative broken_by counts from the end
-        assert (names[BROKEN_CLEAN], names[NOT_BROKEN]) == (CLEAN, "")
-        (ball,) = self.chain.balls()
-        return EnsembleResult(
-            attack=f"{type(self).__name__}, {show(ball)}",
-            rejects=isinstance(self.chain.criterion, RuleCriterion),
-            x_adv=torch.cat([part.x_adv for part in parts]) if mapped is None else mapped,
-            y=torch.cat([part.y for part in parts]),
-            labels=torch.cat([part.attacked.labels for part in parts]),
-            accepted=torch.cat([part.attacked.accepted for part in parts]),
-            clean_labels=torch.cat([part.clean.labels for part in parts]),
-            clean_accepted=torch.cat([part.clean.accepted for part in parts]),
-            broken_by=tuple(names[number] for part in parts for number in part.broken_by.tolist()),
-            seconds={
-                name: sum(part.seconds[member] for part in parts)
-                for member, name in enumerate(self.names)
-            },
-            sanity=tuple(parts[0].sanity),
-            warnings=tuple(dict.fromkeys(one for part in parts for one in part.warnings)),
-        )
+    @property
+    def title(self) -> str:
+        """The name of the ensemble in a result."""
+        return type(self).__name__
 
-    def _attack(self, x_orig: Tensor, y_orig: Tensor, options: "PartOptions") -> "PartResult":
+    def _attack(self, x_orig: Tensor, y_orig: Tensor, options: PartOptions) -> PartResult:
         """Run all attacks on images that fit into memory."""
         bs = _batch_size(options.bs)
         check_batch(x_orig, y_orig)
-        device = device_for(self.model, x_orig, self.device)
         with ExitStack() as stack:
             if self.engine != "plain":  # the checks would tune kernels for batches of their own
                 stack.enter_context(cudnn_benchmark(False))
-            model, x, y = stack.enter_context(
-                checked(self.model, x_orig.to(device), y_orig.to(device))
-            )
-            clean = decide(model, self.chain.criterion, x, bs)
+            model, x, y = stack.enter_context(self._checked(x_orig, y_orig))
+            if not options.first:  # the first images decide for all parts
+                random = is_random(model, x[:FINGERPRINT_IMAGES])
+                self.passes = PASSES if random or isinstance(self.chain, MeanChain) else 1
+            clean = decide_by_passes(model, self.chain.criterion, x, y, bs, self.passes)
             warnings = self._first_warnings(model, clean, x, y)
             fast = stack.enter_context(accelerated(model, x, y, bs, self.engine, self._log))
             index = options.first + torch.arange(len(x)).to(y)
             batch = AttackBatch(fast, x, y, index, None)
-            state = EnsembleState(options.state_path, self.chain, model, batch)
+            state = EnsembleState(options.state_path, self._members()[0], model, batch)
             rows = torch.arange(len(x)).to(y).split(bs)
             start = [self.chain.start(batch.select(some)) for some in rows]
             chain_state = state.load(concat_states(start), bs)
             self._log(f"initially: {self._summary(chain_state)}")
-            seconds = []
+            seconds = dict[int, float]()
             for member in range(len(self.chain.attacks)):
                 started = perf_counter()
                 warnings += self._run(member, batch, options, chain_state, state)
-                seconds.append(perf_counter() - started)
-            attacked = decide(model, self.chain.criterion, chain_state.x_adv, bs)
-            checks = self._sanity(model, x, y, chain_state.x_adv, bs) if options.sanity else []
+                seconds[member] = perf_counter() - started
+            more = self._run_on_masking(model, batch, options, chain_state, state)
+            warnings, seconds = [*dict.fromkeys(warnings + more[0])], seconds | more[1]
+            attacked = decide_by_passes(
+                model, self.chain.criterion, chain_state.x_adv, y, bs, self.passes
+            )
+            broken_by = chain_state.broken_by.cpu()
+            unconfirmed = (broken_by != NOT_BROKEN) & ~succeeded(self.chain.criterion, attacked, y)
+            if isinstance(self.chain, MeanChain):  # other passes have judged its examples
+                unconfirmed[:] = False
+            checks = list[CheckResult]()
+            if options.sanity:
+                checks = self._sanity(model, x, y, chain_state.x_adv, clean.labels, bs)
             return PartResult(
-                chain_state.x_adv, y.cpu(), clean, attacked, chain_state.broken_by.cpu(), seconds,
-                checks, warnings,
+                chain_state.x_adv, y.cpu(), clean, attacked, broken_by, seconds, checks, warnings,
+                int(unconfirmed.sum()),
             )  # fmt: skip
+
+    def _checked(
+        self, x: Tensor, y: Tensor
+    ) -> AbstractContextManager[tuple[CheckedModel, Tensor, Tensor]]:
+        """Return the checked model and the images on its device, as `checked` does."""
+        device = device_for(self.model, x, self.device)
+        x, y = x.to(device), y.to(device)
+        if isinstance(self.chain.criterion, RuleCriterion):  # its threshold is of the outputs
+            return checked(self.model, x, y)
+        return checked(with_logits(self.model, x, y), x, y)
 
     def _first_warnings(
         self, model: CheckedModel, clean: Decisions, x: Tensor, y: Tensor
@@ -219,22 +249,48 @@ class EnsembleEvaluation:
             warn(sentence, stacklevel=4)
         return warnings
 
+    def _run_on_masking(
+        self,
+        model: CheckedModel,
+        batch: AttackBatch,
+        options: PartOptions,
+        chain_state: ChainState,
+        state: EnsembleState,
+    ) -> tuple[list[str], dict[int, float]]:
+        """Run the attacks on masking if there are signs of it; return warnings and seconds."""
+        after, seconds = len(self.chain.attacks), dict[int, float]()
+        square = _square_signs(self.names, chain_state)
+        if len(chain_state.remaining(after)) == 0 or not self.on_masking.attacks:
+            return [_warn(f"gradients may be masked: {sign}") for sign in square], seconds
+        first = slice(FINGERPRINT_IMAGES)
+        signs = [*self.on_masking.signs(model, batch.x[first], batch.y[first]), *square]
+        warnings = [_warn(f"gradients may be masked: {sign}") for sign in signs]
+        for member, name in enumerate(self.on_masking.attacks, after):
+            if signs or (name == SURROGATE and self.on_masking.surrogate is not None):
+                started = perf_counter()
+                with MemberProgress("student", len(batch.x), self.verbose) as bar, bar.batch(1):
+                    own = self.on_masking.batch(name, model, batch, options.bs)
+                warnings += self._run(member, own, options, chain_state, state)
+                seconds[member] = perf_counter() - started
+        return warnings, seconds
+
     def _run(
         self,
         member: int,
         batch: AttackBatch,
-        options: "PartOptions",
+        options: PartOptions,
         chain_state: ChainState,
         state: EnsembleState,
     ) -> list[str]:
         """Run one member of the chain on the remaining images; return warnings about it."""
-        started, name = perf_counter(), self.names[member]
+        chain, names = self._members()
+        started, name = perf_counter(), names[member]
         remaining = chain_state.remaining(member)
         with MemberProgress(name, len(remaining), self.verbose) as progress:
             for rows in remaining.split(options.bs):
                 try:
                     with progress.batch(len(rows)):
-                        self.chain.advance(member, rows, batch, chain_state, stream=0)
+                        chain.advance(member, rows, batch, chain_state, stream=0)
                 except NoGradientError as error:
                     if not options.skip_without_gradient:
                         raise
@@ -243,25 +299,16 @@ class EnsembleEvaluation:
                 self.chain.check_result(batch.x[rows], chain_state.x_adv[rows])
                 state.save(chain_state)
         state.save(chain_state, at_once=True)
-        count = int((chain_state.broken_by == member).sum())
         self._log(f"after {name}: {self._summary(chain_state)} ({perf_counter() - started:.1f} s)")
-        attacked = count + int((chain_state.broken_by == NOT_BROKEN).sum())
-        if name == "square" and member > 0 and count > max(1, SQUARE_SHARE * attacked):
-            return [
-                _warn(
-                    f"Square succeeded on {count} of {attacked} images where every gradient "
-                    "attack failed: the model may mask its gradients; use a transfer attack or a "
-                    "surrogate"
-                )
-            ]
         return []
 
     def _sanity(
-        self, model: CheckedModel, x: Tensor, y: Tensor, x_adv: Tensor, bs: int
+        self, model: CheckedModel, x: Tensor, y: Tensor, x_adv: Tensor, before: Tensor, bs: int
     ) -> list[CheckResult]:
         criterion = self.chain.criterion
         rule = criterion if isinstance(criterion, RuleCriterion) else None
-        return foreign_checks(model, x, y, {type(self).__name__: (self.chain, x_adv)}, rule, bs)
+        attacked = {type(self).__name__: (self.chain, x_adv)}
+        return foreign_checks(model, x, y, attacked, before, rule, bs).checks
 
     def _summary(self, chain_state: ChainState) -> str:
         robust, count = int((chain_state.broken_by == NOT_BROKEN).sum()), len(chain_state.broken_by)
@@ -277,27 +324,15 @@ class EnsembleEvaluation:
             sys.stdout.flush()
 
 
-class PartOptions(NamedTuple):
-    """How to attack images that fit into memory."""
-
-    bs: int
-    state_path: str | Path | None = None
-    first: int = 0  # the position of the first image among all
-    sanity: bool = False
-    skip_without_gradient: bool = False  # skip members that need a gradient which is missing
-
-
-class PartResult(NamedTuple):
-    """What was found on images that fit into memory."""
-
-    x_adv: Tensor
-    y: Tensor
-    clean: Decisions
-    attacked: Decisions
-    broken_by: Tensor
-    seconds: list[float]
-    sanity: list[CheckResult]
-    warnings: list[str]
+def _square_signs(names: list[str], chain_state: ChainState) -> list[str]:
+    """Return a sentence if Square broke images that every gradient attack before it left."""
+    if "square" not in names[1:]:
+        return []
+    count = int((chain_state.broken_by == names.index("square")).sum())
+    left = count + int((chain_state.broken_by == NOT_BROKEN).sum())
+    if count <= max(1, MASKED_SHARE * left):
+        return []
+    return [f"Square succeeded on {count} of {left} images where every gradient attack failed"]
 
 
 def _warn(sentence: str) -> str:
@@ -320,11 +355,16 @@ class AutoAttack(EnsembleEvaluation):
         seed: The seed of all random numbers.
         verbose: Write one line per attack to standard output.
         attacks_to_run: Names of attacks for version="custom": apgd-ce, apgd-dlr, apgd-t, fab,
-            fab-t, square.
-        version: "standard", "plus", "rand", "older" (before August 2020) or "custom".
+            fab-t, square, hopskipjump, rays.
+        version: "standard", "plus", "rand" (for randomised models, other attacks than theirs: see
+            `attacks.AutoAttackEnsemble`), "older" (before August 2020), "black-box" (Square,
+            HopSkipJump and RayS, for a model without a gradient) or "custom". After "standard" and
+            "plus", HopSkipJump, RayS and a student of the model run where gradients may be masked.
         device: Where to move the model and the images; None leaves them where they are.
         engine: "auto" queries a faster copy of an `nn.Module` where that is possible; the model
             itself confirms every success. "plain" queries the model itself.
+        surrogate: A net whose gradients lead one more attack on the model; None trains a student
+            where gradients may be masked.
 
     Example:
         >>> import torch
@@ -345,6 +385,7 @@ class AutoAttack(EnsembleEvaluation):
         version: str = "standard",
         device: str | torch.device | None = None,
         engine: str = "auto",
+        surrogate: Model | None = None,
     ) -> None:
         versions = (*VERSIONS, "custom")
         if version not in versions:
@@ -357,13 +398,20 @@ class AutoAttack(EnsembleEvaluation):
             )
         base: Version = next((known for known in VERSIONS if known == version), "standard")
         spec = attacks.AutoAttackEnsemble(ball_by_name(norm, eps), version=base, seed=seed)
+        self.version = version
         if attacks_to_run:
             names = [attacks_to_run] if isinstance(attacks_to_run, str) else list(attacks_to_run)
             chain = Chain(tuple(spec.member(name, RESTARTS.get(name, 1)) for name in names))
         else:
-            names = [name for name, _ in VERSIONS[spec.version]]
-            chain = spec.chain()
-        super().__init__(model, chain, names, verbose, device, engine)
+            names, chain = list(spec.members()), spec.chain()
+        on_masking = OnMasking.after(chain, version, seed, surrogate)
+        super().__init__(model, chain, names, verbose, device, engine, on_masking)
+
+    @property
+    def title(self) -> str:
+        if self.version == "custom":
+            return f"{' and '.join(self.names)} alone, which is no AutoAttack"
+        return f"AutoAttack ({self.version})"
 
 
 class RejectAutoAttack(EnsembleEvaluation):
@@ -379,11 +427,14 @@ class RejectAutoAttack(EnsembleEvaluation):
         eps: The radius of the ball.
         seed: The seed of all random numbers.
         verbose: Write one line per attack to standard output.
-        version: "standard", "fast" or "rand" (for randomised models: each step follows the mean of
-            20 gradients).
+        version: "standard", "fast", "rand" (for randomised models: the mean over passes counts) or
+            "black-box" (Square, HopSkipJump and RayS). After "standard", HopSkipJump, RayS and a
+            student of the model run where gradients may be masked.
         device: Where to move the model and the images; None leaves them where they are.
         engine: "auto" queries a faster copy of an `nn.Module` where that is possible; the model
             itself confirms every success. "plain" queries the model itself.
+        surrogate: A net whose gradients lead one more attack on the model; None trains a student
+            where gradients may be masked.
 
     Example:
         >>> import torch
@@ -405,6 +456,7 @@ class RejectAutoAttack(EnsembleEvaluation):
         version: str = "standard",
         device: str | torch.device | None = None,
         engine: str = "auto",
+        surrogate: Model | None = None,
     ) -> None:
         known: tuple[RejectVersion, ...] = get_args(RejectVersion)
         chosen = next((name for name in known if name == version), None)
@@ -419,7 +471,9 @@ class RejectAutoAttack(EnsembleEvaluation):
         spec = attacks.RejectAutoAttackEnsemble(
             ball_by_name(norm, eps), criterion, version=chosen, seed=seed
         )
-        super().__init__(model, spec.chain(), list(spec.members()), verbose, device, engine)
+        chain, names = spec.chain(), list(spec.members())
+        on_masking = OnMasking.after(chain, version, seed, surrogate)
+        super().__init__(model, chain, names, verbose, device, engine, on_masking)
 
 
 def _batch_size(bs: Any) -> int:

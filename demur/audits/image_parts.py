@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks.attack_model import Model
-from demur.attacks.criteria import Criterion, RuleCriterion
+from demur.attacks.criteria import Criterion, Rejected, RuleCriterion
 from demur.errors import BadInput
 from demur.files.output_paths import check_output_file
 from demur.images import pixels_of
@@ -188,6 +188,7 @@ class Decisions(NamedTuple):
     labels: Tensor  # predictions, N
     accepted: Tensor  # N, bool
     scores: tuple[Tensor, ...] = ()  # of the rejector, N each
+    kinds: Tensor = torch.empty(0, 3)  # passes by decision, N, 3; none are counted for one pass
 
 
 def decide(model: Model, criterion: Criterion, x: Tensor, bs: int) -> Decisions:
@@ -205,6 +206,13 @@ def decide(model: Model, criterion: Criterion, x: Tensor, bs: int) -> Decisions:
         parts.append([labels.cpu(), accepted.cpu(), *(score.cpu() for score in scores)])
     labels, accepted, *scores = (torch.cat(column) for column in zip(*parts, strict=True))
     return Decisions(labels, accepted, tuple(scores))
+
+
+def succeeded(criterion: Criterion, decisions: Decisions, y: Tensor) -> Tensor:
+    """Return the images N on which an attack with this criterion has succeeded, bool."""
+    if isinstance(criterion, Rejected):
+        return ~decisions.accepted
+    return (decisions.labels != y.cpu()) & decisions.accepted
 
 
 def device_for(

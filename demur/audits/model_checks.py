@@ -9,27 +9,32 @@ every image can be made grey: 60 gradient queries per image, of at most MOST_IMA
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import comb
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from demur.attacks import PGD, AcceptedError, Attack, Clean, SingleMargin
-from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, attack_model
-from demur.attacks.autoattack import Chain
+from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, attack_model, checked
+from demur.attacks.autoattack import Chain, MeanChain
 from demur.attacks.balls import Ball, Linf
 from demur.attacks.criteria import RuleCriterion
 from demur.attacks.objectives.rejector import ANY
+from demur.attacks.wrappers import WrappedModel
+from demur.audits.flags import ASKED, model_checks
+from demur.audits.randomised import seeded_noise_notes
 from demur.evaluate.recording import probe
 from demur.evaluate.score import RejectorEvaluation
 from demur.metrics import BoolArray, FloatArray, auroc, auroc_interval
 from demur.numerics import tf32
-from demur.output import as_output, outputs_in_batches
+from demur.output import Output, as_output, outputs_in_batches
 from demur.rejectors.rule import Rule, as_score
 from demur.runs import Record
 from demur.sanity import checks_of
 from demur.sanity.comparisons import LARGE, TOO_GOOD
 from demur.sanity.evidence import CheckResult, Evidence, ParsedRecord
-from demur.sanity.single_records import TIED
+from demur.sanity.single_records import NOT_RISEN, TIED
+from demur.spec import show
 
 MOST_IMAGES = 500
 STEPS = 20
@@ -54,16 +59,17 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
             f"{classes} classes; check its weights, the normalisation, the order of the classes "
             "and which output holds the logits"
         )
-    sums = logits.sum(-1)
-    if logits.min() >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
+    if _are_probabilities(logits):
         yield "the model returns probabilities; return logits instead"
     counts = probe(model, x, y)
     averaged = any(attack.gradients_per_step > 1 for attack in chain.attacks)
     if counts["random_outputs"] and not averaged:
         yield (
-            "the model's outputs are random; average the gradient over several passes with "
-            "eot_iter=20 or version='rand'"
+            "the model's outputs are random, so one lucky pass counts as a success and the next "
+            "may be right; use version='rand'"
         )
+    if not counts["random_outputs"]:
+        yield from seeded_noise_notes(model, x)
     if "zero_gradients" not in counts:
         yield (
             "the model is a function without gradients, so only black-box attacks ran; with its "
@@ -75,7 +81,27 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
             "attacks overestimate robustness here, so rely on Square"
         )
     if isinstance(chain.criterion, AcceptedError):
-        yield from _zero_score_gradients(model, chain.criterion, x, y)
+        yield from zero_score_gradients(model, chain.criterion, x, y)
+
+
+def _are_probabilities(logits: Tensor) -> bool:
+    sums = logits.sum(-1)
+    return bool(logits.min() >= 0) and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
+
+
+class LogProbabilities(WrappedModel):
+    """A model that returns probabilities, with their logarithms in place of logits."""
+
+    def forward(self, x: Tensor) -> Output:
+        """Return an Output whose logits are the logarithms of the model's."""
+        out = as_output(self.model(x))
+        return out._replace(logits=out.logits.clamp_min(torch.finfo(out.logits.dtype).tiny).log())
+
+
+def with_logits(model: Model, x: Tensor, y: Tensor) -> Model:
+    """Return the model, or LogProbabilities of it if it returns probabilities."""
+    with checked(model, x[:ASKED], y[:ASKED]) as (own, first, _):
+        return LogProbabilities(model) if _are_probabilities(own(first).logits) else model
 
 
 def _by_chance(right: int, n: int, classes: int) -> float:
@@ -100,7 +126,7 @@ def rejector_warnings(
         if (values < t).all():
             yield (
                 f"no clean image reaches the threshold {t:.7g} of {name}: the largest score is "
-                f"{values.max():.7g}, so every image is rejected and no error can be accepted"
+                f"{values.max():.7g}, so every clean image is rejected"
             )
             return
     if accepted.mean() <= LOW_COVERAGE:
@@ -116,7 +142,7 @@ def rejector_warnings(
             )
 
 
-def _zero_score_gradients(
+def zero_score_gradients(
     model: Model, criterion: AcceptedError, x: Tensor, y: Tensor
 ) -> Iterator[str]:
     """Yield a sentence for each score of the criterion whose gradient is zero for most images."""
@@ -136,26 +162,38 @@ def _zero_score_gradients(
             )
 
 
+class Inspection(NamedTuple):
+    """The checks of a model, and the images that plain PGD leaves correct by radius."""
+
+    checks: list[CheckResult]
+    curve: list[tuple[str, int, int]]  # radius, correct images, all images
+
+
 def foreign_checks(
     model: CheckedModel,
     x: Tensor,
     y: Tensor,
     attacked: Attacked,
+    before: Tensor,
     criterion: RuleCriterion | None = None,
     bs: int = 250,
-) -> list[CheckResult]:
-    """Run every sanity check on a model and the results of attacks on it.
+) -> Inspection:
+    """Run every check on a model and the results of attacks on it.
 
     Args:
         model: The attacked model.
         x: Clean images, N, C, H, W.
         y: True labels, N.
         attacked: The attacks that were run, with their adversarial examples, N, C, H, W.
+        before: Predictions for the clean images before the attacks, N.
         criterion: The rejector and its threshold; None for a classifier.
         bs: Batch size.
     """
     x, y = x[:MOST_IMAGES], y[:MOST_IMAGES]
-    metadata: dict[str, object] = {"thresholds": {}, "probe": probe(model, x, y)}
+    probed = probe(model, x, y)
+    if any(isinstance(attack, MeanChain) for attack, _ in attacked.values()):
+        probed["random_outputs"] = 0  # which these attacks are made for
+    metadata: dict[str, object] = {"thresholds": {}, "probe": probed}
     examples: dict[str, tuple[Attack, Tensor]] = {"clean": (Clean(), x)}
     ball = next(iter(ball for attack, _ in attacked.values() for ball in attack.balls()))
     examples |= {
@@ -168,14 +206,36 @@ def foreign_checks(
         ParsedRecord(_record(name, model, x_adv, y, bs, metadata), attack, name)
         for name, (attack, x_adv) in examples.items()
     ]
+    curve = [
+        (
+            "0" if name == "clean" else show(next(iter(attack.balls())).eps),
+            int(record.correct.sum()),
+            len(x),
+        )
+        for (name, (attack, _)), record in zip(examples.items(), records, strict=True)
+        if name not in attacked
+    ]
+    x_adv = [pixels[: len(x)] for _, pixels in attacked.values()][-1]
+    found = model_checks(model, x, y, x_adv, ball, criterion, before)
+    checks = [
+        # Plain PGD is here for comparisons: that the cross-entropy saturates does not matter.
+        CheckResult(check.kind, tuple(f for f in check.flags if set(f.attacks) & set(attacked)))
+        if check.kind == NOT_RISEN
+        else check
+        for check in checks_of(_evidence(records, criterion))
+        if criterion is not None or check.kind not in NEED_REJECTOR
+    ]
+    return Inspection([*checks, *found], curve)
+
+
+def _evidence(records: list[ParsedRecord], criterion: RuleCriterion | None) -> Evidence:
     if criterion is None:
-        evidence = Evidence(records, RejectorEvaluation({}, {}, level=1.0, cal_n=0), {})
-        return [check for check in checks_of(evidence) if check.kind not in NEED_REJECTOR]
+        return Evidence(records, RejectorEvaluation({}, {}, level=1.0, cal_n=0), {})
     assert isinstance(criterion.threshold, float)
     evaluation = RejectorEvaluation(
         {REJECTOR: as_score(criterion.rejector)}, {REJECTOR: criterion.threshold}, 1.0, cal_n=0
     )
-    return checks_of(Evidence(records, evaluation, {REJECTOR: criterion.rejector}))
+    return Evidence(records, evaluation, {REJECTOR: criterion.rejector})
 
 
 def plain_attacks(ball: Ball) -> Iterator[tuple[str, Attack]]:

@@ -49,10 +49,20 @@ TprLevel = Annotated[
     float,
     typer.Option(callback=check_finite, help="Correct predictions that the threshold accepts."),
 ]
+Claim = Annotated[
+    float | None,
+    typer.Option(
+        callback=check_finite, help="Claimed share that no attack breaks.", show_default=False
+    ),
+]
 Page = Annotated[
     str | None,
     typer.Option(
-        "-o", "--out", callback=output_file("page"), help="Write a page.", show_default=False
+        "-o",
+        "--out",
+        callback=output_file("page"),
+        show_default=False,
+        help="Write a page; FILE.md or FILE.json write Markdown or JSON.",
     ),
 ]
 Adapter = Annotated[
@@ -100,6 +110,7 @@ def audit(
     size: ImageSize = None,
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 250,
     seed: Annotated[int, typer.Option(help="Seed of the attacks and the split.")] = 0,
+    claim: Claim = None,
     out: Page = None,
     state: StateFolder = None,
     as_json: AsJson = False,
@@ -113,6 +124,8 @@ def audit(
     Example: demur audit my_code:make_net --data images.npz --rejector "Con()" -o audit.html
     """
     import json
+    import shlex
+    import sys
 
     from demur.audits import audit as run_audit
     from demur.audits.ensembles import ball_by_name
@@ -132,10 +145,11 @@ def audit(
         load_model(model, checkpoint, adapter, Queries(budget, rate, log)), *images,
         rejector=_rejector(rejector), eps=radius, norm=norm,
         threshold=threshold, tpr=tpr, cal=cal, version=version, bs=batch_size,
-        seed=seed, device=at, state_folder=state, verbose=not as_json, name=model,
+        seed=seed, device=at, state_folder=state, verbose=not as_json, name=model, claim=claim,
+        data=data, command=shlex.join(["demur", *sys.argv[1:]]),
     )  # fmt: skip
     if out is not None:
-        report.save_html(out)
+        report.save(out)
     typer.echo(json.dumps(report.to_json(), indent=2) if as_json else str(report))
 
 

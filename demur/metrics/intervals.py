@@ -50,7 +50,7 @@ class Difference(NamedTuple):
     p: float
 
 
-def wilson(k: int, n: int, level: float = 0.95) -> Interval:
+def wilson(k: float, n: int, level: float = 0.95) -> Interval:
     """Wilson score interval of k successes in n trials; (0, 1) without trials."""
     check_share("level", level)
     if not 0 <= k <= n:

@@ -19,11 +19,13 @@ from demur.attacks import (
     Clean,
     ForceRejectionEnsemble,
     FrankWolfe,
+    HopSkipJump,
     MarginProduct,
     MinMargin,
     MultiTarget,
     Objective,
     PlusLogScore,
+    RayS,
     RejectAutoAttackEnsemble,
     Rejected,
     ScoreObjective,
@@ -197,6 +199,9 @@ _SETTINGS: dict[str, MakeAttack] = {
     "worst-score": lambda recipe: WorstScore(
         Linf(recipe.data.threat.linf), recipe.head_rejector[1]
     ),
+    "hopskipjump": lambda recipe: HopSkipJump(Linf(recipe.data.threat.linf)),
+    "hopskipjump-l2": lambda recipe: HopSkipJump(L2(recipe.data.threat.l2)),
+    "rays": lambda recipe: RayS(Linf(recipe.data.threat.linf)),
     "cw": lambda recipe: CW("L2"),
     "cw-linf": lambda recipe: CW("Linf"),
     "cw-linf-adam": lambda recipe: CW("Linf-adam"),

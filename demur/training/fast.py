@@ -3,7 +3,7 @@
 Attack, loss, optimiser step and choice of the batch read and write fixed device addresses, so an
 epoch is a sequence of replays without host-device synchronisation. Attacks run on a FrozenModel,
 which computes no weight gradients. The step draws the same noise and takes the same gradients as
-the plain step, so both end with the same weights up to rounding: see `python benchmarks/engine_check.py`.
+the plain step, so both end with the same weights up to rounding (benchmarks/engine_check.py).
 The last, partial batch takes the plain step.
 """
 

@@ -21,7 +21,7 @@ from demur.attacks import PGD, Clean
 from demur.attacks.balls import Linf
 from demur.audits.ensemble_state import read_state
 from demur.calibrate import Coverage
-from demur.data.own_images import read_images
+from demur.data.image_cache import read_images
 from demur.evaluate import LoadedRun, RecordOptions, archive, run_attack
 from demur.evaluate.certificates import issue
 from demur.files.atomic import content_digest, read_json
@@ -74,7 +74,12 @@ def _cache(path: Path) -> Any:
         root = root.parent
     with patch.dict("os.environ", XDG_CACHE_HOME=str(root)):
         found = read_images(str(root.parent / "photos"), 8, None)
-    return [np.asarray(found.pixels).tolist(), found.y.tolist(), found.listing, found.classes]
+    return [
+        np.asarray(found.pixels).tolist(),
+        found.y.tolist(),
+        found.listing,
+        found.metadata["classes"],
+    ]
 
 
 def _run(path: Path) -> Any:

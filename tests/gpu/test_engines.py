@@ -22,7 +22,7 @@ from tests.gpu.test_graphs import exhaust_memory_while_capturing
 
 STEPS = 6
 FEW = 300  # images: four whole batches of 64 and a part of one
-# after six steps one flipped pixel weighs more than after the twenty of `python benchmarks/engine_check.py`
+# after six steps one flipped pixel weighs more than after the twenty of engine_check
 MIN_TOLERANCE = 5e-3
 
 

@@ -35,6 +35,7 @@ from demur.attacks.objectives.rejector import (
     RRLoss,
     ScoreObjective,
     SingleMargin,
+    SuccessProbability,
     TargetedScore,
     WrongScore,
     XiObjective,
@@ -44,13 +45,14 @@ OBJECTIVES: list[type[Objective]] = [
     CE, UntargetedMargin, DLR, WrongConfidence, TargetedMargin, TargetedDLR, TargetedConfidence,
     PlusLogScore, ScoreObjective, RRLoss, XiObjective, GAMA, KL, MinMargin, SingleMargin,
     MarginProduct, RejectionObjective, TargetedScore, WrongScore, CARLObjective, CARLMargin,
-    RejectionHinge, Sum, Scaled,
+    RejectionHinge, SuccessProbability, Sum, Scaled,
 ]  # fmt: skip
 
 __all__ = [
     "CE", "DLR", "GAMA", "KL", "OBJECTIVES", "AttackStart", "CARLMargin", "CARLObjective", "Form",
     "MarginProduct", "MinMargin", "Objective", "ObjectiveState", "PlusLogScore", "RRLoss",
-    "RejectionHinge", "RejectionObjective", "Scaled", "ScoreObjective", "SingleMargin", "Sum",
-    "TargetedConfidence", "TargetedDLR", "TargetedMargin", "TargetedScore", "UntargetedMargin",
-    "WrongConfidence", "WrongScore", "XiObjective", "divergence", "wrong_classes",
+    "RejectionHinge", "RejectionObjective", "Scaled", "ScoreObjective", "SingleMargin",
+    "SuccessProbability", "Sum", "TargetedConfidence", "TargetedDLR", "TargetedMargin",
+    "TargetedScore", "UntargetedMargin", "WrongConfidence", "WrongScore", "XiObjective",
+    "divergence", "wrong_classes",
 ]  # fmt: skip

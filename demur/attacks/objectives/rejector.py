@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot, softplus, softsign
 
-from demur.attacks.criteria import RuleCriterion, is_wrong
+from demur.attacks.criteria import (
+    AcceptedError,
+    Criterion,
+    FalseRejection,
+    Misclassified,
+    Rejected,
+    RuleCriterion,
+    is_wrong,
+)
 from demur.attacks.objectives.classification import (
     CE,
     AttackStart,
@@ -338,6 +346,57 @@ class TargetedScore(Objective):
         pairs = as_score(self.rejector).rule(MIDDLE).pairs
         accept = [score.accept_margin(out, t, label).to(over_others) for score, t in pairs]
         return torch.stack([over_others, *accept], 1)
+
+
+@dataclass(frozen=True)
+class SuccessProbability(Objective):
+    """Product of sigmoid(margin / width) over the margins that a success of the criterion needs.
+
+    For a randomised model its mean over passes is a smooth form of the share of successful passes.
+    A width near the standard deviation of a margin over passes gives the weight to those passes
+    whose decision a small step can change. The state of each image is its target and the widths.
+
+    Args:
+        criterion: The success criterion.
+    """
+
+    criterion: Criterion = Misclassified()
+
+    @property
+    def n_inputs(self) -> int:
+        return 2
+
+    def prepare(self, start_point: AttackStart) -> ObjectiveState:
+        y, target = start_point.y, start_point.target
+        target = torch.full_like(y, ANY) if target is None else target
+        margins = self.margins(start_point.output(start_point.x_start), y, target)
+        return target, self.widths(margins[None])
+
+    def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
+        target, widths = inputs
+        return logsigmoid(self.margins(out, y, target) / widths.to(out.logits)).sum(1).exp()
+
+    def margins(self, out: Output, y: Tensor, target: Tensor) -> Tensor:
+        """Return margins that are all positive exactly at a success, N, number of margins."""
+        match self.criterion:
+            case AcceptedError() as criterion:
+                return MinMargin(criterion).unscaled(out, y, target)
+            case Rejected() as criterion:
+                return RejectionObjective(criterion)(out, y)[:, None]
+            case FalseRejection() as criterion:
+                right = label_entry(out.logits, y) - best_wrong(out.logits, y)
+                return torch.stack([right, RejectionObjective(criterion)(out, y)], 1)
+        label = torch.where(target == ANY, best_wrong_class(out.logits, y), target)
+        return (label_entry(out.logits, label) - label_entry(out.logits, y))[:, None]
+
+    @staticmethod
+    def widths(margins: Tensor) -> Tensor:
+        """Return widths, N, margins, from the margins of several passes: passes, N, margins.
+
+        A width is at least an eighth of the mean margin: the sigmoid of no pass underflows.
+        """
+        width = torch.hypot(margins.std(0, correction=0), margins.mean(0) / 8)
+        return width.nan_to_num(1, 1).clamp_min(1e-12)
 
 
 def best_wrong_class(logits: Tensor, y: Tensor) -> Tensor:

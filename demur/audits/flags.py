@@ -1,0 +1,367 @@
+"""Signs that the figures of an audit overstate robustness, found by questions to the model.
+
+    model_checks(model, x, y, x_adv, ball, rule)     # slopes, jumps, answers that change
+    success_checks(result)                           # what the attacks that succeeded say
+
+Answers are logits divided by the median margin of the clean images, and scores divided by their
+spread, so that one tolerance suits every model. docs/guides/audit.md lists all signs.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from demur import noise
+from demur.attacks import CE, Objective, SingleMargin, UntargetedMargin
+from demur.attacks.attack_model import CheckedModel, NoGradientError
+from demur.attacks.balls import L2, Ball, Linf
+from demur.attacks.criteria import RuleCriterion
+from demur.attacks.objectives.rejector import ANY
+from demur.audits.ensemble_result import EnsembleResult
+from demur.evaluate.recording import probe
+from demur.images import per_image
+from demur.metrics import wilson
+from demur.output import as_output, prediction
+from demur.sanity.evidence import CheckResult, Flag, too_many
+
+SLOPE = "the gradient is not the slope of the objective"
+JUMP = "the decision jumps"
+CHANGE = "answers depend on more than the image"
+STUCK = "the loss rose and nothing flipped"
+MASKED = "attacks without gradients succeed where gradients fail"
+UNCONFIRMED = "successes were not confirmed"
+IMPLAUSIBLE = "the figure is implausible"
+# The largest share of images that no attack is known to break, by radius: RobustBench's lists of
+# March 2025. Nobody has to stay below it; a figure above it needs more evidence than an audit.
+BEST_KNOWN: dict[tuple[str, type[Ball]], tuple[float, float]] = {
+    ("cifar10", Linf): (8 / 255, 0.7371),
+    ("cifar10", L2): (0.5, 0.8497),
+    ("cifar100", Linf): (8 / 255, 0.4266),
+    ("imagenet", Linf): (4 / 255, 0.5968),
+}
+ASKED, ALONE = 64, 8  # images of a check, and those that are asked one by one and again
+REPEATS = 100
+STEP_SHARES = (1 / 4, 1 / 16, 1 / 64)  # of the radius: lengths of the steps of a slope
+SLOPE_RATIOS = 0.5, 2.0  # rise of the objective over that which the gradient predicts
+BISECTIONS = 10  # a steep slope is a jump, too
+TINY = 1e-3  # of the radius: a change that no decision may depend on
+TOLERANCE = 0.05  # of the median margin, or of the spread of a score
+PLAIN_STEPS = 20  # of plain PGD on the images that an attack broke
+STUCK_SHARE = 0.25  # of these images that it may leave
+MOST_WEIGHTS = 10**8  # of a net that is copied in float64
+MASKED_SHARE = 0.01  # of the images that gradient attacks leave; AutoAttack's own limit for Square
+
+
+class Answers:
+    """The answers of a model in comparable units, N, C + S: logits, then scores."""
+
+    def __init__(self, model: CheckedModel, rule: RuleCriterion | None, x: Tensor) -> None:
+        self.model, self.pairs = model, rule.accept_rule.pairs if rule else ()
+        self.scales = x.new_ones(1)
+        raw = self(x)
+        self.classes = raw.shape[1] - len(self.pairs)
+        top = raw[:, : self.classes].topk(2).values
+        margin = (top[:, 0] - top[:, 1]).median().expand(self.classes)
+        scores = raw[:, self.classes :]
+        spread = (scores - scores.mean(0)).square().mean(0).sqrt()
+        self.scales = torch.cat((margin, spread)).clamp_min(1e-12)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            out = as_output(self.model(x))
+            columns = [out.logits, *(score(out)[:, None] for score, _ in self.pairs)]
+        return torch.cat([column.to(x) for column in columns], 1) / self.scales
+
+    def labels(self, answers: Tensor) -> Tensor:
+        """Return the predictions, N."""
+        return answers[:, : self.classes].argmax(1)
+
+    def thresholds(self) -> Tensor:
+        """Return the thresholds of the scores in the units of the answers, S."""
+        return (
+            torch.tensor([t for _, t in self.pairs]).to(self.scales) / self.scales[self.classes :]
+        )
+
+
+def model_checks(
+    model: CheckedModel, x: Tensor, y: Tensor, x_adv: Tensor, ball: Ball,
+    rule: RuleCriterion | None, before: Tensor,
+) -> list[CheckResult]:  # fmt: skip
+    """Return the checks that ask the model about ASKED clean images and adversarial examples.
+
+    Args:
+        model: The attacked model.
+        x: Clean images, N, C, H, W.
+        y: True labels, N.
+        x_adv: Adversarial examples, N, C, H, W.
+        ball: The ball of the attacks.
+        rule: The rejector and its thresholds; None for a classifier.
+        before: Predictions for the clean images before the attacks, N.
+    """
+    x, y, x_adv = x[:ASKED], y[:ASKED], x_adv[:ASKED]
+    answers = Answers(model, rule, x)
+    if answers.classes < 2 or ball.eps == 0:
+        return []
+    signs = masking_signs(model, x, y, ball, rule)
+    return [
+        *(CheckResult(kind, tuple(f for f in signs if f.kind == kind)) for kind in (SLOPE, JUMP)),
+        _changes(answers, model, x, x_adv, before[:ASKED].to(y)),
+        _stuck(model, answers, x, y, x_adv, ball),
+    ]
+
+
+def masking_signs(
+    model: CheckedModel, x: Tensor, y: Tensor, ball: Ball, rule: RuleCriterion | None
+) -> list[Flag]:
+    """Return the signs of masked gradients at clean images: wrong slopes and jumps.
+
+    The arguments are those of `model_checks`.
+    """
+    x, y = x[:ASKED], y[:ASKED]
+    answers = Answers(model, rule, x)
+    return [*_wrong_slopes(model, x, y, ball, rule), *_jumps(answers, x, ball)]
+
+
+def _wrong_slopes(
+    model: CheckedModel, x: Tensor, y: Tensor, ball: Ball, rule: RuleCriterion | None
+) -> Iterator[Flag]:
+    """Yield flags where a step along the gradient does not do what the gradient predicts."""
+    objectives: list[tuple[str, Objective]] = [("the logit margin", UntargetedMargin())]
+    count = len(rule.accept_rule.pairs) if rule else 0
+    if rule is not None:
+        objectives += [("the score", SingleMargin(rule, 1 + k)) for k in range(count)]
+    target, slopes = torch.full_like(y, ANY), x.new_ones(len(x), 1 + count)
+    for name, objective in objectives:
+        inputs = (target, slopes) if isinstance(objective, SingleMargin) else ()
+        try:
+            grad, before, _ = model.gradient(objective, x, y, *inputs)
+        except NoGradientError:
+            grad, before = torch.zeros_like(x), torch.zeros_like(x[:, 0, 0, 0])
+        trusted = torch.zeros_like(y, dtype=torch.bool)
+        for share in STEP_SHARES:
+            moved = ball.step(x, x, grad, share * ball.eps)
+            predicted = ((moved - x) * grad).flatten(1).sum(1)
+            rise = model.value(objective, moved, y, *inputs)[0] - before
+            low, high = (ratio * predicted for ratio in SLOPE_RATIOS)
+            trusted |= (predicted > 0) & (low <= rise) & (rise <= high)
+        if too_many(wrong := int((~trusted).sum()), len(x)):
+            yield Flag(
+                SLOPE, (),
+                f"At {wrong} of {len(x)} clean images a step along the gradient of {name} does "
+                "not change it as the gradient says, within a factor of two, at any length from "
+                "eps/64 to eps/4, or there is no gradient.",
+                "Attack without this gradient: version='black-box', or attack a differentiable "
+                "model in its place and test the examples on this one.",
+            )  # fmt: skip
+
+
+def _jumps(answers: Answers, x: Tensor, ball: Ball) -> Iterator[Flag]:
+    """Yield flags where answers jump: beside clean images, or where the decision changes."""
+    remedy = (
+        "The gradient says nothing about a jump: attack by decisions (version='black-box'), and "
+        "replace the step in the model by a smooth one for the attack."
+    )
+    clean = answers(x)
+    index = torch.arange(len(x), device=x.device)
+    signs = noise.uniform(0, index, 0, tuple(x.shape[1:])).to(x) - 0.5
+    beside = answers(type(ball)(TINY * ball.eps).project(x, x + TINY * ball.eps * signs.sign()))
+    moved = int(_differ(beside, clean).sum())
+    if too_many(moved, len(x)):
+        yield Flag(
+            JUMP, (),
+            f"A change of {TINY * ball.eps:.2g} of the pixels changes the answer for {moved} of "
+            f"{len(x)} clean images by more than {TOLERANCE:.0%} of a typical margin.",
+            remedy,
+        )  # fmt: skip
+    for name, crossed, total in _crossings(answers, x, clean):
+        if too_many(crossed, total):
+            yield Flag(
+                JUMP, (),
+                f"On {crossed} of {total} lines between two images {name} jumps where the decision "
+                f"changes, by more than {TOLERANCE:.0%} of a typical margin.",
+                remedy,
+            )  # fmt: skip
+
+
+def _crossings(answers: Answers, x: Tensor, clean: Tensor) -> Iterator[tuple[str, int, int]]:
+    """Yield what jumps at changes of the decision: a name, the jumps, the lines searched."""
+    labels = answers.labels(clean)
+    differs = labels[:, None] != labels[None]
+    rows = differs.any(1).nonzero()[:, 0]
+    if len(rows):
+        own, other = labels[rows], x[differs[rows].int().argmax(1)]
+        low, high = _bisect(answers, x[rows], other, lambda a: answers.labels(a) == own)
+        step = low - high  # R, C + S
+        new = answers.labels(high)
+        jump = step.gather(1, own[:, None]) - step.gather(1, new[:, None])
+        yield "the logit margin", int((jump[:, 0].abs() > TOLERANCE).sum()), len(rows)
+    for column, t in enumerate(answers.thresholds(), answers.classes):
+        accepted = clean[:, column] >= t
+        ends = torch.cat((x[~accepted], (x + x.roll(1, 0)) / 2, torch.full_like(x[:1], 0.5)))
+        ends = ends[answers(ends)[:, column] < t]
+        rows = accepted.nonzero()[:, 0]
+        if len(rows) and len(ends):
+            other = ends[torch.arange(len(rows), device=x.device) % len(ends)]
+            ask = lambda a, c=column, t=t: a[:, c] >= t  # noqa: E731
+            low, high = (side[:, column] for side in _bisect(answers, x[rows], other, ask))
+            yield "the score", int(((low - high).abs() > TOLERANCE).sum()), len(rows)
+
+
+def _bisect(
+    answers: Answers, start: Tensor, end: Tensor, same: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return the answers on both sides of a change of the decision, on lines from start to end."""
+    low, high = start.new_zeros(len(start)), start.new_ones(len(start))
+    at: Callable[[Tensor], Tensor] = lambda t: answers(start + per_image(t, start) * (end - start))  # noqa: E731
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        stays = same(at(middle))
+        low, high = torch.where(stays, middle, low), torch.where(stays, high, middle)
+    return at(low), at(high)
+
+
+def _differ(one: Tensor, other: Tensor) -> Tensor:
+    """Return which answers differ by more than the tolerance, N, bool."""
+    return (one - other).nan_to_num().abs().amax(1) > TOLERANCE
+
+
+def _changes(
+    answers: Answers, model: CheckedModel, x: Tensor, x_adv: Tensor, before: Tensor
+) -> CheckResult:
+    """Check whether answers change with the batch, the order, repetition or the dtype."""
+    if probe(model, x, before)["random_outputs"]:
+        return CheckResult(CHANGE, missing="a model whose outputs repeat")
+    both = torch.cat((x[: ASKED // 2], x_adv[: ASKED // 2]))
+    expected = answers(both)
+    single = torch.cat([answers(image[None]) for image in both[-ALONE:]])
+    found = {
+        "asked alone": (single, expected[-ALONE:]),
+        "in reverse order": (answers(both.flip(0)).flip(0), expected),
+        "in half of the batch": (answers(both[::2]), expected[::2]),
+        "asked again": _repeated(answers, both[-ALONE:], expected[-ALONE:]),
+    }
+    counts = {name: int(_differ(*pair).sum()) for name, pair in found.items()}
+    relabelled = {"than before the attacks": (answers.labels(answers(x)), before)}
+    if (wide := _in_float64(model, both)) is not None:
+        relabelled["in float64"] = (wide.argmax(1), answers.labels(expected))
+    for name, (one, other) in relabelled.items():
+        changed = int((one != other).sum())
+        counts[name] = changed if too_many(changed, len(one)) else 0
+    seen = {name: count for name, count in counts.items() if count}
+    if not seen:
+        return CheckResult(CHANGE)
+    text = ", ".join(
+        f"{count} of {ALONE if name.startswith('asked') else len(both)} {name}"
+        for name, count in seen.items()
+    )
+    flag = Flag(
+        CHANGE, (),
+        f"The answers for the same images differ: {text}. An image that one batch breaks may be "
+        "right in another, and no count is a property of the model.",
+        "Put the model into eval mode, remove what it computes over the batch or remembers, and "
+        "audit again; otherwise fix batch and order as part of the claim.",
+    )  # fmt: skip
+    return CheckResult(CHANGE, (flag,))
+
+
+def _stuck(
+    model: CheckedModel, answers: Answers, x: Tensor, y: Tensor, x_adv: Tensor, ball: Ball
+) -> CheckResult:
+    """Check whether plain PGD raises the loss of broken images and yet leaves them right."""
+    right, wrong = (answers.labels(answers(part)) == y for part in (x, x_adv))
+    rows = (right & ~wrong).nonzero()[:, 0]
+    moved, rising, flipped = x[rows], torch.zeros_like(rows), torch.zeros_like(rows).bool()
+    last = torch.full_like(x[rows, 0, 0, 0], torch.inf)
+    for _ in range(PLAIN_STEPS if len(rows) else 0):
+        try:
+            grad, loss, out = model.gradient(CE(), moved, y[rows])
+        except NoGradientError:
+            return CheckResult(STUCK, missing="a gradient")
+        flipped |= prediction(out) != y[rows]
+        rising, last = rising + (loss > last), loss
+        moved = ball.step(x[rows], moved, grad, ball.eps / 4)
+    stuck = ~flipped & (rising > 0)
+    count, queries = int(stuck.sum()), int(rising[stuck].sum())
+    flag = Flag(
+        STUCK, (),
+        f"{len(rows)} images were broken. On {count} of them plain PGD raised the cross-entropy in "
+        f"{queries} of {PLAIN_STEPS * count} queries and never flipped the label.",
+        "The loss is not that of the decision: attack by decisions and by transfer "
+        "(version='black-box'), or write a loss that follows the decision.",
+    )  # fmt: skip
+    return CheckResult(STUCK, (flag,) if count > max(2, STUCK_SHARE * len(rows)) else ())
+
+
+def _repeated(answers: Answers, x: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first answers among many that differ from the expected ones, and these."""
+    again = expected
+    for _ in range(REPEATS):  # a model that counts its calls changes after some of them
+        again = answers(x)
+        if _differ(again, expected).any():
+            break
+    return again, expected
+
+
+def _in_float64(model: CheckedModel, x: Tensor) -> Tensor | None:
+    """Return the logits of a copy of the net in float64, N, C; None if there is no such copy."""
+    net = model.model
+    if not isinstance(net, nn.Module) or sum(p.numel() for p in net.parameters()) > MOST_WEIGHTS:
+        return None
+    try:
+        with torch.no_grad():
+            return as_output(copy.deepcopy(net).double()(x.double())).logits
+    except Exception:  # of the user's code, which takes one dtype only
+        return None
+
+
+# ------------------------------------------------ what the successes of attacks say
+
+
+def success_checks(result: EnsembleResult) -> list[CheckResult]:
+    """Return the checks of which attack succeeded, and whether the model confirmed it."""
+    count, left = result.masked
+    masked = Flag(
+        MASKED, tuple(member.name for member in result.members if not member.uses_gradient),
+        f"Attacks that use no gradient of the model broke {count} of {left} images that every "
+        "gradient attack left.",
+        "The gradients lead attacks astray: rely on attacks by decisions and by transfer "
+        "(version='black-box'), and attack a differentiable model in place of this one.",
+    )  # fmt: skip
+    unsure = Flag(
+        UNCONFIRMED, (),
+        f"{result.unconfirmed} of {len(result.y) - result.unbroken} images that an attack broke "
+        "are not broken in a final pass over the adversarial examples.",
+        "Find out what else the answer depends on (batch, order, number of calls, random numbers); "
+        "until then count the images that no attack broke.",
+    )  # fmt: skip
+    is_unsure = result.unconfirmed > max(1, MASKED_SHARE * len(result.y))
+    return [
+        CheckResult(MASKED, (masked,) if count > max(1, MASKED_SHARE * left) else ()),
+        CheckResult(UNCONFIRMED, (unsure,) if is_unsure else ()),
+    ]
+
+
+def implausible(result: EnsembleResult, ball: Ball, data: str, claim: float | None) -> CheckResult:
+    """Check whether a figure exceeds the best known one (with a rejector: at half the radius).
+
+    A detector that is robust at eps implies a classifier that is robust at eps/2 (Tramer 2022).
+    """
+    radius, best = BEST_KNOWN.get((data, type(ball)), (float("inf"), 1.0))
+    compared = ball.eps / 2 if result.rejects else ball.eps
+    if radius > compared * (1 + 1e-6):
+        known = f"a best known figure of {data or 'a named data set'} at {compared:.4g} or less"
+        return CheckResult(IMPLAUSIBLE, missing=known)
+    low = wilson(result.left, len(result.y))[0]
+    if max(low, claim or 0) <= best:
+        return CheckResult(IMPLAUSIBLE)
+    half = ", half the radius of this rejector" if result.rejects else ""
+    flag = Flag(
+        IMPLAUSIBLE, (),
+        f"{'A claim of' if low <= best else 'At least'} {max(low, claim or 0):.1%} exceeds "
+        f"{best:.1%}, the best known on {data} at eps={radius:.4g}{half}. That is implausible, "
+        "which does not mean wrong.",
+        "Write an attack for this model before the figure is published.",
+    )  # fmt: skip
+    return CheckResult(IMPLAUSIBLE, (flag,))

@@ -1,0 +1,117 @@
+"""The verdict on an evaluation: one of three grades with a fixed meaning, and its reasons.
+
+*broken*: the attacks found what refutes the robustness that the model shows or that is claimed.
+*suspicious*: a sign says that the figures may overstate robustness; a remedy stands beside it.
+*no known sign of failure*: neither; the verdict then says what was not tried.
+
+docs/guides/audit.md has the definitions, word by word.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from demur.metrics import wilson
+from demur.sanity.evidence import CheckResult, Flag, too_many
+
+MIN_IMAGES = 10  # fewer cannot show that a share of them is unusual
+MIN_LEFT = 0.1  # of the images that are right without an attack; fewer are no robustness
+KINDS_OF_ATTACK = {  # beginnings of the names of members, and what is not tried without them
+    ("fab", "closest"): "FAB",
+    ("square",): "Square",
+    ("rays", "hopskipjump"): "attacks by decisions",
+    ("transfer", "surrogate"): "attacks by transfer",
+}
+
+
+class Grade(StrEnum):
+    """The three grades of a verdict."""
+
+    BROKEN = "broken"
+    SUSPICIOUS = "suspicious"
+    NO_SIGN = "no known sign of failure"
+
+
+class Verdict(NamedTuple):
+    """A grade and the sentences that explain it."""
+
+    grade: Grade
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.grade}. {' '.join(self.reasons)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Grade and reasons as JSON values."""
+        return {"grade": str(self.grade), "reasons": list(self.reasons)}
+
+
+def verdict_of(
+    results: Sequence[Any],
+    checks: Sequence[CheckResult],
+    warnings: Sequence[str],
+    claim: float | None = None,
+) -> Verdict:
+    """Return the verdict on an evaluation.
+
+    Args:
+        results: EnsembleResults; the last result is the one that a claim is about.
+        checks: The checks of the model and of the results.
+        warnings: Sentences about the model, the rejector and the attacks.
+        claim: The claimed share of images that no attack breaks.
+    """
+    flags, n = [flag for check in checks for flag in check.flags], len(results[-1].broken_by)
+    if n < MIN_IMAGES:
+        few = f"{n} images are too few to show a sign; attack at least {MIN_IMAGES}"
+        warnings = [*warnings, few]
+    if found := _refuted(results, claim):
+        more = [f"Besides: {', '.join(_kinds(flags, warnings))}."] if flags or warnings else []
+        return Verdict(Grade.BROKEN, (*found, *more))
+    if flags or warnings:
+        signs = [f"{flag.kind}: {flag.observed} Remedy: {flag.remedy}" for flag in flags]
+        signs += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in warnings]
+        return Verdict(Grade.SUSPICIOUS, tuple(signs))
+    count = sum(not check.missing for check in checks)
+    made = f"{count} checks found nothing" if count else "No check was made"
+    return Verdict(
+        Grade.NO_SIGN,
+        (f"{made} on {n} images.", f"Not tried: {', '.join(not_tried(results))}."),
+    )
+
+
+def _refuted(results: Sequence[Any], claim: float | None) -> list[str]:
+    """Return a sentence for each way in which what was found refutes the robustness."""
+    last, sentences = results[-1], []
+    n, left = len(last.broken_by), last.left
+    low, high = wilson(left, n)
+    if claim is not None and high < claim:
+        sentences.append(
+            f"The claim is {claim:.1%}, and the attacks leave {left:g} of {n} images, "
+            f"{left / n:.1%} [{100 * low:.1f}, {100 * high:.1f}]."
+        )
+    for result in results:
+        count, of = result.masked
+        if of and too_many(count, of):
+            sentences.append(
+                f"Attacks without gradients broke {count} of {of} images that every gradient "
+                "attack left, so a figure by gradients is false."
+            )
+    right = n - last.broken_by.count("clean")
+    if last.seeks_errors and right and left <= MIN_LEFT * right:
+        what = "without an accepted error" if last.rejects else "right"
+        sentences.append(f"Of {right} images that are {what} without an attack, {left:g} are left.")
+    return sentences
+
+
+def _kinds(flags: Sequence[Flag], warnings: Sequence[str]) -> list[str]:
+    return [*dict.fromkeys(flag.kind for flag in flags), *warnings]
+
+
+def not_tried(results: Sequence[Any]) -> list[str]:
+    """Return what no attack of the evaluation did."""
+    names = [name for result in results for name in result.seconds]
+    missing = [
+        kind for begins, kind in KINDS_OF_ATTACK.items()
+        if not any(name.startswith(begins) for name in names)
+    ]  # fmt: skip
+    return [*missing, "other norms and radii", "an attack written for this model"]

@@ -1,0 +1,289 @@
+"""Randomised models: mean accuracy over passes, not a lucky pass, and noise that is not random."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from demur import AutoAttack, Output, RejectAutoAttack, audit
+from demur.attacks import (
+    CRITERIA,
+    EOTPGD,
+    AcceptedError,
+    AutoAttackEnsemble,
+    Chain,
+    Criterion,
+    MeanChain,
+    Misclassified,
+    Rejected,
+    SuccessProbability,
+)
+from demur.attacks.autoattack import PASSES, rand_chain
+from demur.attacks.balls import L2, Ball, Linf
+from demur.attacks.criteria import RuleCriterion
+from demur.attacks.objectives.rejector import ANY
+from demur.audits import randomised
+from demur.data import Images
+from demur.output import as_output
+from demur.rejectors import Con
+from tests.quick_net import EPS, QuickNet
+
+RULE = AcceptedError(Con(), 0.6)
+Net = Callable[[Tensor], Any]
+
+
+def noisy(net: nn.Module, size: float = 0.25) -> Net:
+    """A net behind Gaussian noise."""
+    return lambda x: net(x + size * torch.randn_like(x))
+
+
+def mean_success(criterion: Criterion, net: Net, x: Tensor, y: Tensor, passes: int = 200) -> float:
+    with torch.no_grad():
+        found = [criterion(as_output(net(x)), y).float().mean() for _ in range(passes)]
+    return float(torch.stack(found).mean())
+
+
+def eot_pgd(loss: Callable[[Tensor, Tensor], Tensor], net: Net, x: Tensor, y: Tensor) -> Tensor:
+    """PGD of 40 steps of eps/4, each by the mean of 20 gradients."""
+    x_adv = (x + EPS * (2 * torch.rand_like(x) - 1)).clamp(0, 1)
+    for _ in range(40):
+        x_adv.requires_grad_()
+        total = torch.stack([loss(as_output(net(x_adv)).logits, y).sum() for _ in range(20)]).sum()
+        (grad,) = torch.autograd.grad(total, x_adv)
+        x_adv = (x_adv.detach() + EPS / 4 * grad.sign()).clamp(x - EPS, x + EPS).clamp(0, 1)
+    return x_adv
+
+
+@pytest.fixture
+def images(test_images: Images) -> tuple[Tensor, Tensor]:
+    return test_images.batch(slice(0, 30))
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+class TestStrength:
+    @pytest.mark.parametrize("ball", [Linf(0.02), L2(0.1)])
+    def test_on_a_linear_net_the_mean_accuracy_is_the_closed_form(self, ball: Ball) -> None:
+        weight = torch.randn(64)
+
+        def net(x: Tensor) -> Tensor:
+            margin = (x - 0.5 + 0.1 * torch.randn_like(x)).flatten(1) @ weight
+            return torch.stack([margin, torch.zeros_like(margin)], 1)
+
+        x = 0.5 + 0.1 * torch.rand(20, 1, 8, 8) * weight.sign().view(8, 8)
+        y = torch.zeros(20, dtype=torch.long)
+        x_adv = EOTPGD(ball, steps=20, restarts=2, passes=20)(net, x, y)
+        dual = weight.norm() if isinstance(ball, L2) else weight.abs().sum()
+        margins = (x - 0.5).flatten(1) @ weight - ball.eps * dual
+        expected = (margins / (0.1 * weight.norm())).double()
+        right = sum(NormalDist().cdf(float(value)) for value in expected) / 20
+        assert abs(1 - mean_success(Misclassified(), net, x_adv, y, 400) - right) < 0.02
+
+    def test_as_strong_as_eot_pgd_with_as_many_passes(
+        self, quick_net: QuickNet, images: tuple[Tensor, Tensor]
+    ) -> None:
+        net, (x, y) = noisy(quick_net.classifier()), images
+        chain = replace(rand_chain(Linf(EPS), Misclassified(), 0, restarts=1), passes=48)
+        ours = mean_success(Misclassified(), net, chain(net, x, y), y)
+        theirs = eot_pgd(nn.functional.cross_entropy, net, x, y)
+        assert ours >= mean_success(Misclassified(), net, theirs, y) - 0.01
+        lucky = replace(chain, attacks=chain.attacks[:1])
+        first = Chain(lucky.attacks)(net, x, y)  # where an image leaves at one wrong pass
+        assert ours > mean_success(Misclassified(), net, first, y)
+
+    def test_a_randomised_rejector_accepts_as_many_errors_as_under_eot_pgd(
+        self, quick_net: QuickNet, images: tuple[Tensor, Tensor]
+    ) -> None:
+        net, (x, y) = noisy(quick_net, 0.1), images
+        chain = replace(rand_chain(Linf(EPS), RULE, 0, restarts=1), passes=48)
+        ours = mean_success(RULE, net, chain(net, x, y), y)
+
+        def confident_error(z: Tensor, y: Tensor) -> Tensor:
+            return z.log_softmax(-1).scatter(1, y[:, None], -1e9).amax(-1)
+
+        theirs = mean_success(RULE, net, eot_pgd(confident_error, net, x, y), y)
+        assert ours >= theirs - 0.01
+        assert ours > mean_success(RULE, net, x, y)
+
+    def test_targets_differ_between_restarts_and_rejections_have_none(
+        self, quick_net: QuickNet, images: tuple[Tensor, Tensor]
+    ) -> None:
+        net, (x, y) = noisy(quick_net, 0.1), images
+        rule = Rejected(Con(), 0.6)
+        x_adv = rand_chain(Linf(EPS), rule, 0, restarts=1)(net, x, y)
+        assert mean_success(rule, net, x_adv, y) > mean_success(rule, net, x, y) + 0.1
+        one = EOTPGD(Linf(EPS), steps=2, restarts=12, passes=2, targeted=True)
+        assert one(net, x, y).shape == x.shape  # more restarts than wrong classes
+        assert one.gradient_queries == 2 * 12 * 5
+
+    def test_the_ensemble_of_the_version(self) -> None:
+        chain = AutoAttackEnsemble(Linf(EPS), version="rand").chain()
+        assert isinstance(chain, MeanChain)
+        own = sum(part.gradient_queries for part in chain.attacks)
+        judging = sum(part.restarts * part.passes for part in chain.attacks)  # type: ignore[attr-defined]
+        assert own + judging + 4 * chain.passes < 2 * 100 * 20  # passes of the authors' version
+
+
+class TestSuccessProbability:
+    @pytest.mark.parametrize("kind", CRITERIA)
+    def test_all_margins_are_positive_exactly_at_a_success(self, kind: type[Criterion]) -> None:
+        criterion = kind(Con(), 0.4) if issubclass(kind, RuleCriterion) else kind()
+        out, y = Output(2 * torch.randn(500, 4), *torch.zeros(2, 500, 0)), torch.randint(4, (500,))
+        margins = SuccessProbability(criterion).margins(out, y, torch.full_like(y, ANY))
+        assert torch.equal((margins > 0).all(1), criterion(out, y))
+        assert 0 < criterion(out, y).float().mean() < 1
+
+    def test_no_weight_vanishes_far_from_the_boundary(self) -> None:
+        logits = torch.tensor([[1e4, 0.0]]).requires_grad_()
+        y, objective = torch.tensor([0]), SuccessProbability()
+        out = Output(logits, *torch.zeros(2, 1, 0))
+        target = torch.full_like(y, ANY)
+        widths = objective.widths(objective.margins(out, y, target).detach()[None])
+        (grad,) = torch.autograd.grad(objective(out, y, target, widths).sum(), logits)
+        assert grad[0, 0] < 0 < grad[0, 1]
+
+
+class TestResult:
+    def attack(self, net: Net, criterion: AcceptedError | None = None) -> Any:
+        if criterion is None:
+            attack: Any = AutoAttack(net, eps=EPS, version="rand", verbose=False)
+        else:
+            attack = RejectAutoAttack(net, criterion, eps=EPS, version="rand", verbose=False)
+        quick = EOTPGD(Linf(EPS), steps=5, criterion=attack.chain.criterion)
+        attack.chain = replace(attack.chain, attacks=(quick,), passes=20)
+        attack.names = ["eot-margin"]
+        return attack
+
+    @pytest.mark.parametrize("criterion", [None, RULE])
+    def test_figures_are_means_over_passes(
+        self, quick_net: QuickNet, images: tuple[Tensor, Tensor], criterion: AcceptedError | None
+    ) -> None:
+        net, (x, y) = noisy(quick_net), images
+        result = self.attack(net, criterion).evaluate(x, y, bs=17, sanity=False)
+        found = result.attacked
+        kind = "accepted_right" if criterion is None else "accepted_wrong"
+        success = mean_success(criterion or Misclassified(), net, result.x_adv, y)
+        expected = 1 - success if criterion is None else success
+        assert abs(found.share(kind) - expected) < 0.03
+        assert found.n == len(y)
+        assert found.accepted_right != round(found.accepted_right)
+        assert result.majority.accepted_right == int(result.majority.accepted_right)
+        low, high = found.interval(kind)
+        assert low < found.share(kind) < high
+        text = str(result)
+        assert f"means over {PASSES} passes" in " ".join(text.split())
+        assert max(map(len, text.splitlines())) <= 80
+        stored = json.loads(json.dumps(result.to_json()))
+        assert stored["attacked"][kind]["share"] == found.share(kind)
+        assert stored["passes"] == PASSES
+        assert stored["majority"][kind]["count"] == getattr(result.majority, kind)
+        shares = result.to_numpy()[f"{kind}_share"]
+        assert abs(shares.mean() - found.share(kind)) < 1e-9
+
+    def test_the_figure_is_not_the_one_that_chose_the_image(self) -> None:
+        """A coin decides: a selected example has many successes, but no image is better."""
+
+        def coin(x: Tensor) -> Tensor:
+            return torch.randn(len(x), 2) + 0 * x.flatten(1)[:, :1]
+
+        x, y = torch.rand(200, 1, 4, 4), torch.zeros(200, dtype=torch.long)
+        result = self.attack(coin).evaluate(x, y, sanity=False)
+        assert abs(result.attacked.share("accepted_right") - 0.5) < 0.015  # over 3 deviations
+
+    def test_a_standard_version_reports_means_too(
+        self, quick_net: QuickNet, images: tuple[Tensor, Tensor]
+    ) -> None:
+        attack = self.attack(noisy(quick_net))
+        attack.chain = Chain(attack.chain.attacks)
+        assert attack.evaluate(*images, sanity=False).passes == PASSES
+        attack.model = quick_net
+        result = attack.evaluate(*images, sanity=False)
+        assert (result.passes, len(result.kinds), result.passes_note) == (1, 0, "")
+        assert isinstance(result.attacked.accepted_right, int)
+
+    def test_resumes(
+        self, quick_net: QuickNet, images: tuple[Tensor, Tensor], tmp_path: Path
+    ) -> None:
+        attack, state = self.attack(noisy(quick_net)), tmp_path / "state"
+        first = attack.evaluate(*images, sanity=False, state_path=state)
+        again = attack.evaluate(*images, sanity=False, state_path=state)
+        assert torch.equal(first.x_adv, again.x_adv)
+
+    def test_an_audit_shows_them(
+        self, quick_net: QuickNet, images: tuple[Tensor, Tensor], tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        def quick(self: EOTPGD, *arguments: Any) -> Tensor:
+            return original(replace(self, steps=2, restarts=1), *arguments)
+
+        original = EOTPGD.run
+        monkeypatch.setattr(EOTPGD, "run", quick)
+        x, y = (part[:10] for part in images)
+        report = audit(noisy(quick_net), x, y, rejector=Con(), threshold=0.6, eps=EPS)
+        assert report.accepted_errors is not None
+        assert report.forced_rejections is not None
+        assert report.forced_rejections.passes == PASSES
+        share = 100 * report.accepted_errors.attacked.share("accepted_wrong")
+        assert f"{share:.1f}%" in str(report)
+        assert f"means over {PASSES} passes" in " ".join(str(report).split())
+        report.save_html(tmp_path / "audit.html")
+        page = (tmp_path / "audit.html").read_text()
+        assert f"{share:.1f}%" in page
+        assert f"means over {PASSES} passes" in page
+
+
+class TestSeededNoise:
+    def notes(self, net: Net, x: Tensor) -> str:
+        return " ".join(randomised.seeded_noise_notes(net, x))
+
+    @pytest.mark.parametrize(
+        ("seed", "note"),
+        [
+            (lambda x: 0, "noise from a fixed seed"),
+            (lambda x: int(x.double().sum() * 1e4), "seed is computed from the input"),
+            (lambda x: hash(x.numpy().tobytes()) % 2**31, "seed is computed from the input"),
+        ],
+    )
+    def test_is_named(
+        self, seed: Callable[[Tensor], int], note: str, quick_net: QuickNet,
+        images: tuple[Tensor, Tensor],
+    ) -> None:  # fmt: skip
+        def net(x: Tensor) -> Output:
+            generator = torch.Generator().manual_seed(seed(x.detach()))
+            return quick_net(x + 0.2 * torch.randn(x.shape, generator=generator))  # type: ignore[no-any-return]
+
+        assert note in self.notes(net, images[0])
+        assert not randomised.is_random(net, images[0])
+        attack = AutoAttack(net, eps=EPS, version="custom", attacks_to_run=["fab"], verbose=False)
+        attack.chain = Chain((EOTPGD(Linf(EPS), steps=1),))
+        with pytest.warns(UserWarning, match=note):
+            result = attack.evaluate(*images, sanity=False)
+        assert result.passes == 1
+
+    def test_other_nets_have_no_note(
+        self, quick_net: QuickNet, images: tuple[Tensor, Tensor]
+    ) -> None:
+        classifier, x = quick_net.classifier(), images[0]
+        nets: list[Net] = [
+            classifier,
+            lambda x: classifier((4 * x).round() / 4),
+            lambda x: classifier((255 * x).floor() / 255),
+            lambda x: classifier((x > 0.5).float()),
+            lambda x: 1e6 * classifier(x),
+            lambda x: classifier(x - x.mean(0)),  # statistics of the batch
+            lambda x: classifier(x.half().float()),
+            lambda x: torch.zeros(len(x), 10),
+            lambda x: classifier(x).masked_fill(torch.arange(10) == 9, -torch.inf),
+        ]
+        assert [self.notes(net, x) for net in nets] == [""] * len(nets)
+        assert self.notes(classifier, x[:1]) == ""
+        assert randomised.is_random(noisy(classifier, 0.01), x)
