@@ -8,7 +8,7 @@ COPY requirements requirements
 ARG PIP_EXTRA_INDEX_URL=""
 ENV LOCKED="pip install --no-cache-dir --no-deps --only-binary :all: --require-hashes -r"
 RUN $LOCKED requirements/torch-cpu.lock || $LOCKED requirements/torch.lock
-RUN $LOCKED requirements/serve.lock
+RUN $LOCKED requirements/core.lock -r requirements/serve.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY demur demur
 RUN pip install --no-cache-dir --no-deps --no-build-isolation .

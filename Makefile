@@ -9,17 +9,17 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --disable-pip-version-check --quiet
-LOCKED := $(PIP) --no-deps --only-binary :all: --require-hashes -r
+LOCKED := $(PIP) --no-deps --only-binary :all: --require-hashes
 DEMUR_EXHAUSTIVE ?= 1
 LOCKS := $(wildcard requirements/*.lock)
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -q
 
-# Install torch, its CPU build where pip finds one, then requirements/$(1).lock and this package.
+# Install torch, its CPU build where pip finds one, then the locks $(1) and this package.
 define install
-	@$(LOCKED) requirements/torch-cpu.lock 2>/dev/null || { \
+	@$(LOCKED) -r requirements/torch-cpu.lock 2>/dev/null || { \
 	  echo "no CPU build of torch on pip's indexes; installing the default one"; \
-	  $(LOCKED) requirements/torch.lock; }
-	$(LOCKED) requirements/$(1).lock
+	  $(LOCKED) -r requirements/torch.lock; }
+	$(LOCKED) $(patsubst %,-r requirements/%.lock,$(1))
 	$(PIP) --no-deps --no-build-isolation -e .
 endef
 
@@ -65,9 +65,9 @@ $(VENV)/made.stamp:
 	@touch $@
 
 $(VENV)/demo.stamp: $(VENV)/made.stamp pyproject.toml $(LOCKS)
-	$(call install,demo)
+	$(call install,core demo)
 	@touch $@
 
 $(VENV)/test.stamp: $(VENV)/made.stamp pyproject.toml $(LOCKS)
-	$(call install,test)
+	$(call install,core demo serve test)
 	@touch $@ $(VENV)/demo.stamp
