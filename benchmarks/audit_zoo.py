@@ -46,8 +46,8 @@ Each model is audited once with `version="auto"` on {n} test images (Linf, eps =
 the images that an attacker breaks who knows the mechanism: AutoAttack on the differentiable model
 behind it, with the examples tested on the model itself. *Ours* are the images that the audit broke.
 The peers are pyautoattack (standard), torchattacks (APGD), ART (HopSkipJump, 10 iterations) and
-foolbox (PGD-40), each tested on the model in one pass (a random one: the mean of {draws}); "-" is a
-model that a library cannot attack. With a rejector only accepted errors count, and the peers attack
+foolbox (PGD-40), each tested on the model in one pass (a random one: the mean of {draws}); "-" is
+not measured, or a model that a library cannot attack. With a rejector only accepted errors count, and the peers attack
 the classifier alone.
 
 Broken models with the grade "no known sign of failure": **{comfort}**. Honest models with another
@@ -115,8 +115,8 @@ class Plain(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits."""
-        return as_output(self.model(x)).logits
+        """Return logits; ART asks in float64."""
+        return as_output(self.model(x.float())).logits
 
 
 def peers(
@@ -155,7 +155,7 @@ def row(name: str, n: int, with_peers: tuple[str, ...]) -> dict[str, Any]:
             cal=entry.images(100, "cal") if needs_cal else None, name=name,
         )  # fmt: skip
     except BadInput as error:
-        values |= {"grade": "refused", "signs": [str(error).split(";")[0]], "ours": None}
+        values |= {"grade": "not audited", "signs": [str(error).split(";")[0]], "ours": None}
     else:
         result = report.accepted_errors or report.autoattack
         signs = [*dict.fromkeys(flag.kind for flag in report.flags)]
