@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests
 sys.path.insert(0, str(Path(__file__).parent))  # for peer_adapters
 
 from demur import AcceptedError, AutoAttack, ModelScore, RejectAutoAttack, audit
-from demur.attacks.attack_model import Model
+from demur.attacks.attack_model import Model, checked
 from demur.attacks.balls import Linf
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.wrappers import ModelWithScore
@@ -46,9 +46,9 @@ Each model is audited once with `version="auto"` on {n} test images (Linf, eps =
 the images that an attacker breaks who knows the mechanism: AutoAttack on the differentiable model
 behind it, with the examples tested on the model itself. *Ours* are the images that the audit broke.
 The peers are pyautoattack (standard), torchattacks (APGD), ART (HopSkipJump, 10 iterations) and
-foolbox (PGD-40), each tested on the model in one pass (a random one: the mean of {draws}); "-" is a
-model that a library cannot attack. With a rejector only accepted errors count, and the peers attack
-the classifier alone.
+foolbox (PGD-40), each tested on the model in one pass (a random one: the mean of {draws}); "-" is
+not measured, or a model that a library cannot attack. With a rejector only accepted errors count,
+and the peers attack the classifier alone.
 
 Broken models with the grade "no known sign of failure": **{comfort}**. Honest models with another
 grade: **{alarms}**.
@@ -71,10 +71,10 @@ def criterion_of(entry: Entry, threshold: float | None) -> tuple[Model, Criterio
 def broken(entry: Entry, threshold: float | None, x_adv: Tensor, y: Tensor) -> float:
     """Return the successes among adversarial examples; of a random model the mean over draws."""
     model, criterion = criterion_of(entry, threshold)
-    with torch.no_grad():
-        first, second = (as_output(model(x_adv)).logits for _ in range(2))
+    with checked(model, x_adv, y) as (own, images, labels):
+        first, second = (own(images).logits for _ in range(2))
         draws = 1 if torch.equal(first, second) else DRAWS
-        found = [criterion(as_output(model(x_adv)), y).sum() for _ in range(draws)]
+        found = [criterion(own(images), labels).sum() for _ in range(draws)]
     return float(torch.stack(found).double().mean())
 
 
@@ -115,8 +115,8 @@ class Plain(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits."""
-        return as_output(self.model(x)).logits
+        """Return logits; ART asks in float64."""
+        return as_output(self.model(x.float())).logits
 
 
 def peers(
@@ -155,7 +155,7 @@ def row(name: str, n: int, with_peers: tuple[str, ...]) -> dict[str, Any]:
             cal=entry.images(100, "cal") if needs_cal else None, name=name,
         )  # fmt: skip
     except BadInput as error:
-        values |= {"grade": "refused", "signs": [str(error).split(";")[0]], "ours": None}
+        values |= {"grade": "not audited", "signs": [str(error).split(";")[0]], "ours": None}
     else:
         result = report.accepted_errors or report.autoattack
         signs = [*dict.fromkeys(flag.kind for flag in report.flags)]

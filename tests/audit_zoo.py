@@ -343,7 +343,7 @@ def known_images() -> Any:
         for row in split.batch(slice(None))[0].flatten(1)
     }
     return lambda x: torch.tensor(
-        [row.numpy().tobytes() in keys for row in x.detach().cpu().flatten(1)]
+        [row.numpy().tobytes() in keys for row in x.detach().cpu().flatten(1)], dtype=torch.bool
     )
 
 
