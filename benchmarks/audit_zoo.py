@@ -212,7 +212,7 @@ def run(
             raise BadInput(f"the zoo has no {name!r}; {suggestion(name, ZOO)}")
         rows[name] = row(name, n, PEERS if with_peers else ())
         typer.echo(json.dumps(rows[name]))
-        store.write_text(json.dumps(list(rows.values()), indent=1) + "\n")
+        store.write_text(json.dumps(list(rows.values()), separators=(",", ":")) + "\n")
     out.write_text(page([rows[name] for name in ZOO if name in rows]), encoding="utf-8")
     if any(
         not one["honest"] and one["grade"] == "no known sign of failure" for one in rows.values()
