@@ -123,7 +123,8 @@ def peers(
     entry: Entry, threshold: float | None, x: Tensor, y: Tensor, names: tuple[str, ...]
 ) -> dict[str, float | None]:
     """Return the successes of other libraries; None where one cannot attack the model."""
-    classes = as_output(entry.model(x[:2])).logits.shape[1]
+    with checked(entry.model, x, y) as (own, images, _):
+        classes = own(images).logits.shape[1]
     setup = PeerSetup(Plain(entry.model).eval(), Linf(entry.eps), entry.eps / 4, classes)
     adapters: dict[str, Any] = {
         "pyautoattack": pyautoattack_standard, "torchattacks": torchattacks_apgd("ce"),
@@ -169,7 +170,7 @@ def row(name: str, n: int, with_peers: tuple[str, ...]) -> dict[str, Any]:
     except BadInput:
         values["known"] = None
     values["seconds"] = perf_counter() - started
-    return values | peers(entry, threshold, x, y, with_peers)
+    return values | (peers(entry, threshold, x, y, with_peers) if with_peers else {})
 
 
 def page(rows: list[dict[str, Any]]) -> str:

@@ -84,6 +84,7 @@ EXAMPLES: dict[str, Attack] = {
     ),
     "balanced": MaxMinMargin(L2(0.8), RULE, steps=8),
     "autoattack-plus": AutoAttackEnsemble(Linf(0.1), version="plus"),
+    "rand": AutoAttackEnsemble(Linf(0.1), version="rand"),
     "chain": Chain(
         (PGD(Linf(0.1), steps=4), Square(Linf(0.1), queries=20)), rank_by=UntargetedMargin()
     ),

@@ -25,11 +25,12 @@ from tests.own_images import write_folder
 INPUTS = {
     "attack", "checkpoint", "class_names", "data", "device", "engine", "eps", "etas", "fitted",
     "formats", "host", "layer", "log", "missing_from", "norm", "objectives", "only", "protocol",
-    "read_from", "rejector", "scale", "split", "sweep", "token", "version",
+    "adapter", "allow_host", "key", "read_from", "rejector", "require_signature", "scale", "sign",
+    "split", "sweep", "token", "version",
 }  # fmt: skip
 ARGUMENTS = {
     "train": ["digits-pgdat"], "retrofit": ["my_nets:plain", "data=photos"], "demo": [],
-    "audit": ["my_nets:plain", "--data", "photos"], "report": ["run"], "bench": [],
+    "audit": ["my_nets:plain", "--data", "photos"], "report": ["run"],
     "export": ["run"], "predict": ["guard", "im.png"], "archive": ["run"],
     "paper table": ["2", "--scale", "smoke"], "paper figure": ["tau", "--scale", "smoke"],
     "paper study recipes": ["methods-digits"], "paper study theory": ["run"],

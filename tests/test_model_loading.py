@@ -74,7 +74,7 @@ class TestFunctions:
         x, y = images()
         report = audit(of_arrays, x.numpy(), y.numpy(), eps=0.2, rejector=Con(), threshold=0.3)
         assert report.autoattack.clean.n == 12
-        assert {*report.autoattack.seconds} == {"square"}
+        assert {*report.autoattack.seconds} == {"square", "hopskipjump", "rays"}
         assert report.autoattack.attacked.accepted_right < 12
         assert "function without gradients" in " ".join(report.warnings)
         assert "exactly zero" not in str(report)

@@ -18,6 +18,7 @@ from demur.attacks import (
     APGD,
     ATTACKS,
     CW,
+    EOTPGD,
     FAB,
     PGD,
     AcceptedError,
@@ -31,6 +32,7 @@ from demur.attacks import (
     FrankWolfe,
     HopSkipJump,
     MaxMinMargin,
+    MeanChain,
     MinMargin,
     MultiTarget,
     OrthogonalAPGD,
@@ -39,6 +41,7 @@ from demur.attacks import (
     Rejected,
     Square,
     TargetedMargin,
+    WorstScore,
 )
 from demur.attacks.attack_model import CheckedModel
 from demur.attacks.balls import L2, Linf
@@ -72,6 +75,7 @@ SPECS: tuple[Attack, ...] = (
     Clean(), PGD(BALL, restarts=2), FrankWolfe(BALL, keep="success"),
     MultiTarget(PGD(L2(0.5), objective=TargetedMargin())), APGD(BALL, restarts=2),
     MaxMinMargin(BALL, RULE), OrthogonalAPGD(BALL, objective=MinMargin(RULE), criterion=RULE),
+    EOTPGD(BALL), WorstScore(BALL, Con()), MeanChain((EOTPGD(BALL),)),
     FAB(BALL), Square(L2(0.5)), HopSkipJump(L2(0.5)), RayS(BALL), CW(),
     Chain((FAB(BALL), Square(BALL))), AutoAttackEnsemble(BALL),
     RejectAutoAttackEnsemble(BALL, RULE), ForceRejectionEnsemble(BALL, Rejected(Con(), 0.3)),

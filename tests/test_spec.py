@@ -82,6 +82,7 @@ NAMED: dict[str, Spec] = {
     ),
     "rr apart": Method(PGDAT(), RR(gradient_to="head"), head_only=0.2),
     "a wrapped recipe": replace(RECIPES["digits-pgdat-rr"], ema=0.9, awp=0.01, awp_start=0.5),
+    "rand": AutoAttackEnsemble(Linf(0.1), version="rand").chain(),
     "a net of one's own": replace(RECIPES["images-pgdat-rr"], net=FactoryNet("my_nets:make")),
     "a retrofit": replace(RECIPES["digits-pgdat-rr"], base="runs/digits-pgdat"),
     "piecewise": Piecewise(),

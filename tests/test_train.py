@@ -179,7 +179,7 @@ def test_a_full_disk_gives_one_sentence_and_loses_nothing(
     out = tmp_path / "run"
     done = forked.run(["-c", LIMITED, "train", "digits-pgdat-rr", *BRIEF, "--out", str(out)])
     assert done.returncode == 2, done.stderr
-    assert "disk is full" in done.stderr
+    assert "a file reached the limit on its size" in done.stderr
     assert "Traceback" not in done.stderr
     assert [p.name for p in out.rglob(".*.tmp")] == []
     assert weights(train(brief, out)) == weights(uninterrupted)

@@ -41,7 +41,6 @@ from demur.attacks.objectives import (
     TargetedScore,
     UntargetedMargin,
     WrongConfidence,
-    WrongScore,
     XiObjective,
 )
 from demur.attacks.pgd import PGD, FrankWolfe
@@ -65,5 +64,5 @@ __all__ = [
     "RayS", "RejectAutoAttackEnsemble", "Rejected", "RejectionObjective", "Scaled",
     "ScoreObjective", "SingleMargin", "Square", "SuccessProbability", "Sum", "TargetedConfidence",
     "TargetedDLR", "TargetedMargin", "TargetedScore", "UntargetedMargin", "WorstScore",
-    "WrongConfidence", "WrongScore", "XiObjective",
+    "WrongConfidence", "XiObjective",
 ]  # fmt: skip

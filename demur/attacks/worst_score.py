@@ -17,11 +17,12 @@ from demur.attacks.apgd import APGD
 from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.attack_model import Gradient, exact_value
 from demur.attacks.balls import Ball
-from demur.attacks.criteria import RuleCriterion
+from demur.attacks.criteria import RuleCriterion, is_wrong
 from demur.attacks.driver import Best
-from demur.attacks.objectives import TargetedScore, WrongScore, wrong_classes
+from demur.attacks.objectives import TargetedScore, wrong_classes
 from demur.noise import Stream
-from demur.rejectors.rule import Rejector, Score
+from demur.output import Output
+from demur.rejectors.rule import Rejector, Score, as_score
 from demur.spec.field_types import NonNegativeInt, PositiveInt
 
 
@@ -83,7 +84,7 @@ class WorstScore(Attack):
         )
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
-        score = WrongScore(self.rejector)
+        score = self._wrong_score
         value, out = exact_value(batch.model, score, batch.x, batch.y)
         found = Best(batch.x.clone(), value)
         rows = torch.arange(len(batch.x), device=batch.x.device)
@@ -97,3 +98,7 @@ class WorstScore(Attack):
             better = (value > found.value).nonzero()[:, 0]
             found.set(rows[better], x_adv[better], value[better])
         return found.x_adv
+
+    def _wrong_score(self, out: Output, y: Tensor) -> Tensor:
+        """Return the score where the prediction is wrong, and -inf where it is correct, N."""
+        return as_score(self.rejector)(out).masked_fill(~is_wrong(out, y), -torch.inf)

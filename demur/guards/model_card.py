@@ -88,7 +88,8 @@ def _rule(guard: BaseGuard) -> list[str]:
     lines += ["", f"Chosen on {calibration['images']:,} clean calibration images: "
               f"{_plain(calibration['sentence'])}."]  # fmt: skip
     if calibration["certificate"] is None:
-        lines.append(f"**The thresholds have no guarantee**: {_plain(calibration['shortfall'])}.")
+        shortfall = _plain(calibration["shortfall"] or "")
+        lines.append(f"**The thresholds have no guarantee**: {shortfall}.")
     else:
         lines.append(
             "The guarantee holds for clean images from the distribution of the calibration images. "

@@ -37,14 +37,13 @@ from demur.attacks.objectives.rejector import (
     SingleMargin,
     SuccessProbability,
     TargetedScore,
-    WrongScore,
     XiObjective,
 )
 
 OBJECTIVES: list[type[Objective]] = [
     CE, UntargetedMargin, DLR, WrongConfidence, TargetedMargin, TargetedDLR, TargetedConfidence,
     PlusLogScore, ScoreObjective, RRLoss, XiObjective, GAMA, KL, MinMargin, SingleMargin,
-    MarginProduct, RejectionObjective, TargetedScore, WrongScore, CARLObjective, CARLMargin,
+    MarginProduct, RejectionObjective, TargetedScore, CARLObjective, CARLMargin,
     RejectionHinge, SuccessProbability, Sum, Scaled,
 ]  # fmt: skip
 
@@ -53,6 +52,6 @@ __all__ = [
     "MarginProduct", "MinMargin", "Objective", "ObjectiveState", "PlusLogScore", "RRLoss",
     "RejectionHinge", "RejectionObjective", "Scaled", "ScoreObjective", "SingleMargin",
     "SuccessProbability", "Sum", "TargetedConfidence", "TargetedDLR", "TargetedMargin",
-    "TargetedScore", "UntargetedMargin", "WrongConfidence", "WrongScore", "XiObjective",
+    "TargetedScore", "UntargetedMargin", "WrongConfidence", "XiObjective",
     "divergence", "wrong_classes",
 ]  # fmt: skip

@@ -23,7 +23,6 @@ from demur.attacks.criteria import (
     Misclassified,
     Rejected,
     RuleCriterion,
-    is_wrong,
 )
 from demur.attacks.objectives.classification import (
     CE,
@@ -272,20 +271,6 @@ class RejectionObjective(Objective):
             score.accept_margin(out, t, label) for score, t in self.criterion.accept_rule.pairs
         ]
         return -torch.stack(margins, 1).amin(1)
-
-
-@dataclass(frozen=True)
-class WrongScore(Objective):
-    """The score where the prediction is wrong, and -inf where it is correct.
-
-    Args:
-        rejector: The rejector or its score.
-    """
-
-    rejector: Rejector | Score
-
-    def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
-        return as_score(self.rejector)(out).masked_fill(~is_wrong(out, y), -torch.inf)
 
 
 @dataclass(frozen=True)
