@@ -35,7 +35,6 @@ class Shot(NamedTuple):
 
 SHOTS = (
     Shot("explorer.png", 1080, "light", "#controls", ".plots"),
-    Shot("explorer-dark.png", 1080, "dark", ".rule", ".plot.wide"),
     Shot("explorer-phone.png", 390, "light", ".panel", ".measures"),
 )
 

@@ -88,7 +88,8 @@ class BoundarySearch:
         asked = torch.arange(shape[1], device=rows.device) < left[:, None]
         self.used[rows] += asked.sum(1)
         answers = torch.zeros(shape, device=rows.device)
-        for some in asked.flatten().nonzero()[:, 0].split(self.rows_at_once):
+        queries = asked.flatten().nonzero()[:, 0]
+        for some in queries.split(self.rows_at_once) if len(queries) else ():  # else an empty one
             owners = rows[some // shape[1]]
             with torch.no_grad():
                 out = as_output(self.batch.model(images.flatten(0, 1)[some]))
