@@ -23,7 +23,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     [
         "errors", "version", "distributed", "numerics", "noise", "images", "nan_checks", "progress",
-        "output", "web_hosts",
+        "output",
     ],
     ["spec", "files", "metrics"],
     ["data", "nets"],

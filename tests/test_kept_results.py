@@ -30,6 +30,8 @@ MADE_BY = {
     "base-seed0": ("cifar10-best", "epochs=36"),
     "idbh-seed0": ("cifar10-best", "epochs=36", "augment=IDBH(erase=0.5)"),
     "adr-seed0": ("cifar10-best", "epochs=36", "labels=ADR()"),
+    "ls-seed0": ("cifar10-best", "epochs=36", "labels=LabelSmoothing()"),
+    "silu-seed0": ("cifar10-best", "epochs=36", "net.activation=silu"),
 }
 
 
@@ -174,9 +176,12 @@ def test_the_ablation_of_the_best_net_is_that_of_its_records() -> None:
     page = (RESULTS / "README.md").read_text()
     right = {
         name: np.asarray(Run(RESULTS / "best-cifar10" / f"{name}-seed0").records()[0].correct)
-        for name in ("base", "idbh", "adr")
+        for name in ("base", "idbh", "adr", "ls", "silu")
     }
-    lines = {"base": "| base |", "idbh": "| + IDBH,", "adr": "| + ADR |"}
+    lines = {
+        "base": "| base |", "idbh": "| + IDBH,", "adr": "| + ADR |",
+        "ls": "| + label smoothing 0.1 |", "silu": "| SiLU in place of ReLU |",
+    }  # fmt: skip
     for name, start in lines.items():
         (line,) = [line for line in page.splitlines() if line.startswith(start)]
         shown = float(line.split("|")[2])
@@ -184,4 +189,4 @@ def test_the_ablation_of_the_best_net_is_that_of_its_records() -> None:
         if name != "base":
             difference = right[name].astype(float) - right["base"]
             half = 1.96 * difference.std() / len(difference) ** 0.5
-            assert f"{100 * difference.mean():.1f} ± {100 * half:.1f}" in line
+            assert f"{100 * difference.mean():+.1f} ± {100 * half:.1f}" in line

@@ -22,10 +22,10 @@ from starlette.testclient import TestClient
 
 from demur import BadInput, Guard
 from demur.files.image_files import count_pixels, decode_image
+from demur.files.web_hosts import refusal
 from demur.serve import Settings, create_app
 from demur.serve.decoding import DecoderPool
 from demur.serve.server import server_config
-from demur.web_hosts import refusal
 from tests.fuzz import live_service
 from tests.fuzz.live_service import bomb, image_request, tree_memory
 from tests.test_serve import wait_until

@@ -17,10 +17,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from demur.errors import BadInput
+from demur.files.web_hosts import refusal
 from demur.report.page import page_text
 from demur.report.scored_run import ScoredRun
 from demur.runs import Run
-from demur.web_hosts import refusal
 
 HOST = "127.0.0.1"
 WATCHED = ("recipe.txt", "checkpoint.json", "metrics.jsonl", "records/*.json", "certificates/*")

@@ -31,6 +31,7 @@ from demur.attacks import PGD
 from demur.attacks.balls import Linf
 from demur.errors import BadInput
 from demur.files.image_files import import_pillow
+from demur.files.web_hosts import LOOPBACK, refusal
 from demur.guards.core import Guard
 from demur.serve import schema
 from demur.serve.batching import Batcher, ModelFailed, Overloaded, Rows, result_rows
@@ -38,7 +39,6 @@ from demur.serve.decoder import RequestError
 from demur.serve.decoding import TOO_LATE
 from demur.serve.metrics import DriftMonitor, Metrics
 from demur.serve.requests import ImageReader, Settings
-from demur.web_hosts import LOOPBACK, refusal
 
 STEPS = 20
 T = TypeVar("T")
