@@ -67,7 +67,9 @@ def test_adr_needs_the_averaged_net_and_a_framework_with_labels() -> None:
         recipe("digits-ccat", ["labels=LabelSmoothing()"])
 
 
-@pytest.mark.parametrize("name", ["digits-trades-rr", "digits-pgdat"])
+@pytest.mark.parametrize(
+    "name", ["digits-pgdat", pytest.param("digits-trades-rr", marks=pytest.mark.exhaustive)]
+)
 def test_training_with_soft_labels_and_strong_augmentation_resumes(
     name: str, tmp_path: Path
 ) -> None:

@@ -106,7 +106,16 @@ def test_a_wrong_clean_image_counts() -> None:
     assert (found[wrong] >= Con()(out)[wrong]).all()
 
 
-@pytest.mark.parametrize("rejector", [Con(), RCon(), Energy(), Coupled(Con(), 0.4, RCon())])
+LONG = pytest.mark.exhaustive
+
+
+@pytest.mark.parametrize(
+    "rejector",
+    [
+        RCon(), pytest.param(Con(), marks=LONG), pytest.param(Energy(), marks=LONG),
+        pytest.param(Coupled(Con(), 0.4, RCon()), marks=LONG),
+    ],
+)  # fmt: skip
 def test_no_threshold_has_more_accepted_errors_under_a_targeted_ensemble(rejector: object) -> None:
     """On a small net, an aimed attack at a threshold finds at most one image more."""
     torch.manual_seed(0)
