@@ -1,6 +1,6 @@
 """Hostile requests and images to a service in a process of its own, over sockets.
 
-    python -m tests.fuzz.live_service BUNDLE --requests 100000 --images 10000
+    PYTHONPATH=benchmarks python -m tests.fuzz.live_service BUNDLE --requests 100000 --images 10000
 
 Checks that no answer comes later than the time limit and one second, that no answer is a 500, that
 the memory of the service and its decoders stays within a gigabyte of its start, and that it still
