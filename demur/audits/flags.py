@@ -270,8 +270,8 @@ def _stuck(
     model: CheckedModel, answers: Answers, x: Tensor, y: Tensor, x_adv: Tensor, ball: Ball
 ) -> CheckResult:
     """Check whether plain PGD raises the loss of broken images and yet leaves them right."""
-    right, wrong = (answers.labels(answers(part)) == y for part in (x, x_adv))
-    rows = (right & ~wrong).nonzero()[:, 0]
+    right, still_right = (answers.labels(answers(part)) == y for part in (x, x_adv))
+    rows = (right & ~still_right).nonzero()[:, 0]
     moved, rising, flipped = x[rows], torch.zeros_like(rows), torch.zeros_like(rows).bool()
     last = torch.full_like(x[rows, 0, 0, 0], torch.inf)
     for _ in range(PLAIN_STEPS if len(rows) else 0):

@@ -58,6 +58,8 @@ class OrderedGroup(TyperGroup):
         return found
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] == "bench":
+            raise BadInput("in a checkout, python benchmarks/engine_check.py compares the engines")
         if args[0] in MOVED:
             words = shlex.join(["demur", *current_spelling(args)])
             raise BadInput(f"demur {args[0]} has a new name; write {words}")
