@@ -34,7 +34,7 @@ from demur.spec.importing import allow_import, is_import_path
 
 __all__ = [
     "ADAPTIVE_OBJECTIVES", "NAMED_ATTACKS", "RECIPES", "VOCABULARY", "AdaptiveObjective",
-    "Recipe", "attack", "attack_group", "hint_for", "recipe", "recipe_in", "with_changes",
+    "Recipe", "attack", "attack_group", "hint_for", "recipe", "with_changes",
 ]  # fmt: skip
 
 S = TypeVar("S", bound=Spec)
