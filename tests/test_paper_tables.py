@@ -21,10 +21,11 @@ from demur.paper.cells import (
     epoch_seconds,
     measure_cells,
 )
+from demur.paper.disagreements import disagreement_section
 from demur.paper.figures import FIGURES, _suffices
 from demur.paper.pages import results_page
 from demur.paper.paper_runs import StoredRuns
-from demur.paper.published import PAPER_TABLES, Column
+from demur.paper.published import PAPER_TABLES, TABLES_BY_NUMBER, Column
 from demur.paper.verdicts import measure_verdicts, verdict_section
 from demur.recipes import attack
 from demur.rejectors import RCon
@@ -39,7 +40,7 @@ TABLE = ("paper", "table")
 
 @pytest.fixture(scope="module")
 def cells() -> list[Cell]:
-    tables = PAPER_TABLES.values()
+    tables = TABLES_BY_NUMBER.values()
     return measure_cells(tables, RESULTS, lambda run: load_run(str(run.path), "cpu", None), print)
 
 
@@ -82,8 +83,11 @@ def test_the_results_page_is_current(cells: list[Cell], monkeypatch: pytest.Monk
     monkeypatch.chdir(ROOT)
     text = (RESULTS / "conclusions.md").read_text()
     stored = StoredRuns(Path("results"), lambda run: load_run(str(run.path), "cpu", None), print)
-    verdicts = verdict_section(measure_verdicts(stored), "results")
-    page = results_page(cells, "demur paper table all --from results", text, verdicts)
+    sections = (
+        disagreement_section(cells),
+        verdict_section(measure_verdicts(stored), "results"),
+    )
+    page = results_page(cells, "demur paper table all --from results", text, sections)
     assert differing_lines(page, (ROOT / "RESULTS.md").read_text()) == [], (
         "make it again: demur paper table all --from results -o RESULTS.md"
     )

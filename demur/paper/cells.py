@@ -9,6 +9,7 @@ lists the attacks that fill a table.
 """
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
@@ -48,6 +49,12 @@ STRONG = {  # first success of several restarts instead of the last iterate
     "gama-pgd:restarts=1,keep=max_objective": "gama-pgd",
     "gama-fw:restarts=1,keep=max_objective": "gama-fw",
 }
+TEN_STEPS = {  # the same threat with ten steps
+    "pgd-100:restarts=10": ("pgd-10:restarts=10", "pgd-10"),
+    "pgd-100:restarts=10,eps=16/255": ("pgd-10:eps=16/255,restarts=10", "pgd-10:eps=16/255"),
+    "pgd-100-l2:restarts=10": ("pgd-10-l2:restarts=10", "pgd-10-l2"),
+}
+PLAIN_PGD = ("pgd-100:restarts=10", "pgd-100")  # what the paper's code runs as GAMA-PGD
 Place = tuple[int | str, str, str]  # table, row and column of a cell
 
 
@@ -74,8 +81,10 @@ class Cell:
         return self.table, self.row, self.column
 
     def to_json(self) -> dict[str, Any]:
-        """The cell as JSON values."""
-        return asdict(self)
+        """The cell as JSON values; a number without a definition is the text `undefined`."""
+        fields = asdict(self)
+        undefined = self.measured is not None and math.isnan(self.measured)
+        return fields | {"measured": "undefined"} if undefined else fields
 
 
 def cell_recipe(table: PaperTable, row: PaperRow, column: Column, scale: str) -> Recipe | None:
@@ -125,6 +134,11 @@ def cell_variants(row: PaperRow, column: Column) -> Iterator[tuple[str, Column]]
     first = next(iter(column.attacks), "")
     if first in STRONG:
         yield "strong attack, first success", column._replace(attacks=(STRONG[first],))
+    for restarts, text in zip((10, 1), TEN_STEPS.get(first, ()), strict=False):
+        name = f"ten steps, {restarts} restart{'s' if restarts > 1 else ''}"
+        yield name, column._replace(attacks=(text,))
+    if first.startswith("gama-pgd"):
+        yield "plain PGD with 100 steps", column._replace(attacks=PLAIN_PGD)
     if first.startswith("corruption:"):
         yield "a threshold for each severity", column._replace(metric="tpr95_by_severity")
     if column.metric == "distance":
@@ -271,7 +285,9 @@ def record_file(run: Run, record: Record) -> Path:
 
 
 def _metric(metric: Metric, score: FloatArray, record: Record) -> float:
-    """A metric of a score on a record, in percent except for AUROC."""
+    """A metric of a score on a record, in percent except for AUROC; NaN if it has no definition."""
+    if metric.startswith("auroc") and record.correct.all() == record.correct.any():
+        return math.nan
     match metric:
         case "auroc":
             return metrics.auroc(score, record.correct)
@@ -304,7 +320,10 @@ class ScoredRuns(StoredRuns):
             return 100 * float(record.correct.mean())
         if column.metric in ("distance", "distance_of_broken", "broken"):
             return self._distance(run, record, column.metric)
-        score = self._score(run, _rejector(row, column, recipe), record)
+        name = _rejector(row, column, recipe)
+        if name == ORACLE and not record.correct.any():
+            return math.nan  # it accepts none
+        score = self._score(run, name, record)
         return None if score is None else _metric(column.metric, score, record)
 
     def _distance(self, run: Run, record: Record, metric: str) -> float | None:

@@ -147,14 +147,14 @@ def _print_names(titles: Mapping[str, str], as_json: bool = False) -> None:
 def _paper_tables(names: list[str]) -> "list[PaperTable]":
     """Return the tables with these numbers.
 
-    `all` is every numbered table, `text` the results that the paper gives in its text.
+    `text` is the results that the paper gives in its text, `all` every numbered table and those.
     """
     from demur.paper.comparisons import COMPARISONS
     from demur.paper.published import PAPER_TABLES, TEXT_TABLES
 
     groups: dict[str, Sequence[PaperTable]] = {
         **{str(number): (table,) for number, table in PAPER_TABLES.items()},
-        "all": tuple(PAPER_TABLES.values()),
+        "all": (*PAPER_TABLES.values(), *TEXT_TABLES),
         "text": TEXT_TABLES,
     }
     for name in names:
@@ -216,12 +216,14 @@ def _formatted(cells: "list[Cell]", command: str, form: str) -> str:
 def _whole_page(
     cells: "list[Cell]", command: str, source: "RunSource", scales: tuple[str, ...]
 ) -> str:
-    """The page of all tables, with the conclusions of the folder and the verdicts."""
+    """The page of all tables, with the conclusions of the folder, disagreements and verdicts."""
+    from demur.paper.disagreements import disagreement_section
     from demur.paper.pages import results_page
 
     conclusions = source.folder / "conclusions.md"
     text = conclusions.read_text(encoding="utf-8") if conclusions.is_file() else ""
-    return results_page(cells, command, text, _verdict_section(source, scales))
+    sections = disagreement_section(cells), _verdict_section(source, scales)
+    return results_page(cells, command, text, sections)
 
 
 def _verdict_page(source: "RunSource", scale: str | None, form: str) -> str:

@@ -40,8 +40,8 @@ DISTANCE_CAPTION = (
     "adaptive: misclassified, with a score of at least the median of correct predictions on clean "
     "training images. Mean and median are over the images that the attack broke; times normal is "
     "over those that both attacks broke. The last column follows the paper: where the adaptive "
-    "attack fails, the distance of normal C&W counts; where that fails, and for images "
-    "misclassified without attack, 0. An attack that fails seems closer"
+    "attack fails, the distance of normal C&W counts, which is 0 where that fails or needs no "
+    "change. An attack that fails seems closer"
 )
 
 
@@ -117,21 +117,18 @@ def distortion_verdicts(
     return DistortionVerdicts(record, attack, t, broken, distance, correct_clean)
 
 
-def counted_distances(
-    distance: FloatArray, correct_clean: BoolArray, normal: FloatArray | None = None
-) -> FloatArray:
+def counted_distances(distance: FloatArray, normal: FloatArray) -> FloatArray:
     """Distances as the paper averages them over all images; N.
 
     Where an adaptive attack fails, its image is the one that normal C&W returned, so the distance
-    of that counts. A failure of normal C&W counts as 0, and so do images misclassified before.
+    of that counts. An image that is misclassified without an attack has the distance 0 in normal
+    C&W, but an adaptive attack may still have to move it until it is accepted.
 
     Args:
         distance: Of the attack; 0 where it changed nothing, N.
-        correct_clean: Which images are correct before the attack, N.
-        normal: Distances of normal C&W in the same norm for an adaptive attack, N.
+        normal: Distances of normal C&W in the same norm, N.
     """
-    rest = np.zeros_like(distance) if normal is None else normal
-    return np.where(correct_clean, np.where(distance > 0, distance, rest), 0.0)
+    return np.where(distance > 0, distance, normal)
 
 
 def paper_mean_distance(record: Record, normal: Record, attack: CW) -> float | None:
@@ -145,8 +142,7 @@ def paper_mean_distance(record: Record, normal: Record, attack: CW) -> float | N
         return None
     rows = [known[index] for index in indices]
     of_normal = distances_of(normal, attack)[rows]
-    correct_clean = (of_normal > 0) | normal.correct[rows]
-    return float(counted_distances(distances_of(record, attack), correct_clean, of_normal).mean())
+    return float(counted_distances(distances_of(record, attack), of_normal).mean())
 
 
 def distances(
@@ -187,7 +183,7 @@ def _paper_mean(one: DistortionVerdicts, normal: DistortionVerdicts | None) -> f
         normal = one
     if normal is None:
         return None
-    return float(counted_distances(one.distance, one.correct_clean, normal.distance).mean())
+    return float(counted_distances(one.distance, normal.distance).mean())
 
 
 def _ratio(one: DistortionVerdicts, other: DistortionVerdicts) -> float | None:

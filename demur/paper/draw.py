@@ -46,11 +46,13 @@ CLASS_COLOURS = (  # Okabe and Ito with a darker yellow, and two more
 
 
 def separability(figure: "Figure", records: Records, recipes: Recipes) -> None:
-    """R-Con of the images inside Theorem 1, for each xi."""
-    axes = figure.subplots()
-    _columns(axes, outputs_at(_only(records), 1.0))
-    axes.set(ylabel="R-Con")
-    _legend_below(figure, axes)
+    """R-Con of the images above the confidence threshold, and of those inside Theorem 1."""
+    panels, inputs = figure.subplots(1, 2, sharey=True), outputs_at(_only(records), 1.0)
+    _columns(panels[0], inputs, with_accurate_head=False)
+    _columns(panels[1], inputs)
+    panels[0].set(ylabel="R-Con", title="confident")
+    panels[1].set(title=r"confident, and A is $\xi$-error")
+    _legend_below(figure, panels[0])
 
 
 def temperatures(figure: "Figure", records: Records, recipes: Recipes) -> None:
@@ -63,11 +65,22 @@ def temperatures(figure: "Figure", records: Records, recipes: Recipes) -> None:
     _legend_below(figure, panels[0])
 
 
-def _columns(axes: "Axes", inputs: TheoryInputs, sparse: bool = False) -> None:
-    """A column of points per xi: correct left of its middle, wrong right of it."""
+def _columns(
+    axes: "Axes", inputs: TheoryInputs, sparse: bool = False, with_accurate_head: bool = True
+) -> None:
+    """A column of points per xi: correct left of its middle, wrong right of it.
+
+    Args:
+        axes: Where to draw.
+        inputs: Outputs of the images.
+        sparse: Fewer labels.
+        with_accurate_head: Leave out images on which A is not xi-error, as Theorem 1 does.
+    """
     many = len(inputs.con) > MOST_POINTS
     for place, xi in enumerate(XIS):
-        inside = is_confident(inputs.con, xi) & is_xi_accurate(inputs, xi)
+        inside = is_confident(inputs.con, xi)
+        if with_accurate_head:
+            inside &= is_xi_accurate(inputs, xi)
         for chosen, name, marker, colour, side in (
             (inside & inputs.correct, "correct", "o", RIGHT, -1),
             (inside & ~inputs.correct, "wrong", "x", WRONG, 1),

@@ -207,11 +207,12 @@ def _draw_adaptive(
 _FIGURES = (
     PaperFigure(
         "separability", 1, "Separability by R-Con, for each xi",
-        "PGD-10 examples against PGD-AT+RR, filtered for each xi by the confidence threshold "
-        "1/(2 - xi) and by A being xi-error. Among the examples that pass, R-Con separates correct "
-        "from wrong predictions at 1/2, as Theorem 1 states. The share of all examples that pass "
-        "is above each column.",
-        (Evidence("pgdat-rr", _PGD_10),), (5.6, 3.6), draw.separability,
+        "PGD-10 examples against PGD-AT+RR. Left: those above the confidence threshold 1/(2 - xi), "
+        "which a user can apply. Right: of these, the examples on which A is xi-error, which takes "
+        "the labels, as in the paper's figure. There R-Con separates correct from wrong "
+        "predictions at 1/2 by construction, as Theorem 1 states. The share of all examples that "
+        "are shown is above each column.",
+        (Evidence("pgdat-rr", _PGD_10),), (10.0, 3.6), draw.separability,
     ),
     PaperFigure(
         "module", 2, "The RR module",

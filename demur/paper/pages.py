@@ -4,6 +4,7 @@ A table of the paper has our numbers beside the published ones; a comparison has
 attack and one row per score.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 from demur.evaluate import ORACLE
@@ -88,27 +89,28 @@ def grid(
 
 
 def results_page(
-    cells: Sequence[Cell], command: str, conclusions: str = "", verdicts: str = ""
+    cells: Sequence[Cell], command: str, conclusions: str = "", sections: Sequence[str] = ()
 ) -> str:
-    """The page for the cells of one or more tables, with two sections that are made elsewhere."""
+    """The page for the cells of one or more tables, with sections that are made elsewhere."""
+    numbered = [cell for cell in cells if isinstance(cell.table, int)]
     needs_100 = [
         cell
-        for cell in cells
+        for cell in numbered
         if "CIFAR-100" in f"{cell.row} {cell.column}" or cell.table in (10, 11)
     ]
-    others = [cell for cell in cells if cell not in needs_100]
+    others = [cell for cell in numbered if cell not in needs_100]
     parts = [TITLE, *([conclusions] if conclusions else [])]
     parts.append(
         INTRODUCTION.format(
-            command=command, count=len(cells), other_count=len(others),
-            measured=_measured(cells), others=_measured(others),
+            command=command, count=len(numbered), other_count=len(others),
+            measured=_measured(numbered), others=_measured(others),
         )
     )  # fmt: skip
     parts += [LAST_EPOCH] if any(cell.last is not None for cell in cells) else []
     for number in dict.fromkeys(cell.table for cell in cells):
         own = [cell for cell in cells if cell.table == number]
         parts.append(_section(TABLES_BY_NUMBER[number], own))
-    parts += [verdicts] if verdicts else []
+    parts += [section for section in sections if section]
     return "\n".join(part.strip() + "\n" for part in parts)
 
 
@@ -181,6 +183,8 @@ def _shown(cell: Cell, notes: Notes) -> str:
 
 def number_text(value: float, column: str) -> str:
     """A number of a column: three decimals for AUROC, two for squared L2 and costs, else one."""
+    if math.isnan(value):
+        return "undefined"
     two = ", L2" in column or column.endswith(("MB", "per epoch"))
     decimals = 3 if column.endswith("AUC") else 2 if two else 1
     return f"{value:.{decimals}f}"
