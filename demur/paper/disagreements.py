@@ -3,10 +3,7 @@
     rows = disagreements(cells)
     rows[0].cause, rows[0].status      # "ten steps, 1 restart: 34.2", "shown"
 
-A cause is *shown* where the same net measured in that way agrees with the published number. It is
-*likely* where that closes at least half of the gap, where it is shown for a gap as large in another
-row of the column, or where the net was trained for fewer epochs and is a little weaker. Everything
-else is *open*.
+SECTION says when a cause is shown, likely or open.
 """
 
 import math
