@@ -27,6 +27,7 @@ from torch import Tensor
 
 from demur.errors import BadInput
 from demur.files.output_paths import STANDARD_OUTPUT, is_standard_output, is_stream
+from demur.files.quantised import restore
 
 MEGABYTE = 1 << 20
 TEMPORARY_FILES = ".*.tmp"
@@ -154,11 +155,14 @@ def read_checked(path: Path, digest: str, remedy: str, limit: int) -> bytes:
 def read_tensors(
     path: Path, digest: str, remedy: str, like: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Tensors of a safetensors file that have the names, kinds of numbers and shapes of `like`."""
+    """Tensors of a safetensors file that have the names, kinds of numbers and shapes of `like`.
+
+    Quantised tensors are restored.
+    """
     numbers = sum(tensor.numel() for tensor in like.values())
     content = read_checked(path, digest, remedy, NUMBER_BYTES * numbers + MAX_HEADER)
     try:
-        tensors = tensors_of(content)
+        tensors = restore(tensors_of(content))
     except (SafetensorError, KeyError, ValueError, RuntimeError):  # KeyError: an unknown type
         raise BadInput(f"{path} is damaged: it is not a safetensors file; {remedy}") from None
     for name in [*like, *tensors]:

@@ -65,6 +65,7 @@ CHECKPOINT = Schema(
     },
     {
         "selection_split": SplitName | None, "metrics": str, "base_weights": str,
+        "quantised_from": str,
         "data": dict[str, str],
     },
 )  # fmt: skip

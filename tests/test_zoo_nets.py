@@ -1,0 +1,58 @@
+"""Nets of the zoo: weights with 8 bits, and opening a net by its name."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from demur.errors import BadInput
+from demur.files.quantised import SCALE, quantise, restore
+from demur.runs.zoo import zoo_folder, zoo_names, zoo_run
+
+LARGEST_ZOO = 36_000_000  # bytes
+
+
+def test_large_tensors_are_restored_within_half_a_step_of_their_channel() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(64, 100, 3, 3, generator=generator)
+    weight *= torch.logspace(-6, 3, 64).view(-1, 1, 1, 1)
+    weight[5] = 0
+    state = {"w": weight, "bias": torch.randn(64, generator=generator), "n": torch.tensor(7)}
+    small = quantise(state)
+    assert {name: one.dtype for name, one in small.items()} == {
+        "w": torch.int8, "w" + SCALE: torch.float32, "bias": torch.float16, "n": torch.int64,
+    }  # fmt: skip
+    back = restore(small)
+    assert set(back) == set(state)
+    step = weight.flatten(1).abs().amax(1) / 127
+    error = (back["w"] - weight).flatten(1).abs().amax(1)
+    assert (error <= 0.5001 * step).all()
+    assert torch.equal(back["w"][5], weight[5])
+
+
+def test_quantising_again_changes_nothing() -> None:
+    weight = torch.randn(64, 1000, generator=torch.Generator().manual_seed(1))
+    once = restore(quantise({"w": weight}))
+    assert torch.allclose(restore(quantise(once))["w"], once["w"], rtol=1e-6, atol=0)
+
+
+def test_scales_of_another_shape_are_not_used() -> None:
+    small = quantise({"w": torch.ones(64, 1000)}) | {"w" + SCALE: torch.ones(63)}
+    assert restore(small)["w"].dtype == torch.int8  # read_tensors then refuses the kind of numbers
+
+
+def test_every_net_of_the_zoo_opens_and_all_fit_into_the_limit() -> None:
+    names = zoo_names()
+    assert "cifar10-best" in names
+    assert sum(one.stat().st_size for one in zoo_folder().rglob("*")) <= LARGEST_ZOO
+    for name in names:
+        net = zoo_run(name).net(torch.device("cpu"))
+        assert net(torch.full((1, 3, 32, 32), 0.5)).logits.shape == (1, 10)
+
+
+def test_an_unknown_name_gets_the_nearest_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadInput, match="did you mean cifar10-best"):
+        zoo_run("cifar10-bets")
+    monkeypatch.setenv("DEMUR_ZOO", str(Path("no-such-folder")))
+    with pytest.raises(BadInput, match="has no net 'cifar10-best'; set DEMUR_ZOO"):
+        zoo_run("cifar10-best")
