@@ -162,7 +162,7 @@ def _paper_tables(names: list[str]) -> "list[PaperTable]":
             words = shlex.join(["demur", "paper", "study", "recipes", name])
             raise BadInput(f"{name} compares recipes and is no table of the paper: {words}")
         if name.isdecimal() and name not in groups:
-            raise BadInput(f"the paper has no table {name}; use a number from 1 to 13, all or text")
+            raise BadInput(f"the paper has no table {name}; use 1 to 13, all, text or verdicts")
         if name not in groups:
             hint = suggestion(name, [*groups, "verdicts"])
             raise BadInput(f"there is no table {name!r}, or it is made alone; {hint}")
