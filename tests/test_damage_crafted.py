@@ -326,10 +326,22 @@ def copies() -> bytes:
         b"\x80\x02" + 20_000 * b"]" + 19_999 * b"a" + b".",
         b"\x80\x04\x95" + struct.pack("<Q", 1 << 62) + b"}.",
         b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b".",
+        b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b".",
         b"\x80\x02c_codecs\nencode\n}b.",
         b"\x80\x02}2.",
     ],
-    ids=["nested", "memo", "text memo", "copies", "deep", "frame", "bytes", "build", "duplicate"],
+    ids=[
+        "nested",
+        "memo",
+        "text memo",
+        "copies",
+        "deep",
+        "frame",
+        "bytes",
+        "bytearray",
+        "build",
+        "duplicate",
+    ],
 )
 def test_pickles_that_would_take_much_memory_are_refused_or_small(
     content: bytes, tmp_path: Path
