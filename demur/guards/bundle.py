@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from demur.errors import BadInput, shorten
+from demur.errors import BadInput, first_line, shorten
 from demur.files import atomic
 from demur.files.atomic import read_tensors, replace_folder, write_json, write_tensors, write_text
 from demur.files.output_paths import check_output_folder
@@ -38,9 +38,16 @@ from demur.output import as_output
 from demur.recipes import VOCABULARY
 from demur.rejectors import FittedScore, Rejector
 from demur.rejectors.rule import Score, as_score
-from demur.runs.metadata import Schema, check_values, read_metadata
+from demur.runs.metadata import Maybe, Schema, read_metadata
 from demur.spec import Spec, check_readable, read, show
-from demur.spec.field_types import Condition, Positive, PositiveInt, UnitInterval, convert_value
+from demur.spec.field_types import (
+    Condition,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    UnitInterval,
+    convert_value,
+)
 from demur.spec.importing import check_import_path, import_object
 from demur.version import code_version
 
@@ -55,19 +62,17 @@ KINDS = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int6
 
 Side = Annotated[int, Condition(lambda v: 1 <= v <= MAX_SIDE, f"from 1 to {MAX_SIDE}")]
 SHARE = Schema({"value": UnitInterval, "lo": UnitInterval, "hi": UnitInterval, "n": PositiveInt})
-SHARES = ("accuracy", "coverage", "tpr", "risk")  # null where no image counts
+RATES = {  # shares are null where no image counts
+    "images": PositiveInt, **dict.fromkeys(("accuracy", "coverage", "tpr", "risk"), Maybe(SHARE)),
+}  # fmt: skip
 SCORE = Schema({"rejector": str, "threshold": float | None, "arrays": dict[str, object]})
 CALIBRATION = Schema(
     {
         "guarantee": str, "confidence": UnitInterval, "sentence": str, "shortfall": str | None,
-        "certificate": dict[str, object] | None, "images": PositiveInt,
-        "score_edges": list[float], "score_counts": list[int],
-        **dict.fromkeys(SHARES, dict[str, object] | None),
+        "certificate": dict[str, object] | None, "score_edges": list[float],
+        "score_counts": list[NonNegativeInt], **RATES,
     }
 )  # fmt: skip
-FIGURES = Schema(
-    {"attack": str, "images": PositiveInt, **dict.fromkeys(SHARES, dict[str, object] | None)}
-)
 FORMAT = Schema(
     {
         "format": Literal["demur-guard"], "format_version": Literal[1],
@@ -77,8 +82,8 @@ FORMAT = Schema(
             "mean": list[float] | None, "std": list[Positive] | None,
         }),
         "class_names": list[str], "temperature": Positive, "eps": UnitInterval,
-        "scores": list[dict[str, object]], "calibration": CALIBRATION,
-        "figures": list[dict[str, object]], "files": dict[str, str],
+        "scores": [SCORE], "calibration": CALIBRATION,
+        "figures": [Schema({"attack": str, **RATES})], "files": dict[str, str],
     }
 )  # fmt: skip
 
@@ -221,13 +226,15 @@ def load(
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a guard, after its digest, keys, types and figures are checked."""
+    """config.json of a guard, after its digest, keys, types and histogram are checked."""
     config = read_metadata(folder / CONFIG, FORMAT, REMEDY)
-    try:
-        _check_calibration(config["calibration"])
-        _check_figures(config["figures"])
-    except BadInput as error:
-        raise BadInput(f"{folder / CONFIG}: {error}") from None
+    calibration = config["calibration"]
+    edges, counts = calibration["score_edges"], calibration["score_counts"]
+    sizes = len(counts) == len(edges) + 1 and sum(counts) == calibration["images"]
+    if not sizes or sorted(set(edges)) != edges:
+        raise BadInput(
+            f"{folder / CONFIG}: the histogram of the calibration scores is inconsistent; {REMEDY}"
+        )
     return config
 
 
@@ -271,26 +278,6 @@ def _channel_values(values: list[float] | None, channels: int) -> tuple[float, .
     if len(values) != channels:
         raise BadInput(f"image has {len(values)} values for {channels} channels; {REMEDY}")
     return tuple(float(value) for value in values)
-
-
-def _check_calibration(calibration: dict[str, Any]) -> None:
-    edges, counts = calibration["score_edges"], calibration["score_counts"]
-    sizes = len(counts) == len(edges) + 1 and sum(counts) == calibration["images"]
-    if not sizes or min(counts) < 0 or sorted(set(edges)) != edges:
-        raise BadInput(f"the histogram of the calibration scores is inconsistent; {REMEDY}")
-    _check_shares(calibration, "calibration.")
-
-
-def _check_figures(figures: list[dict[str, Any]]) -> None:
-    for number, one in enumerate(figures):
-        check_values(one, FIGURES, f"figures.{number}.")
-        _check_shares(one, f"figures.{number}.")
-
-
-def _check_shares(figures: dict[str, Any], prefix: str) -> None:
-    for key in SHARES:
-        if figures[key] is not None:
-            check_values(figures[key], SHARE, f"{prefix}{key}.")
 
 
 def _built_from(model: dict[str, str | None]) -> BuiltFrom | None:
@@ -372,8 +359,6 @@ def _scores(folder: Path, config: dict[str, Any]) -> tuple[GuardScore, ...]:
     configs = config["scores"]
     if not 1 <= len(configs) <= MAX_SCORES:
         raise BadInput(f"scores must hold 1 to {MAX_SCORES} scores; {REMEDY}")
-    for number, one in enumerate(configs):
-        check_values(one, SCORE, f"scores.{number}.")
     like = {
         f"{number}.{name}": _like(f"scores.{number}.{name}", described)
         for number, one in enumerate(configs)
@@ -434,11 +419,11 @@ def _probe(guard: BaseGuard) -> None:
 
 def save_pretrained(guard: BaseGuard, folder: Path, repo_id: str | None, push_to_hub: bool) -> Path:
     """Write a guard to a folder and to the Hub; see `Guard.save_pretrained`."""
-    if not push_to_hub:
-        return save(guard, folder, None, onnx=False)
-    held = _hub_class()()
-    held.guard = guard
-    held.save_pretrained(folder, repo_id=repo_id, push_to_hub=True)
+    hub = _hub() if push_to_hub else None
+    save(guard, folder, None, onnx=False)
+    if hub is not None:
+        made = hub.create_repo(repo_id or folder.name, exist_ok=True)
+        hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="A demur guard")
     return folder
 
 
@@ -446,53 +431,25 @@ def from_pretrained(
     name: str, revision: str | None, model: nn.Module | None, device: str
 ) -> BaseGuard:
     """Read a guard from a folder or from the Hub; see `Guard.from_pretrained`."""
-    if Path(name).is_dir():
-        return load(Path(name), model, device)
-    made = _hub_class()
-    try:
-        held = made.from_pretrained(name, revision=revision, model=model, device=device)
-    except BadInput:
-        raise
-    except (ValueError, OSError) as error:  # a wrong name, or no such repository or connection
-        reason = shorten((str(error).splitlines() or [""])[0])
-        raise BadInput(
-            f"{shorten(name)!r} is no folder and cannot be read from the Hub: {reason}"
-        ) from None
-    guard: BaseGuard = held.guard
-    return guard
+    folder = Path(name)
+    if not folder.is_dir():
+        hub = _hub()
+        try:
+            folder = Path(hub.snapshot_download(name, revision=revision))
+        except (ValueError, OSError) as error:  # a wrong name, or no such repository or connection
+            raise BadInput(
+                f"{shorten(name)!r} is no folder and cannot be read from the Hub: "
+                f"{shorten(first_line(error))}"
+            ) from None
+    return load(folder, model, device)
 
 
-def _hub_class() -> Any:
-    """A class with huggingface_hub's mixin that holds a guard."""
+def _hub() -> Any:
     try:
-        from huggingface_hub import ModelHubMixin, snapshot_download
+        import huggingface_hub
     except ImportError:
         raise BadInput(
             "the Hugging Face Hub needs its client; install it with pip install huggingface_hub, "
             "or name a folder that exists"
         ) from None
-
-    class HubGuard(ModelHubMixin, library_name="demur", tags=["demur"]):
-        guard: BaseGuard
-
-        def _save_pretrained(self, save_directory: Path) -> None:
-            save(self.guard, save_directory, None, onnx=False)
-
-        @classmethod
-        def _from_pretrained(
-            cls,
-            *,
-            model_id: str,
-            revision: str | None,
-            model: nn.Module | None = None,
-            device: str = "cpu",
-            **options: Any,
-        ) -> "HubGuard":
-            known = ("cache_dir", "force_download", "local_files_only", "token")
-            asked = {key: options[key] for key in known if key in options}
-            folder = snapshot_download(model_id, revision=revision, **asked)
-            held = cls()
-            held.guard = load(Path(folder), model, device)
-            return held
-
-    return HubGuard
+    return huggingface_hub
