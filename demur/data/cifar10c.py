@@ -22,7 +22,7 @@ from demur.data.cifar import CIFAR10
 from demur.data.cifar_files import search_folders
 from demur.data.corruptions import CORRUPTIONS, SEVERITIES, SIZE, Bytes, check_request, corrupt
 from demur.data.dataset import Images
-from demur.errors import BadInput
+from demur.errors import BadInput, bad_input
 from demur.files.image_files import import_pillow
 
 FOLDER = "CIFAR-10-C"
@@ -162,10 +162,9 @@ def _read_released(path: Path, severity: int) -> Images:
 
 
 def _read_array(path: Path, shape: tuple[int, ...]) -> Bytes:
-    try:
+    # a damaged header raises TokenError, SyntaxError, BadZipFile and others
+    with bad_input(f"{path} is not a complete NumPy array; {GET_AGAIN}"):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception:  # a damaged header raises TokenError, SyntaxError, BadZipFile and others
-        raise BadInput(f"{path} is not a complete NumPy array; {GET_AGAIN}") from None
     if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != np.uint8:
         raise BadInput(
             f"{path} must contain uint8 values of shape {' x '.join(map(str, shape))}; {GET_AGAIN}"
@@ -181,11 +180,8 @@ def _frost_textures(folder: Path | None) -> list[Bytes] | None:
 
 def _read_texture(path: Path) -> Bytes:
     pillow = import_pillow()
-    try:
-        with pillow.open(path, formats=["PNG", "JPEG"]) as image:
-            pixels = np.asarray(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError):
-        raise BadInput(f"{path} is not a complete PNG or JPEG image; get it again") from None
+    with bad_input(f"{path} is not a complete PNG or JPEG image; get it again"):
+        pixels = np.asarray(pillow.open(path, formats=["PNG", "JPEG"]).convert("RGB"))
     # bilinear interpolation to a fifth reads the middle one of five pixels
     middle = slice(FROST_REDUCTION // 2, None, FROST_REDUCTION)
     texture = pixels[middle, middle]

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from demur.data.dataset import SplitName
-from demur.errors import BadInput, first_line, shorten
+from demur.errors import BadInput, bad_input, first_line, import_optional, shorten
 from demur.files.atomic import MEGABYTE, raise_unreadable, read_regular_file
 from demur.files.image_files import MAX_FILE, SUFFIXES, Pixels, decode_image
 
@@ -243,13 +243,8 @@ class HubSource(Source):
 
 def _load_hub(name: str) -> dict[str, Any]:
     """The tables of a data set by split, with undecoded images."""
-    try:
-        import datasets
-    except ImportError:
-        raise BadInput(
-            f"{name} has the layout of the Hugging Face Hub; install its reader with "
-            "pip install datasets"
-        ) from None
+    need = f"{name} has the layout of the Hugging Face Hub, whose reader is missing"
+    datasets = import_optional("datasets", need, "datasets")
     saved = any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json"))
     try:
         loaded = datasets.load_from_disk(name) if saved else datasets.load_dataset(name)
@@ -282,7 +277,8 @@ def _files_below(folder: Path) -> list[Path]:
 
 def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
     """Arrays of an npz, after the sizes in its directory are checked."""
-    try:
+    # damaged headers and streams raise nearly anything
+    with bad_input(f"{file} is damaged: it is not an npz of plain arrays"):
         with ZipFile(file) as packed:
             if sum(member.file_size for member in packed.infolist()) > MAX_ARRAYS:
                 raise BadInput(f"{file} unpacks to more than {MAX_ARRAYS:,} bytes; use a folder")
@@ -291,10 +287,6 @@ def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
         if not all(array.itemsize for array in arrays.values()):
             raise TypeError("any number of empty values needs no byte")
         return arrays
-    except BadInput:
-        raise
-    except Exception:  # damaged headers and streams raise nearly anything
-        raise BadInput(f"{file} is damaged: it is not an npz of plain arrays") from None
 
 
 def _array_pairs(

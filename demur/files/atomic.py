@@ -25,7 +25,7 @@ from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
 from torch import Tensor
 
-from demur.errors import BadInput
+from demur.errors import BadInput, bad_input
 from demur.files.output_paths import STANDARD_OUTPUT, is_standard_output, is_stream
 
 MEGABYTE = 1 << 20
@@ -157,10 +157,9 @@ def read_tensors(
     """Tensors of a safetensors file that have the names, kinds of numbers and shapes of `like`."""
     numbers = sum(tensor.numel() for tensor in like.values())
     content = read_checked(path, digest, remedy, NUMBER_BYTES * numbers + MAX_HEADER)
-    try:
+    kinds = (SafetensorError, KeyError, ValueError, RuntimeError)  # KeyError: an unknown type
+    with bad_input(f"{path} is damaged: it is not a safetensors file; {remedy}", kinds):
         tensors = tensors_of(content)
-    except (SafetensorError, KeyError, ValueError, RuntimeError):  # KeyError: an unknown type
-        raise BadInput(f"{path} is damaged: it is not a safetensors file; {remedy}") from None
     for name in [*like, *tensors]:
         expected, found = (_describe_tensor(some.get(name)) for some in (like, tensors))
         if expected != found:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from demur.errors import BadInput, first_line, shorten
+from demur.errors import BadInput, bad_input, first_line, import_optional, shorten
 from demur.files import atomic
 from demur.files.atomic import read_tensors, replace_folder, write_json, write_tensors, write_text
 from demur.files.output_paths import check_output_folder
@@ -58,6 +58,7 @@ REMEDY = "save the guard again or fetch another copy"
 LARGEST = 1024  # of a whole number in the spec of a net
 MAX_SIDE, MAX_CLASSES, MAX_SCORES = 2048, 100_000, 8
 MAX_NUMBERS = 1 << 30  # of one array of a fitted score
+WRONG = (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError)  # of sizes of no net
 KINDS = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
 
 Side = Annotated[int, Condition(lambda v: 1 <= v <= MAX_SIDE, f"from 1 to {MAX_SIDE}")]
@@ -308,13 +309,9 @@ def _load_built(
     folder: Path, config: dict[str, Any], built_from: BuiltFrom, domain: Domain
 ) -> nn.Module:
     """Build the net without memory for its weights, then load them if they have its shapes."""
-    try:
-        with torch.device("meta"):
-            net: nn.Module = built_from.net.build(domain, built_from.head)
-    except BadInput:
-        raise
-    except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
-        raise BadInput(f"the net cannot be built from its spec; {REMEDY}") from None
+    misfit = f"the net cannot be built from its spec; {REMEDY}"
+    with bad_input(misfit, WRONG), torch.device("meta"):
+        net: nn.Module = built_from.net.build(domain, built_from.head)
     tensors = _weights(folder, config, net)
     net.load_state_dict(tensors, assign=True)
     if any(tensor.is_meta for tensor in chain(net.parameters(), net.buffers())):
@@ -399,17 +396,13 @@ def _score(rejector: Rejector, arrays: dict[str, Tensor]) -> Score:
 def _probe(guard: BaseGuard) -> None:
     """Raise BadInput unless the parts fit together: the guard decides on a blank image."""
     blank, classes = torch.full((2, *guard.shape), 0.5), len(guard.class_names)
-    try:
-        with torch.no_grad():
-            out = as_output(guard.output(blank.to(guard.device)), 2)
-            extremes = torch.zeros_like(out.logits)  # predictions of the first and last class
-            extremes[0, 0] = extremes[1, -1] = 1
-            outputs = (out, out._replace(logits=extremes))
-            shapes = {tuple(part.score(o).shape) for part in guard.scores for o in outputs}
-    except BadInput:
-        raise
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, ArithmeticError):
-        raise BadInput(f"the net, the scores and the image size do not fit; {REMEDY}") from None
+    misfit = f"the net, the scores and the image size do not fit; {REMEDY}"
+    with bad_input(misfit, (*WRONG, AttributeError)), torch.no_grad():
+        out = as_output(guard.output(blank.to(guard.device)), 2)
+        extremes = torch.zeros_like(out.logits)  # predictions of the first and last class
+        extremes[0, 0] = extremes[1, -1] = 1
+        outputs = (out, out._replace(logits=extremes))
+        shapes = {tuple(part.score(o).shape) for part in guard.scores for o in outputs}
     if out.logits.shape[1] != classes or shapes != {(2,)}:
         raise BadInput(f"the net has {out.logits.shape[1]} classes and {classes} names; {REMEDY}")
 
@@ -445,11 +438,5 @@ def from_pretrained(
 
 
 def _hub() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise BadInput(
-            "the Hugging Face Hub needs its client; install it with pip install huggingface_hub, "
-            "or name a folder that exists"
-        ) from None
-    return huggingface_hub
+    need = "the Hugging Face Hub needs its client"
+    return import_optional("huggingface_hub", need, "huggingface_hub, or name a folder that exists")

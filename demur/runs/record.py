@@ -15,7 +15,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile, ZipInfo
@@ -25,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from demur.errors import BadInput
+from demur.errors import BadInput, import_optional
 from demur.files.atomic import MEGABYTE, move_file, read_checked, write_bytes, write_json
 from demur.output import Output, prediction
 from demur.rejectors.certainty import tcon
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 TRUE = "T-Con"  # name of the true confidence among the scores of a scores-only record
+NOTEBOOK = "'demur[notebook]'"
 MAX_NPZ = 4096 * MEGABYTE  # bytes of the file
 SMALL = 256 * MEGABYTE  # bytes of all arrays that any file may unpack to
 MAX_RATIO = 20  # unpacked bytes of a larger file per byte
@@ -404,23 +404,14 @@ class Records(list[Record]):
         T-Con, and every score that is stored or needs no fitting. A value that a record lacks is
         missing.
         """
-        pandas = _imported("pandas")
+        pandas = import_optional("pandas", "this needs pandas", NOTEBOOK)
         parts = [pandas.DataFrame(_columns_of(record, self.rejectors)) for record in self]
         return pandas.concat(parts, ignore_index=True) if parts else pandas.DataFrame()
 
     def to_arrow(self) -> "pyarrow.Table":
         """Return the table of `to_pandas` as a pyarrow table."""
-        table = _imported("pyarrow").Table
+        table = import_optional("pyarrow", "this needs pyarrow", NOTEBOOK).Table
         return table.from_pandas(self.to_pandas(), preserve_index=False)
-
-
-def _imported(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError:
-        raise BadInput(
-            f"this needs {name}; install it with pip install 'demur[notebook]'"
-        ) from None
 
 
 def _columns_of(record: Record, rejectors: Mapping[str, Rejector]) -> dict[str, NDArray[Any]]:
