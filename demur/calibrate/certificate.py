@@ -209,16 +209,11 @@ class Shortfall:
         """Estimated number of images that suffice at the observed rate; None above MAX_TRIALS."""
         if self.trials == 0:
             return None
-        enough = self.trials
-        while not self._passes(enough):
-            enough *= 2
-            if enough > MAX_TRIALS:
-                return None
-        too_few = enough // 2
-        while enough - too_few > 1 + enough // 100:
-            middle = (too_few + enough) // 2
-            too_few, enough = (too_few, middle) if self._passes(middle) else (middle, enough)
-        return _round_up(self.images * enough / self.trials)
+        trials = np.unique(np.geomspace(self.trials / 2, MAX_TRIALS, 5000).astype(np.int64))
+        expected = self.hits * trials / self.trials
+        hits = np.ceil(expected) if self.guarantee.is_upper_bound else np.floor(expected)
+        enough = trials[self.guarantee.p_value(hits, trials) <= self.error]
+        return _round_up(self.images * int(enough[0]) / self.trials) if len(enough) else None
 
     @property
     def sentence(self) -> str:
@@ -238,12 +233,6 @@ class Shortfall:
             bound = "at most" if self.guarantee.is_upper_bound else "at least"
             advice += f", or ask for {bound} {percent(self.possible)}"
         return f"{start}: the best candidate had {observed}; {advice}"
-
-    def _passes(self, trials: int) -> bool:
-        """Whether the guarantee would pass its test with this many trials at the observed rate."""
-        expected = self.hits * trials / self.trials
-        hits = math.ceil(expected) if self.guarantee.is_upper_bound else math.floor(expected)
-        return bool(self.guarantee.p_value(hits, trials) <= self.error)
 
 
 def _round_up(number: float) -> int:
@@ -325,7 +314,11 @@ def certify_threshold(
     order = np.arange(len(path)) if guarantee.is_upper_bound else np.arange(len(path))[::-1]
     passed = last_passing(p_value[order], shares[order])
     if passed is None:
-        raise Uncertified(_shortfall(guarantee, confidence, path, pilot_counts.n, tests, shares))
+        tried = int(np.argmax(shares))  # the candidate with the largest share of the error
+        hits, trials = (int(part[tried]) for part in guarantee.hits_and_trials(tests))
+        at, images = tuple(path[tried].tolist()), len(is_correct)
+        error = float(shares[tried])
+        raise Uncertified(Shortfall(guarantee, confidence, at, images, hits, trials, error))
     best = int(order[passed])
     return Certificate(
         guarantee, confidence, tuple(path[best].tolist()), seed, len(path), pilot_counts.n,
@@ -382,22 +375,6 @@ def _draw_pilot(n: int, scores: int, seed: int) -> BoolArray:
     pilot = np.zeros(n, dtype=np.bool_)
     pilot[np.random.default_rng(seed).permutation(n)[:size]] = True
     return pilot
-
-
-def _shortfall(
-    guarantee: Guarantee,
-    confidence: float,
-    path: FloatArray,
-    pilot: int,
-    tests: Counts,
-    shares: FloatArray,
-) -> Shortfall:
-    """Test result of the candidate with the largest share of the error."""
-    best = int(np.argmax(shares))
-    hits, trials = (int(part[best]) for part in guarantee.hits_and_trials(tests))
-    at = tuple(path[best].tolist())
-    images, error = pilot + tests.n, float(shares[best])
-    return Shortfall(guarantee, confidence, at, images, hits, trials, error)
 
 
 def _check_inputs(scores: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, BoolArray]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from demur.data.dataset import SplitName
 from demur.errors import BadInput, bad_input, first_line, import_optional, shorten
-from demur.files.atomic import MEGABYTE, raise_unreadable, read_regular_file
+from demur.files.atomic import MEGABYTE, raise_unreadable, read_array, read_regular_file
 from demur.files.image_files import MAX_FILE, SUFFIXES, Pixels, decode_image
 
 SPLIT_WORDS: dict[str, SplitName] = {
@@ -277,16 +277,15 @@ def _files_below(folder: Path) -> list[Path]:
 
 def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
     """Arrays of an npz, after the sizes in its directory are checked."""
-    # damaged headers and streams raise nearly anything
-    with bad_input(f"{file} is damaged: it is not an npz of plain arrays"):
-        with ZipFile(file) as packed:
-            if sum(member.file_size for member in packed.infolist()) > MAX_ARRAYS:
-                raise BadInput(f"{file} unpacks to more than {MAX_ARRAYS:,} bytes; use a folder")
-        with np.load(file, allow_pickle=False) as stored:
-            arrays = dict(stored.items())
-        if not all(array.itemsize for array in arrays.values()):
-            raise TypeError("any number of empty values needs no byte")
-        return arrays
+    damaged = f"{file} is damaged: it is not an npz of plain arrays"
+    with bad_input(damaged), ZipFile(file) as packed:  # which raise nearly anything
+        members = packed.infolist()
+        if sum(member.file_size for member in members) > MAX_ARRAYS:
+            raise BadInput(f"{file} unpacks to more than {MAX_ARRAYS:,} bytes; use a folder")
+        return {
+            one.filename.removesuffix(".npy"): read_array(packed.open(one), one.file_size)
+            for one in members
+        }
 
 
 def _array_pairs(

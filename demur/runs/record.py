@@ -25,7 +25,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from demur.errors import BadInput, import_optional
-from demur.files.atomic import MEGABYTE, move_file, read_checked, write_bytes, write_json
+from demur.files.atomic import (
+    MEGABYTE,
+    move_file,
+    read_array,
+    read_checked,
+    write_bytes,
+    write_json,
+)
 from demur.output import Output, prediction
 from demur.rejectors.certainty import tcon
 from demur.rejectors.rule import Rejector, Score
@@ -183,8 +190,7 @@ def _read_member(file: ZipFile, member: ZipInfo) -> Tensor:
     name = member.filename.removesuffix(".npy")
     dtype, letters = ARRAYS[name]
     with file.open(member) as packed:
-        # memory is taken by the header's word, but no page of it before bytes fill it
-        values = np.lib.format.read_array(packed, allow_pickle=False)
+        values = read_array(packed, member.file_size)
         rest = packed.read(1)
     if values.dtype.str not in (dtype, HALF.get(name)):
         raise BadInput(f"{name} is of type {values.dtype.str} instead of {dtype}")
