@@ -274,7 +274,11 @@ def run_attack(
     spec = show(attack, full=True)
     metadata = {"label": label, "spec": spec, "digest": key, **inputs, **making.provenance()}
     half = folder / f".making-{key[:12]}"
-    with exclusive_lock(half, _report_waiting(loaded)) if here.is_leader else nullcontext():
+
+    def wait(folder: Path) -> None:
+        loaded.on_message("another process is making this record; waiting for it")
+
+    with exclusive_lock(half, wait) if here.is_leader else nullcontext():
         # the process that held the lock may have finished this record
         finished = here.broadcast(finished_record(folder, options.split, key))
         if finished is None:
@@ -296,11 +300,6 @@ def _as_device(device: object) -> torch.device:
     raise BadInput(
         f"device must be a torch.device or a name such as 'cpu', not {type(device).__name__}"
     )
-
-
-def _report_waiting(loaded: LoadedRun) -> Callable[[Path], None]:
-    """Callback that logs the wait for another process that makes the same record."""
-    return lambda folder: loaded.on_message("another process is making this record; waiting for it")
 
 
 @dataclass(frozen=True)
@@ -410,7 +409,8 @@ def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:
     x, y = x[:PROBED], y[:PROBED]
     with tf32("fp32"):
         with torch.no_grad():
-            first, second = (_logits_and_aux(as_output(model(x))) for _ in range(2))
+            outputs = [as_output(model(x)) for _ in range(2)]
+            first, second = (torch.cat((o.logits, o.aux.to(o.logits)), -1) for o in outputs)
         try:
             grad = attack_model(model).gradient(CE(), x, y).grad
         except NoGradientError:
@@ -421,7 +421,3 @@ def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:
     if isinstance(getattr(model, "model", model), QueryModel):
         return counts
     return counts | {"zero_gradients": int((~has_gradient).sum())}
-
-
-def _logits_and_aux(out: Output) -> Tensor:
-    return torch.cat((out.logits, out.aux.to(out.logits)), -1)

@@ -103,7 +103,9 @@ def save(
     model = _model_config(guard, factory)
     with replace_folder(folder) as (half, _):
         half.mkdir(parents=True)
-        files = {WEIGHTS: write_tensors(half / WEIGHTS, _separate(guard.model.state_dict()))}
+        # copies, since safetensors stores no tensors that share memory
+        weights = {name: one.detach().clone() for name, one in guard.model.state_dict().items()}
+        files = {WEIGHTS: write_tensors(half / WEIGHTS, weights)}
         scores, arrays = _score_configs(guard)
         if arrays:
             files[ARRAYS] = write_tensors(half / ARRAYS, arrays)
@@ -194,11 +196,6 @@ def _score_configs(guard: BaseGuard) -> tuple[list[dict[str, Any]], dict[str, Te
             },
         })  # fmt: skip
     return configs, arrays
-
-
-def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of the tensors: safetensors stores none that share memory."""
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 # ---------------------------------------------------------------------------------- loading
