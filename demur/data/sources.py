@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from demur.data.dataset import SplitName
 from demur.errors import BadInput, bad_input, first_line, import_optional, shorten
 from demur.files.atomic import MEGABYTE, raise_unreadable, read_array, read_regular_file
-from demur.files.image_files import MAX_FILE, SUFFIXES, Pixels, decode_image
+from demur.files.image_files import MAX_FILE, Pixels, decode_image
+from demur.files.output_paths import SUFFIXES
 
 SPLIT_WORDS: dict[str, SplitName] = {
     "train": "fit", "training": "fit", "fit": "fit",

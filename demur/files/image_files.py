@@ -20,9 +20,6 @@ from demur.errors import BadInput, bad_input, import_optional, shorten
 Pixels = NDArray[np.uint8]  # H, W, C
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-SUFFIXES = (
-    ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm",
-)  # fmt: skip
 DAMAGED = "{} is damaged or not an image; give one of " + ", ".join(FORMATS)
 MAX_FILE = 256 << 20  # bytes
 MAX_PIXELS = 64 * 10**6  # of one image before it is resized
