@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -20,7 +20,8 @@ SPREADS = np.array([-0.9, 0.9])
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds
 WINDOW = 1000  # images of the recent rejection rate
 PROCESSES = "PROMETHEUS_MULTIPROC_DIR"  # folder in which several processes add up their numbers
-GAUGES = {  # by name: which value of several processes is shown, and what it means
+# By name: which value of several processes is shown, and what it means
+GAUGES: dict[str, tuple[Literal["livesum", "max", "mostrecent"], str]] = {
     "queue_images": ("livesum", "Images that wait for the model."),
     "rejection_rate": ("mostrecent", f"Rejected share of the last {WINDOW} images."),
     "calibration_rejection_rate": ("max", "Rejected share of the calibration images."),
