@@ -209,11 +209,16 @@ class Shortfall:
         """Estimated number of images that suffice at the observed rate; None above MAX_TRIALS."""
         if self.trials == 0:
             return None
-        trials = np.unique(np.geomspace(self.trials / 2, MAX_TRIALS, 5000).astype(np.int64))
-        expected = self.hits * trials / self.trials
-        hits = np.ceil(expected) if self.guarantee.is_upper_bound else np.floor(expected)
-        enough = trials[self.guarantee.p_value(hits, trials) <= self.error]
-        return _round_up(self.images * int(enough[0]) / self.trials) if len(enough) else None
+        enough = self.trials
+        while not self._passes(enough):
+            enough *= 2
+            if enough > MAX_TRIALS:
+                return None
+        too_few = enough // 2
+        while enough - too_few > 1 + enough // 100:
+            middle = (too_few + enough) // 2
+            too_few, enough = (too_few, middle) if self._passes(middle) else (middle, enough)
+        return _round_up(self.images * enough / self.trials)
 
     @property
     def sentence(self) -> str:
@@ -233,6 +238,12 @@ class Shortfall:
             bound = "at most" if self.guarantee.is_upper_bound else "at least"
             advice += f", or ask for {bound} {percent(self.possible)}"
         return f"{start}: the best candidate had {observed}; {advice}"
+
+    def _passes(self, trials: int) -> bool:
+        """Whether the guarantee would pass its test with this many trials at the observed rate."""
+        expected = self.hits * trials / self.trials
+        hits = math.ceil(expected) if self.guarantee.is_upper_bound else math.floor(expected)
+        return bool(self.guarantee.p_value(hits, trials) <= self.error)
 
 
 def _round_up(number: float) -> int:
