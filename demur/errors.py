@@ -9,7 +9,10 @@ import difflib
 import errno
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
 
 LONGEST = 80  # characters of user input that a message repeats
 MOST_NAMES = 30  # known names that a message lists
@@ -49,6 +52,23 @@ class BadInput(ValueError):
 
     def __init__(self, message: object = "") -> None:
         super().__init__(lack(sys.exception()) or message)
+
+
+@contextmanager
+def bad_input(sentence: str, kinds: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+    """Turn errors of these kinds into BadInput with this sentence; BadInput stays what it is."""
+    try:
+        yield
+    except BadInput:
+        raise
+    except kinds:
+        raise BadInput(sentence) from None
+
+
+def import_optional(module: str, need: str, install: str) -> Any:
+    """Import a module that not every installation has; BadInput says what needs it."""
+    with bad_input(f"{need}; install it with pip install {install}", (ImportError,)):
+        return import_module(module)
 
 
 class Diverged(BadInput):

@@ -121,9 +121,24 @@ def test_other_data_are_refused(change: str, there: Path, command: Command) -> N
 
 
 def test_the_same_data_are_read_again(there: Path, command: Command) -> None:
-    for line in ("attack own clean --verify", "score own", "calibrate own --tpr 0.3 --verify"):
+    for line in (
+        "attack own clean --verify",
+        "score own --verify",
+        "calibrate own --tpr 0.3 --verify",
+    ):
         code, out, err = command(*line.split())
         assert code == 0, f"{line}: {out}{err}"
+
+
+@pytest.mark.parametrize("line", ["score own", "report own -o page.html", "export own -o guard"])
+def test_verify_hashes_the_images_first(
+    line: str, there: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verify(self: OwnImages, folder: Path | None = None) -> None:
+        raise BadInput("hashed")
+
+    monkeypatch.setattr(OwnImages, "verify", verify)
+    assert command(*line.split(), "--verify")[0::2] == (2, "demur: hashed\n")
 
 
 # ---------------------------------------------------------------------------- cache

@@ -1,6 +1,5 @@
 """CIFAR-10-C from released files, or generated from CIFAR-10."""
 
-import operator
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 from PIL import Image
 
 from demur.data import CIFAR10, Images
-from demur.data.cifar10c import FROST_FILES, _map, corrupted_images, corrupted_sets
+from demur.data.cifar10c import FROST_FILES, corrupted_images, corrupted_sets
 from demur.data.corruptions import Bytes, corrupt
 from demur.errors import BadInput
 from tests.cifar_files import BATCH, use_small_set
@@ -82,19 +81,6 @@ def test_several_sets_and_their_sources(folder: Path) -> None:
         ("contrast", 2, "generated"),
         ("contrast", 5, "generated"),
     ]
-
-
-def test_a_process_makes_the_same_images(folder: Path) -> None:
-    (alone,) = corrupted_sets(folder, ["frost"], [1])
-    (made,) = corrupted_sets(folder, ["frost"], [1], workers=2)
-    assert made.images.digest() == alone.images.digest()
-
-
-def test_processes_keep_the_order() -> None:
-    """A cheap function in place of a corruption, with more requests than wait at once."""
-    requests = [(letter, count) for letter in "abc" for count in range(4)]
-    made = list(_map(operator.mul, requests, workers=2))
-    assert made == [letter * count for letter, count in requests]
 
 
 def write_textures(folder: Path) -> None:
@@ -192,15 +178,11 @@ def test_labels_are_missing_or_no_class(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "severity", "workers", "message"),
-    [
-        ("frog", 1, 1, "no corruption is called 'frog'"),
-        ("fog", 0, 1, "severity must be"),
-        ("fog", 1, 0, "workers must be at least 1"),
-    ],
+    ("name", "severity", "message"),
+    [("frog", 1, "no corruption is called 'frog'"), ("fog", 0, "severity must be")],
 )
 def test_bad_requests_fail_before_the_first_set(
-    tmp_path: Path, name: str, severity: int, workers: int, message: str
+    tmp_path: Path, name: str, severity: int, message: str
 ) -> None:
     with pytest.raises(BadInput, match=message):
-        corrupted_sets(tmp_path, [name], [severity], workers=workers)
+        corrupted_sets(tmp_path, [name], [severity])

@@ -19,6 +19,7 @@ from demur.runs import Record, Run
 from demur.runs.record import finished_record, read_record, record_path, write_record
 from demur.runs.run import load_state, save_state, write_checkpoint, write_metrics
 from demur.spec import digest
+from tests.samples import EXHAUSTIVE
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
@@ -27,6 +28,7 @@ VALUES = (0.7, 0.6)  # the first epoch is the best
 WEIGHTS = {"w": torch.zeros(4)}
 KILLED = 9  # exit status of the child
 MAX_OPERATIONS = 200
+STEP = 1 if EXHAUSTIVE else 3  # every third operation in the suite, all in `make exhaustive`
 
 
 @pytest.fixture(autouse=True)
@@ -105,11 +107,11 @@ def test_a_training_killed_at_any_file_operation_ends_with_the_same_files(tmp_pa
     assert Run(tmp_path / "expected").checkpoint["epoch"] == 1
     assert Run(tmp_path / "expected" / "last").checkpoint["epoch"] == len(VALUES)
     operations = 0
-    for operation in range(MAX_OPERATIONS):
+    for operation in range(0, MAX_OPERATIONS, STEP):
         folder = tmp_path / str(operation)
         if not killed_at(operation, partial(train_with_made_up_epochs, folder)):
             break
-        operations += 1
+        operations += STEP
         train_with_made_up_epochs(folder)
         train_with_made_up_epochs(folder)  # opening a finished run removes leftover files
         assert files(folder) == expected, f"killed at file operation {operation}"

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -159,17 +160,16 @@ def test_guards_are_saved_and_read_as_pretrained_models(
     assert np.array_equal(Guard.from_pretrained(folder)(images[0]).accepted, expected.accepted)
     hub = pytest.importorskip("huggingface_hub")
     pushed: dict[str, Path] = {}
-
-    def push(self: object, repo_id: str, **options: object) -> str:
-        pushed[repo_id] = tmp_path / "pushed"
-        self._save_pretrained(pushed[repo_id])  # type: ignore[attr-defined]
-        return repo_id
-
-    monkeypatch.setattr(hub.ModelHubMixin, "push_to_hub", push)
-    monkeypatch.setattr(hub.hub_mixin, "hf_hub_download", lambda **options: None)
+    made = SimpleNamespace(repo_id="me/guard")
+    monkeypatch.setattr(hub, "create_repo", lambda name, **options: made)
+    monkeypatch.setattr(
+        hub,
+        "upload_folder",
+        lambda repo_id, folder_path, **options: pushed.update({repo_id: folder_path}),
+    )
     monkeypatch.setattr(hub, "snapshot_download", lambda name, **options: str(pushed[name]))
-    guard.save_pretrained(tmp_path / "mixin", repo_id="me/guard", push_to_hub=True)
-    assert (tmp_path / "mixin" / "README.md").read_text().startswith("---")
+    guard.save_pretrained(tmp_path / "pushed", repo_id="me/guard", push_to_hub=True)
+    assert (tmp_path / "pushed" / "README.md").read_text().startswith("---")
     assert np.array_equal(Guard.from_pretrained("me/guard")(images[0]).scores, expected.scores)
     monkeypatch.undo()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -227,7 +227,7 @@ def test_a_damaged_batch_is_made_again(loaded: LoadedRun, monkeypatch: pytest.Mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(evaluation, "_record_arrays", stop)
+        patched.setattr(evaluation._Recording, "_arrays", stop)
         with pytest.raises(KeyboardInterrupt):
             run_attack(loaded, "a", ATTACK, options)
     (part,) = loaded.run.records_folder.glob(".making*/parts*/0-20-*")

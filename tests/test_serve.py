@@ -25,8 +25,10 @@ from starlette.testclient import TestClient
 
 import demur
 from demur import Guard, LoadedRun
+from demur.guards import GuardResult
 from demur.serve import Settings, create_app, server
 from demur.serve.batching import Batcher, ModelFailed, Overloaded
+from demur.serve.metrics import DriftMonitor, Metrics
 from tests import forked
 
 Client = partial(TestClient, base_url="http://localhost")
@@ -402,3 +404,25 @@ def test_sigterm_finishes_what_is_in_progress(tiny_guard: Guard, tmp_path: Path)
 
 def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(Path(demur.__file__).parents[1])}
+
+
+def test_counters_of_several_processes_add_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under several workers of uvicorn: each process counts, and any of them shows the sums."""
+    from prometheus_client import values
+
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    accepted = np.array([True, False, True])
+    result = GuardResult(accepted * 1, accepted, np.ones((3, 1)), (), np.ones((3, 2)), (), ())
+    for process in (1, 2):
+        monkeypatch.setattr(values, "ValueClass", values.MultiProcessValue(lambda p=process: p))
+        metrics = Metrics(DriftMonitor([0.5], [5, 5]), 0.1)
+        for _ in range(process):
+            metrics.count_result(result)
+            metrics.count_request("/predict", 200, 0.01)
+    shown = metrics.text(waiting=0).decode().splitlines()
+    assert {"demur_images_total 9.0", "demur_rejected_total 3.0"} <= set(shown)
+    assert 'demur_requests_total{code="200",path="/predict"} 3.0' in shown
+    assert "demur_request_seconds_count 3.0" in shown
+    assert len(list(tmp_path.glob("counter_*.db"))) == 2

@@ -234,7 +234,7 @@ def test_the_command_prints_findings_and_what_it_rests_on(
     assert (code, err) == (2, f"demur: 1 finding in {place['certificate']}\n")
     assert "does not follow from its counts" in json.loads(out)["findings"][0]["problem"]
     for words, sentence in (
-        (("nothing",), "there is no run 'nothing'"), ((str(tmp_path),), "holds nothing that demur"),
+        (("nothing",), "there is no path nothing"), ((str(tmp_path),), "holds nothing that demur"),
     ):  # fmt: skip
         if sentence.startswith("holds"):
             shutil.rmtree(tmp_path / "copy")

@@ -325,7 +325,11 @@ def certify_threshold(
     order = np.arange(len(path)) if guarantee.is_upper_bound else np.arange(len(path))[::-1]
     passed = last_passing(p_value[order], shares[order])
     if passed is None:
-        raise Uncertified(_shortfall(guarantee, confidence, path, pilot_counts.n, tests, shares))
+        tried = int(np.argmax(shares))  # the candidate with the largest share of the error
+        hits, trials = (int(part[tried]) for part in guarantee.hits_and_trials(tests))
+        at, images = tuple(path[tried].tolist()), len(is_correct)
+        error = float(shares[tried])
+        raise Uncertified(Shortfall(guarantee, confidence, at, images, hits, trials, error))
     best = int(order[passed])
     return Certificate(
         guarantee, confidence, tuple(path[best].tolist()), seed, len(path), pilot_counts.n,
@@ -382,22 +386,6 @@ def _draw_pilot(n: int, scores: int, seed: int) -> BoolArray:
     pilot = np.zeros(n, dtype=np.bool_)
     pilot[np.random.default_rng(seed).permutation(n)[:size]] = True
     return pilot
-
-
-def _shortfall(
-    guarantee: Guarantee,
-    confidence: float,
-    path: FloatArray,
-    pilot: int,
-    tests: Counts,
-    shares: FloatArray,
-) -> Shortfall:
-    """Test result of the candidate with the largest share of the error."""
-    best = int(np.argmax(shares))
-    hits, trials = (int(part[best]) for part in guarantee.hits_and_trials(tests))
-    at = tuple(path[best].tolist())
-    images, error = pilot + tests.n, float(shares[best])
-    return Shortfall(guarantee, confidence, at, images, hits, trials, error)
 
 
 def _check_inputs(scores: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, BoolArray]:

@@ -86,7 +86,9 @@ def load_run_by_rank(run: str, device: str, data: str | None, engine: str) -> It
         yield load_run(run, str(rank_device), data, engine)
 
 
-def load_run(run: str, device: str, data: str | None, engine: str = "auto") -> "LoadedRun":
+def load_run(
+    run: str, device: str, data: str | None, engine: str = "auto", verify: bool = False
+) -> "LoadedRun":
     """Open a finished run for evaluation; raise BadInput for an unfinished or damaged one."""
     from demur.cli.progress import on_message
     from demur.evaluate import LoadedRun
@@ -101,6 +103,8 @@ def load_run(run: str, device: str, data: str | None, engine: str = "auto") -> "
     if getattr(opened.recipe.data, "duplicates", "") == "keep":
         on_message(f"{opened.name} keeps images in several splits: test images may be trained on")
     where = Path(data) if data else None
+    if verify:
+        opened.recipe.data.verify(where)
     return LoadedRun(opened, device_by_name(device), where, engine, on_message)
 
 
@@ -158,6 +162,7 @@ def score(
     as_json: AsJson = False,
     device: Device = "auto",
     data: DataFolder = None,
+    verify: Verify = False,
 ) -> None:
     """Score the rejectors of a run on every record, in both protocols.
 
@@ -174,7 +179,7 @@ def score(
         raise BadInput(
             "a probe has no threshold to deploy; use --oracle-probes with --protocol paper"
         )
-    loaded = load_run(run, device, data)
+    loaded = load_run(run, device, data, verify=verify)
     rejectors = paper_grid(loaded.run.recipe.data) if sweep else None
     evaluation, scored = score_run(loaded, rejectors, split, oracle_probes)
     protocols = available_protocols(evaluation, protocols, split)

@@ -103,9 +103,7 @@ def calibrate(
     from demur.report.certificates import certificate_text
 
     guarantee = _guarantee(risk, tpr, coverage)
-    loaded = load_run(run, device, data, engine)
-    if verify:
-        loaded.run.recipe.data.verify(loaded.data_folder)
+    loaded = load_run(run, device, data, engine, verify)
     spec = attack_named(attack, loaded.run.recipe)
     default = next(iter(loaded.run.recipe.method.head.rejectors()), "Con")
     certificate = issue(loaded, rejector or default, guarantee, confidence, attack, spec)
@@ -159,6 +157,7 @@ def export(
     sign: SignKey = None,
     device: Device = "auto",
     data: DataFolder = None,
+    verify: Verify = False,
 ) -> None:  # fmt: skip
     """Write a trained run as a guard: weights, calibrated thresholds and a model card in a folder.
 
@@ -171,12 +170,15 @@ def export(
     from demur.runs import Run
 
     check_private_key(sign)
-    folder = Path(out) if out else Path("guards") / Run.open(run).name
+    opened, where = Run.open(run), Path(data) if data else None
+    folder = Path(out) if out else Path("guards") / opened.name
     check_target(folder)
+    if verify:
+        opened.recipe.data.verify(where)
     guard = Guard.from_run(
         run, rejector=rejector, tpr=tpr, coverage=coverage, risk=risk, confidence=confidence,
         class_names=split_names(class_names) or None, resize=resize, device=device,
-        data_folder=Path(data) if data else None,
+        data_folder=where,
     )  # fmt: skip
     guard.save(folder, onnx=onnx, sign=sign)
     on_message(f"{folder}: {guard.calibration['sentence']}")

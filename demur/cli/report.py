@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.app import DataFolder, Device, app
+from demur.cli.app import DataFolder, Device, Verify, app
 from demur.cli.evaluate import load_run, score_run
 from demur.errors import BadInput
 from demur.files.output_paths import PAGE_OF_RUN, check_output_file, is_stream
@@ -34,6 +34,7 @@ def report(
     ] = None,
     device: Device = "auto",
     data: DataFolder = None,
+    verify: Verify = False,
 ) -> None:
     """Write one self-contained HTML page about all records of one to six runs.
 
@@ -46,7 +47,7 @@ def report(
     check_installed()
     own = [home / run for run in runs for home in (Path(), Path("runs"))]
     check_output_file(out, "page", own)
-    loaded = [load_run(run, device, data) for run in runs]
+    loaded = [load_run(run, device, data, verify=verify) for run in runs]
     path = out or str((loaded[0].run.path if len(runs) == 1 else Path()) / PAGE_OF_RUN)
     check_output_file(path, "page", own)
     results = [scored_run(one) for one in loaded]

@@ -12,15 +12,14 @@ import hashlib
 import os
 import shutil
 import tarfile
-import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
-from pathlib import Path, PurePosixPath
-from typing import IO, Any, ClassVar, Literal, NamedTuple
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Literal, NamedTuple
 from urllib.request import urlopen
 
 import numpy as np
@@ -110,9 +109,7 @@ def _read_binary(path: Path, layout: Layout, images: int) -> CifarBatch:
 
 
 def _read_python(path: Path, layout: Layout, images: int) -> CifarBatch:
-    loaded = read_plain_pickle(path)
-    items = loaded.items() if isinstance(loaded, dict) else ()
-    entries = {_text(key): value for key, value in items}
+    entries = read_plain_pickle(path, "data", layout.label_key)
     pixels, y = entries.get("data"), _integer_array(entries.get(layout.label_key))
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or y is None:
         raise BadInput(
@@ -126,10 +123,6 @@ def _read_python(path: Path, layout: Layout, images: int) -> CifarBatch:
             f"delete it and {GET_AGAIN}"
         )
     return CifarBatch(pixels, y)
-
-
-def _text(key: Any) -> Any:
-    return key.decode("latin1") if isinstance(key, bytes) else key
 
 
 def _integer_array(labels: Any) -> NDArray[np.int64] | None:
@@ -346,124 +339,78 @@ def download(published: Published, data_folder: Path, on_progress: ProgressCallb
     existing = find_complete(published, data_folder)
     if existing:
         return existing
-    archive = published.archive
+    archive, prefix = published.archive, f".get-{published.name}-"
     destination = data_folder / archive.layout.folder
     if destination.exists() and not destination.is_dir():
         raise BadInput(f"{destination} is in the way; move it or name another folder with --data")
-    with _work_folder(published, data_folder) as work:
-        staged = work / destination.name
+    data_folder.mkdir(parents=True, exist_ok=True)
+    for left_over in data_folder.glob(f"{prefix}*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+    with TemporaryDirectory(prefix=prefix, dir=data_folder, ignore_cleanup_errors=True) as work:
+        staged = Path(work, destination.name)
         staged.mkdir()
         try:
-            _fetch_archive(archive, work, staged, on_progress)
+            _fetch_archive(archive, staged, on_progress)
         except DownloadFailed as reason:
             raise BadInput(
                 f"{published.title} could not be fetched and nothing was installed "
                 f"({archive.url}: {reason}); fix that and run the command again, "
                 f"or unpack that archive in {data_folder} yourself"
             ) from None
-        _install(staged, destination)
+        if not destination.exists():
+            staged.rename(destination)
+        else:
+            for file in staged.iterdir():  # replaces damaged files, leaves other files of the user
+                file.replace(destination / file.name)
     return Fetched(destination, archive.url)
 
 
-@contextmanager
-def _work_folder(published: Published, data_folder: Path) -> Iterator[Path]:
-    """A hidden temporary folder inside `data_folder`, removed on exit."""
-    prefix = f".get-{published.name}-"
-    data_folder.mkdir(parents=True, exist_ok=True)
-    for left_over in data_folder.glob(f"{prefix}*"):
-        shutil.rmtree(left_over, ignore_errors=True)
-    work = Path(tempfile.mkdtemp(prefix=prefix, dir=data_folder))
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _install(staged: Path, destination: Path) -> None:
-    """Move the staged files to the destination: by one rename, or one by one if it exists."""
-    for file in staged.iterdir():
-        with file.open("rb+") as content:
-            os.fsync(content.fileno())
-    if not destination.exists():
-        staged.rename(destination)
-        return
-    for file in staged.iterdir():  # replaces damaged files, leaves other files of the user
-        file.replace(destination / file.name)
-
-
-def _fetch_archive(
-    archive: Archive, work: Path, staged: Path, on_progress: ProgressCallback
-) -> None:
+def _fetch_archive(archive: Archive, staged: Path, on_progress: ProgressCallback) -> None:
     """Download the archive and write its files into `staged`; check their published md5.
 
     Raises:
         DownloadFailed: The download fails or a file differs from the published one.
     """
-    tar_path = work / "archive.tar.gz"
+    tar_path = staged.with_name("archive.tar.gz")
     md5 = _receive(archive.url, tar_path, on_progress)
     if md5 != archive.md5:
         raise DownloadFailed(f"its md5 is {md5}, not {archive.md5}")
-    folder = PurePosixPath(archive.layout.folder)
-    _extract_members(
-        tar_path, {folder / part.name: staged / part.name for part in archive.layout.parts}
-    )
-    _check_parts(archive.layout, staged)
-
-
-def _extract_members(tar_path: Path, wanted: dict[PurePosixPath, Path]) -> None:
-    """Copy the wanted members of a .tar.gz to their targets and ignore all others."""
+    wanted = {f"{archive.layout.folder}/{part.name}" for part in archive.layout.parts}
     try:
         with tarfile.open(tar_path, "r:gz") as tar:
-            for member in tar:
-                target = wanted.get(PurePosixPath(member.name))
-                content = tar.extractfile(member) if target and member.isreg() else None
-                if target and content:
-                    with content, target.open("wb") as file:
+            for member in tar:  # all others are ignored
+                found = member.name in wanted and member.isreg()
+                if content := tar.extractfile(member) if found else None:
+                    with content, (staged.parent / member.name).open("wb") as file:
                         shutil.copyfileobj(content, file)
+                        file.flush()
+                        os.fsync(file.fileno())
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error):
         raise DownloadFailed("its archive is damaged") from None
-
-
-def _check_parts(layout: Layout, folder: Path) -> None:
-    """Raise DownloadFailed if a file is missing or is not the published one."""
-    for part in layout.parts:
-        path = folder / part.name
-        if not path.is_file():
+    for part in archive.layout.parts:
+        if not (staged / part.name).is_file():
             raise DownloadFailed(f"its {part.name} is missing")
-        md5 = file_md5(path)
-        if md5 != part.md5:
+        if (md5 := file_md5(staged / part.name)) != part.md5:
             raise DownloadFailed(f"the md5 of its {part.name} is {md5}, not {part.md5}")
 
 
 def _receive(url: str, path: Path, on_progress: ProgressCallback) -> str:
     """Download to `path`; return the md5."""
-    md5 = hashlib.md5(usedforsecurity=False)
+    md5, done, total = hashlib.md5(usedforsecurity=False), 0, 0
     try:
-        response = urlopen(url, timeout=_TIMEOUT)
+        with urlopen(url, timeout=_TIMEOUT) as response, path.open("wb") as file:
+            length = response.headers.get("Content-Length", "")
+            total = int(length) if length.isdecimal() else 0
+            while chunk := response.read(_CHUNK):
+                file.write(chunk)
+                md5.update(chunk)
+                done += len(chunk)
+                on_progress(done, max(done, total))
     except (OSError, HTTPException, ValueError) as error:
-        raise DownloadFailed(_reason(error)) from None
-    with response, path.open("wb") as file:
-        length = response.headers.get("Content-Length", "")
-        done, total = 0, int(length) if length.isdecimal() else 0
-        while chunk := _read_chunk(response):
-            file.write(chunk)
-            md5.update(chunk)
-            done += len(chunk)
-            on_progress(done, max(done, total))
+        cause = getattr(error, "reason", None) or error  # urllib wraps it
+        text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+        reason = " ".join(str(text).split())[:200]
+        raise DownloadFailed(f"the download stopped: {reason}" if done else reason) from None
     if done < total:
         raise DownloadFailed(f"the download stopped after {done} of {total} bytes")
     return md5.hexdigest()
-
-
-def _read_chunk(response: IO[bytes]) -> bytes:
-    try:
-        return response.read(_CHUNK)
-    except (OSError, HTTPException) as error:
-        raise DownloadFailed(f"the download stopped: {_reason(error)}") from None
-
-
-def _reason(error: Exception) -> str:
-    """The reason in one line; urllib wraps the cause."""
-    cause = getattr(error, "reason", None) or error
-    text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-    return " ".join(str(text).split())[:200]

@@ -8,12 +8,8 @@ Released are CIFAR-10-C/NAME.npy with the images of severities 1 to 5 in turn, a
 five photographs frost1.png ... frost5.jpg of the authors' script are used if they lie beside them.
 """
 
-import multiprocessing
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,7 +22,7 @@ from demur.data.cifar import CIFAR10
 from demur.data.cifar_files import search_folders
 from demur.data.corruptions import CORRUPTIONS, SEVERITIES, SIZE, Bytes, check_request, corrupt
 from demur.data.dataset import Images
-from demur.errors import BadInput
+from demur.errors import BadInput, bad_input
 from demur.files.image_files import import_pillow
 
 FOLDER = "CIFAR-10-C"
@@ -34,9 +30,6 @@ RELEASED, GENERATED, PROCEDURAL = "released", "generated", "generated, procedura
 FROST_FILES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")
 FROST_REDUCTION = 5  # the authors shrink the photographs to a fifth
 GET_AGAIN = f"delete it and unpack {FOLDER}.tar again"
-
-Request = tuple[str, int]  # corruption, severity
-Generate = Callable[[str, int], Bytes]
 
 
 @dataclass(frozen=True)
@@ -64,10 +57,10 @@ class CorruptionSource:
             return RELEASED
         return PROCEDURAL if self.name == "frost" and self.frost is None else GENERATED
 
-    def corrupt(self, pixels: Bytes, index: NDArray[Any], severity: int) -> Bytes:
+    def corrupt(self, pixels: Bytes, index: NDArray[Any], severity: int, seed: int = 0) -> Bytes:
         """Corrupted copies of images (N, 32, 32, 3); released ones are found by their index."""
         if self.path is None:
-            return corrupt(pixels, self.name, severity, index, frost=self.frost)
+            return corrupt(pixels, self.name, severity, index, seed, self.frost)
         rows = index - _first_index()
         return _read_released(self.path, severity).pixels[rows].permute(0, 2, 3, 1).numpy()
 
@@ -95,7 +88,6 @@ def corrupted_sets(
     names: Sequence[str] = CORRUPTIONS,
     severities: Sequence[int] = SEVERITIES,
     seed: int = 0,
-    workers: int = 1,
 ) -> Iterator[CorruptedSet]:
     """Yield the test images under every corruption and severity, released ones first.
 
@@ -104,59 +96,29 @@ def corrupted_sets(
         names: Corruptions, of `CORRUPTIONS`.
         severities: Of 1 to 5.
         seed: For generated images.
-        workers: Processes that generate; above 1 a script needs the `__main__` guard of
-            multiprocessing.
 
     Raises:
         BadInput: A released file is damaged, or neither it nor CIFAR-10 is found.
     """
     for name, severity in product(names, severities):
         check_request(name, severity)
-    if workers < 1:
-        raise BadInput(f"workers must be at least 1, not {workers}")
-    released = {name: path for name in names if (path := _find(folder, f"{name}.npy"))}
-    missing = [name for name in names if name not in released]
-    return _sets(folder, released, list(product(missing, severities)), severities, seed, workers)
+    sources = [find_source(folder, name) for name in names]
+    return _sets(folder, sorted(sources, key=lambda one: one.path is None), severities, seed)
 
 
 def _sets(
-    folder: Path | None,
-    released: dict[str, Path],
-    missing: list[Request],
-    severities: Sequence[int],
-    seed: int,
-    workers: int,
+    folder: Path | None, sources: Sequence[CorruptionSource], severities: Sequence[int], seed: int
 ) -> Iterator[CorruptedSet]:
-    for (name, path), severity in product(released.items(), severities):
-        yield CorruptedSet(name, severity, _read_released(path, severity), RELEASED)
-    if not missing:
-        return
-    test = CIFAR10().load(folder)["test"]
-    pixels = test.pixels.permute(0, 2, 3, 1).numpy()
-    frost = _frost_textures(folder) if any(name == "frost" for name, _ in missing) else None
-    generate = partial(corrupt, pixels, index=test.index.numpy(), seed=seed, frost=frost)
-    for (name, severity), made in zip(missing, _map(generate, missing, workers), strict=True):
-        source = PROCEDURAL if name == "frost" and frost is None else GENERATED
-        yield CorruptedSet(name, severity, _images(made, test.y.numpy()), source)
-
-
-def _map(generate: Generate, requests: Iterable[Request], workers: int) -> Iterator[Bytes]:
-    """Yield the images of each request in order, with at most 2 x workers sets in memory."""
-    if workers == 1:
-        yield from (generate(*request) for request in requests)
-        return
-    # a fork of a process that has started CUDA or threads may hang
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
-    waiting: deque[Future[Bytes]] = deque()
-    try:
-        for request in requests:
-            if len(waiting) == 2 * workers:
-                yield waiting.popleft().result()
-            waiting.append(pool.submit(generate, *request))
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+    test: Images | None = None
+    for source, severity in product(sources, severities):
+        if source.path is not None:
+            images = _read_released(source.path, severity)
+        else:
+            test = test or CIFAR10().load(folder)["test"]
+            pixels = test.pixels.permute(0, 2, 3, 1).numpy()
+            made = source.corrupt(pixels, test.index.numpy(), severity, seed)
+            images = _images(made, test.y.numpy())
+        yield CorruptedSet(source.name, severity, images, source.kind)
 
 
 def _images(pixels: Bytes, labels: NDArray[Any]) -> Images:
@@ -200,10 +162,9 @@ def _read_released(path: Path, severity: int) -> Images:
 
 
 def _read_array(path: Path, shape: tuple[int, ...]) -> Bytes:
-    try:
+    # a damaged header raises TokenError, SyntaxError, BadZipFile and others
+    with bad_input(f"{path} is not a complete NumPy array; {GET_AGAIN}"):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception:  # a damaged header raises TokenError, SyntaxError, BadZipFile and others
-        raise BadInput(f"{path} is not a complete NumPy array; {GET_AGAIN}") from None
     if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != np.uint8:
         raise BadInput(
             f"{path} must contain uint8 values of shape {' x '.join(map(str, shape))}; {GET_AGAIN}"
@@ -219,11 +180,8 @@ def _frost_textures(folder: Path | None) -> list[Bytes] | None:
 
 def _read_texture(path: Path) -> Bytes:
     pillow = import_pillow()
-    try:
-        with pillow.open(path, formats=["PNG", "JPEG"]) as image:
-            pixels = np.asarray(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError):
-        raise BadInput(f"{path} is not a complete PNG or JPEG image; get it again") from None
+    with bad_input(f"{path} is not a complete PNG or JPEG image; get it again"):
+        pixels = np.asarray(pillow.open(path, formats=["PNG", "JPEG"]).convert("RGB"))
     # bilinear interpolation to a fifth reads the middle one of five pixels
     middle = slice(FROST_REDUCTION // 2, None, FROST_REDUCTION)
     texture = pixels[middle, middle]

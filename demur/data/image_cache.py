@@ -200,8 +200,9 @@ def _build(
         }
         write_json(half / "cache.json", metadata)
         (half / "decoded.npy").unlink()
-        for name in FILES:
-            _sync(half / name)
+        for name in FILES:  # to the disk, so that the rename never precedes their contents
+            with (half / name).open("rb") as file:
+                os.fsync(file.fileno())
         shutil.rmtree(folder, ignore_errors=True)
         half.replace(folder)
     except BaseException:
@@ -314,9 +315,3 @@ def _content(source: Source, digests: Sequence[str], result: SplitResult) -> str
         for i in result.chosen[name]:
             sha256.update(repr((name, source.entries[i].label, digests[i])).encode())
     return sha256.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Write a file to the disk, so that a rename never precedes its contents."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from demur.data.dataset import SplitName
-from demur.errors import BadInput, first_line, shorten
-from demur.files.atomic import MEGABYTE, raise_unreadable, read_regular_file
-from demur.files.image_files import MAX_FILE, SUFFIXES, Pixels, decode_image
+from demur.errors import BadInput, bad_input, first_line, import_optional, shorten
+from demur.files.atomic import MEGABYTE, raise_unreadable, read_array, read_regular_file
+from demur.files.image_files import MAX_FILE, Pixels, decode_image
+from demur.files.output_paths import SUFFIXES
 
 SPLIT_WORDS: dict[str, SplitName] = {
     "train": "fit", "training": "fit", "fit": "fit",
@@ -243,13 +244,8 @@ class HubSource(Source):
 
 def _load_hub(name: str) -> dict[str, Any]:
     """The tables of a data set by split, with undecoded images."""
-    try:
-        import datasets
-    except ImportError:
-        raise BadInput(
-            f"{name} has the layout of the Hugging Face Hub; install its reader with "
-            "pip install datasets"
-        ) from None
+    need = f"{name} has the layout of the Hugging Face Hub, whose reader is missing"
+    datasets = import_optional("datasets", need, "datasets")
     saved = any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json"))
     try:
         loaded = datasets.load_from_disk(name) if saved else datasets.load_dataset(name)
@@ -281,38 +277,16 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
-    """Arrays of an npz, after the sizes in its directory and headers are checked."""
-    try:
-        with ZipFile(file) as packed:
-            members = packed.infolist()
-            if sum(member.file_size for member in members) > MAX_ARRAYS:
-                raise BadInput(f"{file} unpacks to more than {MAX_ARRAYS:,} bytes; use a folder")
-            arrays = {}
-            for member in members:
-                with packed.open(member) as stream:
-                    arrays[member.filename.removesuffix(".npy")] = _read_array(
-                        stream, member.file_size
-                    )
-            return arrays
-    except BadInput:
-        raise
-    except Exception:  # damaged headers and streams raise nearly anything
-        raise BadInput(f"{file} is damaged: it is not an npz of plain arrays") from None
-
-
-def _read_array(stream: Any, size: int) -> NDArray[Any]:
-    """One array without objects, whose header agrees with the number of bytes that follow."""
-    version = np.lib.format.read_magic(stream)
-    read = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
-    shape, fortran, dtype = read[version](stream)
-    count = int(np.prod(shape, dtype=object)) if shape else 1
-    if dtype.hasobject or count * dtype.itemsize > size:
-        raise ValueError
-    flat = np.frombuffer(stream.read(count * dtype.itemsize), dtype, count)
-    return flat.reshape(shape, order="F" if fortran else "C")
+    """Arrays of an npz, after the sizes in its directory are checked."""
+    damaged = f"{file} is damaged: it is not an npz of plain arrays"
+    with bad_input(damaged), ZipFile(file) as packed:  # which raise nearly anything
+        members = packed.infolist()
+        if sum(member.file_size for member in members) > MAX_ARRAYS:
+            raise BadInput(f"{file} unpacks to more than {MAX_ARRAYS:,} bytes; use a folder")
+        return {
+            one.filename.removesuffix(".npy"): read_array(packed.open(one), one.file_size)
+            for one in members
+        }
 
 
 def _array_pairs(

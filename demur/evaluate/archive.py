@@ -11,6 +11,7 @@ those of corruptions keep the named scores, Con only beside R-Con, and neither T
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from demur.spec import digest, show
 from demur.version import code_version
 
 COPIED_FILES = ("recipe.txt", "checkpoint.json", "metrics.jsonl")
-DROPPED_ARRAYS = ("feature", "x_adv")
+DROPPED_ARRAYS = ("feature", "x_adv", "scores")
 OUTPUT_ARRAYS = ("logits", "aux")  # scores-only records have scores instead of these
 Json = dict[str, Any]
 PACKED_ARRAYS = ("y", "index", "size_linf", "size_l2", "logits", "aux", "feature")
@@ -75,24 +76,19 @@ def archive(
     check_private_key(sign)
     every = _fitted_rejectors(loaded)
     named = _rejectors_by_spec(loaded, only)
-    rejectors = _with_con(loaded, named) if only else _named_of(every, loaded, fitted)
-    of_corruptions = _of_corruptions(rejectors, named)
-    dropped = frozenset(every) - frozenset(rejectors)
+    con = loaded.run.recipe.rejectors()[BASELINE]
+    kept = {show(con, full=True): con, **named} if only else _named_of(every, loaded, fitted)
     with replace_folder(target) as (half, resolved):
         check_replaceable(resolved, loaded.run, again)
         certificates, records = _certificates(loaded.run), _records(loaded)
         _ = loaded.run.metrics_state  # raises if metrics.jsonl, which is copied, was changed
         binding = ThresholdResolver(loaded.clean, loaded.device)
-        scores = _fit(rejectors, records, binding, bool(only))
+        scores = _fit(kept, records, binding, bool(only))
+        scorer = _Scorer(loaded.run, kept, named, {*every} - {*kept}, scores, binding.fitted)
         archived = []
         for done, record in enumerate(records):
             on_progress(done, len(records))
-            one = _with_scores(record, rejectors, scores, binding.fitted, dropped)
-            if only:
-                kept = of_corruptions if is_corruption(record.metadata) else rejectors
-                _check_has_scores(kept, one, loaded.run)
-                one = _scores_only(record, one, kept)
-            archived.append(_without_other_norms(one) if one.scores_only else one)
+            archived.append(scorer.archived(record))
         on_progress(len(records), len(records))
         _check_nothing_lost(resolved, archived)
         write_archive(loaded.run, archived, certificates, half, sign)
@@ -173,19 +169,6 @@ def _rejectors_by_spec(loaded: LoadedRun, only: Sequence[str]) -> dict[str, Reje
     return {show(known[name], full=True): known[name] for name in only}
 
 
-def _with_con(loaded: LoadedRun, named: Mapping[str, Rejector]) -> dict[str, Rejector]:
-    """The named rejectors after Con."""
-    con = loaded.run.recipe.rejectors()[BASELINE]
-    return {show(con, full=True): con, **named}
-
-
-def _of_corruptions(
-    rejectors: Mapping[str, Rejector], named: Mapping[str, Rejector]
-) -> Mapping[str, Rejector]:
-    """Rejectors whose scores records of corruptions keep: R-Con is compared with Con."""
-    return rejectors if any(isinstance(one, RCon) for one in named.values()) else named
-
-
 def _named_of(
     every: Mapping[str, Rejector], loaded: LoadedRun, names: Sequence[str]
 ) -> dict[str, Rejector]:
@@ -244,81 +227,73 @@ def _fit(
     return scores
 
 
-def _with_scores(
-    record: Record,
-    rejectors: Mapping[str, Rejector],
-    scores: Mapping[str, Score],
-    fitted: Mapping[str, str],
-    dropped: Collection[str],
-) -> Record:
-    """Copy of a record with scores instead of the features that they were computed from."""
-    computed = {
-        text: torch.from_numpy(values(score, record)).float()
-        for text, score in scores.items()
-        if can_score(score, record)
-    }
-    stored = {k: v for k, v in record.stored_scores.items() if k not in dropped} | computed
-    arrays = {name: array for name, array in record.arrays.items() if name not in DROPPED_ARRAYS}
-    metadata = record.metadata | {"archive": True, "features": False, "images": 0}
-    if any(not isinstance(rejectors[text], Score) for text in computed):
-        metadata |= {"scores_fitted": sorted(set(fitted.values())), "scored_by": code_version()}
-    return _storing(stored, arrays, metadata)
+@dataclass(frozen=True)
+class _Scorer:
+    """Makes the archived copies of the records of a run."""
 
+    run: Run
+    rejectors: Mapping[str, Rejector]  # whose scores are stored, by full spec
+    named: Mapping[str, Rejector]  # in scores-only archives: those that the user named
+    dropped: Collection[str]  # scores that are left out
+    scores: Mapping[str, Score]  # that can be computed
+    fitted: Mapping[str, str]  # digests of the records that they were fitted to
 
-def _storing(
-    scores: Mapping[str, Tensor], arrays: Mapping[str, Tensor], metadata: Mapping[str, Any]
-) -> Record:
-    """A record with these scores instead of others."""
-    left = {name: array for name, array in arrays.items() if name != "scores"}
-    if scores:
-        left["scores"] = torch.stack(list(scores.values()))
-    return Record(left, {**metadata, "scores": list(scores)})
+    def archived(self, record: Record) -> Record:
+        """Copy of a record with scores instead of the features that they were computed from."""
+        computed = {
+            text: torch.from_numpy(values(score, record)).float()
+            for text, score in self.scores.items()
+            if can_score(score, record)
+        }
+        stored = {k: v for k, v in record.stored_scores.items() if k not in self.dropped} | computed
+        arrays = {name: a for name, a in record.arrays.items() if name not in DROPPED_ARRAYS}
+        metadata = record.metadata | {"archive": True, "features": False, "images": 0}
+        if any(not isinstance(self.rejectors[text], Score) for text in computed):
+            by = {"scores_fitted": sorted({*self.fitted.values()}), "scored_by": code_version()}
+            metadata |= by
+        if self.named:
+            stored = self._keep_scores_only(record, stored, arrays, metadata)
+        if "logits" not in arrays:
+            for name in _other_norms(record):  # the largest is in the metadata instead
+                if (size := arrays.pop(f"size_{name}", None)) is not None:
+                    metadata[f"largest_{name}"] = float(size.max())
+        if stored:
+            arrays["scores"] = torch.stack(list(stored.values()))
+        return Record(arrays, metadata | {"scores": list(stored)})
 
-
-def _scores_only(record: Record, scored: Record, kept: Mapping[str, Rejector]) -> Record:
-    """A scored copy of a record with the scores to keep and correctness instead of outputs."""
-    scores = {text: scored.stored_scores[text] for text in kept}
-    if not is_corruption(record.metadata):
-        scores[TRUE] = torch.from_numpy(tcon_of(record)).float()
-    arrays = {name: array for name, array in scored.arrays.items() if name not in OUTPUT_ARRAYS}
-    arrays["correct"] = torch.from_numpy(record.correct)
-    metadata = dict(scored.metadata)
-    if not record.scores_only:  # otherwise they are in its metadata, or unknown
-        metadata["just_past"], metadata["just_before"] = boundary_counts(record)
-    if all(isinstance(rejector, Score) for rejector in kept.values()):
-        for key in ("scores_fitted", "scored_by"):
-            metadata.pop(key, None)
-    return _storing(scores, arrays, metadata)
-
-
-def _without_other_norms(record: Record) -> Record:
-    """A scores-only record without the norms that its attack is not measured in.
-
-    The largest is in the metadata instead. A corruption is measured in none.
-    """
-    arrays, metadata = dict(record.arrays), dict(record.metadata)
-    for name in _other_norms(record):
-        if (size := arrays.pop(f"size_{name}", None)) is not None:
-            metadata[f"largest_{name}"] = float(size.max())
-    return Record(arrays, metadata)
+    def _keep_scores_only(
+        self, record: Record, stored: Mapping[str, Tensor], arrays: dict[str, Tensor], known: Json
+    ) -> dict[str, Tensor]:
+        """The scores to keep; correctness replaces the outputs in `arrays`."""
+        of_corruption = is_corruption(record.metadata)
+        has_rcon = any(isinstance(one, RCon) for one in self.named.values())
+        # under a corruption R-Con is compared with Con, and other scores with nothing
+        kept = self.named if of_corruption and not has_rcon else self.rejectors
+        for text in kept:
+            if text not in stored:
+                split = str(record.metadata["split"])
+                path = record_path(self.run.records_folder, record.label, split, record.digest)
+                raise BadInput(
+                    f"{path} has neither the features that {text} is computed from nor its score; "
+                    "make it again with demur attack, which keeps features, where the weights are"
+                )
+        for name in OUTPUT_ARRAYS:
+            arrays.pop(name, None)
+        arrays["correct"] = torch.from_numpy(record.correct)
+        if not record.scores_only:  # otherwise they are in its metadata, or unknown
+            known["just_past"], known["just_before"] = boundary_counts(record)
+        if all(isinstance(rejector, Score) for rejector in kept.values()):
+            for key in ("scores_fitted", "scored_by"):
+                known.pop(key, None)
+        true = {} if of_corruption else {TRUE: torch.from_numpy(tcon_of(record)).float()}
+        return {text: stored[text] for text in kept} | true
 
 
 def _other_norms(record: Record) -> tuple[str, ...]:
+    """Norms that the attack is not measured in; a corruption is measured in none."""
     if is_corruption(record.metadata):
         return "linf", "l2"
     return () if "L2" in record.metadata["spec"] else ("l2",)
-
-
-def _check_has_scores(rejectors: Mapping[str, Rejector], record: Record, run: Run) -> None:
-    """Raise BadInput if a scores-only record lacks the score of a named rejector."""
-    for text in rejectors:
-        if text not in record.stored_scores:
-            split = str(record.metadata["split"])
-            path = record_path(run.records_folder, record.label, split, record.digest)
-            raise BadInput(
-                f"{path} has neither the features that {text} is computed from nor its score; "
-                "make it again with demur attack, which keeps features, where the weights are"
-            )
 
 
 def pack(
@@ -364,7 +339,8 @@ def pack(
 def _packed_records(loaded: LoadedRun, count: int) -> list[Record]:
     """The records with features, and a clean one of the fit split."""
     splits = [split for split in loaded.run.recipe.data.splits if split != "fit"]
-    records = [one for split in splits for one in loaded.run.records(split) if _has_features(one)]
+    every = (record for split in splits for record in loaded.run.records(split))
+    records = [record for record in every if record.metadata["features"]]
     if not any(record.metadata["split"] == "test" for record in records):
         raise BadInput(
             f"{loaded.run.path} has no test record with features; make one with demur attack "
@@ -378,22 +354,14 @@ def _packed_records(loaded: LoadedRun, count: int) -> list[Record]:
     return list({record.digest: record for record in records}.values())
 
 
-def _has_features(record: Record) -> bool:
-    return bool(record.metadata["features"])
-
-
 def _packed(record: Record, count: int) -> Record:
     """The first images of a record, features in half precision."""
     arrays = {name: record.arrays[name][:count].clone() for name in PACKED_ARRAYS}
-    arrays["feature"] = _half(arrays["feature"])
+    half = arrays["feature"].half()
+    if not half.isinf().any():  # no value is too large for it
+        arrays["feature"] = half
     metadata: dict[str, Any] = record.metadata | {"archive": True, "images": 0}
     if len(arrays["y"]) < len(record.y):  # another set of images is another record
         short = identity(first=len(arrays["y"]), of=record.digest)
         metadata |= {"n": len(arrays["y"]), "digest": short, "first_of": record.digest}
     return Record(arrays, metadata)
-
-
-def _half(feature: Tensor) -> Tensor:
-    """Half precision, unless a value is too large for it."""
-    half = feature.half()
-    return feature if half.isinf().any() else half

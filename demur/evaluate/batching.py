@@ -52,12 +52,17 @@ def attack_in_batches(
         own = round_pieces[here.rank : here.rank + 1]
         own_x_adv, out_of_memory = _craft_piece(craft, images, own, longest, size)
         if _any_process(out_of_memory, images.y.device):
-            size = _half(size)
+            if size == 1:
+                raise BadInput(
+                    "there is not enough memory to attack a single image; use a smaller net"
+                )
+            size //= 2
             continue
         gathered = here.gather(own_x_adv)
         for (start, stop), x_adv in zip(round_pieces, gathered, strict=False):
             finished[start, stop] = x_adv[: stop - start].cpu()
-            _write_piece(parts, (start, stop), finished[start, stop])
+            content = bytes_of({"x_adv": finished[start, stop].contiguous()})
+            write_bytes(parts / _piece_name((start, stop), content), content)
         done = sorted([*done, *round_pieces])
         on_progress(sum(stop - start for start, stop in done), len(images))
     return torch.cat([finished[piece] for piece in done]) if here.is_leader else torch.empty(0)
@@ -93,17 +98,6 @@ def _any_process(condition: bool, device: torch.device) -> bool:
     count = torch.tensor([int(condition)], device=device)
     distributed.current().all_reduce([count])
     return bool(count)
-
-
-def _half(size: int) -> int:
-    if size == 1:
-        raise BadInput("there is not enough memory to attack a single image; use a smaller net")
-    return size // 2
-
-
-def _write_piece(parts: Path, piece: Piece, x_adv: Tensor) -> None:
-    content = bytes_of({"x_adv": x_adv.contiguous()})
-    write_bytes(parts / _piece_name(piece, content), content)
 
 
 def _piece_name(piece: Piece, content: bytes) -> str:

@@ -108,7 +108,8 @@ def issue(
     cal = loaded.clean("cal") if isinstance(attack, Clean) else _attacked_cal(loaded, label, attack)
     binding = ThresholdResolver(loaded.clean, loaded.device)
     found = certify_record(rejector, cal, guarantee, confidence, binding)
-    certificate = IssuedCertificate(_metadata(loaded, name, rejector, found, cal, binding))
+    about = {"rejector": name, "rejector_spec": show(rejector, full=True), "fitted": binding.fitted}
+    certificate = IssuedCertificate(about | _metadata(loaded, found, cal))
     with run.writing():
         return _write_or_read(_path(run, certificate), certificate)
 
@@ -215,22 +216,13 @@ def _attacked_cal(loaded: LoadedRun, label: str, attack: Attack) -> Record:
     return run_attack(loaded, label, attack, RecordOptions("cal", keep_images=0))
 
 
-def _metadata(
-    loaded: LoadedRun,
-    name: str,
-    rejector: Rejector,
-    found: Certificate,
-    cal: Record,
-    binding: ThresholdResolver,
-) -> dict[str, Any]:
-    """Metadata of a certificate: the guarantee, the rejector, the data and the provenance."""
+def _metadata(loaded: LoadedRun, found: Certificate, cal: Record) -> dict[str, Any]:
+    """Metadata of a certificate: the guarantee, the data and the provenance."""
     clean = cal.metadata["attack"] == digest(Clean())
     attacked_by = f"images attacked by {cal.metadata['spec']} and no others"
     valid_for = "clean images of the same distribution" if clean else attacked_by
     values: dict[str, Any] = json.loads(json.dumps(found.to_json()))
     return values | {
-        "rejector": name,
-        "rejector_spec": show(rejector, full=True),
         "quantity": found.guarantee.quantity,
         "level": found.guarantee.level,
         "on": cal.label,
@@ -241,7 +233,6 @@ def _metadata(
         "cal_record": cal.digest,
         "cal_images": len(cal.y),
         "data": cal.metadata["data"],
-        "fitted": binding.fitted,
         "weights": loaded.run.checkpoint["weights"],
         "recipe_digest": digest(loaded.run.recipe),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

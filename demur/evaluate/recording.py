@@ -265,30 +265,28 @@ def run_attack(
     options.check()
     here, images = distributed.current(), loaded.images(options)
     bound = resolve_thresholds(attack, loaded.clean, loaded.device)
-    inputs = _record_inputs(loaded, attack, bound, images, options)
+    making = _Recording(loaded, attack, images, options, bound)
+    inputs, folder = making.inputs(), loaded.run.records_folder
     key = identity(**inputs)
-    folder = loaded.run.records_folder
     if (finished := here.broadcast(finished_record(folder, options.split, key))) is not None:
         return read_record(finished)
     check_batch(*images.batch(slice(None)), loaded.run.recipe.data.domain.classes)
-    metadata = {
-        "label": label,
-        "spec": show(attack, full=True),
-        "digest": key,
-        **inputs,
-        **_record_provenance(loaded, attack, images),
-    }
-    making = folder / f".making-{key[:12]}"
-    with exclusive_lock(making, _report_waiting(loaded)) if here.is_leader else nullcontext():
+    spec = show(attack, full=True)
+    metadata = {"label": label, "spec": spec, "digest": key, **inputs, **making.provenance()}
+    half = folder / f".making-{key[:12]}"
+
+    def wait(folder: Path) -> None:
+        loaded.on_message("another process is making this record; waiting for it")
+
+    with exclusive_lock(half, wait) if here.is_leader else nullcontext():
         # the process that held the lock may have finished this record
         finished = here.broadcast(finished_record(folder, options.split, key))
         if finished is None:
-            x_adv = _craft_all(loaded, bound.spec, images, options, making, on_progress)
+            x_adv = making.craft(half, on_progress)
             if here.is_leader:
-                bound.spec.check_result(images.batch(slice(None))[0].cpu(), x_adv)
-                _write_new_record(loaded, images, x_adv, options, metadata, making)
+                making.write(x_adv, metadata, half)
         if here.is_leader:
-            shutil.rmtree(making, ignore_errors=True)
+            shutil.rmtree(half, ignore_errors=True)
     here.barrier()
     return read_record(finished or record_path(folder, label, options.split, key))
 
@@ -304,111 +302,93 @@ def _as_device(device: object) -> torch.device:
     )
 
 
-def _report_waiting(loaded: LoadedRun) -> Callable[[Path], None]:
-    """Callback that logs the wait for another process that makes the same record."""
-    return lambda folder: loaded.on_message("another process is making this record; waiting for it")
+@dataclass(frozen=True)
+class _Recording:
+    """One attack on some images of a run, and the record that is made of it."""
 
+    loaded: LoadedRun
+    attack: Attack
+    images: Images
+    options: RecordOptions
+    bound: BoundSpec[Attack]
 
-def _craft_all(
-    loaded: LoadedRun,
-    attack: Attack,
-    images: Images,
-    options: RecordOptions,
-    folder: Path,
-    on_progress: ProgressCallback,
-) -> Tensor:
-    """Adversarial examples of all images; finished batches are stored under the code version."""
-    if loaded.fast:
-        loaded.frozen_model.drop_graphs()
-    size = options.batch_size or default_batch_size(len(images), loaded.device)
-    parts = folder / f"parts-{identity(code=code_version())[:12]}"
-    return attack_in_batches(
-        partial(loaded.craft, attack, images), images, size, parts, on_progress
-    )
+    def inputs(self) -> dict[str, Any]:
+        """Everything that determines a record; the digest of these values identifies it."""
+        loaded, options = self.loaded, self.options
+        inputs = {
+            "attack": digest(self.attack),
+            "thresholds": self.bound.thresholds,
+            "fitted": self.bound.fitted,
+            "weights": loaded.run.checkpoint["weights"],
+            "data": loaded.data_digest(self.images, options),
+            "split": options.split,
+            "features": options.keep_features,
+            "images": min(options.keep_images, len(self.images)),
+        }
+        if isinstance(self.attack, Corruption):
+            inputs["source"] = loaded.corruption_source(self.attack, self.images).kind
+        elif loaded.precision != "fp32" and not isinstance(self.attack, Clean):
+            inputs["precision"] = loaded.precision
+        return inputs
 
+    def provenance(self) -> dict[str, Any]:
+        """Metadata that does not identify a record: time, recipe, engine, code and device."""
+        run = self.loaded.run
+        return {
+            "n": len(self.images),
+            "seed": self.attack.noise_seed,
+            "epoch": run.checkpoint["epoch"],
+            "recipe": show(run.recipe, full=True),
+            "created": datetime.now(UTC).isoformat(timespec="microseconds"),
+            "engine": "fast" if self.loaded.fast else "plain",
+            "processes": distributed.current().size,
+            **provenance(self.loaded.device),
+        }
 
-def _write_new_record(
-    loaded: LoadedRun,
-    images: Images,
-    x_adv: Tensor,
-    options: RecordOptions,
-    metadata: dict[str, Any],
-    making: Path,
-) -> None:
-    """Evaluate the net on adversarial examples and write the record to the folder of records.
+    def craft(self, folder: Path, on_progress: ProgressCallback) -> Tensor:
+        """Adversarial examples; finished batches are stored in folders by code version."""
+        loaded, images = self.loaded, self.images
+        if loaded.fast:
+            loaded.frozen_model.drop_graphs()
+        size = self.options.batch_size or default_batch_size(len(images), loaded.device)
+        parts = folder / f"parts-{identity(code=code_version())[:12]}"
+        craft = partial(loaded.craft, self.bound.spec, images)
+        return attack_in_batches(craft, images, size, parts, on_progress)
 
-    It is written into the locked folder `making` first, so that it appears complete.
-    """
-    x, y = images.batch(slice(None))
-    metadata["probe"] = probe(loaded.net, x, y)
-    half = record_path(making, metadata["label"], options.split, metadata["digest"])
-    arrays = _record_arrays(loaded.net, x, x_adv, images, options)
-    write_record(half, Record(arrays, metadata))
-    move_record(half, loaded.run.records_folder)
+    def write(self, x_adv: Tensor, metadata: dict[str, Any], folder: Path) -> None:
+        """Evaluate the net on adversarial examples and write the record to the folder of records.
 
+        It is written into the locked `folder` first, so that it appears complete.
+        """
+        net = self.loaded.net
+        x, y = self.images.batch(slice(None))
+        self.bound.spec.check_result(x.cpu(), x_adv)
+        metadata["probe"] = probe(net, x, y)
+        half = record_path(folder, metadata["label"], self.options.split, metadata["digest"])
+        write_record(half, Record(self._arrays(net, x, x_adv), metadata))
+        move_record(half, self.loaded.run.records_folder)
 
-def _record_inputs(
-    loaded: LoadedRun,
-    attack: Attack,
-    bound: BoundSpec[Attack],
-    images: Images,
-    options: RecordOptions,
-) -> dict[str, Any]:
-    """Everything that determines a record; the digest of these values identifies it."""
-    inputs = {
-        "attack": digest(attack),
-        "thresholds": bound.thresholds,
-        "fitted": bound.fitted,
-        "weights": loaded.run.checkpoint["weights"],
-        "data": loaded.data_digest(images, options),
-        "split": options.split,
-        "features": options.keep_features,
-        "images": min(options.keep_images, len(images)),
-    }
-    if isinstance(attack, Corruption):
-        inputs["source"] = loaded.corruption_source(attack, images).kind
-    elif loaded.precision != "fp32" and not isinstance(attack, Clean):
-        inputs["precision"] = loaded.precision
-    return inputs
-
-
-def _record_provenance(loaded: LoadedRun, attack: Attack, images: Images) -> dict[str, Any]:
-    """Metadata that does not identify a record: time, recipe, engine, code and device."""
-    return {
-        "n": len(images),
-        "seed": attack.noise_seed,
-        "epoch": loaded.run.checkpoint["epoch"],
-        "recipe": show(loaded.run.recipe, full=True),
-        "created": datetime.now(UTC).isoformat(timespec="microseconds"),
-        "engine": "fast" if loaded.fast else "plain",
-        "processes": distributed.current().size,
-        **provenance(loaded.device),
-    }
-
-
-def _record_arrays(
-    net: RejectingNet, x: Tensor, x_adv: Tensor, images: Images, options: RecordOptions
-) -> dict[str, Tensor]:
-    """Per-image arrays of a record, on the CPU."""
-    out = final_outputs(net, x_adv, x.device)
-    check_logits(out)
-    for name, part in (("features", out.feature), ("auxiliary outputs", out.aux)):
-        remedy = "train the net again, or check its weights"
-        raise_if_invalid(name, part.isnan().any(1), remedy, invalid=Tensor.bool)
-    delta = x_adv - x.cpu()
-    arrays = {
-        "y": images.y.cpu(),
-        "index": images.index.cpu(),
-        "logits": out.logits,
-        "aux": out.aux,
-        "size_linf": Linf(0).norm(delta),
-        "size_l2": L2(0).norm(delta),
-    }
-    if options.keep_features:
-        arrays["feature"] = out.feature
-    if options.keep_images:
-        arrays["x_adv"] = x_adv[: options.keep_images].clone()
-    return arrays
+    def _arrays(self, net: RejectingNet, x: Tensor, x_adv: Tensor) -> dict[str, Tensor]:
+        """Per-image arrays of a record, on the CPU."""
+        out = final_outputs(net, x_adv, x.device)
+        check_logits(out)
+        for name, part in (("features", out.feature), ("auxiliary outputs", out.aux)):
+            remedy = "train the net again, or check its weights"
+            raise_if_invalid(name, part.isnan().any(1), remedy, invalid=Tensor.bool)
+        delta = x_adv - x.cpu()
+        arrays = {
+            "y": self.images.y.cpu(),
+            "index": self.images.index.cpu(),
+            "logits": out.logits,
+            "aux": out.aux,
+            "size_linf": Linf(0).norm(delta),
+            "size_l2": L2(0).norm(delta),
+        }
+        if self.options.keep_features:
+            arrays["feature"] = out.feature
+        if self.options.keep_images:
+            arrays["x_adv"] = x_adv[: self.options.keep_images].clone()
+        return arrays
 
 
 def final_outputs(net: RejectingNet, x_adv: Tensor, device: torch.device) -> Output:
@@ -429,7 +409,8 @@ def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:
     x, y = x[:PROBED], y[:PROBED]
     with tf32("fp32"):
         with torch.no_grad():
-            first, second = (_logits_and_aux(as_output(model(x))) for _ in range(2))
+            outputs = [as_output(model(x)) for _ in range(2)]
+            first, second = (torch.cat((o.logits, o.aux.to(o.logits)), -1) for o in outputs)
         try:
             grad = attack_model(model).gradient(CE(), x, y).grad
         except NoGradientError:
@@ -440,7 +421,3 @@ def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:
     if isinstance(getattr(model, "model", model), QueryModel):
         return counts
     return counts | {"zero_gradients": int((~has_gradient).sum())}
-
-
-def _logits_and_aux(out: Output) -> Tensor:
-    return torch.cat((out.logits, out.aux.to(out.logits)), -1)

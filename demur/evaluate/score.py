@@ -4,7 +4,7 @@ paper: the threshold is chosen on the scored images with their labels, and a sco
 deploy: the threshold is chosen on clean cal images before any attack, and a score must reach it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -330,6 +330,7 @@ def summary(record: Record) -> Summary:
     correct = record.correct
     attacked = record.metadata["attack"] != digest(Clean()) and not is_corruption(record.metadata)
     just_past, just_before = boundary_counts(record) if attacked else (0, 0)
+    untouched = correct & (record.arrays["size_linf"] == 0).numpy() if attacked else np.zeros(1)
     return Summary(
         attack=record.label,
         spec=record.metadata["spec"],
@@ -340,15 +341,10 @@ def summary(record: Record) -> Summary:
         largest_linf=_largest(record, "linf"),
         largest_l2=_largest(record, "l2"),
         record=record.digest,
-        untouched=_untouched(record) if attacked else 0.0,
+        untouched=float(untouched.mean()),
         just_past=just_past,
         just_before=just_before,
     )
-
-
-def _untouched(record: Record) -> float:
-    """Share of the images that are correct and that the attack returned unchanged."""
-    return float(((record.arrays["size_linf"] == 0).numpy() & record.correct).mean())
 
 
 def _largest(record: Record, norm: Literal["linf", "l2"]) -> float:
@@ -383,12 +379,12 @@ def probe_scores(record: Record) -> dict[str, FloatArray]:
     out = record.output
     inputs = _probe_inputs(out)
     scores = {
-        LINEAR: _cross_fit(_linear_model, inputs, record.correct),
-        TREES: _cross_fit(_tree_model, inputs, record.correct),
+        LINEAR: _cross_fit(_linear_model(), inputs, record.correct),
+        TREES: _cross_fit(_tree_model(), inputs, record.correct),
     }
     if out.feature.shape[-1]:
         both = np.concatenate([inputs, out.feature.double().numpy()], 1)
-        scores[FEATURES] = _cross_fit(_linear_model, both, record.correct)
+        scores[FEATURES] = _cross_fit(_linear_model(), both, record.correct)
     return scores
 
 
@@ -415,16 +411,13 @@ def _probe_inputs(out: Output) -> FloatArray:
     return inputs
 
 
-def _cross_fit(model: Callable[[], Any], inputs: FloatArray, correct: BoolArray) -> FloatArray:
+def _cross_fit(model: Any, inputs: FloatArray, correct: BoolArray) -> FloatArray:
     """Probability that each prediction is correct, by a model fitted to the other folds; N."""
-    from sklearn.model_selection import StratifiedKFold
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
-    scores = np.zeros(len(correct))
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
-    for train, test in folds.split(inputs, correct):
-        fitted = model().fit(inputs[train], correct[train])
-        scores[test] = fitted.predict_proba(inputs[test])[:, 1]
-    return scores
+    found = cross_val_predict(model, inputs, correct, cv=folds, method="predict_proba")
+    return np.asarray(found[:, 1])
 
 
 def _linear_model() -> Any:

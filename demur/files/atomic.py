@@ -10,6 +10,7 @@ metadata = read_json(path, remedy)
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import stat
@@ -17,15 +18,18 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
 from filelock import FileLock, Timeout
+from numpy.lib import format
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
 from torch import Tensor
 
-from demur.errors import BadInput
+from demur.errors import BadInput, bad_input
 from demur.files.output_paths import STANDARD_OUTPUT, is_standard_output, is_stream
 from demur.files.quantised import restore
 
@@ -161,10 +165,9 @@ def read_tensors(
     """
     numbers = sum(tensor.numel() for tensor in like.values())
     content = read_checked(path, digest, remedy, NUMBER_BYTES * numbers + MAX_HEADER)
-    try:
+    kinds = (SafetensorError, KeyError, ValueError, RuntimeError)  # KeyError: an unknown type
+    with bad_input(f"{path} is damaged: it is not a safetensors file; {remedy}", kinds):
         tensors = restore(tensors_of(content))
-    except (SafetensorError, KeyError, ValueError, RuntimeError):  # KeyError: an unknown type
-        raise BadInput(f"{path} is damaged: it is not a safetensors file; {remedy}") from None
     for name in [*like, *tensors]:
         expected, found = (_describe_tensor(some.get(name)) for some in (like, tensors))
         if expected != found:
@@ -172,6 +175,17 @@ def read_tensors(
                 f"{path} does not fit the recipe: {name[:80]} is {found}, not {expected}; {remedy}"
             )
     return tensors
+
+
+def read_array(stream: IO[bytes], size: int) -> NDArray[Any]:
+    """One array without objects of an npy stream of `size` bytes; ValueError if it needs more."""
+    headers = {(1, 0): format.read_array_header_1_0, (2, 0): format.read_array_header_2_0}
+    shape, fortran, dtype = headers[format.read_magic(stream)](stream)
+    count = math.prod(shape)
+    if dtype.hasobject or count * dtype.itemsize > size:
+        raise ValueError
+    flat = np.frombuffer(bytearray(stream.read(count * dtype.itemsize)), dtype, count)
+    return flat.reshape(shape, order="F" if fortran else "C")
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:

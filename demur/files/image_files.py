@@ -8,22 +8,19 @@ This module imports no torch, since the service decodes in processes that must s
 """
 
 import io
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from demur.errors import BadInput, shorten
+from demur.errors import BadInput, bad_input, import_optional, shorten
 
 Pixels = NDArray[np.uint8]  # H, W, C
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-SUFFIXES = (
-    ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm",
-)  # fmt: skip
+DAMAGED = "{} is damaged or not an image; give one of " + ", ".join(FORMATS)
 MAX_FILE = 256 << 20  # bytes
 MAX_PIXELS = 64 * 10**6  # of one image before it is resized
 MODES = {1: "L", 3: "RGB"}  # of Pillow, by number of channels
@@ -32,11 +29,7 @@ BAND = 1 << 20  # pixels that are converted at a time
 
 def import_pillow() -> Any:
     """Return Pillow's Image module; raise BadInput if it is not installed."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise BadInput("images need Pillow; install it with pip install 'demur[images]'") from None
-    return Image
+    return import_optional("PIL.Image", "images need Pillow", "'demur[images]'")
 
 
 def decode_image(source: Any, channels: int, max_pixels: int = MAX_PIXELS) -> Pixels:
@@ -59,13 +52,13 @@ def decode_image(source: Any, channels: int, max_pixels: int = MAX_PIXELS) -> Pi
         from demur.files.atomic import read_regular_file  # imports torch
 
         source = read_regular_file(Path(source), MAX_FILE, "name an image file")
-    with _one_sentence(name):
+    with bad_input(DAMAGED.format(name)):  # decoders of damaged files raise nearly anything
         return _pixels_of(_opened(source, name, max_pixels), channels)
 
 
 def count_pixels(content: bytes, max_pixels: int = MAX_PIXELS) -> int:
     """Number of pixels that the header of an image file states; raises as `decode_image` does."""
-    with _one_sentence("the image"):
+    with bad_input(DAMAGED.format("the image")):
         width, height = _opened(content, "the image", max_pixels).size
         return int(width * height)
 
@@ -90,20 +83,6 @@ def describe_resize(found: Sequence[int], shape: Sequence[int], resize: bool) ->
             "does not resize; resize them as its training images were"
         )
     return f"resized from {width} x {height} to {size}"
-
-
-@contextmanager
-def _one_sentence(name: str) -> Iterator[None]:
-    """Turn what a decoder raises into BadInput."""
-    try:
-        yield
-    except BadInput:
-        raise
-    except MemoryError:
-        raise BadInput(f"{name} needs more memory than there is; give a smaller one") from None
-    except Exception:  # decoders of damaged files raise nearly anything
-        kinds = ", ".join(FORMATS)
-        raise BadInput(f"{name} is damaged or not an image; give one of {kinds}") from None
 
 
 def _opened(source: Any, name: str, max_pixels: int) -> Any:

@@ -12,7 +12,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from demur.errors import BadInput, first_line, shorten
+from demur.errors import BadInput, bad_input, first_line, import_optional, shorten
 from demur.files.atomic import MEGABYTE, read_regular_file
 
 SIGNATURE = "model.sig"
@@ -38,12 +38,9 @@ def check_signature(folder: Path, public_key: str | Path) -> None:
     """Raise BadInput unless a folder has a signature by this key and no file changed since."""
     signing = _library()
     read_regular_file(Path(public_key), MAX_KEY, "name a public key in a PEM file")
-    try:
+    # cryptography raises its own errors for whatever is no such key
+    with bad_input(f"{public_key} is not a public elliptic-curve key in a PEM file; name another"):
         verifier = signing.verifying.Config().use_elliptic_key_verifier(public_key=public_key)
-    except Exception:  # cryptography raises its own errors for whatever is no such key
-        raise BadInput(
-            f"{public_key} is not a public elliptic-curve key in a PEM file; name another"
-        ) from None
     if not (folder / SIGNATURE).exists():
         raise BadInput(f"{folder} is not signed: {SIGNATURE} is missing; ask for a signed copy")
     read_regular_file(folder / SIGNATURE, MAX_SIGNATURE, "ask for a signed copy")
@@ -61,15 +58,12 @@ def _signer(private_key: Path) -> Any:
     signing = _library()
     content = read_regular_file(private_key, MAX_KEY, "name a private key in a PEM file")
     password = os.environ.get(PASSWORD, "").encode() if b"ENCRYPTED" in content else None
-    try:
-        return signing.signing.Config().use_elliptic_key_signer(
-            private_key=private_key, password=password
-        )
-    except Exception:  # cryptography raises its own errors for whatever is no such key
-        raise BadInput(
-            f"{private_key} is not a private elliptic-curve key (P-256, P-384 or P-521) in a PEM "
-            f"file, or {PASSWORD} is not its password; name another"
-        ) from None
+    with bad_input(
+        f"{private_key} is not a private elliptic-curve key (P-256, P-384 or P-521) in a PEM "
+        f"file, or {PASSWORD} is not its password; name another"
+    ):
+        new = signing.signing.Config()
+        return new.use_elliptic_key_signer(private_key=private_key, password=password)
 
 
 def _hashing() -> Any:
@@ -78,10 +72,4 @@ def _hashing() -> Any:
 
 
 def _library() -> Any:
-    try:
-        import model_signing
-    except ImportError:
-        raise BadInput(
-            "signatures need model-signing; install it with pip install 'demur[sign]'"
-        ) from None
-    return model_signing
+    return import_optional("model_signing", "signatures need model-signing", "'demur[sign]'")

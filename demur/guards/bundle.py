@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from demur.errors import BadInput, shorten
+from demur.errors import BadInput, bad_input, first_line, import_optional, shorten
 from demur.files import atomic
 from demur.files.atomic import read_tensors, replace_folder, write_json, write_tensors, write_text
 from demur.files.output_paths import check_output_folder
@@ -38,9 +38,16 @@ from demur.output import as_output
 from demur.recipes import VOCABULARY
 from demur.rejectors import FittedScore, Rejector
 from demur.rejectors.rule import Score, as_score
-from demur.runs.metadata import Schema, check_values, read_metadata
+from demur.runs.metadata import Maybe, Schema, read_metadata
 from demur.spec import Spec, check_readable, read, show
-from demur.spec.field_types import Condition, Positive, PositiveInt, UnitInterval, convert_value
+from demur.spec.field_types import (
+    Condition,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    UnitInterval,
+    convert_value,
+)
 from demur.spec.importing import check_import_path, import_object
 from demur.version import code_version
 
@@ -51,23 +58,22 @@ REMEDY = "save the guard again or fetch another copy"
 LARGEST = 1024  # of a whole number in the spec of a net
 MAX_SIDE, MAX_CLASSES, MAX_SCORES = 2048, 100_000, 8
 MAX_NUMBERS = 1 << 30  # of one array of a fitted score
+WRONG = (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError)  # of sizes of no net
 KINDS = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
 
 Side = Annotated[int, Condition(lambda v: 1 <= v <= MAX_SIDE, f"from 1 to {MAX_SIDE}")]
 SHARE = Schema({"value": UnitInterval, "lo": UnitInterval, "hi": UnitInterval, "n": PositiveInt})
-SHARES = ("accuracy", "coverage", "tpr", "risk")  # null where no image counts
+RATES = {  # shares are null where no image counts
+    "images": PositiveInt, **dict.fromkeys(("accuracy", "coverage", "tpr", "risk"), Maybe(SHARE)),
+}  # fmt: skip
 SCORE = Schema({"rejector": str, "threshold": float | None, "arrays": dict[str, object]})
 CALIBRATION = Schema(
     {
         "guarantee": str, "confidence": UnitInterval, "sentence": str, "shortfall": str | None,
-        "certificate": dict[str, object] | None, "images": PositiveInt,
-        "score_edges": list[float], "score_counts": list[int],
-        **dict.fromkeys(SHARES, dict[str, object] | None),
+        "certificate": dict[str, object] | None, "score_edges": list[float],
+        "score_counts": list[NonNegativeInt], **RATES,
     }
 )  # fmt: skip
-FIGURES = Schema(
-    {"attack": str, "images": PositiveInt, **dict.fromkeys(SHARES, dict[str, object] | None)}
-)
 FORMAT = Schema(
     {
         "format": Literal["demur-guard"], "format_version": Literal[1],
@@ -77,8 +83,8 @@ FORMAT = Schema(
             "mean": list[float] | None, "std": list[Positive] | None,
         }),
         "class_names": list[str], "temperature": Positive, "eps": UnitInterval,
-        "scores": list[dict[str, object]], "calibration": CALIBRATION,
-        "figures": list[dict[str, object]], "files": dict[str, str],
+        "scores": [SCORE], "calibration": CALIBRATION,
+        "figures": [Schema({"attack": str, **RATES})], "files": dict[str, str],
     }
 )  # fmt: skip
 
@@ -97,7 +103,9 @@ def save(
     model = _model_config(guard, factory)
     with replace_folder(folder) as (half, _):
         half.mkdir(parents=True)
-        files = {WEIGHTS: write_tensors(half / WEIGHTS, _separate(guard.model.state_dict()))}
+        # copies, since safetensors stores no tensors that share memory
+        weights = {name: one.detach().clone() for name, one in guard.model.state_dict().items()}
+        files = {WEIGHTS: write_tensors(half / WEIGHTS, weights)}
         scores, arrays = _score_configs(guard)
         if arrays:
             files[ARRAYS] = write_tensors(half / ARRAYS, arrays)
@@ -190,11 +198,6 @@ def _score_configs(guard: BaseGuard) -> tuple[list[dict[str, Any]], dict[str, Te
     return configs, arrays
 
 
-def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of the tensors: safetensors stores none that share memory."""
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
-
-
 # ---------------------------------------------------------------------------------- loading
 
 
@@ -221,13 +224,15 @@ def load(
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a guard, after its digest, keys, types and figures are checked."""
+    """config.json of a guard, after its digest, keys, types and histogram are checked."""
     config = read_metadata(folder / CONFIG, FORMAT, REMEDY)
-    try:
-        _check_calibration(config["calibration"])
-        _check_figures(config["figures"])
-    except BadInput as error:
-        raise BadInput(f"{folder / CONFIG}: {error}") from None
+    calibration = config["calibration"]
+    edges, counts = calibration["score_edges"], calibration["score_counts"]
+    sizes = len(counts) == len(edges) + 1 and sum(counts) == calibration["images"]
+    if not sizes or sorted(set(edges)) != edges:
+        raise BadInput(
+            f"{folder / CONFIG}: the histogram of the calibration scores is inconsistent; {REMEDY}"
+        )
     return config
 
 
@@ -273,26 +278,6 @@ def _channel_values(values: list[float] | None, channels: int) -> tuple[float, .
     return tuple(float(value) for value in values)
 
 
-def _check_calibration(calibration: dict[str, Any]) -> None:
-    edges, counts = calibration["score_edges"], calibration["score_counts"]
-    sizes = len(counts) == len(edges) + 1 and sum(counts) == calibration["images"]
-    if not sizes or min(counts) < 0 or sorted(set(edges)) != edges:
-        raise BadInput(f"the histogram of the calibration scores is inconsistent; {REMEDY}")
-    _check_shares(calibration, "calibration.")
-
-
-def _check_figures(figures: list[dict[str, Any]]) -> None:
-    for number, one in enumerate(figures):
-        check_values(one, FIGURES, f"figures.{number}.")
-        _check_shares(one, f"figures.{number}.")
-
-
-def _check_shares(figures: dict[str, Any], prefix: str) -> None:
-    for key in SHARES:
-        if figures[key] is not None:
-            check_values(figures[key], SHARE, f"{prefix}{key}.")
-
-
 def _built_from(model: dict[str, str | None]) -> BuiltFrom | None:
     if model["net"] is None or model["head"] is None:
         return None
@@ -321,13 +306,9 @@ def _load_built(
     folder: Path, config: dict[str, Any], built_from: BuiltFrom, domain: Domain
 ) -> nn.Module:
     """Build the net without memory for its weights, then load them if they have its shapes."""
-    try:
-        with torch.device("meta"):
-            net: nn.Module = built_from.net.build(domain, built_from.head)
-    except BadInput:
-        raise
-    except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
-        raise BadInput(f"the net cannot be built from its spec; {REMEDY}") from None
+    misfit = f"the net cannot be built from its spec; {REMEDY}"
+    with bad_input(misfit, WRONG), torch.device("meta"):
+        net: nn.Module = built_from.net.build(domain, built_from.head)
     tensors = _weights(folder, config, net)
     net.load_state_dict(tensors, assign=True)
     if any(tensor.is_meta for tensor in chain(net.parameters(), net.buffers())):
@@ -372,8 +353,6 @@ def _scores(folder: Path, config: dict[str, Any]) -> tuple[GuardScore, ...]:
     configs = config["scores"]
     if not 1 <= len(configs) <= MAX_SCORES:
         raise BadInput(f"scores must hold 1 to {MAX_SCORES} scores; {REMEDY}")
-    for number, one in enumerate(configs):
-        check_values(one, SCORE, f"scores.{number}.")
     like = {
         f"{number}.{name}": _like(f"scores.{number}.{name}", described)
         for number, one in enumerate(configs)
@@ -414,17 +393,13 @@ def _score(rejector: Rejector, arrays: dict[str, Tensor]) -> Score:
 def _probe(guard: BaseGuard) -> None:
     """Raise BadInput unless the parts fit together: the guard decides on a blank image."""
     blank, classes = torch.full((2, *guard.shape), 0.5), len(guard.class_names)
-    try:
-        with torch.no_grad():
-            out = as_output(guard.output(blank.to(guard.device)), 2)
-            extremes = torch.zeros_like(out.logits)  # predictions of the first and last class
-            extremes[0, 0] = extremes[1, -1] = 1
-            outputs = (out, out._replace(logits=extremes))
-            shapes = {tuple(part.score(o).shape) for part in guard.scores for o in outputs}
-    except BadInput:
-        raise
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, ArithmeticError):
-        raise BadInput(f"the net, the scores and the image size do not fit; {REMEDY}") from None
+    misfit = f"the net, the scores and the image size do not fit; {REMEDY}"
+    with bad_input(misfit, (*WRONG, AttributeError)), torch.no_grad():
+        out = as_output(guard.output(blank.to(guard.device)), 2)
+        extremes = torch.zeros_like(out.logits)  # predictions of the first and last class
+        extremes[0, 0] = extremes[1, -1] = 1
+        outputs = (out, out._replace(logits=extremes))
+        shapes = {tuple(part.score(o).shape) for part in guard.scores for o in outputs}
     if out.logits.shape[1] != classes or shapes != {(2,)}:
         raise BadInput(f"the net has {out.logits.shape[1]} classes and {classes} names; {REMEDY}")
 
@@ -434,11 +409,11 @@ def _probe(guard: BaseGuard) -> None:
 
 def save_pretrained(guard: BaseGuard, folder: Path, repo_id: str | None, push_to_hub: bool) -> Path:
     """Write a guard to a folder and to the Hub; see `Guard.save_pretrained`."""
-    if not push_to_hub:
-        return save(guard, folder, None, onnx=False)
-    held = _hub_class()()
-    held.guard = guard
-    held.save_pretrained(folder, repo_id=repo_id, push_to_hub=True)
+    hub = _hub() if push_to_hub else None
+    save(guard, folder, None, onnx=False)
+    if hub is not None:
+        made = hub.create_repo(repo_id or folder.name, exist_ok=True)
+        hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="A demur guard")
     return folder
 
 
@@ -446,53 +421,19 @@ def from_pretrained(
     name: str, revision: str | None, model: nn.Module | None, device: str
 ) -> BaseGuard:
     """Read a guard from a folder or from the Hub; see `Guard.from_pretrained`."""
-    if Path(name).is_dir():
-        return load(Path(name), model, device)
-    made = _hub_class()
-    try:
-        held = made.from_pretrained(name, revision=revision, model=model, device=device)
-    except BadInput:
-        raise
-    except (ValueError, OSError) as error:  # a wrong name, or no such repository or connection
-        reason = shorten((str(error).splitlines() or [""])[0])
-        raise BadInput(
-            f"{shorten(name)!r} is no folder and cannot be read from the Hub: {reason}"
-        ) from None
-    guard: BaseGuard = held.guard
-    return guard
+    folder = Path(name)
+    if not folder.is_dir():
+        hub = _hub()
+        try:
+            folder = Path(hub.snapshot_download(name, revision=revision))
+        except (ValueError, OSError) as error:  # a wrong name, or no such repository or connection
+            raise BadInput(
+                f"{shorten(name)!r} is no folder and cannot be read from the Hub: "
+                f"{shorten(first_line(error))}"
+            ) from None
+    return load(folder, model, device)
 
 
-def _hub_class() -> Any:
-    """A class with huggingface_hub's mixin that holds a guard."""
-    try:
-        from huggingface_hub import ModelHubMixin, snapshot_download
-    except ImportError:
-        raise BadInput(
-            "the Hugging Face Hub needs its client; install it with pip install huggingface_hub, "
-            "or name a folder that exists"
-        ) from None
-
-    class HubGuard(ModelHubMixin, library_name="demur", tags=["demur"]):
-        guard: BaseGuard
-
-        def _save_pretrained(self, save_directory: Path) -> None:
-            save(self.guard, save_directory, None, onnx=False)
-
-        @classmethod
-        def _from_pretrained(
-            cls,
-            *,
-            model_id: str,
-            revision: str | None,
-            model: nn.Module | None = None,
-            device: str = "cpu",
-            **options: Any,
-        ) -> "HubGuard":
-            known = ("cache_dir", "force_download", "local_files_only", "token")
-            asked = {key: options[key] for key in known if key in options}
-            folder = snapshot_download(model_id, revision=revision, **asked)
-            held = cls()
-            held.guard = load(Path(folder), model, device)
-            return held
-
-    return HubGuard
+def _hub() -> Any:
+    need = "the Hugging Face Hub needs its client"
+    return import_optional("huggingface_hub", need, "huggingface_hub, or name a folder that exists")

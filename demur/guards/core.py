@@ -270,7 +270,8 @@ def guard(
     return replace(
         uncalibrated, scores=on_device(found.scores, uncalibrated.device),
         calibration=found.figures,
-        class_names=_names(class_names, out.logits.shape[1]), resize=resize, eps=_eps(eps),
+        class_names=_names(class_names, out.logits.shape[1]), resize=resize,
+        eps=float(convert_value(eps, UnitInterval, "eps")),
         temperature=_temperature(temperature, spec),
         built_from=BuiltFrom(*built_from) if built_from else None,
     )  # fmt: skip
@@ -327,9 +328,9 @@ def _shape_of(x_cal: Any) -> Shape:
 def _outputs(guard: Guard, images: Any, labels: Any) -> tuple[Output, Tensor]:
     """Outputs for images and their labels, on the CPU; BadInput if they do not match."""
     x = read_images(images, guard.shape, resize=False).x
-    y = torch.as_tensor(labels).cpu().long() if labels is not None else None
-    if y is None:
+    if labels is None:
         raise BadInput("labels are missing; give one per image")
+    y = torch.as_tensor(labels).cpu().long()
     out = outputs_in_batches(guard.output, x, BATCH_SIZE, guard.device)
     check_batch(x.cpu(), y, out.logits.shape[1])
     return out, y
@@ -353,10 +354,6 @@ def _temperature(given: float | None, rejector: Rejector) -> float:
     if given is None:
         return shown_temperature(rejector)
     return float(convert_value(given, Positive, "temperature"))
-
-
-def _eps(eps: float) -> float:
-    return float(convert_value(eps, UnitInterval, "eps"))
 
 
 def _per_channel(values: Sequence[float] | None, shape: Shape) -> tuple[float, ...] | None:

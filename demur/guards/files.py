@@ -13,7 +13,7 @@ import torch
 
 from demur.errors import BadInput
 from demur.files.atomic import raise_unreadable
-from demur.files.image_files import SUFFIXES
+from demur.files.output_paths import SUFFIXES
 from demur.guards.core import Guard
 from demur.guards.inputs import Batch, read_images
 from demur.progress import ignore

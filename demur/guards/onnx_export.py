@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from demur.errors import BadInput
+from demur.errors import BadInput, import_optional
 from demur.files.atomic import write_bytes
 from demur.guards.decision import BaseGuard
 from demur.output import log_probabilities, prediction
@@ -68,16 +68,10 @@ def export_onnx(guard: BaseGuard, path: Path) -> Path:
 
 
 def _imported() -> tuple[Any, Any]:
-    try:
-        import onnx
-        import onnxruntime
-        import onnxscript  # noqa: F401  (torch.onnx needs it)
-    except ImportError:
-        raise BadInput(
-            "exporting to ONNX needs onnx, onnxscript and onnxruntime; install them with "
-            "pip install 'demur[onnx]'"
-        ) from None
-    return onnx, onnxruntime
+    need = "exporting to ONNX needs onnx, onnxscript and onnxruntime"
+    names = ("onnx", "onnxruntime", "onnxscript")  # torch.onnx needs the last
+    onnx, runtime, _ = (import_optional(name, need, "'demur[onnx]'") for name in names)
+    return onnx, runtime
 
 
 def _exported(guard: BaseGuard) -> Any:

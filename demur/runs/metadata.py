@@ -36,10 +36,19 @@ LIBRARIES = ("numpy", "safetensors", "scikit-learn")
 
 
 class Schema(NamedTuple):
-    """The types of the keys that a file must have, and of those that it may have."""
+    """The types of the keys that a file must have, and of those that it may have.
+
+    A type is one of `convert_value`, another Schema, Maybe(Schema) or [Schema] for a list.
+    """
 
     required: Mapping[str, Any]
     optional: Mapping[str, Any] = {}
+
+
+class Maybe(NamedTuple):
+    """None, or values of a schema."""
+
+    schema: Schema
 
 
 PROBE = Schema(dict.fromkeys(("images", "random_outputs", "zero_gradients"), NonNegativeInt))
@@ -95,24 +104,31 @@ def read_metadata(path: Path, schema: Schema, remedy: str) -> Metadata:
     """Metadata of a JSON file, after its digest, its keys and their types are checked."""
     metadata = read_json(path, remedy)
     try:
-        check_values(metadata, schema, "")
+        _check(metadata, schema, "")
     except BadInput as error:
         raise BadInput(f"{path} is damaged: {error}; {remedy}") from None
     return metadata
 
 
-def check_values(values: Any, schema: Schema, prefix: str) -> None:
-    """Raise BadInput if a key is missing or a value has another type; `prefix` ends with a dot."""
-    if not isinstance(values, dict):
-        raise BadInput(f"{prefix[:-1]} must be a dictionary")
-    for key in schema.required:
-        if key not in values:
-            raise BadInput(f"the key {prefix + key!r} is missing")
-    for key, kind in {**schema.required, **schema.optional}.items():
-        if key in values and isinstance(kind, Schema):
-            check_values(values[key], kind, f"{prefix}{key}.")
-        elif key in values:
-            convert_value(values[key], kind, prefix + key)
+def _check(value: Any, kind: Any, where: str) -> None:
+    """Raise BadInput if a key is missing or a value has another type; `where` is its name."""
+    if isinstance(kind, Maybe):
+        if value is not None:
+            _check(value, kind.schema, where)
+    elif isinstance(kind, list):
+        for number, one in enumerate(convert_value(value, list[object], where)):
+            _check(one, kind[0], f"{where}.{number}")
+    elif isinstance(kind, Schema):
+        if not isinstance(value, dict):
+            raise BadInput(f"{where} must be a dictionary")
+        for key, inner in {**kind.required, **kind.optional}.items():
+            name = f"{where}.{key}".lstrip(".")
+            if key in value:
+                _check(value[key], inner, name)
+            elif key in kind.required:
+                raise BadInput(f"the key {name!r} is missing")
+    else:
+        convert_value(value, kind, where)
 
 
 def provenance(device: torch.device) -> dict[str, str | int]:

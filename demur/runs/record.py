@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile, ZipInfo
 
 import numpy as np
@@ -24,8 +24,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from demur.errors import BadInput
-from demur.files.atomic import MEGABYTE, move_file, read_checked, write_bytes, write_json
+from demur.errors import BadInput, import_optional
+from demur.files.atomic import (
+    MEGABYTE,
+    move_file,
+    read_array,
+    read_checked,
+    write_bytes,
+    write_json,
+)
 from demur.output import Output, prediction
 from demur.rejectors.certainty import tcon
 from demur.rejectors.rule import Rejector, Score
@@ -38,16 +45,11 @@ if TYPE_CHECKING:
     import pyarrow
 
 TRUE = "T-Con"  # name of the true confidence among the scores of a scores-only record
-MISSING = "this needs {name}; install it with pip install 'demur[notebook]'"
+NOTEBOOK = "'demur[notebook]'"
 MAX_NPZ = 4096 * MEGABYTE  # bytes of the file
 SMALL = 256 * MEGABYTE  # bytes of all arrays that any file may unpack to
 MAX_RATIO = 20  # unpacked bytes of a larger file per byte
 MAX_DICTIONARY = 64 * MEGABYTE  # of LZMA, allocated before a byte is unpacked
-HEADER = re.compile(  # of an npy file as NumPy writes it, without objects and records
-    rb"\x93NUMPY\x01\x00..\{'descr': '([<>|]\w{1,9})', 'fortran_order': (True|False), "
-    rb"'shape': \(((?:\d{1,15},? ?)*)\), \} *\n",
-    re.DOTALL,
-)
 LOCAL_HEADER = 30  # bytes of the fixed part of a member's header
 COMPRESSIONS = (ZIP_STORED, ZIP_DEFLATED, ZIP_LZMA)
 REMEDY = "restore it, or delete it and make it again with demur attack where the weights are"
@@ -188,23 +190,17 @@ def _read_member(file: ZipFile, member: ZipInfo) -> Tensor:
     name = member.filename.removesuffix(".npy")
     dtype, letters = ARRAYS[name]
     with file.open(member) as packed:
-        content = packed.read(member.file_size + 1)
-    header = HEADER.match(content)
-    if header is None:
-        raise BadInput(f"{name} has no npy header")
-    found, fortran, sizes = (group.decode() for group in header.groups())
-    if found not in (dtype, HALF.get(name)):
-        raise BadInput(f"{name} is of type {found} instead of {dtype}")
-    data, shape = content[header.end() :], tuple(map(int, re.findall(r"\d+", sizes)))
-    if len(shape) != len(letters):
-        raise BadInput(f"{name} has {len(shape)} dimensions instead of {len(letters)}")
-    if math.prod(shape) * np.dtype(found).itemsize != len(data):
-        raise BadInput(f"{name} has {len(data):,} bytes, not those of its shape {shape}")
-    if dtype == "|b1" and data.strip(b"\0\1"):
+        values = read_array(packed, member.file_size)
+        rest = packed.read(1)
+    if values.dtype.str not in (dtype, HALF.get(name)):
+        raise BadInput(f"{name} is of type {values.dtype.str} instead of {dtype}")
+    if values.ndim != len(letters):
+        raise BadInput(f"{name} has {values.ndim} dimensions instead of {len(letters)}")
+    if rest:
+        raise BadInput(f"{name} has more bytes than those of its shape {values.shape}")
+    if dtype == "|b1" and values.view(np.uint8).max(initial=0) > 1:
         raise BadInput(f"{name} holds values other than 0 and 1")
-    order: Literal["F", "C"] = "F" if fortran == "True" else "C"
-    values = np.frombuffer(bytearray(data), found).reshape(shape, order=order)
-    return torch.from_numpy(values if found == dtype else values.astype(dtype))
+    return torch.from_numpy(values.astype(dtype, copy=False))
 
 
 @dataclass(frozen=True)
@@ -414,35 +410,14 @@ class Records(list[Record]):
         T-Con, and every score that is stored or needs no fitting. A value that a record lacks is
         missing.
         """
-        try:
-            import pandas
-        except ImportError:
-            raise BadInput(MISSING.format(name="pandas")) from None
-        return pandas.DataFrame(self._columns())
+        pandas = import_optional("pandas", "this needs pandas", NOTEBOOK)
+        parts = [pandas.DataFrame(_columns_of(record, self.rejectors)) for record in self]
+        return pandas.concat(parts, ignore_index=True) if parts else pandas.DataFrame()
 
     def to_arrow(self) -> "pyarrow.Table":
         """Return the table of `to_pandas` as a pyarrow table."""
-        try:
-            import pyarrow
-        except ImportError:
-            raise BadInput(MISSING.format(name="pyarrow")) from None
-        arrays = {
-            name: pyarrow.array(column, from_pandas=True)
-            for name, column in self._columns().items()
-        }
-        return pyarrow.table(arrays)
-
-    def _columns(self) -> dict[str, NDArray[Any]]:
-        parts = [_columns_of(record, self.rejectors) for record in self]
-        names = dict.fromkeys(name for part in parts for name in part)
-        columns = {}
-        for name in names:
-            pieces = [
-                part.get(name, np.full(len(record.y), np.nan))
-                for record, part in zip(self, parts, strict=True)
-            ]
-            columns[name] = np.concatenate(pieces)
-        return columns
+        table = import_optional("pyarrow", "this needs pyarrow", NOTEBOOK).Table
+        return table.from_pandas(self.to_pandas(), preserve_index=False)
 
 
 def _columns_of(record: Record, rejectors: Mapping[str, Rejector]) -> dict[str, NDArray[Any]]:

@@ -405,7 +405,9 @@ def save_state(
         "plan": plan,
     }
     write_json(folder / "now.json", metadata)
-    _delete_others(folder, keep={file, best_file, "now.json"})
+    for path in folder.iterdir():  # of earlier epochs and of interrupted writes
+        if path.name not in (file, best_file, "now.json"):
+            path.unlink(missing_ok=True)
 
 
 def write_checkpoint(
@@ -445,10 +447,3 @@ def _write_last(run: Run, state: ResumeState, weights: Tensors, metadata: dict[s
 
 def _remedy(now: Path) -> str:
     return f"delete the folder {now.parent} to train from the start"
-
-
-def _delete_others(folder: Path, keep: set[str]) -> None:
-    """Delete the files of earlier epochs and of interrupted writes."""
-    for path in folder.iterdir():
-        if path.name not in keep:
-            path.unlink(missing_ok=True)

@@ -1,12 +1,15 @@
 """Counters of the service for Prometheus, and the test for drift of the rejection rate."""
 
 import math
+import os
 import threading
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from demur.errors import BadInput
 from demur.guards.decision import GuardResult
@@ -16,6 +19,16 @@ SHIFTS = np.array([-0.9, -0.4, 0.4, 0.9])
 SPREADS = np.array([-0.9, 0.9])
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds
 WINDOW = 1000  # images of the recent rejection rate
+PROCESSES = "PROMETHEUS_MULTIPROC_DIR"  # folder in which several processes add up their numbers
+# By name: which value of several processes is shown, and what it means
+GAUGES: dict[str, tuple[Literal["livesum", "max", "mostrecent"], str]] = {
+    "queue_images": ("livesum", "Images that wait for the model."),
+    "rejection_rate": ("mostrecent", f"Rejected share of the last {WINDOW} images."),
+    "calibration_rejection_rate": ("max", "Rejected share of the calibration images."),
+    "drift_statistic": ("max", "Evidence of drift of the scores."),
+    "drift_level": ("max", "Images between false alarms without drift, on average at least."),
+    "drift_alarm": ("max", "1 after an alarm."),
+}
 
 
 class DriftMonitor:
@@ -109,33 +122,44 @@ class DriftMonitor:
 
 
 class Metrics:
-    """Requests, images, rejections and drift since the start."""
+    """Requests, images, rejections and drift since the start, in the library of Prometheus."""
 
     def __init__(self, monitor: DriftMonitor, calibration_rejection_rate: float) -> None:
         self.monitor, self.calibration_rejection_rate = monitor, calibration_rejection_rate
         self.lock = threading.Lock()
-        self.requests: Counter[tuple[str, int]] = Counter()
-        self.buckets = [0] * (len(BUCKETS) + 1)
-        self.seconds = 0.0
-        self.images = self.rejected = 0
         self.recent: list[bool] = []  # rejections, the last WINDOW
+        self.images = 0
+        self.registry = CollectorRegistry()
+        counter = partial(Counter, namespace="demur", registry=self.registry)
+        self.requests = counter("requests", "Requests by path and status code.", ["path", "code"])
+        self.classified = counter("images", "Images classified.")
+        self.rejected = counter("rejected", "Images rejected.")
+        self.alarms = counter("drift_alarms", "Drift alarms.")
+        self.seconds = Histogram(
+            "demur_request_seconds", "Time to answer a request.",
+            buckets=BUCKETS, registry=self.registry,
+        )  # fmt: skip
+        self.gauges = {
+            name: Gauge(f"demur_{name}", text, registry=self.registry, multiprocess_mode=mode)
+            for name, (mode, text) in GAUGES.items()
+        }
 
     def count_request(self, path: str, code: int, seconds: float) -> None:
         """Count one answered request."""
-        with self.lock:
-            self.requests[path, code] += 1
-            bucket = sum(seconds > bound for bound in BUCKETS)
-            self.buckets[bucket] += 1
-            self.seconds += seconds
+        self.requests.labels(path, str(code)).inc()
+        self.seconds.observe(seconds)
 
     def count_result(self, result: GuardResult) -> None:
         """Count the decisions of one batch and test its scores for drift."""
         rejected = (~result.accepted).tolist()
         with self.lock:
             self.images += len(rejected)
-            self.rejected += sum(rejected)
+            self.classified.inc(len(rejected))
+            self.rejected.inc(sum(rejected))
             self.recent = (self.recent + rejected)[-WINDOW:]
+            before = self.monitor.alarms
             self.monitor.observe(result.scores[:, -1].tolist())
+            self.alarms.inc(self.monitor.alarms - before)
 
     def reset_drift(self) -> dict[str, Any]:
         """Start the drift test anew and return its state."""
@@ -148,40 +172,17 @@ class Metrics:
         """Share of the last images that were rejected; None before the first image."""
         return sum(self.recent) / len(self.recent) if self.recent else None
 
-    def text(self, waiting: int) -> str:
-        """Return everything in the text format of Prometheus."""
+    def text(self, waiting: int) -> bytes:
+        """Return everything in the text format of Prometheus, added up over processes."""
         with self.lock:
-            return "\n".join(self._lines(waiting)) + "\n"
-
-    def _lines(self, waiting: int) -> Iterator[str]:
-        yield from _head("demur_requests_total", "counter", "Requests by path and status code.")
-        for (path, code), count in sorted(self.requests.items()):
-            yield f'demur_requests_total{{path="{path}",code="{code}"}} {count}'
-        yield from _head("demur_request_seconds", "histogram", "Time to answer a request.")
-        total = 0
-        for bound, count in zip((*BUCKETS, "+Inf"), self.buckets, strict=True):
-            total += count
-            yield f'demur_request_seconds_bucket{{le="{bound}"}} {total}'
-        yield f"demur_request_seconds_sum {self.seconds:.6f}"
-        yield f"demur_request_seconds_count {total}"
-        drift = self.monitor
-        for name, kind, text, value in (
-            ("images_total", "counter", "Images classified.", self.images),
-            ("rejected_total", "counter", "Images rejected.", self.rejected),
-            ("queue_images", "gauge", "Images that wait for the model.", waiting),
-            ("rejection_rate", "gauge", f"Rejected share of the last {WINDOW} images.",
-             self.rejection_rate),
-            ("calibration_rejection_rate", "gauge", "Rejected share of the calibration images.",
-             self.calibration_rejection_rate),
-            ("drift_statistic", "gauge", "Evidence of drift of the scores.", drift.statistic),
-            ("drift_level", "gauge", f"Level of an alarm: {drift.statement}.", drift.level),
-            ("drift_alarm", "gauge", "1 after an alarm.", int(drift.alarm)),
-            ("drift_alarms_total", "counter", "Drift alarms.", drift.alarms),
-        ):  # fmt: skip
-            if value is not None:
-                yield from _head(f"demur_{name}", kind, text)
-                yield f"demur_{name} {value:.9g}"
-
-
-def _head(name: str, kind: str, text: str) -> tuple[str, str]:
-    return f"# HELP {name} {text}", f"# TYPE {name} {kind}"
+            drift, rate = self.monitor, self.rejection_rate
+            values = (
+                waiting, math.nan if rate is None else rate, self.calibration_rejection_rate,
+                drift.statistic, drift.level, drift.alarm,
+            )  # fmt: skip
+        for gauge, value in zip(self.gauges.values(), values, strict=True):
+            gauge.set(value)
+        registry = self.registry
+        if PROCESSES in os.environ:
+            MultiProcessCollector(registry := CollectorRegistry())
+        return generate_latest(registry)

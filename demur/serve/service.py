@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
@@ -279,7 +280,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     async def metrics() -> Any:
         """Return counters in the text format of Prometheus."""
         text = service.metrics.text(service.batcher.waiting)
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")  # fmt: skip
+        return PlainTextResponse(text, media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_page(app: FastAPI) -> None:

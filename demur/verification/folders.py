@@ -119,7 +119,9 @@ def verify(
     """
     if n < 0:
         raise BadInput(f"n is {n}; give the number of images to attack again, or 0")
-    where = Path(path) if Path(path).exists() else Run.open(str(path)).path
+    named = (Path(path), Path("runs") / path)
+    if (where := next((one for one in named if one.exists()), None)) is None:
+        raise BadInput(f"there is no path {path}; name a run, a guard, a record or a folder")
     task = _Task(n, key, device_by_name(device), data_folder)
     (task.folder if where.is_dir() else task.file)(where)
     if not task.found.checked and not task.found.findings:

@@ -6,12 +6,11 @@ raises BadInput if it cannot tell.
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from demur.attacks import Attack, Clean
+from demur.attacks import Clean
 from demur.attacks.balls import L2, Linf
 from demur.data import Images
 from demur.errors import BadInput
@@ -23,7 +22,7 @@ from demur.recipes import VOCABULARY
 from demur.rejectors import Con
 from demur.rejectors.rule import Score
 from demur.runs import Record
-from demur.runs.norms import norm_problem
+from demur.runs.norms import attack_of, norm_problem
 from demur.runs.record import TRUE, identity
 from demur.spec import digest, read, show
 
@@ -49,15 +48,6 @@ class StoredRun(LoadedRun):
         if not found:
             raise BadInput(f"there is no clean {split} record")
         return max(found, key=lambda r: (len(r.y), bool(r.metadata["features"])))
-
-
-@lru_cache(maxsize=512)
-def attack_of(text: str) -> Attack:
-    """The attack that a text spells; BadInput if it spells none."""
-    found = read(text, VOCABULARY)
-    if not isinstance(found, Attack):
-        raise BadInput(f"{text[:40]!r} is not an attack")
-    return found
 
 
 def _identity(record: Record, loaded: StoredRun) -> str:
