@@ -19,7 +19,6 @@ from demur.engine.copies import (
     ObjectiveForward,
     compile_function,
     query_result,
-    scales_and_shifts,
 )
 from demur.engine.fused_norm import FusedBatchNorm
 from demur.nets import RejectingNet
@@ -54,7 +53,10 @@ class FusedResNet(ModelCopy):
         super().__init__(source, train, precision)
         self.fused_trunk = FusedTrunk(self.net.trunk, source.trunk, train)
         self.stem_and_head = StemAndHead(self.net, precision)
-        self._share_heads()
+        for name in ("classify", "aux"):  # the source's own tensors; training updates them in place
+            own, shared = self.net.get_submodule(name), source.get_submodule(name)
+            for parameter, weight in zip(own.parameters(), shared.parameters(), strict=True):
+                parameter.data = weight.data
         # batch norms are read from the source; folded weights are written by eval_constants
         not_copied = {id(w) for norm in batch_norms_of(source.trunk) for w in norm.parameters()}
         not_copied |= {id(conv.weight) for conv, _ in self.fused_trunk.folds}
@@ -62,16 +64,6 @@ class FusedResNet(ModelCopy):
         self.pairs: list[tuple[Tensor, Tensor]]
         self.pairs = [(own, weight) for own, weight in pairs if id(weight) not in not_copied]
         self.refresh()
-
-    def _share_heads(self) -> None:
-        """Use the source's own tensors for the heads; training updates them in place."""
-        for name, module in self.source.named_modules():
-            if name.split(".")[0] in ("classify", "aux"):
-                own = self.net.get_submodule(name)
-                own._buffers = module._buffers
-                parameters = zip(own.parameters(False), module.parameters(False), strict=True)
-                for parameter, shared in parameters:
-                    parameter.data = shared.data
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -233,7 +225,8 @@ class FusedTrunk:
             pairs = zip(self.blocks, fused_norms[1::2], strict=True)
             self.halves = [ConvNorm(block.conv1, norm) for block, norm in pairs]
         self.norms = fused_norms if train else [*self.first_norms, self.last_norm]
-        self.folds = [] if train else _folds(source)
+        # each convolution with the batch norm that is folded into it
+        self.folds = [] if train else [(b.conv1, b.norm2) for b in _blocks(source)]
 
     def __call__(self, maps: Tensor) -> Tensor:
         """Return the last active maps, N, C, H, W."""
@@ -307,7 +300,16 @@ def _blocks(trunk: nn.Module) -> list[Block]:
     return [module for module in trunk.modules() if isinstance(module, Block)]
 
 
-def _folds(trunk: nn.Module) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
-    """Return each convolution with the batch norm that is folded into it."""
-    pairs = [(block.conv1, block.norm2) for block in _blocks(trunk)]
-    return [(conv, norm) for conv, norm in pairs if isinstance(norm, nn.BatchNorm2d)]
+def scales_and_shifts(norms: list[nn.BatchNorm2d]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the scale and shift (C) of each batch norm in eval mode, with few launches.
+
+    scale = weight / sqrt(running_var + eps), shift = bias - running_mean * scale.
+    """
+    means = [norm.get_buffer("running_mean") for norm in norms]
+    variances = torch._foreach_add(
+        [norm.get_buffer("running_var") for norm in norms], [norm.eps for norm in norms]
+    )
+    scales = torch._foreach_mul(torch._foreach_rsqrt(variances), [n.weight.detach() for n in norms])
+    scaled_means = torch._foreach_mul(means, scales)
+    biases = [norm.bias.detach() for norm in norms]
+    return list(scales), list(torch._foreach_sub(biases, scaled_means))

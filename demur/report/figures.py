@@ -12,11 +12,11 @@ import html
 import io
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -277,35 +277,6 @@ class Certainty(NamedTuple):
     decides: bool
 
 
-class Card(NamedTuple):
-    """One image before and after the attack, with the prediction and the decision."""
-
-    place: int
-    clean: str
-    attacked: str
-    change: str
-    label: str  # names of classes
-    predicted: str
-    certainties: list[Certainty]
-    verdict: str
-
-
-class GroupCards(NamedTuple):
-    """The cards of one group, and the number of its images among the stored ones."""
-
-    group: Group
-    found: int
-    cards: list[Card]
-
-
-class Gallery(NamedTuple):
-    """The cards of one attack."""
-
-    stored: int  # adversarial examples in the record
-    factor: int  # by which the change is amplified
-    groups: list[GroupCards]
-
-
 @dataclass(frozen=True)
 class Verdicts:
     """Decisions of the main rejector on every image of a record."""
@@ -359,8 +330,12 @@ class Verdicts:
         return Certainty(name, *_distinguishable(value, sign, threshold), decides)
 
 
-def gallery(verdicts: Verdicts) -> Gallery:
-    """Return the first stored images of every group, before and after the attack."""
+def gallery(verdicts: Verdicts) -> dict[str, Any]:
+    """Return the first stored images of every group, before and after the attack.
+
+    `stored` is the number of adversarial examples in the record, `factor` that by which changes are
+    amplified, `found` the number of stored images of a group.
+    """
     record = verdicts.record
     attacked = record.arrays["x_adv"].double().numpy()
     stored = len(attacked)
@@ -368,39 +343,26 @@ def gallery(verdicts: Verdicts) -> Gallery:
     clean = images.batch(slice(None))[0].double().numpy()
     largest = float(record.arrays["size_linf"][:stored].max())
     factor = max(1, math.floor(0.5 / largest + 1e-6)) if largest > 0 else 1
-    groups, names = [], verdicts.results.loaded.run.recipe.data.class_names
-    for group in GROUPS:
-        positions = np.flatnonzero(verdicts.members(group)[:stored])
-        cards = _cards(verdicts, positions[:PER_GROUP].tolist(), clean, attacked, factor, names)
-        groups.append(GroupCards(group, len(positions), cards))
-    return Gallery(stored, factor, groups)
-
-
-def _cards(
-    verdicts: Verdicts,
-    positions: Sequence[int],
-    clean: FloatArray,
-    attacked: FloatArray,
-    factor: int,
-    names: Sequence[str],
-) -> list[Card]:
-    record, cards = verdicts.record, []
+    names = verdicts.results.loaded.run.recipe.data.class_names
     predicted = prediction(record.output).tolist()
-    for position in positions:
-        change = 0.5 + factor * (attacked[position] - clean[position])
-        cards.append(
-            Card(
-                place=int(record.arrays["index"][position]),
-                clean=data_uri(pixel_png(clean[position]), "png"),
-                attacked=data_uri(pixel_png(attacked[position]), "png"),
-                change=data_uri(pixel_png(change), "png"),
-                label=names[int(record.y[position])],
-                predicted=names[predicted[position]],
-                certainties=verdicts.certainties(position),
-                verdict=verdicts.words(position, names[predicted[position]]),
-            )
-        )
-    return cards
+
+    def card(i: int) -> dict[str, Any]:
+        change = 0.5 + factor * (attacked[i] - clean[i])
+        pixels = {"clean": clean[i], "attacked": attacked[i], "change": change}
+        return {name: data_uri(pixel_png(image), "png") for name, image in pixels.items()} | {
+            "place": int(record.arrays["index"][i]),
+            "label": names[int(record.y[i])],
+            "predicted": names[predicted[i]],
+            "certainties": verdicts.certainties(i),
+            "verdict": verdicts.words(i, names[predicted[i]]),
+        }
+
+    groups = []
+    for group in GROUPS:
+        positions = np.flatnonzero(verdicts.members(group)[:stored]).tolist()
+        cards = [card(i) for i in positions[:PER_GROUP]]
+        groups.append({"group": group, "found": len(positions), "cards": cards})
+    return {"stored": stored, "factor": factor, "groups": groups}
 
 
 def _distinguishable(value: float, sign: str, threshold: float) -> tuple[str, str, str]:

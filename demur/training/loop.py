@@ -42,7 +42,7 @@ from demur.runs.run import (
 )
 from demur.spec import digest, show
 from demur.training.fast import FastSteps
-from demur.training.logs import TrainingLog, open_logs
+from demur.training.logs import Log, open_logs
 from demur.training.state import Tensors, TrainState
 from demur.training.step import PlainSteps, TrainingSteps
 
@@ -199,7 +199,7 @@ class Training:
             self.steps = PlainSteps(recipe, self.train_state, self.fit)
         self.validator = Validator(self.train_state, plan.engine)
         self.best: Tensors = {}  # weights of the best epoch so far
-        self.logs: list[TrainingLog] = []
+        self.logs: list[Log] = []
         self.saved_epoch = 0
         self.next_save = 0.0  # on the monotonic clock
 
@@ -232,13 +232,11 @@ class Training:
             state = state.after(robust, line)
             self._save(state)
             for log in self.logs:
-                log.write(state.lines)
+                log(state.lines)
             progress = Progress(
                 state.epoch, self.recipe.epochs, 0, self.steps.batches, loss, robust, clean
             )
             self.on_progress(progress)
-        for log in self.logs:
-            log.close()
         if self.world.is_leader:
             last = self.train_state.eval_net.state_dict()
             write_checkpoint(self.run, state, self.best, last, self._metadata())
