@@ -239,23 +239,18 @@ class FusedTrunk:
     def _prepare_buffers(self) -> None:
         """Zero the sums; allocate new ones in training, where two passes share a backward pass."""
         if self.learn:
-            self._new_buffers()
+            sums, coefficients = torch.zeros_like(self.sums), torch.empty_like(self.sums)
+            parts = zip(
+                self.norms, coefficients.split(self.sizes), sums.split(self.sizes), strict=True
+            )
+            for norm, own_coefficients, own_sums in parts:
+                norm.set_buffers(own_coefficients.view(4, -1), own_sums.view(2, 2, -1))
         elif self.train:
             self.sums.zero_()
-        self._count_batch()
-
-    def _new_buffers(self) -> None:
-        sums, coefficients = torch.zeros_like(self.sums), torch.empty_like(self.sums)
-        coefficient_parts, sum_parts = coefficients.split(self.sizes), sums.split(self.sizes)
-        parts = zip(self.norms, coefficient_parts, sum_parts, strict=True)
-        for norm, own_coefficients, own_sums in parts:
-            norm.set_buffers(own_coefficients.view(4, -1), own_sums.view(2, 2, -1))
-
-    @torch.no_grad()
-    def _count_batch(self) -> None:
         if self.train and self.last_norm.momentum_norm.momentum != 0:
             counts = [norm.source.get_buffer("num_batches_tracked") for norm in self.norms]
-            torch._foreach_add_(counts, 1)
+            with torch.no_grad():
+                torch._foreach_add_(counts, 1)
 
     def eval_constants(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the buffers of scales, shifts and folded weights, and their current values."""

@@ -10,7 +10,7 @@ loss. It may also change the objective that training images are attacked with.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -44,15 +44,12 @@ class Head(Spec, ABC):
         >>> method = Method(Standard(), Nothing())
     """
 
+    columns: ClassVar[tuple[AuxColumn, ...]] = ()  # of the auxiliary output, for its rejectors
+
     @property
     def tau(self) -> float:
         """Softmax temperature that the auxiliary output is trained with."""
         return 1.0
-
-    @property
-    def columns(self) -> tuple[AuxColumn, ...]:
-        """The columns of the auxiliary output, by name; its rejectors read these."""
-        return ()
 
     @property
     def has_weights(self) -> bool:
@@ -219,6 +216,7 @@ class RR(Head):
         >>> method = Method(PGDAT(), RR(weight=1.0))
     """
 
+    columns = (ACCEPT,)
     weight: NonNegative = 1.0
     tau: Positive = 1.0
     stop_tcon: bool = True
@@ -243,10 +241,6 @@ class RR(Head):
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
         read = dims[-1:] if self.features == "last" else dims
         return DenseAux(*read, detach_features=self.spares_backbone)
-
-    @property
-    def columns(self) -> tuple[AuxColumn, ...]:
-        return (ACCEPT,)
 
     @property
     def has_weights(self) -> bool:

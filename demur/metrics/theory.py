@@ -15,10 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from demur.errors import BadInput
-
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
-IntArray = NDArray[np.int64]
+from demur.metrics.checks import BoolArray, FloatArray, IntArray
 
 SLACK = 1e-12  # rounding errors are about 1e-16; a premise must hold by more than this
 ROW_SUM_ERROR = 1e-5  # allowed in a row of probabilities, which may come from fp32

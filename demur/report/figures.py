@@ -322,7 +322,7 @@ class Verdicts:
     def _certainty(self, name: str, position: int) -> Certainty:
         score = self.results.evaluation.score_for(name, self.record)
         value = float(values(score, self.record)[position])
-        row = self.results.row(self.scored, name)
+        row = main_row(self.scored, name)
         threshold, strict = row.point.threshold, row.protocol == "paper"
         above = value > threshold if strict else value >= threshold
         sign = (">" if strict else "≥") if above else ("≤" if strict else "<")

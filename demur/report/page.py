@@ -31,7 +31,7 @@ from demur.report.figures import (
     inline_svg,
     overview_figure,
 )
-from demur.report.scored_run import RECTIFIED, ScoredRun
+from demur.report.scored_run import RECTIFIED, ScoredRun, main_row
 from demur.report.terminal import (
     Sanity,
     attack_command,
@@ -226,7 +226,7 @@ def _sentences(results: ScoredRun, worst: ScoredRecord | None) -> list[str]:
 
 
 def _accepts(results: ScoredRun, scored: ScoredRecord) -> str:
-    row = results.row(scored, results.main_rejector)
+    row = main_row(scored, results.main_rejector)
     lo, hi = (percent(end) for end in row.accepted_wrong_interval)
     wrong = f"{percent(row.point.accepted_wrong)}% [{lo}, {hi}]"
     return (

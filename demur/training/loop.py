@@ -44,7 +44,7 @@ from demur.spec import digest, show
 from demur.training.fast import FastSteps
 from demur.training.logs import Log, open_logs
 from demur.training.state import Tensors, TrainState
-from demur.training.step import PlainSteps, TrainingSteps
+from demur.training.step import PlainSteps
 
 BATCH = 250
 
@@ -183,7 +183,8 @@ class Training:
         self.world = distributed.current()
         self.data = {name: images.digest() for name, images in splits.items()}
         self.fit = splits["fit"].to(device)
-        self.selection_images = _selection_images(recipe, splits, device)
+        split = recipe.selection_split  # None if the last epoch is selected
+        self.selection_images = None if split is None else splits[split].to(device)
         self.train_state = TrainState(
             recipe, device, plan.channels_last, plan.precision, self.world
         )
@@ -192,9 +193,10 @@ class Training:
         self.base = base_of(recipe)
         if self.base is not None:
             self.train_state.load_base(self.base.net(torch.device("cpu")))
-        self.steps: TrainingSteps
         if plan.engine == "fast" and device.type == "cuda":
-            self.steps = FastSteps(recipe, self.train_state, self.fit, on_message=on_message)
+            self.steps: PlainSteps = FastSteps(
+                recipe, self.train_state, self.fit, on_message=on_message
+            )
         else:
             self.steps = PlainSteps(recipe, self.train_state, self.fit)
         self.validator = Validator(self.train_state, plan.engine)
@@ -291,13 +293,14 @@ class Training:
         """Return the provenance of the selected weights."""
         split, attack = self.recipe.selection_split, show(self.recipe.validation_attack)
         reason = "the last epoch" if split is None else f"largest {split} accuracy under {attack}"
+        listing = self.run.path / LISTING  # of a user's own images
         return {
             "reason": reason,
             "selection_split": split,
             "recipe_digest": digest(self.recipe),
             "fit_data": self.data["fit"],
             "data": self.data,
-            **self._listing_digest(),
+            **({"data_listing": content_digest(listing.read_bytes())} if listing.exists() else {}),
             "selection_data": None if split is None else self.data[split],
             "seed": self.recipe.seed,
             "processes": self.world.size,
@@ -305,11 +308,6 @@ class Training:
             **self.plan.metadata(),
             **provenance(self.fit.y.device),
         }
-
-    def _listing_digest(self) -> dict[str, str]:
-        """Return the digest of the listing of a user's own images."""
-        path = self.run.path / LISTING
-        return {"data_listing": content_digest(path.read_bytes())} if path.exists() else {}
 
     def _epoch(self, epoch: int, before: Progress) -> float:
         """Train one epoch on the fit split and return the mean loss."""
@@ -359,11 +357,6 @@ def base_of(recipe: Recipe) -> Run | None:
             "has seen no held-out image"
         )
     return run
-
-
-def _selection_images(recipe: Recipe, splits: Splits, device: torch.device) -> Images | None:
-    """Return the images for checkpoint selection, or None if the last epoch is selected."""
-    return None if recipe.selection_split is None else splits[recipe.selection_split].to(device)
 
 
 class Validator:
