@@ -156,7 +156,7 @@ class Visible:
 
 def _report_error(error: Exception) -> int:
     """Print why a command failed and return its exit code; raise what is a bug in demur."""
-    if not is_help(error):
+    if type(error).__name__ != "NoArgsIsHelpError":  # typer has printed the help of a group
         sentence = error_message(error)
         if sentence is None:
             raise error
@@ -229,11 +229,6 @@ def _usage_message(error: Exception) -> str | None:
     message = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", message)
     message = re.sub(r"\(Possible options: (.*)\)$", r"(did you mean \1?)", message)
     return f"{message[:1].lower()}{message[1:]}; see {_command_of(error)} -h"
-
-
-def is_help(error: Exception) -> bool:
-    """Return whether typer raised this after printing the help of a group named alone."""
-    return type(error).__name__ == "NoArgsIsHelpError"
 
 
 def _command_of(error: Exception) -> str:

@@ -58,20 +58,6 @@ class TheoryInputs:
         return pointwise_xi(self.a, self.a_star)
 
 
-class Toy(NamedTuple):
-    """Logits of two images whose order by p_0 depends on the temperature."""
-
-    measure: str
-    first: tuple[float, ...]
-    second: tuple[float, ...]
-
-
-TOYS = (
-    Toy("T-Con of wrong predictions", (0, 3, -1000), (0, 2, 2)),
-    Toy("confidence", (0, -1, -1000), (0, -2, -2)),
-)
-
-
 def probabilities(logits: ArrayLike, tau: float = 1.0) -> FloatArray:
     """Softmax of the logits at temperature tau, N, C; at 0 its limit, uniform over the largest."""
     z = np.asarray(logits, dtype=np.float64)
@@ -228,12 +214,6 @@ def calibrated_accuracy(con: FloatArray, t: float) -> float:
     """Accuracy of predictions with con >= t if con were calibrated: mean con; 0.0 for none."""
     accepted = con[con >= t]
     return float(accepted.mean()) if len(accepted) else 0.0
-
-
-def toy_values(toy: Toy, tau: float) -> tuple[float, float]:
-    """Probability of class 0 for both images of a toy example at a temperature."""
-    first, second = probabilities([toy.first, toy.second], tau)[:, 0].tolist()
-    return first, second
 
 
 def _ceil(count: float) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from demur.metrics.checks import FloatArray, check_share, floats, same_length
-from demur.metrics.intervals import Difference, Interval, wilson
+from demur.metrics.intervals import Difference
 from demur.metrics.rejection import Curve
 
 
@@ -41,10 +41,6 @@ class WorstCase:
     def accepted_errors(self, threshold: float) -> float:
         """Share of all images with a wrong prediction that reaches the threshold."""
         return float((self.worst >= threshold).mean())
-
-    def accepted_errors_interval(self, threshold: float, level: float = 0.95) -> Interval:
-        """Wilson's interval of the accepted errors at a threshold chosen on other images."""
-        return wilson(int((self.worst >= threshold).sum()), len(self.worst), level)
 
     @cached_property
     def curve(self) -> Curve:
@@ -80,11 +76,6 @@ class WorstCase:
         as_image = np.searchsorted(np.sort(self.clean), self.worst, "right") / n
         values: FloatArray = as_image + _shares_at_least(self.worst, self.clean)
         return values
-
-    def augrc_interval(self, level: float = 0.95) -> Interval:
-        """Interval of the AUGRC, from the variance of the images' influence."""
-        reach = _reach(self._influence, level)
-        return Interval(max(0.0, self.augrc - reach), min(1.0, self.augrc + reach))
 
     def augrc_difference(self, other: "WorstCase", level: float = 0.95) -> Difference:
         """AUGRC of this minus that of another rejector on the same images, with its interval."""

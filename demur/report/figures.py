@@ -25,6 +25,7 @@ from demur.evaluate import BASELINE, ORACLE, RejectorEvaluation, ScoredRecord, t
 from demur.evaluate.record_scores import has_tcon
 from demur.metrics import BoolArray, FloatArray, risk_coverage
 from demur.output import prediction
+from demur.report import plot
 from demur.report.scored_run import RECTIFIED, ScoredRun, clean_images, main_rejector, main_row
 from demur.runs import Record
 
@@ -161,18 +162,10 @@ def _heading(scored: ScoredRecord) -> str:
 def _scatter(axes: "Axes", scored: ScoredRecord, evaluation: RejectorEvaluation) -> None:
     record, correct = scored.record, scored.record.correct
     x, y = (values(evaluation.score_for(name, record), record) for name in (BASELINE, RECTIFIED))
-    as_pixels = len(correct) > MOST_POINTS
     axes.fill([0, 0, 1], [0, 1, 1], color=PALE, linewidth=0, zorder=0)
     axes.text(0.03, 0.97, "impossible:\nR-Con is never above con", va="top", fontsize=8,
               color=FAINT)  # fmt: skip
-    for chosen, name, marker, colour, size in (
-        (correct, "correct", "o", RIGHT, 13),
-        (~correct, "wrong", "x", WRONG, 20),
-    ):
-        axes.scatter(
-            x[chosen], y[chosen], s=size, marker=marker, color=colour, alpha=0.7, linewidths=1.1,
-            label=f"{name} ({chosen.sum()})", rasterized=as_pixels, zorder=2,
-        )  # fmt: skip
+    plot.scatter(x, y, correct, ax=axes)
     _half_lines(axes)
     at_con, at_rcon = (main_row(scored, name).point.threshold for name in (BASELINE, RECTIFIED))
     axes.axhline(at_rcon, color=INK, linewidth=1.3, zorder=3)
@@ -202,15 +195,12 @@ def _note(axes: "Axes", x: float, y: float, text: str, **alignment: str | float)
 def _histogram(axes: "Axes", scored: ScoredRecord, evaluation: RejectorEvaluation) -> None:
     correct = scored.record.correct
     x = values(evaluation.score_for(BASELINE, scored.record), scored.record)
-    bins = np.linspace(0, 1, 26).tolist()
-    axes.hist(x[correct], bins, color=RIGHT, alpha=0.55, label=f"correct ({correct.sum()})")
-    axes.hist(x[~correct], bins, histtype="step", hatch="////", edgecolor=WRONG, linewidth=1.4,
-              label=f"wrong ({(~correct).sum()})")  # fmt: skip
+    plot.separability(x, correct, bins=np.linspace(0, 1, 26), ax=axes)
     at = main_row(scored, BASELINE).point.threshold
     axes.axvline(at, color=INK, linewidth=1.3, linestyle=(0, (5, 2)))
     top = axes.get_ylim()[1]
     _note(axes, at - 0.01, top, f"Con threshold {at:.2f}", ha="right", va="top", rotation=90)
-    axes.set(xlim=(0, 1.02), xlabel="confidence (con)", ylabel="images")
+    axes.set(xlim=(0, 1.02), xlabel="confidence (con)", title="")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.3)
 
 
@@ -284,13 +274,12 @@ class Verdicts:
     results: ScoredRun
     scored: ScoredRecord
     accepted: BoolArray
-    correct: BoolArray
 
     @staticmethod
     def of(results: ScoredRun, scored: ScoredRecord) -> "Verdicts":
         """Return the decisions at the frozen threshold, or at the paper's without cal images."""
         accepted = results.accepted(scored, results.main_rejector)
-        return Verdicts(results, scored, accepted, scored.record.correct)
+        return Verdicts(results, scored, accepted)
 
     @property
     def record(self) -> Record:
@@ -299,8 +288,8 @@ class Verdicts:
 
     def members(self, group: Group) -> BoolArray:
         """Return a mask of the images in a group."""
-        decided = self.accepted if group.accepted else ~self.accepted
-        return decided & (self.correct if group.correct else ~self.correct)
+        decided = self.accepted == group.accepted
+        return decided & (self.record.correct == group.correct)
 
     def counts(self) -> dict[str, int]:
         """Return the number of images of each group by its key."""

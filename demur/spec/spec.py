@@ -148,14 +148,6 @@ def _specs_in(value: Any) -> Iterator[Spec]:
             yield from _specs_in(part)
 
 
-def _spec_class(path: str) -> type[Spec]:
-    """Return the Spec subclass at "module:Class"; raise BadInput if there is none to import."""
-    found = import_object(path, Spec)
-    if not (isinstance(found, type) and issubclass(found, Spec)):
-        raise BadInput(f"{shorten(path)!r} is not a Spec; name a subclass of one")
-    return found
-
-
 def _number(value: float) -> str:
     """The decimal, or where that is long the small fraction that gives exactly this float."""
     ratio = Fraction(value).limit_denominator(1000)
@@ -274,7 +266,10 @@ def _custom(values: list[Any]) -> type[Spec]:
     path = values.pop(0) if values else None
     if not isinstance(path, str) or ":" not in path:
         raise BadInput(f'{CUSTOM} must begin with "module:Class", not {path!r}')
-    return _spec_class(path)
+    found = import_object(path, Spec)
+    if not (isinstance(found, type) and issubclass(found, Spec)):
+        raise BadInput(f"{shorten(path)!r} is not a Spec; name a subclass of one")
+    return found
 
 
 def find_name(name: str, known: Iterable[str]) -> str | None:

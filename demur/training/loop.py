@@ -22,6 +22,7 @@ from demur import distributed
 from demur.attacks import Attack, Clean
 from demur.data import Images, Splits
 from demur.engine import EnginePlan, FrozenModel, choose_plan
+from demur.engine.plan import MessageCallback
 from demur.errors import BadInput, Diverged
 from demur.files.atomic import content_digest, write_text
 from demur.methods import attack_mode
@@ -66,7 +67,6 @@ MAX_LOSS = 1e6  # a larger loss means that training has diverged
 SAVE_TIME_SHARE = 0.02  # of the training time
 
 ProgressCallback = Callable[[Progress], None]
-MessageCallback = Callable[[str], None]
 
 
 def train(
@@ -314,12 +314,7 @@ class Training:
         self.steps.begin(epoch)
         for i in range(self.steps.batches):
             self.steps(i)
-            self.on_progress(
-                Progress(
-                    epoch, self.recipe.epochs, i + 1, self.steps.batches,
-                    before.loss, before.robust, before.clean,
-                )
-            )  # fmt: skip
+            self.on_progress(replace(before, step=i + 1))
         self.world.all_reduce([self.steps.losses])
         # without --sync-bn each rank has updated its own running statistics
         self.world.broadcast_tensors(self.train_state.buffers())
