@@ -177,7 +177,7 @@ class TestGuarantees:
     ) -> None:
         """No certificate is true here; tests without error control give many."""
         flat = Population(tuple(0.0505 / columns for _ in range(columns)), (0,) * columns)
-        found = certificates(flat, Risk(0.05), 900, samples(200, SIMULATIONS))
+        found = certificates(flat, Risk(0.05), 900, samples(120, SIMULATIONS))
         assert failure_rate(flat, found) <= allowed_rate(len(found))
         rng, uncorrected = np.random.default_rng(0), 0
         for _ in range(120):
