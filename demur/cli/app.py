@@ -76,10 +76,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def unset(text: str, *names: str, **more: Any) -> Any:
+    """Return an option that has no value unless it is given."""
+    return typer.Option(*names, help=text, show_default=False, **more)
+
+
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-DataFolder = Annotated[
-    str | None, typer.Option("--data", help="Folder of the data sets.", show_default=False)
-]
+DataFolder = Annotated[str | None, unset("Folder of the data sets.", "--data")]
 Engine = Annotated[
     str, typer.Option(help="auto, plain (the reference) or fast (compiled, with CUDA graphs).")
 ]

@@ -300,10 +300,10 @@ def _set_weight(layer: nn.Conv2d | nn.Linear, weight: Tensor) -> None:
 
 def _cast(layer: nn.Conv2d | nn.Linear, settings: CopySettings) -> None:
     """Convert the weights once to what autocast would convert them to in every pass."""
-    dtype, weight = products_dtype(settings.precision), layer.weight
-    if weight.ndim == 4 and settings.channels_last:
-        weight = nn.Parameter(weight.to(memory_format=torch.channels_last), requires_grad=False)
-    _set_weight(layer, weight.to(dtype))
+    dtype = products_dtype(settings.precision)
+    last = layer.weight.ndim == 4 and settings.channels_last
+    layout = torch.channels_last if last else torch.preserve_format
+    _set_weight(layer, layer.weight.to(dtype, memory_format=layout))
     if layer.bias is not None:
         layer.bias = nn.Parameter(layer.bias.to(dtype), requires_grad=False)
 

@@ -257,16 +257,6 @@ GROUPS = (
 )
 
 
-class Certainty(NamedTuple):
-    """A score of one image and its threshold."""
-
-    name: str
-    value: str
-    sign: str
-    threshold: str
-    decides: bool
-
-
 @dataclass(frozen=True)
 class Verdicts:
     """Decisions of the main rejector on every image of a record."""
@@ -295,7 +285,7 @@ class Verdicts:
         """Return the number of images of each group by its key."""
         return {group.key: int(self.members(group).sum()) for group in GROUPS}
 
-    def certainties(self, position: int) -> list[Certainty]:
+    def certainties(self, position: int) -> list[dict[str, Any]]:
         """Return Con, and R-Con where the net has it, of one image with their thresholds."""
         scores = self.results.evaluation.scores
         names = [name for name in (BASELINE, RECTIFIED) if name in scores]
@@ -306,17 +296,18 @@ class Verdicts:
         if self.accepted[position]:
             return f"accepted: {predicted}"
         at = self._certainty(self.results.main_rejector, position)
-        return f"rejected: {at.name} {at.value} {at.sign} {at.threshold}"
+        return f"rejected: {at['name']} {at['value']} {at['sign']} {at['threshold']}"
 
-    def _certainty(self, name: str, position: int) -> Certainty:
+    def _certainty(self, name: str, position: int) -> dict[str, Any]:
         score = self.results.evaluation.score_for(name, self.record)
         value = float(values(score, self.record)[position])
         row = main_row(self.scored, name)
         threshold, strict = row.point.threshold, row.protocol == "paper"
         above = value > threshold if strict else value >= threshold
         sign = (">" if strict else "≥") if above else ("≤" if strict else "<")
+        left, right = _distinguishable(value, threshold)
         decides = name == self.results.main_rejector
-        return Certainty(name, *_distinguishable(value, sign, threshold), decides)
+        return {"name": name, "value": left, "sign": sign, "threshold": right, "decides": decides}
 
 
 def gallery(verdicts: Verdicts) -> dict[str, Any]:
@@ -354,10 +345,10 @@ def gallery(verdicts: Verdicts) -> dict[str, Any]:
     return {"stored": stored, "factor": factor, "groups": groups}
 
 
-def _distinguishable(value: float, sign: str, threshold: float) -> tuple[str, str, str]:
-    """Format value, sign and threshold with enough decimals to show which is larger."""
+def _distinguishable(value: float, threshold: float) -> tuple[str, str]:
+    """Format value and threshold with enough decimals to show which is larger."""
     for decimals in range(2, 9):
         left, right = f"{value:.{decimals}f}", f"{threshold:.{decimals}f}"
         if left != right:
             break
-    return left, sign, right
+    return left, right
