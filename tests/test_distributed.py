@@ -113,7 +113,7 @@ def test_synchronised_batch_norm_is_the_ordinary_one_in_a_single_process() -> No
 
 
 def test_running_statistics_are_broadcast_after_every_epoch(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, few_digits: None
 ) -> None:
     """Those of the ranks differ; all ranks must validate and resume with those of rank 0."""
     counts: list[int] = []
