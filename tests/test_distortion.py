@@ -32,7 +32,7 @@ from tests.test_cli import expect_error
 STUDY = ("paper", "study", "distortion")
 RR_RUN, PLAIN_RUN = RECIPES["digits-pgdat-rr"], RECIPES["digits-pgdat"]
 FAST = ":searches=2,steps=40,rate=0.05,constant=1"
-COUNT = 16
+COUNT = 24
 
 
 def test_named_attacks_have_the_papers_settings() -> None:
