@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from demur.errors import BadInput
 from demur.metrics import theory
-from demur.metrics.theory import FloatArray, IntArray
+from demur.metrics.checks import FloatArray, IntArray
 from demur.paper.theory import TOYS, toy_values
 from tests.test_theory import SHARES, SOME
 

@@ -121,7 +121,10 @@ def global_options(
 
 def main(program: typer.Typer = app) -> None:
     """Run a command line; wrong input prints one sentence and exits with code 2."""
-    message = (lambda: stop_message(sys.argv[1:])) if program is app else lambda: "stopped"
+
+    def message() -> str:
+        return stop_message(sys.argv[1:]) if program is app else "stopped"
+
     replace_unencodable()
     out: Any = Visible(sys.stdout)
     err: Any = Visible(sys.stderr)

@@ -278,8 +278,9 @@ class Verdicts:
 
     def members(self, group: Group) -> BoolArray:
         """Return a mask of the images in a group."""
-        decided = self.accepted == group.accepted
-        return decided & (self.record.correct == group.correct)
+        chosen: BoolArray = self.accepted == group.accepted
+        chosen &= self.record.correct == group.correct
+        return chosen
 
     def counts(self) -> dict[str, int]:
         """Return the number of images of each group by its key."""
