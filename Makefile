@@ -26,11 +26,14 @@ endef
 demo: $(VENV)/demo.stamp
 	$(PY) -m demur demo --device cpu
 
+# mypy runs while tests wait for files and other processes. Without messages of failed asserts
+# pytest starts earlier; tests that failed run again with them.
 test: $(VENV)/test.stamp
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy
-	$(PYTEST) -rs
+	@nice -n 19 $(PY) -m mypy & types=$$!; \
+	$(PYTEST) -rs --assert=plain || { $(PYTEST) --lf; wait $$types; exit 1; }; \
+	wait $$types
 
 coverage: $(VENV)/test.stamp
 	$(PYTEST) --cov --cov-report=term

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -77,21 +77,26 @@ def tiny_recipe() -> Recipe:
     return recipe("digits-pgdat-rr", TINY)
 
 
-@pytest.fixture(scope="session")
-def tiny_run(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A digits run trained for a few seconds; treat it as read-only.
-
-    The first worker of pytest-xdist that needs it trains it, and each has a copy.
-    """
+def made_once(name: str, factory: pytest.TempPathFactory, make: Callable[[Path], object]) -> Run:
+    """Return a run that the first worker of pytest-xdist makes; each worker has a copy."""
     import fcntl
 
-    own, base = tmp_path_factory.mktemp("tiny") / "run", tmp_path_factory.getbasetemp()
+    own, base = factory.mktemp(name) / "run", factory.getbasetemp().parent
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        return train(tiny_recipe, own)
-    with (base.parent / "tiny.lock").open("w") as lock:
+        make(own)
+        return Run(own)
+    with (base / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        shared = train(tiny_recipe, base.parent / "tiny")  # which only opens a finished run
-    return Run(Path(copytree(shared.path, own)))
+        if not (base / f"{name}.done").exists():
+            make(base / name)
+            (base / f"{name}.done").touch()
+    return Run(Path(copytree(base / name, own)))
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A digits run trained for a few seconds; treat it as read-only."""
+    return made_once("tiny", tmp_path_factory, lambda folder: train(tiny_recipe, folder))
 
 
 @pytest.fixture(scope="session")
@@ -189,11 +194,20 @@ def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Digits, "load", few)
 
 
+@pytest.fixture(scope="session")
+def scored_run(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A copy of the shared run with two records; treat it as read-only."""
+
+    def make(folder: Path) -> None:
+        loaded = LoadedRun(Run(Path(copytree(tiny_run.path, folder))), torch.device("cpu"))
+        run_attack(loaded, "clean", Clean())
+        run_attack(loaded, "pgd-3", PGD(Linf(0.15), steps=3))
+
+    return made_once("scored", tmp_path_factory, make)
+
+
 @pytest.fixture(scope="module")
-def scored_source(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> LoadedRun:
-    """A copy of the shared run with two records."""
-    copy = copytree(tiny_run.path, tmp_path_factory.mktemp("scored") / "run")
-    loaded = LoadedRun(Run(Path(copy)), torch.device("cpu"))
-    run_attack(loaded, "clean", Clean())
-    run_attack(loaded, "pgd-3", PGD(Linf(0.15), steps=3))
-    return loaded
+def scored_source(scored_run: Run, tmp_path_factory: pytest.TempPathFactory) -> LoadedRun:
+    """A copy of the shared run with two records, for the tests of one file."""
+    copy = copytree(scored_run.path, tmp_path_factory.mktemp("scored") / "run")
+    return LoadedRun(Run(Path(copy)), torch.device("cpu"))

@@ -136,8 +136,8 @@ def test_the_worst_case_succeeds_where_any_member_succeeds(tiny_source: LoadedRu
     assert plan.worst.criterion == AcceptedError(RCon(), plan.worst.criterion.threshold)  # type: ignore[attr-defined]
     chain = resolve_thresholds(plan.worst, tiny_source.clean).spec
     net, images = tiny_source.net, tiny_source.splits["test"]
-    x, y = images.batch(slice(0, 30))
-    attack_batch = AttackBatch(attack_model(net), x, y, torch.arange(30), None)
+    x, y = images.batch(slice(0, 16))
+    attack_batch = AttackBatch(attack_model(net), x, y, torch.arange(16), None)
     with torch.no_grad():
         worst = chain.criterion(net(chain.run(attack_batch, 0)), y)
         counts = []

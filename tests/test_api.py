@@ -152,7 +152,7 @@ from dataclasses import replace
 from pathlib import Path
 from my_heads import MyRR
 from demur import recipe, train
-made = recipe("digits-pgdat-rr", ["epochs=2", "net.width=4", "attack.steps=1"])
+made = recipe("digits-pgdat-rr", ["epochs=1", "net.width=4", "attack.steps=1"])
 made = replace(made, method=replace(made.method, head=MyRR(boost=3.0)))
 train(made, Path("runs/mine"))
 """

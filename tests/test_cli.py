@@ -61,16 +61,13 @@ def test_the_help_has_titled_groups_in_the_order_of_use(command: Command) -> Non
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("table 2 --kept results", "paper table 2 --from results"),
+        ("table 2 --from results", "paper table 2 --from results"),
         ("table -h", "paper table -h"),
-        ("table methods-x 'a b=1' --kept=x", "paper study recipes methods-x 'a b=1' --from=x"),
         ("figure tau --scale smoke", "paper figure tau --scale smoke"),
         ("adaptive RUN --steps 3", "paper study adaptive RUN --steps 3"),
         ("distortion RUN cw", "paper study distortion RUN cw"),
         ("theory 'my run' --json", "paper study theory 'my run' --json"),
         ("show digits-pgdat epochs=3", "list digits-pgdat epochs=3"),
-        ("paper table 2 --kept results", "paper table 2 --from results"),
-        ("paper figure tau --kept results", "paper figure tau --from results"),
     ],
 )  # fmt: skip
 def test_an_old_spelling_is_answered_by_the_new_one(old: str, new: str, command: Command) -> None:

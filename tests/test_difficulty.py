@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from demur.errors import BadInput
 from demur.metrics import theory
-from demur.metrics.theory import FloatArray, IntArray
+from demur.metrics.checks import FloatArray, IntArray
+from demur.paper.theory import TOYS, toy_values
 from tests.test_theory import SHARES, SOME
 
 
@@ -72,11 +73,11 @@ class TestDifficulty:
 class TestTemperatureAndRandomisedPredictions:
     def test_toy_examples(self) -> None:
         e = math.e
-        wrong, confidence = theory.TOYS
-        assert theory.toy_values(wrong, 1) == pytest.approx((1 / (1 + e**3), 1 / (1 + 2 * e**2)))
-        assert theory.toy_values(wrong, 2) == pytest.approx((1 / (1 + e**1.5), 1 / (1 + 2 * e)))
+        wrong, confidence = TOYS
+        assert toy_values(wrong, 1) == pytest.approx((1 / (1 + e**3), 1 / (1 + 2 * e**2)))
+        assert toy_values(wrong, 2) == pytest.approx((1 / (1 + e**1.5), 1 / (1 + 2 * e)))
         for toy in (wrong, confidence):
-            (low, high), (more, less) = (theory.toy_values(toy, tau) for tau in (1, 2))
+            (low, high), (more, less) = (toy_values(toy, tau) for tau in (1, 2))
             assert low < high
             assert more > less
 

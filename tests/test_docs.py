@@ -22,8 +22,9 @@ ROOT = Path(demur.__file__).parents[1]
 PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 TO_RUN = re.compile(r"<!-- run -->\n```python\n(.*?)```", re.S)
 BUILD = """
-import gc, mkdocs.__main__
+import gc, mkdocs.__main__, pymdownx.highlight
 from material.plugins.search.plugin import SearchIndex
+pymdownx.highlight.pygments = False  # no colours
 gc.disable()  # little is garbage
 SearchIndex.add_entry_from_context = lambda *words: None  # its index is no page
 mkdocs.__main__.cli()

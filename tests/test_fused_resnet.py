@@ -115,7 +115,8 @@ def test_skip_aux_removes_a_head_that_the_objective_does_not_read(
 
     def trace(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         traced.append(graph)
-        return make_boxed_func(graph.forward)
+        boxed: Callable[..., Any] = make_boxed_func(graph.forward)
+        return boxed
 
     def compile_traced(function: Callable[..., Any], compiler: str) -> Callable[..., Any]:
         torch._dynamo.reset()  # torch.compile keeps at most eight versions of a code object

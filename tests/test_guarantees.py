@@ -131,7 +131,7 @@ class TestGuarantees:
     def test_a_risk_holds_at_near_optimal_coverage(
         self, population: Population, n: int, samples: Samples
     ) -> None:
-        found = certificates(population, Risk(0.05), n, samples(400, SIMULATIONS))
+        found = certificates(population, Risk(0.05), n, samples(150, SIMULATIONS))
         assert failure_rate(population, found) <= allowed_rate(len(found))
         counts = np.array([(f.accepted_wrong, f.accepted) for f in found if f])
         assert stats.binom.cdf(counts[:, 0], counts[:, 1], 0.05).max() <= 0.9 * DELTA
@@ -140,7 +140,7 @@ class TestGuarantees:
 
     @pytest.mark.parametrize(
         ("population", "level", "n", "runs"),
-        [(ONE, 0.95, 1000, 500), (TIED_ONE, 0.873, 1000, 1000), (TWO, 0.95, 1500, 600)],
+        [(ONE, 0.95, 1000, 200), (TIED_ONE, 0.873, 1000, 400), (TWO, 0.95, 1500, 200)],
     )
     def test_a_tpr_holds_and_is_barely_exceeded(
         self, population: Population, level: float, n: int, runs: int, samples: Samples
@@ -152,7 +152,7 @@ class TestGuarantees:
         assert level < mean_tpr < (level + 0.025 if not population.ties else 1)
 
     def test_a_coverage_holds(self, samples: Samples) -> None:
-        found = certificates(TWO, Coverage(0.8), 1000, samples(500, SIMULATIONS))
+        found = certificates(TWO, Coverage(0.8), 1000, samples(200, SIMULATIONS))
         assert failure_rate(TWO, found) <= allowed_rate(len(found))
         assert 0.8 < mean_coverage(TWO, found) < 0.84
 
@@ -160,7 +160,7 @@ class TestGuarantees:
     def test_the_guarantee_and_all_intervals_hold_together(
         self, guarantee: Guarantee, samples: Samples
     ) -> None:
-        found = certificates(TWO, guarantee, 2000, samples(100, SIMULATIONS))
+        found = certificates(TWO, guarantee, 2000, samples(60, SIMULATIONS))
         false = 0
         for one in found:
             assert one is not None
@@ -177,17 +177,17 @@ class TestGuarantees:
     ) -> None:
         """No certificate is true here; tests without error control give many."""
         flat = Population(tuple(0.0505 / columns for _ in range(columns)), (0,) * columns)
-        found = certificates(flat, Risk(0.05), 900, samples(600, SIMULATIONS))
+        found = certificates(flat, Risk(0.05), 900, samples(120, SIMULATIONS))
         assert failure_rate(flat, found) <= allowed_rate(len(found))
         rng, uncorrected = np.random.default_rng(0), 0
-        for _ in range(200):
+        for _ in range(120):
             scores, correct = flat.draw(900, rng)
             path = build_path(scores[:300], correct[:300])
             tests = count_decisions(path, scores[300:], correct[300:])
             uncorrected += bool(
                 (binomial_cdf(tests.accepted_wrong, tests.accepted, 0.05) <= DELTA).any()
             )
-        assert uncorrected / 200 > allowed_rate(200)
+        assert uncorrected / 120 > allowed_rate(120)
 
     def test_an_empirical_risk_of_5_percent_is_often_exceeded(self) -> None:
         rng, uncorrected = np.random.default_rng(0), 0
@@ -206,21 +206,21 @@ class TestGuarantees:
             scores, correct = sample
             return np.argsort(-scores[:, 0]) if falling else np.argsort(correct, kind="stable")
 
-        found = certificates(ONE, Risk(0.05), 1000, samples(500, SIMULATIONS), order)
+        found = certificates(ONE, Risk(0.05), 1000, samples(200, SIMULATIONS), order)
         assert failure_rate(ONE, found) <= allowed_rate(len(found))
         assert mean_coverage(ONE, found) > 0.85 * ONE.optimal_coverage(0.05)
 
 
 class TestExtremes:
     def test_a_nearly_perfect_classifier_accepts_everything(self) -> None:
-        found = certificates(Population((0.002,), (0,)), Risk(0.05), 500, 200)
+        found = certificates(Population((0.002,), (0,)), Risk(0.05), 500, 60)
         assert all(f is not None and f.accepted == f.n for f in found)
         assert all(f is not None and f.thresholds == (ANY_SCORE,) for f in found)
 
     @pytest.mark.parametrize("columns", [1, 2])
     def test_a_classifier_with_high_risk_is_never_certified(self, columns: int) -> None:
         high_risk = Population(tuple(0.6 / columns for _ in range(columns)), (0,) * columns)
-        assert certificates(high_risk, Risk(0.05), 500, 300) == [None] * 300
+        assert certificates(high_risk, Risk(0.05), 500, 80) == [None] * 80
         scores, correct = high_risk.draw(500, np.random.default_rng(0))
         with pytest.raises(Uncertified, match="more images would not help at that rate") as error:
             certify_threshold(scores, correct, Risk(0.05))
@@ -228,7 +228,7 @@ class TestExtremes:
 
     def test_a_good_classifier_needs_no_score(self) -> None:
         good = Population((0.03,), (0,))
-        found = certificates(good, Risk(0.05), 4000, 100)
+        found = certificates(good, Risk(0.05), 4000, 40)
         assert mean_coverage(good, found) > 0.9
 
     def test_errors_at_the_highest_scores_do_not_stop_the_test(self) -> None:

@@ -71,9 +71,9 @@ def test_adr_needs_the_averaged_net_and_a_framework_with_labels() -> None:
     "name", ["digits-pgdat", pytest.param("digits-trades-rr", marks=pytest.mark.exhaustive)]
 )
 def test_training_with_soft_labels_and_strong_augmentation_resumes(
-    name: str, tmp_path: Path
+    name: str, tmp_path: Path, few_digits: None
 ) -> None:
-    changes = [*TINIEST, "epochs=3", "ema=0.99", "labels=ADR()", "augment=IDBH()"]
+    changes = [*TINIEST, "epochs=2", "ema=0.99", "labels=ADR()", "augment=IDBH()"]
 
     def stop(progress: Progress) -> None:
         if (progress.epoch, progress.step) == (1, 2):

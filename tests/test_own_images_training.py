@@ -157,8 +157,8 @@ def test_the_command_keeps_class_names_files_and_logs(
     evaluation = RejectorEvaluation.of(loaded)
     scored = evaluation.score_record(run.records()[0])
     shown = gallery(Verdicts.of(ScoredRun(loaded, evaluation, [scored]), scored))
-    cards = [card for group in shown.groups for card in group.cards]
-    assert cards and {card.label for card in cards} <= set(CLASSES)
+    cards = [card for group in shown["groups"] for card in group["cards"]]
+    assert cards and {card["label"] for card in cards} <= set(CLASSES)
     for words in (["score", "own"], ["list", "own"], ["list", "runs"]):
         code, out, err = command(*words)
         assert code == 0, err

@@ -22,7 +22,7 @@ from demur.methods import FRAMEWORKS, HEADS, BatchOutputs, LabelledOutput, Metho
 from demur.methods.heads import DenseAux
 from demur.nets import RejectingNet, ResNet8
 from demur.noise import Stream
-from demur.output import ACCEPT, AuxColumn, label_entry, log_probabilities, mask_label, prediction
+from demur.output import ACCEPT, label_entry, log_probabilities, mask_label, prediction
 from demur.recipes import NAMED_ATTACKS, RECIPES, VOCABULARY, attack, recipe
 from demur.rejectors import REJECTORS, Rectifier
 from demur.rejectors.output_scores import LogitScore
@@ -69,11 +69,8 @@ class FGSM(Attack):
 class Correctness(Head):
     """The auxiliary output predicts whether the prediction is correct."""
 
+    columns = (ACCEPT,)
     weight: float = 1.0
-
-    @property
-    def columns(self) -> tuple[AuxColumn, ...]:
-        return (ACCEPT,)
 
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
         return DenseAux(dims[-1])

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from demur.errors import BadInput
 from demur.metrics import theory
-from demur.metrics.theory import BoolArray, FloatArray, TheoryInputs
+from demur.metrics.checks import BoolArray, FloatArray
+from demur.metrics.theory import TheoryInputs
 from tests.samples import examples
 
 MANY, SOME = (settings(deadline=None, max_examples=examples(most)) for most in (200, 60))

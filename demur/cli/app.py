@@ -61,18 +61,9 @@ class OrderedGroup(TyperGroup):
         if args[0] == "bench":
             raise BadInput("in a checkout, python benchmarks/engine_check.py compares the engines")
         if args[0] in MOVED:
-            words = shlex.join(["demur", *current_spelling(args)])
+            words = shlex.join(["demur", *MOVED[args[0]].split(), *args[1:]])
             raise BadInput(f"demur {args[0]} has a new name; write {words}")
         return super().resolve_command(ctx, args)
-
-
-def current_spelling(words: list[str]) -> list[str]:
-    """Return the words of a command line with old names of commands and options replaced."""
-    command, *rest = words
-    moved = MOVED.get(command, command)
-    if command == "table" and any(word.startswith("methods-") for word in rest):
-        moved = "paper study recipes"
-    return [*moved.split(), *(re.sub(r"^--kept(?=$|=)", "--from", word) for word in rest)]
 
 
 app = typer.Typer(
@@ -85,10 +76,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def unset(text: str, *names: str, **more: Any) -> Any:
+    """Return an option that has no value unless it is given."""
+    return typer.Option(*names, help=text, show_default=False, **more)
+
+
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-DataFolder = Annotated[
-    str | None, typer.Option("--data", help="Folder of the data sets.", show_default=False)
-]
+DataFolder = Annotated[str | None, unset("Folder of the data sets.", "--data")]
 Engine = Annotated[
     str, typer.Option(help="auto, plain (the reference) or fast (compiled, with CUDA graphs).")
 ]
@@ -126,7 +121,10 @@ def global_options(
 
 def main(program: typer.Typer = app) -> None:
     """Run a command line; wrong input prints one sentence and exits with code 2."""
-    message = _stop_message if program is app else lambda: "stopped"
+
+    def message() -> str:
+        return stop_message(sys.argv[1:]) if program is app else "stopped"
+
     replace_unencodable()
     out: Any = Visible(sys.stdout)
     err: Any = Visible(sys.stderr)
@@ -165,16 +163,12 @@ class Visible:
 
 def _report_error(error: Exception) -> int:
     """Print why a command failed and return its exit code; raise what is a bug in demur."""
-    if not is_help(error):
+    if type(error).__name__ != "NoArgsIsHelpError":  # typer has printed the help of a group
         sentence = error_message(error)
         if sentence is None:
             raise error
         sys.stderr.write(f"demur: {sentence}\n")
     return 2
-
-
-def _stop_message() -> str:
-    return stop_message(sys.argv[1:])
 
 
 def check_finite(param: typer.CallbackParam, value: Any) -> Any:
@@ -238,19 +232,10 @@ def _usage_message(error: Exception) -> str | None:
     """Return typer's message about a wrong command line as one sentence; None for other errors."""
     if not hasattr(error, "format_message"):
         return None
-    if getattr(error, "option_name", "") == "--kept":
-        program = getattr(error, "ctx", None).find_root().info_name  # type: ignore[union-attr]
-        words = shlex.join(current_spelling(sys.argv[1:]))
-        return f"the option --kept has a new name; write {program} {words}"
     message = " ".join(error.format_message().split()).rstrip(".")
     message = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", message)
     message = re.sub(r"\(Possible options: (.*)\)$", r"(did you mean \1?)", message)
     return f"{message[:1].lower()}{message[1:]}; see {_command_of(error)} -h"
-
-
-def is_help(error: Exception) -> bool:
-    """Return whether typer raised this after printing the help of a group named alone."""
-    return type(error).__name__ == "NoArgsIsHelpError"
 
 
 def _command_of(error: Exception) -> str:

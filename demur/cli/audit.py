@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from demur.cli.app import AsJson, Device, FirstN, app, check_finite
+from demur.cli.app import AsJson, Device, FirstN, app, check_finite, unset
 from demur.errors import BadInput
 from demur.files.output_paths import output_file, output_folder
 
@@ -27,19 +27,10 @@ ImageData = Annotated[
         "names, or a data set: digits, cifar10, cifar100."
     ),
 ]
-ImageSize = Annotated[
-    int | None,
-    typer.Option(help="Side to which images of a folder are resized.", show_default=False),
-]
-Checkpoint = Annotated[
-    str | None,
-    typer.Option(help="Weights: .safetensors, or a file of torch.save.", show_default=False),
-]
+ImageSize = Annotated[int | None, unset("Side to which images of a folder are resized.")]
+Checkpoint = Annotated[str | None, unset("Weights: .safetensors, or a file of torch.save.")]
 RejectorText = Annotated[
-    str | None,
-    typer.Option(
-        help="A rejector such as Con(), or MODULE:NAME of a detector.", show_default=False
-    ),
+    str | None, unset("A rejector such as Con(), or MODULE:NAME of a detector.")
 ]
 Threshold = Annotated[
     float | None,
@@ -50,45 +41,23 @@ TprLevel = Annotated[
     typer.Option(callback=check_finite, help="Correct predictions that the threshold accepts."),
 ]
 Claim = Annotated[
-    float | None,
-    typer.Option(
-        callback=check_finite, help="Claimed share that no attack breaks.", show_default=False
-    ),
+    float | None, unset("Claimed share that no attack breaks.", callback=check_finite)
 ]
 Page = Annotated[
     str | None,
-    typer.Option(
-        "-o",
-        "--out",
+    unset(
+        "Write a page; FILE.md or FILE.json write Markdown or JSON.", "-o", "--out",
         callback=output_file("page"),
-        show_default=False,
-        help="Write a page; FILE.md or FILE.json write Markdown or JSON.",
     ),
-]
+]  # fmt: skip
 Adapter = Annotated[
-    str | None,
-    typer.Option(
-        help="MODULE:NAME of a function (images, send) to logits, for a service.",
-        show_default=False,
-    ),
+    str | None, unset("MODULE:NAME of a function (images, send) to logits, for a service.")
 ]
-Budget = Annotated[
-    int | None,
-    typer.Option(help="Images that may be asked for, of a black box.", show_default=False),
-]
-Rate = Annotated[
-    float | None,
-    typer.Option(
-        callback=check_finite, help="Images per second, of a black box.", show_default=False
-    ),
-]
+Budget = Annotated[int | None, unset("Images that may be asked for, of a black box.")]
+Rate = Annotated[float | None, unset("Images per second, of a black box.", callback=check_finite)]
 StateFolder = Annotated[
     str | None,
-    typer.Option(
-        callback=output_folder(),
-        help="Folder of the progress; the same command resumes from it.",
-        show_default=False,
-    ),
+    unset("Folder of the progress; the same command resumes from it.", callback=output_folder()),
 ]
 
 

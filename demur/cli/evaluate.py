@@ -190,7 +190,9 @@ def score(
         entries = _as_json(scored, protocols, certificates) | sanity.to_json()
         typer.echo(json.dumps(entries, indent=2))
         return
-    main = scored if show_all or sweep or oracle_probes else main_rows(loaded, scored)
+    main, names = scored, main_rejectors(loaded)
+    if not (show_all or sweep or oracle_probes):
+        main = [replace(s, rows=[row for row in s.rows if row.rejector in names]) for s in scored]
     show_scores(main, protocols)
     hidden = sum(len(entry.rows) for entry in scored) - sum(len(entry.rows) for entry in main)
     if hidden:
@@ -203,15 +205,6 @@ def score(
 def main_rejectors(loaded: "LoadedRun") -> list[str]:
     """Return the names of Con and of the rejectors that the recipe's head is trained for."""
     return ["Con", *loaded.run.recipe.method.head.rejectors()]
-
-
-def main_rows(loaded: "LoadedRun", scored: list["ScoredRecord"]) -> list["ScoredRecord"]:
-    """Return the records with the rows of `main_rejectors` alone."""
-    names = main_rejectors(loaded)
-    return [
-        replace(record, rows=[row for row in record.rows if row.rejector in names])
-        for record in scored
-    ]
 
 
 def _as_json(

@@ -77,7 +77,7 @@ def list_names(
         again = shlex.join(["demur", "list", RUNS, words[0]])
         raise BadInput(f"a folder goes with runs only, and only one; write {again}")
     entries: Mapping[str, Any] = (
-        {kind: _kind_entry(kind, make()) for kind, make in kinds.items()}
+        {kind: {"entries": len(make()), "about": ABOUT[kind]} for kind, make in kinds.items()}
         if name is None
         else kinds[name]()
     )
@@ -93,11 +93,6 @@ def list_names(
         typer.echo(f"{entry:{width}}  {_line(text)}")
     if name == "recipes":
         typer.echo(RECIPES_HINT)
-
-
-def _kind_entry(kind: str, entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the number of names of a kind and its description."""
-    return {"entries": len(entries), "about": ABOUT[kind]}
 
 
 def _line(entry: Any) -> str:
@@ -161,21 +156,18 @@ def _runs(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the runs of a folder by name: state, number of records, recipe."""
     from demur.runs import runs_in
 
-    return {
-        run.name: {"state": _state(run), "records": _count_records(run), "recipe": _recipe_of(run)}
-        for run in runs_in(folder)
-    }
+    found = {}
+    for run in runs_in(folder):
+        arrays = run.records_folder.glob("*.npz")  # of all splits, not read
+        count = sum(path.with_suffix(".json").is_file() for path in arrays)
+        found[run.name] = {"state": _state(run), "records": count, "recipe": _recipe_of(run)}
+    return found
 
 
 def _state(run: "Run") -> str:
     if run.has_weights:
         return "finished"
     return "an archive" if run.trained else "not trained to the end"
-
-
-def _count_records(run: "Run") -> int:
-    """Count the records of all splits without reading them."""
-    return sum(path.with_suffix(".json").is_file() for path in run.records_folder.glob("*.npz"))
 
 
 def _recipe_of(run: "Run") -> str:

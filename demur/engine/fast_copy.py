@@ -110,16 +110,12 @@ class FastCopy:
             _run_in_fp32(layer)
         self._scripted: torch.jit.ScriptModule | None = None
 
-    def _laid_out(self, x: Tensor) -> Tensor:
-        """Return a copy of the images, which the model may change in place."""
-        layout = torch.channels_last if self.settings.channels_last else torch.contiguous_format
-        return x.clone(memory_format=layout)
-
     def __call__(self, x: Tensor) -> Output:
         if self._scripted is not None and not torch.is_grad_enabled():
             with optimized_execution(False):  # else each new batch size is profiled
                 return as_output(self._scripted(_contiguous_copy(x)), len(x))
-        x = self._laid_out(x)
+        layout = torch.channels_last if self.settings.channels_last else torch.contiguous_format
+        x = x.clone(memory_format=layout)  # which the model may change in place
         norms = Bf16Norms(x.device) if self.settings.pure_bf16 else nullcontext()
         with autocast(self.settings.precision, x.device), tf32(self.settings.precision), norms:
             return as_output(self.net(x), len(x))
@@ -304,10 +300,10 @@ def _set_weight(layer: nn.Conv2d | nn.Linear, weight: Tensor) -> None:
 
 def _cast(layer: nn.Conv2d | nn.Linear, settings: CopySettings) -> None:
     """Convert the weights once to what autocast would convert them to in every pass."""
-    dtype, weight = products_dtype(settings.precision), layer.weight
-    if weight.ndim == 4 and settings.channels_last:
-        weight = nn.Parameter(weight.to(memory_format=torch.channels_last), requires_grad=False)
-    _set_weight(layer, weight.to(dtype))
+    dtype = products_dtype(settings.precision)
+    last = layer.weight.ndim == 4 and settings.channels_last
+    layout = torch.channels_last if last else torch.preserve_format
+    _set_weight(layer, layer.weight.to(dtype, memory_format=layout))
     if layer.bias is not None:
         layer.bias = nn.Parameter(layer.bias.to(dtype), requires_grad=False)
 

@@ -3,8 +3,8 @@
     model = FrozenModel(net, "bf16")
     attack.perturb(model, x, y, index)      # gradient queries run compiled code
 
-In eval mode batch norm is folded into the weights. In train mode the running statistics are those
-of the net, updated by each forward pass. `refresh` copies the weights after a training step.
+The running statistics are those of the net; in train mode each forward pass updates them.
+`refresh` copies the weights after a training step.
 Gradients equal those of the net up to the rounding of `precision`.
 """
 
@@ -19,11 +19,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from demur.attacks.attack_model import AttackModel, Gradient, ObjectiveFunction
 from demur.engine.copies import (
     Compiler,
-    FoldedCopy,
     ModelCopy,
     ObjectiveForward,
     Query,
-    TrainModeCopy,
     input_gradient,
 )
 from demur.engine.fused_resnet import FusedResNet, fused_supported
@@ -188,11 +186,8 @@ class FrozenModel(nn.Module, CopyModel):
         train = self.training
         if train not in self._copies:
             (source,) = self._source
-            if fused_supported(source, self.precision):
-                self._copies[train] = FusedResNet(source, train, self.precision)
-            else:
-                kind = TrainModeCopy if train else FoldedCopy
-                self._copies[train] = kind(source, self.precision)
+            kind = FusedResNet if fused_supported(source, self.precision) else ModelCopy
+            self._copies[train] = kind(source, train, self.precision)
         return self._copies[train]
 
     def _objective_forward(self, objective: ObjectiveFunction, query: Query) -> ObjectiveForward:

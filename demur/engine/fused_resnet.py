@@ -19,7 +19,6 @@ from demur.engine.copies import (
     ObjectiveForward,
     compile_function,
     query_result,
-    scales_and_shifts,
 )
 from demur.engine.fused_norm import FusedBatchNorm
 from demur.nets import RejectingNet
@@ -54,7 +53,10 @@ class FusedResNet(ModelCopy):
         super().__init__(source, train, precision)
         self.fused_trunk = FusedTrunk(self.net.trunk, source.trunk, train)
         self.stem_and_head = StemAndHead(self.net, precision)
-        self._share_heads()
+        for name in ("classify", "aux"):  # the source's own tensors; training updates them in place
+            own, shared = self.net.get_submodule(name), source.get_submodule(name)
+            for parameter, weight in zip(own.parameters(), shared.parameters(), strict=True):
+                parameter.data = weight.data
         # batch norms are read from the source; folded weights are written by eval_constants
         not_copied = {id(w) for norm in batch_norms_of(source.trunk) for w in norm.parameters()}
         not_copied |= {id(conv.weight) for conv, _ in self.fused_trunk.folds}
@@ -62,16 +64,6 @@ class FusedResNet(ModelCopy):
         self.pairs: list[tuple[Tensor, Tensor]]
         self.pairs = [(own, weight) for own, weight in pairs if id(weight) not in not_copied]
         self.refresh()
-
-    def _share_heads(self) -> None:
-        """Use the source's own tensors for the heads; training updates them in place."""
-        for name, module in self.source.named_modules():
-            if name.split(".")[0] in ("classify", "aux"):
-                own = self.net.get_submodule(name)
-                own._buffers = module._buffers
-                parameters = zip(own.parameters(False), module.parameters(False), strict=True)
-                for parameter, shared in parameters:
-                    parameter.data = shared.data
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -233,7 +225,8 @@ class FusedTrunk:
             pairs = zip(self.blocks, fused_norms[1::2], strict=True)
             self.halves = [ConvNorm(block.conv1, norm) for block, norm in pairs]
         self.norms = fused_norms if train else [*self.first_norms, self.last_norm]
-        self.folds = [] if train else _folds(source)
+        # each convolution with the batch norm that is folded into it
+        self.folds = [] if train else [(b.conv1, b.norm2) for b in _blocks(source)]
 
     def __call__(self, maps: Tensor) -> Tensor:
         """Return the last active maps, N, C, H, W."""
@@ -246,23 +239,18 @@ class FusedTrunk:
     def _prepare_buffers(self) -> None:
         """Zero the sums; allocate new ones in training, where two passes share a backward pass."""
         if self.learn:
-            self._new_buffers()
+            sums, coefficients = torch.zeros_like(self.sums), torch.empty_like(self.sums)
+            parts = zip(
+                self.norms, coefficients.split(self.sizes), sums.split(self.sizes), strict=True
+            )
+            for norm, own_coefficients, own_sums in parts:
+                norm.set_buffers(own_coefficients.view(4, -1), own_sums.view(2, 2, -1))
         elif self.train:
             self.sums.zero_()
-        self._count_batch()
-
-    def _new_buffers(self) -> None:
-        sums, coefficients = torch.zeros_like(self.sums), torch.empty_like(self.sums)
-        coefficient_parts, sum_parts = coefficients.split(self.sizes), sums.split(self.sizes)
-        parts = zip(self.norms, coefficient_parts, sum_parts, strict=True)
-        for norm, own_coefficients, own_sums in parts:
-            norm.set_buffers(own_coefficients.view(4, -1), own_sums.view(2, 2, -1))
-
-    @torch.no_grad()
-    def _count_batch(self) -> None:
         if self.train and self.last_norm.momentum_norm.momentum != 0:
             counts = [norm.source.get_buffer("num_batches_tracked") for norm in self.norms]
-            torch._foreach_add_(counts, 1)
+            with torch.no_grad():
+                torch._foreach_add_(counts, 1)
 
     def eval_constants(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the buffers of scales, shifts and folded weights, and their current values."""
@@ -307,7 +295,16 @@ def _blocks(trunk: nn.Module) -> list[Block]:
     return [module for module in trunk.modules() if isinstance(module, Block)]
 
 
-def _folds(trunk: nn.Module) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
-    """Return each convolution with the batch norm that is folded into it."""
-    pairs = [(block.conv1, block.norm2) for block in _blocks(trunk)]
-    return [(conv, norm) for conv, norm in pairs if isinstance(norm, nn.BatchNorm2d)]
+def scales_and_shifts(norms: list[nn.BatchNorm2d]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the scale and shift (C) of each batch norm in eval mode, with few launches.
+
+    scale = weight / sqrt(running_var + eps), shift = bias - running_mean * scale.
+    """
+    means = [norm.get_buffer("running_mean") for norm in norms]
+    variances = torch._foreach_add(
+        [norm.get_buffer("running_var") for norm in norms], [norm.eps for norm in norms]
+    )
+    scales = torch._foreach_mul(torch._foreach_rsqrt(variances), [n.weight.detach() for n in norms])
+    scaled_means = torch._foreach_mul(means, scales)
+    biases = [norm.bias.detach() for norm in norms]
+    return list(scales), list(torch._foreach_sub(biases, scaled_means))

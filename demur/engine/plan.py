@@ -9,7 +9,7 @@ several times as fast as fp32 on CPUs with matrix units, and forty times slower 
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -45,12 +45,7 @@ class EnginePlan:
 
     def metadata(self) -> dict[str, str | bool]:
         """Return the plan as JSON values."""
-        return {
-            "engine": self.engine,
-            "precision": self.precision,
-            "channels_last": self.channels_last,
-            "sync_bn": self.sync_bn,
-        }
+        return asdict(self)
 
 
 def check_engine(name: str) -> str:
@@ -74,7 +69,8 @@ def choose_plan(
     """
     synchronised = world.size > 1 and sync_bn
     engine = check_engine(name)
-    if engine == "plain" or (engine == "auto" and _plain_is_default(recipe, device)):
+    prefers_plain = device.type == "cpu" and recipe.precision != "bf16"
+    if engine == "plain" or (engine == "auto" and prefers_plain):
         return EnginePlan("plain", recipe.precision, sync_bn=synchronised)
     if device.type == "cpu":
         precision, channels_last = fastest_settings(recipe)
@@ -87,10 +83,6 @@ def choose_plan(
         )
         return EnginePlan("plain", recipe.precision, sync_bn=True)
     return EnginePlan("fast", recipe.precision, channels_last=True)
-
-
-def _plain_is_default(recipe: Recipe, device: torch.device) -> bool:
-    return device.type == "cpu" and recipe.precision != "bf16"
 
 
 def fastest_settings(recipe: Recipe) -> tuple[Precision, bool]:

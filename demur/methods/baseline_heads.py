@@ -24,7 +24,7 @@ from demur.attacks.objectives import (
 from demur.errors import BadInput
 from demur.methods.frameworks import BatchOutputs, Framework, LabelledOutput, subset_weights
 from demur.methods.heads import DenseAux, Head, NoAux, SelectiveAux
-from demur.output import ABSTAIN, ACCEPT, CLASS_LOGITS, AuxColumn, prediction
+from demur.output import ABSTAIN, ACCEPT, CLASS_LOGITS, prediction
 from demur.rejectors import AcceptProbability, Energy, Rectifier, Rejector
 from demur.rejectors.certainty import energy
 from demur.spec.field_types import NonNegative, UnitInterval
@@ -106,6 +106,7 @@ class SNet(Head):
         >>> method = Method(PGDAT(), SNet(coverage=0.7, weight=8.0))
     """
 
+    columns = (ACCEPT, CLASS_LOGITS)
     coverage: UnitInterval = 0.7
     weight: NonNegative = 8.0
     alpha: UnitInterval = 0.5
@@ -113,10 +114,6 @@ class SNet(Head):
 
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
         return SelectiveAux(dims[-1], classes)
-
-    @property
-    def columns(self) -> tuple[AuxColumn, ...]:
-        return ACCEPT, CLASS_LOGITS
 
     def auxiliary_loss(self, outputs: BatchOutputs) -> Tensor:
         return cross_entropy(
@@ -170,16 +167,13 @@ class ATRO(Head):
         >>> method = Method(PGDAT(), ATRO(cost=0.3))
     """
 
+    columns = (ACCEPT,)
     cost: UnitInterval = 0.3
     weight: NonNegative = 0.3
     form: Form = "paper"
 
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
         return DenseAux(dims[-1])
-
-    @property
-    def columns(self) -> tuple[AuxColumn, ...]:
-        return (ACCEPT,)
 
     @property
     def hinge(self) -> RejectionHinge:
@@ -224,16 +218,13 @@ class CARL(Head):
         >>> method = Method(PGDAT(), CARL(weight=0.5, grad_penalty=0.02))
     """
 
+    columns = (ABSTAIN,)
     weight: NonNegative = 0.5
     grad_penalty: NonNegative = 0.02
     form: Form = "paper"
 
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
         return DenseAux(dims[-1])
-
-    @property
-    def columns(self) -> tuple[AuxColumn, ...]:
-        return (ABSTAIN,)
 
     def auxiliary_loss(self, outputs: BatchOutputs) -> Tensor:
         loss_per_image = self.weight * CARLObjective()(outputs.attacked.out, outputs.attacked.y)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -145,6 +145,10 @@ class Framework(Spec, ABC):
         >>> method = Method(Brightened())
     """
 
+    aims_at_robust_accuracy: ClassVar[bool] = True  # so that it can select an epoch
+    one_loss_per_image: ClassVar[bool] = True  # of `classification_loss`, for attacked images
+    takes_soft_labels: ClassVar[bool] = True  # uses the target probabilities of soft labels
+
     @abstractmethod
     def craft(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
         """Return adversarial examples, N, C, H, W.
@@ -167,24 +171,9 @@ class Framework(Spec, ABC):
     def classification_loss(self, outputs: BatchOutputs) -> Tensor:
         """Return the classification loss of each image, N."""
 
-    @property
-    def aims_at_robust_accuracy(self) -> bool:
-        """Whether robust accuracy is what training improves, so that it can select an epoch."""
-        return True
-
     def without_stats_updates(self) -> "Framework":
         """Return a copy whose attack leaves the running statistics of batch norm alone."""
         return self
-
-    @property
-    def one_loss_per_image(self) -> bool:
-        """Whether `classification_loss` has exactly one value for each attacked image."""
-        return True
-
-    @property
-    def takes_soft_labels(self) -> bool:
-        """Whether `classification_loss` uses the target probabilities of soft labels."""
-        return True
 
     def with_objective(self, objective: Objective, bn: BatchNorm | None = None) -> "Framework":
         """Copy whose attack maximises `objective`, in batch-norm mode `bn` if given.
@@ -338,6 +327,9 @@ class CCAT(Framework):
         >>> method = Method(CCAT(rho=10.0), RR())
     """
 
+    aims_at_robust_accuracy = False  # but at a low confidence under attack
+    one_loss_per_image = False  # clean images have losses too
+    takes_soft_labels = False
     rho: Positive = 10.0
     form: Literal["official", "reference"] = "official"
     attack: PGD = CCAT_OFFICIAL
@@ -387,20 +379,8 @@ class CCAT(Framework):
         relative_size = (ball.norm(delta) / max(ball.eps, 1e-12)).clamp(max=1)
         return 1 - (1 - relative_size) ** self.rho
 
-    @property
-    def aims_at_robust_accuracy(self) -> bool:
-        return False  # it aims at a low confidence under attack
-
     def without_stats_updates(self) -> "CCAT":
         return replace(self, bn="batch") if self.bn == "train" else self
-
-    @property
-    def one_loss_per_image(self) -> bool:
-        return False  # clean images have losses too
-
-    @property
-    def takes_soft_labels(self) -> bool:
-        return False
 
 
 def _outputs_of_halves(net: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor) -> BatchOutputs:

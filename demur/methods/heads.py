@@ -10,7 +10,7 @@ loss. It may also change the objective that training images are attacked with.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -44,15 +44,12 @@ class Head(Spec, ABC):
         >>> method = Method(Standard(), Nothing())
     """
 
+    columns: ClassVar[tuple[AuxColumn, ...]] = ()  # of the auxiliary output, for its rejectors
+
     @property
     def tau(self) -> float:
         """Softmax temperature that the auxiliary output is trained with."""
         return 1.0
-
-    @property
-    def columns(self) -> tuple[AuxColumn, ...]:
-        """The columns of the auxiliary output, by name; its rejectors read these."""
-        return ()
 
     @property
     def has_weights(self) -> bool:
@@ -156,41 +153,24 @@ class NoAux(nn.Module):
 class DenseAux(nn.Module):
     """Logit of A from two layers on the last feature, as in the paper.
 
-    `detach_features` stops the gradient from the auxiliary loss to the backbone in train mode. In
-    eval mode the gradient flows, so that attacks on the trained net can use it.
+    `dims` of several stages: on the concatenated pooled features of all of them. `detach_features`
+    stops the gradient from the auxiliary loss to the backbone in train mode. In eval mode the
+    gradient flows, so that attacks on the trained net can use it.
     """
 
-    def __init__(self, dim: int, detach_features: bool = False) -> None:
+    def __init__(self, *dims: int, detach_features: bool = False) -> None:
         super().__init__()
-        self.detach_features = detach_features
-        self.layers = _two_layers(dim, dim // 2)
+        self.needs_all_stages, self.detach_features = len(dims) > 1, detach_features
+        hidden = dims[-1] // 2
+        self.layers = nn.Sequential(
+            nn.Linear(sum(dims), hidden), Norm1d(hidden), nn.ReLU(), nn.Linear(hidden, 1)
+        )
 
     def forward(self, stages: list[Tensor]) -> Tensor:
-        logit: Tensor = self.layers(_detach_in_training(stages[-1], self))  # N, 1
+        feature = torch.cat(stages, 1) if self.needs_all_stages else stages[-1]
+        detach = self.detach_features and self.training
+        logit: Tensor = self.layers(feature.detach() if detach else feature)  # N, 1
         return logit
-
-
-class BlocksAux(nn.Module):
-    """Logit of A from two layers on the concatenated pooled features of all stages."""
-
-    needs_all_stages = True
-
-    def __init__(self, dims: Sequence[int], detach_features: bool = False) -> None:
-        super().__init__()
-        self.detach_features = detach_features
-        self.layers = _two_layers(sum(dims), dims[-1] // 2)
-
-    def forward(self, stages: list[Tensor]) -> Tensor:
-        logit: Tensor = self.layers(_detach_in_training(torch.cat(stages, 1), self))  # N, 1
-        return logit
-
-
-def _two_layers(dim: int, hidden: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(dim, hidden), Norm1d(hidden), nn.ReLU(), nn.Linear(hidden, 1))
-
-
-def _detach_in_training(feature: Tensor, aux: DenseAux | BlocksAux) -> Tensor:
-    return feature.detach() if aux.detach_features and aux.training else feature
 
 
 class SelectiveAux(nn.Module):
@@ -236,6 +216,7 @@ class RR(Head):
         >>> method = Method(PGDAT(), RR(weight=1.0))
     """
 
+    columns = (ACCEPT,)
     weight: NonNegative = 1.0
     tau: Positive = 1.0
     stop_tcon: bool = True
@@ -258,12 +239,8 @@ class RR(Head):
             raise BadInput("construction=con has no A to train; use gradient_to=net")
 
     def build(self, dims: Sequence[int], classes: int) -> nn.Module:
-        detach = self.spares_backbone
-        return DenseAux(dims[-1], detach) if self.features == "last" else BlocksAux(dims, detach)
-
-    @property
-    def columns(self) -> tuple[AuxColumn, ...]:
-        return (ACCEPT,)
+        read = dims[-1:] if self.features == "last" else dims
+        return DenseAux(*read, detach_features=self.spares_backbone)
 
     @property
     def has_weights(self) -> bool:

@@ -29,7 +29,6 @@ from demur.metrics.checks import (
 
 RESAMPLES = 500
 BLOCK_SIZE = 200_000  # entries of one array that fits into the processor's cache
-MAX_PASSES = 16  # over ties; reduceat takes as long as about so many
 SPREAD = 4  # standard deviations of the TPR that the first search covers
 CountArray = NDArray[np.float32]  # integers below 2**24 and their sums are exact
 
@@ -273,20 +272,9 @@ class _Levels(NamedTuple):
             drawn = resamples.counts[rows]
         else:
             drawn = resamples.counts[:, columns][rows]
-        first = first - first[0]
-        return _sum_ties(drawn * self.correct[images, None], first), _sum_ties(drawn, first)
-
-
-def _sum_ties(counts: CountArray, first: NDArray[np.intp]) -> CountArray:
-    """Counts summed over the images of each score level."""
-    levels, sizes = first[:-1], np.diff(first)
-    if sizes.max() > MAX_PASSES:
-        return np.add.reduceat(counts, levels, axis=0)
-    summed = counts[levels]
-    for position in range(1, sizes.max()):  # the second image of each level, the third, ...
-        tied = sizes > position
-        summed[tied] += counts[levels[tied] + position]
-    return summed
+        levels = first[:-1] - first[0]
+        n_correct = np.add.reduceat(drawn * self.correct[images, None], levels, axis=0)
+        return n_correct, np.add.reduceat(drawn, levels, axis=0)
 
 
 def _corners(n_correct: CountArray, n: CountArray) -> tuple[BoolArray, BoolArray]:

@@ -15,10 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from demur.errors import BadInput
-
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
-IntArray = NDArray[np.int64]
+from demur.metrics.checks import BoolArray, FloatArray, IntArray
 
 SLACK = 1e-12  # rounding errors are about 1e-16; a premise must hold by more than this
 ROW_SUM_ERROR = 1e-5  # allowed in a row of probabilities, which may come from fp32
@@ -59,20 +56,6 @@ class TheoryInputs:
     def xi(self) -> FloatArray:
         """Smallest xi of Definition 1."""
         return pointwise_xi(self.a, self.a_star)
-
-
-class Toy(NamedTuple):
-    """Logits of two images whose order by p_0 depends on the temperature."""
-
-    measure: str
-    first: tuple[float, ...]
-    second: tuple[float, ...]
-
-
-TOYS = (
-    Toy("T-Con of wrong predictions", (0, 3, -1000), (0, 2, 2)),
-    Toy("confidence", (0, -1, -1000), (0, -2, -2)),
-)
 
 
 def probabilities(logits: ArrayLike, tau: float = 1.0) -> FloatArray:
@@ -231,12 +214,6 @@ def calibrated_accuracy(con: FloatArray, t: float) -> float:
     """Accuracy of predictions with con >= t if con were calibrated: mean con; 0.0 for none."""
     accepted = con[con >= t]
     return float(accepted.mean()) if len(accepted) else 0.0
-
-
-def toy_values(toy: Toy, tau: float) -> tuple[float, float]:
-    """Probability of class 0 for both images of a toy example at a temperature."""
-    first, second = probabilities([toy.first, toy.second], tau)[:, 0].tolist()
-    return first, second
 
 
 def _ceil(count: float) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from demur.metrics.checks import FloatArray, check_share, floats, same_length
-from demur.metrics.intervals import Difference, Interval, wilson
+from demur.metrics.intervals import Difference, Interval
 from demur.metrics.rejection import Curve
 
 
@@ -41,10 +41,6 @@ class WorstCase:
     def accepted_errors(self, threshold: float) -> float:
         """Share of all images with a wrong prediction that reaches the threshold."""
         return float((self.worst >= threshold).mean())
-
-    def accepted_errors_interval(self, threshold: float, level: float = 0.95) -> Interval:
-        """Wilson's interval of the accepted errors at a threshold chosen on other images."""
-        return wilson(int((self.worst >= threshold).sum()), len(self.worst), level)
 
     @cached_property
     def curve(self) -> Curve:

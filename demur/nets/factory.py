@@ -122,11 +122,10 @@ class FactoryNet(NetSpec):
         return net
 
     def _function(self) -> Callable[..., Any]:
-        function: Any = import_object(self.function)
-        if not callable(function):
-            raise BadInput(f"{self.function} is not a function; name one that returns a net")
-        called: Callable[..., Any] = function
-        return called
+        function = import_object(self.function)
+        if callable(function):
+            return function  # type: ignore[no-any-return]
+        raise BadInput(f"{self.function} is not a function; name one that returns a net")
 
     def _module(self, function: Callable[..., Any], domain: Domain) -> nn.Module:
         """Call the function and check that it returns a net for these images."""

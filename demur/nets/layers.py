@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, conv2d, pad, pixel_shuffle
 from torch.nn.grad import conv2d_weight
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from demur import distributed
 
@@ -188,22 +189,26 @@ def autocast_like(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.to(torch.get_autocast_dtype("cuda")) for tensor in tensors)
 
 
-class Norm2d(nn.BatchNorm2d):
-    """Batch norm of maps N, C, H, W; `synchronised` uses the statistics of all processes."""
+class Norm(_BatchNorm):
+    """Batch norm; `synchronised` uses the statistics of all processes."""
 
     synchronised = False
 
     def forward(self, x: Tensor) -> Tensor:
-        return _normalise(self, x) if _needs_own_forward(self) else super().forward(x)
+        if not self.training or (self.momentum != 0 and not _spans_processes(self)):
+            return super().forward(x)
+        if _spans_processes(self):
+            return _normalise_over_processes(self, x)
+        # momentum 0 updates no running statistics; without them torch.compile drops unused outputs
+        return batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
 
 
-class Norm1d(nn.BatchNorm1d):
-    """Batch norm of features N, C; `synchronised` uses the statistics of all processes."""
+class Norm2d(Norm, nn.BatchNorm2d):
+    """Batch norm of maps N, C, H, W."""
 
-    synchronised = False
 
-    def forward(self, x: Tensor) -> Tensor:
-        return _normalise(self, x) if _needs_own_forward(self) else super().forward(x)
+class Norm1d(Norm, nn.BatchNorm1d):
+    """Batch norm of features N, C."""
 
 
 def synchronise_batch_norm(net: nn.Module) -> None:
@@ -212,27 +217,15 @@ def synchronise_batch_norm(net: nn.Module) -> None:
     The all-reduce is ours, so it also works between CPUs; torch's SyncBatchNorm needs GPUs.
     """
     for module in net.modules():
-        if isinstance(module, Norm1d | Norm2d):
+        if isinstance(module, Norm):
             module.synchronised = True
 
 
-def _needs_own_forward(norm: Norm1d | Norm2d) -> bool:
-    """Return whether torch's batch norm is not enough."""
-    return norm.training and (norm.momentum == 0 or _spans_processes(norm))
-
-
-def _spans_processes(norm: Norm1d | Norm2d) -> bool:
+def _spans_processes(norm: Norm) -> bool:
     return norm.synchronised and distributed.current().size > 1
 
 
-def _normalise(norm: Norm1d | Norm2d, x: Tensor) -> Tensor:
-    if _spans_processes(norm):
-        return _normalise_over_processes(norm, x)
-    # momentum 0 updates no running statistics; without them torch.compile can drop unused outputs
-    return batch_norm(x, None, None, norm.weight, norm.bias, training=True, eps=norm.eps)
-
-
-def _normalise_over_processes(norm: Norm1d | Norm2d, x: Tensor) -> Tensor:
+def _normalise_over_processes(norm: Norm, x: Tensor) -> Tensor:
     """Apply batch norm in train mode with the statistics of all processes' images."""
     dims = [d for d in range(x.ndim) if d != 1]
     wide = x.to(norm.weight.dtype)
@@ -247,7 +240,7 @@ def _normalise_over_processes(norm: Norm1d | Norm2d, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _update_running_statistics(norm: Norm1d | Norm2d, mean: Tensor, variance: Tensor) -> None:
+def _update_running_statistics(norm: Norm, mean: Tensor, variance: Tensor) -> None:
     momentum = norm.momentum
     assert momentum is not None and norm.num_batches_tracked is not None
     norm.get_buffer("running_mean").lerp_(mean, momentum)

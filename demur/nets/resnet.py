@@ -38,7 +38,7 @@ class Block(nn.Module):
         self.activate = ACTIVATIONS[activation]
         self.norm1 = Norm2d(width_in)
         self.conv1 = Conv3x3(width_in, width, stride)
-        self.norm2: nn.Module = Norm2d(width)
+        self.norm2 = Norm2d(width)
         self.conv2 = Conv3x3(width, width)
         same = stride == 1 and width_in == width
         self.shortcut = None if same else Conv1x1(width_in, width, stride)

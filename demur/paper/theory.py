@@ -10,7 +10,7 @@ Everything is computed from records, so neither weights nor data are needed.
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from demur.evaluate.record_scores import JsonFields
 from demur.metrics import BoolArray, FloatArray, Interval, wilson
 from demur.metrics import theory as statements
 from demur.metrics.theory import (
-    TOYS,
     Claim,
     TheoryInputs,
     class_counts,
@@ -29,7 +28,6 @@ from demur.metrics.theory import (
     is_confident,
     n_sub,
     theory_inputs_at,
-    toy_values,
     xi_below,
 )
 from demur.recipes import VOCABULARY
@@ -43,6 +41,26 @@ XIS = (0.1, 0.25, 0.5, 0.75, 0.9)
 SMALL = 0.1  # the paper expects 70 to 90% of the images below this xi
 THRESHOLDS = tuple(tenth / 10 for tenth in range(1, 10))
 DRAWS = 10  # random labels per image
+
+
+class Toy(NamedTuple):
+    """Logits of two images whose order by p_0 depends on the temperature."""
+
+    measure: str
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+
+
+TOYS = (
+    Toy("T-Con of wrong predictions", (0, 3, -1000), (0, 2, 2)),
+    Toy("confidence", (0, -1, -1000), (0, -2, -2)),
+)
+
+
+def toy_values(toy: Toy, tau: float) -> tuple[float, float]:
+    """Probability of class 0 for both images of a toy example at a temperature."""
+    first, second = statements.probabilities([toy.first, toy.second], tau)[:, 0].tolist()
+    return first, second
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,11 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.table import Table
 
 from demur.evaluate.certificates import IssuedCertificate, Retest
 from demur.report.figures import FAINT, INK, RIGHT, WRONG, drawing, saved
-from demur.report.terminal import percent, show_table
+from demur.report.terminal import percent, plain_table, show_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,15 +45,13 @@ def show_retests(retests: Iterable[tuple[IssuedCertificate, list[Retest]]]) -> N
 
 def retest_table(retests: Iterable[tuple[IssuedCertificate, list[Retest]]]) -> Table:
     """Return a table with one block per certificate and one line per record."""
-    table = Table(
-        title="certificates: guaranteed on cal, observed on test", title_justify="left",
-        title_style="bold", header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
+    table = plain_table(
+        "certificates: guaranteed on cal, observed on test",
+        "certificate, attack", "share", "guaranteed", "observed", "coverage", "verdict",
         caption="percent, with exact 95% intervals; broken: the interval excludes the guarantee",
-        caption_justify="left",
     )  # fmt: skip
-    for name in ("certificate, attack", "share", "guaranteed", "observed", "coverage", "verdict"):
-        right = name in ("guaranteed", "observed", "coverage")
-        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    table.columns[0].no_wrap = True
+    table.columns[1].justify = table.columns[5].justify = "left"
     for certificate, lines in retests:
         level = f"{100 * certificate.metadata['confidence']:g}% confidence"
         heading = f"{certificate.rejector}, {level}, on {certificate.metadata['on']}"

@@ -70,7 +70,10 @@ def _run(results: ScoredRun, kept: int) -> Json:
         "level": results.evaluation.level,
         "scores": {name: _score(specs[name]) for name in names}
         | ({ORACLE: {"kind": "tcon", "tau": 1.0, "unit": True}} if names else {}),
-        "cal": _cal(results),
+        # the clean images that TPR-95 thresholds are chosen on
+        "cal": _arrays(results, results.loaded.clean("cal"))
+        if results.evaluation.thresholds
+        else None,
         "certificates": _certificates(results),
         "clean_images": _clean_images(results, kept),
         "records": [
@@ -100,13 +103,6 @@ def _score(rejector: Rejector) -> Json:
     if isinstance(rejector, Coupled) and (type(rejector.gate), type(rejector.score)) == (Con, RCon):
         return {"kind": "coupled", "gate": rejector.gate_threshold, "unit": unit}
     return {"kind": "fixed", "unit": unit}
-
-
-def _cal(results: ScoredRun) -> Json | None:
-    """Return the clean cal images, which TPR-95 thresholds are chosen on; None without any."""
-    if not results.evaluation.thresholds:
-        return None
-    return _arrays(results, results.loaded.clean("cal"))
 
 
 def _record(results: ScoredRun, entry: ScoredRecord, label: str, kept: int) -> Json:
@@ -139,7 +135,8 @@ def _arrays(results: ScoredRun, record: Record) -> Json:
     }
     if not record.scores_only:
         out = record.output
-        with_a = RCon.__name__ in {type(r).__name__ for r in _rejectors(results)}
+        specs = results.loaded.run.recipe.rejectors()
+        with_a = any(isinstance(specs[name], RCon) for name in evaluation.scores)
         entry |= {
             "predicted": packed(prediction(out).numpy(), "<u2"),
             "logits": packed(out.logits.numpy(), "<f4"),
@@ -147,11 +144,6 @@ def _arrays(results: ScoredRun, record: Record) -> Json:
             "no_logits": "",
         }
     return entry
-
-
-def _rejectors(results: ScoredRun) -> list[Rejector]:
-    specs = results.loaded.run.recipe.rejectors()
-    return [specs[name] for name in results.evaluation.scores]
 
 
 def _clean_images(results: ScoredRun, kept: int) -> Json | None:

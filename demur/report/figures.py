@@ -12,11 +12,11 @@ import html
 import io
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from demur.evaluate import BASELINE, ORACLE, RejectorEvaluation, ScoredRecord, t
 from demur.evaluate.record_scores import has_tcon
 from demur.metrics import BoolArray, FloatArray, risk_coverage
 from demur.output import prediction
+from demur.report import plot
 from demur.report.scored_run import RECTIFIED, ScoredRun, clean_images, main_rejector, main_row
 from demur.runs import Record
 
@@ -161,18 +162,10 @@ def _heading(scored: ScoredRecord) -> str:
 def _scatter(axes: "Axes", scored: ScoredRecord, evaluation: RejectorEvaluation) -> None:
     record, correct = scored.record, scored.record.correct
     x, y = (values(evaluation.score_for(name, record), record) for name in (BASELINE, RECTIFIED))
-    as_pixels = len(correct) > MOST_POINTS
     axes.fill([0, 0, 1], [0, 1, 1], color=PALE, linewidth=0, zorder=0)
     axes.text(0.03, 0.97, "impossible:\nR-Con is never above con", va="top", fontsize=8,
               color=FAINT)  # fmt: skip
-    for chosen, name, marker, colour, size in (
-        (correct, "correct", "o", RIGHT, 13),
-        (~correct, "wrong", "x", WRONG, 20),
-    ):
-        axes.scatter(
-            x[chosen], y[chosen], s=size, marker=marker, color=colour, alpha=0.7, linewidths=1.1,
-            label=f"{name} ({chosen.sum()})", rasterized=as_pixels, zorder=2,
-        )  # fmt: skip
+    plot.scatter(x, y, correct, ax=axes)
     _half_lines(axes)
     at_con, at_rcon = (main_row(scored, name).point.threshold for name in (BASELINE, RECTIFIED))
     axes.axhline(at_rcon, color=INK, linewidth=1.3, zorder=3)
@@ -202,15 +195,12 @@ def _note(axes: "Axes", x: float, y: float, text: str, **alignment: str | float)
 def _histogram(axes: "Axes", scored: ScoredRecord, evaluation: RejectorEvaluation) -> None:
     correct = scored.record.correct
     x = values(evaluation.score_for(BASELINE, scored.record), scored.record)
-    bins = np.linspace(0, 1, 26).tolist()
-    axes.hist(x[correct], bins, color=RIGHT, alpha=0.55, label=f"correct ({correct.sum()})")
-    axes.hist(x[~correct], bins, histtype="step", hatch="////", edgecolor=WRONG, linewidth=1.4,
-              label=f"wrong ({(~correct).sum()})")  # fmt: skip
+    plot.separability(x, correct, bins=np.linspace(0, 1, 26), ax=axes)
     at = main_row(scored, BASELINE).point.threshold
     axes.axvline(at, color=INK, linewidth=1.3, linestyle=(0, (5, 2)))
     top = axes.get_ylim()[1]
     _note(axes, at - 0.01, top, f"Con threshold {at:.2f}", ha="right", va="top", rotation=90)
-    axes.set(xlim=(0, 1.02), xlabel="confidence (con)", ylabel="images")
+    axes.set(xlim=(0, 1.02), xlabel="confidence (con)", title="")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.3)
 
 
@@ -267,45 +257,6 @@ GROUPS = (
 )
 
 
-class Certainty(NamedTuple):
-    """A score of one image and its threshold."""
-
-    name: str
-    value: str
-    sign: str
-    threshold: str
-    decides: bool
-
-
-class Card(NamedTuple):
-    """One image before and after the attack, with the prediction and the decision."""
-
-    place: int
-    clean: str
-    attacked: str
-    change: str
-    label: str  # names of classes
-    predicted: str
-    certainties: list[Certainty]
-    verdict: str
-
-
-class GroupCards(NamedTuple):
-    """The cards of one group, and the number of its images among the stored ones."""
-
-    group: Group
-    found: int
-    cards: list[Card]
-
-
-class Gallery(NamedTuple):
-    """The cards of one attack."""
-
-    stored: int  # adversarial examples in the record
-    factor: int  # by which the change is amplified
-    groups: list[GroupCards]
-
-
 @dataclass(frozen=True)
 class Verdicts:
     """Decisions of the main rejector on every image of a record."""
@@ -313,13 +264,12 @@ class Verdicts:
     results: ScoredRun
     scored: ScoredRecord
     accepted: BoolArray
-    correct: BoolArray
 
     @staticmethod
     def of(results: ScoredRun, scored: ScoredRecord) -> "Verdicts":
         """Return the decisions at the frozen threshold, or at the paper's without cal images."""
         accepted = results.accepted(scored, results.main_rejector)
-        return Verdicts(results, scored, accepted, scored.record.correct)
+        return Verdicts(results, scored, accepted)
 
     @property
     def record(self) -> Record:
@@ -328,14 +278,15 @@ class Verdicts:
 
     def members(self, group: Group) -> BoolArray:
         """Return a mask of the images in a group."""
-        decided = self.accepted if group.accepted else ~self.accepted
-        return decided & (self.correct if group.correct else ~self.correct)
+        chosen: BoolArray = self.accepted == group.accepted
+        chosen &= self.record.correct == group.correct
+        return chosen
 
     def counts(self) -> dict[str, int]:
         """Return the number of images of each group by its key."""
         return {group.key: int(self.members(group).sum()) for group in GROUPS}
 
-    def certainties(self, position: int) -> list[Certainty]:
+    def certainties(self, position: int) -> list[dict[str, Any]]:
         """Return Con, and R-Con where the net has it, of one image with their thresholds."""
         scores = self.results.evaluation.scores
         names = [name for name in (BASELINE, RECTIFIED) if name in scores]
@@ -346,21 +297,26 @@ class Verdicts:
         if self.accepted[position]:
             return f"accepted: {predicted}"
         at = self._certainty(self.results.main_rejector, position)
-        return f"rejected: {at.name} {at.value} {at.sign} {at.threshold}"
+        return f"rejected: {at['name']} {at['value']} {at['sign']} {at['threshold']}"
 
-    def _certainty(self, name: str, position: int) -> Certainty:
+    def _certainty(self, name: str, position: int) -> dict[str, Any]:
         score = self.results.evaluation.score_for(name, self.record)
         value = float(values(score, self.record)[position])
-        row = self.results.row(self.scored, name)
+        row = main_row(self.scored, name)
         threshold, strict = row.point.threshold, row.protocol == "paper"
         above = value > threshold if strict else value >= threshold
         sign = (">" if strict else "≥") if above else ("≤" if strict else "<")
+        left, right = _distinguishable(value, threshold)
         decides = name == self.results.main_rejector
-        return Certainty(name, *_distinguishable(value, sign, threshold), decides)
+        return {"name": name, "value": left, "sign": sign, "threshold": right, "decides": decides}
 
 
-def gallery(verdicts: Verdicts) -> Gallery:
-    """Return the first stored images of every group, before and after the attack."""
+def gallery(verdicts: Verdicts) -> dict[str, Any]:
+    """Return the first stored images of every group, before and after the attack.
+
+    `stored` is the number of adversarial examples in the record, `factor` that by which changes are
+    amplified, `found` the number of stored images of a group.
+    """
     record = verdicts.record
     attacked = record.arrays["x_adv"].double().numpy()
     stored = len(attacked)
@@ -368,45 +324,32 @@ def gallery(verdicts: Verdicts) -> Gallery:
     clean = images.batch(slice(None))[0].double().numpy()
     largest = float(record.arrays["size_linf"][:stored].max())
     factor = max(1, math.floor(0.5 / largest + 1e-6)) if largest > 0 else 1
-    groups, names = [], verdicts.results.loaded.run.recipe.data.class_names
-    for group in GROUPS:
-        positions = np.flatnonzero(verdicts.members(group)[:stored])
-        cards = _cards(verdicts, positions[:PER_GROUP].tolist(), clean, attacked, factor, names)
-        groups.append(GroupCards(group, len(positions), cards))
-    return Gallery(stored, factor, groups)
-
-
-def _cards(
-    verdicts: Verdicts,
-    positions: Sequence[int],
-    clean: FloatArray,
-    attacked: FloatArray,
-    factor: int,
-    names: Sequence[str],
-) -> list[Card]:
-    record, cards = verdicts.record, []
+    names = verdicts.results.loaded.run.recipe.data.class_names
     predicted = prediction(record.output).tolist()
-    for position in positions:
-        change = 0.5 + factor * (attacked[position] - clean[position])
-        cards.append(
-            Card(
-                place=int(record.arrays["index"][position]),
-                clean=data_uri(pixel_png(clean[position]), "png"),
-                attacked=data_uri(pixel_png(attacked[position]), "png"),
-                change=data_uri(pixel_png(change), "png"),
-                label=names[int(record.y[position])],
-                predicted=names[predicted[position]],
-                certainties=verdicts.certainties(position),
-                verdict=verdicts.words(position, names[predicted[position]]),
-            )
-        )
-    return cards
+
+    def card(i: int) -> dict[str, Any]:
+        change = 0.5 + factor * (attacked[i] - clean[i])
+        pixels = {"clean": clean[i], "attacked": attacked[i], "change": change}
+        return {name: data_uri(pixel_png(image), "png") for name, image in pixels.items()} | {
+            "place": int(record.arrays["index"][i]),
+            "label": names[int(record.y[i])],
+            "predicted": names[predicted[i]],
+            "certainties": verdicts.certainties(i),
+            "verdict": verdicts.words(i, names[predicted[i]]),
+        }
+
+    groups = []
+    for group in GROUPS:
+        positions = np.flatnonzero(verdicts.members(group)[:stored]).tolist()
+        cards = [card(i) for i in positions[:PER_GROUP]]
+        groups.append({"group": group, "found": len(positions), "cards": cards})
+    return {"stored": stored, "factor": factor, "groups": groups}
 
 
-def _distinguishable(value: float, sign: str, threshold: float) -> tuple[str, str, str]:
-    """Format value, sign and threshold with enough decimals to show which is larger."""
+def _distinguishable(value: float, threshold: float) -> tuple[str, str]:
+    """Format value and threshold with enough decimals to show which is larger."""
     for decimals in range(2, 9):
         left, right = f"{value:.{decimals}f}", f"{threshold:.{decimals}f}"
         if left != right:
             break
-    return left, sign, right
+    return left, right

@@ -76,17 +76,14 @@ def progress_words(run: Run) -> str:
     records = sum(1 for _ in run.records_folder.glob("*-test-*.json"))
     parts = [f"{records} record{'' if records == 1 else 's'} of test images"]
     if not run.trained:
-        parts = [f"in training, {_epochs(run)} of {run.recipe.epochs} epochs done"]
+        path = run.path / "metrics.jsonl"
+        done = len(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else 0
+        parts = [f"in training, {done} of {run.recipe.epochs} epochs done"]
     parts += [
         f"an unfinished attack has {_images_done(folder)} images done"
         for folder in sorted(run.records_folder.glob(".making-*"))
     ]
     return f"{run.name}: {'; '.join(parts)}."
-
-
-def _epochs(run: Run) -> int:
-    path = run.path / "metrics.jsonl"
-    return len(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else 0
 
 
 def _images_done(making: Path) -> int:

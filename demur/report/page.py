@@ -9,13 +9,13 @@ the scores of every image, which the page contains.
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from demur.evaluate import ORACLE, Protocol, Row, ScoredRecord, Summary
-from demur.evaluate.certificates import IssuedCertificate, retests
+from demur.evaluate import ORACLE, Protocol, Row, ScoredRecord
+from demur.evaluate.certificates import retests
 from demur.files.atomic import write_text
 from demur.metrics import Interval
 from demur.report.certificates import cells, guarantees_svg
@@ -23,8 +23,6 @@ from demur.report.explorer import explorer_data
 from demur.report.figures import (
     GROUPS,
     PER_GROUP,
-    Gallery,
-    Group,
     Verdicts,
     attacked_images,
     check_installed,
@@ -33,7 +31,7 @@ from demur.report.figures import (
     inline_svg,
     overview_figure,
 )
-from demur.report.scored_run import RECTIFIED, ScoredRun
+from demur.report.scored_run import RECTIFIED, ScoredRun, main_row
 from demur.report.terminal import (
     Sanity,
     attack_command,
@@ -112,35 +110,13 @@ METADATA_NAMES = {
 SCRIPTS = ("stats.js", "charts.js", "dom.js", "data.js", "image.js", "explorer.js", "live.js")
 STYLES = ("page.css", "explorer.css")
 
-GuaranteeView = tuple[IssuedCertificate, list[tuple[str, tuple[str, ...]]]]
-
-
-class Term(NamedTuple):
-    """A term, the id of its entry and its meaning."""
-
-    name: str
-    anchor: str
-    meaning: str
+View = dict[str, Any]  # what the template shows of a run, an attack or a row
 
 
 def anchor(name: str) -> str:
-    """Return the id of a term's entry."""
-    words = name.replace("+", " and ").replace("*", " star")
+    """Return the id of a term's entry in the glossary."""
+    words = name.removesuffix(" (oracle)").replace("+", " and ").replace("*", " star")
     return "term-" + re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
-
-
-def glossary(rejectors: Iterable[str]) -> list[Term]:
-    """Return the terms of a page that shows these rejectors."""
-    used = {*rejectors, "Con", "T-Con"}
-    shown = [name for name in REJECTORS if name in used]
-    meanings = {name: REJECTORS[name] for name in shown} | PAGE_TERMS
-    return [Term(name, anchor(name), meaning) for name, meaning in meanings.items()]
-
-
-def known_anchor(name: str, terms: Iterable[Term]) -> str:
-    """Return the anchor of a rejector's name in the glossary; empty if it is not in it."""
-    plain = name.removesuffix(" (oracle)")
-    return next((term.anchor for term in terms if term.name == plain), "")
 
 
 class Cell(NamedTuple):
@@ -148,53 +124,6 @@ class Cell(NamedTuple):
 
     value: str
     interval: str = ""
-
-
-class TableRow(NamedTuple):
-    """One row of a table."""
-
-    rejector: str
-    remark: str
-    kind: str  # "none", "oracle", "decides" or "rejector"
-    cells: list[Cell]
-    threshold: str
-    threshold_from: str
-
-
-class AttackView(NamedTuple):
-    """The view of one record in the template."""
-
-    name: str
-    words: str
-    summary: Summary
-    counts: list[tuple[Group, int, str]]  # images and their share in percent
-    total: dict[str, int]
-    lines: dict[Protocol, list[TableRow]]
-    gallery: Gallery | None
-    metadata: list[tuple[str, str]]
-    label_is_current: bool
-    command: str
-
-
-class RunView(NamedTuple):
-    """The view of one run in the template."""
-
-    name: str
-    sentences: list[str]
-    facts: list[tuple[str, str, str]]  # name, text and code
-    attacks: list[AttackView]
-    hardest: AttackView | None
-    protocols: tuple[Protocol, ...]
-    threshold_words: str
-    figure: str
-    sanity: Sanity | None
-    guarantees: list[GuaranteeView]
-    guarantees_figure: str
-    recipe: str
-    checkpoint: dict[str, Any] | None
-    epochs: int
-    sizes: dict[str, int]
-    train_command: str
 
 
 def write_page(runs: Sequence[ScoredRun], path: Path) -> Path:
@@ -214,7 +143,8 @@ def page_text(runs: Sequence[ScoredRun], live: bool = False) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     template = environment.from_string((here / "page.html.j2").read_text(encoding="utf-8"))
-    terms = glossary(name for results in runs for name in results.evaluation.scores)
+    scored = {name for results in runs for name in results.evaluation.scores} | {"Con", "T-Con"}
+    terms = {name: text for name, text in REJECTORS.items() if name in scored} | PAGE_TERMS
     ordered = [
         ScoredRun(r.loaded, r.evaluation, sorted(r.scored, key=attacked_images)) for r in runs
     ]
@@ -225,13 +155,13 @@ def page_text(runs: Sequence[ScoredRun], live: bool = False) -> str:
         script=Markup(_joined(SCRIPTS)),
         data=Markup(data.replace("<", "\\u003c")),  # no name can end the script element
         live=live,
-        title=", ".join(view.name for view in views),
+        title=", ".join(results.name for results in runs),
         runs=views,
         several=len(views) > 1,
         groups=GROUPS,
         per_group=PER_GROUP,
         words=terms,
-        anchor=lambda name: known_anchor(name, terms),
+        anchor=lambda name: anchor(name) if name.removesuffix(" (oracle)") in terms else "",
         markup=Markup,
     )
 
@@ -247,31 +177,31 @@ def number(value: float) -> str:
     return "∞" if value > 0 else "-∞"
 
 
-def _run_view(results: ScoredRun, prefix: str) -> RunView:
+def _run_view(results: ScoredRun, prefix: str) -> View:
     run, evaluation = results.loaded.run, results.evaluation
     attacks = [_attack_view(entry, results) for entry in results.scored]
     records = [entry.record for entry in results.scored]
     worst = hardest(results.scored, evaluation) if attacks else None
     guarantees, guarantees_figure = _guarantees(results, records, prefix)
     both: tuple[Protocol, ...] = ("deploy", "paper")
-    return RunView(
-        name=results.name,
-        sentences=_sentences(results, worst),
-        facts=_facts(results),
-        attacks=attacks,
-        hardest=next((a for a in attacks if worst and a.summary is worst.summary), None),
-        protocols=both if results.protocol == "deploy" else ("paper",),
-        threshold_words=_threshold_words(results),
-        figure=_figure(results, prefix) if worst else "",
-        sanity=Sanity.of(run_checks(records, evaluation), run, records) if records else None,
-        guarantees=guarantees,
-        guarantees_figure=guarantees_figure,
-        recipe=lines(run.recipe),
-        checkpoint=run.checkpoint if run.trained else None,
-        epochs=run.recipe.epochs,
-        sizes=results.split_sizes,
-        train_command=train_command(run),
-    )
+    return {
+        "name": results.name,
+        "sentences": _sentences(results, worst),
+        "facts": _facts(results),
+        "attacks": attacks,
+        "hardest": next((a for a in attacks if worst and a["summary"] is worst.summary), None),
+        "protocols": both if results.protocol == "deploy" else ("paper",),
+        "threshold_words": _threshold_words(results),
+        "figure": _figure(results, prefix) if worst else "",
+        "sanity": Sanity.of(run_checks(records, evaluation), run, records) if records else None,
+        "guarantees": guarantees,
+        "guarantees_figure": guarantees_figure,
+        "recipe": lines(run.recipe),
+        "checkpoint": run.checkpoint if run.trained else None,
+        "epochs": run.recipe.epochs,
+        "sizes": results.split_sizes,
+        "train_command": train_command(run),
+    }
 
 
 def _sentences(results: ScoredRun, worst: ScoredRecord | None) -> list[str]:
@@ -296,7 +226,7 @@ def _sentences(results: ScoredRun, worst: ScoredRecord | None) -> list[str]:
 
 
 def _accepts(results: ScoredRun, scored: ScoredRecord) -> str:
-    row = results.row(scored, results.main_rejector)
+    row = main_row(scored, results.main_rejector)
     lo, hi = (percent(end) for end in row.accepted_wrong_interval)
     wrong = f"{percent(row.point.accepted_wrong)}% [{lo}, {hi}]"
     return (
@@ -355,43 +285,39 @@ def _figure(results: ScoredRun, prefix: str) -> str:
     return inline_svg(svg, f"{prefix}a-", words)
 
 
-def _guarantees(
-    results: ScoredRun, records: list[Record], prefix: str
-) -> tuple[list[GuaranteeView], str]:
-    """Return certificates with their retests on each record, and a figure."""
+def _guarantees(results: ScoredRun, records: list[Record], prefix: str) -> tuple[list[Any], str]:
+    """Return certificates with the cells of their retests on each record, and a figure."""
     if not records:
         return [], ""
     tested = [t for t in retests(results.loaded, results.evaluation.scores, records) if t[1]]
-    views: list[GuaranteeView] = [
-        (made, [(line.attack, cells(line)) for line in tests]) for made, tests in tested
-    ]
+    views = [(made, [(line.attack, cells(line)) for line in tests]) for made, tests in tested]
     words = "Observed shares with intervals and the guaranteed levels; the table has the figures"
     return views, inline_svg(guarantees_svg(tested), f"{prefix}b-", words) if views else ""
 
 
-def _attack_view(scored: ScoredRecord, results: ScoredRun) -> AttackView:
+def _attack_view(scored: ScoredRecord, results: ScoredRun) -> View:
     verdicts = Verdicts.of(results, scored)
     total, n = verdicts.counts(), scored.summary.n
     has_images = attacked_images(scored) and "x_adv" in scored.record.arrays
     label, loaded = scored.summary.attack, results.loaded
-    return AttackView(
-        name=label if attacked_images(scored) else f"{label} (no attack)",
-        words=f"Attacked with {label}" if attacked_images(scored) else "Without attack",
-        summary=scored.summary,
-        counts=[(g, total[g.key], f"{100 * total[g.key] / n:.2f}") for g in GROUPS],
-        total=total | {"accepted": int(verdicts.accepted.sum())},
-        lines={
+    return {
+        "name": label if attacked_images(scored) else f"{label} (no attack)",
+        "words": f"Attacked with {label}" if attacked_images(scored) else "Without attack",
+        "summary": scored.summary,
+        "counts": [(g, total[g.key], f"{100 * total[g.key] / n:.2f}") for g in GROUPS],
+        "total": total | {"accepted": int(verdicts.accepted.sum())},
+        "lines": {
             "deploy": _table(scored, results, "deploy"),
             "paper": _table(scored, results, "paper"),
         },
-        gallery=gallery(verdicts) if has_images and results.split_sizes else None,
-        metadata=_metadata(scored.record),
-        label_is_current=label_is_current(scored.record, loaded),
-        command=attack_command(scored.record, loaded, results.split_sizes),
-    )
+        "gallery": gallery(verdicts) if has_images and results.split_sizes else None,
+        "metadata": _metadata(scored.record),
+        "label_is_current": label_is_current(scored.record, loaded),
+        "command": attack_command(scored.record, loaded, results.split_sizes),
+    }
 
 
-def _table(scored: ScoredRecord, results: ScoredRun, protocol: Protocol) -> list[TableRow]:
+def _table(scored: ScoredRecord, results: ScoredRun, protocol: Protocol) -> list[View]:
     """Return the rows of one attack in one protocol, first the net without a rejector."""
     summary = scored.summary
     wrong = Interval(1 - summary.accuracy_interval.hi, 1 - summary.accuracy_interval.lo)
@@ -404,10 +330,11 @@ def _table(scored: ScoredRecord, results: ScoredRun, protocol: Protocol) -> list
         Cell("n/a"),
     ]
     rows = [_line(r, results) for r in scored.rows if r.protocol == protocol]
-    return [TableRow("none", "all are accepted", "none", no_rejector, "always", ""), *rows]
+    none = {"rejector": "none", "remark": "all are accepted", "kind": "none", "cells": no_rejector}
+    return [none | {"threshold": "always", "threshold_from": ""}, *rows]
 
 
-def _line(row: Row, results: ScoredRun) -> TableRow:
+def _line(row: Row, results: ScoredRun) -> View:
     point, area = row.point, row.ranking.auroc_interval
     cells = [
         share(point.accuracy, row.accuracy_interval) if point.accepted else Cell("none accepted"),
@@ -419,9 +346,10 @@ def _line(row: Row, results: ScoredRun) -> TableRow:
     ]
     kind = {ORACLE: "oracle", results.main_rejector: "decides"}.get(row.rejector, "rejector")
     remark = "needs the true label" if kind == "oracle" else ""
-    return TableRow(
-        row.rejector, remark, kind, cells, _conditions(row, results), row.threshold_from
-    )
+    return {
+        "rejector": row.rejector, "remark": remark, "kind": kind, "cells": cells,
+        "threshold": _conditions(row, results), "threshold_from": row.threshold_from,
+    }  # fmt: skip
 
 
 def _vs_con(row: Row) -> Cell:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from demur.errors import BadInput
 from demur.metrics import auroc, ece
 from demur.metrics import risk_coverage as risk_coverage_curve
-from demur.metrics.checks import scored_pair
+from demur.metrics.checks import FloatArray, scored_pair
 from demur.metrics.theory import con_above
 
 if TYPE_CHECKING:
@@ -129,14 +129,14 @@ def reliability(
 
 
 def separability(
-    score: ArrayLike, correct: ArrayLike, bins: int = 30, ax: "Axes | None" = None
+    score: ArrayLike, correct: ArrayLike, bins: int | FloatArray = 30, ax: "Axes | None" = None
 ) -> "Axes":
     """Draw histograms of a score for correct and wrong predictions; the title has the AUROC.
 
     Args:
         score: Score of each image, N; infinite ones are left out of the bars.
         correct: Whether each prediction is correct, N.
-        bins: Number of bins.
+        bins: Number of bins, or their edges.
         ax: Axes to draw on; None makes a new figure.
 
     Returns:

@@ -1,7 +1,7 @@
 """The results of one run on a page: its scored records, and the decisions that sentences describe.
 
     results = ScoredRun(loaded, evaluation, scored)
-    results.row(scored[0], "R-Con")     # at the frozen threshold; without cal images, the paper's
+    main_row(scored[0], "R-Con")        # at the frozen threshold; without cal images, the paper's
 
 A run that is still being trained has no records yet; `demur explore` shows its training.
 """
@@ -57,16 +57,12 @@ class ScoredRun:
         """The rejector that sentences are about: R-Con where the net has it, else Con."""
         return main_rejector(self.evaluation)
 
-    def row(self, scored: ScoredRecord, rejector: str) -> Row:
-        """Return the row of a rejector in the protocol of the sentences."""
-        return main_row(scored, rejector)
-
     def accepted(self, scored: ScoredRecord, rejector: str) -> BoolArray:
         """Return which images a rejector accepts in the protocol of the sentences; N."""
         if self.protocol == "deploy":
             return self.evaluation.accepted(rejector, scored.record)
         score = values(self.evaluation.score_for(rejector, scored.record), scored.record)
-        above: BoolArray = score > self.row(scored, rejector).point.threshold
+        above: BoolArray = score > main_row(scored, rejector).point.threshold
         return above
 
     @property

@@ -10,6 +10,8 @@ is no terminal is PIPE_WIDTH columns wide unless COLUMNS says otherwise.
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,33 +100,30 @@ def split_table(table: Table, width: int) -> list[Table]:
 
 def _columns_of(table: Table, columns: Sequence[int]) -> Table:
     """Return the table with its first column and some of the others."""
-    part = Table(
-        title=table.title, title_justify=table.title_justify, title_style=table.title_style,
-        caption=table.caption, caption_justify=table.caption_justify, box=table.box,
-        header_style=table.header_style, padding=table.padding,
-    )  # fmt: skip
-    kept = [table.columns[0], *(table.columns[i] for i in columns)]
-    for column in kept:
-        part.add_column(
-            column.header, justify=column.justify, no_wrap=column.no_wrap, overflow="fold",
-            min_width=column.min_width,
-        )  # fmt: skip
-    cells = zip(*(column.cells for column in kept), strict=True)
-    for row, values in zip(table.rows, cells, strict=True):
-        part.add_row(*values, style=row.style, end_section=row.end_section)
+    part = copy(table)
+    part.columns = [
+        replace(table.columns[old], _index=new, overflow="fold")
+        for new, old in enumerate([0, *columns])
+    ]
     return part
+
+
+def plain_table(title: str, first: str, *columns: str, caption: str | None = None) -> Table:
+    """Return a table without rows; all columns but the first hold numbers."""
+    table = Table(
+        title=title, title_justify="left", title_style="bold", header_style="bold",
+        caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
+    )  # fmt: skip
+    table.add_column(first, overflow="fold")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
 def score_table(scored: list[ScoredRecord], protocol: Protocol, narrow: bool = False) -> Table:
     """Return rejectors x attacks in one protocol; `narrow` puts intervals below their figures."""
-    table = Table(
-        title=CAPTIONS[protocol], title_justify="left", header_style="bold", box=box.SIMPLE_HEAD,
-        caption=NOTE, caption_justify="left", padding=(0, 1, 0, 0), title_style="bold",
-    )  # fmt: skip
-    table.add_column("attack, rejector", overflow="fold")
-    for name in COLUMNS:
-        header = name.replace(" ", "\n") if narrow else name
-        table.add_column(header, justify="right", no_wrap=True)
+    headers = [name.replace(" ", "\n") if narrow else name for name in COLUMNS]
+    table = plain_table(CAPTIONS[protocol], "attack, rejector", *headers, caption=NOTE)
     for record in scored:
         summary = record.summary
         accuracy = percent(summary.accuracy, summary.accuracy_interval, narrow)
@@ -142,16 +141,12 @@ def verdict_table(scored: list[ScoredRecord], rejectors: Sequence[str]) -> Table
 
     The four shares of a line add up to 100 (up to rounding). At most 80 columns wide.
     """
-    table = Table(
-        title="Percent of all images, by correctness of the prediction and decision",
-        title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+    table = plain_table(
+        "Percent of all images, by correctness of the prediction and decision",
+        "attack, rejector", "accepted\ncorrect", "accepted\nwrong", "rejected\ncorrect",
+        "rejected\nwrong", "accuracy\nof accepted", "\nAUROC",
     )  # fmt: skip
-    table.add_column("attack, rejector", no_wrap=True)
-    for name in ("accepted\ncorrect", "accepted\nwrong", "rejected\ncorrect", "rejected\nwrong"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("accuracy\nof accepted", justify="right", no_wrap=True)
-    table.add_column("\nAUROC", justify="right", no_wrap=True)
+    table.columns[0].no_wrap = True
     for record in scored:
         accuracy, n = record.summary.accuracy, record.summary.n
         everything = (percent(accuracy), percent(1 - accuracy), "", "", percent(accuracy), "")

@@ -77,10 +77,12 @@ def show(value: Any, full: bool = False) -> str:
         parts = []
         for f in fields(value):
             held = getattr(value, f.name)
-            required = f.default is MISSING and f.default_factory is MISSING
+            required = f.default is f.default_factory is MISSING
             if required and not full:
                 parts.append(show(held))
-            elif full or held != _default(f):
+            elif full or held != (
+                f.default if f.default_factory is MISSING else f.default_factory()
+            ):
                 parts.append(f"{f.name}={show(held, full)}")
         return _call(type(value), ", ".join(parts))
     if isinstance(value, tuple):
@@ -146,18 +148,6 @@ def _specs_in(value: Any) -> Iterator[Spec]:
             yield from _specs_in(part)
 
 
-def _spec_class(path: str) -> type[Spec]:
-    """Return the Spec subclass at "module:Class"; raise BadInput if there is none to import."""
-    found = import_object(path, Spec)
-    if not (isinstance(found, type) and issubclass(found, Spec)):
-        raise BadInput(f"{shorten(path)!r} is not a Spec; name a subclass of one")
-    return found
-
-
-def _default(f: "Field[Any]") -> Any:
-    return f.default_factory() if f.default_factory is not MISSING else f.default
-
-
 def _number(value: float) -> str:
     """The decimal, or where that is long the small fraction that gives exactly this float."""
     ratio = Fraction(value).limit_denominator(1000)
@@ -173,7 +163,9 @@ def digest(value: Spec) -> str:
 
 def _canonical(value: Any) -> str:
     if isinstance(value, Spec):
-        counted = [f for f in fields(value) if not _is_neutral(f, getattr(value, f.name))]
+        counted = [
+            f for f in fields(value) if f.metadata.get("neutral", MISSING) != getattr(value, f.name)
+        ]
         inside = [f"{f.name}={_canonical(_first_name(f, getattr(value, f.name)))}" for f in counted]
         return f"{type(value).__name__}.{value.VERSION}({','.join(sorted(inside))})"
     if isinstance(value, tuple):
@@ -184,10 +176,6 @@ def _canonical(value: Any) -> str:
 def _first_name(f: "Field[Any]", value: Any) -> Any:
     """Return the value as it was called when the first digest was made."""
     return next((old for old, new in f.metadata.get("renamed", {}).items() if new == value), value)
-
-
-def _is_neutral(f: "Field[Any]", value: Any) -> bool:
-    return "neutral" in f.metadata and bool(value == f.metadata["neutral"])
 
 
 def differences(asked: Spec, found: Spec) -> list[str]:
@@ -278,7 +266,10 @@ def _custom(values: list[Any]) -> type[Spec]:
     path = values.pop(0) if values else None
     if not isinstance(path, str) or ":" not in path:
         raise BadInput(f'{CUSTOM} must begin with "module:Class", not {path!r}')
-    return _spec_class(path)
+    found = import_object(path, Spec)
+    if not (isinstance(found, type) and issubclass(found, Spec)):
+        raise BadInput(f"{shorten(path)!r} is not a Spec; name a subclass of one")
+    return found
 
 
 def find_name(name: str, known: Iterable[str]) -> str | None:

@@ -14,9 +14,9 @@ from demur.training.loop import (
     train,
 )
 from demur.training.state import TrainState
-from demur.training.step import PlainSteps, TrainingSteps
+from demur.training.step import PlainSteps
 
 __all__ = [
-    "FastSteps", "PlainSteps", "Progress", "TrainState", "Training", "TrainingSteps", "Validator",
-    "base_of", "check_divisible", "check_trainable", "train",
+    "FastSteps", "PlainSteps", "Progress", "TrainState", "Training", "Validator", "base_of",
+    "check_divisible", "check_trainable", "train",
 ]  # fmt: skip

@@ -95,7 +95,10 @@ class FastSteps(PlainSteps):
             super().__call__(i)
             return
         if self.stream is not None:
-            _copy_batch(self.stream.next(), self.fast_step.fit)
+            batch = self.stream.next()
+            for name in ("pixels", "y", "index"):  # into the tensors that a captured step reads
+                target: Tensor = getattr(self.fast_step.fit, name)
+                target.copy_(getattr(batch, name), non_blocking=True)
         if self.graph is None:
             self.train_state.set_learning_rate(float(self.rates[i]))
             self._step()
@@ -164,9 +167,3 @@ def _empty_batch(fit: Images, count: int) -> Images:
     pixels = torch.zeros(count, *fit.pixels.shape[1:], dtype=torch.uint8, device=device)
     numbers = torch.zeros(count, dtype=torch.int64, device=device)
     return Images(pixels, numbers, numbers.clone(), fit.levels)
-
-
-def _copy_batch(batch: Images, target: Images) -> None:
-    """Copy a batch into the tensors that a captured step reads."""
-    for name in ("pixels", "y", "index"):
-        getattr(target, name).copy_(getattr(batch, name), non_blocking=True)

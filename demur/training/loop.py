@@ -22,6 +22,7 @@ from demur import distributed
 from demur.attacks import Attack, Clean
 from demur.data import Images, Splits
 from demur.engine import EnginePlan, FrozenModel, choose_plan
+from demur.engine.plan import MessageCallback
 from demur.errors import BadInput, Diverged
 from demur.files.atomic import content_digest, write_text
 from demur.methods import attack_mode
@@ -42,9 +43,9 @@ from demur.runs.run import (
 )
 from demur.spec import digest, show
 from demur.training.fast import FastSteps
-from demur.training.logs import TrainingLog, open_logs
+from demur.training.logs import Log, open_logs
 from demur.training.state import Tensors, TrainState
-from demur.training.step import PlainSteps, TrainingSteps
+from demur.training.step import PlainSteps
 
 BATCH = 250
 
@@ -66,7 +67,6 @@ MAX_LOSS = 1e6  # a larger loss means that training has diverged
 SAVE_TIME_SHARE = 0.02  # of the training time
 
 ProgressCallback = Callable[[Progress], None]
-MessageCallback = Callable[[str], None]
 
 
 def train(
@@ -183,7 +183,8 @@ class Training:
         self.world = distributed.current()
         self.data = {name: images.digest() for name, images in splits.items()}
         self.fit = splits["fit"].to(device)
-        self.selection_images = _selection_images(recipe, splits, device)
+        split = recipe.selection_split  # None if the last epoch is selected
+        self.selection_images = None if split is None else splits[split].to(device)
         self.train_state = TrainState(
             recipe, device, plan.channels_last, plan.precision, self.world
         )
@@ -192,14 +193,15 @@ class Training:
         self.base = base_of(recipe)
         if self.base is not None:
             self.train_state.load_base(self.base.net(torch.device("cpu")))
-        self.steps: TrainingSteps
         if plan.engine == "fast" and device.type == "cuda":
-            self.steps = FastSteps(recipe, self.train_state, self.fit, on_message=on_message)
+            self.steps: PlainSteps = FastSteps(
+                recipe, self.train_state, self.fit, on_message=on_message
+            )
         else:
             self.steps = PlainSteps(recipe, self.train_state, self.fit)
         self.validator = Validator(self.train_state, plan.engine)
         self.best: Tensors = {}  # weights of the best epoch so far
-        self.logs: list[TrainingLog] = []
+        self.logs: list[Log] = []
         self.saved_epoch = 0
         self.next_save = 0.0  # on the monotonic clock
 
@@ -232,13 +234,11 @@ class Training:
             state = state.after(robust, line)
             self._save(state)
             for log in self.logs:
-                log.write(state.lines)
+                log(state.lines)
             progress = Progress(
                 state.epoch, self.recipe.epochs, 0, self.steps.batches, loss, robust, clean
             )
             self.on_progress(progress)
-        for log in self.logs:
-            log.close()
         if self.world.is_leader:
             last = self.train_state.eval_net.state_dict()
             write_checkpoint(self.run, state, self.best, last, self._metadata())
@@ -293,13 +293,14 @@ class Training:
         """Return the provenance of the selected weights."""
         split, attack = self.recipe.selection_split, show(self.recipe.validation_attack)
         reason = "the last epoch" if split is None else f"largest {split} accuracy under {attack}"
+        listing = self.run.path / LISTING  # of a user's own images
         return {
             "reason": reason,
             "selection_split": split,
             "recipe_digest": digest(self.recipe),
             "fit_data": self.data["fit"],
             "data": self.data,
-            **self._listing_digest(),
+            **({"data_listing": content_digest(listing.read_bytes())} if listing.exists() else {}),
             "selection_data": None if split is None else self.data[split],
             "seed": self.recipe.seed,
             "processes": self.world.size,
@@ -308,22 +309,12 @@ class Training:
             **provenance(self.fit.y.device),
         }
 
-    def _listing_digest(self) -> dict[str, str]:
-        """Return the digest of the listing of a user's own images."""
-        path = self.run.path / LISTING
-        return {"data_listing": content_digest(path.read_bytes())} if path.exists() else {}
-
     def _epoch(self, epoch: int, before: Progress) -> float:
         """Train one epoch on the fit split and return the mean loss."""
         self.steps.begin(epoch)
         for i in range(self.steps.batches):
             self.steps(i)
-            self.on_progress(
-                Progress(
-                    epoch, self.recipe.epochs, i + 1, self.steps.batches,
-                    before.loss, before.robust, before.clean,
-                )
-            )  # fmt: skip
+            self.on_progress(replace(before, step=i + 1))
         self.world.all_reduce([self.steps.losses])
         # without --sync-bn each rank has updated its own running statistics
         self.world.broadcast_tensors(self.train_state.buffers())
@@ -361,11 +352,6 @@ def base_of(recipe: Recipe) -> Run | None:
             "has seen no held-out image"
         )
     return run
-
-
-def _selection_images(recipe: Recipe, splits: Splits, device: torch.device) -> Images | None:
-    """Return the images for checkpoint selection, or None if the last epoch is selected."""
-    return None if recipe.selection_split is None else splits[recipe.selection_split].to(device)
 
 
 class Validator:

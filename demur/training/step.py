@@ -9,7 +9,6 @@ The loss is that of the method (`methods/method.py`); with the RR head it contai
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -117,31 +116,15 @@ class TrainingStep:
         return value.detach()
 
 
-class TrainingSteps(Protocol):
-    """The training steps of an epoch, as the loop over epochs calls them.
+class PlainSteps:
+    """The training steps of an epoch; eager, the reference for `FastSteps`.
+
+    Under torchrun each rank trains on its shard of every batch.
 
     Attributes:
         batches: steps per epoch; the last batch may be partial.
         losses: loss of each step of the epoch. Each rank holds its share: all-reduce them to get
             the mean losses of the batches.
-    """
-
-    batches: int
-    losses: Tensor
-
-    def begin(self, epoch: int) -> None:
-        """Draw the batch order of an epoch and set its learning rates."""
-        ...
-
-    def __call__(self, i: int) -> None:
-        """Take step i of the epoch."""
-        ...
-
-
-class PlainSteps(TrainingSteps):
-    """Eager training steps, the reference for `FastSteps`.
-
-    Under torchrun each rank trains on its shard of every batch.
     """
 
     def __init__(self, recipe: Recipe, train_state: TrainState, fit: Images) -> None:
@@ -157,6 +140,7 @@ class PlainSteps(TrainingSteps):
         self.stream = BatchStream(fit) if isinstance(fit, MappedImages) else None
 
     def begin(self, epoch: int) -> None:
+        """Draw the batch order of an epoch and set its learning rates."""
         seed = noise.derive_seed(self.recipe.seed, ORDER)
         self.order.copy_(noise.permutation(seed, len(self.fit), epoch))
         self.first_step = epoch * self.batches
@@ -168,6 +152,7 @@ class PlainSteps(TrainingSteps):
             self.stream.begin([self._shard(i)[0] for i in range(self.batches)])
 
     def __call__(self, i: int) -> None:
+        """Take step i of the epoch."""
         self.train_state.set_learning_rate(float(self.rates[i]))
         shard, share = self._shard(i)
         if self.stream is not None:
