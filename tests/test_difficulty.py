@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from demur.errors import BadInput
-from demur.metrics import theory
 from demur.metrics.checks import FloatArray, IntArray
+from demur.paper import theorems as theory
 from demur.paper.theory import TOYS, toy_values
 from tests.test_theory import SHARES, SOME
 

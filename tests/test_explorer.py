@@ -20,8 +20,8 @@ from demur.calibrate import Coverage
 from demur.evaluate import LoadedRun, RejectorEvaluation, ScoredRecord, values
 from demur.evaluate.certificates import issue, retests
 from demur.metrics import BoolArray, FloatArray
-from demur.metrics.theory import theorem1
 from demur.output import prediction
+from demur.paper.theorems import theorem1
 from demur.paper.theory import outputs_at
 from demur.rejectors.certainty import con, rcon
 from demur.report.explorer import packed

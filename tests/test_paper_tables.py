@@ -146,7 +146,7 @@ def test_one_table_as_json(command: Command, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["14", "--from", "results"], "from 1 to 13"),
+        (["14", "--from", "results"], "use 1 to 13, all"),
         (["2"], "--from results"),
         (["2", "epochs=3", "--from", "results"], "there is no table 'epochs=3'"),
         (["all", "--from", "nowhere"], "there is no folder nowhere"),

@@ -13,9 +13,9 @@ from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from demur.errors import BadInput
-from demur.metrics import theory
 from demur.metrics.checks import BoolArray, FloatArray
-from demur.metrics.theory import TheoryInputs
+from demur.paper import theorems as theory
+from demur.paper.theorems import TheoryInputs
 from tests.samples import examples
 
 MANY, SOME = (settings(deadline=None, max_examples=examples(most)) for most in (200, 60))

@@ -18,9 +18,9 @@ from demur.attacks import PGD, XiObjective
 from demur.attacks.balls import Linf
 from demur.data import Images
 from demur.errors import BadInput
-from demur.metrics import theory
 from demur.nets import RejectingNet
 from demur.output import Output
+from demur.paper import theorems as theory
 from demur.paper.theory import TheoryReport, outputs_at
 from demur.paper.theory import theory as theory_of
 from demur.recipes import NAMED_ATTACKS, recipe
@@ -245,4 +245,4 @@ class TestCommand:
 
 
 def test_the_theory_needs_no_torch() -> None:
-    assert "torch" not in (ROOT / "demur" / "metrics" / "theory.py").read_text()
+    assert "torch" not in (ROOT / "demur" / "paper" / "theorems.py").read_text()

@@ -12,7 +12,7 @@ from demur import metrics
 from demur.evaluate import values
 from demur.evaluate.record_scores import StoredScore, can_score
 from demur.metrics import BoolArray, FloatArray
-from demur.metrics.theory import (
+from demur.paper.theorems import (
     TheoryInputs,
     con_above,
     is_confident,

@@ -19,8 +19,8 @@ from demur.attacks.balls import Ball, Linf
 from demur.errors import BadInput
 from demur.evaluate.record_scores import JsonFields
 from demur.metrics import BoolArray, FloatArray, Interval, wilson
-from demur.metrics import theory as statements
-from demur.metrics.theory import (
+from demur.paper import theorems as statements
+from demur.paper.theorems import (
     Claim,
     TheoryInputs,
     class_counts,

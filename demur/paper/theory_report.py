@@ -17,7 +17,7 @@ from rich.table import Table
 
 from demur.files.atomic import write_bytes
 from demur.metrics import wilson
-from demur.metrics.theory import TheoryInputs, con_above, n_sub
+from demur.paper.theorems import TheoryInputs, con_above, n_sub
 from demur.paper.theory import (
     RHO,
     SMALL,

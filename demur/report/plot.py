@@ -17,7 +17,6 @@ from demur.errors import BadInput
 from demur.metrics import auroc, ece
 from demur.metrics import risk_coverage as risk_coverage_curve
 from demur.metrics.checks import FloatArray, scored_pair
-from demur.metrics.theory import con_above
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,7 +90,9 @@ def scatter(
         t_con, t_rcon = thresholds
         axes.fill_between([t_con, 1.02], t_rcon, 1.02, color=CORRECT, alpha=0.1, label="accepted")
     if xi is not None:
-        bound = con_above(xi)
+        if not 0 <= xi < 1:
+            raise BadInput(f"xi is {xi}, and must be from 0 to below 1")
+        bound = 1 / (2 - xi)  # the confidence that Theorem 1 requires
         label = f"Theorem 1, xi = {xi:.2f}"
         axes.plot([bound, bound], [0, 1.02], color=FAINT, linestyle=":", label=label)
         axes.plot([bound, 1.02], [0.5, 0.5], color=FAINT, linestyle=":")
