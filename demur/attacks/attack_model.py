@@ -314,6 +314,19 @@ def _restored(model: Model, x: Tensor) -> Iterator[None]:
         for name, buffer in module.named_buffers(recurse=False)
         if not buffer.is_inference()  # torch does not let anyone change these
     ]
+    with random_states_restored(x):
+        try:
+            yield
+        finally:
+            for module, name, buffer, value in saved:
+                if getattr(module, name) is not buffer:
+                    setattr(module, name, buffer)
+                buffer.copy_(value)
+
+
+@contextmanager
+def random_states_restored(x: Tensor) -> Iterator[None]:
+    """Restore the random states of Python, NumPy and torch (on the device of x) at the end."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng([x.device] if x.is_cuda else []):
         try:
@@ -321,10 +334,6 @@ def _restored(model: Model, x: Tensor) -> Iterator[None]:
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
-            for module, name, buffer, value in saved:
-                if getattr(module, name) is not buffer:
-                    setattr(module, name, buffer)
-                buffer.copy_(value)
 
 
 @contextmanager

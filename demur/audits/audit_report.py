@@ -29,14 +29,13 @@ from demur.audits.ensemble_result import (
     sanity_lines,
 )
 from demur.audits.ensembles import AutoAttack, EnsembleEvaluation, RejectAutoAttack, ball_by_name
-from demur.audits.flags import ASKED, implausible, success_checks
+from demur.audits.flags import ASKED, implausible, is_random, success_checks
 from demur.audits.image_parts import device_for, image_parts
 from demur.audits.model_checks import MOST_IMAGES, foreign_checks, with_logits
 from demur.audits.model_loading import as_model
 from demur.audits.verdict import Grade, Verdict, verdict_of
 from demur.calibrate import TPR
 from demur.errors import BadInput, suggestion
-from demur.evaluate.recording import PROBED, probe
 from demur.files.output_paths import check_output_folder
 from demur.images import check_batch
 from demur.noise import permutation
@@ -342,7 +341,8 @@ def _report(
             for attack, result in zip(attacks[:2], results, strict=False)
         }
         before = results[0].clean_labels[: len(x)]
-        found = foreign_checks(own, x, y, near, before, criterion, settings.bs)
+        masking = attacks[min(1, len(attacks) - 1)].masking
+        found = foreign_checks(own, x, y, near, before, criterion, settings.bs, masking)
     sanity = [*found.checks, *(check for result in results[:2] for check in success_checks(result))]
     sought, (ball,) = results[min(1, len(results) - 1)], attacks[0].chain.balls()
     sanity.append(implausible(sought, ball, settings.data, settings.claim))
@@ -452,10 +452,10 @@ def _found_version(
 ) -> AuditVersion:
     """Return the version for a function of arrays, for a randomised model or for another one."""
     at = device_for(model, x, device)
-    with checked(model, x[:PROBED].to(at), y[:PROBED].to(at)) as (own, images, labels):
+    with checked(model, x[:ASKED].to(at), y[:ASKED].to(at)) as (own, images, _):
         if isinstance(own.model, QueryModel):
             return "black-box"
-        return "rand" if probe(own, images, labels)["random_outputs"] else "standard"
+        return "rand" if is_random(own, images) else "standard"
 
 
 def _clean_outputs(model: Model, x: Tensor, y: Tensor, settings: Settings) -> Output:

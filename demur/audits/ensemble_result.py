@@ -164,9 +164,11 @@ class EnsembleResult:
         if self.passes == 1:
             return ""
         kind, name = ("accepted_wrong", "accepted errors") if self.rejects else (KINDS[0], "right")
+        never = int((self.kinds[:, 1] == 0).sum())
         return (
             f"the model is randomised: figures are means over {self.passes} passes; "
-            f"by majority vote {getattr(self.majority, kind)} of {len(self.y)} are {name}"
+            f"by majority vote {getattr(self.majority, kind)} of {len(self.y)} are {name}, and "
+            f"{never} are in no pass {'an accepted error' if self.rejects else 'wrong'}"
         )
 
     def _mean(self, kinds: Tensor) -> Counts:

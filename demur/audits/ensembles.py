@@ -42,10 +42,11 @@ from demur.audits.ensemble_state import (
     MemberProgress,
     concat_states,
 )
-from demur.audits.flags import MASKED_SHARE
+from demur.audits.flags import MASKED_SHARE, is_random
 from demur.audits.image_parts import (
     ArrayWriter,
     Decisions,
+    decide_by_passes,
     device_for,
     image_parts,
     succeeded,
@@ -59,7 +60,6 @@ from demur.audits.model_checks import (
 )
 from demur.audits.model_loading import as_model
 from demur.audits.part_results import EnsembleOfParts, PartOptions, PartResult, join_parts
-from demur.audits.randomised import decide_by_passes, is_random
 from demur.engine import accelerated, check_model_engine, cudnn_benchmark
 from demur.errors import BadInput, suggestion
 from demur.images import check_batch, pixels_of
@@ -90,6 +90,7 @@ class EnsembleEvaluation:
         self.chain, self.names, self.verbose, self.device = chain, list(names), verbose, device
         model = self.model = as_model(model)
         self.passes = 1  # that decide on an image, more for a randomised model
+        self.masking: list[CheckResult] | None = None  # checks that were made during the attacks
         if isinstance(device, str):
             self.device = device = device_by_name(device)
         if device is not None and isinstance(model, nn.Module):
@@ -190,7 +191,7 @@ class EnsembleEvaluation:
                 stack.enter_context(cudnn_benchmark(False))
             model, x, y = stack.enter_context(self._checked(x_orig, y_orig))
             if not options.first:  # the first images decide for all parts
-                random = is_random(model, x[:FINGERPRINT_IMAGES])
+                random, self.masking = is_random(model, x[:FINGERPRINT_IMAGES]), None
                 self.passes = PASSES if random or isinstance(self.chain, MeanChain) else 1
             clean = decide_by_passes(model, self.chain.criterion, x, y, bs, self.passes)
             warnings = self._first_warnings(model, clean, x, y)
@@ -263,7 +264,9 @@ class EnsembleEvaluation:
         if len(chain_state.remaining(after)) == 0 or not self.on_masking.attacks:
             return [_warn(f"gradients may be masked: {sign}") for sign in square], seconds
         first = slice(FINGERPRINT_IMAGES)
-        signs = [*self.on_masking.signs(model, batch.x[first], batch.y[first]), *square]
+        if self.masking is None:
+            self.masking = self.on_masking.checks(model, batch.x[first], batch.y[first])
+        signs = [*(check.kind for check in self.masking if check.flags), *square]
         warnings = [_warn(f"gradients may be masked: {sign}") for sign in signs]
         for member, name in enumerate(self.on_masking.attacks, after):
             if signs or (name == SURROGATE and self.on_masking.surrogate is not None):
@@ -308,7 +311,7 @@ class EnsembleEvaluation:
         criterion = self.chain.criterion
         rule = criterion if isinstance(criterion, RuleCriterion) else None
         attacked = {type(self).__name__: (self.chain, x_adv)}
-        return foreign_checks(model, x, y, attacked, before, rule, bs).checks
+        return foreign_checks(model, x, y, attacked, before, rule, bs, self.masking).checks
 
     def _summary(self, chain_state: ChainState) -> str:
         robust, count = int((chain_state.broken_by == NOT_BROKEN).sum()), len(chain_state.broken_by)

@@ -208,6 +208,25 @@ def decide(model: Model, criterion: Criterion, x: Tensor, bs: int) -> Decisions:
     return Decisions(labels, accepted, tuple(scores))
 
 
+def decide_by_passes(
+    model: Model, criterion: Criterion, x: Tensor, y: Tensor, bs: int, passes: int
+) -> Decisions:
+    """Return the most frequent label and decision, mean scores and passes by decision.
+
+    `kinds` holds for each image the number of passes in which it is accepted and right, accepted
+    and wrong, and rejected: N, 3. It is empty for one pass.
+    """
+    if passes == 1:
+        return decide(model, criterion, x, bs)
+    parts = [decide(model, criterion, x, bs) for _ in range(passes)]
+    labels, accepted = (torch.stack(list(column)) for column in list(zip(*parts, strict=True))[:2])
+    right = labels == y.cpu()
+    kinds = torch.stack([accepted & right, accepted & ~right, ~accepted]).sum(1).t()
+    means = [torch.stack(column).mean(0) for column in zip(*(p.scores for p in parts), strict=True)]
+    votes = 2 * accepted.sum(0) >= passes
+    return Decisions(labels.mode(0).values, votes, tuple(means), kinds)
+
+
 def succeeded(criterion: Criterion, decisions: Decisions, y: Tensor) -> Tensor:
     """Return the images N on which an attack with this criterion has succeeded, bool."""
     if isinstance(criterion, Rejected):

@@ -22,7 +22,6 @@ from demur.attacks.criteria import RuleCriterion
 from demur.attacks.objectives.rejector import ANY
 from demur.attacks.wrappers import WrappedModel
 from demur.audits.flags import ASKED, model_checks
-from demur.audits.randomised import seeded_noise_notes
 from demur.evaluate.recording import probe
 from demur.evaluate.score import RejectorEvaluation
 from demur.metrics import BoolArray, FloatArray, auroc, auroc_interval
@@ -68,8 +67,6 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
             "the model's outputs are random, so one lucky pass counts as a success and the next "
             "may be right; use version='rand'"
         )
-    if not counts["random_outputs"]:
-        yield from seeded_noise_notes(model, x)
     if "zero_gradients" not in counts:
         yield (
             "the model is a function without gradients, so only black-box attacks ran; with its "
@@ -177,6 +174,7 @@ def foreign_checks(
     before: Tensor,
     criterion: RuleCriterion | None = None,
     bs: int = 250,
+    masking: Sequence[CheckResult] | None = None,
 ) -> Inspection:
     """Run every check on a model and the results of attacks on it.
 
@@ -188,6 +186,7 @@ def foreign_checks(
         before: Predictions for the clean images before the attacks, N.
         criterion: The rejector and its threshold; None for a classifier.
         bs: Batch size.
+        masking: The checks for masked gradients, if they were made before.
     """
     x, y = x[:MOST_IMAGES], y[:MOST_IMAGES]
     probed = probe(model, x, y)
@@ -216,7 +215,7 @@ def foreign_checks(
         if name not in attacked
     ]
     x_adv = [pixels[: len(x)] for _, pixels in attacked.values()][-1]
-    found = model_checks(model, x, y, x_adv, ball, criterion, before)
+    found = model_checks(model, x, y, x_adv, ball, criterion, before, masking)
     checks = [
         # Plain PGD is here for comparisons: that the cross-entropy saturates does not matter.
         CheckResult(check.kind, tuple(f for f in check.flags if set(f.attacks) & set(attacked)))
