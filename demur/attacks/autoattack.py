@@ -9,8 +9,9 @@ so AUROC and TPR-95 computed on it are artefacts.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -61,7 +62,16 @@ RAND = tuple(name for name, _ in VERSIONS["rand"])
 MEMBERS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square", "hopskipjump", "rays")
 L1_RESTARTS, L1_TARGETS = 5, 5  # of Auto-PGD in version="standard" for the L1 ball
 RejectVersion = Literal["standard", "fast", "rand", "black-box"]
+T = TypeVar("T", bound=str)
 FAST = ("product", "product-t", "balanced")  # these find nearly all accepted errors
+
+
+def check_version(what: str, name: str, known: Sequence[T]) -> T:
+    """Return the known version of this name; raise BadInput if there is none."""
+    for version in known:
+        if version == name:
+            return version
+    raise BadInput(f"{what} has no version {name!r}; {suggestion(name, [*map(str, known)])}")
 
 
 @dataclass
@@ -208,6 +218,10 @@ class Ensemble(Attack, ABC):
     def chain(self) -> Chain:
         """Return the chain that `run` executes."""
 
+    def members(self) -> dict[str, Attack]:
+        """Return the attacks by name, in the order in which they run."""
+        return dict(zip(RAND, self.parts, strict=True))
+
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         return self.chain().run(batch, stream)
 
@@ -323,9 +337,8 @@ class AutoAttackEnsemble(Ensemble):
         return Chain(tuple(self.members().values()))
 
     def members(self) -> dict[str, Attack]:
-        """Return the attacks by name, in the order in which they run."""
         if self.version == "rand":
-            return dict(zip(RAND, self.chain().attacks, strict=True))
+            return super().members()
         return {
             name: self.member(name, restarts)
             for name, restarts in VERSIONS[self.version]
@@ -395,15 +408,10 @@ class RejectAutoAttackEnsemble(Ensemble):
         return Chain(members, criterion=self.criterion, rank_by=MinMargin(self.criterion))
 
     def members(self) -> dict[str, Attack]:
-        """Return the attacks by name, in the order in which they run."""
         if self.version == "rand":
-            return dict(zip(RAND, self.chain().attacks, strict=True))
-        criterion, ball, seed, margin = (
-            self.criterion,
-            self.ball,
-            self.seed,
-            MinMargin(self.criterion),
-        )
+            return super().members()
+        criterion, ball, seed = self.criterion, self.ball, self.seed
+        margin = MinMargin(criterion)
         product = APGD(ball, objective=MarginProduct(criterion), criterion=criterion, seed=seed)
         square = Square(ball, objective=margin, criterion=criterion, seed=seed)
         if self.version == "black-box":
@@ -448,14 +456,9 @@ class ForceRejectionEnsemble(Ensemble):
         return cls(ball, Rejected(criterion.rejector, criterion.threshold))
 
     def chain(self) -> Chain:
-        criterion, ball, seed, objective = (
-            self.criterion,
-            self.ball,
-            self.seed,
-            RejectionObjective(self.criterion),
-        )
-        apgd = APGD(
-            ball, restarts=self.restarts, objective=objective, criterion=criterion, seed=seed
-        )
-        square = Square(ball, objective=objective, criterion=criterion, seed=seed)
-        return Chain((apgd, square), criterion=criterion, rank_by=objective)
+        objective = RejectionObjective(self.criterion)
+        shared: dict[str, Any] = {
+            "objective": objective, "criterion": self.criterion, "seed": self.seed,
+        }  # fmt: skip
+        apgd = APGD(self.ball, restarts=self.restarts, **shared)
+        return Chain((apgd, Square(self.ball, **shared)), self.criterion, rank_by=objective)

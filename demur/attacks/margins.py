@@ -9,6 +9,7 @@ leaves the others unchanged to first order (after Bryniarski et al. 2022).
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,13 +21,7 @@ from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.attack_model import Gradient, exact_value
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import AcceptedError, RuleCriterion
-from demur.attacks.driver import (
-    Found,
-    IterativeAttack,
-    PerImageState,
-    SearchState,
-    verify_success,
-)
+from demur.attacks.driver import AscentState, Found, IterativeAttack, verify_success
 from demur.attacks.objectives import CE, MinMargin, ObjectiveState, SingleMargin
 from demur.errors import BadInput
 from demur.images import per_image
@@ -40,8 +35,7 @@ SMALLEST_NORM = 1e-20  # of a gradient that others are made orthogonal to
 MIN_REMAINDER = 1e-3  # of a gradient's norm; with less left the full gradient is used
 
 
-@dataclass
-class Margins(PerImageState):
+class Margins(NamedTuple):
     """Margins and their gradients, for M margins and D = C * H * W pixels."""
 
     values: Tensor  # N, M
@@ -60,20 +54,14 @@ def margins_at(
 
 
 @dataclass
-class MaxMinState(SearchState):
+class MaxMinState(AscentState):
     """The state of the search; `value` is the smallest margin at x_adv."""
 
-    best_x: Tensor  # iterate with the largest smallest margin
-    best_value: Tensor  # smallest margin at `best_x`
     values: Tensor  # all margins at `best_x`, N, M
     grads: Tensor  # their gradients, N, M, D
     step_fraction: Tensor  # of the way to the solution of the game
     weights: Tensor  # of the margins, carried over from game to game, N, M
     games: Tensor  # number of games so far
-
-    @property
-    def best(self) -> tuple[Tensor, Tensor]:
-        return self.best_x, self.best_value
 
     def at(self, x_adv: Tensor, margins: Margins, candidate: Tensor) -> "MaxMinState":
         """Return the state at an iterate with the given margins."""

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from demur.attacks import AcceptedError, ForceRejectionEnsemble, Rejected
 from demur.attacks.attack_model import Model, QueryModel, checked
-from demur.attacks.autoattack import RAND, rand_chain
+from demur.attacks.autoattack import RAND, check_version, rand_chain
+from demur.attacks.balls import ball_by_name
 from demur.attacks.wrappers import ModelWithScore
 from demur.audits.audit_page import Curve, provenance, save
 from demur.audits.ensemble_result import (
@@ -28,14 +29,14 @@ from demur.audits.ensemble_result import (
     sanity_json,
     sanity_lines,
 )
-from demur.audits.ensembles import AutoAttack, EnsembleEvaluation, RejectAutoAttack, ball_by_name
+from demur.audits.ensembles import AutoAttack, EnsembleEvaluation, RejectAutoAttack
 from demur.audits.flags import ASKED, implausible, is_random, success_checks
 from demur.audits.image_parts import device_for, image_parts
 from demur.audits.model_checks import MOST_IMAGES, foreign_checks, with_logits
 from demur.audits.model_loading import as_model
 from demur.audits.verdict import Grade, Verdict, verdict_of
 from demur.calibrate import TPR
-from demur.errors import BadInput, suggestion
+from demur.errors import BadInput
 from demur.files.output_paths import check_output_folder
 from demur.images import check_batch
 from demur.noise import permutation
@@ -288,7 +289,8 @@ def audit(
     """
     _check_rejector(rejector, threshold, cal)
     settings = Settings(
-        norm, eps, _version(version), bs, seed, device, state_folder, verbose,
+        norm, eps, check_version("audit", version, get_args(AuditVersion)), bs, seed, device,
+        state_folder, verbose,
         name or (model if isinstance(model, str) else type(model).__name__),
         claim, data.lower(), command,
     )  # fmt: skip
@@ -313,14 +315,6 @@ def _check_rejector(rejector: Any, threshold: Any, cal: Any) -> None:
         raise BadInput(f"the threshold must be a number, not {threshold!r}")
     if cal is not None and not (isinstance(cal, tuple | list) and len(cal) == 2):
         raise BadInput("cal must be a pair (images, labels)")
-
-
-def _version(name: str) -> AuditVersion:
-    versions: tuple[AuditVersion, ...] = get_args(AuditVersion)
-    for known in versions:
-        if known == name:
-            return known
-    raise BadInput(f"audit has no version {name!r}; {suggestion(name, versions)}")
 
 
 def _report(

@@ -9,7 +9,7 @@ result.to_json(), result.to_numpy()
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,10 @@ from demur.sanity import CheckResult, Flag
 WIDTH = 80  # columns of the printed table
 CLEAN = "clean"  # in `broken_by`: no attack was needed
 KINDS = ("accepted_right", "accepted_wrong", "rejected")
+SUMMED = ("seconds", "attacked", "broke")  # fields of a Member, over parts of the images
+PER_IMAGE = (
+    "x_adv", "y", "labels", "accepted", "clean_labels", "clean_accepted", "kinds", "clean_kinds",
+)  # fmt: skip
 
 
 class Counts(NamedTuple):
@@ -270,6 +274,25 @@ class EnsembleResult:
 
     def __repr__(self) -> str:
         return f"<EnsembleResult: {self.attack}, {len(self.y)} images, {self.attacked}>"
+
+
+def joined(parts: Sequence[EnsembleResult]) -> EnsembleResult:
+    """Return the result on all images from those on parts of them, without attacks that never ran.
+
+    The sanity checks are those of the first part.
+    """
+    members = [
+        one[0]._replace(**{name: sum(getattr(m, name) for m in one) for name in SUMMED})
+        for one in zip(*(part.members for part in parts), strict=True)
+        if any(one[0].name in part.seconds for part in parts)
+    ]
+    return replace(
+        parts[0], members=tuple(members), seconds={one.name: one.seconds for one in members},
+        broken_by=tuple(name for part in parts for name in part.broken_by),
+        warnings=tuple(dict.fromkeys(sentence for part in parts for sentence in part.warnings)),
+        unconfirmed=sum(part.unconfirmed for part in parts),
+        **{name: torch.cat([getattr(part, name) for part in parts]) for name in PER_IMAGE},
+    )  # fmt: skip
 
 
 def count_cell(counts: Counts, kind: str) -> str:

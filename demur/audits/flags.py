@@ -215,7 +215,8 @@ def _wrong_slopes(
                 "not change it as the gradient says, within a factor of two, at any length from "
                 "eps/64 to eps/4, or there is no gradient.",
                 "Attack without this gradient: version='black-box', or attack a differentiable "
-                "model in its place and test the examples on this one.",
+                "model in its place and test the examples on this one; a score can have a "
+                "differentiable one beside it, ModelWithScore(model, score, surrogate=...).",
             )  # fmt: skip
 
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from demur.attacks import APGD, Attack, Criterion, Misclassified
 from demur.attacks.attack import AttackBatch
 from demur.attacks.attack_model import CheckedModel, Model
-from demur.attacks.autoattack import Chain, decision_attacks
+from demur.attacks.autoattack import NOT_BROKEN, Chain, ChainState, decision_attacks
 from demur.attacks.balls import Ball
 from demur.attacks.criteria import RuleCriterion
 from demur.attacks.surrogate import OutcomeMargin, SurrogateGradients, distil
-from demur.audits.flags import masking_checks
+from demur.audits.flags import MASKED_SHARE, masking_checks
 from demur.errors import BadInput
 from demur.sanity.evidence import CheckResult
 
@@ -73,3 +73,14 @@ class OnMasking:
             seed = self.attacks[name].noise_seed or 0
             self.student = distil(model, self.criterion, self.ball, batch.x, seed, bs)
         return replace(batch, model=SurrogateGradients(batch.model, self.student))
+
+
+def square_signs(names: list[str], chain_state: ChainState) -> list[str]:
+    """Return a sentence if Square broke images that every gradient attack before it left."""
+    if "square" not in names[1:]:
+        return []
+    count = int((chain_state.broken_by == names.index("square")).sum())
+    left = count + int((chain_state.broken_by == NOT_BROKEN).sum())
+    if count <= max(1, MASKED_SHARE * left):
+        return []
+    return [f"Square succeeded on {count} of {left} images where every gradient attack failed"]

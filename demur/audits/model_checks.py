@@ -8,20 +8,19 @@ every image can be made grey: 60 gradient queries per image, of at most MOST_IMA
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import comb
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from demur.attacks import PGD, AcceptedError, Attack, Clean, SingleMargin
-from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, attack_model, checked
+from demur.attacks import PGD, Attack, Clean
+from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, checked
 from demur.attacks.autoattack import Chain, MeanChain
 from demur.attacks.balls import Ball, Linf
 from demur.attacks.criteria import RuleCriterion
-from demur.attacks.objectives.rejector import ANY
 from demur.attacks.wrappers import WrappedModel
 from demur.audits.flags import ASKED, model_checks
+from demur.calibrate import binomial_sf
 from demur.evaluate.recording import probe
 from demur.evaluate.score import RejectorEvaluation
 from demur.metrics import BoolArray, FloatArray, auroc, auroc_interval
@@ -52,7 +51,7 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
     with torch.no_grad():
         logits = as_output(model(x)).logits
     right, classes = int((logits.argmax(-1) == y).sum()), logits.shape[-1]
-    if len(x) >= MIN_FOR_CHANCE and _by_chance(right, len(x), classes) > CHANCE_LEVEL:
+    if len(x) >= MIN_FOR_CHANCE and binomial_sf(right, len(x), 1 / classes) > CHANCE_LEVEL:
         yield (
             f"the model gets {right} of {len(x)} clean images right, no better than chance for "
             f"{classes} classes; check its weights, the normalisation, the order of the classes "
@@ -77,8 +76,6 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
             f"the gradient is zero for {counts['zero_gradients']} of {len(x)} images; gradient "
             "attacks overestimate robustness here, so rely on Square"
         )
-    if isinstance(chain.criterion, AcceptedError):
-        yield from zero_score_gradients(model, chain.criterion, x, y)
 
 
 def _are_probabilities(logits: Tensor) -> bool:
@@ -99,12 +96,6 @@ def with_logits(model: Model, x: Tensor, y: Tensor) -> Model:
     """Return the model, or LogProbabilities of it if it returns probabilities."""
     with checked(model, x[:ASKED], y[:ASKED]) as (own, first, _):
         return LogProbabilities(model) if _are_probabilities(own(first).logits) else model
-
-
-def _by_chance(right: int, n: int, classes: int) -> float:
-    """Return the probability that guessing gets at least so many of n images right."""
-    p = 1 / classes
-    return sum(comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(right, n + 1))
 
 
 def rejector_warnings(
@@ -136,26 +127,6 @@ def rejector_warnings(
             yield (
                 f"{name} has the wrong sign: on clean images it is higher where the prediction is "
                 f"wrong (AUROC {auroc(values, right):.2f}); higher scores must mean accept"
-            )
-
-
-def zero_score_gradients(
-    model: Model, criterion: AcceptedError, x: Tensor, y: Tensor
-) -> Iterator[str]:
-    """Yield a sentence for each score of the criterion whose gradient is zero for most images."""
-    count = len(criterion.accept_rule.pairs)
-    inputs = torch.full_like(y, ANY), x.new_ones(len(x), 1 + count)
-    for position in range(1, 1 + count):
-        try:
-            margin = SingleMargin(criterion, position)
-            grad = attack_model(model).gradient(margin, x, y, *inputs).grad
-        except NoGradientError:  # the score does not depend on the pixels
-            grad = torch.zeros_like(x)
-        flat = int((grad.flatten(1).abs().amax(1) == 0).sum())
-        if flat > len(x) / 2:
-            yield (
-                f"the score has no gradient for {flat} of {len(x)} images; pass a differentiable "
-                "one as ModelWithScore(model, score, surrogate=...)"
             )
 
 

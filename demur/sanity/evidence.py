@@ -4,7 +4,7 @@ paired images and cached scores.
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -32,7 +32,7 @@ from demur.metrics.checks import IntArray
 from demur.recipes import NAMED_ATTACKS, VOCABULARY, Recipe
 from demur.rejectors.rule import Rejector, Score
 from demur.runs import Record
-from demur.spec import Spec, read, show
+from demur.spec import Spec, read, show, specs_in
 
 SIGNIFICANCE = 0.01  # of one comparison
 TOLERATED = 0.05  # share of images that may be unusual without a flag
@@ -91,7 +91,7 @@ def weaker_against(one: Attack, other: Attack) -> bool:
 
 def targeted_rules(attack: Attack) -> list[AcceptedError | PlusLogScore]:
     """Parts of an attack that name the rejector whose accepted errors it seeks."""
-    return [part for part in sub_specs(attack) if isinstance(part, AcceptedError | PlusLogScore)]
+    return [part for part in specs_in(attack) if isinstance(part, AcceptedError | PlusLogScore)]
 
 
 def is_plain(attack: Attack) -> bool:
@@ -103,7 +103,7 @@ def is_plain(attack: Attack) -> bool:
 
 def ball_of(attack: Attack) -> Ball | None:
     """The ball of an attack; None if it has none or several, or is not confined to it."""
-    parts = list(sub_specs(attack))
+    parts = list(specs_in(attack))
     unconfined = any(isinstance(part, Attack) and part.leaves_ball for part in parts)
     balls = {part for part in parts if isinstance(part, Ball)}
     return balls.pop() if len(balls) == 1 and not unconfined else None
@@ -111,26 +111,18 @@ def ball_of(attack: Attack) -> Ball | None:
 
 def without_radius(spec: Any) -> Any:
     """A spec with fixed radius, step size and seed: equal for all attacks of a sweep over eps."""
+    fixed = {"eps": 1.0, "step_size": None, "seed": 0}
+    return rebuilt(spec, lambda part, values: values | {k: fixed[k] for k in fixed if k in values})
+
+
+def rebuilt(spec: Any, change: Callable[[Spec, dict[str, Any]], dict[str, Any]]) -> Any:
+    """A copy of a spec, and of those inside it, with the field values that `change` returns."""
     if isinstance(spec, tuple):
-        return tuple(without_radius(part) for part in spec)
+        return tuple(rebuilt(part, change) for part in spec)
     if not isinstance(spec, Spec):
         return spec
-    fixed = {"eps": 1.0, "step_size": None, "seed": 0}
-    values = {
-        f.name: fixed.get(f.name, without_radius(getattr(spec, f.name))) for f in fields(spec)
-    }
-    return replace(spec, **values)
-
-
-def sub_specs(spec: Any) -> Iterator[Any]:
-    """Iterate over a spec and all specs inside it."""
-    if isinstance(spec, tuple):
-        for part in spec:
-            yield from sub_specs(part)
-    elif isinstance(spec, Spec):
-        yield spec
-        for f in fields(spec):
-            yield from sub_specs(getattr(spec, f.name))
+    values = {f.name: rebuilt(getattr(spec, f.name), change) for f in fields(spec)}
+    return replace(spec, **change(spec, values))
 
 
 def _amount(budget: int | None) -> float:

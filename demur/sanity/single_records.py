@@ -1,7 +1,6 @@
 """Sanity checks of single records: tied scores, random outputs, zero gradients, low objectives."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from demur.sanity.evidence import (
     ParsedRecord,
     common_images,
     joined_names,
+    rebuilt,
     share,
     targeted_rules,
     threshold_of,
@@ -208,11 +208,9 @@ def _value(objective: Objective, record: Record) -> FloatArray | None:
 
 def _with_thresholds(spec: Any, record: Record) -> Any:
     """A spec with the thresholds that the attack of a record used."""
-    if isinstance(spec, tuple):
-        return tuple(_with_thresholds(part, record) for part in spec)
-    if not isinstance(spec, Spec):
-        return spec
-    values = {f.name: _with_thresholds(getattr(spec, f.name), record) for f in fields(spec)}
-    if isinstance(spec, RuleCriterion) and (at := threshold_of(spec, record)) is not None:
-        values["threshold"] = at
-    return replace(spec, **values)
+
+    def change(part: Spec, values: dict[str, Any]) -> dict[str, Any]:
+        at = threshold_of(part, record) if isinstance(part, RuleCriterion) else None
+        return values if at is None else values | {"threshold": at}
+
+    return rebuilt(spec, change)
