@@ -137,15 +137,22 @@ class Chain(Attack):
         """Run the attack at position `member` on some rows and update the state in place."""
         if len(rows) == 0:
             return
-        selected, inputs = batch.select(rows), [part[rows] for part in chain_state.inputs]
+        selected = batch.select(rows)
         x_adv = self.attacks[member].run(selected, noise.derive_seed(stream, member))
-        value, out = exact_value(batch.model, self.rank_by or CE(), x_adv, selected.y, *inputs)
-        success = self.criterion(out, selected.y)
-        chain_state.keep_better(rows, Found(x_adv, value, success), by_value=bool(self.rank_by))
-        chain_state.broken_by[rows[success]] = member
+        chain_state.broken_by[self._keep(rows, selected, x_adv, chain_state)] = member
         chain_state.tried[rows] = member + 1
         # CUDA graphs captured for this attack's objective hold memory
         batch.model.drop_graphs()
+
+    def _keep(
+        self, rows: Tensor, batch: AttackBatch, x_adv: Tensor, chain_state: ChainState
+    ) -> Tensor:
+        """Keep the examples of these rows that are better; return the rows that are now broken."""
+        inputs = [part[rows] for part in chain_state.inputs]
+        value, out = exact_value(batch.model, self.rank_by or CE(), x_adv, batch.y, *inputs)
+        success = self.criterion(out, batch.y)
+        chain_state.keep_better(rows, Found(x_adv, value, success), by_value=bool(self.rank_by))
+        return rows[success]
 
 
 @dataclass
@@ -182,21 +189,14 @@ class MeanChain(Chain):
         broken_by = torch.where(share > 0.5, BROKEN_CLEAN, NOT_BROKEN)
         return MeanState(batch.x.clone(), share, broken_by, torch.zeros_like(batch.y), ())
 
-    def advance(
-        self, member: int, rows: Tensor, batch: AttackBatch, chain_state: ChainState, stream: Stream
-    ) -> None:
-        if len(rows) == 0:
-            return
-        selected = batch.select(rows)
-        x_adv = self.attacks[member].run(selected, noise.derive_seed(stream, member))
-        share = success_share(self.criterion, selected, x_adv, self.passes)
+    def _keep(
+        self, rows: Tensor, batch: AttackBatch, x_adv: Tensor, chain_state: ChainState
+    ) -> Tensor:
+        share = success_share(self.criterion, batch, x_adv, self.passes)
         better = share > chain_state.value[rows]
         chain_state.set(rows[better], x_adv[better], share[better])
         # Not where the clean image, too, succeeds in most passes: it needs no attack.
-        first = better & (share > 0.5) & (chain_state.broken_by[rows] != BROKEN_CLEAN)
-        chain_state.broken_by[rows[first]] = member
-        chain_state.tried[rows] = member + 1
-        batch.model.drop_graphs()
+        return rows[better & (share > 0.5) & (chain_state.broken_by[rows] != BROKEN_CLEAN)]
 
 
 def rand_chain(ball: Ball, criterion: Criterion, seed: int, restarts: int = 2) -> MeanChain:

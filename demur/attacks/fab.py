@@ -19,19 +19,8 @@ from demur.attacks.attack import AttackBatch
 from demur.attacks.attack_model import AttackModel, exact_value
 from demur.attacks.balls import L1, L2, Ball, in_order
 from demur.attacks.criteria import Criterion, Misclassified
-from demur.attacks.driver import (
-    Candidates,
-    Found,
-    IterativeAttack,
-    SearchState,
-    default_interval,
-)
-from demur.attacks.objectives import (
-    Objective,
-    ObjectiveState,
-    TargetedMargin,
-    UntargetedMargin,
-)
+from demur.attacks.driver import Candidates, Found, IterativeAttack, SearchState, default_interval
+from demur.attacks.objectives import Objective, ObjectiveState, TargetedMargin, UntargetedMargin
 from demur.attacks.rounding import SuccessMargins, confirmed_outward, rounding_margins
 from demur.images import per_image
 from demur.noise import Stream

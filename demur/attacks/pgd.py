@@ -208,11 +208,7 @@ class PGD(IterativeAttack[PGDState]):
         return x_adv
 
     def _momentum_ascent(
-        self,
-        batch: AttackBatch,
-        x_adv: Tensor,
-        ranking: Objective,
-        ranking_inputs: ObjectiveState,
+        self, batch: AttackBatch, x_adv: Tensor, ranking: Objective, ranking_inputs: ObjectiveState
     ) -> Tensor:
         """Return the last iterate; with backtracking it has the largest value of `ranking`."""
         # As in the reference code, a separate backtracking objective does not evaluate the start,
@@ -320,12 +316,7 @@ def initial_momentum(x_adv: Tensor, length: float, value: Tensor | None) -> Mome
 
 @fused
 def propose_step(
-    ball: Ball,
-    x: Tensor,
-    state: MomentumState,
-    grad: Tensor,
-    momentum: float,
-    decay: float = 1.0,
+    ball: Ball, x: Tensor, state: MomentumState, grad: Tensor, momentum: float, decay: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Return the next iterate, with the step size times `decay`, and the new mean direction."""
     mean = momentum * state.mean + (1 - momentum) * ball.direction(grad)

@@ -6,12 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from demur.attacks import (
-    CE,
-    Attack,
-    Misclassified,
-    Objective,
-)
+from demur.attacks import CE, Attack, Misclassified, Objective
 from demur.attacks.criteria import RuleCriterion
 from demur.evaluate.record_scores import tcon_of
 from demur.metrics import BoolArray, FloatArray

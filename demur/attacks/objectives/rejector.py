@@ -35,13 +35,7 @@ from demur.attacks.objectives.classification import (
     best_wrong,
 )
 from demur.errors import BadInput
-from demur.output import (
-    Output,
-    as_output,
-    label_entry,
-    log_probabilities,
-    mask_label,
-)
+from demur.output import Output, as_output, label_entry, log_probabilities, mask_label
 from demur.rejectors.certainty import (
     Construction,
     RRLossKind,
