@@ -108,7 +108,8 @@ class MaxMinMargin(IterativeAttack[MaxMinState]):
     def begin(self, batch: AttackBatch) -> tuple[AttackBatch, MaxMinState]:
         x_adv = self.ball.scaled_start(batch.x, self.seed, batch.index, batch.stream)
         batch = batch.prepare(MinMargin(self.criterion), x_adv)
-        return batch, self._query(batch, x_adv, initial_state(x_adv, _count_margins(batch)))
+        count = batch.objective_state[1].shape[1]
+        return batch, self._query(batch, x_adv, initial_state(x_adv, count))
 
     def step(self, batch: AttackBatch, state: MaxMinState, step: int) -> MaxMinState:
         solution, weights = solve_game(self.ball, batch.x, state)
@@ -157,11 +158,6 @@ def initial_state(x_adv: Tensor, margins: int) -> MaxMinState:
         step_fraction=x_adv.new_ones(n), weights=x_adv.new_full((n, margins), 1 / margins),
         games=x_adv.new_zeros(n),
     )  # fmt: skip
-
-
-def _count_margins(batch: AttackBatch) -> int:
-    """Return the number of margins, from the state of a prepared `MarginObjective`."""
-    return batch.objective_state[1].shape[1]
 
 
 @dataclass(frozen=True)

@@ -136,18 +136,24 @@ class AuditReport:
             n, never = len(self.autoattack.y), self.autoattack.unbroken
             yield "attacked, never broken", Counts(never, n - never, 0), "accepted_right"
         if self.accepted_errors is not None and self.forced_rejections is not None:
-            yield "clean, accepted", _accepted(self.accepted_errors.clean), "accepted_right"
-            yield "clean, accepted errors", self.accepted_errors.clean, "accepted_wrong"
+            clean = self.accepted_errors.clean
+            accepted = Counts(clean.accepted_right + clean.accepted_wrong, 0, clean.rejected)
+            yield "clean, accepted", accepted, "accepted_right"
+            yield "clean, accepted errors", clean, "accepted_wrong"
             yield "attacked, accepted errors", self.accepted_errors.attacked, "accepted_wrong"
             yield "attacked, forced rejections", self.forced_rejections.attacked, "rejected"
 
     def to_json(self) -> dict[str, Any]:
         """Return everything except the images as JSON values."""
         parts = {
-            "autoattack": self.autoattack,
-            "accepted_errors": self.accepted_errors,
-            "forced_rejections": self.forced_rejections,
-        }
+            name: part and part.to_json()
+            for name, part in (
+                ("autoattack", self.autoattack), ("accepted_errors", self.accepted_errors),
+                ("forced_rejections", self.forced_rejections),
+            )
+        }  # fmt: skip
+        for part in filter(None, parts.values()):  # the report has one grade for all of them
+            del part["grade"], part["reasons"]
         return {
             "model": self.model,
             "threat": self.threat,
@@ -157,7 +163,7 @@ class AuditReport:
             "claim": self.claim,
             **self.verdict.to_json(),
             "verdict": str(self.verdict),
-            **{name: part and _without_grade(part.to_json()) for name, part in parts.items()},
+            **parts,
             "sanity": sanity_json(self.sanity),
             "warnings": list(self.warnings),
             "curve": [list(point) for point in self.curve],
@@ -186,16 +192,6 @@ class AuditReport:
         save(self, path)
 
     save_html = save
-
-
-def _without_grade(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a result without a grade: the report has one for all its results and checks."""
-    return {name: value for name, value in values.items() if name not in ("grade", "reasons")}
-
-
-def _accepted(counts: Counts) -> Counts:
-    """Return counts whose first entry is all accepted images."""
-    return Counts(counts.accepted_right + counts.accepted_wrong, 0, counts.rejected)
 
 
 class ForcedRejections(EnsembleEvaluation):

@@ -60,7 +60,7 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
     if _are_probabilities(logits):
         yield "the model returns probabilities; return logits instead"
     counts = probe(model, x, y)
-    averaged = any(attack.gradients_per_step > 1 for attack in chain.attacks)
+    averaged = any(getattr(attack, "eot_iter", 1) > 1 for attack in chain.attacks)
     if counts["random_outputs"] and not averaged:
         yield (
             "the model's outputs are random, so one lucky pass counts as a success and the next "

@@ -4,6 +4,7 @@ paired images and cached scores.
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -203,21 +204,15 @@ class Evidence:
     def targeted(self, parsed: ParsedRecord) -> list[str]:
         """Names of the rejectors that an attack targets, at the thresholds of the evaluation."""
         parts = [] if parsed.attack is None else targeted_rules(parsed.attack)
-        return [
-            name
-            for name, rejector in self.rejectors.items()
-            if name in self.evaluation.thresholds
-            and (own := [part for part in parts if part.rejector == rejector])
-            and self._same_threshold(name, own, parsed.record)
-        ]
-
-    def _same_threshold(
-        self, name: str, parts: list[AcceptedError | PlusLogScore], record: Record
-    ) -> bool:
-        """Whether an attack that uses a threshold uses the one of the evaluation."""
-        attacked = [threshold_of(part, record) for part in parts if isinstance(part, AcceptedError)]
-        used = self.evaluation.thresholds[name]
-        return not attacked or any(t is not None and math.isclose(t, used) for t in attacked)
+        names = list[str]()
+        for name in (name for name in self.rejectors if name in self.evaluation.thresholds):
+            own = [part for part in parts if part.rejector == self.rejectors[name]]
+            used = self.evaluation.thresholds[name]
+            rules = [part for part in own if isinstance(part, AcceptedError)]
+            at = [threshold_of(rule, parsed.record) for rule in rules]
+            if own and (not at or any(t is not None and math.isclose(t, used) for t in at)):
+                names.append(name)
+        return names
 
     def values(self, name: str, parsed: ParsedRecord) -> FloatArray | None:
         """Score of a rejector for every image (N); None if the record cannot give it."""
@@ -288,16 +283,14 @@ def with_change(label: str, key: str, value: str) -> str:
 
 
 def parse_records(records: Sequence[Record]) -> list[ParsedRecord]:
-    """Parse the attacks of records, which are named by their labels."""
-    return [_parse_record(record, records) for record in records]
-
-
-def _parse_record(record: Record, records: Sequence[Record]) -> ParsedRecord:
-    """Parse a record; its name is its label, with the number of images if labels are equal."""
-    attack = _parse(str(record.metadata["spec"]))
-    several = sum(other.label == record.label for other in records) > 1
-    name = f"{record.label} (n={len(record.y)})" if several else record.label
-    return ParsedRecord(record, attack if isinstance(attack, Attack) else None, name)
+    """Parse the attacks of records, named by their labels, with the number if labels are equal."""
+    labels, found = Counter(record.label for record in records), list[ParsedRecord]()
+    for record in records:
+        attack = _parse(str(record.metadata["spec"]))
+        name = record.label
+        name += f" (n={len(record.y)})" if labels[record.label] > 1 else ""
+        found.append(ParsedRecord(record, attack if isinstance(attack, Attack) else None, name))
+    return found
 
 
 def _parse(text: str) -> object:
