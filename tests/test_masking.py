@@ -104,7 +104,11 @@ def test_ordinary_nets_have_none(
 @pytest.mark.usefixtures("few_queries")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
-    "name", ["argmax of one net, gradient of another", "straight-through of another net"]
+    "name",
+    [
+        "argmax of one net, gradient of another",
+        pytest.param("straight-through of another net", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_the_ensemble_finds_what_gradients_hide(
     name: str, quick_net: QuickNet, batch: tuple[Tensor, Tensor]

@@ -24,10 +24,10 @@ from demur.audits.audit_page import Curve, provenance, save
 from demur.audits.ensemble_result import (
     Counts,
     EnsembleResult,
+    closing_lines,
     count_cell,
     entry,
     sanity_json,
-    sanity_lines,
 )
 from demur.audits.ensembles import AutoAttack, EnsembleEvaluation, RejectAutoAttack
 from demur.audits.flags import ASKED, implausible, is_random, success_checks
@@ -178,10 +178,7 @@ class AuditReport:
             lines += entry("rejector", self.rule)
         if self.autoattack.passes_note:
             lines += entry("passes", self.autoattack.passes_note)
-        lines += sanity_lines(self.sanity)
-        for sentence in self.warnings:
-            lines += entry("warning", sentence)
-        return "\n".join([*lines, *entry("verdict", str(self.verdict))])
+        return "\n".join([*lines, *closing_lines(self.sanity, self.warnings, self.verdict)])
 
     def save(self, path: str | Path) -> None:
         """Write the report as a page, or as JSON or Markdown if the path ends in .json or .md.

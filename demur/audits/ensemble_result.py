@@ -267,10 +267,7 @@ class EnsembleResult:
         broken = ", ".join(f"{name} {found[name]}" for name in names) or "none"
         lines += entry("broken by", f"{broken}; {self.unbroken} unbroken")
         lines += entry("seconds", ", ".join(f"{k} {v:.1f}" for k, v in self.seconds.items()))
-        lines += sanity_lines(self.sanity)
-        for sentence in self.warnings:
-            lines += entry("warning", sentence)
-        return "\n".join([*lines, *entry("verdict", str(self.verdict))])
+        return "\n".join([*lines, *closing_lines(self.sanity, self.warnings, self.verdict)])
 
     def __repr__(self) -> str:
         return f"<EnsembleResult: {self.attack}, {len(self.y)} images, {self.attacked}>"
@@ -302,19 +299,23 @@ def count_cell(counts: Counts, kind: str) -> str:
     return f"{round(getattr(counts, kind), 1):>5}  {share}"
 
 
-def sanity_lines(checks: Sequence[CheckResult]) -> Iterator[str]:
-    """Yield the lines about the sanity checks: flags first, then the number of passed ones."""
-    if not checks:
-        return
+def closing_lines(
+    checks: Sequence[CheckResult], warnings: Sequence[str], verdict: Verdict
+) -> Iterator[str]:
+    """Yield lines about flags, the number of passed checks, missing ones, warnings, the verdict."""
     flags = [flag for check in checks for flag in check.flags]
     for flag in flags:
         yield from entry("flag", f"{flag.kind}: {flag.observed}")
     passed = [check.kind for check in checks if not check.flags and not check.missing]
     count = "1 flag" if len(flags) == 1 else f"{len(flags)} flags"
-    yield from entry("sanity", f"{count}; {len(passed)} of {len(checks)} checks passed")
+    if checks:
+        yield from entry("sanity", f"{count}; {len(passed)} of {len(checks)} checks passed")
     for check in checks:
         if check.missing:
             yield from entry("not checked", f"{check.kind}, which needs {check.missing}")
+    for sentence in warnings:
+        yield from entry("warning", sentence)
+    yield from entry("verdict", str(verdict))
 
 
 def entry(name: str, text: str) -> list[str]:

@@ -104,10 +104,8 @@ def is_plain(attack: Attack) -> bool:
 
 def ball_of(attack: Attack) -> Ball | None:
     """The ball of an attack; None if it has none or several, or is not confined to it."""
-    parts = list(specs_in(attack))
-    unconfined = any(isinstance(part, Attack) and part.leaves_ball for part in parts)
-    balls = {part for part in parts if isinstance(part, Ball)}
-    return balls.pop() if len(balls) == 1 and not unconfined else None
+    balls = attack.balls()
+    return balls.pop() if len(balls) == 1 else None
 
 
 def without_radius(spec: Any) -> Any:
