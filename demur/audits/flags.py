@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 from demur import noise
 from demur.attacks import CE, Objective, SingleMargin, UntargetedMargin
-from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, random_states_restored
+from demur.attacks.attack_model import (
+    CheckedModel,
+    Gradient,
+    Model,
+    NoGradientError,
+    ObjectiveFunction,
+    random_states_restored,
+)
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import RuleCriterion
 from demur.attacks.objectives.rejector import ANY
@@ -153,6 +160,12 @@ class SameDraw(CheckedModel):
     def __call__(self, x: Tensor) -> Output:
         with random_states_restored(x):
             return super().__call__(x)
+
+    def gradient(
+        self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
+    ) -> Gradient:
+        with random_states_restored(x):  # an AttackModel has gradients of its own
+            return super().gradient(objective, x, y, *inputs)
 
 
 def with_same_draw(model: CheckedModel, x: Tensor) -> CheckedModel | None:
