@@ -178,12 +178,12 @@ def foreign_checks(
     ]
     curve = [
         (
-            "0" if name == "clean" else show(next(iter(attack.balls())).eps),
-            int(record.correct.sum()),
+            show(next((around.eps for around in one.attack.balls()), 0)),
+            int(one.correct.sum()),
             len(x),
         )
-        for (name, (attack, _)), record in zip(examples.items(), records, strict=True)
-        if name not in attacked
+        for one in records
+        if one.attack is not None and one.name not in attacked
     ]
     x_adv = [pixels[: len(x)] for _, pixels in attacked.values()][-1]
     found = model_checks(model, x, y, x_adv, ball, criterion, before, masking)
@@ -199,22 +199,16 @@ def foreign_checks(
 
 
 def _evidence(records: list[ParsedRecord], criterion: RuleCriterion | None) -> Evidence:
-    if criterion is None:
-        return Evidence(records, RejectorEvaluation({}, {}, level=1.0, cal_n=0), {})
-    assert isinstance(criterion.threshold, float)
-    evaluation = RejectorEvaluation(
-        {REJECTOR: as_score(criterion.rejector)}, {REJECTOR: criterion.threshold}, 1.0, cal_n=0
-    )
-    return Evidence(records, evaluation, {REJECTOR: criterion.rejector})
+    rejectors = {} if criterion is None else {REJECTOR: criterion.rejector}
+    scores = {name: as_score(rejector) for name, rejector in rejectors.items()}
+    thresholds = {} if criterion is None else {REJECTOR: float(criterion.threshold)}  # type: ignore[arg-type]
+    return Evidence(records, RejectorEvaluation(scores, thresholds, 1.0, cal_n=0), rejectors)
 
 
 def plain_attacks(ball: Ball) -> Iterator[tuple[str, Attack]]:
     """Yield PGD on the cross-entropy at the radii that the checks compare, by name."""
-    for name, around in (
-        ("", ball),
-        (" at eps/2", type(ball)(ball.eps / 2)),
-        (" at eps=128/255", Linf(LARGE)),
-    ):
+    half, large = type(ball)(ball.eps / 2), Linf(LARGE)
+    for name, around in (("", ball), (" at eps/2", half), (" at eps=128/255", large)):
         yield f"PGD-{STEPS}{name}", PGD(around, steps=STEPS)
 
 
@@ -235,11 +229,5 @@ def _record(
     label: str, model: CheckedModel, x: Tensor, y: Tensor, bs: int, metadata: dict[str, object]
 ) -> Record:
     out = outputs_in_batches(model, x, bs, x.device)
-    arrays = {
-        "y": y.cpu(),
-        "index": torch.arange(len(y)),
-        "logits": out.logits,
-        "aux": out.aux,
-        "feature": out.feature,
-    }
+    arrays = {"y": y.cpu(), "index": torch.arange(len(y)), **out._asdict()}
     return Record(arrays, metadata | {"label": label, "spec": ""})
