@@ -131,7 +131,7 @@ def test_the_budget_is_spent_where_the_ball_holds_no_success(
 def test_every_outcome_can_be_sought(
     attack: DecisionAttack, criterion: Criterion, quick_net: QuickNet, batch: tuple[Tensor, Tensor]
 ) -> None:
-    x, y = batch
+    x, y = (part[:14] for part in batch)
     attack = replace(attack, criterion=criterion, ball=type(attack.ball)(2 * attack.ball.eps))
     x_adv = attack(quick_net, x, y)
     before, after = criterion(quick_net(x), y), criterion(quick_net(x_adv), y)

@@ -212,6 +212,7 @@ class TestStudent:
         ):
             assert OutcomeMargin(criterion, rejects)(out, y).item() == value
 
+    @pytest.mark.exhaustive
     @pytest.mark.usefixtures("few_queries")
     @pytest.mark.filterwarnings("ignore::UserWarning")
     def test_it_serves_a_rejector_without_gradient(
