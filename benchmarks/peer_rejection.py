@@ -128,7 +128,7 @@ class OrthogonalPGD(Attack):
             broken = verify_success(self.rule, batch.model, x_adv, batch.y, self.rule(out, batch.y))
             result[alive], left = x_adv, ~broken
             alive, x_adv = alive[left], x_adv[left]
-            batch, margins = batch.select(left), margins.select(left)
+            batch, margins = batch.select(left), margins._make(part[left] for part in margins)
             objective_state = tuple(part[left] for part in objective_state)
             if len(alive) == 0:
                 return result

@@ -29,7 +29,7 @@ from demur.attacks.attack_model import checked
 from demur.attacks.autoattack import PASSES, rand_chain
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import RuleCriterion
-from demur.attacks.objectives.rejector import ANY
+from demur.attacks.objectives.classification import ANY
 from demur.audits import flags, masking
 from demur.audits.flags import (
     A_DRAW,
@@ -134,7 +134,7 @@ class TestStrength:
         net, (x, y) = noisy(quick_net, 0.1), images
         rule = Rejected(Con(), 0.6)
         chain = rand_chain(Linf(EPS), rule, 0, restarts=1)
-        few = tuple(replace(part, steps=8) for part in chain.attacks[:2])  # type: ignore[type-var]
+        few = tuple(replace(part, steps=8) for part in chain.attacks[:2])  # type: ignore[call-arg]
         x_adv = replace(chain, attacks=few, passes=20)(net, x, y)
         assert mean_success(rule, net, x_adv, y, 50) > mean_success(rule, net, x, y, 50) + 0.1
         one = EOTPGD(Linf(EPS), steps=2, restarts=12, passes=2, targeted=True)

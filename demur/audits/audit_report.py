@@ -145,7 +145,7 @@ class AuditReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything except the images as JSON values."""
-        parts = {
+        parts: dict[str, Any] = {
             name: part and part.to_json()
             for name, part in (
                 ("autoattack", self.autoattack), ("accepted_errors", self.accepted_errors),

@@ -283,12 +283,15 @@ def joined(parts: Sequence[EnsembleResult]) -> EnsembleResult:
         for one in zip(*(part.members for part in parts), strict=True)
         if any(one[0].name in part.seconds for part in parts)
     ]
+    tensors: dict[str, Any] = {
+        name: torch.cat([getattr(part, name) for part in parts]) for name in PER_IMAGE
+    }
     return replace(
         parts[0], members=tuple(members), seconds={one.name: one.seconds for one in members},
         broken_by=tuple(name for part in parts for name in part.broken_by),
         warnings=tuple(dict.fromkeys(sentence for part in parts for sentence in part.warnings)),
         unconfirmed=sum(part.unconfirmed for part in parts),
-        **{name: torch.cat([getattr(part, name) for part in parts]) for name in PER_IMAGE},
+        **tensors,
     )  # fmt: skip
 
 

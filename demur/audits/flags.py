@@ -25,7 +25,7 @@ from demur.attacks.attack_model import (
 )
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import RuleCriterion
-from demur.attacks.objectives.rejector import ANY
+from demur.attacks.objectives.classification import ANY
 from demur.audits.ensemble_result import EnsembleResult
 from demur.evaluate.recording import ROUNDING
 from demur.images import per_image
