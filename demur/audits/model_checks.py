@@ -13,11 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from demur.attacks import PGD, Attack, Clean
-from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, checked
+from demur.attacks import PGD, AcceptedError, Attack, Clean, SingleMargin
+from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, attack_model, checked
 from demur.attacks.autoattack import Chain, MeanChain
 from demur.attacks.balls import Ball, Linf
 from demur.attacks.criteria import RuleCriterion
+from demur.attacks.objectives.classification import ANY
 from demur.attacks.wrappers import WrappedModel
 from demur.audits.flags import ASKED, model_checks
 from demur.calibrate import binomial_sf
@@ -76,6 +77,8 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
             f"the gradient is zero for {counts['zero_gradients']} of {len(x)} images; gradient "
             "attacks overestimate robustness here, so rely on Square"
         )
+    if isinstance(chain.criterion, AcceptedError):
+        yield from zero_score_gradients(model, chain.criterion, x, y)
 
 
 def _are_probabilities(logits: Tensor) -> bool:
@@ -127,6 +130,26 @@ def rejector_warnings(
             yield (
                 f"{name} has the wrong sign: on clean images it is higher where the prediction is "
                 f"wrong (AUROC {auroc(values, right):.2f}); higher scores must mean accept"
+            )
+
+
+def zero_score_gradients(
+    model: Model, criterion: AcceptedError, x: Tensor, y: Tensor
+) -> Iterator[str]:
+    """Yield a sentence for each score of the criterion whose gradient is zero for most images."""
+    count = len(criterion.accept_rule.pairs)
+    inputs = torch.full_like(y, ANY), x.new_ones(len(x), 1 + count)
+    for position in range(1, 1 + count):
+        try:
+            margin = SingleMargin(criterion, position)
+            grad = attack_model(model).gradient(margin, x, y, *inputs).grad
+        except NoGradientError:  # the score does not depend on the pixels
+            grad = torch.zeros_like(x)
+        flat = int((grad.flatten(1).abs().amax(1) == 0).sum())
+        if flat > len(x) / 2:
+            yield (
+                f"the score has no gradient for {flat} of {len(x)} images; pass a differentiable "
+                "one as ModelWithScore(model, score, surrogate=...)"
             )
 
 
