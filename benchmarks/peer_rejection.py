@@ -41,7 +41,7 @@ from demur.attacks.attack_model import (
 from demur.attacks.autoattack import Chain, RejectVersion
 from demur.attacks.balls import Ball, Linf
 from demur.attacks.driver import verify_success
-from demur.attacks.margins import margins_at, orthogonal
+from demur.attacks.margins import Margins, margins_at, orthogonal
 from demur.attacks.objectives import AttackStart
 from demur.calibrate import TPR
 from demur.cli.app import AsJson, DataFolder, Device, FirstN, check_finite, main, split_names
@@ -128,7 +128,7 @@ class OrthogonalPGD(Attack):
             broken = verify_success(self.rule, batch.model, x_adv, batch.y, self.rule(out, batch.y))
             result[alive], left = x_adv, ~broken
             alive, x_adv = alive[left], x_adv[left]
-            batch, margins = batch.select(left), margins.select(left)
+            batch, margins = batch.select(left), Margins(*(part[left] for part in margins))
             objective_state = tuple(part[left] for part in objective_state)
             if len(alive) == 0:
                 return result

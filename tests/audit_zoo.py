@@ -9,7 +9,7 @@ a broken one: its adversarial examples are the attack of somebody who knows the 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -250,32 +250,6 @@ def vote() -> Entry:
 # ------------------------------------------------ random, or not a function of the image
 
 
-def noise_input() -> Entry:
-    return wrapped(lambda net, x: net(x + 0.2 * torch.randn_like(x)))
-
-
-def dropout() -> Entry:
-    return wrapped(lambda net, x: net.classify(nn.functional.dropout(net.feature(x), 0.5)))
-
-
-def random_shift() -> Entry:
-    def shifted(net: Any, x: Tensor) -> Tensor:
-        dy, dx = (int(k) for k in torch.randint(-1, 2, (2,)))
-        return net(x.roll((dy, dx), (2, 3)))  # type: ignore[no-any-return]
-
-    def many(x: Tensor) -> Tensor:
-        return torch.cat([x.roll((dy, dx), (2, 3)) for dy in (-1, 0, 1) for dx in (-1, 0, 1)])
-
-    net = trained(Net, robust=False, change=many, labels=lambda y: y.repeat(9), steps=900)
-    return wrapped(shifted, net)
-
-
-def random_member() -> Entry:
-    nets = nn.ModuleList(plain(seed) for seed in range(4))
-    mean = Wrapped(nets, lambda nets, x: sum(log_softmax(net(x), 1) for net in nets))
-    return Entry(Wrapped(nets, lambda nets, x: nets[int(torch.randint(4, (1,)))](x)).eval(), mean)
-
-
 def seeded_by_input() -> Entry:
     """Noise from a generator that the pixels seed: random, yet the same in every pass."""
 
@@ -360,6 +334,32 @@ def nan_off_the_data() -> Entry:
     return wrapped(lambda net, x: torch.where(known(x)[:, None], net(x), torch.nan))
 
 
+# ------------------------------------------------ random, and masked besides
+
+
+def noisy(x: Tensor, size: float = 0.1) -> Tensor:
+    return x + size * torch.randn_like(x)
+
+
+def noisy_labels() -> Entry:
+    return wrapped(lambda net, x: hard(net(noisy(x))) + 0 * net(x))
+
+
+def noisy_masked() -> Entry:
+    other = robust(1)
+    return wrapped(lambda net, x: 10 * hard(net(noisy(x))) + log_softmax(other(x), 1))
+
+
+def noisy_decoy() -> Entry:
+    """A wrong gradient in one pass of two."""
+    decoyed = decoy().model
+
+    def answer(net: Any, x: Tensor) -> Any:
+        return net(noisy(x)) if torch.rand(()) < 0.5 else decoyed(noisy(x))
+
+    return wrapped(answer)
+
+
 # ------------------------------------------------ broken rejectors
 
 
@@ -392,8 +392,8 @@ def rounded_energy() -> Entry:
 BROKEN: tuple[Callable[[], Entry], ...] = (
     masked, one_hot_logits, detached, saturated, saturated_probabilities, quantised, thermometer,
     jpeg_defence, shattered, shattered_input, reversed_gradient, decoy, underflow, clipped,
-    jump_activations, vote, noise_input, dropout, random_shift, random_member, seeded_by_input,
-    fixed_seed, batch_statistic, train_mode_norm, counter, slow_counter, order, lookup,
+    jump_activations, vote, seeded_by_input, fixed_seed, noisy_labels, noisy_masked, noisy_decoy,
+    batch_statistic, train_mode_norm, counter, slow_counter, order, lookup,
     nan_off_the_data, masked_score, hashed_rejector, batch_rejector, rounded_energy,
 )  # fmt: skip
 
@@ -432,6 +432,41 @@ class WithAux(nn.Module):
 def linear() -> Any:
     """A linear net of two classes, whose robust accuracy has a closed form."""
     return trained(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), labels=lambda y: y % 2)
+
+
+# Random models are honest where the audit, which averages over draws, finds as much as an attack on
+# the net behind them. Their gradients are those of their answers, draw by draw.
+
+
+def random(function: Callable[[Any, Tensor], Any], net: Any = None) -> Entry:
+    return replace(wrapped(function, net), honest=True)
+
+
+def noise_input() -> Entry:
+    return random(lambda net, x: net(x + 0.2 * torch.randn_like(x)))
+
+
+def dropout() -> Entry:
+    return random(lambda net, x: net.classify(nn.functional.dropout(net.feature(x), 0.5)))
+
+
+def random_shift() -> Entry:
+    def shifted(net: Any, x: Tensor) -> Tensor:
+        dy, dx = (int(k) for k in torch.randint(-1, 2, (2,)))
+        return net(x.roll((dy, dx), (2, 3)))  # type: ignore[no-any-return]
+
+    def many(x: Tensor) -> Tensor:
+        return torch.cat([x.roll((dy, dx), (2, 3)) for dy in (-1, 0, 1) for dx in (-1, 0, 1)])
+
+    net = trained(Net, robust=False, change=many, labels=lambda y: y.repeat(9), steps=900)
+    return random(shifted, net)
+
+
+def random_member() -> Entry:
+    nets = nn.ModuleList(plain(seed) for seed in range(4))
+    mean = Wrapped(nets, lambda nets, x: sum(log_softmax(net(x), 1) for net in nets))
+    model = Wrapped(nets, lambda nets, x: nets[int(torch.randint(4, (1,)))](x)).eval()
+    return Entry(model, mean, honest=True)
 
 
 def small_noise() -> Entry:
@@ -487,6 +522,11 @@ HONEST: dict[str, Callable[[], Entry]] = {
     ),
     "linear, two classes": lambda: honest(linear(), labels=lambda y: y % 2),
     "small noise": small_noise,
+    "noise input": noise_input,
+    "noise on a robust net": lambda: random(lambda net, x: net(noisy(x)), robust()),
+    "dropout": dropout,
+    "random shift": random_shift,
+    "random member": random_member,
 }  # fmt: skip
 
 

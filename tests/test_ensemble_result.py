@@ -327,4 +327,4 @@ def test_a_detector_reports_ties_of_its_steps() -> None:
     model = ModelWithScore(Logits(), steps)
     result = evaluated(rejecting(AcceptedError(ModelScore(), 0.4), model), *images())
     assert "scores are tied" in {flag.kind for flag in result.flags}
-    assert any("surrogate" in sentence for sentence in result.warnings)
+    assert any("surrogate" in flag.remedy for flag in result.flags)

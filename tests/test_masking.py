@@ -27,7 +27,7 @@ from demur.attacks.attack_model import Model, checked
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.surrogate import OutcomeMargin, distil, student_net
 from demur.audits import AutoAttack, RejectAutoAttack, masking
-from demur.audits.flags import masking_signs
+from demur.audits.flags import masking_checks
 from demur.audits.masking import OnMasking
 from demur.errors import BadInput
 from demur.output import Output, as_output, prediction
@@ -87,7 +87,8 @@ def test_masked_gradients_have_signs(quick_net: QuickNet, batch: tuple[Tensor, T
     x, y = batch
     for name, model in masked_models(quick_net).items():
         with checked(model, x, y) as (own, images, labels):
-            assert masking_signs(own, images, labels, Linf(EPS), None), name
+            found = masking_checks(own, images, labels, Linf(EPS), None)
+            assert any(check.flags for check in found), name
 
 
 @pytest.mark.parametrize("ball", [Linf(EPS), L2(0.5)])
@@ -96,13 +97,18 @@ def test_ordinary_nets_have_none(
 ) -> None:
     for net in (quick_net, tiny_net):
         with checked(net, *batch) as (own, images, labels):
-            assert masking_signs(own, images, labels, ball, None) == []
+            found = masking_checks(own, images, labels, ball, None)
+            assert [check.flags for check in found] == [(), ()]
 
 
 @pytest.mark.usefixtures("few_queries")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
-    "name", ["argmax of one net, gradient of another", "straight-through of another net"]
+    "name",
+    [
+        "argmax of one net, gradient of another",
+        pytest.param("straight-through of another net", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_the_ensemble_finds_what_gradients_hide(
     name: str, quick_net: QuickNet, batch: tuple[Tensor, Tensor]
@@ -206,6 +212,7 @@ class TestStudent:
         ):
             assert OutcomeMargin(criterion, rejects)(out, y).item() == value
 
+    @pytest.mark.exhaustive
     @pytest.mark.usefixtures("few_queries")
     @pytest.mark.filterwarnings("ignore::UserWarning")
     def test_it_serves_a_rejector_without_gradient(

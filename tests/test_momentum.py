@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import log
 
 import pytest
@@ -197,13 +198,13 @@ def test_invalid_fields_raise(construct: Callable[[], object], message: str) -> 
 @pytest.mark.parametrize("ball", [Linf(0.3), L2(0.3)], ids=repr)
 def test_random_starts_have_the_documented_distribution(ball: Ball) -> None:
     x = torch.full((3000, 1, 6, 6), 0.5)
-    delta = ball.mixed_start(x, 0, torch.arange(3000), 4) - x
+    delta = ball.mixed_start(x, 0, torch.arange(3000), 4, 1 / 3, 1 / 3) - x
     size = Linf(1).norm(delta)
     clean = size == 0
     assert clean.float().mean().item() == pytest.approx(1 / 3, abs=0.03)
     sigma = 0.3 / (2 * log(36))
     radius = ball.norm(delta)[~clean] / 0.3
-    ray_or_clean = ball.ray_or_clean_start(x, 0, torch.arange(3000), 4) - x
+    ray_or_clean = ball.mixed_start(x, 0, torch.arange(3000), 4, 0, 1 / 2) - x
     moved = Linf(1).norm(ray_or_clean) > 0
     assert moved.float().mean().item() == pytest.approx(1 / 2, abs=0.03)
     rays = ball.norm(ray_or_clean)[moved] / 0.3
@@ -220,10 +221,11 @@ def test_random_starts_have_the_documented_distribution(ball: Ball) -> None:
 def test_starts_differ_by_stream_and_allow_a_zero_radius() -> None:
     x, index = torch.rand(4, 1, 1, 1), torch.arange(4)
     for ball in (Linf(0.0), L2(0.0)):
-        for start in (ball.mixed_start, ball.ray_or_clean_start):
-            assert torch.allclose(start(x, 0, index, 0), x)
+        for shares in ((1 / 3, 1 / 3), (0, 1 / 2)):
+            assert torch.allclose(ball.mixed_start(x, 0, index, 0, *shares), x)
     wide = torch.full((50, 1, 4, 4), 0.5)
-    for start in (Linf(0.1).mixed_start, Linf(0.1).ray_or_clean_start):
+    for shares in ((1 / 3, 1 / 3), (0, 1 / 2)):
+        start = partial(Linf(0.1).mixed_start, near=shares[0], far=shares[1])
         index, stream = torch.arange(50), torch.full((1,), 7, dtype=torch.int64)
         assert not torch.equal(start(wide, 0, index, 0), start(wide, 0, index, 1))
         assert torch.equal(start(wide, 0, index, stream), start(wide, 0, index, 7))

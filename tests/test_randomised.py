@@ -21,17 +21,30 @@ from demur.attacks import (
     Criterion,
     MeanChain,
     Misclassified,
+    RayS,
     Rejected,
     SuccessProbability,
 )
+from demur.attacks.attack_model import checked
 from demur.attacks.autoattack import PASSES, rand_chain
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import RuleCriterion
-from demur.attacks.objectives.rejector import ANY
-from demur.audits import randomised
+from demur.attacks.objectives.classification import ANY
+from demur.audits import flags, masking
+from demur.audits.flags import (
+    A_DRAW,
+    CHANGE,
+    JUMP,
+    SLOPE,
+    STUCK,
+    is_random,
+    masking_checks,
+    model_checks,
+)
 from demur.data import Images
-from demur.output import as_output
+from demur.output import as_output, prediction
 from demur.rejectors import Con
+from demur.sanity import CheckResult
 from tests.quick_net import EPS, QuickNet
 
 RULE = AcceptedError(Con(), 0.6)
@@ -100,6 +113,7 @@ class TestStrength:
         first = Chain(lucky.attacks)(net, x, y)  # where an image leaves at one wrong pass
         assert ours > mean_success(Misclassified(), net, first, y)
 
+    @pytest.mark.exhaustive
     def test_a_randomised_rejector_accepts_as_many_errors_as_under_eot_pgd(
         self, quick_net: QuickNet, images: tuple[Tensor, Tensor]
     ) -> None:
@@ -119,8 +133,10 @@ class TestStrength:
     ) -> None:
         net, (x, y) = noisy(quick_net, 0.1), images
         rule = Rejected(Con(), 0.6)
-        x_adv = rand_chain(Linf(EPS), rule, 0, restarts=1)(net, x, y)
-        assert mean_success(rule, net, x_adv, y) > mean_success(rule, net, x, y) + 0.1
+        chain = rand_chain(Linf(EPS), rule, 0, restarts=1)
+        few = tuple(replace(part, steps=8) for part in chain.attacks[:2])  # type: ignore[call-arg]
+        x_adv = replace(chain, attacks=few, passes=20)(net, x, y)
+        assert mean_success(rule, net, x_adv, y, 50) > mean_success(rule, net, x, y, 50) + 0.1
         one = EOTPGD(Linf(EPS), steps=2, restarts=12, passes=2, targeted=True)
         assert one(net, x, y).shape == x.shape  # more restarts than wrong classes
         assert one.gradient_queries == 2 * 12 * 5
@@ -241,49 +257,85 @@ class TestResult:
         assert f"means over {PASSES} passes" in page
 
 
-class TestSeededNoise:
-    def notes(self, net: Net, x: Tensor) -> str:
-        return " ".join(randomised.seeded_noise_notes(net, x))
+class TestChecks:
+    """What the checks of an audit say about noise: fresh, seeded, or in place of a memory."""
+
+    def found(self, net: Net, images: tuple[Tensor, Tensor]) -> dict[str, CheckResult]:
+        with checked(net, *images) as (own, x, y):
+            checks = model_checks(own, x, y, x, Linf(EPS), None, prediction(own(x)))
+        return {check.kind: check for check in checks}
+
+    @pytest.mark.parametrize("size", [0.01, 0.1, 0.25])
+    def test_fresh_noise_is_no_sign_and_what_was_not_checked_is_named(
+        self, size: float, quick_net: QuickNet, images: tuple[Tensor, Tensor]
+    ) -> None:
+        """The finding: a slope and a jump of two draws were called masked gradients."""
+        found = self.found(noisy(quick_net.classifier(), size), images)
+        assert [check.kind for check in found.values() if check.flags] == []
+        assert found[CHANGE].missing
+        assert not (found[SLOPE].missing or found[JUMP].missing or found[STUCK].missing)
+
+    def test_masked_gradients_behind_noise_are_a_sign(
+        self, quick_net: QuickNet, images: tuple[Tensor, Tensor]
+    ) -> None:
+        net = quick_net.classifier()
+
+        def wrong(x: Tensor) -> Tensor:  # in most passes the gradient is that of other pixels
+            z = net(x + 0.1 * torch.randn_like(x))
+            extra = z.flip(1) + net(x.flip(2))
+            return z + (extra - extra.detach()) * float(torch.rand(()) < 0.8)  # type: ignore[no-any-return]
+
+        assert self.found(wrong, images)[SLOPE].flags
+
+    def test_a_memory_is_no_draw(self, quick_net: QuickNet, images: tuple[Tensor, Tensor]) -> None:
+        calls = iter(range(10**6))
+        found = self.found(lambda x: quick_net((x + 0.1 * (next(calls) % 2)).clamp(0, 1)), images)
+        assert "remembers earlier calls" in found[CHANGE].flags[0].observed
+        assert [found[kind].missing for kind in (SLOPE, JUMP)] == [A_DRAW] * 2
 
     @pytest.mark.parametrize(
-        ("seed", "note"),
+        ("seed", "kind", "note"),
         [
-            (lambda x: 0, "noise from a fixed seed"),
-            (lambda x: int(x.double().sum() * 1e4), "seed is computed from the input"),
-            (lambda x: hash(x.numpy().tobytes()) % 2**31, "seed is computed from the input"),
+            (lambda x: 0, CHANGE, "in reverse order"),
+            (lambda x: int(x.double().sum() * 1e4), JUMP, "seed is computed from the input"),
+            (lambda x: hash(x.numpy().tobytes()) % 2**31, JUMP, "seed is computed from the input"),
         ],
     )
-    def test_is_named(
-        self, seed: Callable[[Tensor], int], note: str, quick_net: QuickNet,
+    def test_seeded_noise_is_named(
+        self, seed: Callable[[Tensor], int], kind: str, note: str, quick_net: QuickNet,
         images: tuple[Tensor, Tensor],
     ) -> None:  # fmt: skip
         def net(x: Tensor) -> Output:
             generator = torch.Generator().manual_seed(seed(x.detach()))
             return quick_net(x + 0.2 * torch.randn(x.shape, generator=generator))  # type: ignore[no-any-return]
 
-        assert note in self.notes(net, images[0])
-        assert not randomised.is_random(net, images[0])
-        attack = AutoAttack(net, eps=EPS, version="custom", attacks_to_run=["fab"], verbose=False)
-        attack.chain = Chain((EOTPGD(Linf(EPS), steps=1),))
-        with pytest.warns(UserWarning, match=note):
-            result = attack.evaluate(*images, sanity=False)
-        assert result.passes == 1
+        assert note in self.found(net, images)[kind].flags[0].observed
+        assert not is_random(net, images[0])
 
-    def test_other_nets_have_no_note(
-        self, quick_net: QuickNet, images: tuple[Tensor, Tensor]
+    def test_a_choice_of_few_is_random(self, images: tuple[Tensor, Tensor]) -> None:
+        def shifted(x: Tensor) -> Tensor:
+            return x.roll(int(torch.randint(3, ())), 3).flatten(1)
+
+        assert all(is_random(shifted, images[0]) for _ in range(20))
+        assert not any(is_random(lambda x: x.flatten(1), images[0]) for _ in range(3))
+
+    def test_an_audit_asks_once(
+        self, quick_net: QuickNet, images: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        classifier, x = quick_net.classifier(), images[0]
-        nets: list[Net] = [
-            classifier,
-            lambda x: classifier((4 * x).round() / 4),
-            lambda x: classifier((255 * x).floor() / 255),
-            lambda x: classifier((x > 0.5).float()),
-            lambda x: 1e6 * classifier(x),
-            lambda x: classifier(x - x.mean(0)),  # statistics of the batch
-            lambda x: classifier(x.half().float()),
-            lambda x: torch.zeros(len(x), 10),
-            lambda x: classifier(x).masked_fill(torch.arange(10) == 9, -torch.inf),
-        ]
-        assert [self.notes(net, x) for net in nets] == [""] * len(nets)
-        assert self.notes(classifier, x[:1]) == ""
-        assert randomised.is_random(noisy(classifier, 0.01), x)
+        asked = list[int]()
+
+        def count(*given: Any) -> Any:
+            asked.append(1)
+            return masking_checks(*given)
+
+        monkeypatch.setattr(masking, "masking_checks", count)
+        monkeypatch.setattr(flags, "masking_checks", count)
+        attack = AutoAttack(quick_net, eps=EPS, verbose=False)
+        attack.chain = Chain((EOTPGD(Linf(EPS), steps=1),))
+        attack.on_masking.attacks = {}
+        for _ in range(2):
+            attack.evaluate(*images)
+        assert len(asked) == 2
+        attack.on_masking.attacks = {"rays": RayS(Linf(EPS), 10)}
+        attack.evaluate(*images)
+        assert len(asked) == 3

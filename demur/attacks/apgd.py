@@ -20,9 +20,9 @@ from demur.attacks.attack_model import AttackModel, Gradient
 from demur.attacks.balls import L1, MAX_EPS, Ball
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import (
+    AscentState,
     Found,
     IterativeAttack,
-    SearchState,
     clean_success,
     default_interval,
 )
@@ -41,23 +41,17 @@ FALLS, SMALLEST_STEP = 0.95, 0.1  # ratio of changed pixels that is a fall; leas
 
 
 @dataclass
-class APGDState(SearchState):
+class APGDState(AscentState):
     """The state of the ascent; every tensor has one row per image."""
 
     previous: Tensor  # iterate
     grad: Tensor  # at x_adv
-    best_x: Tensor  # iterate with the largest objective
     best_grad: Tensor
-    best_value: Tensor
     step_size: Tensor
     rises: Tensor  # steps since the last checkpoint that raised the objective
     best_at_checkpoint: Tensor  # best_value at the last checkpoint
     halved: Tensor  # whether the last checkpoint halved the step size
     changed: Tensor  # L1: pixels that the best iterate changes, at the last checkpoint
-
-    @property
-    def best(self) -> tuple[Tensor, Tensor]:
-        return self.best_x, self.best_value
 
 
 @dataclass(frozen=True)

@@ -236,11 +236,6 @@ class Attack(Spec, ABC):
         return self._field("queries", 0)
 
     @property
-    def gradients_per_step(self) -> int:
-        """Gradients that a step averages, for randomised models: the field `eot_iter`."""
-        return self._field("eot_iter", 1)
-
-    @property
     def keep_rule(self) -> str | None:
         """Which iterate is returned, "success" or "max_objective": the field `keep`."""
         return self._field("keep", None)

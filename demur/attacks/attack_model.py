@@ -209,26 +209,24 @@ class CheckedModel(AttackModel):
     def gradient(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
-        with _explained_without_gradient(objective), _explained_failure(x):
+        with _explained_failure(x, objective):
             result = self._queried.gradient(objective, x, y, *inputs)
-        _check_query(result.value, result.out)
-        _check_gradient(result.grad)
+        _check(result)
         return result
 
     def gradients(
         self, objectives: Sequence[ObjectiveFunction], x: Tensor, y: Tensor, *inputs: Tensor
     ) -> list[Gradient]:
-        with _explained_without_gradient(objectives[-1]), _explained_failure(x):
+        with _explained_failure(x, objectives[-1]):
             results = self._queried.gradients(objectives, x, y, *inputs)
         for result in results:
-            _check_query(result.value, result.out)
-            _check_gradient(result.grad)
+            _check(result)
         return results
 
     def gradient_only(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Tensor:
-        with _explained_without_gradient(objective), _explained_failure(x):
+        with _explained_failure(x, objective):
             grad = self._queried.gradient_only(objective, x, y, *inputs)
         _check_gradient(grad)
         return grad
@@ -314,6 +312,19 @@ def _restored(model: Model, x: Tensor) -> Iterator[None]:
         for name, buffer in module.named_buffers(recurse=False)
         if not buffer.is_inference()  # torch does not let anyone change these
     ]
+    with random_states_restored(x):
+        try:
+            yield
+        finally:
+            for module, name, buffer, value in saved:
+                if getattr(module, name) is not buffer:
+                    setattr(module, name, buffer)
+                buffer.copy_(value)
+
+
+@contextmanager
+def random_states_restored(x: Tensor) -> Iterator[None]:
+    """Restore the random states of Python, NumPy and torch (on the device of x) at the end."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng([x.device] if x.is_cuda else []):
         try:
@@ -321,10 +332,6 @@ def _restored(model: Model, x: Tensor) -> Iterator[None]:
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
-            for module, name, buffer, value in saved:
-                if getattr(module, name) is not buffer:
-                    setattr(module, name, buffer)
-                buffer.copy_(value)
 
 
 @contextmanager
@@ -343,15 +350,24 @@ def _eval_mode(model: Model) -> Iterator[None]:
 
 
 @contextmanager
-def _explained_failure(x: Tensor) -> Iterator[None]:
-    """Turn an exception of the user's code into ModelFailed, except those about gradients."""
+def _explained_failure(x: Tensor, objective: ObjectiveFunction | None = None) -> Iterator[None]:
+    """Turn an exception of the user's code into ModelFailed, or into NoGradientError.
+
+    A forward pass without an objective leaves torch's errors about gradients as they are.
+    """
     try:
         yield
     except (BadInput, torch.OutOfMemoryError):
         raise
     except Exception as error:
         if isinstance(error, RuntimeError) and any(part in str(error) for part in NO_GRADIENT):
-            raise
+            if objective is None:
+                raise
+            raise NoGradientError(
+                f"{objective} has no gradient with respect to the images; remove detach, no_grad "
+                "and inference_mode from the model, pass a surrogate to ModelWithScore, or use "
+                "Square"
+            ) from error
         shape = " x ".join(map(str, x.shape))
         raise ModelFailed(
             f"the model fails on {shape} pixels of {x.dtype} on {x.device}: {first_line(error)}; "
@@ -359,18 +375,9 @@ def _explained_failure(x: Tensor) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def _explained_without_gradient(objective: ObjectiveFunction) -> Iterator[None]:
-    """Turn torch's errors about a missing gradient into NoGradientError."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not any(part in str(error) for part in NO_GRADIENT):
-            raise
-        raise NoGradientError(
-            f"{objective} has no gradient with respect to the images; remove detach, no_grad and "
-            "inference_mode from the model, pass a surrogate to ModelWithScore, or use Square"
-        ) from error
+def _check(result: Gradient) -> None:
+    _check_query(result.value, result.out)
+    _check_gradient(result.grad)
 
 
 def _check_query(value: Tensor, out: Output) -> None:

@@ -9,8 +9,9 @@ so AUROC and TPR-95 computed on it are artefacts.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -61,7 +62,16 @@ RAND = tuple(name for name, _ in VERSIONS["rand"])
 MEMBERS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square", "hopskipjump", "rays")
 L1_RESTARTS, L1_TARGETS = 5, 5  # of Auto-PGD in version="standard" for the L1 ball
 RejectVersion = Literal["standard", "fast", "rand", "black-box"]
+T = TypeVar("T", bound=str)
 FAST = ("product", "product-t", "balanced")  # these find nearly all accepted errors
+
+
+def check_version(what: str, name: str, known: Sequence[T]) -> T:
+    """Return the known version of this name; raise BadInput if there is none."""
+    for version in known:
+        if version == name:
+            return version
+    raise BadInput(f"{what} has no version {name!r}; {suggestion(name, [*map(str, known)])}")
 
 
 @dataclass
@@ -127,15 +137,22 @@ class Chain(Attack):
         """Run the attack at position `member` on some rows and update the state in place."""
         if len(rows) == 0:
             return
-        selected, inputs = batch.select(rows), [part[rows] for part in chain_state.inputs]
+        selected = batch.select(rows)
         x_adv = self.attacks[member].run(selected, noise.derive_seed(stream, member))
-        value, out = exact_value(batch.model, self.rank_by or CE(), x_adv, selected.y, *inputs)
-        success = self.criterion(out, selected.y)
-        chain_state.keep_better(rows, Found(x_adv, value, success), by_value=bool(self.rank_by))
-        chain_state.broken_by[rows[success]] = member
+        chain_state.broken_by[self._keep(rows, selected, x_adv, chain_state)] = member
         chain_state.tried[rows] = member + 1
         # CUDA graphs captured for this attack's objective hold memory
         batch.model.drop_graphs()
+
+    def _keep(
+        self, rows: Tensor, batch: AttackBatch, x_adv: Tensor, chain_state: ChainState
+    ) -> Tensor:
+        """Keep the examples of these rows that are better; return the rows that are now broken."""
+        inputs = [part[rows] for part in chain_state.inputs]
+        value, out = exact_value(batch.model, self.rank_by or CE(), x_adv, batch.y, *inputs)
+        success = self.criterion(out, batch.y)
+        chain_state.keep_better(rows, Found(x_adv, value, success), by_value=bool(self.rank_by))
+        return rows[success]
 
 
 @dataclass
@@ -172,21 +189,14 @@ class MeanChain(Chain):
         broken_by = torch.where(share > 0.5, BROKEN_CLEAN, NOT_BROKEN)
         return MeanState(batch.x.clone(), share, broken_by, torch.zeros_like(batch.y), ())
 
-    def advance(
-        self, member: int, rows: Tensor, batch: AttackBatch, chain_state: ChainState, stream: Stream
-    ) -> None:
-        if len(rows) == 0:
-            return
-        selected = batch.select(rows)
-        x_adv = self.attacks[member].run(selected, noise.derive_seed(stream, member))
-        share = success_share(self.criterion, selected, x_adv, self.passes)
+    def _keep(
+        self, rows: Tensor, batch: AttackBatch, x_adv: Tensor, chain_state: ChainState
+    ) -> Tensor:
+        share = success_share(self.criterion, batch, x_adv, self.passes)
         better = share > chain_state.value[rows]
         chain_state.set(rows[better], x_adv[better], share[better])
         # Not where the clean image, too, succeeds in most passes: it needs no attack.
-        first = better & (share > 0.5) & (chain_state.broken_by[rows] != BROKEN_CLEAN)
-        chain_state.broken_by[rows[first]] = member
-        chain_state.tried[rows] = member + 1
-        batch.model.drop_graphs()
+        return rows[better & (share > 0.5) & (chain_state.broken_by[rows] != BROKEN_CLEAN)]
 
 
 def rand_chain(ball: Ball, criterion: Criterion, seed: int, restarts: int = 2) -> MeanChain:
@@ -207,6 +217,10 @@ class Ensemble(Attack, ABC):
     @abstractmethod
     def chain(self) -> Chain:
         """Return the chain that `run` executes."""
+
+    def members(self) -> dict[str, Attack]:
+        """Return the attacks by name, in the order in which they run."""
+        return dict(zip(RAND, self.parts, strict=True))
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
         return self.chain().run(batch, stream)
@@ -323,9 +337,8 @@ class AutoAttackEnsemble(Ensemble):
         return Chain(tuple(self.members().values()))
 
     def members(self) -> dict[str, Attack]:
-        """Return the attacks by name, in the order in which they run."""
         if self.version == "rand":
-            return dict(zip(RAND, self.chain().attacks, strict=True))
+            return super().members()
         return {
             name: self.member(name, restarts)
             for name, restarts in VERSIONS[self.version]
@@ -395,15 +408,10 @@ class RejectAutoAttackEnsemble(Ensemble):
         return Chain(members, criterion=self.criterion, rank_by=MinMargin(self.criterion))
 
     def members(self) -> dict[str, Attack]:
-        """Return the attacks by name, in the order in which they run."""
         if self.version == "rand":
-            return dict(zip(RAND, self.chain().attacks, strict=True))
-        criterion, ball, seed, margin = (
-            self.criterion,
-            self.ball,
-            self.seed,
-            MinMargin(self.criterion),
-        )
+            return super().members()
+        criterion, ball, seed = self.criterion, self.ball, self.seed
+        margin = MinMargin(criterion)
         product = APGD(ball, objective=MarginProduct(criterion), criterion=criterion, seed=seed)
         square = Square(ball, objective=margin, criterion=criterion, seed=seed)
         if self.version == "black-box":
@@ -448,14 +456,9 @@ class ForceRejectionEnsemble(Ensemble):
         return cls(ball, Rejected(criterion.rejector, criterion.threshold))
 
     def chain(self) -> Chain:
-        criterion, ball, seed, objective = (
-            self.criterion,
-            self.ball,
-            self.seed,
-            RejectionObjective(self.criterion),
-        )
-        apgd = APGD(
-            ball, restarts=self.restarts, objective=objective, criterion=criterion, seed=seed
-        )
-        square = Square(ball, objective=objective, criterion=criterion, seed=seed)
-        return Chain((apgd, square), criterion=criterion, rank_by=objective)
+        objective = RejectionObjective(self.criterion)
+        shared: dict[str, Any] = {
+            "objective": objective, "criterion": self.criterion, "seed": self.seed,
+        }  # fmt: skip
+        apgd = APGD(self.ball, restarts=self.restarts, **shared)
+        return Chain((apgd, Square(self.ball, **shared)), self.criterion, rank_by=objective)

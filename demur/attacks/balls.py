@@ -62,42 +62,23 @@ class Ball(Spec, ABC):
         noisy = x + size * noise.normal(seed, index, stream, tuple(x.shape[1:])).to(x)
         return self.project(x, noisy)
 
-    def mixed_start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
-        """Return one of three starts per image, each with probability 1/3 (CCAT).
+    def mixed_start(
+        self, x: Tensor, seed: Stream, index: Tensor, stream: Stream, near: float, far: float
+    ) -> Tensor:
+        """Return Gaussian noise, a Gaussian direction at a uniform radius, or the image (CCAT).
 
-        They are: Gaussian noise of standard deviation eps / (2 ln D) for D pixels; a Gaussian
-        direction at a uniform radius; the image itself.
+        `near` and `far` are the probabilities of the first two. The noise has the standard
+        deviation eps / (2 ln D) for D pixels.
         """
         # The reference code makes one choice for the whole batch. Here each image has its own,
         # so that its noise does not depend on the other images of the batch.
-        direction, choice = self._direction_and_choice(x, seed, index, stream)
-        sigma = self.eps / (2 * math.log(max(x[0].numel(), 2)))
-        radius = self._radius_factor(direction, seed, index, stream)
-        factor = torch.where(choice < 1 / 3, sigma, radius)
-        return self.project(x, x + torch.where(choice < 2 / 3, factor, 0) * direction)
-
-    def ray_or_clean_start(self, x: Tensor, seed: Stream, index: Tensor, stream: Stream) -> Tensor:
-        """Return a Gaussian direction at a uniform radius or the image itself, half each."""
-        direction, choice = self._direction_and_choice(x, seed, index, stream)
-        factor = self._radius_factor(direction, seed, index, stream)
-        return self.project(x, x + torch.where(choice < 1 / 2, factor, 0) * direction)
-
-    def _direction_and_choice(
-        self, x: Tensor, seed: Stream, index: Tensor, stream: Stream
-    ) -> tuple[Tensor, Tensor]:
-        """Return a Gaussian direction (shape of x) and a uniform number in [0, 1) per image."""
-        shape = tuple(x.shape[1:])
+        shape, ones = tuple(x.shape[1:]), (1,) * (x.ndim - 1)
         direction = noise.normal(seed, index, stream, shape).to(x)
-        choice_stream = noise.derive_seed(stream, CHOICE)
-        return direction, noise.uniform(seed, index, choice_stream, (1,) * len(shape)).to(x)
-
-    def _radius_factor(
-        self, direction: Tensor, seed: Stream, index: Tensor, stream: Stream
-    ) -> Tensor:
-        """Return the factor that scales each direction to a radius uniform in [0, eps)."""
-        ones = (1,) * (direction.ndim - 1)
-        share = noise.uniform(seed, index, noise.derive_seed(stream, RADIUS), ones).to(direction)
-        return self.eps * share / per_image(self.norm(direction), direction).clamp_min(1e-12)
+        choice = noise.uniform(seed, index, noise.derive_seed(stream, CHOICE), ones).to(x)
+        share = noise.uniform(seed, index, noise.derive_seed(stream, RADIUS), ones).to(x)
+        radius = self.eps * share / per_image(self.norm(direction), x).clamp_min(1e-12)
+        factor = torch.where(choice < near, self.eps / (2 * math.log(max(x[0].numel(), 2))), radius)
+        return self.project(x, x + torch.where(choice < near + far, factor, 0) * direction)
 
     @abstractmethod
     def direction(self, grad: Tensor) -> Tensor:
@@ -286,6 +267,16 @@ class L1(Ball):
 
     def norm(self, delta: Tensor) -> Tensor:
         return delta.flatten(1).abs().sum(1)
+
+
+BALLS: dict[str, type[Ball]] = {"Linf": Linf, "L2": L2, "L1": L1}
+
+
+def ball_by_name(norm: str, eps: float) -> Ball:
+    """Return the ball of the norm "Linf", "L2" or "L1"; raise BadInput for another name."""
+    if norm not in BALLS:
+        raise BadInput(f"norm must be Linf, L2 or L1, not {norm!r}")
+    return BALLS[norm](eps)
 
 
 def in_order(rank: Tensor, most: Tensor, cost: Tensor, budget: Tensor) -> Tensor:

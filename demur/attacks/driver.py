@@ -26,16 +26,7 @@ from demur.output import as_output
 
 
 @dataclass
-class PerImageState:
-    """Tensors with one row per image."""
-
-    def select(self, rows: Tensor) -> Self:
-        """Return the state of the given rows (indices or a boolean mask)."""
-        return type(self)(*(getattr(self, f.name)[rows] for f in fields(self)))
-
-
-@dataclass
-class Candidates(PerImageState):
+class Candidates:
     """Candidate successes, for each image the one with the largest objective."""
 
     x_adv: Tensor
@@ -60,8 +51,8 @@ class Candidates(PerImageState):
 
 
 @dataclass
-class SearchState(PerImageState):
-    """The state of an iterative attack at its current iterate."""
+class SearchState:
+    """The state of an iterative attack at its current iterate: tensors with one row per image."""
 
     x_adv: Tensor
     value: Tensor  # of the objective at x_adv, N
@@ -71,6 +62,22 @@ class SearchState(PerImageState):
     def best(self) -> tuple[Tensor, Tensor]:
         """The examples to return where the search does not succeed, and their values."""
         return self.x_adv, self.value
+
+    def select(self, rows: Tensor) -> Self:
+        """Return the state of the given rows (indices or a boolean mask)."""
+        return type(self)(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+
+@dataclass
+class AscentState(SearchState):
+    """The state of a search that keeps the iterate with the largest objective."""
+
+    best_x: Tensor
+    best_value: Tensor
+
+    @property
+    def best(self) -> tuple[Tensor, Tensor]:
+        return self.best_x, self.best_value
 
 
 S = TypeVar("S", bound=SearchState)

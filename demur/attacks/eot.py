@@ -17,11 +17,11 @@ from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.balls import Ball
 from demur.attacks.criteria import Criterion, Misclassified
 from demur.attacks.driver import Found
-from demur.attacks.objectives import Objective, ObjectiveState, SuccessProbability
+from demur.attacks.objectives import Objective, ObjectiveState, SuccessProbability, wrong_classes
 from demur.images import per_image
 from demur.noise import Stream
 from demur.numerics import use_precision
-from demur.output import as_output, mask_label
+from demur.output import as_output
 from demur.spec.field_types import NonNegativeInt, PositiveInt
 
 MOMENTUM = 0.7  # share of the earlier gradients in a step: they are draws, too
@@ -98,8 +98,7 @@ class EOTPGD(Attack):
             return None
         with torch.no_grad():
             logits = [as_output(batch.model(batch.x)).logits for _ in range(self.eot_iter)]
-        mean = mask_label(torch.stack(logits).mean(0), batch.y)
-        return mean.argsort(-1, descending=True)[:, :-1].t()
+        return wrong_classes(torch.stack(logits).mean(0), batch.y)
 
     def _ascend(self, batch: AttackBatch) -> Tensor:
         """Return the last iterates of one restart."""

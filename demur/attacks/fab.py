@@ -19,19 +19,8 @@ from demur.attacks.attack import AttackBatch
 from demur.attacks.attack_model import AttackModel, exact_value
 from demur.attacks.balls import L1, L2, Ball, in_order
 from demur.attacks.criteria import Criterion, Misclassified
-from demur.attacks.driver import (
-    Candidates,
-    Found,
-    IterativeAttack,
-    SearchState,
-    default_interval,
-)
-from demur.attacks.objectives import (
-    Objective,
-    ObjectiveState,
-    TargetedMargin,
-    UntargetedMargin,
-)
+from demur.attacks.driver import Candidates, Found, IterativeAttack, SearchState, default_interval
+from demur.attacks.objectives import Objective, ObjectiveState, TargetedMargin, UntargetedMargin
 from demur.attacks.rounding import SuccessMargins, confirmed_outward, rounding_margins
 from demur.images import per_image
 from demur.noise import Stream
@@ -182,7 +171,7 @@ class FAB(IterativeAttack[FABState]):
         crossed, distance = self.criterion(out, batch.y), self.ball.norm(x_adv - batch.x)
         # Only examples that may be returned are verified. Those farther away serve as starting
         # points of the final search.
-        returnable = self._is_returnable(distance)
+        returnable = (distance <= self.ball.eps) | self.any_distance
         state = state.add(x_adv, distance, crossed & ~returnable)
         candidate = crossed & returnable & (distance < state.distance)
         return replace(
@@ -222,12 +211,6 @@ class FAB(IterativeAttack[FABState]):
         )
         from_iterate, from_clean = both.chunk(2)
         return from_iterate, from_clean
-
-    def _is_returnable(self, distance: Tensor) -> Tensor:
-        """Return which examples are close enough to be returned, N, bool."""
-        if self.any_distance:
-            return torch.ones_like(distance, dtype=torch.bool)
-        return distance <= self.ball.eps
 
     def _nearest_margin(self, batch: AttackBatch, x_adv: Tensor) -> tuple[Tensor, Tensor]:
         """Return gradient and value of the margin whose linearised zero set is nearest."""

@@ -93,8 +93,8 @@ def update_square(
 
 def hyperplane_fits(ball: Ball, grad: Tensor) -> bool:
     """Return whether the kernel can project with this ball and gradients of this shape."""
-    supported = grad.is_cuda and grad.dtype == torch.float32 and type(ball) in (Linf, L2)
-    return AVAILABLE and supported and math.prod(grad.shape[1:]) <= MAX_ELEMENTS
+    few = math.prod(grad.shape[1:]) <= MAX_ELEMENTS
+    return few and type(ball) in (Linf, L2) and square_fits(grad)
 
 
 def project_image(x: Tensor, grad: Tensor, rise: Tensor, euclidean: bool) -> Tensor:
@@ -123,8 +123,7 @@ def game_fits(grads: Tensor) -> bool:
     """Return whether the kernel can play games with these gradients, N, M, D."""
     _, margins, pixels = grads.shape
     elements = (1 << (pixels - 1).bit_length()) * (1 << (margins - 1).bit_length())
-    supported = grads.is_cuda and grads.dtype == torch.float32
-    return AVAILABLE and supported and elements <= MAX_ELEMENTS
+    return elements <= MAX_ELEMENTS and square_fits(grads)
 
 
 def play_game(

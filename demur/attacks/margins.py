@@ -9,6 +9,7 @@ leaves the others unchanged to first order (after Bryniarski et al. 2022).
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,13 +21,7 @@ from demur.attacks.attack import Attack, AttackBatch
 from demur.attacks.attack_model import Gradient, exact_value
 from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import AcceptedError, RuleCriterion
-from demur.attacks.driver import (
-    Found,
-    IterativeAttack,
-    PerImageState,
-    SearchState,
-    verify_success,
-)
+from demur.attacks.driver import AscentState, Found, IterativeAttack, verify_success
 from demur.attacks.objectives import CE, MinMargin, ObjectiveState, SingleMargin
 from demur.errors import BadInput
 from demur.images import per_image
@@ -40,8 +35,7 @@ SMALLEST_NORM = 1e-20  # of a gradient that others are made orthogonal to
 MIN_REMAINDER = 1e-3  # of a gradient's norm; with less left the full gradient is used
 
 
-@dataclass
-class Margins(PerImageState):
+class Margins(NamedTuple):
     """Margins and their gradients, for M margins and D = C * H * W pixels."""
 
     values: Tensor  # N, M
@@ -60,20 +54,14 @@ def margins_at(
 
 
 @dataclass
-class MaxMinState(SearchState):
+class MaxMinState(AscentState):
     """The state of the search; `value` is the smallest margin at x_adv."""
 
-    best_x: Tensor  # iterate with the largest smallest margin
-    best_value: Tensor  # smallest margin at `best_x`
     values: Tensor  # all margins at `best_x`, N, M
     grads: Tensor  # their gradients, N, M, D
     step_fraction: Tensor  # of the way to the solution of the game
     weights: Tensor  # of the margins, carried over from game to game, N, M
     games: Tensor  # number of games so far
-
-    @property
-    def best(self) -> tuple[Tensor, Tensor]:
-        return self.best_x, self.best_value
 
     def at(self, x_adv: Tensor, margins: Margins, candidate: Tensor) -> "MaxMinState":
         """Return the state at an iterate with the given margins."""
@@ -120,7 +108,8 @@ class MaxMinMargin(IterativeAttack[MaxMinState]):
     def begin(self, batch: AttackBatch) -> tuple[AttackBatch, MaxMinState]:
         x_adv = self.ball.scaled_start(batch.x, self.seed, batch.index, batch.stream)
         batch = batch.prepare(MinMargin(self.criterion), x_adv)
-        return batch, self._query(batch, x_adv, initial_state(x_adv, _count_margins(batch)))
+        count = batch.objective_state[1].shape[1]
+        return batch, self._query(batch, x_adv, initial_state(x_adv, count))
 
     def step(self, batch: AttackBatch, state: MaxMinState, step: int) -> MaxMinState:
         solution, weights = solve_game(self.ball, batch.x, state)
@@ -169,11 +158,6 @@ def initial_state(x_adv: Tensor, margins: int) -> MaxMinState:
         step_fraction=x_adv.new_ones(n), weights=x_adv.new_full((n, margins), 1 / margins),
         games=x_adv.new_zeros(n),
     )  # fmt: skip
-
-
-def _count_margins(batch: AttackBatch) -> int:
-    """Return the number of margins, from the state of a prepared `MarginObjective`."""
-    return batch.objective_state[1].shape[1]
 
 
 @dataclass(frozen=True)

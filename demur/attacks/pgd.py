@@ -19,7 +19,7 @@ from demur.attacks.attack import AttackBatch
 from demur.attacks.attack_model import exact_value
 from demur.attacks.balls import Ball
 from demur.attacks.criteria import Criterion, Misclassified
-from demur.attacks.driver import Found, IterativeAttack, SearchState
+from demur.attacks.driver import AscentState, Found, IterativeAttack
 from demur.attacks.objectives import CE, Objective, ObjectiveState
 from demur.errors import BadInput
 from demur.images import per_image
@@ -33,16 +33,10 @@ MAX_STEP = 1e6  # far larger steps overflow in the projection to an L2 ball
 
 
 @dataclass
-class PGDState(SearchState):
+class PGDState(AscentState):
     """The state of an ascent that stops at success; every tensor has one row per image."""
 
     grad: Tensor  # at x_adv
-    best_x: Tensor  # iterate with the largest objective
-    best_value: Tensor
-
-    @property
-    def best(self) -> tuple[Tensor, Tensor]:
-        return self.best_x, self.best_value
 
 
 @dataclass(frozen=True)
@@ -169,7 +163,7 @@ class PGD(IterativeAttack[PGDState]):
         better = value > best_value
         best = torch.where(per_image(better, x_adv), x_adv, best)
         best_value = torch.where(better, value.to(best_value), best_value)
-        return PGDState(x_adv, value, self.criterion(out, batch.y), grad, best, best_value)
+        return PGDState(x_adv, value, self.criterion(out, batch.y), best, best_value, grad)
 
     def _clean(self, batch: AttackBatch) -> Found:
         """Return the clean images with their values of the objective and where they succeed."""
@@ -214,11 +208,7 @@ class PGD(IterativeAttack[PGDState]):
         return x_adv
 
     def _momentum_ascent(
-        self,
-        batch: AttackBatch,
-        x_adv: Tensor,
-        ranking: Objective,
-        ranking_inputs: ObjectiveState,
+        self, batch: AttackBatch, x_adv: Tensor, ranking: Objective, ranking_inputs: ObjectiveState
     ) -> Tensor:
         """Return the last iterate; with backtracking it has the largest value of `ranking`."""
         # As in the reference code, a separate backtracking objective does not evaluate the start,
@@ -256,17 +246,19 @@ class PGD(IterativeAttack[PGDState]):
         return ranking, ranking.at_step(batch.objective_state, self.steps, self.steps)
 
     def _first_iterate(self, x: Tensor, index: Tensor, stream: Stream) -> Tensor:
-        if self.start == "clean":
-            return x
-        if self.start == "signs":
-            return self.ball.corner_start(x, self.seed, index, stream)
-        if self.start == "near":
-            return self.ball.start_near(x, TRADES_SIGMA, self.seed, index, stream)
-        if self.start == "mixed":
-            return self.ball.mixed_start(x, self.seed, index, stream)
-        if self.start == "ray_or_clean":
-            return self.ball.ray_or_clean_start(x, self.seed, index, stream)
-        return self.ball.start(x, self.seed, index, stream)
+        ball, given = self.ball, (x, self.seed, index, stream)
+        match self.start:
+            case "clean":
+                return x
+            case "signs":
+                return ball.corner_start(*given)
+            case "near":
+                return ball.start_near(x, TRADES_SIGMA, *given[1:])
+            case "mixed":
+                return ball.mixed_start(*given, near=1 / 3, far=1 / 3)
+            case "ray_or_clean":
+                return ball.mixed_start(*given, near=0, far=1 / 2)
+        return ball.start(*given)
 
     def next_iterate(self, x: Tensor, x_adv: Tensor, grad: Tensor, step: int) -> Tensor:
         """Return the projected iterate after one step."""
@@ -324,12 +316,7 @@ def initial_momentum(x_adv: Tensor, length: float, value: Tensor | None) -> Mome
 
 @fused
 def propose_step(
-    ball: Ball,
-    x: Tensor,
-    state: MomentumState,
-    grad: Tensor,
-    momentum: float,
-    decay: float = 1.0,
+    ball: Ball, x: Tensor, state: MomentumState, grad: Tensor, momentum: float, decay: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Return the next iterate, with the step size times `decay`, and the new mean direction."""
     mean = momentum * state.mean + (1 - momentum) * ball.direction(grad)

@@ -71,11 +71,6 @@ class SquareState(SearchState):
             candidate=torch.where(taken, candidate, self.candidate),
         )  # fmt: skip
 
-    def refute_candidates(self) -> "SquareState":
-        """Return the state after a verification that no candidate of these images passed."""
-        refuted = self.refuted | self.candidate
-        return replace(self, candidate=torch.zeros_like(self.candidate), refuted=refuted)
-
 
 @dataclass(frozen=True)
 class Square(IterativeAttack[SquareState]):
@@ -122,7 +117,8 @@ class Square(IterativeAttack[SquareState]):
 
     def step(self, batch: AttackBatch, state: SquareState, step: int) -> SquareState:
         if step % VERIFY_EVERY == 0:  # the driver has just verified the candidates
-            state = state.refute_candidates()
+            none, refuted = torch.zeros_like(state.candidate), state.refuted | state.candidate
+            state = replace(state, candidate=none, refuted=refuted)
         if step and step % DRAW_AHEAD == 0:
             state = replace(state, uniforms=self._draw(batch, step // DRAW_AHEAD))
         draw = SquareDraw(state.uniforms[:, step % DRAW_AHEAD], batch.x)
@@ -200,16 +196,12 @@ class SquareDraw:
         first = corner[:, 0] * width + corner[:, 1]
         return first[:, None, None] + _offsets_on(self.x.device, side, width)
 
-    def _first(self, which: int, axis: int, most: int) -> Tensor:
-        """Return the first row (axis 0) or column (axis 1) of a square, N, 1, at most `most`."""
-        uniform = self.uniforms[:, 2 * which + axis, None]
-        return (uniform * (most + 1)).long().clamp(max=most)
-
     def window(self, which: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the pixels of the square, N, 1, H, W, bool, and their rows and columns in it."""
         positions, inside = [], []
         for axis, length in enumerate(self.x.shape[-2:]):
-            first = self._first(which, axis, length - side)
+            most, uniform = length - side, self.uniforms[:, 2 * which + axis, None]
+            first = (uniform * (most + 1)).long().clamp(max=most)  # row or column, N, 1
             position = torch.arange(length, device=first.device) - first  # N, H or N, W
             inside.append((position >= 0) & (position < side))
             positions.append(position.clamp(0, side - 1))

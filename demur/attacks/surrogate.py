@@ -16,13 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from demur import noise, progress
-from demur.attacks.attack_model import (
-    AttackModel,
-    Gradient,
-    Model,
-    ObjectiveFunction,
-    attack_model,
-)
+from demur.attacks.attack_model import AttackModel, Gradient, Model, ObjectiveFunction, attack_model
 from demur.attacks.balls import Ball
 from demur.attacks.criteria import Criterion, FalseRejection, Rejected, RuleCriterion
 from demur.attacks.objectives import Objective

@@ -17,26 +17,26 @@ from torch import Tensor, nn
 
 from demur.attacks import AcceptedError, ForceRejectionEnsemble, Rejected
 from demur.attacks.attack_model import Model, QueryModel, checked
-from demur.attacks.autoattack import RAND, rand_chain
+from demur.attacks.autoattack import RAND, check_version, rand_chain
+from demur.attacks.balls import ball_by_name
 from demur.attacks.wrappers import ModelWithScore
 from demur.audits.audit_page import Curve, provenance, save
 from demur.audits.ensemble_result import (
     Counts,
     EnsembleResult,
+    closing_lines,
     count_cell,
     entry,
     sanity_json,
-    sanity_lines,
 )
-from demur.audits.ensembles import AutoAttack, EnsembleEvaluation, RejectAutoAttack, ball_by_name
-from demur.audits.flags import ASKED, implausible, success_checks
+from demur.audits.ensembles import AutoAttack, EnsembleEvaluation, RejectAutoAttack
+from demur.audits.flags import ASKED, implausible, is_random, success_checks
 from demur.audits.image_parts import device_for, image_parts
 from demur.audits.model_checks import MOST_IMAGES, foreign_checks, with_logits
 from demur.audits.model_loading import as_model
 from demur.audits.verdict import Grade, Verdict, verdict_of
 from demur.calibrate import TPR
-from demur.errors import BadInput, suggestion
-from demur.evaluate.recording import PROBED, probe
+from demur.errors import BadInput
 from demur.files.output_paths import check_output_folder
 from demur.images import check_batch
 from demur.noise import permutation
@@ -136,18 +136,24 @@ class AuditReport:
             n, never = len(self.autoattack.y), self.autoattack.unbroken
             yield "attacked, never broken", Counts(never, n - never, 0), "accepted_right"
         if self.accepted_errors is not None and self.forced_rejections is not None:
-            yield "clean, accepted", _accepted(self.accepted_errors.clean), "accepted_right"
-            yield "clean, accepted errors", self.accepted_errors.clean, "accepted_wrong"
+            clean = self.accepted_errors.clean
+            accepted = Counts(clean.accepted_right + clean.accepted_wrong, 0, clean.rejected)
+            yield "clean, accepted", accepted, "accepted_right"
+            yield "clean, accepted errors", clean, "accepted_wrong"
             yield "attacked, accepted errors", self.accepted_errors.attacked, "accepted_wrong"
             yield "attacked, forced rejections", self.forced_rejections.attacked, "rejected"
 
     def to_json(self) -> dict[str, Any]:
         """Return everything except the images as JSON values."""
-        parts = {
-            "autoattack": self.autoattack,
-            "accepted_errors": self.accepted_errors,
-            "forced_rejections": self.forced_rejections,
-        }
+        parts: dict[str, Any] = {
+            name: part and part.to_json()
+            for name, part in (
+                ("autoattack", self.autoattack), ("accepted_errors", self.accepted_errors),
+                ("forced_rejections", self.forced_rejections),
+            )
+        }  # fmt: skip
+        for part in filter(None, parts.values()):  # the report has one grade for all of them
+            del part["grade"], part["reasons"]
         return {
             "model": self.model,
             "threat": self.threat,
@@ -157,7 +163,7 @@ class AuditReport:
             "claim": self.claim,
             **self.verdict.to_json(),
             "verdict": str(self.verdict),
-            **{name: part and _without_grade(part.to_json()) for name, part in parts.items()},
+            **parts,
             "sanity": sanity_json(self.sanity),
             "warnings": list(self.warnings),
             "curve": [list(point) for point in self.curve],
@@ -172,10 +178,7 @@ class AuditReport:
             lines += entry("rejector", self.rule)
         if self.autoattack.passes_note:
             lines += entry("passes", self.autoattack.passes_note)
-        lines += sanity_lines(self.sanity)
-        for sentence in self.warnings:
-            lines += entry("warning", sentence)
-        return "\n".join([*lines, *entry("verdict", str(self.verdict))])
+        return "\n".join([*lines, *closing_lines(self.sanity, self.warnings, self.verdict)])
 
     def save(self, path: str | Path) -> None:
         """Write the report as a page, or as JSON or Markdown if the path ends in .json or .md.
@@ -186,16 +189,6 @@ class AuditReport:
         save(self, path)
 
     save_html = save
-
-
-def _without_grade(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a result without a grade: the report has one for all its results and checks."""
-    return {name: value for name, value in values.items() if name not in ("grade", "reasons")}
-
-
-def _accepted(counts: Counts) -> Counts:
-    """Return counts whose first entry is all accepted images."""
-    return Counts(counts.accepted_right + counts.accepted_wrong, 0, counts.rejected)
 
 
 class ForcedRejections(EnsembleEvaluation):
@@ -289,7 +282,8 @@ def audit(
     """
     _check_rejector(rejector, threshold, cal)
     settings = Settings(
-        norm, eps, _version(version), bs, seed, device, state_folder, verbose,
+        norm, eps, check_version("audit", version, get_args(AuditVersion)), bs, seed, device,
+        state_folder, verbose,
         name or (model if isinstance(model, str) else type(model).__name__),
         claim, data.lower(), command,
     )  # fmt: skip
@@ -316,14 +310,6 @@ def _check_rejector(rejector: Any, threshold: Any, cal: Any) -> None:
         raise BadInput("cal must be a pair (images, labels)")
 
 
-def _version(name: str) -> AuditVersion:
-    versions: tuple[AuditVersion, ...] = get_args(AuditVersion)
-    for known in versions:
-        if known == name:
-            return known
-    raise BadInput(f"audit has no version {name!r}; {suggestion(name, versions)}")
-
-
 def _report(
     model: Model,
     images: tuple[Tensor, Tensor],
@@ -342,7 +328,8 @@ def _report(
             for attack, result in zip(attacks[:2], results, strict=False)
         }
         before = results[0].clean_labels[: len(x)]
-        found = foreign_checks(own, x, y, near, before, criterion, settings.bs)
+        masking = attacks[min(1, len(attacks) - 1)].masking
+        found = foreign_checks(own, x, y, near, before, criterion, settings.bs, masking)
     sanity = [*found.checks, *(check for result in results[:2] for check in success_checks(result))]
     sought, (ball,) = results[min(1, len(results) - 1)], attacks[0].chain.balls()
     sanity.append(implausible(sought, ball, settings.data, settings.claim))
@@ -452,10 +439,10 @@ def _found_version(
 ) -> AuditVersion:
     """Return the version for a function of arrays, for a randomised model or for another one."""
     at = device_for(model, x, device)
-    with checked(model, x[:PROBED].to(at), y[:PROBED].to(at)) as (own, images, labels):
+    with checked(model, x[:ASKED].to(at), y[:ASKED].to(at)) as (own, images, _):
         if isinstance(own.model, QueryModel):
             return "black-box"
-        return "rand" if probe(own, images, labels)["random_outputs"] else "standard"
+        return "rand" if is_random(own, images) else "standard"
 
 
 def _clean_outputs(model: Model, x: Tensor, y: Tensor, settings: Settings) -> Output:

@@ -9,7 +9,7 @@ result.to_json(), result.to_numpy()
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,10 @@ from demur.sanity import CheckResult, Flag
 WIDTH = 80  # columns of the printed table
 CLEAN = "clean"  # in `broken_by`: no attack was needed
 KINDS = ("accepted_right", "accepted_wrong", "rejected")
+SUMMED = ("seconds", "attacked", "broke")  # fields of a Member, over parts of the images
+PER_IMAGE = (
+    "x_adv", "y", "labels", "accepted", "clean_labels", "clean_accepted", "kinds", "clean_kinds",
+)  # fmt: skip
 
 
 class Counts(NamedTuple):
@@ -164,9 +168,11 @@ class EnsembleResult:
         if self.passes == 1:
             return ""
         kind, name = ("accepted_wrong", "accepted errors") if self.rejects else (KINDS[0], "right")
+        never = int((self.kinds[:, 1] == 0).sum())
         return (
             f"the model is randomised: figures are means over {self.passes} passes; "
-            f"by majority vote {getattr(self.majority, kind)} of {len(self.y)} are {name}"
+            f"by majority vote {getattr(self.majority, kind)} of {len(self.y)} are {name}, and "
+            f"{never} are in no pass {'an accepted error' if self.rejects else 'wrong'}"
         )
 
     def _mean(self, kinds: Tensor) -> Counts:
@@ -261,13 +267,32 @@ class EnsembleResult:
         broken = ", ".join(f"{name} {found[name]}" for name in names) or "none"
         lines += entry("broken by", f"{broken}; {self.unbroken} unbroken")
         lines += entry("seconds", ", ".join(f"{k} {v:.1f}" for k, v in self.seconds.items()))
-        lines += sanity_lines(self.sanity)
-        for sentence in self.warnings:
-            lines += entry("warning", sentence)
-        return "\n".join([*lines, *entry("verdict", str(self.verdict))])
+        return "\n".join([*lines, *closing_lines(self.sanity, self.warnings, self.verdict)])
 
     def __repr__(self) -> str:
         return f"<EnsembleResult: {self.attack}, {len(self.y)} images, {self.attacked}>"
+
+
+def joined(parts: Sequence[EnsembleResult]) -> EnsembleResult:
+    """Return the result on all images from those on parts of them, without attacks that never ran.
+
+    The sanity checks are those of the first part.
+    """
+    members = [
+        one[0]._replace(**{name: sum(getattr(m, name) for m in one) for name in SUMMED})
+        for one in zip(*(part.members for part in parts), strict=True)
+        if any(one[0].name in part.seconds for part in parts)
+    ]
+    tensors: dict[str, Any] = {
+        name: torch.cat([getattr(part, name) for part in parts]) for name in PER_IMAGE
+    }
+    return replace(
+        parts[0], members=tuple(members), seconds={one.name: one.seconds for one in members},
+        broken_by=tuple(name for part in parts for name in part.broken_by),
+        warnings=tuple(dict.fromkeys(sentence for part in parts for sentence in part.warnings)),
+        unconfirmed=sum(part.unconfirmed for part in parts),
+        **tensors,
+    )  # fmt: skip
 
 
 def count_cell(counts: Counts, kind: str) -> str:
@@ -277,19 +302,23 @@ def count_cell(counts: Counts, kind: str) -> str:
     return f"{round(getattr(counts, kind), 1):>5}  {share}"
 
 
-def sanity_lines(checks: Sequence[CheckResult]) -> Iterator[str]:
-    """Yield the lines about the sanity checks: flags first, then the number of passed ones."""
-    if not checks:
-        return
+def closing_lines(
+    checks: Sequence[CheckResult], warnings: Sequence[str], verdict: Verdict
+) -> Iterator[str]:
+    """Yield lines about flags, the number of passed checks, missing ones, warnings, the verdict."""
     flags = [flag for check in checks for flag in check.flags]
     for flag in flags:
         yield from entry("flag", f"{flag.kind}: {flag.observed}")
     passed = [check.kind for check in checks if not check.flags and not check.missing]
     count = "1 flag" if len(flags) == 1 else f"{len(flags)} flags"
-    yield from entry("sanity", f"{count}; {len(passed)} of {len(checks)} checks passed")
+    if checks:
+        yield from entry("sanity", f"{count}; {len(passed)} of {len(checks)} checks passed")
     for check in checks:
         if check.missing:
             yield from entry("not checked", f"{check.kind}, which needs {check.missing}")
+    for sentence in warnings:
+        yield from entry("warning", sentence)
+    yield from entry("verdict", str(verdict))
 
 
 def entry(name: str, text: str) -> list[str]:

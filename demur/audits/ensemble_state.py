@@ -79,8 +79,10 @@ class EnsembleState:
                     f"{self.path} belongs to another evaluation, with other "
                     f"{name.removeprefix(KEY_PREFIX)}; name another file or remove it"
                 )
-        if not all(_alike(stored.get(name), getattr(start, name)) for name in PROGRESS):
-            raise_damaged(self.path)
+        for name in PROGRESS:
+            part, expected = stored.get(name), getattr(start, name)
+            if part is None or (part.shape, part.dtype) != (expected.shape, expected.dtype):
+                raise_damaged(self.path)
         x_adv, value, broken, tried = (stored[name].to(start.x_adv.device) for name in PROGRESS)
         state = replace(start, x_adv=x_adv, value=value, broken_by=broken, tried=tried)
         return self._confirmed(state, start, bs)
@@ -125,10 +127,6 @@ def concat_states(parts: list[ChainState]) -> ChainState:
     inputs = zip(*(part.inputs for part in parts), strict=True)
     tensors = {name: torch.cat([getattr(part, name) for part in parts]) for name in PROGRESS}
     return replace(parts[0], **tensors, inputs=tuple(torch.cat(values) for values in inputs))
-
-
-def _alike(part: Tensor | None, expected: Tensor) -> bool:
-    return part is not None and part.shape == expected.shape and part.dtype == expected.dtype
 
 
 def _keys(chain: Chain, model: CheckedModel, batch: AttackBatch) -> dict[str, Tensor]:

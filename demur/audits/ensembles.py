@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 from warnings import warn
 
 import torch
@@ -23,6 +23,7 @@ from demur import attacks
 from demur.attacks.attack import AttackBatch
 from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, checked
 from demur.attacks.autoattack import (
+    BROKEN_CLEAN,
     MEMBERS,
     NOT_BROKEN,
     PASSES,
@@ -32,25 +33,27 @@ from demur.attacks.autoattack import (
     MeanChain,
     RejectVersion,
     Version,
+    check_version,
 )
-from demur.attacks.balls import L1, L2, Ball, Linf
-from demur.attacks.criteria import AcceptedError, RuleCriterion
-from demur.audits.ensemble_result import EnsembleResult
+from demur.attacks.balls import ball_by_name
+from demur.attacks.criteria import AcceptedError, Rejected, RuleCriterion
+from demur.audits.ensemble_result import CLEAN, EnsembleResult, Member, joined
 from demur.audits.ensemble_state import (
     FINGERPRINT_IMAGES,
     EnsembleState,
     MemberProgress,
     concat_states,
 )
-from demur.audits.flags import MASKED_SHARE
+from demur.audits.flags import is_random, success_checks
 from demur.audits.image_parts import (
     ArrayWriter,
     Decisions,
+    decide_by_passes,
     device_for,
     image_parts,
     succeeded,
 )
-from demur.audits.masking import SURROGATE, OnMasking
+from demur.audits.masking import SURROGATE, OnMasking, square_signs
 from demur.audits.model_checks import (
     foreign_checks,
     preflight_warnings,
@@ -58,17 +61,36 @@ from demur.audits.model_checks import (
     with_logits,
 )
 from demur.audits.model_loading import as_model
-from demur.audits.part_results import EnsembleOfParts, PartOptions, PartResult, join_parts
-from demur.audits.randomised import decide_by_passes, is_random
 from demur.engine import accelerated, check_model_engine, cudnn_benchmark
-from demur.errors import BadInput, suggestion
+from demur.errors import BadInput
 from demur.images import check_batch, pixels_of
 from demur.nan_checks import raise_deferred
 from demur.numerics import device_by_name
 from demur.sanity import CheckResult
+from demur.spec import show
 
-BALLS: dict[str, type[Ball]] = {"Linf": Linf, "L2": L2, "L1": L1}
 RESTARTS = dict(VERSIONS["older"])  # for version="custom", as in the original code
+
+
+class PartOptions(NamedTuple):
+    """How to attack images that fit into memory."""
+
+    bs: int
+    state_path: str | Path | None = None
+    first: int = 0  # the position of the first image among all
+    sanity: bool = False
+    skip_without_gradient: bool = False  # skip members that need a gradient which is missing
+
+
+class PartRun(NamedTuple):
+    """What the attacks on one part of the images share."""
+
+    model: CheckedModel
+    batch: AttackBatch
+    options: PartOptions
+    chain_state: ChainState
+    state: EnsembleState
+    seconds: dict[str, float]  # of each attack that ran
 
 
 class EnsembleEvaluation:
@@ -90,6 +112,7 @@ class EnsembleEvaluation:
         self.chain, self.names, self.verbose, self.device = chain, list(names), verbose, device
         model = self.model = as_model(model)
         self.passes = 1  # that decide on an image, more for a randomised model
+        self.masking: list[CheckResult] | None = None  # checks that were made during the attacks
         if isinstance(device, str):
             self.device = device = device_by_name(device)
         if device is not None and isinstance(model, nn.Module):
@@ -126,7 +149,7 @@ class EnsembleEvaluation:
         x_orig = pixels_of(x_orig)
         part = self._attack(x_orig, y_orig, PartOptions(bs, state_path))
         x_adv = part.x_adv.to(x_orig.device)
-        return (x_adv, part.attacked.labels.to(y_orig)) if return_labels else x_adv
+        return (x_adv, part.labels.to(y_orig)) if return_labels else x_adv
 
     def evaluate(
         self,
@@ -160,7 +183,7 @@ class EnsembleEvaluation:
         """
         with ExitStack() as files:
             writer = files.enter_context(ArrayWriter(x_adv_path)) if x_adv_path else None
-            parts, count = list[PartResult](), 0
+            parts, count = list[EnsembleResult](), 0
             for number, (images, labels) in enumerate(image_parts(x, y)):
                 path = state_path and (f"{state_path}.{number}" if number else state_path)
                 options = PartOptions(bs, path, count, sanity and not number, True)
@@ -170,18 +193,19 @@ class EnsembleEvaluation:
                 if writer is not None:
                     writer.append(x_adv)
                     x_adv = x_adv[:0]
-                parts.append(part._replace(x_adv=x_adv))
-        chain, names = self._members()
-        ensemble = EnsembleOfParts(self.title, chain, names, tuple(self.on_masking.attacks))
-        mapped = None if writer is None else writer.mapped()
-        return join_parts(parts, ensemble, mapped, self.passes)
+                parts.append(replace(part, x_adv=x_adv))
+        result = joined(parts)
+        if writer is not None:
+            result = replace(result, x_adv=writer.mapped())
+        more = success_checks(result) if result.sanity else ()
+        return replace(result, sanity=(*result.sanity, *more))
 
     @property
     def title(self) -> str:
         """The name of the ensemble in a result."""
         return type(self).__name__
 
-    def _attack(self, x_orig: Tensor, y_orig: Tensor, options: PartOptions) -> PartResult:
+    def _attack(self, x_orig: Tensor, y_orig: Tensor, options: PartOptions) -> EnsembleResult:
         """Run all attacks on images that fit into memory."""
         bs = _batch_size(options.bs)
         check_batch(x_orig, y_orig)
@@ -190,7 +214,7 @@ class EnsembleEvaluation:
                 stack.enter_context(cudnn_benchmark(False))
             model, x, y = stack.enter_context(self._checked(x_orig, y_orig))
             if not options.first:  # the first images decide for all parts
-                random = is_random(model, x[:FINGERPRINT_IMAGES])
+                random, self.masking = is_random(model, x[:FINGERPRINT_IMAGES]), None
                 self.passes = PASSES if random or isinstance(self.chain, MeanChain) else 1
             clean = decide_by_passes(model, self.chain.criterion, x, y, bs, self.passes)
             warnings = self._first_warnings(model, clean, x, y)
@@ -202,27 +226,47 @@ class EnsembleEvaluation:
             start = [self.chain.start(batch.select(some)) for some in rows]
             chain_state = state.load(concat_states(start), bs)
             self._log(f"initially: {self._summary(chain_state)}")
-            seconds = dict[int, float]()
+            part = PartRun(model, batch, options, chain_state, state, {})
             for member in range(len(self.chain.attacks)):
-                started = perf_counter()
-                warnings += self._run(member, batch, options, chain_state, state)
-                seconds[member] = perf_counter() - started
-            more = self._run_on_masking(model, batch, options, chain_state, state)
-            warnings, seconds = [*dict.fromkeys(warnings + more[0])], seconds | more[1]
+                warnings += self._run(member, part, batch)
+            warnings += self._run_on_masking(part)
             attacked = decide_by_passes(
                 model, self.chain.criterion, chain_state.x_adv, y, bs, self.passes
             )
-            broken_by = chain_state.broken_by.cpu()
-            unconfirmed = (broken_by != NOT_BROKEN) & ~succeeded(self.chain.criterion, attacked, y)
-            if isinstance(self.chain, MeanChain):  # other passes have judged its examples
-                unconfirmed[:] = False
             checks = list[CheckResult]()
             if options.sanity:
                 checks = self._sanity(model, x, y, chain_state.x_adv, clean.labels, bs)
-            return PartResult(
-                chain_state.x_adv, y.cpu(), clean, attacked, broken_by, seconds, checks, warnings,
-                int(unconfirmed.sum()),
-            )  # fmt: skip
+            result = self._part(part, y.cpu(), clean, attacked)
+            return replace(result, sanity=tuple(checks), warnings=tuple(dict.fromkeys(warnings)))
+
+    def _part(
+        self, part: PartRun, y: Tensor, clean: Decisions, attacked: Decisions
+    ) -> EnsembleResult:
+        """Return what the attacks found on images that fit into memory."""
+        (chain, names), criterion = self._members(), self.chain.criterion
+        broken_by, (ball,) = part.chain_state.broken_by.cpu(), self.chain.attacks[0].balls()
+        left, blind = broken_by == NOT_BROKEN, self.on_masking.attacks
+        members = tuple(
+            Member(
+                name, show(attack), attack.gradient_queries > 0 and name not in blind,
+                attack.gradient_queries, attack.forward_queries, part.seconds.get(name, 0.0),
+                int(((broken_by >= k) | left).sum()), int((broken_by == k).sum()),
+            )
+            for k, (name, attack) in enumerate(zip(names, chain.attacks, strict=True))
+        )  # fmt: skip
+        unconfirmed = int((~left & ~succeeded(criterion, attacked, y)).sum())
+        words = [*names, CLEAN, ""]  # a negative broken_by counts from the end
+        assert (words[BROKEN_CLEAN], words[NOT_BROKEN]) == (CLEAN, "")
+        return EnsembleResult(
+            f"{self.title}, {show(ball)}", isinstance(criterion, RuleCriterion),
+            part.chain_state.x_adv, y, attacked.labels, attacked.accepted, clean.labels,
+            clean.accepted,
+            tuple(words[k] for k in broken_by.tolist()), part.seconds, members=members,
+            # Other passes have judged the examples of a MeanChain.
+            unconfirmed=0 if isinstance(chain, MeanChain) else unconfirmed,
+            seeks_errors=not isinstance(criterion, Rejected), passes=self.passes,
+            kinds=attacked.kinds, clean_kinds=clean.kinds,
+        )  # fmt: skip
 
     def _checked(
         self, x: Tensor, y: Tensor
@@ -249,57 +293,45 @@ class EnsembleEvaluation:
             warn(sentence, stacklevel=4)
         return warnings
 
-    def _run_on_masking(
-        self,
-        model: CheckedModel,
-        batch: AttackBatch,
-        options: PartOptions,
-        chain_state: ChainState,
-        state: EnsembleState,
-    ) -> tuple[list[str], dict[int, float]]:
-        """Run the attacks on masking if there are signs of it; return warnings and seconds."""
-        after, seconds = len(self.chain.attacks), dict[int, float]()
-        square = _square_signs(self.names, chain_state)
-        if len(chain_state.remaining(after)) == 0 or not self.on_masking.attacks:
-            return [_warn(f"gradients may be masked: {sign}") for sign in square], seconds
-        first = slice(FINGERPRINT_IMAGES)
-        signs = [*self.on_masking.signs(model, batch.x[first], batch.y[first]), *square]
+    def _run_on_masking(self, part: PartRun) -> list[str]:
+        """Run the attacks on masking if there are signs of it; return warnings."""
+        masking, after, first = self.on_masking, len(self.chain.attacks), slice(FINGERPRINT_IMAGES)
+        signs = square_signs(self.names, part.chain_state)
+        needed = bool(masking.attacks) and len(part.chain_state.remaining(after)) > 0
+        if needed:
+            if self.masking is None:
+                self.masking = masking.checks(part.model, part.batch.x[first], part.batch.y[first])
+            signs = [*(check.kind for check in self.masking if check.flags), *signs]
         warnings = [_warn(f"gradients may be masked: {sign}") for sign in signs]
-        for member, name in enumerate(self.on_masking.attacks, after):
-            if signs or (name == SURROGATE and self.on_masking.surrogate is not None):
-                started = perf_counter()
-                with MemberProgress("student", len(batch.x), self.verbose) as bar, bar.batch(1):
-                    own = self.on_masking.batch(name, model, batch, options.bs)
-                warnings += self._run(member, own, options, chain_state, state)
-                seconds[member] = perf_counter() - started
-        return warnings, seconds
+        for member, name in enumerate(masking.attacks, after):
+            if needed and (signs or (name == SURROGATE and masking.surrogate is not None)):
+                started, size = perf_counter(), len(part.batch.x)
+                with MemberProgress("student", size, self.verbose) as bar, bar.batch(1):
+                    own = masking.batch(name, part.model, part.batch, part.options.bs)
+                warnings += self._run(member, part, own)
+                part.seconds[name] = perf_counter() - started
+        return warnings
 
-    def _run(
-        self,
-        member: int,
-        batch: AttackBatch,
-        options: PartOptions,
-        chain_state: ChainState,
-        state: EnsembleState,
-    ) -> list[str]:
+    def _run(self, member: int, part: PartRun, batch: AttackBatch) -> list[str]:
         """Run one member of the chain on the remaining images; return warnings about it."""
         chain, names = self._members()
-        started, name = perf_counter(), names[member]
-        remaining = chain_state.remaining(member)
+        started, name, chain_state = perf_counter(), names[member], part.chain_state
+        remaining, part.seconds[name] = chain_state.remaining(member), 0.0
         with MemberProgress(name, len(remaining), self.verbose) as progress:
-            for rows in remaining.split(options.bs):
+            for rows in remaining.split(part.options.bs):
                 try:
                     with progress.batch(len(rows)):
                         chain.advance(member, rows, batch, chain_state, stream=0)
                 except NoGradientError as error:
-                    if not options.skip_without_gradient:
+                    if not part.options.skip_without_gradient:
                         raise
                     return [_warn(f"{name} was skipped: {error}")]
                 raise_deferred()
                 self.chain.check_result(batch.x[rows], chain_state.x_adv[rows])
-                state.save(chain_state)
-        state.save(chain_state, at_once=True)
-        self._log(f"after {name}: {self._summary(chain_state)} ({perf_counter() - started:.1f} s)")
+                part.state.save(chain_state)
+        part.state.save(chain_state, at_once=True)
+        part.seconds[name] = perf_counter() - started
+        self._log(f"after {name}: {self._summary(chain_state)} ({part.seconds[name]:.1f} s)")
         return []
 
     def _sanity(
@@ -308,7 +340,7 @@ class EnsembleEvaluation:
         criterion = self.chain.criterion
         rule = criterion if isinstance(criterion, RuleCriterion) else None
         attacked = {type(self).__name__: (self.chain, x_adv)}
-        return foreign_checks(model, x, y, attacked, before, rule, bs).checks
+        return foreign_checks(model, x, y, attacked, before, rule, bs, self.masking).checks
 
     def _summary(self, chain_state: ChainState) -> str:
         robust, count = int((chain_state.broken_by == NOT_BROKEN).sum()), len(chain_state.broken_by)
@@ -322,17 +354,6 @@ class EnsembleEvaluation:
         if self.verbose:
             sys.stdout.write(f"{sentence}\n")
             sys.stdout.flush()
-
-
-def _square_signs(names: list[str], chain_state: ChainState) -> list[str]:
-    """Return a sentence if Square broke images that every gradient attack before it left."""
-    if "square" not in names[1:]:
-        return []
-    count = int((chain_state.broken_by == names.index("square")).sum())
-    left = count + int((chain_state.broken_by == NOT_BROKEN).sum())
-    if count <= max(1, MASKED_SHARE * left):
-        return []
-    return [f"Square succeeded on {count} of {left} images where every gradient attack failed"]
 
 
 def _warn(sentence: str) -> str:
@@ -387,10 +408,7 @@ class AutoAttack(EnsembleEvaluation):
         engine: str = "auto",
         surrogate: Model | None = None,
     ) -> None:
-        versions = (*VERSIONS, "custom")
-        if version not in versions:
-            hint = suggestion(version, versions)
-            raise BadInput(f"AutoAttack has no version {version!r}; {hint}")
+        check_version("AutoAttack", version, (*VERSIONS, "custom"))
         if (version == "custom") != bool(attacks_to_run):
             raise BadInput(
                 "attacks_to_run and version='custom' must be used together; "
@@ -459,11 +477,7 @@ class RejectAutoAttack(EnsembleEvaluation):
         surrogate: Model | None = None,
     ) -> None:
         known: tuple[RejectVersion, ...] = get_args(RejectVersion)
-        chosen = next((name for name in known if name == version), None)
-        if chosen is None:
-            raise BadInput(
-                f"RejectAutoAttack has no version {version!r}; {suggestion(version, known)}"
-            )
+        chosen = check_version("RejectAutoAttack", version, known)
         if not isinstance(getattr(criterion, "threshold", None), float):
             raise BadInput(
                 "the criterion needs a number as its threshold: AcceptedError(Con(), 0.7)"
@@ -480,10 +494,3 @@ def _batch_size(bs: Any) -> int:
     if isinstance(bs, int) and bs >= 1:
         return bs
     raise BadInput(f"the batch size bs must be a whole number of at least 1, not {bs!r}")
-
-
-def ball_by_name(norm: str, eps: float) -> Ball:
-    """Return the ball of the norm "Linf", "L2" or "L1"; raise BadInput for another name."""
-    if norm not in BALLS:
-        raise BadInput(f"norm must be Linf, L2 or L1, not {norm!r}")
-    return BALLS[norm](eps)

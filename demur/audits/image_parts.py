@@ -7,8 +7,7 @@ for x, y in image_parts(np.load("images.npy", mmap_mode="r"), labels):
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -128,46 +127,32 @@ class ArrayWriter:
     """A .npy file whose first axis grows; it appears under its name when it is complete."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path, self.count = Path(path), 0
-        self.part = self.path.with_name(f"{self.path.name}.part")
-        self.shape: tuple[int, ...] = ()
-        self.dtype = np.dtype(np.float32)
-        self.file: BinaryIO | None = None
-
-    def __enter__(self) -> Self:
-        check_output_file(str(self.path), "npy")
+        self.path, self.count, self.first = Path(path), 0, np.empty(0, np.float32)
+        check_output_file(str(path), "npy")
         if not self.path.parent.is_dir():
             raise BadInput(f"{self.path.parent} is no folder; name another file for x_adv_path")
+        self.part = self.path.with_name(f"{self.path.name}.part")
         self.file = self.part.open("wb")
+
+    def __enter__(self) -> Self:
         return self
 
     def append(self, rows: Tensor) -> None:
         """Write rows of the same shape and dtype as those before."""
-        assert self.file is not None
         array = np.ascontiguousarray(rows.cpu().numpy())
         if self.count == 0:
-            self.shape, self.dtype = array.shape[1:], array.dtype
+            self.first = array[:0]
             self._write_header()
         self.count += len(array)
         self.file.write(array.data)
 
     def _write_header(self) -> None:
-        assert self.file is not None
-        header = {
-            "descr": np.lib.format.dtype_to_descr(self.dtype),
-            "fortran_order": False,
-            "shape": (self.count, *self.shape),
-        }
+        header = np.lib.format.header_data_from_array_1_0(self.first)
+        header["shape"] = (self.count, *self.first.shape[1:])
         # NumPy leaves room in the header for the first axis to grow.
         np.lib.format.write_array_header_1_0(self.file, header)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self.file is not None
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.file.seek(0)
             self._write_header()
@@ -206,6 +191,25 @@ def decide(model: Model, criterion: Criterion, x: Tensor, bs: int) -> Decisions:
         parts.append([labels.cpu(), accepted.cpu(), *(score.cpu() for score in scores)])
     labels, accepted, *scores = (torch.cat(column) for column in zip(*parts, strict=True))
     return Decisions(labels, accepted, tuple(scores))
+
+
+def decide_by_passes(
+    model: Model, criterion: Criterion, x: Tensor, y: Tensor, bs: int, passes: int
+) -> Decisions:
+    """Return the most frequent label and decision, mean scores and passes by decision.
+
+    `kinds` holds for each image the number of passes in which it is accepted and right, accepted
+    and wrong, and rejected: N, 3. It is empty for one pass.
+    """
+    if passes == 1:
+        return decide(model, criterion, x, bs)
+    parts = [decide(model, criterion, x, bs) for _ in range(passes)]
+    labels, accepted = (torch.stack(list(column)) for column in list(zip(*parts, strict=True))[:2])
+    right = labels == y.cpu()
+    kinds = torch.stack([accepted & right, accepted & ~right, ~accepted]).sum(1).t()
+    means = [torch.stack(column).mean(0) for column in zip(*(p.scores for p in parts), strict=True)]
+    votes = 2 * accepted.sum(0) >= passes
+    return Decisions(labels.mode(0).values, votes, tuple(means), kinds)
 
 
 def succeeded(criterion: Criterion, decisions: Decisions, y: Tensor) -> Tensor:

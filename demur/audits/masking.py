@@ -1,6 +1,6 @@
 """Attacks that run after a chain where a model may mask its gradients.
 
-`flags.masking_signs` finds the signs. None of them proves anything. A sign makes the ensembles run
+`flags.masking_checks` finds the signs. None of them proves anything. A sign makes the ensembles run
 HopSkipJump, RayS and a surrogate.
 """
 
@@ -13,12 +13,13 @@ from torch import Tensor
 from demur.attacks import APGD, Attack, Criterion, Misclassified
 from demur.attacks.attack import AttackBatch
 from demur.attacks.attack_model import CheckedModel, Model
-from demur.attacks.autoattack import Chain, decision_attacks
+from demur.attacks.autoattack import NOT_BROKEN, Chain, ChainState, decision_attacks
 from demur.attacks.balls import Ball
 from demur.attacks.criteria import RuleCriterion
 from demur.attacks.surrogate import OutcomeMargin, SurrogateGradients, distil
-from demur.audits.flags import masking_signs
+from demur.audits.flags import MASKED_SHARE, masking_checks
 from demur.errors import BadInput
+from demur.sanity.evidence import CheckResult
 
 COMPLETE = ("standard", "plus")  # versions after which the attacks on masking run
 SURROGATE = "surrogate"  # the attack with the gradients of another net
@@ -57,12 +58,11 @@ class OnMasking:
             )
         return cls(ball, criterion, found, surrogate)
 
-    def signs(self, model: CheckedModel, x: Tensor, y: Tensor) -> list[str]:
-        """Return the signs that clean images show."""
+    def checks(self, model: CheckedModel, x: Tensor, y: Tensor) -> list[CheckResult]:
+        """Return the checks for masked gradients at clean images."""
         assert self.ball is not None
         rule = self.criterion if isinstance(self.criterion, RuleCriterion) else None
-        flags = masking_signs(model, x, y, self.ball, rule)
-        return list(dict.fromkeys(flag.kind for flag in flags))
+        return masking_checks(model, x, y, self.ball, rule)
 
     def batch(self, name: str, model: CheckedModel, batch: AttackBatch, bs: int) -> AttackBatch:
         """Return the batch for an attack, for SURROGATE with the gradients of the other net."""
@@ -73,3 +73,14 @@ class OnMasking:
             seed = self.attacks[name].noise_seed or 0
             self.student = distil(model, self.criterion, self.ball, batch.x, seed, bs)
         return replace(batch, model=SurrogateGradients(batch.model, self.student))
+
+
+def square_signs(names: list[str], chain_state: ChainState) -> list[str]:
+    """Return a sentence if Square broke images that every gradient attack before it left."""
+    if "square" not in names[1:]:
+        return []
+    count = int((chain_state.broken_by == names.index("square")).sum())
+    left = count + int((chain_state.broken_by == NOT_BROKEN).sum())
+    if count <= max(1, MASKED_SHARE * left):
+        return []
+    return [f"Square succeeded on {count} of {left} images where every gradient attack failed"]

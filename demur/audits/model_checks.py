@@ -8,7 +8,6 @@ every image can be made grey: 60 gradient queries per image, of at most MOST_IMA
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import comb
 from typing import NamedTuple
 
 import torch
@@ -19,10 +18,10 @@ from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, att
 from demur.attacks.autoattack import Chain, MeanChain
 from demur.attacks.balls import Ball, Linf
 from demur.attacks.criteria import RuleCriterion
-from demur.attacks.objectives.rejector import ANY
+from demur.attacks.objectives.classification import ANY
 from demur.attacks.wrappers import WrappedModel
 from demur.audits.flags import ASKED, model_checks
-from demur.audits.randomised import seeded_noise_notes
+from demur.calibrate import binomial_sf
 from demur.evaluate.recording import probe
 from demur.evaluate.score import RejectorEvaluation
 from demur.metrics import BoolArray, FloatArray, auroc, auroc_interval
@@ -53,7 +52,7 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
     with torch.no_grad():
         logits = as_output(model(x)).logits
     right, classes = int((logits.argmax(-1) == y).sum()), logits.shape[-1]
-    if len(x) >= MIN_FOR_CHANCE and _by_chance(right, len(x), classes) > CHANCE_LEVEL:
+    if len(x) >= MIN_FOR_CHANCE and binomial_sf(right, len(x), 1 / classes) > CHANCE_LEVEL:
         yield (
             f"the model gets {right} of {len(x)} clean images right, no better than chance for "
             f"{classes} classes; check its weights, the normalisation, the order of the classes "
@@ -62,14 +61,12 @@ def preflight_warnings(model: Model, chain: Chain, x: Tensor, y: Tensor) -> Iter
     if _are_probabilities(logits):
         yield "the model returns probabilities; return logits instead"
     counts = probe(model, x, y)
-    averaged = any(attack.gradients_per_step > 1 for attack in chain.attacks)
+    averaged = any(getattr(attack, "eot_iter", 1) > 1 for attack in chain.attacks)
     if counts["random_outputs"] and not averaged:
         yield (
             "the model's outputs are random, so one lucky pass counts as a success and the next "
             "may be right; use version='rand'"
         )
-    if not counts["random_outputs"]:
-        yield from seeded_noise_notes(model, x)
     if "zero_gradients" not in counts:
         yield (
             "the model is a function without gradients, so only black-box attacks ran; with its "
@@ -102,12 +99,6 @@ def with_logits(model: Model, x: Tensor, y: Tensor) -> Model:
     """Return the model, or LogProbabilities of it if it returns probabilities."""
     with checked(model, x[:ASKED], y[:ASKED]) as (own, first, _):
         return LogProbabilities(model) if _are_probabilities(own(first).logits) else model
-
-
-def _by_chance(right: int, n: int, classes: int) -> float:
-    """Return the probability that guessing gets at least so many of n images right."""
-    p = 1 / classes
-    return sum(comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(right, n + 1))
 
 
 def rejector_warnings(
@@ -177,6 +168,7 @@ def foreign_checks(
     before: Tensor,
     criterion: RuleCriterion | None = None,
     bs: int = 250,
+    masking: Sequence[CheckResult] | None = None,
 ) -> Inspection:
     """Run every check on a model and the results of attacks on it.
 
@@ -188,6 +180,7 @@ def foreign_checks(
         before: Predictions for the clean images before the attacks, N.
         criterion: The rejector and its threshold; None for a classifier.
         bs: Batch size.
+        masking: The checks for masked gradients, if they were made before.
     """
     x, y = x[:MOST_IMAGES], y[:MOST_IMAGES]
     probed = probe(model, x, y)
@@ -208,15 +201,15 @@ def foreign_checks(
     ]
     curve = [
         (
-            "0" if name == "clean" else show(next(iter(attack.balls())).eps),
-            int(record.correct.sum()),
+            show(next((around.eps for around in one.attack.balls()), 0)),
+            int(one.correct.sum()),
             len(x),
         )
-        for (name, (attack, _)), record in zip(examples.items(), records, strict=True)
-        if name not in attacked
+        for one in records
+        if one.attack is not None and one.name not in attacked
     ]
     x_adv = [pixels[: len(x)] for _, pixels in attacked.values()][-1]
-    found = model_checks(model, x, y, x_adv, ball, criterion, before)
+    found = model_checks(model, x, y, x_adv, ball, criterion, before, masking)
     checks = [
         # Plain PGD is here for comparisons: that the cross-entropy saturates does not matter.
         CheckResult(check.kind, tuple(f for f in check.flags if set(f.attacks) & set(attacked)))
@@ -229,22 +222,16 @@ def foreign_checks(
 
 
 def _evidence(records: list[ParsedRecord], criterion: RuleCriterion | None) -> Evidence:
-    if criterion is None:
-        return Evidence(records, RejectorEvaluation({}, {}, level=1.0, cal_n=0), {})
-    assert isinstance(criterion.threshold, float)
-    evaluation = RejectorEvaluation(
-        {REJECTOR: as_score(criterion.rejector)}, {REJECTOR: criterion.threshold}, 1.0, cal_n=0
-    )
-    return Evidence(records, evaluation, {REJECTOR: criterion.rejector})
+    rejectors = {} if criterion is None else {REJECTOR: criterion.rejector}
+    scores = {name: as_score(rejector) for name, rejector in rejectors.items()}
+    thresholds = {} if criterion is None else {REJECTOR: float(criterion.threshold)}  # type: ignore[arg-type]
+    return Evidence(records, RejectorEvaluation(scores, thresholds, 1.0, cal_n=0), rejectors)
 
 
 def plain_attacks(ball: Ball) -> Iterator[tuple[str, Attack]]:
     """Yield PGD on the cross-entropy at the radii that the checks compare, by name."""
-    for name, around in (
-        ("", ball),
-        (" at eps/2", type(ball)(ball.eps / 2)),
-        (" at eps=128/255", Linf(LARGE)),
-    ):
+    half, large = type(ball)(ball.eps / 2), Linf(LARGE)
+    for name, around in (("", ball), (" at eps/2", half), (" at eps=128/255", large)):
         yield f"PGD-{STEPS}{name}", PGD(around, steps=STEPS)
 
 
@@ -265,11 +252,5 @@ def _record(
     label: str, model: CheckedModel, x: Tensor, y: Tensor, bs: int, metadata: dict[str, object]
 ) -> Record:
     out = outputs_in_batches(model, x, bs, x.device)
-    arrays = {
-        "y": y.cpu(),
-        "index": torch.arange(len(y)),
-        "logits": out.logits,
-        "aux": out.aux,
-        "feature": out.feature,
-    }
+    arrays = {"y": y.cpu(), "index": torch.arange(len(y)), **out._asdict()}
     return Record(arrays, metadata | {"label": label, "spec": ""})

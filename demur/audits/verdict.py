@@ -71,12 +71,12 @@ def verdict_of(
         signs = [f"{flag.kind}: {flag.observed} Remedy: {flag.remedy}" for flag in flags]
         signs += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in warnings]
         return Verdict(Grade.SUSPICIOUS, tuple(signs))
-    count = sum(not check.missing for check in checks)
+    skipped = [check.kind for check in checks if check.missing]
+    count = len(checks) - len(skipped)
     made = f"{count} checks found nothing" if count else "No check was made"
-    return Verdict(
-        Grade.NO_SIGN,
-        (f"{made} on {n} images.", f"Not tried: {', '.join(not_tried(results))}."),
-    )
+    reasons = [f"{made} on {n} images.", f"Not tried: {', '.join(not_tried(results))}."]
+    reasons += [f"Not checked: {', '.join(skipped)}."] if skipped else []
+    return Verdict(Grade.NO_SIGN, tuple(reasons))
 
 
 def _refuted(results: Sequence[Any], claim: float | None) -> list[str]:

@@ -96,8 +96,8 @@ def audit(
     import shlex
     import sys
 
+    from demur.attacks.balls import ball_by_name
     from demur.audits import audit as run_audit
-    from demur.audits.ensembles import ball_by_name
     from demur.audits.inputs import audit_images
     from demur.audits.model_loading import load_model
     from demur.audits.queries import Queries

@@ -4,7 +4,8 @@ paired images and cached scores.
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -32,7 +33,7 @@ from demur.metrics.checks import IntArray
 from demur.recipes import NAMED_ATTACKS, VOCABULARY, Recipe
 from demur.rejectors.rule import Rejector, Score
 from demur.runs import Record
-from demur.spec import Spec, read, show
+from demur.spec import Spec, read, show, specs_in
 
 SIGNIFICANCE = 0.01  # of one comparison
 TOLERATED = 0.05  # share of images that may be unusual without a flag
@@ -91,7 +92,7 @@ def weaker_against(one: Attack, other: Attack) -> bool:
 
 def targeted_rules(attack: Attack) -> list[AcceptedError | PlusLogScore]:
     """Parts of an attack that name the rejector whose accepted errors it seeks."""
-    return [part for part in sub_specs(attack) if isinstance(part, AcceptedError | PlusLogScore)]
+    return [part for part in specs_in(attack) if isinstance(part, AcceptedError | PlusLogScore)]
 
 
 def is_plain(attack: Attack) -> bool:
@@ -103,34 +104,24 @@ def is_plain(attack: Attack) -> bool:
 
 def ball_of(attack: Attack) -> Ball | None:
     """The ball of an attack; None if it has none or several, or is not confined to it."""
-    parts = list(sub_specs(attack))
-    unconfined = any(isinstance(part, Attack) and part.leaves_ball for part in parts)
-    balls = {part for part in parts if isinstance(part, Ball)}
-    return balls.pop() if len(balls) == 1 and not unconfined else None
+    balls = attack.balls()
+    return balls.pop() if len(balls) == 1 else None
 
 
 def without_radius(spec: Any) -> Any:
     """A spec with fixed radius, step size and seed: equal for all attacks of a sweep over eps."""
+    fixed = {"eps": 1.0, "step_size": None, "seed": 0}
+    return rebuilt(spec, lambda part, values: values | {k: fixed[k] for k in fixed if k in values})
+
+
+def rebuilt(spec: Any, change: Callable[[Spec, dict[str, Any]], dict[str, Any]]) -> Any:
+    """A copy of a spec, and of those inside it, with the field values that `change` returns."""
     if isinstance(spec, tuple):
-        return tuple(without_radius(part) for part in spec)
+        return tuple(rebuilt(part, change) for part in spec)
     if not isinstance(spec, Spec):
         return spec
-    fixed = {"eps": 1.0, "step_size": None, "seed": 0}
-    values = {
-        f.name: fixed.get(f.name, without_radius(getattr(spec, f.name))) for f in fields(spec)
-    }
-    return replace(spec, **values)
-
-
-def sub_specs(spec: Any) -> Iterator[Any]:
-    """Iterate over a spec and all specs inside it."""
-    if isinstance(spec, tuple):
-        for part in spec:
-            yield from sub_specs(part)
-    elif isinstance(spec, Spec):
-        yield spec
-        for f in fields(spec):
-            yield from sub_specs(getattr(spec, f.name))
+    values = {f.name: rebuilt(getattr(spec, f.name), change) for f in fields(spec)}
+    return replace(spec, **change(spec, values))
 
 
 def _amount(budget: int | None) -> float:
@@ -211,21 +202,15 @@ class Evidence:
     def targeted(self, parsed: ParsedRecord) -> list[str]:
         """Names of the rejectors that an attack targets, at the thresholds of the evaluation."""
         parts = [] if parsed.attack is None else targeted_rules(parsed.attack)
-        return [
-            name
-            for name, rejector in self.rejectors.items()
-            if name in self.evaluation.thresholds
-            and (own := [part for part in parts if part.rejector == rejector])
-            and self._same_threshold(name, own, parsed.record)
-        ]
-
-    def _same_threshold(
-        self, name: str, parts: list[AcceptedError | PlusLogScore], record: Record
-    ) -> bool:
-        """Whether an attack that uses a threshold uses the one of the evaluation."""
-        attacked = [threshold_of(part, record) for part in parts if isinstance(part, AcceptedError)]
-        used = self.evaluation.thresholds[name]
-        return not attacked or any(t is not None and math.isclose(t, used) for t in attacked)
+        names = list[str]()
+        for name in (name for name in self.rejectors if name in self.evaluation.thresholds):
+            own = [part for part in parts if part.rejector == self.rejectors[name]]
+            used = self.evaluation.thresholds[name]
+            rules = [part for part in own if isinstance(part, AcceptedError)]
+            at = [threshold_of(rule, parsed.record) for rule in rules]
+            if own and (not at or any(t is not None and math.isclose(t, used) for t in at)):
+                names.append(name)
+        return names
 
     def values(self, name: str, parsed: ParsedRecord) -> FloatArray | None:
         """Score of a rejector for every image (N); None if the record cannot give it."""
@@ -296,16 +281,14 @@ def with_change(label: str, key: str, value: str) -> str:
 
 
 def parse_records(records: Sequence[Record]) -> list[ParsedRecord]:
-    """Parse the attacks of records, which are named by their labels."""
-    return [_parse_record(record, records) for record in records]
-
-
-def _parse_record(record: Record, records: Sequence[Record]) -> ParsedRecord:
-    """Parse a record; its name is its label, with the number of images if labels are equal."""
-    attack = _parse(str(record.metadata["spec"]))
-    several = sum(other.label == record.label for other in records) > 1
-    name = f"{record.label} (n={len(record.y)})" if several else record.label
-    return ParsedRecord(record, attack if isinstance(attack, Attack) else None, name)
+    """Parse the attacks of records, named by their labels, with the number if labels are equal."""
+    labels, found = Counter(record.label for record in records), list[ParsedRecord]()
+    for record in records:
+        attack = _parse(str(record.metadata["spec"]))
+        name = record.label
+        name += f" (n={len(record.y)})" if labels[record.label] > 1 else ""
+        found.append(ParsedRecord(record, attack if isinstance(attack, Attack) else None, name))
+    return found
 
 
 def _parse(text: str) -> object:

@@ -1,18 +1,12 @@
 """Sanity checks of single records: tied scores, random outputs, zero gradients, low objectives."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from demur.attacks import (
-    CE,
-    Attack,
-    Misclassified,
-    Objective,
-)
+from demur.attacks import CE, Misclassified, Objective
 from demur.attacks.criteria import RuleCriterion
 from demur.evaluate.record_scores import tcon_of
 from demur.metrics import BoolArray, FloatArray
@@ -26,6 +20,7 @@ from demur.sanity.evidence import (
     ParsedRecord,
     common_images,
     joined_names,
+    rebuilt,
     share,
     targeted_rules,
     threshold_of,
@@ -148,7 +143,9 @@ def _flag(attacked: ParsedRecord, objective: Objective, clean: ParsedRecord) -> 
     if after is None or before is None:  # a record is not enough: compare the cross-entropy
         objective, unbroken = CE(), clean.correct
         after, before = _value(objective, attacked.record), _value(objective, clean.record)
-        if after is None or before is None or not _seeks_errors(attacked.attack):
+        sought = attacked.attack
+        seeks_errors = sought and (sought.seeks_misclassification or targeted_rules(sought))
+        if after is None or before is None or not seeks_errors:
             return None
     rise = _rise(after[attacked_rows], before[clean_rows])[unbroken[clean_rows]]
     if len(rise) == 0 or (rise > 0).mean() >= 0.5:
@@ -172,11 +169,6 @@ def _median(rise: FloatArray) -> float:
     """Median, which may be infinite (np.median would give NaN)."""
     lower, upper = np.sort(rise)[[(len(rise) - 1) // 2, len(rise) // 2]]
     return float(lower if np.isinf(lower) or np.isinf(upper) else (lower + upper) / 2)
-
-
-def _seeks_errors(attack: Attack | None) -> bool:
-    """Whether an attack seeks wrong predictions, accepted or not."""
-    return attack is not None and (attack.seeks_misclassification or bool(targeted_rules(attack)))
 
 
 def _broken(attacked: ParsedRecord, clean: ParsedRecord) -> BoolArray:
@@ -208,11 +200,9 @@ def _value(objective: Objective, record: Record) -> FloatArray | None:
 
 def _with_thresholds(spec: Any, record: Record) -> Any:
     """A spec with the thresholds that the attack of a record used."""
-    if isinstance(spec, tuple):
-        return tuple(_with_thresholds(part, record) for part in spec)
-    if not isinstance(spec, Spec):
-        return spec
-    values = {f.name: _with_thresholds(getattr(spec, f.name), record) for f in fields(spec)}
-    if isinstance(spec, RuleCriterion) and (at := threshold_of(spec, record)) is not None:
-        values["threshold"] = at
-    return replace(spec, **values)
+
+    def change(part: Spec, values: dict[str, Any]) -> dict[str, Any]:
+        at = threshold_of(part, record) if isinstance(part, RuleCriterion) else None
+        return values if at is None else values | {"threshold": at}
+
+    return rebuilt(spec, change)

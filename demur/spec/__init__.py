@@ -15,9 +15,10 @@ from demur.spec.spec import (
     renamed,
     required_fields,
     show,
+    specs_in,
 )
 
 __all__ = [
     "Spec", "Vocabulary", "check_readable", "differences", "digest", "edit", "field_types",
-    "find_name", "later", "lines", "read", "renamed", "required_fields", "show",
+    "find_name", "later", "lines", "read", "renamed", "required_fields", "show", "specs_in",
 ]  # fmt: skip

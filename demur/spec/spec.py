@@ -120,7 +120,7 @@ def _call(cls: type[Spec], arguments: str) -> str:
 
 def check_readable(value: Spec) -> None:
     """Raise BadInput if `read` cannot restore the value: a class that no module exports."""
-    for part in _specs_in(value):
+    for part in specs_in(value):
         cls = type(part)
         if cls.__module__.partition(".")[0] != "demur":
             path = f"{cls.__module__}:{cls.__qualname__}"
@@ -138,14 +138,15 @@ def _is_found(path: str, cls: type[Spec]) -> bool:
         return False
 
 
-def _specs_in(value: Any) -> Iterator[Spec]:
+def specs_in(value: Any) -> Iterator[Spec]:
+    """Iterate over a spec, or a tuple of specs, and all specs inside it."""
     if isinstance(value, Spec):
         yield value
         for f in fields(value):
-            yield from _specs_in(getattr(value, f.name))
+            yield from specs_in(getattr(value, f.name))
     elif isinstance(value, tuple):
         for part in value:
-            yield from _specs_in(part)
+            yield from specs_in(part)
 
 
 def _number(value: float) -> str:

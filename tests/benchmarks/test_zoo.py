@@ -35,6 +35,7 @@ def test_masked_gradients_are_caught() -> None:
     assert found.audited < found.claimed - 0.2
 
 
+@pytest.mark.exhaustive
 def test_a_net_of_jumps_is_flagged_though_no_gradient_attack_breaks_it() -> None:
     found = row("jump activations", BROKEN["jump activations"])
     assert {"gradients are zero", "accuracy is left at a large eps"} <= set(found.caught_by)
@@ -43,7 +44,7 @@ def test_a_net_of_jumps_is_flagged_though_no_gradient_attack_breaks_it() -> None
 def test_a_detector_with_steps_is_caught() -> None:
     found = row("detector with steps", BROKEN["detector with steps"])
     assert "scores are tied" in found.caught_by
-    assert any("the score has no gradient" in kind for kind in found.caught_by)
+    assert "the gradient is not the slope of the objective" in found.caught_by
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,7 @@ def sound() -> Defence:
     return next(iter(SOUND.values()))()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rejector", [None, Con()])
 def test_adversarial_training_is_not_flagged(sound: Defence, rejector: Con | None) -> None:
     found = row("PGD-AT", lambda: sound, rejector)

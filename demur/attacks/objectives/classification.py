@@ -24,6 +24,7 @@ from demur.spec import Spec, required_fields
 from demur.spec.field_types import NonNegative, Positive, PositiveInt
 
 ObjectiveState = tuple[Tensor, ...]
+ANY = -1  # in place of a target: the wrong class with the largest logit
 GAP_OFFSET = 1e-12  # added to the gap of logits that divides, as in the reference code
 
 
@@ -40,6 +41,10 @@ class AttackStart(NamedTuple):
         """Return the model's output without gradients."""
         with torch.no_grad():
             return as_output(self.model(x)).detached()
+
+    def target_or_any(self) -> Tensor:
+        """Return the target classes, or ANY for each image without them."""
+        return torch.full_like(self.y, ANY) if self.target is None else self.target
 
     def required_target(self) -> Tensor:
         """Return the target classes; raise BadInput without them."""
@@ -69,6 +74,7 @@ class Objective(Spec, ABC):
     """
 
     seeks_misclassification: ClassVar[bool] = False  # whether its maximum is an error, no more
+    own_inputs: ClassVar[int] = 0  # tensors in its state
 
     @abstractmethod
     def __call__(self, out: Output, y: Tensor, *inputs: Tensor) -> Tensor:
@@ -94,7 +100,7 @@ class Objective(Spec, ABC):
     @property
     def n_inputs(self) -> int:
         """The number of tensors in the state and in `inputs`."""
-        return 0
+        return self.own_inputs
 
     def prepare(self, start_point: AttackStart) -> ObjectiveState:
         """Return the state for one restart: tensors with one row per image."""
@@ -264,10 +270,7 @@ class Targeted(Objective, ABC):
     """Base class of objectives with a target class per image."""
 
     seeks_misclassification: ClassVar[bool] = True
-
-    @property
-    def n_inputs(self) -> int:
-        return 1
+    own_inputs: ClassVar[int] = 1
 
     def prepare(self, start_point: AttackStart) -> ObjectiveState:
         return (start_point.required_target(),)
@@ -319,13 +322,10 @@ class GAMA(Objective):
     """
 
     seeks_misclassification: ClassVar[bool] = True
+    own_inputs: ClassVar[int] = 2
 
     weight: NonNegative = 50.0
     fade: PositiveInt = 25
-
-    @property
-    def n_inputs(self) -> int:
-        return 2
 
     def prepare(self, start_point: AttackStart) -> ObjectiveState:
         start = log_probabilities(start_point.output(start_point.x_start)).exp()
@@ -345,9 +345,7 @@ class GAMA(Objective):
 class KL(Objective):
     """TRADES' objective: KL(p(x) || p(x_adv)), with the clean prediction p(x) fixed."""
 
-    @property
-    def n_inputs(self) -> int:
-        return 1
+    own_inputs: ClassVar[int] = 1
 
     def prepare(self, start_point: AttackStart) -> ObjectiveState:
         return (log_probabilities(start_point.output(start_point.x)),)

@@ -9,8 +9,9 @@ RejectionHinge(0.3)                     # ATRO's loss: wrong, or rejected at a c
 
 import math
 from abc import ABC
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from demur.attacks.criteria import (
     RuleCriterion,
 )
 from demur.attacks.objectives.classification import (
+    ANY,
     CE,
     AttackStart,
     Objective,
@@ -33,13 +35,7 @@ from demur.attacks.objectives.classification import (
     best_wrong,
 )
 from demur.errors import BadInput
-from demur.output import (
-    Output,
-    as_output,
-    label_entry,
-    log_probabilities,
-    mask_label,
-)
+from demur.output import Output, as_output, label_entry, log_probabilities, mask_label
 from demur.rejectors.certainty import (
     Construction,
     RRLossKind,
@@ -57,7 +53,6 @@ Form = Literal["paper", "authors"]  # as the R-Con paper ran a method, or as its
 PENALTY = 4.0  # of a violated margin, in units of the score's slope
 FIRST_WIDTH, LAST_WIDTH = 0.5, 0.02  # of the softplus: share of the start's margin, decay
 MIDDLE = 0.5  # any threshold does where only the gradient of an accept margin is used
-ANY = -1  # in place of a target: the wrong class with the largest logit
 
 
 @dataclass(frozen=True)
@@ -192,23 +187,14 @@ class MarginObjective(Objective, ABC):
         criterion: The criterion with the rejector and its threshold.
     """
 
+    own_inputs: ClassVar[int] = 2
+
     criterion: RuleCriterion
 
-    @property
-    def n_inputs(self) -> int:
-        return 2
-
     def prepare(self, start_point: AttackStart) -> ObjectiveState:
-        target = (
-            torch.full_like(start_point.y, ANY)
-            if start_point.target is None
-            else start_point.target
-        )
-        x = start_point.x_start.detach().requires_grad_()
-        with torch.enable_grad():
-            margins = self.unscaled(as_output(start_point.model(x)), start_point.y, target)
-            slopes = [slope(margin, x) for margin in margins.unbind(1)]
-        return target, torch.stack(slopes, 1)
+        target = start_point.target_or_any()
+        _, slopes = with_slopes(lambda out: self.unscaled(out, start_point.y, target), start_point)
+        return target, slopes
 
     def unscaled(self, out: Output, y: Tensor, target: Tensor) -> Tensor:
         """Return the margins in their own units, N, 1 + number of scores."""
@@ -289,20 +275,14 @@ class TargetedScore(Objective):
         rejector: The rejector or its score.
     """
 
+    own_inputs: ClassVar[int] = 4
+
     rejector: Rejector | Score
 
-    @property
-    def n_inputs(self) -> int:
-        return 4
-
     def prepare(self, start_point: AttackStart) -> ObjectiveState:
-        y, target = start_point.y, start_point.target
-        target = torch.full_like(y, ANY) if target is None else target
-        x = start_point.x_start.detach().requires_grad_()
-        with torch.enable_grad():
-            margins = self._margins(as_output(start_point.model(x)), y, target)
-            slopes = torch.stack([slope(margin, x) for margin in margins.unbind(1)], 1)
-        start = margins.detach() / slopes
+        y, target = start_point.y, start_point.target_or_any()
+        margins, slopes = with_slopes(lambda out: self._margins(out, y, target), start_point)
+        start = margins / slopes
         width = start[:, :-1].abs().amax(1)
         return target, torch.cat((torch.zeros_like(start[:, :-1]), start[:, -1:]), 1), slopes, width
 
@@ -345,15 +325,12 @@ class SuccessProbability(Objective):
         criterion: The success criterion.
     """
 
+    own_inputs: ClassVar[int] = 2
+
     criterion: Criterion = Misclassified()
 
-    @property
-    def n_inputs(self) -> int:
-        return 2
-
     def prepare(self, start_point: AttackStart) -> ObjectiveState:
-        y, target = start_point.y, start_point.target
-        target = torch.full_like(y, ANY) if target is None else target
+        y, target = start_point.y, start_point.target_or_any()
         margins = self.margins(start_point.output(start_point.x_start), y, target)
         return target, self.widths(margins[None])
 
@@ -387,6 +364,17 @@ class SuccessProbability(Objective):
 def best_wrong_class(logits: Tensor, y: Tensor) -> Tensor:
     """Return the wrong class with the largest logit, N."""
     return mask_label(logits, y).argmax(-1)
+
+
+def with_slopes(
+    margins: Callable[[Output], Tensor], start_point: AttackStart
+) -> tuple[Tensor, Tensor]:
+    """Return margins at the start of an attack and the norms of their gradients, N, M each."""
+    x = start_point.x_start.detach().requires_grad_()
+    with torch.enable_grad():
+        found = margins(as_output(start_point.model(x)))
+        slopes = [slope(margin, x) for margin in found.unbind(1)]
+    return found.detach(), torch.stack(slopes, 1)
 
 
 def slope(margin: Tensor, x: Tensor) -> Tensor:
