@@ -279,6 +279,8 @@ def _check_calibration(calibration: dict[str, Any]) -> None:
     if not sizes or min(counts) < 0 or sorted(set(edges)) != edges:
         raise BadInput(f"the histogram of the calibration scores is inconsistent; {REMEDY}")
     _check_shares(calibration, "calibration.")
+    calibration.setdefault("chance_test", {})  # older guards have none
+    check_values(calibration, Schema({"chance_test": dict[str, object]}), "calibration.")
 
 
 def _check_figures(figures: list[dict[str, Any]]) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from demur.calibrate import (
     TPR,
+    ChanceTest,
     Coverage,
     Guarantee,
     Risk,
@@ -107,6 +108,9 @@ def calibrate(
         "certificate": _finite(certificate),
         **decision_figures(accepted, correct),
         **score_histogram(columns[:, -1]),
+        "chance_test": ChanceTest.of(
+            int(correct.sum()), y.cpu().numpy(), out.logits.shape[1], "calibration"
+        ).to_json(),
     }
     return Calibrated(scores, figures)
 

@@ -28,6 +28,7 @@ from demur.output import Output, as_output, log_probabilities, prediction
 from demur.rejectors.rule import Rule
 
 BATCH_SIZE = 256
+UNKNOWN = "The accuracy beside chance is not known"  # of older guards
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,13 @@ class BaseGuard:
     reported_rates: tuple[dict[str, Any], ...] = ()
     eps: float = 8 / 255
     built_from: BuiltFrom | None = None
+
+    @property
+    def summary(self) -> str:
+        """Accuracy beside chance, and the coverage of the calibration images."""
+        accuracy = self.calibration.get("chance_test", {}).get("sentence", UNKNOWN)
+        coverage = (self.calibration.get("coverage") or {"value": 1.0})["value"]
+        return f"{accuracy}. It accepts {coverage:.1%} of the calibration images."
 
     def __repr__(self) -> str:
         names = " and ".join(f"{s.name} >= {s.threshold:.6g}" for s in self.scores)

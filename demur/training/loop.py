@@ -144,7 +144,7 @@ def check_trainable(recipe: Recipe, splits: Splits, processes: int = 1) -> None:
     recipe.net.check(recipe.data.domain)
     if len(fit.y.unique()) < 2:
         raise BadInput("the fit split has one class only; a classifier needs at least two")
-    last = len(fit) % recipe.batch_size or recipe.batch_size
+    last = len(fit) * recipe.passes(len(fit)) % recipe.batch_size or recipe.batch_size
     if last == 1 or recipe.batch_size == 1:
         raise BadInput(
             f"batch_size={recipe.batch_size} leaves a batch of one image out of {len(fit)}, and "
@@ -183,7 +183,8 @@ class Training:
         self.world = distributed.current()
         self.data = {name: images.digest() for name, images in splits.items()}
         self.fit = splits["fit"].to(device)
-        self.selection_images = _selection_images(recipe, splits, device)
+        split = recipe.selection_split
+        self.selection_images = None if split is None else splits[split].to(device)
         self.train_state = TrainState(
             recipe, device, plan.channels_last, plan.precision, self.world
         )
@@ -229,7 +230,9 @@ class Training:
                 "lr": self.recipe.schedule((state.epoch + 1) / self.recipe.epochs),
                 "seconds": round(time.monotonic() - start, 3),
             }
-            state = state.after(robust, line)
+            # an epoch with a smaller eps is not one that the recipe is for
+            final = self.recipe.strength(state.epoch) == 1
+            state = state.after(robust if final else None, line)
             self._save(state)
             for log in self.logs:
                 log.write(state.lines)
@@ -284,15 +287,15 @@ class Training:
         """Return the accuracy on the selection split under the validation attack and clean."""
         if self.selection_images is None:
             return None, None
-        return (
-            self.validator.accuracy(self.recipe.validation_attack, self.selection_images),
-            self.validator.accuracy(Clean(), self.selection_images),
-        )
+        attack, images = self.recipe.validation_attack, self.selection_images
+        clean = self.validator.accuracy(Clean(), images)
+        return clean if attack == Clean() else self.validator.accuracy(attack, images), clean
 
     def _metadata(self) -> dict[str, Any]:
         """Return the provenance of the selected weights."""
         split, attack = self.recipe.selection_split, show(self.recipe.validation_attack)
         reason = "the last epoch" if split is None else f"largest {split} accuracy under {attack}"
+        reason = reason.replace("under Clean()", "on clean images")
         return {
             "reason": reason,
             "selection_split": split,
@@ -361,11 +364,6 @@ def base_of(recipe: Recipe) -> Run | None:
             "has seen no held-out image"
         )
     return run
-
-
-def _selection_images(recipe: Recipe, splits: Splits, device: torch.device) -> Images | None:
-    """Return the images for checkpoint selection, or None if the last epoch is selected."""
-    return None if recipe.selection_split is None else splits[recipe.selection_split].to(device)
 
 
 class Validator:
