@@ -11,6 +11,7 @@ of PyTorch: Adam, flips, as many images shown. Attacked accuracy is that under P
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -23,11 +24,11 @@ from numpy.typing import NDArray
 from demur.attacks import PGD, Clean
 from demur.attacks.balls import Linf
 from demur.cli.app import main
-from demur.data import CIFAR10, Images, Splits
+from demur.data import CIFAR10, Images
 from demur.methods import NoHead
 from demur.nets import RejectingNet
 from demur.output import prediction
-from demur.recipes import recipe
+from demur.recipes import Recipe, recipe
 from demur.training import train
 
 CLASSES, SIDE, TEST = 5, 32, 200  # test images of each class
@@ -81,10 +82,12 @@ SETS: dict[str, Callable[[int, np.random.Generator], Pixels]] = {
 }  # fmt: skip
 
 
-def write_set(path: Path, name: str, images: int, test: int = TEST, folder: str = "") -> Path:
+def write_set(
+    path: Path, name: str, images: int, test: int | None = None, folder: str = ""
+) -> Path:
     """Write an .npz with so many images of each class to train and to test."""
     arrays: dict[str, NDArray[np.generic]] = {}
-    parts = {"train": images, "test": test}
+    parts = {"train": images, "test": test or TEST}
     if name in SETS:
         draw = np.random.default_rng(0)
         for part, count in parts.items():
@@ -102,12 +105,10 @@ def write_set(path: Path, name: str, images: int, test: int = TEST, folder: str 
     return path
 
 
-def plain_net(splits: Splits, shown: int) -> RejectingNet:
-    """The same net trained without demur's loop: Adam, flips, `shown` images in all."""
-    fit = splits["fit"]
-    made = recipe("images-standard-small")
-    domain = CIFAR10().domain._replace(classes=CLASSES)
-    net = made.net.build(domain, NoHead(), 0).train()
+def plain_net(made: Recipe, fit: Images) -> RejectingNet:
+    """The net of a recipe, trained without demur's loop: Adam, flips, as many images shown."""
+    net = made.net.build(made.data.domain, NoHead(), 0).train()
+    shown = made.epochs * made.passes(len(fit)) * len(fit)
     optimiser = torch.optim.Adam(net.parameters(), 1e-3, weight_decay=5e-4)
     steps, draw = shown // made.batch_size, torch.Generator().manual_seed(0)
     rates = torch.optim.lr_scheduler.OneCycleLR(optimiser, 5e-3, steps)
@@ -136,17 +137,18 @@ def measure(path: Path, kind: str, eps: int, changes: list[str]) -> dict[str, fl
     """Train one net on a set and measure it on the test images; `eps` in 1/255."""
     name = "standard" if kind == "plain" else kind
     made = recipe(f"images-{name}-small", [f"data={path}", f"eps={max(eps, 1)}/255", *changes])
-    splits = made.data.load()
-    start, count = time.monotonic(), len(splits["fit"])
+    made = replace(made, data=made.data.prepared())
+    splits, start = made.data.load(), time.monotonic()
     if kind == "plain":
-        net = plain_net(splits, made.epochs * made.passes(count) * count)
+        net = plain_net(made, splits["fit"])
     else:
         with TemporaryDirectory() as folder:
             run = train(made, Path(folder) / "run")
             net = run.net(torch.device("cpu")).eval()
     minutes = (time.monotonic() - start) / 60
     found = {
-        "set": path.stem, "net": kind, "eps": eps, "fit": count, "test": len(splits["test"]),
+        "set": path.stem, "net": kind, "eps": eps, "fit": len(splits["fit"]),
+        "test": len(splits["test"]),
         "clean": accuracy(net, splits["test"], 0), "minutes": round(minutes, 2),
     }  # fmt: skip
     return found | {f"attacked-{k}": accuracy(net, splits["test"], k / 255) for k in {2, eps} - {0}}

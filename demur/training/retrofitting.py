@@ -1,9 +1,8 @@
 """Retrofit: learn an R-Con head on somebody's frozen net and say whether it was worth it.
 
     result = demur.retrofit("my_nets:load", "photos", Path("runs/mine"))
-    result.verdict              # "broken. Of 60 test images that are right ..."
-    for comparison in result.comparisons:
-        comparison.sentence     # "clean images, AUROC: R-Con .91, Con .88, +.03 [.01, .05]: better"
+    result.verdict                  # "broken. Of 60 test images that are right ..."
+    result.comparisons[0].sentence  # "clean images, AUROC: R-Con .91, Con .88, ...: better"
 
 The net keeps its weights. R-Con is compared with the net's own confidence (Con) on the same test
 images: clean, under PGD on the net, and with each score attacked by itself.
