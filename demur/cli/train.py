@@ -69,14 +69,9 @@ def with_data(recipe: "Recipe", folder: Path | None = None, verify: bool = False
 
 
 def train_run(
-    recipe: "Recipe",
-    folder: Path,
-    device: str,
-    data: Path | None,
-    engine: str = "auto",
-    sync_bn: bool = False,
-    logs: tuple[str, ...] = (),
-) -> "Run":
+    recipe: "Recipe", folder: Path, device: str, data: Path | None, engine: str = "auto",
+    sync_bn: bool = False, logs: tuple[str, ...] = (),
+) -> "Run":  # fmt: skip
     """Train a recipe in a folder with a progress bar and return the finished run."""
     from demur.cli.progress import TrainingBar, on_message, silence_other_ranks
     from demur.data import OwnImages

@@ -130,13 +130,9 @@ def retrofit_recipe(model: str, changes: Sequence[str] = (), layer: str = "") ->
 
 
 def retrofit(
-    model: str,
-    data: str,
-    folder: Path,
-    layer: str = "",
-    changes: Sequence[str] = (),
+    model: str, data: str, folder: Path, layer: str = "", changes: Sequence[str] = (),
     device: torch.device | None = None,
-) -> Retrofit:
+) -> Retrofit:  # fmt: skip
     """Learn an R-Con head on a frozen net and compare it with the net's own confidence.
 
     Args:
@@ -225,13 +221,9 @@ def training_attack(recipe: Recipe) -> PGD:
 
 
 def _ranking(
-    loaded: LoadedRun,
-    images: str,
-    label: str,
-    attack: Attack,
-    rcon: Rejector,
+    loaded: LoadedRun, images: str, label: str, attack: Attack, rcon: Rejector,
     on_progress: ProgressCallback,
-) -> HeadComparison:
+) -> HeadComparison:  # fmt: skip
     """AUROC of both scores on one record."""
     record = run_attack(loaded, label, attack, on_progress=on_progress)
     a, b = (values(as_score(one), record) for one in (rcon, Con()))
