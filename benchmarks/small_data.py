@@ -94,7 +94,7 @@ def write_set(
             y = np.arange(count * CLASSES) % CLASSES
             arrays |= {f"x_{part}": np.stack([SETS[name](k, draw) for k in y]), f"y_{part}": y}
     else:
-        splits = CIFAR10().load(Path(folder) if folder else None)
+        splits = CIFAR10(split="paper").load(Path(folder) if folder else None)
         for part, count in parts.items():
             source = splits["fit" if part == "train" else "test"]
             rows = [torch.nonzero(source.y == k)[:count, 0] for k in range(CLASSES)]

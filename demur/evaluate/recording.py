@@ -55,7 +55,7 @@ from demur.spec import digest, show
 from demur.version import code_version
 
 VERDICT_BATCH = 256
-CHANCE_IMAGES = 2000  # whose accuracy is compared with chance
+CHANCE_IMAGES = 1000  # whose accuracy is compared with chance
 PROBED = 128  # images of a probe
 ROUNDING = 1e-4  # relative difference that two kernels may have by rounding
 
@@ -228,7 +228,7 @@ class LoadedRun:
         return self._clean[split]
 
     def chance_test(self) -> ChanceTest:
-        """Compare the accuracy on up to 2,000 test images with chance; makes no record."""
+        """Compare the accuracy on up to 1,000 test images with chance; makes no record."""
         images, right, n = self.checked_split("test"), 0, 0
         while n < min(len(images), CHANCE_IMAGES):
             x, y, _ = self.batch_in_layout(images, slice(n, n + VERDICT_BATCH))

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from demur.errors import visible
-from demur.guards.decision import UNKNOWN, BaseGuard
+from demur.guards.decision import BaseGuard
 
 MOST_CLASSES = 20  # that the card lists
 
@@ -109,9 +109,9 @@ def _figures(guard: BaseGuard) -> list[str]:
     lines += [_row(f"test, {figures['attack']}", figures) for figures in guard.reported_rates]
     lines += ["", "The thresholds were chosen on the calibration images, so that row is not an "
               "independent test."]  # fmt: skip
-    chance = guard.calibration.get("chance_test", {})
-    mark = "" if chance.get("passed") else "**"
-    lines += ["", f"{mark}{_plain(str(chance.get('sentence', UNKNOWN)))}{mark}."]
+    if chance := guard.calibration.get("chance_test"):  # older guards have none
+        mark = "" if chance.get("passed") else "**"
+        lines += ["", f"{mark}{_plain(str(chance.get('sentence')))}{mark}."]
     if not guard.reported_rates:
         lines.append("No figures on other images or under attack were measured.")
     return lines
