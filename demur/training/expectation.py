@@ -24,9 +24,11 @@ def expectations(recipe: Recipe, fit: Images, device: torch.device) -> Iterator[
     """Yield sentences about accuracy and, on a CPU, time of a training on own images."""
     if isinstance(recipe.net, ResNet8):
         nearest = min(MEASURED, key=lambda images: abs(images - len(fit)))
+        near = nearest / 2 <= len(fit) <= 2 * nearest
+        said = "expect" if near else f"no accuracy is known; {nearest} gave"
         figures = [f"{x:.0f}% and {y:.0f}% ({name})" for name, (x, y) in MEASURED[nearest].items()]
         yield (
-            f"on {len(fit)} training images expect clean and attacked accuracies of about "
+            f"on {len(fit)} training images {said} clean and attacked accuracies of about "
             f"{', '.join(figures)}: measured on {nearest} photographs of five classes, chance 20%"
         )
     if device.type == "cpu":
