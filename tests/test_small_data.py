@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from demur.errors import BadInput
 from demur.methods import PGDAT, Standard
 from demur.recipes import RECIPES, Recipe, attack, recipe
 from demur.spec import digest, show
-from demur.training import PlainSteps, TrainState, check_trainable, train
+from demur.training import FastSteps, PlainSteps, TrainState, check_trainable, train
 from demur.training.expectation import MEASURED, expectations
 from tests.conftest import Command
 from tests.own_images import write_folder
@@ -86,6 +87,20 @@ def test_an_epoch_takes_few_images_several_times(photos: Path) -> None:
     assert {tuple(sorted(order)) for order in orders} == {tuple(range(36))}
     with pytest.raises(BadInput, match="batch norm needs two"):  # 72 = 71 + 1
         check_trainable(small(photos, "batch_size=71"), made.data.load())
+
+
+def test_fast_steps_follow_the_growing_eps(photos: Path) -> None:
+    made = small(photos, "precision=fp64", "eps_ramp=(0.25, 0.75)", "batch_size=32", "ema=0")
+    fit, weights = made.data.load()["fit"].to(CPU), []
+    for make in (PlainSteps, partial(FastSteps, compiler="none")):
+        state = TrainState(made, CPU)
+        steps = make(made, state, fit)
+        for epoch in (0, 1, 3):  # without an attack, at half of eps, at eps
+            steps.begin(epoch)
+            for i in (0, steps.batches - 1):  # a whole batch and a part of one
+                steps(i)
+        weights.append(torch.cat([p.detach().flatten() for p in state.net.parameters()]))
+    assert torch.allclose(weights[0], weights[1], atol=1e-10)
 
 
 def test_old_recipes_keep_their_digest_and_new_fields_are_stored() -> None:
