@@ -250,8 +250,8 @@ def serve(
     is_open = host not in ("127.0.0.1", "::1", "localhost") and token is None
 
     def on_ready(address: str) -> None:
-        on_message(guard.summary)
         on_message(f"serving at {address}")
+        on_message(guard.summary)
         if is_open:
             on_message("warning: other machines can reach this service, and it has no --token")
 
