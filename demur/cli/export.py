@@ -251,7 +251,8 @@ def serve(
 
     def on_ready(address: str) -> None:
         on_message(f"serving at {address}")
-        on_message(guard.summary)
+        if not guard.calibration.get("chance_test", {}).get("passed", True):
+            on_message(f"warning: {guard.summary}")
         if is_open:
             on_message("warning: other machines can reach this service, and it has no --token")
 
