@@ -11,6 +11,7 @@ import torch
 from demur import Guard, LoadedRun, Run, guard
 from demur.calibrate import ChanceTest
 from demur.errors import BadInput
+from demur.verification.folders import _chance_problem
 from tests.conftest import Command
 from tests.own_images import CLASSES, noise_images
 
@@ -66,8 +67,13 @@ def test_shuffled_labels_are_refused_at_export(
     code, _, err = command("export", "own", "-o", "guard", "--accept-chance")
     assert code == 0 and WEAK in err, err
     assert f"**{Guard.load('guard').summary.partition('. It')[0]}**" in card("guard")
-    config = json.loads(Path("guard/config.json").read_text())["calibration"]["chance_test"]
-    assert (config["split"], config["images"], config["classes"]) == ("test", 36, 3)
+    config = json.loads(Path("guard/config.json").read_text())
+    stored = config["calibration"]["chance_test"]
+    assert (stored["split"], stored["images"], stored["classes"]) == ("test", 36, 3)
+    assert command("verify", "guard")[0] == 0
+    assert _chance_problem({}) == _chance_problem({"chance_test": stored}) == ""
+    for change in ({"right": 36}, {"passed": True}, {"images": "36"}, {"classes": 0}):
+        assert "sentence about chance" in _chance_problem({"chance_test": stored | change})
 
 
 def card(folder: str) -> str:
