@@ -170,15 +170,9 @@ class Training:
     """The training of one run: its state, its steps and the loop over epochs."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        run: Run,
-        splits: Splits,
-        device: torch.device,
-        plan: EnginePlan,
-        on_progress: ProgressCallback,
-        on_message: MessageCallback,
-    ) -> None:
+        self, recipe: Recipe, run: Run, splits: Splits, device: torch.device, plan: EnginePlan,
+        on_progress: ProgressCallback, on_message: MessageCallback,
+    ) -> None:  # fmt: skip
         self.recipe, self.run, self.on_progress, self.plan = recipe, run, on_progress, plan
         self.world = distributed.current()
         self.data = {name: images.digest() for name, images in splits.items()}

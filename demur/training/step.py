@@ -39,13 +39,9 @@ class TrainingStep:
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        train_state: TrainState,
-        fit: Images,
-        model: nn.Module | None = None,
+        self, recipe: Recipe, train_state: TrainState, fit: Images, model: nn.Module | None = None,
         batch_loss: Callable[..., Tensor] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.recipe, self.train_state, self.fit = recipe, train_state, fit
         self.method: Method | None = recipe.method
         self.model = model or train_state.net
