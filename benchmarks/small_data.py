@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -92,7 +92,7 @@ def write_set(
         draw = np.random.default_rng(0)
         for part, count in parts.items():
             y = np.arange(count * CLASSES) % CLASSES
-            arrays |= {f"x_{part}": np.stack([SETS[name](k, draw) for k in y]), f"y_{part}": y}
+            arrays |= {f"x_{part}": np.stack([SETS[name](int(k), draw) for k in y]), f"y_{part}": y}
     else:
         splits = CIFAR10(split="paper").load(Path(folder) if folder else None)
         for part, count in parts.items():
@@ -133,7 +133,7 @@ def accuracy(net: RejectingNet, images: Images, eps: float) -> float:
     return 100 * right / len(images)
 
 
-def measure(path: Path, kind: str, eps: int, changes: list[str]) -> dict[str, float | int | str]:
+def measure(path: Path, kind: str, eps: int, changes: list[str]) -> dict[str, Any]:
     """Train one net on a set and measure it on the test images; `eps` in 1/255."""
     name = "standard" if kind == "plain" else kind
     made = recipe(f"images-{name}-small", [f"data={path}", f"eps={max(eps, 1)}/255", *changes])
@@ -146,7 +146,7 @@ def measure(path: Path, kind: str, eps: int, changes: list[str]) -> dict[str, fl
             run = train(made, Path(folder) / "run")
             net = run.net(torch.device("cpu")).eval()
     minutes = (time.monotonic() - start) / 60
-    found = {
+    found: dict[str, Any] = {
         "set": path.stem, "net": kind, "eps": eps, "fit": len(splits["fit"]),
         "test": len(splits["test"]),
         "clean": accuracy(net, splits["test"], 0), "minutes": round(minutes, 2),

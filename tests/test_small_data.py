@@ -155,7 +155,8 @@ def test_what_to_expect_is_measured_and_said_before_and_after(
     few = Images(fit.pixels, fit.y, fit.index, fit.levels)
     accuracy, minutes = expectations(small(photos), few, CPU)
     assert accuracy.startswith("on 36 training images no accuracy is known; 305 gave clean and")
-    more = Images(*(torch.cat([part] * 6) for part in (few.pixels, few.y, few.index)), few.levels)
+    pixels, y, index = (torch.cat([part] * 6) for part in (few.pixels, few.y, few.index))
+    more = Images(pixels, y, index, few.levels)
     assert next(expectations(small(photos), more, CPU)).startswith("on 216 training images expect")
     for name, (clean, attacked) in MEASURED[min(MEASURED)].items():
         assert f"{clean:.0f}% and {attacked:.0f}% ({name})" in accuracy

@@ -150,7 +150,9 @@ def warn_at_chance(loaded: "LoadedRun", clean: "Record") -> None:
     from demur.cli.progress import on_message
 
     classes = loaded.run.recipe.data.domain.classes
-    test = ChanceTest.of(int(clean.correct.sum()), clean.y, classes, clean.metadata["split"])
+    test = ChanceTest.of(
+        int(clean.correct.sum()), clean.y.numpy(), classes, clean.metadata["split"]
+    )
     if not test.passed:
         on_message(f"{loaded.run.name}: {test.sentence}")
 

@@ -165,7 +165,7 @@ def _apply_change(spec: S, change: str) -> S:
             images = replace(images, size=spec.data.size, eps=spec.data.eps)
         return replace(spec, data=images)
     if isinstance(spec, Recipe) and key == "eps" and isinstance(spec.data, OwnImages):
-        return spec.with_eps(edit(spec.data, key, text, VOCABULARY).eps)
+        return spec.with_eps(edit(spec.data, key, text, VOCABULARY).eps)  # type: ignore[return-value]
     if isinstance(spec, Recipe) and key == "net" and is_import_path(text):
         allow_import(text)  # typed by the user, unlike what a recipe file names
         return replace(spec, net=FactoryNet(text))

@@ -49,5 +49,5 @@ def test_the_recipe_learns_from_little_and_stays_near_a_plain_net(
 def test_clean_accuracy_is_within_five_points_of_a_plain_net(name: str, tmp_path: Path) -> None:
     path = write_set(tmp_path / f"{name}.npz", name, 81)
     plain, robust = (measure(path, *what, []) for what in (("plain", 0), ("pgdat-rr", 2)))
-    assert float(robust["clean"]) >= float(plain["clean"]) - 5
-    assert float(robust["minutes"]) <= 8
+    assert robust["clean"] >= plain["clean"] - 5
+    assert robust["minutes"] <= 8
