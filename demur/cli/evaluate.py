@@ -149,10 +149,8 @@ def warn_at_chance(loaded: "LoadedRun", clean: "Record") -> None:
     from demur.calibrate import ChanceTest
     from demur.cli.progress import on_message
 
-    classes = loaded.run.recipe.data.domain.classes
-    test = ChanceTest.of(
-        int(clean.correct.sum()), clean.y.numpy(), classes, clean.metadata["split"]
-    )
+    classes, right = loaded.run.recipe.data.domain.classes, int(clean.correct.sum())
+    test = ChanceTest.of(right, clean.y.numpy(), classes, clean.metadata["split"])
     if not test.passed:
         on_message(f"{loaded.run.name}: {test.sentence}")
 

@@ -28,7 +28,6 @@ from demur.output import Output, as_output, log_probabilities, prediction
 from demur.rejectors.rule import Rule
 
 BATCH_SIZE = 256
-UNKNOWN = "The accuracy beside chance is not known"  # of older guards
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,9 @@ class BaseGuard:
     @property
     def summary(self) -> str:
         """Accuracy beside chance, and the coverage of the calibration images."""
-        accuracy = self.calibration.get("chance_test", {}).get("sentence", UNKNOWN)
+        accuracy = self.calibration.get("chance_test", {}).get(
+            "sentence", "Its accuracy is not stored"
+        )
         coverage = (self.calibration.get("coverage") or {"value": 1.0})["value"]
         return f"{accuracy}. It accepts {coverage:.1%} of the calibration images."
 
