@@ -109,9 +109,7 @@ class BaseGuard:
     @property
     def summary(self) -> str:
         """Accuracy beside chance, and the coverage of the calibration images."""
-        accuracy = self.calibration.get("chance_test", {}).get(
-            "sentence", "Its accuracy is not stored"
-        )
+        accuracy = self.calibration.get("chance_test", {}).get("sentence", "Accuracy unknown")
         coverage = (self.calibration.get("coverage") or {"value": 1.0})["value"]
         return f"{accuracy}. It accepts {coverage:.1%} of the calibration images."
 
