@@ -70,7 +70,11 @@ def _named(name: str, n: int | None) -> tuple[LabelledImages, LabelledImages | N
             f"--data is {name!r}, no .npz file, no folder and no data set; "
             f"{suggestion(name, known)}"
         )
-    splits = known[name.lower()]().load()
+    try:
+        splits = known[name.lower()]().load()
+    except BadInput as reason:
+        where = "in an audit the folder is named by the variable DEMUR_DATA"
+        raise BadInput(f"{reason} ({where})") from None
     test = splits["test"] if n is None else splits["test"].first(n)
     cal = splits["cal"].batch(slice(None)) if "cal" in splits else None
     return test.batch(slice(None)), cal
