@@ -126,7 +126,7 @@ class TestAudit:
         x, y = images()
         with pytest.raises(BadInput, match="'R-Con' is no rejector"):
             audit(Logits(), x, y, rejector="R-Con")  # type: ignore[arg-type]
-        with pytest.raises(BadInput, match="is no model; write MODULE:NAME"):
+        with pytest.raises(BadInput, match="is no model; write a run"):
             audit("resnet18", x, y)
         with pytest.raises(BadInput, match="no version 'quick'"):
             audit(Logits(), x, y, version="quick")

@@ -61,7 +61,8 @@ class OrderedGroup(TyperGroup):
         if args[0] == "bench":
             raise BadInput("in a checkout, python benchmarks/engine_check.py compares the engines")
         if args[0] in MOVED:
-            words = shlex.join(["demur", *MOVED[args[0]].split(), *args[1:]])
+            rest = ("--from" if word == "--kept" else word for word in args[1:])
+            words = shlex.join(["demur", *MOVED[args[0]].split(), *rest])
             raise BadInput(f"demur {args[0]} has a new name; write {words}")
         return super().resolve_command(ctx, args)
 

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -88,7 +89,7 @@ class Run:
             inside = [str(run.path) for run in runs_in(Path(name))][:1]
             hint = f"it holds runs, such as {inside[0]}" if inside else "recipe.txt is missing"
             raise BadInput(f"{name} is not a run; {hint}")
-        names = [*(run.path.name for run in runs_in(home)), *zoo_names()]
+        names = [run.path.name for run in runs_in(home)] + get_close_matches(name, zoo_names())
         hint = suggestion(name, names) if names else "train one first with demur train RECIPE"
         raise BadInput(f"there is no run {name!r}; {hint}")
 
