@@ -35,6 +35,13 @@ Risk = Annotated[
     float | None,
     typer.Option(callback=check_finite, help="At most this share of the accepted images wrong."),
 ]
+Under = Annotated[
+    str,
+    typer.Option(
+        "--under", "--attack",
+        help="Calibrate on images attacked like this, such as worst-score; valid for it only.",
+    ),
+]  # fmt: skip
 Resize = Annotated[
     bool | None,
     typer.Option(
@@ -57,22 +64,12 @@ AllowHost = Annotated[
 @app.command()
 def calibrate(
     run: RunName,
-    risk: Annotated[
-        float | None,
-        typer.Option(
-            callback=check_finite, help="At most this share of the accepted images wrong."
-        ),
-    ] = None,
+    risk: Risk = None,
     tpr: Annotated[
         float | None,
-        typer.Option(
-            callback=check_finite, help="At least this share of the correct predictions accepted."
-        ),
+        typer.Option(callback=check_finite, help="Accept at least this share of the correct."),
     ] = None,
-    coverage: Annotated[
-        float | None,
-        typer.Option(callback=check_finite, help="At least this share of all images accepted."),
-    ] = None,
+    coverage: Coverage = None,
     confidence: Annotated[
         float, typer.Option(callback=check_finite, help="Confidence level of the guarantee.")
     ] = 0.95,
@@ -83,9 +80,7 @@ def calibrate(
             show_default="the score of the head, Con without one",
         ),
     ] = None,
-    attack: Annotated[
-        str, typer.Option(help="Calibrate on attacked images; valid for that attack only.")
-    ] = "clean",
+    under: Under = "clean",
     as_json: AsJson = False,
     device: Device = "auto",
     data: DataFolder = None,
@@ -98,15 +93,14 @@ def calibrate(
     """
     import json
 
-    from demur.evaluate.certificates import issue
-    from demur.recipes import attack as attack_named
+    from demur.evaluate.certificates import attack_under, issue
     from demur.report.certificates import certificate_text
 
     guarantee = _guarantee(risk, tpr, coverage)
     loaded = load_run(run, device, data, engine, verify)
-    spec = attack_named(attack, loaded.run.recipe)
-    default = next(iter(loaded.run.recipe.method.head.rejectors()), "Con")
-    certificate = issue(loaded, rejector or default, guarantee, confidence, attack, spec)
+    name = rejector or next(iter(loaded.run.recipe.method.head.rejectors()), "Con")
+    label, spec = attack_under(loaded, under, name)
+    certificate = issue(loaded, name, guarantee, confidence, label, spec)
     typer.echo(
         json.dumps(certificate.metadata, indent=2) if as_json else certificate_text(certificate)
     )
@@ -152,6 +146,7 @@ def export(
         str,
         typer.Option(help="Names separated by commas.", show_default="those of the data set"),
     ] = "",
+    under: Under = "clean",
     resize: Resize = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx too.")] = False,
     sign: SignKey = None,
@@ -178,7 +173,7 @@ def export(
     guard = Guard.from_run(
         run, rejector=rejector, tpr=tpr, coverage=coverage, risk=risk, confidence=confidence,
         class_names=split_names(class_names) or None, resize=resize, device=device,
-        data_folder=where,
+        data_folder=where, under=under,
     )  # fmt: skip
     guard.save(folder, onnx=onnx, sign=sign)
     on_message(f"{folder}: {guard.calibration['sentence']}")

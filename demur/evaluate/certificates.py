@@ -8,21 +8,23 @@ A certificate that was issued on adversarial examples is valid for that attack a
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from demur.attacks import Attack, Clean
+from demur.attacks import Attack, Clean, WorstScore
 from demur.calibrate import Certificate, Guarantee, certify_threshold, lower_bound, upper_bound
 from demur.errors import BadInput
 from demur.evaluate.binding import ThresholdResolver, resolve_thresholds
 from demur.evaluate.record_scores import JsonFields, StoredScore, accepted, can_score, values
 from demur.evaluate.recording import LoadedRun, RecordOptions, run_attack
+from demur.evaluate.worst_case import aimed_rejector, attack_text, clean_of, worst_case_of
 from demur.files.atomic import write_json
 from demur.metrics import Interval
+from demur.recipes import attack as attack_named
 from demur.rejectors.rule import Rejector, Rule, Score
 from demur.runs import Record, Run, provenance
 from demur.runs.metadata import CERTIFICATE, read_metadata
@@ -105,7 +107,7 @@ def issue(
     run = loaded.run
     name = run.recipe.find_rejector(name)
     rejector = run.recipe.rejectors()[name]
-    cal = loaded.clean("cal") if isinstance(attack, Clean) else _attacked_cal(loaded, label, attack)
+    cal = attacked_cal(loaded, label, attack)
     binding = ThresholdResolver(loaded.clean, loaded.device)
     found = certify_record(rejector, cal, guarantee, confidence, binding)
     about = {"rejector": name, "rejector_spec": show(rejector, full=True), "fitted": binding.fitted}
@@ -122,11 +124,42 @@ def certify_record(
     binding: ThresholdResolver,
 ) -> Certificate:
     """Certify a rejector on a record of cal images."""
-    text = show(rejector, full=True)
+    text, aim = show(rejector, full=True), aimed_rejector(cal)
     score = StoredScore(text) if text in cal.stored_scores else binding.bound(rejector)
     parts = [part for part, _ in score.rule(0.0).pairs]
-    columns = np.stack([values(part, cal) for part in parts], axis=1)
-    return certify_threshold(columns, cal.correct, guarantee, confidence)
+    clean = binding.clean("cal") if aim else cal
+    columns = np.stack([values(part, clean) for part in parts], axis=1)
+    if not aim:
+        return certify_threshold(columns, cal.correct, guarantee, confidence)
+    check_aim(cal, rejector)
+    worst, under = worst_case_of(score, cal, clean).worst, attack_text(cal)
+    return certify_threshold(
+        columns, clean.correct, guarantee, confidence, worst=worst, under=under
+    )
+
+
+def check_aim(attacked: Record, rejector: Rejector) -> None:
+    """Raise BadInput unless a record is of a worst-score attack on this rejector."""
+    aim, text = aimed_rejector(attacked), show(rejector, full=True)
+    if aim != text:
+        raise BadInput(f"{attacked.label} is no worst-score attack on {text}; use worst-score")
+
+
+def attack_under(loaded: LoadedRun, label: str, name: str) -> tuple[str, Attack]:
+    """Label and attack of `--under`: worst-score attacks the certified rejector if none is named.
+
+    Args:
+        loaded: The run.
+        label: An attack as for `demur attack`.
+        name: Name of the rejector in the recipe.
+    """
+    recipe = loaded.run.recipe
+    spec = attack_named(label, recipe)
+    if not isinstance(spec, WorstScore) or "rejector=" in label:
+        return label, spec
+    rejector = recipe.rejectors()[recipe.find_rejector(name)]
+    label += f"{',' if ':' in label else ':'}rejector={show(rejector)}"
+    return label, replace(spec, rejector=rejector)
 
 
 def _write_or_read(path: Path, certificate: IssuedCertificate) -> IssuedCertificate:
@@ -155,9 +188,18 @@ def issued_certificates(run: Run) -> list[IssuedCertificate]:
     )
 
 
-def retest(certificate: IssuedCertificate, score: Score, record: Record) -> Retest:
-    """Observe the guaranteed quantity on a record, with an exact 95% interval."""
-    accept, correct = accepted(certificate.rule(score), record), record.correct
+def retest(
+    certificate: IssuedCertificate, score: Score, record: Record, clean: Record | None = None
+) -> Retest:
+    """Observe the guaranteed quantity on a record, with an exact 95% interval.
+
+    `clean` is the record of the clean images of a worst-score record.
+    """
+    if clean is None:
+        accept, correct = accepted(certificate.rule(score), record), record.correct
+    else:
+        case, (at,) = worst_case_of(score, record, clean), certificate.thresholds
+        accept, correct = case.accepted >= at, case.worst < at
     quantity = certificate.metadata["quantity"]
     among = {"risk": accept, "tpr": correct, "coverage": np.ones_like(accept)}[quantity]
     counted = ~correct if quantity == "risk" else accept
@@ -185,14 +227,28 @@ def retests(
     ordered = sorted(not_cal, key=lambda record: record.metadata["attack"] != digest(Clean()))
     specs = {name: show(r, full=True) for name, r in loaded.run.recipe.rejectors().items()}
     tested = []
-    for certificate in issued_certificates(loaded.run):
+    for made in issued_certificates(loaded.run):
         lines: list[Retest] = []
-        name = certificate.rejector
+        name = made.rejector
         score = scores.get(name)
-        if score is not None and specs.get(name) == certificate.metadata["rejector_spec"]:
-            lines = [retest(certificate, score, r) for r in ordered if can_score(score, r)]
-        tested.append((certificate, lines))
+        if score is not None and specs.get(name) == made.metadata["rejector_spec"]:
+            known = [r for r in ordered if can_score(score, r)]
+            lines = [
+                retest(made, score, record, clean_of(record, known) if aim else None)
+                for record in known
+                if not (aim := aimed_rejector(record)) or _can_retest(made, aim, record, known)
+            ]
+        tested.append((made, lines))
     return tested
+
+
+def _can_retest(
+    certificate: IssuedCertificate, aim: str, record: Record, known: list[Record]
+) -> bool:
+    """Whether a worst-score record attacks this rejector and says something on its guarantee."""
+    is_risk = certificate.metadata["quantity"] == "risk" and len(certificate.thresholds) == 1
+    is_own = is_risk and aim == certificate.metadata["rejector_spec"]
+    return is_own and clean_of(record, known) is not None
 
 
 def _verdict(
@@ -207,7 +263,10 @@ def _verdict(
     return "broken" if broken else "within chance"
 
 
-def _attacked_cal(loaded: LoadedRun, label: str, attack: Attack) -> Record:
+def attacked_cal(loaded: LoadedRun, label: str, attack: Attack) -> Record:
+    """Record of the attacked cal images; BadInput if the attack has a threshold chosen on them."""
+    if isinstance(attack, Clean):
+        return loaded.clean("cal")
     if resolve_thresholds(attack, loaded.clean).thresholds:
         raise BadInput(
             f"{label} has a threshold that was chosen on the cal images, so they cannot test a "
@@ -220,6 +279,7 @@ def _metadata(loaded: LoadedRun, found: Certificate, cal: Record) -> dict[str, A
     """Metadata of a certificate: the guarantee, the data and the provenance."""
     clean = cal.metadata["attack"] == digest(Clean())
     attacked_by = f"images attacked by {cal.metadata['spec']} and no others"
+    attacked_by += " (clean where it finds no accepted error)" if found.under else ""
     valid_for = "clean images of the same distribution" if clean else attacked_by
     values: dict[str, Any] = json.loads(json.dumps(found.to_json()))
     return values | {

@@ -73,10 +73,13 @@ def calibrate(
     y: torch.Tensor,
     guarantee: Guarantee,
     confidence: float,
+    worst: FloatArray | None = None,
+    under: str = "",
 ) -> Calibrated:
     """Choose the thresholds of a fitted rejector on the outputs for calibration images.
 
-    Raises Uncertified if a risk cannot be certified, and BadInput if an output is not a number.
+    `worst` and `under` are those of `certify_threshold`. Raises Uncertified if a
+    risk cannot be certified, and BadInput if an output is not a number.
     """
     check_logits(out)
     correct: BoolArray = (prediction(out) == y).cpu().numpy()
@@ -84,7 +87,7 @@ def calibrate(
     columns = np.stack([values(part, out) for part in parts], axis=1)  # N, K
     certificate, shortfall = None, None
     try:
-        found = certify_threshold(columns, correct, guarantee, confidence)
+        found = certify_threshold(columns, correct, guarantee, confidence, worst=worst, under=under)
         thresholds, certificate = found.thresholds, found.to_json()
         sentence = found.sentence
     except Uncertified as error:

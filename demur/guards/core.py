@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from demur.attacks.attack_model import Model
 from demur.errors import BadInput, shorten
 from demur.evaluate import LoadedRun
+from demur.evaluate.certificates import attack_under, attacked_cal, check_aim
 from demur.evaluate.record_scores import accepted as accepted_in
 from demur.evaluate.record_scores import can_score
+from demur.evaluate.worst_case import aimed_rejector, attack_text, clean_of, worst_case_of
 from demur.guards.bundle import from_pretrained, load, save, save_pretrained
 from demur.guards.calibration import (
     GuardScore,
@@ -40,7 +42,7 @@ from demur.recipes import VOCABULARY
 from demur.rejectors import Rejector
 from demur.rejectors.rule import Rule
 from demur.runs import Run
-from demur.spec import check_readable, read
+from demur.spec import check_readable, read, show
 from demur.spec.field_types import Positive, UnitInterval, convert_value
 
 
@@ -118,8 +120,9 @@ class Guard(BaseGuard):
         tpr: float | None = None, coverage: float | None = None, risk: float | None = None,
         confidence: float = 0.95, class_names: Sequence[str] | None = None,
         resize: bool | None = None, device: str = "auto", data_folder: Path | None = None,
+        under: str = "clean",
     ) -> "Guard":  # fmt: skip
-        """Make a guard from a trained run, calibrated on the clean cal images of its data set.
+        """Make a guard from a trained run, calibrated on the cal images of its data set.
 
         Args:
             run: A run, or its name or folder.
@@ -132,6 +135,7 @@ class Guard(BaseGuard):
             resize: Whether to resize images of another size; None does what the data set did.
             device: Device of the model: auto, cpu, cuda or cuda:N.
             data_folder: Folder of the data set.
+            under: "clean", or "worst-score" to guarantee a risk under that attack.
 
         Returns:
             The guard, whose model card has the figures of the run's records.
@@ -152,7 +156,13 @@ class Guard(BaseGuard):
             return clean.output, clean.y
 
         cal, fitted = loaded.clean("cal"), fit_rejector(spec, fit)
-        calibrated = calibrate(spec, fitted, cal.output, cal.y, guarantee, confidence)
+        attacked = attacked_cal(loaded, *attack_under(loaded, under, name))
+        worst = None
+        if attacked is not cal:
+            check_aim(attacked, spec)
+            worst = worst_case_of(fitted, attacked, cal).worst
+        text = attack_text(attacked)
+        calibrated = calibrate(spec, fitted, cal.output, cal.y, guarantee, confidence, worst, text)
         scores = on_device(calibrated.scores, loaded.device)
         domain = recipe.data.domain
         return Guard(
@@ -293,10 +303,22 @@ def _record_rates(loaded: LoadedRun, scores: tuple[GuardScore, ...]) -> tuple[di
     """Rates of the decisions on the run's test records, clean and attacked."""
     rule = Rule(tuple((part.score, part.threshold) for part in scores))
     found = []
-    for record in loaded.run.records("test"):
-        if all(can_score(part.score, record) for part in scores):
-            decided = decision_figures(accepted_in(rule, record), record.correct)
-            found.append({"attack": record.label, "spec": record.metadata["spec"], **decided})
+    records = loaded.run.records("test")
+    for record in records:
+        if not all(can_score(part.score, record) for part in scores):
+            continue
+        accept, correct = accepted_in(rule, record), record.correct
+        if aim := aimed_rejector(record):  # the record mixes clean and attacked images
+            clean = clean_of(record, records)
+            if clean is None or [aim] != [show(part.rejector, full=True) for part in scores]:
+                continue
+            case, at = worst_case_of(scores[0].score, record, clean), scores[0].threshold
+            accept, correct = (
+                case.accepted >= at,
+                clean.correct[: len(record.y)] & (case.worst < at),
+            )
+        decided = decision_figures(accept, correct)
+        found.append({"attack": record.label, "spec": record.metadata["spec"], **decided})
     return tuple(found)
 
 
