@@ -80,6 +80,9 @@ def audit(
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 250,
     seed: Annotated[int, typer.Option(help="Seed of the attacks and the split.")] = 0,
     claim: Claim = None,
+    worst_score: Annotated[
+        bool, typer.Option("--worst-score", help="Also accepted errors at every threshold.")
+    ] = False,
     out: Page = None,
     state: StateFolder = None,
     as_json: AsJson = False,
@@ -115,7 +118,7 @@ def audit(
         rejector=_rejector(rejector), eps=radius, norm=norm,
         threshold=threshold, tpr=tpr, cal=cal, version=version, bs=batch_size,
         seed=seed, device=at, state_folder=state, verbose=not as_json, name=model, claim=claim,
-        data=data, command=shlex.join(["demur", *sys.argv[1:]]),
+        data=data, command=shlex.join(["demur", *sys.argv[1:]]), worst_score=worst_score,
     )  # fmt: skip
     if out is not None:
         report.save(out)

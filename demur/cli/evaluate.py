@@ -17,8 +17,8 @@ from demur.files.output_paths import output_folder
 if TYPE_CHECKING:
     from demur.attacks import Attack
     from demur.evaluate import LoadedRun, Protocol, RecordOptions, RejectorEvaluation, ScoredRecord
+    from demur.evaluate.accepted_errors import ScoredWorstCase
     from demur.evaluate.certificates import IssuedCertificate, Retest
-    from demur.evaluate.worst_case import ScoredWorstCase
     from demur.metrics import FloatArray
     from demur.rejectors import Rejector
     from demur.runs import Record, Run
@@ -335,7 +335,7 @@ def score_run(
     from demur.cli.progress import CountBar
     from demur.data import OwnImages
     from demur.evaluate import RejectorEvaluation
-    from demur.evaluate.worst_case import aimed_rejector
+    from demur.evaluate.accepted_errors import aimed_rejector
 
     found = loaded.run.records(loaded.split_by_name(split))
     others = [record for record in found if not aimed_rejector(record)]
@@ -362,7 +362,7 @@ def score_worst_cases(
 ) -> list["ScoredWorstCase"]:
     """Return the figures of the worst-score records of a split; print why one has none."""
     from demur.cli.progress import on_message
-    from demur.evaluate.worst_case import worst_cases
+    from demur.evaluate.accepted_errors import worst_cases
 
     return worst_cases(evaluation, loaded, loaded.run.records(split), on_message)
 

@@ -18,10 +18,10 @@ import numpy as np
 from demur.attacks import Attack, Clean, WorstScore
 from demur.calibrate import Certificate, Guarantee, certify_threshold, lower_bound, upper_bound
 from demur.errors import BadInput
+from demur.evaluate.accepted_errors import aimed_rejector, attack_text, clean_of, worst_case_of
 from demur.evaluate.binding import ThresholdResolver, resolve_thresholds
 from demur.evaluate.record_scores import JsonFields, StoredScore, accepted, can_score, values
 from demur.evaluate.recording import LoadedRun, RecordOptions, run_attack
-from demur.evaluate.worst_case import aimed_rejector, attack_text, clean_of, worst_case_of
 from demur.files.atomic import write_json
 from demur.metrics import Interval
 from demur.recipes import attack as attack_named

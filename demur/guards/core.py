@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from demur.attacks.attack_model import Model
 from demur.errors import BadInput, shorten
 from demur.evaluate import LoadedRun
+from demur.evaluate.accepted_errors import aimed_rejector, attack_text, clean_of, worst_case_of
 from demur.evaluate.certificates import attack_under, attacked_cal, check_aim
 from demur.evaluate.record_scores import accepted as accepted_in
 from demur.evaluate.record_scores import can_score
-from demur.evaluate.worst_case import aimed_rejector, attack_text, clean_of, worst_case_of
 from demur.guards.bundle import from_pretrained, load, save, save_pretrained
 from demur.guards.calibration import (
     GuardScore,

@@ -22,8 +22,8 @@ import numpy as np
 
 from demur.errors import BadInput
 from demur.evaluate import BASELINE, ORACLE, RejectorEvaluation, ScoredRecord, tcon_of, values
+from demur.evaluate.accepted_errors import ScoredWorstCase
 from demur.evaluate.record_scores import has_tcon
-from demur.evaluate.worst_case import ScoredWorstCase
 from demur.metrics import BoolArray, FloatArray, risk_coverage
 from demur.output import prediction
 from demur.report import plot

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from demur.evaluate import ORACLE, Protocol, Row, ScoredRecord
+from demur.evaluate.accepted_errors import WorstCaseRow
 from demur.evaluate.certificates import retests
-from demur.evaluate.worst_case import WorstCaseRow
 from demur.files.atomic import write_text
 from demur.metrics import Interval
 from demur.report.certificates import cells, guarantees_svg

@@ -21,7 +21,7 @@ from demur.evaluate import (
     ScoredRecord,
     values,
 )
-from demur.evaluate.worst_case import ScoredWorstCase
+from demur.evaluate.accepted_errors import ScoredWorstCase
 from demur.metrics import BoolArray
 from demur.runs import Record
 

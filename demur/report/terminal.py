@@ -21,8 +21,8 @@ from rich.table import Table
 
 from demur.errors import BadInput
 from demur.evaluate import BASELINE, LoadedRun, Protocol, RecordOptions, Row, ScoredRecord
+from demur.evaluate.accepted_errors import LEVELS, WorstCaseRow
 from demur.evaluate.score import FEATURES, PROBES
-from demur.evaluate.worst_case import LEVELS, WorstCaseRow
 from demur.metrics import Difference, Interval
 from demur.progress import VisibleConsole
 from demur.recipes import RECIPES, attack

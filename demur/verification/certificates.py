@@ -12,10 +12,10 @@ from demur.calibrate import Certificate, Guarantee
 from demur.calibrate.certificate import GUARANTEE_SHARE
 from demur.errors import BadInput
 from demur.evaluate import RejectorEvaluation
+from demur.evaluate.accepted_errors import aimed_rejector, worst_cases
 from demur.evaluate.binding import ThresholdResolver
 from demur.evaluate.certificates import certify_record
 from demur.evaluate.score import summary
-from demur.evaluate.worst_case import aimed_rejector, worst_cases
 from demur.files.atomic import MAX_JSON, read_regular_file
 from demur.guards.calibration import count_figures
 from demur.recipes import VOCABULARY

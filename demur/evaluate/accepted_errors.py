@@ -61,6 +61,13 @@ class WorstCaseRow(JsonFields):
         areas = (self.augrc, self.augrc_interval), (self.aurc, self.aurc_interval)
         return [*points, *areas]
 
+    @property
+    def sentence(self) -> str:
+        """AUGRC and AURC with intervals, and where the thresholds come from."""
+        areas = zip(("AUGRC", "AURC"), self.shares()[-2:], strict=True)
+        shown = ", ".join(f"{name} {v:.1%} [{lo:.1%}, {hi:.1%}]" for name, (v, (lo, hi)) in areas)
+        return f"{self.rejector}: {shown}; thresholds by TPR on {self.threshold_from}"
+
     @staticmethod
     def of(
         case: WorstCase, name: str, scores: FloatArray, correct: BoolArray, origin: str
