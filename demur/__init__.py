@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from demur.attacks.balls import L1, L2, Linf
     from demur.attacks.wrappers import ModelWithScore, RejectClassModel
     from demur.audits import AuditReport, AutoAttack, EnsembleResult, RejectAutoAttack, audit
+    from demur.audits.model_loading import load_model
     from demur.calibrate import TPR, Coverage, Risk, Uncertified, certify_threshold
     from demur.data import CIFAR10, CIFAR100, Digits, OwnImages
     from demur.engine import attack
@@ -106,6 +107,7 @@ _MODULES = {
     "attacks.balls": "L1 L2 Linf",
     "attacks.wrappers": "ModelWithScore RejectClassModel",
     "audits": "AuditReport AutoAttack EnsembleResult RejectAutoAttack audit",
+    "audits.model_loading": "load_model",
     "calibrate": "TPR Coverage Risk Uncertified certify_threshold",
     "data": "CIFAR10 CIFAR100 Digits OwnImages",
     "engine": "attack",
@@ -144,8 +146,8 @@ __all__ = [
     "RejectingClassifier", "Rejector", "RejectorEvaluation", "ResNet8", "ResNet18", "Retrofit",
     "Risk", "Run", "SNet", "Score", "SoftmaxMargin", "Square", "Standard", "Uncertified",
     "UntargetedMargin", "Verification", "ViM", "WideResNet", "WorstScore", "attack", "audit",
-    "certify_threshold", "guard", "recipe", "resolve_thresholds", "retrofit", "run_attack",
-    "train", "verify",
+    "certify_threshold", "guard", "load_model", "recipe", "resolve_thresholds", "retrofit",
+    "run_attack", "train", "verify",
 ]  # fmt: skip
 
 

@@ -33,11 +33,11 @@ from demur.audits.flags import (
     implausible,
     model_checks,
 )
-from demur.audits.verdict import Grade
 from demur.errors import BadInput
 from demur.output import as_output, prediction
 from demur.rejectors import ModelScore
 from demur.rejectors.rule import Score
+from demur.sanity.grades import Grade
 from tests.audit_zoo import BROKEN, EPS, HONEST, ZOO, Entry, plain, robust
 from tests.conftest import Command
 

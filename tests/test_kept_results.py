@@ -27,11 +27,12 @@ MADE_BY = {
     "cifar10-pgdat-rr-seed0": ("cifar10-pgdat-rr", "bn=batch"),
     **{f"{SHORT}-seed{i}": (SHORT, f"seed={i}") for i in (0, 1, 2)},
     "pgdat-rr-seed0": (SHORT, *COMPARED_CHANGES, "selection=test"),
-    "base-seed0": ("cifar10-best", "epochs=36"),
-    "idbh-seed0": ("cifar10-best", "epochs=36", "augment=IDBH(erase=0.5)"),
-    "adr-seed0": ("cifar10-best", "epochs=36", "labels=ADR()"),
-    "ls-seed0": ("cifar10-best", "epochs=36", "labels=LabelSmoothing()"),
-    "silu-seed0": ("cifar10-best", "epochs=36", "net.activation=silu"),
+    "base-seed0": ("cifar10-trades-rr-awp", "epochs=36"),
+    "idbh-seed0": ("cifar10-trades-rr-awp", "epochs=36", "augment=IDBH(erase=0.5)"),
+    "adr-seed0": ("cifar10-trades-rr-awp", "epochs=36", "labels=ADR()"),
+    "ls-seed0": ("cifar10-trades-rr-awp", "epochs=36", "labels=LabelSmoothing()"),
+    "long-seed0": ("cifar10-best",),
+    "silu-seed0": ("cifar10-trades-rr-awp", "epochs=36", "net.activation=silu"),
 }
 
 

@@ -359,7 +359,7 @@ class TestPackages:
         AutoAttack(model, eps=0.1, verbose=False, version="custom", attacks_to_run=["apgd-ce"])
 
     def test_unknown_texts_are_listed(self) -> None:
-        with pytest.raises(BadInput, match="'nothing' is no model; write MODULE:NAME, FILE"):
+        with pytest.raises(BadInput, match="'nothing' is no model; write a run"):
             load_model("nothing")
         with pytest.raises(BadInput, match="a query budget is for models without gradients"):
             load_model("tests.test_model_loading:linear_net", queries=Queries(budget=3))

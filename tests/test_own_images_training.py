@@ -48,7 +48,7 @@ def of(photos: Path, *changes: str) -> Recipe:
 def test_data_names_a_path_or_a_data_set(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert of(photos).data == OwnImages(str(photos), size=8)
+    assert of(photos).data == OwnImages(str(photos), size=8, eps=2 / 255)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "CIFAR10").mkdir()
     for text in ("CIFAR10", "cifar10", "CIFAR10()"):

@@ -13,12 +13,19 @@ from torch import nn
 import demur
 from demur import Guard, LoadedRun, Run
 from demur.attacks import Clean
+from demur.calibrate import ChanceTest
 from demur.errors import BadInput
 from demur.evaluate import run_attack, values
 from demur.metrics import Difference, auroc_difference
 from demur.rejectors import Con, RCon
 from demur.spec import importing
-from demur.training.retrofitting import HeadComparison, retrofit_recipe, share_difference
+from demur.training.retrofitting import (
+    HeadComparison,
+    _advice,
+    _grade,
+    retrofit_recipe,
+    share_difference,
+)
 from tests.conftest import Command
 from tests.own_images import write_folder
 
@@ -70,9 +77,12 @@ def test_the_command_learns_compares_and_exports(
     gap = auroc_difference(values(RCon(), record), values(Con(), record), record.correct)
     stored = json.loads((run.path / "retrofit.json").read_text())["comparisons"]
     assert stored[0]["difference"] == pytest.approx(gap._asdict())
-    assert [line.partition(",")[0] for line in out.splitlines()[:3]] == [
+    assert [line.partition(",")[0] for line in out.splitlines()[1:4]] == [
         "clean images", "PGD-20 on the net", "PGD-50 on each score itself",
     ]  # fmt: skip
+    about = json.loads((run.path / "retrofit.json").read_text())
+    assert out.startswith(f"verdict: {about['verdict']['grade']}. ")
+    assert "training takes about 1 min on this machine" in err
     assert f"[{gap.lo:+.3f}, {gap.hi:+.3f}]" in out
     assert "DEMUR_MODULES=my_nets demur serve guards/retrofit-load" in err
     code, again, _ = command(*words, "--json")  # nothing is trained or attacked again
@@ -98,14 +108,55 @@ def test_a_named_layer_and_the_python_function(photos: Path, tmp_path: Path) -> 
 def test_verdicts_follow_the_interval() -> None:
     def verdict(measure: str, lo: float, hi: float) -> str:
         gap = Difference((lo + hi) / 2, lo, hi, 0.5)
-        return HeadComparison("clean images", measure, 0.5, 0.5, gap).verdict  # type: ignore[arg-type]
+        return HeadComparison("clean images", measure, 0.5, 0.5, gap, 9, 20).verdict  # type: ignore[arg-type]
 
     assert verdict("AUROC", 0.01, 0.1) == verdict("accepted errors", -0.1, -0.01) == "better"
     assert verdict("AUROC", -0.1, -0.01) == verdict("accepted errors", 0.01, 0.1) == "worse"
     assert verdict("AUROC", -0.01, 0.1) == verdict("accepted errors", 0.0, 0.1)
     gap = Difference(0.0, -1.0, 1.0, 1.0)
-    one = HeadComparison("clean images", "AUROC", 0.5, 0.5, gap)
-    assert one.sentence == "clean images, AUROC: too few wrong predictions to compare"
+    for correct, rare in ((0, "correct"), (20, "wrong")):
+        one = HeadComparison("clean images", "AUROC", 0.5, 0.5, gap, correct, 20)
+        assert one.sentence == (
+            f"clean images, AUROC: too few {rare} predictions to compare "
+            f"({correct} of 20 are correct)"
+        )
+
+
+@pytest.mark.parametrize(
+    ("left", "errors", "gain", "grade", "advice"),
+    [
+        (0, 51, 0.1, "broken", "not worth it under attack"),  # of the issue: 85% accepted errors
+        (5, 0, 0.1, "broken", "not worth it under attack"),  # it rejects, but no prediction holds
+        (30, 51, 0.1, "suspicious", "not worth it under attack"),
+        (30, 3, 0.1, "suspicious", "not worth it under attack"),  # 5%, but up to 12.4%
+        (30, 1, 0.1, "no known sign of failure", "the head is worth it"),
+        (30, 1, 0.0, "no known sign of failure", "not shown to be better than"),
+        (30, 1, -0.1, "no known sign of failure", "worse than the net's own confidence"),
+    ],
+)
+def test_the_grade_comes_first_and_limits_the_advice(
+    left: int, errors: int, gain: float, grade: str, advice: str
+) -> None:
+    gap, none = Difference(gain, gain - 0.05, gain + 0.05, 0.5), Difference(0.0, -0.1, 0.1, 1.0)
+    found = [
+        HeadComparison("clean images", "AUROC", 0.9, 0.8, gap, 50, 60),
+        HeadComparison("PGD-20 on the net", "AUROC", 0.9, 0.8, none, left, 60),
+        HeadComparison("PGD-50", "accepted errors", errors / 60, 0.8, none, 0, 60),
+    ]
+    verdict = _grade(found, ChanceTest(50, 60, 5, 12, "test"))
+    assert verdict.grade == grade
+    assert advice in _advice(found, verdict.grade)
+    assert f"{errors} of 60 images are wrong and accepted by R-Con" in str(verdict)
+
+
+def test_a_net_at_chance_is_suspicious_even_if_no_attack_breaks_it() -> None:
+    none = Difference(0.0, -0.1, 0.1, 1.0)
+    found = [
+        HeadComparison(name, measure, 0.0, 0.0, none, 12, 60)  # type: ignore[arg-type]
+        for name, measure in (("clean", "AUROC"), ("PGD", "AUROC"), ("own", "accepted errors"))
+    ]
+    verdict = _grade(found, ChanceTest(12, 60, 5, 12, "test"))
+    assert verdict.grade == "suspicious" and "not shown to be better than chance" in str(verdict)
 
 
 def test_the_interval_of_paired_shares_covers_at_its_level() -> None:

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -188,6 +189,7 @@ def test_health_metrics_and_drift(tiny_guard: Guard, pixels: Pixels) -> None:
 
     with Client(create_app(tiny_guard, Settings(mean_run_length=50, timeout=120.0))) as client:
         before = client.get("/health").json()
+        assert re.match(r"[\d.]+% of \d+ \w+ images are right, ", before["summary"])
         assert before["status"] == "ok"
         assert before["rejection_rate"] is None
         blank = {"images": np.zeros((30, 8, 8, 1)).tolist(), "dtype": "float32"}

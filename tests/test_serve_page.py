@@ -105,6 +105,9 @@ def test_the_page_classifies_rejects_and_attacks(
         tab.goto(address)
         tab.wait_for_selector("#rule:has-text('R-Con')")
         assert "10 classes; accepts where R-Con" in tab.inner_text("#rule")
+        summary = tab.inner_text("header #summary")
+        assert "above chance (10.0%) and the largest class" in summary
+        assert "% of the calibration images" in summary
         assert tab.inner_text("#inputs") == "Images must have 8 \u00d7 8 pixels."
         check_width(tab, "start")
         for name, content in pictures.items():

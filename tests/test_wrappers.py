@@ -70,8 +70,9 @@ def test_ema_and_awp_are_off_by_default_and_part_of_the_digest() -> None:
     spec = RECIPES["digits-pgdat-rr"]
     assert (spec.ema, spec.awp, spec.awp_start) == (0, 0, 0)
     with_ema = {name for name, recipe in RECIPES.items() if recipe.ema}
-    assert with_ema == {name for name in RECIPES if name.endswith("-short")} | {"cifar10-best"}
-    assert {name for name, recipe in RECIPES.items() if recipe.awp} == {"cifar10-best"}
+    perturbed = {"cifar10-best", "cifar10-trades-rr-awp"}
+    assert with_ema == {name for name in RECIPES if name.endswith("-short")} | perturbed
+    assert {name for name, recipe in RECIPES.items() if recipe.awp} == perturbed
     for change in ("ema=0.995", "awp=0.005"):
         changed = recipe("digits-pgdat-rr", [change])
         assert digest(changed) != digest(spec)

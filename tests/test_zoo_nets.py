@@ -1,13 +1,17 @@
 """Nets of the zoo: weights with 8 bits, and opening a net by its name."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+import demur
 from demur.errors import BadInput
 from demur.files.quantised import SCALE, quantise, restore
-from demur.runs.zoo import zoo_folder, zoo_names, zoo_run
+from demur.runs import Run
+from demur.runs.zoo import zoo_folder, zoo_names
+from tests.conftest import Command
 
 LARGEST_ZOO = 36_000_000  # bytes
 
@@ -46,13 +50,43 @@ def test_every_net_of_the_zoo_opens_and_all_fit_into_the_limit() -> None:
     assert "cifar10-best" in names
     assert sum(one.stat().st_size for one in zoo_folder().rglob("*")) <= LARGEST_ZOO
     for name in names:
-        net = zoo_run(name).net(torch.device("cpu"))
+        net = Run.open(name).net(torch.device("cpu"))
         assert net(torch.full((1, 3, 32, 32), 0.5)).logits.shape == (1, 10)
 
 
-def test_an_unknown_name_gets_the_nearest_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BadInput, match="did you mean cifar10-best"):
-        zoo_run("cifar10-bets")
-    monkeypatch.setenv("DEMUR_ZOO", str(Path("no-such-folder")))
-    with pytest.raises(BadInput, match="has no net 'cifar10-best'; set DEMUR_ZOO"):
-        zoo_run("cifar10-best")
+def test_an_unknown_name_gets_the_nearest_one() -> None:
+    with pytest.raises(BadInput, match="no run 'cifar10-bets'; did you mean cifar10-best"):
+        Run.open("cifar10-bets")
+    with pytest.raises(BadInput, match="'cifar10-bets' is no model; write a run"):
+        demur.load_model("cifar10-bets")
+
+
+def test_a_run_of_the_same_name_comes_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Run.open("cifar10-best").path == zoo_folder() / "cifar10-best"
+    shutil.copytree(zoo_folder() / "cifar10-best", tmp_path / "runs" / "cifar10-best")
+    assert Run.open("cifar10-best").path == Path("runs/cifar10-best")
+    monkeypatch.setenv("DEMUR_ZOO", str(tmp_path / "empty"))
+    assert zoo_names() == []
+
+
+def test_models_are_listed_and_loaded_by_name(command: Command) -> None:
+    code, out, _ = command("list", "models")
+    assert code == 0
+    assert out.startswith("cifar10-best  finished")
+    model = demur.load_model("cifar10-best")
+    assert isinstance(model, torch.nn.Module)
+    assert not model.training
+    with pytest.raises(BadInput, match="is no model for a checkpoint"):
+        demur.load_model("cifar10-best", checkpoint="weights.pt")
+
+
+def test_an_audit_of_a_net_takes_its_data_set(command: Command) -> None:
+    code, _, err = command("audit", "my_code:net", "--n", "5")
+    assert code == 2
+    assert "say which images to attack: --data" in err
+    code, _, err = command("audit", "cifar10-best", "--n", "0")
+    assert code == 2
+    assert "--n is 0" in err, "the data set is that of the recipe"

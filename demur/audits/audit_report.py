@@ -35,7 +35,7 @@ from demur.audits.flags import ASKED, implausible, is_random, success_checks
 from demur.audits.image_parts import device_for, image_parts
 from demur.audits.model_checks import MOST_IMAGES, foreign_checks, with_logits
 from demur.audits.model_loading import as_model
-from demur.audits.verdict import Grade, Verdict, verdict_of
+from demur.audits.verdict import verdict_of
 from demur.calibrate import TPR
 from demur.errors import BadInput
 from demur.evaluate.accepted_errors import WorstCaseRow
@@ -49,6 +49,7 @@ from demur.output import Output, outputs_in_batches, prediction
 from demur.rejectors import ModelScore
 from demur.rejectors.rule import OperatingPoint, Rejector, Score, as_score
 from demur.sanity import CheckResult, Flag
+from demur.sanity.grades import Grade, Verdict
 from demur.spec import Spec, show
 
 AuditVersion = Literal["auto", "standard", "fast", "rand", "black-box"]

@@ -17,9 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from demur.audits.verdict import Grade, Verdict, verdict_of
+from demur.audits.verdict import verdict_of
 from demur.metrics import BoolArray, Interval, wilson
 from demur.sanity import CheckResult, Flag
+from demur.sanity.grades import Grade, Verdict
 
 WIDTH = 80  # columns of the printed table
 CLEAN = "clean"  # in `broken_by`: no attack was needed

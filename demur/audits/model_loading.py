@@ -30,6 +30,7 @@ from demur.errors import BadInput, first_line, shorten
 from demur.methods import RR, NoHead
 from demur.nets import ResNet18, WideResNet
 from demur.nets.net import NetSpec, Normalise, RejectingNet
+from demur.runs import Run
 from demur.spec.importing import allow_import, import_object
 
 RECTIFIED = "rectified-rejection"
@@ -45,7 +46,10 @@ OFFICIAL = (  # names in the Rectified-Rejection repository, and here
     (r"\.bn([12])\.", lambda m: f".norm{m[1]}."),
     (r"\.(shortcut\.0|convShortcut)\.", lambda m: ".shortcut."),
 )  # fmt: skip
-KINDS = f"MODULE:NAME, FILE.onnx, http://ADDRESS, timm:NAME, transformers:FOLDER or {RECTIFIED}"
+KINDS = (
+    "a run or a net of demur list models, MODULE:NAME, FILE.onnx, http://ADDRESS, timm:NAME, "
+    f"transformers:FOLDER or {RECTIFIED}"
+)
 ONNX_TYPES = {
     "tensor(uint8)": np.uint8, "tensor(double)": np.float64, "tensor(float16)": np.float16,
 }  # fmt: skip
@@ -62,10 +66,10 @@ def load_model(
     """Return the model that a text names, in eval mode, with the weights of a checkpoint.
 
     Args:
-        text: MODULE:NAME of a model, of a class, or of a function without arguments that returns a
-            model; FILE.onnx or FILE.onnx:OUTPUT; the address of a service; timm:NAME;
-            transformers:FOLDER of an image classifier; or rectified-rejection for a checkpoint of
-            that repository.
+        text: A run folder, or the name of a run or of a net of the zoo; MODULE:NAME of a model, of
+            a class, or of a function without arguments that returns a model; FILE.onnx or
+            FILE.onnx:OUTPUT; the address of a service; timm:NAME; transformers:FOLDER of an image
+            classifier; or rectified-rejection for a checkpoint of that repository.
         checkpoint: A .safetensors file, or a file of torch.save that holds weights only.
         adapter: MODULE:NAME of a function (images, send) to logits for a service with another
             format than demur's; see `HttpService`.
@@ -78,10 +82,10 @@ def load_model(
         return _metered(QueryModel(function), text, queries)
     if adapter is not None:
         raise BadInput("--adapter is for a service; give its address, such as http://HOST:8000")
-    weights = None if checkpoint is None else read_weights(Path(checkpoint))
     module, _, name = text.partition(":")
     if text != RECTIFIED and not (module and name):
-        raise BadInput(f"{shorten(text)!r} is no model; write {KINDS}")
+        return _net_of_run(text, checkpoint)
+    weights = None if checkpoint is None else read_weights(Path(checkpoint))
     if weights is None and (text == RECTIFIED or module == "timm"):
         raise BadInput(f"{text} has no weights of its own; give --checkpoint FILE")
     if text == RECTIFIED:
@@ -93,6 +97,17 @@ def load_model(
         _load_weights(model, weights)
     model = model.eval() if isinstance(model, nn.Module) else model
     return _metered(model, text, queries)
+
+
+def _net_of_run(text: str, checkpoint: str | Path | None) -> RejectingNet:
+    """Return the net of a run or of the zoo."""
+    if checkpoint is not None:
+        raise BadInput(f"{shorten(text)!r} is no model for a checkpoint; write {KINDS}")
+    try:
+        run = Run.open(text)
+    except BadInput as reason:
+        raise BadInput(f"{shorten(text)!r} is no model; write {KINDS} ({reason})") from None
+    return run.net(torch.device("cpu"))
 
 
 def as_model(given: Any) -> Model:

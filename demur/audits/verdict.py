@@ -8,42 +8,18 @@ docs/guides/audit.md has the definitions, word by word.
 """
 
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from demur.metrics import wilson
 from demur.sanity.evidence import CheckResult, Flag, too_many
+from demur.sanity.grades import MIN_IMAGES, MIN_LEFT, Grade, Verdict
 
-MIN_IMAGES = 10  # fewer cannot show that a share of them is unusual
-MIN_LEFT = 0.1  # of the images that are right without an attack; fewer are no robustness
 KINDS_OF_ATTACK = {  # beginnings of the names of members, and what is not tried without them
     ("fab", "closest"): "FAB",
     ("square",): "Square",
     ("rays", "hopskipjump"): "attacks by decisions",
     ("transfer", "surrogate"): "attacks by transfer",
 }
-
-
-class Grade(StrEnum):
-    """The three grades of a verdict."""
-
-    BROKEN = "broken"
-    SUSPICIOUS = "suspicious"
-    NO_SIGN = "no known sign of failure"
-
-
-class Verdict(NamedTuple):
-    """A grade and the sentences that explain it."""
-
-    grade: Grade
-    reasons: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.grade}. {' '.join(self.reasons)}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Grade and reasons as JSON values."""
-        return {"grade": str(self.grade), "reasons": list(self.reasons)}
 
 
 def verdict_of(

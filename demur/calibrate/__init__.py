@@ -16,10 +16,11 @@ from demur.calibrate.certificate import (
     lower_bound,
     upper_bound,
 )
+from demur.calibrate.chance import ChanceTest
 from demur.calibrate.operating_points import OPERATING_POINTS, TPR, Coverage, Median, Risk
 
 __all__ = [
-    "OPERATING_POINTS", "TPR", "Certificate", "Coverage", "Guarantee", "Median", "Risk",
-    "Shortfall", "Uncertified", "binomial_cdf", "binomial_sf", "certify_threshold", "lower_bound",
-    "upper_bound",
+    "OPERATING_POINTS", "TPR", "Certificate", "ChanceTest", "Coverage", "Guarantee", "Median",
+    "Risk", "Shortfall", "Uncertified", "binomial_cdf", "binomial_sf", "certify_threshold",
+    "lower_bound", "upper_bound",
 ]  # fmt: skip

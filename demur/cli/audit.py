@@ -16,15 +16,16 @@ ModelName = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="MODULE:NAME, FILE.onnx, http://ADDRESS, timm:NAME, transformers:FOLDER or "
-        "rectified-rejection.",
+        help="A run, a net of demur list models, MODULE:NAME, FILE.onnx, http://ADDRESS, "
+        "timm:NAME, transformers:FOLDER or rectified-rejection.",
     ),
 ]
 ImageData = Annotated[
-    str,
+    str | None,
     typer.Option(
         help="An .npz file with x and y, a folder with one folder per class in the order of their "
-        "names, or a data set: digits, cifar10, cifar100."
+        "names, or a data set: digits, cifar10, cifar100.",
+        show_default="the data set of a run",
     ),
 ]
 ImageSize = Annotated[int | None, unset("Side to which images of a folder are resized.")]
@@ -64,7 +65,7 @@ StateFolder = Annotated[
 @app.command()
 def audit(
     model: ModelName,
-    data: ImageData,
+    data: ImageData = None,
     checkpoint: Checkpoint = None,
     adapter: Adapter = None,
     budget: Budget = None,
@@ -110,6 +111,7 @@ def audit(
     if not 0 < tpr <= 1:
         raise BadInput(f"--tpr is {tpr:g}; give a share between 0 and 1, such as 0.95")
     ball_by_name(norm, radius)
+    data = _data_of_run(model) if data is None else data
     images, cal = audit_images(data, n, size)
     is_remote = budget is not None or rate is not None or model.startswith(("http:", "https:"))
     log = f"{state}/queries.db" if state is not None and is_remote else None
@@ -123,6 +125,20 @@ def audit(
     if out is not None:
         report.save(out)
     typer.echo(json.dumps(report.to_json(), indent=2) if as_json else str(report))
+
+
+def _data_of_run(model: str) -> str:
+    """Return the name of the data set of a run or of a net of the zoo."""
+    from demur.data import OwnImages
+    from demur.runs import Run
+
+    try:
+        found = Run.open(model).recipe.data
+    except BadInput:
+        found = None
+    if found is None or isinstance(found, OwnImages):
+        raise BadInput("say which images to attack: --data FILE.npz, a folder or a data set")
+    return type(found).__name__.lower()
 
 
 def _radius(text: str) -> float:

@@ -133,6 +133,7 @@ def attack_and_report(
     loaded: "LoadedRun", label: str, attack: "Attack", options: "RecordOptions"
 ) -> "Record":
     """Return the record of an attack: read where it exists, else made with a progress bar."""
+    from demur.attacks import Clean
     from demur.cli.progress import CountBar, on_message
     from demur.evaluate import run_attack
     from demur.report.terminal import percent
@@ -143,7 +144,20 @@ def attack_and_report(
         f"{label}: {percent(record.correct.mean())}% of {len(record.y)} images correct; "
         f"record {record.digest[:12]}"
     )
+    if isinstance(attack, Clean):
+        warn_at_chance(loaded, record)
     return record
+
+
+def warn_at_chance(loaded: "LoadedRun", clean: "Record") -> None:
+    """Print what to try if the predictions for clean images are not above chance."""
+    from demur.calibrate import ChanceTest
+    from demur.cli.progress import on_message
+
+    classes, right = loaded.run.recipe.data.domain.classes, int(clean.correct.sum())
+    test = ChanceTest.of(right, clean.y.numpy(), classes, clean.metadata["split"])
+    if not test.passed:
+        on_message(f"{loaded.run.name}: {test.sentence}")
 
 
 @app.command()

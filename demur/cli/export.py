@@ -1,17 +1,14 @@
 """demur calibrate, export, predict and serve: from a run to something people use."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from demur.cli.app import AsJson, DataFolder, Device, Engine, Verify, app, check_finite, split_names
-from demur.cli.evaluate import RunName, SignKey, load_run
+from demur.cli.evaluate import RunName, SignKey, load_run, warn_at_chance
 from demur.errors import BadInput
 from demur.files.output_paths import output_file, output_folder
-
-if TYPE_CHECKING:
-    from demur.calibrate import Guarantee
 
 Bundle = Annotated[str, typer.Argument(help="A folder that demur export wrote.")]
 
@@ -22,9 +19,7 @@ PublicKey = Annotated[
 Tpr = Annotated[
     float | None,
     typer.Option(
-        callback=check_finite,
-        help="Accept at least this share of the correct predictions.",
-        show_default="0.95",
+        callback=check_finite, help="Accept at least this share of the correct predictions (0.95)."
     ),
 ]
 Coverage = Annotated[
@@ -42,6 +37,9 @@ Under = Annotated[
         help="Calibrate on images attacked like this, such as worst-score; valid for it only.",
     ),
 ]  # fmt: skip
+Confidence = Annotated[
+    float, typer.Option(callback=check_finite, help="Confidence level of the guarantee.")
+]
 Resize = Annotated[
     bool | None,
     typer.Option(
@@ -65,14 +63,9 @@ AllowHost = Annotated[
 def calibrate(
     run: RunName,
     risk: Risk = None,
-    tpr: Annotated[
-        float | None,
-        typer.Option(callback=check_finite, help="Accept at least this share of the correct."),
-    ] = None,
+    tpr: Tpr = None,
     coverage: Coverage = None,
-    confidence: Annotated[
-        float, typer.Option(callback=check_finite, help="Confidence level of the guarantee.")
-    ] = 0.95,
+    confidence: Confidence = 0.95,
     rejector: Annotated[
         str | None,
         typer.Option(
@@ -94,32 +87,20 @@ def calibrate(
     import json
 
     from demur.evaluate.certificates import attack_under, issue
+    from demur.guards.calibration import guarantee_of
     from demur.report.certificates import certificate_text
 
-    guarantee = _guarantee(risk, tpr, coverage)
+    if (risk, tpr, coverage).count(None) != 2:
+        raise BadInput("give exactly one of --risk, --tpr and --coverage, such as --risk 0.05")
+    guarantee = guarantee_of(tpr, coverage, risk)
     loaded = load_run(run, device, data, engine, verify)
     name = rejector or next(iter(loaded.run.recipe.method.head.rejectors()), "Con")
     label, spec = attack_under(loaded, under, name)
     certificate = issue(loaded, name, guarantee, confidence, label, spec)
+    warn_at_chance(loaded, loaded.clean("cal"))
     typer.echo(
         json.dumps(certificate.metadata, indent=2) if as_json else certificate_text(certificate)
     )
-
-
-def _guarantee(risk: float | None, tpr: float | None, coverage: float | None) -> "Guarantee":
-    """Return the guarantee of the one option that is given."""
-    from demur.calibrate import TPR, Coverage, Risk
-
-    asked = {"risk": risk, "tpr": tpr, "coverage": coverage}
-    given = {name: level for name, level in asked.items() if level is not None}
-    if len(given) != 1:
-        raise BadInput("give exactly one of --risk, --tpr and --coverage, such as --risk 0.05")
-    ((name, level),) = given.items()
-    if not 0 < level < 1:
-        raise BadInput(f"--{name} is {level:g}; give a share between 0 and 1, such as 0.05")
-    kinds: dict[str, type[Risk] | type[TPR] | type[Coverage]]
-    kinds = {"risk": Risk, "tpr": TPR, "coverage": Coverage}
-    return kinds[name](level)
 
 
 @app.command()
@@ -139,15 +120,16 @@ def export(
     tpr: Tpr = None,
     coverage: Coverage = None,
     risk: Risk = None,
-    confidence: Annotated[
-        float, typer.Option(callback=check_finite, help="Confidence level of the guarantee.")
-    ] = 0.95,
+    confidence: Confidence = 0.95,
     class_names: Annotated[
         str,
         typer.Option(help="Names separated by commas.", show_default="those of the data set"),
     ] = "",
     under: Under = "clean",
     resize: Resize = None,
+    accept_chance: Annotated[
+        bool, typer.Option("--accept-chance", help="Also write a net that is at chance level.")
+    ] = False,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx too.")] = False,
     sign: SignKey = None,
     device: Device = "auto",
@@ -173,10 +155,10 @@ def export(
     guard = Guard.from_run(
         run, rejector=rejector, tpr=tpr, coverage=coverage, risk=risk, confidence=confidence,
         class_names=split_names(class_names) or None, resize=resize, device=device,
-        data_folder=where, under=under,
+        data_folder=where, under=under, accept_chance=accept_chance,
     )  # fmt: skip
     guard.save(folder, onnx=onnx, sign=sign)
-    on_message(f"{folder}: {guard.calibration['sentence']}")
+    on_message(f"{folder}: {guard.calibration['sentence']}. {guard.summary}")
     if guard.certificate is None:
         on_message(f"the thresholds have no guarantee: {guard.calibration['shortfall']}")
 
@@ -276,6 +258,8 @@ def serve(
 
     def on_ready(address: str) -> None:
         on_message(f"serving at {address}")
+        if not guard.calibration.get("chance_test", {}).get("passed", True):
+            on_message(f"warning: {guard.summary}")
         if is_open:
             on_message("warning: other machines can reach this service, and it has no --token")
 

@@ -27,6 +27,7 @@ ABOUT = {
     "data": "data sets",
     "methods": "training frameworks, heads, labels and schedules",
     "augmentation": "transformations of training images",
+    "models": "trained nets that come with demur",
     RUNS: "runs in ./runs or in another folder",
 }
 WORDS = {
@@ -108,6 +109,7 @@ def _line(entry: Any) -> str:
 def listings(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
     """Return by kind a function that makes its names and descriptions."""
     from demur import attacks, data, methods, nets, recipes, rejectors
+    from demur.runs.zoo import zoo_folder
     from demur.spec import Spec
     from demur.spec import show as text_of
 
@@ -130,6 +132,7 @@ def listings(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
             [*methods.FRAMEWORKS, *methods.HEADS, *methods.LABELS, *methods.SCHEDULES]
         ),
         "augmentation": lambda: described(data.AUGMENTS),
+        "models": lambda: _runs(zoo_folder()),
         RUNS: lambda: _runs(folder),
     }
 

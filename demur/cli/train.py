@@ -1,8 +1,10 @@
 """demur train, and demur retrofit for a head on somebody's net."""
 
+import json
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +15,6 @@ from demur.files.output_paths import output_folder
 if TYPE_CHECKING:
     from demur.recipes import Recipe
     from demur.runs import Run
-    from demur.training.retrofitting import HeadComparison
 
 
 @app.command()
@@ -68,21 +69,19 @@ def with_data(recipe: "Recipe", folder: Path | None = None, verify: bool = False
 
 
 def train_run(
-    recipe: "Recipe",
-    folder: Path,
-    device: str,
-    data: Path | None,
-    engine: str = "auto",
-    sync_bn: bool = False,
-    logs: tuple[str, ...] = (),
-) -> "Run":
+    recipe: "Recipe", folder: Path, device: str, data: Path | None, engine: str = "auto",
+    sync_bn: bool = False, logs: tuple[str, ...] = (),
+) -> "Run":  # fmt: skip
     """Train a recipe in a folder with a progress bar and return the finished run."""
     from demur.cli.progress import TrainingBar, on_message, silence_other_ranks
+    from demur.data import OwnImages
     from demur.distributed import current, init_distributed, launched
     from demur.engine import check_engine
     from demur.numerics import device_by_name
     from demur.runs import Run
+    from demur.training import check_trainable
     from demur.training import train as train_recipe
+    from demur.training.expectation import expectations
 
     check_engine(engine)
     if not launched():  # else rank 0 checks: the others may not share its disk
@@ -91,6 +90,11 @@ def train_run(
             Run(folder).tidy_finished()
             on_message(f"{folder} is trained already")
             return Run(folder)
+        if isinstance(recipe.data, OwnImages):
+            splits = recipe.data.load(data)
+            check_trainable(recipe, splits)
+            for sentence in expectations(recipe, splits["fit"], device_by_name(device)):
+                on_message(sentence)
     with (
         init_distributed(device_by_name(device)) as rank_device,
         TrainingBar(f"train {folder.name}") as bar,
@@ -101,17 +105,33 @@ def train_run(
         )
         is_leader = current().is_leader
     if is_leader:  # the other ranks may not share its disk
-        on_message(f"{folder}: {_selection(run.checkpoint, recipe.epochs)}")
+        for sentence in _outcome(run, data):
+            on_message(f"{folder}: {sentence}")
     return run
 
 
-def _selection(checkpoint: dict[str, Any], epochs: int) -> str:
-    """Return which epoch was selected, and its accuracy under the validation attack."""
-    split = checkpoint["selection_split"]
+def _outcome(run: "Run", data: Path | None) -> Iterator[str]:
+    """Yield which epoch was selected with its accuracies, and what to try at chance level."""
+    from demur.attacks import Clean
+    from demur.calibrate import ChanceTest
+
+    checkpoint, recipe = run.checkpoint, run.recipe
+    split = recipe.selection_split
     if split is None:
-        return f"the last of {epochs} epochs is stored"
-    accuracy = f"{100 * checkpoint['value']:.1f}% of the {split} images correct when attacked"
-    return f"epoch {checkpoint['epoch']} of {epochs} is stored: {accuracy}"
+        yield f"the last of {recipe.epochs} epochs is stored"
+        return
+    lines = (run.path / "metrics.jsonl").read_text().splitlines()
+    line, y = json.loads(lines[checkpoint["epoch"] - 1]), recipe.data.load(data)[split].y
+    clean, classes = line[f"{split}_clean"], recipe.data.domain.classes
+    attacked = f", attacked {100 * line[f'{split}_robust']:.1f}%"
+    yield (
+        f"epoch {checkpoint['epoch']} of {recipe.epochs} is stored: clean {100 * clean:.1f}%"
+        f"{'' if isinstance(recipe.validation_attack, Clean) else attacked} of {len(y)} {split} "
+        f"images, chance {100 / classes:.1f}%"
+    )
+    chance = ChanceTest.of(round(clean * len(y)), y.numpy(), classes, split)
+    if not chance.passed:
+        yield chance.sentence
 
 
 @app.command()
@@ -148,8 +168,6 @@ def retrofit(
 
     Example: demur retrofit my_nets:load data=photos size=64
     """
-    import json
-
     from demur.cli.evaluate import load_run
     from demur.cli.progress import CountBar
     from demur.guards.bundle import check_target
@@ -166,28 +184,11 @@ def retrofit(
     with CountBar("compare", "images") as bar:
         found = compare(loaded, bar.on_progress)
     if as_json:
-        rows = [{**vars(one), "difference": one.difference._asdict(), "verdict": one.verdict}
-                for one in found]  # fmt: skip
-        typer.echo(json.dumps({"run": str(run.path), "comparisons": rows}, indent=2))
+        typer.echo(json.dumps({"run": str(run.path), **found.to_json()}, indent=2))
     else:
-        typer.echo("\n".join(_lines(found)))
+        lines = [one.sentence for one in found.comparisons]
+        typer.echo("\n".join([f"verdict: {found.verdict}", *lines, found.advice]))
     _export(run, bundle, device, model)
-
-
-def _lines(found: "tuple[HeadComparison, ...]") -> list[str]:
-    """Return one line per comparison, and what follows from them."""
-    verdicts = {one.verdict for one in found}
-    lines = [one.sentence for one in found]
-    if verdicts <= {"better", "no difference shown"} and "better" in verdicts:
-        return [*lines, "the head is worth it: better somewhere, nowhere shown to be worse"]
-    if "worse" in verdicts and "better" in verdicts:
-        return [*lines, "the head helps in some cases and harms in others; see the lines above"]
-    worse = "worse than" if "worse" in verdicts else "not shown to be better than"
-    return [
-        *lines,
-        f"the head is {worse} the net's own confidence; a guard of that is made by demur export "
-        "RUN --rejector Con",
-    ]
 
 
 def _export(run: "Run", bundle: Path, device: str, model: str) -> None:
@@ -197,7 +198,7 @@ def _export(run: "Run", bundle: Path, device: str, model: str) -> None:
 
     made = Guard.from_run(run, device=device)
     made.save(bundle)
-    on_message(f"{bundle}: {made.calibration['sentence']}")
+    on_message(f"{bundle}: {made.calibration['sentence']}. {made.summary}")
     if made.certificate is None:
         on_message(f"the thresholds have no guarantee: {made.calibration['shortfall']}")
     module = model.partition(":")[0]

@@ -25,12 +25,14 @@ from demur.errors import BadInput, shorten
 from demur.images import Domain
 from demur.progress import ignore
 from demur.spec import later
-from demur.spec.field_types import Condition
+from demur.spec.field_types import Condition, Positive
 
 RESIDENT_LIMIT = 4 << 30  # bytes of a split; a larger one is streamed
 MEMORY_SHARE = 0.25  # of the free memory of the device that a split may take
 WORKERS, PREFETCH = 2, 4
 ImageSize = Annotated[int, Condition(lambda v: 8 <= v <= 1024, "from 8 to 1024")]
+EPS = 8 / 255
+THREAT = ThreatModel(linf=EPS, linf_step=EPS / 4, l2=16 * EPS, l2_step=2 * EPS, l1=12.0)  # at EPS
 MEAN, STD = 0.5, 0.25  # of every channel; the batch norm behind the first layer does the rest
 
 
@@ -53,6 +55,8 @@ class OwnImages(Dataset):
         duplicates: Images in two splits of the folder: "refuse" raises BadInput, "drop" leaves
             them in the last split only, "keep" trains on images that are tested, as the recipe
             in every record then says.
+        eps: Linf radius of the attacks by name; those in L2 and L1 scale with it. As a change of
+            a recipe, eps=4/255 sets the radius in training too.
 
     Raises:
         BadInput: `prepared` or `load` finds no images, or other images than those of `content`.
@@ -63,8 +67,6 @@ class OwnImages(Dataset):
         True
     """
 
-    threat = ThreatModel(linf=8 / 255, linf_step=2 / 255, l2=128 / 255, l2_step=16 / 255, l1=12.0)
-
     path: str = ""
     size: ImageSize = 32
     channels: Literal[1, 3] | None = None
@@ -73,6 +75,12 @@ class OwnImages(Dataset):
     duplicates: Literal["refuse", "drop", "keep"] = field(
         default="refuse", metadata=later(neutral="refuse")
     )
+    eps: Positive = field(default=EPS, metadata=later(neutral=EPS))
+
+    @property
+    def threat(self) -> ThreatModel:
+        scaled = ThreatModel(*(self.eps / EPS * value for value in THREAT))
+        return scaled._replace(linf=self.eps)
 
     @property
     def domain(self) -> Domain:

@@ -28,6 +28,7 @@ from demur.attacks.attack_model import (
     attack_model,
 )
 from demur.attacks.balls import L2, Linf
+from demur.calibrate import ChanceTest
 from demur.data import CIFAR10, Images, SplitName, Splits
 from demur.data.cifar10c import CorruptionSource, find_source
 from demur.engine import FrozenModel, check_engine, compiler_for_attacks
@@ -39,7 +40,7 @@ from demur.images import check_batch
 from demur.nan_checks import raise_if_invalid
 from demur.nets import RejectingNet
 from demur.numerics import Precision, device_by_name, fusing, tf32, use_precision
-from demur.output import Output, as_output, check_logits, outputs_in_batches
+from demur.output import Output, as_output, check_logits, outputs_in_batches, prediction
 from demur.progress import ignore
 from demur.runs import Record, Run, provenance
 from demur.runs.record import (
@@ -54,6 +55,7 @@ from demur.spec import digest, show
 from demur.version import code_version
 
 VERDICT_BATCH = 256
+CHANCE_IMAGES = 1000  # whose accuracy is compared with chance
 PROBED = 128  # images of a probe
 ROUNDING = 1e-4  # relative difference that two kernels may have by rounding
 
@@ -224,6 +226,17 @@ class LoadedRun:
             options = RecordOptions(split, keep_images=0, keep_features=True)
             self._clean[split] = run_attack(self, "clean", Clean(), options)
         return self._clean[split]
+
+    def chance_test(self) -> ChanceTest:
+        """Compare the accuracy on up to 1,000 test images with chance; makes no record."""
+        images, right, n = self.checked_split("test"), 0, 0
+        while n < min(len(images), CHANCE_IMAGES):
+            x, y, _ = self.batch_in_layout(images, slice(n, n + VERDICT_BATCH))
+            with torch.no_grad(), tf32("fp32"):
+                right += int((prediction(self.net(x)) == y).sum())
+            n += len(y)
+        classes = self.run.recipe.data.domain.classes
+        return ChanceTest.of(right, images.y[:n].cpu().numpy(), classes, "test")
 
     def _archived_clean(self, split: str) -> Record | None:
         """Clean record of an archive, which has no weights to make another; None for a run."""

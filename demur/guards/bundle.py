@@ -72,7 +72,8 @@ CALIBRATION = Schema(
         "guarantee": str, "confidence": UnitInterval, "sentence": str, "shortfall": str | None,
         "certificate": dict[str, object] | None, "score_edges": list[float],
         "score_counts": list[NonNegativeInt], **RATES,
-    }
+    },
+    {"chance_test": dict[str, object]},  # older guards have none
 )  # fmt: skip
 FORMAT = Schema(
     {
@@ -227,6 +228,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a guard, after its digest, keys, types and histogram are checked."""
     config = read_metadata(folder / CONFIG, FORMAT, REMEDY)
     calibration = config["calibration"]
+    calibration.setdefault("chance_test", {})
     edges, counts = calibration["score_edges"], calibration["score_counts"]
     sizes = len(counts) == len(edges) + 1 and sum(counts) == calibration["images"]
     if not sizes or sorted(set(edges)) != edges:

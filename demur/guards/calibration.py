@@ -12,6 +12,7 @@ import torch
 
 from demur.calibrate import (
     TPR,
+    ChanceTest,
     Coverage,
     Guarantee,
     Risk,
@@ -102,6 +103,8 @@ def calibrate(
         for spec, part, t in zip(_parts(rejector), parts, thresholds, strict=True)
     )
     accepted = np.all(columns >= np.array(thresholds), axis=1)
+    classes = out.logits.shape[1]
+    chance = ChanceTest.of(int(correct.sum()), y.cpu().numpy(), classes, "calibration")
     figures = {
         "guarantee": show(guarantee) if isinstance(guarantee, Spec) else guarantee.statement,
         "confidence": confidence,
@@ -110,6 +113,7 @@ def calibrate(
         "certificate": _finite(certificate),
         **decision_figures(accepted, correct),
         **score_histogram(columns[:, -1]),
+        "chance_test": chance.to_json(),
     }
     return Calibrated(scores, figures)
 

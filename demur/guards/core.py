@@ -120,7 +120,7 @@ class Guard(BaseGuard):
         tpr: float | None = None, coverage: float | None = None, risk: float | None = None,
         confidence: float = 0.95, class_names: Sequence[str] | None = None,
         resize: bool | None = None, device: str = "auto", data_folder: Path | None = None,
-        under: str = "clean",
+        accept_chance: bool = False, under: str = "clean",
     ) -> "Guard":  # fmt: skip
         """Make a guard from a trained run, calibrated on the cal images of its data set.
 
@@ -135,10 +135,12 @@ class Guard(BaseGuard):
             resize: Whether to resize images of another size; None does what the data set did.
             device: Device of the model: auto, cpu, cuda or cuda:N.
             data_folder: Folder of the data set.
+            accept_chance: Make a guard of a net that is not shown to be better than chance.
             under: "clean", or "worst-score" to guarantee a risk under that attack.
 
         Returns:
-            The guard, whose model card has the figures of the run's records.
+            The guard, whose model card has the figures of the run's records. BadInput is raised
+            if the test accuracy is not above chance and the largest class (exact test, 95%).
         """
         guarantee = guarantee_of(tpr, coverage, risk)
         if isinstance(run, LoadedRun):
@@ -150,6 +152,9 @@ class Guard(BaseGuard):
         loaded.run.check_weights()
         name = recipe.find_rejector(rejector or recipe.head_rejector[0])
         spec = recipe.rejectors()[name]
+        chance = loaded.chance_test()
+        if not (chance.passed or accept_chance):
+            raise BadInput(f"{chance.sentence}; accept_chance=True (--accept-chance) overrides")
 
         def fit() -> tuple[Output, Tensor]:
             clean = loaded.clean("fit")
@@ -170,7 +175,7 @@ class Guard(BaseGuard):
             _names(class_names or getattr(recipe.data, "class_names", None), domain.classes),
             _temperature(None, spec),
             bool(getattr(recipe.data, "resizes", False)) if resize is None else resize,
-            calibration=calibrated.figures,
+            calibration=calibrated.figures | {"chance_test": chance.to_json()},
             reported_rates=_record_rates(loaded, scores),
             eps=recipe.data.threat.linf, built_from=BuiltFrom(recipe.net, recipe.method.head),
         )  # fmt: skip

@@ -106,6 +106,13 @@ class BaseGuard:
     eps: float = 8 / 255
     built_from: BuiltFrom | None = None
 
+    @property
+    def summary(self) -> str:
+        """Accuracy beside chance, and the coverage of the calibration images."""
+        accuracy = self.calibration.get("chance_test", {}).get("sentence", "Accuracy unknown")
+        coverage = (self.calibration.get("coverage") or {"value": 1.0})["value"]
+        return f"{accuracy}. It accepts {coverage:.1%} of the calibration images."
+
     def __repr__(self) -> str:
         names = " and ".join(f"{s.name} >= {s.threshold:.6g}" for s in self.scores)
         return f"Guard({len(self.class_names)} classes, images {self.shape}, accepts {names})"

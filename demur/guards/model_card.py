@@ -116,6 +116,9 @@ def _figures(guard: BaseGuard) -> list[str]:
     lines += [_row(f"test, {figures['attack']}", figures) for figures in guard.reported_rates]
     lines += ["", "The thresholds were chosen on the calibration images, so that row is not an "
               "independent test."]  # fmt: skip
+    if chance := guard.calibration.get("chance_test"):  # older guards have none
+        mark = "" if chance.get("passed") else "**"
+        lines += ["", f"{mark}{_plain(str(chance.get('sentence')))}{mark}."]
     if not guard.reported_rates:
         lines.append("No figures on other images or under attack were measured.")
     return lines

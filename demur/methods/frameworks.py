@@ -63,6 +63,16 @@ def attack_mode(net: nn.Module, bn: BatchNorm) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
+def scaled_attack(attack: Attack, factor: float) -> Attack:
+    """Return the attack with its eps and step size times `factor`; one without eps as it is."""
+    changes: dict[str, Any] = {}
+    if ball := getattr(attack, "ball", None):
+        changes["ball"] = replace(ball, eps=factor * ball.eps)
+    if step := getattr(attack, "step_size", None):  # None: a share of eps
+        changes["step_size"] = factor * step
+    return replace(attack, **changes)
+
+
 def check_keeps_batch(attack: Attack, bn: BatchNorm) -> None:
     """Raise BadInput if `attack` drops images while batch norm uses batch statistics."""
     if bn != "eval" and attack.keep_rule == "success":

@@ -9,13 +9,14 @@ the classifier has not been fitted to. Batch norm sees all of them.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor, nn
 
 from demur import noise
 from demur.errors import BadInput
-from demur.methods.frameworks import BatchOutputs, Framework, subset_weights
+from demur.methods.frameworks import BatchOutputs, Framework, scaled_attack, subset_weights
 from demur.methods.heads import Head, NoHead
 from demur.noise import Stream
 from demur.spec import Spec, later
@@ -71,6 +72,13 @@ class Method(Spec):
             and self.framework.one_loss_per_image
             and not self.head_only
         )
+
+    def scaled(self, factor: float) -> "Method":
+        """Method whose attack, if it has one, has `factor` times the eps."""
+        framework: Any = self.framework
+        if hasattr(framework, "attack"):
+            framework = replace(framework, attack=scaled_attack(framework.attack, factor))
+        return replace(self, framework=framework)
 
     def loss(self, net: nn.Module, x: Tensor, y: Tensor, index: Tensor, stream: Stream) -> Tensor:
         """Attack a batch and return its mean training loss.

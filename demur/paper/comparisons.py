@@ -168,7 +168,7 @@ COMPARISONS: dict[str, Comparison] = {
             name: with_changes(RECIPES[f"cifar10-{name}-short"], PAPER + COMPARED_CHANGES)
             for name in METHODS
         }
-        | {"best": with_changes(RECIPES["cifar10-best"], PAPER)},
+        | {"best": with_changes(RECIPES["cifar10-trades-rr-awp"], PAPER)},
         ("clean", "pgd-10", "pgd-100", *RADII),
         learned=("KD", "LID", "GDA", "GDA*", "GMM"),
         published=published_table2(("clean", *RADII)),

@@ -161,7 +161,11 @@ def _apply_change(spec: S, change: str) -> S:
         raise BadInput(f"{shorten(change)!r} is not a change; write key=value")
     key, text = key.strip(), text.strip()
     if isinstance(spec, Recipe) and key == "data" and (images := _own_images(text)):
+        if isinstance(spec.data, OwnImages):
+            images = replace(images, size=spec.data.size, eps=spec.data.eps)
         return replace(spec, data=images)
+    if isinstance(spec, Recipe) and key == "eps" and isinstance(spec.data, OwnImages):
+        return spec.with_eps(edit(spec.data, key, text, VOCABULARY).eps)  # type: ignore[return-value]
     if isinstance(spec, Recipe) and key == "net" and is_import_path(text):
         allow_import(text)  # typed by the user, unlike what a recipe file names
         return replace(spec, net=FactoryNet(text))

@@ -9,11 +9,21 @@ import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from demur.attacks import KL, PGD, Attack, Clean
 from demur.attacks.balls import L2, Linf
-from demur.data import CIFAR10, Augment, CropFlip, Dataset, Digits, NoAugment, OwnImages, SplitName
+from demur.data import (
+    CIFAR10,
+    IDBH,
+    Augment,
+    CropFlip,
+    Dataset,
+    Digits,
+    NoAugment,
+    OwnImages,
+    SplitName,
+)
 from demur.errors import BadInput, shorten, suggestion
 from demur.methods import (
     ATRO,
@@ -27,6 +37,7 @@ from demur.methods import (
     HardLabels,
     Head,
     Labels,
+    LabelSmoothing,
     Method,
     NoHead,
     OneCycle,
@@ -35,7 +46,7 @@ from demur.methods import (
     SNet,
     Standard,
 )
-from demur.methods.frameworks import CCAT_OFFICIAL, CCAT_REFERENCE
+from demur.methods.frameworks import CCAT_OFFICIAL, CCAT_REFERENCE, scaled_attack
 from demur.nets import NetSpec, ResNet8, ResNet18
 from demur.numerics import Precision
 from demur.rejectors import REJECTORS, Con, Rejector
@@ -72,6 +83,9 @@ class Recipe(Spec):
         labels: Targets of the classification loss: the labels, smoothed ones, or those of ADR.
         base: Path of a finished run whose classifier is frozen and reused; only the head is
             trained.
+        eps_ramp: Two shares of the epochs. No image is attacked up to the first; then eps grows
+            linearly and has its full value from the second on, where epochs can be selected.
+        epoch_images: With fewer images an epoch takes them several times, this many in all.
 
     Raises:
         BadInput: If fields contradict each other.
@@ -100,9 +114,15 @@ class Recipe(Spec):
     awp_start: BelowOne = field(default=0.0, metadata=later(neutral=0.0))
     base: str | None = field(default=None, metadata=later(None))
     labels: Labels = field(default=HardLabels(), metadata=later(neutral=HardLabels()))
+    eps_ramp: tuple[UnitInterval, UnitInterval] = field(
+        default=(0.0, 0.0), metadata=later(neutral=(0.0, 0.0))
+    )
+    epoch_images: NonNegativeInt = field(default=0, metadata=later(neutral=0))
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.eps_ramp[0] > self.eps_ramp[1]:
+            raise BadInput("eps_ramp ends before it begins; write it as (0.2, 0.5)")
         if self.awp_start and not self.awp:
             raise BadInput("awp_start has no effect without awp; set awp too")
         if self.labels.needs_teacher and not self.ema:
@@ -137,6 +157,24 @@ class Recipe(Spec):
         if self.selection is None:
             return "val" if "val" in self.data.splits else None
         return None if self.selection == "last" else self.selection
+
+    def with_eps(self, eps: float) -> "Recipe":
+        """Recipe for own images at another Linf radius, in training and in named attacks."""
+        assert isinstance(self.data, OwnImages)
+        factor, data = eps / self.data.eps, replace(self.data, eps=eps)
+        method, attack = self.method.scaled(factor), scaled_attack(self.validation_attack, factor)
+        return replace(self, data=data, method=method, validation_attack=attack)
+
+    def passes(self, images: int) -> int:
+        """How often an epoch takes each of so many training images."""
+        return max(1, round(self.epoch_images / images))
+
+    def strength(self, epoch: int) -> float:
+        """Factor of eps in an epoch, counted from 0."""
+        (first, last), done = self.eps_ramp, (epoch + 1) / self.epochs
+        if done >= last:
+            return 1.0
+        return 0.0 if done <= first else (done - first) / (last - first)
 
     @property
     def head_rejector(self) -> tuple[str, Rejector]:
@@ -264,26 +302,43 @@ def _short(recipe: Recipe) -> Recipe:
     return replace(recipe, method=method, epochs=36, schedule=OneCycle(0.2, warmup=0.15), ema=0.998)
 
 
-def _best(recipe: Recipe) -> Recipe:
-    """The best settings by TPR-95 accuracy and AUROC under attack so far; not the paper's."""
+def _averaged(recipe: Recipe) -> Recipe:
+    """Averaged and adversarially perturbed weights, 60 epochs; not the paper's."""
     return replace(
         _short(recipe), epochs=60, schedule=OneCycle(0.2), ema=0.999,
         awp=0.005, awp_start=0.1,  # gamma of AWP's authors for TRADES, after a warm-up
     )  # fmt: skip
 
 
+def _best(recipe: Recipe) -> Recipe:
+    """The most accurate net under AutoAttack so far: fewer attack steps pay for more epochs."""
+    attack = PGD(Linf(8 / 255), steps=5, step_size=3 / 255, start="near", objective=KL())
+    framework = TRADES(attack=attack)
+    return replace(
+        _averaged(recipe), method=replace(recipe.method, framework=framework), epochs=170,
+        schedule=OneCycle(0.2, warmup=0.1), augment=IDBH(erase=0.5), labels=LabelSmoothing(),
+    )  # fmt: skip
+
+
 def _images(method: Method) -> Recipe:
     """A ResNet-18 on a user's own images; every change of statistics is the loss's own."""
     method = replace(method, framework=method.framework.without_stats_updates())
-    return _with_selection(Recipe(
+    attack = Clean() if isinstance(method.framework, Standard) else linf(OwnImages(), 10)
+    return Recipe(
         OwnImages(), ResNet18(), method, OneCycle(0.1), epochs=60, augment=CropFlip(),
-        validation_attack=linf(OwnImages(), 10), precision="bf16",
-    ))  # fmt: skip
+        validation_attack=attack, precision="bf16",
+    )  # fmt: skip
 
 
 def _small(recipe: Recipe) -> Recipe:
-    """A net and batches for a few hundred images on a CPU."""
-    return replace(recipe, net=ResNet8(), batch_size=32, epochs=30, precision="fp32")
+    """A net, batches, steps and an eps for a few hundred images on a CPU."""
+    framework: Any = recipe.method.framework
+    if hasattr(framework, "attack"):
+        framework = replace(framework, attack=replace(framework.attack, steps=3, step_size=4 / 255))
+    return replace(
+        recipe, net=ResNet8(), method=replace(recipe.method, framework=framework), batch_size=32,
+        epochs=30, epoch_images=640, eps_ramp=(0.2, 0.5), ema=0.99, precision="fp32",
+    ).with_eps(2 / 255)  # fmt: skip
 
 
 _IMAGES = {
@@ -298,9 +353,10 @@ RECIPES: dict[str, Recipe] = {
     },
     **_PAPER,
     **{f"{name}-short": _short(recipe) for name, recipe in _PAPER.items()},
+    "cifar10-trades-rr-awp": _averaged(_PAPER["cifar10-trades-rr"]),
     "cifar10-best": _best(_PAPER["cifar10-trades-rr"]),
     **_IMAGES,
-    "images-pgdat-rr-small": _small(_IMAGES["images-pgdat-rr"]),
+    **{f"{name}-small": _small(recipe) for name, recipe in _IMAGES.items()},
 }
 
 _CHANGES = (  # parts of a name that no recipe has, and what to type instead

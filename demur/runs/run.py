@@ -38,6 +38,7 @@ from demur.nets import RejectingNet
 from demur.recipes import Recipe, read_recipe
 from demur.runs.metadata import CHECKPOINT, STATE, read_metadata
 from demur.runs.record import REMEDY, Record, Records, read_record, record_path
+from demur.runs.zoo import zoo_folder, zoo_names
 from demur.spec import check_readable, differences, digest, lines
 
 MAX_METRICS = 64 * MEGABYTE
@@ -74,20 +75,20 @@ class Run:
         """Find a run.
 
         Args:
-            name: Path of a run folder, or its name under `home`.
+            name: Path of a run folder, its name under `home`, or that of a net of the zoo.
             home: Folder that contains run folders.
 
         Returns:
             The run. BadInput suggests similar names if there is none.
         """
-        for path in (Path(name), home / name):
+        for path in (Path(name), home / name, zoo_folder() / name):
             if (path / "recipe.txt").is_file():
                 return Run(path)
         if Path(name).is_dir():
             inside = [str(run.path) for run in runs_in(Path(name))][:1]
             hint = f"it holds runs, such as {inside[0]}" if inside else "recipe.txt is missing"
             raise BadInput(f"{name} is not a run; {hint}")
-        names = [run.path.name for run in runs_in(home)]
+        names = [*(run.path.name for run in runs_in(home)), *zoo_names()]
         hint = suggestion(name, names) if names else "train one first with demur train RECIPE"
         raise BadInput(f"there is no run {name!r}; {hint}")
 

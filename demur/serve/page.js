@@ -120,6 +120,7 @@ async function start() {
   const parts = health.rule.map((part) =>
     part.threshold === null ? `any ${part.score}` : `${part.score} ≥ ${show(part.threshold)}`);
   $("rule").textContent = `${health.classes} classes; accepts where ${parts.join(" and ")}.`;
+  $("summary").textContent = health.summary;
   const [, height, width] = health.shape;
   $("inputs").textContent = health.resize
     ? `Images are resized to ${width} × ${height} pixels.`

@@ -48,6 +48,7 @@ class Health(BaseModel):
     status: str = Field(description="ok, or drift after an alarm.")
     version: str
     classes: int
+    summary: str = Field(description="Accuracy beside chance, and coverage.")
     images: int
     rejection_rate: float | None = Field(description="Of the last 1,000 images.")
     calibration_rejection_rate: float

@@ -193,6 +193,7 @@ class Service:
             "status": "drift" if drift["alarm"] else "ok",
             "version": demur.__version__,
             "classes": len(guard.class_names),
+            "summary": guard.summary,
             "images": self.metrics.images,
             "rejection_rate": self.metrics.rejection_rate,
             "calibration_rejection_rate": self.metrics.calibration_rejection_rate,

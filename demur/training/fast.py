@@ -86,12 +86,13 @@ class FastSteps(PlainSteps):
         self.cursor.zero_()
         self.first_step_on_device.fill_(self.first_step)
         self.rates_on_device.copy_(self.rates)
-        has_full_batch = len(self.fit) >= self.recipe.batch_size
-        if self.order.is_cuda and self.graph is None and has_full_batch and not self.capture_failed:
+        ready = self.strength == 1 and len(self.order) >= self.recipe.batch_size
+        if self.order.is_cuda and self.graph is None and ready and not self.capture_failed:
             self._try_capture()
 
     def __call__(self, i: int) -> None:
-        if self.capture_failed or (i + 1) * self.recipe.batch_size > len(self.fit):
+        partial = (i + 1) * self.recipe.batch_size > len(self.order)
+        if self.capture_failed or partial or self.strength < 1:  # a captured step has the full eps
             super().__call__(i)
             return
         if self.stream is not None:

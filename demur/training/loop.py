@@ -144,7 +144,7 @@ def check_trainable(recipe: Recipe, splits: Splits, processes: int = 1) -> None:
     recipe.net.check(recipe.data.domain)
     if len(fit.y.unique()) < 2:
         raise BadInput("the fit split has one class only; a classifier needs at least two")
-    last = len(fit) % recipe.batch_size or recipe.batch_size
+    last = len(fit) * recipe.passes(len(fit)) % recipe.batch_size or recipe.batch_size
     if last == 1 or recipe.batch_size == 1:
         raise BadInput(
             f"batch_size={recipe.batch_size} leaves a batch of one image out of {len(fit)}, and "
@@ -170,15 +170,9 @@ class Training:
     """The training of one run: its state, its steps and the loop over epochs."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        run: Run,
-        splits: Splits,
-        device: torch.device,
-        plan: EnginePlan,
-        on_progress: ProgressCallback,
-        on_message: MessageCallback,
-    ) -> None:
+        self, recipe: Recipe, run: Run, splits: Splits, device: torch.device, plan: EnginePlan,
+        on_progress: ProgressCallback, on_message: MessageCallback,
+    ) -> None:  # fmt: skip
         self.recipe, self.run, self.on_progress, self.plan = recipe, run, on_progress, plan
         self.world = distributed.current()
         self.data = {name: images.digest() for name, images in splits.items()}
@@ -231,7 +225,9 @@ class Training:
                 "lr": self.recipe.schedule((state.epoch + 1) / self.recipe.epochs),
                 "seconds": round(time.monotonic() - start, 3),
             }
-            state = state.after(robust, line)
+            # an epoch with a smaller eps is not one that the recipe is for
+            final = self.recipe.strength(state.epoch) == 1
+            state = state.after(robust if final else None, line)
             self._save(state)
             for log in self.logs:
                 log(state.lines)
@@ -284,15 +280,15 @@ class Training:
         """Return the accuracy on the selection split under the validation attack and clean."""
         if self.selection_images is None:
             return None, None
-        return (
-            self.validator.accuracy(self.recipe.validation_attack, self.selection_images),
-            self.validator.accuracy(Clean(), self.selection_images),
-        )
+        attack, images = self.recipe.validation_attack, self.selection_images
+        clean = self.validator.accuracy(Clean(), images)
+        return clean if attack == Clean() else self.validator.accuracy(attack, images), clean
 
     def _metadata(self) -> dict[str, Any]:
         """Return the provenance of the selected weights."""
         split, attack = self.recipe.selection_split, show(self.recipe.validation_attack)
         reason = "the last epoch" if split is None else f"largest {split} accuracy under {attack}"
+        reason = reason.replace("under Clean()", "on clean images")
         listing = self.run.path / LISTING  # of a user's own images
         return {
             "reason": reason,

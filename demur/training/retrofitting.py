@@ -1,8 +1,8 @@
 """Retrofit: learn an R-Con head on somebody's frozen net and say whether it was worth it.
 
     result = demur.retrofit("my_nets:load", "photos", Path("runs/mine"))
-    for comparison in result.comparisons:
-        comparison.sentence     # "clean images, AUROC: R-Con .91, Con .88, +.03 [.01, .05]: better"
+    result.verdict                  # "broken. Of 60 test images that are right ..."
+    result.comparisons[0].sentence  # "clean images, AUROC: R-Con .91, Con .88, ...: better"
 
 The net keeps its weights. R-Con is compared with the net's own confidence (Con) on the same test
 images: clean, under PGD on the net, and with each score attacked by itself.
@@ -12,13 +12,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from demur.attacks import PGD, AcceptedError, Attack, Clean, PlusLogScore
-from demur.calibrate import TPR
+from demur.calibrate import TPR, ChanceTest, upper_bound
 from demur.errors import BadInput
 from demur.evaluate import LoadedRun, accepted, resolve_thresholds, run_attack, values
 from demur.evaluate.batching import ProgressCallback
@@ -32,13 +32,15 @@ from demur.recipes import RECIPES, Recipe, with_changes
 from demur.rejectors import Con, Rejector
 from demur.rejectors.rule import as_score
 from demur.runs import Run
+from demur.sanity.grades import MIN_LEFT, Grade, Verdict
 from demur.spec import show
 from demur.spec.importing import allow_import
 from demur.training import train
 
 EPOCHS, STEPS, ADAPTIVE_STEPS = 20, 20, 50
+MAX_ACCEPTED = 0.1  # share of accepted errors up to which a head can be worth it
 FILE = "retrofit.json"
-Verdict = Literal["better", "worse", "no difference shown"]
+Outcome = Literal["better", "worse", "no difference shown"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class HeadComparison:
         rcon: The measure of R-Con.
         con: The measure of the net's own confidence.
         difference: R-Con minus Con, paired by image, with a 95% interval.
+        correct: Number of correct predictions; of accepted errors, under the attack on R-Con.
+        n: Number of images.
     """
 
     images: str
@@ -58,9 +62,11 @@ class HeadComparison:
     rcon: float
     con: float
     difference: Difference
+    correct: int
+    n: int
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Outcome:
         """Better or worse if the whole interval is on one side of 0."""
         sign = 1 if self.measure == "AUROC" else -1
         ends = sorted((sign * self.difference.lo, sign * self.difference.hi))
@@ -73,7 +79,11 @@ class HeadComparison:
         """The comparison in one line."""
         gap = self.difference
         if self.measure == "AUROC" and gap.hi - gap.lo == 2:
-            return f"{self.images}, {self.measure}: too few wrong predictions to compare"
+            rare = "correct" if self.correct < self.n - self.correct else "wrong"
+            return (
+                f"{self.images}, {self.measure}: too few {rare} predictions to compare "
+                f"({self.correct} of {self.n} are correct)"
+            )
         return (
             f"{self.images}, {self.measure}: R-Con {self.rcon:.3f}, Con {self.con:.3f}, difference "
             f"{gap.value:+.3f} [{gap.lo:+.3f}, {gap.hi:+.3f}]: {self.verdict}"
@@ -87,10 +97,19 @@ class Retrofit:
     Attributes:
         run: The run; `demur.Guard.from_run` makes a guard of it.
         comparisons: R-Con beside the net's own confidence, clean and under attack.
+        verdict: The grade of the net under attack, as in an audit, with its reasons.
+        advice: Whether the head is worth it.
     """
 
     run: Run
     comparisons: tuple[HeadComparison, ...]
+    verdict: Verdict
+    advice: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Comparisons, verdict and advice as JSON values."""
+        rows = [{**to_json(one), "verdict": one.verdict} for one in self.comparisons]
+        return {"comparisons": rows, "verdict": self.verdict.to_json(), "advice": self.advice}
 
 
 def retrofit_recipe(model: str, changes: Sequence[str] = (), layer: str = "") -> Recipe:
@@ -103,21 +122,17 @@ def retrofit_recipe(model: str, changes: Sequence[str] = (), layer: str = "") ->
         layer: Name of the layer whose output the head reads; empty: the penultimate one.
     """
     allow_import(model)
-    small = RECIPES["images-pgdat-rr-small"]
     # clean images too: a net that was not trained under attack is nearly always wrong there
     method = Method(PGDAT(bn="eval"), RR(images="both"))
     net = FactoryNet(model, layer, frozen=True)
-    return with_changes(replace(small, net=net, method=method, epochs=EPOCHS), changes)
+    recipe = replace(RECIPES["images-pgdat-rr"], net=net, method=method, epochs=EPOCHS)
+    return with_changes(replace(recipe, batch_size=32, precision="fp32"), changes)
 
 
 def retrofit(
-    model: str,
-    data: str,
-    folder: Path,
-    layer: str = "",
-    changes: Sequence[str] = (),
+    model: str, data: str, folder: Path, layer: str = "", changes: Sequence[str] = (),
     device: torch.device | None = None,
-) -> Retrofit:
+) -> Retrofit:  # fmt: skip
     """Learn an R-Con head on a frozen net and compare it with the net's own confidence.
 
     Args:
@@ -137,12 +152,10 @@ def retrofit(
     """
     recipe = retrofit_recipe(model, [f"data={data}", *changes], layer)
     run = train(replace(recipe, data=recipe.data.prepared()), folder, device)
-    return Retrofit(run, compare(LoadedRun(run, device or torch.device("cpu"))))
+    return compare(LoadedRun(run, device or torch.device("cpu")))
 
 
-def compare(
-    loaded: LoadedRun, on_progress: ProgressCallback = ignore
-) -> tuple[HeadComparison, ...]:
+def compare(loaded: LoadedRun, on_progress: ProgressCallback = ignore) -> Retrofit:
     """Compare R-Con with Con on the test images of a run and store the result in its folder."""
     recipe = loaded.run.recipe
     rcon = recipe.head_rejector[1]
@@ -153,13 +166,50 @@ def compare(
         _ranking(loaded, f"PGD-{STEPS} on the net, {eps}", f"pgd-{STEPS}", pgd, rcon, on_progress),
         _attacked_by_themselves(loaded, pgd, rcon, eps, on_progress),
     ]
-    rows = [{**to_json(one), "verdict": one.verdict} for one in found]
+    verdict = _grade(found, loaded.chance_test())
+    result = Retrofit(loaded.run, tuple(found), verdict, _advice(found, verdict.grade))
     with loaded.run.writing():
         write_json(
             loaded.run.path / FILE,
-            {"weights": loaded.run.checkpoint["weights"], "comparisons": rows},
+            {"weights": loaded.run.checkpoint["weights"], **result.to_json()},
         )
-    return tuple(found)
+    return result
+
+
+def _grade(found: Sequence[HeadComparison], chance: ChanceTest) -> Verdict:
+    """Grade the net under attack by the rule of an audit."""
+    clean, attacked, adaptive = found
+    left = (
+        f"Of {clean.correct} test images that are right without an attack, {attacked.correct} "
+        f"are right under {attacked.images}"
+    )
+    errors = round(adaptive.rcon * adaptive.n)
+    accepted = f"{adaptive.images}: {errors} of {adaptive.n} images are wrong and accepted by R-Con"
+    if attacked.correct <= MIN_LEFT * clean.correct:
+        return Verdict(Grade.BROKEN, (f"{left}; no head can change that.", f"{accepted}."))
+    signs = [] if chance.passed else [f"{chance.sentence}."]
+    if upper_bound(errors, adaptive.n, 0.05) >= MAX_ACCEPTED:
+        signs.append(f"{accepted}, not shown to be below {MAX_ACCEPTED:.0%}.")
+    if signs:
+        return Verdict(Grade.SUSPICIOUS, tuple(signs))
+    return Verdict(Grade.NO_SIGN, (f"{left}.", f"{accepted}.", "Not tried: stronger attacks."))
+
+
+def _advice(found: Sequence[HeadComparison], grade: Grade) -> str:
+    """Say whether the head is worth it: better, nowhere worse, and few accepted errors."""
+    verdicts = {one.verdict for one in found}
+    if {"better", "worse"} <= verdicts:
+        return "the head helps in some cases and harms in others; see the lines above"
+    if "better" in verdicts and grade == Grade.NO_SIGN:
+        return "the head is worth it: better somewhere, nowhere shown to be worse"
+    if "better" in verdicts:
+        where = " and ".join(one.images for one in found if one.verdict == "better")
+        return f"the head is better on {where}, but the net is {grade}: not worth it under attack"
+    worse = "worse than" if "worse" in verdicts else "not shown to be better than"
+    return (
+        f"the head is {worse} the net's own confidence; a guard of that is made by demur export "
+        "RUN --rejector Con"
+    )
 
 
 def training_attack(recipe: Recipe) -> PGD:
@@ -171,27 +221,24 @@ def training_attack(recipe: Recipe) -> PGD:
 
 
 def _ranking(
-    loaded: LoadedRun,
-    images: str,
-    label: str,
-    attack: Attack,
-    rcon: Rejector,
+    loaded: LoadedRun, images: str, label: str, attack: Attack, rcon: Rejector,
     on_progress: ProgressCallback,
-) -> HeadComparison:
+) -> HeadComparison:  # fmt: skip
     """AUROC of both scores on one record."""
     record = run_attack(loaded, label, attack, on_progress=on_progress)
     a, b = (values(as_score(one), record) for one in (rcon, Con()))
     correct = record.correct
     return HeadComparison(
-        images, "AUROC", auroc(a, correct), auroc(b, correct), auroc_difference(a, b, correct)
-    )
+        images, "AUROC", auroc(a, correct), auroc(b, correct), auroc_difference(a, b, correct),
+        int(correct.sum()), len(correct),
+    )  # fmt: skip
 
 
 def _attacked_by_themselves(
     loaded: LoadedRun, pgd: PGD, rcon: Rejector, eps: str, on_progress: ProgressCallback
 ) -> HeadComparison:
     """Accepted errors where the attack on each score knows that score and its threshold."""
-    errors = []
+    errors, right = [], []
     for name, rejector in (("rcon", rcon), ("con", Con())):
         criterion = AcceptedError(rejector, TPR(0.95))
         attack = replace(
@@ -203,10 +250,11 @@ def _attacked_by_themselves(
         (threshold,) = bound.thresholds.values()
         rule = as_score(rejector).rule(threshold)
         errors.append(accepted(rule, record) & ~record.correct)
+        right.append(int(record.correct.sum()))
     a, b = errors
     return HeadComparison(
         f"PGD-{ADAPTIVE_STEPS} on each score itself, {eps}", "accepted errors", float(a.mean()),
-        float(b.mean()), share_difference(a, b),
+        float(b.mean()), share_difference(a, b), right[0], len(a),
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from demur import noise
 from demur.data import BatchStream, Images, MappedImages
+from demur.methods import Method
 from demur.noise import Stream
 from demur.numerics import autocast, tf32
 from demur.recipes import Recipe
@@ -37,17 +38,15 @@ class TrainingStep:
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        train_state: TrainState,
-        fit: Images,
-        model: nn.Module | None = None,
+        self, recipe: Recipe, train_state: TrainState, fit: Images, model: nn.Module | None = None,
         batch_loss: Callable[..., Tensor] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.recipe, self.train_state, self.fit = recipe, train_state, fit
+        self.method: Method | None = recipe.method
         self.model = model or train_state.net
         self.batch_loss = batch_loss or recipe.method.batch_loss
-        self.total_steps = recipe.epochs * -(-len(fit) // recipe.batch_size)
+        images = len(fit) * recipe.passes(len(fit))
+        self.total_steps = recipe.epochs * -(-images // recipe.batch_size)
 
     def __call__(self, chosen: Tensor, step: Stream, share: float = 1.0) -> Tensor:
         """Train on the chosen images; return their mean loss times `share`.
@@ -64,7 +63,7 @@ class TrainingStep:
         stream = noise.derive_seed(recipe.seed, CRAFT, step)
         with tf32(train_state.precision):
             with autocast(train_state.precision, x.device):
-                x_adv = recipe.method.craft(self.model, x, y, index, stream)
+                x_adv = self.method.craft(self.model, x, y, index, stream) if self.method else x
 
             head_only_mask = recipe.method.head_only_mask(index)
             target = self._soft_labels(x, y, step)
@@ -129,9 +128,10 @@ class PlainSteps:
 
     def __init__(self, recipe: Recipe, train_state: TrainState, fit: Images) -> None:
         self.recipe, self.train_state, self.fit = recipe, train_state, fit
-        self.batches = -(-len(fit) // recipe.batch_size)
+        self.passes = recipe.passes(len(fit))
+        self.batches = -(-len(fit) * self.passes // recipe.batch_size)
         device = fit.y.device
-        self.order = torch.zeros(len(fit), dtype=torch.int64, device=device)
+        self.order = torch.zeros(len(fit) * self.passes, dtype=torch.int64, device=device)
         self.rates = torch.zeros(self.batches)
         self.losses = torch.zeros(self.batches, dtype=train_state.dtype, device=device)
         self.first_step = 0  # steps of the run before this epoch
@@ -142,7 +142,10 @@ class PlainSteps:
     def begin(self, epoch: int) -> None:
         """Draw the batch order of an epoch and set its learning rates."""
         seed = noise.derive_seed(self.recipe.seed, ORDER)
-        self.order.copy_(noise.permutation(seed, len(self.fit), epoch))
+        orders = range(epoch * self.passes, (epoch + 1) * self.passes)
+        self.order.copy_(torch.cat([noise.permutation(seed, len(self.fit), k) for k in orders]))
+        self.strength, method = self.recipe.strength(epoch), self.recipe.method
+        self.plain_step.method = method.scaled(self.strength) if self.strength else None
         self.first_step = epoch * self.batches
         total = self.recipe.epochs * self.batches
         steps = range(self.first_step + 1, self.first_step + self.batches + 1)

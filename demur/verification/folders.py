@@ -11,6 +11,7 @@ import torch
 
 from demur.attacks.autoattack import BROKEN_CLEAN
 from demur.audits.ensemble_state import PROGRESS, raise_damaged, read_state
+from demur.calibrate import ChanceTest
 from demur.errors import BadInput, first_line
 from demur.evaluate.certificates import REMEDY
 from demur.files.atomic import MAX_JSON, read_checked, read_regular_file
@@ -290,6 +291,7 @@ class _Task:
         for figures in (config["calibration"], *config["figures"]):
             found.check(path / bundle.CONFIG, "figures", figures_problem, figures)
         found.check(path / bundle.CONFIG, "calibration", _calibration_problem, config)
+        found.check(path / bundle.CONFIG, "chance", _chance_problem, config["calibration"])
         if card:
             found.check(path / bundle.CARD, "tables", _card_problem, path / bundle.CARD, card)
         else:
@@ -327,6 +329,15 @@ def _calibration_problem(config: dict[str, Any]) -> str:
     return "the thresholds are not those of the certificate" * differs(
         thresholds, certificate["thresholds"]
     )
+
+
+def _chance_problem(calibration: dict[str, Any]) -> str:
+    """The sentence about chance against its counts; older guards have neither."""
+    stored = calibration.get("chance_test") or {}
+    counts: list[Any] = [stored.get(name) for name in ChanceTest._fields]
+    whole = all(type(n) is int and n >= (k > 0) for k, n in enumerate(counts[:4]))
+    agree = not stored or (whole and ChanceTest(*counts).to_json() == stored)
+    return "" if agree else "the sentence about chance is not that of its counts"
 
 
 def _card_problem(path: Path, card: str) -> str:

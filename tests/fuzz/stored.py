@@ -50,7 +50,7 @@ def _made(folder: Path) -> Path:
     run_attack(loaded, "pgd-1", PGD(Linf(0.1), steps=1), RecordOptions(n=20, keep_images=2))
     issue(loaded, "R-Con", Coverage(0.5))
     archive(loaded, root / "scores", only=["R-Con"])
-    Guard.from_run(loaded, coverage=0.5).save(root / "guard")
+    Guard.from_run(loaded, coverage=0.5, accept_chance=True).save(root / "guard")
     write_state(root / "audit" / "a.state", BLANK)
     write_folder(root / "photos", 36)
     with patch.dict("os.environ", XDG_CACHE_HOME=str(root / "cache")):
