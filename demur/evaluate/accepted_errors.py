@@ -9,7 +9,7 @@ was found, so that TPR and AUROC of the mixture mean nothing.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from demur.evaluate.score import BASELINE, RejectorEvaluation
 from demur.metrics import BoolArray, Difference, FloatArray, Interval, WorstCase
 from demur.progress import ignore
 from demur.recipes import VOCABULARY
-from demur.rejectors.rule import Score
+from demur.rejectors.rule import Rejector, Score
 from demur.runs import Record
 from demur.spec import Spec, digest, read, show
 
@@ -101,9 +101,18 @@ def aimed_rejector(record: Record) -> str:
     return show(rejector, full=True) if isinstance(rejector, Spec) else ""
 
 
-def attack_text(record: Record) -> str:
-    """The attack of a record without the fields that have their default."""
-    return show(read(str(record.metadata["spec"]), VOCABULARY))
+def under_attack(
+    rejector: Rejector, score: Score, attacked: Record, clean: Record
+) -> dict[str, Any]:
+    """Arguments of `certify_threshold` for a worst-score record of clean images.
+
+    Raises BadInput unless the record attacks this rejector.
+    """
+    text = show(rejector, full=True)
+    if aimed_rejector(attacked) != text:
+        raise BadInput(f"{attacked.label} is no worst-score attack on {text}; use worst-score")
+    under = show(read(str(attacked.metadata["spec"]), VOCABULARY))
+    return {"worst": worst_case_of(score, attacked, clean).worst, "under": under}
 
 
 def worst_case_of(score: Score, record: Record, clean: Record) -> WorstCase:

@@ -18,7 +18,7 @@ import numpy as np
 from demur.attacks import Attack, Clean, WorstScore
 from demur.calibrate import Certificate, Guarantee, certify_threshold, lower_bound, upper_bound
 from demur.errors import BadInput
-from demur.evaluate.accepted_errors import aimed_rejector, attack_text, clean_of, worst_case_of
+from demur.evaluate.accepted_errors import aimed_rejector, clean_of, under_attack, worst_case_of
 from demur.evaluate.binding import ThresholdResolver, resolve_thresholds
 from demur.evaluate.record_scores import JsonFields, StoredScore, accepted, can_score, values
 from demur.evaluate.recording import LoadedRun, RecordOptions, run_attack
@@ -124,35 +124,16 @@ def certify_record(
     binding: ThresholdResolver,
 ) -> Certificate:
     """Certify a rejector on a record of cal images."""
-    text, aim = show(rejector, full=True), aimed_rejector(cal)
+    text = show(rejector, full=True)
     score = StoredScore(text) if text in cal.stored_scores else binding.bound(rejector)
-    parts = [part for part, _ in score.rule(0.0).pairs]
-    clean = binding.clean("cal") if aim else cal
-    columns = np.stack([values(part, clean) for part in parts], axis=1)
-    if not aim:
-        return certify_threshold(columns, cal.correct, guarantee, confidence)
-    check_aim(cal, rejector)
-    worst, under = worst_case_of(score, cal, clean).worst, attack_text(cal)
-    return certify_threshold(
-        columns, clean.correct, guarantee, confidence, worst=worst, under=under
-    )
-
-
-def check_aim(attacked: Record, rejector: Rejector) -> None:
-    """Raise BadInput unless a record is of a worst-score attack on this rejector."""
-    aim, text = aimed_rejector(attacked), show(rejector, full=True)
-    if aim != text:
-        raise BadInput(f"{attacked.label} is no worst-score attack on {text}; use worst-score")
+    clean = binding.clean("cal") if aimed_rejector(cal) else cal
+    attacked = {} if clean is cal else under_attack(rejector, score, cal, clean)
+    columns = np.stack([values(part, clean) for part, _ in score.rule(0.0).pairs], axis=1)
+    return certify_threshold(columns, clean.correct, guarantee, confidence, **attacked)
 
 
 def attack_under(loaded: LoadedRun, label: str, name: str) -> tuple[str, Attack]:
-    """Label and attack of `--under`: worst-score attacks the certified rejector if none is named.
-
-    Args:
-        loaded: The run.
-        label: An attack as for `demur attack`.
-        name: Name of the rejector in the recipe.
-    """
+    """Label and attack of `--under`; worst-score attacks this rejector if its label names none."""
     recipe = loaded.run.recipe
     spec = attack_named(label, recipe)
     if not isinstance(spec, WorstScore) or "rejector=" in label:

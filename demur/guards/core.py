@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from demur.attacks.attack_model import Model
 from demur.errors import BadInput, shorten
 from demur.evaluate import LoadedRun
-from demur.evaluate.accepted_errors import aimed_rejector, attack_text, clean_of, worst_case_of
-from demur.evaluate.certificates import attack_under, attacked_cal, check_aim
+from demur.evaluate.accepted_errors import aimed_rejector, clean_of, under_attack, worst_case_of
+from demur.evaluate.certificates import attack_under, attacked_cal
 from demur.evaluate.record_scores import accepted as accepted_in
 from demur.evaluate.record_scores import can_score
 from demur.guards.bundle import from_pretrained, load, save, save_pretrained
@@ -161,13 +161,9 @@ class Guard(BaseGuard):
             return clean.output, clean.y
 
         cal, fitted = loaded.clean("cal"), fit_rejector(spec, fit)
-        attacked = attacked_cal(loaded, *attack_under(loaded, under, name))
-        worst = None
-        if attacked is not cal:
-            check_aim(attacked, spec)
-            worst = worst_case_of(fitted, attacked, cal).worst
-        text = attack_text(attacked)
-        calibrated = calibrate(spec, fitted, cal.output, cal.y, guarantee, confidence, worst, text)
+        record = attacked_cal(loaded, *attack_under(loaded, under, name))
+        attacked = {} if record is cal else under_attack(spec, fitted, record, cal)
+        calibrated = calibrate(spec, fitted, cal.output, cal.y, guarantee, confidence, attacked)
         scores = on_device(calibrated.scores, loaded.device)
         domain = recipe.data.domain
         return Guard(
