@@ -38,7 +38,7 @@ def main() -> int:
     case = worst_case_of(rejector, record, loaded.clean("test"))
     cal, missed = loaded.clean(asked.split), False
     for level in LEVELS:
-        point = TPR(level, asked.split)  # type: ignore[arg-type]
+        point = TPR(level, asked.split)
         at, begin = point.threshold(values(rejector, cal), cal.correct), time.perf_counter()
         attack = RejectAutoAttackEnsemble(ball, AcceptedError(rejector, point))
         aimed = run_attack(loaded, f"reject-autoattack-{level:g}", attack, options)

@@ -143,8 +143,8 @@ def test_the_plot_draws_the_curve_inside_its_band() -> None:
     clean = np.linspace(0, 1, 50)
     axes = plot.worst_case({"R-Con": WorstCase.of(clean, clean[::-1])})
     ((line,), (band,)) = axes.lines, axes.collections
-    ends = band.get_paths()[0].vertices
-    for x, y in line.get_xydata():
+    ends = np.asarray(band.get_paths()[0].vertices, dtype=float)
+    for x, y in np.asarray(line.get_xydata(), dtype=float):
         at = ends[np.isclose(ends[:, 0], x)][:, 1]
         assert at.min() - 1e-9 <= y <= at.max() + 1e-9
     with pytest.raises(BadInput, match="no worst case"):

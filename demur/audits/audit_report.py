@@ -56,10 +56,7 @@ AuditVersion = Literal["auto", "standard", "fast", "rand", "black-box"]
 FAST = ("apgd-ce", "apgd-t")  # members of AutoAttack in version="fast"
 FEW_CORRECT = 20  # correct predictions, below which a threshold is rough
 CAL_SHARE = 0.3  # of the given images, where no calibration images are given
-NO_WORST_SCORE = (
-    "worst-score needs a rejector, and a model that has a gradient and returns the same output "
-    "twice; leave worst-score out, or name a rejector"
-)
+NO_WORST_SCORE = "worst-score needs a rejector, a gradient, and a model that is not randomised"
 AnyRejector = Rejector | Score | Callable[[Tensor], Tensor]
 
 
@@ -154,12 +151,9 @@ class AuditReport:
             yield "attacked, accepted errors", self.accepted_errors.attacked, "accepted_wrong"
             yield "attacked, forced rejections", self.forced_rejections.attacked, "rejected"
         for point in self.worst_case.points if self.worst_case is not None else ():
-            wrong, n = round(point.share * len(self.autoattack.y)), len(self.autoattack.y)
-            yield (
-                f"worst-score, TPR-{100 * point.tpr:g}",
-                Counts(n - wrong, wrong, 0),
-                "accepted_wrong",
-            )
+            n = len(self.autoattack.y)
+            counts = Counts(n - round(point.share * n), round(point.share * n), 0)
+            yield f"worst-score, TPR-{100 * point.tpr:g}", counts, "accepted_wrong"
 
     def to_json(self) -> dict[str, Any]:
         """Return everything except the images as JSON values."""
@@ -376,7 +370,7 @@ def _worst_case(
 ) -> WorstCaseRow:
     """Return accepted errors at every threshold; clean scores of these images set thresholds."""
     if criterion is None or settings.version in ("rand", "black-box"):
-        raise BadInput(NO_WORST_SCORE)
+        raise BadInput(f"{NO_WORST_SCORE}; leave worst-score out, or name a rejector")
     ball, score = ball_by_name(settings.norm, settings.eps), as_score(criterion.rejector)
     attack, at = WorstScore(ball, score, seed=settings.seed), device_for(model, x, settings.device)
     parts = zip(*(part.split(settings.bs) for part in (x, y, torch.arange(len(y)))), strict=True)

@@ -200,7 +200,7 @@ def score(
     evaluation, scored = score_run(loaded, rejectors, split, oracle_probes)
     protocols = available_protocols(evaluation, protocols, split)
     worst = score_worst_cases(loaded, evaluation, split)
-    records = [entry.record for entry in (*scored, *worst)]
+    records = [*(one.record for one in scored), *(one.record for one in worst)]
     certificates = retests(loaded, evaluation.scores, records)
     sanity = Sanity.of(run_checks(records, evaluation), loaded.run, records)
     if as_json:

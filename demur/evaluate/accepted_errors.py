@@ -8,10 +8,11 @@ was found, so that TPR and AUROC of the mixture mean nothing.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from demur.attacks import Clean
 from demur.calibrate import TPR
@@ -57,9 +58,8 @@ class WorstCaseRow(JsonFields):
 
     def shares(self) -> list[tuple[float, Interval]]:
         """Accepted errors at each level, AUGRC and AURC, with their intervals."""
-        points = [(point.share, Interval(point.lo, point.hi)) for point in self.points]
-        areas = (self.augrc, self.augrc_interval), (self.aurc, self.aurc_interval)
-        return [*points, *areas]
+        points = [(point.share, Interval(*point[-2:])) for point in self.points]
+        return [*points, (self.augrc, self.augrc_interval), (self.aurc, self.aurc_interval)]
 
     @property
     def sentence(self) -> str:
@@ -129,13 +129,8 @@ def worst_case_of(score: Score, record: Record, clean: Record) -> WorstCase:
 def clean_of(record: Record, records: Sequence[Record]) -> Record | None:
     """A clean record of the images of another record, the largest; None if there is none."""
     index = record.arrays["index"]
-    same = [
-        one
-        for one in records
-        if one.metadata["attack"] == digest(Clean())
-        and len(one.y) >= len(index)
-        and bool((one.arrays["index"][: len(index)] == index).all())
-    ]
+    clean = [one for one in records if one.metadata["attack"] == digest(Clean())]
+    same = [one for one in clean if torch.equal(one.arrays["index"][: len(index)], index)]
     return max(same, key=lambda one: len(one.y), default=None)
 
 
@@ -181,7 +176,7 @@ def _scored(
     scores = values(evaluation.score_for(name, chosen_on), chosen_on)
     origin = f"{'held-out cal' if has_cal else clean.metadata['split']} images, clean"
     row = WorstCaseRow.of(case, name, scores, chosen_on.correct, origin)
-    row = WorstCaseRow(**vars(row) | {"attack": record.label, "record": record.digest})
+    row = replace(row, attack=record.label, record=record.digest)
     wrong = np.where(clean.correct[: len(record.y)], -np.inf, case.clean)
     return ScoredWorstCase(record, row, case, WorstCase.of(case.clean, wrong))
 
@@ -193,4 +188,4 @@ def _against(entry: ScoredWorstCase, con: Sequence[ScoredWorstCase]) -> ScoredWo
     if other is None or entry.row.rejector == BASELINE:
         return entry
     gap = entry.case.augrc_difference(other.case)
-    return entry._replace(row=WorstCaseRow(**vars(entry.row) | {"augrc_vs_con": gap}))
+    return entry._replace(row=replace(entry.row, augrc_vs_con=gap))

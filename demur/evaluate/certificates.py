@@ -214,22 +214,14 @@ def retests(
         score = scores.get(name)
         if score is not None and specs.get(name) == made.metadata["rejector_spec"]:
             known = [r for r in ordered if can_score(score, r)]
-            lines = [
-                retest(made, score, record, clean_of(record, known) if aim else None)
-                for record in known
-                if not (aim := aimed_rejector(record)) or _can_retest(made, aim, record, known)
-            ]
+            is_risk = made.metadata["quantity"] == "risk" and len(made.thresholds) == 1
+            for record in known:
+                aim = aimed_rejector(record)
+                clean = clean_of(record, known) if aim else None
+                if not aim or (is_risk and clean and aim == specs[name]):
+                    lines.append(retest(made, score, record, clean))
         tested.append((made, lines))
     return tested
-
-
-def _can_retest(
-    certificate: IssuedCertificate, aim: str, record: Record, known: list[Record]
-) -> bool:
-    """Whether a worst-score record attacks this rejector and says something on its guarantee."""
-    is_risk = certificate.metadata["quantity"] == "risk" and len(certificate.thresholds) == 1
-    is_own = is_risk and aim == certificate.metadata["rejector_spec"]
-    return is_own and clean_of(record, known) is not None
 
 
 def _verdict(

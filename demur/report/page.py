@@ -183,7 +183,8 @@ def number(value: float) -> str:
 def _run_view(results: ScoredRun, prefix: str) -> View:
     run, evaluation = results.loaded.run, results.evaluation
     attacks = [_attack_view(entry, results) for entry in results.scored]
-    records = [entry.record for entry in (*results.scored, *results.worst)]
+    records = [entry.record for entry in results.scored]
+    records += [entry.record for entry in results.worst]
     worst = hardest(results.scored, evaluation) if attacks else None
     guarantees, guarantees_figure = _guarantees(results, records, prefix)
     both: tuple[Protocol, ...] = ("deploy", "paper")
