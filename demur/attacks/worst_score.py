@@ -7,7 +7,7 @@ each image, the wrong prediction with the highest score. The share of images who
 is the accepted-error rate at the threshold t, for every t, and falls as t rises by construction.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,10 +20,17 @@ from demur.attacks.balls import Ball
 from demur.attacks.criteria import RuleCriterion, is_wrong
 from demur.attacks.driver import Best
 from demur.attacks.objectives import TargetedScore, wrong_classes
+from demur.errors import BadInput
 from demur.noise import Stream
 from demur.output import Output
-from demur.rejectors.rule import Rejector, Score, as_score
+from demur.rejectors.rule import OperatingPoint, Rejector, Score, Unresolved, as_score
+from demur.spec import later
 from demur.spec.field_types import NonNegativeInt, PositiveInt
+
+RANDOMISED = (
+    "worst-score compares scores of single passes, and this model returns another output for the "
+    "same images; use reject-autoattack:version=rand, which judges by fresh passes"
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,8 @@ class WorstScore(Attack):
     """For each image, the wrong prediction with the highest score that is found in the ball.
 
     Auto-PGD on `TargetedScore` towards each wrong class. Examples are compared by their score in
-    an exact forward pass. An image on which no prediction became wrong is returned unchanged.
+    an exact forward pass. An image on which no prediction became wrong is returned unchanged. A
+    coupled rejector keeps the threshold of its gate; the score is the second one.
 
     Args:
         ball: Where adversarial examples may lie, for instance Linf(8/255).
@@ -51,6 +59,11 @@ class WorstScore(Attack):
         targets: The number of wrong classes, by decreasing logit; None is every one.
         restarts: The number of runs towards each class.
         seed: The seed of the random starts.
+        threshold: The largest threshold of interest, such as TPR(0.4). Runs after the first leave
+            out images whose worst score has reached it. None leaves out no image.
+
+    Raises:
+        BadInput: The model is randomised: scores of single passes cannot be compared.
 
     Example:
         >>> import torch
@@ -66,6 +79,7 @@ class WorstScore(Attack):
     targets: PositiveInt | None = 9
     restarts: PositiveInt = 1
     seed: NonNegativeInt = 0
+    threshold: float | OperatingPoint | None = field(default=None, metadata=later(neutral=None))
 
     @classmethod
     def example(cls, ball: Ball, criterion: RuleCriterion) -> Attack:
@@ -84,20 +98,33 @@ class WorstScore(Attack):
         )
 
     def run(self, batch: AttackBatch, stream: Stream) -> Tensor:
-        score = self._wrong_score
-        value, out = exact_value(batch.model, score, batch.x, batch.y)
+        value, out = exact_value(batch.model, self._wrong_score, batch.x, batch.y)
+        _, again = exact_value(batch.model, self._wrong_score, batch.x, batch.y)
+        parts = ((out.logits, again.logits), (out.aux, again.aux))
+        if not all(torch.allclose(*pair, rtol=1e-3, atol=1e-3) for pair in parts):
+            raise BadInput(RANDOMISED)
         found = Best(batch.x.clone(), value)
-        rows = torch.arange(len(batch.x), device=batch.x.device)
-        targets = wrong_classes(out.logits, batch.y, self.targets)
+        targets = wrong_classes(out.logits, batch.y, self.targets)  # T, N
         attempts = self.restarts * len(targets)
         for number in range(attempts):
-            own = replace(batch, target=targets[number % len(targets)])
+            rows = torch.arange(len(batch.x), device=batch.x.device)
+            if number >= len(targets):
+                rows = rows[found.value < self._enough]
+            if len(rows) == 0:
+                break
+            own = replace(batch.select(rows), target=targets[number % len(targets), rows])
             with progress.part(number, attempts):
                 x_adv = self.ascent.run(own, noise.derive_seed(stream, number))
-            value, _ = exact_value(batch.model, score, x_adv, batch.y)
-            better = (value > found.value).nonzero()[:, 0]
+            value, _ = exact_value(batch.model, self._wrong_score, x_adv, own.y)
+            better = value > found.value[rows]
             found.set(rows[better], x_adv[better], value[better])
         return found.x_adv
+
+    @property
+    def _enough(self) -> float:
+        if isinstance(self.threshold, OperatingPoint):
+            raise Unresolved(f"{self.threshold} is no number; call demur.resolve_thresholds first")
+        return torch.inf if self.threshold is None else self.threshold
 
     def _wrong_score(self, out: Output, y: Tensor) -> Tensor:
         """Return the score where the prediction is wrong, and -inf where it is correct, N."""

@@ -12,10 +12,11 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from demur.attacks import AcceptedError, ForceRejectionEnsemble, Rejected
+from demur.attacks import AcceptedError, ForceRejectionEnsemble, Rejected, WorstScore
 from demur.attacks.attack_model import Model, QueryModel, checked
 from demur.attacks.autoattack import RAND, check_version, rand_chain
 from demur.attacks.balls import ball_by_name
@@ -37,8 +38,11 @@ from demur.audits.model_loading import as_model
 from demur.audits.verdict import verdict_of
 from demur.calibrate import TPR
 from demur.errors import BadInput
+from demur.evaluate.accepted_errors import WorstCaseRow
 from demur.files.output_paths import check_output_folder
+from demur.guards.calibration import values
 from demur.images import check_batch
+from demur.metrics import WorstCase
 from demur.noise import permutation
 from demur.numerics import device_by_name
 from demur.output import Output, outputs_in_batches, prediction
@@ -52,6 +56,7 @@ AuditVersion = Literal["auto", "standard", "fast", "rand", "black-box"]
 FAST = ("apgd-ce", "apgd-t")  # members of AutoAttack in version="fast"
 FEW_CORRECT = 20  # correct predictions, below which a threshold is rough
 CAL_SHARE = 0.3  # of the given images, where no calibration images are given
+NO_WORST_SCORE = "worst-score needs a rejector, a gradient, and a model that is not randomised"
 AnyRejector = Rejector | Score | Callable[[Tensor], Tensor]
 
 
@@ -67,6 +72,7 @@ class AuditReport:
         autoattack: AutoAttack on the classifier, whether or not the rejector accepts its errors.
         accepted_errors: RejectAutoAttack on classifier and rejector; None without a rejector.
         forced_rejections: The attack that makes the rejector reject; None without a rejector.
+        worst_case: Accepted errors at every threshold, by `WorstScore`; None if not asked for.
         sanity: Results of the sanity checks.
         warnings: Sentences about the model, the rejector and the attacks.
         claim: The claimed share of images that no attack breaks; None without a claim.
@@ -96,6 +102,7 @@ class AuditReport:
     curve: Curve = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
     clean: Tensor = field(default_factory=lambda: torch.empty(0))
+    worst_case: WorstCaseRow | None = None
 
     @property
     def results(self) -> list[EnsembleResult]:
@@ -143,6 +150,10 @@ class AuditReport:
             yield "clean, accepted errors", clean, "accepted_wrong"
             yield "attacked, accepted errors", self.accepted_errors.attacked, "accepted_wrong"
             yield "attacked, forced rejections", self.forced_rejections.attacked, "rejected"
+        for point in self.worst_case.points if self.worst_case is not None else ():
+            n = len(self.autoattack.y)
+            counts = Counts(n - round(point.share * n), round(point.share * n), 0)
+            yield f"worst-score, TPR-{100 * point.tpr:g}", counts, "accepted_wrong"
 
     def to_json(self) -> dict[str, Any]:
         """Return everything except the images as JSON values."""
@@ -165,6 +176,7 @@ class AuditReport:
             **self.verdict.to_json(),
             "verdict": str(self.verdict),
             **parts,
+            "worst_case": self.worst_case and self.worst_case.to_json(),
             "sanity": sanity_json(self.sanity),
             "warnings": list(self.warnings),
             "curve": [list(point) for point in self.curve],
@@ -177,6 +189,8 @@ class AuditReport:
         lines += [f"{name:<28}{count_cell(counts, kind)}" for name, counts, kind in self.figures()]
         if self.rule:
             lines += entry("rejector", self.rule)
+        if self.worst_case is not None:
+            lines += entry("worst-score", self.worst_case.sentence)
         if self.autoattack.passes_note:
             lines += entry("passes", self.autoattack.passes_note)
         return "\n".join([*lines, *closing_lines(self.sanity, self.warnings, self.verdict)])
@@ -212,6 +226,7 @@ class Settings:
     claim: float | None
     data: str
     command: str
+    worst_score: bool
 
     def __post_init__(self) -> None:
         if isinstance(self.device, str):
@@ -247,7 +262,7 @@ def audit(
     cal: tuple[Any, Any] | None = None, version: str = "auto", bs: int = 250, seed: int = 0,
     device: str | torch.device | None = None, state_folder: str | Path | None = None,
     verbose: bool = False, name: str = "", claim: float | None = None, data: str = "",
-    command: str = "demur.audit",
+    command: str = "demur.audit", worst_score: bool = False,
 ) -> AuditReport:  # fmt: skip
     """Return an audit of a classifier, with or without a rejector.
 
@@ -274,6 +289,7 @@ def audit(
         claim: The claimed share of images that no attack breaks (by an error that is accepted).
         data: The data set; cifar10, cifar100 and imagenet have best known figures to compare with.
         command: What the report names as the command that made it.
+        worst_score: Also find the accepted errors at every threshold of the rejector.
 
     Example:
         >>> import demur, torch
@@ -286,7 +302,7 @@ def audit(
         norm, eps, check_version("audit", version, get_args(AuditVersion)), bs, seed, device,
         state_folder, verbose,
         name or (model if isinstance(model, str) else type(model).__name__),
-        claim, data.lower(), command,
+        claim, data.lower(), command, worst_score,
     )  # fmt: skip
     images = _whole(x, y)
     model = settings.prepared(as_model(model), images)
@@ -320,6 +336,7 @@ def _report(
 ) -> AuditReport:
     """Run all attacks and checks on the test images."""
     attacks = _attacks(model, criterion, settings)
+    worst = _worst_case(model, *images, criterion, settings) if settings.worst_score else None
     results = [settings.run(attack, *images) for attack in attacks]
     of_rejector: list[EnsembleResult | None] = [*results[1:], None, None]
     at = device_for(model, images[0], settings.device)
@@ -344,7 +361,26 @@ def _report(
     return AuditReport(
         settings.name, show(ball), rule, threshold, results[0], of_rejector[0], of_rejector[1],
         tuple(sanity), tuple(warnings), settings.claim, found.curve, made, images[0],
+        worst,
     )  # fmt: skip
+
+
+def _worst_case(
+    model: Model, x: Tensor, y: Tensor, criterion: AcceptedError | None, settings: Settings
+) -> WorstCaseRow:
+    """Return accepted errors at every threshold; clean scores of these images set thresholds."""
+    if criterion is None or settings.version in ("rand", "black-box"):
+        raise BadInput(f"{NO_WORST_SCORE}; leave worst-score out, or name a rejector")
+    ball, score = ball_by_name(settings.norm, settings.eps), as_score(criterion.rejector)
+    attack, at = WorstScore(ball, score, seed=settings.seed), device_for(model, x, settings.device)
+    parts = zip(*(part.split(settings.bs) for part in (x, y, torch.arange(len(y)))), strict=True)
+    x_adv = torch.cat([attack(model, *(one.to(at) for one in part)).cpu() for part in parts])
+    out, attacked = (_clean_outputs(model, images, y, settings) for images in (x, x_adv))
+    scores, right = values(score, out), (prediction(out) == y.cpu()).numpy()
+    wrong = (prediction(attacked) != y.cpu()).numpy()
+    case = WorstCase.of(scores, np.where(wrong, values(score, attacked), -np.inf))
+    name = show(score) if isinstance(score, Spec) else "the rejector"
+    return WorstCaseRow.of(case, name, scores, right, "these images, clean")
 
 
 def _attacks(

@@ -125,6 +125,7 @@ class Certificate:
     correct: int  # correct predictions
     accepted: int
     accepted_wrong: int  # accepted errors
+    under: str = ""  # worst-score attack on the images; empty without one
 
     @property
     def accepted_correct(self) -> int:
@@ -149,11 +150,12 @@ class Certificate:
     @property
     def sentence(self) -> str:
         """The guarantee and its thresholds in words."""
-        start = f"{self.guarantee.statement} with {percent(self.confidence)} confidence"
+        start = _claim(self.guarantee, self.confidence, self.under)
+        end = "; a stronger attack may break this" if self.under else ""
         if all(t == ANY_SCORE for t in self.thresholds):
-            return f"{start}, accepting every score"
+            return f"{start}, accepting every score{end}"
         at = " and ".join("any" if t == ANY_SCORE else f"{t:.6g}" for t in self.thresholds)
-        return f"{start}, accepting scores from {at} up"
+        return f"{start}, accepting scores from {at} up{end}"
 
     def to_json(self) -> dict[str, Any]:
         """Certificate as JSON values."""
@@ -186,6 +188,11 @@ class Certificate:
         return Interval(low, high)
 
 
+def _claim(guarantee: Guarantee, confidence: float, under: str) -> str:
+    attacked = f" under {under}" if under else ""
+    return f"{guarantee.statement}{attacked} with {percent(confidence)} confidence"
+
+
 @dataclass(frozen=True)
 class Shortfall:
     """Counts on the test images of the candidate that was best on the pilot images."""
@@ -197,6 +204,7 @@ class Shortfall:
     hits: int
     trials: int
     error: float  # at which the candidate was tested
+    under: str = ""  # as in a certificate
 
     @property
     def possible(self) -> float:
@@ -223,8 +231,8 @@ class Shortfall:
     @property
     def sentence(self) -> str:
         """What failed and what to do instead, for an error message."""
-        confidence, needed = percent(self.confidence), self.needed
-        start = f"no threshold gives {self.guarantee.statement} with {confidence} confidence"
+        needed = self.needed
+        start = f"no threshold gives {_claim(self.guarantee, self.confidence, self.under)}"
         if self.trials == 0:
             return f"{start}: {self.images:,} images are too few to test any; give more"
         counts = self.guarantee.describe_counts(self.hits, self.trials)
@@ -277,13 +285,9 @@ class Uncertified(BadInput):
 
 
 def certify_threshold(
-    scores: ArrayLike,
-    correct: ArrayLike,
-    guarantee: Guarantee,
-    confidence: float | None = None,
-    *,
-    seed: int = 0,
-) -> Certificate:
+    scores: ArrayLike, correct: ArrayLike, guarantee: Guarantee, confidence: float | None = None,
+    *, seed: int = 0, worst: ArrayLike | None = None, under: str = "",
+) -> Certificate:  # fmt: skip
     """Choose thresholds that give a guarantee for images to come.
 
     Of the thresholds that pass, a risk takes those of the largest coverage, a TPR or coverage
@@ -295,6 +299,9 @@ def certify_threshold(
         guarantee: What to guarantee: a TPR, Coverage or Risk.
         confidence: Probability that the guarantee holds; None takes the guarantee's own.
         seed: Seed of the pilot; it must not be selected by the outcome.
+        worst: Highest score of a wrong prediction that an attack found, N; -inf for none. A risk is
+            then guaranteed under it: where it finds no accepted error, the clean image counts.
+        under: That attack, for the sentence of the certificate.
 
     Returns:
         The certificate, with one threshold per score.
@@ -313,12 +320,14 @@ def certify_threshold(
     check_share("level", guarantee.level, allow_one=True)
     check_share("confidence", confidence)
     pilot = _draw_pilot(len(is_correct), columns.shape[1], seed)
+    wrong = _wrong_scores(columns, is_correct, worst, guarantee)
+    columns = np.maximum(columns, wrong)
     path = build_path(columns[pilot], is_correct[pilot])
     pilot_counts, tests = (
-        count_decisions(path, columns[part], is_correct[part]) for part in (pilot, ~pilot)
+        count_decisions(path, columns[part], is_correct[part], wrong[part])
+        for part in (pilot, ~pilot)
     )
-    allowed = GUARANTEE_SHARE * (1 - confidence)
-    shares = allocate_error(guarantee, pilot_counts, tests.n, allowed)
+    shares = allocate_error(guarantee, pilot_counts, tests.n, GUARANTEE_SHARE * (1 - confidence))
     p_value = guarantee.p_value(*guarantee.hits_and_trials(tests))
     # A risk is tested from strict to loose, a TPR or coverage from loose to strict. The path is
     # nested, so the last to pass has the largest coverage, or the fewest accepted errors.
@@ -327,13 +336,13 @@ def certify_threshold(
     if passed is None:
         tried = int(np.argmax(shares))  # the candidate with the largest share of the error
         hits, trials = (int(part[tried]) for part in guarantee.hits_and_trials(tests))
-        at, images = tuple(path[tried].tolist()), len(is_correct)
-        error = float(shares[tried])
-        raise Uncertified(Shortfall(guarantee, confidence, at, images, hits, trials, error))
+        at, tested = tuple(path[tried].tolist()), (hits, trials, float(shares[tried]))
+        raise Uncertified(Shortfall(guarantee, confidence, at, len(is_correct), *tested, under))
     best = int(order[passed])
     return Certificate(
         guarantee, confidence, tuple(path[best].tolist()), seed, len(path), pilot_counts.n,
         tests.n, tests.correct, int(tests.accepted[best]), int(tests.accepted_wrong[best]),
+        under,
     )  # fmt: skip
 
 
@@ -399,3 +408,20 @@ def _check_inputs(scores: ArrayLike, correct: ArrayLike) -> tuple[FloatArray, Bo
     if same_length(**named, correct=is_correct) < 2:
         raise BadInput("one image cannot both set a threshold and test it; give at least two")
     return np.stack(list(named.values()), axis=1), is_correct
+
+
+def _wrong_scores(
+    columns: FloatArray, correct: BoolArray, worst: ArrayLike | None, guarantee: Guarantee
+) -> FloatArray:
+    """Highest scores (N, D) of a wrong prediction, under the attack if `worst` is given."""
+    wrong: FloatArray = np.where(correct[:, None], -np.inf, columns)
+    if worst is None:
+        return wrong
+    if guarantee.quantity != "risk" or columns.shape[1] > 1:
+        raise BadInput(
+            "under a worst-score attack only the risk of one score can be guaranteed; give a risk "
+            "and a rejector with one threshold"
+        )
+    found = floats(worst, "worst")
+    same_length(worst=found, correct=correct)
+    return np.maximum(found[:, None], wrong)

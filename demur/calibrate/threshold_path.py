@@ -43,16 +43,26 @@ class Counts(NamedTuple):
         return self.accepted - self.accepted_wrong
 
 
-def count_decisions(path: FloatArray, scores: FloatArray, correct: BoolArray) -> Counts:
-    """Count the accepted images, and the wrong ones among them, for each candidate of a path."""
+def count_decisions(
+    path: FloatArray, scores: FloatArray, correct: BoolArray, wrong: FloatArray | None = None
+) -> Counts:
+    """Count the accepted images, and the wrong ones among them, for each candidate of a path.
+
+    An image is wrong where its score of `wrong` (N, D) is accepted, by default where not correct.
+    """
+    wrong = scores[~correct] if wrong is None else wrong
+    n, right = len(correct), int(correct.sum())
+    return Counts(n, right, _reached(path, scores), _reached(path, wrong))
+
+
+def _reached(path: FloatArray, scores: FloatArray) -> IntArray:
+    """Number of images that reach all thresholds of each candidate, K."""
     # thresholds decrease along a path, so an image is accepted from some candidate on
-    entry = np.zeros(len(correct), dtype=np.int64)
+    entry = np.zeros(len(scores), dtype=np.int64)
     for column, thresholds in enumerate(path.T):
         entry = np.maximum(entry, np.searchsorted(-thresholds, -scores[:, column]))
-    bins = len(path) + 1  # the last is for images never accepted
-    accepted = np.cumsum(np.bincount(entry, minlength=bins))[:-1]
-    wrong = np.cumsum(np.bincount(entry[~correct], minlength=bins))[:-1]
-    return Counts(len(correct), int(correct.sum()), accepted, wrong)
+    # the last bin is for images never accepted
+    return np.cumsum(np.bincount(entry, minlength=len(path) + 1))[:-1]
 
 
 def build_path(scores: FloatArray, correct: BoolArray) -> FloatArray:

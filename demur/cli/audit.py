@@ -56,6 +56,9 @@ Adapter = Annotated[
 ]
 Budget = Annotated[int | None, unset("Images that may be asked for, of a black box.")]
 Rate = Annotated[float | None, unset("Images per second, of a black box.", callback=check_finite)]
+EveryThreshold = Annotated[
+    bool, typer.Option("--worst-score", help="Also accepted errors at every threshold.")
+]
 StateFolder = Annotated[
     str | None,
     unset("Folder of the progress; the same command resumes from it.", callback=output_folder()),
@@ -81,6 +84,7 @@ def audit(
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 250,
     seed: Annotated[int, typer.Option(help="Seed of the attacks and the split.")] = 0,
     claim: Claim = None,
+    worst_score: EveryThreshold = False,
     out: Page = None,
     state: StateFolder = None,
     as_json: AsJson = False,
@@ -117,7 +121,7 @@ def audit(
         rejector=_rejector(rejector), eps=radius, norm=norm,
         threshold=threshold, tpr=tpr, cal=cal, version=version, bs=batch_size,
         seed=seed, device=at, state_folder=state, verbose=not as_json, name=model, claim=claim,
-        data=data, command=shlex.join(["demur", *sys.argv[1:]]),
+        data=data, command=shlex.join(["demur", *sys.argv[1:]]), worst_score=worst_score,
     )  # fmt: skip
     if out is not None:
         report.save(out)

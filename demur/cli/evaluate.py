@@ -17,6 +17,7 @@ from demur.files.output_paths import output_folder
 if TYPE_CHECKING:
     from demur.attacks import Attack
     from demur.evaluate import LoadedRun, Protocol, RecordOptions, RejectorEvaluation, ScoredRecord
+    from demur.evaluate.accepted_errors import ScoredWorstCase
     from demur.evaluate.certificates import IssuedCertificate, Retest
     from demur.metrics import FloatArray
     from demur.rejectors import Rejector
@@ -184,8 +185,9 @@ def score(
     """
     from demur.evaluate.certificates import retests
     from demur.rejectors import paper_grid
+    from demur.report import terminal
     from demur.report.certificates import show_retests
-    from demur.report.terminal import Sanity, show_oracle_probes, show_sanity, show_scores
+    from demur.report.terminal import Sanity
     from demur.sanity import run_checks
 
     protocols = parse_protocols(protocol)
@@ -197,23 +199,26 @@ def score(
     rejectors = paper_grid(loaded.run.recipe.data) if sweep else None
     evaluation, scored = score_run(loaded, rejectors, split, oracle_probes)
     protocols = available_protocols(evaluation, protocols, split)
-    records = [entry.record for entry in scored]
+    worst = score_worst_cases(loaded, evaluation, split)
+    records = [*(one.record for one in scored), *(one.record for one in worst)]
     certificates = retests(loaded, evaluation.scores, records)
     sanity = Sanity.of(run_checks(records, evaluation), loaded.run, records)
     if as_json:
         entries = _as_json(scored, protocols, certificates) | sanity.to_json()
+        entries["worst_case"] = [entry.row.to_json() for entry in worst]
         typer.echo(json.dumps(entries, indent=2))
         return
     main, names = scored, main_rejectors(loaded)
     if not (show_all or sweep or oracle_probes):
         main = [replace(s, rows=[row for row in s.rows if row.rejector in names]) for s in scored]
-    show_scores(main, protocols)
+    terminal.show_scores(main, protocols)
+    terminal.show_worst_cases([entry.row for entry in worst])
     hidden = sum(len(entry.rows) for entry in scored) - sum(len(entry.rows) for entry in main)
     if hidden:
         typer.echo(f"{hidden} more lines of other rejectors: add --all")
-    show_oracle_probes(scored)
+    terminal.show_oracle_probes(scored)
     show_retests(certificates)
-    show_sanity(sanity)
+    terminal.show_sanity(sanity)
 
 
 def main_rejectors(loaded: "LoadedRun") -> list[str]:
@@ -317,7 +322,7 @@ def _probe_scores(record: "Record") -> dict[str, "FloatArray"]:
     return probe_scores(record)
 
 
-def _no_record_message(run: "Run", split: str) -> str:
+def _no_record_message(run: "Run", split: str, attack: str) -> str:
     """Return the message that there is nothing to score, and what to run instead."""
     from demur.report.terminal import run_argument
 
@@ -326,7 +331,7 @@ def _no_record_message(run: "Run", split: str) -> str:
     name = shlex.quote(run_argument(run))
     ways = [f"score those of {name} images with --split {name}" for name in scorable]
     if run.has_weights or not ways:
-        ways.insert(0, f"make one with demur attack {name} pgd-20{where}")
+        ways.insert(0, f"make one with demur attack {name} {attack}{where}")
     images = f"of {split} images " if scorable else ""
     return f"{run.name} has no record {images}yet; {', or '.join(ways)}"
 
@@ -337,18 +342,23 @@ def score_run(
     split: str = "test",
     oracle_probes: bool = False,
 ) -> tuple["RejectorEvaluation", list["ScoredRecord"]]:
-    """Return the scorer of a run and its scored records of one split; raise BadInput for none."""
+    """Return the scorer of a run and its scored records of one split; raise BadInput for none.
+
+    Worst-score records are not among them: `score_worst_cases` scores those.
+    """
     from demur.cli.progress import CountBar
     from demur.data import OwnImages
     from demur.evaluate import RejectorEvaluation
+    from demur.evaluate.accepted_errors import aimed_rejector
 
     found = loaded.run.records(loaded.split_by_name(split))
-    if not found:
-        raise BadInput(_no_record_message(loaded.run, split))
+    others = [record for record in found if not aimed_rejector(record)]
+    if not others:
+        raise BadInput(_no_record_message(loaded.run, split, "clean" if found else "pgd-20"))
     if loaded.run.has_weights and isinstance(loaded.run.recipe.data, OwnImages):
         loaded.checked_split(split)  # published images never change, and archives have none
     evaluation = RejectorEvaluation.of(loaded, rejectors=rejectors, records=found)
-    records = _with_confidence(found, evaluation)
+    records = _with_confidence(others, evaluation)
     scored = []
     with CountBar(f"score {loaded.run.name}", "records") as bar:
         for done, record in enumerate(records):
@@ -359,6 +369,16 @@ def score_run(
         bar.on_progress(len(records), len(records))
     warn_missing_rejectors(evaluation, scored)
     return evaluation, scored
+
+
+def score_worst_cases(
+    loaded: "LoadedRun", evaluation: "RejectorEvaluation", split: str = "test"
+) -> list["ScoredWorstCase"]:
+    """Return the figures of the worst-score records of a split; print why one has none."""
+    from demur.cli.progress import on_message
+    from demur.evaluate.accepted_errors import worst_cases
+
+    return worst_cases(evaluation, loaded, loaded.run.records(split), on_message)
 
 
 @app.command()

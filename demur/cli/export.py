@@ -30,6 +30,13 @@ Risk = Annotated[
     float | None,
     typer.Option(callback=check_finite, help="At most this share of the accepted images wrong."),
 ]
+Under = Annotated[
+    str,
+    typer.Option(
+        "--under", "--attack",
+        help="Calibrate on images attacked like this, such as worst-score; valid for it only.",
+    ),
+]  # fmt: skip
 Confidence = Annotated[
     float, typer.Option(callback=check_finite, help="Confidence level of the guarantee.")
 ]
@@ -66,9 +73,7 @@ def calibrate(
             show_default="the score of the head, Con without one",
         ),
     ] = None,
-    attack: Annotated[
-        str, typer.Option(help="Calibrate on attacked images; valid for that attack only.")
-    ] = "clean",
+    under: Under = "clean",
     as_json: AsJson = False,
     device: Device = "auto",
     data: DataFolder = None,
@@ -81,18 +86,17 @@ def calibrate(
     """
     import json
 
-    from demur.evaluate.certificates import issue
+    from demur.evaluate.certificates import attack_under, issue
     from demur.guards.calibration import guarantee_of
-    from demur.recipes import attack as attack_named
     from demur.report.certificates import certificate_text
 
     if (risk, tpr, coverage).count(None) != 2:
         raise BadInput("give exactly one of --risk, --tpr and --coverage, such as --risk 0.05")
     guarantee = guarantee_of(tpr, coverage, risk)
     loaded = load_run(run, device, data, engine, verify)
-    spec = attack_named(attack, loaded.run.recipe)
-    default = next(iter(loaded.run.recipe.method.head.rejectors()), "Con")
-    certificate = issue(loaded, rejector or default, guarantee, confidence, attack, spec)
+    name = rejector or next(iter(loaded.run.recipe.method.head.rejectors()), "Con")
+    label, spec = attack_under(loaded, under, name)
+    certificate = issue(loaded, name, guarantee, confidence, label, spec)
     warn_at_chance(loaded, loaded.clean("cal"))
     typer.echo(
         json.dumps(certificate.metadata, indent=2) if as_json else certificate_text(certificate)
@@ -121,6 +125,7 @@ def export(
         str,
         typer.Option(help="Names separated by commas.", show_default="those of the data set"),
     ] = "",
+    under: Under = "clean",
     resize: Resize = None,
     accept_chance: Annotated[
         bool, typer.Option("--accept-chance", help="Also write a net that is at chance level.")
@@ -150,7 +155,7 @@ def export(
     guard = Guard.from_run(
         run, rejector=rejector, tpr=tpr, coverage=coverage, risk=risk, confidence=confidence,
         class_names=split_names(class_names) or None, resize=resize, device=device,
-        data_folder=where, accept_chance=accept_chance,
+        data_folder=where, under=under, accept_chance=accept_chance,
     )  # fmt: skip
     guard.save(folder, onnx=onnx, sign=sign)
     on_message(f"{folder}: {guard.calibration['sentence']}. {guard.summary}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from demur.cli.app import DataFolder, Device, Verify, app
-from demur.cli.evaluate import load_run, score_run
+from demur.cli.evaluate import load_run, score_run, score_worst_cases
 from demur.errors import BadInput
 from demur.files.output_paths import PAGE_OF_RUN, check_output_file, is_stream
 
@@ -60,7 +60,8 @@ def scored_run(loaded: "LoadedRun") -> "ScoredRun":
     """Return a run with its test records scored; raise BadInput where it has none."""
     from demur.report.scored_run import ScoredRun
 
-    return ScoredRun(loaded, *score_run(loaded))
+    evaluation, scored = score_run(loaded)
+    return ScoredRun(loaded, evaluation, scored, score_worst_cases(loaded, evaluation))
 
 
 @app.command()

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from demur.attacks import WorstScore
 from demur.attacks.criteria import RuleCriterion
 from demur.evaluate.record_scores import values
 from demur.rejectors import FittedScore
@@ -72,7 +73,9 @@ class ThresholdResolver:
             self.fitted[text] = fit.digest
             score = value.fit(fit.output, fit.y)
             return score.to(self.device) if isinstance(score, FittedScore) else score
-        if isinstance(value, RuleCriterion) and isinstance(value.threshold, OperatingPoint):
+        if isinstance(value, RuleCriterion | WorstScore) and isinstance(
+            value.threshold, OperatingPoint
+        ):
             threshold = self.choose_threshold(as_score(value.rejector), value.threshold)
             self.thresholds[text] = threshold
             return replace(value, threshold=threshold)

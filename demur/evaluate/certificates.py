@@ -8,21 +8,23 @@ A certificate that was issued on adversarial examples is valid for that attack a
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from demur.attacks import Attack, Clean
+from demur.attacks import Attack, Clean, WorstScore
 from demur.calibrate import Certificate, Guarantee, certify_threshold, lower_bound, upper_bound
 from demur.errors import BadInput
+from demur.evaluate.accepted_errors import aimed_rejector, clean_of, under_attack, worst_case_of
 from demur.evaluate.binding import ThresholdResolver, resolve_thresholds
 from demur.evaluate.record_scores import JsonFields, StoredScore, accepted, can_score, values
 from demur.evaluate.recording import LoadedRun, RecordOptions, run_attack
 from demur.files.atomic import write_json
 from demur.metrics import Interval
+from demur.recipes import attack as attack_named
 from demur.rejectors.rule import Rejector, Rule, Score
 from demur.runs import Record, Run, provenance
 from demur.runs.metadata import CERTIFICATE, read_metadata
@@ -105,7 +107,7 @@ def issue(
     run = loaded.run
     name = run.recipe.find_rejector(name)
     rejector = run.recipe.rejectors()[name]
-    cal = loaded.clean("cal") if isinstance(attack, Clean) else _attacked_cal(loaded, label, attack)
+    cal = attacked_cal(loaded, label, attack)
     binding = ThresholdResolver(loaded.clean, loaded.device)
     found = certify_record(rejector, cal, guarantee, confidence, binding)
     about = {"rejector": name, "rejector_spec": show(rejector, full=True), "fitted": binding.fitted}
@@ -124,9 +126,21 @@ def certify_record(
     """Certify a rejector on a record of cal images."""
     text = show(rejector, full=True)
     score = StoredScore(text) if text in cal.stored_scores else binding.bound(rejector)
-    parts = [part for part, _ in score.rule(0.0).pairs]
-    columns = np.stack([values(part, cal) for part in parts], axis=1)
-    return certify_threshold(columns, cal.correct, guarantee, confidence)
+    clean = binding.clean("cal") if aimed_rejector(cal) else cal
+    attacked = {} if clean is cal else under_attack(rejector, score, cal, clean)
+    columns = np.stack([values(part, clean) for part, _ in score.rule(0.0).pairs], axis=1)
+    return certify_threshold(columns, clean.correct, guarantee, confidence, **attacked)
+
+
+def attack_under(loaded: LoadedRun, label: str, name: str) -> tuple[str, Attack]:
+    """Label and attack of `--under`; worst-score attacks this rejector if its label names none."""
+    recipe = loaded.run.recipe
+    spec = attack_named(label, recipe)
+    if not isinstance(spec, WorstScore) or "rejector=" in label:
+        return label, spec
+    rejector = recipe.rejectors()[recipe.find_rejector(name)]
+    label += f"{',' if ':' in label else ':'}rejector={show(rejector)}"
+    return label, replace(spec, rejector=rejector)
 
 
 def _write_or_read(path: Path, certificate: IssuedCertificate) -> IssuedCertificate:
@@ -155,9 +169,18 @@ def issued_certificates(run: Run) -> list[IssuedCertificate]:
     )
 
 
-def retest(certificate: IssuedCertificate, score: Score, record: Record) -> Retest:
-    """Observe the guaranteed quantity on a record, with an exact 95% interval."""
-    accept, correct = accepted(certificate.rule(score), record), record.correct
+def retest(
+    certificate: IssuedCertificate, score: Score, record: Record, clean: Record | None = None
+) -> Retest:
+    """Observe the guaranteed quantity on a record, with an exact 95% interval.
+
+    `clean` is the record of the clean images of a worst-score record.
+    """
+    if clean is None:
+        accept, correct = accepted(certificate.rule(score), record), record.correct
+    else:
+        case, (at,) = worst_case_of(score, record, clean), certificate.thresholds
+        accept, correct = case.accepted >= at, case.worst < at
     quantity = certificate.metadata["quantity"]
     among = {"risk": accept, "tpr": correct, "coverage": np.ones_like(accept)}[quantity]
     counted = ~correct if quantity == "risk" else accept
@@ -185,13 +208,19 @@ def retests(
     ordered = sorted(not_cal, key=lambda record: record.metadata["attack"] != digest(Clean()))
     specs = {name: show(r, full=True) for name, r in loaded.run.recipe.rejectors().items()}
     tested = []
-    for certificate in issued_certificates(loaded.run):
+    for made in issued_certificates(loaded.run):
         lines: list[Retest] = []
-        name = certificate.rejector
+        name = made.rejector
         score = scores.get(name)
-        if score is not None and specs.get(name) == certificate.metadata["rejector_spec"]:
-            lines = [retest(certificate, score, r) for r in ordered if can_score(score, r)]
-        tested.append((certificate, lines))
+        if score is not None and specs.get(name) == made.metadata["rejector_spec"]:
+            known = [r for r in ordered if can_score(score, r)]
+            is_risk = made.metadata["quantity"] == "risk" and len(made.thresholds) == 1
+            for record in known:
+                aim = aimed_rejector(record)
+                clean = clean_of(record, known) if aim else None
+                if not aim or (is_risk and clean and aim == specs[name]):
+                    lines.append(retest(made, score, record, clean))
+        tested.append((made, lines))
     return tested
 
 
@@ -207,7 +236,10 @@ def _verdict(
     return "broken" if broken else "within chance"
 
 
-def _attacked_cal(loaded: LoadedRun, label: str, attack: Attack) -> Record:
+def attacked_cal(loaded: LoadedRun, label: str, attack: Attack) -> Record:
+    """Record of the attacked cal images; BadInput if the attack has a threshold chosen on them."""
+    if isinstance(attack, Clean):
+        return loaded.clean("cal")
     if resolve_thresholds(attack, loaded.clean).thresholds:
         raise BadInput(
             f"{label} has a threshold that was chosen on the cal images, so they cannot test a "
@@ -220,6 +252,7 @@ def _metadata(loaded: LoadedRun, found: Certificate, cal: Record) -> dict[str, A
     """Metadata of a certificate: the guarantee, the data and the provenance."""
     clean = cal.metadata["attack"] == digest(Clean())
     attacked_by = f"images attacked by {cal.metadata['spec']} and no others"
+    attacked_by += " (clean where it finds no accepted error)" if found.under else ""
     valid_for = "clean images of the same distribution" if clean else attacked_by
     values: dict[str, Any] = json.loads(json.dumps(found.to_json()))
     return values | {

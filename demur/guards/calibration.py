@@ -4,7 +4,8 @@ Thresholds are certified where the images suffice. With fewer images a threshold
 coverage is the empirical one and has no certificate; a risk is never given without one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,10 +75,12 @@ def calibrate(
     y: torch.Tensor,
     guarantee: Guarantee,
     confidence: float,
+    attacked: Mapping[str, Any] = MappingProxyType({}),
 ) -> Calibrated:
     """Choose the thresholds of a fitted rejector on the outputs for calibration images.
 
-    Raises Uncertified if a risk cannot be certified, and BadInput if an output is not a number.
+    `attacked` holds `worst` and `under` of `certify_threshold`. Raises Uncertified if a
+    risk cannot be certified, and BadInput if an output is not a number.
     """
     check_logits(out)
     correct: BoolArray = (prediction(out) == y).cpu().numpy()
@@ -85,7 +88,7 @@ def calibrate(
     columns = np.stack([values(part, out) for part in parts], axis=1)  # N, K
     certificate, shortfall = None, None
     try:
-        found = certify_threshold(columns, correct, guarantee, confidence)
+        found = certify_threshold(columns, correct, guarantee, confidence, **attacked)
         thresholds, certificate = found.thresholds, found.to_json()
         sentence = found.sentence
     except Uncertified as error:

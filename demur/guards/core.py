@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from demur.attacks.attack_model import Model
 from demur.errors import BadInput, shorten
 from demur.evaluate import LoadedRun
+from demur.evaluate.accepted_errors import aimed_rejector, clean_of, under_attack, worst_case_of
+from demur.evaluate.certificates import attack_under, attacked_cal
 from demur.evaluate.record_scores import accepted as accepted_in
 from demur.evaluate.record_scores import can_score
 from demur.guards.bundle import from_pretrained, load, save, save_pretrained
@@ -40,7 +42,7 @@ from demur.recipes import VOCABULARY
 from demur.rejectors import Rejector
 from demur.rejectors.rule import Rule
 from demur.runs import Run
-from demur.spec import check_readable, read
+from demur.spec import check_readable, read, show
 from demur.spec.field_types import Positive, UnitInterval, convert_value
 
 
@@ -118,9 +120,9 @@ class Guard(BaseGuard):
         tpr: float | None = None, coverage: float | None = None, risk: float | None = None,
         confidence: float = 0.95, class_names: Sequence[str] | None = None,
         resize: bool | None = None, device: str = "auto", data_folder: Path | None = None,
-        accept_chance: bool = False,
+        accept_chance: bool = False, under: str = "clean",
     ) -> "Guard":  # fmt: skip
-        """Make a guard from a trained run, calibrated on the clean cal images of its data set.
+        """Make a guard from a trained run, calibrated on the cal images of its data set.
 
         Args:
             run: A run, or its name or folder.
@@ -134,6 +136,7 @@ class Guard(BaseGuard):
             device: Device of the model: auto, cpu, cuda or cuda:N.
             data_folder: Folder of the data set.
             accept_chance: Make a guard of a net that is not shown to be better than chance.
+            under: "clean", or "worst-score" to guarantee a risk under that attack.
 
         Returns:
             The guard, whose model card has the figures of the run's records. BadInput is raised
@@ -158,7 +161,9 @@ class Guard(BaseGuard):
             return clean.output, clean.y
 
         cal, fitted = loaded.clean("cal"), fit_rejector(spec, fit)
-        calibrated = calibrate(spec, fitted, cal.output, cal.y, guarantee, confidence)
+        record = attacked_cal(loaded, *attack_under(loaded, under, name))
+        attacked = {} if record is cal else under_attack(spec, fitted, record, cal)
+        calibrated = calibrate(spec, fitted, cal.output, cal.y, guarantee, confidence, attacked)
         scores = on_device(calibrated.scores, loaded.device)
         domain = recipe.data.domain
         return Guard(
@@ -299,10 +304,22 @@ def _record_rates(loaded: LoadedRun, scores: tuple[GuardScore, ...]) -> tuple[di
     """Rates of the decisions on the run's test records, clean and attacked."""
     rule = Rule(tuple((part.score, part.threshold) for part in scores))
     found = []
-    for record in loaded.run.records("test"):
-        if all(can_score(part.score, record) for part in scores):
-            decided = decision_figures(accepted_in(rule, record), record.correct)
-            found.append({"attack": record.label, "spec": record.metadata["spec"], **decided})
+    records = loaded.run.records("test")
+    for record in records:
+        if not all(can_score(part.score, record) for part in scores):
+            continue
+        accept, correct = accepted_in(rule, record), record.correct
+        if aim := aimed_rejector(record):  # the record mixes clean and attacked images
+            clean = clean_of(record, records)
+            if clean is None or [aim] != [show(part.rejector, full=True) for part in scores]:
+                continue
+            case, at = worst_case_of(scores[0].score, record, clean), scores[0].threshold
+            accept, correct = (
+                case.accepted >= at,
+                clean.correct[: len(record.y)] & (case.worst < at),
+            )
+        decided = decision_figures(accept, correct)
+        found.append({"attack": record.label, "spec": record.metadata["spec"], **decided})
     return tuple(found)
 
 

@@ -85,11 +85,18 @@ def _rule(guard: BaseGuard) -> list[str]:
         shown = "any" if part.threshold == float("-inf") else f"{part.threshold:.6g}"
         lines.append(f"| {_plain(part.name)} | {shown} |")
     calibration = guard.calibration
-    lines += ["", f"Chosen on {calibration['images']:,} clean calibration images: "
-              f"{_plain(calibration['sentence'])}."]  # fmt: skip
+    under = (calibration["certificate"] or {}).get("under")
+    lines += ["", f"Chosen on {calibration['images']:,} {'attacked' if under else 'clean'} "
+              f"calibration images: {_plain(calibration['sentence'])}."]  # fmt: skip
     if calibration["certificate"] is None:
         shortfall = _plain(calibration["shortfall"] or "")
         lines.append(f"**The thresholds have no guarantee**: {shortfall}.")
+    elif under:
+        lines.append(
+            "The guarantee holds for images from the distribution of the calibration images, each "
+            "replaced by a wrong prediction that this attack finds and the rule accepts, if there "
+            "is one. A stronger attack, or another radius, may break it."
+        )
     else:
         lines.append(
             "The guarantee holds for clean images from the distribution of the calibration images. "

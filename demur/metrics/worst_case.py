@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from demur.metrics.checks import FloatArray, check_share, floats, same_length
-from demur.metrics.intervals import Difference, Interval
+from demur.metrics.intervals import Difference, Interval, wilson
 from demur.metrics.rejection import Curve
+
+NEVER_ACCEPTED = -float(np.finfo(np.float64).max)  # a clean score that no threshold accepts
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +27,8 @@ class WorstCase:
     """Scores of clean images, and the highest score of a wrong prediction in each one's ball.
 
     Accepted is score >= threshold. A threshold is a score of a clean image, so that coverage is
-    the share of clean images accepted, correct or not.
+    the share of clean images accepted, correct or not. An image that a gate rejects has the clean
+    score -inf; as a threshold it accepts every score past the gate.
     """
 
     clean: FloatArray  # N
@@ -36,16 +39,24 @@ class WorstCase:
         """Check the scores; raise BadInput for other lengths or NaN."""
         values, wrong = floats(clean, "clean"), floats(worst, "worst")
         same_length(clean=values, worst=wrong)
-        return WorstCase(values, wrong)
+        return WorstCase(np.maximum(values, NEVER_ACCEPTED), wrong)
 
     def accepted_errors(self, threshold: float) -> float:
         """Share of all images with a wrong prediction that reaches the threshold."""
-        return float((self.worst >= threshold).mean())
+        return self.count(threshold) / len(self.worst)
+
+    def count(self, threshold: float) -> int:
+        """Images with a wrong prediction that reaches the threshold."""
+        return int((self.worst >= max(threshold, NEVER_ACCEPTED)).sum())
+
+    def interval(self, threshold: float, level: float = 0.95) -> Interval:
+        """Wilson interval of the accepted errors at one threshold."""
+        return wilson(self.count(threshold), len(self.worst), level)
 
     @cached_property
     def curve(self) -> Curve:
         """Accepted errors as a share of all images, by ascending clean coverage."""
-        thresholds = np.unique(self.clean)[::-1]
+        thresholds = np.unique(self.clean[self.clean > NEVER_ACCEPTED])[::-1]
         coverage = _shares_at_least(self.clean, thresholds)
         return Curve(coverage, _shares_at_least(self.worst, thresholds), thresholds)
 
@@ -58,29 +69,54 @@ class WorstCase:
         return float(_shares_at_least(self.worst, self.clean).mean())
 
     @property
-    def aurc(self) -> float:
-        """Worst-case AURC: mean over the clean scores of the risk among the accepted.
+    def accepted(self) -> FloatArray:
+        """Highest threshold at which an image is accepted under the attack, N.
 
-        An image without an accepted error counts as accepted if its clean image is accepted; that
-        one is then correct.
+        An image without an accepted error stays as it is: it counts as accepted if its clean image
+        is accepted, and that one is then correct.
         """
-        errors = _shares_at_least(self.worst, self.clean)
-        both = _shares_at_least(np.minimum(self.clean, self.worst), self.clean)
-        correct = _shares_at_least(self.clean, self.clean) - both
-        return float((errors / (errors + correct)).mean())
+        highest: FloatArray = np.maximum(self.clean, self.worst)
+        return highest
+
+    @property
+    def aurc(self) -> float:
+        """Worst-case AURC: mean over the clean scores of the wrong share of the `accepted`."""
+        return float(self._risks[0].mean())
+
+    @cached_property
+    def _risks(self) -> tuple[FloatArray, FloatArray]:
+        """Wrong share of the accepted, and the accepted share, with each clean score as threshold.
+
+        Both have shape N.
+        """
+        kept = _shares_at_least(self.accepted, self.clean)
+        return _shares_at_least(self.worst, self.clean) / kept, kept
 
     @property
     def _influence(self) -> FloatArray:
         """What each image adds to the AUGRC, by its worst score and as a threshold, N."""
-        n = len(self.clean)
-        as_image = np.searchsorted(np.sort(self.clean), self.worst, "right") / n
+        as_image = self._mean_up_to(self.worst, np.ones_like(self.clean))
         values: FloatArray = as_image + _shares_at_least(self.worst, self.clean)
         return values
 
+    def _mean_up_to(self, values: FloatArray, weights: FloatArray) -> FloatArray:
+        """Mean over the clean scores of the weights of those that each value reaches, N."""
+        order = np.argsort(self.clean)
+        sums = np.append(0.0, np.cumsum(weights[order])) / len(order)
+        found: FloatArray = sums[np.searchsorted(self.clean[order], values, "right")]
+        return found
+
     def augrc_interval(self, level: float = 0.95) -> Interval:
         """Interval of the AUGRC, from the variance of the images' influence."""
-        reach = _reach(self._influence, level)
-        return Interval(max(0.0, self.augrc - reach), min(1.0, self.augrc + reach))
+        return _around(self.augrc, self._influence, level)
+
+    def aurc_interval(self, level: float = 0.95) -> Interval:
+        """Interval of the AURC, from the variance of the images' influence."""
+        risk, kept = self._risks
+        errors = self._mean_up_to(self.worst, 1 / kept)
+        return _around(
+            self.aurc, risk + errors - self._mean_up_to(self.accepted, risk / kept), level
+        )
 
     def augrc_difference(self, other: "WorstCase", level: float = 0.95) -> Difference:
         """AUGRC of this minus that of another rejector on the same images, with its interval."""
@@ -96,6 +132,11 @@ def _shares_at_least(values: FloatArray, thresholds: FloatArray) -> FloatArray:
     """Share of the values that reach each threshold."""
     shares: FloatArray = 1 - np.searchsorted(np.sort(values), thresholds) / len(values)
     return shares
+
+
+def _around(value: float, influence: FloatArray, level: float) -> Interval:
+    reach = _reach(influence, level)
+    return Interval(max(0.0, value - reach), min(1.0, value + reach))
 
 
 def _reach(influence: FloatArray, level: float) -> float:

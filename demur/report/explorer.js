@@ -302,7 +302,17 @@ const Explorer = (() => {
       const { n, right, acceptedRight: good, acceptedWrong: bad } = Stats.counts(column(run, record, CON), t1, second, t2, correct(record));
       const cells = [share(bad, n), good + bad ? share(good, good + bad) : "none accepted", share(good + bad, n), share(good, right)];
       return el("tr", { class: shown, "data-attack": record.attack }, head, el("td", {}, count(n)), ...cells.map((text) => el("td", {}, text)));
-    }));
+    }), ...run.worst.map((worst) => worstRow(worst, name, t1, t2)));
+  }
+
+  // Accepted errors of a worst-score attack, which knows the highest score of one rejector alone.
+  function worstRow(worst, name, t1, t2) {
+    const own = worst.rejector === CON, [t, other] = own ? [t1, t2] : [t2, t1];
+    const reason = state.tau !== null ? "attacked at the temperature of the score" : other !== OFF || !(own || worst.rejector === name)
+      ? `shown where ${worst.rejector} alone has a threshold` : "";
+    const bad = Data.array(worst, "worst", "<f4").reduce((sum, score) => sum + (score >= t && score > OFF ? 1 : 0), 0);
+    const cells = reason ? [el("td", { colspan: 4 }, reason)] : [el("td", {}, share(bad, worst.n)), el("td", { colspan: 3 }, `highest score of a wrong prediction, ${worst.rejector}`)];
+    return el("tr", { "data-worst": worst.rejector }, el("th", { scope: "row" }, worst.attack), el("td", {}, count(worst.n)), ...cells);
   }
 
   function showRule(panel, run, name, { n, acceptedRight, acceptedWrong }) {

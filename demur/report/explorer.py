@@ -75,6 +75,15 @@ def _run(results: ScoredRun, kept: int) -> Json:
         if results.evaluation.thresholds
         else None,
         "certificates": _certificates(results),
+        "worst": [  # the highest score of a wrong prediction on each image
+            {
+                "attack": entry.record.label,
+                "rejector": entry.row.rejector,
+                "n": entry.row.n,
+                "worst": packed(entry.case.worst, "<f4"),
+            }
+            for entry in results.worst
+        ],
         "clean_images": _clean_images(results, kept),
         "records": [
             _record(results, entry, label, kept)

@@ -12,7 +12,7 @@ import html
 import io
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -22,6 +22,7 @@ import numpy as np
 
 from demur.errors import BadInput
 from demur.evaluate import BASELINE, ORACLE, RejectorEvaluation, ScoredRecord, tcon_of, values
+from demur.evaluate.accepted_errors import ScoredWorstCase
 from demur.evaluate.record_scores import has_tcon
 from demur.metrics import BoolArray, FloatArray, risk_coverage
 from demur.output import prediction
@@ -81,6 +82,15 @@ def overview_figure(
         _risk_coverage(right, shown, evaluation)
         figure.suptitle(_heading(shown), x=0.01, ha="left", fontsize=11, fontweight="bold")
         return saved(figure, kind)
+
+
+def worst_case_svg(worst: Sequence[ScoredWorstCase]) -> bytes:
+    """Draw accepted errors against clean coverage, under worst-score and without an attack."""
+    cases = {f"{entry.row.rejector}, worst-score": entry.case for entry in worst}
+    cases |= {f"{entry.row.rejector}, clean": entry.unattacked for entry in worst}
+    with drawing(6.0, 3.5) as figure:
+        plot.worst_case(cases, figure.subplots())
+        return saved(figure, "svg")
 
 
 def hardest(records: list[ScoredRecord], evaluation: RejectorEvaluation) -> ScoredRecord:

@@ -10,11 +10,13 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from demur.evaluate import ORACLE, Protocol, Row, ScoredRecord
+from demur.evaluate.accepted_errors import WorstCaseRow
 from demur.evaluate.certificates import retests
 from demur.files.atomic import write_text
 from demur.metrics import Interval
@@ -30,9 +32,11 @@ from demur.report.figures import (
     hardest,
     inline_svg,
     overview_figure,
+    worst_case_svg,
 )
 from demur.report.scored_run import RECTIFIED, ScoredRun, main_row
 from demur.report.terminal import (
+    WORST_CASE_COLUMNS,
     Sanity,
     attack_command,
     comparable,
@@ -40,6 +44,7 @@ from demur.report.terminal import (
     percent,
     signed,
     train_command,
+    worst_case_words,
 )
 from demur.runs import Record
 from demur.sanity import run_checks
@@ -145,9 +150,7 @@ def page_text(runs: Sequence[ScoredRun], live: bool = False) -> str:
     template = environment.from_string((here / "page.html.j2").read_text(encoding="utf-8"))
     scored = {name for results in runs for name in results.evaluation.scores} | {"Con", "T-Con"}
     terms = {name: text for name, text in REJECTORS.items() if name in scored} | PAGE_TERMS
-    ordered = [
-        ScoredRun(r.loaded, r.evaluation, sorted(r.scored, key=attacked_images)) for r in runs
-    ]
+    ordered = [replace(r, scored=sorted(r.scored, key=attacked_images)) for r in runs]
     views = [_run_view(results, f"run-{i}-") for i, results in enumerate(ordered)]
     data = json.dumps(explorer_data(ordered, live), separators=(",", ":"), allow_nan=False)
     return template.render(
@@ -181,6 +184,7 @@ def _run_view(results: ScoredRun, prefix: str) -> View:
     run, evaluation = results.loaded.run, results.evaluation
     attacks = [_attack_view(entry, results) for entry in results.scored]
     records = [entry.record for entry in results.scored]
+    records += [entry.record for entry in results.worst]
     worst = hardest(results.scored, evaluation) if attacks else None
     guarantees, guarantees_figure = _guarantees(results, records, prefix)
     both: tuple[Protocol, ...] = ("deploy", "paper")
@@ -193,6 +197,8 @@ def _run_view(results: ScoredRun, prefix: str) -> View:
         "protocols": both if results.protocol == "deploy" else ("paper",),
         "threshold_words": _threshold_words(results),
         "figure": _figure(results, prefix) if worst else "",
+        "worst_case": _worst_case(results, prefix) if results.worst else None,
+        "records": [*attacks, *(_record_view(entry.record, results) for entry in results.worst)],
         "sanity": Sanity.of(run_checks(records, evaluation), run, records) if records else None,
         "guarantees": guarantees,
         "guarantees_figure": guarantees_figure,
@@ -299,9 +305,8 @@ def _attack_view(scored: ScoredRecord, results: ScoredRun) -> View:
     verdicts = Verdicts.of(results, scored)
     total, n = verdicts.counts(), scored.summary.n
     has_images = attacked_images(scored) and "x_adv" in scored.record.arrays
-    label, loaded = scored.summary.attack, results.loaded
+    label = scored.summary.attack
     return {
-        "name": label if attacked_images(scored) else f"{label} (no attack)",
         "words": f"Attacked with {label}" if attacked_images(scored) else "Without attack",
         "summary": scored.summary,
         "counts": [(g, total[g.key], f"{100 * total[g.key] / n:.2f}") for g in GROUPS],
@@ -311,10 +316,39 @@ def _attack_view(scored: ScoredRecord, results: ScoredRun) -> View:
             "paper": _table(scored, results, "paper"),
         },
         "gallery": gallery(verdicts) if has_images and results.split_sizes else None,
-        "metadata": _metadata(scored.record),
-        "label_is_current": label_is_current(scored.record, loaded),
-        "command": attack_command(scored.record, loaded, results.split_sizes),
+        **_record_view(scored.record, results),
+        "name": label if attacked_images(scored) else f"{label} (no attack)",
     }
+
+
+def _record_view(record: Record, results: ScoredRun) -> View:
+    return {
+        "name": record.label,
+        "label": record.label,
+        "metadata": _metadata(record),
+        "label_is_current": label_is_current(record, results.loaded),
+        "command": attack_command(record, results.loaded, results.split_sizes),
+    }
+
+
+def _worst_case(results: ScoredRun, prefix: str) -> View:
+    """Return the figures of the worst-score records, their curve and what they are."""
+    rows = [entry.row for entry in results.worst]
+    words = "Accepted errors against clean coverage, under worst-score and without an attack"
+    return {
+        "words": worst_case_words(rows),
+        "columns": WORST_CASE_COLUMNS,
+        "figure": inline_svg(worst_case_svg(results.worst), f"{prefix}w-", words),
+        "lines": [(f"{row.rejector}, n = {row.n}", _worst_case_cells(row)) for row in rows],
+    }
+
+
+def _worst_case_cells(row: WorstCaseRow) -> list[Cell]:
+    cells, gap = [share(*one) for one in row.shares()], row.augrc_vs_con
+    if gap is None:
+        return [*cells, Cell("n/a")]
+    value, lo, hi = (signed(v, 100, 2) for v in gap[:3])
+    return [*cells, Cell(value, f"{lo} to {hi}")]
 
 
 def _table(scored: ScoredRecord, results: ScoredRun, protocol: Protocol) -> list[View]:

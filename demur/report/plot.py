@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from demur.errors import BadInput
-from demur.metrics import auroc, ece
+from demur.metrics import WorstCase, auroc, ece
 from demur.metrics import risk_coverage as risk_coverage_curve
 from demur.metrics.checks import FloatArray, scored_pair
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 CORRECT, WRONG, FAINT = "#0072B2", "#D55E00", "#6b7280"
 DASHES = ("-", "--", ":", "-.")
+CURVE_POINTS = 200  # of a curve with a band
 MOST_POINTS = 2000  # larger scatters are rasterised in vector files
 
 
@@ -49,6 +50,35 @@ def risk_coverage(
     axes.set(
         xlabel="coverage: share accepted (%)", ylabel="wrong among accepted (%)", xlim=(0, 101)
     )
+    axes.legend()
+    return axes
+
+
+def worst_case(cases: Mapping[str, WorstCase], ax: "Axes | None" = None) -> "Axes":
+    """Draw the accepted errors under a worst-score attack at every clean coverage, with 95% bands.
+
+    Args:
+        cases: Worst cases by name. `WorstCase.of(score, np.where(correct, -np.inf, score))` of
+            clean images draws the errors without an attack.
+        ax: Axes to draw on; None makes a new figure.
+
+    Returns:
+        The axes. Bands are Wilson intervals at each threshold by itself.
+    """
+    axes = _axes(ax)
+    if not cases:
+        raise BadInput("there is no worst case to draw; give at least one, by its name")
+    for place, (name, case) in enumerate(cases.items()):
+        coverage, errors, thresholds = case.curve
+        shown = np.unique(np.linspace(0, len(thresholds) - 1, CURVE_POINTS).astype(int))
+        ends = np.array([case.interval(t) for t in thresholds[shown]]).T
+        dashes, x = DASHES[place % len(DASHES)], 100 * coverage[shown]
+        (line,) = axes.plot(x, 100 * errors[shown], linestyle=dashes, label=name)
+        axes.fill_between(x, *(100 * ends), color=line.get_color(), alpha=0.15, linewidth=0)
+    axes.set(
+        xlabel="coverage of clean images (%)", ylabel="wrong and accepted, of all (%)",
+        xlim=(0, 101),
+    )  # fmt: skip
     axes.legend()
     return axes
 

@@ -7,7 +7,7 @@ A run that is still being trained has no records yet; `demur explore` shows its 
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from demur.data import Images
@@ -21,6 +21,7 @@ from demur.evaluate import (
     ScoredRecord,
     values,
 )
+from demur.evaluate.accepted_errors import ScoredWorstCase
 from demur.metrics import BoolArray
 from demur.runs import Record
 
@@ -31,11 +32,12 @@ NO_DATA = "the data set is not on this machine"
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """A run, its fitted rejectors and its scored records."""
+    """A run, its fitted rejectors and its scored records, those of worst-score apart."""
 
     loaded: LoadedRun
     evaluation: RejectorEvaluation
     scored: list[ScoredRecord]
+    worst: list[ScoredWorstCase] = field(default_factory=list)
 
     @staticmethod
     def untrained(loaded: LoadedRun) -> "ScoredRun":

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from demur.errors import BadInput
 from demur.evaluate import BASELINE, LoadedRun, Protocol, RecordOptions, Row, ScoredRecord
+from demur.evaluate.accepted_errors import LEVELS, WorstCaseRow
 from demur.evaluate.score import FEATURES, PROBES
 from demur.metrics import Difference, Interval
 from demur.progress import VisibleConsole
@@ -39,6 +40,7 @@ COLUMNS = (
     "accuracy of accepted", "vs Con", "coverage", "accepted & wrong", "TPR", "AUROC",
     "AUROC vs Con",
 )  # fmt: skip
+WORST_CASE_COLUMNS = (*(f"TPR-{100 * level:g}" for level in LEVELS), "AUGRC", "AURC", "vs Con")
 NOTE = (
     "Percent with 95% intervals. The first line of each attack accepts every image. Differences "
     "to Con are paired by image, at an equal TPR."
@@ -55,6 +57,38 @@ def show_scores(scored: list[ScoredRecord], protocols: Iterable[Protocol]) -> No
     for record in scored:
         if record.summary.artefact:
             terminal().print(record.summary.artefact, soft_wrap=True)
+
+
+def show_worst_cases(rows: Sequence[WorstCaseRow]) -> None:
+    """Print accepted errors by threshold of the rejectors that worst-score attacked, if any."""
+    if rows:
+        wide = worst_case_table(rows)
+        show_table(
+            wide if table_width(wide) <= terminal().width else worst_case_table(rows, narrow=True)
+        )
+        terminal().print(worst_case_words(rows), soft_wrap=True)
+
+
+def worst_case_words(rows: Sequence[WorstCaseRow]) -> str:
+    """Return what the figures of worst-score records are."""
+    origins = " or ".join(dict.fromkeys(row.threshold_from for row in rows))
+    return (
+        "worst-score: percent of all images with a wrong prediction that is accepted, with 95% "
+        f"intervals. The threshold of TPR-95 accepts 95% of the correct predictions of {origins}. "
+        "AUGRC is the mean of these errors with each clean score as threshold, AURC that of the "
+        "wrong share of the accepted. A stronger attack may find more."
+    )
+
+
+def worst_case_table(rows: Sequence[WorstCaseRow], narrow: bool = False) -> Table:
+    """Return accepted errors at four thresholds, AUGRC and AURC, a line for each rejector."""
+    table = plain_table("Accepted errors under worst-score", "rejector", *WORST_CASE_COLUMNS)
+    for row in rows:
+        cells = (percent(share, interval, narrow) for share, interval in row.shares())
+        gap = row.augrc_vs_con
+        last = "" if gap is None else difference(gap, 100, 2, narrow)
+        table.add_row(f"{row.rejector}, n={row.n}", *cells, last)
+    return table
 
 
 def terminal(width: int | None = None) -> Console:

@@ -12,6 +12,7 @@ from demur.calibrate import Certificate, Guarantee
 from demur.calibrate.certificate import GUARANTEE_SHARE
 from demur.errors import BadInput
 from demur.evaluate import RejectorEvaluation
+from demur.evaluate.accepted_errors import aimed_rejector, worst_cases
 from demur.evaluate.binding import ThresholdResolver
 from demur.evaluate.certificates import certify_record
 from demur.evaluate.score import summary
@@ -25,6 +26,7 @@ from demur.verification.records import StoredRun
 
 CELLS = 1e-5  # relative: scores may be computed on another device
 WRONG = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError)  # of values of no type
+TABLES = ("attacks", "rows", "worst_case")  # of demur score
 COUNTS = [f.name for f in fields(Certificate) if f.name not in ("guarantee", "thresholds")]
 
 
@@ -43,6 +45,7 @@ def differs(stored: Any, computed: Any) -> bool:
 def certificate_problem(values: dict[str, Any], loaded: StoredRun | None = None) -> str:
     """What does not follow from the counts of a certificate, or from its record if it is here."""
     try:
+        values = {"under": ""} | values  # older certificates have no such attack
         at = tuple(-math.inf if t is None else float(t) for t in values["thresholds"])
         guarantee = read(values["guarantee"], VOCABULARY)
         if not isinstance(guarantee, Guarantee):
@@ -123,7 +126,7 @@ def table_problem(table: dict[str, Any], known: Mapping[str, tuple[Record, Store
                 part["broken_by"]
             ):
                 return f"unbroken of {part['attack']} is not the number of unbroken images"
-        rows = [*table.get("attacks", ()), *table.get("rows", ())]
+        rows = [row for part in TABLES for row in table.get(part, ())]
         digests = dict.fromkeys(row["record"] for row in rows)
         if missing := [digest for digest in digests if digest not in known]:
             raise BadInput(f"{len(missing)} of its {len(digests)} records are not here")
@@ -145,7 +148,10 @@ def table_problem(table: dict[str, Any], known: Mapping[str, tuple[Record, Store
 def _rows(record: Record, loaded: StoredRun) -> list[dict[str, Any]]:
     """The rows of one record, that of the classifier first."""
     same = [one for one in loaded.records if one.metadata["split"] == record.metadata["split"]]
-    rows = RejectorEvaluation.of(loaded, records=same).score_record(record).rows
-    found = [summary(record).to_json(), *(row.to_json() for row in rows)]
+    evaluation = RejectorEvaluation.of(loaded, records=same)
+    cases = worst_cases(evaluation, loaded, same) if aimed_rejector(record) else []
+    rows = [] if cases else evaluation.score_record(record).rows
+    worst = [entry.row.to_json() for entry in cases if entry.row.record == record.digest]
+    found = [summary(record).to_json(), *worst, *(row.to_json() for row in rows)]
     plain: list[dict[str, Any]] = json.loads(json.dumps(found))
     return plain

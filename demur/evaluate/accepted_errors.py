@@ -1,0 +1,191 @@
+"""Accepted errors of the attacked rejector at every threshold, from worst-score records.
+
+    for entry in worst_cases(evaluation, loaded, records):
+        entry.row.points, entry.row.augrc     # accepted errors at TPR-95, 90, 80 and 60; their mean
+
+A worst-score record mixes wrong predictions of the highest score with clean images on which none
+was found, so that TPR and AUROC of the mixture mean nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from demur.attacks import Clean
+from demur.calibrate import TPR
+from demur.errors import BadInput
+from demur.evaluate.record_scores import JsonFields, can_score, values
+from demur.evaluate.recording import LoadedRun
+from demur.evaluate.score import BASELINE, RejectorEvaluation
+from demur.metrics import BoolArray, Difference, FloatArray, Interval, WorstCase
+from demur.progress import ignore
+from demur.recipes import VOCABULARY
+from demur.rejectors.rule import Rejector, Score
+from demur.runs import Record
+from demur.spec import Spec, digest, read, show
+
+LEVELS = (0.95, 0.9, 0.8, 0.6)  # TPR on clean images
+
+
+class AcceptedErrors(NamedTuple):
+    """Share of all images with an accepted error at one threshold, with its Wilson interval."""
+
+    tpr: float
+    threshold: float
+    share: float
+    lo: float
+    hi: float
+
+
+@dataclass(frozen=True)
+class WorstCaseRow(JsonFields):
+    """Accepted errors of one rejector under a worst-score attack on it; intervals are 95%."""
+
+    attack: str
+    rejector: str
+    n: int
+    points: tuple[AcceptedErrors, ...]
+    threshold_from: str
+    augrc: float
+    augrc_interval: Interval
+    aurc: float
+    aurc_interval: Interval
+    augrc_vs_con: Difference | None = None  # None without a worst-score record of Con
+    record: str = ""
+
+    def shares(self) -> list[tuple[float, Interval]]:
+        """Accepted errors at each level, AUGRC and AURC, with their intervals."""
+        points = [(point.share, Interval(*point[-2:])) for point in self.points]
+        return [*points, (self.augrc, self.augrc_interval), (self.aurc, self.aurc_interval)]
+
+    @property
+    def sentence(self) -> str:
+        """AUGRC and AURC with intervals, and where the thresholds come from."""
+        areas = zip(("AUGRC", "AURC"), self.shares()[-2:], strict=True)
+        shown = ", ".join(f"{name} {v:.1%} [{lo:.1%}, {hi:.1%}]" for name, (v, (lo, hi)) in areas)
+        return f"{self.rejector}: {shown}; thresholds by TPR on {self.threshold_from}"
+
+    @staticmethod
+    def of(
+        case: WorstCase, name: str, scores: FloatArray, correct: BoolArray, origin: str
+    ) -> "WorstCaseRow":
+        """Figures of a worst case, with thresholds from scores and correctness of clean images."""
+        thresholds = [TPR(level).threshold(scores, correct) for level in LEVELS]
+        points = tuple(
+            AcceptedErrors(level, t, case.accepted_errors(t), *case.interval(t))
+            for level, t in zip(LEVELS, thresholds, strict=True)
+        )
+        return WorstCaseRow(
+            "worst-score", name, len(case.worst), points, f"{origin}, n={len(scores)}",
+            case.augrc, case.augrc_interval(), case.aurc, case.aurc_interval(),
+        )  # fmt: skip
+
+
+class ScoredWorstCase(NamedTuple):
+    """A worst-score record with its figures; `unattacked` counts errors on clean images."""
+
+    record: Record
+    row: WorstCaseRow
+    case: WorstCase
+    unattacked: WorstCase
+
+
+def aimed_rejector(record: Record) -> str:
+    """Full spec of the rejector that a worst-score record attacks; empty for another attack."""
+    text = str(record.metadata["spec"])
+    found = read(text, VOCABULARY) if text.startswith("WorstScore(") else None
+    rejector = getattr(found, "rejector", None)
+    return show(rejector, full=True) if isinstance(rejector, Spec) else ""
+
+
+def under_attack(
+    rejector: Rejector, score: Score, attacked: Record, clean: Record
+) -> dict[str, Any]:
+    """Arguments of `certify_threshold` for a worst-score record of clean images.
+
+    Raises BadInput unless the record attacks this rejector.
+    """
+    text = show(rejector, full=True)
+    if aimed_rejector(attacked) != text:
+        raise BadInput(f"{attacked.label} is no worst-score attack on {text}; use worst-score")
+    under = show(read(str(attacked.metadata["spec"]), VOCABULARY))
+    return {"worst": worst_case_of(score, attacked, clean).worst, "under": under}
+
+
+def worst_case_of(score: Score, record: Record, clean: Record) -> WorstCase:
+    """Worst case of a score from a worst-score record and the clean scores of its images."""
+    if record.metadata.get("probe", {}).get("random_outputs"):
+        raise BadInput("the net is randomised, and worst-score compares scores of single passes")
+    right = clean.correct[: len(record.y)]
+    before = values(score, clean)[: len(record.y)]
+    worst = np.where(record.correct, -np.inf, values(score, record))
+    # another batch size may round the score of a wrong clean image to a higher value
+    return WorstCase.of(before, np.where(right, worst, np.maximum(worst, before)))
+
+
+def clean_of(record: Record, records: Sequence[Record]) -> Record | None:
+    """A clean record of the images of another record, the largest; None if there is none."""
+    index = record.arrays["index"]
+    clean = [one for one in records if one.metadata["attack"] == digest(Clean())]
+    same = [one for one in clean if torch.equal(one.arrays["index"][: len(index)], index)]
+    return max(same, key=lambda one: len(one.y), default=None)
+
+
+def worst_cases(
+    evaluation: RejectorEvaluation,
+    loaded: LoadedRun,
+    records: Sequence[Record],
+    on_message: Callable[[str], None] = ignore,
+) -> list[ScoredWorstCase]:
+    """Figures of the worst-score records among `records`, of one split, Con last.
+
+    Thresholds come from clean cal images, or from the clean record of these images if the run has
+    none. `on_message` is told why a record has no figures.
+    """
+    found = list[ScoredWorstCase]()
+    aims = [(record, aimed_rejector(record)) for record in records]
+    for record, text in sorted(aims, key=lambda aim: aim[1] == evaluation.texts.get(BASELINE)):
+        try:
+            found += [_scored(evaluation, loaded, record, text, records)] if text else []
+        except BadInput as reason:
+            on_message(f"{record.label} (n={len(record.y)}) without figures: {reason}")
+    con = [entry for entry in found if entry.row.rejector == BASELINE]
+    return [_against(entry, con) for entry in found]
+
+
+def _scored(
+    evaluation: RejectorEvaluation,
+    loaded: LoadedRun,
+    record: Record,
+    text: str,
+    records: Sequence[Record],
+) -> ScoredWorstCase:
+    name = next((name for name, known in evaluation.texts.items() if known == text), None)
+    if name is None or not can_score(evaluation.score_for(name, record), record):
+        raise BadInput(f"{text} is not scored here")
+    clean = clean_of(record, records)
+    if clean is None:
+        raise BadInput(f"there is no clean record of its images; demur attack {loaded.run.name}"
+                       f" clean --split {record.metadata['split']} makes it")  # fmt: skip
+    case = worst_case_of(evaluation.score_for(name, record), record, clean)
+    has_cal = name in evaluation.thresholds and record.metadata["split"] != "cal"
+    chosen_on = loaded.clean("cal") if has_cal else clean
+    scores = values(evaluation.score_for(name, chosen_on), chosen_on)
+    origin = f"{'held-out cal' if has_cal else clean.metadata['split']} images, clean"
+    row = WorstCaseRow.of(case, name, scores, chosen_on.correct, origin)
+    row = replace(row, attack=record.label, record=record.digest)
+    wrong = np.where(clean.correct[: len(record.y)], -np.inf, case.clean)
+    return ScoredWorstCase(record, row, case, WorstCase.of(case.clean, wrong))
+
+
+def _against(entry: ScoredWorstCase, con: Sequence[ScoredWorstCase]) -> ScoredWorstCase:
+    """The entry with its difference to a record of confidence on the same images."""
+    data = entry.record.metadata["data"]
+    other = next((one for one in con if one.record.metadata["data"] == data), None)
+    if other is None or entry.row.rejector == BASELINE:
+        return entry
+    gap = entry.case.augrc_difference(other.case)
+    return entry._replace(row=replace(entry.row, augrc_vs_con=gap))
