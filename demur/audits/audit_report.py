@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import AcceptedError, ForceRejectionEnsemble, Rejected
-from demur.attacks.attack_model import Model, QueryModel, checked
+from demur.attacks.attack_model import Model, QueryModel, checked, on_outputs
 from demur.attacks.autoattack import RAND, check_version, rand_chain
 from demur.attacks.balls import ball_by_name
 from demur.attacks.wrappers import ModelWithScore
@@ -291,6 +291,7 @@ def audit(
     model = settings.prepared(as_model(model), images)
     if rejector is not None and not isinstance(rejector, Rejector | Score):
         model, rejector = ModelWithScore(model, rejector), ModelScore()
+    rejector, model = on_outputs(rejector, model)
     if settings.version == "auto":
         settings = replace(settings, version=_found_version(model, *images, settings.device))
     if rejector is None:

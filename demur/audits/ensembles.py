@@ -21,7 +21,13 @@ from torch import Tensor, nn
 
 from demur import attacks
 from demur.attacks.attack import AttackBatch
-from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, checked
+from demur.attacks.attack_model import (
+    CheckedModel,
+    Model,
+    NoGradientError,
+    checked,
+    on_outputs,
+)
 from demur.attacks.autoattack import (
     BROKEN_CLEAN,
     MEMBERS,
@@ -482,6 +488,7 @@ class RejectAutoAttack(EnsembleEvaluation):
             raise BadInput(
                 "the criterion needs a number as its threshold: AcceptedError(Con(), 0.7)"
             )
+        criterion, model = on_outputs(criterion, as_model(model))
         spec = attacks.RejectAutoAttackEnsemble(
             ball_by_name(norm, eps), criterion, version=chosen, seed=seed
         )

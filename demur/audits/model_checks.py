@@ -112,7 +112,7 @@ def rejector_warnings(
         accepted: The images that the rule accepts, N.
         right: The correct predictions, N.
     """
-    names = [type(score).__name__ for score, _ in rule.pairs]
+    names = [getattr(score, "rejector", type(score).__name__) for score, _ in rule.pairs]
     for name, (_, t), values in zip(names, rule.pairs, scores, strict=True):
         if (values < t).all():
             yield (

@@ -23,11 +23,15 @@ from demur.evaluate.record_scores import JsonFields, StoredScore, accepted, can_
 from demur.evaluate.recording import LoadedRun, RecordOptions, run_attack
 from demur.files.atomic import write_json
 from demur.metrics import Interval
+from demur.recipes import AnyName, rejectors_named
+from demur.rejectors import ImageRejector
+from demur.rejectors.image_scores import image_rejectors
 from demur.rejectors.rule import Rejector, Rule, Score
 from demur.runs import Record, Run, provenance
 from demur.runs.metadata import CERTIFICATE, read_metadata
 from demur.runs.record import identity
 from demur.spec import digest, show
+from demur.spec.code_digest import score_key
 
 REMEDY = "delete it and make it again with demur calibrate"
 RetestVerdict = Literal["kept", "within chance", "broken", "nothing accepted"]
@@ -83,7 +87,7 @@ class Retest(JsonFields):
 
 def issue(
     loaded: LoadedRun,
-    name: str,
+    name: AnyName,
     guarantee: Guarantee,
     confidence: float | None = None,
     label: str = "clean",
@@ -93,7 +97,7 @@ def issue(
 
     Args:
         loaded: The run.
-        name: Name of the rejector in the recipe.
+        name: The rejector: its name in the recipe, a spec as text, a class or an instance.
         guarantee: Quantity and level to guarantee, such as Risk(0.05).
         confidence: Probability that the guarantee holds; None takes the guarantee's own.
         label: Name of the attack.
@@ -103,12 +107,14 @@ def issue(
         The certificate. Uncertified is raised if no threshold gives the guarantee.
     """
     run = loaded.run
-    name = run.recipe.find_rejector(name)
-    rejector = run.recipe.rejectors()[name]
-    cal = loaded.clean("cal") if isinstance(attack, Clean) else _attacked_cal(loaded, label, attack)
+    ((name, rejector),) = rejectors_named(name, run.recipe).items()
+    rejector = loaded.fitted(rejector)
+    own = tuple(image_rejectors(rejector))
+    clean = isinstance(attack, Clean)
+    cal = loaded.clean("cal", *own) if clean else _attacked_cal(loaded, label, attack, own)
     binding = ThresholdResolver(loaded.clean, loaded.device)
     found = certify_record(rejector, cal, guarantee, confidence, binding)
-    about = {"rejector": name, "rejector_spec": show(rejector, full=True), "fitted": binding.fitted}
+    about = {"rejector": name, "rejector_spec": score_key(rejector), "fitted": binding.fitted}
     certificate = IssuedCertificate(about | _metadata(loaded, found, cal))
     with run.writing():
         return _write_or_read(_path(run, certificate), certificate)
@@ -122,7 +128,7 @@ def certify_record(
     binding: ThresholdResolver,
 ) -> Certificate:
     """Certify a rejector on a record of cal images."""
-    text = show(rejector, full=True)
+    text = score_key(rejector)
     score = StoredScore(text) if text in cal.stored_scores else binding.bound(rejector)
     parts = [part for part, _ in score.rule(0.0).pairs]
     columns = np.stack([values(part, cal) for part in parts], axis=1)
@@ -184,6 +190,7 @@ def retests(
     not_cal = [record for record in records if record.metadata["split"] != "cal"]
     ordered = sorted(not_cal, key=lambda record: record.metadata["attack"] != digest(Clean()))
     specs = {name: show(r, full=True) for name, r in loaded.run.recipe.rejectors().items()}
+    specs |= {name: score_key(r) for name, r in scores.items() if isinstance(r, Rejector)}
     tested = []
     for certificate in issued_certificates(loaded.run):
         lines: list[Retest] = []
@@ -207,13 +214,15 @@ def _verdict(
     return "broken" if broken else "within chance"
 
 
-def _attacked_cal(loaded: LoadedRun, label: str, attack: Attack) -> Record:
+def _attacked_cal(
+    loaded: LoadedRun, label: str, attack: Attack, rejectors: tuple[ImageRejector, ...]
+) -> Record:
     if resolve_thresholds(attack, loaded.clean).thresholds:
         raise BadInput(
             f"{label} has a threshold that was chosen on the cal images, so they cannot test a "
             "guarantee under it; calibrate under an attack without a threshold"
         )
-    return run_attack(loaded, label, attack, RecordOptions("cal", keep_images=0))
+    return run_attack(loaded, label, attack, RecordOptions("cal", None, None, 0, True, rejectors))
 
 
 def _metadata(loaded: LoadedRun, found: Certificate, cal: Record) -> dict[str, Any]:
