@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import demur
 from demur import (
     CPR,
+    PGD,
     TPR,
     AcceptedError,
     BadInput,
-    Con,
     Consistency,
     Coupled,
     Guard,
@@ -27,7 +27,6 @@ from demur import (
     ModelScore,
     ModelWithScore,
     Output,
-    PGD,
     RejectAutoAttack,
     RejectorEvaluation,
     WorstScore,
@@ -157,7 +156,8 @@ def test_own_rejectors_through_the_command(
     run, own = str(own_source.run.path), f"{module}:Own(steps=1)"
     monkeypatch.chdir(tmp_path)
     attacked = command(
-        "attack", run, "clean", "pgd-20:steps=2", "reject-autoattack:version=fast,targets=1,eps=0.5",
+        "attack", run, "clean", "pgd-20:steps=2",
+        "reject-autoattack:version=fast,targets=1,eps=0.5",
         "--n", "4", "--rejector", own,
     )  # fmt: skip
     assert attacked[0] == 0, attacked[2]
@@ -231,6 +231,7 @@ def test_a_record_of_another_source_is_not_reused(
     own_source: LoadedRun, module: str, tmp_path: Path
 ) -> None:
     (one,) = rejectors_named(f"{module}:Own(steps=1)", own_source.run.recipe).values()
+    assert isinstance(one, ImageRejector)
     attack = WorstScore(Linf(0.1), one, steps=1, targets=1)
     options = RecordOptions(n=8)
     first = run_attack(own_source, "a", attack, options)
@@ -254,7 +255,9 @@ def test_scores_of_image_rejectors_are_added_to_a_record(own_source: LoadedRun) 
     wanted = RecordOptions(n=16, keep_images=0, rejectors=(one,))
     with_score = run_attack(own_source, "other name", attack, wanted)
     assert (with_score.digest, with_score.label) == (plain.digest, "pgd")
-    both = run_attack(own_source, "pgd", attack, RecordOptions(n=16, keep_images=0, rejectors=(CPR(),)))
+    both = run_attack(
+        own_source, "pgd", attack, RecordOptions(n=16, keep_images=0, rejectors=(CPR(),))
+    )
     assert set(both.stored_scores) == {one.key, CPR().key}
     assert np.array_equal(values(one, both), values(one, with_score))
     assert len(list(own_source.run.records_folder.glob("pgd-*.npz"))) == 1
@@ -291,7 +294,7 @@ def test_consistency_of_a_linear_net_has_a_closed_form() -> None:
     drop = 0.05 * float((weight[1] - weight[0]).abs().sum())
     margin = (out.logits[:, 1] - out.logits[:, 0]).abs() - drop
     for gradient in ("straight-through", "unrolled"):
-        one = Consistency(radius=0.05, steps=4, step_size=0.02, gradient=gradient)  # type: ignore[arg-type]
+        one = Consistency(radius=0.05, steps=4, step_size=0.02, gradient=gradient)
         found = one.score(lambda images: as_output(net(images)), x, out)
         assert torch.allclose(found, margin, atol=1e-5)
     accepted = CPR(radius=0.05, steps=4, step_size=0.02).score(lambda i: as_output(net(i)), x, out)
@@ -303,13 +306,13 @@ def test_unrolled_and_straight_through_gradients_differ_where_the_net_bends() ->
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     grads = []
     for gradient in ("straight-through", "unrolled"):
-        x = (0.3 + 0.4 * torch.rand(4, 1, 2, 2, generator=torch.Generator().manual_seed(1)))
+        x = 0.3 + 0.4 * torch.rand(4, 1, 2, 2, generator=torch.Generator().manual_seed(1))
         x.requires_grad_()
-        one = Consistency(radius=0.2, steps=3, step_size=0.05, gradient=gradient)  # type: ignore[arg-type]
+        one = Consistency(radius=0.2, steps=3, step_size=0.05, gradient=gradient)
         value = one.score(lambda images: as_output(net(images)), x, as_output(net(x)))
         grads.append(torch.autograd.grad(value.sum(), x)[0])
     assert all(bool(grad.abs().sum() > 0) for grad in grads)
-    assert not torch.allclose(*grads)
+    assert not torch.allclose(grads[0], grads[1])
 
 
 @pytest.mark.parametrize("rejector", [Consistency(0.02, 2, 0.02), CPR(0.02, 2, 0.02)])
@@ -317,13 +320,15 @@ def test_reject_autoattack_breaks_what_the_rejector_accepts(
     batch: tuple[Tensor, Tensor], rejector: ImageRejector
 ) -> None:
     torch.manual_seed(0)
-    (x, y), net = batch, nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)
-    net.eval()[1].weight.mul_(10)
+    (x, y), layer = batch, nn.Linear(64, 10).requires_grad_(False)
+    layer.weight.mul_(10)
+    net = nn.Sequential(nn.Flatten(), layer).eval()
     threshold = 0.5 if isinstance(rejector, CPR) else 0.0
     attack = RejectAutoAttack(
         net, AcceptedError(rejector, threshold), eps=0.3, version="fast", verbose=False
     )
     x_adv = attack.run_standard_evaluation(x, y)
+    assert isinstance(x_adv, Tensor)
     out = as_output(net(x_adv))
     score = rejector.score(lambda images: as_output(net(images)), x_adv, out)
     slips = (out.logits.argmax(-1) != y) & (score.detach() >= threshold)

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from demur.errors import BadInput, NoGradientError, blamed, first_line, user_frames, user_line
+from demur.errors import BadInput, blamed, first_line, user_frames, user_line
+from demur.errors import NoGradientError as NoGradientError  # noqa: PLC0414  (exported)
 from demur.images import check_batch, clip_rounding
 from demur.nan_checks import deferred_checks, raise_if_invalid
 from demur.output import Output, as_output, check_logits
@@ -383,7 +384,7 @@ def _explained_failure(
         shape = " x ".join(map(str, x.shape))
         raise ModelFailed(
             f"the model fails on {shape} pixels of {x.dtype} on {x.device}: {first_line(error)}"
-            f"{user_line(error)}; give images of the shape, dtype, device and batch size that it takes"
+            f"{user_line(error)}; give images of the shape, dtype, device and batch size it takes"
         ) from error
 
 

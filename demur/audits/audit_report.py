@@ -291,13 +291,13 @@ def audit(
     model = settings.prepared(as_model(model), images)
     if rejector is not None and not isinstance(rejector, Rejector | Score):
         model, rejector = ModelWithScore(model, rejector), ModelScore()
-    rejector, model = on_outputs(rejector, model)
+    bound, model = on_outputs(rejector, model)
     if settings.version == "auto":
         settings = replace(settings, version=_found_version(model, *images, settings.device))
-    if rejector is None:
+    if not isinstance(bound, Rejector | Score):
         return _report(model, images, None, "", settings)
     given = threshold, tpr, images, None if cal is None else _whole(*cal)
-    criterion, rule, test = _frozen_rule(model, rejector, *given, settings)
+    criterion, rule, test = _frozen_rule(model, bound, *given, settings)
     return _report(model, test, criterion, rule, settings)
 
 

@@ -109,7 +109,7 @@ def explore(
 
 
 def _scored_if_any(
-    run: "Run", device: str, data: str | None, rejectors: list[str] | None
+    run: "Run", device: str, data: str | None, rejectors: list[str] | None = None
 ) -> "ScoredRun":
     """Return a run with its test records, which may be none, and which may be in training."""
     from demur.evaluate import LoadedRun

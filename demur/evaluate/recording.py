@@ -357,7 +357,9 @@ def run_attack(
                 finished = making.write(x_adv, metadata, half)
         if here.is_leader:
             shutil.rmtree(half, ignore_errors=True)
-    return read_record(here.broadcast(finished))
+    written = here.broadcast(finished)
+    assert written is not None
+    return read_record(written)
 
 
 def _as_device(device: object) -> torch.device:

@@ -157,8 +157,8 @@ def values_on_images(
     except Exception as error:
         raise BadInput(blamed(error, f"the rejector {type(rejector).__name__}")) from error
     for given in (value, stand_in):
-        if given is not None and (not isinstance(given, Tensor) or given.shape != x.shape[:1]):
-            shape = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        shape = getattr(given, "shape", type(given).__name__)  # a user returns anything
+        if given is not None and shape != x.shape[:1]:
             raise BadInput(
                 f"the rejector {type(rejector).__name__} must return one value per image, a tensor "
                 f"of shape ({len(x)},), not {shape}"

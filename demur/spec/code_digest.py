@@ -68,7 +68,7 @@ def _described(value: Any, seen: dict[int, Any]) -> Any:
         return repr(value)
     if isinstance(value, Tensor):
         content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-        return [str(value.dtype), list(value.shape), hashlib.sha256(content).hexdigest()]
+        return [str(value.dtype), list(value.shape), hashlib.sha256(content.data).hexdigest()]
     if id(value) in seen:
         return "seen"
     seen[id(value)] = value  # kept alive: the id of a freed object is used again
@@ -79,7 +79,11 @@ def _described(value: Any, seen: dict[int, Any]) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [_described(part, seen) for part in value]
     named = value if isinstance(value, FunctionType | type) else type(value)
-    parts = [named.__module__, named.__qualname__, source_digest(named) if is_foreign(named) else ""]
+    parts = [
+        named.__module__,
+        named.__qualname__,
+        source_digest(named) if is_foreign(named) else "",
+    ]
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         parts.append(_described([cells, value.__defaults__, value.__kwdefaults__], seen))
