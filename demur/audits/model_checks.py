@@ -22,7 +22,7 @@ from demur.attacks.objectives.classification import ANY
 from demur.attacks.wrappers import WrappedModel
 from demur.audits.flags import ASKED, model_checks
 from demur.calibrate import binomial_sf
-from demur.evaluate.recording import probe
+from demur.evaluate.probing import probe
 from demur.evaluate.score import RejectorEvaluation
 from demur.metrics import BoolArray, FloatArray, auroc, auroc_interval
 from demur.numerics import tf32

@@ -7,7 +7,7 @@ fp32 and at one fixed batch size, so that records do not depend on how the attac
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,13 +20,10 @@ import torch
 from torch import Tensor
 
 from demur import distributed
-from demur.attacks import CE, Attack, Clean, Corruption
+from demur.attacks import Attack, Clean, Corruption
 from demur.attacks.attack_model import (
     CheckedModel,
     Model,
-    NoGradientError,
-    QueryModel,
-    attack_model,
 )
 from demur.attacks.balls import L2, Linf
 from demur.data import CIFAR10, Images, SplitName, Splits
@@ -35,12 +32,13 @@ from demur.engine import FrozenModel, check_engine, compiler_for_attacks
 from demur.errors import BadInput, suggestion
 from demur.evaluate.batching import ProgressCallback, attack_in_batches, default_batch_size
 from demur.evaluate.binding import BoundSpec, resolve_thresholds
+from demur.evaluate.probing import probe
 from demur.files.atomic import exclusive_lock
 from demur.images import check_batch
 from demur.nan_checks import raise_if_invalid
 from demur.nets import RejectingNet
 from demur.numerics import Precision, device_by_name, fusing, tf32, use_precision
-from demur.output import Output, as_output, check_logits, outputs_in_batches
+from demur.output import Output, check_logits, outputs_in_batches
 from demur.progress import ignore
 from demur.rejectors import ImageRejector
 from demur.rejectors.image_scores import (
@@ -64,8 +62,6 @@ from demur.version import code_version
 
 S = TypeVar("S")
 VERDICT_BATCH = 256
-PROBED = 128  # images of a probe
-ROUNDING = 1e-4  # relative difference that two kernels may have by rounding
 
 
 @dataclass(frozen=True)
@@ -188,7 +184,7 @@ class LoadedRun:
             x = images.first(len(record.y)).batch(slice(None))[0]
         if len(x) < len(record.y):
             return record
-        return _with_stored(record, self.image_scores(missing, x, record.output))
+        return record.with_stored(self.image_scores(missing, x, record.output))
 
     @property
     def precision(self) -> Precision:
@@ -461,9 +457,7 @@ class _Recording:
             if torch.equal(old.arrays["logits"], record.arrays["logits"]):
                 known = old.stored_scores
         missing = [one for one in self.rejectors if one.key not in known]
-        record = _with_stored(
-            record, known | self.loaded.image_scores(missing, x_adv, record.output)
-        )
+        record = record.with_stored(known | self.loaded.image_scores(missing, x_adv, record.output))
         half = record_path(folder, metadata["label"], split, metadata["digest"])
         write_record(half, record)
         if earlier:  # arrays without metadata are no record, and their batches are still here
@@ -494,15 +488,6 @@ class _Recording:
         return arrays
 
 
-def _with_stored(record: Record, scores: Mapping[str, Tensor]) -> Record:
-    """The record with more stored scores."""
-    stored = record.stored_scores | dict(scores)
-    if not stored:
-        return record
-    arrays = record.arrays | {"scores": torch.stack(list(stored.values()))}
-    return Record(arrays, record.metadata | {"scores": list(stored)})
-
-
 def final_outputs(net: RejectingNet, x_adv: Tensor, device: torch.device) -> Output:
     """Outputs of the net in fp32; the last batch is padded, since kernels depend on the size."""
     missing = -len(x_adv) % VERDICT_BATCH
@@ -510,26 +495,3 @@ def final_outputs(net: RejectingNet, x_adv: Tensor, device: torch.device) -> Out
     with tf32("fp32"):
         out = outputs_in_batches(net, padded, VERDICT_BATCH, device)
     return Output(*(part[: len(x_adv)] for part in out))
-
-
-def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:
-    """Count the images whose output differs between two forward passes, and zero gradients.
-
-    Uses the first PROBED images of x (N, C, H, W) and y (N), in fp32. Zero gradients are not
-    counted for a `QueryModel`, which has none.
-    """
-    x, y = x[:PROBED], y[:PROBED]
-    with tf32("fp32"):
-        with torch.no_grad():
-            outputs = [as_output(model(x)) for _ in range(2)]
-            first, second = (torch.cat((o.logits, o.aux.to(o.logits)), -1) for o in outputs)
-        try:
-            grad = attack_model(model).gradient(CE(), x, y).grad
-        except NoGradientError:
-            grad = torch.zeros_like(x)
-    differs = (first - second).abs().amax(-1) > ROUNDING * first.abs().amax(-1)
-    has_gradient = grad.flatten(1).abs().amax(1) > 0  # also False for NaN
-    counts = {"images": len(x), "random_outputs": int(differs.sum())}
-    if isinstance(getattr(model, "model", model), QueryModel):
-        return counts
-    return counts | {"zero_gradients": int((~has_gradient).sum())}

@@ -271,16 +271,7 @@ def guard(
     guarantee, spec = guarantee_of(tpr, coverage, risk), as_rejector(rejector)
     check_readable(spec)
     uncalibrated = _uncalibrated_guard(model, x_cal, mean, std)
-
-    def images() -> FitImages:
-        if x_fit is None:
-            raise BadInput(f"{show(spec)} is fitted to images; give x_fit and y_fit")
-        x = read_images(x_fit, uncalibrated.shape, resize=False).x
-        return uncalibrated.net_output, x, *_outputs(uncalibrated, x_fit, y_fit)
-
-    spec = fit_on_images(spec, images)
-    columns = tuple(GuardScore(one, one, -math.inf) for one in image_rejectors(spec))
-    uncalibrated = replace(uncalibrated, scores=columns)
+    spec, uncalibrated = _with_columns(uncalibrated, x_fit, y_fit, spec)
     out, y = _outputs(uncalibrated, x_cal, y_cal)
     fit = None if x_fit is None else lambda: _outputs(uncalibrated, x_fit, y_fit)
     found = calibrate(spec, fit_rejector(spec, fit), out, y, guarantee, confidence)
@@ -292,6 +283,20 @@ def guard(
         temperature=_temperature(temperature, spec),
         built_from=BuiltFrom(*built_from) if built_from else None,
     )  # fmt: skip
+
+
+def _with_columns(guard: Guard, x_fit: Any, y_fit: Any, spec: Rejector) -> tuple[Rejector, Guard]:
+    """The spec with its image rejectors fitted, and the guard whose outputs have their scores."""
+
+    def images() -> FitImages:
+        if x_fit is None:
+            raise BadInput(f"{show(spec)} is fitted to images; give x_fit and y_fit")
+        x = read_images(x_fit, guard.shape, resize=False).x
+        return guard.net_output, x, *_outputs(guard, x_fit, y_fit)
+
+    fitted = fit_on_images(spec, images)
+    columns = tuple(GuardScore(one, one, -math.inf) for one in image_rejectors(fitted))
+    return fitted, replace(guard, scores=columns)
 
 
 def _uncalibrated_guard(

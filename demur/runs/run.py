@@ -279,7 +279,9 @@ class Run:
         found = [read_record(path.with_suffix(".npz")) for path in metadata_paths]
         found.sort(key=lambda record: str(record.metadata["created"]))
         weights = self.checkpoint["weights"]
-        expected = {"split": split, "weights": weights, "model": model}
+        expected: dict[str, str | None] = {"split": split, "weights": weights}
+        if self.has_weights:  # an archive holds the records of one model
+            expected["model"] = model
         own = [r for r in found if all(r.metadata.get(k) == v for k, v in expected.items())]
         for record in own:
             self.check_labels(record)

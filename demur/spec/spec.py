@@ -5,8 +5,7 @@
     edit(attack, "eps", "16/255", VOCABULARY)     # a key that is no field is searched below
 
 Text is parsed with `ast` and never evaluated: numbers, strings, tuples and known class names. A
-class of the user's own is written as Custom("module:Class", ...) or module:Class(...). It is
-imported if the user typed it (`typed`) or if DEMUR_MODULES names its module.
+class of the user's own is written as Custom("module:Class", ...), or module:Class(...) if `typed`.
 """
 
 import ast
