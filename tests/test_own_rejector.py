@@ -1,10 +1,12 @@
 """A rejector of the user's own, in every command; rejectors that query the net; whose fault."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -353,6 +355,24 @@ def test_columns_of_image_rejectors_leave_other_scores_alone(
     gate, score = (part(after) for part, _ in spec[0].rule(0.0).pairs)
     assert set(gate.tolist()) <= {0.0, 1.0}
     assert not torch.equal(gate, score)
+
+
+def test_the_rejectors_of_the_guide_are_scored_and_attacked(batch: tuple[Tensor, Tensor]) -> None:
+    guide = (Path(demur.__file__).parents[1] / "docs/guides/extend.md").read_text()
+    names: dict[str, Any] = {"__name__": __name__}
+    for block in re.findall(r"<!-- run -->\n```python\n(.*?)```", guide, re.S):
+        exec(block, names)
+    torch.manual_seed(0)
+    x, y = batch
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False).eval()
+    for name in ("Survives", "Squeezed", "Shifted", "Smoothed"):
+        attack = PGD(Linf(0.1), steps=3, objective=ScoreObjective(names[name]()))
+        before, after = (
+            names[name]().score(lambda z: as_output(net(z)), part, as_output(net(part))).mean()
+            for part in (x, attack(net, x, y))
+        )
+        # rounding hides what the straight-through gradient would need, as the guide says
+        assert after > before or (name == "Squeezed" and bool(after.isfinite())), name
 
 
 # ------------------------------------------------ whose fault
