@@ -74,16 +74,19 @@ if TYPE_CHECKING:
     from demur.output import Output
     from demur.recipes import Recipe, recipe
     from demur.rejectors import (
+        CPR,
         GDA,
         GMM,
         KD,
         KNN,
         LID,
         Con,
+        Consistency,
         Coupled,
         Energy,
         Entropy,
         GDAStar,
+        ImageRejector,
         MaxLogit,
         ModelScore,
         RCon,
@@ -123,8 +126,8 @@ _MODULES = {
     "output": "Output",
     "recipes": "Recipe recipe",
     "rejectors": (
-        "GDA GMM KD KNN LID Con Coupled Energy Entropy GDAStar MaxLogit ModelScore "
-        "Rejector Score SoftmaxMargin RCon ViM "
+        "CPR GDA GMM KD KNN LID Con Consistency Coupled Energy Entropy GDAStar ImageRejector "
+        "MaxLogit ModelScore Rejector Score SoftmaxMargin RCon ViM "
     ),
     "runs": "Record Records Run",
     "training": "train",
@@ -134,20 +137,20 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
-    "APGD", "ATRO", "CARL", "CCAT", "CE", "CIFAR10", "CIFAR100", "CW", "DLR", "EBD", "FAB", "GDA",
-    "GMM", "KD", "KL", "KNN", "L1", "L2", "LID", "PGD", "PGDAT", "RR", "TPR", "TRADES",
-    "AcceptedError", "Attack", "AuditReport", "AutoAttack", "BadInput", "Clean", "Con", "Coupled",
-    "Coverage", "Digits", "Energy", "EnsembleResult", "Entropy", "FactoryNet", "FalseRejection",
-    "ForceRejectionEnsemble", "Framework", "GDAStar", "Guard", "GuardResult", "Head",
-    "HeadComparison", "HopSkipJump", "Linf", "LoadedRun", "MaxLogit", "Method", "MinMargin",
-    "Misclassified", "ModelScore", "ModelWithScore", "MultiTarget", "NoHead", "Objective",
-    "OneCycle", "Output", "OwnImages", "Piecewise", "PlusLogScore", "RCon", "RayS", "Recipe",
-    "Record", "RecordOptions", "Records", "RejectAutoAttack", "RejectClassModel", "Rejected",
-    "RejectingClassifier", "Rejector", "RejectorEvaluation", "ResNet8", "ResNet18", "Retrofit",
-    "Risk", "Run", "SNet", "Score", "SoftmaxMargin", "Square", "Standard", "Uncertified",
-    "UntargetedMargin", "Verification", "ViM", "WideResNet", "WorstScore", "attack", "audit",
-    "certify_threshold", "guard", "load_model", "recipe", "resolve_thresholds", "retrofit",
-    "run_attack", "train", "verify",
+    "APGD", "ATRO", "CARL", "CCAT", "CE", "CIFAR10", "CIFAR100", "CPR", "CW", "DLR", "EBD", "FAB",
+    "GDA", "GMM", "KD", "KL", "KNN", "L1", "L2", "LID", "PGD", "PGDAT", "RR", "TPR", "TRADES",
+    "AcceptedError", "Attack", "AuditReport", "AutoAttack", "BadInput", "Clean", "Con",
+    "Consistency", "Coupled", "Coverage", "Digits", "Energy", "EnsembleResult", "Entropy",
+    "FactoryNet", "FalseRejection", "ForceRejectionEnsemble", "Framework", "GDAStar", "Guard",
+    "GuardResult", "Head", "HeadComparison", "HopSkipJump", "ImageRejector", "Linf", "LoadedRun",
+    "MaxLogit", "Method", "MinMargin", "Misclassified", "ModelScore", "ModelWithScore",
+    "MultiTarget", "NoHead", "Objective", "OneCycle", "Output", "OwnImages", "Piecewise",
+    "PlusLogScore", "RCon", "RayS", "Recipe", "Record", "RecordOptions", "Records",
+    "RejectAutoAttack", "RejectClassModel", "Rejected", "RejectingClassifier", "Rejector",
+    "RejectorEvaluation", "ResNet8", "ResNet18", "Retrofit", "Risk", "Run", "SNet", "Score",
+    "SoftmaxMargin", "Square", "Standard", "Uncertified", "UntargetedMargin", "Verification",
+    "ViM", "WideResNet", "WorstScore", "attack", "audit", "certify_threshold", "guard",
+    "load_model", "recipe", "resolve_thresholds", "retrofit", "run_attack", "train", "verify",
 ]  # fmt: skip
 
 

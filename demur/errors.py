@@ -12,11 +12,15 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
+from sysconfig import get_paths
+from traceback import FrameSummary, extract_tb
 from typing import Any
 
 LONGEST = 80  # characters of user input that a message repeats
 MOST_NAMES = 30  # known names that a message lists
 MOST_CAUSES = 20  # errors that led to an error
+LIBRARY_FOLDERS = (str(Path(__file__).parent), *{get_paths()[k] for k in ("stdlib", "purelib")})
 
 NO_MEMORY = "there is not enough memory for this; use a smaller batch or net"
 DISK_FULL = "the disk is full; free some space and run the same command again"
@@ -71,6 +75,10 @@ def import_optional(module: str, need: str, install: str) -> Any:
         return import_module(module)
 
 
+class NoGradientError(BadInput):
+    """An objective or a score that has no gradient with respect to the images."""
+
+
 class Diverged(BadInput):
     """A training run whose loss has diverged."""
 
@@ -96,6 +104,23 @@ def _lack(error: BaseException) -> str | None:
 def first_line(error: Exception) -> str:
     """The first line of an error message, or the type of the error."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def user_frames(error: BaseException) -> list[FrameSummary]:
+    """The lines of a traceback in a user's own files: not of demur, nor of installed packages."""
+    frames = extract_tb(error.__traceback__)
+    return [f for f in frames if not f.filename.startswith(("<", *LIBRARY_FOLDERS))]
+
+
+def user_line(error: BaseException) -> str:
+    """The last line of a user's own file in a traceback, as " at FILE:LINE"; or nothing."""
+    return "".join(f" at {f.filename}:{f.lineno}" for f in user_frames(error)[-1:])
+
+
+def blamed(error: Exception, what: str) -> str:
+    """One sentence about an exception of a user's code: the object, the line, and the reason."""
+    reason = shorten(f"{type(error).__name__}: {first_line(error)}")
+    return f"{what} fails{user_line(error)} ({reason}); mend it and run the same again"
 
 
 # control characters other than line breaks and tabs, and those that reverse the order of letters

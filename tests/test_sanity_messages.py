@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from demur.attacks import PGD, Clean
 from demur.attacks.balls import Linf
 from demur.evaluate import LoadedRun, RecordOptions, RejectorEvaluation, archive, run_attack
-from demur.evaluate.recording import PROBED, probe
+from demur.evaluate.probing import PROBED, probe
 from demur.nets import RejectingNet
 from demur.output import Output
 from demur.report.terminal import Sanity, show_sanity

@@ -19,6 +19,7 @@ from demur.attacks.attack_model import (
     Model,
     attack_model,
     checked,
+    on_outputs,
     outside_inference_mode,
 )
 from demur.attacks.balls import Ball, in_pixel_range
@@ -152,8 +153,9 @@ class Attack(Spec, ABC):
             target: A wrong class for each image, N, for targeted objectives.
         """
         with deferred_checks():
+            attack, model = on_outputs(self, model)
             batch = AttackBatch(attack_model(model), x.detach(), y, index, target)
-            return self.run(batch, stream)
+            return attack.run(batch, stream)
 
     def check_result(self, x: Tensor, x_adv: Tensor) -> None:
         """Raise BadInput unless every x_adv is an image that the attack may return for x."""

@@ -12,18 +12,22 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from traceback import walk_tb
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from demur.errors import BadInput, first_line
+from demur.errors import BadInput, blamed, first_line, user_frames, user_line
+from demur.errors import NoGradientError as NoGradientError  # noqa: PLC0414  (exported)
 from demur.images import check_batch, clip_rounding
 from demur.nan_checks import deferred_checks, raise_if_invalid
 from demur.output import Output, as_output, check_logits
+from demur.rejectors.image_scores import ImageScoreModel, with_columns
 
+S = TypeVar("S")
 Model = Callable[[Tensor], Output | Tensor]  # images (N, C, H, W) to an Output or logits (N, K)
 ObjectiveFunction = Callable[..., Tensor]  # (out, y, *inputs) -> one value per image, N
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -165,11 +169,17 @@ def exact_value(
         return objective(out, y, *inputs), out
 
 
+def on_outputs(spec: S, model: Model) -> tuple[S, Model]:
+    """The spec with image rejectors as columns of the output, and the model that has these."""
+    spec, rejectors = with_columns(spec)
+    if not rejectors:
+        return spec, model
+    if isinstance(model, CheckedModel):
+        return spec, CheckedModel(ImageScoreModel(model.model, rejectors), model.dtype)
+    return spec, ImageScoreModel(model, rejectors)
+
+
 # ------------------------------------------------ the border to a user's model
-
-
-class NoGradientError(BadInput):
-    """An objective that has no gradient with respect to the images."""
 
 
 class ModelFailed(BadInput):
@@ -196,7 +206,7 @@ class CheckedModel(AttackModel):
         return bool(getattr(self.model, "training", False))
 
     def __call__(self, x: Tensor) -> Output:
-        with _explained_failure(x):
+        with _explained_failure(x, self.model):
             # A copy, since the model may change its input in place.
             answer: Any = self.model(x.to(self.dtype, copy=True))
             if isinstance(answer, np.ndarray):
@@ -209,7 +219,7 @@ class CheckedModel(AttackModel):
     def gradient(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Gradient:
-        with _explained_failure(x, objective):
+        with _explained_failure(x, self.model, objective):
             result = self._queried.gradient(objective, x, y, *inputs)
         _check(result)
         return result
@@ -217,7 +227,7 @@ class CheckedModel(AttackModel):
     def gradients(
         self, objectives: Sequence[ObjectiveFunction], x: Tensor, y: Tensor, *inputs: Tensor
     ) -> list[Gradient]:
-        with _explained_failure(x, objectives[-1]):
+        with _explained_failure(x, self.model, objectives[-1]):
             results = self._queried.gradients(objectives, x, y, *inputs)
         for result in results:
             _check(result)
@@ -226,7 +236,7 @@ class CheckedModel(AttackModel):
     def gradient_only(
         self, objective: ObjectiveFunction, x: Tensor, y: Tensor, *inputs: Tensor
     ) -> Tensor:
-        with _explained_failure(x, objective):
+        with _explained_failure(x, self.model, objective):
             grad = self._queried.gradient_only(objective, x, y, *inputs)
         _check_gradient(grad)
         return grad
@@ -350,7 +360,9 @@ def _eval_mode(model: Model) -> Iterator[None]:
 
 
 @contextmanager
-def _explained_failure(x: Tensor, objective: ObjectiveFunction | None = None) -> Iterator[None]:
+def _explained_failure(
+    x: Tensor, model: Model, objective: ObjectiveFunction | None = None
+) -> Iterator[None]:
     """Turn an exception of the user's code into ModelFailed, or into NoGradientError.
 
     A forward pass without an objective leaves torch's errors about gradients as they are.
@@ -365,14 +377,45 @@ def _explained_failure(x: Tensor, objective: ObjectiveFunction | None = None) ->
                 raise
             raise NoGradientError(
                 f"{objective} has no gradient with respect to the images; remove detach, no_grad "
-                "and inference_mode from the model, pass a surrogate to ModelWithScore, or use "
-                "Square"
+                f"and inference_mode from {_without_gradient(model, x)}, or use Square"
             ) from error
+        if objective is not None and user_frames(error):
+            raise ModelFailed(blamed(error, _named_in(error, objective))) from error
         shape = " x ".join(map(str, x.shape))
         raise ModelFailed(
-            f"the model fails on {shape} pixels of {x.dtype} on {x.device}: {first_line(error)}; "
-            "give images of the shape, dtype, device and batch size that it takes"
+            f"the model fails on {shape} pixels of {x.dtype} on {x.device}: {first_line(error)}"
+            f"{user_line(error)}; give images of the shape, dtype, device and batch size it takes"
         ) from error
+
+
+def _named_in(error: Exception, objective: ObjectiveFunction) -> str:
+    """The user's object whose code raised the error: the first one that its traceback enters."""
+    own = {frame.filename for frame in user_frames(error)}
+    for frame, _ in walk_tb(error.__traceback__):
+        if frame.f_code.co_filename in own:
+            thing = frame.f_locals.get("self", objective)
+            return f"the {_kind(thing)} {type(thing).__name__}"
+    return f"the objective {objective}"
+
+
+def _kind(thing: Any) -> str:
+    kinds = {"Rejector": "rejector", "Score": "rejector", "Criterion": "criterion",
+             "Objective": "objective", "Attack": "attack"}  # fmt: skip
+    names = [base.__name__ for base in type(thing).__mro__]
+    return next((word for name, word in kinds.items() if name in names), "model")
+
+
+def _without_gradient(model: Model, x: Tensor) -> str:
+    """What cuts the gradient: the model, or the score beside it if the logits have one."""
+    with torch.enable_grad():
+        out = as_output(model(x[:1].detach().requires_grad_()))
+    if not out.logits.requires_grad:
+        return "the model"
+    names = [type(one).__name__ for one in getattr(model, "rejectors", ())]
+    if hasattr(model, "score"):
+        names.append(f"the detector {getattr(model.score, '__name__', type(model.score).__name__)}")
+        return f"{names[-1]}, pass a surrogate to ModelWithScore"
+    return f"the method score of {' and '.join(names)}, give it a surrogate" if names else "it"
 
 
 def _check(result: Gradient) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks import AcceptedError, ForceRejectionEnsemble, Rejected, WorstScore
-from demur.attacks.attack_model import Model, QueryModel, checked
+from demur.attacks.attack_model import Model, QueryModel, checked, on_outputs
 from demur.attacks.autoattack import RAND, check_version, rand_chain
 from demur.attacks.balls import ball_by_name
 from demur.attacks.wrappers import ModelWithScore
@@ -308,12 +308,13 @@ def audit(
     model = settings.prepared(as_model(model), images)
     if rejector is not None and not isinstance(rejector, Rejector | Score):
         model, rejector = ModelWithScore(model, rejector), ModelScore()
+    bound, model = on_outputs(rejector, model)
     if settings.version == "auto":
         settings = replace(settings, version=_found_version(model, *images, settings.device))
-    if rejector is None:
+    if not isinstance(bound, Rejector | Score):
         return _report(model, images, None, "", settings)
     given = threshold, tpr, images, None if cal is None else _whole(*cal)
-    criterion, rule, test = _frozen_rule(model, rejector, *given, settings)
+    criterion, rule, test = _frozen_rule(model, bound, *given, settings)
     return _report(model, test, criterion, rule, settings)
 
 

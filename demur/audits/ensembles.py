@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from demur import attacks
 from demur.attacks.attack import AttackBatch
-from demur.attacks.attack_model import CheckedModel, Model, NoGradientError, checked
+from demur.attacks.attack_model import CheckedModel, Model, checked, on_outputs
 from demur.attacks.autoattack import (
     BROKEN_CLEAN,
     MEMBERS,
@@ -62,7 +62,7 @@ from demur.audits.model_checks import (
 )
 from demur.audits.model_loading import as_model
 from demur.engine import accelerated, check_model_engine, cudnn_benchmark
-from demur.errors import BadInput
+from demur.errors import BadInput, NoGradientError
 from demur.images import check_batch, pixels_of
 from demur.nan_checks import raise_deferred
 from demur.numerics import device_by_name
@@ -482,6 +482,7 @@ class RejectAutoAttack(EnsembleEvaluation):
             raise BadInput(
                 "the criterion needs a number as its threshold: AcceptedError(Con(), 0.7)"
             )
+        criterion, model = on_outputs(criterion, as_model(model))
         spec = attacks.RejectAutoAttackEnsemble(
             ball_by_name(norm, eps), criterion, version=chosen, seed=seed
         )

@@ -27,7 +27,7 @@ from demur.attacks.balls import L2, Ball, Linf
 from demur.attacks.criteria import RuleCriterion
 from demur.attacks.objectives.classification import ANY
 from demur.audits.ensemble_result import EnsembleResult
-from demur.evaluate.recording import ROUNDING
+from demur.evaluate.probing import ROUNDING
 from demur.images import per_image
 from demur.metrics import wilson
 from demur.output import Output, as_output, prediction

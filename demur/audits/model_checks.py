@@ -22,7 +22,7 @@ from demur.attacks.objectives.classification import ANY
 from demur.attacks.wrappers import WrappedModel
 from demur.audits.flags import ASKED, model_checks
 from demur.calibrate import binomial_sf
-from demur.evaluate.recording import probe
+from demur.evaluate.probing import probe
 from demur.evaluate.score import RejectorEvaluation
 from demur.metrics import BoolArray, FloatArray, auroc, auroc_interval
 from demur.numerics import tf32
@@ -112,7 +112,7 @@ def rejector_warnings(
         accepted: The images that the rule accepts, N.
         right: The correct predictions, N.
     """
-    names = [type(score).__name__ for score, _ in rule.pairs]
+    names = [getattr(score, "rejector", type(score).__name__) for score, _ in rule.pairs]
     for name, (_, t), values in zip(names, rule.pairs, scores, strict=True):
         if (values < t).all():
             yield (

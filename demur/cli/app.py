@@ -172,6 +172,15 @@ def _report_error(error: Exception) -> int:
     return 2
 
 
+def rejectors_option(about: str) -> Any:
+    """Option --rejector, given once or several times, each with names separated by commas."""
+    return typer.Option(
+        "--rejector",
+        help=f"{about}: a name of demur score, a spec, or your own MODULE:CLASS(FIELD=VALUE).",
+        show_default="none",
+    )
+
+
 def check_finite(param: typer.CallbackParam, value: Any) -> Any:
     """Return the number or numbers of an option; raise BadInput for infinity or NaN."""
     for number in value if isinstance(value, list) else [value]:

@@ -155,16 +155,16 @@ def _radius(text: str) -> float:
 def _rejector(text: str | None) -> "AnyRejector | None":
     """Return the rejector of a spec such as Con(), or the detector of MODULE:NAME."""
     from demur.audits.model_loading import load_model
-    from demur.recipes import VOCABULARY
+    from demur.recipes import as_rejector
     from demur.rejectors.rule import Rejector
-    from demur.spec import read
+    from demur.spec.importing import allow_import, import_object, is_import_path
 
     if text is None:
         return None
-    if ":" in text and "(" not in text:
-        detector: Any = load_model(text)
-        return detector  # type: ignore[no-any-return]
-    found = read(text if "(" in text else f"{text}()", VOCABULARY)
-    if not isinstance(found, Rejector):
-        raise BadInput(f"{text} is no rejector; demur list rejectors shows them")
-    return found
+    if is_import_path(text):
+        allow_import(text)
+        named = import_object(text)
+        if not (isinstance(named, type) and issubclass(named, Rejector)):
+            detector: Any = load_model(text)
+            return detector  # type: ignore[no-any-return]
+    return as_rejector(text)

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from demur.cli.app import AsJson, DataFolder, Device, Engine, FirstN, Verify, app, split_names
+from demur.cli.app import (
+    AsJson,
+    DataFolder,
+    Device,
+    Engine,
+    FirstN,
+    Verify,
+    app,
+    rejectors_option,
+    split_names,
+)
 from demur.errors import BadInput, suggestion
 from demur.files.output_paths import output_folder
 
@@ -55,6 +65,9 @@ def attack(
     keep_features: Annotated[
         bool, typer.Option(help="Store features, which many rejectors need.")
     ] = True,
+    rejector: Annotated[
+        list[str] | None, rejectors_option("Aim at it, and store its scores")
+    ] = None,
     device: Device = "auto",
     data: DataFolder = None,
     engine: Engine = "auto",
@@ -67,12 +80,16 @@ def attack(
     Example: demur attack digits-pgdat-rr clean pgd-20 pgd-20:eps=0.2,restarts=5
     """
     from demur.evaluate import RecordOptions
+    from demur.recipes import rejectors_named
+    from demur.rejectors.image_scores import image_rejectors
 
     with load_run_by_rank(run, device, data, engine) as loaded:
         if verify:
             loaded.run.recipe.data.verify(loaded.data_folder)
-        options = RecordOptions(split, n, batch_size, keep_images, keep_features)
-        attack_all(loaded, attacks, options)
+        named = rejectors_named(rejector or (), loaded.run.recipe)
+        own = tuple(image_rejectors(*map(loaded.fitted, named.values())))
+        options = RecordOptions(split, n, batch_size, keep_images, keep_features, own)
+        attack_all(loaded, attacks, options, list(named.values()))
 
 
 @contextmanager
@@ -118,13 +135,25 @@ def check_finished(run: "Run", data: str | None = None) -> None:
         raise run.unfinished(train_command(run) + option)
 
 
-def attack_all(loaded: "LoadedRun", attacks: list[str], options: "RecordOptions") -> None:
-    """Make the record of each attack; wrong names raise before any work."""
+def attack_all(
+    loaded: "LoadedRun",
+    attacks: list[str],
+    options: "RecordOptions",
+    rejectors: "Sequence[Rejector]" = (),
+) -> None:
+    """Make the record of each attack; wrong names raise before any work.
+
+    An attack on a rejector is made for each of the given ones instead of its own.
+    """
+    from demur.recipes import aimed_at, attack_group
     from demur.recipes import attack as attack_named
-    from demur.recipes import attack_group
 
     texts = [text for name in attacks for text in attack_group(name)]
-    specs = [(text, attack_named(text, loaded.run.recipe)) for text in texts]
+    specs = [
+        aimed
+        for text in texts
+        for aimed in aimed_at(text, attack_named(text, loaded.run.recipe), rejectors)
+    ]
     for label, spec in specs:
         attack_and_report(loaded, label, spec, options)
 
@@ -174,6 +203,7 @@ def score(
     oracle_probes: Annotated[
         bool, typer.Option("--oracle-probes", help="Also fit probes that know the labels.")
     ] = False,
+    rejector: Annotated[list[str] | None, rejectors_option("Score it too")] = None,
     as_json: AsJson = False,
     device: Device = "auto",
     data: DataFolder = None,
@@ -184,6 +214,7 @@ def score(
     Example: demur score digits-pgdat-rr --protocol deploy --all
     """
     from demur.evaluate.certificates import retests
+    from demur.recipes import rejectors_named
     from demur.rejectors import paper_grid
     from demur.report import terminal
     from demur.report.certificates import show_retests
@@ -196,7 +227,9 @@ def score(
             "a probe has no threshold to deploy; use --oracle-probes with --protocol paper"
         )
     loaded = load_run(run, device, data, verify=verify)
-    rejectors = paper_grid(loaded.run.recipe.data) if sweep else None
+    recipe = loaded.run.recipe
+    named = rejectors_named(rejector or (), recipe)
+    rejectors = (paper_grid(recipe.data) if sweep else recipe.rejectors()) | named
     evaluation, scored = score_run(loaded, rejectors, split, oracle_probes)
     protocols = available_protocols(evaluation, protocols, split)
     worst = score_worst_cases(loaded, evaluation, split)
@@ -208,7 +241,7 @@ def score(
         entries["worst_case"] = [entry.row.to_json() for entry in worst]
         typer.echo(json.dumps(entries, indent=2))
         return
-    main, names = scored, main_rejectors(loaded)
+    main, names = scored, [*main_rejectors(loaded), *named]
     if not (show_all or sweep or oracle_probes):
         main = [replace(s, rows=[row for row in s.rows if row.rejector in names]) for s in scored]
     terminal.show_scores(main, protocols)
@@ -273,15 +306,20 @@ def available_protocols(
 
 def warn_missing_rejectors(evaluation: "RejectorEvaluation", scored: list["ScoredRecord"]) -> None:
     """Print which rejectors are not shown, and why."""
+    from demur.rejectors import ImageRejector
+
     reasons = sorted(set(evaluation.unavailable.values()))
     for reason in reasons:
         names = [name for name, why in evaluation.unavailable.items() if why == reason]
         typer.echo(f"demur: without {', '.join(names)}: {reason}", err=True)
     for entry in scored:
-        if entry.missing_rejectors:
+        if missing := entry.missing_rejectors:
             where = f"{entry.summary.attack} (n={entry.summary.n})"
-            scores_only = entry.record.scores_only
-            reason = "only other scores are stored" if scores_only else "the record has no features"
+            reason = "the record has no features"
+            if entry.record.scores_only:
+                reason = "only other scores are stored"
+            elif any(isinstance(evaluation.scores[n], ImageRejector) for n in missing):
+                reason = "the record has not all images; make it again with demur attack --rejector"
             typer.echo(
                 f"demur: {where} without {', '.join(entry.missing_rejectors)}: {reason}", err=True
             )
@@ -351,7 +389,7 @@ def score_run(
     from demur.evaluate import RejectorEvaluation
     from demur.evaluate.accepted_errors import aimed_rejector
 
-    found = loaded.run.records(loaded.split_by_name(split))
+    found = loaded.run.records(loaded.split_by_name(split), loaded.model_key)
     others = [record for record in found if not aimed_rejector(record)]
     if not others:
         raise BadInput(_no_record_message(loaded.run, split, "clean" if found else "pgd-20"))

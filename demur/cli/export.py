@@ -69,7 +69,7 @@ def calibrate(
     rejector: Annotated[
         str | None,
         typer.Option(
-            help="A name of demur score; Con+R-Con sets both thresholds.",
+            help="A name of demur score, or MODULE:CLASS; Con+R-Con sets both thresholds.",
             show_default="the score of the head, Con without one",
         ),
     ] = None,
@@ -114,7 +114,8 @@ def export(
     rejector: Annotated[
         str | None,
         typer.Option(
-            help="A name of demur score.", show_default="the score of the head, Con without one"
+            help="A name of demur score, or your own MODULE:CLASS.",
+            show_default="the score of the head, Con without one",
         ),
     ] = None,
     tpr: Tpr = None,

@@ -55,8 +55,8 @@ def list_names(
     more: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Another folder of the runs, or changes of the recipe.",
-            metavar="[FOLDER | KEY=VALUE...]",
+            help="Another folder of the runs, changes of the recipe, or modules of rejectors.",
+            metavar="[FOLDER | KEY=VALUE... | MODULE...]",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -68,13 +68,13 @@ def list_names(
     Example: demur list digits-pgdat-rr head.weight=0.5
     """
     words = more or []
-    kinds = listings(Path(*words[:1]) if words else Path(RUNS))
+    kinds = listings(Path(*words[:1]) if words else Path(RUNS), words)
     if name is not None and name not in kinds:
         if as_json:
             raise BadInput(f"--json goes with a kind, and {shorten(name)!r} is none; leave it out")
         _show(name, words)
         return
-    if words and (name != RUNS or len(words) > 1):
+    if words and name != "rejectors" and (name != RUNS or len(words) > 1):
         again = shlex.join(["demur", "list", RUNS, words[0]])
         raise BadInput(f"a folder goes with runs only, and only one; write {again}")
     entries: Mapping[str, Any] = (
@@ -106,17 +106,25 @@ def _line(entry: Any) -> str:
     return str(entry)
 
 
-def listings(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
+def listings(
+    folder: Path, modules: Sequence[str] = ()
+) -> dict[str, Callable[[], Mapping[str, Any]]]:
     """Return by kind a function that makes its names and descriptions."""
     from demur import attacks, data, methods, nets, recipes, rejectors
     from demur.runs.zoo import zoo_folder
     from demur.spec import Spec
     from demur.spec import show as text_of
+    from demur.spec.importing import classes_in, modules_named
 
     example = recipes.RECIPES["digits-pgdat-rr"]
 
     def described(classes: Sequence[type[Spec]]) -> dict[str, str]:
         return {cls.__name__: (cls.__doc__ or "").splitlines()[0] for cls in classes}
+
+    def own_rejectors() -> dict[str, str]:
+        found = [classes_in(module, rejectors.Rejector) for module in (*modules, *modules_named())]
+        known = {name: cls for classes in found for name, cls in classes.items()}
+        return {name: (cls.__doc__ or "").splitlines()[0] for name, cls in known.items()}
 
     return {
         "recipes": lambda: {name: describe(spec) for name, spec in recipes.RECIPES.items()},
@@ -125,7 +133,7 @@ def listings(folder: Path) -> dict[str, Callable[[], Mapping[str, Any]]]:
         },
         "objectives": lambda: described(attacks.OBJECTIVES),
         "criteria": lambda: described(attacks.CRITERIA),
-        "rejectors": lambda: described(rejectors.REJECTORS),
+        "rejectors": lambda: described(rejectors.REJECTORS) | own_rejectors(),
         "nets": lambda: described(nets.NETS),
         "data": lambda: described(data.DATASETS),
         "methods": lambda: described(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from demur.cli.app import DataFolder, Device, Verify, app
+from demur.cli.app import DataFolder, Device, Verify, app, rejectors_option
 from demur.cli.evaluate import load_run, score_run, score_worst_cases
 from demur.errors import BadInput
 from demur.files.output_paths import PAGE_OF_RUN, check_output_file, is_stream
@@ -32,6 +32,7 @@ def report(
             show_default="RUN/report.html; report.html for several runs",
         ),
     ] = None,
+    rejector: Annotated[list[str] | None, rejectors_option("Show it too")] = None,
     device: Device = "auto",
     data: DataFolder = None,
     verify: Verify = False,
@@ -50,17 +51,20 @@ def report(
     loaded = [load_run(run, device, data, verify=verify) for run in runs]
     path = out or str((loaded[0].run.path if len(runs) == 1 else Path()) / PAGE_OF_RUN)
     check_output_file(path, "page", own)
-    results = [scored_run(one) for one in loaded]
+    results = [scored_run(one, rejector) for one in loaded]
     page = write_page(results, Path(path))
     if not is_stream(page):  # a pipe gets the page and nothing else
         typer.echo(f"page: {page.resolve()}")
 
 
-def scored_run(loaded: "LoadedRun") -> "ScoredRun":
+def scored_run(loaded: "LoadedRun", rejectors: list[str] | None = None) -> "ScoredRun":
     """Return a run with its test records scored; raise BadInput where it has none."""
+    from demur.recipes import rejectors_named
     from demur.report.scored_run import ScoredRun
 
-    evaluation, scored = score_run(loaded)
+    recipe = loaded.run.recipe
+    every = recipe.rejectors() | rejectors_named(rejectors or (), recipe)
+    evaluation, scored = score_run(loaded, every)
     return ScoredRun(loaded, evaluation, scored, score_worst_cases(loaded, evaluation))
 
 
@@ -73,6 +77,7 @@ def explore(
     no_open: Annotated[
         bool, typer.Option("--no-open", help="Do not open a browser; print the address.")
     ] = False,
+    rejector: Annotated[list[str] | None, rejectors_option("Show it too")] = None,
     device: Device = "auto",
     data: DataFolder = None,
 ) -> None:
@@ -92,7 +97,7 @@ def explore(
     check_installed()
 
     def score(run: "Run") -> "ScoredRun":
-        return _scored_if_any(run, device, data)
+        return _scored_if_any(run, device, data, rejector)
 
     page = LivePage([Run.open(run) for run in runs], score)
     with serving(page, port) as server:
@@ -104,14 +109,16 @@ def explore(
         server.serve_forever()
 
 
-def _scored_if_any(run: "Run", device: str, data: str | None) -> "ScoredRun":
+def _scored_if_any(
+    run: "Run", device: str, data: str | None, rejectors: list[str] | None = None
+) -> "ScoredRun":
     """Return a run with its test records, which may be none, and which may be in training."""
     from demur.evaluate import LoadedRun
     from demur.numerics import device_by_name
     from demur.report.scored_run import ScoredRun
 
     if run.trained and run.records("test"):
-        return scored_run(load_run(str(run.path), device, data))
+        return scored_run(load_run(str(run.path), device, data), rejectors)
     where = Path(data) if data else None
     return ScoredRun.untrained(LoadedRun(run, device_by_name(device), where))
 

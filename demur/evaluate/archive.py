@@ -193,7 +193,7 @@ def _fitted_rejectors(loaded: LoadedRun) -> dict[str, Rejector]:
 def _records(loaded: LoadedRun) -> list[Record]:
     """Records to archive: all but those of the fit split, and of equal clean ones the fullest."""
     splits = [split for split in loaded.run.recipe.data.splits if split != "fit"]
-    found = [record for split in splits for record in loaded.run.records(split)]
+    found = [record for split in splits for record in loaded.run.records(split, loaded.model_key)]
     if not found:
         raise BadInput(f"{loaded.run.path} has no record yet; make one with demur attack")
     found += [loaded.clean("cal")] if "cal" in splits else []

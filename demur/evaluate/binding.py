@@ -18,13 +18,15 @@ from demur.attacks import WorstScore
 from demur.attacks.criteria import RuleCriterion
 from demur.evaluate.record_scores import values
 from demur.rejectors import FittedScore
+from demur.rejectors.image_scores import image_rejectors
 from demur.rejectors.rule import OperatingPoint, Rejector, Score, as_score
 from demur.runs import Record
 from demur.spec import Spec, show
 
 S = TypeVar("S", bound=Spec)
 
-CleanRecord = Callable[[str], Record]  # name of a split to its clean record, with features
+# Name of a split, and image rejectors whose scores it must have, to its clean record.
+CleanRecord = Callable[..., Record]
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class ThresholdResolver:
 
         Raises BadInput if the data set has no such split.
         """
-        record = self.clean(at.split)
+        record = self.clean(at.split, *image_rejectors(score))
         return at.threshold(values(score, record), record.correct)
 
     def bound(self, value: Any) -> Any:

@@ -24,12 +24,16 @@ from demur.evaluate.record_scores import JsonFields, StoredScore, accepted, can_
 from demur.evaluate.recording import LoadedRun, RecordOptions, run_attack
 from demur.files.atomic import write_json
 from demur.metrics import Interval
+from demur.recipes import AnyName, rejectors_named
 from demur.recipes import attack as attack_named
+from demur.rejectors import ImageRejector
+from demur.rejectors.image_scores import image_rejectors
 from demur.rejectors.rule import Rejector, Rule, Score
 from demur.runs import Record, Run, provenance
 from demur.runs.metadata import CERTIFICATE, read_metadata
 from demur.runs.record import identity
 from demur.spec import digest, show
+from demur.spec.code_digest import score_key
 
 REMEDY = "delete it and make it again with demur calibrate"
 RetestVerdict = Literal["kept", "within chance", "broken", "nothing accepted"]
@@ -85,7 +89,7 @@ class Retest(JsonFields):
 
 def issue(
     loaded: LoadedRun,
-    name: str,
+    name: AnyName,
     guarantee: Guarantee,
     confidence: float | None = None,
     label: str = "clean",
@@ -95,7 +99,7 @@ def issue(
 
     Args:
         loaded: The run.
-        name: Name of the rejector in the recipe.
+        name: The rejector: its name in the recipe, a spec as text, a class or an instance.
         guarantee: Quantity and level to guarantee, such as Risk(0.05).
         confidence: Probability that the guarantee holds; None takes the guarantee's own.
         label: Name of the attack.
@@ -105,12 +109,12 @@ def issue(
         The certificate. Uncertified is raised if no threshold gives the guarantee.
     """
     run = loaded.run
-    name = run.recipe.find_rejector(name)
-    rejector = run.recipe.rejectors()[name]
-    cal = attacked_cal(loaded, label, attack)
+    ((name, rejector),) = rejectors_named(name, run.recipe).items()
+    rejector = loaded.fitted(rejector)
+    cal = attacked_cal(loaded, label, attack, tuple(image_rejectors(rejector)))
     binding = ThresholdResolver(loaded.clean, loaded.device)
     found = certify_record(rejector, cal, guarantee, confidence, binding)
-    about = {"rejector": name, "rejector_spec": show(rejector, full=True), "fitted": binding.fitted}
+    about = {"rejector": name, "rejector_spec": score_key(rejector), "fitted": binding.fitted}
     certificate = IssuedCertificate(about | _metadata(loaded, found, cal))
     with run.writing():
         return _write_or_read(_path(run, certificate), certificate)
@@ -124,7 +128,7 @@ def certify_record(
     binding: ThresholdResolver,
 ) -> Certificate:
     """Certify a rejector on a record of cal images."""
-    text = show(rejector, full=True)
+    text = score_key(rejector)
     score = StoredScore(text) if text in cal.stored_scores else binding.bound(rejector)
     clean = binding.clean("cal") if aimed_rejector(cal) else cal
     attacked = {} if clean is cal else under_attack(rejector, score, cal, clean)
@@ -138,7 +142,7 @@ def attack_under(loaded: LoadedRun, label: str, name: str) -> tuple[str, Attack]
     spec = attack_named(label, recipe)
     if not isinstance(spec, WorstScore) or "rejector=" in label:
         return label, spec
-    rejector = recipe.rejectors()[recipe.find_rejector(name)]
+    (rejector,) = rejectors_named(name, recipe).values()
     label += f"{',' if ':' in label else ':'}rejector={show(rejector)}"
     return label, replace(spec, rejector=rejector)
 
@@ -207,6 +211,7 @@ def retests(
     not_cal = [record for record in records if record.metadata["split"] != "cal"]
     ordered = sorted(not_cal, key=lambda record: record.metadata["attack"] != digest(Clean()))
     specs = {name: show(r, full=True) for name, r in loaded.run.recipe.rejectors().items()}
+    specs |= {name: score_key(r) for name, r in scores.items() if isinstance(r, Rejector)}
     tested = []
     for made in issued_certificates(loaded.run):
         lines: list[Retest] = []
@@ -236,16 +241,18 @@ def _verdict(
     return "broken" if broken else "within chance"
 
 
-def attacked_cal(loaded: LoadedRun, label: str, attack: Attack) -> Record:
+def attacked_cal(
+    loaded: LoadedRun, label: str, attack: Attack, rejectors: tuple[ImageRejector, ...] = ()
+) -> Record:
     """Record of the attacked cal images; BadInput if the attack has a threshold chosen on them."""
     if isinstance(attack, Clean):
-        return loaded.clean("cal")
+        return loaded.clean("cal", *rejectors)
     if resolve_thresholds(attack, loaded.clean).thresholds:
         raise BadInput(
             f"{label} has a threshold that was chosen on the cal images, so they cannot test a "
             "guarantee under it; calibrate under an attack without a threshold"
         )
-    return run_attack(loaded, label, attack, RecordOptions("cal", keep_images=0))
+    return run_attack(loaded, label, attack, RecordOptions("cal", None, None, 0, True, rejectors))
 
 
 def _metadata(loaded: LoadedRun, found: Certificate, cal: Record) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from torch import Tensor
 from demur.errors import BadInput
 from demur.metrics import BoolArray, FloatArray
 from demur.output import Output
-from demur.rejectors import FittedScore
+from demur.rejectors import FittedScore, ImageRejector
 from demur.rejectors.certainty import tcon
+from demur.rejectors.image_scores import add_columns, image_rejectors, with_columns
 from demur.rejectors.rule import Rule, Score
 from demur.runs import Record
 from demur.runs.record import TRUE
@@ -36,11 +37,14 @@ def values(score: Score, record: Record) -> FloatArray:
     """Score of every image of a record; N. BadInput if the record does not contain it."""
     if isinstance(score, StoredScore) or record.scores_only:
         return _stored(record, _text(score))
+    score, rejectors = with_columns(score)
+    columns = [_stored(record, rejector.key) for rejector in rejectors]
     parts = [part for part, _ in score.rule(0.0).pairs]
     devices = [next(part.buffers()).device for part in parts if isinstance(part, FittedScore)]
     device = devices[0] if devices else record.y.device
     with torch.no_grad():
-        found: FloatArray = score(record.output.to(device)).double().cpu().numpy()
+        out = add_columns(record.output, [torch.from_numpy(column) for column in columns])
+        found: FloatArray = score(out.to(device)).double().cpu().numpy()
     return found
 
 
@@ -72,7 +76,7 @@ def can_score(score: Score, record: Record) -> bool:
             return False
         if isinstance(part, FittedScore) and record.output.feature.shape[-1] == 0:
             return False
-    return True
+    return all(one.key in record.stored_scores for one in image_rejectors(score))
 
 
 def _stored(record: Record, text: str) -> FloatArray:
@@ -87,6 +91,8 @@ def _stored(record: Record, text: str) -> FloatArray:
 
 def _text(score: Score) -> str:
     """Name of a score in records: the full spec of its rejector."""
+    if isinstance(score, ImageRejector):
+        return score.key
     return score.text if isinstance(score, StoredScore) else show(score, full=True)
 
 

@@ -7,25 +7,23 @@ fp32 and at one fixed batch size, so that records do not depend on how the attac
 """
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from demur import distributed
-from demur.attacks import CE, Attack, Clean, Corruption
+from demur.attacks import Attack, Clean, Corruption
 from demur.attacks.attack_model import (
     CheckedModel,
     Model,
-    NoGradientError,
-    QueryModel,
-    attack_model,
 )
 from demur.attacks.balls import L2, Linf
 from demur.calibrate import ChanceTest
@@ -35,13 +33,21 @@ from demur.engine import FrozenModel, check_engine, compiler_for_attacks
 from demur.errors import BadInput, suggestion
 from demur.evaluate.batching import ProgressCallback, attack_in_batches, default_batch_size
 from demur.evaluate.binding import BoundSpec, resolve_thresholds
+from demur.evaluate.probing import probe
 from demur.files.atomic import exclusive_lock
 from demur.images import check_batch
 from demur.nan_checks import raise_if_invalid
 from demur.nets import RejectingNet
 from demur.numerics import Precision, device_by_name, fusing, tf32, use_precision
-from demur.output import Output, as_output, check_logits, outputs_in_batches, prediction
+from demur.output import Output, check_logits, outputs_in_batches, prediction
 from demur.progress import ignore
+from demur.rejectors import ImageRejector
+from demur.rejectors.image_scores import (
+    FitImages,
+    fit_on_images,
+    image_rejectors,
+    values_on_images,
+)
 from demur.runs import Record, Run, provenance
 from demur.runs.record import (
     finished_record,
@@ -52,12 +58,12 @@ from demur.runs.record import (
     write_record,
 )
 from demur.spec import digest, show
+from demur.spec.code_digest import code_of, fingerprint
 from demur.version import code_version
 
+S = TypeVar("S")
 VERDICT_BATCH = 256
 CHANCE_IMAGES = 1000  # whose accuracy is compared with chance
-PROBED = 128  # images of a probe
-ROUNDING = 1e-4  # relative difference that two kernels may have by rounding
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,7 @@ class RecordOptions:
         batch_size: Images per batch; None chooses by device. Records do not depend on it.
         keep_images: Number of adversarial examples to store in the record.
         keep_features: Whether to store features, which fitted rejectors need.
+        rejectors: Image rejectors whose scores are stored, beside those of the attack.
 
     Example:
         >>> options = RecordOptions("test", n=20, keep_images=0)
@@ -80,6 +87,7 @@ class RecordOptions:
     batch_size: int | None = None
     keep_images: int = 256
     keep_features: bool = True
+    rejectors: tuple[ImageRejector, ...] = ()
 
     def check(self) -> None:
         """Raise BadInput if a number is out of range."""
@@ -118,6 +126,7 @@ class LoadedRun:
         self.data_folder, self.on_message = data_folder, on_message
         self.fast = check_engine(engine) != "plain" and self.device.type == "cuda"
         self._clean: dict[str, Record] = {}
+        self._own_net = ""  # fingerprint of the net as the recipe makes it
         self._digests: dict[str, str] = {}  # of splits
 
     @cached_property
@@ -127,7 +136,57 @@ class LoadedRun:
         net.freeze_for_inference()
         if self.device.type == "cpu":
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._own_net = fingerprint(net)
         return net
+
+    @property
+    def model_key(self) -> str | None:
+        """Digest of a net that the user has wrapped or changed; None for the run's own net.
+
+        Records of the two are told apart by it, though they have the same recipe and weights.
+        """
+        if "net" not in vars(self) or (found := fingerprint(self.net)) == self._own_net:
+            return None
+        return found
+
+    def fitted(self, spec: S) -> S:
+        """The spec with its image rejectors fitted to the clean images of the fit split."""
+
+        def images() -> FitImages:
+            x, y = self.checked_split("fit").to(self.device).batch(slice(None))
+            return self.net, x, self.clean("fit").output.to(self.device), y
+
+        with tf32("fp32"):
+            return fit_on_images(spec, images)
+
+    def image_scores(
+        self, rejectors: Sequence[ImageRejector], x: Tensor, out: Output
+    ) -> dict[str, Tensor]:
+        """Scores (N each, on the CPU) of images and the net's output for them, by their key."""
+        found: dict[str, list[Tensor]] = {one.key: [] for one in rejectors}
+        rows = torch.arange(len(x)).split(VERDICT_BATCH)
+        with tf32("fp32"), torch.no_grad():
+            for one, some in product(rejectors, rows):
+                at = x[some].to(self.device), out.select(some).to(self.device)
+                found[one.key].append(values_on_images(one, self.net, *at).float().cpu())
+        scores = {key: torch.cat(parts) for key, parts in found.items()}
+        for one in rejectors:
+            name = f"scores of {type(one).__name__}"
+            raise_if_invalid(name, scores[one.key], "use -inf to reject an image")
+        return scores
+
+    def with_scores(self, record: Record, rejectors: Sequence[ImageRejector]) -> Record:
+        """The record with the scores of image rejectors, as far as it has the images they see."""
+        missing = [one for one in rejectors if one.key not in record.stored_scores]
+        if not missing or record.scores_only or not self.run.has_weights:
+            return record
+        x = record.arrays.get("x_adv", record.y[:0])
+        if record.metadata["attack"] == digest(Clean()):
+            images = self.checked_split(record.metadata["split"])
+            x = images.first(len(record.y)).batch(slice(None))[0]
+        if len(x) < len(record.y):
+            return record
+        return record.with_stored(self.image_scores(missing, x, record.output))
 
     @property
     def precision(self) -> Precision:
@@ -146,7 +205,8 @@ class LoadedRun:
         x, y, index = self.batch_in_layout(images, piece)
         if isinstance(attack, Corruption):
             return attack.corrupt(x, index, self.corruption_source(attack, images)).contiguous()
-        with self.attack_model(batch_size) as model:
+        plain = bool(image_rejectors(attack))  # the fast engine has no gradients of gradients
+        with self.attack_model(batch_size, plain) as model:
             x_adv = attack.perturb(CheckedModel(model, x.dtype), x, y, index)
         return x_adv.contiguous()
 
@@ -157,9 +217,9 @@ class LoadedRun:
         return find_source(self.data_folder, attack.name, released=is_cifar)
 
     @contextmanager
-    def attack_model(self, batch_size: int) -> Iterator[Model]:
+    def attack_model(self, batch_size: int, plain: bool = False) -> Iterator[Model]:
         """Yield the model to attack, with the precision of attacks set."""
-        if not self.fast:
+        if not self.fast or plain:
             with tf32("fp32"):
                 yield self.net
             return
@@ -218,14 +278,19 @@ class LoadedRun:
         """Digest of the images to attack, which `checked_split` knows of a whole split."""
         return images.digest() if options.n is not None else self._digests[options.split]
 
-    def clean(self, split: str) -> Record:
-        """Record of the clean images of a split, made if there is none, and cached."""
-        if split not in self._clean and (archived := self._archived_clean(split)) is not None:
-            self._clean[split] = archived
-        if split not in self._clean:
-            options = RecordOptions(split, keep_images=0, keep_features=True)
-            self._clean[split] = run_attack(self, "clean", Clean(), options)
-        return self._clean[split]
+    def clean(self, split: str, *rejectors: ImageRejector) -> Record:
+        """Record of the clean images of a split, made if there is none, and cached.
+
+        It has the scores of these image rejectors too.
+        """
+        at = f"{split} {self.model_key or ''}"
+        if at not in self._clean and (archived := self._archived_clean(split)) is not None:
+            self._clean[at] = archived
+        known = self._clean[at].stored_scores if at in self._clean else None
+        if known is None or not {one.key for one in rejectors} <= {*known}:
+            options = RecordOptions(split, keep_images=0, rejectors=rejectors)
+            self._clean[at] = run_attack(self, "clean", Clean(), options)
+        return self._clean[at]
 
     def chance_test(self) -> ChanceTest:
         """Compare the accuracy on up to 1,000 test images with chance; makes no record."""
@@ -277,11 +342,12 @@ def run_attack(
     """
     options.check()
     here, images = distributed.current(), loaded.images(options)
+    attack = loaded.fitted(attack)
     bound = resolve_thresholds(attack, loaded.clean, loaded.device)
     making = _Recording(loaded, attack, images, options, bound)
     inputs, folder = making.inputs(), loaded.run.records_folder
     key = identity(**inputs)
-    if (finished := here.broadcast(finished_record(folder, options.split, key))) is not None:
+    if (finished := here.broadcast(making.finished(key))) is not None:
         return read_record(finished)
     check_batch(*images.batch(slice(None)), loaded.run.recipe.data.domain.classes)
     spec = show(attack, full=True)
@@ -293,15 +359,16 @@ def run_attack(
 
     with exclusive_lock(half, wait) if here.is_leader else nullcontext():
         # the process that held the lock may have finished this record
-        finished = here.broadcast(finished_record(folder, options.split, key))
+        finished = here.broadcast(making.finished(key))
         if finished is None:
             x_adv = making.craft(half, on_progress)
             if here.is_leader:
-                making.write(x_adv, metadata, half)
+                finished = making.write(x_adv, metadata, half)
         if here.is_leader:
             shutil.rmtree(half, ignore_errors=True)
-    here.barrier()
-    return read_record(finished or record_path(folder, label, options.split, key))
+    written = here.broadcast(finished)
+    assert written is not None
+    return read_record(written)
 
 
 def _as_device(device: object) -> torch.device:
@@ -338,11 +405,28 @@ class _Recording:
             "features": options.keep_features,
             "images": min(options.keep_images, len(self.images)),
         }
+        if (model := loaded.model_key) is not None:
+            inputs["model"] = model
+        if code := code_of(self.attack, loaded.run.recipe.net):
+            inputs["user_code"] = code
         if isinstance(self.attack, Corruption):
             inputs["source"] = loaded.corruption_source(self.attack, self.images).kind
         elif loaded.precision != "fp32" and not isinstance(self.attack, Clean):
             inputs["precision"] = loaded.precision
         return inputs
+
+    @property
+    def rejectors(self) -> list[ImageRejector]:
+        """The image rejectors whose scores the record stores."""
+        return image_rejectors(self.attack, self.options.rejectors)
+
+    def finished(self, key: str) -> Path | None:
+        """Path of the finished record with all scores that are asked for; None without it."""
+        path = finished_record(self.loaded.run.records_folder, self.options.split, key)
+        if path is None or not self.rejectors:
+            return path
+        known = read_record(path).stored_scores
+        return path if all(one.key in known for one in self.rejectors) else None
 
     def provenance(self) -> dict[str, Any]:
         """Metadata that does not identify a record: time, recipe, engine, code and device."""
@@ -368,18 +452,31 @@ class _Recording:
         craft = partial(loaded.craft, self.bound.spec, images)
         return attack_in_batches(craft, images, size, parts, on_progress)
 
-    def write(self, x_adv: Tensor, metadata: dict[str, Any], folder: Path) -> None:
+    def write(self, x_adv: Tensor, metadata: dict[str, Any], folder: Path) -> Path:
         """Evaluate the net on adversarial examples and write the record to the folder of records.
 
-        It is written into the locked `folder` first, so that it appears complete.
+        It is written into the locked `folder` first, so that it appears complete. An earlier record
+        that lacks the scores of image rejectors is replaced.
         """
         net = self.loaded.net
         x, y = self.images.batch(slice(None))
         self.bound.spec.check_result(x.cpu(), x_adv)
         metadata["probe"] = probe(net, x, y)
-        half = record_path(folder, metadata["label"], self.options.split, metadata["digest"])
-        write_record(half, Record(self._arrays(net, x, x_adv), metadata))
-        move_record(half, self.loaded.run.records_folder)
+        records, split = self.loaded.run.records_folder, self.options.split
+        record, known = Record(self._arrays(net, x, x_adv), metadata), dict[str, Tensor]()
+        if earlier := finished_record(records, split, metadata["digest"]):
+            old = read_record(earlier)
+            metadata["label"] = old.label
+            if torch.equal(old.arrays["logits"], record.arrays["logits"]):
+                known = old.stored_scores
+        missing = [one for one in self.rejectors if one.key not in known]
+        record = record.with_stored(known | self.loaded.image_scores(missing, x_adv, record.output))
+        half = record_path(folder, metadata["label"], split, metadata["digest"])
+        write_record(half, record)
+        if earlier:  # arrays without metadata are no record, and their batches are still here
+            earlier.with_suffix(".json").unlink()
+        move_record(half, records)
+        return records / half.name
 
     def _arrays(self, net: RejectingNet, x: Tensor, x_adv: Tensor) -> dict[str, Tensor]:
         """Per-image arrays of a record, on the CPU."""
@@ -411,26 +508,3 @@ def final_outputs(net: RejectingNet, x_adv: Tensor, device: torch.device) -> Out
     with tf32("fp32"):
         out = outputs_in_batches(net, padded, VERDICT_BATCH, device)
     return Output(*(part[: len(x_adv)] for part in out))
-
-
-def probe(model: Model, x: Tensor, y: Tensor) -> dict[str, int]:
-    """Count the images whose output differs between two forward passes, and zero gradients.
-
-    Uses the first PROBED images of x (N, C, H, W) and y (N), in fp32. Zero gradients are not
-    counted for a `QueryModel`, which has none.
-    """
-    x, y = x[:PROBED], y[:PROBED]
-    with tf32("fp32"):
-        with torch.no_grad():
-            outputs = [as_output(model(x)) for _ in range(2)]
-            first, second = (torch.cat((o.logits, o.aux.to(o.logits)), -1) for o in outputs)
-        try:
-            grad = attack_model(model).gradient(CE(), x, y).grad
-        except NoGradientError:
-            grad = torch.zeros_like(x)
-    differs = (first - second).abs().amax(-1) > ROUNDING * first.abs().amax(-1)
-    has_gradient = grad.flatten(1).abs().amax(1) > 0  # also False for NaN
-    counts = {"images": len(x), "random_outputs": int(differs.sum())}
-    if isinstance(getattr(model, "model", model), QueryModel):
-        return counts
-    return counts | {"zero_gradients": int((~has_gradient).sum())}

@@ -29,11 +29,14 @@ from demur.evaluate.record_scores import (
 from demur.evaluate.recording import LoadedRun
 from demur.metrics import BoolArray, Difference, FloatArray, Interval, OperatingStats, Resamples
 from demur.output import Output, label_entry, log_probabilities, mask_label, prediction
+from demur.recipes import AnyName, rejectors_named
 from demur.rejectors import Con, TooFewImages
+from demur.rejectors.image_scores import image_rejectors
 from demur.rejectors.rule import Rejector, Score
 from demur.runs import Record
 from demur.runs.record import is_corruption
-from demur.spec import digest, show
+from demur.spec import digest
+from demur.spec.code_digest import score_key
 
 Protocol = Literal["paper", "deploy"]
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
@@ -154,6 +157,7 @@ class RejectorEvaluation:
         cal_n: Number of cal images that thresholds were chosen on.
         unavailable: Reasons why rejectors are missing, by name.
         texts: Full specs of the rejectors, by name; stored scores are found by them.
+        loaded: The run, whose net image rejectors query.
 
     Example:
         >>> loaded = LoadedRun(Run.open("digits-pgdat-rr"), "cpu")
@@ -170,12 +174,13 @@ class RejectorEvaluation:
     cal_n: int
     unavailable: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
+    loaded: LoadedRun | None = field(default=None, repr=False)
 
     @staticmethod
     def of(
         loaded: LoadedRun,
         level: float = 0.95,
-        rejectors: Mapping[str, Rejector] | None = None,
+        rejectors: Mapping[str, Rejector] | Iterable[AnyName] | None = None,
         records: Iterable[Record] | None = None,
     ) -> "RejectorEvaluation":
         """Fit the rejectors of a run and choose their thresholds on clean cal images.
@@ -183,22 +188,26 @@ class RejectorEvaluation:
         Args:
             loaded: The run.
             level: TPR of the thresholds: the share of correct predictions to accept.
-            rejectors: Rejectors by name; None takes those of the recipe.
+            rejectors: Rejectors by name; None takes those of the recipe. A list adds to these:
+                classes, instances or texts such as "myrej:Gini(power=2)".
             records: Records to score; None takes those of the test split. Rejectors are fitted if
                 one of them has features; otherwise their stored scores are read.
 
         Returns:
             The evaluation. `unavailable` names the rejectors that could not be fitted or read.
         """
-        specs = loaded.run.recipe.rejectors() if rejectors is None else rejectors
-        to_score = loaded.run.records("test") if records is None else list(records)
+        recipe, model = loaded.run.recipe, loaded.model_key
+        if not isinstance(rejectors, Mapping):
+            rejectors = recipe.rejectors() | rejectors_named(rejectors or (), recipe)
+        specs = {name: loaded.fitted(spec) for name, spec in rejectors.items()}
+        to_score = loaded.run.records("test", model) if records is None else list(records)
         binding = ThresholdResolver(loaded.clean, loaded.device)
         scores, unavailable = _fit_or_read(specs, to_score, binding)
-        texts = {name: show(specs[name], full=True) for name in scores}
-        evaluation = RejectorEvaluation(scores, {}, level, 0, unavailable, texts)
+        texts = {name: score_key(specs[name]) for name in scores}
+        evaluation = RejectorEvaluation(scores, {}, level, 0, unavailable, texts, loaded)
         if "cal" not in loaded.run.recipe.data.splits:
             return evaluation
-        cal = loaded.clean("cal")
+        cal = loaded.clean("cal", *image_rejectors(tuple(specs.values())))
         cal_scores = {name: evaluation.score_for(name, cal) for name in scores}
         thresholds = {
             name: binding.choose_threshold(score, TPR(level))
@@ -222,8 +231,16 @@ class RejectorEvaluation:
             The record with its summary and its rows, oracles last.
 
         Raises:
-            BadInput: The record lacks confidence, which other scores are compared with.
+            BadInput: The record lacks confidence, which other scores are compared with, or it is
+                of another model than the thresholds.
         """
+        if self.loaded is not None:
+            if record.metadata.get("model") != self.loaded.model_key:
+                raise BadInput(
+                    f"the record of {record.label} was made with another model than these "
+                    "thresholds: the net was wrapped or changed since; attack it again"
+                )
+            record = self.loaded.with_scores(record, image_rejectors(tuple(self.scores.values())))
         base = Baseline(self, record)
         rows, missing_rejectors = list[Row](), list[str]()
         for name in self.scores:
@@ -295,7 +312,7 @@ def _fit_or_read(
     scores_only = bool(records) and all(record.scores_only for record in records)
     scores, unavailable = dict[str, Score](), dict[str, str]()
     for name, rejector in rejectors.items():
-        text = show(rejector, full=True)
+        text = score_key(rejector)
         if with_features or (isinstance(rejector, Score) and not scores_only):
             try:
                 scores[name] = binding.bound(rejector)

@@ -25,7 +25,8 @@ from demur.calibrate import (
 from demur.errors import BadInput
 from demur.metrics import BoolArray, FloatArray
 from demur.output import Output, check_logits, prediction
-from demur.rejectors import Coupled, FittedScore, OutputScore, Rejector
+from demur.rejectors import Coupled, FittedScore, ImageRejector, OutputScore, Rejector
+from demur.rejectors.image_scores import with_columns
 from demur.rejectors.rule import Score, as_score
 from demur.spec import Spec, show
 from demur.spec.field_types import convert_value
@@ -85,7 +86,8 @@ def calibrate(
     check_logits(out)
     correct: BoolArray = (prediction(out) == y).cpu().numpy()
     parts = [part for part, _ in fitted.rule(0.0).pairs]
-    columns = np.stack([values(part, out) for part in parts], axis=1)  # N, K
+    bound, _ = with_columns(tuple(parts))
+    columns = np.stack([values(part, out) for part in bound], axis=1)  # N, K
     certificate, shortfall = None, None
     try:
         found = certify_threshold(columns, correct, guarantee, confidence, **attacked)
@@ -95,7 +97,7 @@ def calibrate(
         if guarantee.is_upper_bound:
             raise
         shortfall = str(error)
-        chosen = guarantee.threshold(values(fitted, out), correct)
+        chosen = guarantee.threshold(values(with_columns(fitted)[0], out), correct)
         thresholds = tuple(t for _, t in fitted.rule(chosen).pairs)
         sentence = f"{guarantee.statement} on the calibration images, without a guarantee"
     scores = tuple(
@@ -186,7 +188,7 @@ def fit_rejector(
     rejector: Rejector, fit: Callable[[], tuple[Output, torch.Tensor]] | None
 ) -> Score:
     """Return the fitted score of a rejector; `fit` gives outputs and labels if it needs them."""
-    if isinstance(rejector, OutputScore) or _needs_no_fit(rejector):
+    if isinstance(rejector, OutputScore | ImageRejector) or _needs_no_fit(rejector):
         return as_score(rejector)
     if fit is None:
         raise BadInput(
@@ -198,7 +200,7 @@ def fit_rejector(
 
 def _needs_no_fit(rejector: Rejector) -> bool:
     return isinstance(rejector, Coupled) and all(
-        isinstance(part, OutputScore) for part in (rejector.gate, rejector.score)
+        isinstance(part, OutputScore | ImageRejector) for part in (rejector.gate, rejector.score)
     )
 
 

@@ -5,6 +5,7 @@ guard = demur.Guard.from_run("digits-pgdat-rr")
 guard.save("bundle"), demur.Guard.load("bundle"), guard.export_onnx("model.onnx")
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks.attack_model import Model
-from demur.errors import BadInput, shorten
+from demur.errors import BadInput
 from demur.evaluate import LoadedRun
 from demur.evaluate.accepted_errors import aimed_rejector, clean_of, under_attack, worst_case_of
 from demur.evaluate.certificates import attack_under, attacked_cal
@@ -38,11 +39,12 @@ from demur.images import check_batch
 from demur.methods import Head
 from demur.nets import NetSpec
 from demur.output import Output, outputs_in_batches
-from demur.recipes import VOCABULARY
+from demur.recipes import AnyName, as_rejector, rejectors_named
 from demur.rejectors import Rejector
+from demur.rejectors.image_scores import FitImages, add_columns, fit_on_images, image_rejectors
 from demur.rejectors.rule import Rule
 from demur.runs import Run
-from demur.spec import check_readable, read, show
+from demur.spec import check_readable, show
 from demur.spec.field_types import Positive, UnitInterval, convert_value
 
 
@@ -116,7 +118,7 @@ class Guard(BaseGuard):
 
     @staticmethod
     def from_run(
-        run: Run | LoadedRun | str | Path, *, rejector: str | None = None,
+        run: Run | LoadedRun | str | Path, *, rejector: AnyName | None = None,
         tpr: float | None = None, coverage: float | None = None, risk: float | None = None,
         confidence: float = 0.95, class_names: Sequence[str] | None = None,
         resize: bool | None = None, device: str = "auto", data_folder: Path | None = None,
@@ -126,7 +128,8 @@ class Guard(BaseGuard):
 
         Args:
             run: A run, or its name or folder.
-            rejector: A rejector of the run; None takes the head's, or Con without a head.
+            rejector: A name of the run's rejectors, a spec as text, a class or an instance; None
+                takes the head's, or Con without a head.
             tpr: Accept at least this share of the correct predictions; the default, with 0.95.
             coverage: Accept at least this share of all images.
             risk: Accept at most this share of errors among the accepted.
@@ -150,8 +153,9 @@ class Guard(BaseGuard):
             loaded = LoadedRun(opened, device, data_folder)
         recipe = loaded.run.recipe
         loaded.run.check_weights()
-        name = recipe.find_rejector(rejector or recipe.head_rejector[0])
-        spec = recipe.rejectors()[name]
+        ((name, spec),) = rejectors_named(rejector or recipe.head_rejector[0], recipe).items()
+        check_readable(spec)
+        spec = loaded.fitted(spec)
         chance = loaded.chance_test()
         if not (chance.passed or accept_chance):
             raise BadInput(f"{chance.sentence}; accept_chance=True (--accept-chance) overrides")
@@ -160,10 +164,12 @@ class Guard(BaseGuard):
             clean = loaded.clean("fit")
             return clean.output, clean.y
 
-        cal, fitted = loaded.clean("cal"), fit_rejector(spec, fit)
-        record = attacked_cal(loaded, *attack_under(loaded, under, name))
+        own = tuple(image_rejectors(spec))
+        cal, fitted = loaded.clean("cal", *own), fit_rejector(spec, fit)
+        record = attacked_cal(loaded, *attack_under(loaded, under, name), own)
         attacked = {} if record is cal else under_attack(spec, fitted, record, cal)
-        calibrated = calibrate(spec, fitted, cal.output, cal.y, guarantee, confidence, attacked)
+        out = add_columns(cal.output, [cal.stored_scores[one.key] for one in own])
+        calibrated = calibrate(spec, fitted, out, cal.y, guarantee, confidence, attacked)
         scores = on_device(calibrated.scores, loaded.device)
         domain = recipe.data.domain
         return Guard(
@@ -230,7 +236,7 @@ class Guard(BaseGuard):
 
 
 def guard(
-    model: Model, x_cal: Any, y_cal: Any, *, rejector: str | Rejector = "Con",
+    model: Model, x_cal: Any, y_cal: Any, *, rejector: AnyName = "Con",
     tpr: float | None = None, coverage: float | None = None, risk: float | None = None,
     confidence: float = 0.95, x_fit: Any = None, y_fit: Any = None,
     class_names: Sequence[str] | None = None, mean: Sequence[float] | None = None,
@@ -246,7 +252,7 @@ def guard(
         model: Images N, C, H, W in [0, 1] to logits or an Output; set to eval mode.
         x_cal: Calibration images, clean and not used in training, in any form that `Guard` reads.
         y_cal: Their labels, N.
-        rejector: A rejector, or its text such as "RCon(tau=0.5)".
+        rejector: A rejector, its class, or its text such as "RCon(tau=0.5)" or "myrej:Gini".
         tpr: Accept at least this share of the correct predictions; the default, with 0.95.
         coverage: Accept at least this share of all images.
         risk: Accept at most this share of errors among the accepted.
@@ -273,8 +279,10 @@ def guard(
         >>> guarded.certificate is not None
         True
     """
-    guarantee, spec = guarantee_of(tpr, coverage, risk), _rejector(rejector)
+    guarantee, spec = guarantee_of(tpr, coverage, risk), as_rejector(rejector)
+    check_readable(spec)
     uncalibrated = _uncalibrated_guard(model, x_cal, mean, std)
+    spec, uncalibrated = _with_columns(uncalibrated, x_fit, y_fit, spec)
     out, y = _outputs(uncalibrated, x_cal, y_cal)
     fit = None if x_fit is None else lambda: _outputs(uncalibrated, x_fit, y_fit)
     found = calibrate(spec, fit_rejector(spec, fit), out, y, guarantee, confidence)
@@ -286,6 +294,20 @@ def guard(
         temperature=_temperature(temperature, spec),
         built_from=BuiltFrom(*built_from) if built_from else None,
     )  # fmt: skip
+
+
+def _with_columns(guard: Guard, x_fit: Any, y_fit: Any, spec: Rejector) -> tuple[Rejector, Guard]:
+    """The spec with its image rejectors fitted, and the guard whose outputs have their scores."""
+
+    def images() -> FitImages:
+        if x_fit is None:
+            raise BadInput(f"{show(spec)} is fitted to images; give x_fit and y_fit")
+        x = read_images(x_fit, guard.shape, resize=False).x
+        return guard.net_output, x, *_outputs(guard, x_fit, y_fit)
+
+    fitted = fit_on_images(spec, images)
+    columns = tuple(GuardScore(one, one, -math.inf) for one in image_rejectors(fitted))
+    return fitted, replace(guard, scores=columns)
 
 
 def _uncalibrated_guard(
@@ -304,8 +326,10 @@ def _record_rates(loaded: LoadedRun, scores: tuple[GuardScore, ...]) -> tuple[di
     """Rates of the decisions on the run's test records, clean and attacked."""
     rule = Rule(tuple((part.score, part.threshold) for part in scores))
     found = []
-    records = loaded.run.records("test")
-    for record in records:
+    records = loaded.run.records("test", loaded.model_key)
+    own = image_rejectors(*(part.rejector for part in scores))
+    for stored in records:
+        record = loaded.with_scores(stored, own)
         if not all(can_score(part.score, record) for part in scores):
             continue
         accept, correct = accepted_in(rule, record), record.correct
@@ -321,16 +345,6 @@ def _record_rates(loaded: LoadedRun, scores: tuple[GuardScore, ...]) -> tuple[di
         decided = decision_figures(accept, correct)
         found.append({"attack": record.label, "spec": record.metadata["spec"], **decided})
     return tuple(found)
-
-
-def _rejector(given: str | Rejector) -> Rejector:
-    """The rejector that a text spells, or the rejector itself."""
-    spec = read(given, VOCABULARY) if isinstance(given, str) else given
-    if not isinstance(spec, Rejector):
-        text = shorten(str(given))
-        raise BadInput(f"{text!r} is not a rejector; give one, such as Con() or KD()")
-    check_readable(spec)
-    return spec
 
 
 def _shape_of(x_cal: Any) -> Shape:

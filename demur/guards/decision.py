@@ -25,6 +25,13 @@ from demur.methods import Head
 from demur.nets import NetSpec
 from demur.nets.net import LogitsOnly
 from demur.output import Output, as_output, log_probabilities, prediction
+from demur.rejectors.image_scores import (
+    ImageColumn,
+    add_columns,
+    image_rejectors,
+    values_on_images,
+    with_columns,
+)
 from demur.rejectors.rule import Rule
 
 BATCH_SIZE = 256
@@ -106,6 +113,13 @@ class BaseGuard:
     eps: float = 8 / 255
     built_from: BuiltFrom | None = None
 
+    def __post_init__(self) -> None:
+        specs, rejectors = with_columns(tuple(part.rejector for part in self.scores))
+        if rejectors:  # `output` has their values as columns
+            own = zip(self.scores, specs, strict=True)
+            bound = (p._replace(score=s) if isinstance(s, ImageColumn) else p for p, s in own)
+            object.__setattr__(self, "scores", tuple(bound))
+
     @property
     def summary(self) -> str:
         """Accuracy beside chance, and the coverage of the calibration images."""
@@ -180,6 +194,13 @@ class BaseGuard:
 
     def output(self, x: Tensor) -> Output:
         """Return the output for a batch N, C, H, W in [0, 1] on the model's device."""
+        out = self.net_output(x)
+        rejectors = image_rejectors(*(part.rejector for part in self.scores))
+        columns = [values_on_images(one, self.net_output, x, out) for one in rejectors]
+        return add_columns(out, columns)
+
+    def net_output(self, x: Tensor) -> Output:
+        """Return the output of the net, without the scores of image rejectors."""
         if self.mean is not None and self.std is not None:
             x = (x - _per_channel(self.mean, x)) / _per_channel(self.std, x)
         rows = None if torch.compiler.is_exporting() else len(x)

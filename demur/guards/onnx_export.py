@@ -22,6 +22,8 @@ from demur.files.atomic import write_bytes
 from demur.guards.decision import BaseGuard
 from demur.output import log_probabilities, prediction
 from demur.rejectors import FittedScore
+from demur.rejectors.image_scores import image_rejectors
+from demur.spec import show
 
 OUTPUTS = ("labels", "accepted", "scores", "probabilities")
 OPSET = 18
@@ -57,6 +59,11 @@ def _scored(score: Callable[..., Tensor], out: Any) -> Tensor:
 
 def export_onnx(guard: BaseGuard, path: Path) -> Path:
     """Write a guard as one ONNX file and check it in onnxruntime; see `Guard.export_onnx`."""
+    for one in image_rejectors(*(part.rejector for part in guard.scores)):
+        raise BadInput(
+            f"{show(one)} sees images and queries the net, which no ONNX file of ours holds; leave "
+            "ONNX out, or choose a rejector of the output"
+        )
     onnx, runtime = _imported()
     content = _with_defaults(onnx, _exported(guard), guard)
     options = runtime.SessionOptions()

@@ -28,13 +28,25 @@ from demur.recipes.attacks import (
     attack_group,
 )
 from demur.recipes.training import RECIPES, Recipe, hint_for
-from demur.rejectors import REJECTORS, Con
-from demur.spec import Spec, Vocabulary, edit, find_name, read
+from demur.rejectors import REJECTORS, Con, Rejector
+from demur.spec import (
+    Spec,
+    Vocabulary,
+    edit,
+    find_name,
+    read,
+    replace_specs,
+    required_fields,
+    show,
+    specs_in,
+    typed,
+)
 from demur.spec.importing import allow_import, is_import_path
 
 __all__ = [
-    "ADAPTIVE_OBJECTIVES", "NAMED_ATTACKS", "RECIPES", "VOCABULARY", "AdaptiveObjective",
-    "Recipe", "attack", "attack_group", "hint_for", "recipe", "with_changes",
+    "ADAPTIVE_OBJECTIVES", "NAMED_ATTACKS", "RECIPES", "VOCABULARY", "AdaptiveObjective", "AnyName",
+    "Recipe", "aimed_at", "as_rejector", "attack", "attack_group", "hint_for", "recipe",
+    "rejector_name", "rejectors_named", "with_changes",
 ]  # fmt: skip
 
 S = TypeVar("S", bound=Spec)
@@ -134,6 +146,67 @@ def attack(text: str, recipe: Recipe) -> Attack:
     return reduce(_apply_change, parts, found)
 
 
+AnyName = str | Rejector | type[Rejector]
+
+
+def rejectors_named(given: AnyName | Iterable[AnyName], recipe: Recipe) -> dict[str, Rejector]:
+    """Rejectors by their name in tables.
+
+    Args:
+        given: One or several: a class, an instance, or texts, separated by commas, with a name of
+            `demur score` (R-Con), a spec (Energy(tau=2)) or the user's own (myrej:Gini(power=2)).
+        recipe: The recipe of the net, whose head names rejectors.
+    """
+    found: dict[str, Rejector] = {}
+    for one in [given] if isinstance(given, str | Rejector | type) else given:
+        for part in _split_changes(one) if isinstance(one, str) else [one]:
+            known = recipe.rejectors()
+            name = find_name(part.strip(), known) if isinstance(part, str) else None
+            spec = known[name] if name else as_rejector(part, known)
+            found[name or rejector_name(spec)] = spec
+    return found
+
+
+def aimed_at(text: str, attack: Attack, rejectors: Sequence[Rejector]) -> list[tuple[str, Attack]]:
+    """The attack on each rejector instead of its own, with its text; itself if it has none."""
+    own = [spec for spec in specs_in(attack) if isinstance(spec, Rejector)]
+    if not own or not rejectors:
+        return [(text, attack)]
+    start = f"{text}{',' if ':' in text else ':'}rejector="
+    aimed = [replace_specs(attack, dict.fromkeys(own, one)) for one in rejectors]
+    return [(start + _typed_form(one), new) for one, new in zip(rejectors, aimed, strict=True)]
+
+
+def as_rejector(given: object, known: Iterable[str] = ()) -> Rejector:
+    """The rejector that a class, an instance or a typed text names."""
+    found = given
+    if isinstance(given, str):
+        words = {cls.__name__ for cls in REJECTORS} | {*known}
+        if re.fullmatch(r"\s*[\w+-]+\s*", given) and not find_name(given.strip(), VOCABULARY):
+            raise BadInput(f"no rejector is called {shorten(given)!r}; {suggestion(given, words)}")
+        found = read(typed(given), VOCABULARY)
+    elif isinstance(given, type) and issubclass(given, Rejector):
+        if lacking := required_fields(given):
+            raise BadInput(f"{given.__name__} lacks {' and '.join(lacking)}; give an instance")
+        found = given()
+    if not isinstance(found, Rejector):
+        raise BadInput(
+            f"{shorten(str(given))!r} is no rejector; name a subclass of demur.Rejector, such as "
+            "Con() or one of demur list rejectors"
+        )
+    return found
+
+
+def rejector_name(rejector: Rejector) -> str:
+    """The name of a rejector in tables: its class with the settings that are not defaults."""
+    return rejector.display_name or _typed_form(rejector).rpartition(":")[2]
+
+
+def _typed_form(spec: Spec) -> str:
+    """The spec as a user types it: Con, or myrej:Gini(power=2)."""
+    return re.sub(r'^Custom\("([^"]*)"(?:, )?', r"\1(", show(spec)).removesuffix("()")
+
+
 def read_recipe(path: Path) -> Recipe:
     """Recipe in a file; raises BadInput if the file holds no recipe."""
     spec = _read_file(path)
@@ -169,7 +242,7 @@ def _apply_change(spec: S, change: str) -> S:
     if isinstance(spec, Recipe) and key == "net" and is_import_path(text):
         allow_import(text)  # typed by the user, unlike what a recipe file names
         return replace(spec, net=FactoryNet(text))
-    edited: S = edit(spec, key, text, VOCABULARY)
+    edited: S = edit(spec, key, typed(text), VOCABULARY)
     return edited
 
 

@@ -6,6 +6,7 @@ KD().fit(out, y)(net(x))            # fitted to features of clean images
 
 from demur.rejectors.covariance import GDA, GMM, GDAStar, ViM
 from demur.rejectors.density import KD, KNN, LID, REFERENCE_RIDGE_NAME, paper_grid
+from demur.rejectors.image_scores import CPR, Consistency, ImageRejector
 from demur.rejectors.output_scores import (
     AcceptProbability,
     Con,
@@ -26,11 +27,13 @@ from demur.rejectors.rule import FittedScore, Rejector, Score, TooFewImages
 REJECTORS: list[type[Rejector]] = [
     Con, RCon, ConMinusRectifier, Rectifier, AcceptProbability, Energy, SoftmaxMargin, Entropy,
     MaxLogit, ModelScore, Coupled, KD, LID, KNN, GDA, GDAStar, GMM, ViM,
+    CPR, Consistency,
 ]  # fmt: skip
 
 __all__ = [
-    "GDA", "GMM", "KD", "KNN", "LID", "REFERENCE_RIDGE_NAME", "REJECTORS", "AcceptProbability",
-    "Con", "ConMinusRectifier", "Coupled", "Energy", "Entropy", "FittedScore", "GDAStar",
+    "CPR", "GDA", "GMM", "KD", "KNN", "LID", "REFERENCE_RIDGE_NAME", "REJECTORS",
+    "AcceptProbability", "Con", "ConMinusRectifier", "Consistency", "Coupled", "Energy", "Entropy",
+    "FittedScore", "GDAStar", "ImageRejector",
     "MaxLogit", "ModelScore", "OutputScore", "RCon", "Rectifier", "Rejector", "Score",
     "SoftmaxMargin", "TooFewImages", "ViM", "paper_grid",
 ]  # fmt: skip

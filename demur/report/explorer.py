@@ -20,12 +20,11 @@ from demur.evaluate import ORACLE, ScoredRecord, tcon_of, values
 from demur.evaluate.certificates import IssuedCertificate, issued_certificates
 from demur.evaluate.record_scores import can_score, has_tcon
 from demur.output import prediction
-from demur.rejectors import Con, Coupled, RCon, Rejector
+from demur.rejectors import Con, Coupled, RCon, Rejector, Score
 from demur.rejectors.output_scores import AcceptProbability, Rectifier, SoftmaxMargin
 from demur.report.scored_run import NO_DATA, ScoredRun, clean_images
 from demur.report.terminal import percent
 from demur.runs import Record
-from demur.spec import show
 
 IMAGE_BYTES = 1_500_000  # of all images of a page, before base64
 UNIT_SCORES = (Con, RCon, Coupled, Rectifier, AcceptProbability, SoftmaxMargin)  # from 0 to 1
@@ -58,7 +57,7 @@ def _attacked(results: ScoredRun) -> list[ScoredRecord]:
 
 def _run(results: ScoredRun, kept: int) -> Json:
     recipe = results.loaded.run.recipe
-    specs = recipe.rejectors()
+    specs = results.evaluation.scores | recipe.rejectors()
     names = list(results.evaluation.scores)
     labels = _labels(results.scored)
     return {
@@ -103,7 +102,7 @@ def _labels(scored: Sequence[ScoredRecord]) -> list[str]:
     ]
 
 
-def _score(rejector: Rejector) -> Json:
+def _score(rejector: Rejector | Score) -> Json:
     """Return how a score depends on the temperature, and whether it lies between 0 and 1."""
     unit = isinstance(rejector, UNIT_SCORES)
     if isinstance(rejector, Con | RCon):
@@ -144,7 +143,7 @@ def _arrays(results: ScoredRun, record: Record) -> Json:
     }
     if not record.scores_only:
         out = record.output
-        specs = results.loaded.run.recipe.rejectors()
+        specs = evaluation.scores | results.loaded.run.recipe.rejectors()
         with_a = any(isinstance(specs[name], RCon) for name in evaluation.scores)
         entry |= {
             "predicted": packed(prediction(out).numpy(), "<u2"),
@@ -186,7 +185,7 @@ def _certificates(results: ScoredRun) -> list[Json]:
     run = results.loaded.run
     if not results.scored:
         return []
-    specs = {name: show(r, full=True) for name, r in run.recipe.rejectors().items()}
+    specs = results.evaluation.texts
     return [
         {
             "rejector": made.rejector,

@@ -64,7 +64,7 @@ RECORD = Schema(
         "probe": PROBE, "precision": str, "source": str, "recipe": str, "epoch": int,
         "seed": int | None, "first_of": str, "just_past": NonNegativeInt,
         "just_before": NonNegativeInt, "first_index": NonNegativeInt, "largest_l2": float,
-        "largest_linf": float,
+        "largest_linf": float, "model": str, "user_code": dict[str, str],
     },
 )  # fmt: skip
 CHECKPOINT = Schema(

@@ -288,6 +288,14 @@ class Record:
         names = self.metadata.get("scores", [])
         return dict(zip(names, self.arrays["scores"], strict=True)) if names else {}
 
+    def with_stored(self, scores: Mapping[str, Tensor]) -> "Record":
+        """The record with more stored scores."""
+        stored = self.stored_scores | dict(scores)
+        if not stored:
+            return self
+        arrays = self.arrays | {"scores": torch.stack(list(stored.values()))}
+        return Record(arrays, self.metadata | {"scores": list(stored)})
+
     @property
     def correct(self) -> NDArray[np.bool_]:
         """Which predictions are correct; N."""

@@ -265,11 +265,12 @@ class Run:
         arrays = sorted(self.records_folder.glob("[!.]*.npz"))
         return [path for path in arrays if not path.with_suffix(".json").exists()]
 
-    def records(self, split: str = "test") -> Records:
+    def records(self, split: str = "test", model: str | None = None) -> Records:
         """Read the finished records of these weights.
 
         Args:
             split: Split whose images were attacked: fit, val, cal or test.
+            model: `LoadedRun.model_key` of a wrapped or changed net; None for the run's own net.
 
         Returns:
             The records, oldest first; `to_pandas()` makes them one table. BadInput names a record
@@ -280,9 +281,10 @@ class Run:
         found = [read_record(path.with_suffix(".npz")) for path in metadata_paths]
         found.sort(key=lambda record: str(record.metadata["created"]))
         weights = self.checkpoint["weights"]
-        own = [
-            r for r in found if r.metadata["split"] == split and r.metadata["weights"] == weights
-        ]
+        expected: dict[str, str | None] = {"split": split, "weights": weights}
+        if self.has_weights:  # an archive holds the records of one model
+            expected["model"] = model
+        own = [r for r in found if all(r.metadata.get(k) == v for k, v in expected.items())]
         for record in own:
             self.check_labels(record)
         return Records(own, self.recipe.rejectors())

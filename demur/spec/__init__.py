@@ -13,12 +13,15 @@ from demur.spec.spec import (
     lines,
     read,
     renamed,
+    replace_specs,
     required_fields,
     show,
     specs_in,
+    typed,
 )
 
 __all__ = [
     "Spec", "Vocabulary", "check_readable", "differences", "digest", "edit", "field_types",
-    "find_name", "later", "lines", "read", "renamed", "required_fields", "show", "specs_in",
+    "find_name", "later", "lines", "read", "renamed", "replace_specs", "required_fields",
+    "show", "specs_in", "typed",
 ]  # fmt: skip

@@ -10,10 +10,13 @@ module. Of a module that the program has imported already, a class of a given ki
 
 import os
 import sys
+from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from demur.errors import BadInput, first_line, shorten
+from demur.errors import BadInput, first_line, shorten, suggestion, user_line
 
 ALLOWED = "DEMUR_MODULES"  # environment variable: modules, separated by commas
 _TYPED: set[str] = set()  # what the user named in this process
@@ -51,7 +54,7 @@ def import_object(path: str, kind: type | None = None, instead: str = "") -> Any
     """
     check_import_path(path)
     module, _, name = path.partition(":")
-    allowed = path in _TYPED or module in os.environ.get(ALLOWED, "").split(",")
+    allowed = path in _TYPED or module in modules_named()
     if allowed or (kind is not None and module in sys.modules):
         found = _find(module, name)
         if allowed or (kind and isinstance(found, type) and issubclass(found, kind)):
@@ -63,13 +66,41 @@ def import_object(path: str, kind: type | None = None, instead: str = "") -> Any
 
 
 def _find(module: str, name: str) -> Any:
+    found: Any = None
     try:
-        found: Any = import_module(module)
+        found = import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
     except Exception as error:  # a user's module may raise anything
         raise BadInput(
             f"{shorten(f'{module}:{name}')!r} cannot be imported ({type(error).__name__}: "
-            f"{shorten(first_line(error))}); run the command where Python finds the module"
+            f"{shorten(first_line(error))}{user_line(error)}); {_advice(module, name, found)}"
         ) from None
     return found
+
+
+def _advice(module: str, name: str, found: Any) -> str:
+    """The right spelling of a class in an imported module, or of a module in this folder."""
+    if isinstance(found, ModuleType) and not hasattr(found, name.partition(".")[0]):
+        own = (n for n, one in vars(found).items() if getattr(one, "__module__", "") == module)
+        return suggestion(name, own)
+    near = get_close_matches(module, [path.stem for path in Path().glob("*.py")], n=1)
+    if found is None and near and near != [module]:
+        return f"did you mean {near[0]}:{name}?"
+    return "run the command where Python finds the module"
+
+
+def modules_named() -> list[str]:
+    """The modules of DEMUR_MODULES."""
+    return [name for name in os.environ.get(ALLOWED, "").split(",") if name]
+
+
+def classes_in(module: str, kind: type) -> dict[str, type]:
+    """The classes of a kind that a module defines, by module:Name; the user named the module."""
+    check_import_path(f"{module}:x")
+    names = _find(module, "__dict__")
+    return {
+        f"{module}:{name}": one
+        for name, one in names.items()
+        if isinstance(one, type) and issubclass(one, kind) and one.__module__ == module
+    }

@@ -5,7 +5,7 @@
     edit(attack, "eps", "16/255", VOCABULARY)     # a key that is no field is searched below
 
 Text is parsed with `ast` and never evaluated: numbers, strings, tuples and known class names. A
-class of the user's own is written as Custom("module:Class", ...); DEMUR_MODULES allows its import.
+class of the user's own is written as Custom("module:Class", ...), or module:Class(...) if `typed`.
 """
 
 import ast
@@ -15,15 +15,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 from typing import get_type_hints as type_hints
 
 from demur.errors import BadInput, shorten, suggestion
 from demur.spec.field_types import convert_value, describe_type, takes_specs
-from demur.spec.importing import import_object
+from demur.spec.importing import allow_import, import_object
 
 LONG = 8  # a decimal with more characters is written as a fraction, if it is one
 CUSTOM = "Custom"  # how a class outside this package is written: Custom("module:Class", ...)
+T = TypeVar("T")
 Vocabulary = Mapping[str, type["Spec"]]
 
 
@@ -149,6 +150,18 @@ def specs_in(value: Any) -> Iterator[Spec]:
             yield from specs_in(part)
 
 
+def replace_specs(value: T, new: Mapping[Any, Any]) -> T:
+    """The spec or tuple with other specs in place of some, wherever they occur in it."""
+    found: Any = value
+    if isinstance(value, tuple) and type(value) is tuple:
+        found = tuple(replace_specs(part, new) for part in value)
+    elif isinstance(value, Spec) and any(part in new for part in specs_in(value)):
+        parts = {f.name: getattr(value, f.name) for f in fields(value)}
+        changed = {name: replace_specs(part, new) for name, part in parts.items()}
+        found = new[value] if value in new else replace(value, **changed)
+    return found  # type: ignore[no-any-return]
+
+
 def _number(value: float) -> str:
     """The decimal, or where that is long the small fraction that gives exactly this float."""
     ratio = Fraction(value).limit_denominator(1000)
@@ -199,11 +212,34 @@ def differences(asked: Spec, found: Spec) -> list[str]:
 # ---------------------------------------------------------------------------------- reading
 
 
+_PATH = re.compile(r"([A-Za-z_][\w.]*:[A-Za-z_][\w.]*)\s*(\(\s*(\))?)?")  # module:Class( or ()
+_QUOTED = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""")
+
+
+def typed(text: str) -> str:
+    """Allow the import of every module:Class in a text that the user typed, and return the text."""
+    for part in _QUOTED.split(text)[::2]:
+        for found in _PATH.finditer(part):
+            allow_import(found[1])
+    return text
+
+
+def _spelled(text: str) -> str:
+    """The text with module:Class(...) as Custom("module:Class", ...), outside of quotes."""
+    parts = _QUOTED.split(text)
+    for at in range(0, len(parts), 2):
+        plain = re.sub(r"\bR-Con\b", "RCon", parts[at])
+        parts[at] = _PATH.sub(
+            lambda m: f'{CUSTOM}("{m[1]}"' + (", " if m[2] and not m[3] else ")"), plain
+        )
+    return "".join(parts)
+
+
 def read(text: str, vocabulary: Vocabulary) -> Any:
     """The value that `text` spells, made of numbers, strings, tuples and known classes."""
     shown = shorten(text.strip())
     try:
-        spelled = text if '"' in text else re.sub(r"\bR-Con\b", "RCon", text)
+        spelled = _spelled(text)
         return _value(ast.parse(spelled.strip(), mode="eval").body, vocabulary, shown)
     except BadInput:
         raise

@@ -19,7 +19,7 @@ from demur.evaluate.record_scores import tcon_of, values
 from demur.evaluate.recording import LoadedRun, RecordOptions, final_outputs
 from demur.output import prediction
 from demur.recipes import VOCABULARY
-from demur.rejectors import Con
+from demur.rejectors import Con, ImageRejector
 from demur.rejectors.rule import Score
 from demur.runs import Record
 from demur.runs.norms import attack_of, norm_problem
@@ -29,7 +29,10 @@ from demur.spec import digest, read, show
 ROUNDING = 1e-4  # relative, of values that another device computes
 EXACT = 1e-6  # of probabilities that come from one array
 EXAMPLES = 32  # stored adversarial examples that are evaluated again
-INPUTS = ("attack", "thresholds", "fitted", "weights", "data", "split", "source", "precision")
+INPUTS = (
+    "attack", "thresholds", "fitted", "weights", "data", "split", "source", "precision", "model",
+    "user_code",
+)  # fmt: skip
 Check = Callable[..., str | None]
 
 
@@ -38,7 +41,7 @@ class StoredRun(LoadedRun):
 
     records: tuple[Record, ...] = ()
 
-    def clean(self, split: str) -> Record:
+    def clean(self, split: str, *rejectors: ImageRejector) -> Record:
         """The clean record of a whole split; older runs do not say which one is whole."""
         known = {"split": split, "attack": digest(Clean())}
         if whole := self.run.checkpoint.get("data", {}).get(split):
