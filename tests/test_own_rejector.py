@@ -135,7 +135,7 @@ def test_a_rejector_has_one_name_everywhere(own_source: LoadedRun, module: str) 
         ("{}x:Gini", "did you mean {}:Gini"),
         ("{}:cross_entropy", "name a subclass"),
         ("Enrgy", "did you mean Energy"),
-        ("Linf(0.1)", "is no rejector"),
+        ("Linf(0.1)", "is not a rejector"),
         ("{}:Gini(pwer=2)", "did you mean power"),
     ],
 )

@@ -183,7 +183,11 @@ def as_rejector(given: object, known: Iterable[str] = ()) -> Rejector:
     if isinstance(given, str):
         words = {cls.__name__ for cls in REJECTORS} | {*known}
         if re.fullmatch(r"\s*[\w+-]+\s*", given) and not find_name(given.strip(), VOCABULARY):
-            raise BadInput(f"no rejector is called {shorten(given)!r}; {suggestion(given, words)}")
+            raise BadInput(
+                f"the run has no rejector {shorten(given)!r}; {suggestion(given, words)}"
+                if known
+                else f"no rejector is called {shorten(given)!r}; {suggestion(given, words)}"
+            )
         found = read(typed(given), VOCABULARY)
     elif isinstance(given, type) and issubclass(given, Rejector):
         if lacking := required_fields(given):
@@ -191,8 +195,8 @@ def as_rejector(given: object, known: Iterable[str] = ()) -> Rejector:
         found = given()
     if not isinstance(found, Rejector):
         raise BadInput(
-            f"{shorten(str(given))!r} is no rejector; name a subclass of demur.Rejector, such as "
-            "Con() or one of demur list rejectors"
+            f"{shorten(str(given))!r} is not a rejector; name a subclass of demur.Rejector, "
+            "such as Con() or one of demur list rejectors"
         )
     return found
 
