@@ -43,7 +43,8 @@ exhaustive: $(VENV)/test.stamp
 	DEMUR_EXHAUSTIVE=$(DEMUR_EXHAUSTIVE) $(PYTEST) -m exhaustive --junitxml build/exhaustive.xml || true
 	$(PY) tools/exhaustive_report.py build/exhaustive.xml docs/exhaustive.md
 
-test-oldest: RESOLUTION := lowest-direct
+# fsspec, which torch and datasets need, would leave only the newest datasets.
+test-oldest: RESOLUTION := lowest-direct 'datasets<4'
 test-newest: RESOLUTION := highest
 test-oldest test-newest: test-%:
 	@sh tools/find-python.sh .venv-$*
@@ -51,7 +52,7 @@ test-oldest test-newest: test-%:
 	.venv-$*/bin/uv pip install --quiet --python .venv-$* --resolution $(RESOLUTION) -e '.[dev]'
 	.venv-$*/bin/uv pip install --quiet --python .venv-$* --no-deps torchattacks
 	.venv-$*/bin/uv pip list --python .venv-$*
-	OMP_NUM_THREADS=1 .venv-$*/bin/python -m pytest -n 2 --dist worksteal -q -rs
+	DEMUR_VERSIONS=$* OMP_NUM_THREADS=1 .venv-$*/bin/python -m pytest -n 2 --dist worksteal -q -rs
 
 lock: $(VENV)/test.stamp
 	$(PY) tools/lock.py --upgrade
