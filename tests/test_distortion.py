@@ -128,8 +128,8 @@ def test_means_by_hand() -> None:
     assert (normal.mean, normal.median, normal.paper_mean) == (10.0, 10.0, 5.0)
     assert (normal.broken, normal.broken_clean) == (0.75, 0.25)
     assert (adaptive.mean, adaptive.unbroken) == (8.5, 2)
-    assert adaptive.paper_mean == (12 + 16 + 0 + 0) / 4, (
-        "a failure counts as under normal C&W, an image that was wrong before as 0"
+    assert adaptive.paper_mean == (12 + 16 + 5 + 0) / 4, (
+        "a failure counts as under normal C&W; what an image that was wrong before needs counts"
     )
     assert distances([far], RR_RUN.rejectors())[0].paper_mean is None, "without normal C&W"
     assert adaptive.ratio_to_normal == 3.0, "on the one image that a change broke in both"
