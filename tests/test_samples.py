@@ -65,6 +65,7 @@ def test_long_versions_run_where_asked_for(
     monkeypatch.setenv("DEMUR_EXHAUSTIVE", scale)
     monkeypatch.setenv("EXPECTED", str(expected))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     pytester.makeconftest(CONFTEST)
     pytester.makeini("[pytest]\nmarkers = exhaustive: long\naddopts = --strict-markers")
     pytester.makepyfile(TESTS)
