@@ -86,7 +86,8 @@ def check_page(folder: Path) -> None:
     results.write_text("\n".join([json.dumps(failed), *lines, '{"test": "cut']))
     tests = [f"{name}.py::test_{one}" for one in ("sampled", "marked", "skipped", "property")]
     listed.write_text("\n".join([*tests, "tests/a.py::test_b", "5 tests collected"]))
-    words = [sys.executable, ROOT / "tools" / "exhaustive_report.py", results, listed, page]
+    tool = ROOT / "tools" / "exhaustive_report.py"
+    words = [sys.executable, *map(str, (tool, results, listed, page))]
     assert run(words, check=False).returncode == 0
     listed.write_text("\n".join([*tests, "tests/a.py::test_a", "tests/a.py::test_b"]))
     page.write_text("kept\n" + page.read_text())
