@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.samples import mark_long_versions, samples
+from tests.samples import EXHAUSTIVE, mark_long_versions, note_result, samples
 
 __all__ = ["samples"]
 Answer = tuple[int, str, str]
@@ -24,6 +24,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the longest tests first: none of them is left to one worker at the end."""
     mark_long_versions(items)
     items.sort(key=lambda item: item.path.stem not in SLOWEST)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note the long versions for docs/exhaustive.md."""
+    if EXHAUSTIVE:
+        note_result(report)
 
 
 @pytest.hookimpl(trylast=True)

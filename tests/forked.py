@@ -25,9 +25,13 @@ from typing import Any
 PRELOADED = """
 import torch, torch.distributed, torch._dynamo, numpy, scipy.stats, sklearn, rich
 import matplotlib.figure, matplotlib.backends.backend_agg, matplotlib.backends.backend_svg, jinja2
-import pydantic.type_adapter, typer._adapters, torch.profiler  # as typer and torch do when used
+import pydantic.type_adapter, torch.profiler  # as typer and torch do when used
 import demur.cli.app, demur.recipes, demur.training, demur.evaluate, demur.guards
 import demur.report.page, demur.sanity, demur.paper.comparisons
+try:
+    import typer._adapters  # not in typer 0.27
+except ImportError:
+    pass
 """
 
 

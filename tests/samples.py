@@ -9,8 +9,13 @@ number of examples from `examples`. A test that has no short version is marked
 runs that part of them.
 """
 
+import json
 import os
+import subprocess
 from collections.abc import Callable
+from datetime import date
+from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +23,7 @@ SCALE = float(os.environ.get("DEMUR_EXHAUSTIVE") or 0)
 EXHAUSTIVE = SCALE > 0
 MORE_EXAMPLES = 20  # times as many examples of hypothesis
 REASON = "long: make exhaustive"
+RESULTS = Path(__file__).parents[1] / "build" / "exhaustive.jsonl"
 Samples = Callable[[int, int], int]
 
 
@@ -62,3 +68,25 @@ def mark_long_versions(items: list[pytest.Item]) -> None:
             item.add_marker("exhaustive")
         elif not EXHAUSTIVE and item.get_closest_marker("exhaustive"):
             item.add_marker(pytest.mark.skip(reason=REASON))
+
+
+@cache
+def _commit() -> str:
+    words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    run = subprocess.run(words, cwd=RESULTS.parents[1], capture_output=True, text=True, check=False)
+    return run.stdout.strip() or "unknown"
+
+
+def note_result(report: pytest.TestReport, file: Path = RESULTS) -> None:
+    """Append how a long version ended, at once: a run of hours may be stopped."""
+    is_last = report.when == "call" or not report.passed
+    if "PYTEST_XDIST_WORKER" in os.environ or "exhaustive" not in report.keywords or not is_last:
+        return
+    line = {
+        "test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 1),
+        "n": sum(int(str(n)) for name, n in report.user_properties if name == "n"),
+        "scale": SCALE, "commit": _commit(), "date": str(date.today()),
+    }  # fmt: skip
+    file.parent.mkdir(exist_ok=True)
+    with file.open("a") as out:
+        out.write(json.dumps(line) + "\n")

@@ -39,7 +39,7 @@ WRONG = [
     "list digits-pgdat-r", "train digits-pgdat epochz=3", "attack tiny @nothing",
     "bench nothing", "verify",
     "train digits-pgdat --device cuda:99", "report tiny -o tiny", "theory tiny", "show tiny",
-    "table 2 --kept runs", "adaptive tiny", "distortion tiny", "paper study theory tiny --gamma 2",
+    "table 2 --from runs", "adaptive tiny", "distortion tiny", "paper study theory tiny --gamma 2",
     "",
 ]  # fmt: skip
 

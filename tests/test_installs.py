@@ -1,5 +1,6 @@
 """The locks in requirements/ fit pyproject.toml, are complete, and are what make installs."""
 
+import os
 import re
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
@@ -65,6 +66,15 @@ def requirements(extra: str) -> list[Requirement]:
             else:
                 found.append(text)
     return [Requirement(text) for text in (*found, *PROJECT["build-system"]["requires"])]
+
+
+@pytest.mark.skipif(os.environ.get("DEMUR_VERSIONS") != "oldest", reason="make test-oldest")
+def test_the_oldest_versions_are_installed() -> None:
+    """A bound that others never let come true is not tested by `make test-oldest`."""
+    for need in requirements("dev"):
+        (bound,) = need.specifier
+        lowest, installed = Version(bound.version), Version(distribution(need.name).version)
+        assert installed.release[:2] == (*lowest.release, 0)[:2], (str(need), str(installed))
 
 
 @pytest.mark.parametrize("torch", ["torch", "torch-cpu"])

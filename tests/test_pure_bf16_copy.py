@@ -1,5 +1,6 @@
 """Copies with all activations in bf16: which operations are, and models that need care."""
 
+import platform
 from typing import Any
 
 import pytest
@@ -117,6 +118,10 @@ def batch() -> tuple[Tensor, Tensor]:
     return x, torch.randint(0, CLASSES, (16,), generator=generator)
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.8.") and platform.machine() == "aarch64",
+    reason="torch 2.8 ends with a segmentation fault in bf16 gradients on this processor",
+)
 @pytest.mark.parametrize("settings", PURE_BF16_SETTINGS, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_pure_bf16_copy_agrees_with_the_model(

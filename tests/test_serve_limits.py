@@ -1,6 +1,8 @@
 """Hostile clients: images that are bombs, slow connections, other people's pages, odd names."""
 
+import argparse
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -338,6 +341,32 @@ def attacked(guard: Guard, folder: Path, requests: int, images: int, share: floa
 
 def test_a_few_hostile_requests_and_images(tiny_guard: Guard, tmp_path: Path) -> None:
     attacked(replace(tiny_guard, resize=True), tmp_path, requests=200, images=30, share=0.0)
+
+
+def test_a_fuzz_of_the_service_that_is_stopped_leaves_its_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = tmp_path / "counts.json"
+    save = live_service._reporter("requests", argparse.Namespace(save=saved), {"seed": 5})
+
+    async def answer(port: int, content: bytes, tally: live_service.Tally, *_: float) -> None:
+        tally.codes[200] += 1
+        await asyncio.sleep(0.001)
+
+    def report(tally: live_service.Tally) -> None:
+        save(tally)
+        if tally.codes.total() > 10:
+            raise InterruptedError
+
+    monkeypatch.setattr(live_service, "_send", answer)
+    monkeypatch.setattr(live_service, "REPORT_SECONDS", 0.0)
+    contents = repeat(b"", 100_000)
+    with pytest.raises(InterruptedError):
+        asyncio.run(live_service.attack(0, os.getpid(), contents, 2, 0.0, report=report))
+    found = json.loads(saved.read_text())
+    assert found["seed"] == 5
+    assert 10 < found["requests"]["sent"] == found["requests"]["codes"]["200"] < 100_000
+    assert found["requests"]["memory"] > 0
 
 
 @EXHAUSTIVE

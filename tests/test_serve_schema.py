@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from demur import Guard
 from demur.serve import Settings, create_app
 
 
-def test_every_answer_is_as_described(tiny_guard: Guard) -> None:
+def test_every_answer_is_as_described(tiny_guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     import schemathesis  # takes seconds, and one worker needs it
     from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi import checks
@@ -18,6 +19,9 @@ def test_every_answer_is_as_described(tiny_guard: Guard) -> None:
         checks.response_schema_conformance,
     ]  # fmt: skip
     app = create_app(tiny_guard, Settings(max_body=50_000, hosts=("testserver",)))
+    service, close = app.state.service, app.state.service.close
+    # schemathesis 4.0 starts and ends the app with every request
+    monkeypatch.setattr(service, "close", lambda: None)
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     paths, codes = set(), set()
     for found in schema.get_all_operations():
@@ -35,5 +39,6 @@ def test_every_answer_is_as_described(tiny_guard: Guard) -> None:
             case.validate_response(answer, checks=required)
 
         check()
+    close()
     assert paths == {"/predict", "/attack", "/health", "/metrics", "/drift/reset"}
     assert codes >= {200, 422}

@@ -1,58 +1,68 @@
-"""Write docs/exhaustive.md from the JUnit file of `make exhaustive`; exit with 1 on a failure.
+"""Write the results of `make exhaustive` into docs/exhaustive.md; exit with 1 on a failure.
 
-python tools/exhaustive_report.py build/exhaustive.xml docs/exhaustive.md
+    python tools/exhaustive_report.py build/exhaustive.jsonl build/exhaustive.txt docs/exhaustive.md
+
+The first file has one line per test that ended, written as the tests end, so that a run that was
+stopped counts as far as it went and the next one adds to it. The second lists all tests that have a
+long version. What the page says above the line MARK stays.
 """
 
-import platform
+import json
 import sys
-from importlib.metadata import version
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import Any
 
-TEXT = """\
-# Exhaustive tests
+MARK = "<!-- tools/exhaustive_report.py writes what follows -->"
+TEXT = """
+## Results of `make exhaustive`
 
-For a reader who wants to know how far the tests were taken. `make exhaustive` wrote this page. It
-runs the long versions of the tests that the suite samples: faults at every file operation, fuzzed
-inputs, simulated guarantees, examples of hypothesis, and comparisons with other libraries.
+{of} tests have a long version: {passed} passed, {failed} failed, {skipped} skipped, {missing} not
+run, in {minutes:,.0f} minutes of computing. n is the number of samples, where a test counts them.
 
-{when}, Python {python}, torch {torch}, {machine}: {passed} passed, {failed} failed, {skipped}
-skipped in {minutes:.0f} minutes of computing. n is the number of samples, where a test counts them.
-
-| test | n | seconds | result |
-|---|---:|---:|---|
+| test | n | seconds | result | commit, date |
+|---|---:|---:|---|---|
 """
+Results = dict[str, dict[str, Any]]
 
 
-def result(case: ElementTree.Element) -> str:
-    """How a test ended, in one word."""
-    if case.find("failure") is not None or case.find("error") is not None:
-        return "failed"
-    return "skipped" if case.find("skipped") is not None else "passed"
+def read_results(source: Path) -> Results:
+    """The last result of each test; a line that was cut off is left out."""
+    found: Results = {}
+    for line in source.read_text().splitlines() if source.exists() else []:
+        try:
+            result = json.loads(line)
+        except ValueError:
+            continue
+        found[result["test"]] = result
+    return found
 
 
-def row(case: ElementTree.Element) -> str:
+def row(test: str, result: dict[str, Any] | None) -> str:
     """One row of the table."""
-    module = case.get("classname", "").removeprefix("tests.").replace(".", ": ", 1)
-    name = f"{module}, {case.get('name', '')}".replace("|", "/").replace("`", "'")
-    found = [one.get("value", "") for one in case.iter("property") if one.get("name") == "n"]
-    n = f"{sum(map(int, found)):,}" if found else ""
-    return f"| `{name}` | {n} | {float(case.get('time', 0)):,.0f} | {result(case)} |"
+    name = test.removeprefix("tests/").replace("|", "/").replace("`", "'")
+    if result is None:
+        return f"| `{name}` | | | not run | |"
+    part = "" if result["scale"] >= 1 else f", {result['scale']:g} of the samples"
+    n = f"{result['n']:,}" if result["n"] else ""
+    when = f"{result['commit']}, {result['date']}"
+    return f"| `{name}` | {n} | {result['seconds']:,.0f} | {result['outcome']}{part} | {when} |"
 
 
-def main(source: str, target: str) -> int:
+def main(source: str, listed: str, target: str) -> int:
     """Write the page; return 1 if a test failed or none ran."""
-    suite = next(ElementTree.parse(source).iter("testsuite"))
-    cases = sorted(suite.iter("testcase"), key=lambda one: (one.get("classname"), one.get("name")))
-    results = [result(case) for case in cases]
-    header = TEXT.format(
-        when=suite.get("timestamp", "")[:10], python=platform.python_version(),
-        torch=version("torch"), machine=platform.machine(),
-        minutes=sum(float(case.get("time", 0)) for case in cases) / 60,
-        **{name: results.count(name) for name in ("passed", "failed", "skipped")},
+    tests = sorted({one for one in Path(listed).read_text().splitlines() if "::" in one})
+    results = {test: one for test, one in read_results(Path(source)).items() if test in tests}
+    outcomes = [one["outcome"] for one in results.values()]
+    text = TEXT.format(
+        of=len(tests), missing=len(tests) - len(results),
+        minutes=sum(one["seconds"] for one in results.values()) / 60,
+        **{name: outcomes.count(name) for name in ("passed", "failed", "skipped")},
     )  # fmt: skip
-    Path(target).write_text(header + "\n".join(map(row, cases)) + "\n")
-    return int(not cases or "failed" in results)
+    page = Path(target)
+    above = page.read_text().partition(MARK)[0] if page.exists() else "# Long tests\n\n"
+    rows = "\n".join(row(test, results.get(test)) for test in tests)
+    page.write_text(f"{above}{MARK}\n{text}{rows}\n")
+    return int(not results or "failed" in outcomes)
 
 
 if __name__ == "__main__":

@@ -407,9 +407,12 @@ def _kind(thing: Any) -> str:
 
 def _without_gradient(model: Model, x: Tensor) -> str:
     """What cuts the gradient: the model, or the score beside it if the logits have one."""
-    with torch.enable_grad():
-        out = as_output(model(x[:1].detach().requires_grad_()))
-    if not out.logits.requires_grad:
+    try:
+        with torch.enable_grad():
+            logits = as_output(model(x[:1].detach().requires_grad_())).logits
+    except RuntimeError:  # weights made in inference mode
+        return "the model"
+    if not logits.requires_grad:
         return "the model"
     names = [type(one).__name__ for one in getattr(model, "rejectors", ())]
     if hasattr(model, "score"):

@@ -99,7 +99,7 @@ class ModelWithScore(WrappedModel):
             stand_in = _as_column(self.surrogate, x).to(value)
             # Adds zero to the value and the surrogate's gradient to the gradient.
             value = value.detach() + (stand_in - stand_in.detach())
-        return out._replace(aux=torch.cat([out.aux, value], 1))
+        return Output(out.logits, out.feature, torch.cat([out.aux, value], 1))
 
 
 def _as_column(score: ImageScore, x: Tensor) -> Tensor:

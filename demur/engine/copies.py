@@ -82,7 +82,8 @@ def query_result(value: Tensor, out: Output, skip_aux: bool) -> tuple[Tensor, Te
     With `skip_aux` the auxiliary output is a new tensor of width 0. A slice of width 0 would keep
     the auxiliary head in the compiled graph.
     """
-    shown = out._replace(aux=out.logits.new_zeros(len(out.logits), 0)) if skip_aux else out
+    aux = out.logits.new_zeros(len(out.logits), 0) if skip_aux else out.aux
+    shown = Output(out.logits, out.feature, aux)  # torch 2.8 cannot compile out._replace
     return value.sum(0), value.detach(), shown.detached()
 
 

@@ -24,7 +24,7 @@ from demur.attacks.objectives import (
 from demur.errors import BadInput
 from demur.methods.frameworks import BatchOutputs, Framework, LabelledOutput, subset_weights
 from demur.methods.heads import DenseAux, Head, NoAux, SelectiveAux
-from demur.output import ABSTAIN, ACCEPT, CLASS_LOGITS, prediction
+from demur.output import ABSTAIN, ACCEPT, CLASS_LOGITS, Output, prediction
 from demur.rejectors import AcceptProbability, Energy, Rectifier, Rejector
 from demur.rejectors.certainty import energy
 from demur.spec.field_types import NonNegative, UnitInterval
@@ -264,7 +264,7 @@ class CARL(Head):
         """Weighted L1 norm of the margin's gradient at each clean image, N."""
         out = clean.out
         if self.form == "authors":
-            out = out._replace(logits=self._all_logits(clean))
+            out = Output(self._all_logits(clean), out.feature, out.aux)
         margin = UntargetedMargin()(out, clean.y).sum()
         # a backward pass uses the dtypes of its forward pass; autocast would change them
         with torch.autocast(margin.device.type, enabled=False):

@@ -127,8 +127,8 @@ class BatchOutputs(NamedTuple):
 
     def with_target(self, target: Tensor) -> "BatchOutputs":
         """Return the outputs with target probabilities, N, K, of attacked and clean images."""
-        clean = None if self.clean is None else self.clean._replace(target=target)
-        return self._replace(attacked=self.attacked._replace(target=target), clean=clean)
+        clean = None if self.clean is None else LabelledOutput(*self.clean[:3], target)
+        return BatchOutputs(LabelledOutput(*self.attacked[:3], target), clean, self.unperturbed)
 
     def clean_outputs(self) -> LabelledOutput:
         """Outputs for the clean images, which must have been computed."""

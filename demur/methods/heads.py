@@ -277,11 +277,11 @@ class RR(Head):
         if self.stop_tcon or self.spares_backbone:
             t_con = t_con.detach()
         if self.stop_con == "all" or self.spares_backbone:
-            return out._replace(logits=out.logits.detach()), t_con
+            return Output(out.logits.detach(), out.feature, out.aux), t_con
         if self.stop_con == "correct":
             correct = prediction(out) == y
             logits = torch.where(correct[:, None], out.logits.detach(), out.logits)
-            return out._replace(logits=logits), t_con
+            return Output(logits, out.feature, out.aux), t_con
         return out, t_con
 
     def rejectors(self) -> dict[str, Rejector]:

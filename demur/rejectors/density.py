@@ -192,7 +192,7 @@ class Neighbours(FittedScore):
     def log_score(self, out: Output) -> Tensor:
         # the mean over all k neighbours is smoother: the k-th one changes with every attack step
         with no_autocast(out.logits.device):
-            return -self._distances(out._replace(feature=out.feature.to(self.dtype))).mean(1)
+            return -self._distances(Output(out.logits, out.feature.to(self.dtype), out.aux)).mean(1)
 
     def _distances(self, out: Output) -> Tensor:
         squared = squared_distances(normalize(out.feature), self.bank)

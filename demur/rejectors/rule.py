@@ -182,7 +182,7 @@ class FittedScore(nn.Module, Score):
         """Score of each image, N; raises BadInput for an output without features."""
         check_features(out)
         out = as_output(out)
-        out = out._replace(feature=out.feature.to(self.dtype))
+        out = Output(out.logits, out.feature.to(self.dtype), out.aux)
         with no_autocast(out.logits.device):  # rounding in 16 bits would exceed the distances
             if len(out.logits) <= CHUNK:
                 return self.score_chunk(out)

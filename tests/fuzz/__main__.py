@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 KINDS = ("spec", "json", "npz", "safetensors", "pickle", "state", "argv", "bundle", "api", "stored")
@@ -14,6 +15,7 @@ OUTCOMES = ("accepted", "refused", "traceback", "hang", "memory", "other meaning
 FAILURES = OUTCOMES[2:]
 MOST_SHOWN = 20
 SILENCE_SECONDS = 60.0  # until a worker that prints nothing is killed
+PROGRESS_SECONDS = 30.0  # between two lines on standard error
 
 
 class Failure(NamedTuple):
@@ -36,6 +38,7 @@ class Result(NamedTuple):
 def fuzz(kind: str, seed: int, first: int, stop: int) -> Result:
     """Run the cases first..stop-1 of a kind in a worker, a new one after a crash or a hang."""
     total, failures, start = Counter[str](), list[Failure](), time.monotonic()
+    begin, shown = first, start
     while first < stop:
         words = [sys.executable, "-m", "tests.fuzz.worker", kind, str(seed), str(first), str(stop)]
         counts, done = Counter[str](), first
@@ -48,6 +51,9 @@ def fuzz(kind: str, seed: int, first: int, stop: int) -> Result:
                     failures.append(
                         Failure(kind, event["failed"], event["outcome"], event["detail"])
                     )
+                if time.monotonic() - shown > PROGRESS_SECONDS:
+                    shown = time.monotonic()
+                    _show_progress(kind, f"{done - begin:,} of {stop - begin:,}", total + counts)
             worker.kill()
             said = worker.stderr.read().decode()[-1000:] if worker.stderr else ""
         total += counts
@@ -58,10 +64,16 @@ def fuzz(kind: str, seed: int, first: int, stop: int) -> Result:
     return Result(total, failures, time.monotonic() - start)
 
 
-def _lines(worker: "subprocess.Popen[bytes]") -> "list[bytes]":
+def _show_progress(kind: str, done: str, counts: Counter[str]) -> None:
+    """Print the outcomes so far: a run that is stopped has then told what it found."""
+    text = ", ".join(f"{counts[name]:,} {name}" for name in OUTCOMES if counts[name])
+    print(f"{kind}: {done} cases: {text}", file=sys.stderr, flush=True)
+
+
+def _lines(worker: "subprocess.Popen[bytes]") -> Iterator[bytes]:
     """Lines that a worker prints, until it ends or is silent for too long."""
     assert worker.stdout is not None
-    found, rest = [], b""
+    rest = b""
     with selectors.DefaultSelector() as selector:
         selector.register(worker.stdout, selectors.EVENT_READ)
         while selector.select(SILENCE_SECONDS):
@@ -69,8 +81,7 @@ def _lines(worker: "subprocess.Popen[bytes]") -> "list[bytes]":
             if not content:
                 break
             *whole, rest = (rest + content).split(b"\n")
-            found += whole
-    return found
+            yield from whole
 
 
 def main() -> int:

@@ -4,7 +4,9 @@
 
 Checks that no answer comes later than the time limit and one second, that no answer is a 500, that
 the memory of the service and its decoders stays within a gigabyte of its start, and that it still
-decides as the guard does afterwards.
+decides as the guard does afterwards. The counts so far are printed every ten seconds; --save writes
+them to a file, which a run that is stopped leaves behind, and --first continues it. On a busy
+machine, --late inf checks everything but the time of the answers.
 """
 
 import argparse
@@ -35,7 +37,9 @@ from tests.fuzz.mutation import mutate_bytes
 
 TIMEOUT = 3.0  # seconds of the service
 HEADER_TIMEOUT = 5.0  # its default, after which a connection whose headers never end is closed
+LATE = 1.0  # seconds after them, in which an answer may still come
 CEILING = 1024.0  # megabytes above the start
+REPORT_SECONDS = 10.0
 LARGE = (4000, 4000)  # pixels, as many as one image may have
 HOSTS = ("localhost", "127.0.0.1:1", "[::1]", "evil.example", "[", "]", "x/health?", "a b", "é", "",
          "localhost, evil.example", "[::1", "localhost:99999999", "x" * 300, "\x7f")  # fmt: skip
@@ -50,6 +54,13 @@ class Tally:
     slowest: float = 0.0
     wrong: list[str] = field(default_factory=list)
     memory: float = 0.0  # megabytes above the start, at most
+
+    def __str__(self) -> str:
+        codes = ", ".join(f"{n:,} x {code}" for code, n in sorted(self.codes.items()))
+        return (
+            f"{self.codes.total():,} sent: {codes}; slowest {self.slowest:.2f} s, "
+            f"{self.memory:.0f} MB above the start, {len(self.wrong)} wrong"
+        )
 
 
 # ---------------------------------------------------------------------------------- images
@@ -166,7 +177,7 @@ def any_request(random: Random) -> bytes:
     return mutate_bytes(random, content) if random.random() < 0.05 else content
 
 
-async def _send(port: int, content: bytes, tally: Tally, limit: float) -> None:
+async def _send(port: int, content: bytes, tally: Tally, limit: float, late: float) -> None:
     """Send a request on a connection of its own and read its answer."""
     start, code, answer = time.monotonic(), 0, b""
     try:
@@ -185,7 +196,7 @@ async def _send(port: int, content: bytes, tally: Tally, limit: float) -> None:
     seconds = time.monotonic() - start
     tally.codes[code] += 1
     tally.slowest = max(tally.slowest, seconds)
-    latest = 1 + (limit if code else max(limit, HEADER_TIMEOUT))
+    latest = late + (limit if code else max(limit, HEADER_TIMEOUT))
     if code == 500 or seconds > latest or b"\x1b" in answer or b"Traceback" in answer:
         tally.wrong.append(f"{code} after {seconds:.1f} s: {content[:300]!r} {answer[:200]!r}")
 
@@ -201,54 +212,87 @@ def tree_memory(pid: int) -> float:
 
 
 async def attack(
-    port: int, pid: int, contents: Any, clients: int, start: float, limit: float = TIMEOUT
-) -> Tally:
-    """Send requests by some clients at the same time; `start` is the memory of the service."""
-    tally, waiting = Tally(), iter(contents)
+    port: int, pid: int, contents: Any, clients: int, start: float, limit: float = TIMEOUT,
+    late: float = LATE, report: Callable[[Tally], None] | None = None,
+) -> Tally:  # fmt: skip
+    """Send requests by some clients at the same time; `start` is the memory of the service.
+
+    `report` is called with what was answered so far, every REPORT_SECONDS and at the end.
+    """
+    tally, waiting, reported = Tally(), iter(contents), time.monotonic()
 
     async def client() -> None:
         for content in waiting:
-            await _send(port, content, tally, limit)
+            await _send(port, content, tally, limit, late)
 
     tasks = [asyncio.create_task(client()) for _ in range(clients)]
     while not all(task.done() for task in tasks):
         tally.memory = max(tally.memory, tree_memory(pid) - start)
+        if report and time.monotonic() - reported > REPORT_SECONDS:
+            reported = time.monotonic()
+            report(tally)
         await asyncio.sleep(0.02)
     await asyncio.gather(*tasks)
+    if report:
+        report(tally)
     return tally
 
 
-def main() -> int:
-    """Print what was answered; return 1 if something was wrong."""
+def _reporter(name: str, asked: argparse.Namespace, found: dict[str, Any]) -> Any:
+    """A function that prints a tally and saves all that is known of a run."""
+    begun = time.monotonic()
+
+    def report(tally: Tally) -> None:
+        seconds = round(time.monotonic() - begun, 1)
+        found[name] = vars(tally) | {"sent": tally.codes.total(), "seconds": seconds}
+        print(f"{name}, {seconds:.0f} s, {tally}", flush=True)
+        if asked.save:
+            asked.save.write_text(json.dumps(found, indent=1))
+
+    return report
+
+
+def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.live_service")
     parser.add_argument("bundle")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--images", type=int, default=100)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first request and image"
+    )
+    parser.add_argument("--late", type=float, default=LATE, help="seconds after the time limit")
+    parser.add_argument("--save", type=Path, help="JSON file for the counts, written as they come")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Print what was answered; return 1 if something was wrong."""
+    asked = _parsed()
     guard = Guard.load(asked.bundle)
     for name in BOMBS:
         bomb(name)  # takes seconds, which no answer should seem to take
     process, port = serve_load.start_service(asked.bundle, ["--timeout", str(TIMEOUT)])
-    failed = False
+    failed, found = False, {key: vars(asked)[key] for key in ("seed", "first", "clients")}
     try:
         start = tree_memory(process.pid)
         for name, n, make in (
             ("requests", asked.requests, any_request), ("images", asked.images, image_request),
         ):  # fmt: skip
-            begun, made = time.monotonic(), (make(Random(asked.seed + i)) for i in range(n))
-            tally = asyncio.run(attack(port, process.pid, made, asked.clients, start))
+            numbers = range(asked.first, asked.first + n)
+            made = (make(Random(f"{asked.seed}/{name}/{i}")) for i in numbers)
+            sent = attack(port, process.pid, made, asked.clients, start, TIMEOUT, asked.late,
+                          _reporter(name, asked, found))  # fmt: skip
+            tally = asyncio.run(sent)
             failed |= bool(tally.wrong) or tally.memory > CEILING or process.poll() is not None
-            print(
-                f"{n} {name} in {time.monotonic() - begun:.0f} s: {dict(tally.codes)}, slowest "
-                f"{tally.slowest:.2f} s, {tally.memory:.0f} MB above the start of {start:.0f} MB"
-            )
             print("\n".join(tally.wrong[:10]), flush=True)
         failed |= not decides_as(guard, port)
     finally:
         process.send_signal(signal.SIGTERM)
         failed |= process.wait(60) != 0
+    if asked.save:
+        asked.save.write_text(json.dumps(found | {"failed": failed}, indent=1))
     print("failed" if failed else "passed")
     return int(failed)
 
