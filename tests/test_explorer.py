@@ -497,7 +497,7 @@ def big_data() -> dict[str, Any]:
     clean = {"count": 81, "shape": [3, 32, 32], "pixels": record(0)["attacked"]["pixels"]}
     return {"live": False, "runs": [run | {
         "scores": scores, "cal": None, "certificates": [], "clean_images": clean,
-        "records": [record(k) for k in range(5)],
+        "records": [record(k) for k in range(5)], "worst": [],
     }]}  # fmt: skip
 
 

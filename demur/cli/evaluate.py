@@ -218,7 +218,6 @@ def score(
     from demur.rejectors import paper_grid
     from demur.report import terminal
     from demur.report.certificates import show_retests
-    from demur.report.terminal import Sanity
     from demur.sanity import run_checks
 
     protocols = parse_protocols(protocol)
@@ -226,8 +225,7 @@ def score(
         raise BadInput(
             "a probe has no threshold to deploy; use --oracle-probes with --protocol paper"
         )
-    loaded = load_run(run, device, data, verify=verify)
-    recipe = loaded.run.recipe
+    recipe = (loaded := load_run(run, device, data, verify=verify)).run.recipe
     named = rejectors_named(rejector or (), recipe)
     rejectors = (paper_grid(recipe.data) if sweep else recipe.rejectors()) | named
     evaluation, scored = score_run(loaded, rejectors, split, oracle_probes)
@@ -235,7 +233,7 @@ def score(
     worst = score_worst_cases(loaded, evaluation, split)
     records = [*(one.record for one in scored), *(one.record for one in worst)]
     certificates = retests(loaded, evaluation.scores, records)
-    sanity = Sanity.of(run_checks(records, evaluation), loaded.run, records)
+    sanity = terminal.Sanity.of(run_checks(records, evaluation), loaded.run, records)
     if as_json:
         entries = _as_json(scored, protocols, certificates) | sanity.to_json()
         entries["worst_case"] = [entry.row.to_json() for entry in worst]

@@ -136,7 +136,7 @@ def certify_record(
     return certify_threshold(columns, clean.correct, guarantee, confidence, **attacked)
 
 
-def attack_under(loaded: LoadedRun, label: str, name: str) -> tuple[str, Attack]:
+def attack_under(loaded: LoadedRun, label: str, name: AnyName) -> tuple[str, Attack]:
     """Label and attack of `--under`; worst-score attacks this rejector if its label names none."""
     recipe = loaded.run.recipe
     spec = attack_named(label, recipe)

@@ -21,10 +21,7 @@ from torch import Tensor
 
 from demur import distributed
 from demur.attacks import Attack, Clean, Corruption
-from demur.attacks.attack_model import (
-    CheckedModel,
-    Model,
-)
+from demur.attacks.attack_model import CheckedModel, Model
 from demur.attacks.balls import L2, Linf
 from demur.calibrate import ChanceTest
 from demur.data import CIFAR10, Images, SplitName, Splits
@@ -42,12 +39,7 @@ from demur.numerics import Precision, device_by_name, fusing, tf32, use_precisio
 from demur.output import Output, check_logits, outputs_in_batches, prediction
 from demur.progress import ignore
 from demur.rejectors import ImageRejector
-from demur.rejectors.image_scores import (
-    FitImages,
-    fit_on_images,
-    image_rejectors,
-    values_on_images,
-)
+from demur.rejectors.image_scores import FitImages, fit_on_images, image_rejectors, values_on_images
 from demur.runs import Record, Run, provenance
 from demur.runs.record import (
     finished_record,
@@ -487,13 +479,9 @@ class _Recording:
             raise_if_invalid(name, part.isnan().any(1), remedy, invalid=Tensor.bool)
         delta = x_adv - x.cpu()
         arrays = {
-            "y": self.images.y.cpu(),
-            "index": self.images.index.cpu(),
-            "logits": out.logits,
-            "aux": out.aux,
-            "size_linf": Linf(0).norm(delta),
-            "size_l2": L2(0).norm(delta),
-        }
+            "y": self.images.y.cpu(), "index": self.images.index.cpu(), "logits": out.logits,
+            "aux": out.aux, "size_linf": Linf(0).norm(delta), "size_l2": L2(0).norm(delta),
+        }  # fmt: skip
         if self.options.keep_features:
             arrays["feature"] = out.feature
         if self.options.keep_images:

@@ -135,7 +135,7 @@ class Guard(BaseGuard):
             risk: Accept at most this share of errors among the accepted.
             confidence: Confidence of the guarantee.
             class_names: Names of the classes; None takes those of the data set.
-            resize: Whether to resize images of another size; None does what the data set did.
+            resize: Resize images of another size; None does what the data set did.
             device: Device of the model: auto, cpu, cuda or cuda:N.
             data_folder: Folder of the data set.
             accept_chance: Make a guard of a net that is not shown to be better than chance.
@@ -146,14 +146,14 @@ class Guard(BaseGuard):
             if the test accuracy is not above chance and the largest class (exact test, 95%).
         """
         guarantee = guarantee_of(tpr, coverage, risk)
-        if isinstance(run, LoadedRun):
-            loaded = run
-        else:
+        if not isinstance(run, LoadedRun):
             opened = run if isinstance(run, Run) else Run.open(str(run))
-            loaded = LoadedRun(opened, device, data_folder)
+            run = LoadedRun(opened, device, data_folder)
+        loaded = run
         recipe = loaded.run.recipe
         loaded.run.check_weights()
-        ((name, spec),) = rejectors_named(rejector or recipe.head_rejector[0], recipe).items()
+        rejector = rejector or recipe.head_rejector[0]
+        (spec,) = rejectors_named(rejector, recipe).values()
         check_readable(spec)
         spec = loaded.fitted(spec)
         chance = loaded.chance_test()
@@ -161,17 +161,15 @@ class Guard(BaseGuard):
             raise BadInput(f"{chance.sentence}; accept_chance=True (--accept-chance) overrides")
 
         def fit() -> tuple[Output, Tensor]:
-            clean = loaded.clean("fit")
-            return clean.output, clean.y
+            return (clean := loaded.clean("fit")).output, clean.y
 
         own = tuple(image_rejectors(spec))
         cal, fitted = loaded.clean("cal", *own), fit_rejector(spec, fit)
-        record = attacked_cal(loaded, *attack_under(loaded, under, name), own)
+        record = attacked_cal(loaded, *attack_under(loaded, under, rejector), own)
         attacked = {} if record is cal else under_attack(spec, fitted, record, cal)
         out = add_columns(cal.output, [cal.stored_scores[one.key] for one in own])
         calibrated = calibrate(spec, fitted, out, cal.y, guarantee, confidence, attacked)
-        scores = on_device(calibrated.scores, loaded.device)
-        domain = recipe.data.domain
+        scores, domain = on_device(calibrated.scores, loaded.device), recipe.data.domain
         return Guard(
             loaded.net, scores, domain.shape,
             _names(class_names or getattr(recipe.data, "class_names", None), domain.classes),
