@@ -18,15 +18,18 @@ from demur.rejectors import (
     REJECTORS,
     Con,
     Coupled,
+    ImageRejector,
     RCon,
     Rectifier,
 )
 from demur.rejectors.rule import Rejector, Score
 
-# Every class of the registry: as every net on the digits is scored with it, else its defaults.
+# Every class of the registry that scores outputs (test_own_rejector.py has those that see images):
+# as every net on the digits is scored with it, else its defaults.
 EXAMPLES: dict[str, Rejector] = {
     name: rejector
     for cls in REJECTORS
+    if not issubclass(cls, ImageRejector)
     for name, rejector in (cls.baselines(Digits()) or {cls.__name__: cls()}).items()
 }
 

@@ -134,7 +134,7 @@ class Guard(BaseGuard):
             coverage: Accept at least this share of all images.
             risk: Accept at most this share of errors among the accepted.
             confidence: Confidence of the guarantee.
-            class_names: Names of the classes; None takes those of the data set.
+            class_names: None takes those of the data set.
             resize: Resize images of another size; None does what the data set did.
             device: Device of the model: auto, cpu, cuda or cuda:N.
             data_folder: Folder of the data set.
@@ -146,10 +146,8 @@ class Guard(BaseGuard):
             if the test accuracy is not above chance and the largest class (exact test, 95%).
         """
         guarantee = guarantee_of(tpr, coverage, risk)
-        if not isinstance(run, LoadedRun):
-            opened = run if isinstance(run, Run) else Run.open(str(run))
-            run = LoadedRun(opened, device, data_folder)
-        loaded = run
+        opened = Run.open(str(run)) if isinstance(run, str | Path) else run
+        loaded = opened if isinstance(opened, LoadedRun) else LoadedRun(opened, device, data_folder)
         recipe = loaded.run.recipe
         loaded.run.check_weights()
         rejector = rejector or recipe.head_rejector[0]
