@@ -23,10 +23,10 @@ from tests.own_images import write_folder
 
 # Options that take text and name no output: every other one must refuse what is tried below.
 INPUTS = {
-    "attack", "under", "checkpoint", "class_names", "data", "device", "engine", "eps", "etas", "fitted",
+    "attack", "checkpoint", "class_names", "data", "device", "engine", "eps", "etas", "fitted",
     "formats", "host", "layer", "log", "missing_from", "norm", "objectives", "only", "protocol",
     "adapter", "allow_host", "key", "read_from", "rejector", "require_signature", "scale", "sign",
-    "split", "sweep", "token", "version",
+    "split", "sweep", "token", "under", "version",
 }  # fmt: skip
 ARGUMENTS = {
     "train": ["digits-pgdat"], "retrofit": ["my_nets:plain", "data=photos"], "demo": [],
