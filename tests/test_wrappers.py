@@ -71,7 +71,8 @@ def test_ema_and_awp_are_off_by_default_and_part_of_the_digest() -> None:
     assert (spec.ema, spec.awp, spec.awp_start) == (0, 0, 0)
     with_ema = {name for name, recipe in RECIPES.items() if recipe.ema}
     perturbed = {"cifar10-best", "cifar10-trades-rr-awp"}
-    assert with_ema == {name for name in RECIPES if name.endswith("-short")} | perturbed
+    averaged = {name for name in RECIPES if name.endswith(("-short", "-small"))}
+    assert with_ema == averaged | perturbed
     assert {name for name, recipe in RECIPES.items() if recipe.awp} == perturbed
     for change in ("ema=0.995", "awp=0.005"):
         changed = recipe("digits-pgdat-rr", [change])
