@@ -335,7 +335,7 @@ class TestCommand:
             (["--data", "digit"], "did you mean digits"),
             (["--data", "digits", "--eps", "eight"], "a number or a fraction"),
             (["--data", "digits", "--tpr", "2"], "give a share"),
-            (["--data", "digits", "--rejector", "PGD(Linf(0.1))"], "is no rejector"),
+            (["--data", "digits", "--rejector", "PGD(Linf(0.1))"], "is not a rejector"),
             (["--data", "digits", "--n", "0"], "at least 1"),
             (["--data", ""], "--data is empty"),
             (["--data", "own_code.py.npz"], "is no file"),
