@@ -10,7 +10,9 @@ import torch
 
 from demur import Guard, LoadedRun, Run, guard
 from demur.calibrate import ChanceTest
+from demur.data import Images
 from demur.errors import BadInput
+from demur.evaluate import recording
 from demur.verification.folders import _chance_problem
 from tests.conftest import Command
 from tests.own_images import CLASSES, noise_images
@@ -46,6 +48,21 @@ def shuffled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("shuffled") / "images.npz"
     np.savez(path, x=x, y=np.random.default_rng(0).permutation(y), classes=np.array(CLASSES))
     return path
+
+
+def test_a_split_in_the_order_of_classes_is_sampled_evenly(
+    tiny_source: LoadedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = tiny_source.splits["test"]
+    order = images.y.argsort(stable=True)
+    by_class = Images(images.pixels[order], images.y[order], images.index[order], images.levels)
+    monkeypatch.setattr(LoadedRun, "checked_split", lambda self, split: by_class)
+    whole = tiny_source.chance_test()
+    monkeypatch.setattr(recording, "CHANCE_IMAGES", 100)
+    some = tiny_source.chance_test()
+    assert (whole.images, some.images) == (len(images), 100)
+    assert some.majority <= 15, "the first 100 images are of few classes"
+    assert some.passed == whole.passed
 
 
 def test_shuffled_labels_are_refused_at_export(

@@ -220,7 +220,9 @@ class LoadedRun:
         with use_precision(self.precision, self.device), fusing(compiles):
             yield self.frozen_model
 
-    def batch_in_layout(self, images: Images, piece: slice) -> tuple[Tensor, Tensor, Tensor]:
+    def batch_in_layout(
+        self, images: Images, piece: slice | Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Pixels in the memory format of the engine, labels and indices of a slice of images."""
         x, y = images.batch(piece)
         on_cpu = self.device.type == "cpu"
@@ -286,14 +288,14 @@ class LoadedRun:
 
     def chance_test(self) -> ChanceTest:
         """Compare the accuracy on up to 1,000 test images with chance; makes no record."""
-        images, right, n = self.checked_split("test"), 0, 0
-        while n < min(len(images), CHANCE_IMAGES):
-            x, y, _ = self.batch_in_layout(images, slice(n, n + VERDICT_BATCH))
+        images, right = self.checked_split("test"), 0
+        rows = torch.arange(n := min(len(images), CHANCE_IMAGES)) * len(images) // n  # all classes
+        for part in rows.split(VERDICT_BATCH):
+            x, y, _ = self.batch_in_layout(images, part)
             with torch.no_grad(), tf32("fp32"):
                 right += int((prediction(self.net(x)) == y).sum())
-            n += len(y)
-        classes = self.run.recipe.data.domain.classes
-        return ChanceTest.of(right, images.y[:n].cpu().numpy(), classes, "test")
+        y, classes = images.y[rows].cpu().numpy(), self.run.recipe.data.domain.classes
+        return ChanceTest.of(right, y, classes, "test")
 
     def _archived_clean(self, split: str) -> Record | None:
         """Clean record of an archive, which has no weights to make another; None for a run."""

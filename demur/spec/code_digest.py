@@ -76,8 +76,10 @@ def _described(value: Any, seen: dict[int, Any]) -> Any:
         value = [part for pair in value.items() for part in pair]
     elif isinstance(value, MethodType):
         value = [value.__func__, value.__self__]
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, list | tuple):
         return [_described(part, seen) for part in value]
+    if isinstance(value, set | frozenset):  # in another order in every process
+        return sorted(repr(_described(part, seen)) for part in value)
     named = value if isinstance(value, FunctionType | type) else type(value)
     parts = [
         named.__module__,
