@@ -294,8 +294,8 @@ class LoadedRun:
             x, y, _ = self.batch_in_layout(images, part)
             with torch.no_grad(), tf32("fp32"):
                 right += int((prediction(self.net(x)) == y).sum())
-        y, classes = images.y[rows].cpu().numpy(), self.run.recipe.data.domain.classes
-        return ChanceTest.of(right, y, classes, "test")
+        labels, classes = images.y[rows].cpu().numpy(), self.run.recipe.data.domain.classes
+        return ChanceTest.of(right, labels, classes, "test")
 
     def _archived_clean(self, split: str) -> Record | None:
         """Clean record of an archive, which has no weights to make another; None for a run."""
