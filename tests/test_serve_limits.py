@@ -27,6 +27,7 @@ from demur import BadInput, Guard
 from demur.files.image_files import count_pixels, decode_image
 from demur.files.web_hosts import refusal
 from demur.serve import Settings, create_app
+from demur.serve.decoder import RequestError
 from demur.serve.decoding import DecoderPool
 from demur.serve.server import server_config
 from tests.fuzz import live_service
@@ -114,8 +115,9 @@ def test_a_decoder_that_dies_is_a_422_and_its_memory_is_limited(tiny_guard: Guar
     little = DecoderPool(1, memory=80 << 20)
     job = {"content_type": "image/png", "shape": (1, 8, 8), "resize": True, "max_images": 1,
            "max_pixels": 10**8, "request_pixels": 10**8}  # fmt: skip
-    with pytest.raises(Exception, match="not enough memory"):
-        little.decode(job, bomb("palette"), time.monotonic() + 60)
+    large = live_service._encoded(Image.new("P", (8000, 8000)), "PNG")  # 128 MB when decoded
+    with pytest.raises(RequestError, match="the images need too much memory"):
+        little.decode(job, large, time.monotonic() + 60)
     little.close()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from demur.errors import BadInput, shorten
+from demur.errors import BadInput, lack, shorten
 from demur.files.image_files import count_pixels, load_pixels
 
 DTYPES = ("uint8", "float32")
@@ -77,6 +77,8 @@ def _of_each(function: Callable[[bytes], Any], files: Files) -> list[Any]:
         try:
             found.append(function(content))
         except BadInput as error:
+            if lack(error):
+                raise MemoryError from None
             raise RequestError(422, f"{name}: {error}" if name else str(error)) from None
     return found
 
@@ -183,7 +185,7 @@ def main(handle: int, memory: int) -> None:
         except RequestError as error:
             head = {"status": error.status, "detail": error.detail}
         except MemoryError:
-            head = {"status": 413, "detail": "the images need too much memory; send fewer of them"}
+            head = {"status": 413, "detail": "the images need too much memory; send fewer or smaller ones"}
         pipe.send_bytes(json.dumps(head).encode())
         pipe.send_bytes(content)
 
