@@ -185,7 +185,8 @@ def main(handle: int, memory: int) -> None:
         except RequestError as error:
             head = {"status": error.status, "detail": error.detail}
         except MemoryError:
-            head = {"status": 413, "detail": "the images need too much memory; send fewer or smaller ones"}
+            detail = "the images need too much memory; send fewer or smaller ones"
+            head = {"status": 413, "detail": detail}
         pipe.send_bytes(json.dumps(head).encode())
         pipe.send_bytes(content)
 
