@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from demur.attacks.attack_model import Model
 from demur.audits.ensemble_result import CLEAN, EnsembleResult, Member, count_cell
-from demur.audits.ensemble_state import tensor_digest
 from demur.errors import BadInput
-from demur.files.atomic import write_text
+from demur.files.atomic import tensor_digest, write_text
 from demur.files.output_paths import check_output_file
 from demur.version import code_version
 

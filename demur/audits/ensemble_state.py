@@ -7,7 +7,7 @@ confirms every success. An image whose success it does not confirm is attacked a
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from demur.attacks.attack_model import CheckedModel
 from demur.attacks.autoattack import BROKEN_CLEAN, NOT_BROKEN, Chain, ChainState, MeanState
 from demur.attacks.criteria import RuleCriterion
 from demur.errors import BadInput
-from demur.files.atomic import write_bytes
+from demur.files.atomic import tensor_digest, write_bytes
 from demur.files.output_paths import check_output_file
 from demur.progress import Bar, track
 from demur.spec import digest
@@ -155,15 +155,6 @@ def _rounded(named: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
 
 def _digest(text: str, named: list[tuple[str, Tensor]]) -> Tensor:
     return torch.tensor(list(tensor_digest(dict(named), text)), dtype=torch.uint8)
-
-
-def tensor_digest(named: Mapping[str, Tensor], text: str = "") -> bytes:
-    """Return the SHA-256 of a text and of tensors with names, dtypes and shapes."""
-    hasher = hashlib.sha256(text.encode())
-    for name, tensor in named.items():
-        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        hasher.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return hasher.digest()
 
 
 class MemberProgress:

@@ -30,7 +30,7 @@ PANELS = {  # of the help: titles and commands in the order of use
     "Train": ("demo", "list", "data", "train", "retrofit"),
     "Attack": ("attack", "audit"),
     "Judge": ("score", "report", "explore", "verify"),
-    "Ship": ("calibrate", "export", "predict", "serve", "archive"),
+    "Ship": ("calibrate", "export", "predict", "serve", "archive", "guard"),
     "Paper": ("paper",),
 }
 PANEL_OF = {name: title for title, names in PANELS.items() for name in names}

@@ -1,5 +1,6 @@
 """demur calibrate, export, predict and serve: from a run to something people use."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -132,6 +133,13 @@ def export(
         bool, typer.Option("--accept-chance", help="Also write a net that is at chance level.")
     ] = False,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx too.")] = False,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the guard.", show_default="that of the run")
+    ] = None,
+    guard_version: Annotated[int, typer.Option(help="Number of the guard.", min=1)] = 1,
+    form: Annotated[
+        str, typer.Option("--format", help="guard, or triton: a model repository (also KServe).")
+    ] = "guard",
     sign: SignKey = None,
     device: Device = "auto",
     data: DataFolder = None,
@@ -139,14 +147,19 @@ def export(
 ) -> None:  # fmt: skip
     """Write a trained run as a guard: weights, calibrated thresholds and a model card in a folder.
 
+    Later: demur guard info | diff | recalibrate.
+
     Example: demur export digits-pgdat-rr --risk 0.05 --onnx -o guard
     """
     from demur.cli.progress import on_message
     from demur.files.signatures import check_private_key
     from demur.guards import Guard
     from demur.guards.bundle import check_target
+    from demur.guards.triton import export_triton
     from demur.runs import Run
 
+    if form not in ("guard", "triton"):
+        raise BadInput(f"--format {form} is unknown; give guard or triton")
     check_private_key(sign)
     opened, where = Run.open(run), Path(data) if data else None
     folder = Path(out) if out else Path("guards") / opened.name
@@ -156,10 +169,14 @@ def export(
     guard = Guard.from_run(
         run, rejector=rejector, tpr=tpr, coverage=coverage, risk=risk, confidence=confidence,
         class_names=split_names(class_names) or None, resize=resize, device=device,
-        data_folder=where, under=under, accept_chance=accept_chance,
+        data_folder=where, under=under, accept_chance=accept_chance, name=name,
+        version=guard_version,
     )  # fmt: skip
-    guard.save(folder, onnx=onnx, sign=sign)
-    on_message(f"{folder}: {guard.calibration['sentence']}. {guard.summary}")
+    if form == "triton":
+        folder = export_triton(guard, folder)
+    else:
+        guard.save(folder, onnx=onnx, sign=sign)
+    on_message(f"{folder}: {guard.identity}: {guard.calibration['sentence']}. {guard.summary}")
     if guard.certificate is None:
         on_message(f"the thresholds have no guarantee: {guard.calibration['shortfall']}")
 
@@ -177,33 +194,37 @@ def predict(
             show_default="standard output",
         ),
     ] = None,
+    rejected: Annotated[
+        str | None,
+        typer.Option(
+            callback=output_file("predictions"), show_default="none",
+            help="A second file, of the rejected and unreadable images only.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of CSV.")] = False,
     device: Device = "auto",
 ) -> None:  # fmt: skip
     """Classify image files with a guard; a damaged file is reported and the rest go on.
 
+    The suffix of the file is its format: .csv, .json or .parquet. The same command resumes.
+
     Example: demur predict guard photos/ "more/*.png" -o predictions.csv
     """
     from demur.cli.progress import CountBar, on_message
-    from demur.files.atomic import write_text
     from demur.guards import Guard
-    from demur.guards.files import find_images, predict_files, to_csv, to_json
+    from demur.guards.files import find_images
+    from demur.guards.predictions import write_predictions
 
     guard = Guard.load(bundle, device=device)
     paths = find_images(images)
     with CountBar("predict", "images") as bar:
-        rows = predict_files(guard, paths, bar.on_progress)
-    text = to_json(rows) if as_json else to_csv(rows)
-    if out is None:
-        typer.echo(text, nl=False)
-    else:
-        write_text(Path(out), text)
-    failed = [row for row in rows if row["error"]]
-    for row in failed:
-        on_message(f"{row['error']}")
-    accepted = sum(bool(row["accepted"]) for row in rows)
-    on_message(f"{accepted} of {len(rows) - len(failed)} predictions accepted")
-    if len(failed) == len(rows):
+        counts = write_predictions(
+            guard, paths, Path(out) if out else None, bar.on_progress,
+            Path(rejected) if rejected else None, as_json, on_message,
+        )  # fmt: skip
+    read = len(paths) - counts["unreadable"]
+    on_message(f"{counts['accepted']} of {read} predictions accepted")
+    if read == 0:
         raise BadInput("no image could be read; give image files")
 
 
@@ -231,6 +252,14 @@ def serve(
         float, typer.Option(callback=check_finite, help="Seconds until a request is given up.")
     ] = 10.0,
     require_signature: PublicKey = None,
+    workers: Annotated[int, typer.Option(help="Processes that share the port.", min=1)] = 1,
+    log_level: Annotated[
+        str, typer.Option(help="debug, info (predictions), warning (bad requests) or error.")
+    ] = "info",
+    log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
+    access_log: Annotated[
+        bool, typer.Option("--access-log", help="Log requests without images, too.")
+    ] = False,
     device: Device = "auto",
 ) -> None:  # fmt: skip
     """Serve a guard over HTTP: /predict, /health, /metrics, and a page to try it at /.
@@ -243,6 +272,7 @@ def serve(
     try:
         from demur.serve import Settings
         from demur.serve.server import serve as serve_guard
+        from demur.serve.server import serve_many
     except ImportError as error:
         if error.name is None or error.name.startswith("demur"):
             raise
@@ -252,17 +282,23 @@ def serve(
     settings = Settings(
         max_body=round(max_body * 2**20), max_pixels=round(max_pixels * 1e6),
         max_images=max_images, max_queue=max_queue, timeout=timeout, attack=attack, token=token,
-        hosts=tuple(name.lower() for name in allow_host or ()),
+        hosts=tuple(name.lower() for name in allow_host or ()), log_level=log_level,  # type: ignore[arg-type]
+        log_format=log_format, access_log=access_log,  # type: ignore[arg-type]
     )  # fmt: skip
-    guard: Guard = Guard.load(bundle, device=device, public_key=require_signature)
+    load = partial(Guard.load, bundle, device=device, public_key=require_signature)
+    guard = load()
     is_open = host not in ("127.0.0.1", "::1", "localhost") and token is None
 
     def on_ready(address: str) -> None:
         on_message(f"serving at {address}")
+        on_message(f"guard: {guard.identity}")
         if not guard.calibration.get("chance_test", {}).get("passed", True):
             on_message(f"warning: {guard.summary}")
         if is_open:
             on_message("warning: other machines can reach this service, and it has no --token")
 
-    serve_guard(guard, settings, host, port, on_ready)
+    if workers > 1:
+        serve_many(load, settings, host, port, on_ready, workers)
+    else:
+        serve_guard(guard, settings, host, port, on_ready)
     on_message("stopped")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import torch
 from filelock import FileLock, Timeout
 from numpy.lib import format
 from numpy.typing import NDArray
@@ -147,6 +148,15 @@ def write_json(path: Path, metadata: dict[str, Any]) -> None:
     """Write a JSON document atomically, with a digest of itself as `metadata_digest`."""
     document = metadata | {"metadata_digest": _metadata_digest(metadata)}
     write_text(path, json.dumps(document, indent=2) + "\n")
+
+
+def tensor_digest(named: Mapping[str, Tensor], text: str = "") -> bytes:
+    """Return the SHA-256 of a text and of tensors with names, dtypes and shapes."""
+    hasher = hashlib.sha256(text.encode())
+    for name, tensor in named.items():
+        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        hasher.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return hasher.digest()
 
 
 def read_checked(path: Path, digest: str, remedy: str, limit: int) -> bytes:

@@ -25,8 +25,8 @@ FolderKind = Literal["run", "guard"]
 FILE_KINDS: dict[str, tuple[str, tuple[str, ...], bytes]] = {
     "page": ("an HTML page", (".html", ".htm"), rb"(?i)<!doctype html>"),
     "predictions": (
-        "predictions of demur", (".csv", ".json", ".txt"),
-        rb'file,class,label,accepted,confidence|\[\s*(\]|\{\s*"file":)',
+        "predictions of demur", (".csv", ".json", ".txt", ".parquet"),
+        rb'PAR1|file,class,label,accepted,confidence|\[\s*(\]|\{\s*"file":)',
     ),
     "json": ("a JSON file", (".json",), rb"\s*[{\[]"),
     "table": ("a table of demur", (".md", ".tex", ".txt", ".json"), rb"##? \w|% made by |\["),

@@ -61,6 +61,10 @@ MAX_NUMBERS = 1 << 30  # of one array of a fitted score
 WRONG = (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError)  # of sizes of no net
 KINDS = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
 
+GuardName = Annotated[
+    str,
+    Condition(lambda v: v.isprintable() and 0 < len(v) <= 64, "of 1 to 64 printable characters"),
+]
 Side = Annotated[int, Condition(lambda v: 1 <= v <= MAX_SIDE, f"from 1 to {MAX_SIDE}")]
 SHARE = Schema({"value": UnitInterval, "lo": UnitInterval, "hi": UnitInterval, "n": PositiveInt})
 RATES = {  # shares are null where no image counts
@@ -86,7 +90,8 @@ FORMAT = Schema(
         "class_names": list[str], "temperature": Positive, "eps": UnitInterval,
         "scores": [SCORE], "calibration": CALIBRATION,
         "figures": [Schema({"attack": str, **RATES})], "files": dict[str, str],
-    }
+    },
+    {"name": GuardName, "version": PositiveInt},  # older guards have none
 )  # fmt: skip
 
 
@@ -115,6 +120,8 @@ def save(
         config = {
             "format": "demur-guard",
             "format_version": 1,
+            "name": convert_value(guard.name, GuardName, "name"),
+            "version": convert_value(guard.version, PositiveInt, "version"),
             "model": model,
             "image": _image_config(guard, rebuilt=model["net"] is not None),
             "class_names": list(guard.class_names),
@@ -268,7 +275,7 @@ def _guard_of(
         loaded, scores, shape, tuple(names), float(config["temperature"]), image["resize"],
         None if normalised_inside else mean, None if normalised_inside else std,
         config["calibration"], tuple(config["figures"]),
-        float(config["eps"]), built_from,
+        float(config["eps"]), built_from, config.get("name", "guard"), config.get("version", 1),
     )  # fmt: skip
 
 

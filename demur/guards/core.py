@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from demur.attacks.attack_model import Model
-from demur.errors import BadInput
+from demur.errors import BadInput, visible
 from demur.evaluate import LoadedRun
 from demur.evaluate.accepted_errors import aimed_rejector, clean_of, under_attack, worst_case_of
 from demur.evaluate.certificates import attack_under, attacked_cal
@@ -67,6 +67,8 @@ class Guard(BaseGuard):
         reported_rates: Rates on other images, such as attacked ones, for the model card.
         eps: Linf radius at which the service's page attacks an image.
         built_from: The specs that rebuild the model, or None for a foreign one.
+        name: What the guard is called in answers, logs and metrics.
+        version: Its number; recalibration counts it up.
 
     Example:
         >>> import torch
@@ -122,7 +124,8 @@ class Guard(BaseGuard):
         tpr: float | None = None, coverage: float | None = None, risk: float | None = None,
         confidence: float = 0.95, class_names: Sequence[str] | None = None,
         resize: bool | None = None, device: str = "auto", data_folder: Path | None = None,
-        accept_chance: bool = False, under: str = "clean",
+        accept_chance: bool = False, under: str = "clean", name: str | None = None,
+        version: int = 1,
     ) -> "Guard":  # fmt: skip
         """Make a guard from a trained run, calibrated on the cal images of its data set.
 
@@ -140,6 +143,8 @@ class Guard(BaseGuard):
             data_folder: Folder of the data set.
             accept_chance: Make a guard of a net that is not shown to be better than chance.
             under: "clean", or "worst-score" to guarantee a risk under that attack.
+            name: Name of the guard; None takes that of the run.
+            version: Number of the guard.
 
         Returns:
             The guard, whose model card has the figures of the run's records. BadInput is raised
@@ -176,6 +181,7 @@ class Guard(BaseGuard):
             calibration=calibrated.figures | {"chance_test": chance.to_json()},
             reported_rates=_record_rates(loaded, scores),
             eps=recipe.data.threat.linf, built_from=BuiltFrom(recipe.net, recipe.method.head),
+            name=name or visible(loaded.run.name)[:64], version=version,
         )  # fmt: skip
 
     def save_pretrained(
@@ -237,7 +243,8 @@ def guard(
     confidence: float = 0.95, x_fit: Any = None, y_fit: Any = None,
     class_names: Sequence[str] | None = None, mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None, resize: bool = False, temperature: float | None = None,
-    eps: float = 8 / 255, built_from: tuple[NetSpec, Head] | None = None,
+    eps: float = 8 / 255, built_from: tuple[NetSpec, Head] | None = None, name: str = "guard",
+    version: int = 1,
 ) -> Guard:  # fmt: skip
     """Calibrate a rejector of any classifier on held-out images and return the guard.
 
@@ -262,6 +269,8 @@ def guard(
         temperature: Softmax temperature of the class probabilities; None takes the rejector's.
         eps: Linf radius at which the service's page attacks an image.
         built_from: The net and head specs that the model was built from.
+        name: Name of the guard in answers, logs and metrics.
+        version: Number of the guard.
 
     Returns:
         The guard. Uncertified is raised if a risk cannot be certified.
@@ -279,8 +288,8 @@ def guard(
     check_readable(spec)
     uncalibrated = _uncalibrated_guard(model, x_cal, mean, std)
     spec, uncalibrated = _with_columns(uncalibrated, x_fit, y_fit, spec)
-    out, y = _outputs(uncalibrated, x_cal, y_cal)
-    fit = None if x_fit is None else lambda: _outputs(uncalibrated, x_fit, y_fit)
+    out, y = outputs_of(uncalibrated, x_cal, y_cal)
+    fit = None if x_fit is None else lambda: outputs_of(uncalibrated, x_fit, y_fit)
     found = calibrate(spec, fit_rejector(spec, fit), out, y, guarantee, confidence)
     return replace(
         uncalibrated, scores=on_device(found.scores, uncalibrated.device),
@@ -288,7 +297,7 @@ def guard(
         class_names=_names(class_names, out.logits.shape[1]), resize=resize,
         eps=float(convert_value(eps, UnitInterval, "eps")),
         temperature=_temperature(temperature, spec),
-        built_from=BuiltFrom(*built_from) if built_from else None,
+        built_from=BuiltFrom(*built_from) if built_from else None, name=name, version=version,
     )  # fmt: skip
 
 
@@ -299,7 +308,7 @@ def _with_columns(guard: Guard, x_fit: Any, y_fit: Any, spec: Rejector) -> tuple
         if x_fit is None:
             raise BadInput(f"{show(spec)} is fitted to images; give x_fit and y_fit")
         x = read_images(x_fit, guard.shape, resize=False).x
-        return guard.net_output, x, *_outputs(guard, x_fit, y_fit)
+        return guard.net_output, x, *outputs_of(guard, x_fit, y_fit)
 
     fitted = fit_on_images(spec, images)
     columns = tuple(GuardScore(one, one, -math.inf) for one in image_rejectors(fitted))
@@ -358,8 +367,8 @@ def _shape_of(x_cal: Any) -> Shape:
     return (c, a, b) if channels_last else (a, b, c)
 
 
-def _outputs(guard: Guard, images: Any, labels: Any) -> tuple[Output, Tensor]:
-    """Outputs for images and their labels, on the CPU; BadInput if they do not match."""
+def outputs_of(guard: Guard, images: Any, labels: Any) -> tuple[Output, Tensor]:
+    """Return outputs for images and their labels, on the CPU; BadInput if they do not match."""
     x = read_images(images, guard.shape, resize=False).x
     if labels is None:
         raise BadInput("labels are missing; give one per image")

@@ -10,6 +10,7 @@ guards imports this file alone.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from demur.attacks.attack_model import Model
+from demur.files.atomic import tensor_digest
 from demur.files.image_files import MAX_PIXELS
 from demur.guards.calibration import GuardScore
 from demur.guards.inputs import Shape, read_images
@@ -32,7 +34,8 @@ from demur.rejectors.image_scores import (
     values_on_images,
     with_columns,
 )
-from demur.rejectors.rule import Rule
+from demur.rejectors.rule import FittedScore, Rule
+from demur.spec import show
 
 BATCH_SIZE = 256
 
@@ -112,6 +115,8 @@ class BaseGuard:
     reported_rates: tuple[dict[str, Any], ...] = ()
     eps: float = 8 / 255
     built_from: BuiltFrom | None = None
+    name: str = "guard"
+    version: int = 1
 
     def __post_init__(self) -> None:
         specs, rejectors = with_columns(tuple(part.rejector for part in self.scores))
@@ -119,6 +124,29 @@ class BaseGuard:
             own = zip(self.scores, specs, strict=True)
             bound = (p._replace(score=s) if isinstance(s, ImageColumn) else p for p, s in own)
             object.__setattr__(self, "scores", tuple(bound))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of what decides: weights, scores, thresholds, preprocessing, class names."""
+        tensors = self.model.state_dict() if isinstance(self.model, nn.Module) else {}
+        fitted = [part.score for part in self.scores if isinstance(part.score, FittedScore)]
+        for number, score in enumerate(fitted):
+            tensors |= {f"{number}.{name}": value for name, value in score.named_buffers()}
+        rule = [(show(part.rejector, full=True), part.threshold) for part in self.scores]
+        text = repr((
+            self.shape, self.class_names, self.temperature, self.resize, self.mean, self.std, rule,
+        ))  # fmt: skip
+        return tensor_digest(tensors, text).hex()
+
+    @property
+    def identity(self) -> str:
+        """Name, version and the first digits of the digest."""
+        return f"{self.name} {self.version} ({self.digest[:12]})"
+
+    @property
+    def rule_text(self) -> str:
+        """The scores with their thresholds."""
+        return " and ".join(f"{part.name} >= {part.threshold:.6g}" for part in self.scores)
 
     @property
     def summary(self) -> str:
@@ -128,8 +156,8 @@ class BaseGuard:
         return f"{accuracy}. It accepts {coverage:.1%} of the calibration images."
 
     def __repr__(self) -> str:
-        names = " and ".join(f"{s.name} >= {s.threshold:.6g}" for s in self.scores)
-        return f"Guard({len(self.class_names)} classes, images {self.shape}, accepts {names})"
+        shown = f"{len(self.class_names)} classes, images {self.shape}, accepts {self.rule_text}"
+        return f"Guard({shown})"
 
     def __call__(
         self, images: Any, batch_size: int = BATCH_SIZE, max_pixels: int = MAX_PIXELS

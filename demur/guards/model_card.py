@@ -75,6 +75,7 @@ def _inputs(guard: BaseGuard) -> list[str]:
         "an error.",
         f"- Classes: {', '.join(shown)}{f' and {more} more' if more else ''}.",
         f"- Class probabilities: softmax at temperature {guard.temperature:g}.",
+        f"- This guard: {_plain(guard.name)}, version {guard.version}, digest `{guard.digest}`.",
     ]  # fmt: skip
 
 

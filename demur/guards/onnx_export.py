@@ -112,6 +112,7 @@ def _with_defaults(onnx: Any, model: Any, guard: BaseGuard) -> bytes:
     values = np.array(guard.thresholds, dtype=np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(values, "thresholds"))
     texts = {
+        "guard": guard.identity,
         "class_names": "\n".join(guard.class_names),
         "score_names": "\n".join(part.name for part in guard.scores),
     }

@@ -124,7 +124,9 @@ class DriftMonitor:
 class Metrics:
     """Requests, images, rejections and drift since the start, in the library of Prometheus."""
 
-    def __init__(self, monitor: DriftMonitor, calibration_rejection_rate: float) -> None:
+    def __init__(
+        self, monitor: DriftMonitor, calibration_rejection_rate: float, guard: str = ""
+    ) -> None:
         self.monitor, self.calibration_rejection_rate = monitor, calibration_rejection_rate
         self.lock = threading.Lock()
         self.recent: list[bool] = []  # rejections, the last WINDOW
@@ -139,6 +141,10 @@ class Metrics:
             "demur_request_seconds", "Time to answer a request.",
             buckets=BUCKETS, registry=self.registry,
         )  # fmt: skip
+        Gauge(
+            "demur_guard", "1 for the guard that is served.", ["guard"], registry=self.registry,
+            multiprocess_mode="max",
+        ).labels(guard).set(1)  # fmt: skip
         self.gauges = {
             name: Gauge(f"demur_{name}", text, registry=self.registry, multiprocess_mode=mode)
             for name, (mode, text) in GAUGES.items()

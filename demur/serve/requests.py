@@ -18,6 +18,7 @@ from demur.guards.inputs import Batch, read_images
 from demur.serve.batching import Overloaded
 from demur.serve.decoder import RequestError, kind_of
 from demur.serve.decoding import DecoderPool
+from demur.serve.logs import Level, LogFormat
 from demur.spec import Spec
 from demur.spec.field_types import Positive, PositiveInt
 
@@ -47,6 +48,10 @@ class Settings(Spec):
         token: Bearer token that requests must carry; None needs none.
         hosts: Names that the service has besides localhost, as in the Host header.
         mean_run_length: Images between false drift alarms, on average at least.
+        log_level: Least important lines that are logged: predictions are "info", what is wrong
+            with a request "warning", failures and drift alarms "error".
+        log_format: Lines as text (logfmt) or as JSON.
+        access_log: Whether requests without images are logged, too.
     """
 
     max_body: PositiveInt = 8 * MEGABYTE
@@ -62,6 +67,9 @@ class Settings(Spec):
     token: str | None = None
     hosts: tuple[str, ...] = ()
     mean_run_length: PositiveInt = 100_000
+    log_level: Level = "warning"
+    log_format: LogFormat = "text"
+    access_log: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

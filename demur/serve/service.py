@@ -34,10 +34,12 @@ from demur.errors import BadInput
 from demur.files.image_files import import_pillow
 from demur.files.web_hosts import LOOPBACK, refusal
 from demur.guards.core import Guard
+from demur.guards.decision import GuardResult
 from demur.serve import schema
 from demur.serve.batching import Batcher, ModelFailed, Overloaded, Rows, result_rows
 from demur.serve.decoder import RequestError
 from demur.serve.decoding import TOO_LATE
+from demur.serve.logs import make_logger, request_id
 from demur.serve.metrics import DriftMonitor, Metrics
 from demur.serve.requests import ImageReader, Settings
 
@@ -57,7 +59,7 @@ SECURITY = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
 )  # fmt: skip
-OPEN_PATHS = ("/health", *PAGE)  # without a token
+OPEN_PATHS = ("/health", "/ready", *PAGE)  # without a token
 COUNTED_PATHS = (  # others are counted together
     "/predict", "/attack", "/metrics", "/drift/reset", "/openapi.json", *OPEN_PATHS,
 )  # fmt: skip
@@ -74,13 +76,24 @@ class Service:
             calibration["score_edges"], calibration["score_counts"], settings.mean_run_length
         )
         accepted = (calibration.get("coverage") or {"value": 1.0})["value"]
-        self.metrics = Metrics(monitor, 1 - accepted)
-        self.batcher = Batcher(
-            guard, settings.max_batch, settings.max_queue, self.metrics.count_result
-        )
+        self.metrics = Metrics(monitor, 1 - accepted, guard.identity)
+        self.log = make_logger(settings.log_format, settings.log_level, guard.identity)
+        self.batcher = Batcher(guard, settings.max_batch, settings.max_queue, self._count)
         self.reader = ImageReader(guard, settings)
         self.attacker = ThreadPoolExecutor(1, thread_name_prefix="attack")
         self.requests = self.attacks = 0  # in progress
+
+    def _count(self, result: GuardResult) -> None:
+        """Count the decisions of a batch; log a new drift alarm."""
+        before = self.metrics.monitor.alarms
+        self.metrics.count_result(result)
+        if self.metrics.monitor.alarms > before:
+            self.log.error("drift alarm", **self.metrics.monitor.to_json())
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request with images would be queued now."""
+        return not self.batcher.closed and self.batcher.waiting < self.settings.max_queue
 
     def close(self) -> None:
         """Finish what is queued."""
@@ -122,6 +135,10 @@ class Service:
         batch, names = await self.reader.read(request, deadline)
         future = self.batcher.submit(batch.x, batch.notes, deadline - time.monotonic())
         rows = await self._answer(future)
+        request.scope["decisions"] = {
+            "accepted": [row["accepted"] for row in rows],
+            "scores": [row["scores"] for row in rows],
+        }
         return [{"file": name, **row} for name, row in zip(names, rows, strict=True)]
 
     async def attack(self, request: Request) -> dict[str, Any]:
@@ -158,6 +175,8 @@ class Service:
             await app(scope, receive, send)
             return
         start, self.requests, code = time.monotonic(), self.requests + 1, 0
+        headers, reason = Headers(scope=scope), None
+        number = request_id(headers.get("x-request-id"))
         path = scope["path"]  # not a Request's URL: Starlette may build it from the Host header
         limit = asyncio.timeout(self.settings.timeout)
 
@@ -165,26 +184,36 @@ class Service:
             nonlocal code
             if message["type"] == "http.response.start":
                 code = message["status"]
-                message["headers"] = [*message["headers"], *SECURITY]
+                own = (b"x-request-id", number.encode())
+                message["headers"] = [*message["headers"], *SECURITY, own]
                 with suppress(RuntimeError):  # it is over
                     limit.reschedule(None)  # the server closes connections that do not read
             await send(message)
 
         try:
             async with limit:
-                self.check_headers(Headers(scope=scope), path)
+                self.check_headers(headers, path)
                 if self.requests > self.settings.max_requests and path not in OPEN_PATHS:
                     raise Overloaded(self.batcher.retry_after)
                 await app(scope, receive, counted)
         except (RequestError, Overloaded) as error:
+            reason = getattr(error, "detail", "the service is overloaded")
             await problem(error)(scope, receive, counted)
         except TimeoutError:
+            reason = TOO_LATE
             if code == 0:
                 await problem(RequestError(503, TOO_LATE, retry(1)))(scope, receive, counted)
         finally:
             self.requests -= 1
             label = path if path in COUNTED_PATHS else "other"
-            self.metrics.count_request(label, code or 500, time.monotonic() - start)
+            code, seconds = code or 500, time.monotonic() - start
+            self.metrics.count_request(label, code, seconds)
+            values = {"request": number, "path": path, "code": code, "ms": round(1e3 * seconds, 1)}
+            if code >= 400:
+                write = self.log.error if code >= 500 else self.log.warning
+                write("not answered", reason=reason or "an error of demur", **values)
+            elif "decisions" in scope or self.settings.access_log:
+                self.log.info("answered", **values, **scope.get("decisions", {}))
 
     def health(self) -> dict[str, Any]:
         """State of the service as JSON values."""
@@ -192,6 +221,7 @@ class Service:
         return {
             "status": "drift" if drift["alarm"] else "ok",
             "version": demur.__version__,
+            "guard": guard.identity,
             "classes": len(guard.class_names),
             "summary": guard.summary,
             "images": self.metrics.images,
@@ -244,6 +274,7 @@ def create_app(guard: Guard, settings: Settings = Settings()) -> FastAPI:
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
+    guard = service.guard
     extra = {"requestBody": schema.BODY}
 
     @app.post(
@@ -254,7 +285,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     )
     async def predict(request: Request) -> Any:
         """Classify images and accept or reject each prediction."""
-        return {"predictions": await service.predict(request)}
+        return {"guard": guard.identity, "predictions": await service.predict(request)}
 
     @app.post(
         "/attack",
@@ -276,6 +307,13 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     async def health() -> Any:
         """Return the state of the service, the rejection rate and the drift test."""
         return service.health()
+
+    @app.get("/ready", responses=schema.HEADER_PROBLEMS)
+    async def ready() -> dict[str, bool]:
+        """Return whether images are taken now; 503 where the queue is full or the service ends."""
+        if not service.ready:
+            raise RequestError(503, "no image is taken now", retry(1))
+        return {"ready": True}
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=schema.HEADER_PROBLEMS)
     async def metrics() -> Any:
