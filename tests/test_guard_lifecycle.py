@@ -13,10 +13,11 @@ import demur
 from demur import GDA, BadInput, Consistency, Coupled, Guard, LoadedRun
 from demur.files.atomic import read_json, write_json
 from demur.guards.lifecycle import describe, differences, recalibrated
+from demur.rejectors import Rejector
 from demur.serve import create_app
 from tests.conftest import Command
 
-ONE_AND_TWO = ["Con", Coupled(), GDA(), Consistency(0.05, 2, 0.03)]
+ONE_AND_TWO: list[str | Rejector] = ["Con", Coupled(), GDA(), Consistency(0.05, 2, 0.03)]
 
 
 @pytest.fixture
@@ -47,13 +48,13 @@ def test_the_digest_is_that_of_what_decides(tiny_guard: Guard, tmp_path: Path) -
     assert set(differences(loaded, other)) == {"digest"}  # too small to see in the text
     assert replace(loaded, version=2).digest == loaded.digest
     with torch.no_grad():
-        next(loaded.model.parameters())[0] += 1e-6  # type: ignore[union-attr]
+        next(loaded.model.parameters())[0] += 1e-6  # type: ignore[attr-defined]
     assert replace(loaded, version=1).digest != tiny_guard.digest  # computed anew
 
 
 @pytest.mark.parametrize("rejector", ONE_AND_TWO, ids=str)
 def test_equal_images_give_equal_thresholds(
-    rejector: object, tiny_source: LoadedRun, images: tuple[torch.Tensor, torch.Tensor]
+    rejector: str | Rejector, tiny_source: LoadedRun, images: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     x_fit, y_fit = tiny_source.splits["fit"].batch(slice(0, 400))
     old = demur.guard(
@@ -62,7 +63,7 @@ def test_equal_images_give_equal_thresholds(
         rejector=rejector,
         coverage=0.7,
         x_fit=x_fit,
-        y_fit=y_fit,  # type: ignore[arg-type]
+        y_fit=y_fit,
     )
     new = recalibrated(old, *images, coverage=0.7)
     assert new.thresholds == old.thresholds

@@ -10,7 +10,7 @@ from PIL import Image
 
 from demur import Guard
 from demur.guards import predictions
-from demur.guards.files import find_images
+from demur.guards.files import Row, find_images, predict_files
 from demur.guards.predictions import write_predictions
 from tests.conftest import Command
 
@@ -57,9 +57,9 @@ def test_parts_of_a_stopped_command_are_used_again(
 ) -> None:
     paths, out, whole = find_images([str(photos)]), tmp_path / "a.csv", tmp_path / "b.csv"
     seen: list[Path] = []
-    predict = predictions.predict_files
+    predict = predict_files
 
-    def stopped(guard: Guard, some: list[Path]) -> list[predictions.Row]:
+    def stopped(guard: Guard, some: list[Path]) -> list[Row]:
         if len(seen) == 8:
             raise KeyboardInterrupt
         seen.extend(some)
