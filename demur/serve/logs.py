@@ -38,7 +38,7 @@ def make_logger(form: LogFormat, level: Level, guard: str) -> Any:
     ).bind(guard=guard)
 
 
-def _spelled_out(_logger: object, _method: str, values: dict[str, Any]) -> dict[str, Any]:
+def _spelled_out(_logger: Any, _method: str, values: Any) -> dict[str, Any]:
     """Control characters would reach the terminal of whoever reads the log."""
     return {name: visible(v) if isinstance(v, str) else v for name, v in values.items()}
 
