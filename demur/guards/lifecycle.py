@@ -21,6 +21,7 @@ from demur.guards.core import Guard, outputs_of
 from demur.guards.files import find_images
 from demur.guards.inputs import read_images
 from demur.rejectors import Coupled, ImageRejector
+from demur.rejectors.rule import as_score
 from demur.spec import show
 
 READ = 256  # files that are decoded at a time
@@ -101,13 +102,11 @@ def recalibrated(
         part.rejector if isinstance(part.rejector, ImageRejector) else part.score
         for part in guard.scores
     ]
-    specs = [part.rejector for part in guard.scores]
+    spec, fitted = guard.scores[-1].rejector, as_score(scores[-1])
     if len(scores) == 2:
-        spec, fitted = (
-            Coupled(gate, guard.thresholds[0], score) for gate, score in (specs, scores)
-        )
-    else:
-        (spec,), (fitted,) = specs, scores
+        gate_threshold = guard.thresholds[0]
+        spec = Coupled(guard.scores[0].rejector, gate_threshold, spec)
+        fitted = Coupled(scores[0], gate_threshold, fitted)
     found = calibrate(spec, fitted, out, y, guarantee_of(tpr, coverage, risk), confidence)
     return replace(
         guard, scores=on_device(found.scores, guard.device), calibration=found.figures,
