@@ -94,6 +94,18 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+class Supervisor(Multiprocess):
+    """uvicorn's supervisor, which lets new connections be refused while the processes end.
+
+    Otherwise they would wait for it and be reset at its end.
+    """
+
+    def terminate_all(self) -> None:
+        for listener in self.sockets:
+            listener.close()
+        super().terminate_all()
+
+
 def server_config(app: Callable[[], FastAPI], settings: Settings, **more: Any) -> uvicorn.Config:
     """The application that `app()` makes, with the settings of uvicorn that its limits need."""
     return uvicorn.Config(
@@ -135,7 +147,7 @@ def serve_many(
             partial(_loaded_app, load, settings), settings, workers=workers,
             timeout_worker_healthcheck=START_SECONDS,
         )  # fmt: skip
-        Multiprocess(config, [listener]).run()
+        Supervisor(config, [listener]).run()
 
 
 def _loaded_app(load: Callable[[], Guard], settings: Settings) -> FastAPI:
