@@ -13,9 +13,11 @@ from demur.errors import BadInput
 from demur.files.output_paths import output_folder
 
 guards = typer.Typer(
-    no_args_is_help=True, help="Look into a guard, compare two, choose thresholds on new images."
+    name="guard",
+    no_args_is_help=True,
+    help="Look into a guard, compare two, choose thresholds on new images.",
 )
-app.add_typer(guards, name="guard", hidden=True)  # demur export and the guides name it
+app.add_typer(guards, hidden=True)  # demur export and the guides name it
 
 
 @guards.command()
