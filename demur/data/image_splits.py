@@ -81,12 +81,8 @@ def assign_splits(
         to_divide = [i for i in of_class if entries[i].split in (None, "fit")]
         for name, part in _divide(to_divide, label, [s for s in SPLITS if s not in given]).items():
             chosen[name] += part
-    return SplitResult(
-        {name: sorted(part, key=lambda i: digests[i]) for name, part in chosen.items()},
-        notes,
-        classes,
-        leaks,
-    )
+    ordered = {name: sorted(part, key=lambda i: digests[i]) for name, part in chosen.items()}
+    return SplitResult(ordered, notes, classes, leaks)
 
 
 def _divide(
@@ -100,18 +96,18 @@ def _divide(
             f"the class {shorten(label)!r} has {len(images)} images for training and needs at "
             f"least {fewest}; add images or leave the class out"
         )
-    parts: dict[SplitName, list[int]] = {}
-    start = 0
+    parts, left = dict[SplitName, list[int]](), images
     for name in wanted:
         count = max(1, round(SHARES[name] * len(images)))
-        parts[name], start = images[start : start + count], start + count
-    return {**parts, "fit": images[start:]}
+        parts[name], left = left[:count], left[count:]
+    return {**parts, "fit": left}
 
 
 def _too_few_classes(classes: tuple[str, ...], notes: dict[int, str]) -> str:
     """Say why there are fewer than two classes."""
-    one = f"all images are in the class {classes[0]!r}" if classes else ""
-    found = one or "there is no class with a usable image"
+    found = "there is no class with a usable image"
+    if classes:
+        found = f"all images are in the class {classes[0]!r}"
     first = next(iter(notes.values()), "")
     left_out = f"; {len(notes)} files are left out, the first since {first}" if notes else ""
     return (
@@ -212,8 +208,8 @@ def report(
     if removed := {i: note for i, note in result.notes.items() if i not in faults}:
         sentences.append(_named("left out", entries, removed))
     kept = [pair for pair in result.leaks if not removed.keys() & set(pair)]
-    pairs = {IN_TWO_SPLITS: kept, LOOK_ALIKE: result.similar}
-    sentences += [s for what, some in pairs.items() if (s := pair_sentence(what, entries, some))]
+    for what, pairs in ((IN_TWO_SPLITS, kept), (LOOK_ALIKE, result.similar)):
+        sentences += [pair_sentence(what, entries, pairs)] if pairs else []
     if ignored:
         sentences.append(f"{ignored} without the suffix of an image ignored")
     largest, smallest = (pick(result.classes, key=sizes.__getitem__) for pick in (max, min))
