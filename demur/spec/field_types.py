@@ -81,7 +81,7 @@ def _convert_to_any(value: Any, kinds: tuple[Any, ...]) -> Any:
     raise TypeError
 
 
-def _convert_container(value: Any, container: type, kinds: tuple[Any, ...]) -> Any:
+def _convert_container(value: Any, container: Any, kinds: tuple[Any, ...]) -> Any:
     """A tuple, a list or a dictionary whose keys are words, with its values converted."""
     if not isinstance(value, container):
         raise TypeError

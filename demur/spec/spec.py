@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from fractions import Fraction
-from functools import cache
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 from typing import get_type_hints as type_hints
 
@@ -60,11 +59,15 @@ def renamed(**old: str) -> dict[str, Any]:
     return {"renamed": old}
 
 
-@cache
+_FIELD_TYPES: dict[type, dict[str, Any]] = {}
+
+
 def field_types(cls: type[Spec]) -> dict[str, Any]:
     """The declared type of each field."""
-    hints = type_hints(cls, include_extras=True)
-    return {f.name: hints[f.name] for f in fields(cls)}
+    if cls not in _FIELD_TYPES:
+        hints = type_hints(cls, include_extras=True)
+        _FIELD_TYPES[cls] = {f.name: hints[f.name] for f in fields(cls)}
+    return _FIELD_TYPES[cls]
 
 
 # ---------------------------------------------------------------------------------- writing
