@@ -273,7 +273,7 @@ def test_sentences_agree_with_the_rows(page: Page) -> None:
 
 
 def test_every_nonempty_group_is_shown(page: Page) -> None:
-    verdicts = Verdicts.of(page.results, page.scored[0])
+    verdicts = Verdicts(page.results, page.scored[0])
     nonempty = 0
     for group in GROUPS:
         count = int(verdicts.members(group)[:STORED].sum())
