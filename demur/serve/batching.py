@@ -67,7 +67,6 @@ class Batcher:
         self.jobs: deque[Job] = deque()
         self.waiting = 0  # images
         self.images_per_second = 0.0
-        self.batches = 0
         self.changed = threading.Condition()
         self.closed = False
         self.thread = threading.Thread(target=self._work, name="model", daemon=True)
@@ -136,7 +135,6 @@ class Batcher:
         seconds = max(time.monotonic() - start, 1e-6)
         speed, old = len(x) / seconds, self.images_per_second
         self.images_per_second = SMOOTHING * old + (1 - SMOOTHING) * speed if old else speed
-        self.batches += 1
         for job in jobs:
             job.future.set_result(rows[: len(job.x)])
             rows = rows[len(job.x) :]

@@ -235,7 +235,7 @@ def create_app(guard: Guard, settings: Settings = Settings()) -> FastAPI:
 
 def _add_routes(app: FastAPI, service: Service) -> None:
     post = partial(app.post, openapi_extra={"requestBody": schema.BODY})
-    switched_off = {404: {"model": schema.Problem, "description": "Switched off."}}
+    switched_off: schema.Problems = {404: {"model": schema.Problem, "description": "Switched off."}}
 
     @post("/predict", response_model=schema.Predictions, responses=schema.PROBLEMS)
     async def predict(request: Request) -> Any:
