@@ -66,13 +66,7 @@ class CorruptionSource:
 
 
 def find_source(folder: Path | None, name: str, released: bool = True) -> CorruptionSource:
-    """Return the source of a corruption.
-
-    Args:
-        folder: The data folder; None searches the default folders.
-        name: A corruption, of `CORRUPTIONS`.
-        released: Use a released file if there is one; they hold the test images of CIFAR-10.
-    """
+    """Return the source of a corruption: a released file if there is one and `released` is true."""
     path = _find(folder, f"{name}.npy") if released else None
     frost = _frost_textures(folder) if name == "frost" and path is None else None
     return CorruptionSource(name, path, frost)
@@ -91,14 +85,7 @@ def corrupted_sets(
 ) -> Iterator[CorruptedSet]:
     """Yield the test images under every corruption and severity, released ones first.
 
-    Args:
-        folder: The data folder; None searches the default folders.
-        names: Corruptions, of `CORRUPTIONS`.
-        severities: Of 1 to 5.
-        seed: For generated images.
-
-    Raises:
-        BadInput: A released file is damaged, or neither it nor CIFAR-10 is found.
+    BadInput is raised if a released file is damaged, or if neither it nor CIFAR-10 is found.
     """
     for name, severity in product(names, severities):
         check_request(name, severity)

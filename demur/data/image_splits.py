@@ -42,6 +42,11 @@ class SplitResult(NamedTuple):
     leaks: Pairs  # images in two given splits
     similar: Pairs = []  # images that look alike, in different splits or classes
 
+    @property
+    def ordered(self) -> list[tuple[SplitName, int]]:
+        """Every image with its split, one split after the other."""
+        return [(name, i) for name in SPLITS for i in self.chosen[name]]
+
 
 def assign_splits(
     entries: Sequence[Entry],
@@ -50,17 +55,10 @@ def assign_splits(
     faults: Mapping[int, str],
     keep: bool = False,
 ) -> SplitResult:
-    """Divide the readable entries into splits.
+    """Divide the readable entries into splits; `keep` keeps images that are in several.
 
-    Args:
-        entries: Names, classes and given splits.
-        digests: Digest of the pixels of each entry.
-        inputs: Digest of the pixels after resizing, which decide what is a duplicate.
-        faults: Why an entry cannot be read, by position.
-        keep: Keep images that are in several splits.
-
-    Raises:
-        BadInput: There are fewer than two classes, or a class has too few images.
+    `digests` are those of the pixels, `inputs` those after resizing, which decide what is a
+    duplicate. BadInput is raised for fewer than two classes, or a class with too few images.
     """
     readable = [i for i in range(len(entries)) if i not in faults]
     duplicates, leaks = exact_duplicates(entries, inputs, readable, keep)
