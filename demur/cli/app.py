@@ -175,8 +175,7 @@ class Visible:
 def _report_error(error: Exception) -> int:
     """Print why a command failed and return its exit code; raise what is a bug in demur."""
     if type(error).__name__ != "NoArgsIsHelpError":  # typer has printed the help of a group
-        sentence = error_message(error)
-        if sentence is None:
+        if (sentence := error_message(error)) is None:
             raise error
         sys.stderr.write(f"demur: {sentence}\n")
     return 2
@@ -218,12 +217,12 @@ def stop_message(words: list[str]) -> str:
     """
     if words[:1] == ["explore"]:  # Ctrl-C is how it ends
         return "stopped"
-    again = shlex.join(["demur", *words])
-    if _resumes(words) and "TORCHELASTIC_RUN_ID" in os.environ:  # set by torchrun
+    if not _resumes(words):
+        return "stopped; nothing is stored, and the same command starts from the beginning"
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # set by torchrun
         return "stopped; the same torchrun command resumes from what was finished"
-    if _resumes(words):
-        return f"stopped; the same command resumes from what was finished: {again}"
-    return "stopped; nothing is stored, and the same command starts from the beginning"
+    again = shlex.join(["demur", *words])
+    return f"stopped; the same command resumes from what was finished: {again}"
 
 
 def _resumes(words: list[str]) -> bool:
