@@ -9,7 +9,7 @@ The attacks run one after the other, each on the images on which no earlier one 
 
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -44,7 +44,7 @@ from demur.audits.ensemble_state import (
     MemberProgress,
     concat_states,
 )
-from demur.audits.flags import is_random, success_checks
+from demur.audits.flags import is_random, masking_checks, success_checks
 from demur.audits.image_parts import (
     ArrayWriter,
     Decisions,
@@ -108,7 +108,7 @@ class EnsembleEvaluation:
     ) -> None:
         check_model_engine(engine)
         self.engine = engine
-        self.on_masking = on_masking or OnMasking()
+        self.on_masking = on_masking or OnMasking(chain)
         self.chain, self.names, self.verbose, self.device = chain, list(names), verbose, device
         model = self.model = as_model(model)
         self.passes = 1  # that decide on an image, more for a randomised model
@@ -207,12 +207,18 @@ class EnsembleEvaluation:
 
     def _attack(self, x_orig: Tensor, y_orig: Tensor, options: PartOptions) -> EnsembleResult:
         """Run all attacks on images that fit into memory."""
-        bs = _batch_size(options.bs)
+        bs: Any = options.bs
+        if not (isinstance(bs, int) and bs >= 1):
+            raise BadInput(f"the batch size bs must be a whole number of at least 1, not {bs!r}")
         check_batch(x_orig, y_orig)
         with ExitStack() as stack:
             if self.engine != "plain":  # the checks would tune kernels for batches of their own
                 stack.enter_context(cudnn_benchmark(False))
-            model, x, y = stack.enter_context(self._checked(x_orig, y_orig))
+            device, given = device_for(self.model, x_orig, self.device), self.model
+            x, y = x_orig.to(device), y_orig.to(device)
+            if self.on_masking.rule is None:  # else the threshold is of the outputs as they are
+                given = with_logits(given, x, y)
+            model, x, y = stack.enter_context(checked(given, x, y))
             if not options.first:  # the first images decide for all parts
                 random, self.masking = is_random(model, x[:FINGERPRINT_IMAGES]), None
                 self.passes = PASSES if random or isinstance(self.chain, MeanChain) else 1
@@ -230,21 +236,19 @@ class EnsembleEvaluation:
             for member in range(len(self.chain.attacks)):
                 warnings += self._run(member, part, batch)
             warnings += self._run_on_masking(part)
-            attacked = decide_by_passes(
-                model, self.chain.criterion, chain_state.x_adv, y, bs, self.passes
-            )
-            checks = list[CheckResult]()
+            result = self._part(part, y.cpu(), clean)
             if options.sanity:
-                checks = self._sanity(model, x, y, chain_state.x_adv, clean.labels, bs)
-            result = self._part(part, y.cpu(), clean, attacked)
-            return replace(result, sanity=tuple(checks), warnings=tuple(dict.fromkeys(warnings)))
+                near, rule = {type(self).__name__: (self.chain, result.x_adv)}, self.on_masking.rule
+                found = foreign_checks(model, x, y, near, clean.labels, rule, bs, self.masking)
+                result = replace(result, sanity=tuple(found.checks))
+            return replace(result, warnings=tuple(dict.fromkeys(warnings)))
 
-    def _part(
-        self, part: PartRun, y: Tensor, clean: Decisions, attacked: Decisions
-    ) -> EnsembleResult:
+    def _part(self, part: PartRun, y: Tensor, clean: Decisions) -> EnsembleResult:
         """Return what the attacks found on images that fit into memory."""
         (chain, names), criterion = self._members(), self.chain.criterion
-        broken_by, (ball,) = part.chain_state.broken_by.cpu(), self.chain.attacks[0].balls()
+        at = part.chain_state.x_adv, part.batch.y, part.options.bs
+        attacked = decide_by_passes(part.model, criterion, *at, self.passes)
+        broken_by, ball = part.chain_state.broken_by.cpu(), self.on_masking.ball
         left, blind = broken_by == NOT_BROKEN, self.on_masking.attacks
         members = tuple(
             Member(
@@ -268,16 +272,6 @@ class EnsembleEvaluation:
             kinds=attacked.kinds, clean_kinds=clean.kinds,
         )  # fmt: skip
 
-    def _checked(
-        self, x: Tensor, y: Tensor
-    ) -> AbstractContextManager[tuple[CheckedModel, Tensor, Tensor]]:
-        """Return the checked model and the images on its device, as `checked` does."""
-        device = device_for(self.model, x, self.device)
-        x, y = x.to(device), y.to(device)
-        if isinstance(self.chain.criterion, RuleCriterion):  # its threshold is of the outputs
-            return checked(self.model, x, y)
-        return checked(with_logits(self.model, x, y), x, y)
-
     def _first_warnings(
         self, model: CheckedModel, clean: Decisions, x: Tensor, y: Tensor
     ) -> list[str]:
@@ -295,12 +289,14 @@ class EnsembleEvaluation:
 
     def _run_on_masking(self, part: PartRun) -> list[str]:
         """Run the attacks on masking if there are signs of it; return warnings."""
-        masking, after, first = self.on_masking, len(self.chain.attacks), slice(FINGERPRINT_IMAGES)
+        masking, after = self.on_masking, len(self.chain.attacks)
         signs = square_signs(self.names, part.chain_state)
         needed = bool(masking.attacks) and len(part.chain_state.remaining(after)) > 0
         if needed:
             if self.masking is None:
-                self.masking = masking.checks(part.model, part.batch.x[first], part.batch.y[first])
+                self.masking = masking_checks(
+                    part.model, part.batch.x, part.batch.y, masking.ball, masking.rule
+                )
             signs = [*(check.kind for check in self.masking if check.flags), *signs]
         warnings = [_warn(f"gradients may be masked: {sign}") for sign in signs]
         for member, name in enumerate(masking.attacks, after):
@@ -333,14 +329,6 @@ class EnsembleEvaluation:
         part.seconds[name] = perf_counter() - started
         self._log(f"after {name}: {self._summary(chain_state)} ({part.seconds[name]:.1f} s)")
         return []
-
-    def _sanity(
-        self, model: CheckedModel, x: Tensor, y: Tensor, x_adv: Tensor, before: Tensor, bs: int
-    ) -> list[CheckResult]:
-        criterion = self.chain.criterion
-        rule = criterion if isinstance(criterion, RuleCriterion) else None
-        attacked = {type(self).__name__: (self.chain, x_adv)}
-        return foreign_checks(model, x, y, attacked, before, rule, bs, self.masking).checks
 
     def _summary(self, chain_state: ChainState) -> str:
         robust, count = int((chain_state.broken_by == NOT_BROKEN).sum()), len(chain_state.broken_by)
@@ -422,7 +410,7 @@ class AutoAttack(EnsembleEvaluation):
             chain = Chain(tuple(spec.member(name, RESTARTS.get(name, 1)) for name in names))
         else:
             names, chain = list(spec.members()), spec.chain()
-        on_masking = OnMasking.after(chain, version, seed, surrogate)
+        on_masking = OnMasking(chain, version, seed, surrogate)
         super().__init__(model, chain, names, verbose, device, engine, on_masking)
 
     @property
@@ -487,11 +475,5 @@ class RejectAutoAttack(EnsembleEvaluation):
             ball_by_name(norm, eps), criterion, version=chosen, seed=seed
         )
         chain, names = spec.chain(), list(spec.members())
-        on_masking = OnMasking.after(chain, version, seed, surrogate)
+        on_masking = OnMasking(chain, version, seed, surrogate)
         super().__init__(model, chain, names, verbose, device, engine, on_masking)
-
-
-def _batch_size(bs: Any) -> int:
-    if isinstance(bs, int) and bs >= 1:
-        return bs
-    raise BadInput(f"the batch size bs must be a whole number of at least 1, not {bs!r}")

@@ -39,7 +39,6 @@ class Counts(NamedTuple):
 
     @property
     def accepted_correct(self) -> IntArray:
-        """Accepted correct predictions, K."""
         return self.accepted - self.accepted_wrong
 
 
