@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -265,7 +265,7 @@ class _Audit:
             return outputs_in_batches(own, x, self.bs, self.at)
 
     def freeze(
-        self, rejector: Rejector, images: Images, cal: Images | None, at: float | None, tpr: float
+        self, rejector: Any, images: Images, cal: Images | None, at: float | None, tpr: float
     ) -> tuple[AcceptedError, str, Images]:
         """Return the rejector with its threshold, a sentence about it, and the images to attack."""
         origin = "given"
@@ -302,22 +302,22 @@ class _Audit:
 
     def attacks(self, criterion: AcceptedError | None) -> list[EnsembleEvaluation]:
         """Return the ensembles: on the classifier and, with a rejector, two on both."""
-        first = (self.model, self.norm, self.eps, self.seed, self.verbose)
+        given = (self.norm, self.eps, self.seed, self.verbose)
         members = FAST if self.version == "fast" else ()
         of_classifier = "custom" if members else self.version
         attacks: list[EnsembleEvaluation] = [
-            AutoAttack(*first, members, of_classifier, self.device)
+            AutoAttack(self.model, *given, members, of_classifier, self.device)
         ]
         if criterion is not None:
-            model, *others = first
-            attacks.append(RejectAutoAttack(model, criterion, *others, self.version, self.device))
+            on_both = RejectAutoAttack(self.model, criterion, *given, self.version, self.device)
             rejected = Rejected(criterion.rejector, criterion.threshold)
             chain = ForceRejectionEnsemble(self.ball, rejected, seed=self.seed).chain()
             kept = {"fast": slice(1), "black-box": slice(1, 2)}.get(self.version, slice(2))
             chain, names = replace(chain, attacks=chain.attacks[kept]), ["apgd", "square"][kept]
             if self.version == "rand":
                 chain, names = rand_chain(self.ball, rejected, self.seed), list(RAND)
-            attacks.append(ForcedRejections(model, chain, names, self.verbose, self.device))
+            shared = chain, names, self.verbose, self.device
+            attacks += [on_both, ForcedRejections(self.model, *shared)]
         return attacks
 
     def run(self, attack: EnsembleEvaluation, x: Tensor, y: Tensor) -> EnsembleResult:
@@ -416,11 +416,12 @@ def audit(
         >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).eval()
         >>> report = demur.audit(net, x, y, eps=0.1, version="fast")
     """
+    at, pair = cast(Any, (threshold, cal))
     if rejector is None and threshold is not None:
         raise BadInput("a threshold belongs to a rejector; give rejector=Con(), or leave it out")
-    if threshold is not None and not isinstance(threshold, Real):
+    if at is not None and not isinstance(at, Real):
         raise BadInput(f"the threshold must be a number, not {threshold!r}")
-    if cal is not None and not (isinstance(cal, tuple | list) and len(cal) == 2):
+    if cal is not None and not (isinstance(pair, tuple | list) and len(pair) == 2):
         raise BadInput("cal must be a pair (images, labels)")
     name = name or (model if isinstance(model, str) else type(model).__name__)
     task = _Audit(

@@ -108,16 +108,24 @@ def issue(
     Returns:
         The certificate. Uncertified is raised if no threshold gives the guarantee.
     """
-    run = loaded.run
-    ((name, rejector),) = rejectors_named(name, run.recipe).items()
+    ((name, rejector),) = rejectors_named(name, loaded.run.recipe).items()
     rejector = loaded.fitted(rejector)
     cal = attacked_cal(loaded, label, attack, tuple(image_rejectors(rejector)))
     binding = ThresholdResolver(loaded.clean, loaded.device)
     found = certify_record(rejector, cal, guarantee, confidence, binding)
     about = {"rejector": name, "rejector_spec": score_key(rejector), "fitted": binding.fitted}
     certificate = IssuedCertificate(about | _metadata(loaded, found, cal))
-    with run.writing():
-        return _write_or_read(_path(run, certificate), certificate)
+    with loaded.run.writing():
+        path = _path(loaded.run, certificate.metadata)
+        if not path.exists():
+            write_json(path, certificate.metadata)
+            return certificate
+        stored = IssuedCertificate(read_metadata(path, CERTIFICATE, REMEDY))
+        if stored.thresholds != certificate.thresholds:
+            raise BadInput(
+                f"{path} has the same guarantee with other thresholds; delete it to make another"
+            )
+        return stored
 
 
 def certify_record(
@@ -147,30 +155,15 @@ def attack_under(loaded: LoadedRun, label: str, name: AnyName) -> tuple[str, Att
     return label, replace(spec, rejector=rejector)
 
 
-def _write_or_read(path: Path, certificate: IssuedCertificate) -> IssuedCertificate:
-    """Write a certificate, or read an equal one; BadInput if the stored thresholds differ."""
-    if not path.exists():
-        write_json(path, certificate.metadata)
-        return certificate
-    stored = IssuedCertificate(read_metadata(path, CERTIFICATE, REMEDY))
-    if stored.thresholds != certificate.thresholds:
-        raise BadInput(
-            f"{path} has the same guarantee with other thresholds; delete it to make another"
-        )
-    return stored
-
-
 def issued_certificates(run: Run) -> list[IssuedCertificate]:
     """Certificates of the run's weights, sorted by rejector and guarantee."""
     found = [
         IssuedCertificate(read_metadata(path, CERTIFICATE, REMEDY))
         for path in (run.path / "certificates").glob("*.json")
     ]
-    weights = run.checkpoint["weights"]
-    own = [one for one in found if one.metadata["weights"] == weights]
-    return sorted(
-        own, key=lambda one: (one.rejector, one.metadata["guarantee"], one.metadata["on"])
-    )
+    own = [one for one in found if one.metadata["weights"] == run.checkpoint["weights"]]
+    order = ("rejector", "guarantee", "on")
+    return sorted(own, key=lambda one: [one.metadata[key] for key in order])
 
 
 def retest(
@@ -189,12 +182,10 @@ def retest(
     among = {"risk": accept, "tpr": correct, "coverage": np.ones_like(accept)}[quantity]
     counted = ~correct if quantity == "risk" else accept
     hits, trials = int((counted & among).sum()), int(among.sum())
-    level, is_upper_bound = float(certificate.metadata["level"]), quantity == "risk"
-    interval = Interval(
-        float(lower_bound(hits, trials, 0.025)), float(upper_bound(hits, trials, 0.025))
-    )
+    level, bounds = float(certificate.metadata["level"]), (lower_bound, upper_bound)
+    interval = Interval(*(float(bound(hits, trials, 0.025)) for bound in bounds))
     observed = hits / trials if trials else None
-    verdict = _verdict(observed, interval, level, is_upper_bound)
+    verdict = _verdict(observed, interval, level, is_upper_bound=quantity == "risk")
     return Retest(
         str(certificate.metadata["sentence"]), record.label, certificate.covers(record), quantity,
         level, observed, interval, hits, trials, float(accept.mean()), verdict,
@@ -280,9 +271,8 @@ def _metadata(loaded: LoadedRun, found: Certificate, cal: Record) -> dict[str, A
     }
 
 
-def _path(run: Run, certificate: IssuedCertificate) -> Path:
+def _path(run: Run, values: dict[str, Any]) -> Path:
     """Path of a certificate: one file per rejector, guarantee, confidence and attack."""
-    values = certificate.metadata
     parts = (values["rejector"], values["guarantee"], f"{values['confidence']:g}", values["on"])
     name = re.sub(r"[^A-Za-z0-9.]+", "-", "_".join(parts)).strip("-")[:100]
     exact = (values["rejector_spec"], values["attack"], values["cal_record"], *parts)
