@@ -359,8 +359,9 @@ class _Audit:
                 for attack, result in zip(attacks[:2], results, strict=False)
             }
             before, masking = results[0].clean_labels[: len(some)], attacks[last].masking
-            found = foreign_checks(own, some, labels, near, before, criterion, self.bs, masking)
-        sanity = [*found.checks, *(check for one in results[:2] for check in success_checks(one))]
+            given = near, before, criterion, self.bs, masking
+            checks, curve = foreign_checks(own, some, labels, *given)
+        sanity = [*checks, *(check for one in results[:2] for check in success_checks(one))]
         sanity.append(implausible(results[last], self.ball, self.data, self.claim))
         warnings = dict.fromkeys(sentence for one in results for sentence in one.warnings)
         threshold = criterion.threshold if criterion is not None else None
@@ -371,7 +372,7 @@ class _Audit:
         )  # fmt: skip
         return AuditReport(
             self.name, show(self.ball), rule, threshold, results[0], of_rejector[0],
-            of_rejector[1], tuple(sanity), tuple(warnings), self.claim, found.curve, made, x, worst,
+            of_rejector[1], tuple(sanity), tuple(warnings), self.claim, curve, made, x, worst,
         )  # fmt: skip
 
 

@@ -239,8 +239,8 @@ class EnsembleEvaluation:
             result = self._part(part, y.cpu(), clean)
             if options.sanity:
                 near, rule = {type(self).__name__: (self.chain, result.x_adv)}, self.on_masking.rule
-                found = foreign_checks(model, x, y, near, clean.labels, rule, bs, self.masking)
-                result = replace(result, sanity=tuple(found.checks))
+                checks, _ = foreign_checks(model, x, y, near, clean.labels, rule, bs, self.masking)
+                result = replace(result, sanity=tuple(checks))
             return replace(result, warnings=tuple(dict.fromkeys(warnings)))
 
     def _part(self, part: PartRun, y: Tensor, clean: Decisions) -> EnsembleResult:

@@ -89,9 +89,8 @@ def _folder(
     goes class by class.
     """
     source = open_source(data)
-    classes = {
-        name: number for number, name in enumerate(sorted({e.label for e in source.entries}))
-    }
+    names = sorted({entry.label for entry in source.entries})
+    classes = {name: number for number, name in enumerate(names)}
     rows = {
         split: [i for i, entry in enumerate(source.entries) if entry.split == split]
         for split in ("test", "cal", None)
