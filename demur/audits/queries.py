@@ -84,13 +84,10 @@ class MeteredFunction:
     def __call__(self, x: Array) -> Array:
         if self.queries.log is None:
             return np.concatenate([self._ask(x[rows]) for rows in _requests(x)])
-        keys = [self._key(image) for image in x]
-        found = [
-            self.log.execute("SELECT logits FROM answers WHERE key = ?", (key,)).fetchone()
-            for key in keys
-        ]
+        keys, read = [self._key(image) for image in x], "SELECT logits FROM answers WHERE key = ?"
+        found = [self.log.execute(read, (key,)).fetchone() for key in keys]
         answers = [None if row is None else np.frombuffer(row[0], np.float64) for row in found]
-        missing = np.array([i for i, answer in enumerate(answers) if answer is None], np.int64)
+        missing = np.array([i for i, row in enumerate(found) if row is None], np.int64)
         for part in _requests(x[missing]):
             for i, answer in zip(missing[part], self._ask(x[missing[part]]), strict=True):
                 answers[i] = answer

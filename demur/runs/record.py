@@ -81,21 +81,16 @@ OUTPUTS = (("logits", "aux"), ("scores", "correct"))  # a record has one pair
 
 def npz_bytes(arrays: Mapping[str, Tensor], compression: int = ZIP_DEFLATED) -> bytes:
     """Arrays as an npz file without time stamps, so that equal arrays give equal bytes."""
-    members = {f"{name}.npy": _npy_bytes(values) for name, values in arrays.items()}
-    unpacked = sum(map(len, members.values()))
-    buffer = io.BytesIO()
+    buffer, unpacked = io.BytesIO(), 0
     with ZipFile(buffer, "w") as file:
-        for name, member in members.items():
-            file.writestr(ZipInfo(name), member, compression)
+        for name, values in arrays.items():
+            member = io.BytesIO()
+            np.lib.format.write_array(member, values.numpy(), allow_pickle=False)
+            file.writestr(ZipInfo(f"{name}.npy"), member.getvalue(), compression)
+            unpacked += member.tell()
     content = buffer.getvalue()
     too_dense = unpacked > _max_unpacked(len(content))  # the reader would raise
     return npz_bytes(arrays, ZIP_STORED) if too_dense else content
-
-
-def _npy_bytes(values: Tensor) -> bytes:
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, values.numpy(), allow_pickle=False)
-    return buffer.getvalue()
 
 
 def read_npz(content: bytes, path: Path, remedy: str) -> dict[str, Tensor]:
@@ -125,8 +120,8 @@ def check_arrays(arrays: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> N
     scores = ("scores",) if metadata.get("scores") else ()
     of_scores = NOT_OF_CORRUPTIONS if is_corruption(metadata) else NOT_IN_SCORES_ONLY
     optional = () if "logits" in arrays else of_scores
-    always = [name for name in ALWAYS if name not in optional]
-    if missing := [name for name in (*always, *outputs, *scores) if name not in arrays]:
+    needed = [name for name in (*ALWAYS, *outputs, *scores) if name not in optional]
+    if missing := [name for name in needed if name not in arrays]:
         raise BadInput(f"the array {missing[0]!r} is missing")
     sizes = {"N": metadata["n"], "S": len(metadata.get("scores", ()))}
     for name, array in arrays.items():
@@ -135,9 +130,8 @@ def check_arrays(arrays: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> N
                 raise BadInput(f"{name} has {size} where {sizes[letter]} are expected")
         if array.is_floating_point() and bool(array.isnan().any()):
             raise BadInput(f"{name} holds values that are not numbers")
-    classes = sizes.get("C", math.inf)
     labels = arrays["y"]
-    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+    if int(labels.min()) < 0 or int(labels.max()) >= sizes.get("C", math.inf):
         raise BadInput("y holds a label that is no class")
     if len(arrays["index"].unique()) < len(labels):
         raise BadInput("index holds an image twice")
@@ -175,10 +169,8 @@ def _check_directory(file: ZipFile, content: bytes) -> None:
 def _check_lzma(member: ZipInfo, content: bytes) -> None:
     """Raise BadInput if a member asks for a large LZMA dictionary."""
     header = content[member.header_offset :][:LOCAL_HEADER]
-    name_and_extra = int.from_bytes(header[26:28], "little") + int.from_bytes(
-        header[28:30], "little"
-    )
-    start = member.header_offset + LOCAL_HEADER + name_and_extra
+    name, extra = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
+    start = member.header_offset + LOCAL_HEADER + name + extra
     # two bytes each of version and length, one of settings, four of the dictionary's size
     dictionary = int.from_bytes(content[start + 5 : start + 9], "little")
     if dictionary > MAX_DICTIONARY:
@@ -228,24 +220,20 @@ class Record:
     metadata: dict[str, Any]
 
     def __repr__(self) -> str:
-        known = self.metadata.get
-        accuracy = f"{100 * self.correct.mean():.1f}%" if self._has_predictions else "unknown"
+        known, n = self.metadata.get, len(self.arrays.get("y", ()))
+        has_predictions = "correct" in self.arrays or {"logits", "aux"} <= {*self.arrays}
+        accuracy = f"{100 * self.correct.mean():.1f}%" if n and has_predictions else "unknown"
         shapes = (f"{name}{tuple(array.shape)}" for name, array in self.arrays.items())
         parts = (
-            f"Record({known('label')!r}, split={known('split')!r}, n={self._count}, "
-            f"accuracy={accuracy}, digest={str(known('digest'))[:12]!r},",
+            f"Record({known('label')!r}, split={known('split')!r}, n={n}, accuracy={accuracy}, "
+            f"digest={str(known('digest'))[:12]!r},",
             f"  arrays: {', '.join(shapes)},",
             f"  created {known('created')} on {known('device')})",
         )
-        return "\n".join(_shortened(part) for part in parts)
-
-    @property
-    def _has_predictions(self) -> bool:
-        return self._count > 0 and ("correct" in self.arrays or {"logits", "aux"} <= {*self.arrays})
-
-    @property
-    def _count(self) -> int:
-        return len(self.arrays.get("y", ()))
+        lines = (part.replace("\n", " ") for part in parts)
+        return "\n".join(
+            line if len(line) <= MAX_COLUMNS else f"{line[: MAX_COLUMNS - 3]}..." for line in lines
+        )
 
     @property
     def label(self) -> str:
@@ -302,12 +290,6 @@ class Record:
         if self.scores_only:
             return self.arrays["correct"].numpy()
         return (prediction(self.output) == self.y).numpy()
-
-
-def _shortened(line: str) -> str:
-    """The line without line breaks and cut to MAX_COLUMNS."""
-    line = line.replace("\n", " ")
-    return line if len(line) <= MAX_COLUMNS else line[: MAX_COLUMNS - 3] + "..."
 
 
 def record_path(folder: Path, label: str, split: str, digest: str) -> Path:

@@ -256,12 +256,13 @@ def most_significant(
     Returns the smallest p-value, the rejector with its answers, and words about others that are
     significant, too; None if no rejector is.
     """
-    tested = [(mcnemar_p_value(a, b), -float(a.mean()), name, a, b) for name, a, b in found]
+    tested = [(mcnemar_p_value(a, b), name, a, b) for name, a, b in found]
     tested = [one for one in tested if one[0] < SIGNIFICANCE / len(found)]
     if not tested:
         return None
-    (p, _, name, first, second), *others = sorted(tested, key=lambda one: one[:3])
-    also = f"; the same with {joined_names([one[2] for one in others])}" if others else ""
+    ranked = sorted(tested, key=lambda one: (one[0], -float(one[2].mean()), one[1]))
+    (p, name, first, second), *others = ranked
+    also = f"; the same with {joined_names([one[1] for one in others])}" if others else ""
     return p, name, first, second, also
 
 
