@@ -54,10 +54,7 @@ class ThresholdResolver:
     fitted: dict[str, str] = field(default_factory=dict)
 
     def choose_threshold(self, score: Score, at: OperatingPoint) -> float:
-        """Threshold of a fitted score at an operating point, on clean images of its split.
-
-        Raises BadInput if the data set has no such split.
-        """
+        """Threshold of a fitted score at an operating point, on clean images of its split."""
         record = self.clean(at.split, *image_rejectors(score))
         return at.threshold(values(score, record), record.correct)
 

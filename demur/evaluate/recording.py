@@ -80,8 +80,7 @@ class RecordOptions:
     keep_features: bool = True
     rejectors: tuple[ImageRejector, ...] = ()
 
-    def check(self) -> None:
-        """Raise BadInput if a number is out of range."""
+    def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
             raise BadInput(f"batch_size must be at least 1, not {self.batch_size}")
         if self.keep_images < 0:
@@ -244,9 +243,8 @@ class LoadedRun:
         found = next((split for split in splits if split == name), None)
         if found is None:
             raise BadInput(f"no split is called {name!r}; {suggestion(name, splits)}")
-        if found not in self.run.recipe.data.splits:
-            data = show(self.run.recipe.data)
-            raise BadInput(f"{data} has no {name} images; train with split=held-out")
+        if found not in (data := self.run.recipe.data).splits:
+            raise BadInput(f"{show(data)} has no {name} images; train with split=held-out")
         return found
 
     def images(self, options: RecordOptions) -> Images:
@@ -286,8 +284,8 @@ class LoadedRun:
             for record in self.run.records(split):
                 if record.metadata.get("archive") and record.metadata["attack"] == digest(Clean()):
                     self._clean.setdefault(at, record)
-        known = self._clean[at].stored_scores if at in self._clean else None
-        if known is None or not {one.key for one in rejectors} <= {*known}:
+        needed = {one.key for one in rejectors}
+        if at not in self._clean or not needed <= {*self._clean[at].stored_scores}:
             options = RecordOptions(split, keep_images=0, rejectors=rejectors)
             self._clean[at] = run_attack(self, "clean", Clean(), options)
         return self._clean[at]
@@ -332,11 +330,11 @@ def run_attack(
         >>> record = run_attack(loaded, "pgd-3", attack, RecordOptions(n=20))
         >>> accuracy = record.correct.mean()
     """
-    options.check()
     here, images = distributed.current(), loaded.images(options)
     attack = loaded.fitted(attack)
     bound = resolve_thresholds(attack, loaded.clean, loaded.device)
-    making = _Recording(loaded, attack, images, options, bound)
+    rejectors = image_rejectors(attack, options.rejectors)
+    making = _Recording(loaded, attack, images, options, bound, rejectors)
     inputs, folder = making.inputs(), loaded.run.records_folder
     key = identity(**inputs)
     if (finished := here.broadcast(making.finished(key))) is not None:
@@ -372,6 +370,7 @@ class _Recording:
     images: Images
     options: RecordOptions
     bound: BoundSpec[Attack]
+    rejectors: list[ImageRejector]  # whose scores the record stores
 
     def inputs(self) -> dict[str, Any]:
         """Everything that determines a record; the digest of these values identifies it."""
@@ -395,11 +394,6 @@ class _Recording:
         elif loaded.precision != "fp32" and not isinstance(self.attack, Clean):
             inputs["precision"] = loaded.precision
         return inputs
-
-    @property
-    def rejectors(self) -> list[ImageRejector]:
-        """The image rejectors whose scores the record stores."""
-        return image_rejectors(self.attack, self.options.rejectors)
 
     def finished(self, key: str) -> Path | None:
         """Path of the finished record with all scores that are asked for; None without it."""

@@ -193,9 +193,6 @@ class RejectorEvaluation:
                 classes, instances or texts such as "myrej:Gini(power=2)".
             records: Records to score; None takes those of the test split. Rejectors are fitted if
                 one of them has features; otherwise their stored scores are read.
-
-        Returns:
-            The evaluation. `unavailable` names the rejectors that could not be fitted or read.
         """
         recipe, model = loaded.run.recipe, loaded.model_key
         if not isinstance(rejectors, Mapping):
@@ -222,18 +219,11 @@ class RejectorEvaluation:
         return StoredScore(self.texts[name]) if record.scores_only else self.scores[name]
 
     def score_record(self, record: Record, oracles: Mapping[str, FloatArray] = {}) -> ScoredRecord:
-        """Score a record with every rejector.
+        """Score a record with every rejector; oracles come last.
 
-        Args:
-            record: A record of the run.
-            oracles: Scores (N each) by name that use the labels; they get paper rows only.
-
-        Returns:
-            The record with its summary and its rows, oracles last.
-
-        Raises:
-            BadInput: The record lacks confidence, which other scores are compared with, or it is
-                of another model than the thresholds.
+        `oracles` are scores (N each) by name that use the labels; they get paper rows only.
+        BadInput is raised if the record lacks confidence, which other scores are compared with, or
+        is of another model than the thresholds.
         """
         if self.loaded is not None:
             if record.metadata.get("model") != self.loaded.model_key:

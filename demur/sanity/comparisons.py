@@ -227,7 +227,8 @@ def _more_errors(one: ParsedRecord, other: ParsedRecord) -> list[Flag]:
     """A flag if the weaker attack `one` causes significantly more errors than `other`."""
     ours, theirs = common_images(one, other)
     first, second = ~one.correct[ours], ~other.correct[theirs]
-    p = mcnemar_p_value(first, second)
+    if (p := mcnemar_p_value(first, second)) >= SIGNIFICANCE:
+        return []
     flag = Flag(
         BEATEN, (one.name, other.name),
         f"{one.name} leaves {share(~first)} of {len(first)} images correct, but {other.name}, "
@@ -235,7 +236,7 @@ def _more_errors(one: ParsedRecord, other: ParsedRecord) -> list[Flag]:
         f"Count an image as broken if either attack breaks it, and improve {other.name}: an "
         "objective that does not saturate, smaller steps, more restarts.",
     )  # fmt: skip
-    return [flag] if p < SIGNIFICANCE else []
+    return [flag]
 
 
 def _more_accepted_errors(

@@ -68,9 +68,7 @@ class Verification:
     def to_json(self) -> dict[str, Any]:
         """Return everything as JSON values."""
         findings = [one._asdict() for one in self.findings]
-        return {
-            "findings": findings, "checked": dict(self.checked), "unchecked": dict(self.unchecked)
-        }  # fmt: skip
+        return {"findings": findings, "checked": {**self.checked}, "unchecked": {**self.unchecked}}
 
     def lines(self) -> list[str]:
         """What was checked, and what was not: one line each."""
@@ -262,8 +260,8 @@ class _Task:
             values = read_metadata(path, CERTIFICATE, REMEDY)
             self.found.check(path, "counts of certificates", certificate_problem, values)
             if loaded is not None:
-                given = (values, loaded)
-                self.found.check(path, "records of certificates", certificate_problem, *given)
+                names = "records of certificates"
+                self.found.check(path, names, certificate_problem, values, loaded)
 
     def unfinished(self, run: Run) -> None:
         """Verify the state of a training that has not ended."""
@@ -308,9 +306,8 @@ def _check_state(path: Path) -> None:
         raise_damaged(path)
     x_adv, _, broken_by, tried = (tensors[name] for name in PROGRESS)
     check_images(x_adv)
-    if {len(tensors[name]) for name in PROGRESS} != {len(x_adv)} or bool(
-        ((broken_by < BROKEN_CLEAN) | (tried < 0)).any()
-    ):
+    same_length = {len(tensors[name]) for name in PROGRESS} == {len(x_adv)}
+    if not same_length or ((broken_by < BROKEN_CLEAN) | (tried < 0)).any():
         raise_damaged(path)
 
 
@@ -323,12 +320,10 @@ def _calibration_problem(config: dict[str, Any]) -> str:
     if problem := certificate_problem(certificate):
         return problem
     stated = {key: certificate[key] for key in ("sentence", "confidence")}
-    thresholds = [score["threshold"] for score in config["scores"]]
     if differs(calibration, stated) or certificate["pilot"] + certificate["n"] != n:
         return "sentence, confidence or number of images are not those of the certificate"
-    return "the thresholds are not those of the certificate" * differs(
-        thresholds, certificate["thresholds"]
-    )
+    other = differs([score["threshold"] for score in config["scores"]], certificate["thresholds"])
+    return "the thresholds are not those of the certificate" * other
 
 
 def _chance_problem(calibration: dict[str, Any]) -> str:
